@@ -1,0 +1,2 @@
+//! lacuna
+fn main() {}
