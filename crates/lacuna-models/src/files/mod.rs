@@ -1,0 +1,17 @@
+//! Model files: mapped, parsed in place, never copied.
+//!
+//! ```text
+//! path -> Mapping -> gguf::File or safetensors + config.json -> Tensors -> Tensor { bytes in the mapping }
+//! ```
+//!
+//! Every parser here treats its input as hostile: a malformed file is a typed error that says what to
+//! do, never a panic, and never an allocation larger than the file itself calls for.
+
+mod dtype;
+pub mod gguf;
+mod mapping;
+mod tensor;
+
+pub use dtype::{DType, UnknownDType};
+pub use mapping::{Error as MappingError, Mapping};
+pub use tensor::{Error as TensorError, Summary, Tensor, Tensors, TypeTotal};
