@@ -1,0 +1,259 @@
+//! Read-only bytes of a model file, mapped and shared.
+//!
+//! A [`Mapping`] is the only owner of file contents in this crate: parsers keep offsets into it and
+//! tensors keep a clone of it, so opening a model costs address space and page-table entries, not
+//! memory. Cloning is one reference count.
+//!
+//! # Safety
+//!
+//! This module opens `unsafe` for one call: mapping a file. `mmap` is unsafe because another process
+//! may change the file while we hold `&[u8]` to it.
+//!
+//! 1. *Lifetime.* The mapping lives in the same `Arc` as every slice handed out borrows from, and is
+//!    unmapped when the last clone goes; no pointer to it outlives that.
+//! 2. *Writability.* It is mapped read-only and private, from a regular file opened for reading, so
+//!    nothing in this process can write through it.
+//! 3. *Change underneath.* We cannot stop another process from changing the file, and do not promise
+//!    a meaningful result if one does. What we do promise: no parser trusts a second read to equal
+//!    the first (lengths are re-checked on every access, text is re-validated), and weights are only
+//!    ever read as plain numbers, for which every bit pattern is a value. A file that is *truncated*
+//!    while mapped makes later reads fail with `SIGBUS`, as for every program that maps files:
+//!    replace model files by renaming a new one over them, never in place.
+
+#![expect(
+    unsafe_code,
+    reason = "mapping a file is the one operation here the compiler cannot check"
+)]
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why a file could not be mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is nothing at this path.
+    #[error("{}: no such file; check the path", path.display())]
+    NotFound {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The file exists but cannot be opened or examined.
+    #[error("{}: cannot be read ({source}); check its permissions", path.display())]
+    Unreadable {
+        /// The path as given.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// A directory where a file is needed.
+    #[error("{}: is a directory, and a file is needed here", path.display())]
+    Directory {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// A pipe, socket or device: it has no contents that can be mapped.
+    #[error("{}: is not a regular file; save its contents to a file first", path.display())]
+    NotAFile {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// A file of zero bytes, usually what an interrupted copy leaves.
+    #[error("{}: is empty; download or copy it again", path.display())]
+    Empty {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The operating system refused to map the file.
+    #[error("{}: cannot be mapped into memory ({source})", path.display())]
+    Map {
+        /// The path as given.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+/// Immutable bytes, shared by reference count: a mapped file, or memory that stands in for one.
+///
+/// ```
+/// use lacuna_models::files::Mapping;
+///
+/// let bytes = Mapping::from(b"GGUF".to_vec());
+/// let other = bytes.clone(); // the same bytes, not a copy
+/// assert_eq!(bytes.as_ptr(), other.as_ptr());
+/// ```
+#[derive(Clone)]
+pub struct Mapping {
+    source: Arc<Source>,
+}
+
+enum Source {
+    File { map: memmap2::Mmap, path: PathBuf },
+    Owned(Vec<u8>),
+    Static(&'static [u8]),
+}
+
+impl Mapping {
+    /// Maps the regular file at `path`, following links.
+    ///
+    /// Costs no memory: pages are read when touched, and are clean, so the kernel may drop them.
+    ///
+    /// # Errors
+    /// Every [`Error`] variant; anything but a non-empty regular file is refused before it is opened,
+    /// so that a pipe cannot block the caller.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        check_kind(
+            path,
+            &std::fs::metadata(path).map_err(|e| unreadable(path, e))?,
+        )?;
+        let file = File::open(path).map_err(|e| unreadable(path, e))?;
+        check_kind(path, &file.metadata().map_err(|e| unreadable(path, e))?)?;
+        // SAFETY: (1) `Source` owns the mapping and slices borrow from it; (2) `Mmap::map` maps
+        // read-only and private; (3) contents are only re-read with checks, as the module explains.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|source| Error::Map {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self::new(Source::File {
+            map,
+            path: path.to_owned(),
+        }))
+    }
+
+    /// Stands in for a file with bytes that live as long as the program, such as `include_bytes!`.
+    pub fn from_static(bytes: &'static [u8]) -> Self {
+        Self::new(Source::Static(bytes))
+    }
+
+    /// The file behind the bytes, when there is one.
+    pub fn path(&self) -> Option<&Path> {
+        match &*self.source {
+            Source::File { path, .. } => Some(path),
+            Source::Owned(_) | Source::Static(_) => None,
+        }
+    }
+
+    fn new(source: Source) -> Self {
+        Self {
+            source: Arc::new(source),
+        }
+    }
+}
+
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &*self.source {
+            Source::File { map, .. } => map,
+            Source::Owned(bytes) => bytes,
+            Source::Static(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Mapping {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::new(Source::Owned(bytes))
+    }
+}
+
+impl std::fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mapping")
+            .field("path", &self.path())
+            .field("len", &self.len())
+            .finish()
+    }
+}
+
+fn check_kind(path: &Path, metadata: &std::fs::Metadata) -> Result<(), Error> {
+    let path = path.to_owned();
+    if metadata.is_dir() {
+        Err(Error::Directory { path })
+    } else if !metadata.is_file() {
+        Err(Error::NotAFile { path })
+    } else if metadata.len() == 0 {
+        Err(Error::Empty { path })
+    } else {
+        Ok(())
+    }
+}
+
+fn unreadable(path: &Path, source: io::Error) -> Error {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => Error::NotFound { path },
+        _ => Error::Unreadable { path, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_a_file_and_shares_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bytes");
+        std::fs::write(&path, b"some bytes").unwrap();
+        let mapping = Mapping::open(&path).unwrap();
+        let clone = mapping.clone();
+        drop(mapping);
+        assert_eq!(&clone[..], b"some bytes");
+        assert_eq!(clone.path(), Some(path.as_path()));
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_a_typed_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        assert!(matches!(Mapping::open(path), Err(Error::Directory { .. })));
+        assert!(matches!(
+            Mapping::open(&path.join("none")),
+            Err(Error::NotFound { .. })
+        ));
+        std::fs::write(path.join("empty"), b"").unwrap();
+        assert!(matches!(
+            Mapping::open(&path.join("empty")),
+            Err(Error::Empty { .. })
+        ));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_or_device_is_refused_without_blocking() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        if made.is_ok_and(|status| status.success()) {
+            assert!(matches!(Mapping::open(&pipe), Err(Error::NotAFile { .. })));
+        }
+        assert!(matches!(
+            Mapping::open(Path::new("/dev/null")),
+            Err(Error::NotAFile { .. })
+        ));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_without_read_permission_is_a_typed_error() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, b"x").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+        // A privileged user may read it anyway; then there is nothing to refuse.
+        if File::open(&path).is_err() {
+            assert!(matches!(
+                Mapping::open(&path),
+                Err(Error::Unreadable { .. })
+            ));
+        }
+    }
+}

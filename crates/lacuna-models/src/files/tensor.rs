@@ -1,0 +1,296 @@
+//! Tensors of a model file: a name, a shape, an element type, and bytes inside a mapping.
+//!
+//! [`Tensors`] is the table that every file format fills and every architecture reads. Nothing is
+//! copied: a [`Tensor`] holds a reference to the mapping and a range within it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::dtype::DType;
+use super::mapping::Mapping;
+
+/// Why a model cannot have the tensor it asks for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model has no tensor of this name.
+    #[error("tensor `{name}` is missing; the file is incomplete or of another architecture")]
+    Missing {
+        /// The name asked for.
+        name: String,
+    },
+    /// The tensor exists in an element type that cannot be computed with.
+    #[error(
+        "tensor `{name}` has type {found}, which is not supported; convert the model to \
+         f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k"
+    )]
+    UnsupportedType {
+        /// The tensor's name.
+        name: String,
+        /// Its type as the file calls it.
+        found: String,
+    },
+    /// The tensor's shape contradicts the model's metadata.
+    #[error(
+        "tensor `{name}` has shape {found:?} where {expected:?} is needed; the file is damaged or mislabelled"
+    )]
+    Shape {
+        /// The tensor's name.
+        name: String,
+        /// What the architecture needs, outermost dimension first.
+        expected: Vec<usize>,
+        /// What the file has, outermost dimension first.
+        found: Vec<usize>,
+    },
+}
+
+/// One tensor: shape, element type, and its bytes in a mapped file. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    name: Arc<str>,
+    dtype: DType,
+    shape: Arc<[usize]>,
+    data: Mapping,
+    range: Range<usize>,
+}
+
+impl Tensor {
+    /// The name in the file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How elements are stored.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Dimensions, outermost first: a matrix is `[rows, cols]`, and a row is contiguous.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The bytes, in file order; exactly what shape and element type call for.
+    pub fn bytes(&self) -> &[u8] {
+        &self.data[self.range.clone()]
+    }
+
+    /// Where in its file the bytes lie.
+    pub fn file_range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// The file (or memory) the bytes lie in.
+    pub fn mapping(&self) -> &Mapping {
+        &self.data
+    }
+
+    /// Whether the bytes start at a multiple of `alignment`, so that they can be viewed in place.
+    pub fn is_aligned(&self, alignment: usize) -> bool {
+        self.bytes().as_ptr().addr().is_multiple_of(alignment)
+    }
+}
+
+/// How a tensor is stored, as far as the file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Storage {
+    /// A type that can be computed with.
+    Known(DType),
+    /// Another type, by its name in the file.
+    Other(Box<str>),
+}
+
+impl Storage {
+    fn name(&self) -> &str {
+        match self {
+            Self::Known(dtype) => dtype.name(),
+            Self::Other(name) => name,
+        }
+    }
+}
+
+/// What a parser knows of a tensor; its range has been checked against the mapping.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) name: Arc<str>,
+    pub(super) storage: Storage,
+    pub(super) shape: Arc<[usize]>,
+    pub(super) data: Mapping,
+    pub(super) range: Range<usize>,
+}
+
+/// All tensors of a model, over all its files, in file order.
+#[derive(Clone, Debug, Default)]
+pub struct Tensors {
+    entries: Vec<Entry>,
+    /// Positions in `entries`, sorted by name.
+    by_name: Vec<usize>,
+}
+
+/// What [`Tensors::iter`] says of a tensor, whether or not its type is supported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary<'a> {
+    /// The name in the file.
+    pub name: &'a str,
+    /// The element type's name in lower case.
+    pub type_name: &'a str,
+    /// Dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// Bytes in the file.
+    pub bytes: usize,
+}
+
+/// Tensors of one element type, for `inspect`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeTotal {
+    /// The element type's name in lower case.
+    pub type_name: String,
+    /// How many tensors.
+    pub tensors: usize,
+    /// How many elements in all.
+    pub elements: u64,
+    /// How many bytes in all.
+    pub bytes: u64,
+}
+
+impl Tensors {
+    /// Builds the table; the error is the name that occurs twice.
+    pub(super) fn new(entries: Vec<Entry>) -> Result<Self, String> {
+        let mut by_name: Vec<usize> = (0..entries.len()).collect();
+        by_name.sort_unstable_by(|&a, &b| entries[a].name.cmp(&entries[b].name));
+        let twice = by_name
+            .windows(2)
+            .find(|pair| entries[pair[0]].name == entries[pair[1]].name);
+        match twice {
+            Some(pair) => Err(entries[pair[0]].name.to_string()),
+            None => Ok(Self { entries, by_name }),
+        }
+    }
+
+    /// The table of several files' tensors together; the error is the name that occurs twice.
+    pub(super) fn merge(parts: impl IntoIterator<Item = Self>) -> Result<Self, String> {
+        Self::new(parts.into_iter().flat_map(|part| part.entries).collect())
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none, as in a vocabulary-only file.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether a tensor of this name exists, in whatever type.
+    pub fn contains(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// The tensor of this name, or `None` when the model has none.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedType`] when it is stored in a type that cannot be computed with.
+    pub fn get(&self, name: &str) -> Result<Option<Tensor>, Error> {
+        self.find(name).map(tensor).transpose()
+    }
+
+    /// The tensor of this name.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], or as [`get`](Self::get).
+    pub fn require(&self, name: &str) -> Result<Tensor, Error> {
+        self.get(name)?.ok_or_else(|| Error::Missing {
+            name: name.to_owned(),
+        })
+    }
+
+    /// The tensor of this name, which must have this shape (outermost dimension first).
+    ///
+    /// # Errors
+    /// [`Error::Shape`], or as [`require`](Self::require).
+    pub fn require_shape(&self, name: &str, expected: &[usize]) -> Result<Tensor, Error> {
+        let tensor = self.require(name)?;
+        if tensor.shape() == expected {
+            return Ok(tensor);
+        }
+        Err(Error::Shape {
+            name: name.to_owned(),
+            expected: expected.to_vec(),
+            found: tensor.shape().to_vec(),
+        })
+    }
+
+    /// Every tensor in file order, supported or not.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Summary<'_>> {
+        self.entries.iter().map(|entry| Summary {
+            name: &entry.name,
+            type_name: entry.storage.name(),
+            shape: &entry.shape,
+            bytes: entry.range.len(),
+        })
+    }
+
+    /// Counts and bytes by element type, largest first.
+    pub fn by_type(&self) -> Vec<TypeTotal> {
+        let mut totals: Vec<TypeTotal> = Vec::new();
+        for tensor in self.iter() {
+            let elements = tensor.shape.iter().map(|&dim| dim as u64).product();
+            let bytes = tensor.bytes as u64;
+            match totals
+                .iter_mut()
+                .find(|total| total.type_name == tensor.type_name)
+            {
+                Some(total) => {
+                    total.tensors += 1;
+                    total.elements += elements;
+                    total.bytes += bytes;
+                }
+                None => totals.push(TypeTotal {
+                    type_name: tensor.type_name.to_owned(),
+                    tensors: 1,
+                    elements,
+                    bytes,
+                }),
+            }
+        }
+        totals.sort_by(|a, b| {
+            b.bytes
+                .cmp(&a.bytes)
+                .then_with(|| a.type_name.cmp(&b.type_name))
+        });
+        totals
+    }
+
+    /// Bytes of all tensors together.
+    pub fn total_bytes(&self) -> u64 {
+        self.entries
+            .iter()
+            .map(|entry| entry.range.len() as u64)
+            .sum()
+    }
+
+    fn find(&self, name: &str) -> Option<&Entry> {
+        let at = self
+            .by_name
+            .binary_search_by(|&i| (*self.entries[i].name).cmp(name))
+            .ok()?;
+        Some(&self.entries[self.by_name[at]])
+    }
+}
+
+fn tensor(entry: &Entry) -> Result<Tensor, Error> {
+    match &entry.storage {
+        Storage::Known(dtype) => Ok(Tensor {
+            name: Arc::clone(&entry.name),
+            dtype: *dtype,
+            shape: Arc::clone(&entry.shape),
+            data: entry.data.clone(),
+            range: entry.range.clone(),
+        }),
+        Storage::Other(found) => Err(Error::UnsupportedType {
+            name: entry.name.to_string(),
+            found: found.to_string(),
+        }),
+    }
+}
