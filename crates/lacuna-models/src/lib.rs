@@ -1,3 +1,19 @@
-//! Model files, tokenizers and architectures.
+//! Model files, tokenizers, chat templates, architectures and the forward pass.
+//!
+//! [`files::ModelFiles`] opens what is on disk, [`Model`] connects it, [`Model::forward`] computes.
+//! Nothing here keeps state between calls: KV caches and activations are passed in.
 
+pub mod architecture;
+mod config;
+mod decoder;
+mod error;
 pub mod files;
+mod model;
+mod scratch;
+mod weights;
+
+pub use config::{Config, Rope, RopeScaling};
+pub use decoder::{LogitRows, Segment};
+pub use error::{ConfigError, ForwardError, LoadError};
+pub use model::{Model, load_tokenizer};
+pub use scratch::{BatchLimits, Scratch};
