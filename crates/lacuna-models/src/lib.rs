@@ -1,1 +1,3 @@
-//! lacuna-models
+//! Model files, tokenizers and architectures.
+
+pub mod tokenizer;
