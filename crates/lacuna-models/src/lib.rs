@@ -10,6 +10,8 @@ mod error;
 pub mod files;
 mod model;
 mod scratch;
+pub mod template;
+pub mod tokenizer;
 mod weights;
 
 pub use config::{Config, Rope, RopeScaling};

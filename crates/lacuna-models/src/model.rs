@@ -6,10 +6,11 @@ use crate::architecture::Description;
 use crate::config::Config;
 use crate::decoder::{Decoder, Segment};
 use crate::error::{ForwardError, LoadError};
-use crate::files::ModelFiles;
+use crate::files::gguf::{self, FromValue};
+use crate::files::{Metadata, ModelFiles};
 use crate::scratch::Scratch;
 use crate::template::{ChatTemplate, Message, TemplateError};
-use crate::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+use crate::tokenizer::{GgufVocabulary, Special, Tokenizer};
 use crate::weights::{Names, Source};
 
 /// A loaded model. Immutable: KV caches and activations are passed in.
@@ -31,7 +32,8 @@ impl Model {
         let (description, names) = describe(&files)?;
         let source = Source::new(files.tensors(), names, &description);
         let decoder = Decoder::load(&description.config, &source)?;
-        let tokenizer = load_tokenizer(&files)?;
+        let mut tokenizer = load_tokenizer(&files)?;
+        tokenizer.pad_to(u32::try_from(description.config.vocabulary).unwrap_or(u32::MAX));
         let template = tokenizer.chat_template().map(ChatTemplate::new).transpose()?;
         Ok(Self { files, description, decoder, tokenizer, template })
     }
@@ -105,4 +107,53 @@ impl Model {
         let rendered = self.render(&[Message::user(text)])?;
         Ok(self.tokenizer.encode(&rendered, Special::RENDERED)?)
     }
+}
+
+/// The description of a model and how its tensors are named.
+fn describe(files: &ModelFiles) -> Result<(Description, Names), LoadError> {
+    Ok(match files.metadata() {
+        Metadata::Gguf(metadata) => {
+            let embedding = files.tensors().require("token_embd.weight")?;
+            let vocabulary = embedding.shape().first().copied().unwrap_or(0);
+            (Description::from_gguf(metadata, vocabulary)?, Names::Gguf)
+        }
+        Metadata::HuggingFace(folder) => (Description::from_huggingface(folder)?, Names::HuggingFace),
+    })
+}
+
+/// The tokenizer of a model, or of a file that holds a vocabulary and nothing else.
+///
+/// # Errors
+/// [`LoadError`], naming what is missing or not supported.
+pub fn load_tokenizer(files: &ModelFiles) -> Result<Tokenizer, LoadError> {
+    Ok(match files.metadata() {
+        Metadata::Gguf(metadata) => Tokenizer::from_gguf(&vocabulary(metadata)?)?,
+        Metadata::HuggingFace(folder) => Tokenizer::from_folder(folder.path())?,
+    })
+}
+
+fn vocabulary(metadata: &gguf::Metadata) -> Result<GgufVocabulary<'_>, gguf::Error> {
+    let model = metadata.require("tokenizer.ggml.model")?;
+    Ok(GgufVocabulary {
+        model,
+        pre: entry(metadata, "pre")?,
+        tokens: metadata.require("tokenizer.ggml.tokens")?,
+        token_types: entry(metadata, "token_type")?,
+        merges: entry(metadata, "merges")?,
+        scores: entry(metadata, "scores")?,
+        bos: entry(metadata, "bos_token_id")?,
+        eos: entry(metadata, "eos_token_id")?,
+        eot: entry(metadata, "eot_token_id")?,
+        eom: entry(metadata, "eom_token_id")?,
+        unknown: entry(metadata, "unknown_token_id")?,
+        padding: entry(metadata, "padding_token_id")?,
+        add_bos: entry(metadata, "add_bos_token")?,
+        add_eos: entry(metadata, "add_eos_token")?,
+        add_space_prefix: entry(metadata, "add_space_prefix")?,
+        chat_template: metadata.get("tokenizer.chat_template")?,
+    })
+}
+
+fn entry<'a, T: FromValue<'a>>(metadata: &'a gguf::Metadata, key: &str) -> Result<Option<T>, gguf::Error> {
+    metadata.get(&format!("tokenizer.ggml.{key}"))
 }

@@ -7,7 +7,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna::{AddSpecial, Engine, ParseSpecial};
+use lacuna::{Engine, Special};
 use serde::Serialize;
 
 use crate::cli::PerplexityArgs;

@@ -3,7 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::{Result, bail};
-use lacuna::{AddSpecial, Engine, Generation, KvReport, Limits, Message, Model, ParseSpecial, Session};
+use lacuna::{
+    AddSpecial, Engine, Generation, KvReport, Limits, Message, Model, ParseSpecial, Session, Special,
+};
 use serde::Serialize;
 
 use crate::cli::RunArgs;
@@ -55,7 +57,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     let text = text_or_stdin(args.prompt.as_deref())?;
     let prompt = if args.raw {
-        engine.model().tokenizer().encode(&text, Special::CONTINUED)?
+        raw_turn(engine.model(), &session, &text)?
     } else {
         let messages: Vec<Message> =
             args.system.as_deref().map(Message::system).into_iter().chain([Message::user(&text)]).collect();
@@ -97,11 +99,12 @@ fn ask(editor: &mut rustyline::DefaultEditor) -> Result<Option<String>> {
     }
 }
 
-/// Without a template, a turn simply continues the text so far.
+/// Without a template, a turn simply continues the text so far. Special tokens that are written in
+/// it count as such: whoever types at a terminal may.
 fn raw_turn(model: &Model, session: &Session, line: &str) -> Result<Vec<u32>> {
     let add = if session.tokens().is_empty() { AddSpecial::Yes } else { AddSpecial::No };
     let mut tokens = session.tokens().to_vec();
-    tokens.extend(model.tokenizer().encode(line, add, ParseSpecial::Yes)?);
+    tokens.extend(model.tokenizer().encode(line, Special { add, parse: ParseSpecial::Yes })?);
     Ok(tokens)
 }
 

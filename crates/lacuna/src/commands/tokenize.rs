@@ -1,7 +1,7 @@
 //! `lacuna tokenize`: text to token ids and back. Only the vocabulary is loaded.
 
 use anyhow::{Context, Result};
-use lacuna::{AddSpecial, ParseSpecial, Tokenizer};
+use lacuna::{AddSpecial, Decode, ParseSpecial, Special, Tokenizer};
 use serde::Serialize;
 
 use crate::cli::TokenizeArgs;
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
 fn encode(tokenizer: &Tokenizer, text: String, args: &TokenizeArgs) -> Result<Report> {
     let add = if args.add_special { AddSpecial::Yes } else { AddSpecial::No };
     let parse = if args.parse_special { ParseSpecial::Yes } else { ParseSpecial::No };
-    Ok(Report { tokens: tokenizer.encode(&text, add, parse)?, text })
+    Ok(Report { tokens: tokenizer.encode(&text, Special { add, parse })?, text })
 }
 
 fn decode(tokenizer: &Tokenizer, input: &str) -> Result<Report> {
@@ -43,5 +43,5 @@ fn decode(tokenizer: &Tokenizer, input: &str) -> Result<Report> {
         .filter(|word| !word.is_empty())
         .map(|word| word.parse().with_context(|| format!("`{word}` is not a token id")))
         .collect::<Result<Vec<u32>>>()?;
-    Ok(Report { text: tokenizer.decode(&tokens)?, tokens })
+    Ok(Report { text: tokenizer.decode(&tokens, Decode::MARKUP)?, tokens })
 }
