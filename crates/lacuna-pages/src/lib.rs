@@ -50,5 +50,7 @@ pub use device::{Capabilities, Device, DeviceError};
 pub use error::{Error, SwapError};
 pub use host::{HostConfig, HostDevice};
 pub use ledger::{BufferLedger, Counts, Ledger};
-pub use pool::{MapReport, Pool, PoolConfig, Recycle, Request};
+pub use pool::{
+    BrokenInvariant, MapReport, PagePin, Pages, Pool, PoolConfig, Recycle, Request, Share, Source,
+};
 pub use units::{ByteLength, ByteRange, PageCount, PageRange, PageSize, PhysicalPage, VirtualPage};

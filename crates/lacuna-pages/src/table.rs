@@ -37,7 +37,7 @@ impl Slot {
     }
 
     /// Whether `next`, one virtual page on, lies in the same kernel mapping.
-    fn continues_into(self, next: Self) -> bool {
+    pub(crate) fn continues_into(self, next: Self) -> bool {
         match (self.mapping(), next.mapping()) {
             (None, None) => true,
             (Some((page, access)), Some(after)) => {

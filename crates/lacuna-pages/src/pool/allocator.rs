@@ -40,6 +40,17 @@ pub(crate) struct Budget {
     pub(crate) remaining: u64,
     /// What to make of heaps without a run of the wanted length.
     pub(crate) search: Search,
+    /// How long new extents are to be.
+    pub(crate) extents: Extents,
+}
+
+/// How long new extents are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extents {
+    /// Twice as long as the buffer's last.
+    Doubling,
+    /// As long as they get: mappings are running short.
+    Longest,
 }
 
 /// What to make of heaps without a run of the wanted length.

@@ -166,15 +166,19 @@ impl Books {
 
     /// Records what one slot of `buffer` held and holds now.
     pub(crate) fn record(&mut self, buffer: BufferId, from: Slot, to: Slot, fence: Fence) {
-        if from.page() == to.page() {
-            return;
+        if from.page() != to.page() {
+            if let Some(page) = to.page() {
+                self.map(buffer, page);
+            }
+            if let Some(page) = from.page() {
+                self.unmap(buffer, page, fence);
+            }
         }
-        // The new page first, so that a page that both name never seems free in between.
-        if let Some(page) = to.page() {
-            self.map(buffer, page);
-        }
-        if let Some(page) = from.page() {
-            self.unmap(buffer, page, fence);
+        if let Slot::Writable(page) = to {
+            debug_assert!(
+                self.is_sole_owner(page),
+                "M3: {page} is writable and has other owners"
+            );
         }
     }
 
@@ -256,6 +260,10 @@ impl Books {
         !self.retiring.is_empty()
     }
 
+    pub(crate) fn retiring_pages(&self) -> impl Iterator<Item = PhysicalPage> {
+        self.retiring.iter().map(|retiring| retiring.page)
+    }
+
     pub(crate) fn pin(&mut self, page: PhysicalPage) {
         self.change_owners(page, |owners| owners.pins += 1);
     }
@@ -271,6 +279,12 @@ impl Books {
         if after.none() {
             self.allocator.release(page, None);
         }
+    }
+
+    /// Whether one mapping is all that owns the page.
+    pub(crate) fn is_sole_owner(&self, page: PhysicalPage) -> bool {
+        let owners = self.allocator.heap(page.heap).owners(page.index);
+        owners.mappings == 1 && owners.pins == 0 && owners.lost == 0
     }
 
     /// Sets a page aside for good: it may still be mapped where no table says so.

@@ -1,7 +1,5 @@
 //! One heap's books: which pages can be had, which are committed, and who owns the others.
 
-use crate::units::PageCount;
-
 /// A fixed set of page numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bitmap {
@@ -125,8 +123,8 @@ impl Heap {
         self.purpose
     }
 
-    pub(crate) fn page_count(&self) -> PageCount {
-        PageCount::new(self.pages.into())
+    pub(crate) fn page_count(&self) -> u32 {
+        self.pages
     }
 
     pub(crate) fn available_count(&self) -> u32 {

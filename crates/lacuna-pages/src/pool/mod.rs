@@ -5,7 +5,10 @@ mod books;
 mod config;
 mod heap;
 mod plan;
+mod sharing;
 mod state;
+mod unmapping;
+mod verify;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,11 +16,13 @@ pub(crate) use allocator::BufferId;
 pub use config::{PoolConfig, Recycle};
 pub(crate) use plan::Contents;
 use plan::Plan;
+pub use sharing::{PagePin, Share, Source};
 use state::State;
 pub(crate) use state::Wanted;
+pub use verify::BrokenInvariant;
 
 use crate::buffer::Buffer;
-use crate::device::{Capabilities, Commitment, Device, Fence};
+use crate::device::{Capabilities, Commitment, Device, Fence, FenceState, Patience};
 use crate::error::Error;
 use crate::ledger::Ledger;
 use crate::table::Slot;
@@ -66,7 +71,23 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What a call changed.
+/// Whole pages of a buffer that something is to be done with.
+#[derive(Debug)]
+pub struct Pages<'a> {
+    /// The buffer.
+    pub buffer: &'a mut Buffer,
+    /// The pages.
+    pub pages: PageRange,
+}
+
+impl<'a> Pages<'a> {
+    /// `pages` of `buffer`.
+    pub fn new(buffer: &'a mut Buffer, pages: PageRange) -> Self {
+        Self { buffer, pages }
+    }
+}
+
+/// What a call mapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MapReport {
@@ -103,6 +124,32 @@ impl Pool {
     /// What the pool's device can do.
     pub fn capabilities(&self) -> &Capabilities {
         &self.shared.capabilities
+    }
+
+    /// Changes the byte limit. One below what is committed holds at once for everything new, and is
+    /// met as pages come free: idle memory is given back now, [`Ledger::owed`] says what is left.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a limit below one page.
+    pub fn set_limit(&self, limit: Option<ByteLength>) -> Result<(), Error> {
+        config::validate_limit(limit, self.page_size())?;
+        let mut state = self.lock();
+        state.config.limit = limit;
+        state.settle();
+        Ok(())
+    }
+
+    /// Waits for retired pages, gives all idle memory back to the system, and empty heaps with it.
+    pub fn trim(&self) {
+        self.lock().trim();
+    }
+
+    /// Looks at a fence of the device, or waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when it will never be reached.
+    pub fn wait(&self, fence: Fence, patience: Patience) -> Result<FenceState, Error> {
+        Ok(self.lock().device.wait(fence, patience)?)
     }
 
     /// The accounts as they are now. Costs a lock and a copy.
@@ -201,6 +248,17 @@ impl Pool {
         })
     }
 
+    /// Brings about a plan that takes no new pages.
+    fn change(&self, plan: &mut Plan, targets: &mut [&mut Buffer]) -> Result<Fence, Error> {
+        if plan.edits.is_empty() {
+            return Ok(Fence::DONE);
+        }
+        let mut state = self.lock();
+        let fence = state.execute(plan, targets, readers(targets))?;
+        state.settle();
+        Ok(fence)
+    }
+
     fn check_pool(&self, buffer: &Buffer) -> Result<(), Error> {
         if buffer.pool.is_same(self) {
             Ok(())
@@ -208,6 +266,13 @@ impl Pool {
             Err(Error::OtherPool)
         }
     }
+}
+
+fn buffers_of<'a>(requests: &'a mut [Pages<'_>]) -> Vec<&'a mut Buffer> {
+    requests
+        .iter_mut()
+        .map(|request| &mut *request.buffer)
+        .collect()
 }
 
 /// When all readers of `targets` are done.

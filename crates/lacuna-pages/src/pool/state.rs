@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::allocator::{Allocator, Budget, BufferId, Claim, Memory, Search};
+use super::allocator::{Allocator, Budget, BufferId, Claim, Extents, Memory, Search};
 use super::books::Books;
 use super::config::{PoolConfig, Recycle};
 use super::heap::{Heap, Purpose, Run, Which};
@@ -73,6 +73,14 @@ impl State {
     pub(crate) fn ledger(&self) -> Ledger {
         self.books
             .ledger(self.config.limit, self.device.capabilities().mapping_limit)
+    }
+
+    /// Extents grow with the buffer, and at once to full length when half the mappings are in use.
+    fn extents(&self) -> Extents {
+        match self.device.capabilities().mapping_limit {
+            Some(limit) if self.books.regions() > limit / 2 => Extents::Longest,
+            _ => Extents::Doubling,
+        }
     }
 
     // Buffers.
@@ -179,6 +187,7 @@ impl State {
             fresh: self.headroom(),
             remaining: wanted.len() as u64,
             search: Search::Fitting,
+            extents: self.extents(),
         };
         if self.commitment() == Commitment::PerPage {
             let free = budget.fresh.saturating_add(self.books.allocator.idle());
@@ -328,18 +337,31 @@ impl State {
         for claim in plan.claims.drain(..) {
             self.books.lose_claim(claim);
         }
-        for edit in plan.edits.drain(..) {
-            let buffer = &mut *targets[edit.target];
-            if let Some(page) = edit.from.page() {
-                self.books.lose(page);
-                self.books
-                    .record(buffer.id, edit.from, Slot::Hole, Fence::DONE);
-            }
-            buffer.table.set(edit.page, Slot::Hole);
-            self.books.set_regions(buffer.id, buffer.table.regions());
+        for edit in std::mem::take(&mut plan.edits) {
+            self.force(
+                &[Edit {
+                    to: Slot::Hole,
+                    ..edit
+                }],
+                targets[edit.target],
+            );
         }
         let lost = self.ledger().lost.saturating_sub(before);
         Error::Undo { cause, undo, lost }
+    }
+
+    /// Enters edits that the device did not bring about: the slots change all the same, and the
+    /// pages they held are set aside, since they may still be mapped there.
+    pub(crate) fn force(&mut self, edits: &[Edit], buffer: &mut Buffer) {
+        for edit in edits {
+            if let Some(page) = edit.from.page() {
+                self.books.lose(page);
+            }
+            self.books
+                .record(buffer.id, edit.from, edit.to, Fence::DONE);
+            buffer.table.set(edit.page, edit.to);
+        }
+        self.books.set_regions(buffer.id, buffer.table.regions());
     }
 
     fn record(&mut self, plan: &mut Plan, targets: &mut [&mut Buffer], fence: Fence) {
@@ -355,6 +377,7 @@ impl State {
         for buffer in targets.iter() {
             self.books.set_regions(buffer.id, buffer.table.regions());
         }
+        self.check_edits(plan);
         self.books.counts.batches += u64::from(!plan.operations().is_empty());
         self.books.counts.map_calls += plan.map_calls();
         self.books.counts.copies_on_write += plan
@@ -362,6 +385,23 @@ impl State {
             .iter()
             .filter(|edit| edit.contents == Contents::Copied)
             .count() as u64;
+    }
+
+    /// M1 and M4 for the pages a plan touched, in debug builds.
+    fn check_edits(&self, plan: &Plan) {
+        if cfg!(debug_assertions) {
+            for page in plan.edits.iter().filter_map(|edit| edit.to.page()) {
+                let heap = self.books.allocator.heap(page.heap);
+                assert!(
+                    !heap.is_available(page.index),
+                    "M1: {page} is mapped and free"
+                );
+                assert!(
+                    heap.is_committed(page.index),
+                    "M4: {page} is mapped without memory"
+                );
+            }
+        }
     }
 
     /// Gives back what a plan that came to nothing had claimed, heaps made for it included.
