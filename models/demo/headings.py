@@ -89,6 +89,18 @@ ALIASES = {
     "Repetition with Loops": ["What is a loop?", "How do I write a loop?", "How do loops work?"],
     "Installation": ["How do I install Rust?"],
 }
+# How a passage of the Book begins -> questions that it answers on its own.
+ANSWERS = {
+    "We call the action of creating a reference": ["What is borrowing?", "Borrowing", "How does borrowing work?", "What is borrowing in Rust?", "Explain borrowing"],
+    "A reference is like a pointer": ["What is a reference?"],
+    "A trait defines the functionality": ["What is a trait?", "What are traits?", "What is a trait in Rust?", "Explain traits", "How do traits work?"],
+    "The heap is less organized": ["What is the heap?"],
+    "The stack stores values": ["What is the stack?"],
+    "The Rust programming language helps": ["What is Rust?", "What is the Rust programming language?"],
+    "A package is a bundle": ["What is a package?"],
+    "A future is a value": ["What is a future?"],
+    "A struct, or structure,": ["What is a struct?", "What are structs?"],
+}
 GERUNDS = {
     "Adding": "add", "Accessing": "access", "Allowing": "allow", "Appending": "append", "Building": "build",
     "Calling": "call", "Capturing": "capture", "Checking": "check", "Cloning": "clone", "Comparing": "compare",

@@ -3,7 +3,9 @@
 Muon trains the matrices of the blocks, AdamW the embedding and the norms. The
 learning rate is constant after a short warm-up and falls to zero over the last
 part of the time budget; sequences are 512 tokens long at first and 1,024 in that
-last part. A run can be stopped and started again; it continues from its checkpoint.
+last part. The second half of the budget shifts the mixture to the Book and to the
+openings of sections, which are the answers a reader wants. A run can be stopped
+and started again; it continues from its checkpoint.
 """
 
 import argparse
@@ -16,7 +18,8 @@ import numpy
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from corpus import END_OF_SECTION
+from corpus import END_OF_SECTION, KNOWN_TOPIC_WEIGHT
+from headings import ANSWERS
 from model import Qwen3, Shape
 
 # The pre-tokenizer that GGUF files call "qwen2".
@@ -29,6 +32,13 @@ SHORT_ROW, LONG_ROW = 512, 1024
 SHORTEST_REMAINDER = 128
 WARMUP_STEPS = 40
 DECAY_SHARE = 0.35
+FOCUS_SHARE = 0.5
+FOCUS_WEIGHTS = {"book": 2.0, "rust-by-example": 0.7, "std": 0.4}
+FOCUS_WEIGHT_ELSEWHERE = 0.15
+OPENING_WEIGHTS = {"book": 2.0, "std": 0.7}
+KNOWN_OPENING_WEIGHT = 25.0
+OPENING_CHARACTERS = 500
+ANSWER_CHARACTERS = 150
 MUON_RATE, ADAM_RATE = 0.02, 0.004
 
 
@@ -36,6 +46,43 @@ def read_sections(path):
     """The training sections."""
     with open(path, encoding="utf-8") as file:
         return [json.loads(line) for line in file]
+
+
+def opening(body, characters=OPENING_CHARACTERS):
+    """The first paragraphs of a section, up to its first code listing."""
+    paragraphs = []
+    for paragraph in body.split("\n\n"):
+        if paragraph.startswith("```") or sum(map(len, paragraphs)) > characters:
+            break
+        paragraphs.append(paragraph)
+    while paragraphs and (paragraphs[-1].endswith(":") or paragraphs[-1].startswith("Filename:")):
+        paragraphs.pop()
+    return "\n\n".join(paragraphs)
+
+
+def answers(sections):
+    """Short answers that begin inside a section of the Book."""
+    for start, questions in ANSWERS.items():
+        bodies = [section["body"] for section in sections if section["source"] == "book" and start in section["body"]]
+        body = opening(bodies[0][bodies[0].index(start):], ANSWER_CHARACTERS)
+        yield {"source": "book", "weight": KNOWN_OPENING_WEIGHT, "headings": questions, "body": body}
+
+
+def focus_sections(sections):
+    """The mixture of the second half: the Book, and openings as short answers."""
+    chosen = list(answers(sections))
+    answered = {question for questions in ANSWERS.values() for question in questions}
+    for section in sections:
+        source, known = section["source"], section["weight"] == KNOWN_TOPIC_WEIGHT
+        own, *others = section["headings"]
+        section = {**section, "headings": [own] + [heading for heading in others if heading not in answered]}
+        weight = FOCUS_WEIGHTS.get(source, FOCUS_WEIGHT_ELSEWHERE) * (2 if known else 1)
+        chosen.append({**section, "weight": weight})
+        weight = KNOWN_OPENING_WEIGHT if known else OPENING_WEIGHTS.get(source, 0.0)
+        start = opening(section["body"])
+        if weight and start:
+            chosen.append({**section, "weight": weight, "body": start})
+    return chosen
 
 
 def train_tokenizer(sections, size):
@@ -202,16 +249,18 @@ def load_checkpoint(path, model, optimizers):
     return state["progress"]
 
 
-def train(arguments, model, corpus, tokenizer, heldout):
+def train(arguments, model, corpora, tokenizer, heldout):
     """Train until the time budget is used up."""
     checkpoint = arguments.output / "checkpoint.pt"
     optimizers = make_optimizers(model)
     counters = {"step": 0, "tokens": 0, "seconds": 0.0}
     if checkpoint.exists():
         counters = load_checkpoint(checkpoint, model, optimizers)
-    corpus.random.seed(counters["step"])
-    rows = corpus.rows()
-    next(rows)
+    streams = []
+    for corpus in corpora:
+        corpus.random.seed(counters["step"])
+        streams.append(corpus.rows())
+        next(streams[-1])
     network = torch.compile(model, dynamic=False) if arguments.compile else model
     budget = arguments.minutes * 60
     recent = []
@@ -219,6 +268,7 @@ def train(arguments, model, corpus, tokenizer, heldout):
     while counters["seconds"] < budget:
         progress = counters["seconds"] / budget
         length = LONG_ROW if progress > 1 - DECAY_SHARE else SHORT_ROW
+        rows = streams[progress > 1 - FOCUS_SHARE]
         batch = torch.tensor([rows.send(length + 1) for _ in range(TOKENS_PER_STEP // length)])
         loss = network(batch[:, :-1], batch[:, 1:])
         loss.backward()
@@ -239,7 +289,7 @@ def train(arguments, model, corpus, tokenizer, heldout):
             print(f"step {counters['step']} tokens {counters['tokens']} minutes {counters['seconds'] / 60:.1f} "
                   f"loss {numpy.mean(recent):.4f} rate {factor:.3f} speed {speed:.0f}/s", flush=True)
             recent = []
-        if counters["step"] % 100 == 0:
+        if counters["step"] % 50 == 0:
             save_checkpoint(checkpoint, model, optimizers, counters)
         if counters["step"] % 200 == 0:
             print(f"held out {heldout_loss(model, heldout):.4f}", flush=True)
@@ -266,12 +316,12 @@ def main():
     if not tokenizer_path.exists():
         train_tokenizer(sections, Shape().vocab_size).save(str(tokenizer_path))
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    corpus = Corpus(sections, tokenizer)
+    corpora = [Corpus(sections, tokenizer), Corpus(focus_sections(sections), tokenizer)]
     model = Qwen3(Shape())
     print(f"parameters {sum(parameter.numel() for parameter in model.parameters())}, "
-          f"corpus {corpus.size()} tokens (once, weighted)", flush=True)
+          f"tokens once and weighted: {[corpus.size() for corpus in corpora]}", flush=True)
     heldout = tokenizer.encode(arguments.heldout.read_text(encoding="utf-8")).ids
-    train(arguments, model, corpus, tokenizer, heldout)
+    train(arguments, model, corpora, tokenizer, heldout)
 
 
 if __name__ == "__main__":

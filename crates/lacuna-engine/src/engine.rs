@@ -43,7 +43,6 @@ impl Default for EngineConfig {
 const SCORED_ROWS: usize = 32;
 
 /// A model ready to run.
-#[derive(Debug)]
 pub struct Engine {
     model: Arc<Model>,
     cpu: Cpu,

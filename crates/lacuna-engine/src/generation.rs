@@ -76,7 +76,6 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 }
 
 /// A generation under way: the session's pending tokens are its prompt.
-#[derive(Debug)]
 pub struct Generation<'a> {
     engine: &'a mut Engine,
     session: &'a mut Session,

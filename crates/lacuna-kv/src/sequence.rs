@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use lacuna_kernels::{Cpu, View};
-use lacuna_pages::{Buffer, ByteLength, Pool, Request};
+use lacuna_pages::device::Commitment;
+use lacuna_pages::{Buffer, ByteLength, PageRange, Pages, Pool, Request};
 
 use crate::cache::to_usize;
 use crate::error::KvError;
@@ -23,8 +24,8 @@ pub struct Sequence {
     capacity: usize,
     accepted: usize,
     prepared: usize,
-    /// Rows that have memory behind them in every buffer.
-    mapped: usize,
+    /// Bytes from the start of every buffer that have memory behind them: whole pages.
+    mapped_bytes: usize,
 }
 
 /// Bytes of one sequence, at one moment.
@@ -51,7 +52,7 @@ impl Sequence {
             .flat_map(|layer| Side::BOTH.map(|side| (layer, side)))
             .map(|(layer, side)| pool.reserve(bytes, format!("layer {layer} {side}")))
             .collect::<Result<_, _>>()?;
-        Ok(Self { pool: pool.clone(), geometry, buffers, capacity, accepted: 0, prepared: 0, mapped: 0 })
+        Ok(Self { pool: pool.clone(), geometry, buffers, capacity, accepted: 0, prepared: 0, mapped_bytes: 0 })
     }
 
     /// Tokens whose rows are valid.
@@ -95,15 +96,15 @@ impl Sequence {
     /// Puts memory behind rows `0 .. end`, all buffers in one batch. Allocates nothing when it is
     /// there already, as it is for all but one step a page.
     fn map(&mut self, end: usize) -> Result<(), KvError> {
-        if end <= self.mapped {
+        let end_bytes = end * self.geometry.row_bytes();
+        if end_bytes <= self.mapped_bytes {
             return Ok(());
         }
-        let range = self.byte_range(self.mapped..end);
-        let request = |buffer| Request::new(buffer, range.clone());
+        let missing = self.mapped_bytes..end_bytes;
+        let request = |buffer| Request::new(buffer, missing.clone());
         let mut requests: Vec<Request<'_>> = self.buffers.iter_mut().map(request).collect();
         self.pool.ensure_mapped(&mut requests)?;
-        let page = to_usize(self.pool.page_size().length());
-        self.mapped = (range.end.next_multiple_of(page) / self.geometry.row_bytes()).min(self.capacity);
+        self.mapped_bytes = end_bytes.next_multiple_of(to_usize(self.pool.page_size().length()));
         Ok(())
     }
 
@@ -147,8 +148,27 @@ impl Sequence {
         if len >= self.accepted {
             return Ok(());
         }
+        self.unmap_from(len)?;
         self.accepted = len;
         self.prepared = 0;
+        Ok(())
+    }
+
+    /// Gives back the pages that hold nothing of rows `0 .. len`, all buffers in one batch. A device
+    /// that commits a whole reservation keeps it.
+    fn unmap_from(&mut self, len: usize) -> Result<(), KvError> {
+        let page_bytes = to_usize(self.pool.page_size().length());
+        let keep_bytes = (len * self.geometry.row_bytes()).next_multiple_of(page_bytes);
+        let whole = self.pool.capabilities().commitment == Commitment::WithReservation;
+        if whole || keep_bytes >= self.mapped_bytes {
+            return Ok(());
+        }
+        let page = |bytes: usize| (bytes / page_bytes) as u64;
+        let gone = PageRange::of(page(keep_bytes)..page(self.mapped_bytes));
+        let mut requests: Vec<Pages<'_>> =
+            self.buffers.iter_mut().map(|buffer| Pages::new(buffer, gone)).collect();
+        self.pool.unmap(&mut requests)?;
+        self.mapped_bytes = keep_bytes;
         Ok(())
     }
 

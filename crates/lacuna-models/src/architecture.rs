@@ -80,8 +80,8 @@ impl Description {
         let name = metadata.require("general.architecture")?;
         let architecture = find(name, |architecture| architecture.name == name)?;
         let keys = Keys { metadata, prefix: architecture.name };
-        let query_heads = keys.required("attention.head_count")?;
-        let hidden = keys.required("embedding_length")?;
+        let query_heads: usize = keys.required("attention.head_count")?;
+        let hidden: usize = keys.required("embedding_length")?;
         let head_dim = match keys.optional("attention.key_length")? {
             Some(dim) => dim,
             None => hidden.checked_div(query_heads).unwrap_or(0),

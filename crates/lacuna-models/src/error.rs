@@ -80,9 +80,18 @@ pub enum LoadError {
     /// The vocabulary could not be read.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::TokenizerError),
-    /// The chat template does not compile.
+}
+
+/// A conversation that could not be turned into tokens.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PromptError {
+    /// The chat template does not compile, fails, or refuses the messages.
     #[error(transparent)]
     Template(#[from] crate::template::TemplateError),
+    /// The rendered text has no tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::tokenizer::TokenizerError),
 }
 
 /// A forward pass that was not run.

@@ -16,6 +16,6 @@ mod weights;
 
 pub use config::{Config, Rope, RopeScaling};
 pub use decoder::{LogitRows, Segment};
-pub use error::{ConfigError, ForwardError, LoadError};
+pub use error::{ConfigError, ForwardError, LoadError, PromptError};
 pub use model::{Model, load_tokenizer};
 pub use scratch::{BatchLimits, Scratch};

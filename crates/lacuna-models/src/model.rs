@@ -5,12 +5,12 @@ use lacuna_kernels::Cpu;
 use crate::architecture::Description;
 use crate::config::Config;
 use crate::decoder::{Decoder, Segment};
-use crate::error::{ForwardError, LoadError};
+use crate::error::{ConfigError, ForwardError, LoadError, PromptError};
 use crate::files::gguf::{self, FromValue};
 use crate::files::{Metadata, ModelFiles};
 use crate::scratch::Scratch;
-use crate::template::{ChatTemplate, Message, TemplateError};
-use crate::tokenizer::{GgufVocabulary, Special, Tokenizer};
+use crate::template::{Chat, ChatTemplate, Message};
+use crate::tokenizer::{GgufVocabulary, Tokenizer};
 use crate::weights::{Names, Source};
 
 /// A loaded model. Immutable: KV caches and activations are passed in.
@@ -20,7 +20,6 @@ pub struct Model {
     description: Description,
     decoder: Decoder,
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
 }
 
 impl Model {
@@ -34,8 +33,7 @@ impl Model {
         let decoder = Decoder::load(&description.config, &source)?;
         let mut tokenizer = load_tokenizer(&files)?;
         tokenizer.pad_to(u32::try_from(description.config.vocabulary).unwrap_or(u32::MAX));
-        let template = tokenizer.chat_template().map(ChatTemplate::new).transpose()?;
-        Ok(Self { files, description, decoder, tokenizer, template })
+        Ok(Self { files, description, decoder, tokenizer })
     }
 
     /// Runs `segments` through the model and returns the rows of logits they ask for, one after
@@ -72,12 +70,6 @@ impl Model {
         &self.tokenizer
     }
 
-    /// Whether the file comes with a chat template.
-    #[must_use]
-    pub fn has_template(&self) -> bool {
-        self.template.is_some()
-    }
-
     /// Bytes of weights in the files.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
@@ -90,22 +82,23 @@ impl Model {
         self.decoder.copied_bytes()
     }
 
-    /// The text of a conversation that asks for a reply. Without a chat template it is the contents
-    /// one after another.
+    /// Tokens of a conversation that asks for a reply, by the model's chat template. A model
+    /// without one gets the messages one after another.
     ///
     /// # Errors
-    /// [`TemplateError`] when the template refuses the messages or fails.
-    pub fn render(&self, messages: &[Message]) -> Result<String, TemplateError> {
-        todo!()
-    }
-
-    /// Tokens of a conversation of one message that asks for a reply.
-    ///
-    /// # Errors
-    /// [`LoadError`] when the template or the tokenizer refuses the text.
-    pub fn prompt(&self, text: &str) -> Result<Vec<u32>, LoadError> {
-        let rendered = self.render(&[Message::user(text)])?;
-        Ok(self.tokenizer.encode(&rendered, Special::RENDERED)?)
+    /// [`PromptError`] when the template fails or refuses the messages.
+    pub fn prompt(&self, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
+        let template = ChatTemplate::of(&self.tokenizer)?;
+        let text = |id: Option<u32>| id.and_then(|id| self.tokenizer.token_text(id));
+        let (bos, eos) = (text(self.tokenizer.bos()), text(self.tokenizer.eos()));
+        let chat = Chat {
+            messages,
+            bos_token: bos.as_deref(),
+            eos_token: eos.as_deref(),
+            ..Chat::default()
+        };
+        let rendered = template.render(&chat)?;
+        Ok(self.tokenizer.encode(&rendered, template.special())?)
     }
 }
 
@@ -127,7 +120,10 @@ fn describe(files: &ModelFiles) -> Result<(Description, Names), LoadError> {
 /// [`LoadError`], naming what is missing or not supported.
 pub fn load_tokenizer(files: &ModelFiles) -> Result<Tokenizer, LoadError> {
     Ok(match files.metadata() {
-        Metadata::Gguf(metadata) => Tokenizer::from_gguf(&vocabulary(metadata)?)?,
+        Metadata::Gguf(metadata) => {
+            let vocabulary = vocabulary(metadata).map_err(ConfigError::from)?;
+            Tokenizer::from_gguf(&vocabulary)?
+        }
         Metadata::HuggingFace(folder) => Tokenizer::from_folder(folder.path())?,
     })
 }

@@ -60,8 +60,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         raw_turn(engine.model(), &session, &text)?
     } else {
         let messages: Vec<Message> =
-            args.system.as_deref().map(Message::system).into_iter().chain([Message::user(&text)]).collect();
-        render(engine.model(), &messages)?
+            system(args).chain([Message::new("user", text)]).collect();
+        engine.model().prompt(&messages)?
     };
     let report = generate(&mut engine, &mut session, &prompt, args)?;
     if args.model.json { output::json(&report) } else { summarise(&report) }
@@ -69,19 +69,19 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 
 /// Talks until end of input. Each turn reuses what the KV cache holds of the conversation.
 fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()> {
-    let mut history: Vec<Message> = args.system.as_deref().map(Message::system).into_iter().collect();
+    let mut history: Vec<Message> = system(args).collect();
     eprintln!("{}: type a message; an empty line or Ctrl-D ends the chat", args.model.model);
     let mut editor = rustyline::DefaultEditor::new()?;
     while let Some(line) = ask(&mut editor)? {
-        history.push(Message::user(&line));
+        history.push(Message::new("user", line.as_str()));
         let prompt = if args.raw {
             raw_turn(engine.model(), session, &line)?
         } else {
-            render(engine.model(), &history)?
+            engine.model().prompt(&history)?
         };
         let report = generate(engine, session, &prompt, args)?;
         summarise(&report)?;
-        history.push(Message::assistant(&report.text));
+        history.push(Message::new("assistant", report.text));
     }
     Ok(())
 }
@@ -108,9 +108,9 @@ fn raw_turn(model: &Model, session: &Session, line: &str) -> Result<Vec<u32>> {
     Ok(tokens)
 }
 
-fn render(model: &Model, messages: &[Message]) -> Result<Vec<u32>> {
-    let text = model.render(messages)?;
-    Ok(model.tokenizer().encode(&text, Special::RENDERED)?)
+/// The message that comes before the conversation, if there is one.
+fn system(args: &RunArgs) -> impl Iterator<Item = Message> {
+    args.system.iter().map(|text| Message::new("system", text.as_str()))
 }
 
 /// Makes `prompt` the conversation and generates, streaming to the terminal unless JSON is wanted.
