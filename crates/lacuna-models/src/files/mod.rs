@@ -8,13 +8,18 @@
 //! do, never a panic, and never an allocation larger than the file itself calls for.
 
 pub mod gguf;
+pub mod hub;
 pub mod huggingface;
 mod mapping;
 mod model;
+mod progress;
 pub mod safetensors;
+mod source;
 mod tensor;
 
 pub use lacuna_kernels::{DType, UnknownDType};
 pub use mapping::{Error as MappingError, Mapping};
 pub use model::{Error, Metadata, ModelFiles};
+pub use progress::Progress;
+pub use source::{HubId, ModelSource, SourceError};
 pub use tensor::{Error as TensorError, Summary, Tensor, Tensors, TypeTotal};

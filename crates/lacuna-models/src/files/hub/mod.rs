@@ -1,0 +1,150 @@
+//! Models from a Hugging Face hub, kept in the cache that its other clients use.
+//!
+//! ```text
+//! <cache>/models--owner--name/
+//!     blobs/<hash>                contents, complete and verified
+//!     blobs/<hash>.incomplete     a download that will be continued
+//!     snapshots/<commit>/<file>   links to blobs
+//!     refs/<branch>               the commit a branch was at
+//! ```
+//!
+//! A file appears under its name only after all of it has arrived and its length (and, where the hub
+//! states one, its SHA-256) is right, so an interrupted download is never taken for a model. What is in the
+//! cache is used without asking the hub; delete the folder to fetch a model anew.
+//!
+//! The protocol is spoken here, over [`ureq`], rather than through `hf-hub`: version 0.5 of that crate does not
+//! compare the length of what it received with what it should be, appends to a partial file even when
+//! the server restarts from the beginning, and ignores `HF_HUB_CACHE` and `HF_TOKEN`; version 1.0
+//! needs an asynchronous runtime and 280 crates.
+
+mod cache;
+mod client;
+mod error;
+mod select;
+mod settings;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+pub use error::Error;
+pub use settings::Settings;
+
+use self::cache::Repository;
+use self::client::Client;
+use self::select::{Choice, choose};
+use super::huggingface;
+use super::progress::Progress;
+use super::source::HubId;
+
+/// A hub and its cache.
+#[derive(Debug)]
+pub struct Hub {
+    settings: Settings,
+    client: Client,
+}
+
+/// A file of a repository, as the hub describes it.
+#[derive(Clone, Debug)]
+struct RemoteFile {
+    path: String,
+    /// Bytes, when the hub says.
+    size: Option<u64>,
+    /// The name of its contents in the cache.
+    blob: String,
+    /// What its contents must hash to, when the hub says.
+    sha256: Option<String>,
+}
+
+/// A repository at one commit.
+#[derive(Debug)]
+struct Listing {
+    commit: String,
+    files: Vec<RemoteFile>,
+}
+
+impl Hub {
+    /// A hub with these settings; nothing is requested yet.
+    pub fn new(settings: Settings) -> Self {
+        let client = Client::new(&settings);
+        Self { settings, client }
+    }
+
+    /// Finds a model in the cache, or downloads what it needs: the path of a GGUF file, or of a folder
+    /// with `config.json`, tokenizer and safetensors.
+    ///
+    /// # Errors
+    /// [`Error`]. After an interruption, calling again continues where it stopped.
+    pub fn fetch(&self, id: &HubId, progress: &mut dyn Progress) -> Result<PathBuf, Error> {
+        let repository = Repository::new(&self.settings.cache, id.repository());
+        let cached = repository.find(id)?;
+        match &cached {
+            Some(found) if found.complete => return Ok(found.path.clone()),
+            _ => {}
+        }
+        match (self.download(&repository, id, progress), cached) {
+            // Better a model whose tokenizer may be missing than none.
+            (Err(error), Some(found)) if error.is_connection() => Ok(found.path),
+            (result, _) => result,
+        }
+    }
+
+    fn download(
+        &self,
+        repository: &Repository,
+        id: &HubId,
+        progress: &mut dyn Progress,
+    ) -> Result<PathBuf, Error> {
+        if self.settings.offline {
+            return Err(Error::Offline {
+                id: id.to_string(),
+                cache: self.settings.cache.clone(),
+            });
+        }
+        let listing = self.client.list(id)?;
+        let names: Vec<&str> = listing
+            .files
+            .iter()
+            .map(|file| file.path.as_str())
+            .collect();
+        let choice = choose(&names, id)?;
+        for name in choice.files() {
+            self.download_file(repository, id, &listing, name, progress)?;
+        }
+        let snapshot = repository.snapshot(&listing.commit);
+        if let Choice::Folder { indexed: true, .. } = choice {
+            let index = huggingface::index_in(&snapshot)?;
+            let files = index.iter().flat_map(huggingface::Index::files);
+            for name in files {
+                self.download_file(repository, id, &listing, name, progress)?;
+            }
+        }
+        repository.set_reference(id.revision(), &listing.commit)?;
+        Ok(choice.entry(&snapshot))
+    }
+
+    fn download_file(
+        &self,
+        repository: &Repository,
+        id: &HubId,
+        listing: &Listing,
+        name: &str,
+        progress: &mut dyn Progress,
+    ) -> Result<(), Error> {
+        let Some(file) = listing.files.iter().find(|file| file.path == name) else {
+            return Err(Error::NoSuchFile {
+                id: id.to_string(),
+                file: name.to_owned(),
+                choices: Vec::new(),
+            });
+        };
+        if !repository.has_blob(file) {
+            let mut partial = repository.partial(file)?;
+            self.client
+                .download(id, &listing.commit, file, &mut partial, progress)?;
+            partial.complete()?;
+        }
+        repository.link(&listing.commit, file)
+    }
+}

@@ -1,0 +1,499 @@
+//! The hub client against a server in this process.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use ring::digest;
+
+use super::*;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// How the server treats a request for contents.
+#[derive(Clone, Copy, PartialEq)]
+enum Manner {
+    Proper,
+    /// Ends the connection after this many bytes of every body.
+    CutAfter(usize),
+    /// Answers every request for a part with the whole.
+    IgnoreRange,
+    /// Sends other bytes than it announced.
+    Corrupt,
+    /// Answers everything with this status.
+    Status(u16),
+}
+
+/// What the server has, does, and was asked.
+struct State {
+    files: HashMap<String, Vec<u8>>,
+    manner: Manner,
+    requests: Vec<String>,
+}
+
+struct Server {
+    endpoint: String,
+    state: Arc<Mutex<State>>,
+}
+
+impl Server {
+    fn start(files: &[(&str, &[u8])]) -> Self {
+        let files = files
+            .iter()
+            .map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec()))
+            .collect();
+        let state = State {
+            files,
+            manner: Manner::Proper,
+            requests: Vec::new(),
+        };
+        let state = Arc::new(Mutex::new(state));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // A client that goes away is not the server's concern.
+                let _ = answer(&stream, &shared);
+            }
+        });
+        Self { endpoint, state }
+    }
+
+    fn behave(&self, manner: Manner) {
+        self.state.lock().unwrap().manner = manner;
+    }
+
+    fn requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.state.lock().unwrap().requests)
+    }
+
+    fn hub(&self, cache: &Path) -> Hub {
+        self.hub_with(cache, None)
+    }
+
+    fn hub_with(&self, cache: &Path, token: Option<&str>) -> Hub {
+        Hub::new(Settings {
+            endpoint: self.endpoint.clone(),
+            cache: cache.to_owned(),
+            token: token.map(str::to_owned),
+            offline: false,
+        })
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    digest::digest(&digest::SHA256, bytes)
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// Answers one request and closes the connection.
+fn answer(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream).lines();
+    let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    let headers: Vec<String> = lines
+        .map_while(Result::ok)
+        .take_while(|line| !line.is_empty())
+        .collect();
+    let target = first.split(' ').nth(1).unwrap_or_default().to_owned();
+    let header = |name: &str| {
+        let prefix = format!("{name}: ");
+        headers
+            .iter()
+            .find(|line| line.to_ascii_lowercase().starts_with(&prefix))
+            .map(|line| line[prefix.len()..].to_owned())
+    };
+    let range = header("range")
+        .and_then(|range| range["bytes=".len()..].trim_end_matches('-').parse().ok());
+    let mut state = state.lock().unwrap();
+    state.requests.push(format!(
+        "{target} {} {}",
+        header("authorization").unwrap_or_default(),
+        range.unwrap_or(0)
+    ));
+    if let Manner::Status(status) = state.manner {
+        return send(stream, &format!("{status} No"), "", b"", usize::MAX);
+    }
+    if target.starts_with("/api/models/owner/name/revision/main") {
+        return send(
+            stream,
+            "200 OK",
+            "",
+            listing(&state.files).as_bytes(),
+            usize::MAX,
+        );
+    }
+    let contents = target
+        .strip_prefix(&format!("/owner/name/resolve/{COMMIT}/"))
+        .and_then(|name| state.files.get(name));
+    match contents {
+        Some(contents) => send_contents(stream, contents, range.unwrap_or(0), state.manner),
+        None => send(stream, "404 Not Found", "", b"", usize::MAX),
+    }
+}
+
+fn listing(files: &HashMap<String, Vec<u8>>) -> String {
+    let siblings: Vec<String> = files
+        .iter()
+        .map(|(name, bytes)| {
+            let (size, hash) = (bytes.len(), sha256(bytes));
+            format!(r#"{{"rfilename":"{name}","size":{size},"blobId":"00ff","lfs":{{"sha256":"{hash}","size":{size}}}}}"#)
+        })
+        .collect();
+    format!(
+        r#"{{"id":"owner/name","sha":"{COMMIT}","siblings":[{}]}}"#,
+        siblings.join(",")
+    )
+}
+
+fn send_contents(
+    stream: &TcpStream,
+    contents: &[u8],
+    start: usize,
+    manner: Manner,
+) -> std::io::Result<()> {
+    let cut = if let Manner::CutAfter(bytes) = manner {
+        bytes
+    } else {
+        usize::MAX
+    };
+    match manner {
+        Manner::Corrupt => send(stream, "200 OK", "", &vec![b'!'; contents.len()], cut),
+        Manner::IgnoreRange => send(stream, "200 OK", "", contents, cut),
+        _ if start > 0 => {
+            let range = format!(
+                "Content-Range: bytes {start}-{}/{}\r\n",
+                contents.len() - 1,
+                contents.len()
+            );
+            send(
+                stream,
+                "206 Partial Content",
+                &range,
+                &contents[start..],
+                cut,
+            )
+        }
+        _ => send(stream, "200 OK", "", contents, cut),
+    }
+}
+
+fn send(
+    mut stream: &TcpStream,
+    status: &str,
+    more: &str,
+    body: &[u8],
+    cut: usize,
+) -> std::io::Result<()> {
+    let length = body.len();
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\n{more}Content-Length: {length}\r\nConnection: close\r\n\r\n"
+    )?;
+    stream.write_all(&body[..length.min(cut)])
+}
+
+fn folder_files() -> [(&'static str, &'static [u8]); 4] {
+    [
+        ("README.md", b"not wanted"),
+        ("config.json", b"{}"),
+        ("tokenizer.json", b"{ }"),
+        ("model.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
+    ]
+}
+
+fn id(text: &str) -> HubId {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_model_is_downloaded_once_and_then_found_without_asking() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder_files());
+    let hub = server.hub_with(cache.path(), Some("secret"));
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert_eq!(
+        path,
+        cache
+            .path()
+            .join("models--owner--name/snapshots")
+            .join(COMMIT)
+    );
+    assert_eq!(std::fs::read(path.join("config.json")).unwrap(), b"{}");
+    assert!(!path.join("README.md").exists());
+    let requests = server.requests();
+    assert_eq!(requests.len(), 4);
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.contains("Bearer secret")),
+        "{requests:?}"
+    );
+
+    server.behave(Manner::Status(500));
+    assert_eq!(hub.fetch(&id("owner/name"), &mut ()).unwrap(), path);
+    assert_eq!(
+        hub.fetch(&id(&format!("owner/name@{COMMIT}")), &mut ())
+            .unwrap(),
+        path
+    );
+    assert!(server.requests().is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn the_cache_has_the_layout_other_clients_use() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("sub/m-Q8_0.gguf", b"GGUF")]);
+    let path = server
+        .hub(cache.path())
+        .fetch(&id("owner/name:Q8_0"), &mut ())
+        .unwrap();
+    let repository = cache.path().join("models--owner--name");
+    assert_eq!(
+        std::fs::read_to_string(repository.join("refs/main")).unwrap(),
+        COMMIT
+    );
+    assert_eq!(
+        path,
+        repository
+            .join("snapshots")
+            .join(COMMIT)
+            .join("sub/m-Q8_0.gguf")
+    );
+    let target = std::fs::read_link(&path).unwrap();
+    assert_eq!(target, Path::new("../../../blobs").join(sha256(b"GGUF")));
+    assert_eq!(std::fs::read(&path).unwrap(), b"GGUF");
+}
+
+#[test]
+fn a_model_in_several_files_is_fetched_by_its_index() {
+    let cache = tempfile::tempdir().unwrap();
+    let index = br#"{"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}"#;
+    let files: [(&str, &[u8]); 5] = [
+        ("config.json", b"{}"),
+        ("tokenizer.json", b"{ }"),
+        ("model.safetensors.index.json", index),
+        ("x.safetensors", b"x"),
+        ("y.safetensors", b"y"),
+    ];
+    let server = Server::start(&files);
+    let hub = server.hub(cache.path());
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path.join("y.safetensors")).unwrap(), b"y");
+    server.requests();
+
+    std::fs::remove_file(path.join("y.safetensors")).unwrap();
+    hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert_eq!(
+        server.requests().len(),
+        1,
+        "the contents are still there: only the list is asked for"
+    );
+    assert!(path.join("y.safetensors").exists());
+}
+
+#[test]
+fn an_interrupted_download_is_no_model_and_is_continued() {
+    let cache = tempfile::tempdir().unwrap();
+    let contents: Vec<u8> = (0..100_000u32).flat_map(u32::to_le_bytes).collect();
+    let server = Server::start(&[("m.gguf", &contents)]);
+    let hub = server.hub(cache.path());
+    let model = id("owner/name");
+    server.behave(Manner::CutAfter(150_000));
+    let error = hub.fetch(&model, &mut ()).unwrap_err();
+    let Error::Interrupted {
+        received, expected, ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((*received, *expected), (150_000, Some(400_000)));
+    assert!(
+        error.to_string().contains("run the same command again"),
+        "{error}"
+    );
+
+    server.behave(Manner::Status(500));
+    assert!(matches!(
+        hub.fetch(&model, &mut ()),
+        Err(Error::Status { status: 500, .. })
+    ));
+    server.requests();
+
+    server.behave(Manner::Proper);
+    let path = hub.fetch(&model, &mut ()).unwrap();
+    assert!(std::fs::read(path).unwrap() == contents);
+    assert!(server.requests()[1].ends_with(" 150000"));
+}
+
+#[test]
+fn a_server_that_starts_over_is_followed() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"0123456789")]);
+    let hub = server.hub(cache.path());
+    server.behave(Manner::CutAfter(4));
+    hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    server.behave(Manner::IgnoreRange);
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), b"0123456789");
+}
+
+#[test]
+fn contents_that_are_not_what_was_announced_are_discarded() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"0123456789")]);
+    let hub = server.hub(cache.path());
+    server.behave(Manner::Corrupt);
+    let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+    server.behave(Manner::Proper);
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), b"0123456789");
+}
+
+#[test]
+fn what_the_hub_refuses_says_what_to_do() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder_files());
+    let hub = server.hub(cache.path());
+    server.behave(Manner::Status(401));
+    let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    assert!(matches!(error, Error::Refused { status: 401, .. }));
+    assert!(error.to_string().contains("HF_TOKEN"), "{error}");
+    server.behave(Manner::Proper);
+    assert!(matches!(
+        hub.fetch(&id("owner/other"), &mut ()),
+        Err(Error::NotFound { .. })
+    ));
+    let error = hub.fetch(&id("owner/name:Q8_0"), &mut ()).unwrap_err();
+    assert!(matches!(error, Error::NoSuchFile { .. }), "{error}");
+}
+
+#[test]
+fn without_a_connection_only_the_cache_helps() {
+    let cache = tempfile::tempdir().unwrap();
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", unused.local_addr().unwrap());
+    drop(unused);
+    let mut settings = Settings {
+        endpoint,
+        cache: cache.path().to_owned(),
+        token: None,
+        offline: false,
+    };
+    let error = Hub::new(settings.clone())
+        .fetch(&id("owner/name"), &mut ())
+        .unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    settings.offline = true;
+    let error = Hub::new(settings.clone())
+        .fetch(&id("owner/name"), &mut ())
+        .unwrap_err();
+    assert!(matches!(error, Error::Offline { .. }), "{error}");
+
+    // Weights that another client fetched without their tokenizer are better than nothing.
+    let snapshot = cache
+        .path()
+        .join("models--owner--name/snapshots")
+        .join(COMMIT);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(snapshot.join("config.json"), b"{}").unwrap();
+    std::fs::write(snapshot.join("model.safetensors"), b"x").unwrap();
+    let found = Hub::new(settings)
+        .fetch(&id(&format!("owner/name@{COMMIT}")), &mut ())
+        .unwrap();
+    assert_eq!(found, snapshot);
+}
+
+#[test]
+fn an_answer_that_is_not_a_hubs_is_a_typed_error() {
+    let cache = tempfile::tempdir().unwrap();
+    for answer in ["<html>", "{}", r#"{"sha":"../../x","siblings":[]}"#] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(&stream).lines();
+            while reader
+                .next()
+                .is_some_and(|line| line.is_ok_and(|line| !line.is_empty()))
+            {}
+            send(&stream, "200 OK", "", answer.as_bytes(), usize::MAX)
+        });
+        let settings = Settings {
+            endpoint,
+            cache: cache.path().to_owned(),
+            token: None,
+            offline: false,
+        };
+        let error = Hub::new(settings)
+            .fetch(&id("owner/name"), &mut ())
+            .unwrap_err();
+        assert!(matches!(error, Error::BadAnswer { .. }), "{error}");
+        server.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn names_that_lead_out_of_the_cache_are_ignored() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[
+        ("../../evil.gguf", b"x"),
+        ("/etc/evil.gguf", b"x"),
+        ("m.gguf", b"GGUF"),
+    ]);
+    let path = server
+        .hub(cache.path())
+        .fetch(&id("owner/name"), &mut ())
+        .unwrap();
+    assert!(path.ends_with("m.gguf"));
+}
+
+#[test]
+fn two_processes_do_not_write_the_same_file() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    let blobs = cache.path().join("models--owner--name/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let other =
+        std::fs::File::create(blobs.join(format!("{}.incomplete", sha256(b"GGUF")))).unwrap();
+    other.lock().unwrap();
+    let hub = server.hub(cache.path());
+    assert!(matches!(
+        hub.fetch(&id("owner/name"), &mut ()),
+        Err(Error::Busy { .. })
+    ));
+    drop(other);
+    assert!(hub.fetch(&id("owner/name"), &mut ()).is_ok());
+}
+
+#[test]
+fn progress_is_told_per_file() {
+    #[derive(Default)]
+    struct Log(Vec<String>);
+    impl Progress for Log {
+        fn begin(&mut self, item: &str, total: Option<u64>) {
+            self.0.push(format!("{item} {total:?}"));
+        }
+        fn advance(&mut self, bytes: u64) {
+            self.0.push(format!("+{bytes}"));
+        }
+        fn finish(&mut self) {
+            self.0.push("done".to_owned());
+        }
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    let mut log = Log::default();
+    server
+        .hub(cache.path())
+        .fetch(&id("owner/name"), &mut log)
+        .unwrap();
+    assert_eq!(log.0, ["m.gguf Some(4)", "+0", "+4", "done"]);
+}
