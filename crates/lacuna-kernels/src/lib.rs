@@ -38,4 +38,4 @@ pub use cpu::{Cpu, CpuConfig, CpuError, Level};
 pub use dtype::{DType, UnknownDType};
 pub use elementwise::RopeStyle;
 pub use matrix::{Matrix, ShapeError};
-pub use view::{ElementType, Run, View, ViewError};
+pub use view::{ElementType, Run, UnknownElementType, View, ViewError};

@@ -3,6 +3,8 @@
 //! A flat range is one run; a block table is many. Views borrow, so they cost nothing to make for
 //! a flat range; kernels find a row by searching the runs.
 
+use std::str::FromStr;
+
 /// How the elements of a cached row are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -28,6 +30,20 @@ impl ElementType {
             ElementType::F32 => "f32",
             ElementType::F16 => "f16",
         }
+    }
+}
+
+/// A name that is no element type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown element type `{0}`; use f16 or f32")]
+pub struct UnknownElementType(pub String);
+
+impl FromStr for ElementType {
+    type Err = UnknownElementType;
+
+    fn from_str(name: &str) -> Result<Self, UnknownElementType> {
+        let mut known = [ElementType::F32, ElementType::F16].into_iter();
+        known.find(|element| element.name() == name).ok_or_else(|| UnknownElementType(name.into()))
     }
 }
 

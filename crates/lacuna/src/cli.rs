@@ -197,7 +197,7 @@ pub(crate) struct PerplexityArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  lacuna synth qwen3-0.6b --dtype q8_0 -o model.gguf")]
 pub(crate) struct SynthArgs {
-    #[arg(help = shapes_help())]
+    /// Whose shapes: qwen3-0.6b, qwen3-1.7b, qwen3-4b, llama-3.2-1b, llama-3-8b, ...
     pub(crate) shape: String,
     /// Type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k
     #[arg(long, default_value = "q8_0")]

@@ -25,7 +25,9 @@ pub use lacuna_kv::{KvPolicy, KvReport};
 pub use lacuna_models::files::{self, ModelFiles};
 pub use lacuna_models::synth;
 pub use lacuna_models::template::Message;
-pub use lacuna_models::tokenizer::{AddSpecial, Decode, ParseSpecial, Special, Tokenizer};
+pub use lacuna_models::tokenizer::{
+    AddSpecial, Decode, Description as TokenizerDescription, ParseSpecial, Special, Tokenizer,
+};
 pub use lacuna_models::{LoadError, Model, PromptError, load_tokenizer};
 
 /// The demo model: 4 million parameters trained on the documentation of Rust, built into the

@@ -2,6 +2,7 @@
 
 mod cli;
 mod commands;
+mod models;
 mod output;
 mod resident;
 

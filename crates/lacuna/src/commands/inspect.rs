@@ -20,14 +20,12 @@ struct Report {
     feed_forward: usize,
     vocabulary: usize,
     context: usize,
-    rope_theta: f32,
-    rope_scaling: String,
+    rope: String,
     norm_epsilon: f32,
     parameters: u64,
     weight_bytes: u64,
     tensors: Vec<Tensors>,
-    tokenizer: String,
-    chat_template: bool,
+    tokenizer: lacuna::TokenizerDescription,
     kv_bytes_per_token: KvBytes,
 }
 
@@ -55,7 +53,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
 fn describe(model: &Model) -> Report {
     let config = model.config();
     let totals = model.files().tensors().by_type();
-    let kv = |element: ElementType| 2 * config.layers * config.kv_width() * element.bytes();
+    let kv = |element: ElementType| 2 * config.layers * element.bytes(config.kv_width());
     Report {
         architecture: config.architecture,
         layers: config.layers,
@@ -66,14 +64,12 @@ fn describe(model: &Model) -> Report {
         feed_forward: config.feed_forward,
         vocabulary: config.vocabulary,
         context: config.context_tokens,
-        rope_theta: config.rope.theta,
-        rope_scaling: config.rope.scaling.to_string(),
+        rope: config.rope.to_string(),
         norm_epsilon: config.norm_epsilon,
         parameters: totals.iter().map(|total| total.elements).sum(),
         weight_bytes: totals.iter().map(|total| total.bytes).sum(),
         tensors: totals.iter().map(row).collect(),
-        tokenizer: model.tokenizer().description(),
-        chat_template: model.has_template(),
+        tokenizer: model.tokenizer().describe(),
         kv_bytes_per_token: KvBytes { f16: kv(ElementType::F16), f32: kv(ElementType::F32) },
     }
 }
@@ -81,7 +77,7 @@ fn describe(model: &Model) -> Report {
 fn row(total: &TypeTotal) -> Tensors {
     Tensors {
         r#type: total.type_name.to_string(),
-        count: total.count,
+        count: total.tensors,
         elements: total.elements,
         bytes: total.bytes,
     }
@@ -99,14 +95,16 @@ fn print(report: &Report) -> Result<()> {
     println!("feed-forward    {}", report.feed_forward);
     println!("vocabulary      {}", report.vocabulary);
     println!("context         {} tokens", report.context);
-    println!("rope            theta {}, scaling {}", report.rope_theta, report.rope_scaling);
+    println!("rope            {}", report.rope);
     println!("parameters      {:.1} M", report.parameters as f64 / 1e6);
     println!("weights         {}", size(report.weight_bytes));
     for row in &report.tensors {
         println!("  {:<13} {:>5} tensors, {}", row.r#type, row.count, size(row.bytes));
     }
-    println!("tokenizer       {}", report.tokenizer);
-    println!("chat template   {}", if report.chat_template { "yes" } else { "none" });
+    let tokenizer = &report.tokenizer;
+    let pre = tokenizer.pre_tokenizer.as_deref().unwrap_or("as its file says");
+    println!("tokenizer       {}, {} tokens, pre-tokenizer {pre}", tokenizer.algorithm, tokenizer.vocabulary);
+    println!("chat template   {}", if tokenizer.chat_template { "yes" } else { "none" });
     let KvBytes { f16, f32 } = report.kv_bytes_per_token;
     println!("KV per token    {} f16, {} f32", size(f16 as u64), size(f32 as u64));
     Ok(())

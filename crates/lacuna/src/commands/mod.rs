@@ -17,7 +17,7 @@ use crate::cli::{EngineArgs, ModelArgs};
 
 /// Opens the model that was named, downloading it first where that is what the name says.
 fn open(args: &ModelArgs) -> Result<Arc<Model>> {
-    let files = crate::output::open_files(args)?;
+    let files = crate::models::open_files(args)?;
     let model = Model::load(files).with_context(|| format!("cannot load `{}`", args.model))?;
     Ok(Arc::new(model))
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::cli::TokenizeArgs;
 use crate::commands::text_or_stdin;
+use crate::models::open_files;
 use crate::output;
 
 #[derive(Serialize)]
@@ -15,7 +16,7 @@ struct Report {
 }
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
-    let files = output::open_files(&args.model)?;
+    let files = open_files(&args.model)?;
     let tokenizer = lacuna::load_tokenizer(&files)?;
     let input = text_or_stdin(args.prompt.as_deref())?;
     let report = if args.decode { decode(&tokenizer, &input)? } else { encode(&tokenizer, input, args)? };
