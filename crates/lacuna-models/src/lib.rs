@@ -10,6 +10,7 @@ mod error;
 pub mod files;
 mod model;
 mod scratch;
+pub mod synth;
 pub mod template;
 pub mod tokenizer;
 mod weights;

@@ -383,10 +383,6 @@ impl FromValue<'_> for f32 {
 
     fn from_value(value: Value<'_>) -> Option<Self> {
         match value {
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "f32 is what the caller computes in"
-            )]
             Value::Float(value) => Some(value as f32),
             _ => None,
         }

@@ -261,11 +261,6 @@ impl RopeReader<'_> {
             factor: self.number("factor")?,
             low_freq_factor: self.number("low_freq_factor")?,
             high_freq_factor: self.number("high_freq_factor")?,
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "positive, and a cast of a float saturates"
-            )]
             original_context: original_context as usize,
         })
     }

@@ -1,0 +1,261 @@
+//! Random models with real models' shapes, so that every benchmark can be rerun without a download.
+//!
+//! A synthetic model is a GGUF file that this and other engines load: the tensors, metadata and
+//! vocabulary size of the model it is named after, weights drawn at random at a scale that keeps
+//! activations near unit variance, and a byte-level vocabulary that encodes any text. Its text is
+//! noise; its cost is the real one.
+//!
+//! The file is a function of shape, element type, layer count and seed, byte for byte. It is written in one
+//! pass with a megabyte of memory besides the header, into a `.part` file that is renamed when complete.
+//!
+//! ```
+//! use lacuna_models::files::{DType, Mapping, ModelFiles};
+//! use lacuna_models::synth::{Model, Shape};
+//!
+//! let shape = Shape::find("qwen3-0.6b")?;
+//! let model = Model::new(shape, DType::Q8_0).layers(28)?;
+//! assert_eq!(model.file_len()? / 1_000_000, 639);
+//! # Ok::<(), lacuna_models::synth::Error>(())
+//! ```
+
+mod blocks;
+mod metadata;
+mod shapes;
+mod vocabulary;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+pub use shapes::{Architecture, SHAPES, Shape};
+
+use crate::files::{DType, Progress, gguf};
+use blocks::Generator;
+use shapes::{Contents, TensorPlan};
+
+/// The most layers a model can be asked to have; the largest published models have a quarter of it.
+const LAYER_LIMIT: usize = 512;
+/// Bytes generated at a time, about.
+const PIECE: usize = 1 << 20;
+
+/// Why a synthetic model cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No shape of this name is known.
+    #[error("there is no shape `{name}`; use one of {}", shapes::names())]
+    UnknownShape {
+        /// What was asked for.
+        name: String,
+    },
+    /// A number of layers that makes no model.
+    #[error("a model of {layers} layers cannot be made; use 1 to {limit}")]
+    Layers {
+        /// What was asked for.
+        layers: usize,
+        /// The most there can be.
+        limit: usize,
+    },
+    /// The shape has rows that the element type cannot store.
+    #[error(
+        "{shape} cannot be made in {dtype}: rows of `{tensor}` have {columns} elements, and {dtype} needs \
+         multiples of {}; use a type with smaller blocks, such as q8_0", dtype.block_len()
+    )]
+    Blocks {
+        /// The shape's name.
+        shape: &'static str,
+        /// The element type.
+        dtype: DType,
+        /// The first such tensor.
+        tensor: String,
+        /// Its elements per row.
+        columns: usize,
+    },
+    /// The disk is full.
+    #[error("{}: the disk is full; the model takes {needed} bytes", path.display())]
+    DiskFull {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of the whole model.
+        needed: u64,
+    },
+    /// The file cannot be written.
+    #[error("{}: cannot be written ({source})", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the writer said.
+        source: gguf::WriteError,
+    },
+}
+
+/// A model to be written.
+#[derive(Clone, Debug)]
+pub struct Model {
+    shape: &'static Shape,
+    dtype: DType,
+    layers: usize,
+    seed: u64,
+}
+
+impl Model {
+    /// A model of this shape, all its matrices in `dtype`, with its real number of layers and seed 0.
+    pub fn new(shape: &'static Shape, dtype: DType) -> Self {
+        Self {
+            shape,
+            dtype,
+            layers: shape.layers,
+            seed: 0,
+        }
+    }
+
+    /// The same with another number of layers.
+    ///
+    /// # Errors
+    /// [`Error::Layers`] outside of 1 to 512.
+    pub fn layers(self, layers: usize) -> Result<Self, Error> {
+        if !(1..=LAYER_LIMIT).contains(&layers) {
+            return Err(Error::Layers {
+                layers,
+                limit: LAYER_LIMIT,
+            });
+        }
+        Ok(Self { layers, ..self })
+    }
+
+    /// The same drawn from another seed.
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// [`Error::Blocks`] when the shape does not fit the element type.
+    pub fn file_len(&self) -> Result<u64, Error> {
+        self.header(&self.tensors()).map(|header| header.file_len())
+    }
+
+    /// Writes the file, replacing one that is there; until it is complete it is called `<path>.part`.
+    ///
+    /// # Errors
+    /// [`Error::Blocks`], [`Error::DiskFull`] or [`Error::Write`]; no file is left then.
+    pub fn write_file(&self, path: &Path, progress: &mut dyn Progress) -> Result<(), Error> {
+        let tensors = self.tensors();
+        let header = self.header(&tensors)?;
+        let needed = header.file_len();
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        progress.begin(&path.display().to_string(), Some(needed));
+        let written = File::create(&part)
+            .map_err(gguf::WriteError::from)
+            .and_then(|file| self.write(header, &tensors, file, progress))
+            .and_then(|file| Ok(file.sync_data()?))
+            .and_then(|()| Ok(fs::rename(&part, path)?));
+        match written {
+            Ok(()) => progress.finish(),
+            // What is left of an incomplete file is of no use; failing to remove it adds nothing.
+            Err(_) => drop(fs::remove_file(&part)),
+        }
+        written.map_err(|source| failed(path, needed, source))
+    }
+
+    /// Writes the file to any output.
+    ///
+    /// # Errors
+    /// [`Error::Blocks`], or [`Error::DiskFull`] and [`Error::Write`] as the output fails, with an empty
+    /// path.
+    pub fn write_to<W: Write>(&self, out: W) -> Result<W, Error> {
+        let tensors = self.tensors();
+        let header = self.header(&tensors)?;
+        let needed = header.file_len();
+        self.write(header, &tensors, out, &mut ())
+            .map_err(|source| failed(Path::new(""), needed, source))
+    }
+
+    fn tensors(&self) -> Vec<TensorPlan> {
+        self.shape.tensors(self.layers, self.dtype)
+    }
+
+    fn header(&self, tensors: &[TensorPlan]) -> Result<gguf::Writer, Error> {
+        let mut header = gguf::Writer::new();
+        metadata::describe(&mut header, self);
+        for tensor in tensors {
+            let declared = header.tensor(&tensor.name, tensor.dtype, &tensor.shape);
+            declared.map_err(|_| Error::Blocks {
+                shape: self.shape.name,
+                dtype: self.dtype,
+                tensor: tensor.name.clone(),
+                columns: tensor.shape.last().copied().unwrap_or_default(),
+            })?;
+        }
+        Ok(header)
+    }
+
+    fn write<W: Write>(
+        &self,
+        header: gguf::Writer,
+        tensors: &[TensorPlan],
+        out: W,
+        progress: &mut dyn Progress,
+    ) -> Result<W, gguf::WriteError> {
+        let mut body = header.begin(out)?;
+        for (index, tensor) in tensors.iter().enumerate() {
+            let generator = Generator::new(self.seed, index as u64);
+            body.stream(&tensor.name, |out| stream(tensor, generator, out, progress))?;
+        }
+        body.finish()
+    }
+}
+
+/// Writes a tensor's contents piece by piece.
+fn stream(
+    tensor: &TensorPlan,
+    mut generator: Generator,
+    out: &mut dyn Write,
+    progress: &mut dyn Progress,
+) -> io::Result<()> {
+    let blocks = tensor.shape.iter().product::<usize>() / tensor.dtype.block_len();
+    let block_bytes = tensor.dtype.block_bytes();
+    let mut left = blocks * block_bytes;
+    let mut piece = vec![0; left.min(PIECE / block_bytes * block_bytes)];
+    while left > 0 {
+        let length = left.min(piece.len());
+        match &tensor.contents {
+            Contents::Random { deviation } => {
+                generator.fill(tensor.dtype, *deviation, &mut piece[..length])
+            }
+            Contents::Given(values) => given(values, &mut piece[..length]),
+        }
+        out.write_all(&piece[..length])?;
+        progress.advance(length as u64);
+        left -= length;
+    }
+    Ok(())
+}
+
+/// Stores values that fit one piece, as F32.
+fn given(values: &[f32], out: &mut [u8]) {
+    for (bytes, value) in out.chunks_exact_mut(4).zip(values) {
+        bytes.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+fn failed(path: &Path, needed: u64, source: gguf::WriteError) -> Error {
+    let path = path.to_owned();
+    match &source {
+        gguf::WriteError::Io(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            ) =>
+        {
+            Error::DiskFull { path, needed }
+        }
+        _ => Error::Write { path, source },
+    }
+}

@@ -1,0 +1,68 @@
+//! The metadata of a synthetic model: what a converter would have written for the real one.
+
+use super::vocabulary::Vocabulary;
+use super::{Architecture, Model, Shape};
+use crate::files::DType;
+use crate::files::gguf::Writer;
+
+pub(super) fn describe(header: &mut Writer, model: &Model) {
+    let shape = model.shape;
+    let name = format!("{} with random weights", shape.name);
+    header
+        .set("general.architecture", shape.architecture.name())
+        .set("general.type", "model")
+        .set("general.name", name.as_str())
+        .set("general.file_type", file_type(model.dtype))
+        .set("general.quantization_version", 2u32);
+    describe_shape(header, shape, model.layers);
+    Vocabulary::of(shape.architecture, shape.vocabulary).describe(header);
+}
+
+fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
+    let architecture = shape.architecture.name();
+    let sizes = [
+        ("block_count", layers),
+        ("context_length", shape.context),
+        ("embedding_length", shape.hidden),
+        ("feed_forward_length", shape.feed_forward),
+        ("attention.head_count", shape.heads),
+        ("attention.head_count_kv", shape.kv_heads),
+        ("attention.key_length", shape.head_size),
+        ("attention.value_length", shape.head_size),
+    ];
+    for (key, size) in sizes {
+        set_size(header, &format!("{architecture}.{key}"), size);
+    }
+    if shape.architecture == Architecture::Llama {
+        set_size(header, "llama.rope.dimension_count", shape.head_size);
+        set_size(header, "llama.vocab_size", shape.vocabulary);
+    }
+    header
+        .set(&format!("{architecture}.rope.freq_base"), shape.rope_theta)
+        .set(
+            &format!("{architecture}.attention.layer_norm_rms_epsilon"),
+            shape.norm_epsilon,
+        );
+}
+
+/// Sizes come from the table of shapes, whose numbers all fit.
+fn set_size(header: &mut Writer, key: &str, size: usize) {
+    header.set(key, u32::try_from(size).unwrap_or(u32::MAX));
+}
+
+/// llama.cpp's number for a file whose matrices are of this type (`enum llama_ftype`).
+fn file_type(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::Q4_0 => 2,
+        DType::Q4_1 => 3,
+        DType::Q8_0 => 7,
+        DType::Q5_0 => 8,
+        DType::Q5_1 => 9,
+        DType::Q4K => 14,
+        DType::Q5K => 16,
+        DType::Q6K => 18,
+        DType::Bf16 => 32,
+    }
+}

@@ -1,0 +1,386 @@
+//! Synthetic models: deterministic, of the right size, sane in every element type.
+
+use std::collections::HashSet;
+
+use half::{bf16, f16};
+use ring::digest;
+
+use super::vocabulary::Vocabulary;
+use super::*;
+use crate::files::{Mapping, Metadata, ModelFiles};
+
+/// As small as a shape with a real vocabulary can be.
+const TINY: Shape = Shape {
+    name: "tiny",
+    layers: 2,
+    hidden: 32,
+    feed_forward: 64,
+    heads: 4,
+    kv_heads: 2,
+    head_size: 16,
+    ..SHAPES[0]
+};
+static TINY_LLAMA: Shape = Shape {
+    name: "tiny-llama",
+    architecture: Architecture::Llama,
+    vocabulary: 128_256,
+    tied: false,
+    rope_theta: 5e5,
+    rope_factor: Some(32.0),
+    ..TINY
+};
+static TINY_QWEN: Shape = TINY;
+
+fn half_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> {
+    bytes
+        .iter()
+        .map(|byte| byte & 15)
+        .chain(bytes.iter().map(|byte| byte >> 4))
+}
+
+/// Q5's fifth bits: bit `i` of a little-endian word belongs to element `i`.
+fn fives(bits: &[u8], low: &[u8]) -> Vec<f32> {
+    let high = u32::from_le_bytes(bits.try_into().unwrap());
+    nibbles(low)
+        .enumerate()
+        .map(|(i, low)| f32::from(low | (((high >> i) as u8 & 1) << 4)))
+        .collect()
+}
+
+/// Scale and minimum of one of the eight parts of a Q4_K or Q5_K block, as ggml unpacks them.
+fn sub_scale(packed: &[u8], part: usize) -> (f32, f32) {
+    let (scale, minimum) = match part {
+        0..4 => (packed[part] & 63, packed[part + 4] & 63),
+        _ => (
+            (packed[part + 4] & 15) | ((packed[part - 4] >> 6) << 4),
+            (packed[part + 4] >> 4) | ((packed[part] >> 6) << 4),
+        ),
+    };
+    (f32::from(scale), f32::from(minimum))
+}
+
+fn sub_scaled(block: &[u8], element: impl Fn(usize) -> u8) -> Vec<f32> {
+    let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+    let value = |i: usize| {
+        let (sub, sub_minimum) = sub_scale(&block[4..16], i / 32);
+        scale * sub * f32::from(element(i)) - minimum * sub_minimum
+    };
+    (0..256).map(value).collect()
+}
+
+/// Four low bits of element `i` of a K block, which go by runs of 64.
+fn low_bits(bytes: &[u8], i: usize) -> u8 {
+    (bytes[i / 64 * 32 + i % 32] >> (4 * (i / 32 % 2))) & 15
+}
+
+fn six(block: &[u8], i: usize) -> f32 {
+    let (half, part, at) = (i / 128, i / 32 % 4, i % 32);
+    let low = (block[half * 64 + at + 32 * (part % 2)] >> (4 * (part / 2))) & 15;
+    let high = (block[128 + half * 32 + at] >> (2 * part)) & 3;
+    let sub = f32::from(block[192 + i / 16] as i8);
+    half_at(block, 208) * sub * (f32::from(low | (high << 4)) - 32.0)
+}
+
+/// The values of one block, decoded as ggml's reference code does.
+fn decode(dtype: DType, block: &[u8]) -> Vec<f32> {
+    let scale = half_at(block, 0);
+    match dtype {
+        DType::F32 => vec![f32::from_le_bytes(block.try_into().unwrap())],
+        DType::F16 => vec![scale],
+        DType::Bf16 => vec![bf16::from_le_bytes([block[0], block[1]]).to_f32()],
+        DType::Q8_0 => block[2..]
+            .iter()
+            .map(|&byte| scale * f32::from(byte as i8))
+            .collect(),
+        DType::Q4_0 => nibbles(&block[2..])
+            .map(|q| scale * (f32::from(q) - 8.0))
+            .collect(),
+        DType::Q4_1 => nibbles(&block[4..])
+            .map(|q| scale * f32::from(q) + half_at(block, 2))
+            .collect(),
+        DType::Q5_0 => fives(&block[2..6], &block[6..])
+            .iter()
+            .map(|q| scale * (q - 16.0))
+            .collect(),
+        DType::Q5_1 => {
+            let minimum = half_at(block, 2);
+            fives(&block[4..8], &block[8..])
+                .iter()
+                .map(|q| scale * q + minimum)
+                .collect()
+        }
+        DType::Q4K => sub_scaled(block, |i| low_bits(&block[16..], i)),
+        DType::Q5K => sub_scaled(block, |i| {
+            low_bits(&block[48..], i) | (((block[16 + i % 32] >> (i / 32)) & 1) << 4)
+        }),
+        DType::Q6K => (0..256).map(|i| six(block, i)).collect(),
+    }
+}
+
+#[test]
+fn random_blocks_are_finite_centred_and_as_wide_as_asked_for() {
+    for dtype in DType::ALL {
+        for deviation in [1.0, 1.0 / 32.0, 1.0 / 120.0] {
+            let mut bytes = vec![0; 65_536 / dtype.block_len() * dtype.block_bytes()];
+            Generator::new(7, 3).fill(dtype, deviation, &mut bytes);
+            let blocks = bytes.chunks_exact(dtype.block_bytes());
+            let values: Vec<f32> = blocks.flat_map(|block| decode(dtype, block)).collect();
+            assert_eq!(values.len(), 65_536);
+            assert!(
+                values.iter().all(|value| value.abs() < 6.0 * deviation),
+                "{dtype}"
+            );
+            let count = values.len() as f32;
+            let mean = values.iter().sum::<f32>() / count;
+            let square = values.iter().map(|value| value * value).sum::<f32>() / count;
+            assert!(
+                mean.abs() < 0.03 * deviation,
+                "{dtype}: mean {mean} at {deviation}"
+            );
+            let ratio = square.sqrt() / deviation;
+            assert!(
+                (0.97..1.03).contains(&ratio),
+                "{dtype}: deviation is {ratio} of {deviation}"
+            );
+        }
+    }
+}
+
+#[test]
+fn bytes_of_q8_0_are_never_minus_128() {
+    let mut bytes = vec![0; 34 * 4096];
+    Generator::new(0, 0).fill(DType::Q8_0, 1.0, &mut bytes);
+    assert!(
+        bytes
+            .chunks_exact(34)
+            .all(|block| block[2..].iter().all(|&byte| byte != 0x80))
+    );
+}
+
+#[test]
+fn the_same_seed_gives_the_same_file_and_another_seed_another() {
+    let model = Model::new(&TINY_QWEN, DType::Q4_0);
+    let bytes = model.clone().write_to(Vec::new()).unwrap();
+    assert_eq!(bytes.len() as u64, model.file_len().unwrap());
+    assert!(bytes == model.clone().write_to(Vec::new()).unwrap());
+    assert!(bytes != model.seed(1).write_to(Vec::new()).unwrap());
+    // Benchmarks of different versions compare only if this never changes.
+    let hash = digest::digest(&digest::SHA256, &bytes);
+    let hash: String = hash.as_ref()[..8]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(hash, "f4b101958be5fb42");
+}
+
+#[test]
+fn what_is_written_opens_as_a_model() {
+    let bytes = Model::new(&TINY_LLAMA, DType::Q8_0)
+        .write_to(Vec::new())
+        .unwrap();
+    let files = ModelFiles::from_gguf(Mapping::from(bytes)).unwrap();
+    let Metadata::Gguf(metadata) = files.metadata() else {
+        panic!("not GGUF")
+    };
+    assert_eq!(
+        metadata.require::<&str>("general.architecture").unwrap(),
+        "llama"
+    );
+    assert_eq!(metadata.require::<usize>("llama.block_count").unwrap(), 2);
+    let tensors = files.tensors();
+    for (name, shape) in [
+        ("token_embd.weight", vec![128_256, 32]),
+        ("output.weight", vec![128_256, 32]),
+        ("blk.1.attn_q.weight", vec![64, 32]),
+        ("blk.1.attn_v.weight", vec![32, 32]),
+        ("blk.1.attn_output.weight", vec![32, 64]),
+        ("blk.0.ffn_down.weight", vec![32, 64]),
+        ("output_norm.weight", vec![32]),
+        ("rope_freqs.weight", vec![8]),
+    ] {
+        assert!(tensors.require_shape(name, &shape).is_ok(), "{name}");
+    }
+    assert_eq!(tensors.len(), 4 + 2 * 9);
+    let norm = tensors.require("output_norm.weight").unwrap();
+    assert!(
+        norm.bytes()
+            .chunks(4)
+            .all(|bytes| bytes == 1.0f32.to_le_bytes())
+    );
+}
+
+#[test]
+fn rotation_factors_are_those_of_published_files() {
+    let shape = Shape::find("llama-3.2-1b").unwrap();
+    let tensors = shape.tensors(1, DType::Q8_0);
+    let Contents::Given(factors) = &tensors[0].contents else {
+        panic!("not given")
+    };
+    assert_eq!(
+        (tensors[0].name.as_str(), factors.len()),
+        ("rope_freqs.weight", 32)
+    );
+    assert!(factors[..15].iter().all(|&factor| factor == 1.0));
+    assert!(factors[18..].iter().all(|&factor| factor == 32.0));
+    assert!(
+        factors[15..18]
+            .iter()
+            .all(|&factor| (1.0..32.0).contains(&factor)),
+        "{factors:?}"
+    );
+}
+
+#[test]
+fn every_shape_has_the_published_number_of_parameters() {
+    let millions = |name| {
+        let shape = Shape::find(name).unwrap();
+        let tensors = shape.tensors(shape.layers, DType::F32);
+        let elements: usize = tensors
+            .iter()
+            .map(|tensor| tensor.shape.iter().product::<usize>())
+            .sum();
+        elements / 1_000_000
+    };
+    let published = [
+        ("qwen3-0.6b", 596),
+        ("qwen3-1.7b", 1720),
+        ("qwen3-4b", 4022),
+        ("qwen3-8b", 8190),
+        ("qwen2.5-0.5b", 494),
+        ("llama-3.2-1b", 1235),
+        ("llama-3.2-3b", 3212),
+        ("llama-3-8b", 8030),
+    ];
+    assert_eq!(published.len(), SHAPES.len());
+    for (name, expected) in published {
+        assert_eq!(millions(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn vocabularies_have_the_real_size_and_their_merges_hold() {
+    for (architecture, size) in [
+        (Architecture::Qwen3, 151_936),
+        (Architecture::Llama, 128_256),
+    ] {
+        let vocabulary = Vocabulary::of(architecture, size);
+        assert_eq!(
+            (vocabulary.tokens.len(), vocabulary.types.len()),
+            (size, size)
+        );
+        let known: HashSet<&str> = vocabulary.tokens.iter().map(String::as_str).collect();
+        assert_eq!(known.len(), size, "every token occurs once");
+        assert!(vocabulary.merges.len() > 500);
+        for merge in &vocabulary.merges {
+            let (left, right) = merge.split_once(' ').unwrap();
+            assert!(
+                [left, right, &format!("{left}{right}")]
+                    .iter()
+                    .all(|part| known.contains(part)),
+                "{merge}"
+            );
+        }
+    }
+}
+
+#[test]
+fn special_tokens_have_their_real_numbers() {
+    let qwen = Vocabulary::of(Architecture::Qwen3, 151_936).tokens;
+    assert_eq!(
+        (qwen[0].as_str(), qwen[188].as_str(), qwen[220].as_str()),
+        ("!", "\u{100}", "\u{120}")
+    );
+    assert_eq!(
+        (qwen[151_643].as_str(), qwen[151_645].as_str()),
+        ("<|endoftext|>", "<|im_end|>")
+    );
+    assert_eq!(
+        (qwen[151_668].as_str(), qwen[151_669].as_str()),
+        ("</think>", "[PAD151669]")
+    );
+    let llama = Vocabulary::of(Architecture::Llama, 128_256).tokens;
+    assert_eq!(
+        (llama[128_000].as_str(), llama[128_009].as_str()),
+        ("<|begin_of_text|>", "<|eot_id|>")
+    );
+    assert_eq!(llama[128_005], "<|reserved_special_token_2|>");
+    assert_eq!(llama[128_255], "<|reserved_special_token_247|>");
+}
+
+#[test]
+fn what_cannot_be_made_says_what_can() {
+    let error = Shape::find("gpt-5").unwrap_err();
+    assert!(
+        error.to_string().contains("qwen3-0.6b, qwen3-1.7b"),
+        "{error}"
+    );
+    let model = Model::new(Shape::find("qwen2.5-0.5b").unwrap(), DType::Q4K);
+    let error = model.file_len().unwrap_err();
+    assert!(matches!(&error, Error::Blocks { columns: 896, .. }));
+    assert!(
+        error.to_string().contains("use a type with smaller blocks"),
+        "{error}"
+    );
+    let model = Model::new(&TINY_QWEN, DType::F32);
+    assert!(matches!(model.clone().layers(0), Err(Error::Layers { .. })));
+    assert!(matches!(model.layers(1 << 40), Err(Error::Layers { .. })));
+}
+
+/// A disk with room for so many bytes.
+struct Disk(usize);
+
+impl Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.0.checked_sub(bytes.len()) {
+            Some(left) => self.0 = left,
+            None => return Err(io::ErrorKind::StorageFull.into()),
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_full_disk_is_a_typed_error() {
+    let error = Model::new(&TINY_QWEN, DType::Q8_0)
+        .write_to(Disk(6_000_000))
+        .err()
+        .unwrap();
+    assert!(
+        matches!(error, Error::DiskFull { needed, .. } if needed > 6_000_000),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_file_appears_only_when_it_is_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    let model = Model::new(&TINY_QWEN, DType::Q4_0).layers(1).unwrap();
+    model.write_file(&path, &mut ()).unwrap();
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().len(),
+        model.file_len().unwrap()
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+
+    let occupied = folder.path().join("occupied");
+    std::fs::create_dir_all(occupied.join("by a folder")).unwrap();
+    assert!(matches!(
+        model.write_file(&occupied, &mut ()),
+        Err(Error::Write { .. })
+    ));
+    assert!(!folder.path().join("occupied.part").exists());
+    let nowhere = folder.path().join("none/tiny.gguf");
+    assert!(matches!(
+        model.write_file(&nowhere, &mut ()),
+        Err(Error::Write { .. })
+    ));
+}
