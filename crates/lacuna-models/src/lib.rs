@@ -1,3 +1,4 @@
 //! Model files, tokenizers and architectures.
 
+pub mod template;
 pub mod tokenizer;
