@@ -66,10 +66,12 @@ impl Metadata {
     }
 
     fn texts(&self, key: &str) -> Option<Vec<&str>> {
-        let text = |value| match value {
-            Value::Text(text) => text.as_str(),
-            other => panic!("{key}: {other:?}"),
-        };
+        fn text(value: &Value) -> &str {
+            match value {
+                Value::Text(text) => text,
+                other => panic!("not a text: {other:?}"),
+            }
+        }
         Some(self.list(key)?.iter().map(text).collect())
     }
 
