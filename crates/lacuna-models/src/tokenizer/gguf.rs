@@ -165,7 +165,7 @@ impl GgufVocabulary<'_> {
             algorithm: Algorithm::Bpe {
                 normalizer: None,
                 steps: steps(rule)?,
-                model,
+                model: Box::new(model),
             },
             spelling: Spelling::ByteLevel,
             leading: Leading::Keep,

@@ -88,7 +88,7 @@ impl Tokenizer {
         let algorithm = Algorithm::Bpe {
             normalizer,
             steps,
-            model: bpe.build()?,
+            model: Box::new(bpe.build()?),
         };
         let (tokens, ids) = split(added);
         let pipeline = Pipeline::new(algorithm, &tokens, &ids)?;

@@ -39,7 +39,7 @@ pub(super) enum Algorithm {
     Bpe {
         normalizer: Option<NormalizerWrapper>,
         steps: Vec<Step>,
-        model: BPE,
+        model: Box<BPE>,
     },
     /// Scored merges over the whole text.
     SentencePiece {
