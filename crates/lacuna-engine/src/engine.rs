@@ -57,7 +57,10 @@ impl Engine {
     /// # Errors
     /// [`EngineError`] when a setting is out of range or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
-        let cpu = Cpu::new(CpuConfig { threads: threads(config.threads)?, level: None })?;
+        let cpu = Cpu::new(CpuConfig {
+            threads: threads(config.threads)?,
+            level: None,
+        })?;
         let shape = model.config();
         let geometry = Geometry {
             layers: shape.layers,
@@ -71,10 +74,20 @@ impl Engine {
         }
         geometry.buffer_bytes(context_tokens)?;
         let tokens = config.batch_tokens.clamp(1, context_tokens);
-        let limits = BatchLimits { tokens, logit_rows: SCORED_ROWS.min(tokens), context_tokens };
+        let limits = BatchLimits {
+            tokens,
+            logit_rows: SCORED_ROWS.min(tokens),
+            context_tokens,
+        };
         let scratch = Scratch::new(shape, limits);
         let cache = KvCache::new(geometry, config.kv_policy)?;
-        Ok(Self { model, cpu, cache, scratch, context_tokens })
+        Ok(Self {
+            model,
+            cpu,
+            cache,
+            scratch,
+            context_tokens,
+        })
     }
 
     /// A new, empty session.
@@ -95,9 +108,16 @@ impl Engine {
         let (chunk, rows) = session.schedule(self.scratch.limits().tokens);
         session.sequence.prepare(chunk.len())?;
         let tokens = &session.tokens[chunk.clone()];
-        let segment = Segment { tokens, sequence: &mut session.sequence, logits: rows };
-        let logits = self.model.forward(&self.cpu, &mut [segment], &mut self.scratch)?;
-        let token = (rows != LogitRows::None).then(|| session.sampler.sample(logits, &session.tokens));
+        let segment = Segment {
+            tokens,
+            sequence: &mut session.sequence,
+            logits: rows,
+        };
+        let logits = self
+            .model
+            .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+        let token =
+            (rows != LogitRows::None).then(|| session.sampler.sample(logits, &session.tokens));
         session.sequence.accept(chunk.len());
         session.tokens.extend(token);
         Ok(token)
@@ -108,13 +128,23 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError`] when a token is out of range or the context is too short.
-    pub fn score(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<KvReport, EngineError> {
+    pub fn score(
+        &mut self,
+        tokens: &[u32],
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<KvReport, EngineError> {
         let mut sequence = self.cache.sequence(self.context_tokens)?;
         let vocabulary = self.model.config().vocabulary;
         for chunk in tokens.chunks(self.scratch.limits().logit_rows) {
             sequence.prepare(chunk.len())?;
-            let segment = Segment { tokens: chunk, sequence: &mut sequence, logits: LogitRows::All };
-            let logits = self.model.forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+            let segment = Segment {
+                tokens: chunk,
+                sequence: &mut sequence,
+                logits: LogitRows::All,
+            };
+            let logits = self
+                .model
+                .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
             for (offset, row) in logits.chunks_exact(vocabulary).enumerate() {
                 each(sequence.len() + offset, row);
             }

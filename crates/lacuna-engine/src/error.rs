@@ -7,7 +7,9 @@ use std::num::NonZeroUsize;
 #[non_exhaustive]
 pub enum EngineError {
     /// More threads than processors would only wait for each other.
-    #[error("{asked} threads asked for, but this machine has {available}; use --threads {available} or fewer")]
+    #[error(
+        "{asked} threads asked for, but this machine has {available}; use --threads {available} or fewer"
+    )]
     TooManyThreads {
         /// Threads asked for.
         asked: NonZeroUsize,
@@ -21,7 +23,9 @@ pub enum EngineError {
     #[error("the prompt is empty; give at least one character")]
     EmptyPrompt,
     /// The prompt alone fills the context.
-    #[error("the prompt has {prompt} tokens, but the context holds {context}; raise --ctx or shorten the prompt")]
+    #[error(
+        "the prompt has {prompt} tokens, but the context holds {context}; raise --ctx or shorten the prompt"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,

@@ -72,7 +72,11 @@ impl Timing {
 }
 
 fn rate(tokens: usize, time: Duration) -> f64 {
-    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+    if time.is_zero() {
+        0.0
+    } else {
+        tokens as f64 / time.as_secs_f64()
+    }
 }
 
 /// A generation under way: the session's pending tokens are its prompt.
@@ -94,7 +98,11 @@ impl<'a> Generation<'a> {
     /// # Errors
     /// [`EngineError::EmptyPrompt`] without pending tokens, [`EngineError::PromptTooLong`] when they
     /// do not fit the context.
-    pub fn new(engine: &'a mut Engine, session: &'a mut Session, limits: Limits) -> Result<Self, EngineError> {
+    pub fn new(
+        engine: &'a mut Engine,
+        session: &'a mut Session,
+        limits: Limits,
+    ) -> Result<Self, EngineError> {
         let (prompt, context) = (session.tokens().len(), session.capacity());
         let pending = session.pending();
         if pending == 0 {

@@ -21,7 +21,11 @@ pub struct Session {
 impl Session {
     pub(crate) fn new(sequence: Sequence, sampler: Sampler) -> Self {
         let tokens = Vec::with_capacity(sequence.capacity().min(1 << 16));
-        Self { sequence, tokens, sampler }
+        Self {
+            sequence,
+            tokens,
+            sampler,
+        }
     }
 
     /// Every token so far, in the cache or pending.
@@ -55,7 +59,11 @@ impl Session {
     /// [`KvError`] when pages cannot be given back; the session is unchanged then.
     pub fn rewrite(&mut self, tokens: &[u32]) -> Result<usize, KvError> {
         let cached = &self.tokens[..self.sequence.len()];
-        let common = cached.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let common = cached
+            .iter()
+            .zip(tokens)
+            .take_while(|(a, b)| a == b)
+            .count();
         let kept = common.min(tokens.len().saturating_sub(1));
         self.sequence.truncate(kept)?;
         self.tokens.clear();
@@ -73,7 +81,11 @@ impl Session {
     pub(crate) fn schedule(&self, limit: usize) -> (std::ops::Range<usize>, LogitRows) {
         let start = self.sequence.len();
         let end = self.tokens.len().min(start + limit);
-        let rows = if end == self.tokens.len() { LogitRows::Last } else { LogitRows::None };
+        let rows = if end == self.tokens.len() {
+            LogitRows::Last
+        } else {
+            LogitRows::None
+        };
         (start..end, rows)
     }
 }

@@ -14,7 +14,11 @@ impl StopFilter {
     #[must_use]
     pub fn new(stops: impl IntoIterator<Item = String>) -> Self {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
-        Self { stops, held: String::new(), found: false }
+        Self {
+            stops,
+            held: String::new(),
+            found: false,
+        }
     }
 
     /// Takes more text and returns what may be shown now. After a stop string, nothing more comes.
@@ -23,7 +27,11 @@ impl StopFilter {
             return String::new();
         }
         self.held.push_str(text);
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        let first = self
+            .stops
+            .iter()
+            .filter_map(|stop| self.held.find(stop.as_str()))
+            .min();
         if let Some(at) = first {
             self.found = true;
             self.held.truncate(at);
@@ -47,11 +55,20 @@ impl StopFilter {
 
     /// Length of the longest end of `held` that begins a stop string.
     fn possible_start(&self) -> usize {
-        let longest = self.stops.iter().map(|stop| stop.len() - 1).max().unwrap_or(0);
+        let longest = self
+            .stops
+            .iter()
+            .map(|stop| stop.len() - 1)
+            .max()
+            .unwrap_or(0);
         let from = self.held.len().saturating_sub(longest);
         (from..self.held.len())
             .filter(|&at| self.held.is_char_boundary(at))
-            .find(|&at| self.stops.iter().any(|stop| stop.starts_with(&self.held[at..])))
+            .find(|&at| {
+                self.stops
+                    .iter()
+                    .any(|stop| stop.starts_with(&self.held[at..]))
+            })
             .map_or(0, |at| self.held.len() - at)
     }
 }
@@ -71,8 +88,14 @@ mod tests {
 
     #[test]
     fn a_stop_string_may_span_pieces_and_is_not_shown() {
-        assert_eq!(run(&["END"], &["one E", "N", "D two"]), ("one ".into(), true));
-        assert_eq!(run(&["END"], &["one E", "N", "E two"]), ("one ENE two".into(), false));
+        assert_eq!(
+            run(&["END"], &["one E", "N", "D two"]),
+            ("one ".into(), true)
+        );
+        assert_eq!(
+            run(&["END"], &["one E", "N", "E two"]),
+            ("one ENE two".into(), false)
+        );
     }
 
     #[test]

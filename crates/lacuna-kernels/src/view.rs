@@ -43,7 +43,9 @@ impl FromStr for ElementType {
 
     fn from_str(name: &str) -> Result<Self, UnknownElementType> {
         let mut known = [ElementType::F32, ElementType::F16].into_iter();
-        known.find(|element| element.name() == name).ok_or_else(|| UnknownElementType(name.into()))
+        known
+            .find(|element| element.name() == name)
+            .ok_or_else(|| UnknownElementType(name.into()))
     }
 }
 

@@ -73,7 +73,10 @@ impl KvCache {
     /// [`KvError::EmptyGeometry`].
     pub fn over(pool: Pool, geometry: Geometry) -> Result<Self, KvError> {
         if geometry.buffers() == 0 || geometry.row_bytes() == 0 {
-            return Err(KvError::EmptyGeometry { layers: geometry.layers, row_bytes: geometry.row_bytes() });
+            return Err(KvError::EmptyGeometry {
+                layers: geometry.layers,
+                row_bytes: geometry.row_bytes(),
+            });
         }
         Ok(Self { pool, geometry })
     }
@@ -110,7 +113,13 @@ impl KvCache {
 fn open(device: impl Device + 'static, geometry: Geometry) -> Result<Pool, KvError> {
     let offered = &device.capabilities().page_sizes;
     let page_size = geometry.page_size(offered).ok_or(KvError::NoPageSize)?;
-    Ok(Pool::new(device, PoolConfig { page_size, ..PoolConfig::default() })?)
+    Ok(Pool::new(
+        device,
+        PoolConfig {
+            page_size,
+            ..PoolConfig::default()
+        },
+    )?)
 }
 
 /// A length that fits this process's address space, as every length of a mapped buffer does.

@@ -5,7 +5,9 @@
 #[non_exhaustive]
 pub enum KvError {
     /// A context no address space can hold.
-    #[error("a context of {tokens} tokens at {bytes_per_token} bytes each does not fit the address space; ask for fewer tokens")]
+    #[error(
+        "a context of {tokens} tokens at {bytes_per_token} bytes each does not fit the address space; ask for fewer tokens"
+    )]
     ContextTooLarge {
         /// Tokens asked for.
         tokens: usize,
@@ -13,7 +15,9 @@ pub enum KvError {
         bytes_per_token: usize,
     },
     /// The sequence has reached the context it was made for.
-    #[error("the context of {capacity} tokens is full: {held} held and {requested} more asked for; raise --ctx or shorten the prompt")]
+    #[error(
+        "the context of {capacity} tokens is full: {held} held and {requested} more asked for; raise --ctx or shorten the prompt"
+    )]
     ContextFull {
         /// Tokens the sequence was made for.
         capacity: usize,
@@ -23,7 +27,9 @@ pub enum KvError {
         requested: usize,
     },
     /// A model without layers, heads or elements has no cache.
-    #[error("a KV cache of {layers} layers with rows of {row_bytes} bytes; both must be above zero")]
+    #[error(
+        "a KV cache of {layers} layers with rows of {row_bytes} bytes; both must be above zero"
+    )]
     EmptyGeometry {
         /// Decoder blocks.
         layers: usize,

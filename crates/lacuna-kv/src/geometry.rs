@@ -86,7 +86,10 @@ impl Geometry {
         let total = tokens.checked_mul(self.bytes_per_token());
         match total {
             Some(total) if total < Self::ADDRESS_SPACE => Ok(tokens * self.row_bytes()),
-            _ => Err(KvError::ContextTooLarge { tokens, bytes_per_token: self.bytes_per_token() }),
+            _ => Err(KvError::ContextTooLarge {
+                tokens,
+                bytes_per_token: self.bytes_per_token(),
+            }),
         }
     }
 
@@ -95,8 +98,12 @@ impl Geometry {
     #[must_use]
     pub fn page_size(&self, offered: &[PageSize]) -> Option<PageSize> {
         let wanted = (Self::MIN_ROWS_PER_PAGE * self.row_bytes()) as u64;
-        let fits = offered.iter().copied().filter(|page| page.bytes() >= wanted);
-        fits.min_by_key(|page| page.bytes()).or_else(|| offered.iter().copied().max_by_key(|page| page.bytes()))
+        let fits = offered
+            .iter()
+            .copied()
+            .filter(|page| page.bytes() >= wanted);
+        fits.min_by_key(|page| page.bytes())
+            .or_else(|| offered.iter().copied().max_by_key(|page| page.bytes()))
     }
 }
 
@@ -104,15 +111,27 @@ impl Geometry {
 mod tests {
     use super::*;
 
-    const QWEN3_4B: Geometry = Geometry { layers: 36, kv_heads: 8, head_dim: 128, element: ElementType::F16 };
+    const QWEN3_4B: Geometry = Geometry {
+        layers: 36,
+        kv_heads: 8,
+        head_dim: 128,
+        element: ElementType::F16,
+    };
 
     #[test]
     fn published_sizes_come_out_exactly() {
         assert_eq!(QWEN3_4B.bytes_per_token(), 147_456);
         let dense = QWEN3_4B.buffer_bytes(32_768).unwrap() * QWEN3_4B.buffers();
         assert_eq!(dense, 9 << 29, "4.5 GiB");
-        let qwen3_06b = Geometry { layers: 28, element: ElementType::F32, ..QWEN3_4B };
-        assert_eq!(qwen3_06b.buffer_bytes(1024).unwrap() * qwen3_06b.buffers(), 234_881_024);
+        let qwen3_06b = Geometry {
+            layers: 28,
+            element: ElementType::F32,
+            ..QWEN3_4B
+        };
+        assert_eq!(
+            qwen3_06b.buffer_bytes(1024).unwrap() * qwen3_06b.buffers(),
+            234_881_024
+        );
     }
 
     #[test]
@@ -121,9 +140,17 @@ mod tests {
         let offered = sizes.map(|bytes| PageSize::new(bytes).expect("a power of two"));
         let chosen = |geometry: Geometry| geometry.page_size(&offered).map(PageSize::bytes);
         assert_eq!(chosen(QWEN3_4B), Some(64 << 10), "32 tokens a page");
-        let small = Geometry { kv_heads: 2, head_dim: 64, ..QWEN3_4B };
+        let small = Geometry {
+            kv_heads: 2,
+            head_dim: 64,
+            ..QWEN3_4B
+        };
         assert_eq!(chosen(small), Some(4 << 10), "16 tokens a page");
-        let wide = Geometry { kv_heads: 128, head_dim: 256, ..QWEN3_4B };
+        let wide = Geometry {
+            kv_heads: 128,
+            head_dim: 256,
+            ..QWEN3_4B
+        };
         assert_eq!(chosen(wide), Some(256 << 10), "the largest there is");
         assert_eq!(QWEN3_4B.page_size(&[]), None);
     }
@@ -131,7 +158,10 @@ mod tests {
     #[test]
     fn absurd_contexts_are_refused() {
         for tokens in [usize::MAX, usize::MAX / 2048, 1 << 40] {
-            assert!(matches!(QWEN3_4B.buffer_bytes(tokens), Err(KvError::ContextTooLarge { .. })));
+            assert!(matches!(
+                QWEN3_4B.buffer_bytes(tokens),
+                Err(KvError::ContextTooLarge { .. })
+            ));
         }
     }
 }

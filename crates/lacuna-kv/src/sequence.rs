@@ -52,7 +52,15 @@ impl Sequence {
             .flat_map(|layer| Side::BOTH.map(|side| (layer, side)))
             .map(|(layer, side)| pool.reserve(bytes, format!("layer {layer} {side}")))
             .collect::<Result<_, _>>()?;
-        Ok(Self { pool: pool.clone(), geometry, buffers, capacity, accepted: 0, prepared: 0, mapped_bytes: 0 })
+        Ok(Self {
+            pool: pool.clone(),
+            geometry,
+            buffers,
+            capacity,
+            accepted: 0,
+            prepared: 0,
+            mapped_bytes: 0,
+        })
     }
 
     /// Tokens whose rows are valid.
@@ -86,7 +94,11 @@ impl Sequence {
     /// then.
     pub fn prepare(&mut self, rows: usize) -> Result<(), KvError> {
         if rows > self.capacity - self.accepted {
-            return Err(KvError::ContextFull { capacity: self.capacity, held: self.accepted, requested: rows });
+            return Err(KvError::ContextFull {
+                capacity: self.capacity,
+                held: self.accepted,
+                requested: rows,
+            });
         }
         self.map(self.accepted + rows)?;
         self.prepared = rows;
@@ -115,9 +127,15 @@ impl Sequence {
     pub fn store(&mut self, cpu: &Cpu, layer: Layer, keys: &[f32], values: &[f32]) {
         let range = self.byte_range(self.accepted..self.accepted + self.prepared);
         for (side, rows) in Side::BOTH.into_iter().zip([keys, values]) {
-            assert_eq!(rows.len(), self.prepared * self.geometry.row_elements(), "one row per prepared token");
+            assert_eq!(
+                rows.len(),
+                self.prepared * self.geometry.row_elements(),
+                "one row per prepared token"
+            );
             let index = buffer_index(layer, side);
-            let bytes = self.buffers[index].bytes_mut(range.clone()).expect("prepare mapped these rows");
+            let bytes = self.buffers[index]
+                .bytes_mut(range.clone())
+                .expect("prepare mapped these rows");
             cpu.store_rows(self.geometry.element, bytes, rows);
         }
     }
@@ -126,7 +144,9 @@ impl Sequence {
     #[must_use]
     pub fn view(&self, layer: Layer, side: Side) -> View<'_> {
         let range = self.byte_range(0..self.accepted + self.prepared);
-        let bytes = self.buffers[buffer_index(layer, side)].bytes(range).expect("rows up to here are mapped");
+        let bytes = self.buffers[buffer_index(layer, side)]
+            .bytes(range)
+            .expect("rows up to here are mapped");
         View::flat(self.geometry.element, self.geometry.row_elements(), bytes)
     }
 
@@ -135,7 +155,11 @@ impl Sequence {
     /// # Panics
     /// When more rows are accepted than were prepared.
     pub fn accept(&mut self, rows: usize) {
-        assert!(rows <= self.prepared, "{rows} rows accepted of {} prepared", self.prepared);
+        assert!(
+            rows <= self.prepared,
+            "{rows} rows accepted of {} prepared",
+            self.prepared
+        );
         self.accepted += rows;
         self.prepared = 0;
     }
@@ -165,8 +189,11 @@ impl Sequence {
         }
         let page = |bytes: usize| (bytes / page_bytes) as u64;
         let gone = PageRange::of(page(keep_bytes)..page(self.mapped_bytes));
-        let mut requests: Vec<Pages<'_>> =
-            self.buffers.iter_mut().map(|buffer| Pages::new(buffer, gone)).collect();
+        let mut requests: Vec<Pages<'_>> = self
+            .buffers
+            .iter_mut()
+            .map(|buffer| Pages::new(buffer, gone))
+            .collect();
         self.pool.unmap(&mut requests)?;
         self.mapped_bytes = keep_bytes;
         Ok(())

@@ -7,11 +7,20 @@ use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, Layer, Sequence, Side};
 use lacuna_pages::{ByteLength, HostDevice, PageSize, Pool, PoolConfig};
 
 /// Rows of 96 bytes: a 4 KiB page holds 42 and two thirds.
-const GEOMETRY: Geometry = Geometry { layers: 3, kv_heads: 2, head_dim: 12, element: ElementType::F32 };
+const GEOMETRY: Geometry = Geometry {
+    layers: 3,
+    kv_heads: 2,
+    head_dim: 12,
+    element: ElementType::F32,
+};
 const PAGE: usize = 4096;
 
 fn cpu() -> Cpu {
-    Cpu::new(CpuConfig { threads: NonZeroUsize::MIN, level: None }).expect("this machine's own level")
+    Cpu::new(CpuConfig {
+        threads: NonZeroUsize::MIN,
+        level: None,
+    })
+    .expect("this machine's own level")
 }
 
 /// A value that names its token, layer, side and element.
@@ -21,7 +30,9 @@ fn value(token: usize, layer: usize, side: Side, element: usize) -> f32 {
 }
 
 fn row(token: usize, layer: usize, side: Side) -> Vec<f32> {
-    (0..GEOMETRY.row_elements()).map(|element| value(token, layer, side, element)).collect()
+    (0..GEOMETRY.row_elements())
+        .map(|element| value(token, layer, side, element))
+        .collect()
 }
 
 /// Prepares, writes and accepts tokens `len .. len + count`.
@@ -29,7 +40,11 @@ fn extend(cpu: &Cpu, sequence: &mut Sequence, count: usize) {
     let start = sequence.len();
     sequence.prepare(count).expect("room");
     for layer in 0..GEOMETRY.layers {
-        let rows = |side| (start..start + count).flat_map(|token| row(token, layer, side)).collect::<Vec<_>>();
+        let rows = |side| {
+            (start..start + count)
+                .flat_map(|token| row(token, layer, side))
+                .collect::<Vec<_>>()
+        };
         sequence.store(cpu, Layer(layer), &rows(Side::Key), &rows(Side::Value));
     }
     sequence.accept(count);
@@ -43,7 +58,11 @@ fn assert_rows(sequence: &Sequence) {
             for token in 0..view.len() {
                 let words = view.row(token).as_chunks::<4>().0.iter();
                 let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
-                assert_eq!(found, row(token, layer, side), "token {token}, layer {layer}, {side}");
+                assert_eq!(
+                    found,
+                    row(token, layer, side),
+                    "token {token}, layer {layer}, {side}"
+                );
             }
         }
     }
@@ -69,8 +88,14 @@ fn rows_keep_their_contents_while_the_sequence_grows() {
 #[test]
 fn committed_bytes_stay_within_one_page_per_buffer_of_the_rows() {
     let cpu = cpu();
-    let mut sequence = cache(KvPolicy::Sparse).sequence(1 << 20).expect("address space");
-    assert_eq!(sequence.report().committed_bytes, 0, "an empty sequence holds address space only");
+    let mut sequence = cache(KvPolicy::Sparse)
+        .sequence(1 << 20)
+        .expect("address space");
+    assert_eq!(
+        sequence.report().committed_bytes,
+        0,
+        "an empty sequence holds address space only"
+    );
     for _ in 0..200 {
         extend(&cpu, &mut sequence, 1);
         let report = sequence.report();
@@ -107,7 +132,9 @@ fn the_device_is_asked_once_per_boundary_crossed_not_once_per_token() {
 #[test]
 fn rows_that_were_not_accepted_are_written_again() {
     let cpu = cpu();
-    let mut sequence = cache(KvPolicy::Sparse).sequence(100).expect("address space");
+    let mut sequence = cache(KvPolicy::Sparse)
+        .sequence(100)
+        .expect("address space");
     extend(&cpu, &mut sequence, 5);
     sequence.prepare(3).expect("room");
     let junk = vec![-1.0; 3 * GEOMETRY.row_elements()];
@@ -122,13 +149,18 @@ fn rows_that_were_not_accepted_are_written_again() {
 #[test]
 fn truncating_gives_pages_back_and_keeps_the_rows_before() {
     let cpu = cpu();
-    let mut sequence = cache(KvPolicy::Sparse).sequence(500).expect("address space");
+    let mut sequence = cache(KvPolicy::Sparse)
+        .sequence(500)
+        .expect("address space");
     extend(&cpu, &mut sequence, 400);
     let before = sequence.report().committed_bytes;
     sequence.truncate(50).expect("pages go back");
     let needed = 50 * GEOMETRY.bytes_per_token();
     let after = sequence.report().committed_bytes;
-    assert!(after < before && after - needed < GEOMETRY.buffers() * PAGE, "{before} -> {after}");
+    assert!(
+        after < before && after - needed < GEOMETRY.buffers() * PAGE,
+        "{before} -> {after}"
+    );
     assert_rows(&sequence);
     extend(&cpu, &mut sequence, 300);
     assert_rows(&sequence);
@@ -140,7 +172,14 @@ fn a_full_context_is_an_error_that_changes_nothing() {
     let mut sequence = cache(KvPolicy::Sparse).sequence(10).expect("address space");
     extend(&cpu, &mut sequence, 8);
     let error = sequence.prepare(3).expect_err("two rows are left");
-    assert!(matches!(error, KvError::ContextFull { capacity: 10, held: 8, requested: 3 }));
+    assert!(matches!(
+        error,
+        KvError::ContextFull {
+            capacity: 10,
+            held: 8,
+            requested: 3
+        }
+    ));
     extend(&cpu, &mut sequence, 2);
     assert_rows(&sequence);
 }
@@ -150,14 +189,26 @@ fn running_out_of_pages_is_an_error_that_changes_nothing() {
     let cpu = cpu();
     let page_size = PageSize::new(PAGE as u64).expect("a page size");
     let limit = Some(ByteLength::new((GEOMETRY.buffers() * 2 * PAGE) as u64));
-    let config = PoolConfig { page_size, limit, ..PoolConfig::default() };
+    let config = PoolConfig {
+        page_size,
+        limit,
+        ..PoolConfig::default()
+    };
     let pool = Pool::new(HostDevice::new().expect("a host device"), config).expect("a pool");
     let cache = KvCache::over(pool, GEOMETRY).expect("a cache");
     let mut sequence = cache.sequence(1000).expect("address space");
     extend(&cpu, &mut sequence, 60);
     let before = sequence.report();
-    let error = sequence.prepare(60).expect_err("three pages a buffer are over the limit");
-    assert!(matches!(error, KvError::Pages(lacuna_pages::Error::OutOfPages { .. })), "{error}");
+    let error = sequence
+        .prepare(60)
+        .expect_err("three pages a buffer are over the limit");
+    assert!(
+        matches!(
+            error,
+            KvError::Pages(lacuna_pages::Error::OutOfPages { .. })
+        ),
+        "{error}"
+    );
     assert_eq!(sequence.report(), before);
     extend(&cpu, &mut sequence, 20);
     assert_rows(&sequence);
@@ -173,14 +224,24 @@ fn dropping_a_sequence_frees_its_pages_for_the_next() {
     drop(first);
     let mut second = cache.sequence(500).expect("address space");
     extend(&cpu, &mut second, 500);
-    assert_eq!(cache.ledger().committed, held, "the same pages are used again");
+    assert_eq!(
+        cache.ledger().committed,
+        held,
+        "the same pages are used again"
+    );
     assert_rows(&second);
 }
 
 #[test]
 fn absurd_shapes_are_refused() {
-    let none = Geometry { layers: 0, ..GEOMETRY };
-    assert!(matches!(KvCache::new(none, KvPolicy::Sparse), Err(KvError::EmptyGeometry { .. })));
+    let none = Geometry {
+        layers: 0,
+        ..GEOMETRY
+    };
+    assert!(matches!(
+        KvCache::new(none, KvPolicy::Sparse),
+        Err(KvError::EmptyGeometry { .. })
+    ));
     let absurd = cache(KvPolicy::Sparse).sequence(usize::MAX);
     assert!(matches!(absurd, Err(KvError::ContextTooLarge { .. })));
 }

@@ -79,23 +79,38 @@ impl Description {
     pub fn from_gguf(metadata: &Metadata, vocabulary: usize) -> Result<Self, ConfigError> {
         let name = metadata.require("general.architecture")?;
         let architecture = find(name, |architecture| architecture.name == name)?;
-        let keys = Keys { metadata, prefix: architecture.name };
+        let keys = Keys {
+            metadata,
+            prefix: architecture.name,
+        };
         let query_heads: usize = keys.required("attention.head_count")?;
         let hidden: usize = keys.required("embedding_length")?;
         let head_dim = match keys.optional("attention.key_length")? {
             Some(dim) => dim,
             None => hidden.checked_div(query_heads).unwrap_or(0),
         };
-        keys.expect("attention.value_length", head_dim, "value heads as wide as key heads are")?;
-        keys.expect("rope.dimension_count", head_dim, "rotation of whole heads is")?;
+        keys.expect(
+            "attention.value_length",
+            head_dim,
+            "value heads as wide as key heads are",
+        )?;
+        keys.expect(
+            "rope.dimension_count",
+            head_dim,
+            "rotation of whole heads is",
+        )?;
         let context_tokens = keys.required("context_length")?;
-        let window = keys.optional("attention.sliding_window")?.filter(|&window: &usize| window > 0);
+        let window = keys
+            .optional("attention.sliding_window")?
+            .filter(|&window: &usize| window > 0);
         let config = Config {
             architecture: architecture.name,
             layers: keys.required("block_count")?,
             hidden,
             query_heads,
-            kv_heads: keys.optional("attention.head_count_kv")?.unwrap_or(query_heads),
+            kv_heads: keys
+                .optional("attention.head_count_kv")?
+                .unwrap_or(query_heads),
             head_dim,
             feed_forward: keys.required("feed_forward_length")?,
             vocabulary,
@@ -103,12 +118,18 @@ impl Description {
             norm_epsilon: keys.required("attention.layer_norm_rms_epsilon")?,
             rope: Rope {
                 style: architecture.gguf_rope,
-                theta: keys.optional::<f32>("rope.freq_base")?.map_or(10_000.0, f64::from),
+                theta: keys
+                    .optional::<f32>("rope.freq_base")?
+                    .map_or(10_000.0, f64::from),
                 scaling: keys.rope_scaling()?,
             },
         };
         config.validate()?;
-        Ok(Self { architecture, config, output: Output::TiedUnlessPresent })
+        Ok(Self {
+            architecture,
+            config,
+            output: Output::TiedUnlessPresent,
+        })
     }
 
     /// Reads a Hugging Face folder's `config.json`.
@@ -118,7 +139,9 @@ impl Description {
     pub fn from_huggingface(folder: &Folder) -> Result<Self, ConfigError> {
         let file = folder.config();
         let class = file.architectures.first().unwrap_or(&file.model_type);
-        let architecture = find(class, |architecture| architecture.classes.contains(&class.as_str()))?;
+        let architecture = find(class, |architecture| {
+            architecture.classes.contains(&class.as_str())
+        })?;
         if file.hidden_act != "silu" {
             return Err(ConfigError::Unsupported {
                 feature: format!("hidden_act `{}`", file.hidden_act),
@@ -127,7 +150,9 @@ impl Description {
         }
         let rope = file.rope(folder.path())?;
         let context = file.max_position_embeddings;
-        let window = file.sliding_window.filter(|_| file.use_sliding_window != Some(false));
+        let window = file
+            .sliding_window
+            .filter(|_| file.use_sliding_window != Some(false));
         let config = Config {
             architecture: architecture.name,
             layers: file.num_hidden_layers,
@@ -139,20 +164,38 @@ impl Description {
             vocabulary: file.vocab_size,
             context_tokens: window.map_or(context, |window| window.min(context)),
             norm_epsilon: file.rms_norm_eps as f32,
-            rope: Rope { style: RopeStyle::HalfSplit, theta: rope.theta, scaling: rope.scaling },
+            rope: Rope {
+                style: RopeStyle::HalfSplit,
+                theta: rope.theta,
+                scaling: rope.scaling,
+            },
         };
         config.validate()?;
-        let output = if file.tie_word_embeddings { Output::Tied } else { Output::Untied };
-        Ok(Self { architecture, config, output })
+        let output = if file.tie_word_embeddings {
+            Output::Tied
+        } else {
+            Output::Untied
+        };
+        Ok(Self {
+            architecture,
+            config,
+            output,
+        })
     }
 }
 
-fn find(name: &str, matches: impl Fn(&Architecture) -> bool) -> Result<&'static Architecture, ConfigError> {
+fn find(
+    name: &str,
+    matches: impl Fn(&Architecture) -> bool,
+) -> Result<&'static Architecture, ConfigError> {
     const TABLE: &[Architecture] = &ARCHITECTURES;
-    TABLE.iter().find(|architecture| matches(architecture)).ok_or_else(|| ConfigError::Unsupported {
-        feature: format!("architecture `{name}`"),
-        supported: "qwen3, qwen2 and llama (with mistral) are",
-    })
+    TABLE
+        .iter()
+        .find(|architecture| matches(architecture))
+        .ok_or_else(|| ConfigError::Unsupported {
+            feature: format!("architecture `{name}`"),
+            supported: "qwen3, qwen2 and llama (with mistral) are",
+        })
 }
 
 /// GGUF metadata of one family: every key starts with the architecture's name.
@@ -173,9 +216,10 @@ impl<'a> Keys<'a> {
     /// Refuses a file whose `key` says something else than `value`.
     fn expect(&self, key: &str, value: usize, supported: &'static str) -> Result<(), ConfigError> {
         match self.optional::<usize>(key)? {
-            Some(found) if found != value => {
-                Err(ConfigError::Unsupported { feature: format!("{key} {found}"), supported })
-            }
+            Some(found) if found != value => Err(ConfigError::Unsupported {
+                feature: format!("{key} {found}"),
+                supported,
+            }),
             _ => Ok(()),
         }
     }

@@ -81,7 +81,11 @@ impl Config {
         ];
         for ((field, limit), value) in Self::LIMITS.into_iter().zip(values) {
             if value == 0 || value > limit {
-                return Err(ConfigError::OutOfRange { field, value, limit });
+                return Err(ConfigError::OutOfRange {
+                    field,
+                    value,
+                    limit,
+                });
             }
         }
         if self.context_tokens == 0 {
@@ -99,18 +103,27 @@ impl Config {
             });
         }
         if !self.head_dim.is_multiple_of(2) {
-            return Err(ConfigError::OddHeadDim { head_dim: self.head_dim });
+            return Err(ConfigError::OddHeadDim {
+                head_dim: self.head_dim,
+            });
         }
         self.validate_constants()
     }
 
     fn validate_constants(&self) -> Result<(), ConfigError> {
-        let mut constants =
-            vec![("norm_epsilon", f64::from(self.norm_epsilon)), ("rope theta", self.rope.theta)];
+        let mut constants = vec![
+            ("norm_epsilon", f64::from(self.norm_epsilon)),
+            ("rope theta", self.rope.theta),
+        ];
         match self.rope.scaling {
             RopeScaling::None => {}
             RopeScaling::Linear { factor } => constants.push(("rope factor", factor)),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
                 constants.extend([
                     ("rope factor", factor),
                     ("rope low_freq_factor", low_freq_factor),
@@ -120,7 +133,10 @@ impl Config {
                 ]);
             }
         }
-        match constants.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+        match constants
+            .into_iter()
+            .find(|(_, value)| !(value.is_finite() && *value > 0.0))
+        {
             None => Ok(()),
             Some((field, value)) => Err(ConfigError::NotPositive { field, value }),
         }
@@ -144,7 +160,9 @@ impl Rope {
     #[must_use]
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
         let frequency = |pair: usize| self.theta.powf(-2.0 * pair as f64 / head_dim as f64);
-        (0..head_dim / 2).map(|pair| scale(&self.scaling, frequency(pair)) as f32).collect()
+        (0..head_dim / 2)
+            .map(|pair| scale(&self.scaling, frequency(pair)) as f32)
+            .collect()
     }
 }
 
@@ -154,8 +172,15 @@ impl fmt::Display for Rope {
         match self.scaling {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear { factor } => write!(f, ", linear scaling by {factor}"),
-            RopeScaling::Llama3 { factor, original_context, .. } => {
-                write!(f, ", llama3 scaling by {factor} beyond {original_context} tokens")
+            RopeScaling::Llama3 {
+                factor,
+                original_context,
+                ..
+            } => {
+                write!(
+                    f,
+                    ", llama3 scaling by {factor} beyond {original_context} tokens"
+                )
             }
         }
     }
@@ -165,7 +190,12 @@ fn scale(scaling: &RopeScaling, frequency: f64) -> f64 {
     match *scaling {
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => {
             let turns = original_context as f64 * frequency / TAU;
             let keep = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
             let keep = keep.clamp(0.0, 1.0);
@@ -190,33 +220,69 @@ mod tests {
             vocabulary: 100,
             context_tokens: 128,
             norm_epsilon: 1e-6,
-            rope: Rope { style: RopeStyle::HalfSplit, theta: 1e4, scaling: RopeScaling::None },
+            rope: Rope {
+                style: RopeStyle::HalfSplit,
+                theta: 1e4,
+                scaling: RopeScaling::None,
+            },
         }
     }
 
     #[test]
     fn zero_and_absurd_sizes_are_named() {
-        let zero = Config { layers: 0, ..config() };
+        let zero = Config {
+            layers: 0,
+            ..config()
+        };
         assert!(zero.validate().unwrap_err().to_string().contains("layers"));
-        let huge = Config { vocabulary: usize::MAX, ..config() };
-        assert!(huge.validate().unwrap_err().to_string().contains("vocabulary"));
+        let huge = Config {
+            vocabulary: usize::MAX,
+            ..config()
+        };
+        assert!(
+            huge.validate()
+                .unwrap_err()
+                .to_string()
+                .contains("vocabulary")
+        );
     }
 
     #[test]
     fn heads_that_do_not_group_are_refused() {
-        let odd = Config { query_heads: 5, ..config() };
-        assert!(matches!(odd.validate(), Err(ConfigError::HeadGrouping { .. })));
-        let odd = Config { head_dim: 33, ..config() };
-        assert!(matches!(odd.validate(), Err(ConfigError::OddHeadDim { head_dim: 33 })));
+        let odd = Config {
+            query_heads: 5,
+            ..config()
+        };
+        assert!(matches!(
+            odd.validate(),
+            Err(ConfigError::HeadGrouping { .. })
+        ));
+        let odd = Config {
+            head_dim: 33,
+            ..config()
+        };
+        assert!(matches!(
+            odd.validate(),
+            Err(ConfigError::OddHeadDim { head_dim: 33 })
+        ));
     }
 
     #[test]
     fn constants_must_be_positive_and_finite() {
         for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-            let broken = Config { norm_epsilon: bad, ..config() };
-            assert!(matches!(broken.validate(), Err(ConfigError::NotPositive { .. })));
+            let broken = Config {
+                norm_epsilon: bad,
+                ..config()
+            };
+            assert!(matches!(
+                broken.validate(),
+                Err(ConfigError::NotPositive { .. })
+            ));
         }
-        let rope = Rope { scaling: RopeScaling::Linear { factor: 0.0 }, ..config().rope };
+        let rope = Rope {
+            scaling: RopeScaling::Linear { factor: 0.0 },
+            ..config().rope
+        };
         assert!(Config { rope, ..config() }.validate().is_err());
     }
 

@@ -111,7 +111,12 @@ impl Decoder {
             let norms = [Some(&block.attention_norm), Some(&block.feed_forward_norm)];
             let heads = [block.query_norm.as_ref(), block.key_norm.as_ref()];
             let floats: usize = norms.into_iter().chain(heads).flatten().map(Vec::len).sum();
-            let linears = [&block.query, &block.key, &block.value, &block.attention_output];
+            let linears = [
+                &block.query,
+                &block.key,
+                &block.value,
+                &block.attention_output,
+            ];
             floats * size_of::<f32>() + linears.map(Linear::copied_bytes).iter().sum::<usize>()
         };
         self.blocks.iter().map(vectors).sum::<usize>() + size_of_val(&*self.output_norm)
@@ -128,14 +133,24 @@ impl Decoder {
     ) -> Result<usize, ForwardError> {
         check(config, segments, scratch)?;
         let tokens = segments.iter().map(|segment| segment.tokens.len()).sum();
-        let mut pass = Pass { config, cpu, shape: attention_shape(config), tokens, buffers: scratch.carve() };
+        let mut pass = Pass {
+            config,
+            cpu,
+            shape: attention_shape(config),
+            tokens,
+            buffers: scratch.carve(),
+        };
         pass.embed(&self.embedding, segments);
         pass.rotations(&self.inverse_frequencies, segments);
         for (index, block) in self.blocks.iter().enumerate() {
             pass.attention(block, Layer(index), segments);
             pass.feed_forward(block);
         }
-        Ok(pass.logits(&self.output_norm, self.output.as_ref().unwrap_or(&self.embedding), segments))
+        Ok(pass.logits(
+            &self.output_norm,
+            self.output.as_ref().unwrap_or(&self.embedding),
+            segments,
+        ))
     }
 }
 
@@ -144,15 +159,29 @@ fn check(config: &Config, segments: &[Segment<'_>], scratch: &Scratch) -> Result
     let logit_rows: usize = segments.iter().map(Segment::logit_rows).sum();
     let limits = scratch.limits();
     if tokens == 0 || tokens > limits.tokens || logit_rows > limits.logit_rows {
-        return Err(ForwardError::BatchTooLarge { tokens, logit_rows, limits });
+        return Err(ForwardError::BatchTooLarge {
+            tokens,
+            logit_rows,
+            limits,
+        });
     }
     for segment in segments {
-        if let Some(&token) = segment.tokens.iter().find(|&&token| token as usize >= config.vocabulary) {
-            return Err(ForwardError::TokenOutOfRange { token, vocabulary: config.vocabulary });
+        if let Some(&token) = segment
+            .tokens
+            .iter()
+            .find(|&&token| token as usize >= config.vocabulary)
+        {
+            return Err(ForwardError::TokenOutOfRange {
+                token,
+                vocabulary: config.vocabulary,
+            });
         }
         let prepared = segment.sequence.prepared();
         if prepared != segment.tokens.len() {
-            return Err(ForwardError::NotPrepared { prepared, tokens: segment.tokens.len() });
+            return Err(ForwardError::NotPrepared {
+                prepared,
+                tokens: segment.tokens.len(),
+            });
         }
     }
     Ok(())
@@ -181,30 +210,52 @@ impl Pass<'_> {
     fn rotations(&mut self, inverse_frequencies: &[f32], segments: &[Segment<'_>]) {
         let b = &mut self.buffers;
         let positions = &mut b.positions[..self.tokens];
-        let wanted = segments.iter().flat_map(|segment| (segment.sequence.len()..).take(segment.tokens.len()));
+        let wanted = segments
+            .iter()
+            .flat_map(|segment| (segment.sequence.len()..).take(segment.tokens.len()));
         for (slot, position) in positions.iter_mut().zip(wanted) {
             *slot = u32::try_from(position).expect("a context is shorter than 2^32 tokens");
         }
         let table = &mut b.rotations[..self.tokens * self.config.head_dim];
-        self.cpu.rope_table(table, positions, inverse_frequencies, 1.0);
+        self.cpu
+            .rope_table(table, positions, inverse_frequencies, 1.0);
     }
 
     /// `hidden += W_o attention(rope(norm(W_q x)), rope(norm(W_k x)), W_v x)` with `x = norm(hidden)`.
     fn attention(&mut self, block: &Block, layer: Layer, segments: &mut [Segment<'_>]) {
-        let Pass { config, cpu, tokens, .. } = *self;
-        let (hidden, queries, keys) =
-            (tokens * config.hidden, tokens * config.query_width(), tokens * config.kv_width());
+        let Pass {
+            config,
+            cpu,
+            tokens,
+            ..
+        } = *self;
+        let (hidden, queries, keys) = (
+            tokens * config.hidden,
+            tokens * config.query_width(),
+            tokens * config.kv_width(),
+        );
         let b = &mut self.buffers;
         let normed = &mut b.normed[..hidden];
-        let (query, key, value) = (&mut b.query[..queries], &mut b.key[..keys], &mut b.value[..keys]);
-        cpu.rms_norm(normed, &b.hidden[..hidden], &block.attention_norm, config.norm_epsilon, config.hidden);
+        let (query, key, value) = (
+            &mut b.query[..queries],
+            &mut b.key[..keys],
+            &mut b.value[..keys],
+        );
+        cpu.rms_norm(
+            normed,
+            &b.hidden[..hidden],
+            &block.attention_norm,
+            config.norm_epsilon,
+            config.hidden,
+        );
         let input = activations(cpu, normed, tokens, b.quantized);
         block.query.apply(cpu, query, &input);
         block.key.apply(cpu, key, &input);
         block.value.apply(cpu, value, &input);
-        for (rows, norm, heads) in
-            [(&mut *query, &block.query_norm, config.query_heads), (&mut *key, &block.key_norm, config.kv_heads)]
-        {
+        for (rows, norm, heads) in [
+            (&mut *query, &block.query_norm, config.query_heads),
+            (&mut *key, &block.key_norm, config.kv_heads),
+        ] {
             if let Some(weight) = norm {
                 cpu.rms_norm_in_place(rows, weight, config.norm_epsilon, config.head_dim);
             }
@@ -214,7 +265,9 @@ impl Pass<'_> {
         self.attend(layer, segments);
         let b = &mut self.buffers;
         let attended = activations(cpu, &b.attended[..queries], tokens, b.quantized);
-        block.attention_output.apply(cpu, &mut b.normed[..hidden], &attended);
+        block
+            .attention_output
+            .apply(cpu, &mut b.normed[..hidden], &attended);
         cpu.add(&mut b.hidden[..hidden], &b.normed[..hidden]);
     }
 
@@ -226,7 +279,12 @@ impl Pass<'_> {
         for segment in segments {
             let end = start + segment.tokens.len();
             let sequence = &mut *segment.sequence;
-            sequence.store(self.cpu, layer, &b.key[start * keys..end * keys], &b.value[start * keys..end * keys]);
+            sequence.store(
+                self.cpu,
+                layer,
+                &b.key[start * keys..end * keys],
+                &b.value[start * keys..end * keys],
+            );
             self.cpu.attention(
                 &mut b.attended[start * queries..end * queries],
                 &b.query[start * queries..end * queries],
@@ -242,12 +300,23 @@ impl Pass<'_> {
 
     /// `hidden += W_down (silu(W_gate x) * W_up x)` with `x = norm(hidden)`.
     fn feed_forward(&mut self, block: &Block) {
-        let Pass { config, cpu, tokens, .. } = *self;
+        let Pass {
+            config,
+            cpu,
+            tokens,
+            ..
+        } = *self;
         let (hidden, inner) = (tokens * config.hidden, tokens * config.feed_forward);
         let b = &mut self.buffers;
         let (gate, up) = (&mut b.gate[..inner], &mut b.up[..inner]);
         let normed = &mut b.normed[..hidden];
-        cpu.rms_norm(normed, &b.hidden[..hidden], &block.feed_forward_norm, config.norm_epsilon, config.hidden);
+        cpu.rms_norm(
+            normed,
+            &b.hidden[..hidden],
+            &block.feed_forward_norm,
+            config.norm_epsilon,
+            config.hidden,
+        );
         let input = activations(cpu, normed, tokens, b.quantized);
         block.gate.apply(cpu, gate, &input);
         block.up.apply(cpu, up, &input);
@@ -271,7 +340,8 @@ impl Pass<'_> {
         }
         if rows > 0 {
             let chosen = &mut b.chosen[..rows * width];
-            self.cpu.rms_norm_in_place(chosen, norm, self.config.norm_epsilon, width);
+            self.cpu
+                .rms_norm_in_place(chosen, norm, self.config.norm_epsilon, width);
             let input = activations(self.cpu, chosen, rows, b.quantized);
             output.apply(self.cpu, &mut b.logits[..rows * vocabulary], &input);
         }

@@ -9,7 +9,9 @@ use crate::scratch::BatchLimits;
 #[non_exhaustive]
 pub enum ConfigError {
     /// A size is zero or beyond anything that can be run.
-    #[error("model config: {field} is {value}, expected 1 to {limit}; the file is damaged or not a model")]
+    #[error(
+        "model config: {field} is {value}, expected 1 to {limit}; the file is damaged or not a model"
+    )]
     OutOfRange {
         /// Name of the number.
         field: &'static str,
@@ -19,7 +21,9 @@ pub enum ConfigError {
         limit: usize,
     },
     /// Query heads cannot be shared out evenly over K/V heads.
-    #[error("model config: {query_heads} query heads cannot share {kv_heads} key/value heads evenly, at most 64 to each")]
+    #[error(
+        "model config: {query_heads} query heads cannot share {kv_heads} key/value heads evenly, at most 64 to each"
+    )]
     HeadGrouping {
         /// Query heads per layer.
         query_heads: usize,

@@ -33,7 +33,12 @@ impl Model {
         let decoder = Decoder::load(&description.config, &source)?;
         let mut tokenizer = load_tokenizer(&files)?;
         tokenizer.pad_to(u32::try_from(description.config.vocabulary).unwrap_or(u32::MAX));
-        Ok(Self { files, description, decoder, tokenizer })
+        Ok(Self {
+            files,
+            description,
+            decoder,
+            tokenizer,
+        })
     }
 
     /// Runs `segments` through the model and returns the rows of logits they ask for, one after
@@ -48,7 +53,9 @@ impl Model {
         segments: &mut [Segment<'_>],
         scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], ForwardError> {
-        let rows = self.decoder.forward(self.config(), cpu, segments, scratch)?;
+        let rows = self
+            .decoder
+            .forward(self.config(), cpu, segments, scratch)?;
         Ok(scratch.logits(rows, self.config().vocabulary))
     }
 
@@ -110,7 +117,9 @@ fn describe(files: &ModelFiles) -> Result<(Description, Names), LoadError> {
             let vocabulary = embedding.shape().first().copied().unwrap_or(0);
             (Description::from_gguf(metadata, vocabulary)?, Names::Gguf)
         }
-        Metadata::HuggingFace(folder) => (Description::from_huggingface(folder)?, Names::HuggingFace),
+        Metadata::HuggingFace(folder) => {
+            (Description::from_huggingface(folder)?, Names::HuggingFace)
+        }
     })
 }
 
@@ -150,6 +159,9 @@ fn vocabulary(metadata: &gguf::Metadata) -> Result<GgufVocabulary<'_>, gguf::Err
     })
 }
 
-fn entry<'a, T: FromValue<'a>>(metadata: &'a gguf::Metadata, key: &str) -> Result<Option<T>, gguf::Error> {
+fn entry<'a, T: FromValue<'a>>(
+    metadata: &'a gguf::Metadata,
+    key: &str,
+) -> Result<Option<T>, gguf::Error> {
     metadata.get(&format!("tokenizer.ggml.{key}"))
 }

@@ -101,7 +101,9 @@ impl Sizes {
         let widths = [config.hidden, config.query_width(), config.feed_forward];
         let quantized = widths.map(|width| Activations::storage_bytes(tokens, width).unwrap_or(0));
         bytes[Self::COUNT - 1] = quantized.into_iter().max().unwrap_or(0);
-        Self { bytes: bytes.map(|size| size.next_multiple_of(size_of::<Line>())) }
+        Self {
+            bytes: bytes.map(|size| size.next_multiple_of(size_of::<Line>())),
+        }
     }
 
     fn total(&self) -> usize {
@@ -125,7 +127,11 @@ impl Scratch {
     pub fn new(config: &Config, limits: BatchLimits) -> Self {
         let sizes = Sizes::new(config, limits);
         let lines = sizes.total() / size_of::<Line>();
-        Self { limits, sizes, arena: bytemuck::zeroed_vec(lines) }
+        Self {
+            limits,
+            sizes,
+            arena: bytemuck::zeroed_vec(lines),
+        }
     }
 
     /// Bytes an arena for `limits` takes.

@@ -20,16 +20,35 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    fn new(tensor: Tensor, rows: usize, columns: usize, bias: Option<Vec<f32>>) -> Result<Self, LoadError> {
-        Matrix::new(tensor.dtype(), rows, columns, tensor.bytes())
-            .map_err(|source| LoadError::Tensor { name: tensor.name().to_owned(), source })?;
-        Ok(Self { tensor, rows, columns, bias })
+    fn new(
+        tensor: Tensor,
+        rows: usize,
+        columns: usize,
+        bias: Option<Vec<f32>>,
+    ) -> Result<Self, LoadError> {
+        Matrix::new(tensor.dtype(), rows, columns, tensor.bytes()).map_err(|source| {
+            LoadError::Tensor {
+                name: tensor.name().to_owned(),
+                source,
+            }
+        })?;
+        Ok(Self {
+            tensor,
+            rows,
+            columns,
+            bias,
+        })
     }
 
     /// The matrix as the kernels take it: `[rows, columns]` in the file's own bytes.
     pub(crate) fn matrix(&self) -> Matrix<'_> {
-        Matrix::new(self.tensor.dtype(), self.rows, self.columns, self.tensor.bytes())
-            .expect("the same arguments were accepted when the tensor was loaded")
+        Matrix::new(
+            self.tensor.dtype(),
+            self.rows,
+            self.columns,
+            self.tensor.bytes(),
+        )
+        .expect("the same arguments were accepted when the tensor was loaded")
     }
 
     /// `out[t] = W x[t] + bias` for every token.
@@ -86,7 +105,10 @@ impl Names {
     fn full(self, block: Option<usize>, part: &str, suffix: &str) -> String {
         let stem = match self {
             Self::Gguf => part,
-            Self::HuggingFace => NAMES.iter().find(|(gguf, _)| *gguf == part).map_or(part, |(_, name)| name),
+            Self::HuggingFace => NAMES
+                .iter()
+                .find(|(gguf, _)| *gguf == part)
+                .map_or(part, |(_, name)| name),
         };
         match (self, block) {
             (_, None) => format!("{stem}.{suffix}"),
@@ -98,26 +120,51 @@ impl Names {
 
 impl<'a> Source<'a> {
     pub(crate) fn new(tensors: &'a Tensors, names: Names, description: &Description) -> Self {
-        let Description { architecture, output, .. } = *description;
-        Self { tensors, architecture, names, output, block: None }
+        let Description {
+            architecture,
+            output,
+            ..
+        } = *description;
+        Self {
+            tensors,
+            architecture,
+            names,
+            output,
+            block: None,
+        }
     }
 
     /// The same source inside decoder block `index`.
     pub(crate) fn block(&self, index: usize) -> Self {
-        Self { block: Some(index), ..*self }
+        Self {
+            block: Some(index),
+            ..*self
+        }
     }
 
     /// A matrix of `[rows, columns]` that has to be there, with its bias where the architecture or
     /// the file has one.
-    pub(crate) fn linear(&self, part: &str, rows: usize, columns: usize) -> Result<Linear, LoadError> {
+    pub(crate) fn linear(
+        &self,
+        part: &str,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Linear, LoadError> {
         let tensor = self.required(part, "weight", &[rows, columns])?;
         let has_bias = self.architecture.biases.contains(&part) || self.contains(part, "bias");
-        let bias = has_bias.then(|| self.floats(part, "bias", rows)).transpose()?;
+        let bias = has_bias
+            .then(|| self.floats(part, "bias", rows))
+            .transpose()?;
         Linear::new(tensor, rows, columns, bias)
     }
 
     /// The output matrix, unless the embedding table doubles as it.
-    pub(crate) fn optional_linear(&self, part: &str, rows: usize, columns: usize) -> Result<Option<Linear>, LoadError> {
+    pub(crate) fn optional_linear(
+        &self,
+        part: &str,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Option<Linear>, LoadError> {
         match self.output {
             Output::Tied => Ok(None),
             Output::Untied => self.linear(part, rows, columns).map(Some),
@@ -132,8 +179,15 @@ impl<'a> Source<'a> {
     }
 
     /// The weight of a norm over each query or key head, for architectures that have one.
-    pub(crate) fn head_norm(&self, part: &str, width: usize) -> Result<Option<Vec<f32>>, LoadError> {
-        self.architecture.head_norms.then(|| self.vector(part, width)).transpose()
+    pub(crate) fn head_norm(
+        &self,
+        part: &str,
+        width: usize,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
+        self.architecture
+            .head_norms
+            .then(|| self.vector(part, width))
+            .transpose()
     }
 
     /// Rotary frequencies of the config, divided by the file's own factors where it has some.
@@ -141,23 +195,32 @@ impl<'a> Source<'a> {
         let mut frequencies = config.rope.inverse_frequencies(config.head_dim);
         if self.names == Names::Gguf && self.contains("rope_freqs", "weight") {
             let factors = self.floats("rope_freqs", "weight", frequencies.len())?;
-            frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
+            frequencies
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(frequency, factor)| *frequency /= factor);
         }
         Ok(frequencies)
     }
 
     fn contains(&self, part: &str, suffix: &str) -> bool {
-        self.tensors.contains(&self.names.full(self.block, part, suffix))
+        self.tensors
+            .contains(&self.names.full(self.block, part, suffix))
     }
 
     fn required(&self, part: &str, suffix: &str, shape: &[usize]) -> Result<Tensor, TensorError> {
-        self.tensors.require_shape(&self.names.full(self.block, part, suffix), shape)
+        self.tensors
+            .require_shape(&self.names.full(self.block, part, suffix), shape)
     }
 
     fn floats(&self, part: &str, suffix: &str, width: usize) -> Result<Vec<f32>, LoadError> {
         let tensor = self.required(part, suffix, &[width])?;
-        let row = Matrix::new(tensor.dtype(), 1, width, tensor.bytes())
-            .map_err(|source| LoadError::Tensor { name: tensor.name().to_owned(), source })?;
+        let row = Matrix::new(tensor.dtype(), 1, width, tensor.bytes()).map_err(|source| {
+            LoadError::Tensor {
+                name: tensor.name().to_owned(),
+                source,
+            }
+        })?;
         let mut values = vec![0.0; width];
         row.dequantize_row(0, &mut values);
         Ok(values)
@@ -170,9 +233,15 @@ mod tests {
 
     #[test]
     fn names_follow_the_checkpoint() {
-        assert_eq!(Names::Gguf.full(Some(3), "attn_q", "bias"), "blk.3.attn_q.bias");
+        assert_eq!(
+            Names::Gguf.full(Some(3), "attn_q", "bias"),
+            "blk.3.attn_q.bias"
+        );
         let name = Names::HuggingFace.full(Some(3), "ffn_down", "weight");
         assert_eq!(name, "model.layers.3.mlp.down_proj.weight");
-        assert_eq!(Names::HuggingFace.full(None, "output", "weight"), "lm_head.weight");
+        assert_eq!(
+            Names::HuggingFace.full(None, "output", "weight"),
+            "lm_head.weight"
+        );
     }
 }

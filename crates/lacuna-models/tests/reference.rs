@@ -40,7 +40,12 @@ fn expected(model: &str) -> Expected {
 
 fn floats(path: &str) -> Vec<f32> {
     let bytes = fs::read(folder().join(path)).expect("a committed fixture");
-    bytes.as_chunks::<4>().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
+    bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|&word| f32::from_le_bytes(word))
+        .collect()
 }
 
 /// A model with everything a forward pass needs.
@@ -60,8 +65,16 @@ impl Runner {
         let files = ModelFiles::open(&folder().join(path)).expect("the fixture opens");
         let model = Model::load(files).expect("the fixture loads");
         let threads = NonZeroUsize::new(threads).expect("at least one");
-        let cpu = Cpu::new(CpuConfig { threads, level: None }).expect("this machine's own level");
-        let limits = BatchLimits { tokens: TOKENS, logit_rows: TOKENS, context_tokens: TOKENS };
+        let cpu = Cpu::new(CpuConfig {
+            threads,
+            level: None,
+        })
+        .expect("this machine's own level");
+        let limits = BatchLimits {
+            tokens: TOKENS,
+            logit_rows: TOKENS,
+            context_tokens: TOKENS,
+        };
         let config = model.config();
         let geometry = Geometry {
             layers: config.layers,
@@ -71,7 +84,12 @@ impl Runner {
         };
         let scratch = Scratch::new(config, limits);
         let cache = KvCache::new(geometry, policy).expect("the system has pages");
-        Self { model, cpu, scratch, cache }
+        Self {
+            model,
+            cpu,
+            scratch,
+            cache,
+        }
     }
 
     fn sequence(&self) -> Sequence {
@@ -80,9 +98,18 @@ impl Runner {
 
     /// Logits after each of `tokens`, computed in one pass.
     fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
-        sequence.prepare(tokens.len()).expect("room for the fixture");
-        let segment = Segment { tokens, sequence, logits: LogitRows::All };
-        let logits = self.model.forward(&self.cpu, &mut [segment], &mut self.scratch).expect("valid tokens");
+        sequence
+            .prepare(tokens.len())
+            .expect("room for the fixture");
+        let segment = Segment {
+            tokens,
+            sequence,
+            logits: LogitRows::All,
+        };
+        let logits = self
+            .model
+            .forward(&self.cpu, &mut [segment], &mut self.scratch)
+            .expect("valid tokens");
         let logits = logits.to_vec();
         sequence.accept(tokens.len());
         logits
@@ -97,8 +124,13 @@ impl Runner {
 /// Largest difference over the largest expected magnitude.
 fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
-    let scale = expected.iter().fold(0f32, |max, value| max.max(value.abs()));
-    let worst = found.iter().zip(expected).fold(0f32, |max, (a, b)| max.max((a - b).abs()));
+    let scale = expected
+        .iter()
+        .fold(0f32, |max, value| max.max(value.abs()));
+    let worst = found
+        .iter()
+        .zip(expected)
+        .fold(0f32, |max, (a, b)| max.max((a - b).abs()));
     worst / scale
 }
 
@@ -106,16 +138,26 @@ fn check_rows(found: &[f32], expected: &Expected, reference: &[f32], bound: f32,
     let rows: Vec<f32> = expected
         .rows
         .iter()
-        .flat_map(|&row| found[row * expected.vocab..(row + 1) * expected.vocab].iter().copied())
+        .flat_map(|&row| {
+            found[row * expected.vocab..(row + 1) * expected.vocab]
+                .iter()
+                .copied()
+        })
         .collect();
     let error = relative_error(&rows, reference);
     println!("{what}: relative error {error:.2e}");
-    assert!(error <= bound, "{what}: relative error {error:e} exceeds {bound:e}");
+    assert!(
+        error <= bound,
+        "{what}: relative error {error:e} exceeds {bound:e}"
+    );
 }
 
 /// Weights that keep float arithmetic must agree to 1e-3; Q8_0 weights also round activations.
 fn bound(path: &str) -> f32 {
-    let float = path.ends_with("/hf") || path.starts_with("qwen2/") || path == "qwen3/model.gguf" || path.starts_with("mistral");
+    let float = path.ends_with("/hf")
+        || path.starts_with("qwen2/")
+        || path == "qwen3/model.gguf"
+        || path.starts_with("mistral");
     if float { 1e-3 } else { 5e-2 }
 }
 
@@ -129,14 +171,28 @@ fn check_logits(path: &str) {
 
 #[test]
 fn hugging_face_folders_match_the_reference() {
-    for model in ["qwen3", "qwen3-untied", "qwen2", "llama2", "llama3", "mistral"] {
+    for model in [
+        "qwen3",
+        "qwen3-untied",
+        "qwen2",
+        "llama2",
+        "llama3",
+        "mistral",
+    ] {
         check_logits(&format!("{model}/hf"));
     }
 }
 
 #[test]
 fn gguf_files_match_the_reference() {
-    for model in ["qwen3", "qwen3-untied", "qwen2", "llama2", "llama3", "mistral"] {
+    for model in [
+        "qwen3",
+        "qwen3-untied",
+        "qwen2",
+        "llama2",
+        "llama3",
+        "mistral",
+    ] {
         check_logits(&format!("{model}/model.gguf"));
     }
 }
@@ -154,7 +210,11 @@ fn the_newer_spelling_of_rope_parameters_means_the_same() {
         let entry = entry.expect("readable");
         fs::copy(entry.path(), copy.path().join(entry.file_name())).expect("room to copy");
     }
-    fs::copy(folder.join("llama3-new-spelling/hf/config.json"), copy.path().join("config.json")).expect("room to copy");
+    fs::copy(
+        folder.join("llama3-new-spelling/hf/config.json"),
+        copy.path().join("config.json"),
+    )
+    .expect("room to copy");
     let expected = expected("llama3");
     let newer = Runner::open(copy.path().to_str().expect("UTF-8")).logits(&expected.tokens);
     let older = Runner::open("llama3/hf").logits(&expected.tokens);
@@ -164,7 +224,8 @@ fn the_newer_spelling_of_rope_parameters_means_the_same() {
 #[test]
 fn every_weight_type_matches_its_dequantized_reference() {
     let text = fs::read(folder().join("qwen3-types/expected.json")).expect("a committed fixture");
-    let all: std::collections::BTreeMap<String, Expected> = serde_json::from_slice(&text).expect("valid JSON");
+    let all: std::collections::BTreeMap<String, Expected> =
+        serde_json::from_slice(&text).expect("valid JSON");
     assert!(all.len() >= 6, "{} kinds of weights", all.len());
     for (name, expected) in all {
         let reference = floats(&format!("qwen3-types/{name}.f32"));
@@ -175,8 +236,17 @@ fn every_weight_type_matches_its_dequantized_reference() {
 
 #[test]
 fn greedy_continuations_match_the_reference() {
-    for path in ["qwen3/hf", "qwen2/hf", "llama3/hf", "mistral/hf", "llama2/hf", "mistral/model.gguf"] {
-        let Some(greedy) = expected(path.split('/').next().expect("a folder")).greedy else { continue };
+    for path in [
+        "qwen3/hf",
+        "qwen2/hf",
+        "llama3/hf",
+        "mistral/hf",
+        "llama2/hf",
+        "mistral/model.gguf",
+    ] {
+        let Some(greedy) = expected(path.split('/').next().expect("a folder")).greedy else {
+            continue;
+        };
         let mut runner = Runner::open(path);
         let mut sequence = runner.sequence();
         let mut logits = runner.extend(&mut sequence, &greedy.prompt);
@@ -184,7 +254,9 @@ fn greedy_continuations_match_the_reference() {
         let mut tokens = Vec::new();
         for _ in 0..greedy.tokens.len() {
             let row = &logits[logits.len() - vocabulary..];
-            let best = (0..vocabulary).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("a vocabulary");
+            let best = (0..vocabulary)
+                .max_by(|&a, &b| row[a].total_cmp(&row[b]))
+                .expect("a vocabulary");
             tokens.push(u32::try_from(best).expect("a token id"));
             logits = runner.extend(&mut sequence, &tokens[tokens.len() - 1..]);
         }
@@ -194,14 +266,22 @@ fn greedy_continuations_match_the_reference() {
 
 #[test]
 fn token_by_token_equals_one_pass_bit_for_bit() {
-    for path in ["qwen3/model.gguf", "llama3/model.gguf", "qwen2/model.gguf", "qwen3-types/Q4_K_M.gguf"] {
+    for path in [
+        "qwen3/model.gguf",
+        "llama3/model.gguf",
+        "qwen2/model.gguf",
+        "qwen3-types/Q4_K_M.gguf",
+    ] {
         let mut runner = Runner::with(path, KvPolicy::Sparse, ElementType::F16, 2);
         let vocabulary = u32::try_from(runner.model.config().vocabulary).expect("a vocabulary");
         let tokens: Vec<u32> = (0..40).map(|i| i * 7 % vocabulary).collect();
         let whole = runner.logits(&tokens);
         for chunk in [1, 3, 16] {
             let mut sequence = runner.sequence();
-            let pieces: Vec<f32> = tokens.chunks(chunk).flat_map(|chunk| runner.extend(&mut sequence, chunk)).collect();
+            let pieces: Vec<f32> = tokens
+                .chunks(chunk)
+                .flat_map(|chunk| runner.extend(&mut sequence, chunk))
+                .collect();
             assert!(pieces == whole, "{path} in chunks of {chunk}");
         }
     }
@@ -219,7 +299,15 @@ fn sparse_equals_dense_bit_for_bit() {
 #[test]
 fn the_number_of_threads_does_not_change_a_bit() {
     let tokens = expected("llama3").tokens;
-    let logits = |threads| Runner::with("llama3/model.gguf", KvPolicy::Sparse, ElementType::F16, threads).logits(&tokens);
+    let logits = |threads| {
+        Runner::with(
+            "llama3/model.gguf",
+            KvPolicy::Sparse,
+            ElementType::F16,
+            threads,
+        )
+        .logits(&tokens)
+    };
     assert!(logits(1) == logits(2));
 }
 
@@ -240,10 +328,17 @@ fn a_batch_of_sequences_equals_each_alone_bit_for_bit() {
         .zip(prompts)
         .map(|(sequence, tokens)| {
             sequence.prepare(tokens.len()).expect("room");
-            Segment { tokens, sequence, logits: LogitRows::Last }
+            Segment {
+                tokens,
+                sequence,
+                logits: LogitRows::Last,
+            }
         })
         .collect();
-    let together = runner.model.forward(&runner.cpu, &mut segments, &mut runner.scratch).expect("valid tokens");
+    let together = runner
+        .model
+        .forward(&runner.cpu, &mut segments, &mut runner.scratch)
+        .expect("valid tokens");
     assert!(together == alone);
 }
 

@@ -79,10 +79,20 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     repeat_penalty: f32,
     /// Subtract this from the logits of recent tokens
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     presence_penalty: f32,
     /// Subtract this from the logits of recent tokens for each time they occurred
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     frequency_penalty: f32,
     /// Tokens that count as recent
     #[arg(long, value_name = "N", default_value_t = 64)]

@@ -17,7 +17,8 @@ pub(crate) fn open_files(args: &ModelArgs) -> Result<ModelFiles> {
         ModelSource::File(path) | ModelSource::Folder(path) => path,
         ModelSource::Hub(id) => {
             let hub = Hub::new(Settings::from_env()?);
-            hub.fetch(&id, &mut Bars::new()).with_context(|| format!("cannot fetch `{}`", args.model))?
+            hub.fetch(&id, &mut Bars::new())
+                .with_context(|| format!("cannot fetch `{}`", args.model))?
         }
     };
     Ok(ModelFiles::open(&path)?)

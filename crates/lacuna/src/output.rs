@@ -23,7 +23,10 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
 
 /// Prints `error` with its causes and says how the process should exit.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    if error.downcast_ref::<io::Error>().is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe) {
+    if error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+    {
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {error:#}");
@@ -34,7 +37,11 @@ fn is_usage(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Usage>().is_some()
         || matches!(
             error.downcast_ref(),
-            Some(EngineError::TooManyThreads { .. } | EngineError::EmptyContext | EngineError::Sampling(_))
+            Some(
+                EngineError::TooManyThreads { .. }
+                    | EngineError::EmptyContext
+                    | EngineError::Sampling(_)
+            )
         )
 }
 

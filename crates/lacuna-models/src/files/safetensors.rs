@@ -15,9 +15,9 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use lacuna_kernels::DType;
 use super::mapping::Mapping;
 use super::tensor::{Entry, Storage, Tensors};
+use lacuna_kernels::DType;
 
 /// The longest header accepted, which is the limit of the reference implementation.
 const HEADER_LIMIT: u64 = 100_000_000;

@@ -6,8 +6,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lacuna_kernels::DType;
 use super::mapping::Mapping;
+use lacuna_kernels::DType;
 
 /// Why a model cannot have the tensor it asks for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -47,7 +47,11 @@ struct KvBytes {
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let model = open(&args.model)?;
     let report = describe(&model);
-    if args.model.json { output::json(&report) } else { print(&report) }
+    if args.model.json {
+        output::json(&report)
+    } else {
+        print(&report)
+    }
 }
 
 fn describe(model: &Model) -> Report {
@@ -70,7 +74,10 @@ fn describe(model: &Model) -> Report {
         weight_bytes: totals.iter().map(|total| total.bytes).sum(),
         tensors: totals.iter().map(row).collect(),
         tokenizer: model.tokenizer().describe(),
-        kv_bytes_per_token: KvBytes { f16: kv(ElementType::F16), f32: kv(ElementType::F32) },
+        kv_bytes_per_token: KvBytes {
+            f16: kv(ElementType::F16),
+            f32: kv(ElementType::F32),
+        },
     }
 }
 
@@ -99,13 +106,35 @@ fn print(report: &Report) -> Result<()> {
     println!("parameters      {:.1} M", report.parameters as f64 / 1e6);
     println!("weights         {}", size(report.weight_bytes));
     for row in &report.tensors {
-        println!("  {:<13} {:>5} tensors, {}", row.r#type, row.count, size(row.bytes));
+        println!(
+            "  {:<13} {:>5} tensors, {}",
+            row.r#type,
+            row.count,
+            size(row.bytes)
+        );
     }
     let tokenizer = &report.tokenizer;
-    let pre = tokenizer.pre_tokenizer.as_deref().unwrap_or("as its file says");
-    println!("tokenizer       {}, {} tokens, pre-tokenizer {pre}", tokenizer.algorithm, tokenizer.vocabulary);
-    println!("chat template   {}", if tokenizer.chat_template { "yes" } else { "none" });
+    let pre = tokenizer
+        .pre_tokenizer
+        .as_deref()
+        .unwrap_or("as its file says");
+    println!(
+        "tokenizer       {}, {} tokens, pre-tokenizer {pre}",
+        tokenizer.algorithm, tokenizer.vocabulary
+    );
+    println!(
+        "chat template   {}",
+        if tokenizer.chat_template {
+            "yes"
+        } else {
+            "none"
+        }
+    );
     let KvBytes { f16, f32 } = report.kv_bytes_per_token;
-    println!("KV per token    {} f16, {} f32", size(f16 as u64), size(f32 as u64));
+    println!(
+        "KV per token    {} f16, {} f32",
+        size(f16 as u64),
+        size(f32 as u64)
+    );
     Ok(())
 }

@@ -24,7 +24,10 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
         }
     })?;
     if args.model.json {
-        return output::json(&Report { tokens: args.tokens.clone(), logits });
+        return output::json(&Report {
+            tokens: args.tokens.clone(),
+            logits,
+        });
     }
     let first = args.tokens.len() - logits.len();
     for (position, row) in (first..).zip(&logits) {
@@ -35,7 +38,10 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
 
 /// The ten likeliest continuations of one position.
 fn print_row(position: usize, row: &[f32], tokenizer: &lacuna::Tokenizer) {
-    println!("after position {position}, {} logits; the highest:", row.len());
+    println!(
+        "after position {position}, {} logits; the highest:",
+        row.len()
+    );
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
     for token in order.into_iter().take(10) {

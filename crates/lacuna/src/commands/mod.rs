@@ -40,6 +40,8 @@ fn text_or_stdin(text: Option<&str>) -> Result<String> {
         return Ok(text.to_owned());
     }
     let mut input = Vec::new();
-    std::io::stdin().read_to_end(&mut input).context("cannot read standard input")?;
+    std::io::stdin()
+        .read_to_end(&mut input)
+        .context("cannot read standard input")?;
     String::from_utf8(input).context("standard input is not UTF-8 text")
 }

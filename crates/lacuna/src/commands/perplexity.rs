@@ -41,9 +41,15 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
 
 fn measure(engine: &mut Engine, tokens: &[u32]) -> Result<Report> {
     let context = engine.context_tokens();
-    let windows: Vec<&[u32]> = tokens.chunks(context).filter(|window| window.len() > 1).collect();
+    let windows: Vec<&[u32]> = tokens
+        .chunks(context)
+        .filter(|window| window.len() > 1)
+        .collect();
     if windows.is_empty() {
-        bail!("nothing to score: the text has {} tokens, and a context of {context} scores none of them; at least 2 tokens of text and --ctx 2 are needed", tokens.len());
+        bail!(
+            "nothing to score: the text has {} tokens, and a context of {context} scores none of them; at least 2 tokens of text and --ctx 2 are needed",
+            tokens.len()
+        );
     }
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} windows, {eta} left")?;
     let progress = ProgressBar::new(windows.len() as u64).with_style(style);
@@ -69,7 +75,10 @@ fn measure(engine: &mut Engine, tokens: &[u32]) -> Result<Report> {
 /// Negative log-probability of `token`, in nats.
 fn surprise(logits: &[f32], token: u32) -> f64 {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
+    let total: f64 = logits
+        .iter()
+        .map(|logit| f64::from(logit - highest).exp())
+        .sum();
     total.ln() - f64::from(logits[token as usize] - highest)
 }
 

@@ -4,7 +4,8 @@ use std::io::{self, IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use lacuna::{
-    AddSpecial, Engine, Generation, KvReport, Limits, Message, Model, ParseSpecial, Session, Special,
+    AddSpecial, Engine, Generation, KvReport, Limits, Message, Model, ParseSpecial, Session,
+    Special,
 };
 use serde::Serialize;
 
@@ -51,7 +52,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let mut session = engine.session(args.sampling.sampling())?;
     if args.prompt.is_none() && io::stdin().is_terminal() {
         if args.model.json {
-            bail!(output::Usage("--json needs a prompt: give -p PROMPT or standard input".into()));
+            bail!(output::Usage(
+                "--json needs a prompt: give -p PROMPT or standard input".into()
+            ));
         }
         return chat(&mut engine, &mut session, args);
     }
@@ -59,18 +62,24 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let prompt = if args.raw {
         raw_turn(engine.model(), &session, &text)?
     } else {
-        let messages: Vec<Message> =
-            system(args).chain([Message::new("user", text)]).collect();
+        let messages: Vec<Message> = system(args).chain([Message::new("user", text)]).collect();
         engine.model().prompt(&messages)?
     };
     let report = generate(&mut engine, &mut session, &prompt, args)?;
-    if args.model.json { output::json(&report) } else { summarise(&report) }
+    if args.model.json {
+        output::json(&report)
+    } else {
+        summarise(&report)
+    }
 }
 
 /// Talks until end of input. Each turn reuses what the KV cache holds of the conversation.
 fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()> {
     let mut history: Vec<Message> = system(args).collect();
-    eprintln!("{}: type a message; an empty line or Ctrl-D ends the chat", args.model.model);
+    eprintln!(
+        "{}: type a message; an empty line or Ctrl-D ends the chat",
+        args.model.model
+    );
     let mut editor = rustyline::DefaultEditor::new()?;
     while let Some(line) = ask(&mut editor)? {
         history.push(Message::new("user", line.as_str()));
@@ -94,7 +103,9 @@ fn ask(editor: &mut rustyline::DefaultEditor) -> Result<Option<String>> {
             editor.add_history_entry(&line)?;
             Ok(Some(line))
         }
-        Err(rustyline::error::ReadlineError::Eof | rustyline::error::ReadlineError::Interrupted) => Ok(None),
+        Err(
+            rustyline::error::ReadlineError::Eof | rustyline::error::ReadlineError::Interrupted,
+        ) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -102,23 +113,44 @@ fn ask(editor: &mut rustyline::DefaultEditor) -> Result<Option<String>> {
 /// Without a template, a turn simply continues the text so far. Special tokens that are written in
 /// it count as such: whoever types at a terminal may.
 fn raw_turn(model: &Model, session: &Session, line: &str) -> Result<Vec<u32>> {
-    let add = if session.tokens().is_empty() { AddSpecial::Yes } else { AddSpecial::No };
+    let add = if session.tokens().is_empty() {
+        AddSpecial::Yes
+    } else {
+        AddSpecial::No
+    };
     let mut tokens = session.tokens().to_vec();
-    tokens.extend(model.tokenizer().encode(line, Special { add, parse: ParseSpecial::Yes })?);
+    tokens.extend(model.tokenizer().encode(
+        line,
+        Special {
+            add,
+            parse: ParseSpecial::Yes,
+        },
+    )?);
     Ok(tokens)
 }
 
 /// The message that comes before the conversation, if there is one.
 fn system(args: &RunArgs) -> impl Iterator<Item = Message> {
-    args.system.iter().map(|text| Message::new("system", text.as_str()))
+    args.system
+        .iter()
+        .map(|text| Message::new("system", text.as_str()))
 }
 
 /// Makes `prompt` the conversation and generates, streaming to the terminal unless JSON is wanted.
-fn generate(engine: &mut Engine, session: &mut Session, prompt: &[u32], args: &RunArgs) -> Result<Report> {
+fn generate(
+    engine: &mut Engine,
+    session: &mut Session,
+    prompt: &[u32],
+    args: &RunArgs,
+) -> Result<Report> {
     session.rewrite(prompt)?;
     let page_bytes = engine.kv_cache().page_bytes();
-    let (weight_bytes, activation_bytes) = (engine.model().weight_bytes(), engine.activation_bytes());
-    let limits = Limits { max_tokens: args.max_tokens, stop: args.stop.clone() };
+    let (weight_bytes, activation_bytes) =
+        (engine.model().weight_bytes(), engine.activation_bytes());
+    let limits = Limits {
+        max_tokens: args.max_tokens,
+        stop: args.stop.clone(),
+    };
     let mut generation = Generation::new(engine, session, limits)?;
     let mut text = String::new();
     while let Some(piece) = generation.next_piece()? {
@@ -135,12 +167,18 @@ fn generate(engine: &mut Engine, session: &mut Session, prompt: &[u32], args: &R
         prompt_tokens: prompt.len(),
         generated_tokens: generation.tokens().len(),
         tokens: generation.tokens().to_vec(),
-        finish_reason: generation.finish_reason().map_or("", lacuna::FinishReason::name),
+        finish_reason: generation
+            .finish_reason()
+            .map_or("", lacuna::FinishReason::name),
         ttft_ms: timing.first_token.as_secs_f64() * 1e3,
         prefill_tps: timing.prefill_tokens_per_second(),
         decode_tps: timing.decode_tokens_per_second(),
         kv: kv(generation.session().kv(), page_bytes),
-        memory: Memory { weight_bytes, activation_bytes, resident: Resident::now() },
+        memory: Memory {
+            weight_bytes,
+            activation_bytes,
+            resident: Resident::now(),
+        },
     })
 }
 

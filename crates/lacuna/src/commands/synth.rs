@@ -38,6 +38,12 @@ pub(crate) fn run(args: &SynthArgs) -> Result<()> {
     if args.json {
         return output::json(&report);
     }
-    println!("{}: {} of {} weights in {:.1} s", report.path, output::bytes(report.bytes), report.dtype, report.seconds);
+    println!(
+        "{}: {} of {} weights in {:.1} s",
+        report.path,
+        output::bytes(report.bytes),
+        report.dtype,
+        report.seconds
+    );
     Ok(())
 }

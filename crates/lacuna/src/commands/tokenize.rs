@@ -19,7 +19,11 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
     let files = open_files(&args.model)?;
     let tokenizer = lacuna::load_tokenizer(&files)?;
     let input = text_or_stdin(args.prompt.as_deref())?;
-    let report = if args.decode { decode(&tokenizer, &input)? } else { encode(&tokenizer, input, args)? };
+    let report = if args.decode {
+        decode(&tokenizer, &input)?
+    } else {
+        encode(&tokenizer, input, args)?
+    };
     if args.model.json {
         return output::json(&report);
     }
@@ -33,16 +37,33 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
 }
 
 fn encode(tokenizer: &Tokenizer, text: String, args: &TokenizeArgs) -> Result<Report> {
-    let add = if args.add_special { AddSpecial::Yes } else { AddSpecial::No };
-    let parse = if args.parse_special { ParseSpecial::Yes } else { ParseSpecial::No };
-    Ok(Report { tokens: tokenizer.encode(&text, Special { add, parse })?, text })
+    let add = if args.add_special {
+        AddSpecial::Yes
+    } else {
+        AddSpecial::No
+    };
+    let parse = if args.parse_special {
+        ParseSpecial::Yes
+    } else {
+        ParseSpecial::No
+    };
+    Ok(Report {
+        tokens: tokenizer.encode(&text, Special { add, parse })?,
+        text,
+    })
 }
 
 fn decode(tokenizer: &Tokenizer, input: &str) -> Result<Report> {
     let tokens = input
         .split(|c: char| c == ',' || c.is_whitespace())
         .filter(|word| !word.is_empty())
-        .map(|word| word.parse().with_context(|| format!("`{word}` is not a token id")))
+        .map(|word| {
+            word.parse()
+                .with_context(|| format!("`{word}` is not a token id"))
+        })
         .collect::<Result<Vec<u32>>>()?;
-    Ok(Report { text: tokenizer.decode(&tokens, Decode::MARKUP)?, tokens })
+    Ok(Report {
+        text: tokenizer.decode(&tokens, Decode::MARKUP)?,
+        tokens,
+    })
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use lacuna_kernels::DType;
 use crate::files::tensor;
+use lacuna_kernels::DType;
 
 /// A header with one entry of every kind and three tensors, and its bytes.
 fn sample() -> Vec<u8> {
