@@ -193,7 +193,7 @@ impl Sampler {
             return likeliest(&self.candidates);
         }
         self.keep_top_k();
-        self.to_weights();
+        self.weigh();
         self.keep_top_p();
         self.keep_min_p();
         self.draw()
@@ -237,7 +237,7 @@ impl Sampler {
     }
 
     /// Turns sorted logits into weights relative to the highest.
-    fn to_weights(&mut self) {
+    fn weigh(&mut self) {
         let highest = self.candidates[0].score;
         for candidate in &mut self.candidates {
             let weight = ((candidate.score - highest) / self.sampling.temperature).exp();

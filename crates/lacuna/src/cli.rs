@@ -64,7 +64,7 @@ pub(crate) struct EngineArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// 0 always takes the likeliest token; higher is more varied
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     temp: f32,
     /// Draw from the K likeliest tokens only; 0 for all
     #[arg(long, value_name = "K", default_value_t = 40)]
