@@ -7,7 +7,7 @@
 
 use super::allocator::{Claim, Memory};
 use crate::device::{Address, HeapId, Operation, Place, SpaceId};
-use crate::table::Slot;
+use crate::table::{Slot, Table};
 use crate::units::{ByteLength, PageSize, VirtualPage};
 
 /// One slot's change.
@@ -89,13 +89,35 @@ impl Plan {
         maps.count() as u64
     }
 
-    /// The most regions the plan can add: an operation splits a region in three at most.
-    pub(crate) fn regions_added(&self) -> u64 {
-        let changes = self
-            .undo
-            .iter()
-            .filter(|undo| matches!(undo, Undo::Edits(..)));
-        2 * changes.count() as u64
+    /// How many regions the plan adds. None if it only detaches: that must not be refused for want
+    /// of mappings, and the device's share leaves room for it.
+    pub(crate) fn regions_added<'a>(&self, table: impl Fn(usize) -> &'a Table) -> u64 {
+        if self.edits.iter().all(|edit| edit.to.page().is_none()) {
+            return 0;
+        }
+        let (mut before, mut after) = (0, 0);
+        for (index, edit) in self.edits.iter().enumerate() {
+            let table = table(edit.target);
+            let page = edit.page.index();
+            let beside = |edit: Option<&Edit>, target, page| {
+                edit.filter(|edit| edit.target == target && edit.page.index() == page)
+                    .copied()
+            };
+            if page > 0 {
+                let old = table.get(VirtualPage::new(page - 1));
+                let edited = index.checked_sub(1).and_then(|index| self.edits.get(index));
+                let new = beside(edited, edit.target, page - 1).map_or(old, |edit| edit.to);
+                before += u64::from(!old.continues_into(edit.from));
+                after += u64::from(!new.continues_into(edit.to));
+            }
+            let next_is_edited = beside(self.edits.get(index + 1), edit.target, page + 1).is_some();
+            if page + 1 < table.pages().get() && !next_is_edited {
+                let next = table.get(VirtualPage::new(page + 1));
+                before += u64::from(!edit.from.continues_into(next));
+                after += u64::from(!edit.to.continues_into(next));
+            }
+        }
+        u64::saturating_sub(after, before)
     }
 
     /// Works the operations out: commit, copy, attach and detach, zero, in this order.

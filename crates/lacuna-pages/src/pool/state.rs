@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::allocator::{Allocator, Budget, BufferId, Claim, Extents, Memory, Search};
+use super::allocator::{Allocator, Budget, BufferId, Claim, Memory, Pressure, Search};
 use super::books::Books;
 use super::config::{PoolConfig, Recycle};
 use super::heap::{Heap, Purpose, Run, Which};
@@ -75,12 +75,11 @@ impl State {
             .ledger(self.config.limit, self.device.capabilities().mapping_limit)
     }
 
-    /// Extents grow with the buffer, and at once to full length when half the mappings are in use.
-    fn extents(&self) -> Extents {
-        match self.device.capabilities().mapping_limit {
-            Some(limit) if self.books.regions() > limit / 2 => Extents::Longest,
-            _ => Extents::Doubling,
-        }
+    fn pressure(&self) -> Pressure {
+        Pressure::new(
+            self.books.regions(),
+            self.device.capabilities().mapping_limit,
+        )
     }
 
     // Buffers.
@@ -190,18 +189,23 @@ impl State {
     }
 
     fn claim_all(&mut self, plan: &mut Plan, wanted: &[Wanted]) -> Result<(), Error> {
-        let mut budget = Budget {
-            fresh: self.headroom(),
-            remaining: wanted.len() as u64,
-            search: Search::Fitting,
-            extents: self.extents(),
-        };
+        let requested = wanted.len() as u64;
         if self.commitment() == Commitment::PerPage {
-            let free = budget.fresh.saturating_add(self.books.allocator.idle());
-            if budget.remaining > free {
-                return Err(self.out_of_pages(budget.remaining, free));
+            let free = self.headroom().saturating_add(self.books.allocator.idle());
+            if requested > free {
+                return Err(self.out_of_pages(requested, free));
             }
         }
+        let pressure = self.pressure();
+        if pressure == Pressure::High && self.moves() == Moves::Mapped {
+            self.trade_idle_for_headroom(requested);
+        }
+        let mut budget = Budget {
+            fresh: self.headroom(),
+            remaining: requested,
+            search: Search::Fitting,
+            pressure,
+        };
         for want in wanted {
             let claim = self.claim(plan, want, &mut budget)?;
             budget.remaining -= 1;
@@ -233,7 +237,17 @@ impl State {
         }
     }
 
-    /// Makes another heap, or lets the search take what there is if there cannot be one.
+    /// Gives idle memory back so that `requested` pages can be committed next to their neighbours
+    /// instead of taken from wherever memory lies idle.
+    fn trade_idle_for_headroom(&mut self, requested: u64) {
+        let missing = requested.saturating_sub(self.headroom());
+        if missing > 0 {
+            self.shrink_to(self.books.allocator.idle().saturating_sub(missing));
+        }
+    }
+
+    /// Makes another heap. When there can be none, the search takes whatever there is, and tails are
+    /// dissolved so that it finds all of it.
     fn add_heap(&mut self, budget: &mut Budget) -> Result<Option<HeapId>, Error> {
         let pages = self.config.heap_pages();
         let per_heap = self.commitment() == Commitment::PerHeap;
@@ -242,29 +256,29 @@ impl State {
         } else {
             budget.fresh > 0
         };
-        if !room {
-            let free = self.books.allocator.idle() + budget.fresh;
-            return Err(self.out_of_pages(budget.remaining, free));
-        }
-        match self.device.create_heap(self.config.heap_bytes) {
-            Ok(id) => {
+        let error = match room.then(|| self.device.create_heap(self.config.heap_bytes)) {
+            Some(Ok(id)) => {
                 let heap = match per_heap {
                     true => Heap::committed(pages, Purpose::Pool),
                     false => Heap::uncommitted(pages),
                 };
                 self.books.allocator.add_heap(id, heap);
-                Ok(Some(id))
+                return Ok(Some(id));
             }
-            Err(error) if budget.search == Search::Anything => Err(error.into()),
-            Err(error) => {
-                budget.search = Search::Anything;
-                let any = self
-                    .books
-                    .allocator
-                    .heaps()
-                    .any(|(_, heap)| heap.available_count() > 0);
-                if any { Ok(None) } else { Err(error.into()) }
-            }
+            Some(Err(error)) => Error::from(error),
+            None => self.out_of_pages(budget.remaining, self.books.allocator.idle()),
+        };
+        budget.search = Search::Anything;
+        self.books.allocator.dissolve_all_tails();
+        let allocator = &self.books.allocator;
+        let offsets = || {
+            allocator
+                .heaps()
+                .any(|(_, heap)| heap.available_count() > 0)
+        };
+        match allocator.idle() > 0 || (budget.fresh > 0 && offsets()) {
+            true => Ok(None),
+            false => Err(error),
         }
     }
 
@@ -302,7 +316,8 @@ impl State {
                 .map_err(|pages| Error::TableMemory { pages })?;
         }
         plan.compile(self.config.page_size, self.moves());
-        self.check_regions(plan.regions_added())?;
+        let added = plan.regions_added(|target| &targets[target].table);
+        self.check_regions(added)?;
         if plan.operations().is_empty() {
             return Ok(after);
         }
