@@ -447,3 +447,156 @@ impl Allocator {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HEAP_PAGES: u32 = 64;
+
+    fn allocator(heaps: u32, buffers: u32) -> Allocator {
+        let mut allocator = Allocator::new(Commitment::PerPage, HEAP_PAGES);
+        for heap in 0..heaps {
+            allocator.add_heap(HeapId(heap), Heap::uncommitted(HEAP_PAGES));
+        }
+        for buffer in 0..buffers {
+            allocator.open_buffer(BufferId(buffer));
+        }
+        allocator
+    }
+
+    fn budget(fresh: u64) -> Budget {
+        Budget {
+            fresh,
+            remaining: 1,
+            search: Search::Fitting,
+            pressure: Pressure::Low,
+        }
+    }
+
+    /// Claims a page and has it committed and owned.
+    fn take(allocator: &mut Allocator, buffer: u32, budget: &Budget) -> Option<PhysicalPage> {
+        let claim = allocator.claim(BufferId(buffer), budget).ok()?;
+        allocator.note_committed(claim);
+        Some(claim.page)
+    }
+
+    #[test]
+    fn buffers_that_grow_in_turns_stay_adjacent() {
+        let mut allocator = allocator(8, 3);
+        let mut last: [Option<PhysicalPage>; 3] = [None; 3];
+        let mut jumps = 0;
+        for _ in 0..60 {
+            for buffer in 0..3 {
+                let page = take(&mut allocator, buffer, &budget(1_000)).unwrap();
+                let before = last[buffer as usize].replace(page);
+                jumps += u32::from(before.is_none_or(|before| before.next() != Some(page)));
+            }
+        }
+        assert!(jumps <= 9, "{jumps} extents for 180 pages");
+    }
+
+    #[test]
+    fn what_lies_idle_is_used_before_fresh_memory() {
+        let mut allocator = allocator(1, 2);
+        let pages: Vec<_> = (0..8)
+            .map(|_| take(&mut allocator, 0, &budget(1_000)).unwrap())
+            .collect();
+        for &page in &pages[2..5] {
+            allocator.release(page, Some(BufferId(0)));
+        }
+        let again: Vec<_> = (0..3)
+            .map(|_| take(&mut allocator, 0, &budget(1_000)).unwrap())
+            .collect();
+        assert_eq!(again, pages[2..5]);
+        assert_eq!((allocator.committed(), allocator.idle()), (8, 0));
+    }
+
+    #[test]
+    fn under_pressure_scattered_memory_is_left_alone() {
+        let mut allocator = allocator(2, 1);
+        let pages: Vec<_> = (0..8)
+            .map(|_| take(&mut allocator, 0, &budget(1_000)).unwrap())
+            .collect();
+        allocator.release(pages[3], Some(BufferId(0)));
+        let pressed = Budget {
+            pressure: Pressure::High,
+            ..budget(1_000)
+        };
+        assert_eq!(take(&mut allocator, 0, &pressed), pages[7].next());
+        let broke = Budget {
+            fresh: 0,
+            ..pressed
+        };
+        assert_eq!(take(&mut allocator, 0, &broke), Some(pages[3]));
+    }
+
+    #[test]
+    fn a_buffer_that_shrinks_and_grows_again_gets_its_pages_back() {
+        let mut allocator = allocator(1, 2);
+        let pages: Vec<_> = (0..6)
+            .map(|_| take(&mut allocator, 0, &budget(1_000)).unwrap())
+            .collect();
+        for &page in pages[3..].iter().rev() {
+            allocator.release(page, Some(BufferId(0)));
+        }
+        assert_eq!(take(&mut allocator, 0, &budget(1_000)), Some(pages[3]));
+    }
+
+    #[test]
+    fn a_shortage_asks_for_a_heap_and_disturbs_no_one() {
+        let mut allocator = allocator(1, 2);
+        for _ in 0..50 {
+            take(&mut allocator, 0, &budget(1_000)).unwrap();
+        }
+        let before = allocator.clone();
+        assert_eq!(allocator.claim(BufferId(1), &budget(1_000)), Err(Shortage));
+        assert_eq!(allocator, before);
+    }
+
+    fn cases() -> u32 {
+        if cfg!(miri) { 4 } else { 256 }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+
+        /// A page is in exactly one place, counts are what a recount gives, and taking claims back
+        /// leaves the accounts as they were.
+        #[test]
+        fn pages_are_never_in_two_places(steps in proptest::collection::vec((0u32..4, 0u8..6), 1..300)) {
+            let mut allocator = allocator(3, 4);
+            let mut owned: Vec<(u32, PhysicalPage)> = Vec::new();
+            for (buffer, action) in steps {
+                match action {
+                    0 if !owned.is_empty() => {
+                        let (owner, page) = owned.swap_remove(owned.len() / 2);
+                        allocator.release(page, Some(BufferId(owner)));
+                    }
+                    1 => allocator.dissolve_tail(BufferId(buffer)),
+                    2 => {
+                        let before = (allocator.committed(), allocator.idle());
+                        let claims: Vec<Claim> = (0..5)
+                            .map_while(|_| allocator.claim(BufferId(buffer), &budget(5)).ok())
+                            .collect();
+                        claims.into_iter().rev().for_each(|claim| allocator.unclaim(claim));
+                        prop_assert_eq!((allocator.committed(), allocator.idle()), before);
+                    }
+                    _ => {
+                        if let Some(page) = take(&mut allocator, buffer, &budget(1)) {
+                            prop_assert!(!owned.iter().any(|&(_, other)| other == page));
+                            owned.push((buffer, page));
+                        }
+                    }
+                }
+                let tails = allocator.tail_pages().count();
+                let available: u32 = allocator.heaps().map(|(_, heap)| heap.available_count()).sum();
+                prop_assert_eq!(owned.len() + tails + available as usize, 3 * HEAP_PAGES as usize);
+                prop_assert!(allocator.heaps().all(|(_, heap)| heap.counts_agree()));
+                prop_assert_eq!(allocator.committed(), owned.len() as u64 + allocator.idle());
+            }
+        }
+    }
+}

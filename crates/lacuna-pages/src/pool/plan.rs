@@ -355,3 +355,134 @@ pub(crate) fn place(heap: HeapId, page: u32, page_size: PageSize) -> Place {
         offset: u64::from(page) * page_size.bytes(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::allocator::BufferId;
+    use super::*;
+    use crate::device::Access;
+    use crate::units::{PageCount, PhysicalPage};
+
+    const SIZE: PageSize = PageSize::KIB_4;
+
+    fn physical(index: u32) -> PhysicalPage {
+        PhysicalPage {
+            heap: HeapId(0),
+            index,
+        }
+    }
+
+    fn edit(page: u64, from: Slot, to: Slot) -> Edit {
+        let page = VirtualPage::new(page);
+        Edit {
+            target: 0,
+            space: SpaceId(0),
+            page,
+            from,
+            to,
+            contents: Contents::AsIs,
+        }
+    }
+
+    fn pages(count: u64) -> ByteLength {
+        SIZE.bytes_of(PageCount::new(count))
+    }
+
+    fn at(page: u64) -> Address {
+        Address {
+            space: SpaceId(0),
+            offset: page * SIZE.bytes(),
+        }
+    }
+
+    fn compiled(edits: Vec<Edit>, fresh: &[u32]) -> Plan {
+        let claim = |&index: &u32| Claim {
+            buffer: BufferId(0),
+            page: physical(index),
+            memory: Memory::Fresh,
+        };
+        let claims = fresh.iter().map(claim).collect();
+        let mut plan = Plan {
+            edits,
+            claims,
+            ..Plan::default()
+        };
+        plan.compile(SIZE, Moves::Mapped);
+        plan
+    }
+
+    #[test]
+    fn pages_adjacent_in_both_spaces_are_committed_and_mapped_as_one() {
+        let grown = |page, index| edit(page, Slot::Hole, Slot::Writable(physical(index)));
+        let plan = compiled(vec![grown(0, 8), grown(1, 9), grown(2, 20)], &[8, 9, 20]);
+        let map = |page, index, count| Operation::Map {
+            address: at(page),
+            place: place(HeapId(0), index, SIZE),
+            length: pages(count),
+            access: Access::ReadWrite,
+        };
+        assert_eq!(plan.operations()[2..], [map(0, 8, 2), map(2, 20, 1)]);
+        assert_eq!(plan.operations().len(), 4);
+    }
+
+    #[test]
+    fn undoing_restores_what_each_finished_operation_replaced() {
+        let edits = vec![
+            edit(0, Slot::Sealed(physical(1)), Slot::Hole),
+            edit(1, Slot::Writable(physical(2)), Slot::Hole),
+            edit(2, Slot::Writable(physical(5)), Slot::Sealed(physical(5))),
+        ];
+        let plan = compiled(edits, &[]);
+        assert_eq!(plan.operations().len(), 2, "one unmap and one protect");
+        let undo = plan.undo(1, SIZE);
+        let map = |page, index, access| Operation::Map {
+            address: at(page),
+            place: place(HeapId(0), index, SIZE),
+            length: pages(1),
+            access,
+        };
+        assert_eq!(
+            undo,
+            [map(0, 1, Access::Read), map(1, 2, Access::ReadWrite)]
+        );
+        let undo = plan.undo(2, SIZE);
+        let (address, length, access) = (at(2), pages(1), Access::ReadWrite);
+        assert_eq!(
+            undo[0],
+            Operation::Protect {
+                address,
+                length,
+                access
+            }
+        );
+        assert!(plan.undo(0, SIZE).is_empty());
+    }
+
+    #[test]
+    fn the_regions_a_plan_adds_are_what_the_table_counts_afterwards() {
+        let mut table = Table::new(PageCount::new(12));
+        for page in 0..9u32 {
+            let virtual_page = VirtualPage::new(page.into());
+            table.make_room(virtual_page).unwrap();
+            table.set(virtual_page, Slot::Writable(physical(page)));
+        }
+        let sealed = |page: u32| {
+            let slot = physical(page);
+            edit(page.into(), Slot::Writable(slot), Slot::Sealed(slot))
+        };
+        for edits in [
+            vec![sealed(3), sealed(4), sealed(7)],
+            vec![edit(10, Slot::Hole, Slot::Writable(physical(30)))],
+            vec![edit(9, Slot::Hole, Slot::Writable(physical(9)))],
+        ] {
+            let before = table.regions();
+            let plan = compiled(edits, &[]);
+            let added = plan.regions_added(|_| &table);
+            for edit in &plan.edits {
+                table.make_room(edit.page).unwrap();
+                table.set(edit.page, edit.to);
+            }
+            assert_eq!(table.regions().saturating_sub(before), added);
+        }
+    }
+}

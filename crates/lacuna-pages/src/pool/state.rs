@@ -7,12 +7,11 @@ use std::collections::BTreeMap;
 use super::allocator::{Allocator, Budget, BufferId, Claim, Memory, Pressure, Search};
 use super::books::Books;
 use super::config::{PoolConfig, Recycle};
-use super::heap::{Heap, Purpose, Run, Which};
-use super::plan::{Contents, Edit, Moves, Plan, place};
+use super::heap::{Heap, Purpose};
+use super::plan::{Contents, Edit, Moves, Plan};
 use crate::buffer::Buffer;
 use crate::device::{
-    BatchError, Commitment, Device, DeviceError, Fence, FenceState, HeapId, Operation, Patience,
-    SpaceId,
+    BatchError, Commitment, Device, DeviceError, Fence, HeapId, Patience, SpaceId,
 };
 use crate::ledger::Ledger;
 use crate::table::Slot;
@@ -50,11 +49,11 @@ impl State {
         }
     }
 
-    fn commitment(&self) -> Commitment {
+    pub(super) fn commitment(&self) -> Commitment {
         self.device.capabilities().commitment
     }
 
-    fn moves(&self) -> Moves {
+    pub(super) fn moves(&self) -> Moves {
         match self.commitment() {
             Commitment::WithReservation => Moves::Fixed,
             Commitment::PerPage | Commitment::PerHeap => Moves::Mapped,
@@ -159,7 +158,7 @@ impl State {
             .map(|orphan| (orphan.buffer, orphan.pages.as_slice()))
     }
 
-    fn release_orphans(&mut self) {
+    pub(super) fn release_orphans(&mut self) {
         for (space, orphan) in std::mem::take(&mut self.orphans) {
             let Ok(fence) = self.device.release(space, orphan.readers) else {
                 self.orphans.insert(space, orphan);
@@ -441,134 +440,6 @@ impl State {
             if self.books.allocator.heap(id).is_empty() && self.device.destroy_heap(id).is_ok() {
                 self.books.allocator.remove_heap(id);
             }
-        }
-    }
-
-    // Giving back.
-
-    /// Frees what retired pages can be freed, and gives idle memory back as limit and watermarks
-    /// ask. Failures are tried again at the next call.
-    pub(crate) fn settle(&mut self) {
-        self.collect(Patience::Poll);
-        let idle = self.books.allocator.idle();
-        let committed = self.books.allocator.committed();
-        let page = self.config.page_size.bytes();
-        let over = self
-            .config
-            .limit
-            .map_or(0, |limit| committed.saturating_sub(limit.get() / page));
-        let high = self.config.high_watermark.get() / page;
-        let low = self.config.low_watermark.get() / page;
-        let keep = if idle > high || self.books.nothing_owned() {
-            idle.min(low)
-        } else {
-            idle
-        };
-        let keep = keep.min(idle.saturating_sub(over));
-        if keep < idle && self.moves() == Moves::Mapped {
-            self.shrink_to(keep);
-        }
-    }
-
-    fn collect(&mut self, patience: Patience) {
-        if self.books.has_retiring() {
-            let device = &mut self.device;
-            self.books
-                .collect(|fence| matches!(device.wait(fence, patience), Ok(FenceState::Signalled)));
-        }
-    }
-
-    /// Gives all idle memory back.
-    pub(crate) fn trim(&mut self) {
-        self.collect(Patience::Block);
-        self.release_orphans();
-        self.shrink_to(0);
-        self.books.allocator.dissolve_all_tails();
-        self.give_back_empty_heaps();
-    }
-
-    /// Gives idle memory back until `keep` pages of it are left: first that of the heaps with the
-    /// fewest owners, so that heaps become empty.
-    fn shrink_to(&mut self, keep: u64) {
-        self.shrink_available(keep);
-        if self.books.allocator.idle() > keep {
-            self.books.allocator.dissolve_all_tails();
-            self.shrink_available(keep);
-        }
-    }
-
-    fn shrink_available(&mut self, keep: u64) {
-        let mut heaps: Vec<(u32, HeapId)> = (self.books.allocator.heaps())
-            .filter(|(_, heap)| heap.purpose() == Purpose::Pool && heap.idle_count() > 0)
-            .map(|(id, heap)| (heap.committed_count() - heap.idle_count(), id))
-            .collect();
-        heaps.sort_unstable();
-        for (_, id) in heaps {
-            let excess = self.books.allocator.idle().saturating_sub(keep);
-            let heap = self.books.allocator.heap(id);
-            if excess == 0 {
-                return;
-            }
-            if heap.is_empty() && u64::from(heap.idle_count()) <= excess {
-                self.give_back_heap(id);
-            } else if self.commitment() == Commitment::PerPage {
-                self.decommit(id, excess);
-            }
-        }
-    }
-
-    /// Gives up to `excess` idle pages of a heap back, the last first.
-    fn decommit(&mut self, id: HeapId, mut excess: u64) {
-        let heap = self.books.allocator.heap(id);
-        let mut runs = Vec::new();
-        let mut from = 0;
-        while let Some(run) = heap.run_from(Which::Idle, from) {
-            runs.push(run);
-            from = run.start + run.length;
-        }
-        let page_size = self.config.page_size;
-        let mut batch = Vec::new();
-        for run in runs.iter_mut().rev() {
-            let length = u64::from(run.length).min(excess) as u32;
-            *run = Run {
-                start: run.start + run.length - length,
-                length,
-            };
-            excess -= u64::from(length);
-            if length > 0 {
-                let length = page_size.bytes_of(PageCount::new(length.into()));
-                batch.push(Operation::Decommit {
-                    place: place(id, run.start, page_size),
-                    length,
-                });
-            }
-        }
-        let applied = match self.device.apply(&batch, Fence::DONE) {
-            Ok(_) => batch.len(),
-            Err(error) => error.applied,
-        };
-        for run in runs.iter().rev().take(applied) {
-            self.books.allocator.note_decommitted(id, *run);
-            self.books.counts.pages_decommitted += u64::from(run.length);
-        }
-    }
-
-    fn give_back_empty_heaps(&mut self) {
-        let empty: Vec<HeapId> = (self.books.allocator.heaps())
-            .filter(|(_, heap)| heap.purpose() == Purpose::Pool)
-            .filter(|(_, heap)| heap.is_empty() && heap.committed_count() == 0)
-            .map(|(id, _)| id)
-            .collect();
-        for id in empty {
-            self.give_back_heap(id);
-        }
-    }
-
-    fn give_back_heap(&mut self, id: HeapId) {
-        if self.device.destroy_heap(id).is_ok() {
-            let committed = self.books.allocator.heap(id).committed_count();
-            self.books.counts.pages_decommitted += u64::from(committed);
-            self.books.allocator.remove_heap(id);
         }
     }
 }

@@ -1,4 +1,8 @@
 //! The substrate's tests: one crate, so that they share devices and helpers.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a failed unwrap is a failed test, in helpers too"
+)]
 
 #[cfg(target_os = "linux")]
 mod children;

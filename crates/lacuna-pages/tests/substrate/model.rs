@@ -539,11 +539,11 @@ impl Model {
 
     fn swap_in(&mut self, buffer: usize, start: u64, end: u64) {
         let inside = self.check_range(start, end).is_none();
-        let all = inside
-            && self.first(buffer, start, end, |cell, page| match cell {
-                Cell::Swapped(_) => None,
-                _ => Some(Error::NotSwapped { page }),
-            }) == None;
+        let complaint = |cell: &Cell, page| match cell {
+            Cell::Swapped(_) => None,
+            _ => Some(Error::NotSwapped { page }),
+        };
+        let all = inside && self.first(buffer, start, end, complaint).is_none();
         let room = self.dense || self.out_of_pages(end - start).is_none() || start == end;
         let mut filled = Vec::new();
         let result = self.real(buffer).swap_in(range(start, end), |page, _| {
