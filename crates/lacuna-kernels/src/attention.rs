@@ -9,10 +9,15 @@
 //!
 //! Causality is a loop bound: what lies behind a query's last row is never read into its result.
 
+mod block;
+mod softmax;
+
 use crate::grid::{Block, Grid};
-use crate::simd::{Kernel, LANES, Simd, exp, padded};
+use crate::simd::{Kernel, LANES, Simd, padded};
 use crate::threads::Pool;
-use crate::view::{ElementType, View};
+use crate::view::View;
+use block::BlockRows;
+use softmax::{Chunk, clear, finish, merge, narrow, update};
 
 /// Rows per block of the online softmax.
 const ROWS: usize = LANES;
@@ -23,8 +28,8 @@ const PARTITION: usize = 256;
 /// Query rows (tokens times heads) that one task holds.
 const QUERIES: usize = 64;
 
-/// Sixteen elements.
-type Chunk = [f32; LANES];
+/// Query heads per KV head up to which a single token reads K and V without a converted copy.
+const NARROW: usize = 4;
 
 /// The sizes of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -97,8 +102,8 @@ pub(crate) struct Buffers {
 impl Buffers {
     pub(crate) fn new() -> Self {
         const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
-        let chunks = |n: usize| vec![[0.0; LANES]; n].into_boxed_slice();
-        let block = || vec![[[0.0; LANES]; ROWS]; CHUNKS].into_boxed_slice();
+        let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
+        let block = || vec![[Chunk::ZERO; ROWS]; CHUNKS].into_boxed_slice();
         Self {
             k: block(),
             v: block(),
@@ -290,44 +295,48 @@ impl Kernel for Whole<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let (attention, task) = (self.attention, self.task);
-        let shape = attention.shape;
-        let (per_query, group) = (shape.state_chunks(), shape.group());
+        let per_query = attention.shape.state_chunks();
+        let queries = task.tokens * attention.shape.group();
         load_queries(s, attention, &task, self.buffers);
-        clear(
-            &mut self.buffers.total[..task.tokens * group * per_query],
-            per_query,
-        );
+        clear(&mut self.buffers.total[..queries * per_query], per_query);
         let last = attention.rows_seen(task.first_token + task.tokens - 1);
         for partition in 0..last.div_ceil(PARTITION) {
+            let buffers = &mut *self.buffers;
             s.vectorize(Rows {
                 attention,
                 task,
                 partition,
-                buffers: self.buffers,
+                buffers,
             });
-            let totals = self.buffers.total.chunks_exact_mut(per_query);
-            let partials = self.buffers.partial.chunks_exact(per_query);
-            for (query, (total, partial)) in
-                totals.zip(partials).enumerate().take(task.tokens * group)
-            {
-                if attention.rows_seen(task.first_token + query / group) > partition * PARTITION {
-                    merge(s, total, partial);
-                }
+            self.merge_partition(s, partition);
+        }
+        self.finish(s);
+    }
+}
+
+impl Whole<'_, '_> {
+    /// Merges the states of a partition for the queries that see its rows.
+    #[inline(always)]
+    fn merge_partition<S: Simd>(&mut self, s: S, partition: usize) {
+        let (task, shape) = (self.task, self.attention.shape);
+        for query in 0..task.tokens * shape.group() {
+            let token = task.first_token + query / shape.group();
+            if self.attention.rows_seen(token) > partition * PARTITION {
+                let states = query * shape.state_chunks()..(query + 1) * shape.state_chunks();
+                let partial = &self.buffers.partial[states.clone()];
+                merge(s, &mut self.buffers.total[states], partial);
             }
         }
-        for (query, total) in self
-            .buffers
-            .total
-            .chunks_exact(per_query)
-            .enumerate()
-            .take(task.tokens * group)
-        {
-            let out = self.out.row(task.first_token + query / group);
-            finish(
-                s,
-                total,
-                &mut out[query % group * shape.head_dim..][..shape.head_dim],
-            );
+    }
+
+    #[inline(always)]
+    fn finish<S: Simd>(&mut self, s: S) {
+        let (task, shape) = (self.task, self.attention.shape);
+        let totals = self.buffers.total.chunks_exact(shape.state_chunks());
+        for (query, total) in totals.enumerate().take(task.tokens * shape.group()) {
+            let out = self.out.row(task.first_token + query / shape.group());
+            let head = query % shape.group() * shape.head_dim;
+            finish(s, total, &mut out[head..head + shape.head_dim]);
         }
     }
 }
@@ -351,14 +360,17 @@ impl Kernel for Partial<'_, '_> {
             return;
         }
         load_queries(s, attention, &task, self.buffers);
+        let buffers = &mut *self.buffers;
         s.vectorize(Rows {
             attention,
             task,
             partition,
-            buffers: self.buffers,
+            buffers,
         });
         let out = self.out.piece().as_chunks_mut::<LANES>().0;
-        out.copy_from_slice(&self.buffers.partial[..out.len()]);
+        for (out, chunk) in out.iter_mut().zip(&self.buffers.partial) {
+            *out = chunk.0;
+        }
     }
 }
 
@@ -374,52 +386,66 @@ impl Kernel for Rows<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Self {
-            attention,
-            task,
-            partition,
-            buffers,
-        } = self;
-        let shape = attention.shape;
-        let (chunks, per_query, group) = (shape.chunks(), shape.state_chunks(), shape.group());
-        let queries = task.tokens * task.heads * group;
-        clear(&mut buffers.partial[..queries * per_query], per_query);
-        let start = partition * PARTITION;
+    fn run<S: Simd>(mut self, s: S) {
+        let (attention, task, shape) = (self.attention, self.task, self.attention.shape);
+        let per_query = shape.state_chunks();
+        let queries = task.tokens * task.heads * shape.group();
+        clear(&mut self.buffers.partial[..queries * per_query], per_query);
+        let start = self.partition * PARTITION;
         let end = attention
             .rows_seen(task.first_token + task.tokens - 1)
             .min(start + PARTITION);
         for first in (start..end).step_by(ROWS) {
             let rows = first..end.min(first + ROWS);
+            let k = BlockRows::find(attention.k, &rows);
+            let v = BlockRows::find(attention.v, &rows);
             for head in 0..task.heads {
                 let column = (task.first_head + head) * shape.head_dim;
-                load_block(s, attention.k, rows.clone(), column, shape, &mut buffers.k);
-                load_block(s, attention.v, rows.clone(), column, shape, &mut buffers.v);
-                let (k, v) = (&buffers.k[..chunks], &buffers.v[..chunks]);
-                for token in 0..task.tokens {
-                    let seen = attention.rows_seen(task.first_token + token);
-                    let visible = seen.saturating_sub(first).min(ROWS);
-                    if visible == 0 {
-                        continue;
-                    }
-                    let query = (token * task.heads + head) * group;
-                    for query in query..query + group {
-                        let q = &buffers.queries[query * chunks..][..chunks];
-                        let state = &mut buffers.partial[query * per_query..][..per_query];
-                        update(s, q, k, v, visible, state);
-                    }
-                }
+                let part = column..column + shape.head_dim;
+                self.block(s, &k.columns(&part), &v.columns(&part), head, first);
             }
         }
     }
 }
 
-/// An empty state: maximum at minus infinity, everything else zero.
-#[inline(always)]
-fn clear(states: &mut [Chunk], per_query: usize) {
-    states.fill([0.0; LANES]);
-    for state in states.chunks_exact_mut(per_query) {
-        state[0][0] = f32::NEG_INFINITY;
+impl Rows<'_> {
+    /// One KV head of one block.
+    #[inline(always)]
+    fn block<S: Simd>(
+        &mut self,
+        s: S,
+        k: &BlockRows<'_>,
+        v: &BlockRows<'_>,
+        head: usize,
+        first: usize,
+    ) {
+        let (task, shape) = (self.task, self.attention.shape);
+        let (chunks, per_query, group) = (shape.chunks(), shape.state_chunks(), shape.group());
+        let buffers = &mut *self.buffers;
+        k.prefetch_next(s);
+        v.prefetch_next(s);
+        if task.tokens == 1 && group <= NARROW {
+            let q = &buffers.queries[head * group * chunks..][..group * chunks];
+            let states = &mut buffers.partial[head * group * per_query..][..group * per_query];
+            narrow(s, q, k, v, states);
+            return;
+        }
+        k.convert(s, &mut buffers.k);
+        v.convert(s, &mut buffers.v);
+        let (k, v) = (&buffers.k[..chunks], &buffers.v[..chunks]);
+        for token in 0..task.tokens {
+            let seen = self.attention.rows_seen(task.first_token + token);
+            let visible = seen.saturating_sub(first).min(ROWS);
+            if visible == 0 {
+                continue;
+            }
+            let query = (token * task.heads + head) * group;
+            for query in query..query + group {
+                let q = &buffers.queries[query * chunks..][..chunks];
+                let state = &mut buffers.partial[query * per_query..][..per_query];
+                update(s, q, k, v, visible, state);
+            }
+        }
     }
 }
 
@@ -437,163 +463,10 @@ fn load_queries<S: Simd>(s: S, attention: &Attention<'_>, task: &Task, buffers: 
             for chunk in query.chunks(LANES) {
                 let chunk = s.mul(s.load(&padded(chunk)), scale);
                 if let Some(out) = out.next() {
-                    s.store(chunk, out);
+                    s.store(chunk, &mut out.0);
                 }
             }
         }
-    }
-}
-
-/// Converts one head of some rows to f32; what is behind them keeps its old values.
-#[inline(always)]
-fn load_block<S: Simd>(
-    s: S,
-    view: &View<'_>,
-    rows: std::ops::Range<usize>,
-    column: usize,
-    shape: &AttentionShape,
-    out: &mut [[Chunk; ROWS]],
-) {
-    let element = view.element();
-    for (j, row) in rows.enumerate() {
-        let bytes = &view.row(row)[element.bytes(column)..][..element.bytes(shape.head_dim)];
-        match element {
-            ElementType::F32 => {
-                load_row(bytes, out, j, |chunk: &[u8; 64], out| {
-                    s.store(s.load_f32_bytes(chunk), out)
-                });
-            }
-            ElementType::F16 => {
-                load_row(bytes, out, j, |chunk: &[u8; 32], out| {
-                    s.store(s.load_f16(chunk), out)
-                });
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn load_row<const N: usize>(
-    bytes: &[u8],
-    out: &mut [[Chunk; ROWS]],
-    j: usize,
-    convert: impl Fn(&[u8; N], &mut Chunk),
-) {
-    let (chunks, tail) = bytes.as_chunks::<N>();
-    for (chunk, out) in chunks.iter().zip(out.iter_mut()) {
-        convert(chunk, &mut out[j]);
-    }
-    if !tail.is_empty() {
-        convert(&padded(tail), &mut out[chunks.len()][j]);
-    }
-}
-
-/// Adds `visible` rows of a block to a query's state.
-#[inline(always)]
-fn update<S: Simd>(
-    s: S,
-    q: &[Chunk],
-    k: &[[Chunk; ROWS]],
-    v: &[[Chunk; ROWS]],
-    visible: usize,
-    state: &mut [Chunk],
-) {
-    let scores = scores(s, q, k);
-    let (header, values) = state.split_at_mut(1);
-    let old = header[0][0];
-    let seen = s.keep_first(scores, visible, s.splat(f32::NEG_INFINITY));
-    let block = s.max_lane(seen);
-    let new = if block > old { block } else { old };
-    let decay = exp(s, s.splat(old - new));
-    let p = exp(s, s.sub(scores, s.splat(new)));
-    let p = s.keep_first(p, visible, s.splat(0.0));
-    let sum = s.fma(s.splat(header[0][1]), decay, s.splat(s.sum(p)));
-    let mut lanes = [0.0; LANES];
-    s.store(sum, &mut lanes);
-    header[0][0] = new;
-    header[0][1] = lanes[0];
-    s.store(p, &mut lanes);
-    if visible == ROWS {
-        add_values::<S, ROWS>(s, &lanes, v, decay, values);
-    } else {
-        add_first_values(s, &lanes[..visible], v, decay, values);
-    }
-}
-
-/// Dot products of a query with the rows of a block.
-#[inline(always)]
-fn scores<S: Simd>(s: S, q: &[Chunk], k: &[[Chunk; ROWS]]) -> S::F {
-    let mut sums = [s.splat(0.0); ROWS];
-    for (q, k) in q.iter().zip(k) {
-        let q = s.load(q);
-        for j in 0..ROWS {
-            sums[j] = s.fma(q, s.load(&k[j]), sums[j]);
-        }
-    }
-    s.sum_each(sums)
-}
-
-/// `values = values * decay + sum over all rows of p * v`.
-#[inline(always)]
-fn add_values<S: Simd, const N: usize>(
-    s: S,
-    p: &Chunk,
-    v: &[[Chunk; ROWS]],
-    decay: S::F,
-    values: &mut [Chunk],
-) {
-    for (v, values) in v.iter().zip(values) {
-        let mut sum = s.mul(s.load(values), decay);
-        for j in 0..N {
-            sum = s.fma(s.splat(p[j]), s.load(&v[j]), sum);
-        }
-        s.store(sum, values);
-    }
-}
-
-/// The same for the first rows only.
-#[inline(always)]
-fn add_first_values<S: Simd>(
-    s: S,
-    p: &[f32],
-    v: &[[Chunk; ROWS]],
-    decay: S::F,
-    values: &mut [Chunk],
-) {
-    for (v, values) in v.iter().zip(values) {
-        let mut sum = s.mul(s.load(values), decay);
-        for (p, v) in p.iter().zip(v) {
-            sum = s.fma(s.splat(*p), s.load(v), sum);
-        }
-        s.store(sum, values);
-    }
-}
-
-/// Merges the state of later rows into that of earlier ones.
-#[inline(always)]
-fn merge<S: Simd>(s: S, total: &mut [Chunk], part: &[Chunk]) {
-    let (old, added) = (total[0], part[0]);
-    let new = if added[0] > old[0] { added[0] } else { old[0] };
-    let (keep, take) = (
-        exp(s, s.splat(old[0] - new)),
-        exp(s, s.splat(added[0] - new)),
-    );
-    // Lane 1, the sum of weights, merges like the values.
-    for (total, part) in total.iter_mut().zip(part) {
-        let sum = s.fma(s.load(part), take, s.mul(s.load(total), keep));
-        s.store(sum, total);
-    }
-    total[0][0] = new;
-}
-
-/// Divides by the sum of weights.
-#[inline(always)]
-fn finish<S: Simd>(s: S, total: &[Chunk], out: &mut [f32]) {
-    let sum = s.splat(total[0][1]);
-    for (total, out) in total[1..].iter().zip(out.chunks_mut(LANES)) {
-        let mut lanes = [0.0; LANES];
-        s.store(s.div(s.load(total), sum), &mut lanes);
-        out.copy_from_slice(&lanes[..out.len()]);
     }
 }
 
@@ -608,11 +481,16 @@ impl<'a, I: Iterator<Item = &'a [f32]>> Kernel for Merge<'_, I> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut total = [[0.0; LANES]; 1 + AttentionShape::MAX_HEAD_DIM / LANES];
-        total[0][0] = f32::NEG_INFINITY;
+        const CHUNKS: usize = 1 + AttentionShape::MAX_HEAD_DIM / LANES;
+        let mut total = [Chunk::ZERO; CHUNKS];
+        let mut partial = [Chunk::ZERO; CHUNKS];
+        clear(&mut total, CHUNKS);
         for state in self.states {
             let state = state.as_chunks::<LANES>().0;
-            merge(s, &mut total[..state.len()], state);
+            for (partial, state) in partial.iter_mut().zip(state) {
+                partial.0 = *state;
+            }
+            merge(s, &mut total[..state.len()], &partial[..state.len()]);
         }
         finish(s, &total, self.out);
     }

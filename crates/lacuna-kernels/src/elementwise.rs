@@ -145,10 +145,10 @@ impl Kernel for SiluMul<'_> {
 
 #[inline(always)]
 fn silu_mul<S: Simd>(s: S, gate: S::F, up: S::F) -> S::F {
-    // Limited, so that the exponential stays finite; NaN passes through.
-    let minus = s.mul(s.max(s.splat(-88.0), gate), s.splat(-1.0));
-    let one = s.splat(1.0);
-    s.mul(s.div(gate, s.add(one, exp(s, minus))), up)
+    // Limited, so that the exponential stays finite: the result is below 1e-36 there. NaN passes.
+    let gate = s.max(s.splat(-88.0), gate);
+    let minus = s.mul(gate, s.splat(-1.0));
+    s.mul(s.div(gate, s.add(s.splat(1.0), exp(s, minus))), up)
 }
 
 /// `x += y`, with `y` repeated for every row of `y.len()` elements.

@@ -8,7 +8,7 @@ use crate::activations::Activations;
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Registers, Simd, padded};
+use crate::simd::{Kernel, LANES, Registers, Simd, each, padded};
 
 /// One block of columns of the output `[tokens, rows]`; the block covers all tokens.
 pub(crate) struct Product<'a, 'b> {
@@ -31,21 +31,22 @@ impl Kernel for Product<'_, '_> {
     }
 }
 
-/// A float storage type.
-trait Element: 'static {
-    /// The bytes of sixteen weights.
+/// A float storage type, sixteen elements at a time.
+pub(crate) trait Element: 'static {
+    /// The bytes of sixteen elements.
     type Chunk: Copy;
 
     /// Whole chunks and the bytes after them.
     fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]);
     /// The chunk that starts with `tail` and goes on with zeros.
     fn pad(tail: &[u8]) -> Self::Chunk;
+    /// Sixteen elements as f32.
     fn load<S: Simd>(s: S, chunk: &Self::Chunk) -> S::F;
 }
 
 macro_rules! element {
     ($name:ident, $bytes:literal, $load:ident) => {
-        struct $name;
+        pub(crate) struct $name;
 
         impl Element for $name {
             type Chunk = [u8; $bytes];
@@ -143,29 +144,30 @@ impl<E: Element, const R: usize, const T: usize> Kernel for Dots<'_, E, R, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> [[f32; R]; T] {
-        let mut sums = [[s.splat(0.0); T]; R];
+        let zero = s.splat(0.0);
+        let mut sums = [[zero; T]; R];
         let chunks = self.x[0].len() / LANES;
-        let x = self.x.map(|x| {
-            (
-                &x.as_chunks::<LANES>().0[..chunks],
-                x.as_chunks::<LANES>().1,
-            )
-        });
-        let weights = self.weights.map(|row| {
-            let (whole, tail) = E::split(row);
-            (&whole[..chunks], tail)
-        });
+        let x: [_; T] = each!(Default::default(), |t| &self.x[t].as_chunks::<LANES>().0
+            [..chunks]);
+        let w: [_; R] = each!(Default::default(), |r| &E::split(self.weights[r]).0
+            [..chunks]);
         for chunk in 0..chunks {
-            let x = x.map(|(whole, _)| s.load(&whole[chunk]));
-            let weights = weights.map(|(whole, _)| E::load(s, &whole[chunk]));
-            add(s, &weights, &x, &mut sums);
+            let x: [_; T] = each!(zero, |t| s.load(&x[t][chunk]));
+            let w: [_; R] = each!(zero, |r| E::load(s, &w[r][chunk]));
+            add(s, &w, &x, &mut sums);
         }
-        if !x[0].1.is_empty() {
-            let x = x.map(|(_, tail)| s.load(&padded(tail)));
-            let weights = weights.map(|(_, tail)| E::load(s, &E::pad(tail)));
-            add(s, &weights, &x, &mut sums);
+        if !self.x[0].len().is_multiple_of(LANES) {
+            let x: [_; T] = each!(zero, |t| s.load(&padded(self.x[t].as_chunks::<LANES>().1)));
+            let w: [_; R] = each!(zero, |r| E::load(s, &E::pad(E::split(self.weights[r]).1)));
+            add(s, &w, &x, &mut sums);
         }
-        std::array::from_fn(|t| std::array::from_fn(|r| s.sum(sums[r][t])))
+        let mut dots = [[0.0; R]; T];
+        for t in 0..T {
+            for r in 0..R {
+                dots[t][r] = s.sum(sums[r][t]);
+            }
+        }
+        dots
     }
 }
 

@@ -18,6 +18,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "register tiles are arrays of arrays; loops over their indices read best"
+)]
+
 mod activations;
 mod attention;
 mod cpu;

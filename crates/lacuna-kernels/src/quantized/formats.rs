@@ -6,7 +6,7 @@
 
 use super::panel::{Extra, PackedBlock};
 use crate::dtype::DType;
-use crate::simd::Simd;
+use crate::simd::{Simd, each};
 use crate::tile::Tile;
 
 /// A quantized storage type.
@@ -35,7 +35,7 @@ pub(super) trait Format {
 #[inline(always)]
 fn nibbles<S: Simd>(s: S, bytes: [S::U; 4]) -> [S::U; 8] {
     let mask = s.u_splat(0x0F0F_0F0F);
-    std::array::from_fn(|g| {
+    each!(s.u_splat(0), |g| {
         if g < 4 {
             s.u_and(bytes[g], mask)
         } else {
@@ -48,7 +48,7 @@ fn nibbles<S: Simd>(s: S, bytes: [S::U; 4]) -> [S::U; 8] {
 #[inline(always)]
 fn columns32<S: Simd>(s: S, tile: &Tile<'_>, at: usize) -> [S::U; 8] {
     let (low, high) = (s.columns(tile, at), s.columns(tile, at + 16));
-    std::array::from_fn(|g| if g < 4 { low[g] } else { high[g - 4] })
+    each!(s.u_splat(0), |g| if g < 4 { low[g] } else { high[g - 4] })
 }
 
 /// Sets bit 4 of each byte from 32 bits per row, bit `i` for column `i`.
@@ -56,7 +56,7 @@ fn columns32<S: Simd>(s: S, tile: &Tile<'_>, at: usize) -> [S::U; 8] {
 fn or_fifth_bits<S: Simd>(s: S, words: [S::U; 8], bits: S::U) -> [S::U; 8] {
     let spread = s.u_splat(0x0020_4081);
     let ones = s.u_splat(0x0101_0101);
-    std::array::from_fn(|g| {
+    each!(s.u_splat(0), |g| {
         // Four bits times the constant puts bit i at bit 8 * i (and others elsewhere).
         let four = s.u_and(s.u_shr(bits, 4 * g as u32), s.u_splat(15));
         s.u_or(words[g], s.u_shl(s.u_and(s.u_mul(four, spread), ones), 4))
@@ -66,7 +66,7 @@ fn or_fifth_bits<S: Simd>(s: S, words: [S::U; 8], bits: S::U) -> [S::U; 8] {
 /// The same offset for all bytes.
 #[inline(always)]
 fn weights<S: Simd>(s: S, words: [S::U; 8], offset: i8) -> [S::U; 8] {
-    std::array::from_fn(|g| s.weights(words[g], offset))
+    each!(s.u_splat(0), |g| s.weights(words[g], offset))
 }
 
 /// Scale and minimum from `d: f16` and `m: f16`, which lie side by side.
@@ -184,7 +184,7 @@ impl<S: Simd> KHeader<S> {
         Self {
             d,
             minus_dmin: s.mul(dmin, s.splat(-1.0)),
-            packed: std::array::from_fn(|i| s.gather(tile, at + 4 + 4 * i)),
+            packed: each!(s.u_splat(0), |i| s.gather(tile, at + 4 + 4 * i)),
         }
     }
 
@@ -217,7 +217,8 @@ impl<S: Simd> KHeader<S> {
 fn k_nibbles<S: Simd>(s: S, tile: &Tile<'_>, at: usize, part: usize) -> [S::U; 8] {
     let shared = columns32(s, tile, at + 32 * (part / 2));
     let shift = 4 * (part % 2) as u32;
-    std::array::from_fn(|g| s.u_and(s.u_shr(shared[g], shift), s.u_splat(0x0F0F_0F0F)))
+    each!(s.u_splat(0), |g| s
+        .u_and(s.u_shr(shared[g], shift), s.u_splat(0x0F0F_0F0F)))
 }
 
 pub(super) struct Q4K;
@@ -275,7 +276,7 @@ impl Format for Q5K {
         let (scale, extra) = header.sub_block(s, part);
         let low = k_nibbles(s, tile, at + 48, part);
         let high = columns32(s, tile, at + 16);
-        let words = std::array::from_fn(|g| {
+        let words = each!(s.u_splat(0), |g| {
             let bit = s.u_and(s.u_shr(high[g], part as u32), s.u_splat(0x0101_0101));
             s.u_or(low[g], s.u_shl(bit, 4))
         });
@@ -324,7 +325,7 @@ impl Format for Q6K {
         Q6KHeader {
             // The scale is the last two bytes of the block.
             d: s.f16_low(s.u_shr(s.gather(tile, at + 206), 16)),
-            scales: std::array::from_fn(|i| s.gather(tile, at + 192 + 4 * i)),
+            scales: each!(s.u_splat(0), |i| s.gather(tile, at + 192 + 4 * i)),
         }
     }
 
@@ -341,7 +342,7 @@ impl Format for Q6K {
         let low = columns32(s, tile, at + 64 * half + 32 * (quarter % 2));
         let high = columns32(s, tile, at + 128 + 32 * half);
         let (low_shift, high_shift) = (4 * (quarter / 2) as u32, 2 * quarter as u32);
-        let words = std::array::from_fn(|g| {
+        let words = each!(s.u_splat(0), |g| {
             let low = s.u_and(s.u_shr(low[g], low_shift), s.u_splat(0x0F0F_0F0F));
             let high = s.u_and(s.u_shr(high[g], high_shift), s.u_splat(0x0303_0303));
             s.u_or(low, s.u_shl(high, 4))

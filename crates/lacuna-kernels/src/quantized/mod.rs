@@ -29,6 +29,12 @@ use panel::{Extra, Sums, step};
 /// Blocks of columns per packed panel: 1024 columns, a multiple of what any file block holds.
 const PANEL_BLOCKS: usize = 32;
 
+/// The same for few tokens: so few that the next blocks arrive from memory meanwhile.
+const NARROW_PANEL_BLOCKS: usize = 8;
+
+/// Tokens up to which panels are narrow.
+const FEW_TOKENS: usize = 16;
+
 /// Blocks that a worker's panel buffer holds.
 pub(crate) const PANEL_LEN: usize = 2 * PANEL_BLOCKS;
 
@@ -101,8 +107,13 @@ impl Product<'_, '_> {
         let tiles: [Tile<'_>; R] =
             std::array::from_fn(|r| Tile::new(self.weights, first + r * LANES));
         let blocks = self.weights.cols() / BLOCK;
-        for start in (0..blocks).step_by(PANEL_BLOCKS) {
-            let columns = start..blocks.min(start + PANEL_BLOCKS);
+        let together = if self.x.tokens() <= FEW_TOKENS {
+            NARROW_PANEL_BLOCKS
+        } else {
+            PANEL_BLOCKS
+        };
+        for start in (0..blocks).step_by(together) {
+            let columns = start..blocks.min(start + together);
             let panel = &mut self.panel.as_chunks_mut::<R>().0[..columns.len()];
             s.vectorize(Pack {
                 tiles: &tiles,
@@ -208,7 +219,7 @@ impl<D: Format> Kernel for Stream<'_, D> {
     fn run<S: Simd>(self, s: S) -> [f32; LANES] {
         let mut sums: Sums<S, 1, 1> = [[s.splat(0.0)]];
         for (index, x) in self.x.chunks_exact(parts::<D>()).enumerate() {
-            prefetch_ahead::<S, D>(s, &self.tile, index);
+            prefetch_ahead::<S, D>(s, &self.tile, index, LANES);
             let header = D::header(s, &self.tile, index);
             for (part, x) in x.iter().enumerate() {
                 let block = D::block(s, &self.tile, index, part, &header);
@@ -237,7 +248,7 @@ impl<D: Format, const R: usize> Kernel for Pack<'_, '_, D, R> {
         let first = self.start / parts::<D>();
         for (index, panel) in self.panel.chunks_exact_mut(parts::<D>()).enumerate() {
             for (r, tile) in self.tiles.iter().enumerate() {
-                prefetch_ahead::<S, D>(s, tile, first + index);
+                prefetch_ahead::<S, D>(s, tile, first + index, R * LANES);
                 let header = D::header(s, tile, first + index);
                 for (part, out) in panel.iter_mut().enumerate() {
                     out[r].store(s, &D::block(s, tile, first + index, part, &header));
@@ -260,8 +271,12 @@ impl<E: HasExtra, const R: usize, const T: usize> Kernel for TokenTile<'_, E, R,
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut sums: Sums<S, R, T> =
-            std::array::from_fn(|r| std::array::from_fn(|t| s.load(&self.sums[r][t])));
+        let mut sums: Sums<S, R, T> = [[s.splat(0.0); T]; R];
+        for r in 0..R {
+            for t in 0..T {
+                sums[r][t] = s.load(&self.sums[r][t]);
+            }
+        }
         for (weights, x) in self.panel.iter().zip(self.x) {
             step(s, E::EXTRA, weights, x, &mut sums);
         }
@@ -294,14 +309,14 @@ impl HasExtra for WithSecondScale {
     const EXTRA: Extra = Extra::SecondScale;
 }
 
-/// Prefetches what will be read [`PREFETCH_BYTES`] after a file block, in this tile or the next.
+/// Prefetches what will be read [`PREFETCH_BYTES`] after a file block, in this tile or the one
+/// `next` rows further on.
 #[inline(always)]
-fn prefetch_ahead<S: Simd, D: Format>(s: S, tile: &Tile<'_>, index: usize) {
+fn prefetch_ahead<S: Simd, D: Format>(s: S, tile: &Tile<'_>, index: usize, next: usize) {
     let len = D::DTYPE.block_bytes();
     let mut ahead = index * len + PREFETCH_BYTES;
     if ahead >= tile.row_bytes() {
-        // The same columns of the row sixteen rows further on.
-        ahead += (LANES - 1) * tile.row_bytes();
+        ahead += (next - 1) * tile.row_bytes();
     }
     let mut line = ahead.next_multiple_of(64);
     while line < ahead + len {

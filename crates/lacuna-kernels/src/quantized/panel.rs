@@ -1,7 +1,7 @@
 //! Packed blocks of sixteen rows and the one step every product of quantized values is made of.
 
 use crate::activations::ActivationBlock;
-use crate::simd::Simd;
+use crate::simd::{Simd, each};
 
 /// What a block has besides one scale per row.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub(super) fn step<S: Simd, B: Source<S>, const R: usize, const T: usize>(
 ) {
     if extra == Extra::SecondScale {
         for half in 0..2 {
-            let start = x.start_halves.map(|start| start[half]);
+            let start = each!(0, |t| x.start_halves[t][half]);
             let dots = dots(s, weights, x, start, 4 * half);
             for r in 0..R {
                 let scale = if half == 0 {
@@ -146,7 +146,7 @@ fn dots<S: Simd, B: Source<S>, const R: usize, const T: usize>(
     start: [i32; T],
     first: usize,
 ) -> [[S::U; T]; R] {
-    let start = start.map(|start| s.dot_start(start));
+    let start: [_; T] = each!(s.dot_start(0), |t| s.dot_start(start[t]));
     continue_dots(s, weights, x, [start; R], first)
 }
 

@@ -13,7 +13,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Registers, Simd};
+use super::{Kernel, Registers, Simd, each};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX2, FMA and F16C.
@@ -109,6 +109,24 @@ unsafe fn load_rows(tile: &Tile<'_>, first: usize, at: usize) -> __m256i {
         let high = _mm_loadu_si128(tile.ptr(first + 4, at).cast());
         _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
     }
+}
+
+/// Sixteen bytes at `at` of eight rows, transposed.
+///
+/// # Safety
+/// `at + 16` does not exceed the rows, and `first <= 8`.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn columns(tile: &Tile<'_>, first: usize, at: usize) -> [__m256i; 4] {
+    // SAFETY: by the caller's promise.
+    transpose4(unsafe {
+        [
+            load_rows(tile, first, at),
+            load_rows(tile, first + 1, at),
+            load_rows(tile, first + 2, at),
+            load_rows(tile, first + 3, at),
+        ]
+    })
 }
 
 /// Applies an operation to both registers.
@@ -285,9 +303,10 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn sum_each(self, x: [Self::F; 16]) -> Self::F {
-        let half = |start: usize| std::array::from_fn(|j| x[start + j]);
+        let low = each!(x[0], |j| x[j]);
+        let high = each!(x[0], |j| x[8 + j]);
         // SAFETY: 1.
-        unsafe { [sum_each(half(0)), sum_each(half(8))] }
+        unsafe { [sum_each(low), sum_each(high)] }
     }
 
     #[inline(always)]
@@ -385,18 +404,8 @@ impl Simd for Avx2 {
             "columns at {at} exceed the row"
         );
         // SAFETY: 1, 3.
-        let (low, high) = unsafe {
-            let rows = |first: usize| {
-                [
-                    load_rows(tile, first, at),
-                    load_rows(tile, first + 1, at),
-                    load_rows(tile, first + 2, at),
-                    load_rows(tile, first + 3, at),
-                ]
-            };
-            (transpose4(rows(0)), transpose4(rows(8)))
-        };
-        std::array::from_fn(|group| [low[group], high[group]])
+        let (low, high) = unsafe { (columns(tile, 0, at), columns(tile, 8, at)) };
+        each!([low[0]; 2], |group| [low[group], high[group]])
     }
 
     #[inline(always)]
@@ -433,6 +442,14 @@ impl Simd for Avx2 {
             let address = tile.base().wrapping_add(*offset as usize + at);
             // SAFETY: a prefetch reads nothing and cannot fault.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_bytes(self, bytes: &[u8]) {
+        for line in bytes.chunks(64) {
+            // SAFETY: a prefetch reads nothing and cannot fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
         }
     }
 }

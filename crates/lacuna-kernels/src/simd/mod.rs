@@ -133,6 +133,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Hints that the byte at `at` past the start of each row will be read soon; it may lie
     /// anywhere.
     fn prefetch(self, tile: &Tile<'_>, at: usize);
+    /// Hints that `bytes` will be read within a few microseconds.
+    fn prefetch_bytes(self, bytes: &[u8]);
 }
 
 /// `e^x` for `x <= 88`, within 2 units in the last place; 0 below -87.7; NaN stays NaN.
@@ -159,6 +161,21 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     let value = s.add(s.fma(sum, square, rest), s.splat(1.0));
     s.mul(value, s.exp2_whole(whole))
 }
+
+/// An array whose element `i` is an expression of `i`.
+///
+/// Unlike `std::array::from_fn` it makes no closure: a closure would be compiled without the
+/// instructions of the level and keep vectors out of registers.
+macro_rules! each {
+    ($init:expr, |$i:ident| $element:expr) => {{
+        let mut array = [$init; _];
+        for $i in 0..array.len() {
+            array[$i] = $element;
+        }
+        array
+    }};
+}
+pub(crate) use each;
 
 /// Up to 16 elements, then zeros.
 #[inline(always)]

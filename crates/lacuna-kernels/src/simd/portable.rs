@@ -119,7 +119,9 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn exp2_whole(self, x: F) -> F {
-        map(x, |x| f32::from_bits(((x as i32 + 127) as u32) << 23))
+        map(x, |x| {
+            f32::from_bits(((x as i32).wrapping_add(127) as u32) << 23)
+        })
     }
 
     #[inline(always)]
@@ -246,4 +248,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn prefetch(self, _tile: &Tile<'_>, _at: usize) {}
+
+    #[inline(always)]
+    fn prefetch_bytes(self, _bytes: &[u8]) {}
 }

@@ -1,0 +1,278 @@
+//! Elementwise operations, adversarial inputs of products, and setting up a `Cpu`.
+
+mod support;
+
+use half::f16;
+use lacuna_kernels::{
+    Activations, Cpu, CpuConfig, CpuError, DType, ElementType, Level, Matrix, RopeStyle,
+};
+use support::{Random, Storage, cpu, levels, random_matrix};
+
+fn assert_close(out: &[f32], expected: impl Iterator<Item = f64>, tolerance: f64, case: &str) {
+    for (index, (out, expected)) in out.iter().zip(expected).enumerate() {
+        let error = (f64::from(*out) - expected).abs();
+        assert!(
+            error <= tolerance * expected.abs().max(1.0),
+            "{case}, {index}: {out}, not {expected}"
+        );
+    }
+}
+
+#[test]
+fn norms_match_f64_for_any_width() {
+    for level in levels() {
+        let cpu = cpu(level, 2);
+        for (rows, width) in [(1, 1), (3, 20), (5, 128), (70, 1024)] {
+            let x = Random::new(1).units(rows * width);
+            let weight = Random::new(2).units(width);
+            let mut out = vec![0.0; x.len()];
+            cpu.rms_norm(&mut out, &x, &weight, 1e-6, width);
+            let expected = x.chunks(width).flat_map(|row| {
+                let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+                let scale = (squares / width as f64 + 1e-6).sqrt().recip();
+                row.iter()
+                    .zip(&weight)
+                    .map(move |(x, w)| f64::from(*x) * scale * f64::from(*w))
+            });
+            assert_close(&out, expected, 1e-6, "rms norm");
+            let mut in_place = x.clone();
+            cpu.rms_norm_in_place(&mut in_place, &weight, 1e-6, width);
+            assert_eq!(in_place, out);
+        }
+    }
+}
+
+#[test]
+fn rotation_pairs_elements_as_the_style_says() {
+    let (tokens, heads, dim, rotated) = (3, 2, 20, 16);
+    let frequencies: Vec<f32> = (0..rotated / 2).map(|i| 0.5_f32.powi(i as i32)).collect();
+    let positions = [7, 1000, 31_000];
+    let x = Random::new(4).units(tokens * heads * dim);
+    for level in levels() {
+        let cpu = cpu(level, 2);
+        let mut table = vec![0.0; tokens * rotated];
+        cpu.rope_table(&mut table, &positions, &frequencies, 1.5);
+        for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {
+            let mut out = x.clone();
+            cpu.rope(&mut out, heads, dim, style, &table);
+            let expected = (0..x.len()).map(|index| {
+                let (token, start, i) = (index / (heads * dim), index / dim * dim, index % dim);
+                let half = rotated / 2;
+                let (pair, first, second) = match style {
+                    _ if i >= rotated => return f64::from(x[index]),
+                    RopeStyle::HalfSplit => (i % half, i % half, i % half + half),
+                    RopeStyle::Interleaved => (i / 2, i / 2 * 2, i / 2 * 2 + 1),
+                };
+                let angle = f64::from(positions[token] as f32 * frequencies[pair]);
+                let (sin, cos) = (1.5 * angle.sin(), 1.5 * angle.cos());
+                let (a, b) = (f64::from(x[start + first]), f64::from(x[start + second]));
+                if i == first {
+                    a * cos - b * sin
+                } else {
+                    b * cos + a * sin
+                }
+            });
+            assert_close(&out, expected, 1e-6, "rope");
+        }
+    }
+}
+
+#[test]
+fn gated_activation_matches_f64_even_where_it_saturates() {
+    let mut gate = Random::new(5).units(40_003);
+    gate.iter_mut().for_each(|x| *x *= 20.0);
+    gate[..8].copy_from_slice(&[0.0, -0.0, 90.0, -90.0, 1e30, -1e30, f32::MAX, f32::MIN]);
+    let up = Random::new(6).units(gate.len());
+    for level in levels() {
+        let mut out = gate.clone();
+        cpu(level, 2).silu_mul(&mut out, &up);
+        let expected = gate.iter().zip(&up).map(|(gate, up)| {
+            let gate = f64::from(*gate);
+            gate / (1.0 + (-gate).exp()) * f64::from(*up)
+        });
+        assert_close(&out, expected, 2e-6, "silu");
+        let mut special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        cpu(level, 1).silu_mul(&mut special, &[1.0; 3]);
+        assert!(special[0].is_nan() && special[1] == f32::INFINITY);
+    }
+}
+
+#[test]
+fn sums_biases_and_stored_rows_are_exact() {
+    for level in levels() {
+        let cpu = cpu(level, 3);
+        for len in [1, 15, 16, 48, 50_000] {
+            let (x, y) = (Random::new(7).units(len), Random::new(8).units(len));
+            let mut out = x.clone();
+            cpu.add(&mut out, &y);
+            assert!(
+                out.iter()
+                    .zip(&x)
+                    .zip(&y)
+                    .all(|((out, x), y)| *out == x + y)
+            );
+            let mut bytes = vec![0; 2 * len];
+            cpu.store_rows(ElementType::F16, &mut bytes, &x);
+            let expected: Vec<u8> = x
+                .iter()
+                .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+                .collect();
+            assert_eq!(bytes, expected);
+            let mut bytes = vec![0; 4 * len];
+            cpu.store_rows(ElementType::F32, &mut bytes, &x);
+            let expected: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+            assert_eq!(bytes, expected);
+        }
+        let mut out = vec![1.0; 3 * 20_000];
+        let bias = Random::new(9).units(20_000);
+        cpu.add_bias(&mut out, &bias);
+        assert!(
+            out.chunks(20_000)
+                .all(|row| row.iter().zip(&bias).all(|(x, b)| *x == 1.0 + b))
+        );
+    }
+}
+
+#[test]
+fn embedding_copies_rows() {
+    for dtype in DType::ALL {
+        let (rows, cols) = (5, 512);
+        let bytes = random_matrix(dtype, rows, cols, 1.0, 1);
+        let table = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+        let mut out = vec![0.0; 3 * cols];
+        cpu(Level::Portable, 2).embed(&mut out, &table, &[4, 0, 4]);
+        for (token, out) in [4, 0, 4].into_iter().zip(out.chunks(cols)) {
+            let mut row = vec![0.0; cols];
+            table.dequantize_row(token, &mut row);
+            assert_eq!(out, row);
+        }
+    }
+}
+
+/// One product of a `[16, 256]` matrix of the type with one row of activations.
+fn product(level: Level, dtype: DType, weights: &[u8], x: &[f32]) -> Vec<f32> {
+    let w = Matrix::new(dtype, 16, 256, weights).expect("a valid shape");
+    let mut storage = Storage::new(Activations::storage_bytes(1, 256).expect("whole blocks"));
+    let mut out = vec![0.0; 16];
+    let cpu = cpu(level, 1);
+    cpu.matmul(&mut out, &cpu.activations(x, 1, 256, storage.bytes()), &w);
+    out
+}
+
+#[test]
+fn values_that_are_not_finite_come_out_as_such() {
+    for dtype in DType::ALL {
+        let weights = random_matrix(dtype, 16, 256, 1.0, 3);
+        for level in levels() {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut x = Random::new(4).units(256);
+                x[77] = bad;
+                let out = product(level, dtype, &weights, &x);
+                assert!(
+                    out.iter().all(|x| !x.is_finite()),
+                    "{dtype} {level:?} {bad}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn zeros_denormals_and_outliers_are_handled() {
+    for dtype in DType::ALL {
+        let weights = random_matrix(dtype, 16, 256, 1.0, 3);
+        for level in levels() {
+            assert!(
+                product(level, dtype, &weights, &[0.0; 256])
+                    .iter()
+                    .all(|x| *x == 0.0)
+            );
+            let tiny = product(level, dtype, &weights, &[f32::MIN_POSITIVE / 8.0; 256]);
+            assert!(
+                tiny.iter().all(|x| x.abs() < 1e-30),
+                "{dtype} {level:?} {tiny:?}"
+            );
+            let mut x = vec![1e-3; 256];
+            x[5] = 1e30;
+            assert!(
+                product(level, dtype, &weights, &x)
+                    .iter()
+                    .all(|x| x.is_finite())
+            );
+            x[5] = f32::MAX;
+            product(level, dtype, &weights, &x);
+        }
+    }
+}
+
+#[test]
+fn extreme_bytes_and_scales_agree_on_all_levels() {
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
+        for byte in [0x00, 0x7F, 0x80, 0xFF] {
+            let mut weights = vec![byte; 16 * dtype.row_bytes(256).expect("whole blocks")];
+            for block in weights.chunks_exact_mut(dtype.block_bytes()) {
+                let at = if dtype == DType::Q6K { 208 } else { 0 };
+                block[at..at + 2].copy_from_slice(&f16::MAX.to_le_bytes());
+                if matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K) {
+                    block[2..4].copy_from_slice(&f16::MIN_POSITIVE_SUBNORMAL.to_le_bytes());
+                }
+            }
+            for sign in [1.0, -1.0] {
+                let expected = product(Level::Portable, dtype, &weights, &[sign; 256]);
+                assert!(expected.iter().all(|x| x.is_finite()));
+                for level in levels() {
+                    let out = product(level, dtype, &weights, &[sign; 256]);
+                    assert_eq!(out, expected, "{dtype} {level:?} {byte:#x}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_not_finite_do_not_hang() {
+    for dtype in DType::ALL {
+        let weights = vec![0xFF; 16 * dtype.row_bytes(256).expect("whole blocks")];
+        for level in levels() {
+            let out = product(level, dtype, &weights, &Random::new(1).units(256));
+            assert!(out.iter().all(|x| !x.is_finite()), "{dtype} {level:?}");
+        }
+    }
+}
+
+#[test]
+fn levels_have_names_and_unavailable_ones_are_refused() {
+    for level in Level::ALL {
+        assert_eq!(level.name().parse::<Level>().ok(), Some(level));
+        let result = Cpu::new(CpuConfig {
+            level: Some(level),
+            ..CpuConfig::default()
+        });
+        match result {
+            Ok(cpu) => assert_eq!(cpu.level(), level),
+            Err(error) => assert!(matches!(error, CpuError::Unavailable { .. })),
+        }
+    }
+    assert!(matches!(
+        "sse9".parse::<Level>(),
+        Err(CpuError::UnknownLevel(_))
+    ));
+}
+
+#[test]
+#[should_panic(expected = "columns of activations and matrix")]
+fn shapes_that_do_not_fit_are_bugs() {
+    let cpu = cpu(Level::Portable, 1);
+    let bytes = [0; 8];
+    let w = Matrix::new(DType::F32, 1, 2, &bytes).expect("a valid shape");
+    cpu.matmul(&mut [0.0], &cpu.activations(&[1.0; 3], 1, 3, &mut []), &w);
+}
+
+#[test]
+#[should_panic(expected = "need storage")]
+fn quantized_matrices_need_quantized_activations() {
+    let cpu = cpu(Level::Portable, 1);
+    let bytes = [0; 34];
+    let w = Matrix::new(DType::Q8_0, 1, 32, &bytes).expect("a valid shape");
+    cpu.matmul(&mut [0.0], &cpu.activations(&[1.0; 32], 1, 32, &mut []), &w);
+}
