@@ -14,7 +14,7 @@
 //!
 //! let shape = Shape::find("qwen3-0.6b")?;
 //! let model = Model::new(shape, DType::Q8_0).layers(28)?;
-//! assert_eq!(model.file_len()? / 1_000_000, 639);
+//! assert_eq!(model.file_len()? / 1_000_000, 636);
 //! # Ok::<(), lacuna_models::synth::Error>(())
 //! ```
 
