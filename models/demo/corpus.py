@@ -12,6 +12,7 @@ import json
 import re
 import subprocess
 from dataclasses import dataclass, field
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -28,10 +29,11 @@ BOOKS = [
     ("book", "*.html", 4.0),
     ("rust-by-example", "**/*.html", 1.5),
     ("nomicon", "*.html", 1.0),
-    ("reference", "**/*.html", 0.6),
-    ("edition-guide", "**/*.html", 0.6),
+    ("reference", "**/*.html", 0.4),
+    ("edition-guide", "**/*.html", 0.4),
     ("cargo", "guide/*.html", 1.0),
 ]
+KNOWN_TOPIC_WEIGHT = 7.0
 SKIPPED_PARTS = {"es", "ja", "ko", "zh", "2018-edition", "second-edition", "first-edition"}
 SKIPPED_NAMES = {"print.html", "SUMMARY.html", "toc.html", "404.html", "grammar.html"}
 
@@ -227,7 +229,9 @@ def split_at_headings(source, weight, blocks):
             if section:
                 yield section
             heading = clean_heading(block.text)
-            section = Section(source, weight, heading, variants=heading_variants(heading))
+            known = source == "book" and heading in ALIASES
+            section = Section(source, KNOWN_TOPIC_WEIGHT if known else weight, heading)
+            section.variants = heading_variants(heading, ALIASES if source == "book" else {})
         elif section:
             section.blocks.append(block)
     if section:
@@ -311,21 +315,16 @@ def method_sections(owner, page):
         following = page[match.end(): match.end() + 400]
         if not signature or '<div class="docblock"' not in following or "<section" in following.split('<div class="docblock"')[0]:
             continue
-        text = re.sub(r"<[^>]+>", "", signature.group(1))
-        blocks = [Block("code", plain_signature(text))]
+        blocks = [Block("code", plain_signature(signature.group(1)))]
         blocks += read_blocks(docblock(page, match.end()))
         variants = [f"`{name}`", name, f"What does `{name}` do?", f"What does {name} do?"]
-        yield Section("std-methods", 0.7, f"`{name}`", blocks, variants)
+        yield Section("std-methods", 0.6, f"`{name}`", blocks, variants)
 
 
-def plain_signature(text):
+def plain_signature(html):
     """A method signature as text on one line."""
-    reader = HTMLParser(convert_charrefs=True)
-    pieces = []
-    reader.handle_data = pieces.append
-    reader.feed(text)
-    reader.close()
-    return " ".join("".join(pieces).translate(TYPOGRAPHY).split())
+    text = re.sub(r"<[^>]+>", "", html.replace("<div", " <div").replace("<br", " <br"))
+    return " ".join(unescape(text).replace("ⓘ", "").translate(TYPOGRAPHY).split())
 
 
 def without_duplicates(sections):

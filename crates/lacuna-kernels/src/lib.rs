@@ -1,1 +1,41 @@
-//! lacuna-kernels
+//! CPU arithmetic for language models over views and slices.
+//!
+//! [`Cpu`] has the operations: products with weight matrices in their file layout, attention over
+//! cached rows, norms, rotary embeddings. It chooses an instruction-set [`Level`] at run time and
+//! shares each operation between its threads. No operation allocates, and none knows where memory
+//! comes from: weights are [`Matrix`] borrows of a file mapping, cached rows are [`View`]s.
+//!
+//! ```
+//! use lacuna_kernels::{Activations, Cpu, CpuConfig, DType, Matrix};
+//!
+//! let weights: Vec<u8> = [1.0_f32, 2.0, 3.0, 4.0].iter().flat_map(|w| w.to_le_bytes()).collect();
+//! let matrix = Matrix::new(DType::F32, 2, 2, &weights)?;
+//! let cpu = Cpu::new(CpuConfig::default())?;
+//! let x = cpu.activations(&[10.0, 1.0], 1, 2, &mut []);
+//! let mut out = [0.0; 2];
+//! cpu.matmul(&mut out, &x, &matrix);
+//! assert_eq!(out, [12.0, 34.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod activations;
+mod attention;
+mod cpu;
+mod dtype;
+mod elementwise;
+mod float;
+mod grid;
+mod matrix;
+mod quantized;
+mod simd;
+mod threads;
+mod tile;
+mod view;
+
+pub use activations::Activations;
+pub use attention::AttentionShape;
+pub use cpu::{Cpu, CpuConfig, CpuError, Level};
+pub use dtype::{DType, UnknownDType};
+pub use elementwise::RopeStyle;
+pub use matrix::{Matrix, ShapeError};
+pub use view::{ElementType, Run, UnknownElementType, View, ViewError};

@@ -1,4 +1,22 @@
-//! Model files, tokenizers and architectures.
+//! Model files, tokenizers, chat templates, architectures and the forward pass.
+//!
+//! [`files::ModelFiles`] opens what is on disk, [`Model`] connects it, [`Model::forward`] computes.
+//! Nothing here keeps state between calls: KV caches and activations are passed in.
 
+pub mod architecture;
+mod config;
+mod decoder;
+mod error;
 pub mod files;
+mod model;
+mod scratch;
 pub mod synth;
+pub mod template;
+pub mod tokenizer;
+mod weights;
+
+pub use config::{Config, Rope, RopeScaling};
+pub use decoder::{LogitRows, Segment};
+pub use error::{ConfigError, ForwardError, LoadError, PromptError};
+pub use model::{Model, load_tokenizer};
+pub use scratch::{BatchLimits, Scratch};

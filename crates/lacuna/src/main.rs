@@ -1,2 +1,28 @@
-//! lacuna
-fn main() {}
+//! The `lacuna` command.
+
+mod cli;
+mod commands;
+mod models;
+mod output;
+mod resident;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run(args) => commands::run::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Tokenize(args) => commands::tokenize::run(&args),
+        Command::Logits(args) => commands::logits::run(&args),
+        Command::Perplexity(args) => commands::perplexity::run(&args),
+        Command::Synth(args) => commands::synth::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => output::report(&error),
+    }
+}

@@ -7,7 +7,6 @@
 //! Every parser here treats its input as hostile: a malformed file is a typed error that says what to
 //! do, never a panic, and never an allocation larger than the file itself calls for.
 
-mod dtype;
 pub mod gguf;
 pub mod hub;
 pub mod huggingface;
@@ -18,7 +17,7 @@ pub mod safetensors;
 mod source;
 mod tensor;
 
-pub use dtype::{DType, UnknownDType};
+pub use lacuna_kernels::{DType, UnknownDType};
 pub use mapping::{Error as MappingError, Mapping};
 pub use model::{Error, Metadata, ModelFiles};
 pub use progress::Progress;

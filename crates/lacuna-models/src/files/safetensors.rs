@@ -15,7 +15,7 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::dtype::DType;
+use lacuna_kernels::DType;
 use super::mapping::Mapping;
 use super::tensor::{Entry, Storage, Tensors};
 

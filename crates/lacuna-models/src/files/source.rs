@@ -11,7 +11,6 @@ const HUB_NAME_LIMIT: usize = 96;
 
 /// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum ModelSource {
     /// The model that ships with the program.
     Demo,

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::dtype::DType;
+use lacuna_kernels::DType;
 use super::mapping::Mapping;
 
 /// Why a model cannot have the tensor it asks for.

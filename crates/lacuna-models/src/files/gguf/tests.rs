@@ -5,7 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use crate::files::dtype::DType;
+use lacuna_kernels::DType;
 use crate::files::tensor;
 
 /// A header with one entry of every kind and three tensors, and its bytes.

@@ -3,7 +3,7 @@
 //! Source: `ggml.h` (`enum ggml_type`), `gguf.h` (`enum gguf_type`), and the block sizes in gguf-py's
 //! `GGML_QUANT_SIZES`.
 
-use crate::files::dtype::DType;
+use lacuna_kernels::DType;
 
 /// A tensor element type as GGUF numbers it, whether or not it can be computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

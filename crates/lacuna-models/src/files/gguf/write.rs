@@ -20,7 +20,7 @@ use std::io::{self, Write};
 
 use super::types::{ValueType, element_id};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
-use crate::files::dtype::DType;
+use lacuna_kernels::DType;
 
 /// The version written.
 const VERSION: u32 = 3;

@@ -1,0 +1,204 @@
+//! Text from a session: steps until an end, turned into characters and cut at stop strings.
+
+use std::time::{Duration, Instant};
+
+use lacuna_models::tokenizer::{Decode, TextStream};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::session::Session;
+use crate::stop::StopFilter;
+
+/// When a generation ends.
+#[derive(Debug, Clone, Default)]
+pub struct Limits {
+    /// Tokens to generate at most. `None`: until the model ends or the context is full.
+    pub max_tokens: Option<usize>,
+    /// Text that ends the generation, and is not part of it.
+    pub stop: Vec<String>,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model said it was done.
+    EndOfText,
+    /// A stop string came up.
+    StopString,
+    /// As many tokens as asked for.
+    MaxTokens,
+    /// No room for another token.
+    ContextFull,
+}
+
+impl FinishReason {
+    /// The name used in machine-readable output.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EndOfText => "end_of_text",
+            Self::StopString => "stop_string",
+            Self::MaxTokens => "max_tokens",
+            Self::ContextFull => "context_full",
+        }
+    }
+}
+
+/// Times of a generation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timing {
+    /// Prompt tokens that had to be computed, those found in the cache left out.
+    pub computed_prompt_tokens: usize,
+    /// From the start to the first token.
+    pub first_token: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+    /// Tokens that followed the first.
+    pub decoded_tokens: usize,
+}
+
+impl Timing {
+    /// Prompt tokens per second.
+    #[must_use]
+    pub fn prefill_tokens_per_second(&self) -> f64 {
+        rate(self.computed_prompt_tokens, self.first_token)
+    }
+
+    /// Generated tokens per second after the first.
+    #[must_use]
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        rate(self.decoded_tokens, self.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}
+
+/// A generation under way: the session's pending tokens are its prompt.
+pub struct Generation<'a> {
+    engine: &'a mut Engine,
+    session: &'a mut Session,
+    stream: TextStream,
+    filter: StopFilter,
+    left: usize,
+    finish: Option<FinishReason>,
+    generated: Vec<u32>,
+    started: Instant,
+    timing: Timing,
+}
+
+impl<'a> Generation<'a> {
+    /// Starts after the session's tokens.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`] without pending tokens, [`EngineError::PromptTooLong`] when they
+    /// do not fit the context.
+    pub fn new(engine: &'a mut Engine, session: &'a mut Session, limits: Limits) -> Result<Self, EngineError> {
+        let (prompt, context) = (session.tokens().len(), session.capacity());
+        let pending = session.pending();
+        if pending == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if prompt > context {
+            return Err(EngineError::PromptTooLong { prompt, context });
+        }
+        let stream = TextStream::new(Decode::CONTINUATION);
+        let timing = Timing {
+            computed_prompt_tokens: pending,
+            first_token: Duration::ZERO,
+            decode: Duration::ZERO,
+            decoded_tokens: 0,
+        };
+        Ok(Self {
+            engine,
+            session,
+            stream,
+            filter: StopFilter::new(limits.stop),
+            left: limits.max_tokens.unwrap_or(usize::MAX),
+            finish: None,
+            generated: Vec::new(),
+            started: Instant::now(),
+            timing,
+        })
+    }
+
+    /// The next piece of text, possibly empty, or `None` after the end.
+    ///
+    /// # Errors
+    /// [`EngineError`] from the step; the text so far stands.
+    pub fn next_piece(&mut self) -> Result<Option<String>, EngineError> {
+        if self.finish.is_some() {
+            return Ok(None);
+        }
+        if self.left == 0 {
+            return Ok(Some(self.end(FinishReason::MaxTokens)));
+        }
+        let token = self.next_token()?;
+        if self.engine.model().tokenizer().is_end_of_generation(token) {
+            return Ok(Some(self.end(FinishReason::EndOfText)));
+        }
+        self.generated.push(token);
+        self.left -= 1;
+        let text = self.stream.push(self.engine.model().tokenizer(), token)?;
+        let mut shown = self.filter.push(text);
+        if self.filter.stopped() {
+            self.finish = Some(FinishReason::StopString);
+        } else if self.left == 0 {
+            shown += &self.end(FinishReason::MaxTokens);
+        } else if self.session.tokens().len() > self.session.capacity() {
+            shown += &self.end(FinishReason::ContextFull);
+        }
+        Ok(Some(shown))
+    }
+
+    fn next_token(&mut self) -> Result<u32, EngineError> {
+        let token = loop {
+            if let Some(token) = self.engine.step(self.session)? {
+                break token;
+            }
+        };
+        let now = self.started.elapsed();
+        if self.timing.first_token.is_zero() {
+            self.timing.first_token = now;
+        } else {
+            self.timing.decoded_tokens += 1;
+            self.timing.decode = now - self.timing.first_token;
+        }
+        Ok(token)
+    }
+
+    /// Records the end and returns the text held back for it.
+    fn end(&mut self, reason: FinishReason) -> String {
+        self.finish = Some(reason);
+        let shown = self.filter.push(self.stream.finish());
+        if self.filter.stopped() {
+            self.finish = Some(FinishReason::StopString);
+        }
+        shown + &self.filter.finish()
+    }
+
+    /// Why it ended, once it has.
+    #[must_use]
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// Tokens generated so far, an end-of-text token left out.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.generated
+    }
+
+    /// Times so far.
+    #[must_use]
+    pub fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    /// The session being continued.
+    #[must_use]
+    pub fn session(&self) -> &Session {
+        self.session
+    }
+}

@@ -1,0 +1,325 @@
+//! Choosing the next token from a row of logits.
+//!
+//! The order is: penalties, then greedy choice if `temperature` is 0; otherwise temperature, top-k,
+//! top-p, min-p, and one draw. The generator is seeded, so the same seed gives the same text.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the most likely token every time.
+    pub temperature: f32,
+    /// Only the `top_k` most likely tokens are drawn from; 0 for all.
+    pub top_k: usize,
+    /// Only the most likely tokens that together reach this probability; 1 for all.
+    pub top_p: f32,
+    /// Only tokens at least this fraction as likely as the likeliest; 0 for all.
+    pub min_p: f32,
+    /// What tokens seen before are penalised by, and how far back.
+    pub penalties: Penalties,
+    /// Seed of the generator.
+    pub seed: u64,
+}
+
+/// Penalties on tokens that occur in the last `window` tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Penalties {
+    /// Divides positive logits and multiplies negative ones; 1 for none.
+    pub repetition: f32,
+    /// Subtracted once from a token that occurred; 0 for none.
+    pub presence: f32,
+    /// Subtracted for each time a token occurred; 0 for none.
+    pub frequency: f32,
+    /// Tokens looked back on.
+    pub window: usize,
+}
+
+impl Default for Penalties {
+    fn default() -> Self {
+        Self { repetition: 1.0, presence: 0.0, frequency: 0.0, window: 64 }
+    }
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, penalties: Penalties::default(), seed: 0 }
+    }
+}
+
+/// A sampling setting outside its range.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{setting} is {value}, expected {expected}")]
+pub struct SamplingError {
+    /// Name of the setting.
+    pub setting: &'static str,
+    /// What was asked for.
+    pub value: f32,
+    /// What is accepted.
+    pub expected: &'static str,
+}
+
+impl Sampling {
+    /// Greedy choice: the most likely token every time.
+    #[must_use]
+    pub fn greedy() -> Self {
+        Self { temperature: 0.0, ..Self::default() }
+    }
+
+    /// Checks every setting against its range.
+    ///
+    /// # Errors
+    /// The first [`SamplingError`] found.
+    pub fn validate(&self) -> Result<(), SamplingError> {
+        let penalties = &self.penalties;
+        let checks = [
+            ("temperature", self.temperature, self.temperature >= 0.0, "0 or more"),
+            ("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "more than 0 and at most 1"),
+            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "0 to 1"),
+            ("repetition_penalty", penalties.repetition, penalties.repetition > 0.0, "more than 0"),
+            ("presence_penalty", penalties.presence, true, "a finite number"),
+            ("frequency_penalty", penalties.frequency, true, "a finite number"),
+        ];
+        match checks.into_iter().find(|(_, value, holds, _)| !(*holds && value.is_finite())) {
+            None => Ok(()),
+            Some((setting, value, _, expected)) => Err(SamplingError { setting, value, expected }),
+        }
+    }
+}
+
+/// A candidate token and its logit, later its weight.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    token: u32,
+    score: f32,
+}
+
+/// A sampler's state: settings, generator, and working memory reused from token to token.
+#[derive(Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    generator: ChaCha8Rng,
+    candidates: Vec<Candidate>,
+    recent: Vec<u32>,
+}
+
+impl Sampler {
+    /// A sampler at the start of its generator's sequence.
+    ///
+    /// # Errors
+    /// [`SamplingError`] for a setting outside its range.
+    pub fn new(sampling: Sampling) -> Result<Self, SamplingError> {
+        sampling.validate()?;
+        let generator = ChaCha8Rng::seed_from_u64(sampling.seed);
+        Ok(Self { sampling, generator, candidates: Vec::new(), recent: Vec::new() })
+    }
+
+    /// The next token after `history`, from its row of logits. Logits that are not numbers are never
+    /// chosen.
+    ///
+    /// # Panics
+    /// When `logits` is empty.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
+        self.candidates.clear();
+        self.candidates.extend((0..).zip(logits).map(|(token, &logit)| Candidate {
+            token,
+            score: if logit.is_nan() { f32::NEG_INFINITY } else { logit },
+        }));
+        self.penalise(history);
+        if self.sampling.temperature == 0.0 {
+            return likeliest(&self.candidates);
+        }
+        self.keep_top_k();
+        self.to_weights();
+        self.keep_top_p();
+        self.keep_min_p();
+        self.draw()
+    }
+
+    fn penalise(&mut self, history: &[u32]) {
+        let penalties = &self.sampling.penalties;
+        let off = penalties.repetition == 1.0 && penalties.presence == 0.0 && penalties.frequency == 0.0;
+        if off {
+            return;
+        }
+        self.recent.clear();
+        self.recent.extend_from_slice(&history[history.len().saturating_sub(penalties.window)..]);
+        self.recent.sort_unstable();
+        for same in self.recent.chunk_by(|a, b| a == b) {
+            let Some(candidate) = self.candidates.get_mut(same[0] as usize) else { continue };
+            let score = candidate.score;
+            let scaled = if score > 0.0 { score / penalties.repetition } else { score * penalties.repetition };
+            candidate.score = scaled - penalties.presence - penalties.frequency * same.len() as f32;
+        }
+    }
+
+    /// Keeps the `top_k` highest, sorted from the highest down, ties in token order.
+    fn keep_top_k(&mut self) {
+        let by_score = |a: &Candidate, b: &Candidate| b.score.total_cmp(&a.score).then(a.token.cmp(&b.token));
+        let k = self.sampling.top_k;
+        if k > 0 && k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(k - 1, by_score);
+            self.candidates.truncate(k);
+        }
+        self.candidates.sort_unstable_by(by_score);
+    }
+
+    /// Turns sorted logits into weights relative to the highest.
+    fn to_weights(&mut self) {
+        let highest = self.candidates[0].score;
+        for candidate in &mut self.candidates {
+            let weight = ((candidate.score - highest) / self.sampling.temperature).exp();
+            candidate.score = if weight.is_nan() { f32::from(candidate.score == highest) } else { weight };
+        }
+    }
+
+    fn keep_top_p(&mut self) {
+        let total: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.score)).sum();
+        let target = total * f64::from(self.sampling.top_p);
+        let mut reached = 0.0;
+        let before = self.candidates.iter().take_while(|candidate| {
+            let needed = reached < target;
+            reached += f64::from(candidate.score);
+            needed
+        });
+        let keep = before.count().max(1);
+        self.candidates.truncate(keep);
+    }
+
+    fn keep_min_p(&mut self) {
+        let bar = self.candidates[0].score * self.sampling.min_p;
+        let keep = self.candidates.partition_point(|candidate| candidate.score >= bar).max(1);
+        self.candidates.truncate(keep);
+    }
+
+    fn draw(&mut self) -> u32 {
+        let total: f64 = self.candidates.iter().map(|candidate| f64::from(candidate.score)).sum();
+        let unit = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = unit * total;
+        for candidate in &self.candidates {
+            left -= f64::from(candidate.score);
+            if left < 0.0 {
+                return candidate.token;
+            }
+        }
+        self.candidates[0].token
+    }
+}
+
+fn likeliest(candidates: &[Candidate]) -> u32 {
+    let best = candidates.iter().copied().reduce(|best, next| if next.score > best.score { next } else { best });
+    best.expect("a model has at least one token").token
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sampler(sampling: Sampling) -> Sampler {
+        Sampler::new(sampling).expect("valid settings")
+    }
+
+    /// Settings that filter nothing.
+    fn open() -> Sampling {
+        Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..Sampling::default() }
+    }
+
+    fn drawn(sampling: Sampling, logits: &[f32]) -> Vec<usize> {
+        let mut counts = vec![0; logits.len()];
+        let mut sampler = sampler(sampling);
+        for _ in 0..20_000 {
+            counts[sampler.sample(logits, &[]) as usize] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_highest() {
+        assert_eq!(sampler(Sampling::greedy()).sample(&[1.0, 3.0, 3.0, f32::NAN], &[]), 1);
+    }
+
+    #[test]
+    fn draws_follow_the_softmax() {
+        let counts = drawn(open(), &[0.0, 2f32.ln(), 5f32.ln()]);
+        for (count, share) in counts.iter().zip([1.0 / 8.0, 2.0 / 8.0, 5.0 / 8.0]) {
+            assert!((*count as f64 / 20_000.0 - share).abs() < 0.015, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn filters_remove_exactly_the_unlikely() {
+        let logits = [8f32.ln(), 4f32.ln(), 2f32.ln(), 1f32.ln()];
+        let survivors = |sampling| drawn(sampling, &logits).iter().filter(|&&count| count > 0).count();
+        assert_eq!(survivors(open()), 4);
+        assert_eq!(survivors(Sampling { top_k: 2, ..open() }), 2);
+        assert_eq!(survivors(Sampling { top_p: 0.79, ..open() }), 2, "8 + 4 of 15 reach 0.79");
+        assert_eq!(survivors(Sampling { top_p: 0.81, ..open() }), 3);
+        assert_eq!(survivors(Sampling { min_p: 0.25, ..open() }), 3);
+        assert_eq!(survivors(Sampling { top_p: 1e-6, ..open() }), 1);
+    }
+
+    #[test]
+    fn low_temperature_sharpens() {
+        let counts = drawn(Sampling { temperature: 0.1, ..open() }, &[1.0, 0.0]);
+        assert!(counts[0] > 19_950);
+    }
+
+    #[test]
+    fn penalties_act_on_recent_tokens_only() {
+        let greedy = |penalties| sampler(Sampling { penalties, ..Sampling::greedy() });
+        let logits = [2.0, 1.5, -1.0];
+        let repetition = Penalties { repetition: 2.0, ..Penalties::default() };
+        assert_eq!(greedy(repetition.clone()).sample(&logits, &[0]), 1);
+        let presence = Penalties { presence: 0.6, ..Penalties::default() };
+        assert_eq!(greedy(presence).sample(&logits, &[0, 0, 0]), 1);
+        let frequency = Penalties { frequency: 0.3, ..Penalties::default() };
+        assert_eq!(greedy(frequency.clone()).sample(&logits, &[0]), 0);
+        assert_eq!(greedy(frequency).sample(&logits, &[0, 0]), 1);
+        let short = Penalties { window: 1, ..repetition };
+        assert_eq!(greedy(short).sample(&logits, &[0, 2]), 0, "token 0 is out of the window");
+    }
+
+    #[test]
+    fn same_seed_same_draws() {
+        let logits: Vec<f32> = (0..50).map(|i| (i as f32).sin()).collect();
+        let draws = |seed| {
+            let mut sampler = sampler(Sampling { seed, ..open() });
+            (0..40).map(|_| sampler.sample(&logits, &[])).collect::<Vec<_>>()
+        };
+        assert_eq!(draws(7), draws(7));
+        assert_ne!(draws(7), draws(8));
+    }
+
+    #[test]
+    fn settings_out_of_range_are_named() {
+        let bad = [
+            Sampling { temperature: -1.0, ..open() },
+            Sampling { temperature: f32::NAN, ..open() },
+            Sampling { top_p: 0.0, ..open() },
+            Sampling { min_p: 1.5, ..open() },
+            Sampling { penalties: Penalties { repetition: 0.0, ..Penalties::default() }, ..open() },
+            Sampling { penalties: Penalties { presence: f32::INFINITY, ..Penalties::default() }, ..open() },
+        ];
+        for sampling in bad {
+            assert!(Sampler::new(sampling).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_logits_give_a_token_of_the_vocabulary(
+            logits in prop::collection::vec(prop_oneof![any::<f32>(), -5f32..5.0], 1..40),
+            history in prop::collection::vec(0u32..60, 0..80),
+            temperature in 0f32..3.0, top_k in 0usize..50, top_p in 0.01f32..=1.0, min_p in 0f32..=1.0,
+            repetition in 0.1f32..3.0,
+        ) {
+            let penalties = Penalties { repetition, ..Penalties::default() };
+            let mut sampler = sampler(Sampling { temperature, top_k, top_p, min_p, penalties, seed: 1 });
+            let token = sampler.sample(&logits, &history);
+            prop_assert!((token as usize) < logits.len());
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Activations, quantized once for all the matrices they are multiplied with.
+//!
+//! Each token's row is cut into blocks of 32 values; a block is 32 signed bytes and one f32 scale,
+//! `max |x| / 127`. Tokens are stored in tiles of a few tokens, block by block, so that a kernel
+//! reads a tile front to back. Each token-block also holds sums that correct for offsets in the
+//! weights, 52 bytes in all.
+//!
+//! A block with a value that is not finite gets a scale that is not finite, so that what is
+//! computed from it is not finite either.
+//!
+//! # Safety
+//! 1. [`ActivationBlock`] consists of `u32`, `i32` and `f32` arrays without padding, so any bytes
+//!    are a valid value, and its alignment is 4.
+//! 2. A cast checks that the bytes are aligned for it and a whole number of blocks.
+#![expect(
+    unsafe_code,
+    reason = "caller-provided bytes hold the blocks; see # Safety"
+)]
+
+use crate::simd::{Kernel, Simd};
+
+/// Values per block.
+pub(crate) const BLOCK: usize = 32;
+
+/// Bytes per token and block.
+const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
+
+/// Below this a block counts as zero; its reciprocal would overflow.
+const SMALLEST: f32 = 1e-35;
+
+/// The bits of 1.5 * 2^23 as a float; see the AVX-512 level.
+const MAGIC_BITS: i32 = 0x4B40_0000;
+
+/// One block of `N` tokens.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ActivationBlock<const N: usize> {
+    /// The values, four to a word.
+    pub(crate) q: [[u32; 8]; N],
+    /// What one unit is worth.
+    pub(crate) scale: [f32; N],
+    /// `scale` times the sum of the values: the factor of a weight block's minimum.
+    pub(crate) scaled_sum: [f32; N],
+    /// Start of an integer sum with weights that are 128 too large, over all values ...
+    pub(crate) start: [i32; N],
+    /// ... and over the first and the second half.
+    pub(crate) start_halves: [[i32; 2]; N],
+}
+
+/// Activations of some tokens, ready to be multiplied with matrices; see
+/// [`Cpu::activations`](crate::Cpu::activations).
+pub struct Activations<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) tokens: usize,
+    pub(crate) cols: usize,
+    /// Tokens per tile, all but the last.
+    pub(crate) tile: usize,
+    /// Tiles of `ActivationBlock`s, or nothing.
+    pub(crate) quantized: &'a [u8],
+}
+
+impl<'a> Activations<'a> {
+    /// Bytes of storage that [`Cpu::activations`](crate::Cpu::activations) takes to quantize
+    /// `tokens` rows of `cols` values, or `None` when they cannot be quantized because `cols` is
+    /// no multiple of 32 (no quantized matrix has such rows) or the size overflows.
+    pub const fn storage_bytes(tokens: usize, cols: usize) -> Option<usize> {
+        if !cols.is_multiple_of(BLOCK) {
+            return None;
+        }
+        match tokens.checked_mul(cols / BLOCK) {
+            Some(blocks) => blocks.checked_mul(BLOCK_BYTES),
+            None => None,
+        }
+    }
+
+    /// Number of rows.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Values per row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The rows themselves.
+    pub fn values(&self) -> &'a [f32] {
+        self.x
+    }
+
+    pub(crate) fn row(&self, token: usize) -> &'a [f32] {
+        &self.x[token * self.cols..][..self.cols]
+    }
+
+    /// Blocks of the tile that starts at `token` and has `N` tokens.
+    ///
+    /// # Panics
+    /// When the activations are not quantized.
+    #[inline]
+    pub(crate) fn tile<const N: usize>(&self, token: usize) -> &'a [ActivationBlock<N>] {
+        assert!(
+            !self.quantized.is_empty(),
+            "activations for a quantized matrix need storage"
+        );
+        debug_assert!(token.is_multiple_of(self.tile));
+        let per_token = self.cols / BLOCK * BLOCK_BYTES;
+        let bytes = &self.quantized[token * per_token..][..N * per_token];
+        // SAFETY: 1; checked by 2.
+        let (head, blocks, tail) = unsafe { bytes.align_to::<ActivationBlock<N>>() };
+        assert!(
+            head.is_empty() && tail.is_empty(),
+            "the storage is misaligned"
+        );
+        blocks
+    }
+}
+
+/// Quantizes one tile of `N` rows into its bytes.
+pub(crate) struct Quantize<'a> {
+    /// `tokens` rows of `cols`.
+    pub(crate) x: &'a [f32],
+    pub(crate) cols: usize,
+    pub(crate) out: &'a mut [u8],
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        match self.x.len() / self.cols {
+            1 => self.tile::<1>(),
+            2 => self.tile::<2>(),
+            3 => self.tile::<3>(),
+            4 => self.tile::<4>(),
+            5 => self.tile::<5>(),
+            6 => self.tile::<6>(),
+            tokens => unreachable!("a tile of {tokens} tokens"),
+        }
+    }
+}
+
+impl Quantize<'_> {
+    #[inline(always)]
+    fn tile<const N: usize>(self) {
+        // SAFETY: 1; checked by 2.
+        let (head, blocks, tail) = unsafe { self.out.align_to_mut::<ActivationBlock<N>>() };
+        assert!(
+            head.is_empty() && tail.is_empty(),
+            "the storage is misaligned"
+        );
+        for (token, row) in self.x.chunks_exact(self.cols).enumerate() {
+            let rows = row.as_chunks::<BLOCK>().0;
+            assert_eq!(
+                rows.len(),
+                blocks.len(),
+                "the storage is not that of the tile"
+            );
+            for (x, block) in rows.iter().zip(blocks.iter_mut()) {
+                quantize_block(x, token, block);
+            }
+        }
+    }
+}
+
+/// Quantizes the block of one token; the same operations, in the same order, at every level.
+#[inline(always)]
+fn quantize_block<const N: usize>(x: &[f32; BLOCK], token: usize, out: &mut ActivationBlock<N>) {
+    // Compared as integers, so that a NaN is the largest.
+    let largest = x
+        .iter()
+        .map(|x| x.to_bits() & 0x7FFF_FFFF)
+        .fold(0, u32::max);
+    let largest = f32::from_bits(largest);
+    let scale = if largest < SMALLEST {
+        0.0
+    } else {
+        largest / 127.0
+    };
+    let inverse = if largest < SMALLEST {
+        0.0
+    } else {
+        127.0 / largest
+    };
+    let q: [i32; BLOCK] = std::array::from_fn(|i| round(x[i] * inverse));
+    let halves: [i32; 2] = [q[..16].iter().sum(), q[16..].iter().sum()];
+    for (word, q) in out.q[token].iter_mut().zip(q.as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(q.map(|q| q as i8 as u8));
+    }
+    out.scale[token] = scale;
+    out.scaled_sum[token] = scale * (halves[0] + halves[1]) as f32;
+    out.start[token] = MAGIC_BITS - 128 * (halves[0] + halves[1]);
+    out.start_halves[token] = halves.map(|sum| MAGIC_BITS - 128 * sum);
+}
+
+/// To nearest even, for `|x| <= 127`; anything in `-128..=127` if `x` is not a number.
+#[inline(always)]
+fn round(x: f32) -> i32 {
+    let bits = (x + 12_582_912.0).to_bits() as i32; // 1.5 * 2^23
+    i32::from(bits.wrapping_sub(MAGIC_BITS) as i8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_as_large_as_documented() {
+        assert_eq!(BLOCK_BYTES, 52);
+        assert_eq!(size_of::<ActivationBlock<6>>(), 312);
+        assert_eq!(Activations::storage_bytes(3, 64), Some(312));
+        assert_eq!(Activations::storage_bytes(3, 60), None);
+    }
+
+    #[test]
+    fn rounding_is_to_nearest_even() {
+        for (x, expected) in [(0.5, 0), (1.5, 2), (-2.5, -2), (126.6, 127), (-127.0, -127)] {
+            assert_eq!(round(x), expected);
+        }
+    }
+}

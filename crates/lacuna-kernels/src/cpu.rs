@@ -1,0 +1,591 @@
+//! The operations, on a chosen instruction-set level and a fixed number of threads.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use crate::activations::{Activations, Quantize};
+use crate::attention::{self, Attention, AttentionShape};
+use crate::elementwise::{self, RopeStyle};
+use crate::grid::Grid;
+use crate::matrix::Matrix;
+use crate::simd::{Kernel, LANES, Simd, portable::Portable};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
+use crate::threads::Pool;
+use crate::view::{ElementType, View};
+use crate::{float, quantized};
+
+/// The environment variable that forces a [`Level`].
+const LEVEL_VARIABLE: &str = "LACUNA_CPU";
+
+/// Elements of an elementwise operation that are worth a task of their own.
+const TASK_ELEMENTS: usize = 16 * 1024;
+
+/// Weight bytes of a matrix product that are worth a task of their own.
+const TASK_BYTES: usize = 48 * 1024;
+
+/// Tasks per thread that let threads finish together when one is slowed down.
+const TASKS_PER_THREAD: usize = 8;
+
+/// A set of instructions the kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Level {
+    /// What the compilation target guarantees.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512Vnni,
+}
+
+impl Level {
+    /// Every level, slowest first.
+    pub const ALL: [Level; 3] = [Level::Portable, Level::Avx2, Level::Avx512Vnni];
+
+    /// The name that `LACUNA_CPU` takes and reports show.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Portable => "portable",
+            Level::Avx2 => "avx2",
+            Level::Avx512Vnni => "avx512vnni",
+        }
+    }
+}
+
+impl FromStr for Level {
+    type Err = CpuError;
+
+    fn from_str(name: &str) -> Result<Self, CpuError> {
+        let mut levels = Level::ALL.into_iter();
+        levels
+            .find(|level| level.name() == name)
+            .ok_or_else(|| CpuError::UnknownLevel(name.into()))
+    }
+}
+
+/// Why a [`Cpu`] cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CpuError {
+    /// The name is no level.
+    #[error("unknown CPU level `{0}`; use portable, avx2 or avx512vnni")]
+    UnknownLevel(String),
+    /// This CPU lacks instructions of the level.
+    #[error("this CPU does not have the instructions of level {}; its best is {}", wanted.name(), best.name())]
+    Unavailable {
+        /// The level asked for.
+        wanted: Level,
+        /// The best level this CPU has.
+        best: Level,
+    },
+    /// The system refused to start a thread.
+    #[error("cannot start a worker thread; use fewer threads")]
+    Threads(#[source] io::Error),
+}
+
+/// How a [`Cpu`] is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuConfig {
+    /// Threads that share each operation, the calling one included. Default: one per core.
+    pub threads: NonZeroUsize,
+    /// The level to use. Default: what `LACUNA_CPU` names, else the best this CPU has.
+    pub level: Option<Level>,
+}
+
+impl Default for CpuConfig {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        Self {
+            threads,
+            level: None,
+        }
+    }
+}
+
+/// The proof of one level.
+#[derive(Clone, Copy)]
+enum Proof {
+    Portable(Portable),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(Avx512Vnni),
+}
+
+impl Proof {
+    fn detect(level: Level) -> Option<Self> {
+        match level {
+            Level::Portable => Some(Proof::Portable(Portable)),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => Avx2::detect().map(Proof::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Vnni => Avx512Vnni::detect().map(Proof::Avx512Vnni),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => None,
+        }
+    }
+
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            Proof::Portable(simd) => simd.vectorize(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(simd) => simd.vectorize(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512Vnni(simd) => simd.vectorize(kernel),
+        }
+    }
+}
+
+/// What each thread owns, so that no operation allocates.
+struct Scratch {
+    panel: Box<[quantized::StoredBlock]>,
+    attention: attention::Buffers,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let panel = vec![quantized::StoredBlock::EMPTY; quantized::PANEL_LEN].into_boxed_slice();
+        Self {
+            panel,
+            attention: attention::Buffers::new(),
+        }
+    }
+}
+
+impl AsMut<attention::Buffers> for Scratch {
+    fn as_mut(&mut self) -> &mut attention::Buffers {
+        &mut self.attention
+    }
+}
+
+/// Threads and a level; every operation of the crate is a method of it.
+///
+/// Matrices of activations are row-major, one row per token. No operation allocates. Slices of the
+/// wrong length are bugs of the caller and panic.
+///
+/// Guarantees, on a given level:
+/// 1. The result for a token does not depend on the other tokens of the call, on the number of
+///    threads, or on how cached rows are split in runs, bit for bit.
+/// 2. Sums are accumulated in f32 (products of quantized values first in exact integers).
+/// 3. Infinities and NaN in the input make results that are not finite; nothing hangs or panics.
+pub struct Cpu {
+    level: Level,
+    proof: Proof,
+    pool: Pool<Scratch>,
+}
+
+impl Cpu {
+    /// Chooses the level and starts the worker threads.
+    ///
+    /// # Errors
+    /// [`CpuError`] when the level is unknown or not available, or a thread cannot be started.
+    pub fn new(config: CpuConfig) -> Result<Self, CpuError> {
+        let forced = std::env::var(LEVEL_VARIABLE)
+            .ok()
+            .filter(|name| !name.is_empty());
+        let level = match (config.level, forced) {
+            (Some(level), _) => level,
+            (None, Some(name)) => name.parse()?,
+            (None, None) => Self::detect_level(),
+        };
+        let best = Self::detect_level();
+        let proof = Proof::detect(level).ok_or(CpuError::Unavailable {
+            wanted: level,
+            best,
+        })?;
+        let pool = Pool::new(config.threads, Scratch::new).map_err(CpuError::Threads)?;
+        Ok(Self { level, proof, pool })
+    }
+
+    /// The best level this CPU has.
+    pub fn detect_level() -> Level {
+        let available = |level: &Level| Proof::detect(*level).is_some();
+        Level::ALL
+            .into_iter()
+            .rev()
+            .find(available)
+            .unwrap_or(Level::Portable)
+    }
+
+    /// The level in use.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Threads that share each operation, the calling one included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Prepares `x`, `[tokens, cols]`, to be multiplied with one or more matrices.
+    ///
+    /// With `storage` of at least [`Activations::storage_bytes`] bytes, aligned to 4 (64 is
+    /// faster), the values are quantized into it, which products with quantized matrices need.
+    /// With an empty `storage` only float matrices can be used.
+    ///
+    /// # Panics
+    /// When `x` is not `tokens * cols` long, or `storage` is neither empty nor large enough and
+    /// aligned.
+    pub fn activations<'a>(
+        &self,
+        x: &'a [f32],
+        tokens: usize,
+        cols: usize,
+        storage: &'a mut [u8],
+    ) -> Activations<'a> {
+        assert_eq!(
+            Some(x.len()),
+            tokens.checked_mul(cols),
+            "activations are [{tokens}, {cols}]"
+        );
+        let tile = self.tokens_per_tile();
+        if storage.is_empty() || x.is_empty() {
+            return Activations {
+                x,
+                tokens,
+                cols,
+                tile,
+                quantized: &[],
+            };
+        }
+        let needed = Activations::storage_bytes(tokens, cols)
+            .expect("quantized activations have a multiple of 32 columns");
+        assert!(
+            storage.len() >= needed,
+            "{needed} bytes of storage, not {}",
+            storage.len()
+        );
+        let storage = &mut storage[..needed];
+        // A few tiles per task, because short rows are quantized in less than a microsecond.
+        let tiles = (TASK_ELEMENTS / (tile * cols)).max(1);
+        let per_tile = tile * (needed / tokens);
+        Grid::pieces(storage, tiles * per_tile).run(&self.pool, |mut block, _| {
+            let first = block.cols().start / (needed / tokens) * cols;
+            let x = x[first..].chunks(tile * cols);
+            for (out, x) in block.piece().chunks_mut(per_tile).zip(x) {
+                self.proof.run(Quantize { x, cols, out });
+            }
+        });
+        Activations {
+            x,
+            tokens,
+            cols,
+            tile,
+            quantized: storage,
+        }
+    }
+
+    /// Products of a matrix with all tokens: `out[t][r] = sum over c of w[r][c] * x[t][c]`.
+    ///
+    /// `out` is `[tokens, rows]`. Quantized matrices multiply the quantized activations: the error
+    /// that adds is at most `sum over c of |w[r][c]| * max |x| / 254`, the maximum taken over the 32
+    /// columns around `c`.
+    ///
+    /// # Panics
+    /// When shapes do not fit, `x` was prepared by a `Cpu` of another level, or the matrix is
+    /// quantized and `x` is not.
+    pub fn matmul(&self, out: &mut [f32], x: &Activations<'_>, w: &Matrix<'_>) {
+        assert_eq!(x.cols(), w.cols(), "columns of activations and matrix");
+        assert_eq!(
+            Some(out.len()),
+            x.tokens().checked_mul(w.rows()),
+            "the output is [tokens, rows]"
+        );
+        assert_eq!(
+            x.tile,
+            self.tokens_per_tile(),
+            "activations belong to the level they are made on"
+        );
+        if out.is_empty() {
+            return;
+        }
+        let grid = Grid::new(out, w.rows(), x.tokens(), self.rows_per_task(w));
+        if w.dtype().is_quantized() {
+            assert!(
+                !x.quantized.is_empty(),
+                "activations for a quantized matrix need storage"
+            );
+            grid.run(&self.pool, |out, scratch| {
+                let panel = &mut scratch.panel;
+                self.proof.run(quantized::Product {
+                    weights: w,
+                    x,
+                    out,
+                    panel,
+                });
+            });
+        } else {
+            grid.run(&self.pool, |out, _| {
+                self.proof.run(float::Product { weights: w, x, out })
+            });
+        }
+    }
+
+    /// Adds `bias` to every row of `out`, `[tokens, bias.len()]`.
+    ///
+    /// # Panics
+    /// When `out` is not whole rows.
+    pub fn add_bias(&self, out: &mut [f32], bias: &[f32]) {
+        assert!(
+            out.len().is_multiple_of(bias.len().max(1)),
+            "{} elements are not rows of {}",
+            out.len(),
+            bias.len()
+        );
+        self.rows(out, bias.len(), |_, x| {
+            self.proof.run(elementwise::Add { x, y: bias })
+        });
+    }
+
+    /// Writes the rows `tokens` of `table` to `out`, `[tokens, table.cols()]`.
+    ///
+    /// # Panics
+    /// When a token is not a row of the table or `out` has another size.
+    pub fn embed(&self, out: &mut [f32], table: &Matrix<'_>, tokens: &[u32]) {
+        let width = table.cols();
+        assert_eq!(
+            Some(out.len()),
+            tokens.len().checked_mul(width),
+            "the output is [tokens, cols]"
+        );
+        self.rows(out, width, |first, out| {
+            for (token, out) in tokens[first..].iter().zip(out.chunks_exact_mut(width)) {
+                table.dequantize_row(*token as usize, out);
+            }
+        });
+    }
+
+    /// Root mean square normalisation of rows of `width`:
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`.
+    ///
+    /// With `width = head_dim` it is the norm of each head.
+    ///
+    /// # Panics
+    /// When `weight` is not `width` long, or `out` and `x` are not the same whole rows.
+    pub fn rms_norm(&self, out: &mut [f32], x: &[f32], weight: &[f32], eps: f32, width: usize) {
+        assert_eq!(out.len(), x.len(), "a norm keeps the shape");
+        assert_eq!(weight.len(), width, "one weight per element of a row");
+        self.rows(out, width, |first, out| {
+            let x = Some(&x[first * width..][..out.len()]);
+            self.proof.run(elementwise::RmsNorm {
+                x,
+                out,
+                weight,
+                eps,
+            });
+        });
+    }
+
+    /// [`Cpu::rms_norm`] of `x` in place.
+    ///
+    /// # Panics
+    /// When `weight` is not `width` long, or `x` is not whole rows.
+    pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32, width: usize) {
+        assert_eq!(weight.len(), width, "one weight per element of a row");
+        self.rows(x, width, |_, out| {
+            self.proof.run(elementwise::RmsNorm {
+                x: None,
+                out,
+                weight,
+                eps,
+            });
+        });
+    }
+
+    /// Fills the table that [`Cpu::rope`] takes: `[positions, 2 * inverse_frequencies.len()]`, for
+    /// each position the cosines and then the sines of `position * inverse_frequency`, times
+    /// `attention_scale` (1 unless the model scales attention with its context).
+    ///
+    /// # Panics
+    /// When `out` has another size.
+    pub fn rope_table(
+        &self,
+        out: &mut [f32],
+        positions: &[u32],
+        inverse_frequencies: &[f32],
+        attention_scale: f32,
+    ) {
+        let width = 2 * inverse_frequencies.len();
+        assert_eq!(
+            out.len(),
+            positions.len() * width,
+            "a rope table is [positions, rotated]"
+        );
+        self.rows(out, width, |first, out| {
+            let positions = &positions[first..];
+            elementwise::rope_table(out, positions, inverse_frequencies, attention_scale);
+        });
+    }
+
+    /// Rotates pairs of elements of each head of `x`, `[tokens, heads, head_dim]`, in place.
+    ///
+    /// `table` is from [`Cpu::rope_table`] for the positions of the tokens. If it rotates fewer
+    /// elements than `head_dim`, the last ones of each head stay.
+    ///
+    /// # Panics
+    /// When sizes do not fit together.
+    pub fn rope(
+        &self,
+        x: &mut [f32],
+        heads: usize,
+        head_dim: usize,
+        style: RopeStyle,
+        table: &[f32],
+    ) {
+        let width = heads * head_dim;
+        assert!(
+            width > 0 && x.len().is_multiple_of(width),
+            "rows of {heads} x {head_dim}"
+        );
+        let tokens = x.len() / width;
+        if tokens == 0 {
+            return;
+        }
+        let rotated = table.len() / tokens;
+        assert!(
+            table.len() == tokens * rotated && rotated <= head_dim && rotated.is_multiple_of(2),
+            "a rope table of {} elements does not fit {tokens} tokens of head dimension {head_dim}",
+            table.len()
+        );
+        if rotated == 0 {
+            return;
+        }
+        self.rows(x, width, |first, x| {
+            let table = &table[first * rotated..];
+            self.proof.run(elementwise::Rope {
+                x,
+                heads,
+                head_dim,
+                style,
+                table,
+                rotated,
+            });
+        });
+    }
+
+    /// `gate = silu(gate) * up`, element by element.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "gate and up have the same shape");
+        self.rows(gate, LANES, |first, gate| {
+            let up = &up[first * LANES..][..gate.len()];
+            self.proof.run(elementwise::SiluMul { gate, up });
+        });
+    }
+
+    /// `x += y`, element by element.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add(&self, x: &mut [f32], y: &[f32]) {
+        assert_eq!(x.len(), y.len(), "sums have the same shape");
+        self.rows(x, LANES, |first, x| {
+            let y = &y[first * LANES..][..x.len()];
+            self.proof.run(elementwise::Add { x, y });
+        });
+    }
+
+    /// Converts `src` to cache elements, rounding to nearest even.
+    ///
+    /// # Panics
+    /// When `dst` is not `element.bytes(src.len())` long.
+    pub fn store_rows(&self, element: ElementType, dst: &mut [u8], src: &[f32]) {
+        assert_eq!(
+            dst.len(),
+            element.bytes(src.len()),
+            "bytes of the elements stored"
+        );
+        Grid::pieces(dst, element.bytes(TASK_ELEMENTS)).run(&self.pool, |mut block, _| {
+            let first = block.cols().start / element.bytes(1);
+            let out = block.piece();
+            let x = &src[first..][..out.len() / element.bytes(1)];
+            self.proof.run(elementwise::Store { element, out, x });
+        });
+    }
+
+    /// f32 elements of scratch with which [`Cpu::attention`] splits the context of `tokens` queries
+    /// over threads, when they see `rows` rows.
+    pub fn attention_scratch_len(tokens: usize, rows: usize, shape: &AttentionShape) -> usize {
+        attention::scratch_len(tokens, rows, shape)
+    }
+
+    /// Causal attention: query `i` attends to the rows `0 ..= first_position + i` of `k` and `v`.
+    ///
+    /// `q` and `out` are `[n, query_heads, head_dim]`; rows of the views are
+    /// `[kv_heads, head_dim]`, and query head `h` reads KV head `h * kv_heads / query_heads`. With
+    /// at least [`Cpu::attention_scratch_len`] elements of `scratch`, few queries are split over
+    /// threads by ranges of rows, which reads memory faster than by heads; the result is the same
+    /// with less.
+    ///
+    /// # Panics
+    /// When sizes do not fit together or the views have too few rows.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is a different thing and all are needed"
+    )]
+    pub fn attention(
+        &self,
+        out: &mut [f32],
+        q: &[f32],
+        k: &View<'_>,
+        v: &View<'_>,
+        first_position: usize,
+        shape: &AttentionShape,
+        scratch: &mut [f32],
+    ) {
+        let call = Attention {
+            q,
+            k,
+            v,
+            first_position,
+            shape,
+        };
+        match self.proof {
+            Proof::Portable(simd) => call.run(&self.pool, simd, out, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(simd) => call.run(&self.pool, simd, out, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512Vnni(simd) => call.run(&self.pool, simd, out, scratch),
+        }
+    }
+
+    /// Calls `task(first_row, rows)` for pieces of whole rows of `width`, which may be cut anywhere.
+    fn rows(&self, x: &mut [f32], width: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+        if x.is_empty() {
+            return;
+        }
+        assert!(width > 0, "rows are not empty");
+        let piece = (TASK_ELEMENTS / width).max(1) * width;
+        assert!(
+            width == LANES || x.len().is_multiple_of(width),
+            "{} elements are not rows of {width}",
+            x.len()
+        );
+        Grid::pieces(x, piece).run(&self.pool, |mut block, _| {
+            task(block.cols().start / width, block.piece());
+        });
+    }
+
+    fn tokens_per_tile(&self) -> usize {
+        match self.proof {
+            Proof::Portable(_) => Portable::TOKENS,
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(_) => Avx2::TOKENS,
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512Vnni(_) => Avx512Vnni::TOKENS,
+        }
+    }
+
+    /// Rows per task: a multiple of what kernels handle together, few enough that threads finish
+    /// together and many enough that claiming them costs nothing.
+    fn rows_per_task(&self, w: &Matrix<'_>) -> usize {
+        const TOGETHER: usize = 2 * LANES;
+        let balanced = w.rows().div_ceil(self.threads() * TASKS_PER_THREAD);
+        let worthwhile = TASK_BYTES.div_ceil(w.row_bytes().max(1));
+        balanced.max(worthwhile).next_multiple_of(TOGETHER)
+    }
+}

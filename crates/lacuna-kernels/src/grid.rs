@@ -1,0 +1,162 @@
+//! Output matrices cut into blocks that tasks write at the same time.
+//!
+//! # Safety
+//! 1. The blocks of a [`Grid`] partition its elements: block `(i, j)` holds rows
+//!    `[i * block_rows, ..)` and columns `[j * block_cols, ..)`, clamped to the matrix.
+//! 2. [`Grid::run`] makes each block exactly once per exclusive borrow of the elements, because the
+//!    pool calls a task once per index. So no element is reachable from two blocks.
+//! 3. A block hands out slices of its own elements only, bound to a borrow of the block.
+#![expect(
+    unsafe_code,
+    reason = "tasks write disjoint blocks of one slice; see # Safety"
+)]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::threads::Pool;
+
+/// A row-major matrix and the size of its blocks.
+pub(crate) struct Grid<'a, T> {
+    elements: &'a mut [T],
+    width: usize,
+    block_rows: usize,
+    block_cols: usize,
+}
+
+/// The elements of one block; see [`Grid::run`].
+pub(crate) struct Block<'a, T> {
+    base: *mut T,
+    width: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+/// A pointer that tasks on other threads may make blocks from.
+struct Shared<T>(*mut T);
+
+// SAFETY: the pointer is only used to make disjoint blocks (2), and the elements may be sent.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<'a, T: Send> Grid<'a, T> {
+    /// Cuts `elements`, rows of `width`, into blocks of `block_rows x block_cols`.
+    ///
+    /// # Panics
+    /// When a size is zero or the elements are no whole number of rows.
+    pub(crate) fn new(
+        elements: &'a mut [T],
+        width: usize,
+        block_rows: usize,
+        block_cols: usize,
+    ) -> Self {
+        assert!(block_rows > 0 && block_cols > 0, "blocks are not empty");
+        assert!(
+            width > 0 && elements.len().is_multiple_of(width),
+            "an output of {} elements is not whole rows of {width}",
+            elements.len()
+        );
+        Self {
+            elements,
+            width,
+            block_rows,
+            block_cols,
+        }
+    }
+
+    /// Cuts `elements` into consecutive pieces of `len`; the last may be shorter.
+    pub(crate) fn pieces(elements: &'a mut [T], len: usize) -> Self {
+        let width = elements.len().max(1);
+        Self {
+            elements,
+            width,
+            block_rows: 1,
+            block_cols: len.max(1),
+        }
+    }
+
+    /// Calls `task(block, scratch)` once for every block, on all threads of `pool`.
+    pub(crate) fn run<S: Send + 'static>(
+        self,
+        pool: &Pool<S>,
+        task: impl Fn(Block<'_, T>, &mut S) + Sync,
+    ) {
+        let height = self.elements.len() / self.width;
+        let (down, across) = (
+            height.div_ceil(self.block_rows),
+            self.width.div_ceil(self.block_cols),
+        );
+        let base = Shared(self.elements.as_mut_ptr());
+        let shared = &base;
+        pool.run(down * across, |index, scratch| {
+            let (row, col) = (
+                index / across * self.block_rows,
+                index % across * self.block_cols,
+            );
+            let block = Block {
+                base: shared.0,
+                width: self.width,
+                rows: row..height.min(row + self.block_rows),
+                cols: col..self.width.min(col + self.block_cols),
+                borrow: PhantomData,
+            };
+            task(block, scratch);
+        });
+    }
+}
+
+impl<T> Block<'_, T> {
+    /// The rows of the matrix this block covers.
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// The columns of the matrix this block covers.
+    pub(crate) fn cols(&self) -> Range<usize> {
+        self.cols.clone()
+    }
+
+    /// The block's part of one row of the matrix.
+    ///
+    /// # Panics
+    /// When the row is not in the block.
+    #[inline]
+    pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
+        assert!(
+            self.rows.contains(&row),
+            "row {row} is outside of the block {:?}",
+            self.rows
+        );
+        let start = row * self.width + self.cols.start;
+        // SAFETY: the row and the columns lie in this block (3), whose elements nobody else
+        // reaches (2); the result borrows the block exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(start), self.cols.len()) }
+    }
+
+    /// The elements of a block made by [`Grid::pieces`].
+    pub(crate) fn piece(&mut self) -> &mut [T] {
+        self.row(self.rows.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroUsize;
+
+    #[test]
+    fn blocks_partition_the_matrix() {
+        let pool = Pool::new(NonZeroUsize::new(3).expect("not zero"), || ()).expect("threads");
+        for (height, width, block_rows, block_cols) in [(1, 1, 1, 1), (5, 7, 2, 3), (4, 6, 4, 2)] {
+            let mut out = vec![0; height * width];
+            Grid::new(&mut out, width, block_rows, block_cols).run(&pool, |mut block, ()| {
+                for row in block.rows() {
+                    block.row(row).iter_mut().for_each(|x| *x += row + 1);
+                }
+            });
+            for (index, value) in out.iter().enumerate() {
+                assert_eq!(*value, index / width + 1);
+            }
+        }
+    }
+}

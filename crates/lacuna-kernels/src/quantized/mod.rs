@@ -1,0 +1,311 @@
+//! Products of quantized matrices and quantized activations.
+//!
+//! Sixteen rows are the lanes of a vector. Per block of 32 columns the integer dot products are
+//! exact; they are scaled and added in f32, block after block. So a result depends on its row and
+//! its token alone: not on the other tokens, not on how rows are cut into tasks, and not on the
+//! level, as all levels fuse the same operations.
+//!
+//! One token streams blocks from the file layout through registers. Several tokens share them:
+//! blocks of one or two tiles are packed into a buffer of the worker that fits its cache, and every
+//! tile of tokens is multiplied with it before the next blocks are read.
+
+mod formats;
+mod panel;
+
+pub(crate) use panel::StoredBlock;
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::activations::{ActivationBlock, Activations, BLOCK};
+use crate::dtype::DType;
+use crate::grid::Block;
+use crate::matrix::Matrix;
+use crate::simd::{Kernel, LANES, Simd};
+use crate::tile::Tile;
+use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use panel::{Extra, Sums, step};
+
+/// Blocks of columns per packed panel: 1024 columns, a multiple of what any file block holds.
+const PANEL_BLOCKS: usize = 32;
+
+/// Blocks that a worker's panel buffer holds.
+pub(crate) const PANEL_LEN: usize = 2 * PANEL_BLOCKS;
+
+/// How far ahead of its use a block is prefetched when one token streams the matrix, in bytes of
+/// each row.
+const PREFETCH_BYTES: usize = 544;
+
+/// One block of columns of the output `[tokens, rows]`; the block covers all tokens.
+pub(crate) struct Product<'a, 'b> {
+    pub(crate) weights: &'a Matrix<'a>,
+    pub(crate) x: &'a Activations<'a>,
+    pub(crate) out: Block<'b, f32>,
+    pub(crate) panel: &'a mut [StoredBlock],
+}
+
+impl Kernel for Product<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.weights.dtype() {
+            DType::Q8_0 => self.format::<S, Q8_0>(s),
+            DType::Q4_0 => self.format::<S, Q4_0>(s),
+            DType::Q4_1 => self.format::<S, Q4_1>(s),
+            DType::Q5_0 => self.format::<S, Q5_0>(s),
+            DType::Q5_1 => self.format::<S, Q5_1>(s),
+            DType::Q4K => self.format::<S, Q4K>(s),
+            DType::Q5K => self.format::<S, Q5K>(s),
+            DType::Q6K => self.format::<S, Q6K>(s),
+            DType::F32 | DType::F16 | DType::Bf16 => unreachable!("not a quantized matrix"),
+        }
+    }
+}
+
+/// The 32-column blocks of a file block.
+#[inline(always)]
+fn parts<D: Format>() -> usize {
+    D::DTYPE.block_len() / BLOCK
+}
+
+/// Sums in memory: of `R` tiles of sixteen rows and `T` tokens.
+type StoredSums<const R: usize, const T: usize> = [[[f32; LANES]; T]; R];
+
+impl Product<'_, '_> {
+    fn format<S: Simd, D: Format>(mut self, s: S) {
+        let rows = self.out.cols();
+        if self.x.tokens() == 1 {
+            for first in rows.step_by(LANES) {
+                let tile = Tile::new(self.weights, first);
+                let stream = Stream {
+                    tile,
+                    x: self.x.tile(0),
+                    format: PhantomData::<D>,
+                };
+                self.store(first, 0, &[[s.vectorize(stream)]]);
+            }
+            return;
+        }
+        for first in rows.clone().step_by(S::TILES * LANES) {
+            if S::TILES == 2 && rows.end - first > LANES {
+                self.panel::<S, D, 2>(s, first);
+            } else {
+                self.panel::<S, D, 1>(s, first);
+            }
+        }
+    }
+
+    /// All tokens, `R` tiles of rows.
+    fn panel<S: Simd, D: Format, const R: usize>(&mut self, s: S, first: usize) {
+        let tiles: [Tile<'_>; R] =
+            std::array::from_fn(|r| Tile::new(self.weights, first + r * LANES));
+        let blocks = self.weights.cols() / BLOCK;
+        for start in (0..blocks).step_by(PANEL_BLOCKS) {
+            let columns = start..blocks.min(start + PANEL_BLOCKS);
+            let panel = &mut self.panel.as_chunks_mut::<R>().0[..columns.len()];
+            s.vectorize(Pack {
+                tiles: &tiles,
+                start,
+                panel,
+                format: PhantomData::<D>,
+            });
+            match D::EXTRA {
+                Extra::Nothing => self.tokens::<S, Plain, R>(s, first, &columns),
+                Extra::Minimum => self.tokens::<S, WithMinimum, R>(s, first, &columns),
+                Extra::SecondScale => self.tokens::<S, WithSecondScale, R>(s, first, &columns),
+            }
+        }
+    }
+
+    /// Multiplies the packed blocks with all tokens.
+    fn tokens<S: Simd, E: HasExtra, const R: usize>(
+        &mut self,
+        s: S,
+        first: usize,
+        columns: &Range<usize>,
+    ) {
+        let tokens = self.x.tokens();
+        for token in (0..tokens).step_by(S::TOKENS) {
+            match (tokens - token).min(S::TOKENS) {
+                1 => self.token_tile::<S, E, R, 1>(s, first, token, columns),
+                2 if S::TOKENS >= 2 => self.token_tile::<S, E, R, 2>(s, first, token, columns),
+                3 if S::TOKENS >= 3 => self.token_tile::<S, E, R, 3>(s, first, token, columns),
+                4 if S::TOKENS >= 4 => self.token_tile::<S, E, R, 4>(s, first, token, columns),
+                5 if S::TOKENS >= 5 => self.token_tile::<S, E, R, 5>(s, first, token, columns),
+                6 if S::TOKENS >= 6 => self.token_tile::<S, E, R, 6>(s, first, token, columns),
+                count => unreachable!("a tile of {count} tokens"),
+            }
+        }
+    }
+
+    fn token_tile<S: Simd, E: HasExtra, const R: usize, const T: usize>(
+        &mut self,
+        s: S,
+        first: usize,
+        token: usize,
+        columns: &Range<usize>,
+    ) {
+        let mut sums: StoredSums<R, T> = [[[0.0; LANES]; T]; R];
+        if columns.start > 0 {
+            self.load(first, token, &mut sums);
+        }
+        let x = &self.x.tile::<T>(token)[columns.clone()];
+        let panel = &self.panel.as_chunks::<R>().0[..columns.len()];
+        s.vectorize(TokenTile {
+            panel,
+            x,
+            sums: &mut sums,
+            extra: PhantomData::<E>,
+        });
+        self.store(first, token, &sums);
+    }
+
+    /// Writes sums to the rows that exist.
+    fn store<const R: usize, const T: usize>(
+        &mut self,
+        first: usize,
+        token: usize,
+        sums: &StoredSums<R, T>,
+    ) {
+        let start = first - self.out.cols().start;
+        for t in 0..T {
+            let out = &mut self.out.row(token + t)[start..];
+            for (out, sums) in out.chunks_mut(LANES).zip(sums) {
+                out.copy_from_slice(&sums[t][..out.len()]);
+            }
+        }
+    }
+
+    /// Reads back what [`Product::store`] wrote.
+    fn load<const R: usize, const T: usize>(
+        &mut self,
+        first: usize,
+        token: usize,
+        sums: &mut StoredSums<R, T>,
+    ) {
+        let start = first - self.out.cols().start;
+        for t in 0..T {
+            let out = &self.out.row(token + t)[start..];
+            for (out, sums) in out.chunks(LANES).zip(sums.iter_mut()) {
+                sums[t][..out.len()].copy_from_slice(out);
+            }
+        }
+    }
+}
+
+/// One token and sixteen rows, from the file layout.
+struct Stream<'a, D> {
+    tile: Tile<'a>,
+    x: &'a [ActivationBlock<1>],
+    format: PhantomData<D>,
+}
+
+impl<D: Format> Kernel for Stream<'_, D> {
+    type Output = [f32; LANES];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> [f32; LANES] {
+        let mut sums: Sums<S, 1, 1> = [[s.splat(0.0)]];
+        for (index, x) in self.x.chunks_exact(parts::<D>()).enumerate() {
+            prefetch_ahead::<S, D>(s, &self.tile, index);
+            let header = D::header(s, &self.tile, index);
+            for (part, x) in x.iter().enumerate() {
+                let block = D::block(s, &self.tile, index, part, &header);
+                step(s, D::EXTRA, &[block], x, &mut sums);
+            }
+        }
+        let mut out = [0.0; LANES];
+        s.store(sums[0][0], &mut out);
+        out
+    }
+}
+
+/// Packs the blocks of columns from `start` on, as many as the panel holds.
+struct Pack<'a, 'b, D, const R: usize> {
+    tiles: &'a [Tile<'b>; R],
+    start: usize,
+    panel: &'a mut [[StoredBlock; R]],
+    format: PhantomData<D>,
+}
+
+impl<D: Format, const R: usize> Kernel for Pack<'_, '_, D, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let first = self.start / parts::<D>();
+        for (index, panel) in self.panel.chunks_exact_mut(parts::<D>()).enumerate() {
+            for (r, tile) in self.tiles.iter().enumerate() {
+                prefetch_ahead::<S, D>(s, tile, first + index);
+                let header = D::header(s, tile, first + index);
+                for (part, out) in panel.iter_mut().enumerate() {
+                    out[r].store(s, &D::block(s, tile, first + index, part, &header));
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of a packed panel and a tile of tokens.
+struct TokenTile<'a, E, const R: usize, const T: usize> {
+    panel: &'a [[StoredBlock; R]],
+    x: &'a [ActivationBlock<T>],
+    sums: &'a mut StoredSums<R, T>,
+    extra: PhantomData<E>,
+}
+
+impl<E: HasExtra, const R: usize, const T: usize> Kernel for TokenTile<'_, E, R, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut sums: Sums<S, R, T> =
+            std::array::from_fn(|r| std::array::from_fn(|t| s.load(&self.sums[r][t])));
+        for (weights, x) in self.panel.iter().zip(self.x) {
+            step(s, E::EXTRA, weights, x, &mut sums);
+        }
+        for r in 0..R {
+            for t in 0..T {
+                s.store(sums[r][t], &mut self.sums[r][t]);
+            }
+        }
+    }
+}
+
+/// [`Extra`] as a type, so that one kernel serves all storage types that share it.
+trait HasExtra {
+    const EXTRA: Extra;
+}
+
+struct Plain;
+struct WithMinimum;
+struct WithSecondScale;
+
+impl HasExtra for Plain {
+    const EXTRA: Extra = Extra::Nothing;
+}
+
+impl HasExtra for WithMinimum {
+    const EXTRA: Extra = Extra::Minimum;
+}
+
+impl HasExtra for WithSecondScale {
+    const EXTRA: Extra = Extra::SecondScale;
+}
+
+/// Prefetches what will be read [`PREFETCH_BYTES`] after a file block, in this tile or the next.
+#[inline(always)]
+fn prefetch_ahead<S: Simd, D: Format>(s: S, tile: &Tile<'_>, index: usize) {
+    let len = D::DTYPE.block_bytes();
+    let mut ahead = index * len + PREFETCH_BYTES;
+    if ahead >= tile.row_bytes() {
+        // The same columns of the row sixteen rows further on.
+        ahead += (LANES - 1) * tile.row_bytes();
+    }
+    let mut line = ahead.next_multiple_of(64);
+    while line < ahead + len {
+        s.prefetch(tile, line);
+        line += 64;
+    }
+}

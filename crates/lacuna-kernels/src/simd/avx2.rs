@@ -1,0 +1,438 @@
+//! AVX2 with FMA and F16C: two registers per vector, lanes 0 to 7 and 8 to 15.
+//!
+//! `vpmaddubsw` multiplies unsigned by signed bytes and saturates sums of two to 16 bits, so the
+//! weights go in as magnitudes and their signs move to the activations: `128 * 127 * 2 < 2^15`.
+//!
+//! # Safety
+//! 1. An [`Avx2`] exists only if the CPU has all instructions enabled here: `detect` is its only
+//!    maker. So calling them is sound.
+//! 2. Loads and stores go through references to arrays of the size of the access, unaligned.
+//! 3. Reads of a [`Tile`] are within its rows (the bounds are asserted once for all rows), and
+//!    every row lies within the tile's bytes.
+#![expect(unsafe_code, reason = "intrinsics; see # Safety")]
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Registers, Simd};
+use crate::tile::Tile;
+
+/// Proof that the CPU has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// The level, if this CPU has it.
+    pub(crate) fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
+fn enter<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+    kernel.run(simd)
+}
+
+/// Transposes four groups of rows, each four dwords in each 128-bit lane.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn transpose4(z: [__m256i; 4]) -> [__m256i; 4] {
+    let low01 = _mm256_unpacklo_epi32(z[0], z[1]);
+    let high01 = _mm256_unpackhi_epi32(z[0], z[1]);
+    let low23 = _mm256_unpacklo_epi32(z[2], z[3]);
+    let high23 = _mm256_unpackhi_epi32(z[2], z[3]);
+    [
+        _mm256_unpacklo_epi64(low01, low23),
+        _mm256_unpackhi_epi64(low01, low23),
+        _mm256_unpacklo_epi64(high01, high23),
+        _mm256_unpackhi_epi64(high01, high23),
+    ]
+}
+
+/// Adds two vectors folded in half: the result holds the halves' sum of `a`, then of `b`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fold_halves(a: __m256, b: __m256) -> __m256 {
+    _mm256_add_ps(
+        _mm256_permute2f128_ps::<0x20>(a, b),
+        _mm256_permute2f128_ps::<0x31>(a, b),
+    )
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fold_within(a: __m256, b: __m256) -> __m256 {
+    _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b))
+}
+
+/// Lane `j` is the sum of the lanes of `x(j)`, in the order of [`Simd::sum`].
+#[target_feature(enable = "avx2")]
+#[inline]
+fn sum_each(x: [[__m256; 2]; 8]) -> __m256 {
+    let eights = |j: usize| _mm256_add_ps(x[j][0], x[j][1]);
+    let halves = |j: usize| fold_halves(eights(j), eights(j + 4));
+    let pairs = |j: usize| fold_within(halves(j), halves(j + 2));
+    fold_within(pairs(0), pairs(1))
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn sum(x: [__m256; 2]) -> f32 {
+    let by8 = _mm256_add_ps(x[0], x[1]);
+    let by4 = _mm_add_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps::<1>(by8));
+    let by2 = _mm_add_ps(by4, _mm_movehl_ps(by4, by4));
+    _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)))
+}
+
+/// Four weights times four activations, added to each lane.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn dot4(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+    let signed = _mm256_sign_epi8(activations, weights);
+    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed);
+    _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+}
+
+/// Sixteen bytes at `at` of rows `first` and `first + 4`.
+///
+/// # Safety
+/// `at + 16` does not exceed the rows, and `first < 12`.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn load_rows(tile: &Tile<'_>, first: usize, at: usize) -> __m256i {
+    // SAFETY: 3, by the caller's promise.
+    unsafe {
+        let low = _mm_loadu_si128(tile.ptr(first, at).cast());
+        let high = _mm_loadu_si128(tile.ptr(first + 4, at).cast());
+        _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high)
+    }
+}
+
+/// Applies an operation to both registers.
+macro_rules! both {
+    (|$($x:ident),+| $body:expr) => {{
+        // SAFETY: 1.
+        unsafe {
+            [
+                { $(let $x = $x[0];)+ $body },
+                { $(let $x = $x[1];)+ $body },
+            ]
+        }
+    }};
+}
+
+impl Simd for Avx2 {
+    type F = [__m256; 2];
+    type U = [__m256i; 2];
+
+    const REGISTERS: Registers = Registers::Few;
+    const TOKENS: usize = 2;
+    const TILES: usize = 1;
+
+    #[inline]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: 1.
+        unsafe { enter(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::F {
+        // SAFETY: 1.
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; 16]) -> Self::F {
+        // SAFETY: 1, 2.
+        unsafe {
+            [
+                _mm256_loadu_ps(x.as_ptr()),
+                _mm256_loadu_ps(x[8..].as_ptr()),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, x: Self::F, out: &mut [f32; 16]) {
+        // SAFETY: 1, 2.
+        unsafe {
+            _mm256_storeu_ps(out.as_mut_ptr(), x[0]);
+            _mm256_storeu_ps(out[8..].as_mut_ptr(), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn load_f32_bytes(self, x: &[u8; 64]) -> Self::F {
+        // SAFETY: 1, 2.
+        unsafe {
+            [
+                _mm256_loadu_ps(x.as_ptr().cast()),
+                _mm256_loadu_ps(x[32..].as_ptr().cast()),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[u8; 32]) -> Self::F {
+        // SAFETY: 1, 2.
+        unsafe {
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(x[16..].as_ptr().cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[u8; 32]) -> Self::F {
+        // SAFETY: 1, 2.
+        let wide = unsafe {
+            [
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast())),
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(x[16..].as_ptr().cast())),
+            ]
+        };
+        both!(|wide| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide)))
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: Self::F, out: &mut [u8; 32]) {
+        let narrow = both!(|x| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
+        // SAFETY: 1, 2.
+        unsafe {
+            _mm_storeu_si128(out.as_mut_ptr().cast(), narrow[0]);
+            _mm_storeu_si128(out[16..].as_mut_ptr().cast(), narrow[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        both!(|a, b, c| _mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn fused(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        self.fma(a, b, c)
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        both!(|a, b| _mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn exp2_whole(self, x: Self::F) -> Self::F {
+        both!(|x| {
+            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+        })
+    }
+
+    #[inline(always)]
+    fn keep_first(self, x: Self::F, n: usize, fill: Self::F) -> Self::F {
+        // SAFETY: 1.
+        let index = unsafe {
+            [
+                _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15),
+            ]
+        };
+        both!(|x, fill, index| {
+            let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), index);
+            _mm256_blendv_ps(fill, x, _mm256_castsi256_ps(mask))
+        })
+    }
+
+    #[inline(always)]
+    fn sum(self, x: Self::F) -> f32 {
+        // SAFETY: 1.
+        unsafe { sum(x) }
+    }
+
+    #[inline(always)]
+    fn max_lane(self, x: Self::F) -> f32 {
+        // SAFETY: 1.
+        unsafe {
+            let by8 = _mm256_max_ps(x[0], x[1]);
+            let by4 = _mm_max_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps::<1>(by8));
+            let by2 = _mm_max_ps(by4, _mm_movehl_ps(by4, by4));
+            _mm_cvtss_f32(_mm_max_ss(by2, _mm_movehdup_ps(by2)))
+        }
+    }
+
+    #[inline(always)]
+    fn sum_each(self, x: [Self::F; 16]) -> Self::F {
+        let half = |start: usize| std::array::from_fn(|j| x[start + j]);
+        // SAFETY: 1.
+        unsafe { [sum_each(half(0)), sum_each(half(8))] }
+    }
+
+    #[inline(always)]
+    fn u_splat(self, x: u32) -> Self::U {
+        // SAFETY: 1.
+        unsafe { [_mm256_set1_epi32(x as i32); 2] }
+    }
+
+    #[inline(always)]
+    fn u_load(self, x: &[u32; 16]) -> Self::U {
+        // SAFETY: 1, 2.
+        unsafe {
+            [
+                _mm256_loadu_si256(x.as_ptr().cast()),
+                _mm256_loadu_si256(x[8..].as_ptr().cast()),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn u_store(self, x: Self::U, out: &mut [u32; 16]) {
+        // SAFETY: 1, 2.
+        unsafe {
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), x[0]);
+            _mm256_storeu_si256(out[8..].as_mut_ptr().cast(), x[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn u_and(self, a: Self::U, b: Self::U) -> Self::U {
+        both!(|a, b| _mm256_and_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn u_or(self, a: Self::U, b: Self::U) -> Self::U {
+        both!(|a, b| _mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn u_mul(self, a: Self::U, b: Self::U) -> Self::U {
+        both!(|a, b| _mm256_mullo_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn u_shl(self, x: Self::U, bits: u32) -> Self::U {
+        both!(|x| _mm256_sll_epi32(x, _mm_cvtsi32_si128(bits as i32)))
+    }
+
+    #[inline(always)]
+    fn u_shr(self, x: Self::U, bits: u32) -> Self::U {
+        both!(|x| _mm256_srl_epi32(x, _mm_cvtsi32_si128(bits as i32)))
+    }
+
+    #[inline(always)]
+    fn i_shr(self, x: Self::U, bits: u32) -> Self::U {
+        both!(|x| _mm256_sra_epi32(x, _mm_cvtsi32_si128(bits as i32)))
+    }
+
+    #[inline(always)]
+    fn i_to_f32(self, x: Self::U) -> Self::F {
+        both!(|x| _mm256_cvtepi32_ps(x))
+    }
+
+    #[inline(always)]
+    fn f16_low(self, x: Self::U) -> Self::F {
+        // SAFETY: 1.
+        unsafe {
+            let low = _mm256_set1_epi32(0xFFFF);
+            let packed =
+                _mm256_packus_epi32(_mm256_and_si256(x[0], low), _mm256_and_si256(x[1], low));
+            let ordered = _mm256_permute4x64_epi64::<0xD8>(packed);
+            [
+                _mm256_cvtph_ps(_mm256_castsi256_si128(ordered)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(ordered)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn gather(self, tile: &Tile<'_>, at: usize) -> Self::U {
+        assert!(
+            at + 4 <= tile.row_bytes(),
+            "a gather at {at} exceeds the row"
+        );
+        let offsets = self.u_load(tile.offsets());
+        // SAFETY: 3.
+        let base = unsafe { tile.base().add(at) };
+        both!(|offsets| _mm256_i32gather_epi32::<1>(base.cast(), offsets))
+    }
+
+    #[inline(always)]
+    fn columns(self, tile: &Tile<'_>, at: usize) -> [Self::U; 4] {
+        assert!(
+            at + 16 <= tile.row_bytes(),
+            "columns at {at} exceed the row"
+        );
+        // SAFETY: 1, 3.
+        let (low, high) = unsafe {
+            let rows = |first: usize| {
+                [
+                    load_rows(tile, first, at),
+                    load_rows(tile, first + 1, at),
+                    load_rows(tile, first + 2, at),
+                    load_rows(tile, first + 3, at),
+                ]
+            };
+            (transpose4(rows(0)), transpose4(rows(8)))
+        };
+        std::array::from_fn(|group| [low[group], high[group]])
+    }
+
+    #[inline(always)]
+    fn weights(self, bytes: Self::U, offset: i8) -> Self::U {
+        both!(|bytes| _mm256_add_epi8(bytes, _mm256_set1_epi8(offset)))
+    }
+
+    #[inline(always)]
+    fn dot_start(self, _bias: i32) -> Self::U {
+        self.u_splat(0)
+    }
+
+    #[inline(always)]
+    fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U {
+        // SAFETY: 1.
+        let activations = unsafe { _mm256_set1_epi32(activations as i32) };
+        both!(|sum, weights| dot4(sum, weights, activations))
+    }
+
+    #[inline(always)]
+    fn dot_end(
+        self,
+        sum: Self::U,
+        scale: Self::F,
+        activation_scale: Self::F,
+        acc: Self::F,
+    ) -> Self::F {
+        self.fma(self.mul(self.i_to_f32(sum), scale), activation_scale, acc)
+    }
+
+    #[inline(always)]
+    fn prefetch(self, tile: &Tile<'_>, at: usize) {
+        for offset in tile.offsets() {
+            let address = tile.base().wrapping_add(*offset as usize + at);
+            // SAFETY: a prefetch reads nothing and cannot fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! AVX-512 with F, BW, DQ, VL and VNNI: one register per vector.
+//!
+//! Weights are kept as unsigned bytes, 128 too large, because `vpdpbusd` multiplies unsigned by
+//! signed. An integer sum starts at the bits of `1.5 * 2^23` less 128 times the sum of the
+//! activations, so that at the end its register, read as a float, is exactly `1.5 * 2^23 + dot`
+//! (`|dot| <= 255 * 128 * 32 < 2^22`). One fused multiply-add then scales it: `scale` has at most
+//! 19 significant bits, so `1.5 * 2^23 * scale` is exact and the result is `round(dot * scale)`.
+//!
+//! # Safety
+//! 1. An [`Avx512Vnni`] exists only if the CPU has all instructions enabled here: `detect` is its
+//!    only maker. So calling them is sound.
+//! 2. Loads and stores go through references to arrays of the size of the access, unaligned.
+//! 3. Reads of a [`Tile`] are within its rows (the bounds are asserted once for all rows), and
+//!    every row lies within the tile's bytes.
+#![expect(unsafe_code, reason = "intrinsics; see # Safety")]
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, LANES, Registers, Simd};
+use crate::tile::Tile;
+
+/// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI, and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Vnni(());
+
+const MAGIC: f32 = 12_582_912.0;
+
+impl Avx512Vnni {
+    /// The level, if this CPU has it.
+    pub(crate) fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline(never)]
+fn enter<K: Kernel>(simd: Avx512Vnni, kernel: K) -> K::Output {
+    kernel.run(simd)
+}
+
+/// Transposes four groups of rows, each four dwords in each 128-bit lane.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn transpose4(z: [__m512i; 4]) -> [__m512i; 4] {
+    let low01 = _mm512_unpacklo_epi32(z[0], z[1]);
+    let high01 = _mm512_unpackhi_epi32(z[0], z[1]);
+    let low23 = _mm512_unpacklo_epi32(z[2], z[3]);
+    let high23 = _mm512_unpackhi_epi32(z[2], z[3]);
+    [
+        _mm512_unpacklo_epi64(low01, low23),
+        _mm512_unpackhi_epi64(low01, low23),
+        _mm512_unpacklo_epi64(high01, high23),
+        _mm512_unpackhi_epi64(high01, high23),
+    ]
+}
+
+/// Adds two vectors lane-wise folded in half: the result holds the halves' sums of `a`, then `b`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn fold_halves(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(
+        _mm512_shuffle_f32x4::<0x44>(a, b),
+        _mm512_shuffle_f32x4::<0xEE>(a, b),
+    )
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn fold_quarters(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(
+        _mm512_shuffle_f32x4::<0x88>(a, b),
+        _mm512_shuffle_f32x4::<0xDD>(a, b),
+    )
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn fold_within(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b))
+}
+
+/// See [`Simd::sum_each`]; the order of each sum is that of [`Simd::sum`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn sum_each(x: [__m512; 16]) -> __m512 {
+    let halves = |j: usize| fold_halves(x[j], x[j + 4]);
+    let quarters = |j: usize| fold_quarters(halves(j), halves(j + 8));
+    let pairs = |j: usize| fold_within(quarters(j), quarters(j + 2));
+    fold_within(pairs(0), pairs(1))
+}
+
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+#[inline]
+fn sum(x: __m512) -> f32 {
+    let by8 = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x));
+    let by4 = _mm_add_ps(_mm256_castps256_ps128(by8), _mm256_extractf128_ps::<1>(by8));
+    let by2 = _mm_add_ps(by4, _mm_movehl_ps(by4, by4));
+    _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)))
+}
+
+/// Sixteen bytes at `at` of rows `j, j + 4, j + 8, j + 12`.
+///
+/// # Safety
+/// `at + 16` does not exceed the rows.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn load_rows(tile: &Tile<'_>, j: usize, at: usize) -> __m512i {
+    // SAFETY: 3, by the caller's promise.
+    unsafe {
+        let row = |r: usize| _mm_loadu_si128(tile.ptr(j + 4 * r, at).cast());
+        let z = _mm512_castsi128_si512(row(0));
+        let z = _mm512_inserti32x4::<1>(z, row(1));
+        let z = _mm512_inserti32x4::<2>(z, row(2));
+        _mm512_inserti32x4::<3>(z, row(3))
+    }
+}
+
+impl Simd for Avx512Vnni {
+    type F = __m512;
+    type U = __m512i;
+
+    const REGISTERS: Registers = Registers::Many;
+    const TOKENS: usize = 6;
+    const TILES: usize = 2;
+
+    #[inline]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: 1.
+        unsafe { enter(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; 16]) -> __m512 {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m512, out: &mut [f32; 16]) {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn load_f32_bytes(self, x: &[u8; 64]) -> __m512 {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_loadu_ps(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[u8; 32]) -> __m512 {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[u8; 32]) -> __m512 {
+        // SAFETY: 1, 2.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: __m512, out: &mut [u8; 32]) {
+        // SAFETY: 1, 2.
+        unsafe {
+            let narrow = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), narrow);
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn fused(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        self.fma(a, b, c)
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn exp2_whole(self, x: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe {
+            let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent))
+        }
+    }
+
+    #[inline(always)]
+    fn keep_first(self, x: __m512, n: usize, fill: __m512) -> __m512 {
+        let mask = if n >= LANES { u16::MAX } else { (1 << n) - 1 };
+        // SAFETY: 1.
+        unsafe { _mm512_mask_mov_ps(fill, mask, x) }
+    }
+
+    #[inline(always)]
+    fn sum(self, x: __m512) -> f32 {
+        // SAFETY: 1.
+        unsafe { sum(x) }
+    }
+
+    #[inline(always)]
+    fn max_lane(self, x: __m512) -> f32 {
+        // SAFETY: 1.
+        unsafe { _mm512_reduce_max_ps(x) }
+    }
+
+    #[inline(always)]
+    fn sum_each(self, x: [__m512; 16]) -> __m512 {
+        // SAFETY: 1.
+        unsafe { sum_each(x) }
+    }
+
+    #[inline(always)]
+    fn u_splat(self, x: u32) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_set1_epi32(x as i32) }
+    }
+
+    #[inline(always)]
+    fn u_load(self, x: &[u32; 16]) -> __m512i {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn u_store(self, x: __m512i, out: &mut [u32; 16]) {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), x) }
+    }
+
+    #[inline(always)]
+    fn u_and(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_and_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn u_or(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn u_mul(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_mullo_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn u_shl(self, x: __m512i, bits: u32) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_sll_epi32(x, _mm_cvtsi32_si128(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn u_shr(self, x: __m512i, bits: u32) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_srl_epi32(x, _mm_cvtsi32_si128(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn i_shr(self, x: __m512i, bits: u32) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_sra_epi32(x, _mm_cvtsi32_si128(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn i_to_f32(self, x: __m512i) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+
+    #[inline(always)]
+    fn f16_low(self, x: __m512i) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)) }
+    }
+
+    #[inline(always)]
+    fn gather(self, tile: &Tile<'_>, at: usize) -> __m512i {
+        assert!(
+            at + 4 <= tile.row_bytes(),
+            "a gather at {at} exceeds the row"
+        );
+        // SAFETY: 1, 3.
+        unsafe {
+            let offsets = _mm512_loadu_si512(tile.offsets().as_ptr().cast());
+            _mm512_i32gather_epi32::<1>(offsets, tile.base().add(at).cast())
+        }
+    }
+
+    #[inline(always)]
+    fn columns(self, tile: &Tile<'_>, at: usize) -> [__m512i; 4] {
+        assert!(
+            at + 16 <= tile.row_bytes(),
+            "columns at {at} exceed the row"
+        );
+        // SAFETY: 1, 3.
+        unsafe {
+            transpose4([
+                load_rows(tile, 0, at),
+                load_rows(tile, 1, at),
+                load_rows(tile, 2, at),
+                load_rows(tile, 3, at),
+            ])
+        }
+    }
+
+    #[inline(always)]
+    fn weights(self, bytes: __m512i, offset: i8) -> __m512i {
+        let biased = offset.wrapping_add(-128);
+        // SAFETY: 1.
+        unsafe { _mm512_add_epi8(bytes, _mm512_set1_epi8(biased)) }
+    }
+
+    #[inline(always)]
+    fn dot_start(self, bias: i32) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_set1_epi32(bias) }
+    }
+
+    #[inline(always)]
+    fn dot4(self, sum: __m512i, weights: __m512i, activations: u32) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(activations as i32)) }
+    }
+
+    #[inline(always)]
+    fn dot_end(self, sum: __m512i, scale: __m512, activation_scale: __m512, acc: __m512) -> __m512 {
+        // SAFETY: 1.
+        unsafe {
+            let shift = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
+            let scaled = _mm512_fmadd_ps(_mm512_castsi512_ps(sum), scale, shift);
+            _mm512_fmadd_ps(scaled, activation_scale, acc)
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, tile: &Tile<'_>, at: usize) {
+        for offset in tile.offsets() {
+            let address = tile.base().wrapping_add(*offset as usize + at);
+            // SAFETY: a prefetch reads nothing and cannot fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+    }
+}

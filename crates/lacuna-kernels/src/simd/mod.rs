@@ -1,0 +1,169 @@
+//! Sixteen lanes of f32 or u32, at each instruction-set level.
+//!
+//! The kernels are written once, generic over [`Simd`]; a level supplies the lane operations. A
+//! value of a level is the proof that the CPU has its instructions: it is made by the level's
+//! `detect` only, so the kernels themselves are safe code. Everything is inlined into the one
+//! function per kernel and level that enables the instructions, [`Simd::vectorize`].
+//!
+//! Lane sums have one fixed order at all levels: lanes `i` and `i + 8`, then `i + 4`, `i + 2`,
+//! `i + 1`. With fused multiply-add, results are the same on all levels; the portable level uses
+//! separate roundings for floats, and fused ones only where quantized blocks are accumulated.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod portable;
+
+use crate::tile::Tile;
+
+/// Lanes of every vector.
+pub(crate) const LANES: usize = 16;
+
+/// An operation that can run at any level.
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+
+    /// Runs at the level of `simd`; must be `#[inline(always)]`, like all it calls in its loops.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// How many registers a kernel may count on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Registers {
+    /// Few: a vector takes several of them.
+    Few,
+    /// Thirty-two, each a whole vector.
+    Many,
+}
+
+/// A level: the lane operations and the proof that this CPU has them.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Sixteen f32.
+    type F: Copy;
+    /// Sixteen u32, or 64 bytes.
+    type U: Copy;
+
+    /// Guides the sizes of register tiles.
+    const REGISTERS: Registers;
+    /// Tokens per tile of quantized activations, at most 6.
+    const TOKENS: usize;
+    /// Sixteen-row tiles per packed panel, 1 or 2.
+    const TILES: usize;
+
+    /// Runs `kernel` compiled for this level.
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
+
+    fn splat(self, x: f32) -> Self::F;
+    fn load(self, x: &[f32; 16]) -> Self::F;
+    fn store(self, x: Self::F, out: &mut [f32; 16]);
+    /// Little-endian binary32.
+    fn load_f32_bytes(self, x: &[u8; 64]) -> Self::F;
+    /// Little-endian binary16.
+    fn load_f16(self, x: &[u8; 32]) -> Self::F;
+    /// Little-endian upper halves of binary32.
+    fn load_bf16(self, x: &[u8; 32]) -> Self::F;
+    /// Little-endian binary16, rounded to nearest even.
+    fn store_f16(self, x: Self::F, out: &mut [u8; 32]);
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, fused where the level has it.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a * b + c`, always fused.
+    fn fused(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a > b ? a : b`: `b` if one is not a number.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `2^x` for whole `x` in `-127..=127`; `2^-127` is 0.
+    fn exp2_whole(self, x: Self::F) -> Self::F;
+    /// The first `n` lanes of `x`, then `fill`.
+    fn keep_first(self, x: Self::F, n: usize, fill: Self::F) -> Self::F;
+    /// The sum of all lanes.
+    fn sum(self, x: Self::F) -> f32;
+    /// The largest lane; what it is if a lane is not a number depends on the level.
+    fn max_lane(self, x: Self::F) -> f32;
+    /// Lane `j` of the result is the sum of the lanes of `x[j]`.
+    fn sum_each(self, x: [Self::F; 16]) -> Self::F;
+
+    fn u_splat(self, x: u32) -> Self::U;
+    fn u_load(self, x: &[u32; 16]) -> Self::U;
+    fn u_store(self, x: Self::U, out: &mut [u32; 16]);
+    fn u_and(self, a: Self::U, b: Self::U) -> Self::U;
+    fn u_or(self, a: Self::U, b: Self::U) -> Self::U;
+    fn u_mul(self, a: Self::U, b: Self::U) -> Self::U;
+    fn u_shl(self, x: Self::U, bits: u32) -> Self::U;
+    fn u_shr(self, x: Self::U, bits: u32) -> Self::U;
+    /// Arithmetic shift.
+    fn i_shr(self, x: Self::U, bits: u32) -> Self::U;
+    /// Lanes as signed integers to floats.
+    fn i_to_f32(self, x: Self::U) -> Self::F;
+    /// The binary16 in the lower half of each lane.
+    fn f16_low(self, x: Self::U) -> Self::F;
+
+    /// Lane `r`: the four bytes at `at` of row `r`.
+    ///
+    /// # Panics
+    /// When `at + 4` exceeds the row.
+    fn gather(self, tile: &Tile<'_>, at: usize) -> Self::U;
+    /// Sixteen bytes at `at` of each row; lane `r` of group `g` is bytes `4 * g ..` of row `r`.
+    ///
+    /// # Panics
+    /// When `at + 16` exceeds the row.
+    fn columns(self, tile: &Tile<'_>, at: usize) -> [Self::U; 4];
+
+    /// Prepares bytes as weights for [`Simd::dot4`]: each byte plus `offset`, wrapping, is the
+    /// signed weight.
+    fn weights(self, bytes: Self::U, offset: i8) -> Self::U;
+    /// Start of an integer sum. `bias` is [`ActivationBlock`](crate::activations)'s start value,
+    /// which some levels use to correct an unsigned representation of the weights.
+    fn dot_start(self, bias: i32) -> Self::U;
+    /// Adds to each lane the product of four weights and four signed bytes.
+    fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U;
+    /// `round(dot * scale) * activation_scale + acc`, fused: the canonical step over a block.
+    fn dot_end(
+        self,
+        sum: Self::U,
+        scale: Self::F,
+        activation_scale: Self::F,
+        acc: Self::F,
+    ) -> Self::F;
+    /// Hints that the byte at `at` past the start of each row will be read soon; it may lie
+    /// anywhere.
+    fn prefetch(self, tile: &Tile<'_>, at: usize);
+}
+
+/// `e^x` for `x <= 88`, within 2 units in the last place; 0 below -87.7; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to a whole number
+    let x = s.max(s.splat(-87.9), x);
+    let shifted = s.fma(x, s.splat(std::f32::consts::LOG2_E), s.splat(ROUND));
+    let whole = s.sub(shifted, s.splat(ROUND));
+    // ln 2 in two parts, so that the remainder is exact.
+    let rest = s.fma(whole, s.splat(-0.693_359_4), x);
+    let rest = s.fma(whole, s.splat(2.121_944_4e-4), rest);
+    let mut sum = s.splat(1.987_569_1e-4);
+    for coefficient in [
+        1.398_199_9e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        1.666_666_5e-1,
+        0.5,
+    ] {
+        sum = s.fma(sum, rest, s.splat(coefficient));
+    }
+    let square = s.mul(rest, rest);
+    let value = s.add(s.fma(sum, square, rest), s.splat(1.0));
+    s.mul(value, s.exp2_whole(whole))
+}
+
+/// Up to 16 elements, then zeros.
+#[inline(always)]
+pub(crate) fn padded<T: Copy + Default, const N: usize>(tail: &[T]) -> [T; N] {
+    let mut out = [T::default(); N];
+    out[..tail.len()].copy_from_slice(tail);
+    out
+}

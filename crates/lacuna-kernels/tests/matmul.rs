@@ -1,0 +1,179 @@
+//! Products of every storage type, level and shape against f64.
+
+mod support;
+
+use lacuna_kernels::{Activations, Cpu, DType, Matrix};
+use support::{Random, Storage, cpu, dequantize, levels, random_matrix};
+
+/// `w * x` on `cpu`.
+fn product(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], tokens: usize) -> Vec<f32> {
+    let needed = Activations::storage_bytes(tokens, w.cols()).unwrap_or(0);
+    let mut storage = Storage::new(needed);
+    let mut out = vec![f32::NAN; tokens * w.rows()];
+    let x = cpu.activations(x, tokens, w.cols(), storage.bytes());
+    cpu.matmul(&mut out, &x, w);
+    out
+}
+
+/// The exact product and the documented bound of the error.
+fn exact(dtype: DType, w: &[f64], x: &[f32]) -> (f64, f64) {
+    let mut dot = 0.0;
+    let mut bound = 0.0;
+    for (w, x) in w.chunks(32).zip(x.chunks(32)) {
+        let largest = x.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+        for (w, x) in w.iter().zip(x) {
+            let (w, x) = (*w, f64::from(*x));
+            dot += w * x;
+            if dtype.is_quantized() {
+                bound += w.abs() * f64::from(largest) / 254.0 * 1.0001;
+            }
+            // f32 accumulation. Minima are accumulated apart from what they cancel with.
+            bound += 4.0 * (w.abs() + 1e-3) * x.abs() * f64::from(f32::EPSILON);
+        }
+    }
+    let magnitude: f64 = w
+        .iter()
+        .zip(x)
+        .map(|(w, x)| (w * f64::from(*x)).abs())
+        .sum();
+    (dot, bound + magnitude * 3e-6 + 1e-6)
+}
+
+fn check(dtype: DType, rows: usize, cols: usize, tokens: usize) {
+    let bytes = random_matrix(dtype, rows, cols, 1.0, (rows * cols + tokens) as u64);
+    let w = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+    let weights = dequantize(dtype, &bytes);
+    let x = Random::new(7).units(tokens * cols);
+    let expected: Vec<(f64, f64)> = (0..tokens * rows)
+        .map(|i| {
+            let (t, r) = (i / rows, i % rows);
+            exact(dtype, &weights[r * cols..][..cols], &x[t * cols..][..cols])
+        })
+        .collect();
+    for level in levels() {
+        let out = product(&cpu(level, 2), &w, &x, tokens);
+        for (i, (out, (expected, bound))) in out.iter().zip(&expected).enumerate() {
+            let error = (f64::from(*out) - expected).abs();
+            assert!(
+                error <= *bound,
+                "{dtype} {level:?} {rows}x{cols}, token {}, row {}: {out} for {expected}, \
+                 error {error:e} over {bound:e}",
+                i / rows,
+                i % rows
+            );
+        }
+    }
+}
+
+#[test]
+fn every_type_and_level_matches_f64() {
+    for dtype in DType::ALL {
+        let block = dtype.block_len().max(32);
+        for (rows, cols) in [
+            (1, block),
+            (16, 2 * block),
+            (37, 3 * block),
+            (96, 4 * block),
+        ] {
+            for tokens in [1, 2, 3, 5, 6, 7, 8, 9, 33] {
+                check(dtype, rows, cols, tokens);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_longer_than_a_panel_match_f64() {
+    for dtype in DType::ALL {
+        check(dtype, 33, 3072, 1);
+        check(dtype, 33, 2304, 7);
+    }
+}
+
+#[test]
+fn float_rows_of_any_width_match_f64() {
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        for cols in [1, 5, 16, 20, 31, 64, 100, 192] {
+            check(dtype, 7, cols, 1);
+            check(dtype, 9, cols, 8);
+        }
+    }
+}
+
+#[test]
+fn dequantized_rows_are_the_definition() {
+    for dtype in DType::ALL {
+        let (rows, cols) = (3, 2 * dtype.block_len().max(32));
+        let bytes = random_matrix(dtype, rows, cols, 1.0, 3);
+        let w = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+        let expected = dequantize(dtype, &bytes);
+        for row in 0..rows {
+            let mut out = vec![0.0; cols];
+            w.dequantize_row(row, &mut out);
+            for (out, expected) in out.iter().zip(&expected[row * cols..]) {
+                assert!((f64::from(*out) - expected).abs() <= 1e-6, "{dtype}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_does_not_depend_on_its_batch_or_on_threads() {
+    for dtype in DType::ALL {
+        let (rows, cols, tokens) = (83, 1280, 33);
+        let bytes = random_matrix(dtype, rows, cols, 1.0, 11);
+        let w = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+        let x = Random::new(5).units(tokens * cols);
+        for level in levels() {
+            let single = cpu(level, 1);
+            let expected: Vec<f32> = x
+                .chunks(cols)
+                .flat_map(|x| product(&single, &w, x, 1))
+                .collect();
+            for threads in [1, 2, 3] {
+                let cpu = cpu(level, threads);
+                for batch in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33] {
+                    let out = product(&cpu, &w, &x[..batch * cols], batch);
+                    let same = out
+                        .iter()
+                        .zip(&expected)
+                        .all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{dtype} {level:?} {threads} threads, batch {batch}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn quantized_products_are_the_same_on_all_levels() {
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()) {
+        let (rows, cols, tokens) = (35, 1280, 7);
+        let bytes = random_matrix(dtype, rows, cols, 1.0, 17);
+        let w = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+        let x = Random::new(23).units(tokens * cols);
+        let mut results = levels()
+            .into_iter()
+            .map(|level| product(&cpu(level, 2), &w, &x, tokens));
+        let first = results.next().expect("a level");
+        assert!(results.all(|other| other == first), "{dtype}");
+    }
+}
+
+#[test]
+fn a_matrix_may_lie_at_any_alignment() {
+    for dtype in DType::ALL {
+        let (rows, cols) = (17, 256);
+        let bytes = random_matrix(dtype, rows, cols, 1.0, 29);
+        let mut shifted = vec![0; bytes.len() + 1];
+        shifted[1..].copy_from_slice(&bytes);
+        let x = Random::new(2).units(cols);
+        let cpu = cpu(Cpu::detect_level(), 1);
+        let aligned = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+        let unaligned = Matrix::new(dtype, rows, cols, &shifted[1..]).expect("a valid shape");
+        assert_eq!(
+            product(&cpu, &aligned, &x, 1),
+            product(&cpu, &unaligned, &x, 1)
+        );
+    }
+}

@@ -1,0 +1,200 @@
+//! Random matrices in file layout and their weights in f64, decoded independently of the crate.
+
+#![allow(
+    dead_code,
+    clippy::allow_attributes,
+    reason = "each test file uses a part"
+)]
+
+use std::num::NonZeroUsize;
+
+use half::{bf16, f16};
+use lacuna_kernels::{Cpu, CpuConfig, DType, Level};
+
+/// A small generator (xorshift64*), so that failures repeat.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
+    }
+
+    pub(crate) fn byte(&mut self) -> u8 {
+        self.next() as u8
+    }
+
+    /// Uniform in `-1 .. 1`.
+    pub(crate) fn unit(&mut self) -> f32 {
+        (self.next() & 0xFF_FFFF) as f32 / 8_388_608.0 - 1.0
+    }
+
+    pub(crate) fn units(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.unit()).collect()
+    }
+}
+
+/// Every level this CPU has.
+pub(crate) fn levels() -> Vec<Level> {
+    Level::ALL
+        .into_iter()
+        .filter(|level| *level <= Cpu::detect_level())
+        .collect()
+}
+
+pub(crate) fn cpu(level: Level, threads: usize) -> Cpu {
+    let threads = NonZeroUsize::new(threads).expect("not zero");
+    Cpu::new(CpuConfig {
+        threads,
+        level: Some(level),
+    })
+    .expect("an available level")
+}
+
+/// Random weights: random bytes with scales of about `scale`.
+pub(crate) fn random_matrix(
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    scale: f32,
+    seed: u64,
+) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let len = rows * dtype.row_bytes(cols).expect("whole blocks");
+    let mut bytes: Vec<u8> = (0..len).map(|_| random.byte()).collect();
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        set_scales(dtype, block, scale, &mut random);
+    }
+    bytes
+}
+
+fn set_scales(dtype: DType, block: &mut [u8], scale: f32, random: &mut Random) {
+    let mut set = |at: usize, factor: f32| {
+        let value = f16::from_f32(scale * factor * random.unit());
+        block[at..at + 2].copy_from_slice(&value.to_le_bytes());
+    };
+    match dtype {
+        DType::F32 => block.copy_from_slice(&(scale * random.unit()).to_le_bytes()),
+        DType::F16 => set(0, 1.0),
+        DType::Bf16 => {
+            block.copy_from_slice(&bf16::from_f32(scale * random.unit()).to_le_bytes());
+        }
+        DType::Q8_0 => set(0, 1.0 / 128.0),
+        DType::Q4_0 | DType::Q5_0 => set(0, 1.0 / 16.0),
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => {
+            set(0, 1.0 / 32.0);
+            set(2, 1.0 / 32.0);
+        }
+        DType::Q6K => set(208, 1.0 / 4096.0),
+    }
+}
+
+/// The weights of a matrix in f64, straight from the definition of the layouts.
+pub(crate) fn dequantize(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let blocks = bytes.chunks_exact(dtype.block_bytes());
+    blocks
+        .flat_map(|block| (0..dtype.block_len()).map(move |i| weight(dtype, block, i)))
+        .collect()
+}
+
+fn half_at(block: &[u8], at: usize) -> f64 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f64()
+}
+
+fn bit(bytes: &[u8], index: usize) -> u8 {
+    bytes[index / 8] >> (index % 8) & 1
+}
+
+fn nibble(bytes: &[u8], i: usize) -> u8 {
+    if i < 16 {
+        bytes[i] & 15
+    } else {
+        bytes[i - 16] >> 4
+    }
+}
+
+fn weight(dtype: DType, b: &[u8], i: usize) -> f64 {
+    let d = || half_at(b, 0);
+    match dtype {
+        DType::F32 => f64::from(f32::from_le_bytes(b.try_into().expect("four bytes"))),
+        DType::F16 => d(),
+        DType::Bf16 => bf16::from_le_bytes([b[0], b[1]]).to_f64(),
+        DType::Q8_0 => d() * f64::from(b[2 + i] as i8),
+        DType::Q4_0 => d() * (f64::from(nibble(&b[2..], i)) - 8.0),
+        DType::Q4_1 => d() * f64::from(nibble(&b[4..], i)) + half_at(b, 2),
+        DType::Q5_0 => {
+            let q = nibble(&b[6..], i) | bit(&b[2..6], i) << 4;
+            d() * (f64::from(q) - 16.0)
+        }
+        DType::Q5_1 => {
+            let q = nibble(&b[8..], i) | bit(&b[4..8], i) << 4;
+            d() * f64::from(q) + half_at(b, 2)
+        }
+        DType::Q4K => k_weight(b, i, k_nibble(&b[16..], i)),
+        DType::Q5K => k_weight(
+            b,
+            i,
+            k_nibble(&b[48..], i) | (b[16 + i % 32] >> (i / 32) & 1) << 4,
+        ),
+        DType::Q6K => q6_k_weight(b, i),
+    }
+}
+
+/// Columns 64 j .. 64 j + 32 are the low nibbles of bytes 32 j .., the next 32 the high ones.
+fn k_nibble(bytes: &[u8], i: usize) -> u8 {
+    let byte = bytes[i / 64 * 32 + i % 32];
+    if i % 64 < 32 { byte & 15 } else { byte >> 4 }
+}
+
+fn k_weight(b: &[u8], i: usize, q: u8) -> f64 {
+    let s = &b[4..16];
+    let j = i / 32;
+    let (scale, min) = if j < 4 {
+        (s[j] & 63, s[j + 4] & 63)
+    } else {
+        (
+            s[j + 4] & 15 | s[j - 4] >> 6 << 4,
+            s[j + 4] >> 4 | s[j] >> 6 << 4,
+        )
+    };
+    half_at(b, 0) * f64::from(scale) * f64::from(q) - half_at(b, 2) * f64::from(min)
+}
+
+fn q6_k_weight(b: &[u8], i: usize) -> f64 {
+    let (half, l) = (i / 128, i % 32);
+    let (low, high) = (&b[64 * half..], &b[128 + 32 * half..]);
+    let q = match i % 128 / 32 {
+        0 => low[l] & 15 | (high[l] & 3) << 4,
+        1 => low[l + 32] & 15 | (high[l] >> 2 & 3) << 4,
+        2 => low[l] >> 4 | (high[l] >> 4 & 3) << 4,
+        _ => low[l + 32] >> 4 | (high[l] >> 6 & 3) << 4,
+    };
+    half_at(b, 208) * f64::from(b[192 + i / 16] as i8) * (f64::from(q) - 32.0)
+}
+
+/// Storage for activations, aligned to 64 bytes.
+pub(crate) struct Storage(Vec<[u64; 8]>, usize);
+
+impl Storage {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self(vec![[0; 8]; bytes.div_ceil(64)], bytes)
+    }
+
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // Safe without a cast: the words are not needed as words.
+        let len = self.1;
+        &mut bytemuck_cast(&mut self.0)[..len]
+    }
+}
+
+#[expect(unsafe_code, reason = "plain old data as bytes")]
+fn bytemuck_cast(words: &mut [[u64; 8]]) -> &mut [u8] {
+    // SAFETY: every byte of a `u64` is initialised and any byte is valid in one.
+    unsafe { words.align_to_mut::<u8>().1 }
+}

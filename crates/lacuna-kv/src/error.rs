@@ -1,0 +1,39 @@
+//! What can go wrong in a KV cache.
+
+/// A KV operation that was not done. Nothing has changed when one is returned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KvError {
+    /// A context no address space can hold.
+    #[error("a context of {tokens} tokens at {bytes_per_token} bytes each does not fit the address space; ask for fewer tokens")]
+    ContextTooLarge {
+        /// Tokens asked for.
+        tokens: usize,
+        /// Bytes one token takes over all layers.
+        bytes_per_token: usize,
+    },
+    /// The sequence has reached the context it was made for.
+    #[error("the context of {capacity} tokens is full: {held} held and {requested} more asked for; raise --ctx or shorten the prompt")]
+    ContextFull {
+        /// Tokens the sequence was made for.
+        capacity: usize,
+        /// Tokens it holds.
+        held: usize,
+        /// Further tokens asked for.
+        requested: usize,
+    },
+    /// A model without layers, heads or elements has no cache.
+    #[error("a KV cache of {layers} layers with rows of {row_bytes} bytes; both must be above zero")]
+    EmptyGeometry {
+        /// Decoder blocks.
+        layers: usize,
+        /// Bytes of one row.
+        row_bytes: usize,
+    },
+    /// The device offers no page size at all.
+    #[error("the device offers no page size; use --kv dense")]
+    NoPageSize,
+    /// The substrate could not reserve or commit.
+    #[error(transparent)]
+    Pages(#[from] lacuna_pages::Error),
+}

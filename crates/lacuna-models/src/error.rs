@@ -1,0 +1,127 @@
+//! What can go wrong between a model file and its logits.
+
+use lacuna_kernels::ShapeError;
+
+use crate::scratch::BatchLimits;
+
+/// A model description with numbers that cannot be right.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A size is zero or beyond anything that can be run.
+    #[error("model config: {field} is {value}, expected 1 to {limit}; the file is damaged or not a model")]
+    OutOfRange {
+        /// Name of the number.
+        field: &'static str,
+        /// What the file says.
+        value: usize,
+        /// Largest value accepted.
+        limit: usize,
+    },
+    /// Query heads cannot be shared out evenly over K/V heads.
+    #[error("model config: {query_heads} query heads cannot share {kv_heads} key/value heads evenly, at most 64 to each")]
+    HeadGrouping {
+        /// Query heads per layer.
+        query_heads: usize,
+        /// Key/value heads per layer.
+        kv_heads: usize,
+    },
+    /// Rotary embedding turns pairs of elements.
+    #[error("model config: head_dim is {head_dim}, but rotary embedding needs an even number")]
+    OddHeadDim {
+        /// Elements per head.
+        head_dim: usize,
+    },
+    /// A constant is zero, negative, infinite or not a number.
+    #[error("model config: {field} is {value}, expected a positive finite number")]
+    NotPositive {
+        /// Name of the constant.
+        field: &'static str,
+        /// What the file says.
+        value: f64,
+    },
+    /// The model needs something this program does not do.
+    #[error("model config: {feature} is not supported; {supported}")]
+    Unsupported {
+        /// What the file asks for.
+        feature: String,
+        /// What would work.
+        supported: &'static str,
+    },
+    /// An entry of GGUF metadata is missing or of the wrong type.
+    #[error(transparent)]
+    Gguf(#[from] crate::files::gguf::Error),
+    /// An entry of `config.json` is missing or cannot be used.
+    #[error(transparent)]
+    HuggingFace(#[from] crate::files::huggingface::Error),
+}
+
+/// A model that could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file could not be opened, mapped or parsed.
+    #[error(transparent)]
+    Files(#[from] crate::files::Error),
+    /// The description does not hold together.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A tensor is missing, misshapen or of a type that cannot be used.
+    #[error(transparent)]
+    FileTensor(#[from] crate::files::TensorError),
+    /// A tensor's bytes do not fit its shape.
+    #[error("tensor `{name}`: {source}")]
+    Tensor {
+        /// Name in the file's own spelling.
+        name: String,
+        /// What does not fit.
+        source: ShapeError,
+    },
+    /// The vocabulary could not be read.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::tokenizer::TokenizerError),
+}
+
+/// A conversation that could not be turned into tokens.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PromptError {
+    /// The chat template does not compile, fails, or refuses the messages.
+    #[error(transparent)]
+    Template(#[from] crate::template::TemplateError),
+    /// The rendered text has no tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::tokenizer::TokenizerError),
+}
+
+/// A forward pass that was not run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// A token id past the vocabulary.
+    #[error("token id {token} is out of range: the vocabulary has {vocabulary} tokens")]
+    TokenOutOfRange {
+        /// The id.
+        token: u32,
+        /// Rows of the embedding table.
+        vocabulary: usize,
+    },
+    /// More tokens or rows of logits than the arena was made for, or none at all.
+    #[error("a batch of {tokens} tokens with {logit_rows} rows of logits, but the arena holds 1 to {} tokens and {} rows; split the batch", limits.tokens, limits.logit_rows)]
+    BatchTooLarge {
+        /// Tokens in the batch.
+        tokens: usize,
+        /// Rows of logits asked for.
+        logit_rows: usize,
+        /// What the arena was made for.
+        limits: BatchLimits,
+    },
+    /// The sequence was not prepared for exactly these tokens.
+    #[error("{prepared} rows are prepared in the KV cache for {tokens} tokens; call prepare first")]
+    NotPrepared {
+        /// Rows the sequence has ready.
+        prepared: usize,
+        /// Tokens in the segment.
+        tokens: usize,
+    },
+}

@@ -1,0 +1,155 @@
+//! A model: description, weights in their file, vocabulary and chat template.
+
+use lacuna_kernels::Cpu;
+
+use crate::architecture::Description;
+use crate::config::Config;
+use crate::decoder::{Decoder, Segment};
+use crate::error::{ConfigError, ForwardError, LoadError, PromptError};
+use crate::files::gguf::{self, FromValue};
+use crate::files::{Metadata, ModelFiles};
+use crate::scratch::Scratch;
+use crate::template::{Chat, ChatTemplate, Message};
+use crate::tokenizer::{GgufVocabulary, Tokenizer};
+use crate::weights::{Names, Source};
+
+/// A loaded model. Immutable: KV caches and activations are passed in.
+#[derive(Debug)]
+pub struct Model {
+    files: ModelFiles,
+    description: Description,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+}
+
+impl Model {
+    /// Checks and connects the parts of a model; weights stay in their files.
+    ///
+    /// # Errors
+    /// [`LoadError`], naming the part that is missing, damaged or not supported.
+    pub fn load(files: ModelFiles) -> Result<Self, LoadError> {
+        let (description, names) = describe(&files)?;
+        let source = Source::new(files.tensors(), names, &description);
+        let decoder = Decoder::load(&description.config, &source)?;
+        let mut tokenizer = load_tokenizer(&files)?;
+        tokenizer.pad_to(u32::try_from(description.config.vocabulary).unwrap_or(u32::MAX));
+        Ok(Self { files, description, decoder, tokenizer })
+    }
+
+    /// Runs `segments` through the model and returns the rows of logits they ask for, one after
+    /// another, each of vocabulary size. The rows of the new tokens are stored in each segment's
+    /// sequence but not accepted.
+    ///
+    /// # Errors
+    /// [`ForwardError`] before anything is computed.
+    pub fn forward<'a>(
+        &self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        scratch: &'a mut Scratch,
+    ) -> Result<&'a [f32], ForwardError> {
+        let rows = self.decoder.forward(self.config(), cpu, segments, scratch)?;
+        Ok(scratch.logits(rows, self.config().vocabulary))
+    }
+
+    /// The model's numbers.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.description.config
+    }
+
+    /// The files behind it.
+    #[must_use]
+    pub fn files(&self) -> &ModelFiles {
+        &self.files
+    }
+
+    /// Its vocabulary.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Bytes of weights in the files.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.files.tensors().total_bytes()
+    }
+
+    /// Bytes of vectors copied out of the files (norms and biases).
+    #[must_use]
+    pub fn copied_bytes(&self) -> usize {
+        self.decoder.copied_bytes()
+    }
+
+    /// Tokens of a conversation that asks for a reply, by the model's chat template. A model
+    /// without one gets the messages one after another.
+    ///
+    /// # Errors
+    /// [`PromptError`] when the template fails or refuses the messages.
+    pub fn prompt(&self, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
+        let template = ChatTemplate::of(&self.tokenizer)?;
+        let text = |id: Option<u32>| id.and_then(|id| self.tokenizer.token_text(id));
+        let (bos, eos) = (text(self.tokenizer.bos()), text(self.tokenizer.eos()));
+        let chat = Chat {
+            messages,
+            bos_token: bos.as_deref(),
+            eos_token: eos.as_deref(),
+            ..Chat::default()
+        };
+        let rendered = template.render(&chat)?;
+        Ok(self.tokenizer.encode(&rendered, template.special())?)
+    }
+}
+
+/// The description of a model and how its tensors are named.
+fn describe(files: &ModelFiles) -> Result<(Description, Names), LoadError> {
+    Ok(match files.metadata() {
+        Metadata::Gguf(metadata) => {
+            let embedding = files.tensors().require("token_embd.weight")?;
+            let vocabulary = embedding.shape().first().copied().unwrap_or(0);
+            (Description::from_gguf(metadata, vocabulary)?, Names::Gguf)
+        }
+        Metadata::HuggingFace(folder) => (Description::from_huggingface(folder)?, Names::HuggingFace),
+    })
+}
+
+/// The tokenizer of a model, or of a file that holds a vocabulary and nothing else.
+///
+/// # Errors
+/// [`LoadError`], naming what is missing or not supported.
+pub fn load_tokenizer(files: &ModelFiles) -> Result<Tokenizer, LoadError> {
+    Ok(match files.metadata() {
+        Metadata::Gguf(metadata) => {
+            let vocabulary = vocabulary(metadata).map_err(ConfigError::from)?;
+            Tokenizer::from_gguf(&vocabulary)?
+        }
+        Metadata::HuggingFace(folder) => Tokenizer::from_folder(folder.path())?,
+    })
+}
+
+fn vocabulary(metadata: &gguf::Metadata) -> Result<GgufVocabulary<'_>, gguf::Error> {
+    let model = metadata.require("tokenizer.ggml.model")?;
+    Ok(GgufVocabulary {
+        model,
+        pre: entry(metadata, "pre")?,
+        tokens: metadata.require("tokenizer.ggml.tokens")?,
+        token_types: entry(metadata, "token_type")?,
+        merges: entry(metadata, "merges")?,
+        scores: entry(metadata, "scores")?,
+        bos: entry(metadata, "bos_token_id")?,
+        eos: entry(metadata, "eos_token_id")?,
+        eot: entry(metadata, "eot_token_id")?,
+        eom: entry(metadata, "eom_token_id")?,
+        unknown: entry(metadata, "unknown_token_id")?,
+        padding: entry(metadata, "padding_token_id")?,
+        add_bos: entry(metadata, "add_bos_token")?,
+        add_eos: entry(metadata, "add_eos_token")?,
+        add_space_prefix: entry(metadata, "add_space_prefix")?,
+        chat_template: metadata.get("tokenizer.chat_template")?,
+    })
+}
+
+fn entry<'a, T: FromValue<'a>>(metadata: &'a gguf::Metadata, key: &str) -> Result<Option<T>, gguf::Error> {
+    metadata.get(&format!("tokenizer.ggml.{key}"))
+}

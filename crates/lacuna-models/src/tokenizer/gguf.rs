@@ -1,0 +1,360 @@
+//! Tokenizers from the vocabulary in a GGUF file.
+
+use std::collections::HashMap;
+
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, PreTokenizerWrapper};
+
+use super::error::{TokenizerError, VocabularyError, excerpt};
+use super::pieces::{Pieces, Spelling, TokenKind};
+use super::pipeline::{Algorithm, Pipeline, SpacePrefix, Step};
+use super::pre::{self, PreTokenizer, WholeWords};
+use super::sentencepiece::SentencePiece;
+use super::special::{FixedIds, end_of_generation};
+use super::stream::Leading;
+use super::{MAX_TOKENS, Tokenizer};
+
+/// The `tokenizer.ggml.*` metadata of a GGUF file.
+///
+/// Strings are borrowed from the file. What the file does not say is `None`.
+#[derive(Clone, Debug, Default)]
+pub struct GgufVocabulary<'a> {
+    /// `tokenizer.ggml.model`: `gpt2` or `llama`.
+    pub model: &'a str,
+    /// `tokenizer.ggml.pre`.
+    pub pre: Option<&'a str>,
+    /// `tokenizer.ggml.tokens`, by id.
+    pub tokens: Vec<&'a str>,
+    /// `tokenizer.ggml.token_type`, by id; without it every token is normal.
+    pub token_types: Option<Vec<i32>>,
+    /// `tokenizer.ggml.merges`, best first, each two tokens separated by a space.
+    pub merges: Option<Vec<&'a str>>,
+    /// `tokenizer.ggml.scores`, by id.
+    pub scores: Option<Vec<f32>>,
+    /// `tokenizer.ggml.bos_token_id`.
+    pub bos: Option<u32>,
+    /// `tokenizer.ggml.eos_token_id`.
+    pub eos: Option<u32>,
+    /// `tokenizer.ggml.eot_token_id`: end of turn.
+    pub eot: Option<u32>,
+    /// `tokenizer.ggml.eom_token_id`: end of message.
+    pub eom: Option<u32>,
+    /// `tokenizer.ggml.unknown_token_id`.
+    pub unknown: Option<u32>,
+    /// `tokenizer.ggml.padding_token_id`.
+    pub padding: Option<u32>,
+    /// `tokenizer.ggml.add_bos_token`.
+    pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.add_eos_token`.
+    pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`.
+    pub add_space_prefix: Option<bool>,
+    /// `tokenizer.chat_template`.
+    pub chat_template: Option<&'a str>,
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer of a GGUF file.
+    ///
+    /// Tolerated: a missing `pre` (it means `default`), tokens that occur twice (the first id is the
+    /// one that encoding gives), tokens that are not spelled in the byte-level alphabet (they are
+    /// plain text), missing byte tokens (an error only for a text that needs one), unknown token
+    /// types. Anything else that is inconsistent is an error.
+    pub fn from_gguf(vocabulary: &GgufVocabulary) -> Result<Tokenizer, TokenizerError> {
+        vocabulary.check()?;
+        match vocabulary.model {
+            "gpt2" => vocabulary.byte_level(),
+            "llama" => vocabulary.sentencepiece(),
+            other => Err(TokenizerError::UnsupportedModel {
+                model: excerpt(other),
+            }),
+        }
+    }
+}
+
+/// What the two algorithms do not share.
+struct Parts {
+    algorithm: Algorithm,
+    spelling: Spelling,
+    leading: Leading,
+    adds_bos: bool,
+    /// Ids that special tokens have when the file names none.
+    fallback: Specials,
+    merges: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Specials {
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+impl GgufVocabulary<'_> {
+    fn check(&self) -> Result<(), VocabularyError> {
+        let tokens = self.tokens.len();
+        if tokens == 0 {
+            return Err(VocabularyError::Empty);
+        }
+        let text: usize = self.tokens.iter().map(|token| token.len()).sum();
+        if tokens > MAX_TOKENS || u32::try_from(text).is_err() {
+            return Err(VocabularyError::TooLarge {
+                count: tokens,
+                limit: MAX_TOKENS,
+            });
+        }
+        let lengths = [
+            ("token_types", self.token_types.as_ref().map(Vec::len)),
+            ("scores", self.scores.as_ref().map(Vec::len)),
+        ];
+        for (what, found) in lengths {
+            if let Some(found) = found.filter(|found| *found != tokens) {
+                return Err(VocabularyError::Length {
+                    what,
+                    found,
+                    tokens,
+                });
+            }
+        }
+        self.check_ids()
+    }
+
+    fn check_ids(&self) -> Result<(), VocabularyError> {
+        let tokens = self.tokens.len();
+        let ids = [
+            ("bos_token_id", self.bos),
+            ("eos_token_id", self.eos),
+            ("eot_token_id", self.eot),
+            ("eom_token_id", self.eom),
+            ("unknown_token_id", self.unknown),
+            ("padding_token_id", self.padding),
+        ];
+        for (role, id) in ids {
+            if let Some(id) = id.filter(|id| *id as usize >= tokens) {
+                return Err(VocabularyError::SpecialOutOfRange { role, id, tokens });
+            }
+        }
+        Ok(())
+    }
+
+    fn kind(&self, id: usize) -> TokenKind {
+        let number = self.token_types.as_ref().and_then(|types| types.get(id));
+        number.map_or(TokenKind::Normal, |number| TokenKind::from_gguf(*number))
+    }
+
+    /// Ids with their texts and kinds. The number of tokens was checked.
+    fn entries(&self) -> impl Iterator<Item = (u32, &str, TokenKind)> {
+        (0u32..)
+            .zip(&self.tokens)
+            .map(|(id, text)| (id, *text, self.kind(id as usize)))
+    }
+
+    fn byte_level(&self) -> Result<Tokenizer, TokenizerError> {
+        let rule = pre::find(self.pre)?;
+        let merges = self.merges.as_ref().ok_or(VocabularyError::NoMerges)?;
+        let (vocab, pairs) = self.vocab_and_merges(merges)?;
+        let model = BPE::builder()
+            .vocab_and_merges(vocab, pairs)
+            .ignore_merges(rule.whole_words == WholeWords::Token)
+            .build()
+            .map_err(|error| TokenizerError::Part {
+                part: "model",
+                detail: error.to_string(),
+            })?;
+        self.finish(Parts {
+            algorithm: Algorithm::Bpe {
+                normalizer: None,
+                steps: steps(rule)?,
+                model: Box::new(model),
+            },
+            spelling: Spelling::ByteLevel,
+            leading: Leading::Keep,
+            adds_bos: rule.adds_bos,
+            fallback: Specials::default(),
+            merges: merges.len(),
+        })
+    }
+
+    /// The vocabulary of the merging, and its pairs.
+    ///
+    /// Control tokens stay out of it unless a merge needs them: text that merely looks like one must
+    /// not become one. Each merge is checked here because the `tokenizers` crate panics on a merge
+    /// whose result is longer than every token.
+    fn vocab_and_merges(&self, merges: &[&str]) -> Result<(Vocab, Merges), VocabularyError> {
+        let mut ids: HashMap<&str, (u32, bool)> = HashMap::with_capacity(self.tokens.len());
+        for (id, text, kind) in self.entries() {
+            let mergeable = !kind.is_special() && kind != TokenKind::Unused && !text.is_empty();
+            ids.entry(text).or_insert((id, mergeable));
+        }
+        let mut pairs = Merges::with_capacity(merges.len());
+        let mut joined = String::new();
+        for (index, merge) in merges.iter().enumerate() {
+            let (left, right) = split_merge(merge).ok_or_else(|| VocabularyError::MergeForm {
+                index,
+                merge: excerpt(merge),
+            })?;
+            joined.clear();
+            joined.push_str(left);
+            joined.push_str(right);
+            for token in [left, right, &joined] {
+                let entry = ids
+                    .get_mut(token)
+                    .ok_or_else(|| VocabularyError::MergeToken {
+                        index,
+                        token: excerpt(token),
+                    })?;
+                entry.1 = true;
+            }
+            pairs.push((left.to_owned(), right.to_owned()));
+        }
+        let mergeable = ids.into_iter().filter(|(_, (_, mergeable))| *mergeable);
+        Ok((
+            mergeable
+                .map(|(text, (id, _))| (text.to_owned(), id))
+                .collect(),
+            pairs,
+        ))
+    }
+
+    fn sentencepiece(&self) -> Result<Tokenizer, TokenizerError> {
+        let scores = self.scores.as_ref().ok_or(VocabularyError::Length {
+            what: "scores",
+            found: 0,
+            tokens: self.tokens.len(),
+        })?;
+        let unknown = self
+            .unknown
+            .or_else(|| self.defaults_to(0, TokenKind::Unknown));
+        let entries = self.entries().zip(scores);
+        let pieces = entries.map(|((_, text, kind), score)| (text, kind, *score));
+        let model = SentencePiece::new(pieces, unknown)?;
+        let prefix = self.add_space_prefix.unwrap_or(true);
+        self.finish(Parts {
+            algorithm: Algorithm::SentencePiece {
+                model,
+                prefix: if prefix {
+                    SpacePrefix::Add
+                } else {
+                    SpacePrefix::Leave
+                },
+            },
+            spelling: Spelling::SentencePiece,
+            leading: if prefix {
+                Leading::StripOne
+            } else {
+                Leading::Keep
+            },
+            adds_bos: true,
+            fallback: Specials {
+                bos: self.defaults_to(1, TokenKind::Control),
+                eos: self.defaults_to(2, TokenKind::Control),
+            },
+            merges: 0,
+        })
+    }
+
+    /// An id by convention, if its token is of the kind it should be.
+    fn defaults_to(&self, id: u32, kind: TokenKind) -> Option<u32> {
+        let index = id as usize;
+        let fits = self.token_types.is_none() || self.kind(index) == kind;
+        (index < self.tokens.len() && fits).then_some(id)
+    }
+
+    fn finish(&self, parts: Parts) -> Result<Tokenizer, TokenizerError> {
+        let bos = self.bos.or(parts.fallback.bos);
+        let eos = self.eos.or(parts.fallback.eos);
+        let before = added(
+            self.add_bos,
+            parts.adds_bos,
+            bos,
+            "add_bos_token",
+            "bos_token_id",
+        )?;
+        let after = added(self.add_eos, false, eos, "add_eos_token", "eos_token_id")?;
+        let mut pieces = Pieces::default();
+        for (_, text, kind) in self.entries() {
+            pieces.push(text, kind, parts.spelling);
+        }
+        let (tokens, ids) = self.added_tokens(parts.spelling);
+        let stated = [eos, self.eot, self.eom].into_iter().flatten();
+        let ends = end_of_generation(stated, |name| ids.0.get(name).copied());
+        Ok(Tokenizer {
+            pipeline: Pipeline::new(parts.algorithm, &tokens, &ids)?,
+            pieces,
+            leading: parts.leading,
+            bos,
+            eos,
+            ends,
+            before: before.into_iter().collect(),
+            after: after.into_iter().collect(),
+            pre_tokenizer: match parts.spelling {
+                Spelling::ByteLevel => Some(self.pre.unwrap_or("default").to_owned()),
+                Spelling::SentencePiece => None,
+            },
+            merges: parts.merges,
+            chat_templates: self
+                .chat_template
+                .map(|source| ("default".to_owned(), source.to_owned()))
+                .into_iter()
+                .collect(),
+        })
+    }
+
+    /// The tokens to cut out of a text before merging.
+    ///
+    /// SentencePiece cuts user-defined pieces itself, after its space prefix.
+    fn added_tokens(&self, spelling: Spelling) -> (Vec<AddedToken>, FixedIds) {
+        let mut tokens = Vec::new();
+        let mut ids = FixedIds::default();
+        for (id, text, kind) in self.entries() {
+            let special = kind.is_special();
+            let cut =
+                special || (kind == TokenKind::UserDefined && spelling == Spelling::ByteLevel);
+            if cut && !text.is_empty() && !ids.0.contains_key(text) {
+                ids.0.insert(text.to_owned(), id);
+                tokens.push(AddedToken::from(text, special).normalized(false));
+            }
+        }
+        (tokens, ids)
+    }
+}
+
+/// The token that belongs at one end of a text.
+fn added(
+    stated: Option<bool>,
+    default: bool,
+    id: Option<u32>,
+    flag: &'static str,
+    role: &'static str,
+) -> Result<Option<u32>, VocabularyError> {
+    match (stated, id) {
+        (Some(true), None) => Err(VocabularyError::SpecialMissing { flag, role }),
+        (stated, id) => Ok(id.filter(|_| stated.unwrap_or(default))),
+    }
+}
+
+/// The two tokens of a merge; the separating space is not its first character.
+fn split_merge(merge: &str) -> Option<(&str, &str)> {
+    let first = merge.chars().next()?.len_utf8();
+    let space = first + merge[first..].find(' ')?;
+    let right = &merge[space + 1..];
+    (!right.is_empty()).then_some((&merge[..space], right))
+}
+
+/// The rule's cuts, then the byte-level alphabet.
+fn steps(rule: &PreTokenizer) -> Result<Vec<Step>, TokenizerError> {
+    let mut steps = Vec::with_capacity(rule.patterns.len() + 1);
+    for pattern in rule.patterns {
+        steps.push(
+            Step::isolate(pattern).map_err(|error| TokenizerError::Part {
+                part: "pre_tokenizer",
+                detail: error.to_string(),
+            })?,
+        );
+    }
+    let alphabet = ByteLevel::new(false, false, false);
+    steps.push(Step::Rule(Box::new(PreTokenizerWrapper::ByteLevel(
+        alphabet,
+    ))));
+    Ok(steps)
+}

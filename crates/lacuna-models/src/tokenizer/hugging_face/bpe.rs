@@ -1,0 +1,153 @@
+//! The `model` object of `tokenizer.json`.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+
+use super::super::error::{TokenizerError, VocabularyError, excerpt};
+
+/// A byte-pair model: tokens, and pairs of them to merge.
+#[derive(Deserialize)]
+pub(super) struct Bpe {
+    pub(super) vocab: Vocab,
+    pub(super) merges: Vec<Merge>,
+    #[serde(default)]
+    pub(super) byte_fallback: bool,
+    #[serde(default)]
+    dropout: Option<f32>,
+    #[serde(default)]
+    unk_token: Option<String>,
+    #[serde(default)]
+    continuing_subword_prefix: Option<String>,
+    #[serde(default)]
+    end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    fuse_unk: bool,
+    #[serde(default)]
+    ignore_merges: bool,
+}
+
+/// The model's type; files older than the field are all BPE.
+#[derive(Deserialize)]
+struct Type {
+    #[serde(rename = "type", default)]
+    name: Option<String>,
+}
+
+impl Bpe {
+    pub(super) fn read(text: &str) -> Result<Bpe, TokenizerError> {
+        let failed = |source| TokenizerError::Json {
+            file: "tokenizer.json",
+            source,
+        };
+        let Type { name } = serde_json::from_str(text).map_err(failed)?;
+        if let Some(model) = name.filter(|name| name != "BPE") {
+            return Err(TokenizerError::UnsupportedModel {
+                model: excerpt(&model),
+            });
+        }
+        let bpe: Bpe = serde_json::from_str(text).map_err(failed)?;
+        bpe.check()?;
+        Ok(bpe)
+    }
+
+    fn check(&self) -> Result<(), TokenizerError> {
+        let set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        let unsupported = if self.dropout.is_some_and(|dropout| dropout != 0.0) {
+            "dropout"
+        } else if set(&self.continuing_subword_prefix) {
+            "continuing_subword_prefix"
+        } else if set(&self.end_of_word_suffix) {
+            "end_of_word_suffix"
+        } else {
+            return Ok(self.check_merges()?);
+        };
+        Err(TokenizerError::UnsupportedPart {
+            part: "model option",
+            kind: unsupported.to_owned(),
+        })
+    }
+
+    /// The crate would panic on a merge whose result is longer than every token.
+    fn check_merges(&self) -> Result<(), VocabularyError> {
+        let mut joined = String::new();
+        for (index, Merge(left, right)) in self.merges.iter().enumerate() {
+            joined.clear();
+            joined.push_str(left);
+            joined.push_str(right);
+            let missing = [left, right, &joined]
+                .into_iter()
+                .find(|it| !self.vocab.contains_key(*it));
+            if let Some(token) = missing {
+                return Err(VocabularyError::MergeToken {
+                    index,
+                    token: excerpt(token),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn build(self) -> Result<BPE, TokenizerError> {
+        let merges: Merges = self
+            .merges
+            .into_iter()
+            .map(|merge| (merge.0, merge.1))
+            .collect();
+        let mut builder = BPE::builder()
+            .vocab_and_merges(self.vocab, merges)
+            .fuse_unk(self.fuse_unk)
+            .byte_fallback(self.byte_fallback)
+            .ignore_merges(self.ignore_merges);
+        if let Some(unknown) = self.unk_token {
+            builder = builder.unk_token(unknown);
+        }
+        builder.build().map_err(|error| TokenizerError::Part {
+            part: "model",
+            detail: error.to_string(),
+        })
+    }
+}
+
+/// A merge, written as a pair or, in older files, as two tokens with a space between.
+pub(super) struct Merge(String, String);
+
+impl<'de> Deserialize<'de> for Merge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Merge, D::Error> {
+        deserializer.deserialize_any(MergeVisitor)
+    }
+}
+
+struct MergeVisitor;
+
+impl<'de> Visitor<'de> for MergeVisitor {
+    type Value = Merge;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str("a pair of tokens, or two tokens separated by a space")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Merge, E> {
+        match text.split_once(' ') {
+            Some((left, right)) if !right.contains(' ') => {
+                Ok(Merge(left.to_owned(), right.to_owned()))
+            }
+            _ => Err(E::custom(format_args!(
+                "merge {:?} is not two tokens",
+                excerpt(text)
+            ))),
+        }
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<Merge, A::Error> {
+        let missing = || A::Error::custom("a merge needs two tokens");
+        let left = pair.next_element()?.ok_or_else(missing)?;
+        let right = pair.next_element()?.ok_or_else(missing)?;
+        match pair.next_element::<serde::de::IgnoredAny>()? {
+            None => Ok(Merge(left, right)),
+            Some(_) => Err(A::Error::custom("a merge has only two tokens")),
+        }
+    }
+}

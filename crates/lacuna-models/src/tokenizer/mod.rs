@@ -1,0 +1,272 @@
+//! Tokenizers: text to token ids and back.
+//!
+//! A [`Tokenizer`] comes from a Hugging Face folder ([`Tokenizer::from_folder`]) or from the
+//! vocabulary in a GGUF file ([`GgufVocabulary`]); what it does afterwards does not depend on which.
+//! Two algorithms are run: byte-level BPE by the `tokenizers` crate, and SentencePiece's scored
+//! merging. What either cannot run is an error when it is built, never a guess.
+//!
+//! Encoding costs `O(n log n)` in the text; decoding costs the bytes it writes. A vocabulary of
+//! 150,000 tokens takes a fraction of a second to build and some 30 MB.
+
+mod error;
+mod gguf;
+mod hugging_face;
+mod parts;
+mod pieces;
+mod pipeline;
+mod pre;
+mod sentencepiece;
+mod special;
+mod stream;
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+pub use error::{TokenizerError, VocabularyError};
+pub use gguf::GgufVocabulary;
+pub use hugging_face::HuggingFaceFiles;
+pub use pieces::TokenKind;
+pub use stream::{Decode, SpecialText, TextStart, TextStream};
+
+use pieces::Pieces;
+use pipeline::Pipeline;
+use stream::Leading;
+
+/// More tokens than any published vocabulary, and few enough for every table to stay small.
+const MAX_TOKENS: usize = 1 << 22;
+
+/// Whether the tokens that the model expects around a text are added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AddSpecial {
+    /// The text alone.
+    #[default]
+    No,
+    /// With what the vocabulary says belongs around a text, often a beginning-of-sequence token.
+    Yes,
+}
+
+/// Whether special tokens written in a text are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ParseSpecial {
+    /// They are text like any other, as text from others must be.
+    #[default]
+    No,
+    /// They become their tokens, as in the output of a chat template.
+    Yes,
+}
+
+/// What encoding does about special tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Special {
+    /// Whether tokens are added around the text.
+    pub add: AddSpecial,
+    /// Whether tokens are found in the text.
+    pub parse: ParseSpecial,
+}
+
+impl Special {
+    /// Text and nothing else.
+    pub const NONE: Special = Special {
+        add: AddSpecial::No,
+        parse: ParseSpecial::No,
+    };
+    /// A text for the model to continue.
+    pub const PROMPT: Special = Special {
+        add: AddSpecial::Yes,
+        parse: ParseSpecial::No,
+    };
+    /// The output of a chat template, which writes its own special tokens.
+    pub const RENDERED: Special = Special {
+        add: AddSpecial::No,
+        parse: ParseSpecial::Yes,
+    };
+}
+
+/// What a vocabulary is, for people and for `inspect`.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Description {
+    /// `BPE` or `SentencePiece`.
+    pub algorithm: &'static str,
+    /// The pre-tokenizer's name in GGUF; `tokenizer.json` spells the rule out instead.
+    pub pre_tokenizer: Option<String>,
+    /// One more than the largest id.
+    pub vocabulary: u32,
+    /// Pairs that merge; zero where scores decide.
+    pub merges: usize,
+    /// Tokens that are markup.
+    pub control_tokens: usize,
+    /// Beginning of sequence, by text.
+    pub bos: Option<String>,
+    /// End of sequence, by text.
+    pub eos: Option<String>,
+    /// Tokens that end a generation, by text.
+    pub end_of_generation: Vec<String>,
+    /// Ids put in front of a text by [`AddSpecial::Yes`].
+    pub added_before: Vec<u32>,
+    /// Ids put behind it.
+    pub added_after: Vec<u32>,
+    /// Whether the model brings a chat template.
+    pub chat_template: bool,
+}
+
+/// A vocabulary with its algorithm.
+///
+/// # Examples
+///
+/// ```
+/// # use lacuna_models::tokenizer::{Decode, GgufVocabulary, Special, Tokenizer, TokenizerError};
+/// let vocabulary = GgufVocabulary {
+///     model: "gpt2",
+///     pre: Some("gpt-2"),
+///     tokens: vec!["h", "i", "Ġ", "hi", "Ġhi"],
+///     merges: Some(vec!["h i", "Ġ hi"]),
+///     ..GgufVocabulary::default()
+/// };
+/// let tokenizer = Tokenizer::from_gguf(&vocabulary)?;
+/// let ids = tokenizer.encode("hi hi", Special::NONE)?;
+/// assert_eq!(ids, [3, 4]);
+/// assert_eq!(tokenizer.decode(&ids, Decode::TEXT)?, "hi hi");
+/// # Ok::<(), TokenizerError>(())
+/// ```
+#[derive(Debug)]
+pub struct Tokenizer {
+    pipeline: Pipeline,
+    pieces: Pieces,
+    leading: Leading,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    ends: BTreeSet<u32>,
+    before: Vec<u32>,
+    after: Vec<u32>,
+    pre_tokenizer: Option<String>,
+    merges: usize,
+    chat_templates: Vec<(String, String)>,
+}
+
+impl Tokenizer {
+    /// The ids of `text`.
+    ///
+    /// The result is never cut to a length. Fails on text the vocabulary has no tokens for.
+    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        if special.add == AddSpecial::Yes {
+            ids.extend_from_slice(&self.before);
+        }
+        self.pipeline.encode(text, special.parse, &mut ids)?;
+        if special.add == AddSpecial::Yes {
+            ids.extend_from_slice(&self.after);
+        }
+        Ok(ids)
+    }
+
+    /// The text of `ids`, the same that a [`TextStream`] gives in parts.
+    ///
+    /// Fails on an id of [`vocab_size`](Self::vocab_size) or more.
+    pub fn decode(&self, ids: &[u32], options: Decode) -> Result<String, TokenizerError> {
+        let mut stream = TextStream::new(options);
+        let mut text = String::with_capacity(ids.len() * 4);
+        for &id in ids {
+            text.push_str(stream.push(self, id)?);
+        }
+        text.push_str(stream.finish());
+        Ok(text)
+    }
+
+    /// One more than the largest id; ids below it without a token decode to nothing.
+    pub fn vocab_size(&self) -> u32 {
+        // Built from at most `MAX_TOKENS` tokens.
+        u32::try_from(self.pieces.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Lets ids up to a model's number of output rows decode, to nothing.
+    ///
+    /// Embeddings are often padded to a round number of rows, and a model can choose such a row. A
+    /// smaller number changes nothing: the tokens beyond it only appear if the text asks for them,
+    /// and the model then refuses their ids.
+    pub fn pad_to(&mut self, rows: u32) {
+        self.pieces.pad_to((rows as usize).min(MAX_TOKENS));
+    }
+
+    /// The id of the token that the vocabulary spells `text`.
+    pub fn id(&self, text: &str) -> Option<u32> {
+        self.pipeline.id(text)
+    }
+
+    /// A token as the vocabulary spells it, or `None` for an id without one.
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        let (bytes, kind) = self.pieces.get(id)?;
+        self.pipeline.text(id, bytes, kind)
+    }
+
+    /// What a token is for, or `None` if `id` is out of range.
+    pub fn kind(&self, id: u32) -> Option<TokenKind> {
+        self.pieces.kind(id)
+    }
+
+    /// The beginning-of-sequence token.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The end-of-sequence token.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// Whether `id` ends a generation.
+    pub fn is_end_of_generation(&self, id: u32) -> bool {
+        self.ends.contains(&id)
+    }
+
+    /// The ids that end a generation, ascending.
+    pub fn end_of_generation(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ends.iter().copied()
+    }
+
+    /// The source of the model's chat template, if it brings one.
+    ///
+    /// Where it brings several, this is the one named `default`, or else the first.
+    pub fn chat_template(&self) -> Option<&str> {
+        let named = self
+            .chat_templates
+            .iter()
+            .find(|template| template.0 == "default");
+        named
+            .or(self.chat_templates.first())
+            .map(|template| template.1.as_str())
+    }
+
+    /// The source of the chat template with that name, such as `tool_use`.
+    pub fn named_chat_template(&self, name: &str) -> Option<&str> {
+        let named = self
+            .chat_templates
+            .iter()
+            .find(|template| template.0 == name);
+        named.map(|template| template.1.as_str())
+    }
+
+    /// What the vocabulary is.
+    pub fn describe(&self) -> Description {
+        let text = |id: u32| self.token_text(id).unwrap_or_else(|| id.to_string());
+        Description {
+            algorithm: self.pipeline.algorithm(),
+            pre_tokenizer: self.pre_tokenizer.clone(),
+            vocabulary: self.vocab_size(),
+            merges: self.merges,
+            control_tokens: self.pieces.count(|kind| kind == TokenKind::Control),
+            bos: self.bos.map(text),
+            eos: self.eos.map(text),
+            end_of_generation: self.ends.iter().copied().map(text).collect(),
+            added_before: self.before.clone(),
+            added_after: self.after.clone(),
+            chat_template: !self.chat_templates.is_empty(),
+        }
+    }
+}
+
+/// The names that a GGUF vocabulary's `pre` may have.
+pub fn known_pre_tokenizers() -> Vec<&'static str> {
+    pre::names().collect()
+}

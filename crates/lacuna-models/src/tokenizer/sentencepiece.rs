@@ -1,0 +1,322 @@
+//! SentencePiece's byte-pair merging, from pieces and scores.
+//!
+//! The `tokenizers` crate merges by a list of ranked pairs. SentencePiece has no such list: any two
+//! neighbours whose joined text is a piece may merge, the best score first and the leftmost among
+//! equals. Ranked pairs cannot say "the leftmost among equals" when one piece has several splits,
+//! and runs of spaces are exactly that case, so the algorithm is here. It costs `O(n log n)` in the
+//! length of the text.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashMap};
+
+use super::error::{TokenizerError, VocabularyError, excerpt};
+use super::pieces::{TokenKind, byte_token};
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    id: u32,
+    score: f32,
+    unused: bool,
+}
+
+/// A vocabulary of pieces with scores.
+#[derive(Debug)]
+pub(super) struct SentencePiece {
+    pieces: HashMap<Box<str>, Piece>,
+    longest: usize,
+    bytes: Box<[Option<u32>; 256]>,
+    unknown: Option<u32>,
+    user_defined: Vec<Box<str>>,
+}
+
+impl SentencePiece {
+    /// Builds the vocabulary; of equal pieces the first counts.
+    pub(super) fn new<'a>(
+        tokens: impl Iterator<Item = (&'a str, TokenKind, f32)>,
+        unknown: Option<u32>,
+    ) -> Result<SentencePiece, VocabularyError> {
+        let mut model = SentencePiece {
+            pieces: HashMap::with_capacity(tokens.size_hint().0),
+            longest: 0,
+            bytes: Box::new([None; 256]),
+            unknown,
+            user_defined: Vec::new(),
+        };
+        for (index, (text, kind, score)) in tokens.enumerate() {
+            if score.is_nan() {
+                return Err(VocabularyError::Score { id: index });
+            }
+            // The number of tokens was checked to fit.
+            let id = u32::try_from(index).unwrap_or(u32::MAX);
+            model.add(
+                text,
+                kind,
+                Piece {
+                    id,
+                    score,
+                    unused: kind == TokenKind::Unused,
+                },
+            );
+        }
+        model.user_defined.sort_unstable();
+        model.user_defined.dedup();
+        Ok(model)
+    }
+
+    fn add(&mut self, text: &str, kind: TokenKind, piece: Piece) {
+        match kind {
+            TokenKind::Control | TokenKind::Unknown => {}
+            TokenKind::Byte => {
+                if let Some(byte) = byte_token(text) {
+                    self.bytes[byte as usize].get_or_insert(piece.id);
+                }
+            }
+            TokenKind::Normal | TokenKind::UserDefined | TokenKind::Unused => {
+                let text = escape(text);
+                if text.is_empty() {
+                    return;
+                }
+                self.longest = self.longest.max(text.len());
+                if kind == TokenKind::UserDefined {
+                    self.user_defined.push(text.as_str().into());
+                }
+                self.pieces.entry(text.into_boxed_str()).or_insert(piece);
+            }
+        }
+    }
+
+    pub(super) fn id(&self, text: &str) -> Option<u32> {
+        self.pieces.get(text).map(|piece| piece.id)
+    }
+
+    /// Appends the ids of `text`, in which spaces are already [escaped](escape).
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let mut chain = Chain {
+            model: self,
+            text,
+            symbols: self.symbols(text),
+            queue: BinaryHeap::new(),
+            splits: HashMap::new(),
+        };
+        chain.merge();
+        let parts = chain.symbols.iter().filter(|symbol| symbol.len > 0);
+        let mut output = Output {
+            model: self,
+            splits: &chain.splits,
+            ids,
+            unknown_before: false,
+        };
+        parts
+            .map(|symbol| symbol.text(text))
+            .try_for_each(|part| output.push(part))
+    }
+
+    /// Cuts the text into characters and user-defined pieces, the longest of those first.
+    fn symbols(&self, text: &str) -> Vec<Symbol> {
+        let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
+        let mut start = 0;
+        while let Some(first) = text[start..].chars().next() {
+            let frozen = self.user_defined_prefix(&text[start..]);
+            let len = frozen.unwrap_or(first.len_utf8());
+            let index = symbols.len();
+            symbols.push(Symbol {
+                start,
+                len,
+                previous: index.checked_sub(1),
+                next: Some(index + 1),
+                frozen: frozen.is_some(),
+            });
+            start += len;
+        }
+        if let Some(last) = symbols.last_mut() {
+            last.next = None;
+        }
+        symbols
+    }
+
+    /// The length of the longest user-defined piece that `text` starts with.
+    ///
+    /// The pieces are sorted, so those that share a prefix are neighbours: each further byte narrows
+    /// the range by bisection.
+    fn user_defined_prefix(&self, text: &str) -> Option<usize> {
+        let mut range = self.user_defined.as_slice();
+        let mut found = None;
+        for (depth, byte) in text.bytes().enumerate() {
+            let key = |piece: &str| piece.as_bytes().get(depth).copied();
+            let from = range.partition_point(|piece| key(piece) < Some(byte));
+            let to = range.partition_point(|piece| key(piece) <= Some(byte));
+            range = &range[from..to];
+            match range.first() {
+                None => break,
+                Some(piece) if piece.len() == depth + 1 => found = Some(depth + 1),
+                Some(_) => {}
+            }
+        }
+        found
+    }
+}
+
+/// Replaces spaces by SentencePiece's visible space.
+pub(super) fn escape(text: &str) -> String {
+    text.replace(' ', "\u{2581}")
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Symbol {
+    start: usize,
+    /// Zero once merged into its left neighbour.
+    len: usize,
+    previous: Option<usize>,
+    next: Option<usize>,
+    /// A user-defined piece never merges.
+    frozen: bool,
+}
+
+impl Symbol {
+    fn text<'a>(&self, text: &'a str) -> &'a str {
+        &text[self.start..self.start + self.len]
+    }
+}
+
+#[derive(Debug)]
+struct Pair {
+    score: f32,
+    left: usize,
+    right: usize,
+    len: usize,
+}
+
+impl Ord for Pair {
+    fn cmp(&self, other: &Pair) -> Ordering {
+        // Zeros of either sign are equal scores, which `total_cmp` alone would tell apart.
+        let by_score = (self.score + 0.0).total_cmp(&(other.score + 0.0));
+        by_score.then_with(|| Reverse(self.left).cmp(&Reverse(other.left)))
+    }
+}
+
+impl PartialOrd for Pair {
+    fn partial_cmp(&self, other: &Pair) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Pair {
+    fn eq(&self, other: &Pair) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Pair {}
+
+/// A text in the course of merging: symbols as a linked list, candidate pairs by score.
+struct Chain<'a> {
+    model: &'a SentencePiece,
+    text: &'a str,
+    symbols: Vec<Symbol>,
+    queue: BinaryHeap<Pair>,
+    /// Where to cut a piece that may be merged through but not put out: the length of its left part.
+    splits: HashMap<&'a str, usize>,
+}
+
+impl Chain<'_> {
+    fn merge(&mut self) {
+        for right in 1..self.symbols.len() {
+            self.offer(right - 1, right);
+        }
+        while let Some(pair) = self.queue.pop() {
+            self.apply(&pair);
+        }
+    }
+
+    fn offer(&mut self, left: usize, right: usize) {
+        let (first, second) = (self.symbols[left], self.symbols[right]);
+        let len = first.len + second.len;
+        if first.frozen || second.frozen || len > self.model.longest {
+            return;
+        }
+        let joined = &self.text[first.start..first.start + len];
+        if let Some(piece) = self.model.pieces.get(joined) {
+            self.queue.push(Pair {
+                score: piece.score,
+                left,
+                right,
+                len,
+            });
+            if piece.unused {
+                self.splits.insert(joined, first.len);
+            }
+        }
+    }
+
+    fn apply(&mut self, pair: &Pair) {
+        let (left, right) = (self.symbols[pair.left], self.symbols[pair.right]);
+        let outdated = left.len == 0 || right.len == 0 || left.len + right.len != pair.len;
+        if outdated {
+            return;
+        }
+        self.symbols[pair.left].len = pair.len;
+        self.symbols[pair.left].next = right.next;
+        self.symbols[pair.right].len = 0;
+        if let Some(next) = right.next {
+            self.symbols[next].previous = Some(pair.left);
+            self.offer(pair.left, next);
+        }
+        if let Some(previous) = left.previous {
+            self.offer(previous, pair.left);
+        }
+    }
+}
+
+/// Turns merged text into ids.
+struct Output<'a> {
+    model: &'a SentencePiece,
+    splits: &'a HashMap<&'a str, usize>,
+    ids: &'a mut Vec<u32>,
+    unknown_before: bool,
+}
+
+impl Output<'_> {
+    fn push(&mut self, part: &str) -> Result<(), TokenizerError> {
+        let mut parts = vec![part];
+        while let Some(part) = parts.pop() {
+            match (self.model.pieces.get(part), self.splits.get(part)) {
+                (Some(piece), Some(cut)) if piece.unused => {
+                    let (left, right) = part.split_at(*cut);
+                    parts.extend([right, left]);
+                }
+                (Some(piece), _) => {
+                    self.ids.push(piece.id);
+                    self.unknown_before = false;
+                }
+                (None, _) => self.push_character(part)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A character that is no piece: its bytes, or one unknown token for a run of them.
+    fn push_character(&mut self, part: &str) -> Result<(), TokenizerError> {
+        let bytes: Option<Vec<u32>> = part
+            .bytes()
+            .map(|byte| self.model.bytes[byte as usize])
+            .collect();
+        match (bytes, self.model.unknown) {
+            (Some(bytes), _) => {
+                self.ids.extend(bytes);
+                self.unknown_before = false;
+            }
+            (None, Some(unknown)) => {
+                if !self.unknown_before {
+                    self.ids.push(unknown);
+                }
+                self.unknown_before = true;
+            }
+            (None, None) => {
+                return Err(TokenizerError::Unencodable {
+                    text: excerpt(part),
+                });
+            }
+        }
+        Ok(())
+    }
+}

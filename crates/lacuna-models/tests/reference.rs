@@ -1,0 +1,260 @@
+//! Logits against `transformers` on tiny random models, and exact equalities of our own.
+//!
+//! `reference/README.md` says what the fixtures are and how they were made.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use lacuna_kernels::{Cpu, CpuConfig, ElementType};
+use lacuna_kv::{Geometry, KvCache, KvPolicy, Sequence};
+use lacuna_models::files::ModelFiles;
+use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
+use serde::Deserialize;
+
+const TOKENS: usize = 128;
+
+#[derive(Deserialize)]
+struct Expected {
+    vocab: usize,
+    tokens: Vec<u32>,
+    rows: Vec<usize>,
+    #[serde(default)]
+    greedy: Option<Greedy>,
+}
+
+#[derive(Deserialize)]
+struct Greedy {
+    prompt: Vec<u32>,
+    tokens: Vec<u32>,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference")
+}
+
+fn expected(model: &str) -> Expected {
+    let text = fs::read(folder().join(model).join("expected.json")).expect("a committed fixture");
+    serde_json::from_slice(&text).expect("valid JSON")
+}
+
+fn floats(path: &str) -> Vec<f32> {
+    let bytes = fs::read(folder().join(path)).expect("a committed fixture");
+    bytes.as_chunks::<4>().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
+}
+
+/// A model with everything a forward pass needs.
+struct Runner {
+    model: Model,
+    cpu: Cpu,
+    scratch: Scratch,
+    cache: KvCache,
+}
+
+impl Runner {
+    fn open(path: &str) -> Self {
+        Self::with(path, KvPolicy::Sparse, ElementType::F32, 1)
+    }
+
+    fn with(path: &str, policy: KvPolicy, element: ElementType, threads: usize) -> Self {
+        let files = ModelFiles::open(&folder().join(path)).expect("the fixture opens");
+        let model = Model::load(files).expect("the fixture loads");
+        let threads = NonZeroUsize::new(threads).expect("at least one");
+        let cpu = Cpu::new(CpuConfig { threads, level: None }).expect("this machine's own level");
+        let limits = BatchLimits { tokens: TOKENS, logit_rows: TOKENS, context_tokens: TOKENS };
+        let config = model.config();
+        let geometry = Geometry {
+            layers: config.layers,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            element,
+        };
+        let scratch = Scratch::new(config, limits);
+        let cache = KvCache::new(geometry, policy).expect("the system has pages");
+        Self { model, cpu, scratch, cache }
+    }
+
+    fn sequence(&self) -> Sequence {
+        self.cache.sequence(TOKENS).expect("address space")
+    }
+
+    /// Logits after each of `tokens`, computed in one pass.
+    fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+        sequence.prepare(tokens.len()).expect("room for the fixture");
+        let segment = Segment { tokens, sequence, logits: LogitRows::All };
+        let logits = self.model.forward(&self.cpu, &mut [segment], &mut self.scratch).expect("valid tokens");
+        let logits = logits.to_vec();
+        sequence.accept(tokens.len());
+        logits
+    }
+
+    fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let mut sequence = self.sequence();
+        self.extend(&mut sequence, tokens)
+    }
+}
+
+/// Largest difference over the largest expected magnitude.
+fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(0f32, |max, value| max.max(value.abs()));
+    let worst = found.iter().zip(expected).fold(0f32, |max, (a, b)| max.max((a - b).abs()));
+    worst / scale
+}
+
+fn check_rows(found: &[f32], expected: &Expected, reference: &[f32], bound: f32, what: &str) {
+    let rows: Vec<f32> = expected
+        .rows
+        .iter()
+        .flat_map(|&row| found[row * expected.vocab..(row + 1) * expected.vocab].iter().copied())
+        .collect();
+    let error = relative_error(&rows, reference);
+    println!("{what}: relative error {error:.2e}");
+    assert!(error <= bound, "{what}: relative error {error:e} exceeds {bound:e}");
+}
+
+/// Weights that keep float arithmetic must agree to 1e-3; Q8_0 weights also round activations.
+fn bound(path: &str) -> f32 {
+    let float = path.ends_with("/hf") || path.starts_with("qwen2/") || path == "qwen3/model.gguf" || path.starts_with("mistral");
+    if float { 1e-3 } else { 5e-2 }
+}
+
+fn check_logits(path: &str) {
+    let model = path.split('/').next().expect("a folder");
+    let expected = expected(model);
+    let reference = floats(&format!("{model}/logits.f32"));
+    let found = Runner::open(path).logits(&expected.tokens);
+    check_rows(&found, &expected, &reference, bound(path), path);
+}
+
+#[test]
+fn hugging_face_folders_match_the_reference() {
+    for model in ["qwen3", "qwen3-untied", "qwen2", "llama2", "llama3", "mistral"] {
+        check_logits(&format!("{model}/hf"));
+    }
+}
+
+#[test]
+fn gguf_files_match_the_reference() {
+    for model in ["qwen3", "qwen3-untied", "qwen2", "llama2", "llama3", "mistral"] {
+        check_logits(&format!("{model}/model.gguf"));
+    }
+}
+
+#[test]
+fn split_files_match_the_reference() {
+    check_logits("qwen3/split-00001-of-00003.gguf");
+}
+
+#[test]
+fn the_newer_spelling_of_rope_parameters_means_the_same() {
+    let folder = folder();
+    let copy = tempfile::tempdir().expect("a scratch folder");
+    for entry in fs::read_dir(folder.join("llama3/hf")).expect("a committed fixture") {
+        let entry = entry.expect("readable");
+        fs::copy(entry.path(), copy.path().join(entry.file_name())).expect("room to copy");
+    }
+    fs::copy(folder.join("llama3-new-spelling/hf/config.json"), copy.path().join("config.json")).expect("room to copy");
+    let expected = expected("llama3");
+    let newer = Runner::open(copy.path().to_str().expect("UTF-8")).logits(&expected.tokens);
+    let older = Runner::open("llama3/hf").logits(&expected.tokens);
+    assert_eq!(newer, older);
+}
+
+#[test]
+fn every_weight_type_matches_its_dequantized_reference() {
+    let text = fs::read(folder().join("qwen3-types/expected.json")).expect("a committed fixture");
+    let all: std::collections::BTreeMap<String, Expected> = serde_json::from_slice(&text).expect("valid JSON");
+    assert!(all.len() >= 6, "{} kinds of weights", all.len());
+    for (name, expected) in all {
+        let reference = floats(&format!("qwen3-types/{name}.f32"));
+        let found = Runner::open(&format!("qwen3-types/{name}.gguf")).logits(&expected.tokens);
+        check_rows(&found, &expected, &reference, 7e-2, &name);
+    }
+}
+
+#[test]
+fn greedy_continuations_match_the_reference() {
+    for path in ["qwen3/hf", "qwen2/hf", "llama3/hf", "mistral/hf", "llama2/hf", "mistral/model.gguf"] {
+        let Some(greedy) = expected(path.split('/').next().expect("a folder")).greedy else { continue };
+        let mut runner = Runner::open(path);
+        let mut sequence = runner.sequence();
+        let mut logits = runner.extend(&mut sequence, &greedy.prompt);
+        let vocabulary = runner.model.config().vocabulary;
+        let mut tokens = Vec::new();
+        for _ in 0..greedy.tokens.len() {
+            let row = &logits[logits.len() - vocabulary..];
+            let best = (0..vocabulary).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("a vocabulary");
+            tokens.push(u32::try_from(best).expect("a token id"));
+            logits = runner.extend(&mut sequence, &tokens[tokens.len() - 1..]);
+        }
+        assert_eq!(tokens, greedy.tokens, "{path}");
+    }
+}
+
+#[test]
+fn token_by_token_equals_one_pass_bit_for_bit() {
+    for path in ["qwen3/model.gguf", "llama3/model.gguf", "qwen2/model.gguf", "qwen3-types/Q4_K_M.gguf"] {
+        let mut runner = Runner::with(path, KvPolicy::Sparse, ElementType::F16, 2);
+        let vocabulary = u32::try_from(runner.model.config().vocabulary).expect("a vocabulary");
+        let tokens: Vec<u32> = (0..40).map(|i| i * 7 % vocabulary).collect();
+        let whole = runner.logits(&tokens);
+        for chunk in [1, 3, 16] {
+            let mut sequence = runner.sequence();
+            let pieces: Vec<f32> = tokens.chunks(chunk).flat_map(|chunk| runner.extend(&mut sequence, chunk)).collect();
+            assert!(pieces == whole, "{path} in chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn sparse_equals_dense_bit_for_bit() {
+    for element in [ElementType::F16, ElementType::F32] {
+        let tokens = expected("qwen3").tokens;
+        let logits = |policy| Runner::with("qwen3/model.gguf", policy, element, 1).logits(&tokens);
+        assert!(logits(KvPolicy::Sparse) == logits(KvPolicy::Dense));
+    }
+}
+
+#[test]
+fn the_number_of_threads_does_not_change_a_bit() {
+    let tokens = expected("llama3").tokens;
+    let logits = |threads| Runner::with("llama3/model.gguf", KvPolicy::Sparse, ElementType::F16, threads).logits(&tokens);
+    assert!(logits(1) == logits(2));
+}
+
+#[test]
+fn a_batch_of_sequences_equals_each_alone_bit_for_bit() {
+    let mut runner = Runner::open("qwen3/model.gguf");
+    let prompts: [&[u32]; 3] = [&[5, 9, 200, 31, 7], &[1], &[44, 45, 46]];
+    let alone: Vec<f32> = prompts
+        .iter()
+        .flat_map(|prompt| {
+            let logits = runner.logits(prompt);
+            logits[logits.len() - runner.model.config().vocabulary..].to_vec()
+        })
+        .collect();
+    let mut sequences = [(); 3].map(|()| runner.sequence());
+    let mut segments: Vec<Segment<'_>> = sequences
+        .iter_mut()
+        .zip(prompts)
+        .map(|(sequence, tokens)| {
+            sequence.prepare(tokens.len()).expect("room");
+            Segment { tokens, sequence, logits: LogitRows::Last }
+        })
+        .collect();
+    let together = runner.model.forward(&runner.cpu, &mut segments, &mut runner.scratch).expect("valid tokens");
+    assert!(together == alone);
+}
+
+#[test]
+fn truncated_equals_never_written() {
+    let mut runner = Runner::open("qwen3/model.gguf");
+    let mut sequence = runner.sequence();
+    runner.extend(&mut sequence, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    sequence.truncate(3).expect("pages go back");
+    let again = runner.extend(&mut sequence, &[9, 10]);
+    let mut fresh = runner.sequence();
+    runner.extend(&mut fresh, &[1, 2, 3]);
+    assert!(again == runner.extend(&mut fresh, &[9, 10]));
+}

@@ -1,0 +1,263 @@
+"""Chat templates in the styles in use, rendered by Jinja2 in the environment transformers gives them."""
+
+import datetime
+import json
+import pathlib
+
+import jinja2
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+NOW = datetime.datetime(2024, 7, 26, 12, 30, 5)
+
+CHATML = """\
+{%- if messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\nYou answer briefly.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content | trim + '<|im_end|>' }}
+    {{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+HEADERS = """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now('%d %b %Y') %}
+    {%- else %}
+        {%- set date_string = '26 Jul 2024' %}
+    {%- endif %}
+{%- endif %}
+{%- set rest = messages %}
+{%- set opening = '' %}
+{%- if messages and messages[0]['role'] == 'system' %}
+    {%- set opening = messages[0]['content'] | trim %}
+    {%- set rest = messages[1:] %}
+{%- endif %}
+{%- macro header(role) %}{{ '<|start_header_id|>' ~ role ~ '<|end_header_id|>\\n\\n' }}{% endmacro %}
+{{- header('system') + 'Today is ' + date_string + '.\\n\\n' + opening + '<|eot_id|>' }}
+{%- for message in rest %}
+    {%- if message.role not in ('user', 'assistant', 'tool') %}
+        {{- raise_exception('Unknown role: ' + message.role) }}
+    {%- elif message.role == 'tool' %}
+        {{- header('ipython') }}
+        {%- if message.content is mapping or (message.content is iterable and message.content is not string) %}
+            {{- message.content | tojson }}
+        {%- else %}
+            {{- message.content }}
+        {%- endif %}
+        {{- '<|eot_id|>' }}
+    {%- else %}
+        {{- header(message.role) + message.content | trim + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- header('assistant') }}
+{%- endif %}
+"""
+
+INSTRUCT = """\
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set turns = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in turns %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Roles must take turns: user, assistant, user, ...') }}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}
+        {%- if loop.last and system_message is defined %}
+            {{- '[INST] ' + system_message + '\\n\\n' + message['content'] + '[/INST]' }}
+        {%- else %}
+            {{- '[INST] ' + message['content'] + '[/INST]' }}
+        {%- endif %}
+    {%- else %}
+        {{- ' ' + message['content'] | trim + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+THINKING = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- 'Functions you may call:\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' ~ (tool | tojson) }}
+    {%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(searching=true, last_query=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set place = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and message.role == 'user' and message.content is string and not (message.content.startswith('<result>') and message.content.endswith('</result>')) %}
+        {%- set ns.searching = false %}
+        {%- set ns.last_query = place %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set thought = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set thought = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last_query and (loop.last or (not loop.last and thought)) %}
+            {{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content.lstrip('\\n') }}
+        {%- if message.tool_calls %}
+            {%- for call in message.tool_calls %}
+                {%- if (loop.first and content) or (not loop.first) %}{{- '\\n' }}{%- endif %}
+                {%- if call.function %}{%- set call = call.function %}{%- endif %}
+                {{- '<call>{"name": "' ~ call.name ~ '", "arguments": ' }}
+                {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
+                {{- '}</call>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<result>' + content + '</result>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+SYSTEM_IN_TURN = (
+    "{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}"
+    "{% set opening = messages[0]['content'] %}{% else %}{% set turns = messages %}{% set opening = false %}{% endif %}"
+    "{% for message in turns %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must take turns') }}{% endif %}"
+    "{% if loop.index0 == 0 and opening != false %}"
+    "{% set content = '<<SYS>>\\n' + opening + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+
+# Statements on lines of their own, which trim_blocks and lstrip_blocks make vanish, and the rarer syntax.
+ODDS_AND_ENDS = """\
+{# A comment on its own line leaves nothing. #}
+{% set seen = namespace(count=0) %}
+{% for message in messages %}
+    {% if message.role == 'system' %}
+        {% continue %}
+    {% endif %}
+    {% if loop.index > 6 %}
+        {% break %}
+    {% endif %}
+    {% set seen.count = seen.count + 1 %}
+{{ loop.index }}/{{ loop.length }}{{ ' first' if loop.first }}{{ ' last' if loop.last else '' }}
+  {{ message['role'] | upper }}: {{ message['content'] | replace('\\n', ' / ') | default('nothing') }}
+    {% if message.get('parts') %}
+  {% for part in message.parts if part.type == 'text' %}
+  - {{ part.text }}
+  {% else %}
+  - no text
+  {% endfor %}
+    {% endif %}
+{% endfor %}
+{% for key, value in (extra or {}) | items %}
+{{ key }}={{ value | tojson }};
+{% endfor %}
+{{ messages | map(attribute='role') | join(', ') }} {{ messages | selectattr('role', 'equalto', 'user') | list | length }}
+{{ 7 // 2 }} {{ 7 % 3 }} {{ 2 ** 3 }} {{ 7 / 2 }} {{ -1 }} {{ 1 < 2 and not false }} {{ none is none }} {{ [1, 2.5, 'x'] }}
+{{ 'abc'[1:] ~ 'abc'[-1] ~ 'a,b,c'.split(',')[1] ~ ' t '.strip() ~ 'Ab'.lower() ~ 'hello world'.title() }}
+{{ seen.count }} {{ (extra or {}) | tojson }} {{ 'x' in ['x'] }} {{ missing is defined }}{{ missing }}
+end"""
+
+USER = {"role": "user", "content": "Hello there!"}
+SYSTEM = {"role": "system", "content": "  You are a careful helper.\n"}
+ANSWER = {"role": "assistant", "content": " Hi.\nHow can I help? "}
+QUESTION = {"role": "user", "content": "What is 2 + 2?\n\nShow <b>\"work\"</b> & caf\u00e9."}
+THOUGHT = {"role": "assistant", "content": "<think>\nTwo and two.\n</think>\n\nIt is 4."}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"type": "function", "function": {"name": "weather", "arguments": {"city": "K\u00f6ln", "days": 2}}},
+        {"type": "function", "function": {"name": "time", "arguments": "{\"zone\": \"CET\"}"}},
+    ],
+}
+RESULT = {"role": "tool", "content": "{\"temperature\": 21.5}"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a city's <next> days & nights",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TALK = [SYSTEM, USER, ANSWER, QUESTION]
+SHORT = [USER]
+LONG = [USER, ANSWER, QUESTION, THOUGHT, USER]
+TOOLS_TALK = [SYSTEM, QUESTION, CALL, RESULT, RESULT]
+THINKING_TALK = [QUESTION, THOUGHT, USER, THOUGHT]
+REASONED = [QUESTION, CALL | {"reasoning_content": "I should look."}, RESULT, ANSWER | {"reasoning_content": "\nFine.\n"}]
+DISORDER = [USER, USER]
+PARTS = [USER | {"parts": [{"type": "text", "text": "one"}, {"type": "image"}]}, ANSWER | {"parts": [{"type": "image"}]}]
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+LLAMA3 = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+EXTRA = {"a": 1, "b": [True, None, 1.5], "c": {"d": "\u00e9<&>'\""}}
+
+CASES = [
+    ("chatml", CHATML, {}, [SHORT, TALK, LONG]),
+    ("chatml", CHATML, {"add_generation_prompt": True}, [SHORT, TALK]),
+    ("headers", HEADERS, LLAMA3, [SHORT, TALK, []]),
+    ("headers", HEADERS, LLAMA3 | {"add_generation_prompt": True}, [TALK, [USER, RESULT, {"role": "tool", "content": EXTRA}]]),
+    ("headers", HEADERS, LLAMA3 | {"date_string": "1 Jan 2020"}, [SHORT, [USER, {"role": "critic", "content": "no"}]]),
+    ("instruct", INSTRUCT, TOKENS, [SHORT, TALK, LONG, DISORDER]),
+    ("thinking", THINKING, {}, [SHORT, TALK, LONG, TOOLS_TALK, THINKING_TALK, REASONED]),
+    ("thinking", THINKING, {"add_generation_prompt": True, "tools": [TOOL, TOOL]}, [SHORT, TOOLS_TALK]),
+    ("thinking", THINKING, {"add_generation_prompt": True, "enable_thinking": False}, [TALK]),
+    ("thinking", THINKING, {"add_generation_prompt": True, "enable_thinking": True}, [THINKING_TALK]),
+    ("system-in-turn", SYSTEM_IN_TURN, TOKENS, [SHORT, TALK, LONG, DISORDER]),
+    ("odds-and-ends", ODDS_AND_ENDS, {"extra": EXTRA}, [TALK, PARTS, LONG + TALK]),
+    ("odds-and-ends", ODDS_AND_ENDS, {}, [SHORT]),
+]
+
+
+def render(template: str, variables: dict) -> dict:
+    compiled = _compile_jinja_template(template)
+    try:
+        return {"rendered": compiled.render(**variables, strftime_now=NOW.strftime)}
+    except jinja2.TemplateError as error:
+        return {"error": error.message}
+
+
+def make(out: pathlib.Path) -> None:
+    folder = out / "templates"
+    folder.mkdir(parents=True, exist_ok=True)
+    templates, cases = {}, []
+    for name, template, more, message_lists in CASES:
+        templates[name] = template
+        for messages in message_lists:
+            variables = {"messages": messages, "add_generation_prompt": False} | more
+            cases.append({"name": name, "variables": variables} | render(template, variables))
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    head = json.dumps({"now": NOW.isoformat(), "templates": templates}, ensure_ascii=False)[:-1]
+    (folder / "templates.json").write_text(f'{head}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")

@@ -1,0 +1,176 @@
+"""Tiny quantized qwen3 models, their logits from the dequantized weights, and loose blocks.
+
+`gguf` quantizes and dequantizes the older types; for the K types, which it only dequantizes,
+blocks are drawn directly and its dequantization says what they mean.
+"""
+
+import json
+import pathlib
+
+import gguf
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from . import models
+
+Type = gguf.GGMLQuantizationType
+OLDER = [Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1]
+K_TYPES = [Type.Q4_K, Type.Q5_K, Type.Q6_K]
+FILE_TYPES = {
+    Type.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    Type.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
+    Type.Q4_1: gguf.LlamaFileType.MOSTLY_Q4_1,
+    Type.Q5_0: gguf.LlamaFileType.MOSTLY_Q5_0,
+    Type.Q5_1: gguf.LlamaFileType.MOSTLY_Q5_1,
+    Type.Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
+}
+# In the file that mixes the K types, as such files do, what is not Q4_K.
+MIXED = {"embed_tokens": Type.Q6_K, "v_proj": Type.Q6_K, "k_proj": Type.Q5_K, "up_proj": Type.Q5_K}
+
+
+def tiny(kind: Type, seed: int) -> models.Model:
+    """Rows of 32 and 64 for the types with blocks of 32; of 256 where a K type needs it."""
+    wide = kind in K_TYPES
+    return models.Model(
+        "Q4_K_M" if wide else kind.name, "qwen3", heads=4 if wide else 2, kv_heads=1, head_dim=8 if wide else 16, layers=1,
+        tied=True, theta=1e4, vocabulary=models.QWEN, hf_type=torch.float32, gguf_type=kind,
+        tokens=12, seed=seed, hidden=256 if wide else 32, ffn=32 if wide else 64,
+        vocab=16 if wide else 32, on_grid=False,
+    )  # fmt: skip
+
+
+# --- K blocks --------------------------------------------------------------------------------
+
+
+def draw_blocks(random, kind: Type, count: int) -> np.ndarray:
+    """Random valid blocks of a K type, values spread about 0.1 around zero."""
+    return draw_q6_k(random, count) if kind == Type.Q6_K else draw_q45_k(random, kind, count)
+
+
+def half(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float16).reshape(-1, 1).view(np.uint8)
+
+
+def draw_q45_k(random, kind: Type, count: int) -> np.ndarray:
+    levels = 16 if kind == Type.Q4_K else 32
+    scales = random.integers(8, 64, (count, 8))
+    minima = np.clip(scales + random.integers(-3, 4, (count, 8)), 0, 63)
+    d = 0.1 / (36 * 0.29 * levels) * random.uniform(0.8, 1.2, count)
+    parts = [half(d), half(d * (levels - 1) / 2), pack_scales(scales, minima)]
+    if kind == Type.Q5_K:
+        parts.append(random.integers(0, 256, (count, 32)))
+    parts.append(random.integers(0, 256, (count, 128)))
+    return np.concatenate(parts, axis=1).astype(np.uint8)
+
+
+def pack_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
+    """Eight scales and eight minima of six bits in twelve bytes."""
+    low = scales[:, :4] | (scales[:, 4:] >> 4) << 6
+    middle = minima[:, :4] | (minima[:, 4:] >> 4) << 6
+    high = (scales[:, 4:] & 15) | (minima[:, 4:] & 15) << 4
+    return np.concatenate([low, middle, high], axis=1)
+
+
+def draw_q6_k(random, count: int) -> np.ndarray:
+    bits = random.integers(0, 256, (count, 128 + 64))
+    scales = random.integers(10, 60, (count, 16)) * random.choice([-1, 1], (count, 16))
+    d = 0.1 / (37 * 18.5) * random.uniform(0.8, 1.2, count)
+    return np.concatenate([bits, scales.astype(np.int8).view(np.uint8), half(d)], axis=1).astype(np.uint8)
+
+
+# --- models ----------------------------------------------------------------------------------
+
+
+def quantized(random, name: str, values: np.ndarray, kind: Type) -> tuple[np.ndarray, Type]:
+    """A tensor in the type, or for Q4_K in the mixture: vectors F32, rows too short for a K type Q4_0."""
+    if values.ndim == 1:
+        return values, Type.F32
+    if kind not in K_TYPES:
+        return gguf.quants.quantize(values, kind), kind
+    if values.shape[1] % 256 != 0:
+        return gguf.quants.quantize(values, Type.Q4_0), Type.Q4_0
+    kind = next((other for part, other in MIXED.items() if part in name), kind)
+    return draw_blocks(random, kind, values.size // 256).reshape(values.shape[0], -1), kind
+
+
+def make_model(folder: pathlib.Path, kind: Type, seed: int) -> tuple[str, dict]:
+    model = tiny(kind, seed)
+    random = np.random.default_rng(seed + 100)
+    data = {name: quantized(random, name, values, kind) for name, values in models.draw(model).items()}
+    writer = gguf.GGUFWriter(folder / f"{model.name}.gguf", "qwen3")
+    add_metadata(writer, model, kind)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 1)
+    for name, (values, stored_as) in data.items():
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), values, raw_dtype=stored_as)
+    models.close(writer)
+    weights = {name: gguf.quants.dequantize(values, stored_as) for name, (values, stored_as) in data.items()}
+    return model.name, expected(folder, model, weights)
+
+
+def add_metadata(writer: gguf.GGUFWriter, model: models.Model, kind: Type) -> None:
+    """Hyperparameters, and a stub vocabulary: letters, far from all bytes."""
+    writer.add_type("model")
+    writer.add_name(f"Tiny random {model.name}")
+    writer.add_block_count(model.layers)
+    writer.add_context_length(512)
+    writer.add_embedding_length(model.hidden)
+    writer.add_feed_forward_length(model.ffn)
+    writer.add_head_count(model.heads)
+    writer.add_head_count_kv(model.kv_heads)
+    writer.add_rope_freq_base(model.theta)
+    writer.add_layer_norm_rms_eps(model.eps)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_file_type(FILE_TYPES[kind])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    tokens = [chr(ord("A") + index) for index in range(model.vocab - 2)] + ["AB", "<|im_end|>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (model.vocab - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_merges(["A B"])
+    writer.add_eos_token_id(model.vocab - 1)
+    writer.add_add_bos_token(False)
+
+
+def expected(folder: pathlib.Path, model: models.Model, weights: dict[str, np.ndarray]) -> dict:
+    settings = models.config(model) | {"eos_token_id": model.vocab - 1}
+    built = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**settings), attn_implementation="eager", dtype=torch.float32
+    )
+    state = {name: torch.from_numpy(np.array(values)) for name, values in weights.items()}
+    missing, unexpected = built.load_state_dict(state, strict=False)
+    assert missing == ["lm_head.weight"] and not unexpected, (missing, unexpected)
+    built.tie_weights()
+    tokens = [int(token) for token in np.random.default_rng(model.seed).integers(0, model.vocab, model.tokens)]
+    rows = [0, 5, model.tokens - 1]
+    models.logits(built.eval().double(), tokens)[rows].astype("<f4").tofile(folder / f"{model.name}.f32")
+    return {"vocab": model.vocab, "tokens": tokens, "rows": rows}
+
+
+# --- loose blocks ----------------------------------------------------------------------------
+
+
+def make_blocks(folder: pathlib.Path) -> None:
+    """A tensor of one row per type in `blocks.gguf`, all their values in that order in `blocks.f32`."""
+    random = np.random.default_rng(77)
+    writer = gguf.GGUFWriter(folder / "blocks.gguf", "blocks")
+    values = []
+    for kind in [Type.F32, Type.F16, Type.BF16, *OLDER, *K_TYPES]:
+        if kind in K_TYPES:
+            data = draw_blocks(random, kind, 2).reshape(1, -1)
+        else:
+            data = gguf.quants.quantize(random.standard_normal((1, 128)).astype(np.float32), kind)
+        writer.add_tensor(kind.name, data, raw_dtype=kind)
+        values.append(gguf.quants.dequantize(data, kind).ravel())
+    models.close(writer)
+    np.concatenate(values).astype("<f4").tofile(folder / "blocks.f32")
+
+
+def make(out: pathlib.Path) -> None:
+    folder = out / "qwen3-types"
+    folder.mkdir(parents=True, exist_ok=True)
+    about = dict(make_model(folder, kind, seed) for seed, kind in enumerate([*OLDER, Type.Q4_K], 20))
+    (folder / "expected.json").write_text(json.dumps(about) + "\n")
+    make_blocks(folder)

@@ -1,0 +1,126 @@
+//! Ids against other implementations: `tokenizers` and `sentencepiece` for Python, and llama.cpp's
+//! rules. `tests/reference/README.md` says how the cases were made.
+
+use crate::metadata::{Metadata, reference, reference_text};
+use lacuna_models::tokenizer::{
+    AddSpecial, Decode, HuggingFaceFiles, ParseSpecial, Special, SpecialText, TextStart, Tokenizer,
+};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Cases {
+    pre: Option<String>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    plain: Vec<u32>,
+    special: Option<Vec<u32>>,
+}
+
+fn cases(name: &str) -> Cases {
+    serde_json::from_str(&reference_text(&format!("tokenizers/{name}/cases.json"))).unwrap()
+}
+
+fn strings() -> Vec<String> {
+    serde_json::from_str(&reference_text("tokenizers/strings.json")).unwrap()
+}
+
+fn special(parse: ParseSpecial) -> Special {
+    Special {
+        add: AddSpecial::No,
+        parse,
+    }
+}
+
+/// Compares every string of the reference and decodes what was encoded.
+fn check(name: &str, tokenizer: &Tokenizer) {
+    let cases = cases(name);
+    let strings = strings();
+    assert_eq!(strings.len(), cases.cases.len());
+    let show = Decode {
+        special: SpecialText::Show,
+        start: TextStart::Beginning,
+    };
+    for (text, case) in strings.iter().zip(&cases.cases) {
+        let plain = tokenizer.encode(text, special(ParseSpecial::No)).unwrap();
+        assert_eq!(plain, case.plain, "{name}: plain {text:?}");
+        let parsed = tokenizer.encode(text, special(ParseSpecial::Yes)).unwrap();
+        assert_eq!(
+            &parsed,
+            case.special.as_ref().unwrap_or(&case.plain),
+            "{name}: special {text:?}"
+        );
+        assert_eq!(&tokenizer.decode(&plain, show).unwrap(), text, "{name}");
+    }
+}
+
+fn byte_level(name: &str, file: &str) -> Tokenizer {
+    let metadata = Metadata::read(file);
+    let mut vocabulary = metadata.vocabulary();
+    let pre = cases(name).pre;
+    vocabulary.pre = pre.as_deref();
+    Tokenizer::from_gguf(&vocabulary).unwrap()
+}
+
+#[test]
+fn every_pre_tokenizer_of_the_reference_agrees_from_gguf() {
+    let mut checked = 0;
+    for entry in std::fs::read_dir(reference("tokenizers")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let is_byte_level = reference("tokenizers").join(&name).is_dir() && name != "llama-spm";
+        if is_byte_level {
+            check(&name, &byte_level(&name, "tokenizers/gpt-2/vocab.gguf"));
+            checked += 1;
+        }
+    }
+    assert!(
+        checked >= 10,
+        "only {checked} pre-tokenizers in the reference"
+    );
+}
+
+#[test]
+fn gguf_files_agree_as_they_are() {
+    for name in ["gpt-2", "qwen2", "llama-bpe", "default", "llama-spm"] {
+        let metadata = Metadata::read(&format!("tokenizers/{name}/vocab.gguf"));
+        check(name, &Tokenizer::from_gguf(&metadata.vocabulary()).unwrap());
+    }
+}
+
+#[test]
+fn tokenizer_json_agrees() {
+    for name in ["gpt-2", "qwen2", "llama-bpe", "llama-spm"] {
+        let text = reference_text(&format!("tokenizers/{name}/tokenizer.json"));
+        let files = HuggingFaceFiles {
+            tokenizer: &text,
+            ..HuggingFaceFiles::default()
+        };
+        check(name, &Tokenizer::from_hugging_face(&files).unwrap());
+    }
+}
+
+#[test]
+fn a_folder_and_its_gguf_file_agree_about_everything() {
+    for model in ["qwen3", "llama2", "llama3"] {
+        let folder = Tokenizer::from_folder(&reference(model).join("hf")).unwrap();
+        let metadata = Metadata::read(&format!("{model}/model.gguf"));
+        let file = Tokenizer::from_gguf(&metadata.vocabulary()).unwrap();
+        assert_eq!(folder.vocab_size(), file.vocab_size(), "{model}");
+        assert_eq!(folder.eos(), file.eos(), "{model}");
+        for text in strings() {
+            let ids = folder.encode(&text, Special::PROMPT).unwrap();
+            assert_eq!(
+                ids,
+                file.encode(&text, Special::PROMPT).unwrap(),
+                "{model}: {text:?}"
+            );
+        }
+        for id in 0..folder.vocab_size() {
+            let texts = (folder.token_text(id), file.token_text(id));
+            assert_eq!(texts.0, texts.1, "{model}: {id}");
+            assert_eq!(folder.id(&texts.0.unwrap()), Some(id), "{model}: {id}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Sealing, sharing, pinning and making unique.
+//!
+//! A page is written by one buffer, sealed when it is full, and from then on mapped, read-only, by
+//! as many buffers as like. A buffer that wants to write to it again makes it unique: in place if
+//! no one else has it, by copying that one page if someone does.
+
+use super::plan::{Contents, Edit, Plan};
+use super::{MapReport, Pages, Pool, Wanted, buffers_of, readers};
+use crate::buffer::Buffer;
+use crate::device::Aliasing;
+use crate::error::Error;
+use crate::table::Slot;
+use crate::units::{PageCount, PageRange, PhysicalPage, VirtualPage};
+
+/// Where shared pages come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// Sealed pages of another buffer.
+    Buffer(&'a Buffer, PageRange),
+    /// Pinned pages, in this order.
+    Pins(&'a [PagePin]),
+}
+
+/// Sealed pages that are to appear in a second buffer.
+#[derive(Debug)]
+pub struct Share<'a> {
+    /// The pages.
+    pub source: Source<'a>,
+    /// Where they are to appear; all holes there.
+    pub target: &'a mut Buffer,
+    /// The first virtual page of `target` that gets one.
+    pub at: VirtualPage,
+}
+
+/// Keeps one sealed page, whatever becomes of the buffers that map it. Dropping it lets go.
+#[derive(Debug)]
+pub struct PagePin {
+    pool: Pool,
+    page: PhysicalPage,
+}
+
+impl PagePin {
+    /// The page it keeps.
+    pub fn page(&self) -> PhysicalPage {
+        self.page
+    }
+}
+
+impl Clone for PagePin {
+    fn clone(&self) -> Self {
+        self.pool.lock().books.pin(self.page);
+        Self {
+            pool: self.pool.clone(),
+            page: self.page,
+        }
+    }
+}
+
+impl Drop for PagePin {
+    fn drop(&mut self) {
+        let mut state = self.pool.lock();
+        state.books.unpin(self.page);
+        state.settle();
+    }
+}
+
+impl Source<'_> {
+    /// The number of pages it names, once it is known to be of `pool` and within its buffer.
+    fn check(&self, pool: &Pool) -> Result<PageCount, Error> {
+        match self {
+            Self::Buffer(buffer, pages) => {
+                pool.check_pool(buffer)?;
+                buffer.check_pages(*pages)?;
+                Ok(pages.count())
+            }
+            Self::Pins(pins) => match pins.iter().all(|pin| pin.pool.is_same(pool)) {
+                true => Ok(PageCount::new(pins.len() as u64)),
+                false => Err(Error::OtherPool),
+            },
+        }
+    }
+
+    /// The `index`-th page.
+    fn page(&self, index: u64) -> Result<PhysicalPage, Error> {
+        match self {
+            Self::Buffer(buffer, pages) => {
+                buffer.sealed_page(VirtualPage::new(pages.start.index() + index))
+            }
+            Self::Pins(pins) => Ok(pins[index as usize].page),
+        }
+    }
+}
+
+impl Pool {
+    /// Makes pages immutable, so that they can be shared and pinned. Sealing twice is no error.
+    ///
+    /// # Errors
+    /// [`Error::Hole`] or [`Error::Swapped`] at the first page without memory,
+    /// [`Error::PageRange`], [`Error::OtherPool`], [`Error::OutOfMappings`] or [`Error::Device`];
+    /// nothing is sealed then.
+    pub fn seal(&self, requests: &mut [Pages<'_>]) -> Result<(), Error> {
+        let mut plan = Plan::default();
+        for (target, request) in requests.iter().enumerate() {
+            self.check_pool(request.buffer)?;
+            request.buffer.check_pages(request.pages)?;
+            for page in request.pages.iter() {
+                match request.buffer.mapped_slot(page)? {
+                    Slot::Writable(physical) => {
+                        let to = Slot::Sealed(physical);
+                        plan.edits.push(request.buffer.edit(target, page, to));
+                    }
+                    _ => continue,
+                }
+            }
+        }
+        self.change(&mut plan, &mut buffers_of(requests)).map(drop)
+    }
+
+    /// Maps sealed pages into further buffers, all in one device batch. Costs no memory.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on devices without aliasing; [`Error::NotSealed`], [`Error::Hole`] or
+    /// [`Error::Swapped`] for the first source page that cannot be shared; [`Error::Occupied`] or
+    /// [`Error::Swapped`] for the first target page that is no hole; [`Error::PageRange`],
+    /// [`Error::OtherPool`], [`Error::OutOfMappings`] or [`Error::Device`]. Nothing is mapped then.
+    pub fn share(&self, requests: &mut [Share<'_>]) -> Result<MapReport, Error> {
+        self.check_aliasing("share a page between two buffers")?;
+        let mut plan = Plan::default();
+        for (target, request) in requests.iter().enumerate() {
+            self.plan_share(&mut plan, target, request)?;
+        }
+        let pages_mapped = PageCount::new(plan.edits.len() as u64);
+        let mut targets: Vec<&mut Buffer> = requests
+            .iter_mut()
+            .map(|request| &mut *request.target)
+            .collect();
+        let fence = self.change(&mut plan, &mut targets)?;
+        Ok(MapReport {
+            pages_mapped,
+            fence,
+        })
+    }
+
+    fn plan_share(&self, plan: &mut Plan, target: usize, request: &Share<'_>) -> Result<(), Error> {
+        self.check_pool(request.target)?;
+        let count = request.source.check(self)?.get();
+        let start = request.at.index();
+        let range = PageRange::of(start..start.saturating_add(count));
+        request.target.check_pages(range)?;
+        for (index, page) in range.iter().enumerate() {
+            match request.target.table.get(page) {
+                Slot::Hole => {}
+                Slot::Swapped => return Err(Error::Swapped { page }),
+                Slot::Writable(_) | Slot::Sealed(_) => return Err(Error::Occupied { page }),
+            }
+            let to = Slot::Sealed(request.source.page(index as u64)?);
+            plan.edits.push(request.target.edit(target, page, to));
+        }
+        Ok(())
+    }
+
+    /// Makes pages writable again, all in one device batch: a page that someone else maps or pins
+    /// is copied, one that no one else has is unsealed, one that is not sealed is left alone.
+    /// [`MapReport::pages_mapped`] counts the copies.
+    ///
+    /// # Errors
+    /// [`Error::OutOfPages`] when the limit leaves too few pages for the copies; otherwise as
+    /// [`Pool::seal`]. Nothing is changed then.
+    pub fn make_unique(&self, requests: &mut [Pages<'_>]) -> Result<MapReport, Error> {
+        for request in requests.iter() {
+            self.check_pool(request.buffer)?;
+            request.buffer.check_pages(request.pages)?;
+            for page in request.pages.iter() {
+                request.buffer.mapped_slot(page)?;
+            }
+        }
+        let mut plan = Plan::default();
+        let mut state = self.lock();
+        let mut copies: Vec<Wanted> = Vec::new();
+        for (target, request) in requests.iter().enumerate() {
+            for page in request.pages.iter() {
+                let Slot::Sealed(physical) = request.buffer.table.get(page) else {
+                    continue;
+                };
+                match state.books.is_sole_owner(physical) {
+                    true => {
+                        let to = Slot::Writable(physical);
+                        plan.edits.push(request.buffer.edit(target, page, to));
+                    }
+                    false => copies.push(request.buffer.wanted(target, page, Contents::Copied)),
+                }
+            }
+        }
+        if plan.edits.is_empty() && copies.is_empty() {
+            return Ok(MapReport::default());
+        }
+        state.plan_fresh(&mut plan, &copies)?;
+        let mut targets = buffers_of(requests);
+        let readers = readers(&targets);
+        let fence = state.execute(&mut plan, &mut targets, readers)?;
+        state.settle();
+        Ok(MapReport {
+            pages_mapped: PageCount::new(copies.len() as u64),
+            fence,
+        })
+    }
+
+    pub(crate) fn check_aliasing(&self, what: &'static str) -> Result<(), Error> {
+        match self.capabilities().aliasing {
+            Aliasing::Shared => Ok(()),
+            Aliasing::Unsupported => Err(Error::Unsupported {
+                device: self.capabilities().name,
+                what,
+            }),
+        }
+    }
+}
+
+impl Buffer {
+    /// Makes `pages` immutable: [`Pool::seal`] for one buffer.
+    ///
+    /// # Errors
+    /// As [`Pool::seal`].
+    pub fn seal(&mut self, pages: PageRange) -> Result<(), Error> {
+        self.pool.clone().seal(&mut [Pages::new(self, pages)])
+    }
+
+    /// Maps sealed `pages` of `source` into this buffer from `at` on: [`Pool::share`] for one
+    /// buffer.
+    ///
+    /// # Errors
+    /// As [`Pool::share`].
+    pub fn share_from(
+        &mut self,
+        source: &Self,
+        pages: PageRange,
+        at: VirtualPage,
+    ) -> Result<MapReport, Error> {
+        let source = Source::Buffer(source, pages);
+        self.pool.clone().share(&mut [Share {
+            source,
+            target: self,
+            at,
+        }])
+    }
+
+    /// Makes `pages` writable again: [`Pool::make_unique`] for one buffer.
+    ///
+    /// # Errors
+    /// As [`Pool::make_unique`].
+    pub fn make_unique(&mut self, pages: PageRange) -> Result<MapReport, Error> {
+        self.pool
+            .clone()
+            .make_unique(&mut [Pages::new(self, pages)])
+    }
+
+    /// Keeps sealed `pages` beyond the life of this buffer, one pin each.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on devices without aliasing, where a page goes with its buffer;
+    /// [`Error::NotSealed`], [`Error::Hole`] or [`Error::Swapped`] at the first page that cannot be
+    /// pinned, [`Error::PageRange`]; nothing is pinned then.
+    pub fn pin(&self, pages: PageRange) -> Result<Vec<PagePin>, Error> {
+        self.pool.check_aliasing("keep a page without its buffer")?;
+        self.check_pages(pages)?;
+        let physical: Vec<PhysicalPage> = pages
+            .iter()
+            .map(|page| self.sealed_page(page))
+            .collect::<Result<_, _>>()?;
+        let mut state = self.pool.lock();
+        let pin = |page| {
+            state.books.pin(page);
+            PagePin {
+                pool: self.pool.clone(),
+                page,
+            }
+        };
+        Ok(physical.into_iter().map(pin).collect())
+    }
+
+    fn sealed_page(&self, page: VirtualPage) -> Result<PhysicalPage, Error> {
+        match self.mapped_slot(page)? {
+            Slot::Sealed(physical) => Ok(physical),
+            _ => Err(Error::NotSealed { page }),
+        }
+    }
+
+    /// The slot of a page that has memory behind it.
+    pub(crate) fn mapped_slot(&self, page: VirtualPage) -> Result<Slot, Error> {
+        match self.table.get(page) {
+            Slot::Hole => Err(Error::Hole { page }),
+            Slot::Swapped => Err(Error::Swapped { page }),
+            slot => Ok(slot),
+        }
+    }
+
+    pub(crate) fn edit(&self, target: usize, page: VirtualPage, to: Slot) -> Edit {
+        let from = self.table.get(page);
+        Edit {
+            target,
+            space: self.space,
+            page,
+            from,
+            to,
+            contents: Contents::AsIs,
+        }
+    }
+}

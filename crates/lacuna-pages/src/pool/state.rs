@@ -1,0 +1,579 @@
+//! The pool's inside: the device, the books and the three steps of every call. *Plan* chooses
+//! pages and works out operations, *do* hands them to the device in one batch, *record* changes the
+//! books and tables. Only *do* can fail after anything has been touched, and it is undone then.
+
+use std::collections::BTreeMap;
+
+use super::allocator::{Allocator, Budget, BufferId, Claim, Extents, Memory, Search};
+use super::books::Books;
+use super::config::{PoolConfig, Recycle};
+use super::heap::{Heap, Purpose, Run, Which};
+use super::plan::{Contents, Edit, Moves, Plan, place};
+use crate::buffer::Buffer;
+use crate::device::{
+    BatchError, Commitment, Device, DeviceError, Fence, FenceState, HeapId, Operation, Patience,
+    SpaceId,
+};
+use crate::ledger::Ledger;
+use crate::table::Slot;
+use crate::units::{PageCount, PhysicalPage};
+use crate::{Error, VirtualPage};
+
+/// Everything behind the pool's lock.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) books: Books,
+    pub(crate) config: PoolConfig,
+    /// Reservations that the device refused to release, with the pages still mapped there.
+    orphans: BTreeMap<SpaceId, Orphan>,
+}
+
+/// A buffer that was dropped and whose reservation still stands.
+#[derive(Debug)]
+struct Orphan {
+    buffer: BufferId,
+    pages: Vec<PhysicalPage>,
+    readers: Fence,
+}
+
+impl State {
+    pub(crate) fn new(device: Box<dyn Device>, config: PoolConfig) -> Self {
+        let commitment = device.capabilities().commitment;
+        let allocator = Allocator::new(commitment, config.heap_pages());
+        let books = Books::new(allocator, config.page_size);
+        Self {
+            device,
+            books,
+            config,
+            orphans: BTreeMap::new(),
+        }
+    }
+
+    fn commitment(&self) -> Commitment {
+        self.device.capabilities().commitment
+    }
+
+    fn moves(&self) -> Moves {
+        match self.commitment() {
+            Commitment::WithReservation => Moves::Fixed,
+            Commitment::PerPage | Commitment::PerHeap => Moves::Mapped,
+        }
+    }
+
+    /// Pages that may be committed under the limit.
+    fn headroom(&self) -> u64 {
+        let committed = self.books.allocator.committed();
+        match self.config.limit {
+            Some(limit) => (limit.get() / self.config.page_size.bytes()).saturating_sub(committed),
+            None => u64::MAX - committed,
+        }
+    }
+
+    pub(crate) fn ledger(&self) -> Ledger {
+        self.books
+            .ledger(self.config.limit, self.device.capabilities().mapping_limit)
+    }
+
+    /// Extents grow with the buffer, and at once to full length when half the mappings are in use.
+    fn extents(&self) -> Extents {
+        match self.device.capabilities().mapping_limit {
+            Some(limit) if self.books.regions() > limit / 2 => Extents::Longest,
+            _ => Extents::Doubling,
+        }
+    }
+
+    // Buffers.
+
+    /// Takes address space for a buffer of `pages`; on devices that commit with it, memory too.
+    pub(crate) fn reserve(&mut self, pages: PageCount) -> Result<(BufferId, SpaceId), Error> {
+        self.settle();
+        if self.commitment() == Commitment::WithReservation {
+            self.check_room_for_dense(pages)?;
+        }
+        self.check_regions(1)?;
+        let space = self.device.reserve(self.config.page_size.bytes_of(pages))?;
+        let buffer = self.books.open(pages);
+        if self.commitment() == Commitment::WithReservation {
+            let heap = Heap::committed(pages.get() as u32, Purpose::Reservation);
+            self.books.allocator.add_heap(HeapId(space.0), heap);
+        }
+        Ok((buffer, space))
+    }
+
+    fn check_room_for_dense(&self, pages: PageCount) -> Result<(), Error> {
+        if u32::try_from(pages.get()).is_err() {
+            return Err(Error::TableMemory { pages });
+        }
+        let free = self.headroom();
+        match pages.get() <= free {
+            true => Ok(()),
+            false => Err(self.out_of_pages(pages.get(), free)),
+        }
+    }
+
+    fn check_regions(&self, added: u64) -> Result<(), Error> {
+        let in_use = self.books.regions();
+        match self.device.capabilities().mapping_limit {
+            Some(limit) if in_use.saturating_add(added) > limit => Err(Error::OutOfMappings {
+                needed: added,
+                in_use,
+                limit,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn out_of_pages(&self, requested: u64, free: u64) -> Error {
+        Error::OutOfPages {
+            requested: PageCount::new(requested),
+            free: PageCount::new(free),
+            limit: self.config.limit,
+        }
+    }
+
+    /// Ends a buffer whose slots map `pages` and whose readers are done at `readers`. Cannot fail:
+    /// what the device refuses is tried again later, and the pages stay owned until then.
+    pub(crate) fn release(
+        &mut self,
+        buffer: BufferId,
+        space: SpaceId,
+        pages: Vec<PhysicalPage>,
+        readers: Fence,
+    ) {
+        self.orphans.insert(
+            space,
+            Orphan {
+                buffer,
+                pages,
+                readers,
+            },
+        );
+        self.release_orphans();
+        self.settle();
+    }
+
+    fn release_orphans(&mut self) {
+        for (space, orphan) in std::mem::take(&mut self.orphans) {
+            let Ok(fence) = self.device.release(space, orphan.readers) else {
+                self.orphans.insert(space, orphan);
+                continue;
+            };
+            for page in orphan.pages {
+                self.books
+                    .record(orphan.buffer, Slot::Sealed(page), Slot::Hole, fence);
+            }
+            self.books.close(orphan.buffer);
+            if self.moves() == Moves::Fixed {
+                self.books.allocator.remove_heap(HeapId(space.0));
+            }
+        }
+    }
+
+    // Plan.
+
+    /// Claims a page for each of `wanted`, or none.
+    pub(crate) fn plan_fresh(&mut self, plan: &mut Plan, wanted: &[Wanted]) -> Result<(), Error> {
+        self.collect(Patience::Poll);
+        let result = self.claim_all(plan, wanted);
+        if result.is_err() {
+            self.abandon(plan);
+        }
+        result
+    }
+
+    fn claim_all(&mut self, plan: &mut Plan, wanted: &[Wanted]) -> Result<(), Error> {
+        let mut budget = Budget {
+            fresh: self.headroom(),
+            remaining: wanted.len() as u64,
+            search: Search::Fitting,
+            extents: self.extents(),
+        };
+        if self.commitment() == Commitment::PerPage {
+            let free = budget.fresh.saturating_add(self.books.allocator.idle());
+            if budget.remaining > free {
+                return Err(self.out_of_pages(budget.remaining, free));
+            }
+        }
+        for want in wanted {
+            let claim = self.claim(plan, want, &mut budget)?;
+            budget.remaining -= 1;
+            budget.fresh -= u64::from(claim.memory == Memory::Fresh);
+            plan.claims.push(claim);
+            plan.edits.push(want.edit(claim, self.config.recycle));
+        }
+        Ok(())
+    }
+
+    fn claim(
+        &mut self,
+        plan: &mut Plan,
+        want: &Wanted,
+        budget: &mut Budget,
+    ) -> Result<Claim, Error> {
+        if self.moves() == Moves::Fixed {
+            let page = PhysicalPage {
+                heap: HeapId(want.space.0),
+                index: want.page.index() as u32,
+            };
+            return Ok(self.books.allocator.claim_exactly(want.buffer, page));
+        }
+        loop {
+            if let Ok(claim) = self.books.allocator.claim(want.buffer, budget) {
+                return Ok(claim);
+            }
+            plan.heaps.extend(self.add_heap(budget)?);
+        }
+    }
+
+    /// Makes another heap, or lets the search take what there is if there cannot be one.
+    fn add_heap(&mut self, budget: &mut Budget) -> Result<Option<HeapId>, Error> {
+        let pages = self.config.heap_pages();
+        let per_heap = self.commitment() == Commitment::PerHeap;
+        let room = if per_heap {
+            self.headroom() >= u64::from(pages)
+        } else {
+            budget.fresh > 0
+        };
+        if !room {
+            let free = self.books.allocator.idle() + budget.fresh;
+            return Err(self.out_of_pages(budget.remaining, free));
+        }
+        match self.device.create_heap(self.config.heap_bytes) {
+            Ok(id) => {
+                let heap = match per_heap {
+                    true => Heap::committed(pages, Purpose::Pool),
+                    false => Heap::uncommitted(pages),
+                };
+                self.books.allocator.add_heap(id, heap);
+                Ok(Some(id))
+            }
+            Err(error) if budget.search == Search::Anything => Err(error.into()),
+            Err(error) => {
+                budget.search = Search::Anything;
+                let any = self
+                    .books
+                    .allocator
+                    .heaps()
+                    .any(|(_, heap)| heap.available_count() > 0);
+                if any { Ok(None) } else { Err(error.into()) }
+            }
+        }
+    }
+
+    // Do and record.
+
+    /// Brings a plan about: one batch, then the books. On an error everything is as before.
+    pub(crate) fn execute(
+        &mut self,
+        plan: &mut Plan,
+        targets: &mut [&mut Buffer],
+        after: Fence,
+    ) -> Result<Fence, Error> {
+        match self.perform(plan, targets, after) {
+            Ok(fence) => {
+                self.record(plan, targets, fence);
+                Ok(fence)
+            }
+            Err(error) => {
+                self.abandon(plan);
+                Err(error)
+            }
+        }
+    }
+
+    fn perform(
+        &mut self,
+        plan: &mut Plan,
+        targets: &mut [&mut Buffer],
+        after: Fence,
+    ) -> Result<Fence, Error> {
+        for edit in &plan.edits {
+            let table = &mut targets[edit.target].table;
+            table
+                .make_room(edit.page)
+                .map_err(|pages| Error::TableMemory { pages })?;
+        }
+        plan.compile(self.config.page_size, self.moves());
+        self.check_regions(plan.regions_added())?;
+        if plan.operations().is_empty() {
+            return Ok(after);
+        }
+        match self.device.apply(plan.operations(), after) {
+            Ok(fence) => Ok(fence),
+            Err(BatchError { applied, cause }) => {
+                Err(self.take_back(plan, targets, applied, cause))
+            }
+        }
+    }
+
+    /// Undoes the first `applied` operations; if that fails too, sets every page involved aside.
+    fn take_back(
+        &mut self,
+        plan: &mut Plan,
+        targets: &mut [&mut Buffer],
+        applied: usize,
+        cause: DeviceError,
+    ) -> Error {
+        let undo = plan.undo(applied, self.config.page_size);
+        match if undo.is_empty() {
+            Ok(Fence::DONE)
+        } else {
+            self.device.apply(&undo, Fence::DONE)
+        } {
+            Ok(_) => Error::Device(cause),
+            Err(error) => self.set_aside(plan, targets, cause, error.cause),
+        }
+    }
+
+    fn set_aside(
+        &mut self,
+        plan: &mut Plan,
+        targets: &mut [&mut Buffer],
+        cause: DeviceError,
+        undo: DeviceError,
+    ) -> Error {
+        let before = self.ledger().lost;
+        for claim in plan.claims.drain(..) {
+            self.books.lose_claim(claim);
+        }
+        for edit in std::mem::take(&mut plan.edits) {
+            self.force(
+                &[Edit {
+                    to: Slot::Hole,
+                    ..edit
+                }],
+                targets[edit.target],
+            );
+        }
+        let lost = self.ledger().lost.saturating_sub(before);
+        Error::Undo { cause, undo, lost }
+    }
+
+    /// Enters edits that the device did not bring about: the slots change all the same, and the
+    /// pages they held are set aside, since they may still be mapped there.
+    pub(crate) fn force(&mut self, edits: &[Edit], buffer: &mut Buffer) {
+        for edit in edits {
+            if let Some(page) = edit.from.page() {
+                self.books.lose(page);
+            }
+            self.books
+                .record(buffer.id, edit.from, edit.to, Fence::DONE);
+            buffer.table.set(edit.page, edit.to);
+        }
+        self.books.set_regions(buffer.id, buffer.table.regions());
+    }
+
+    fn record(&mut self, plan: &mut Plan, targets: &mut [&mut Buffer], fence: Fence) {
+        for &claim in &plan.claims {
+            self.books.allocator.note_committed(claim);
+            self.books.counts.pages_committed += u64::from(claim.memory == Memory::Fresh);
+        }
+        for edit in &plan.edits {
+            let buffer = &mut *targets[edit.target];
+            self.books.record(buffer.id, edit.from, edit.to, fence);
+            buffer.table.set(edit.page, edit.to);
+        }
+        for buffer in targets.iter() {
+            self.books.set_regions(buffer.id, buffer.table.regions());
+        }
+        self.check_edits(plan);
+        self.books.counts.batches += u64::from(!plan.operations().is_empty());
+        self.books.counts.map_calls += plan.map_calls();
+        self.books.counts.copies_on_write += plan
+            .edits
+            .iter()
+            .filter(|edit| edit.contents == Contents::Copied)
+            .count() as u64;
+    }
+
+    /// M1 and M4 for the pages a plan touched, in debug builds.
+    fn check_edits(&self, plan: &Plan) {
+        if cfg!(debug_assertions) {
+            for page in plan.edits.iter().filter_map(|edit| edit.to.page()) {
+                let heap = self.books.allocator.heap(page.heap);
+                assert!(
+                    !heap.is_available(page.index),
+                    "M1: {page} is mapped and free"
+                );
+                assert!(
+                    heap.is_committed(page.index),
+                    "M4: {page} is mapped without memory"
+                );
+            }
+        }
+    }
+
+    /// Gives back what a plan that came to nothing had claimed, heaps made for it included.
+    fn abandon(&mut self, plan: &mut Plan) {
+        for claim in plan.claims.drain(..).rev() {
+            self.books.allocator.unclaim(claim);
+        }
+        for id in plan.heaps.drain(..) {
+            self.books.allocator.dissolve_tails_in(id);
+            if self.books.allocator.heap(id).is_empty() {
+                self.give_back_heap(id);
+            }
+        }
+    }
+
+    // Giving back.
+
+    /// Frees what retired pages can be freed, and gives idle memory back as limit and watermarks
+    /// ask. Failures are tried again at the next call.
+    pub(crate) fn settle(&mut self) {
+        self.collect(Patience::Poll);
+        let idle = self.books.allocator.idle();
+        let committed = self.books.allocator.committed();
+        let page = self.config.page_size.bytes();
+        let over = self
+            .config
+            .limit
+            .map_or(0, |limit| committed.saturating_sub(limit.get() / page));
+        let high = self.config.high_watermark.get() / page;
+        let low = self.config.low_watermark.get() / page;
+        let keep = if idle > high || self.books.nothing_owned() {
+            idle.min(low)
+        } else {
+            idle
+        };
+        let keep = keep.min(idle.saturating_sub(over));
+        if keep < idle && self.moves() == Moves::Mapped {
+            self.shrink_to(keep);
+        }
+    }
+
+    fn collect(&mut self, patience: Patience) {
+        if self.books.has_retiring() {
+            let device = &mut self.device;
+            self.books
+                .collect(|fence| matches!(device.wait(fence, patience), Ok(FenceState::Signalled)));
+        }
+    }
+
+    /// Gives all idle memory back.
+    pub(crate) fn trim(&mut self) {
+        self.collect(Patience::Block);
+        self.release_orphans();
+        self.shrink_to(0);
+        self.books.allocator.dissolve_all_tails();
+        self.give_back_empty_heaps();
+    }
+
+    /// Gives idle memory back until `keep` pages of it are left: first that of the heaps with the
+    /// fewest owners, so that heaps become empty.
+    fn shrink_to(&mut self, keep: u64) {
+        self.shrink_available(keep);
+        if self.books.allocator.idle() > keep {
+            self.books.allocator.dissolve_all_tails();
+            self.shrink_available(keep);
+        }
+    }
+
+    fn shrink_available(&mut self, keep: u64) {
+        let mut heaps: Vec<(u32, HeapId)> = (self.books.allocator.heaps())
+            .filter(|(_, heap)| heap.purpose() == Purpose::Pool && heap.idle_count() > 0)
+            .map(|(id, heap)| (heap.committed_count() - heap.idle_count(), id))
+            .collect();
+        heaps.sort_unstable();
+        for (_, id) in heaps {
+            let excess = self.books.allocator.idle().saturating_sub(keep);
+            let heap = self.books.allocator.heap(id);
+            if excess == 0 {
+                return;
+            }
+            if heap.is_empty() && u64::from(heap.idle_count()) <= excess {
+                self.give_back_heap(id);
+            } else if self.commitment() == Commitment::PerPage {
+                self.decommit(id, excess);
+            }
+        }
+    }
+
+    /// Gives up to `excess` idle pages of a heap back, the last first.
+    fn decommit(&mut self, id: HeapId, mut excess: u64) {
+        let heap = self.books.allocator.heap(id);
+        let mut runs = Vec::new();
+        let mut from = 0;
+        while let Some(run) = heap.run_from(Which::Idle, from) {
+            runs.push(run);
+            from = run.start + run.length;
+        }
+        let page_size = self.config.page_size;
+        let mut batch = Vec::new();
+        for run in runs.iter_mut().rev() {
+            let length = u64::from(run.length).min(excess) as u32;
+            *run = Run {
+                start: run.start + run.length - length,
+                length,
+            };
+            excess -= u64::from(length);
+            if length > 0 {
+                let length = page_size.bytes_of(PageCount::new(length.into()));
+                batch.push(Operation::Decommit {
+                    place: place(id, run.start, page_size),
+                    length,
+                });
+            }
+        }
+        let applied = match self.device.apply(&batch, Fence::DONE) {
+            Ok(_) => batch.len(),
+            Err(error) => error.applied,
+        };
+        for run in runs.iter().rev().take(applied) {
+            self.books.allocator.note_decommitted(id, *run);
+            self.books.counts.pages_decommitted += u64::from(run.length);
+        }
+    }
+
+    fn give_back_empty_heaps(&mut self) {
+        let empty: Vec<HeapId> = (self.books.allocator.heaps())
+            .filter(|(_, heap)| heap.purpose() == Purpose::Pool)
+            .filter(|(_, heap)| heap.is_empty() && heap.committed_count() == 0)
+            .map(|(id, _)| id)
+            .collect();
+        for id in empty {
+            self.give_back_heap(id);
+        }
+    }
+
+    fn give_back_heap(&mut self, id: HeapId) {
+        if self.device.destroy_heap(id).is_ok() {
+            let committed = self.books.allocator.heap(id).committed_count();
+            self.books.counts.pages_decommitted += u64::from(committed);
+            self.books.allocator.remove_heap(id);
+        }
+    }
+}
+
+/// A hole that wants a page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) target: usize,
+    pub(crate) buffer: BufferId,
+    pub(crate) space: SpaceId,
+    pub(crate) page: VirtualPage,
+    pub(crate) from: Slot,
+    pub(crate) contents: Contents,
+}
+
+impl Wanted {
+    /// The edit that puts the claimed page there. A new page that nothing is copied to is zeroed
+    /// if it holds old data and the pool was asked to.
+    fn edit(&self, claim: Claim, recycle: Recycle) -> Edit {
+        let contents = match (self.contents, claim.memory, recycle) {
+            (Contents::Zeroed, Memory::Fresh, _) | (Contents::Zeroed, _, Recycle::AsIs) => {
+                Contents::AsIs
+            }
+            (contents, ..) => contents,
+        };
+        Edit {
+            target: self.target,
+            space: self.space,
+            page: self.page,
+            from: self.from,
+            to: Slot::Writable(claim.page),
+            contents,
+        }
+    }
+}

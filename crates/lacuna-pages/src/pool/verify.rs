@@ -1,0 +1,193 @@
+//! The invariants, checked: everything the books say, recounted from tables, pins and bitmaps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Pool;
+use super::books::Books;
+use super::state::State;
+use crate::buffer::Buffer;
+use crate::table::Slot;
+use crate::units::{PhysicalPage, VirtualPage};
+
+/// An invariant that does not hold: a bug in this crate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{invariant}: {what}")]
+pub struct BrokenInvariant {
+    /// Its name in the crate's documentation.
+    pub invariant: &'static str,
+    /// What was found.
+    pub what: String,
+}
+
+fn check(
+    holds: bool,
+    invariant: &'static str,
+    what: impl Fn() -> String,
+) -> Result<(), BrokenInvariant> {
+    if holds {
+        Ok(())
+    } else {
+        Err(BrokenInvariant {
+            invariant,
+            what: what(),
+        })
+    }
+}
+
+/// What the tables say of one page.
+#[derive(Default)]
+struct Seen {
+    mappings: u32,
+    writable: u32,
+}
+
+impl Pool {
+    /// Recounts the books from `buffers`, which are all there are, and checks every invariant.
+    /// Costs time in proportion to all pages of all heaps; for tests and for finding faults.
+    ///
+    /// # Errors
+    /// The first [`BrokenInvariant`].
+    pub fn verify<'a>(
+        &self,
+        buffers: impl IntoIterator<Item = &'a Buffer>,
+    ) -> Result<(), BrokenInvariant> {
+        let state = self.lock();
+        let mut seen: BTreeMap<PhysicalPage, Seen> = BTreeMap::new();
+        let (mut mapped, mut regions) = (0, 0);
+        for buffer in buffers {
+            regions += verify_buffer(&state.books, buffer, &mut seen)?;
+            mapped += buffer
+                .table
+                .known(buffer.table.extent())
+                .iter()
+                .filter_map(|slot| slot.page())
+                .count();
+        }
+        let ledger = state.ledger();
+        let page_size = state.config.page_size.bytes();
+        check(
+            ledger.mapped.get() == mapped as u64 * page_size,
+            "M2",
+            || {
+                format!(
+                    "{mapped} pages are mapped, the ledger says {}",
+                    ledger.mapped
+                )
+            },
+        )?;
+        check(ledger.regions == regions, "M2", || {
+            format!("{regions} regions, the ledger says {}", ledger.regions)
+        })?;
+        verify_pages(&state, &seen)?;
+        verify_totals(&state)
+    }
+}
+
+fn verify_buffer(
+    books: &Books,
+    buffer: &Buffer,
+    seen: &mut BTreeMap<PhysicalPage, Seen>,
+) -> Result<u64, BrokenInvariant> {
+    for slot in buffer.table.known(buffer.table.extent()) {
+        if let Some(page) = slot.page() {
+            let entry = seen.entry(page).or_default();
+            entry.mappings += 1;
+            entry.writable += u32::from(matches!(slot, Slot::Writable(_)));
+        }
+    }
+    let ledger = books.buffer_ledger(buffer.id);
+    let regions = recount_regions(buffer);
+    check(
+        regions == buffer.table.regions() && regions == ledger.regions,
+        "M2",
+        || {
+            format!(
+                "{}: {regions} regions, the ledger says {}",
+                buffer.label(),
+                ledger.regions
+            )
+        },
+    )?;
+    Ok(regions)
+}
+
+fn recount_regions(buffer: &Buffer) -> u64 {
+    let last = buffer
+        .table
+        .pages()
+        .get()
+        .min(buffer.table.extent().end.index() + 1);
+    let slot = |page| buffer.table.get(VirtualPage::new(page));
+    1 + (1..last)
+        .filter(|&page| !slot(page - 1).continues_into(slot(page)))
+        .count() as u64
+}
+
+fn verify_pages(state: &State, seen: &BTreeMap<PhysicalPage, Seen>) -> Result<(), BrokenInvariant> {
+    let tails: BTreeSet<PhysicalPage> = state.books.allocator.tail_pages().collect();
+    let retiring: BTreeSet<PhysicalPage> = state.books.retiring_pages().collect();
+    for (id, heap) in state.books.allocator.heaps() {
+        check(heap.counts_agree(), "M1", || {
+            format!("heap {}: counts disagree", id.0)
+        })?;
+        for index in 0..heap.page_count() {
+            let page = PhysicalPage { heap: id, index };
+            let owners = heap.owners(index);
+            let none = Seen::default();
+            let tables = seen.get(&page).unwrap_or(&none);
+            check(owners.mappings == tables.mappings, "M2", || {
+                format!(
+                    "{page}: {} mappings, the books say {}",
+                    tables.mappings, owners.mappings
+                )
+            })?;
+            let sole = owners.mappings == 1 && owners.pins == 0 && owners.lost == 0;
+            check(tables.writable == 0 || sole, "M3", || {
+                format!("{page} is writable and shared")
+            })?;
+            check(owners.none() || heap.is_committed(index), "M4", || {
+                format!("{page} is owned without memory")
+            })?;
+            let places = u32::from(heap.is_available(index))
+                + u32::from(!owners.none())
+                + u32::from(tails.contains(&page))
+                + u32::from(retiring.contains(&page));
+            check(places == 1, "M1", || {
+                format!("{page} is in {places} places at once")
+            })?;
+        }
+    }
+    let known = |page: &PhysicalPage| {
+        let mut heaps = state.books.allocator.heaps();
+        heaps.any(|(id, heap)| id == page.heap && page.index < heap.page_count())
+    };
+    match seen.keys().find(|page| !known(page)) {
+        Some(page) => check(false, "M4", || {
+            format!("{page} is mapped and its heap is gone")
+        }),
+        None => Ok(()),
+    }
+}
+
+fn verify_totals(state: &State) -> Result<(), BrokenInvariant> {
+    let ledger = state.ledger();
+    let parts = [
+        ledger.unique,
+        ledger.shared,
+        ledger.pinned_only,
+        ledger.idle,
+        ledger.retiring,
+        ledger.lost,
+    ];
+    let sum: u64 = parts.iter().map(|part| part.get()).sum();
+    check(sum == ledger.committed.get(), "M2", || {
+        format!("the parts do not add up: {ledger:?}")
+    })?;
+    let heaps = state.books.allocator.heaps();
+    let committed: u64 = heaps
+        .map(|(_, heap)| u64::from(heap.committed_count()))
+        .sum();
+    check(committed == state.books.allocator.committed(), "M1", || {
+        format!("{committed} pages are committed, the allocator says otherwise")
+    })
+}

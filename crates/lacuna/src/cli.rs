@@ -1,0 +1,217 @@
+//! The command line: what can be asked for. What is done about it is in [`crate::commands`].
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use lacuna::{ElementType, KvPolicy, Penalties, Sampling};
+
+/// Run large language models in as little memory as the conversation needs.
+#[derive(Debug, Parser)]
+#[command(name = "lacuna", version, about, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Generate text, or chat
+    Run(RunArgs),
+    /// Show what a model file holds
+    Inspect(InspectArgs),
+    /// Turn text into token ids and back
+    Tokenize(TokenizeArgs),
+    /// Print the logits that follow some tokens
+    Logits(LogitsArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Write a random-weight GGUF file with a real model's shapes
+    Synth(SynthArgs),
+}
+
+const MODEL_HELP: &str =
+    "`demo`, a GGUF file, a Hugging Face folder, or a hub id such as Qwen/Qwen3-0.6B";
+
+/// Where the model is and how the result is printed.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    #[arg(help = MODEL_HELP)]
+    pub(crate) model: String,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How the engine is set up.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// Tokens the context holds [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) ctx: Option<NonZeroUsize>,
+    /// How KV memory is held: sparse (pages as tokens arrive) or dense (all at start)
+    #[arg(long, value_name = "POLICY", default_value = "sparse")]
+    pub(crate) kv: KvPolicy,
+    /// Storage of KV elements: f16 or f32
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub(crate) kv_type: ElementType,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// 0 always takes the likeliest token; higher is more varied
+    #[arg(long, default_value_t = 0.0)]
+    temp: f32,
+    /// Draw from the K likeliest tokens only; 0 for all
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    top_k: usize,
+    /// Draw from the likeliest tokens that together reach this probability
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    top_p: f32,
+    /// Draw from tokens at least this fraction as likely as the likeliest
+    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    min_p: f32,
+    /// Divide the logits of recent tokens by this
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    repeat_penalty: f32,
+    /// Subtract this from the logits of recent tokens
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Subtract this from the logits of recent tokens for each time they occurred
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// Tokens that count as recent
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    repeat_last_n: usize,
+    /// Seed of the random draws: the same seed gives the same text
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+impl SamplingArgs {
+    pub(crate) fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            penalties: Penalties {
+                repetition: self.repeat_penalty,
+                presence: self.presence_penalty,
+                frequency: self.frequency_penalty,
+                window: self.repeat_last_n,
+            },
+            seed: self.seed,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna run demo -p \"What is ownership?\" -n 64
+  lacuna run model.gguf                       chat in the terminal
+  lacuna run Qwen/Qwen3-0.6B -p Hi --temp 0.7 --json
+  echo \"Once upon\" | lacuna run model.gguf --raw -n 100")]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Text to continue or answer [default: standard input, or a chat on a terminal]
+    #[arg(short, long)]
+    pub(crate) prompt: Option<String>,
+    /// Instructions that come before the conversation
+    #[arg(long, conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Tokens to generate at most [default: until the model ends or the context is full]
+    #[arg(short = 'n', long, value_name = "TOKENS")]
+    pub(crate) max_tokens: Option<usize>,
+    /// Continue the prompt as it is, without the model's chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// End at this text (may be given several times)
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna inspect model.gguf --json")]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna tokenize demo -p \"Hello, world\"
+  echo \"12 5 99\" | lacuna tokenize demo --decode")]
+pub(crate) struct TokenizeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Text, or token ids with --decode [default: standard input]
+    #[arg(short, long)]
+    pub(crate) prompt: Option<String>,
+    /// Turn token ids (separated by commas or spaces) into text
+    #[arg(long, conflicts_with_all = ["add_special", "parse_special"])]
+    pub(crate) decode: bool,
+    /// Add the tokens the model expects around a text, such as a beginning-of-text token
+    #[arg(long)]
+    pub(crate) add_special: bool,
+    /// Read special tokens written in the text as such
+    #[arg(long)]
+    pub(crate) parse_special: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna logits demo --tokens 1,2,3 --all --json")]
+pub(crate) struct LogitsArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Token ids, separated by commas
+    #[arg(long, value_delimiter = ',', required = true)]
+    pub(crate) tokens: Vec<u32>,
+    /// A row after every token, not only after the last
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna perplexity demo models/demo/heldout.txt --ctx 1024")]
+pub(crate) struct PerplexityArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Text file
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna synth qwen3-0.6b --dtype q8_0 -o model.gguf")]
+pub(crate) struct SynthArgs {
+    /// Whose shapes: qwen3-0.6b, qwen3-1.7b, qwen3-4b, llama-3.2-1b, llama-3-8b, ...
+    pub(crate) shape: String,
+    /// Type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k
+    #[arg(long, default_value = "q8_0")]
+    pub(crate) dtype: lacuna::DType,
+    /// Decoder blocks, instead of the model's own number
+    #[arg(long)]
+    pub(crate) layers: Option<NonZeroUsize>,
+    /// Seed of the weights: the same seed gives the same file
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// File to write
+    #[arg(short, long)]
+    pub(crate) output: PathBuf,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}

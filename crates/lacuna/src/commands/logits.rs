@@ -1,0 +1,46 @@
+//! `lacuna logits`: rows of logits, for checking against other engines.
+
+use anyhow::Result;
+use lacuna::KvReport;
+use serde::Serialize;
+
+use crate::cli::LogitsArgs;
+use crate::commands::{engine, open};
+use crate::output;
+
+#[derive(Serialize)]
+struct Report {
+    tokens: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+}
+
+pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
+    let mut engine = engine(open(&args.model)?, &args.engine)?;
+    let last = args.tokens.len() - 1;
+    let mut logits = Vec::new();
+    let _: KvReport = engine.score(&args.tokens, |position, row| {
+        if args.all || position == last {
+            logits.push(row.to_vec());
+        }
+    })?;
+    if args.model.json {
+        return output::json(&Report { tokens: args.tokens.clone(), logits });
+    }
+    let first = args.tokens.len() - logits.len();
+    for (position, row) in (first..).zip(&logits) {
+        print_row(position, row, engine.model().tokenizer());
+    }
+    Ok(())
+}
+
+/// The ten likeliest continuations of one position.
+fn print_row(position: usize, row: &[f32], tokenizer: &lacuna::Tokenizer) {
+    println!("after position {position}, {} logits; the highest:", row.len());
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+    for token in order.into_iter().take(10) {
+        let id = u32::try_from(token).expect("a vocabulary fits u32");
+        let text = tokenizer.token_text(id).unwrap_or_default();
+        println!("{token:>8}  {:>10.4}  {text:?}", row[token]);
+    }
+}

@@ -1,0 +1,175 @@
+//! `lacuna run`: generate text from a prompt, or chat on a terminal.
+
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::{Result, bail};
+use lacuna::{
+    AddSpecial, Engine, Generation, KvReport, Limits, Message, Model, ParseSpecial, Session, Special,
+};
+use serde::Serialize;
+
+use crate::cli::RunArgs;
+use crate::commands::{engine, open, text_or_stdin};
+use crate::output;
+use crate::resident::Resident;
+
+#[derive(Serialize)]
+struct Report {
+    text: String,
+    prompt_tokens: usize,
+    generated_tokens: usize,
+    tokens: Vec<u32>,
+    finish_reason: &'static str,
+    ttft_ms: f64,
+    prefill_tps: f64,
+    decode_tps: f64,
+    kv: Kv,
+    memory: Memory,
+}
+
+/// Our accounts of what is not KV, and the kernel's of everything.
+#[derive(Serialize)]
+struct Memory {
+    weight_bytes: u64,
+    activation_bytes: usize,
+    resident: Option<Resident>,
+}
+
+#[derive(Serialize)]
+struct Kv {
+    bytes_per_token: usize,
+    page_bytes: usize,
+    reserved_bytes: usize,
+    committed_bytes: usize,
+    slack_bytes: usize,
+    map_calls: u64,
+    dense_bytes: usize,
+}
+
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let mut engine = engine(open(&args.model)?, &args.engine)?;
+    let mut session = engine.session(args.sampling.sampling())?;
+    if args.prompt.is_none() && io::stdin().is_terminal() {
+        if args.model.json {
+            bail!(output::Usage("--json needs a prompt: give -p PROMPT or standard input".into()));
+        }
+        return chat(&mut engine, &mut session, args);
+    }
+    let text = text_or_stdin(args.prompt.as_deref())?;
+    let prompt = if args.raw {
+        raw_turn(engine.model(), &session, &text)?
+    } else {
+        let messages: Vec<Message> =
+            system(args).chain([Message::new("user", text)]).collect();
+        engine.model().prompt(&messages)?
+    };
+    let report = generate(&mut engine, &mut session, &prompt, args)?;
+    if args.model.json { output::json(&report) } else { summarise(&report) }
+}
+
+/// Talks until end of input. Each turn reuses what the KV cache holds of the conversation.
+fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()> {
+    let mut history: Vec<Message> = system(args).collect();
+    eprintln!("{}: type a message; an empty line or Ctrl-D ends the chat", args.model.model);
+    let mut editor = rustyline::DefaultEditor::new()?;
+    while let Some(line) = ask(&mut editor)? {
+        history.push(Message::new("user", line.as_str()));
+        let prompt = if args.raw {
+            raw_turn(engine.model(), session, &line)?
+        } else {
+            engine.model().prompt(&history)?
+        };
+        let report = generate(engine, session, &prompt, args)?;
+        summarise(&report)?;
+        history.push(Message::new("assistant", report.text));
+    }
+    Ok(())
+}
+
+/// The next line typed, or `None` at the end.
+fn ask(editor: &mut rustyline::DefaultEditor) -> Result<Option<String>> {
+    match editor.readline("> ") {
+        Ok(line) if line.trim().is_empty() => Ok(None),
+        Ok(line) => {
+            editor.add_history_entry(&line)?;
+            Ok(Some(line))
+        }
+        Err(rustyline::error::ReadlineError::Eof | rustyline::error::ReadlineError::Interrupted) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Without a template, a turn simply continues the text so far. Special tokens that are written in
+/// it count as such: whoever types at a terminal may.
+fn raw_turn(model: &Model, session: &Session, line: &str) -> Result<Vec<u32>> {
+    let add = if session.tokens().is_empty() { AddSpecial::Yes } else { AddSpecial::No };
+    let mut tokens = session.tokens().to_vec();
+    tokens.extend(model.tokenizer().encode(line, Special { add, parse: ParseSpecial::Yes })?);
+    Ok(tokens)
+}
+
+/// The message that comes before the conversation, if there is one.
+fn system(args: &RunArgs) -> impl Iterator<Item = Message> {
+    args.system.iter().map(|text| Message::new("system", text.as_str()))
+}
+
+/// Makes `prompt` the conversation and generates, streaming to the terminal unless JSON is wanted.
+fn generate(engine: &mut Engine, session: &mut Session, prompt: &[u32], args: &RunArgs) -> Result<Report> {
+    session.rewrite(prompt)?;
+    let page_bytes = engine.kv_cache().page_bytes();
+    let (weight_bytes, activation_bytes) = (engine.model().weight_bytes(), engine.activation_bytes());
+    let limits = Limits { max_tokens: args.max_tokens, stop: args.stop.clone() };
+    let mut generation = Generation::new(engine, session, limits)?;
+    let mut text = String::new();
+    while let Some(piece) = generation.next_piece()? {
+        text.push_str(&piece);
+        if !args.model.json {
+            let mut out = io::stdout().lock();
+            out.write_all(piece.as_bytes())?;
+            out.flush()?;
+        }
+    }
+    let timing = generation.timing();
+    Ok(Report {
+        text,
+        prompt_tokens: prompt.len(),
+        generated_tokens: generation.tokens().len(),
+        tokens: generation.tokens().to_vec(),
+        finish_reason: generation.finish_reason().map_or("", lacuna::FinishReason::name),
+        ttft_ms: timing.first_token.as_secs_f64() * 1e3,
+        prefill_tps: timing.prefill_tokens_per_second(),
+        decode_tps: timing.decode_tokens_per_second(),
+        kv: kv(generation.session().kv(), page_bytes),
+        memory: Memory { weight_bytes, activation_bytes, resident: Resident::now() },
+    })
+}
+
+fn kv(report: KvReport, page_bytes: usize) -> Kv {
+    Kv {
+        bytes_per_token: report.bytes_per_token,
+        page_bytes,
+        reserved_bytes: report.reserved_bytes,
+        committed_bytes: report.committed_bytes,
+        slack_bytes: report.slack_bytes,
+        map_calls: report.map_calls,
+        dense_bytes: report.dense_bytes,
+    }
+}
+
+/// One line of figures on standard error, after the text.
+fn summarise(report: &Report) -> Result<()> {
+    println!();
+    io::stdout().flush()?;
+    let percent = 100.0 * report.kv.committed_bytes as f64 / report.kv.dense_bytes as f64;
+    eprintln!(
+        "{} prompt + {} generated tokens | first token {:.0} ms | prefill {:.1} t/s, decode {:.1} t/s | KV {} of {} dense ({percent:.1} %)",
+        report.prompt_tokens,
+        report.generated_tokens,
+        report.ttft_ms,
+        report.prefill_tps,
+        report.decode_tps,
+        output::bytes(report.kv.committed_bytes as u64),
+        output::bytes(report.kv.dense_bytes as u64),
+    );
+    Ok(())
+}

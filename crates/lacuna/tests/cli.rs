@@ -1,0 +1,208 @@
+//! The command as a user meets it: results, figures, exit codes and messages.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn lacuna(args: &[&str]) -> Output {
+    with_input(args, "")
+}
+
+fn with_input(args: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    // A command that does not read its input may be gone before it is written.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    child.wait_with_output().expect("the program ends")
+}
+
+fn json(output: &Output) -> Value {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "exit {:?}: {error}", output.status.code());
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+/// Fails unless the command exits with `code` and says `words`, without a panic.
+fn refuses(args: &[&str], code: i32, words: &[&str]) {
+    let output = lacuna(args);
+    let error = String::from_utf8_lossy(&output.stderr).to_lowercase();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+    assert!(!error.contains("panicked"), "{args:?}: {error}");
+    for word in words {
+        assert!(error.contains(&word.to_lowercase()), "{args:?} should say `{word}`: {error}");
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn demo_file(name: &str) -> PathBuf {
+    root().join("models/demo").join(name)
+}
+
+fn number(value: &Value, path: &str) -> usize {
+    let found = value.pointer(path).and_then(Value::as_u64);
+    usize::try_from(found.unwrap_or_else(|| panic!("{path} is a number in {value}"))).expect("fits")
+}
+
+#[test]
+fn the_demo_commits_what_its_tokens_need_and_dense_the_whole_context() {
+    let run = |kv| json(&lacuna(&["run", "demo", "-p", "What is ownership?", "-n", "48", "--json", "--kv", kv]));
+    let (sparse, dense) = (run("sparse"), run("dense"));
+    assert_eq!(sparse["text"], dense["text"]);
+    assert_eq!(sparse["tokens"], dense["tokens"]);
+
+    let held = number(&sparse, "/prompt_tokens") + number(&sparse, "/generated_tokens");
+    let needed = held * number(&sparse, "/kv/bytes_per_token");
+    let buffers = 2 * number(&json(&lacuna(&["inspect", "demo", "--json"])), "/layers");
+    let committed = number(&sparse, "/kv/committed_bytes");
+    let page = number(&sparse, "/kv/page_bytes");
+    assert!(committed.abs_diff(needed) <= buffers * page, "{committed} committed, {needed} needed");
+    assert!(committed < number(&sparse, "/kv/dense_bytes") / 4);
+
+    let context = number(&json(&lacuna(&["inspect", "demo", "--json"])), "/context");
+    let whole = context * number(&dense, "/kv/bytes_per_token");
+    assert_eq!(number(&dense, "/kv/dense_bytes"), whole);
+    let committed = number(&dense, "/kv/committed_bytes");
+    assert!(committed >= whole && committed - whole < buffers * 2 * 1024 * 1024);
+}
+
+#[test]
+fn the_demo_says_something_readable_about_rust() {
+    let answer = json(&lacuna(&["run", "demo", "-p", "What is ownership?", "-n", "64", "--json"]));
+    let text = answer["text"].as_str().expect("text");
+    let words = text.split_whitespace().filter(|word| word.chars().all(|c| c.is_ascii_alphabetic() || ",.`'".contains(c)));
+    assert!(words.count() >= 20, "{text}");
+    assert!(text.to_lowercase().contains("own"), "{text}");
+}
+
+#[test]
+fn figures_are_complete() {
+    let report = json(&lacuna(&["run", "demo", "-p", "Hi", "-n", "8", "--json"]));
+    for key in ["text", "prompt_tokens", "generated_tokens", "tokens", "ttft_ms", "prefill_tps", "decode_tps", "kv"] {
+        assert!(report.get(key).is_some(), "{key}");
+    }
+    for key in ["bytes_per_token", "reserved_bytes", "committed_bytes", "slack_bytes", "map_calls", "dense_bytes"] {
+        assert!(report["kv"].get(key).is_some(), "kv.{key}");
+    }
+    assert_eq!(report["tokens"].as_array().map(Vec::len), Some(number(&report, "/generated_tokens")));
+}
+
+#[test]
+fn same_seed_same_text_and_another_seed_another() {
+    let text = |seed| {
+        let args = ["run", "demo", "-p", "What is a trait?", "-n", "32", "--temp", "1.0", "--json", "--seed", seed];
+        json(&lacuna(&args))["text"].clone()
+    };
+    assert_eq!(text("5"), text("5"));
+    assert_ne!(text("5"), text("6"));
+}
+
+#[test]
+fn stop_strings_end_the_text() {
+    let whole = json(&lacuna(&["run", "demo", "-p", "What is ownership?", "-n", "40", "--json"]));
+    let text = whole["text"].as_str().expect("text");
+    let stop = text.split_whitespace().nth(5).expect("more than five words");
+    let cut = json(&lacuna(&["run", "demo", "-p", "What is ownership?", "-n", "40", "--json", "--stop", stop]));
+    let expected = &text[..text.find(stop).expect("it is there")];
+    assert_eq!(cut["text"].as_str(), Some(expected));
+    assert_eq!(cut["finish_reason"], "stop_string");
+}
+
+#[test]
+fn text_streams_to_standard_output_and_figures_to_standard_error() {
+    let output = with_input(&["run", "demo", "--raw", "-n", "12"], "The ownership of a value");
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{error}");
+    assert!(!out.trim().is_empty());
+    assert!(error.contains("KV") && error.contains("dense"), "{error}");
+    assert!(!out.contains("dense ("), "{out}");
+}
+
+#[test]
+fn text_survives_tokenizing_and_back() {
+    let text = "Ownership — él, 東京, 🦀!\n\tfn main() {}  ";
+    let tokens = json(&lacuna(&["tokenize", "demo", "-p", text, "--json"]));
+    let ids: Vec<String> =
+        tokens["tokens"].as_array().expect("ids").iter().map(ToString::to_string).collect();
+    let back = json(&with_input(&["tokenize", "demo", "--decode", "--json"], &ids.join(" ")));
+    assert_eq!(back["text"].as_str(), Some(text));
+}
+
+#[test]
+fn logits_have_a_row_for_each_token_asked_for() {
+    let last = json(&lacuna(&["logits", "demo", "--tokens", "1,2,3", "--json"]));
+    let all = json(&lacuna(&["logits", "demo", "--tokens", "1,2,3", "--all", "--json"]));
+    assert_eq!(last["logits"].as_array().map(Vec::len), Some(1));
+    assert_eq!(all["logits"].as_array().map(Vec::len), Some(3));
+    assert_eq!(last["logits"][0], all["logits"][2]);
+    let vocabulary = number(&json(&lacuna(&["inspect", "demo", "--json"])), "/vocabulary");
+    assert_eq!(last["logits"][0].as_array().map(Vec::len), Some(vocabulary));
+}
+
+#[test]
+fn a_synthetic_model_runs() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("m.gguf");
+    let path = file.to_str().expect("UTF-8");
+    let made = json(&lacuna(&["synth", "qwen3-0.6b", "--layers", "1", "--dtype", "q4_0", "-o", path, "--json"]));
+    assert_eq!(number(&made, "/bytes"), usize::try_from(file.metadata().expect("written").len()).expect("fits"));
+    let report = json(&lacuna(&["run", path, "--raw", "-p", "x", "-n", "3", "--ctx", "4096", "--json"]));
+    assert_eq!(number(&report, "/kv/bytes_per_token"), 2 * 8 * 128 * 2);
+    assert_eq!(number(&report, "/kv/dense_bytes"), 4096 * 2 * 8 * 128 * 2);
+}
+
+#[test]
+fn arguments_that_make_no_sense_exit_with_2() {
+    refuses(&["run", "demo", "-p", "x", "--kv", "cloud"], 2, &["sparse", "dense"]);
+    refuses(&["run", "demo", "-p", "x", "--kv-type", "q9"], 2, &["f16"]);
+    refuses(&["run", "demo", "-p", "x", "--threads", "0"], 2, &["threads"]);
+    refuses(&["run", "demo", "-p", "x", "--threads", "100000"], 2, &["machine has"]);
+    refuses(&["run", "demo", "-p", "x", "--ctx", "0"], 2, &["ctx"]);
+    refuses(&["run", "demo", "-p", "x", "--temp", "-1"], 2, &["temp"]);
+    refuses(&["run", "demo", "-p", "x", "--top-p", "2"], 2, &["top_p"]);
+    refuses(&["logits", "demo", "--tokens", "1,x"], 2, &["x"]);
+    refuses(&["synth", "gpt-9", "-o", "never-written.gguf"], 2, &["qwen3-0.6b"]);
+    refuses(&["frobnicate"], 2, &["frobnicate"]);
+}
+
+#[test]
+fn what_cannot_be_done_exits_with_1_and_says_why() {
+    refuses(&["run", "no-such-file.gguf", "-p", "x"], 1, &["no-such-file.gguf"]);
+    refuses(&["logits", "demo", "--tokens", "4000000000"], 1, &["out of range"]);
+    refuses(&["run", "demo", "-p", "", "--raw"], 1, &["empty"]);
+    let long = "ownership ".repeat(3000);
+    refuses(&["run", "demo", "-p", &long], 1, &["context", "--ctx"]);
+    refuses(&["run", "demo", "-p", "x", "--ctx", "99999999999999"], 1, &["address space"]);
+    refuses(&["tokenize", "demo", "--decode", "-p", "1 two"], 1, &["two"]);
+    refuses(&["perplexity", "demo", "no-such-file.txt"], 1, &["no-such-file.txt"]);
+}
+
+#[test]
+fn damaged_files_are_refused_whole() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let demo = std::fs::read(demo_file("lacuna-demo-q8_0.gguf")).expect("the demo model");
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).expect("room");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    for keep in [0, 3, 16, 1000, demo.len() / 2, demo.len() - 1] {
+        let path = write("cut.gguf", &demo[..keep]);
+        refuses(&["run", &path, "-p", "x", "-n", "1"], 1, &["cut.gguf"]);
+    }
+    let mut counted = demo.clone();
+    counted[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+    refuses(&["inspect", &write("count.gguf", &counted)], 1, &["count.gguf"]);
+    refuses(&["inspect", &write("text.gguf", b"hello, I am no model")], 1, &["text.gguf"]);
+    let folder_path = folder.path().to_str().expect("UTF-8");
+    refuses(&["run", folder_path, "-p", "x"], 1, &["config.json"]);
+}

@@ -1,0 +1,27 @@
+# Recipes for people and for CI. `just` with no arguments lists them.
+
+default:
+    @just --list
+
+# Formatting and lints; warnings are errors.
+check:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# Every test of the workspace.
+test:
+    cargo test --workspace --locked
+
+# Generate text with the demo model.
+demo prompt="What is ownership?":
+    cargo run --release --locked -- run demo -p "{{prompt}}" -n 64
+
+# Decode and prefill speed of the kernels on this machine.
+bench:
+    cargo run --release --locked -p lacuna-kernels --example throughput
+
+# Run every fuzz target for a while (needs a nightly toolchain and cargo-fuzz).
+fuzz seconds="60":
+    for target in $(cargo +nightly fuzz list); do \
+        cargo +nightly fuzz run "$target" -- -max_total_time={{seconds}} -rss_limit_mb=2048 || exit 1; \
+    done
