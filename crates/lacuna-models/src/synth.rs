@@ -167,14 +167,14 @@ impl Model {
     /// Writes the file to any output.
     ///
     /// # Errors
-    /// [`Error::Blocks`], or [`Error::DiskFull`] and [`Error::Write`] as the output fails, with an empty
-    /// path.
+    /// [`Error::Blocks`], or [`Error::DiskFull`] and [`Error::Write`] as the output fails; they
+    /// call it `output`.
     pub fn write_to<W: Write>(&self, out: W) -> Result<W, Error> {
         let tensors = self.tensors();
         let header = self.header(&tensors)?;
         let needed = header.file_len();
         self.write(header, &tensors, out, &mut ())
-            .map_err(|source| failed(Path::new(""), needed, source))
+            .map_err(|source| failed(Path::new("output"), needed, source))
     }
 
     fn tensors(&self) -> Vec<TensorPlan> {

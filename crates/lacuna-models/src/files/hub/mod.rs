@@ -15,7 +15,7 @@
 //! The protocol is spoken here, over [`ureq`], rather than through `hf-hub`: version 0.5 of that crate does not
 //! compare the length of what it received with what it should be, appends to a partial file even when
 //! the server restarts from the beginning, and ignores `HF_HUB_CACHE` and `HF_TOKEN`; version 1.0
-//! needs an asynchronous runtime and 280 crates.
+//! needs an asynchronous runtime and some 280 crates.
 
 mod cache;
 mod client;
@@ -79,9 +79,10 @@ impl Hub {
     pub fn fetch(&self, id: &HubId, progress: &mut dyn Progress) -> Result<PathBuf, Error> {
         let repository = Repository::new(&self.settings.cache, id.repository());
         let cached = repository.find(id)?;
-        match &cached {
-            Some(found) if found.complete => return Ok(found.path.clone()),
-            _ => {}
+        if let Some(found) = &cached
+            && found.complete
+        {
+            return Ok(found.path.clone());
         }
         match (self.download(&repository, id, progress), cached) {
             // Better a model whose tokenizer may be missing than none.
