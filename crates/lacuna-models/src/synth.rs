@@ -5,8 +5,9 @@
 //! activations near unit variance, and a byte-level vocabulary that encodes any text. Its text is
 //! noise; its cost is the real one.
 //!
-//! The file is a function of shape, element type, layer count and seed, byte for byte. It is written in one
-//! pass with a megabyte of memory besides the header, into a `.part` file that is renamed when complete.
+//! The file is a function of shape, element type, layer count and seed, byte for byte. It is
+//! written in one pass with a megabyte of memory besides the header, into a `.part` file that is
+//! renamed when complete.
 //!
 //! ```
 //! use lacuna_models::files::{DType, Mapping, ModelFiles};
@@ -14,7 +15,7 @@
 //!
 //! let shape = Shape::find("qwen3-0.6b")?;
 //! let model = Model::new(shape, DType::Q8_0).layers(28)?;
-//! assert_eq!(model.file_len()? / 1_000_000, 639);
+//! assert_eq!(model.file_len()? / 1_000_000, 636);
 //! # Ok::<(), lacuna_models::synth::Error>(())
 //! ```
 
@@ -102,7 +103,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model of this shape, all its matrices in `dtype`, with its real number of layers and seed 0.
+    /// A model of this shape, all its matrices in `dtype`, with its real number of layers and seed
+    /// 0.
     pub fn new(shape: &'static Shape, dtype: DType) -> Self {
         Self {
             shape,
@@ -139,7 +141,8 @@ impl Model {
         self.header(&self.tensors()).map(|header| header.file_len())
     }
 
-    /// Writes the file, replacing one that is there; until it is complete it is called `<path>.part`.
+    /// Writes the file, replacing one that is there; until it is complete it is called
+    /// `<path>.part`.
     ///
     /// # Errors
     /// [`Error::Blocks`], [`Error::DiskFull`] or [`Error::Write`]; no file is left then.
@@ -167,14 +170,14 @@ impl Model {
     /// Writes the file to any output.
     ///
     /// # Errors
-    /// [`Error::Blocks`], or [`Error::DiskFull`] and [`Error::Write`] as the output fails, with an empty
-    /// path.
+    /// [`Error::Blocks`], or [`Error::DiskFull`] and [`Error::Write`] as the output fails; they
+    /// call it `output`.
     pub fn write_to<W: Write>(&self, out: W) -> Result<W, Error> {
         let tensors = self.tensors();
         let header = self.header(&tensors)?;
         let needed = header.file_len();
         self.write(header, &tensors, out, &mut ())
-            .map_err(|source| failed(Path::new(""), needed, source))
+            .map_err(|source| failed(Path::new("output"), needed, source))
     }
 
     fn tensors(&self) -> Vec<TensorPlan> {

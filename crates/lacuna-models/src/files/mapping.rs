@@ -6,8 +6,8 @@
 //!
 //! # Safety
 //!
-//! This module opens `unsafe` for one call: mapping a file. `mmap` is unsafe because another process
-//! may change the file while we hold `&[u8]` to it.
+//! This module opens `unsafe` for one call: mapping a file. `mmap` is unsafe because another
+//! process may change the file while we hold `&[u8]` to it.
 //!
 //! 1. *Lifetime.* The mapping lives in the same `Arc` as every slice handed out borrows from, and is
 //!    unmapped when the last clone goes; no pointer to it outlives that.
@@ -103,8 +103,8 @@ impl Mapping {
     /// Costs no memory: pages are read when touched, and are clean, so the kernel may drop them.
     ///
     /// # Errors
-    /// Every [`Error`] variant; anything but a non-empty regular file is refused before it is opened,
-    /// so that a pipe cannot block the caller.
+    /// Every [`Error`] variant; anything but a non-empty regular file is refused before it is
+    /// opened, so that a pipe cannot block the caller.
     pub fn open(path: &Path) -> Result<Self, Error> {
         check_kind(
             path,

@@ -4,8 +4,8 @@
 //! path -> Mapping -> gguf, or safetensors and config.json -> Tensors -> Tensor { bytes in the mapping }
 //! ```
 //!
-//! Every parser here treats its input as hostile: a malformed file is a typed error that says what to
-//! do, never a panic, and never an allocation larger than the file itself calls for.
+//! Every parser here treats its input as hostile: a malformed file is a typed error that says what
+//! to do, never a panic, and never an allocation larger than the file itself calls for.
 
 pub mod gguf;
 pub mod hub;

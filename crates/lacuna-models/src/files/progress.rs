@@ -2,7 +2,8 @@
 
 /// Receives the progress of downloading or writing files, one item at a time.
 ///
-/// Libraries do not print; the command line implements this with a progress bar, and `()` ignores it.
+/// Libraries do not print; the command line implements this with a progress bar, and `()` ignores
+/// it.
 pub trait Progress {
     /// An item of `total` bytes begins; `total` is `None` when nobody knows.
     fn begin(&mut self, item: &str, total: Option<u64>);

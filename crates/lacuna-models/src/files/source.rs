@@ -46,7 +46,8 @@ pub enum SourceError {
 }
 
 impl ModelSource {
-    /// Decides what `text` names. `demo` is the demo model; then an existing path wins over a hub id.
+    /// Decides what `text` names. `demo` is the demo model; then an existing path wins over a hub
+    /// id.
     ///
     /// ```
     /// use lacuna_models::files::ModelSource;
@@ -89,8 +90,8 @@ fn looks_like_a_path(text: &str) -> bool {
 
 /// A model on a hub: `owner/name`, optionally `@revision`, optionally `:file`.
 ///
-/// The file is a GGUF file's path in the repository, or a quantization such as `Q8_0` that one of its
-/// file names ends with.
+/// The file is a GGUF file's path in the repository, or a quantization such as `Q8_0` that one of
+/// its file names ends with.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HubId {
     repository: String,
@@ -167,7 +168,8 @@ fn is_hub_name(name: &str) -> bool {
         && !name.contains("..")
 }
 
-/// Whether text is a relative path that stays below where it starts, so that it can be one in a cache.
+/// Whether text is a relative path that stays below where it starts, so that it can be one in a
+/// cache.
 pub(super) fn is_relative(text: &str) -> bool {
     let mut components = Path::new(text).components().peekable();
     components.peek().is_some()

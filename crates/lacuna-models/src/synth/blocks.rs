@@ -1,7 +1,7 @@
 //! Random blocks of every element type, made directly: no weight is ever quantized.
 //!
-//! Integers are uniform over what their bits can hold, and scales are chosen so that the values have
-//! the standard deviation asked for. Layouts are those of `ggml-common.h`.
+//! Integers are uniform over what their bits can hold, and scales are chosen so that the values
+//! have the standard deviation asked for. Layouts are those of `ggml-common.h`.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -15,8 +15,8 @@ const DEVIATION_4: f32 = 4.609_77;
 const DEVIATION_5: f32 = 9.233_09;
 const DEVIATION_6: f32 = 18.472_95;
 const DEVIATION_8: f32 = 73.9;
-/// Sub-block scales of Q4_K and Q5_K are drawn from 32 to 63, those of Q6_K from 16 to 47: their root
-/// mean squares.
+/// Sub-block scales of Q4_K and Q5_K are drawn from 32 to 63, those of Q6_K from 16 to 47: their
+/// root mean squares.
 const SUB_SCALE_K: f32 = 48.385_78;
 const SUB_SCALE_6: f32 = 32.830_07;
 
@@ -26,8 +26,8 @@ pub(super) struct Generator {
     state: u64,
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one multiplication chain per eight bytes, and any state is a good
-/// one, so that every tensor can start its own stream.
+/// SplitMix64 (Steele, Lea, Flood 2014): one multiplication chain per eight bytes, and any state is
+/// a good one, so that every tensor can start its own stream.
 impl Generator {
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut generator = Self { state: seed };
@@ -120,7 +120,8 @@ impl Generator {
         }
     }
 
-    /// Scale, then 32 signed bytes. -128 never occurs in quantized models, and kernels rely on that.
+    /// Scale, then 32 signed bytes. -128 never occurs in quantized models, and kernels rely on
+    /// that.
     fn q8_0(&mut self, deviation: f32, out: &mut [u8]) {
         let scales = Scales::new(deviation / DEVIATION_8);
         for block in out.as_chunks_mut::<34>().0 {
@@ -133,8 +134,8 @@ impl Generator {
         }
     }
 
-    /// Q4_0 and Q5_0: a scale, then only bits. Their integers are half a step below 0 on average, so the
-    /// scale's sign is drawn too.
+    /// Q4_0 and Q5_0: a scale, then only bits. Their integers are half a step below 0 on average,
+    /// so the scale's sign is drawn too.
     fn centred<const N: usize>(&mut self, scales: Scales, out: &mut [[u8; N]]) {
         for block in out {
             self.bytes(&mut block[2..]);
@@ -155,8 +156,9 @@ impl Generator {
         }
     }
 
-    /// Q4_K and Q5_K: scale and minimum scale, 8 sub-scales and 8 sub-minima of 6 bits, then only bits.
-    /// Sub-minima equal sub-scales, so that one ratio puts the middle of every sub-block at 0.
+    /// Q4_K and Q5_K: scale and minimum scale, 8 sub-scales and 8 sub-minima of 6 bits, then only
+    /// bits. Sub-minima equal sub-scales, so that one ratio puts the middle of every sub-block at
+    /// 0.
     fn sub_scaled<const N: usize>(&mut self, scales: &Scales, middle: f32, out: &mut [[u8; N]]) {
         for block in out {
             self.bytes(&mut block[16..]);

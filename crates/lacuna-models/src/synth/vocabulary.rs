@@ -1,11 +1,12 @@
-//! A byte-level vocabulary of a real one's size: any text has tokens, and all special tokens are real.
+//! A byte-level vocabulary of a real one's size: any text has tokens, and all special tokens are
+//! real.
 //!
 //! ```text
 //! 256 bytes | merged pieces of common words | filler up to the ordinary tokens' number | special | unused
 //! ```
 //!
-//! Every merge joins two tokens into a third, and none but the chains below exist, so encoding is the
-//! same in every engine. Filler tokens are ordinary text that no merge produces: a random model
+//! Every merge joins two tokens into a third, and none but the chains below exist, so encoding is
+//! the same in every engine. Filler tokens are ordinary text that no merge produces: a random model
 //! generates them, nothing encodes to them.
 
 use super::Architecture;
@@ -17,7 +18,8 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// Each of these becomes one token with the space before it, through a chain of merges from its front.
+/// Each of these becomes one token with the space before it, through a chain of merges from its
+/// front.
 const WORDS: &str = "the of and to in is that for it as was with be by on not he his but at are this have \
     from or had an they which one you were all her she there would their we him been has when who will no \
     more if out so up said what its about than into them can only other time new some could these two may \

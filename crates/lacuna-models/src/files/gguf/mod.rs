@@ -6,8 +6,8 @@
 //!                                             type, offset           of general.alignment
 //! ```
 //!
-//! [`File::parse`] walks the header once. It allocates a table entry per metadata key and per tensor,
-//! never more than the file has bytes for, and checks every tensor's range, so that nothing
+//! [`File::parse`] walks the header once. It allocates a table entry per metadata key and per
+//! tensor, never more than the file has bytes for, and checks every tensor's range, so that nothing
 //! later needs to. Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
 mod cursor;
@@ -49,8 +49,8 @@ pub struct File {
 impl File {
     /// Parses one file, alone.
     ///
-    /// Files without tensors (vocabularies) are fine. A file that is part of a split model parses to
-    /// the tensors it holds itself; [`open`](Self::open) collects the others.
+    /// Files without tensors (vocabularies) are fine. A file that is part of a split model parses
+    /// to the tensors it holds itself; [`open`](Self::open) collects the others.
     ///
     /// # Errors
     /// [`Error`], for anything wrong with the header or any tensor out of bounds.

@@ -1,7 +1,7 @@
 //! GGUF's numbers for element types of tensors and value types of metadata.
 //!
-//! Source: `ggml.h` (`enum ggml_type`), `gguf.h` (`enum gguf_type`), and the block sizes in gguf-py's
-//! `GGML_QUANT_SIZES`.
+//! Source: `ggml.h` (`enum ggml_type`), `gguf.h` (`enum gguf_type`), and the block sizes in
+//! gguf-py's `GGML_QUANT_SIZES`.
 
 use lacuna_kernels::DType;
 

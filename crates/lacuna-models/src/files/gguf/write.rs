@@ -309,7 +309,8 @@ impl<W: Write> Write for Counting<'_, W> {
     }
 }
 
-/// A type that can be written as a metadata value: integers, `f32`, `bool`, `&str`, and slices of them.
+/// A type that can be written as a metadata value: integers, `f32`, `bool`, `&str`, and slices of
+/// them.
 pub trait IntoValue {
     /// GGUF's type for it.
     fn value_type(&self) -> ValueType;

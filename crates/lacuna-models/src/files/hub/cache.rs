@@ -129,7 +129,8 @@ impl Repository {
     }
 }
 
-/// Links relatively, so that the cache can be moved: up to the repository's folder, down to the blob.
+/// Links relatively, so that the cache can be moved: up to the repository's folder, down to the
+/// blob.
 #[cfg(unix)]
 fn link(_contents: &Path, name: &Path, blob: &str, link: &Path) -> io::Result<()> {
     let mut target: PathBuf = (0..name.components().count() + 1)
@@ -189,7 +190,8 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Feeds what is there already to `read` and returns how much that is; writing continues after it.
+    /// Feeds what is there already to `read` and returns how much that is; writing continues after
+    /// it.
     pub(super) fn resume(&mut self, mut read: impl FnMut(&[u8])) -> Result<u64, Error> {
         self.seek(0)?;
         let mut buffer = vec![0; 1 << 16];

@@ -8,14 +8,14 @@
 //!     refs/<branch>               the commit a branch was at
 //! ```
 //!
-//! A file appears under its name only after all of it has arrived and its length (and, where the hub
-//! states one, its SHA-256) is right, so an interrupted download is never taken for a model. What is in the
-//! cache is used without asking the hub; delete the folder to fetch a model anew.
+//! A file appears under its name only after all of it has arrived and its length (and, where the
+//! hub states one, its SHA-256) is right, so an interrupted download is never taken for a model.
+//! What is in the cache is used without asking the hub; delete the folder to fetch a model anew.
 //!
-//! The protocol is spoken here, over [`ureq`], rather than through `hf-hub`: version 0.5 of that crate does not
-//! compare the length of what it received with what it should be, appends to a partial file even when
-//! the server restarts from the beginning, and ignores `HF_HUB_CACHE` and `HF_TOKEN`; version 1.0
-//! needs an asynchronous runtime and 280 crates.
+//! The protocol is spoken here, over [`ureq`], rather than through `hf-hub`: version 0.5 of that
+//! crate does not compare the length of what it received with what it should be, appends to a
+//! partial file even when the server restarts from the beginning, and ignores `HF_HUB_CACHE` and
+//! `HF_TOKEN`; version 1.0 needs an asynchronous runtime and some 280 crates.
 
 mod cache;
 mod client;
@@ -71,17 +71,18 @@ impl Hub {
         Self { settings, client }
     }
 
-    /// Finds a model in the cache, or downloads what it needs: the path of a GGUF file, or of a folder
-    /// with `config.json`, tokenizer and safetensors.
+    /// Finds a model in the cache, or downloads what it needs: the path of a GGUF file, or of a
+    /// folder with `config.json`, tokenizer and safetensors.
     ///
     /// # Errors
     /// [`Error`]. After an interruption, calling again continues where it stopped.
     pub fn fetch(&self, id: &HubId, progress: &mut dyn Progress) -> Result<PathBuf, Error> {
         let repository = Repository::new(&self.settings.cache, id.repository());
         let cached = repository.find(id)?;
-        match &cached {
-            Some(found) if found.complete => return Ok(found.path.clone()),
-            _ => {}
+        if let Some(found) = &cached
+            && found.complete
+        {
+            return Ok(found.path.clone());
         }
         match (self.download(&repository, id, progress), cached) {
             // Better a model whose tokenizer may be missing than none.

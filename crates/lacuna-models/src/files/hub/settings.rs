@@ -34,8 +34,8 @@ impl std::fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// Reads `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME` (else `XDG_CACHE_HOME` or `~/.cache`), `HF_TOKEN`
-    /// (else the file at `HF_TOKEN_PATH` or `$HF_HOME/token`) and `HF_HUB_OFFLINE`.
+    /// Reads `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME` (else `XDG_CACHE_HOME` or `~/.cache`),
+    /// `HF_TOKEN` (else the file at `HF_TOKEN_PATH` or `$HF_HOME/token`) and `HF_HUB_OFFLINE`.
     ///
     /// # Errors
     /// [`Error::NoHome`] when nothing says where the cache is.

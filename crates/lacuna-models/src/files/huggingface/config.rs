@@ -142,7 +142,8 @@ impl Config {
     /// The rotary embedding, whichever way it is spelled.
     ///
     /// # Errors
-    /// [`Error::Config`] naming `path`, when the scaling is of an unsupported kind or lacks a number.
+    /// [`Error::Config`] naming `path`, when the scaling is of an unsupported kind or lacks a
+    /// number.
     pub fn rope(&self, path: &Path) -> Result<Rope, Error> {
         let empty = Map::new();
         let (field, map) = match (&self.rope_parameters, &self.rope_scaling) {

@@ -1,7 +1,9 @@
-//! Hugging Face folders: `config.json`, one or several safetensors files, and what lies beside them.
+//! Hugging Face folders: `config.json`, one or several safetensors files, and what lies beside
+//! them.
 //!
-//! Weights come from `model.safetensors`, or else from the files that `model.safetensors.index.json`
-//! names. Everything else in the folder is opened by whoever needs it, through [`Folder::file`].
+//! Weights come from `model.safetensors`, or else from the files that
+//! `model.safetensors.index.json` names. Everything else in the folder is opened by whoever needs
+//! it, through [`Folder::file`].
 
 mod config;
 

@@ -1,0 +1,50 @@
+//! Writes small valid files into `corpus/`, for the fuzzer to start from:
+//! `cargo run --manifest-path fuzz/Cargo.toml --example seeds`.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use lacuna_models::files::{DType, gguf};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    fs::create_dir_all(corpus.join("gguf"))?;
+    fs::create_dir_all(corpus.join("safetensors"))?;
+    for dtype in DType::ALL {
+        fs::write(corpus.join("gguf").join(dtype.name()), gguf_file(dtype)?)?;
+    }
+    let header = br#"{"__metadata__":{"format":"pt"},
+        "a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},
+        "b":{"dtype":"BF16","shape":[3],"data_offsets":[16,22]},
+        "c":{"dtype":"I64","shape":[1],"data_offsets":[22,30]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.resize(bytes.len() + 30, 1);
+    fs::write(corpus.join("safetensors/three"), bytes)?;
+    Ok(())
+}
+
+/// A file with a value of every kind and two tensors.
+fn gguf_file(dtype: DType) -> Result<Vec<u8>, gguf::WriteError> {
+    let mut header = gguf::Writer::new();
+    header
+        .align(32)
+        .set("general.architecture", "qwen3")
+        .set("u8", 1u8)
+        .set("i16", -2i16)
+        .set("u64", 3u64)
+        .set("f32", 0.5f32)
+        .set("f64", 0.25f64)
+        .set("bool", true)
+        .set("texts", ["a", "bc", ""].as_slice())
+        .set("numbers", [1i32, -1].as_slice());
+    let (columns, bytes) = (dtype.block_len(), dtype.block_bytes());
+    header
+        .tensor("weight", dtype, &[2, columns])?
+        .tensor("norm", DType::F32, &[3])?;
+    let mut body = header.begin(Vec::new())?;
+    body.tensor("weight", &vec![1; 2 * bytes])?;
+    body.tensor("norm", &[0; 12])?;
+    body.finish()
+}
