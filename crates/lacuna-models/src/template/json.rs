@@ -5,8 +5,6 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::MAX_OUTPUT_BYTES;
-
 /// Deeper values are refused; nothing a template is given is nested as deep.
 const MAX_NESTING: usize = 128;
 
@@ -81,8 +79,11 @@ struct Writer {
 
 impl Writer {
     fn value(&mut self, value: &Value) -> Result<(), Error> {
-        if self.text.len() > MAX_OUTPUT_BYTES || self.depth > MAX_NESTING {
-            return Err(ErrorKind::WriteFailure.into());
+        if self.depth > MAX_NESTING {
+            return Err(Error::new(
+                ErrorKind::BadSerialization,
+                "tojson: nested too deep",
+            ));
         }
         match value.kind() {
             ValueKind::None => self.text.push_str("null"),

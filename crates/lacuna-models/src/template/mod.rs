@@ -21,10 +21,6 @@ use thiserror::Error as ThisError;
 
 use crate::tokenizer::{Special, Tokenizer};
 
-/// Instructions one rendering may take; long conversations take some hundred a message.
-const MAX_INSTRUCTIONS: u64 = 5_000_000;
-/// Bytes one rendering may write, captured text included.
-const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// Bytes of source; the largest published templates have some 30 kB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// Depth of nested blocks, calls and loops together.
@@ -62,10 +58,13 @@ pub enum TemplateError {
         message: String,
     },
 
-    /// It takes more than it is given.
-    #[error("the chat template was stopped: it exceeded the limit on its {resource}")]
+    /// It takes more time, text or depth than any template needs.
+    #[error(
+        "the chat template was stopped: it exceeded the limit on {resource}; a template that needs \
+         more is broken or hostile"
+    )]
     Limit {
-        /// `instructions`, `output` or `recursion`.
+        /// `work` (instructions, and bytes copied) or `recursion`.
         resource: &'static str,
     },
 
@@ -176,9 +175,11 @@ impl ChatTemplate {
         };
         let mut environment = environment().map_err(syntax)?;
         let source = without_generation_marks(source).into_owned();
+        guard::check_source(&source, environment.syntax()).map_err(syntax)?;
         environment
             .add_template_owned(NAME, source)
             .map_err(syntax)?;
+        guard::finish(&mut environment).map_err(syntax)?;
         Ok(ChatTemplate {
             environment: Some(environment),
         })
@@ -219,12 +220,7 @@ impl ChatTemplate {
     pub fn render(&self, chat: &Chat) -> Result<String, TemplateError> {
         match &self.environment {
             None => Ok(concatenate(chat.messages)),
-            Some(environment) => {
-                let template = environment
-                    .get_template(NAME)
-                    .map_err(|error| failed(&error))?;
-                guard::render(&template, variables(chat))
-            }
+            Some(environment) => guard::render(environment, variables(chat)),
         }
     }
 }
@@ -239,11 +235,8 @@ fn environment() -> Result<Environment<'static>, Error> {
             .build()?,
     );
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_fuel(Some(MAX_INSTRUCTIONS));
     environment.set_recursion_limit(MAX_DEPTH);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_formatter(guard::write_value);
-    environment.add_filter("tojson", json::tojson);
+    guard::install(&mut environment);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     Ok(environment)
@@ -360,10 +353,7 @@ fn failed(error: &Error) -> TemplateError {
         source = cause.source();
     }
     match error.kind() {
-        ErrorKind::OutOfFuel => TemplateError::Limit {
-            resource: "instructions",
-        },
-        ErrorKind::WriteFailure => TemplateError::Limit { resource: "output" },
+        ErrorKind::OutOfFuel => TemplateError::Limit { resource: "work" },
         _ if error
             .detail()
             .is_some_and(|detail| detail.contains("recursion limit")) =>

@@ -1,10 +1,5 @@
 //! What tokenizers do, on vocabularies small enough to follow by hand.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test whose tokenizer is not built has failed"
-)]
-
 use crate::vocabulary::{byte_level, sentencepiece};
 use lacuna_models::tokenizer::{
     AddSpecial, Decode, GgufVocabulary, HuggingFaceFiles, ParseSpecial, Special, TextStream,

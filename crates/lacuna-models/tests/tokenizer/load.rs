@@ -2,11 +2,6 @@
 //!
 //! `cargo test --release -p lacuna-models --test tokenizer load -- --nocapture` prints the times.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test whose tokenizer is not built has failed"
-)]
-
 use std::time::Instant;
 
 use crate::vocabulary::character;

@@ -1,8 +1,4 @@
 //! Rendered conversations against Jinja2 in the environment of `transformers`.
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test whose reference cannot be read has failed"
-)]
 
 use std::time::{Duration, UNIX_EPOCH};
 
