@@ -79,7 +79,7 @@ impl Engine {
             logit_rows: SCORED_ROWS.min(tokens),
             context_tokens,
         };
-        let scratch = Scratch::new(shape, limits);
+        let scratch = Scratch::new(shape, limits)?;
         let cache = KvCache::new(geometry, config.kv_policy)?;
         Ok(Self {
             model,

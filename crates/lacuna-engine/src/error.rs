@@ -35,6 +35,9 @@ pub enum EngineError {
     /// KV memory could not be had.
     #[error(transparent)]
     Kv(#[from] lacuna_kv::KvError),
+    /// Activation memory could not be had.
+    #[error(transparent)]
+    Activations(#[from] lacuna_models::OutOfMemory),
     /// The model could not run the batch.
     #[error(transparent)]
     Forward(#[from] lacuna_models::ForwardError),

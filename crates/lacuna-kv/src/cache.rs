@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use lacuna_pages::{
     ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, Pool, PoolConfig,
+    available_memory,
 };
 
 use crate::error::KvError;
@@ -55,7 +56,9 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Opens the device for `policy` and chooses a page size for `geometry`.
+    /// Opens the device for `policy` and chooses a page size for `geometry`. What the system has
+    /// available now is the limit of all its sequences together, so that running out is an error
+    /// and not the end of the process.
     ///
     /// # Errors
     /// [`KvError::EmptyGeometry`], or [`KvError::Pages`] when the system lacks what the policy needs.
@@ -113,13 +116,13 @@ impl KvCache {
 fn open(device: impl Device + 'static, geometry: Geometry) -> Result<Pool, KvError> {
     let offered = &device.capabilities().page_sizes;
     let page_size = geometry.page_size(offered).ok_or(KvError::NoPageSize)?;
-    Ok(Pool::new(
-        device,
-        PoolConfig {
-            page_size,
-            ..PoolConfig::default()
-        },
-    )?)
+    let limit = available_memory().map(|available| available.max(page_size.length()));
+    let config = PoolConfig {
+        page_size,
+        limit,
+        ..PoolConfig::default()
+    };
+    Ok(Pool::new(device, config)?)
 }
 
 /// A length that fits this process's address space, as every length of a mapped buffer does.

@@ -19,4 +19,4 @@ pub use config::{Config, Rope, RopeScaling};
 pub use decoder::{LogitRows, Segment};
 pub use error::{ConfigError, ForwardError, LoadError, PromptError};
 pub use model::{Model, load_tokenizer};
-pub use scratch::{BatchLimits, Scratch};
+pub use scratch::{BatchLimits, OutOfMemory, Scratch};

@@ -19,6 +19,14 @@ pub struct BatchLimits {
     pub context_tokens: usize,
 }
 
+/// Activation memory that could not be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes of activation memory cannot be had; use a smaller context or batch")]
+pub struct OutOfMemory {
+    /// Bytes the arena takes.
+    pub bytes: usize,
+}
+
 /// One cache line; gives the arena its alignment.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -123,15 +131,19 @@ pub(crate) fn attention_shape(config: &Config) -> AttentionShape {
 
 impl Scratch {
     /// Allocates the arena for batches up to `limits`. Pages become resident as they are used.
-    #[must_use]
-    pub fn new(config: &Config, limits: BatchLimits) -> Self {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the system refuses the address space.
+    pub fn new(config: &Config, limits: BatchLimits) -> Result<Self, OutOfMemory> {
         let sizes = Sizes::new(config, limits);
-        let lines = sizes.total() / size_of::<Line>();
-        Self {
+        let bytes = sizes.total();
+        let arena = bytemuck::allocation::try_zeroed_vec(bytes / size_of::<Line>());
+        let arena = arena.map_err(|()| OutOfMemory { bytes })?;
+        Ok(Self {
             limits,
             sizes,
-            arena: bytemuck::zeroed_vec(lines),
-        }
+            arena,
+        })
     }
 
     /// Bytes an arena for `limits` takes.

@@ -82,7 +82,7 @@ impl Runner {
             head_dim: config.head_dim,
             element,
         };
-        let scratch = Scratch::new(config, limits);
+        let scratch = Scratch::new(config, limits).expect("a few kilobytes");
         let cache = KvCache::new(geometry, policy).expect("the system has pages");
         Self {
             model,

@@ -33,6 +33,7 @@
 //! * **M7** `Drop` never panics and never fails: what the device refuses is tried again later, and
 //!   stays owned until then.
 
+mod available;
 mod buffer;
 mod dense;
 pub mod device;
@@ -44,6 +45,7 @@ mod slices;
 mod table;
 mod units;
 
+pub use available::available_memory;
 pub use buffer::Buffer;
 pub use dense::DenseDevice;
 pub use device::{Capabilities, Device, DeviceError};

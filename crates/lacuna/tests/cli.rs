@@ -345,6 +345,27 @@ fn what_cannot_be_done_exits_with_1_and_says_why() {
 }
 
 #[test]
+fn a_context_that_memory_cannot_hold_is_an_error_and_not_the_end_of_the_machine() {
+    let dense = |ctx| ["run", "demo", "-p", "x", "--ctx", ctx, "--kv", "dense"];
+    refuses(&dense("1000000000"), 1, &["limit"]);
+    refuses(&dense("10000000000"), 1, &["activation memory"]);
+}
+
+#[test]
+fn a_vocabulary_without_weights_tokenizes() {
+    let file = root().join("crates/lacuna-models/tests/reference/tokenizers/qwen2/vocab.gguf");
+    let path = file.to_str().expect("UTF-8");
+    let tokens = json(&lacuna(&["tokenize", path, "-p", "Hello, 世界", "--json"]));
+    let ids = tokens["tokens"].to_string();
+    let ids = ids.trim_matches(['[', ']']);
+    let back = json(&lacuna(&[
+        "tokenize", path, "--decode", "-p", ids, "--json",
+    ]));
+    assert_eq!(back["text"], "Hello, 世界");
+    refuses(&["run", path, "-p", "x"], 1, &["token_embd"]);
+}
+
+#[test]
 fn damaged_files_are_refused_whole() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let demo = std::fs::read(demo_file("lacuna-demo-q8_0.gguf")).expect("the demo model");

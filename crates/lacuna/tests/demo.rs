@@ -60,14 +60,19 @@ fn the_model_in_the_program_is_the_file_in_the_repository() {
     let file = ModelFiles::open(&folder().join("lacuna-demo-q8_0.gguf")).expect("committed");
     let built_in = lacuna::demo();
     assert_eq!(file.tensors().len(), built_in.tensors().len());
-    assert_eq!(file.tensors().total_bytes(), built_in.tensors().total_bytes());
+    assert_eq!(
+        file.tensors().total_bytes(),
+        built_in.tensors().total_bytes()
+    );
 }
 
 #[test]
 fn token_ids_are_those_of_the_tokenizers_library() {
     let tokenizer = tokenizer();
     for case in reference().tokenization {
-        let found = tokenizer.encode(&case.text, Special::RENDERED).expect("any text");
+        let found = tokenizer
+            .encode(&case.text, Special::RENDERED)
+            .expect("any text");
         assert_eq!(found, case.tokens, "{:?}", case.text);
     }
 }
@@ -79,7 +84,11 @@ fn greedy_text_follows_the_reference() {
     let mut engine = engine();
     let (mut agreed, mut compared) = (0, 0);
     for case in reference().greedy {
-        let prompt = engine.model().tokenizer().encode(&case.prompt, Special::RENDERED).expect("text");
+        let prompt = engine
+            .model()
+            .tokenizer()
+            .encode(&case.prompt, Special::RENDERED)
+            .expect("text");
         assert_eq!(prompt, case.prompt_tokens, "{:?}", case.prompt);
         let mut session = engine.session(Sampling::greedy()).expect("address space");
         session.extend(&prompt);
@@ -88,13 +97,24 @@ fn greedy_text_follows_the_reference() {
             found.extend(engine.step(&mut session).expect("room"));
         }
         assert_eq!(found[0], case.tokens[0], "{:?}", case.prompt);
-        agreed += found.iter().zip(&case.tokens).take_while(|(a, b)| a == b).count();
+        agreed += found
+            .iter()
+            .zip(&case.tokens)
+            .take_while(|(a, b)| a == b)
+            .count();
         compared += case.tokens.len();
-        let text = engine.model().tokenizer().decode(&case.tokens, Decode::CONTINUATION).expect("ids");
+        let text = engine
+            .model()
+            .tokenizer()
+            .decode(&case.tokens, Decode::CONTINUATION)
+            .expect("ids");
         assert_eq!(text.trim_end(), case.text.trim_end());
     }
     println!("{agreed} of {compared} tokens before the texts part");
-    assert!(agreed * 4 >= compared, "only {agreed} of {compared} tokens agree");
+    assert!(
+        agreed * 4 >= compared,
+        "only {agreed} of {compared} tokens agree"
+    );
 }
 
 #[test]
@@ -112,7 +132,12 @@ fn first_logits_are_close_to_the_reference() {
             .expect("valid tokens");
         for (token, expected) in case.first_logits {
             let error = (row[token] - expected).abs();
-            assert!(error < 0.25, "token {token} of {:?}: {} for {expected}", case.prompt, row[token]);
+            assert!(
+                error < 0.25,
+                "token {token} of {:?}: {} for {expected}",
+                case.prompt,
+                row[token]
+            );
         }
     }
 }

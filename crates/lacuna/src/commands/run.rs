@@ -83,16 +83,33 @@ fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()
     let mut editor = rustyline::DefaultEditor::new()?;
     while let Some(line) = ask(&mut editor)? {
         history.push(Message::new("user", line.as_str()));
-        let prompt = if args.raw {
-            raw_turn(engine.model(), session, &line)?
-        } else {
-            engine.model().prompt(&history)?
-        };
-        let report = generate(engine, session, &prompt, args)?;
-        summarise(&report)?;
-        history.push(Message::new("assistant", report.text));
+        match turn(engine, session, &history, &line, args) {
+            Ok(answer) => history.push(Message::new("assistant", answer)),
+            Err(error) => {
+                eprintln!("error: {error:#}; this message was left out");
+                history.pop();
+            }
+        }
     }
     Ok(())
+}
+
+/// One message and its answer.
+fn turn(
+    engine: &mut Engine,
+    session: &mut Session,
+    history: &[Message],
+    line: &str,
+    args: &RunArgs,
+) -> Result<String> {
+    let prompt = if args.raw {
+        raw_turn(engine.model(), session, line)?
+    } else {
+        engine.model().prompt(history)?
+    };
+    let report = generate(engine, session, &prompt, args)?;
+    summarise(&report)?;
+    Ok(report.text)
 }
 
 /// The next line typed, or `None` at the end.
