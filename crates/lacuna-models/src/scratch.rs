@@ -83,6 +83,9 @@ impl Sizes {
     /// Queries up to which attention splits the context between threads; with more there is work
     /// for all threads without.
     const SPLIT_QUERIES: usize = 8;
+    /// Most words kept for that, 32 MiB: contexts of hundreds of thousands of tokens. Attention over
+    /// more goes by heads instead, with the same result.
+    const SPLIT_WORDS: usize = 8 << 20;
 
     fn new(config: &Config, limits: BatchLimits) -> Self {
         let tokens = limits.tokens;
@@ -100,7 +103,8 @@ impl Sizes {
             tokens * config.head_dim,
             limits.logit_rows * config.hidden,
             limits.logit_rows * config.vocabulary,
-            Cpu::attention_scratch_len(split, limits.context_tokens, &attention_shape(config)),
+            Cpu::attention_scratch_len(split, limits.context_tokens, &attention_shape(config))
+                .min(Self::SPLIT_WORDS),
         ];
         let mut bytes = [0; Self::COUNT];
         for (slot, count) in bytes.iter_mut().zip(words) {
