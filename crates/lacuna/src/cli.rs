@@ -8,7 +8,7 @@ use lacuna::{ElementType, KvPolicy, Penalties, Sampling};
 
 /// Run large language models in as little memory as the conversation needs.
 #[derive(Debug, Parser)]
-#[command(name = "lacuna", version, about, propagate_version = true)]
+#[command(name = "lacuna", version, propagate_version = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
