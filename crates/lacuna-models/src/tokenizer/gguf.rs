@@ -42,8 +42,6 @@ pub struct GgufVocabulary<'a> {
     pub eom: Option<u32>,
     /// `tokenizer.ggml.unknown_token_id`.
     pub unknown: Option<u32>,
-    /// `tokenizer.ggml.padding_token_id`.
-    pub padding: Option<u32>,
     /// `tokenizer.ggml.add_bos_token`.
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.
@@ -127,7 +125,6 @@ impl GgufVocabulary<'_> {
             ("eot_token_id", self.eot),
             ("eom_token_id", self.eom),
             ("unknown_token_id", self.unknown),
-            ("padding_token_id", self.padding),
         ];
         for (role, id) in ids {
             if let Some(id) = id.filter(|id| *id as usize >= tokens) {

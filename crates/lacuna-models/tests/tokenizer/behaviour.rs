@@ -365,9 +365,9 @@ fn inconsistent_vocabularies_are_errors() {
             },
         ),
         (
-            "padding_token_id",
+            "eom_token_id",
             GgufVocabulary {
-                padding: Some(u32::MAX),
+                eom: Some(u32::MAX),
                 ..ok.clone()
             },
         ),
@@ -477,6 +477,25 @@ fn long_texts_without_a_break_are_encoded() {
             );
         }
     }
+}
+
+#[test]
+fn one_tokenizer_serves_all_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Tokenizer>();
+    shared::<lacuna_models::template::ChatTemplate>();
+    let words = byte_level(&["ab", "abc"]);
+    let tokenizer = Tokenizer::from_gguf(&words.gguf()).unwrap();
+    let expected = tokenizer.encode("abcab", Special::NONE).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    assert_eq!(tokenizer.encode("abcab", Special::NONE).unwrap(), expected);
+                }
+            });
+        }
+    });
 }
 
 #[test]

@@ -103,7 +103,6 @@ impl Metadata {
             eot: id("eot_token_id"),
             eom: id("eom_token_id"),
             unknown: id("unknown_token_id"),
-            padding: id("padding_token_id"),
             add_bos: flag("add_bos_token"),
             add_eos: flag("add_eos_token"),
             add_space_prefix: flag("add_space_prefix"),
