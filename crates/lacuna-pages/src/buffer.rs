@@ -56,6 +56,11 @@ impl Buffer {
         &self.pool
     }
 
+    /// The name of its reservation on the device, for work that is submitted to the device itself.
+    pub fn space(&self) -> SpaceId {
+        self.space
+    }
+
     /// How many bytes are reserved: what was asked for, rounded up to pages.
     pub fn reserved(&self) -> ByteLength {
         self.pool.page_size().bytes_of(self.table.pages())

@@ -227,7 +227,7 @@ pub enum DeviceError {
     },
     /// The system has no physical memory left.
     #[error(
-        "no physical memory left for {length} ({call} failed, os error {code}); lower the byte limit or free memory"
+        "no physical memory left for {length} ({call} failed with code {code}); lower the byte limit or free memory"
     )]
     OutOfMemory {
         /// The system call.
@@ -239,7 +239,7 @@ pub enum DeviceError {
     },
     /// The system has no address space left, or no mapping.
     #[error(
-        "no address space or no mapping left for {length} ({call} failed, os error {code}); raise `ulimit -v` or `vm.max_map_count`, or reserve less"
+        "no address space or no mapping left for {length} ({call} failed with code {code}); raise `ulimit -v` or `vm.max_map_count`, or reserve less"
     )]
     OutOfAddressSpace {
         /// The system call.
@@ -264,6 +264,32 @@ pub enum DeviceError {
         call: &'static str,
         /// Its error number.
         code: i32,
+    },
+    /// The device's driver refused a call.
+    #[error("the {device} driver refused {call} with code {code}; update it or use another device")]
+    Driver {
+        /// The device's name.
+        device: &'static str,
+        /// The call.
+        call: &'static str,
+        /// What the driver returned.
+        code: i32,
+    },
+    /// More than the device allows.
+    #[error(
+        "the {device} device allows {limit} of {what}, of which {in_use} are taken, and {requested} were asked for; ask for less or give some back"
+    )]
+    Limit {
+        /// The device's name.
+        device: &'static str,
+        /// What is limited.
+        what: &'static str,
+        /// Bytes asked for.
+        requested: ByteLength,
+        /// Bytes allowed.
+        limit: ByteLength,
+        /// Bytes of that in use already.
+        in_use: ByteLength,
     },
     /// The device was asked for something outside its contract, such as a heap it does not have.
     #[error("the {device} device cannot do this: {what}")]

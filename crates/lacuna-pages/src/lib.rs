@@ -43,6 +43,8 @@ mod pool;
 mod slices;
 mod table;
 mod units;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 
 pub use buffer::Buffer;
 pub use dense::DenseDevice;
@@ -54,3 +56,5 @@ pub use pool::{
     BrokenInvariant, MapReport, PagePin, Pages, Pool, PoolConfig, Recycle, Request, Share, Source,
 };
 pub use units::{ByteLength, ByteRange, PageCount, PageRange, PageSize, PhysicalPage, VirtualPage};
+#[cfg(feature = "vulkan")]
+pub use vulkan::VulkanDevice;
