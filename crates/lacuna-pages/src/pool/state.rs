@@ -153,6 +153,13 @@ impl State {
         self.settle();
     }
 
+    /// Dropped buffers whose reservations still stand, and the pages mapped there.
+    pub(crate) fn orphans(&self) -> impl Iterator<Item = (BufferId, &[PhysicalPage])> {
+        self.orphans
+            .values()
+            .map(|orphan| (orphan.buffer, orphan.pages.as_slice()))
+    }
+
     fn release_orphans(&mut self) {
         for (space, orphan) in std::mem::take(&mut self.orphans) {
             let Ok(fence) = self.device.release(space, orphan.readers) else {
@@ -369,6 +376,11 @@ impl State {
             self.books.allocator.note_committed(claim);
             self.books.counts.pages_committed += u64::from(claim.memory == Memory::Fresh);
         }
+        for &id in &plan.heaps {
+            let pages = self.books.allocator.heap(id).page_count();
+            let with_heap = self.commitment() == Commitment::PerHeap;
+            self.books.counts.pages_committed += if with_heap { u64::from(pages) } else { 0 };
+        }
         for edit in &plan.edits {
             let buffer = &mut *targets[edit.target];
             self.books.record(buffer.id, edit.from, edit.to, fence);
@@ -411,8 +423,8 @@ impl State {
         }
         for id in plan.heaps.drain(..) {
             self.books.allocator.dissolve_tails_in(id);
-            if self.books.allocator.heap(id).is_empty() {
-                self.give_back_heap(id);
+            if self.books.allocator.heap(id).is_empty() && self.device.destroy_heap(id).is_ok() {
+                self.books.allocator.remove_heap(id);
             }
         }
     }

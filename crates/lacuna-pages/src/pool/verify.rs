@@ -63,6 +63,13 @@ impl Pool {
                 .filter_map(|slot| slot.page())
                 .count();
         }
+        for (buffer, pages) in state.orphans() {
+            regions += state.books.buffer_ledger(buffer).regions;
+            mapped += pages.len();
+            for &page in pages {
+                seen.entry(page).or_default().mappings += 1;
+            }
+        }
         let ledger = state.ledger();
         let page_size = state.config.page_size.bytes();
         check(

@@ -1,0 +1,305 @@
+//! Devices under test and the wrapper that fails, counts, records and delays.
+#![expect(
+    unsafe_code,
+    reason = "a device is unsafe to implement, and the wrapper is one"
+)]
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lacuna_pages::device::{
+    Aliasing, BatchError, Commitment, Fence, FenceState, HeapId, Operation, Ordering, Patience,
+    Place, SpaceId,
+};
+use lacuna_pages::{
+    Buffer, ByteLength, Capabilities, DenseDevice, Device, DeviceError, HostDevice, PageRange,
+    PageSize, Pool, PoolConfig,
+};
+
+/// What a probe is to change about its device, beyond recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Guise {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// Heaps commit all their memory when they are made, as on a graphics device.
+    PerHeap,
+    /// Batches are done when the test says so.
+    Queue,
+    /// Pages cannot be shared.
+    NoAliasing,
+}
+
+/// Which calls fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Failing {
+    #[default]
+    Nothing,
+    /// Only the n-th from now, from zero.
+    Once(u64),
+    /// The n-th and every later one.
+    From(u64),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub(crate) failing: Failing,
+    /// Calls that could have failed since `failing` was set; each operation of a batch is one.
+    pub(crate) calls: u64,
+    pub(crate) batches: Vec<(Vec<Operation>, Fence)>,
+    pub(crate) heaps: u64,
+    pub(crate) spaces: u64,
+    /// Fences up to this one are signalled.
+    pub(crate) signalled: u64,
+    last_fence: u64,
+}
+
+impl Log {
+    fn fails(&mut self) -> bool {
+        let call = self.calls;
+        self.calls += 1;
+        match self.failing {
+            Failing::Nothing => false,
+            Failing::Once(at) => call == at,
+            Failing::From(at) => call >= at,
+        }
+    }
+
+    fn next_fence(&mut self) -> Fence {
+        self.last_fence += 1;
+        Fence(self.last_fence)
+    }
+}
+
+/// The test's end of a [`Probe`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Handle(Arc<Mutex<Log>>);
+
+impl Handle {
+    pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn fail(&self, failing: Failing) {
+        let mut log = self.log();
+        log.failing = failing;
+        log.calls = 0;
+    }
+
+    pub(crate) fn signal_everything(&self) {
+        let mut log = self.log();
+        log.signalled = log.last_fence;
+    }
+}
+
+/// A device that does what another does, and tells.
+#[derive(Debug)]
+pub(crate) struct Probe<D> {
+    inner: D,
+    guise: Guise,
+    capabilities: Capabilities,
+    handle: Handle,
+}
+
+impl<D: Device> Probe<D> {
+    pub(crate) fn new(inner: D, guise: Guise) -> (Self, Handle) {
+        let handle = Handle::default();
+        let mut capabilities = inner.capabilities().clone();
+        match guise {
+            Guise::Plain => {}
+            Guise::PerHeap => capabilities.commitment = Commitment::PerHeap,
+            Guise::Queue => capabilities.ordering = Ordering::Queue,
+            Guise::NoAliasing => capabilities.aliasing = Aliasing::Unsupported,
+        }
+        (
+            Self {
+                inner,
+                guise,
+                capabilities,
+                handle: handle.clone(),
+            },
+            handle,
+        )
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        match self.handle.log().fails() {
+            true => Err(DeviceError::System {
+                call: "injected",
+                code: 5,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    fn fence(&self) -> Fence {
+        match self.guise {
+            Guise::Queue => self.handle.log().next_fence(),
+            _ => Fence::DONE,
+        }
+    }
+}
+
+// SAFETY: every method passes the inner device's results on. A batch is passed on one operation at
+// a time and stops at the first failure, injected or real, so D4 holds; the other promises are the
+// inner device's own.
+unsafe impl<D: Device> Device for Probe<D> {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn reserve(&mut self, length: ByteLength) -> Result<SpaceId, DeviceError> {
+        self.check()?;
+        let space = self.inner.reserve(length)?;
+        self.handle.log().spaces += 1;
+        Ok(space)
+    }
+
+    fn release(&mut self, space: SpaceId, after: Fence) -> Result<Fence, DeviceError> {
+        self.check()?;
+        self.inner.release(space, after)?;
+        self.handle.log().spaces -= 1;
+        Ok(self.fence())
+    }
+
+    fn create_heap(&mut self, length: ByteLength) -> Result<HeapId, DeviceError> {
+        self.check()?;
+        let heap = self.inner.create_heap(length)?;
+        if self.guise == Guise::PerHeap {
+            let place = Place { heap, offset: 0 };
+            let commit = [Operation::Commit { place, length }];
+            self.inner
+                .apply(&commit, Fence::DONE)
+                .map_err(|error| error.cause)?;
+        }
+        self.handle.log().heaps += 1;
+        Ok(heap)
+    }
+
+    fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
+        self.check()?;
+        self.inner.destroy_heap(heap)?;
+        self.handle.log().heaps -= 1;
+        Ok(())
+    }
+
+    fn apply(&mut self, batch: &[Operation], after: Fence) -> Result<Fence, BatchError> {
+        for (applied, operation) in batch.iter().enumerate() {
+            self.check()
+                .map_err(|cause| BatchError { applied, cause })?;
+            self.inner
+                .apply(&[*operation], after)
+                .map_err(|error| BatchError {
+                    applied: applied + error.applied,
+                    ..error
+                })?;
+        }
+        self.handle.log().batches.push((batch.to_vec(), after));
+        Ok(self.fence())
+    }
+
+    fn wait(&mut self, fence: Fence, patience: Patience) -> Result<FenceState, DeviceError> {
+        if self.guise != Guise::Queue {
+            return self.inner.wait(fence, patience);
+        }
+        if patience == Patience::Block {
+            self.handle.signal_everything();
+        }
+        let done = fence.0 <= self.handle.log().signalled;
+        Ok(if done {
+            FenceState::Signalled
+        } else {
+            FenceState::Pending
+        })
+    }
+
+    fn host_pointer(&self, space: SpaceId) -> Option<NonNull<u8>> {
+        self.inner.host_pointer(space)
+    }
+}
+
+/// Small pages and heaps, so that a test crosses their boundaries often.
+pub(crate) fn small() -> PoolConfig {
+    PoolConfig {
+        page_size: PAGE_SIZE,
+        heap_bytes: PAGE_SIZE.bytes_of(lacuna_pages::PageCount::new(16)),
+        high_watermark: pages(32),
+        low_watermark: pages(8),
+        ..PoolConfig::default()
+    }
+}
+
+pub(crate) const PAGE_SIZE: PageSize = PageSize::KIB_16;
+pub(crate) const PAGE: usize = PAGE_SIZE.bytes() as usize;
+
+pub(crate) fn pages(count: u64) -> ByteLength {
+    PAGE_SIZE.bytes_of(lacuna_pages::PageCount::new(count))
+}
+
+pub(crate) fn host(config: PoolConfig) -> Pool {
+    Pool::new(HostDevice::new().unwrap(), config).unwrap()
+}
+
+/// A host pool behind a probe.
+pub(crate) fn probed(config: PoolConfig, guise: Guise) -> (Pool, Handle) {
+    let (device, handle) = Probe::new(HostDevice::new().unwrap(), guise);
+    (Pool::new(device, config).unwrap(), handle)
+}
+
+/// One pool on every kind of device.
+pub(crate) fn every_pool(config: PoolConfig) -> Vec<Pool> {
+    let guises = [
+        Guise::Plain,
+        Guise::PerHeap,
+        Guise::Queue,
+        Guise::NoAliasing,
+    ];
+    let mut pools: Vec<Pool> = guises.map(|guise| probed(config, guise).0).into();
+    pools.push(host(config));
+    pools.push(Pool::new(DenseDevice::new(), config).unwrap());
+    pools
+}
+
+/// Those of them on which pages can be shared.
+pub(crate) fn sharing_pools(config: PoolConfig) -> Vec<Pool> {
+    let mut pools = every_pool(config);
+    pools.retain(|pool| pool.capabilities().aliasing == Aliasing::Shared);
+    pools
+}
+
+/// Fills a page with a pattern that tells pages and places apart.
+pub(crate) fn write_page(buffer: &mut Buffer, page: u64, tag: u64) {
+    let start = page as usize * PAGE;
+    let bytes = buffer.bytes_mut(start..start + PAGE).unwrap();
+    for (place, word) in bytes.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&(tag ^ (place as u64) << 40).to_le_bytes());
+    }
+}
+
+#[track_caller]
+pub(crate) fn assert_page(buffer: &Buffer, page: u64, tag: u64) {
+    let start = page as usize * PAGE;
+    let bytes = buffer.bytes(start..start + PAGE).unwrap();
+    for (place, word) in bytes.chunks_exact(8).enumerate() {
+        let word = u64::from_le_bytes(word.try_into().unwrap());
+        assert_eq!(
+            word,
+            tag ^ (place as u64) << 40,
+            "page {page}, word {place}"
+        );
+    }
+}
+
+pub(crate) fn range(start: u64, end: u64) -> PageRange {
+    PageRange::of(start..end)
+}
+
+/// A buffer of `count` pages, mapped, each page filled with `tag + index`.
+pub(crate) fn filled(pool: &Pool, count: u64, tag: u64) -> Buffer {
+    let mut buffer = pool.reserve(pages(count), format!("filled {tag}")).unwrap();
+    buffer.ensure_mapped(0..count as usize * PAGE).unwrap();
+    for page in 0..count {
+        write_page(&mut buffer, page, tag + page);
+    }
+    buffer
+}
