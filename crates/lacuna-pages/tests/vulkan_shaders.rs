@@ -35,6 +35,9 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
             std::fs::write(&committed, &compiled).unwrap();
         }
         let same = std::fs::read(&committed).unwrap() == compiled;
-        assert!(same, "{name}.spv is not what {name}.wgsl compiles to; see the top of this test");
+        assert!(
+            same,
+            "{name}.spv is not what {name}.wgsl compiles to; see the top of this test"
+        );
     }
 }

@@ -69,9 +69,16 @@ impl Drop for Driver {
 }
 
 impl Driver {
-    /// Opens the best device that the loader, or `library` in its place, offers.
-    pub(super) fn open(library: Option<&str>) -> Result<(Arc<Self>, Queue), DeviceError> {
-        let instance = OpenInstance::load(library)?;
+    /// Opens the best device that the loader offers.
+    pub(super) fn open() -> Result<(Arc<Self>, Queue), DeviceError> {
+        Self::open_with(|device| device)
+    }
+
+    /// As [`Driver::open`], with the device's functions passed through `wrap`.
+    pub(super) fn open_with(
+        wrap: impl FnOnce(ash::Device) -> ash::Device,
+    ) -> Result<(Arc<Self>, Queue), DeviceError> {
+        let instance = OpenInstance::load(None)?;
         let devices = instance.devices()?;
         let candidates: Vec<Candidate> = devices
             .iter()
@@ -79,7 +86,7 @@ impl Driver {
             .collect();
         let (index, families) = choose(&candidates)?;
         let physical = devices[index];
-        let device = create_device(&instance, physical, families)?;
+        let device = wrap(create_device(&instance, physical, families)?);
         let timeline = match create_timeline(&device) {
             Ok(timeline) => timeline,
             Err(result) => {
@@ -91,7 +98,9 @@ impl Driver {
         // SAFETY: V1; both families were asked for when the device was created.
         let (memory, compute, bind) = unsafe {
             (
-                instance.instance.get_physical_device_memory_properties(physical),
+                instance
+                    .instance
+                    .get_physical_device_memory_properties(physical),
                 device.get_device_queue(families.compute, 0),
                 device.get_device_queue(families.bind, 0),
             )

@@ -93,7 +93,10 @@ impl Frame {
 
     /// Host-visible memory of at least `length` bytes.
     pub(super) fn staging(&mut self, length: usize) -> Result<&mut Staging, DeviceError> {
-        let enough = self.staging.take().filter(|staging| staging.length() >= length);
+        let enough = self
+            .staging
+            .take()
+            .filter(|staging| staging.length() >= length);
         let staging = match enough {
             Some(staging) => staging,
             None => Staging::new(&self.driver, length.next_power_of_two().max(4096))?,
@@ -124,7 +127,9 @@ impl Frame {
         let sizes = [vk::DescriptorPoolSize::default()
             .ty(vk::DescriptorType::STORAGE_BUFFER)
             .descriptor_count(2)];
-        let info = vk::DescriptorPoolCreateInfo::default().max_sets(1).pool_sizes(&sizes);
+        let info = vk::DescriptorPoolCreateInfo::default()
+            .max_sets(1)
+            .pool_sizes(&sizes);
         // SAFETY: V1 and V5.
         let pool = unsafe { self.driver.device.create_descriptor_pool(&info, None) }
             .map_err(|result| self.driver.failure("vkCreateDescriptorPool", result, 0))?;

@@ -105,7 +105,10 @@ impl Kernels {
         let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
         // SAFETY: V1 and V5.
         self.set_layout = unsafe { self.driver.device.create_descriptor_set_layout(&info, None) }
-            .map_err(|result| self.driver.failure("vkCreateDescriptorSetLayout", result, 0))?;
+            .map_err(|result| {
+            self.driver
+                .failure("vkCreateDescriptorSetLayout", result, 0)
+        })?;
         let sets = [self.set_layout];
         let constants = [vk::PushConstantRange::default()
             .stage_flags(vk::ShaderStageFlags::COMPUTE)

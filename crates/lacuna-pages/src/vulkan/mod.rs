@@ -4,16 +4,16 @@
 //!
 //! A reservation is a `VkBuffer` with sparse binding, residency and aliasing, a heap is one
 //! `VkDeviceMemory`, and a batch is one `vkQueueBindSparse` with its neighbours merged. The host
-//! cannot see a reservation as one range, so [`Buffer::bytes`](crate::Buffer::bytes) is
-//! unsupported on it; contents go through a [`VulkanQueue`], whose copies and kernels are ordered
-//! with the batches on one timeline.
+//! cannot see a reservation as one range, so [`Buffer::bytes`](crate::Buffer::bytes) is unsupported
+//! on it; contents are copied by [`Buffer::read`](crate::Buffer::read) and
+//! [`Buffer::write`](crate::Buffer::write), or worked on through a [`VulkanQueue`], whose copies and
+//! kernels are ordered with the batches on one timeline.
 //!
 //! The driver is loaded when the device is opened. Where there is no loader, no driver or no
 //! sparse buffers, opening is [`DeviceError::Unavailable`] and the dense device serves.
 //!
 //! ```
 //! # use lacuna_pages::{ByteLength, Device, DeviceError, Pool, PoolConfig, VulkanDevice};
-//! # use lacuna_pages::device::Address;
 //! let device = match VulkanDevice::open() {
 //!     Err(DeviceError::Unavailable { .. }) => return Ok(()), // and use a `DenseDevice`
 //!     device => device?,
@@ -22,9 +22,8 @@
 //! let pool = Pool::new(device, PoolConfig::default())?;
 //! let mut keys = pool.reserve(ByteLength::mebibytes(64), "keys")?;
 //! keys.ensure_mapped(0..4096)?;
-//! let address = Address { space: keys.space(), offset: 0 };
-//! queue.write(address, &[7; 4096])?;
-//! assert_eq!(queue.checksum(address, ByteLength::new(8))?, 0x0707_0707 * 4);
+//! keys.write(0, &[7; 4096])?;
+//! assert_eq!(queue.checksum(keys.address(0), ByteLength::new(8))?, 0x0707_0707 * 4);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -56,8 +55,9 @@ mod open;
 mod phases;
 mod queue;
 mod state;
+#[cfg(test)]
+mod tests;
 
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ash::vk;
@@ -66,7 +66,7 @@ pub use queue::{Rows, VulkanQueue, checksum};
 
 use crate::device::{
     Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence, FenceState, HeapId,
-    Hole, Operation, Ordering, Patience, SpaceId,
+    Hole, HostView, Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::{ByteLength, PageSize};
 use driver::Driver;
@@ -106,7 +106,7 @@ impl VulkanDevice {
     /// [`DeviceError::Unavailable`], with what is missing, when there is no loader, no driver, or
     /// no device with sparse buffers; other errors when a driver refuses to start.
     pub fn open() -> Result<Self, DeviceError> {
-        Self::with_driver(Driver::open(None)?)
+        Self::with_driver(Driver::open()?)
     }
 
     fn with_driver((driver, queue): (Arc<Driver>, driver::Queue)) -> Result<Self, DeviceError> {
@@ -122,7 +122,7 @@ impl VulkanDevice {
             page_sizes: PageSize::all_between(smallest, smallest.max(PageSize::MIB_2)),
             aliasing: Aliasing::Shared,
             hole,
-            ordering: Ordering::Queue,
+            ordering: Ordering::InOrder,
             commitment: Commitment::PerHeap,
             mapping_limit: mapping_limit(driver.kind),
         };
@@ -178,8 +178,9 @@ unsafe impl Device for VulkanDevice {
         self.queue().wait(fence, patience)
     }
 
-    fn host_pointer(&self, _: SpaceId) -> Option<NonNull<u8>> {
-        None
+    fn host_view(&self, space: SpaceId) -> Option<HostView> {
+        self.shared.lock().space(space).ok()?;
+        Some(HostView::Copies(Arc::new(self.queue())))
     }
 }
 

@@ -64,7 +64,10 @@ impl Buffer {
         let flags = vk::BufferCreateFlags::SPARSE_BINDING
             | vk::BufferCreateFlags::SPARSE_RESIDENCY
             | vk::BufferCreateFlags::SPARSE_ALIASED;
-        let info = vk::BufferCreateInfo::default().flags(flags).size(length).usage(SPARSE_USAGE);
+        let info = vk::BufferCreateInfo::default()
+            .flags(flags)
+            .size(length)
+            .usage(SPARSE_USAGE);
         Self::new(driver, &info)
     }
 
@@ -83,7 +86,11 @@ impl Buffer {
 
     pub(super) fn requirements(&self) -> vk::MemoryRequirements {
         // SAFETY: V1.
-        unsafe { self.driver.device.get_buffer_memory_requirements(self.handle) }
+        unsafe {
+            self.driver
+                .device
+                .get_buffer_memory_requirements(self.handle)
+        }
     }
 
     fn bind(&self, memory: &Memory) -> Result<(), DeviceError> {
@@ -161,7 +168,9 @@ impl Heap {
         let any = vk::MemoryPropertyFlags::empty();
         let memory_type = driver
             .memory_type(allowed & requirements.memory_type_bits, device_local, any)
-            .ok_or(super::invalid("a heap: no memory type suits sparse buffers and copying"))?;
+            .ok_or(super::invalid(
+                "a heap: no memory type suits sparse buffers and copying",
+            ))?;
         let memory = Memory::new(driver, requirements.size.max(length), memory_type)?;
         whole.bind(&memory)?;
         Ok(Self {
@@ -203,7 +212,9 @@ impl Staging {
         let cached = visible | vk::MemoryPropertyFlags::HOST_CACHED;
         let memory_type = driver
             .memory_type(requirements.memory_type_bits, cached, visible)
-            .ok_or(super::invalid("a staging buffer: no memory type is visible to the host"))?;
+            .ok_or(super::invalid(
+                "a staging buffer: no memory type is visible to the host",
+            ))?;
         let memory = Memory::new(driver, requirements.size.max(size), memory_type)?;
         buffer.bind(&memory)?;
         let flags = vk::MemoryMapFlags::empty();
@@ -214,8 +225,9 @@ impl Staging {
                 .map_memory(memory.handle, 0, vk::WHOLE_SIZE, flags)
         }
         .map_err(|result| driver.failure("vkMapMemory", result, size))?;
-        let pointer = NonNull::new(pointer.cast())
-            .ok_or(super::invalid("a staging buffer: the driver mapped it nowhere"))?;
+        let pointer = NonNull::new(pointer.cast()).ok_or(super::invalid(
+            "a staging buffer: the driver mapped it nowhere",
+        ))?;
         Ok(Self {
             buffer,
             _memory: memory,

@@ -102,9 +102,10 @@ impl OpenInstance {
         // SAFETY: O2: `device` is one of the instance's, which is alive.
         let basic = unsafe { self.instance.get_physical_device_properties(device) };
         let mut candidate = Candidate {
-            name: basic
-                .device_name_as_c_str()
-                .map_or_else(|_| "?".to_owned(), |name: &CStr| name.to_string_lossy().into_owned()),
+            name: basic.device_name_as_c_str().map_or_else(
+                |_| "?".to_owned(),
+                |name: &CStr| name.to_string_lossy().into_owned(),
+            ),
             kind: basic.device_type,
             api_version: basic.api_version,
             sparse_binding: false,
@@ -152,7 +153,11 @@ impl OpenInstance {
             self.instance
                 .get_physical_device_properties2(device, &mut properties);
         }
-        let buffer = if knows_buffer_size { fourth.max_buffer_size } else { u64::MAX };
+        let buffer = if knows_buffer_size {
+            fourth.max_buffer_size
+        } else {
+            u64::MAX
+        };
         let limits = &basic.limits;
         Limits {
             address_space: limits.sparse_address_space_size,
@@ -265,7 +270,10 @@ mod tests {
     fn a_missing_loader_is_unavailable() {
         let error = OpenInstance::load(Some("no-such-loader.so")).err().unwrap();
         let text = error.to_string();
-        assert!(text.starts_with("vulkan is not available: no Vulkan loader"), "{text}");
+        assert!(
+            text.starts_with("vulkan is not available: no Vulkan loader"),
+            "{text}"
+        );
         assert!(text.ends_with("use the dense device instead"), "{text}");
     }
 
@@ -275,7 +283,10 @@ mod tests {
         let integrated = candidate("integrated", vk::PhysicalDeviceType::INTEGRATED_GPU);
         let mut discrete = candidate("discrete", vk::PhysicalDeviceType::DISCRETE_GPU);
         let chosen = |list: &[Candidate]| choose(list).unwrap().0;
-        assert_eq!(chosen(&[software.clone(), integrated.clone(), discrete.clone()]), 2);
+        assert_eq!(
+            chosen(&[software.clone(), integrated.clone(), discrete.clone()]),
+            2
+        );
         discrete.sparse_residency_buffer = false;
         assert_eq!(chosen(&[software, integrated, discrete]), 1);
     }
@@ -289,14 +300,26 @@ mod tests {
             change(&mut candidate);
             reason(&[candidate])
         };
-        assert_eq!(lacks(|c| c.sparse_binding = false), "card lacks sparseBinding");
-        assert_eq!(lacks(|c| c.sparse_residency_buffer = false), "card lacks sparseResidencyBuffer");
+        assert_eq!(
+            lacks(|c| c.sparse_binding = false),
+            "card lacks sparseBinding"
+        );
+        assert_eq!(
+            lacks(|c| c.sparse_residency_buffer = false),
+            "card lacks sparseResidencyBuffer"
+        );
         assert_eq!(
             lacks(|c| c.sparse_residency_aliased = false),
             "card lacks sparseResidencyAliased"
         );
-        assert_eq!(lacks(|c| c.timeline_semaphore = false), "card lacks timelineSemaphore");
-        assert_eq!(lacks(|c| c.api_version = vk::API_VERSION_1_1), "card lacks Vulkan 1.2");
+        assert_eq!(
+            lacks(|c| c.timeline_semaphore = false),
+            "card lacks timelineSemaphore"
+        );
+        assert_eq!(
+            lacks(|c| c.api_version = vk::API_VERSION_1_1),
+            "card lacks Vulkan 1.2"
+        );
         assert_eq!(
             lacks(|c| c.families = vec![vk::QueueFlags::COMPUTE]),
             "card lacks a sparse binding queue"
@@ -311,7 +334,10 @@ mod tests {
             vk::QueueFlags::SPARSE_BINDING,
             vk::QueueFlags::COMPUTE,
         ];
-        let families = Families { compute: 2, bind: 1 };
+        let families = Families {
+            compute: 2,
+            bind: 1,
+        };
         assert_eq!(choose(&[split]).unwrap(), (0, families));
     }
 }

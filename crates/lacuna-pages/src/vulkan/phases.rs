@@ -118,30 +118,65 @@ mod tests {
             bind(1, 4, None),
         ];
         let merged = coalesce(binds).unwrap();
-        let shape: Vec<_> = merged.iter().map(|bind| (bind.space.0, bind.length / PAGE)).collect();
+        let shape: Vec<_> = merged
+            .iter()
+            .map(|bind| (bind.space.0, bind.length / PAGE))
+            .collect();
         assert_eq!(shape, [(0, 2), (0, 1), (1, 1), (1, 2)]);
     }
 
     #[test]
     fn an_address_named_twice_is_refused() {
-        assert_eq!(coalesce(vec![bind(0, 1, None), bind(0, 1, Some((0, 0)))]), Err(Overlap));
+        assert_eq!(
+            coalesce(vec![bind(0, 1, None), bind(0, 1, Some((0, 0)))]),
+            Err(Overlap)
+        );
         assert!(coalesce(vec![bind(0, 1, None), bind(1, 1, None)]).is_ok());
     }
 
     #[test]
     fn a_pools_batch_has_one_phase_of_binds() {
         let length = ByteLength::new(PAGE);
-        let address = |page: u64| Address { space: SpaceId(0), offset: page * PAGE };
-        let place = Place { heap: HeapId(0), offset: 0 };
+        let address = |page: u64| Address {
+            space: SpaceId(0),
+            offset: page * PAGE,
+        };
+        let place = Place {
+            heap: HeapId(0),
+            offset: 0,
+        };
         let access = Access::ReadWrite;
         let batch = [
-            Operation::Copy { from: address(0), to: place, length },
-            Operation::Map { address: address(0), place, length, access },
-            Operation::Protect { address: address(1), length, access },
-            Operation::Unmap { address: address(2), length },
-            Operation::Zero { address: address(0), length },
+            Operation::Copy {
+                from: address(0),
+                to: place,
+                length,
+            },
+            Operation::Map {
+                address: address(0),
+                place,
+                length,
+                access,
+            },
+            Operation::Protect {
+                address: address(1),
+                length,
+                access,
+            },
+            Operation::Unmap {
+                address: address(2),
+                length,
+            },
+            Operation::Zero {
+                address: address(0),
+                length,
+            },
         ];
-        let expected = [(Kind::Transfer, 0..1), (Kind::Bind, 1..4), (Kind::Transfer, 4..5)];
+        let expected = [
+            (Kind::Transfer, 0..1),
+            (Kind::Bind, 1..4),
+            (Kind::Transfer, 4..5),
+        ];
         let found = phases(&batch);
         assert_eq!(found.len(), expected.len());
         for (phase, (kind, operations)) in found.into_iter().zip(expected) {

@@ -6,7 +6,7 @@ use super::frames::{Frame, STAGING_BYTES, Window};
 use super::kernels::{GROUP, Kernel};
 use super::state::State;
 use super::{Shared, invalid};
-use crate::device::{Access, Address, DeviceError, Fence, FenceState, Patience};
+use crate::device::{Access, Address, DeviceError, Fence, FenceState, HostCopies, Patience};
 use crate::units::ByteLength;
 
 /// The bytes of a word; kernels work in words.
@@ -38,60 +38,6 @@ pub struct Rows {
 }
 
 impl VulkanQueue {
-    /// Copies `bytes` to mapped, writable memory, by way of a staging buffer. Returns when the last
-    /// copy is queued.
-    ///
-    /// # Errors
-    /// [`DeviceError::Invalid`] when the range is not mapped or not writable, or as any submission.
-    pub fn write(&self, address: Address, bytes: &[u8]) -> Result<Fence, DeviceError> {
-        let mut fence = Fence::DONE;
-        let all = ByteLength::new(bytes.len() as u64);
-        self.lock().window(address, all, Access::ReadWrite)?;
-        for (index, chunk) in bytes.chunks(STAGING_BYTES).enumerate() {
-            let mut state = self.lock();
-            let at = later(address, (index * STAGING_BYTES) as u64);
-            let window = state.window(at, ByteLength::new(chunk.len() as u64), Access::ReadWrite)?;
-            let mut frame = take_frame(&mut state)?;
-            let staging = frame.staging(chunk.len())?;
-            staging.fill(chunk);
-            let source = Window {
-                buffer: staging.handle(),
-                offset: 0,
-                length: chunk.len() as u64,
-            };
-            let mut recorder = frame.begin()?;
-            recorder.copy(source, window);
-            fence = recorder.submit(&mut state.queue)?;
-            state.frames.put(frame);
-        }
-        Ok(fence)
-    }
-
-    /// Copies mapped memory to `bytes`, by way of a staging buffer. Waits for everything submitted
-    /// before.
-    ///
-    /// # Errors
-    /// [`DeviceError::Invalid`] when the range is not mapped, or as any submission.
-    pub fn read(&self, address: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        for (index, chunk) in bytes.chunks_mut(STAGING_BYTES).enumerate() {
-            let mut state = self.lock();
-            let at = later(address, (index * STAGING_BYTES) as u64);
-            let window = state.window(at, ByteLength::new(chunk.len() as u64), Access::Read)?;
-            let mut frame = take_frame(&mut state)?;
-            let target = Window {
-                buffer: frame.staging(chunk.len())?.handle(),
-                offset: 0,
-                length: chunk.len() as u64,
-            };
-            let mut recorder = frame.begin()?;
-            recorder.copy(window, target);
-            let fence = recorder.submit(&mut state.queue)?;
-            drop(state);
-            self.collect(frame, fence, chunk)?;
-        }
-        Ok(())
-    }
-
     /// Writes `data`, which is rows one after the other, to where `rows` has them, with a compute
     /// kernel. Bytes between the rows stay as they are. Returns when the last dispatch is queued.
     ///
@@ -107,14 +53,23 @@ impl VulkanQueue {
         check_rows(rows, data)?;
         let count = data.len() as u64 / row.get();
         let span = |count: u64| ByteLength::new((count - 1) * stride.get() + row.get());
-        self.lock().window(address, span(count), Access::ReadWrite)?;
-        let fitting = (STAGING_BYTES as u64 / row.get()).min(self.lock().largest_window() / stride.get());
+        self.lock()
+            .window(address, span(count), Access::ReadWrite)?;
+        let fitting =
+            (STAGING_BYTES as u64 / row.get()).min(self.lock().largest_window() / stride.get());
         let fitting = fitting.max(1);
         let mut fence = Fence::DONE;
         for (index, chunk) in data.chunks((fitting * row.get()) as usize).enumerate() {
             let count = chunk.len() as u64 / row.get();
             let at = later(address, index as u64 * fitting * stride.get());
-            fence = self.dispatch_rows(Rows { address: at, ..rows }, chunk, span(count))?;
+            fence = self.dispatch_rows(
+                Rows {
+                    address: at,
+                    ..rows
+                },
+                chunk,
+                span(count),
+            )?;
         }
         Ok(fence)
     }
@@ -138,11 +93,22 @@ impl VulkanQueue {
         };
         let (window, first) = state.aligned(window);
         let words = data.len() as u64 / WORD;
-        let parameters = [first, rows.row.get() / WORD, rows.stride.get() / WORD, words];
+        let parameters = [
+            first,
+            rows.row.get() / WORD,
+            rows.stride.get() / WORD,
+            words,
+        ];
         let parameters = parameters.map(|value| value as u32);
         let groups = words.div_ceil(GROUP.into()) as u32;
         let mut recorder = frame.begin()?;
-        recorder.dispatch(&kernels, Kernel::WriteRows, [window, source], parameters, groups)?;
+        recorder.dispatch(
+            &kernels,
+            Kernel::WriteRows,
+            [window, source],
+            parameters,
+            groups,
+        )?;
         let fence = recorder.submit(&mut state.queue)?;
         state.frames.put(frame);
         Ok(fence)
@@ -186,7 +152,13 @@ impl VulkanQueue {
         let (window, first) = state.aligned(window);
         let parameters = [first as u32, words as u32, base as u32, 0];
         let mut recorder = frame.begin()?;
-        recorder.dispatch(&kernels, Kernel::Checksum, [window, target], parameters, groups)?;
+        recorder.dispatch(
+            &kernels,
+            Kernel::Checksum,
+            [window, target],
+            parameters,
+            groups,
+        )?;
         let fence = recorder.submit(&mut state.queue)?;
         drop(state);
         self.collect(frame, fence, &mut partials)?;
@@ -214,6 +186,54 @@ impl VulkanQueue {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.lock()
+    }
+}
+
+/// Through staging buffers of 4 MiB at most. A write returns when its last part is queued.
+impl HostCopies for VulkanQueue {
+    fn write(&self, address: Address, bytes: &[u8]) -> Result<Fence, DeviceError> {
+        let mut fence = Fence::DONE;
+        let all = ByteLength::new(bytes.len() as u64);
+        self.lock().window(address, all, Access::ReadWrite)?;
+        for (index, chunk) in bytes.chunks(STAGING_BYTES).enumerate() {
+            let mut state = self.lock();
+            let at = later(address, (index * STAGING_BYTES) as u64);
+            let window =
+                state.window(at, ByteLength::new(chunk.len() as u64), Access::ReadWrite)?;
+            let mut frame = take_frame(&mut state)?;
+            let staging = frame.staging(chunk.len())?;
+            staging.fill(chunk);
+            let source = Window {
+                buffer: staging.handle(),
+                offset: 0,
+                length: chunk.len() as u64,
+            };
+            let mut recorder = frame.begin()?;
+            recorder.copy(source, window);
+            fence = recorder.submit(&mut state.queue)?;
+            state.frames.put(frame);
+        }
+        Ok(fence)
+    }
+
+    fn read(&self, address: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        for (index, chunk) in bytes.chunks_mut(STAGING_BYTES).enumerate() {
+            let mut state = self.lock();
+            let at = later(address, (index * STAGING_BYTES) as u64);
+            let window = state.window(at, ByteLength::new(chunk.len() as u64), Access::Read)?;
+            let mut frame = take_frame(&mut state)?;
+            let target = Window {
+                buffer: frame.staging(chunk.len())?.handle(),
+                offset: 0,
+                length: chunk.len() as u64,
+            };
+            let mut recorder = frame.begin()?;
+            recorder.copy(window, target);
+            let fence = recorder.submit(&mut state.queue)?;
+            drop(state);
+            self.collect(frame, fence, chunk)?;
+        }
+        Ok(())
     }
 }
 
@@ -254,13 +274,18 @@ fn check_rows(rows: Rows, data: &[u8]) -> Result<(), DeviceError> {
         return Err(invalid("rows of part of a word"));
     }
     if row == 0 || row > STAGING_BYTES as u64 || stride < row {
-        return Err(invalid("rows of no bytes, of more than 4 MiB, or further than their stride"));
+        return Err(invalid(
+            "rows of no bytes, of more than 4 MiB, or further than their stride",
+        ));
     }
     if data.is_empty() || !(data.len() as u64).is_multiple_of(row) {
         return Err(invalid("rows of which the last is not whole"));
     }
     let count = data.len() as u64 / row;
-    match (count - 1).checked_mul(stride).and_then(|span| span.checked_add(row)) {
+    match (count - 1)
+        .checked_mul(stride)
+        .and_then(|span| span.checked_add(row))
+    {
         Some(_) => Ok(()),
         None => Err(invalid("an operation outside its reservation")),
     }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use ash::vk;
 
+use super::bindings::{Bindings, Denied};
 use super::driver::{Driver, Queue};
 use super::frames::{Frames, Window};
 use super::invalid;
 use super::kernels::Kernels;
 use super::objects::{Buffer, Heap, Space};
 use super::phases::{Bind, Kind, coalesce, phases};
-use super::bindings::{Bindings, Denied};
 use crate::device::{
     Access, Address, BatchError, DeviceError, Fence, FenceState, HeapId, Operation, Place, SpaceId,
 };
@@ -20,8 +20,14 @@ use crate::units::ByteLength;
 /// Something given back that the queue may still use.
 #[derive(Debug)]
 enum Retired {
-    Space(#[expect(dead_code, reason = "held until it may be dropped")] Space, u64),
-    Heap(#[expect(dead_code, reason = "held until it may be dropped")] Heap, u64),
+    Space(
+        #[expect(dead_code, reason = "held until it may be dropped")] Space,
+        u64,
+    ),
+    Heap(
+        #[expect(dead_code, reason = "held until it may be dropped")] Heap,
+        u64,
+    ),
 }
 
 /// A copy or a zeroing, checked.
@@ -154,7 +160,12 @@ impl State {
 
     pub(super) fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
         self.drop_retired()?;
-        if self.spaces.iter().flatten().any(|space| space.bindings.names(heap)) {
+        if self
+            .spaces
+            .iter()
+            .flatten()
+            .any(|space| space.bindings.names(heap))
+        {
             return Err(invalid("give a heap back that is still mapped"));
         }
         let slot = self.heaps.get_mut(heap.0 as usize);
@@ -213,11 +224,7 @@ impl State {
 
     // Batches.
 
-    pub(super) fn apply(
-        &mut self,
-        batch: &[Operation],
-        after: Fence,
-    ) -> Result<Fence, BatchError> {
+    pub(super) fn apply(&mut self, batch: &[Operation], after: Fence) -> Result<Fence, BatchError> {
         let stop = |applied| move |cause| BatchError { applied, cause };
         self.check_fence(after).map_err(stop(0))?;
         self.drop_retired().map_err(stop(0))?;

@@ -29,7 +29,10 @@ fn a_kernel_reads_one_flat_range_over_scattered_pages() {
     };
     queue.write_rows(rows, &data).unwrap();
     let all = ByteLength::new(data.len() as u64);
-    assert_eq!(queue.checksum(address(space, 0), all).unwrap(), checksum(&data));
+    assert_eq!(
+        queue.checksum(address(space, 0), all).unwrap(),
+        checksum(&data)
+    );
     assert!(read(&queue, address(space, 0), all.get()) == data);
 
     // And every page lies where it was put.
@@ -53,7 +56,10 @@ fn rows_with_a_stride_leave_what_is_between_them() {
     let (first, row, stride, count) = (60, 96, 1_000, 250);
     let data = noise(3, row * count);
     let rows = Rows {
-        address: Address { space, offset: first },
+        address: Address {
+            space,
+            offset: first,
+        },
         row: ByteLength::new(row),
         stride: ByteLength::new(stride),
     };
@@ -74,7 +80,10 @@ fn pages_in_two_buffers_are_one_memory() {
     let second = device.reserve(pages(64)).unwrap();
     let batch: Vec<_> = (0..8)
         .flat_map(|page| {
-            [map(first, page * 3, heap, page), map(second, 40 - page, heap, page)]
+            [
+                map(first, page * 3, heap, page),
+                map(second, 40 - page, heap, page),
+            ]
         })
         .collect();
     device.apply(&batch, Fence::DONE).unwrap();
@@ -82,7 +91,9 @@ fn pages_in_two_buffers_are_one_memory() {
         let written = noise(page, PAGE);
         let through_first = page % 2 == 0;
         let (to, other) = (address(first, page * 3), address(second, 40 - page));
-        queue.write(if through_first { to } else { other }, &written).unwrap();
+        queue
+            .write(if through_first { to } else { other }, &written)
+            .unwrap();
         assert!(read(&queue, to, PAGE) == written, "page {page}");
         assert!(read(&queue, other, PAGE) == written, "page {page}");
         assert_eq!(queue.checksum(other, pages(1)).unwrap(), checksum(&written));
@@ -103,8 +114,12 @@ fn a_page_keeps_its_contents_while_it_moves() {
     let heap = device.create_heap(pages(4)).unwrap();
     let space = device.reserve(pages(1_000)).unwrap();
     for page in 0..4 {
-        device.apply(&[map(space, page, heap, page)], Fence::DONE).unwrap();
-        queue.write(address(space, page), &noise(page, PAGE)).unwrap();
+        device
+            .apply(&[map(space, page, heap, page)], Fence::DONE)
+            .unwrap();
+        queue
+            .write(address(space, page), &noise(page, PAGE))
+            .unwrap();
     }
     // Round and round, one batch and one submission a step, without waiting.
     let mut last = queue_end(&mut device);
@@ -152,7 +167,10 @@ fn a_range_longer_than_a_shader_sees_at_once_is_read_in_parts() {
     let part = noise(9, sixteen * PAGE);
     queue.write(address(space, 0), &part).unwrap();
     let expected = checksum(&part.repeat((total / sixteen) as usize));
-    assert_eq!(queue.checksum(address(space, 0), pages(total)).unwrap(), expected);
+    assert_eq!(
+        queue.checksum(address(space, 0), pages(total)).unwrap(),
+        expected
+    );
 }
 
 #[test]
@@ -194,7 +212,9 @@ fn copying_and_zeroing_are_part_of_the_batch() {
     let heap = device.create_heap(pages(4)).unwrap();
     let space = whole(&mut device, heap, 4);
     for page in 0..4 {
-        queue.write(address(space, page), &noise(page, PAGE)).unwrap();
+        queue
+            .write(address(space, page), &noise(page, PAGE))
+            .unwrap();
     }
     // Copy page 0 over memory 3, show that at page 0, and zero page 1.
     let batch = [
@@ -233,11 +253,18 @@ fn fences_are_reached_in_order() {
     let heap = device.create_heap(pages(64)).unwrap();
     let space = whole(&mut device, heap, 64);
     let fences: Vec<_> = (0..20)
-        .map(|round| queue.write(address(space, 0), &noise(round, 64 * PAGE)).unwrap())
+        .map(|round| {
+            queue
+                .write(address(space, 0), &noise(round, 64 * PAGE))
+                .unwrap()
+        })
         .collect();
     assert!(fences.is_sorted_by(|left, right| left < right));
     let middle = fences[10];
-    assert_eq!(device.wait(middle, Patience::Block), Ok(FenceState::Signalled));
+    assert_eq!(
+        device.wait(middle, Patience::Block),
+        Ok(FenceState::Signalled)
+    );
     for &fence in &fences[..=10] {
         assert_eq!(queue.wait(fence, Patience::Poll), Ok(FenceState::Signalled));
     }
@@ -253,7 +280,9 @@ fn what_is_released_while_in_use_lasts_until_it_is_not() {
     for round in 0..30 {
         let heap = device.create_heap(pages(32)).unwrap();
         let space = whole(&mut device, heap, 32);
-        queue.write(address(space, 0), &noise(round, 32 * PAGE)).unwrap();
+        queue
+            .write(address(space, 0), &noise(round, 32 * PAGE))
+            .unwrap();
         let fence = device.apply(&[unmap(space, 0, 32)], Fence::DONE).unwrap();
         device.destroy_heap(heap).unwrap();
         device.release(space, fence).unwrap();

@@ -10,7 +10,7 @@ mod refusals;
 
 use std::io::Write;
 
-use lacuna_pages::device::{Access, Address, HeapId, Operation, Place, SpaceId};
+use lacuna_pages::device::{Access, Address, HeapId, HostCopies, Operation, Place, SpaceId};
 use lacuna_pages::vulkan::VulkanQueue;
 use lacuna_pages::{ByteLength, Device, DeviceError, VulkanDevice};
 

@@ -3,8 +3,7 @@
 use lacuna_pages::device::{Commitment, Patience};
 use lacuna_pages::vulkan::checksum;
 use lacuna_pages::{
-    Buffer, ByteLength, Device, Error, PageCount, PageRange, Pool, PoolConfig, Recycle,
-    VirtualPage,
+    Buffer, ByteLength, Device, Error, PageCount, PageRange, Pool, PoolConfig, Recycle, VirtualPage,
 };
 
 use super::*;
@@ -21,12 +20,14 @@ fn pool_with(config: PoolConfig) -> Option<(Pool, VulkanQueue)> {
 }
 
 fn at(buffer: &Buffer, page: u64) -> Address {
-    address(buffer.space(), page)
+    buffer.address(page * PAGE)
 }
 
 #[test]
 fn buffers_grow_side_by_side_and_keep_their_contents() {
-    let Some((pool, queue)) = pool_with(PoolConfig::default()) else { return };
+    let Some((pool, queue)) = pool_with(PoolConfig::default()) else {
+        return;
+    };
     let mut buffers: Vec<_> = (0..6)
         .map(|_| pool.reserve(ByteLength::mebibytes(16), "layer").unwrap())
         .collect();
@@ -42,7 +43,10 @@ fn buffers_grow_side_by_side_and_keep_their_contents() {
     for (index, buffer) in buffers.iter().enumerate() {
         let pages_of = (0..40u64).map(|page| noise(page * 10 + index as u64, PAGE));
         let all = pages_of.collect::<Vec<_>>().concat();
-        assert_eq!(queue.checksum(at(buffer, 0), pages(40)).unwrap(), checksum(&all));
+        assert_eq!(
+            queue.checksum(at(buffer, 0), pages(40)).unwrap(),
+            checksum(&all)
+        );
     }
     assert_eq!(pool.ledger().mapped, pages(240));
     drop(buffers);
@@ -53,14 +57,18 @@ fn buffers_grow_side_by_side_and_keep_their_contents() {
 
 #[test]
 fn a_copy_on_write_copies_one_page() {
-    let Some((pool, queue)) = pool_with(PoolConfig::default()) else { return };
+    let Some((pool, queue)) = pool_with(PoolConfig::default()) else {
+        return;
+    };
     let mut first = pool.reserve(ByteLength::mebibytes(4), "first").unwrap();
     let mut second = pool.reserve(ByteLength::mebibytes(4), "second").unwrap();
     first.ensure_mapped(0..10 * PAGE as usize).unwrap();
     let data = noise(5, 10 * PAGE);
     queue.write(at(&first, 0), &data).unwrap();
     first.seal(PageRange::of(0..10)).unwrap();
-    second.share_from(&first, PageRange::of(0..10), VirtualPage::new(3)).unwrap();
+    second
+        .share_from(&first, PageRange::of(0..10), VirtualPage::new(3))
+        .unwrap();
     assert_eq!(pool.ledger().shared, pages(10));
     assert!(read(&queue, at(&second, 3), 10 * PAGE) == data);
     assert!(queue.write(at(&second, 4), &[0]).is_err(), "sealed");
@@ -82,7 +90,9 @@ fn a_copy_on_write_copies_one_page() {
 
 #[test]
 fn a_pin_outlives_the_buffer_that_wrote_the_page() {
-    let Some((pool, queue)) = pool_with(PoolConfig::default()) else { return };
+    let Some((pool, queue)) = pool_with(PoolConfig::default()) else {
+        return;
+    };
     let mut first = pool.reserve(ByteLength::mebibytes(1), "").unwrap();
     first.ensure_mapped(0..2 * PAGE as usize).unwrap();
     queue.write(at(&first, 0), &noise(1, 2 * PAGE)).unwrap();
@@ -102,8 +112,13 @@ fn a_pin_outlives_the_buffer_that_wrote_the_page() {
 #[test]
 fn a_window_that_slides_keeps_its_memory() {
     let limit = Some(ByteLength::mebibytes(4));
-    let config = PoolConfig { limit, ..PoolConfig::default() };
-    let Some((pool, queue)) = pool_with(config) else { return };
+    let config = PoolConfig {
+        limit,
+        ..PoolConfig::default()
+    };
+    let Some((pool, queue)) = pool_with(config) else {
+        return;
+    };
     let mut buffer = pool.reserve(ByteLength::mebibytes(256), "window").unwrap();
     for page in 0..1_000u64 {
         let start = (page * PAGE) as usize;
@@ -123,35 +138,51 @@ fn a_window_that_slides_keeps_its_memory() {
 
 #[test]
 fn recycled_pages_hold_zeros_if_asked_to() {
-    let config = PoolConfig { recycle: Recycle::Zeroed, ..PoolConfig::default() };
-    let Some((pool, queue)) = pool_with(config) else { return };
+    let config = PoolConfig {
+        recycle: Recycle::Zeroed,
+        ..PoolConfig::default()
+    };
+    let Some((pool, queue)) = pool_with(config) else {
+        return;
+    };
     for round in 0..3 {
         let mut buffer = pool.reserve(ByteLength::mebibytes(4), "").unwrap();
         buffer.ensure_mapped(0..64 * PAGE as usize).unwrap();
         assert!(read(&queue, at(&buffer, 0), 64 * PAGE) == vec![0; 64 * PAGE as usize]);
-        queue.write(at(&buffer, 0), &noise(round, 64 * PAGE)).unwrap();
+        queue
+            .write(at(&buffer, 0), &noise(round, 64 * PAGE))
+            .unwrap();
     }
 }
 
 #[test]
 fn the_host_does_not_see_a_buffer_and_is_told_so() {
-    let Some((pool, _)) = pool_with(PoolConfig::default()) else { return };
+    let Some((pool, _)) = pool_with(PoolConfig::default()) else {
+        return;
+    };
     let mut buffer = pool.reserve(ByteLength::mebibytes(1), "").unwrap();
     let report = buffer.ensure_mapped(0..4096).unwrap();
     pool.wait(report.fence, Patience::Block).unwrap();
-    let unsupported = Error::Unsupported { device: "vulkan", what: "be read by the host" };
+    let unsupported = Error::Unsupported {
+        device: "vulkan",
+        what: "lend its memory to the host; copy with `read` and `write`",
+    };
     assert_eq!(buffer.bytes(0..4096).unwrap_err(), unsupported);
 }
 
 #[test]
 fn a_storm_of_buffers_leaves_nothing_behind() {
-    let Some((pool, queue)) = pool_with(PoolConfig::default()) else { return };
+    let Some((pool, queue)) = pool_with(PoolConfig::default()) else {
+        return;
+    };
     let mut alive: Vec<Buffer> = Vec::new();
     for round in 0..300u64 {
         let mut buffer = pool.reserve(ByteLength::mebibytes(2), "").unwrap();
         let count = 1 + round * 7 % 20;
         buffer.ensure_mapped(0..(count * PAGE) as usize).unwrap();
-        queue.write(at(&buffer, 0), &noise(round, count * PAGE)).unwrap();
+        queue
+            .write(at(&buffer, 0), &noise(round, count * PAGE))
+            .unwrap();
         assert_eq!(
             queue.checksum(at(&buffer, 0), pages(count)).unwrap(),
             checksum(&noise(round, count * PAGE))

@@ -7,7 +7,13 @@ use lacuna_pages::{ByteLength, Device};
 use super::*;
 
 fn is_invalid<T: std::fmt::Debug>(result: Result<T, DeviceError>) -> bool {
-    matches!(result, Err(DeviceError::Invalid { device: "vulkan", .. }))
+    matches!(
+        result,
+        Err(DeviceError::Invalid {
+            device: "vulkan",
+            ..
+        })
+    )
 }
 
 #[test]
@@ -16,7 +22,9 @@ fn batches_outside_the_contract_are_refused_before_anything_is_done() {
     let queue = device.queue();
     let heap = device.create_heap(pages(4)).unwrap();
     let space = device.reserve(pages(16)).unwrap();
-    device.apply(&[map(space, 0, heap, 0)], Fence::DONE).unwrap();
+    device
+        .apply(&[map(space, 0, heap, 0)], Fence::DONE)
+        .unwrap();
     queue.write(address(space, 0), &noise(1, PAGE)).unwrap();
     let part = |operation: fn(Address, ByteLength) -> Operation, offset, length| {
         operation(Address { space, offset }, ByteLength::new(length))
@@ -37,20 +45,42 @@ fn batches_outside_the_contract_are_refused_before_anything_is_done() {
         part(drop_, u64::MAX - PAGE + 1, PAGE),
         part(zero, PAGE, PAGE),
         part(zero, 0, 2 * PAGE),
-        Operation::Copy { from: address(space, 1), to: place, length: pages(1) },
-        Operation::Protect { address: address(space, 1), length: pages(1), access: Access::Read },
-        Operation::Commit { place, length: pages(1) },
-        Operation::Decommit { place, length: pages(1) },
+        Operation::Copy {
+            from: address(space, 1),
+            to: place,
+            length: pages(1),
+        },
+        Operation::Protect {
+            address: address(space, 1),
+            length: pages(1),
+            access: Access::Read,
+        },
+        Operation::Commit {
+            place,
+            length: pages(1),
+        },
+        Operation::Decommit {
+            place,
+            length: pages(1),
+        },
     ];
     for operation in bad {
         // The first operation is good; both are of one kind or the first is a phase of its own.
-        let error = device.apply(&[operation, map(space, 8, heap, 1)], Fence::DONE).unwrap_err();
+        let error = device
+            .apply(&[operation, map(space, 8, heap, 1)], Fence::DONE)
+            .unwrap_err();
         assert_eq!(error.applied, 0, "{operation:?}");
         assert!(is_invalid::<()>(Err(error.cause)), "{operation:?}");
     }
     let twice = [map(space, 8, heap, 1), map(space, 8, heap, 2)];
-    assert!(is_invalid(device.apply(&twice, Fence::DONE).map_err(|error| error.cause)));
-    let early = device.apply(&[], Fence(u64::MAX)).map_err(|error| error.cause);
+    assert!(is_invalid(
+        device
+            .apply(&twice, Fence::DONE)
+            .map_err(|error| error.cause)
+    ));
+    let early = device
+        .apply(&[], Fence(u64::MAX))
+        .map_err(|error| error.cause);
     assert!(is_invalid(early));
     assert!(is_invalid(queue.checksum(address(space, 8), pages(1))));
     assert!(read(&queue, address(space, 0), PAGE) == noise(1, PAGE));
@@ -62,8 +92,16 @@ fn a_batch_that_stops_says_how_far_it_got() {
     let queue = device.queue();
     let heap = device.create_heap(pages(4)).unwrap();
     let space = device.reserve(pages(16)).unwrap();
-    let hole = Operation::Zero { address: address(space, 9), length: pages(1) };
-    let batch = [map(space, 0, heap, 0), map(space, 1, heap, 1), hole, unmap(space, 0, 1)];
+    let hole = Operation::Zero {
+        address: address(space, 9),
+        length: pages(1),
+    };
+    let batch = [
+        map(space, 0, heap, 0),
+        map(space, 1, heap, 1),
+        hole,
+        unmap(space, 0, 1),
+    ];
     let error = device.apply(&batch, Fence::DONE).unwrap_err();
     assert_eq!(error.applied, 2);
     queue.write(address(space, 0), &noise(1, 2 * PAGE)).unwrap();
@@ -81,7 +119,11 @@ fn holes_and_sealed_pages_are_never_touched() {
         length: pages(1),
         access: Access::Read,
     };
-    let maps = [map(space, 1, heap, 1), map(space, 2, heap, 2), map(space, 3, heap, 3)];
+    let maps = [
+        map(space, 1, heap, 1),
+        map(space, 2, heap, 2),
+        map(space, 3, heap, 3),
+    ];
     device.apply(&maps, Fence::DONE).unwrap();
     queue.write(address(space, 1), &noise(1, 3 * PAGE)).unwrap();
     device.apply(&[seal], Fence::DONE).unwrap();
@@ -93,12 +135,23 @@ fn holes_and_sealed_pages_are_never_touched() {
     };
     let data = noise(2, 2 * PAGE);
     for page in [0, 1, 2, 3] {
-        assert!(is_invalid(queue.write(address(space, page), &data)), "write at {page}");
-        assert!(is_invalid(queue.write_rows(rows(page), &data)), "rows at {page}");
+        assert!(
+            is_invalid(queue.write(address(space, page), &data)),
+            "write at {page}"
+        );
+        assert!(
+            is_invalid(queue.write_rows(rows(page), &data)),
+            "rows at {page}"
+        );
     }
     for page in [0, 3, 4, 15] {
-        assert!(is_invalid(queue.checksum(address(space, page), pages(2))), "read at {page}");
-        assert!(is_invalid(queue.read(address(space, page), &mut data.clone())));
+        assert!(
+            is_invalid(queue.checksum(address(space, page), pages(2))),
+            "read at {page}"
+        );
+        assert!(is_invalid(
+            queue.read(address(space, page), &mut data.clone())
+        ));
     }
     assert!(read(&queue, address(space, 1), 3 * PAGE) == noise(1, 3 * PAGE));
 
@@ -139,11 +192,20 @@ fn rows_and_words_that_do_not_fit_are_refused() {
         (0, 8, u64::MAX - 3, 32),
         (4 * PAGE - 8, 8, 8, 16),
     ] {
-        assert!(is_invalid(try_rows(offset, row, stride, length)), "{offset} {row} {stride}");
+        assert!(
+            is_invalid(try_rows(offset, row, stride, length)),
+            "{offset} {row} {stride}"
+        );
     }
-    assert!(is_invalid(queue.checksum(Address { space, offset: 2 }, ByteLength::new(4))));
-    assert!(is_invalid(queue.checksum(address(space, 0), ByteLength::new(6))));
-    assert!(is_invalid(queue.checksum(address(space, 0), ByteLength::ZERO)));
+    assert!(is_invalid(
+        queue.checksum(Address { space, offset: 2 }, ByteLength::new(4))
+    ));
+    assert!(is_invalid(
+        queue.checksum(address(space, 0), ByteLength::new(6))
+    ));
+    assert!(is_invalid(
+        queue.checksum(address(space, 0), ByteLength::ZERO)
+    ));
     assert!(is_invalid(queue.wait(Fence(u64::MAX), Patience::Block)));
 }
 
@@ -165,7 +227,10 @@ fn more_than_the_device_has_is_a_limit_and_names_it() {
     let Some(mut device) = open() else { return };
     for absurd in [1 << 50, u64::MAX] {
         let error = device.reserve(ByteLength::new(absurd)).unwrap_err();
-        let DeviceError::Limit { limit, requested, .. } = error else {
+        let DeviceError::Limit {
+            limit, requested, ..
+        } = error
+        else {
             panic!("{error}")
         };
         assert!(limit < requested, "{error}");
@@ -193,7 +258,16 @@ fn address_space_runs_out_and_comes_back() {
     let quarter = ByteLength::new(limit.get() / 4 / PAGE * PAGE);
     let spaces: Vec<_> = (0..4).map(|_| device.reserve(quarter).unwrap()).collect();
     let error = device.reserve(quarter).unwrap_err();
-    assert!(matches!(error, DeviceError::Limit { what: "address space", .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            DeviceError::Limit {
+                what: "address space",
+                ..
+            }
+        ),
+        "{error}"
+    );
     device.release(spaces[1], Fence::DONE).unwrap();
     assert_eq!(device.reserve(quarter), Ok(spaces[1]));
 }
