@@ -55,7 +55,10 @@ fn batches(mut device: VulkanDevice) -> Result<(), Box<dyn std::error::Error>> {
             }
         }
         let [scattered, adjacent] = times.map(|mut times| micros(&mut times));
-        println!("| {count} | {scattered} | {adjacent} | {} |", micros(&mut undone));
+        println!(
+            "| {count} | {scattered} | {adjacent} | {} |",
+            micros(&mut undone)
+        );
         device.release(space, Fence::DONE)?;
         device.destroy_heap(heap)?;
     }

@@ -307,11 +307,9 @@ pub enum DeviceError {
     },
     /// More than the device allows.
     #[error(
-        "the {device} device allows {limit} of {what}, of which {in_use} are taken, and {requested} were asked for; ask for less or give some back"
+        "the device allows {limit} of {what}, of which {in_use} are taken, and {requested} were asked for; ask for less or give some back"
     )]
     Limit {
-        /// The device's name.
-        device: &'static str,
         /// What is limited.
         what: &'static str,
         /// Bytes asked for.

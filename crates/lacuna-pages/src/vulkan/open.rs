@@ -72,9 +72,10 @@ impl Drop for OpenInstance {
 impl OpenInstance {
     /// Loads the system's loader, or `library` instead.
     pub(super) fn load(library: Option<&str>) -> Result<Self, DeviceError> {
-        // SAFETY: O1.
         let entry = match library {
+            // SAFETY: O1.
             Some(library) => unsafe { Entry::load_from(library) },
+            // SAFETY: O1.
             None => unsafe { Entry::load() },
         }
         .map_err(|error| unavailable(format!("no Vulkan loader ({error})")))?;

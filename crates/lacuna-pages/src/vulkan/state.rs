@@ -451,7 +451,6 @@ impl State {
 
 fn limit(what: &'static str, requested: ByteLength, limit: u64, in_use: u64) -> DeviceError {
     DeviceError::Limit {
-        device: super::NAME,
         what,
         requested,
         limit: ByteLength::new(limit),

@@ -28,6 +28,8 @@ pub(crate) enum Guise {
     Queue,
     /// Pages cannot be shared.
     NoAliasing,
+    /// The device inside is a graphics device, not the host's.
+    Vulkan,
 }
 
 /// Which calls fail.
@@ -106,7 +108,7 @@ impl<D: Device> Probe<D> {
         let handle = Handle::default();
         let mut capabilities = inner.capabilities().clone();
         match guise {
-            Guise::Plain => {}
+            Guise::Plain | Guise::Vulkan => {}
             Guise::PerHeap => capabilities.commitment = Commitment::PerHeap,
             Guise::Queue => capabilities.ordering = Ordering::Queue,
             Guise::NoAliasing => capabilities.aliasing = Aliasing::Unsupported,
@@ -240,8 +242,13 @@ pub(crate) fn host(config: PoolConfig) -> Pool {
     Pool::new(HostDevice::new().unwrap(), config).unwrap()
 }
 
-/// A host pool behind a probe.
+/// A pool behind a probe: on the host, or on a graphics device that is known to be there.
 pub(crate) fn probed(config: PoolConfig, guise: Guise) -> (Pool, Handle) {
+    #[cfg(feature = "vulkan")]
+    if guise == Guise::Vulkan {
+        let (device, handle) = Probe::new(open_vulkan().unwrap(), guise);
+        return (Pool::new(device, config).unwrap(), handle);
+    }
     let (device, handle) = Probe::new(HostDevice::new().unwrap(), guise);
     (Pool::new(device, config).unwrap(), handle)
 }
@@ -265,7 +272,15 @@ pub(crate) fn every_pool(config: PoolConfig) -> Vec<Pool> {
 #[cfg(feature = "vulkan")]
 fn vulkan(config: PoolConfig) -> Option<Pool> {
     let device = open_vulkan()?;
-    Some(Pool::new(Probe::new(device, Guise::Plain).0, config).unwrap())
+    Some(Pool::new(Probe::new(device, Guise::Vulkan).0, config).unwrap())
+}
+
+/// The guises under which every call is made to fail.
+pub(crate) fn failing_guises() -> Vec<Guise> {
+    let mut guises = vec![Guise::Plain, Guise::PerHeap, Guise::Queue];
+    #[cfg(feature = "vulkan")]
+    guises.extend(open_vulkan().map(|_| Guise::Vulkan));
+    guises
 }
 
 #[cfg(not(feature = "vulkan"))]

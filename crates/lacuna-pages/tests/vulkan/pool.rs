@@ -176,9 +176,9 @@ fn a_storm_of_buffers_leaves_nothing_behind() {
         return;
     };
     let mut alive: Vec<Buffer> = Vec::new();
-    for round in 0..300u64 {
+    for round in 0..120u64 {
         let mut buffer = pool.reserve(ByteLength::mebibytes(2), "").unwrap();
-        let count = 1 + round * 7 % 20;
+        let count = 1 + round * 7 % 11;
         buffer.ensure_mapped(0..(count * PAGE) as usize).unwrap();
         queue
             .write(at(&buffer, 0), &noise(round, count * PAGE))

@@ -65,7 +65,6 @@ fn batches_outside_the_contract_are_refused_before_anything_is_done() {
         },
     ];
     for operation in bad {
-        // The first operation is good; both are of one kind or the first is a phase of its own.
         let error = device
             .apply(&[operation, map(space, 8, heap, 1)], Fence::DONE)
             .unwrap_err();
