@@ -140,3 +140,16 @@ impl Drop for Buffer {
             .release(self.id, self.space, pages, self.readers);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_pools_and_pins_go_between_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Buffer>();
+        shared::<Pool>();
+        shared::<crate::PagePin>();
+    }
+}

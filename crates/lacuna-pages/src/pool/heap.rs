@@ -222,6 +222,9 @@ impl Heap {
 
     /// The run of `which` that begins exactly at `start`, at most `wanted` long.
     pub(crate) fn run_at(&self, which: Which, start: u32, wanted: u32) -> Option<Run> {
+        if start >= self.pages {
+            return None;
+        }
         let run = self.run_from(which, start)?;
         (run.start == start).then_some(Run {
             start,

@@ -5,6 +5,7 @@ mod books;
 mod config;
 mod heap;
 mod plan;
+mod reclaim;
 mod sharing;
 mod state;
 mod unmapping;

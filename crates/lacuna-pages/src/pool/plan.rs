@@ -7,7 +7,7 @@
 
 use super::allocator::{Claim, Memory};
 use crate::device::{Address, HeapId, Operation, Place, SpaceId};
-use crate::table::Slot;
+use crate::table::{Slot, Table};
 use crate::units::{ByteLength, PageSize, VirtualPage};
 
 /// One slot's change.
@@ -89,13 +89,35 @@ impl Plan {
         maps.count() as u64
     }
 
-    /// The most regions the plan can add: an operation splits a region in three at most.
-    pub(crate) fn regions_added(&self) -> u64 {
-        let changes = self
-            .undo
-            .iter()
-            .filter(|undo| matches!(undo, Undo::Edits(..)));
-        2 * changes.count() as u64
+    /// How many regions the plan adds. None if it only detaches: that must not be refused for want
+    /// of mappings, and the device's share leaves room for it.
+    pub(crate) fn regions_added<'a>(&self, table: impl Fn(usize) -> &'a Table) -> u64 {
+        if self.edits.iter().all(|edit| edit.to.page().is_none()) {
+            return 0;
+        }
+        let (mut before, mut after) = (0, 0);
+        for (index, edit) in self.edits.iter().enumerate() {
+            let table = table(edit.target);
+            let page = edit.page.index();
+            let beside = |edit: Option<&Edit>, target, page| {
+                edit.filter(|edit| edit.target == target && edit.page.index() == page)
+                    .copied()
+            };
+            if page > 0 {
+                let old = table.get(VirtualPage::new(page - 1));
+                let edited = index.checked_sub(1).and_then(|index| self.edits.get(index));
+                let new = beside(edited, edit.target, page - 1).map_or(old, |edit| edit.to);
+                before += u64::from(!old.continues_into(edit.from));
+                after += u64::from(!new.continues_into(edit.to));
+            }
+            let next_is_edited = beside(self.edits.get(index + 1), edit.target, page + 1).is_some();
+            if page + 1 < table.pages().get() && !next_is_edited {
+                let next = table.get(VirtualPage::new(page + 1));
+                before += u64::from(!edit.from.continues_into(next));
+                after += u64::from(!edit.to.continues_into(next));
+            }
+        }
+        u64::saturating_sub(after, before)
     }
 
     /// Works the operations out: commit, copy, attach and detach, zero, in this order.
@@ -331,5 +353,136 @@ pub(crate) fn place(heap: HeapId, page: u32, page_size: PageSize) -> Place {
     Place {
         heap,
         offset: u64::from(page) * page_size.bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::allocator::BufferId;
+    use super::*;
+    use crate::device::Access;
+    use crate::units::{PageCount, PhysicalPage};
+
+    const SIZE: PageSize = PageSize::KIB_4;
+
+    fn physical(index: u32) -> PhysicalPage {
+        PhysicalPage {
+            heap: HeapId(0),
+            index,
+        }
+    }
+
+    fn edit(page: u64, from: Slot, to: Slot) -> Edit {
+        let page = VirtualPage::new(page);
+        Edit {
+            target: 0,
+            space: SpaceId(0),
+            page,
+            from,
+            to,
+            contents: Contents::AsIs,
+        }
+    }
+
+    fn pages(count: u64) -> ByteLength {
+        SIZE.bytes_of(PageCount::new(count))
+    }
+
+    fn at(page: u64) -> Address {
+        Address {
+            space: SpaceId(0),
+            offset: page * SIZE.bytes(),
+        }
+    }
+
+    fn compiled(edits: Vec<Edit>, fresh: &[u32]) -> Plan {
+        let claim = |&index: &u32| Claim {
+            buffer: BufferId(0),
+            page: physical(index),
+            memory: Memory::Fresh,
+        };
+        let claims = fresh.iter().map(claim).collect();
+        let mut plan = Plan {
+            edits,
+            claims,
+            ..Plan::default()
+        };
+        plan.compile(SIZE, Moves::Mapped);
+        plan
+    }
+
+    #[test]
+    fn pages_adjacent_in_both_spaces_are_committed_and_mapped_as_one() {
+        let grown = |page, index| edit(page, Slot::Hole, Slot::Writable(physical(index)));
+        let plan = compiled(vec![grown(0, 8), grown(1, 9), grown(2, 20)], &[8, 9, 20]);
+        let map = |page, index, count| Operation::Map {
+            address: at(page),
+            place: place(HeapId(0), index, SIZE),
+            length: pages(count),
+            access: Access::ReadWrite,
+        };
+        assert_eq!(plan.operations()[2..], [map(0, 8, 2), map(2, 20, 1)]);
+        assert_eq!(plan.operations().len(), 4);
+    }
+
+    #[test]
+    fn undoing_restores_what_each_finished_operation_replaced() {
+        let edits = vec![
+            edit(0, Slot::Sealed(physical(1)), Slot::Hole),
+            edit(1, Slot::Writable(physical(2)), Slot::Hole),
+            edit(2, Slot::Writable(physical(5)), Slot::Sealed(physical(5))),
+        ];
+        let plan = compiled(edits, &[]);
+        assert_eq!(plan.operations().len(), 2, "one unmap and one protect");
+        let undo = plan.undo(1, SIZE);
+        let map = |page, index, access| Operation::Map {
+            address: at(page),
+            place: place(HeapId(0), index, SIZE),
+            length: pages(1),
+            access,
+        };
+        assert_eq!(
+            undo,
+            [map(0, 1, Access::Read), map(1, 2, Access::ReadWrite)]
+        );
+        let undo = plan.undo(2, SIZE);
+        let (address, length, access) = (at(2), pages(1), Access::ReadWrite);
+        assert_eq!(
+            undo[0],
+            Operation::Protect {
+                address,
+                length,
+                access
+            }
+        );
+        assert!(plan.undo(0, SIZE).is_empty());
+    }
+
+    #[test]
+    fn the_regions_a_plan_adds_are_what_the_table_counts_afterwards() {
+        let mut table = Table::new(PageCount::new(12));
+        for page in 0..9u32 {
+            let virtual_page = VirtualPage::new(page.into());
+            table.make_room(virtual_page).unwrap();
+            table.set(virtual_page, Slot::Writable(physical(page)));
+        }
+        let sealed = |page: u32| {
+            let slot = physical(page);
+            edit(page.into(), Slot::Writable(slot), Slot::Sealed(slot))
+        };
+        for edits in [
+            vec![sealed(3), sealed(4), sealed(7)],
+            vec![edit(10, Slot::Hole, Slot::Writable(physical(30)))],
+            vec![edit(9, Slot::Hole, Slot::Writable(physical(9)))],
+        ] {
+            let before = table.regions();
+            let plan = compiled(edits, &[]);
+            let added = plan.regions_added(|_| &table);
+            for edit in &plan.edits {
+                table.make_room(edit.page).unwrap();
+                table.set(edit.page, edit.to);
+            }
+            assert_eq!(table.regions().saturating_sub(before), added);
+        }
     }
 }

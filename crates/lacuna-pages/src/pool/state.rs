@@ -4,15 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use super::allocator::{Allocator, Budget, BufferId, Claim, Extents, Memory, Search};
+use super::allocator::{Allocator, Budget, BufferId, Claim, Memory, Pressure, Search};
 use super::books::Books;
 use super::config::{PoolConfig, Recycle};
-use super::heap::{Heap, Purpose, Run, Which};
-use super::plan::{Contents, Edit, Moves, Plan, place};
+use super::heap::{Heap, Purpose};
+use super::plan::{Contents, Edit, Moves, Plan};
 use crate::buffer::Buffer;
 use crate::device::{
-    BatchError, Commitment, Device, DeviceError, Fence, FenceState, HeapId, Operation, Ordering,
-    Patience, SpaceId,
+    BatchError, Commitment, Device, DeviceError, Fence, HeapId, Ordering, Patience, SpaceId,
 };
 use crate::ledger::Ledger;
 use crate::table::Slot;
@@ -50,7 +49,7 @@ impl State {
         }
     }
 
-    fn commitment(&self) -> Commitment {
+    pub(super) fn commitment(&self) -> Commitment {
         self.device.capabilities().commitment
     }
 
@@ -63,7 +62,7 @@ impl State {
         }
     }
 
-    fn moves(&self) -> Moves {
+    pub(super) fn moves(&self) -> Moves {
         match self.commitment() {
             Commitment::WithReservation => Moves::Fixed,
             Commitment::PerPage | Commitment::PerHeap => Moves::Mapped,
@@ -84,12 +83,11 @@ impl State {
             .ledger(self.config.limit, self.device.capabilities().mapping_limit)
     }
 
-    /// Extents grow with the buffer, and at once to full length when half the mappings are in use.
-    fn extents(&self) -> Extents {
-        match self.device.capabilities().mapping_limit {
-            Some(limit) if self.books.regions() > limit / 2 => Extents::Longest,
-            _ => Extents::Doubling,
-        }
+    fn pressure(&self) -> Pressure {
+        Pressure::new(
+            self.books.regions(),
+            self.device.capabilities().mapping_limit,
+        )
     }
 
     // Buffers.
@@ -169,7 +167,7 @@ impl State {
             .map(|orphan| (orphan.buffer, orphan.pages.as_slice()))
     }
 
-    fn release_orphans(&mut self) {
+    pub(super) fn release_orphans(&mut self) {
         for (space, orphan) in std::mem::take(&mut self.orphans) {
             let Ok(fence) = self.device.release(space, orphan.readers) else {
                 self.orphans.insert(space, orphan);
@@ -200,18 +198,23 @@ impl State {
     }
 
     fn claim_all(&mut self, plan: &mut Plan, wanted: &[Wanted]) -> Result<(), Error> {
-        let mut budget = Budget {
-            fresh: self.headroom(),
-            remaining: wanted.len() as u64,
-            search: Search::Fitting,
-            extents: self.extents(),
-        };
+        let requested = wanted.len() as u64;
         if self.commitment() == Commitment::PerPage {
-            let free = budget.fresh.saturating_add(self.books.allocator.idle());
-            if budget.remaining > free {
-                return Err(self.out_of_pages(budget.remaining, free));
+            let free = self.headroom().saturating_add(self.books.allocator.idle());
+            if requested > free {
+                return Err(self.out_of_pages(requested, free));
             }
         }
+        let pressure = self.pressure();
+        if pressure == Pressure::High && self.moves() == Moves::Mapped {
+            self.trade_idle_for_headroom(requested);
+        }
+        let mut budget = Budget {
+            fresh: self.headroom(),
+            remaining: requested,
+            search: Search::Fitting,
+            pressure,
+        };
         for want in wanted {
             let claim = self.claim(plan, want, &mut budget)?;
             budget.remaining -= 1;
@@ -243,7 +246,17 @@ impl State {
         }
     }
 
-    /// Makes another heap, or lets the search take what there is if there cannot be one.
+    /// Gives idle memory back so that `requested` pages can be committed next to their neighbours
+    /// instead of taken from wherever memory lies idle.
+    fn trade_idle_for_headroom(&mut self, requested: u64) {
+        let missing = requested.saturating_sub(self.headroom());
+        if missing > 0 {
+            self.shrink_to(self.books.allocator.idle().saturating_sub(missing));
+        }
+    }
+
+    /// Makes another heap. When there can be none, the search takes whatever there is, and tails are
+    /// dissolved so that it finds all of it.
     fn add_heap(&mut self, budget: &mut Budget) -> Result<Option<HeapId>, Error> {
         let pages = self.config.heap_pages();
         let per_heap = self.commitment() == Commitment::PerHeap;
@@ -252,29 +265,29 @@ impl State {
         } else {
             budget.fresh > 0
         };
-        if !room {
-            let free = self.books.allocator.idle() + budget.fresh;
-            return Err(self.out_of_pages(budget.remaining, free));
-        }
-        match self.device.create_heap(self.config.heap_bytes) {
-            Ok(id) => {
+        let error = match room.then(|| self.device.create_heap(self.config.heap_bytes)) {
+            Some(Ok(id)) => {
                 let heap = match per_heap {
                     true => Heap::committed(pages, Purpose::Pool),
                     false => Heap::uncommitted(pages),
                 };
                 self.books.allocator.add_heap(id, heap);
-                Ok(Some(id))
+                return Ok(Some(id));
             }
-            Err(error) if budget.search == Search::Anything => Err(error.into()),
-            Err(error) => {
-                budget.search = Search::Anything;
-                let any = self
-                    .books
-                    .allocator
-                    .heaps()
-                    .any(|(_, heap)| heap.available_count() > 0);
-                if any { Ok(None) } else { Err(error.into()) }
-            }
+            Some(Err(error)) => Error::from(error),
+            None => self.out_of_pages(budget.remaining, self.books.allocator.idle()),
+        };
+        budget.search = Search::Anything;
+        self.books.allocator.dissolve_all_tails();
+        let allocator = &self.books.allocator;
+        let offsets = || {
+            allocator
+                .heaps()
+                .any(|(_, heap)| heap.available_count() > 0)
+        };
+        match allocator.idle() > 0 || (budget.fresh > 0 && offsets()) {
+            true => Ok(None),
+            false => Err(error),
         }
     }
 
@@ -312,7 +325,8 @@ impl State {
                 .map_err(|pages| Error::TableMemory { pages })?;
         }
         plan.compile(self.config.page_size, self.moves());
-        self.check_regions(plan.regions_added())?;
+        let added = plan.regions_added(|target| &targets[target].table);
+        self.check_regions(added)?;
         if plan.operations().is_empty() {
             return Ok(after);
         }
@@ -437,134 +451,6 @@ impl State {
             if self.books.allocator.heap(id).is_empty() && self.device.destroy_heap(id).is_ok() {
                 self.books.allocator.remove_heap(id);
             }
-        }
-    }
-
-    // Giving back.
-
-    /// Frees what retired pages can be freed, and gives idle memory back as limit and watermarks
-    /// ask. Failures are tried again at the next call.
-    pub(crate) fn settle(&mut self) {
-        self.collect(Patience::Poll);
-        let idle = self.books.allocator.idle();
-        let committed = self.books.allocator.committed();
-        let page = self.config.page_size.bytes();
-        let over = self
-            .config
-            .limit
-            .map_or(0, |limit| committed.saturating_sub(limit.get() / page));
-        let high = self.config.high_watermark.get() / page;
-        let low = self.config.low_watermark.get() / page;
-        let keep = if idle > high || self.books.nothing_owned() {
-            idle.min(low)
-        } else {
-            idle
-        };
-        let keep = keep.min(idle.saturating_sub(over));
-        if keep < idle && self.moves() == Moves::Mapped {
-            self.shrink_to(keep);
-        }
-    }
-
-    fn collect(&mut self, patience: Patience) {
-        if self.books.has_retiring() {
-            let device = &mut self.device;
-            self.books
-                .collect(|fence| matches!(device.wait(fence, patience), Ok(FenceState::Signalled)));
-        }
-    }
-
-    /// Gives all idle memory back.
-    pub(crate) fn trim(&mut self) {
-        self.collect(Patience::Block);
-        self.release_orphans();
-        self.shrink_to(0);
-        self.books.allocator.dissolve_all_tails();
-        self.give_back_empty_heaps();
-    }
-
-    /// Gives idle memory back until `keep` pages of it are left: first that of the heaps with the
-    /// fewest owners, so that heaps become empty.
-    fn shrink_to(&mut self, keep: u64) {
-        self.shrink_available(keep);
-        if self.books.allocator.idle() > keep {
-            self.books.allocator.dissolve_all_tails();
-            self.shrink_available(keep);
-        }
-    }
-
-    fn shrink_available(&mut self, keep: u64) {
-        let mut heaps: Vec<(u32, HeapId)> = (self.books.allocator.heaps())
-            .filter(|(_, heap)| heap.purpose() == Purpose::Pool && heap.idle_count() > 0)
-            .map(|(id, heap)| (heap.committed_count() - heap.idle_count(), id))
-            .collect();
-        heaps.sort_unstable();
-        for (_, id) in heaps {
-            let excess = self.books.allocator.idle().saturating_sub(keep);
-            let heap = self.books.allocator.heap(id);
-            if excess == 0 {
-                return;
-            }
-            if heap.is_empty() && u64::from(heap.idle_count()) <= excess {
-                self.give_back_heap(id);
-            } else if self.commitment() == Commitment::PerPage {
-                self.decommit(id, excess);
-            }
-        }
-    }
-
-    /// Gives up to `excess` idle pages of a heap back, the last first.
-    fn decommit(&mut self, id: HeapId, mut excess: u64) {
-        let heap = self.books.allocator.heap(id);
-        let mut runs = Vec::new();
-        let mut from = 0;
-        while let Some(run) = heap.run_from(Which::Idle, from) {
-            runs.push(run);
-            from = run.start + run.length;
-        }
-        let page_size = self.config.page_size;
-        let mut batch = Vec::new();
-        for run in runs.iter_mut().rev() {
-            let length = u64::from(run.length).min(excess) as u32;
-            *run = Run {
-                start: run.start + run.length - length,
-                length,
-            };
-            excess -= u64::from(length);
-            if length > 0 {
-                let length = page_size.bytes_of(PageCount::new(length.into()));
-                batch.push(Operation::Decommit {
-                    place: place(id, run.start, page_size),
-                    length,
-                });
-            }
-        }
-        let applied = match self.device.apply(&batch, Fence::DONE) {
-            Ok(_) => batch.len(),
-            Err(error) => error.applied,
-        };
-        for run in runs.iter().rev().take(applied) {
-            self.books.allocator.note_decommitted(id, *run);
-            self.books.counts.pages_decommitted += u64::from(run.length);
-        }
-    }
-
-    fn give_back_empty_heaps(&mut self) {
-        let empty: Vec<HeapId> = (self.books.allocator.heaps())
-            .filter(|(_, heap)| heap.purpose() == Purpose::Pool)
-            .filter(|(_, heap)| heap.is_empty() && heap.committed_count() == 0)
-            .map(|(id, _)| id)
-            .collect();
-        for id in empty {
-            self.give_back_heap(id);
-        }
-    }
-
-    fn give_back_heap(&mut self, id: HeapId) {
-        if self.device.destroy_heap(id).is_ok() {
-            let committed = self.books.allocator.heap(id).committed_count();
-            self.books.counts.pages_decommitted += u64::from(committed);
-            self.books.allocator.remove_heap(id);
         }
     }
 }

@@ -354,7 +354,10 @@ fn a_swap_in_whose_store_and_device_both_fail_sets_pages_aside() {
     assert_eq!(pool.ledger().lost, PAGE_SIZE.bytes_of(PageCount::new(2)));
     pool.verify([&donor, &second, &third]).unwrap();
     second
-        .swap_in(range(4, 6), |_, bytes| Ok::<(), ()>(bytes.fill(1)))
+        .swap_in(range(4, 6), |_, bytes| {
+            bytes.fill(1);
+            Ok::<(), ()>(())
+        })
         .unwrap();
     assert_eq!(second.bytes(4 * PAGE..4 * PAGE + 2).unwrap(), [1, 1]);
     pool.verify([&donor, &second, &third]).unwrap();

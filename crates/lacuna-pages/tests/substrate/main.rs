@@ -1,8 +1,21 @@
 //! The substrate's tests: one crate, so that they share devices and helpers.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a failed unwrap is a failed test, in helpers too"
+)]
 
+#[cfg(target_os = "linux")]
+mod children;
 mod conformance;
 mod faults;
-
+#[cfg(target_os = "linux")]
+mod geometry;
 mod growth;
-
+#[cfg(target_os = "linux")]
+mod kernel;
+mod misuse;
+mod model;
+mod queue;
+mod storm;
 mod support;
+mod threads;

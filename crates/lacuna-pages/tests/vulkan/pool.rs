@@ -162,6 +162,8 @@ fn the_host_does_not_see_a_buffer_and_is_told_so() {
     };
     let mut buffer = pool.reserve(ByteLength::mebibytes(1), "").unwrap();
     let report = buffer.ensure_mapped(0..4096).unwrap();
+    buffer.write(4096, &[]).unwrap();
+    buffer.read(1 << 20, &mut []).unwrap();
     pool.wait(report.fence, Patience::Block).unwrap();
     let unsupported = Error::Unsupported {
         device: "vulkan",

@@ -1,0 +1,138 @@
+//! Giving memory back: retired pages, watermarks, the limit, trimming.
+//!
+//! None of it can fail as far as the caller is concerned: what the device refuses stays on the
+//! books as idle and is tried again at the next call.
+
+use super::heap::{Purpose, Run, Which};
+use super::plan::{Moves, place};
+use super::state::State;
+use crate::device::{Commitment, Fence, FenceState, HeapId, Operation, Patience};
+use crate::units::PageCount;
+
+impl State {
+    /// Frees what retired pages can be freed, and gives idle memory back as limit and watermarks
+    /// ask. Failures are tried again at the next call.
+    pub(crate) fn settle(&mut self) {
+        self.collect(Patience::Poll);
+        let idle = self.books.allocator.idle();
+        let committed = self.books.allocator.committed();
+        let page = self.config.page_size.bytes();
+        let over = self
+            .config
+            .limit
+            .map_or(0, |limit| committed.saturating_sub(limit.get() / page));
+        let high = self.config.high_watermark.get() / page;
+        let low = self.config.low_watermark.get() / page;
+        let keep = if idle > high || self.books.nothing_owned() {
+            idle.min(low)
+        } else {
+            idle
+        };
+        let keep = keep.min(idle.saturating_sub(over));
+        if keep < idle && self.moves() == Moves::Mapped {
+            self.shrink_to(keep);
+        }
+    }
+
+    pub(super) fn collect(&mut self, patience: Patience) {
+        if self.books.has_retiring() {
+            let device = &mut self.device;
+            self.books
+                .collect(|fence| matches!(device.wait(fence, patience), Ok(FenceState::Signalled)));
+        }
+    }
+
+    /// Gives all idle memory back.
+    pub(crate) fn trim(&mut self) {
+        self.collect(Patience::Block);
+        self.release_orphans();
+        self.shrink_to(0);
+        self.books.allocator.dissolve_all_tails();
+        self.give_back_empty_heaps();
+    }
+
+    /// Gives idle memory back until `keep` pages of it are left: first that of the heaps with the
+    /// fewest owners, so that heaps become empty.
+    pub(super) fn shrink_to(&mut self, keep: u64) {
+        self.shrink_available(keep);
+        if self.books.allocator.idle() > keep {
+            self.books.allocator.dissolve_all_tails();
+            self.shrink_available(keep);
+        }
+    }
+
+    fn shrink_available(&mut self, keep: u64) {
+        let mut heaps: Vec<(u32, HeapId)> = (self.books.allocator.heaps())
+            .filter(|(_, heap)| heap.purpose() == Purpose::Pool && heap.idle_count() > 0)
+            .map(|(id, heap)| (heap.committed_count() - heap.idle_count(), id))
+            .collect();
+        heaps.sort_unstable();
+        for (_, id) in heaps {
+            let excess = self.books.allocator.idle().saturating_sub(keep);
+            let heap = self.books.allocator.heap(id);
+            if excess == 0 {
+                return;
+            }
+            if heap.is_empty() && u64::from(heap.idle_count()) <= excess {
+                self.give_back_heap(id);
+            } else if self.commitment() == Commitment::PerPage {
+                self.decommit(id, excess);
+            }
+        }
+    }
+
+    /// Gives up to `excess` idle pages of a heap back, the last first.
+    fn decommit(&mut self, id: HeapId, mut excess: u64) {
+        let heap = self.books.allocator.heap(id);
+        let mut runs = Vec::new();
+        let mut from = 0;
+        while let Some(run) = heap.run_from(Which::Idle, from) {
+            runs.push(run);
+            from = run.start + run.length;
+        }
+        let page_size = self.config.page_size;
+        let mut batch = Vec::new();
+        for run in runs.iter_mut().rev() {
+            let length = u64::from(run.length).min(excess) as u32;
+            *run = Run {
+                start: run.start + run.length - length,
+                length,
+            };
+            excess -= u64::from(length);
+            if length > 0 {
+                let length = page_size.bytes_of(PageCount::new(length.into()));
+                batch.push(Operation::Decommit {
+                    place: place(id, run.start, page_size),
+                    length,
+                });
+            }
+        }
+        let applied = match self.device.apply(&batch, Fence::DONE) {
+            Ok(_) => batch.len(),
+            Err(error) => error.applied,
+        };
+        for run in runs.iter().rev().take(applied) {
+            self.books.allocator.note_decommitted(id, *run);
+            self.books.counts.pages_decommitted += u64::from(run.length);
+        }
+    }
+
+    fn give_back_empty_heaps(&mut self) {
+        let empty: Vec<HeapId> = (self.books.allocator.heaps())
+            .filter(|(_, heap)| heap.purpose() == Purpose::Pool)
+            .filter(|(_, heap)| heap.is_empty() && heap.committed_count() == 0)
+            .map(|(id, _)| id)
+            .collect();
+        for id in empty {
+            self.give_back_heap(id);
+        }
+    }
+
+    fn give_back_heap(&mut self, id: HeapId) {
+        if self.device.destroy_heap(id).is_ok() {
+            let committed = self.books.allocator.heap(id).committed_count();
+            self.books.counts.pages_decommitted += u64::from(committed);
+            self.books.allocator.remove_heap(id);
+        }
+    }
+}

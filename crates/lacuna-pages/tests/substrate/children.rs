@@ -1,0 +1,217 @@
+//! What ends a process or needs one of its own: stray accesses and exhausted limits.
+#![expect(
+    unsafe_code,
+    reason = "stray accesses are made through raw pointers on purpose"
+)]
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+
+use lacuna_pages::{
+    ByteLength, DeviceError, Error, HostConfig, HostDevice, PageCount, PageSize, Pool, PoolConfig,
+    VirtualPage,
+};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use crate::support::{PAGE, filled, host, pages, range, small};
+
+const CHILD: &str = "LACUNA_PAGES_TEST_CHILD";
+
+/// Runs `body` in a process of its own: the test starts itself again, alone. Returns how the child
+/// ended, or nothing in the child.
+pub(crate) fn in_child(test: &str, body: impl FnOnce()) -> Option<Output> {
+    if std::env::var_os(CHILD).is_some() {
+        body();
+        return None;
+    }
+    let program = std::env::current_exe().unwrap();
+    let arguments = [test, "--exact", "--nocapture", "--test-threads=1"];
+    Some(
+        Command::new(program)
+            .args(arguments)
+            .env(CHILD, "1")
+            .output()
+            .unwrap(),
+    )
+}
+
+/// As [`in_child`], for a body that must succeed.
+#[track_caller]
+pub(crate) fn succeeds_in_child(test: &str, body: impl FnOnce()) {
+    if let Some(output) = in_child(test, body) {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}{errors}"
+        );
+    }
+}
+
+const SIGSEGV: i32 = 11;
+
+#[track_caller]
+fn faults_in_child(test: &str, body: impl FnOnce()) {
+    if let Some(output) = in_child(test, body) {
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("about to fault"), "{text}");
+        assert_eq!(output.status.signal(), Some(SIGSEGV), "{text}");
+    }
+}
+
+#[test]
+fn a_stray_write_to_a_sealed_page_faults() {
+    faults_in_child("children::a_stray_write_to_a_sealed_page_faults", || {
+        let pool = host(small());
+        let mut buffer = filled(&pool, 3, 0);
+        buffer.seal(range(1, 2)).unwrap();
+        let pointer = buffer.bytes(PAGE..PAGE + 1).unwrap().as_ptr().cast_mut();
+        println!("about to fault");
+        // SAFETY: none: the write is the fault under test, and the process is expected to end.
+        unsafe { pointer.write_volatile(1) };
+    });
+}
+
+#[test]
+fn a_stray_write_to_the_second_mapping_of_a_page_faults() {
+    faults_in_child(
+        "children::a_stray_write_to_the_second_mapping_of_a_page_faults",
+        || {
+            let pool = host(small());
+            let mut buffer = filled(&pool, 3, 0);
+            buffer.seal(range(0, 3)).unwrap();
+            let mut other = pool.reserve(pages(3), "").unwrap();
+            other
+                .share_from(&buffer, range(0, 3), VirtualPage::new(0))
+                .unwrap();
+            let pointer = other.bytes(PAGE..PAGE + 1).unwrap().as_ptr().cast_mut();
+            println!("about to fault");
+            // SAFETY: none: the write is the fault under test, and the process is expected to end.
+            unsafe { pointer.write_volatile(1) };
+        },
+    );
+}
+
+#[test]
+fn a_stray_read_of_a_hole_faults() {
+    faults_in_child("children::a_stray_read_of_a_hole_faults", || {
+        let pool = host(small());
+        let mut buffer = filled(&pool, 3, 0);
+        let pointer = buffer.bytes(PAGE..PAGE + 1).unwrap().as_ptr();
+        buffer.unmap(range(1, 2)).unwrap();
+        println!("about to fault");
+        // SAFETY: none: the read is the fault under test, and the process is expected to end.
+        let byte = unsafe { pointer.read_volatile() };
+        println!("read {byte}");
+    });
+}
+
+fn limit(resource: Resource, value: u64) {
+    setrlimit(
+        resource,
+        Rlimit {
+            current: Some(value),
+            maximum: Some(value),
+        },
+    )
+    .unwrap();
+}
+
+#[test]
+fn running_out_of_address_space_is_an_error_value() {
+    succeeds_in_child(
+        "children::running_out_of_address_space_is_an_error_value",
+        || {
+            let pool = host(small());
+            let mut buffer = filled(&pool, 4, 0);
+            limit(Resource::As, 2 << 30);
+            let error = pool.reserve(ByteLength::gibibytes(4), "").unwrap_err();
+            assert!(
+                matches!(error, Error::Device(DeviceError::OutOfAddressSpace { .. })),
+                "{error}"
+            );
+            assert!(error.to_string().contains("ulimit -v"));
+            buffer.truncate(pages(1)).unwrap();
+            buffer.ensure_mapped(0..4 * PAGE).unwrap();
+            pool.verify([&buffer]).unwrap();
+        },
+    );
+}
+
+#[test]
+fn running_out_of_descriptors_is_an_error_value() {
+    succeeds_in_child(
+        "children::running_out_of_descriptors_is_an_error_value",
+        || {
+            let pool = host(small());
+            let mut buffer = pool.reserve(pages(10_000), "").unwrap();
+            limit(Resource::Nofile, 20);
+            let mut mapped = 0;
+            let error = loop {
+                match buffer.ensure_mapped(0..(mapped + 1) * PAGE) {
+                    Ok(_) => mapped += 1,
+                    Err(error) => break error,
+                }
+            };
+            assert!(
+                matches!(error, Error::Device(DeviceError::OutOfDescriptors { .. })),
+                "{error}"
+            );
+            assert_eq!(mapped % 16, 0, "every page of every heap is used first");
+            pool.verify([&buffer]).unwrap();
+            let before = pool.ledger();
+            assert!(buffer.ensure_mapped(0..(mapped + 5) * PAGE).is_err());
+            assert_eq!(pool.ledger(), before);
+            buffer.unmap(range(0, 3)).unwrap();
+            buffer
+                .ensure_mapped(mapped * PAGE..(mapped + 3) * PAGE)
+                .unwrap();
+        },
+    );
+}
+
+#[test]
+fn the_kernels_own_mapping_limit_is_an_error_value_and_changes_nothing() {
+    let test = "children::the_kernels_own_mapping_limit_is_an_error_value_and_changes_nothing";
+    succeeds_in_child(test, || {
+        let config = HostConfig {
+            mapping_share_percent: 95,
+        };
+        let page_size = PageSize::KIB_4;
+        let pool_config = PoolConfig {
+            page_size,
+            ..PoolConfig::default()
+        };
+        // Two devices know nothing of each other, so together they reach the kernel's limit.
+        let pool = || Pool::new(HostDevice::with_config(config).unwrap(), pool_config).unwrap();
+        let (first, second) = (pool(), pool());
+        let length = page_size.bytes_of(PageCount::new(200_000));
+        let mut buffers = [&first, &second].map(|pool| pool.reserve(length, "").unwrap());
+        let mut errors = Vec::new();
+        for buffer in &mut buffers {
+            let every_other = (0..100_000).map(|page| 2 * page * 4096);
+            for start in every_other {
+                if let Err(error) = buffer.ensure_mapped(start..start + 1) {
+                    errors.push(error);
+                    break;
+                }
+            }
+        }
+        assert!(
+            matches!(errors[0], Error::OutOfMappings { .. }),
+            "{errors:?}"
+        );
+        let refused = matches!(
+            errors[1],
+            Error::Device(DeviceError::OutOfAddressSpace { .. })
+        );
+        assert!(refused, "{errors:?}");
+        let [full, mut other] = buffers;
+        first.verify([&full]).unwrap();
+        second.verify([&other]).unwrap();
+        drop(full);
+        other.ensure_mapped(150_000 * 4096..150_010 * 4096).unwrap();
+        other.truncate(ByteLength::ZERO).unwrap();
+        second.verify([&other]).unwrap();
+    });
+}

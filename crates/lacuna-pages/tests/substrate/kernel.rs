@@ -1,0 +1,210 @@
+//! The ledger against the kernel: blocks of the memfds, proportional set size, mappings. Each in a
+//! process of its own, so that nothing else is counted.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use lacuna_pages::{ByteLength, PageSize, Pool, PoolConfig, VirtualPage};
+
+use crate::children::succeeds_in_child;
+use crate::support::{host, range};
+
+/// What the heaps of this process hold, by their files' blocks.
+fn heap_blocks() -> ByteLength {
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let heap = |path: &std::path::PathBuf| {
+        fs::read_link(path).is_ok_and(|link| link.to_string_lossy().contains("lacuna-heap"))
+    };
+    let paths = descriptors.map(|entry| entry.path()).filter(heap);
+    ByteLength::new(
+        paths
+            .map(|path| fs::metadata(path).unwrap().blocks() * 512)
+            .sum(),
+    )
+}
+
+fn proportional_set_size() -> u64 {
+    let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let line = rollup
+        .lines()
+        .find(|line| line.starts_with("Pss:"))
+        .unwrap();
+    line.split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
+}
+
+pub(crate) fn kernel_mappings() -> u64 {
+    fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .lines()
+        .count() as u64
+}
+
+#[track_caller]
+fn assert_blocks(pool: &Pool) {
+    assert_eq!(heap_blocks(), pool.ledger().committed);
+}
+
+fn fill(buffer: &mut lacuna_pages::Buffer, pages: u64) {
+    let length = pages as usize * PageSize::KIB_64.bytes() as usize;
+    buffer.ensure_mapped(0..length).unwrap();
+    for (page, bytes) in buffer
+        .bytes_mut(0..length)
+        .unwrap()
+        .chunks_mut(65_536)
+        .enumerate()
+    {
+        bytes.fill(page as u8);
+    }
+}
+
+#[test]
+fn two_buffers_share_a_thousand_pages_and_the_kernel_sees_one_copy() {
+    let test = "kernel::two_buffers_share_a_thousand_pages_and_the_kernel_sees_one_copy";
+    succeeds_in_child(test, || {
+        let pool = host(PoolConfig::default());
+        let length = ByteLength::mebibytes(128);
+        let [mut first, mut second] = [(); 2].map(|()| pool.reserve(length, "").unwrap());
+        let start = proportional_set_size();
+        fill(&mut first, 1_000);
+        let one = ByteLength::kibibytes(64 * 1_000);
+        assert_eq!(pool.ledger().committed, one);
+        assert_blocks(&pool);
+        first.seal(range(0, 1_000)).unwrap();
+        second
+            .share_from(&first, range(0, 1_000), VirtualPage::new(0))
+            .unwrap();
+        let ledger = pool.ledger();
+        assert_eq!((ledger.committed, ledger.shared), (one, one));
+        assert_eq!(ledger.mapped.get(), 2 * one.get());
+        assert_blocks(&pool);
+        assert_eq!(
+            first.bytes(0..65_536_000).unwrap(),
+            second.bytes(0..65_536_000).unwrap()
+        );
+        let grown = proportional_set_size() - start;
+        let books = one.get();
+        assert!(
+            grown.abs_diff(books) < books / 50,
+            "PSS grew by {grown}, ledger {books}"
+        );
+
+        assert_eq!(
+            second
+                .make_unique(range(500, 501))
+                .unwrap()
+                .pages_mapped
+                .get(),
+            1
+        );
+        second.bytes_mut(500 << 16..501 << 16).unwrap().fill(0xEE);
+        assert_eq!(pool.ledger().committed.get(), one.get() + 65_536);
+        assert_blocks(&pool);
+        assert_eq!(first.bytes(500 << 16..501 << 16).unwrap()[9], 244);
+
+        drop(first);
+        for page in (0..1_000usize).filter(|&page| page != 500) {
+            assert!(
+                second
+                    .bytes(page << 16..(page + 1) << 16)
+                    .unwrap()
+                    .iter()
+                    .all(|&byte| byte == page as u8)
+            );
+        }
+        assert_eq!(second.ledger().unique, one);
+        drop(second);
+        pool.trim();
+        assert_eq!(pool.ledger().committed, ByteLength::ZERO);
+        assert_eq!(heap_blocks(), ByteLength::ZERO);
+    });
+}
+
+#[test]
+fn a_window_over_a_hundred_thousand_rows_keeps_memory_flat() {
+    let test = "kernel::a_window_over_a_hundred_thousand_rows_keeps_memory_flat";
+    succeeds_in_child(test, || {
+        const ROW: usize = 2_048;
+        const WINDOW: usize = 1_024;
+        let pool = host(PoolConfig::default());
+        let rows = 100_000;
+        let mut buffer = pool
+            .reserve(ByteLength::new((rows * ROW) as u64), "window")
+            .unwrap();
+        let (mut passed, mut most) = (0, 0);
+        let mappings = kernel_mappings();
+        for row in 0..rows {
+            buffer.ensure_mapped(row * ROW..(row + 1) * ROW).unwrap();
+            buffer
+                .bytes_mut(row * ROW..(row + 1) * ROW)
+                .unwrap()
+                .fill(row as u8);
+            let keep = PageSize::KIB_64.pages_within((0..row.saturating_sub(WINDOW) * ROW).into());
+            if keep.end.index() > passed {
+                buffer.unmap(range(passed, keep.end.index())).unwrap();
+                passed = keep.end.index();
+            }
+            most = most.max(pool.ledger().committed.get());
+            if row % 10_000 == 0 {
+                assert_blocks(&pool);
+                let first = row.saturating_sub(WINDOW) * ROW;
+                assert_eq!(
+                    buffer.bytes(first..(row + 1) * ROW).unwrap()[0],
+                    (first / ROW) as u8
+                );
+            }
+        }
+        assert!(
+            most <= (WINDOW * ROW + 2 * 65_536) as u64,
+            "{most} bytes at most"
+        );
+        assert!(kernel_mappings() < mappings + 20);
+        assert_eq!(
+            pool.ledger().counts.pages_mapped,
+            (rows * ROW).div_ceil(65_536) as u64
+        );
+        pool.verify([&buffer]).unwrap();
+    });
+}
+
+#[test]
+fn regions_are_what_the_kernel_counts_at_most() {
+    let test = "kernel::regions_are_what_the_kernel_counts_at_most";
+    succeeds_in_child(test, || {
+        let pool = host(crate::support::small());
+        let before = kernel_mappings();
+        let length = crate::support::pages(300);
+        let mut buffers: Vec<_> = (0..12).map(|_| pool.reserve(length, "").unwrap()).collect();
+        for step in 0..300usize {
+            let index = step * 7 % 12;
+            let page = step * 13 % 290;
+            let bytes = page * crate::support::PAGE..(page + 1 + step % 5) * crate::support::PAGE;
+            buffers[index].ensure_mapped(bytes).unwrap();
+            if step % 3 == 0 {
+                buffers[index]
+                    .seal(range(page as u64, page as u64 + 1))
+                    .unwrap();
+            }
+            if step % 7 == 0 {
+                buffers[index]
+                    .unmap(range(page as u64, page as u64 + 1))
+                    .unwrap();
+            }
+        }
+        let (books, kernel) = (pool.ledger().regions, kernel_mappings() - before);
+        assert!(
+            kernel <= books + 2,
+            "the kernel has {kernel}, the books {books}"
+        );
+        assert!(
+            kernel + 16 >= books,
+            "the kernel has {kernel}, the books {books}"
+        );
+        assert_blocks(&pool);
+        pool.verify(&buffers).unwrap();
+    });
+}
