@@ -29,6 +29,7 @@ pub(crate) enum Guise {
     /// Pages cannot be shared.
     NoAliasing,
     /// The device inside is a graphics device, not the host's.
+    #[cfg(feature = "vulkan")]
     Vulkan,
 }
 
@@ -108,7 +109,9 @@ impl<D: Device> Probe<D> {
         let handle = Handle::default();
         let mut capabilities = inner.capabilities().clone();
         match guise {
-            Guise::Plain | Guise::Vulkan => {}
+            Guise::Plain => {}
+            #[cfg(feature = "vulkan")]
+            Guise::Vulkan => {}
             Guise::PerHeap => capabilities.commitment = Commitment::PerHeap,
             Guise::Queue => capabilities.ordering = Ordering::Queue,
             Guise::NoAliasing => capabilities.aliasing = Aliasing::Unsupported,
@@ -277,10 +280,10 @@ fn vulkan(config: PoolConfig) -> Option<Pool> {
 
 /// The guises under which every call is made to fail.
 pub(crate) fn failing_guises() -> Vec<Guise> {
-    let mut guises = vec![Guise::Plain, Guise::PerHeap, Guise::Queue];
+    let host = [Guise::Plain, Guise::PerHeap, Guise::Queue];
     #[cfg(feature = "vulkan")]
-    guises.extend(open_vulkan().map(|_| Guise::Vulkan));
-    guises
+    let host = host.into_iter().chain(open_vulkan().map(|_| Guise::Vulkan));
+    host.into_iter().collect()
 }
 
 #[cfg(not(feature = "vulkan"))]
