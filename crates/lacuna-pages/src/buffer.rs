@@ -1,8 +1,6 @@
 //! A buffer: reserved address space and its page table.
 
-use std::ptr::NonNull;
-
-use crate::device::{Fence, SpaceId};
+use crate::device::{Address, Fence, HostView, SpaceId};
 use crate::error::Error;
 use crate::ledger::BufferLedger;
 use crate::pool::{BufferId, Contents, Pool, Wanted};
@@ -30,10 +28,10 @@ impl Buffer {
         id: BufferId,
         space: SpaceId,
         pages: PageCount,
-        pointer: Option<NonNull<u8>>,
+        view: Option<HostView>,
         label: String,
     ) -> Self {
-        let memory = pointer.map(HostMemory::new);
+        let memory = view.map(HostMemory::new);
         let table = Table::new(pages);
         Self {
             pool,
@@ -54,6 +52,14 @@ impl Buffer {
     /// The pool it belongs to.
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// The device's name for the byte at `offset`, for work that is submitted to the device itself.
+    pub fn address(&self, offset: u64) -> Address {
+        Address {
+            space: self.space,
+            offset,
+        }
     }
 
     /// How many bytes are reserved: what was asked for, rounded up to pages.

@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 
 use crate::device::{
     Address, Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
-    FenceState, HeapId, Hole, Operation, Ordering, Patience, SpaceId,
+    FenceState, HeapId, Hole, HostView, Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::{ByteLength, PageSize};
 
@@ -169,9 +169,9 @@ unsafe impl Device for DenseDevice {
         Ok(FenceState::Signalled)
     }
 
-    fn host_pointer(&self, space: SpaceId) -> Option<NonNull<u8>> {
+    fn host_view(&self, space: SpaceId) -> Option<HostView> {
         let block = self.blocks.get(space.0 as usize).and_then(Option::as_ref);
-        block.map(|block| block.base)
+        block.map(|block| HostView::Pointer(block.base))
     }
 }
 

@@ -13,7 +13,7 @@
 //!
 //! Safe code gets `&[u8]` and `&mut [u8]` on the word of a [`Device`], so its implementer promises:
 //!
-//! * **D1** The pointer of [`Device::host_pointer`] stays the base of the whole reservation until
+//! * **D1** The pointer of [`HostView::Pointer`] stays the base of the whole reservation until
 //!   [`Device::release`] succeeds, and no one else uses that range.
 //! * **D2** When [`Device::apply`] returns success, the host reads and writes the mapped memory at
 //!   `base + offset`, for a mapping with [`Access::ReadWrite`], and reads it, for
@@ -25,6 +25,7 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::units::{ByteLength, PageSize};
 
@@ -153,6 +154,10 @@ pub enum Ordering {
     Immediate,
     /// On the device's queue: when the fence that `apply` returned is signalled.
     Queue,
+    /// As [`Ordering::Queue`], on one queue that does everything in the order of submission and
+    /// through which alone memory is reached: what is submitted after a page was detached also
+    /// happens after, so the page may be attached elsewhere at once.
+    InOrder,
 }
 
 /// What physical memory is obtained by.
@@ -195,6 +200,31 @@ impl Fence {
     pub const DONE: Self = Self(0);
 }
 
+/// How the host reaches the memory of a reservation.
+#[derive(Clone, Debug)]
+pub enum HostView {
+    /// It sees it at this address.
+    Pointer(NonNull<u8>),
+    /// It does not; bytes are copied on request.
+    Copies(Arc<dyn HostCopies>),
+}
+
+/// Copies between the host and device memory that it cannot see.
+pub trait HostCopies: fmt::Debug + Send + Sync {
+    /// Copies mapped memory to `bytes`, after everything submitted before.
+    ///
+    /// # Errors
+    /// When part of the range is not mapped, or the device fails.
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Copies `bytes` to mapped, writable memory, before everything submitted after. The point
+    /// returned is when it is done.
+    ///
+    /// # Errors
+    /// When part of the range is not mapped or not writable, or the device fails.
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<Fence, DeviceError>;
+}
+
 /// Whether a fence has been reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceState {
@@ -227,7 +257,7 @@ pub enum DeviceError {
     },
     /// The system has no physical memory left.
     #[error(
-        "no physical memory left for {length} ({call} failed, os error {code}); lower the byte limit or free memory"
+        "no physical memory left for {length} ({call} failed with code {code}); lower the byte limit or free memory"
     )]
     OutOfMemory {
         /// The system call.
@@ -239,7 +269,7 @@ pub enum DeviceError {
     },
     /// The system has no address space left, or no mapping.
     #[error(
-        "no address space or no mapping left for {length} ({call} failed, os error {code}); raise `ulimit -v` or `vm.max_map_count`, or reserve less"
+        "no address space or no mapping left for {length} ({call} failed with code {code}); raise `ulimit -v` or `vm.max_map_count`, or reserve less"
     )]
     OutOfAddressSpace {
         /// The system call.
@@ -264,6 +294,30 @@ pub enum DeviceError {
         call: &'static str,
         /// Its error number.
         code: i32,
+    },
+    /// The device's driver refused a call.
+    #[error("the {device} driver refused {call} with code {code}; update it or use another device")]
+    Driver {
+        /// The device's name.
+        device: &'static str,
+        /// The call.
+        call: &'static str,
+        /// What the driver returned.
+        code: i32,
+    },
+    /// More than the device allows.
+    #[error(
+        "the device allows {limit} of {what}, of which {in_use} are taken, and {requested} were asked for; ask for less or give some back"
+    )]
+    Limit {
+        /// What is limited.
+        what: &'static str,
+        /// Bytes asked for.
+        requested: ByteLength,
+        /// Bytes allowed.
+        limit: ByteLength,
+        /// Bytes of that in use already.
+        in_use: ByteLength,
     },
     /// The device was asked for something outside its contract, such as a heap it does not have.
     #[error("the {device} device cannot do this: {what}")]
@@ -334,6 +388,6 @@ pub unsafe trait Device: fmt::Debug + Send {
     /// [`DeviceError::Lost`] when it will never be signalled.
     fn wait(&mut self, fence: Fence, patience: Patience) -> Result<FenceState, DeviceError>;
 
-    /// Where the host sees a reservation, if it does.
-    fn host_pointer(&self, space: SpaceId) -> Option<NonNull<u8>>;
+    /// How the host reaches the memory of a reservation, if there is such a reservation.
+    fn host_view(&self, space: SpaceId) -> Option<HostView>;
 }

@@ -44,6 +44,8 @@ mod pool;
 mod slices;
 mod table;
 mod units;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 
 pub use available::available_memory;
 pub use buffer::Buffer;
@@ -56,3 +58,5 @@ pub use pool::{
     BrokenInvariant, MapReport, PagePin, Pages, Pool, PoolConfig, Recycle, Request, Share, Source,
 };
 pub use units::{ByteLength, ByteRange, PageCount, PageRange, PageSize, PhysicalPage, VirtualPage};
+#[cfg(feature = "vulkan")]
+pub use vulkan::VulkanDevice;

@@ -19,27 +19,29 @@
 //!   `isize`; memory from a device is initialised (zeros, or what was written before).
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::buffer::Buffer;
+use crate::device::{HostCopies, HostView};
 use crate::error::Error;
 use crate::table::Slot;
 use crate::units::{ByteRange, PageRange};
 
-/// Where the host sees a buffer.
+/// How the host reaches a buffer's memory.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
-    base: NonNull<u8>,
+    view: HostView,
 }
 
-// SAFETY: the pointer is used only through a borrow of its buffer, as S1 to S3 have it, and memory
+// SAFETY: copies may be asked for by any thread. The pointer is used only through a borrow of its buffer, as S1 to S3 have it, and memory
 // mapped into a process is the same for all its threads.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above; a shared borrow only ever reads (S3).
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    pub(crate) fn new(base: NonNull<u8>) -> Self {
-        Self { base }
+    pub(crate) fn new(view: HostView) -> Self {
+        Self { view }
     }
 }
 
@@ -53,11 +55,11 @@ impl Buffer {
         let range = range.into();
         let pages = self.pages_of(range)?;
         self.check_slots(pages, Slots::Readable)?;
-        let memory = self.host_memory()?;
+        let base = self.base()?;
         let length = (range.end - range.start) as usize;
         // SAFETY: S1 and S3 by `check_slots` and the borrow of `self`; S4 by `pages_of`.
         Ok(unsafe {
-            NonNull::slice_from_raw_parts(memory.base.add(range.start as usize), length).as_ref()
+            NonNull::slice_from_raw_parts(base.add(range.start as usize), length).as_ref()
         })
     }
 
@@ -69,20 +71,66 @@ impl Buffer {
         let range = range.into();
         let pages = self.pages_of(range)?;
         self.check_slots(pages, Slots::Writable)?;
-        let memory = self.host_memory()?;
+        let base = self.base()?;
         let length = (range.end - range.start) as usize;
         // SAFETY: S1 and S2 by `check_slots` and the exclusive borrow of `self`; S4 by `pages_of`.
         Ok(unsafe {
-            NonNull::slice_from_raw_parts(memory.base.add(range.start as usize), length).as_mut()
+            NonNull::slice_from_raw_parts(base.add(range.start as usize), length).as_mut()
         })
     }
 
-    fn host_memory(&self) -> Result<&HostMemory, Error> {
-        let device = self.pool().capabilities().name;
-        self.memory.as_ref().ok_or(Error::Unsupported {
-            device,
-            what: "be read by the host",
-        })
+    /// Copies the bytes from `start` on to `bytes`; every page of them is mapped. Works on every
+    /// device; where the host cannot see the memory it waits for the device's queue.
+    ///
+    /// # Errors
+    /// As [`Buffer::bytes`], or [`Error::Device`] when the copy fails.
+    pub fn read(&self, start: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        let range = range_of(start, bytes.len());
+        match self.copies() {
+            None => bytes.copy_from_slice(self.bytes(range)?),
+            Some(copies) => {
+                self.check_slots(self.pages_of(range)?, Slots::Readable)?;
+                copies.read(self.address(start), bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies `bytes` to the bytes from `start` on; every page of them is mapped and not sealed.
+    /// Works on every device.
+    ///
+    /// # Errors
+    /// As [`Buffer::bytes_mut`], or [`Error::Device`] when the copy fails; part of the bytes may
+    /// have been written then.
+    pub fn write(&mut self, start: u64, bytes: &[u8]) -> Result<(), Error> {
+        let range = range_of(start, bytes.len());
+        match self.copies() {
+            None => self.bytes_mut(range)?.copy_from_slice(bytes),
+            Some(copies) => {
+                self.check_slots(self.pages_of(range)?, Slots::Writable)?;
+                let fence = copies.write(self.address(start), bytes)?;
+                self.read_until(fence);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where bytes are copied through, unless the host sees the memory itself.
+    pub(crate) fn copies(&self) -> Option<Arc<dyn HostCopies>> {
+        match &self.memory.as_ref()?.view {
+            HostView::Copies(copies) => Some(Arc::clone(copies)),
+            HostView::Pointer(_) => None,
+        }
+    }
+
+    fn base(&self) -> Result<NonNull<u8>, Error> {
+        match self.memory.as_ref().map(|memory| &memory.view) {
+            Some(HostView::Pointer(base)) => Ok(*base),
+            Some(HostView::Copies(_)) | None => Err(Error::Unsupported {
+                device: self.pool().capabilities().name,
+                what: "lend its memory to the host; copy with `read` and `write`",
+            }),
+        }
     }
 
     pub(crate) fn check_slots(&self, pages: PageRange, wanted: Slots) -> Result<(), Error> {
@@ -100,6 +148,10 @@ impl Buffer {
             None => Ok(()),
         }
     }
+}
+
+fn range_of(start: u64, length: usize) -> ByteRange {
+    ByteRange::new(start, start.saturating_add(length as u64))
 }
 
 /// What slots must allow.

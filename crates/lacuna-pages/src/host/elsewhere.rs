@@ -2,12 +2,11 @@
 #![expect(unsafe_code, reason = "the device trait is unsafe to implement")]
 
 use std::convert::Infallible;
-use std::ptr::NonNull;
 
 use super::HostConfig;
 use crate::device::{
-    BatchError, Capabilities, Device, DeviceError, Fence, FenceState, HeapId, Operation, Patience,
-    SpaceId,
+    BatchError, Capabilities, Device, DeviceError, Fence, FenceState, HeapId, HostView, Operation,
+    Patience, SpaceId,
 };
 use crate::units::ByteLength;
 
@@ -61,7 +60,7 @@ unsafe impl Device for HostDevice {
     fn wait(&mut self, _: Fence, _: Patience) -> Result<FenceState, DeviceError> {
         match self.never {}
     }
-    fn host_pointer(&self, _: SpaceId) -> Option<NonNull<u8>> {
+    fn host_view(&self, _: SpaceId) -> Option<HostView> {
         match self.never {}
     }
 }

@@ -43,7 +43,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use super::HostConfig;
 use crate::device::{
     Access, Address, Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
-    FenceState, HeapId, Hole, Operation, Ordering, Patience, Place, SpaceId,
+    FenceState, HeapId, Hole, HostView, Operation, Ordering, Patience, Place, SpaceId,
 };
 use crate::units::{ByteLength, PageSize};
 
@@ -386,8 +386,9 @@ unsafe impl Device for HostDevice {
         Ok(FenceState::Signalled)
     }
 
-    fn host_pointer(&self, space: SpaceId) -> Option<NonNull<u8>> {
-        self.space(space).ok().map(|reservation| reservation.base)
+    fn host_view(&self, space: SpaceId) -> Option<HostView> {
+        let reservation = self.space(space).ok()?;
+        Some(HostView::Pointer(reservation.base))
     }
 }
 

@@ -185,9 +185,9 @@ impl Pool {
         }
         let mut state = self.lock();
         let (id, space) = state.reserve(pages)?;
-        let pointer = state.device.host_pointer(space);
+        let view = state.device.host_view(space);
         drop(state);
-        let mut buffer = Buffer::new(self.clone(), id, space, pages, pointer, label.into());
+        let mut buffer = Buffer::new(self.clone(), id, space, pages, view, label.into());
         if self.capabilities().commitment == Commitment::WithReservation {
             self.map_everything(&mut buffer)?;
         }

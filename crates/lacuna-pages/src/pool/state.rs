@@ -11,7 +11,8 @@ use super::heap::{Heap, Purpose};
 use super::plan::{Contents, Edit, Moves, Plan, place};
 use crate::buffer::Buffer;
 use crate::device::{
-    BatchError, Commitment, Device, DeviceError, Fence, HeapId, Operation, Patience, SpaceId,
+    BatchError, Commitment, Device, DeviceError, Fence, HeapId, Operation, Ordering, Patience,
+    SpaceId,
 };
 use crate::ledger::Ledger;
 use crate::table::Slot;
@@ -51,6 +52,15 @@ impl State {
 
     pub(super) fn commitment(&self) -> Commitment {
         self.device.capabilities().commitment
+    }
+
+    /// When pages detached at `fence` may be used again (M6): at once where whatever comes later
+    /// also happens later.
+    fn reusable(&self, fence: Fence) -> Fence {
+        match self.device.capabilities().ordering {
+            Ordering::Immediate | Ordering::Queue => fence,
+            Ordering::InOrder => Fence::DONE,
+        }
     }
 
     pub(super) fn moves(&self) -> Moves {
@@ -164,6 +174,7 @@ impl State {
                 self.orphans.insert(space, orphan);
                 continue;
             };
+            let fence = self.reusable(fence);
             for page in orphan.pages {
                 self.books
                     .record(orphan.buffer, Slot::Sealed(page), Slot::Hole, fence);
@@ -415,6 +426,7 @@ impl State {
     }
 
     fn record(&mut self, plan: &mut Plan, targets: &mut [&mut Buffer], fence: Fence) {
+        let fence = self.reusable(fence);
         for &claim in &plan.claims {
             self.books.allocator.note_committed(claim);
             self.books.counts.pages_committed += u64::from(claim.memory == Memory::Fresh);

@@ -82,8 +82,9 @@ impl Buffer {
         self.check_pages(pages)?;
         self.check_slots(pages, Slots::Readable)?;
         let mut plan = Plan::default();
+        let mut scratch = Vec::new();
         for page in pages.iter() {
-            let bytes = self.bytes(self.bytes_of(page))?;
+            let bytes = self.page_bytes(page, &mut scratch)?;
             store(page, bytes).map_err(|source| SwapError::Store { page, source })?;
             plan.edits.push(self.edit(0, page, Slot::Swapped));
         }
@@ -116,18 +117,44 @@ impl Buffer {
             .collect();
         pool.map_fresh(&wanted, &mut [self])?;
         for page in pages.iter() {
-            let range = self.bytes_of(page);
-            let filled = match self.bytes_mut(range) {
-                Ok(bytes) => store(page, bytes).map_err(|source| SwapError::Store { page, source }),
-                Err(error) => Err(error.into()),
-            };
-            if let Err(error) = filled {
+            if let Err(error) = self.fill_page(page, &mut store) {
                 self.swap_out_again(pages);
                 return Err(error);
             }
         }
         pool.lock().books.counts.pages_swapped_in += pages.count().get();
         Ok(())
+    }
+
+    /// A page's bytes: in place where the host sees them, else copied to `scratch`.
+    fn page_bytes<'a>(
+        &'a self,
+        page: VirtualPage,
+        scratch: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], Error> {
+        let range = self.bytes_of(page);
+        if self.copies().is_none() {
+            return self.bytes(range);
+        }
+        scratch.resize(range.length().get() as usize, 0);
+        self.read(range.start, scratch)?;
+        Ok(scratch)
+    }
+
+    /// Has `store` fill a page, in place where the host sees it.
+    fn fill_page<E>(
+        &mut self,
+        page: VirtualPage,
+        store: &mut impl FnMut(VirtualPage, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), SwapError<E>> {
+        let range = self.bytes_of(page);
+        let refused = |source| SwapError::Store { page, source };
+        if self.copies().is_none() {
+            return store(page, self.bytes_mut(range)?).map_err(refused);
+        }
+        let mut bytes = vec![0; range.length().get() as usize];
+        store(page, &mut bytes).map_err(refused)?;
+        Ok(self.write(range.start, &bytes)?)
     }
 
     /// Takes pages that could not be filled away again. If even that fails, the pages are set

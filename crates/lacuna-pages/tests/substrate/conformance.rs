@@ -6,7 +6,7 @@ use lacuna_pages::{
 };
 
 use crate::support::{
-    PAGE, assert_page, every_pool, filled, pages, range, sharing_pools, small, write_page,
+    PAGE, assert_page, contents, every_pool, filled, pages, range, sharing_pools, small, write_page,
 };
 
 #[test]
@@ -14,13 +14,11 @@ fn fresh_memory_is_zero_and_pages_are_apart() {
     for pool in every_pool(small()) {
         let mut buffer = pool.reserve(pages(40), "").unwrap();
         buffer.ensure_mapped(0..40 * PAGE).unwrap();
-        assert!(
-            buffer
-                .bytes(0..40 * PAGE)
-                .unwrap()
-                .iter()
-                .all(|&byte| byte == 0)
-        );
+        // A real graphics device hands out whatever its memory held before.
+        if pool.capabilities().name != "vulkan" {
+            let bytes = contents(&buffer, 0..40 * PAGE);
+            assert!(bytes.iter().all(|&byte| byte == 0));
+        }
         for page in 0..40 {
             write_page(&mut buffer, page, page);
         }
@@ -80,7 +78,7 @@ fn pages_used_again_are_zero_when_asked_for() {
             lacuna_pages::device::Patience::Block,
         );
         buffer.ensure_mapped(0..24 * PAGE).unwrap();
-        let bytes = buffer.bytes(3 * PAGE..20 * PAGE).unwrap();
+        let bytes = contents(&buffer, 3 * PAGE..20 * PAGE);
         assert!(
             bytes.iter().all(|&byte| byte == 0),
             "{}",
@@ -143,7 +141,7 @@ fn truncating_keeps_the_partial_page_and_forgets_the_rest() {
 fn swapping_out_and_in_keeps_contents_and_address() {
     for pool in every_pool(small()) {
         let mut buffer = filled(&pool, 8, 300);
-        let address = buffer.bytes(0..1).unwrap().as_ptr();
+        let address = buffer.bytes(0..1).map(<[u8]>::as_ptr);
         let mut store = Vec::new();
         buffer
             .swap_out(range(2, 7), |_, bytes| {
@@ -164,7 +162,7 @@ fn swapping_out_and_in_keeps_contents_and_address() {
                 Ok::<(), ()>(())
             })
             .unwrap();
-        assert_eq!(buffer.bytes(0..1).unwrap().as_ptr(), address);
+        assert_eq!(buffer.bytes(0..1).map(<[u8]>::as_ptr), address);
         for page in 0..8 {
             assert_page(&buffer, page, 300 + page);
         }

@@ -9,8 +9,8 @@ use lacuna_pages::{
 };
 
 use crate::support::{
-    Failing, Guise, Handle, PAGE, PAGE_SIZE, assert_page, filled, pages, probed, range, small,
-    write_page,
+    Failing, Guise, Handle, PAGE, PAGE_SIZE, assert_page, failing_guises, filled, pages, probed,
+    range, small, write_page,
 };
 
 /// Three buffers in every state a page can be in.
@@ -107,7 +107,7 @@ type Operation = fn(&mut World) -> Result<(), Error>;
 #[track_caller]
 fn fail_each_call(operation: Operation) {
     let caller = Location::caller();
-    for guise in [Guise::Plain, Guise::PerHeap, Guise::Queue] {
+    for guise in failing_guises() {
         let mut failures = 0;
         for n in 0.. {
             assert!(n < 1_000, "{caller}: no end of calls");

@@ -4,12 +4,12 @@
     reason = "a device is unsafe to implement, and the wrapper is one"
 )]
 
-use std::ptr::NonNull;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lacuna_pages::device::{
-    Aliasing, BatchError, Commitment, Fence, FenceState, HeapId, Operation, Ordering, Patience,
-    Place, SpaceId,
+    Aliasing, BatchError, Commitment, Fence, FenceState, HeapId, HostView, Operation, Ordering,
+    Patience, Place, SpaceId,
 };
 use lacuna_pages::{
     Buffer, ByteLength, Capabilities, DenseDevice, Device, DeviceError, HostDevice, PageRange,
@@ -28,6 +28,9 @@ pub(crate) enum Guise {
     Queue,
     /// Pages cannot be shared.
     NoAliasing,
+    /// The device inside is a graphics device, not the host's.
+    #[cfg(feature = "vulkan")]
+    Vulkan,
 }
 
 /// Which calls fail.
@@ -107,6 +110,8 @@ impl<D: Device> Probe<D> {
         let mut capabilities = inner.capabilities().clone();
         match guise {
             Guise::Plain => {}
+            #[cfg(feature = "vulkan")]
+            Guise::Vulkan => {}
             Guise::PerHeap => capabilities.commitment = Commitment::PerHeap,
             Guise::Queue => capabilities.ordering = Ordering::Queue,
             Guise::NoAliasing => capabilities.aliasing = Aliasing::Unsupported,
@@ -213,8 +218,8 @@ unsafe impl<D: Device> Device for Probe<D> {
         })
     }
 
-    fn host_pointer(&self, space: SpaceId) -> Option<NonNull<u8>> {
-        self.inner.host_pointer(space)
+    fn host_view(&self, space: SpaceId) -> Option<HostView> {
+        self.inner.host_view(space)
     }
 }
 
@@ -240,8 +245,13 @@ pub(crate) fn host(config: PoolConfig) -> Pool {
     Pool::new(HostDevice::new().unwrap(), config).unwrap()
 }
 
-/// A host pool behind a probe.
+/// A pool behind a probe: on the host, or on a graphics device that is known to be there.
 pub(crate) fn probed(config: PoolConfig, guise: Guise) -> (Pool, Handle) {
+    #[cfg(feature = "vulkan")]
+    if guise == Guise::Vulkan {
+        let (device, handle) = Probe::new(open_vulkan().unwrap(), guise);
+        return (Pool::new(device, config).unwrap(), handle);
+    }
     let (device, handle) = Probe::new(HostDevice::new().unwrap(), guise);
     (Pool::new(device, config).unwrap(), handle)
 }
@@ -257,7 +267,46 @@ pub(crate) fn every_pool(config: PoolConfig) -> Vec<Pool> {
     let mut pools: Vec<Pool> = guises.map(|guise| probed(config, guise).0).into();
     pools.push(host(config));
     pools.push(Pool::new(DenseDevice::new(), config).unwrap());
+    pools.extend(vulkan(config));
     pools
+}
+
+/// A pool on a graphics device, where there is one that has the page size.
+#[cfg(feature = "vulkan")]
+fn vulkan(config: PoolConfig) -> Option<Pool> {
+    let device = open_vulkan()?;
+    Some(Pool::new(Probe::new(device, Guise::Vulkan).0, config).unwrap())
+}
+
+/// The guises under which every call is made to fail.
+pub(crate) fn failing_guises() -> Vec<Guise> {
+    let host = [Guise::Plain, Guise::PerHeap, Guise::Queue];
+    #[cfg(feature = "vulkan")]
+    let host = host.into_iter().chain(open_vulkan().map(|_| Guise::Vulkan));
+    host.into_iter().collect()
+}
+
+#[cfg(not(feature = "vulkan"))]
+fn vulkan(_: PoolConfig) -> Option<Pool> {
+    None
+}
+
+/// The Vulkan device, or a loud word that there is none.
+#[cfg(feature = "vulkan")]
+pub(crate) fn open_vulkan() -> Option<lacuna_pages::VulkanDevice> {
+    let reason = match lacuna_pages::VulkanDevice::open() {
+        Ok(device) if device.capabilities().page_sizes.contains(&PAGE_SIZE) => return Some(device),
+        Ok(device) => format!("{} has no pages of {PAGE_SIZE}", device.driver_name()),
+        Err(error @ DeviceError::Unavailable { .. }) => error.to_string(),
+        Err(error) => panic!("{error}"),
+    };
+    let required = std::env::var_os("LACUNA_REQUIRE_VULKAN").is_some();
+    assert!(!required, "LACUNA_REQUIRE_VULKAN is set, but {reason}");
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    // Not `eprintln!`, which the test harness swallows.
+    let message = format!("{test}: skipped: no sparse Vulkan device ({reason})\n");
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), message.as_bytes());
+    None
 }
 
 /// Those of them on which pages can be shared.
@@ -270,16 +319,25 @@ pub(crate) fn sharing_pools(config: PoolConfig) -> Vec<Pool> {
 /// Fills a page with a pattern that tells pages and places apart.
 pub(crate) fn write_page(buffer: &mut Buffer, page: u64, tag: u64) {
     let start = page as usize * PAGE;
-    let bytes = buffer.bytes_mut(start..start + PAGE).unwrap();
+    let mut bytes = [0; PAGE];
     for (place, word) in bytes.chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&(tag ^ (place as u64) << 40).to_le_bytes());
     }
+    buffer.write(start as u64, &bytes).unwrap();
+}
+
+/// A copy of what a range holds.
+#[track_caller]
+pub(crate) fn contents(buffer: &Buffer, range: Range<usize>) -> Vec<u8> {
+    let mut bytes = vec![0; range.len()];
+    buffer.read(range.start as u64, &mut bytes).unwrap();
+    bytes
 }
 
 #[track_caller]
 pub(crate) fn assert_page(buffer: &Buffer, page: u64, tag: u64) {
     let start = page as usize * PAGE;
-    let bytes = buffer.bytes(start..start + PAGE).unwrap();
+    let bytes = contents(buffer, start..start + PAGE);
     for (place, word) in bytes.chunks_exact(8).enumerate() {
         let word = u64::from_le_bytes(word.try_into().unwrap());
         assert_eq!(

@@ -1,0 +1,268 @@
+#![expect(unsafe_code, reason = "Vulkan is a foreign interface")]
+
+//! Buffers and memory, each owned by one value.
+//!
+//! # Safety
+//!
+//! V1 to V5 of [`driver`](super::driver), and:
+//!
+//! * **B1** A buffer is bound to its memory once, right after both were made; the memory is as
+//!   long as the buffer wants and outlives it.
+//! * **B2** Mapped memory is host-visible and coherent, stays mapped until it is freed, and is read
+//!   and written by the host only while no submission that uses it is pending.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ash::vk;
+
+use super::bindings::Bindings;
+use super::driver::Driver;
+use crate::device::DeviceError;
+
+/// What every sparse buffer is used for.
+const SPARSE_USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
+    vk::BufferUsageFlags::STORAGE_BUFFER.as_raw()
+        | vk::BufferUsageFlags::TRANSFER_SRC.as_raw()
+        | vk::BufferUsageFlags::TRANSFER_DST.as_raw(),
+);
+
+/// A buffer.
+pub(super) struct Buffer {
+    driver: Arc<Driver>,
+    handle: vk::Buffer,
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Buffer").field(&self.handle).finish()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: V1 and V3.
+        unsafe { self.driver.device.destroy_buffer(self.handle, None) };
+    }
+}
+
+impl Buffer {
+    fn new(driver: &Arc<Driver>, info: &vk::BufferCreateInfo<'_>) -> Result<Self, DeviceError> {
+        driver.check_alive()?;
+        // SAFETY: V1 and V5; the size is within the device's limit (V4).
+        let handle = unsafe { driver.device.create_buffer(info, None) }
+            .map_err(|result| driver.failure("vkCreateBuffer", result, info.size))?;
+        Ok(Self {
+            driver: Arc::clone(driver),
+            handle,
+        })
+    }
+
+    /// A buffer of holes, whose pages may be bound elsewhere too.
+    pub(super) fn sparse(driver: &Arc<Driver>, length: u64) -> Result<Self, DeviceError> {
+        let flags = vk::BufferCreateFlags::SPARSE_BINDING
+            | vk::BufferCreateFlags::SPARSE_RESIDENCY
+            | vk::BufferCreateFlags::SPARSE_ALIASED;
+        let info = vk::BufferCreateInfo::default()
+            .flags(flags)
+            .size(length)
+            .usage(SPARSE_USAGE);
+        Self::new(driver, &info)
+    }
+
+    fn plain(
+        driver: &Arc<Driver>,
+        length: u64,
+        usage: vk::BufferUsageFlags,
+    ) -> Result<Self, DeviceError> {
+        let info = vk::BufferCreateInfo::default().size(length).usage(usage);
+        Self::new(driver, &info)
+    }
+
+    pub(super) fn handle(&self) -> vk::Buffer {
+        self.handle
+    }
+
+    pub(super) fn requirements(&self) -> vk::MemoryRequirements {
+        // SAFETY: V1.
+        unsafe {
+            self.driver
+                .device
+                .get_buffer_memory_requirements(self.handle)
+        }
+    }
+
+    fn bind(&self, memory: &Memory) -> Result<(), DeviceError> {
+        // SAFETY: V1 and B1.
+        unsafe {
+            self.driver
+                .device
+                .bind_buffer_memory(self.handle, memory.handle, 0)
+        }
+        .map_err(|result| self.driver.failure("vkBindBufferMemory", result, 0))
+    }
+}
+
+/// An allocation.
+struct Memory {
+    driver: Arc<Driver>,
+    handle: vk::DeviceMemory,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Memory").field(&self.handle).finish()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: V1 and V3; what is bound to it is gone or will not be used again.
+        unsafe { self.driver.device.free_memory(self.handle, None) };
+    }
+}
+
+impl Memory {
+    fn new(driver: &Arc<Driver>, length: u64, memory_type: u32) -> Result<Self, DeviceError> {
+        let info = vk::MemoryAllocateInfo::default()
+            .allocation_size(length)
+            .memory_type_index(memory_type);
+        // SAFETY: V1 and V5; the type is one of the device's.
+        let handle = unsafe { driver.device.allocate_memory(&info, None) }
+            .map_err(|result| driver.failure("vkAllocateMemory", result, length))?;
+        Ok(Self {
+            driver: Arc::clone(driver),
+            handle,
+        })
+    }
+}
+
+/// A reservation: a sparse buffer and what is bound in it.
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) buffer: Buffer,
+    pub(super) length: u64,
+    pub(super) bindings: Bindings,
+}
+
+/// A heap: one allocation, and a buffer over all of it for copying into it.
+#[derive(Debug)]
+pub(super) struct Heap {
+    whole: Buffer,
+    memory: Memory,
+    pub(super) length: u64,
+}
+
+impl Heap {
+    /// A heap whose memory suits buffers that allow the memory types in `allowed`.
+    pub(super) fn new(
+        driver: &Arc<Driver>,
+        length: u64,
+        allowed: u32,
+    ) -> Result<Self, DeviceError> {
+        let usage = vk::BufferUsageFlags::TRANSFER_SRC | vk::BufferUsageFlags::TRANSFER_DST;
+        let whole = Buffer::plain(driver, length, usage)?;
+        let requirements = whole.requirements();
+        let device_local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
+        let any = vk::MemoryPropertyFlags::empty();
+        let memory_type = driver
+            .memory_type(allowed & requirements.memory_type_bits, device_local, any)
+            .ok_or(super::invalid(
+                "a heap: no memory type suits sparse buffers and copying",
+            ))?;
+        let memory = Memory::new(driver, requirements.size.max(length), memory_type)?;
+        whole.bind(&memory)?;
+        Ok(Self {
+            whole,
+            memory,
+            length,
+        })
+    }
+
+    pub(super) fn memory(&self) -> vk::DeviceMemory {
+        self.memory.handle
+    }
+
+    pub(super) fn whole(&self) -> vk::Buffer {
+        self.whole.handle
+    }
+}
+
+/// A buffer that the host sees.
+#[derive(Debug)]
+pub(super) struct Staging {
+    buffer: Buffer,
+    _memory: Memory,
+    pointer: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the pointer names memory that this value alone owns and that is mapped for the whole
+// process (B2).
+unsafe impl Send for Staging {}
+
+impl Staging {
+    pub(super) fn new(driver: &Arc<Driver>, length: usize) -> Result<Self, DeviceError> {
+        let size = length as u64;
+        let buffer = Buffer::plain(driver, size, SPARSE_USAGE)?;
+        let requirements = buffer.requirements();
+        let visible =
+            vk::MemoryPropertyFlags::HOST_VISIBLE | vk::MemoryPropertyFlags::HOST_COHERENT;
+        let cached = visible | vk::MemoryPropertyFlags::HOST_CACHED;
+        let memory_type = driver
+            .memory_type(requirements.memory_type_bits, cached, visible)
+            .ok_or(super::invalid(
+                "a staging buffer: no memory type is visible to the host",
+            ))?;
+        let memory = Memory::new(driver, requirements.size.max(size), memory_type)?;
+        buffer.bind(&memory)?;
+        let flags = vk::MemoryMapFlags::empty();
+        // SAFETY: V1; the type is host-visible and the allocation is not mapped yet.
+        let pointer = unsafe {
+            driver
+                .device
+                .map_memory(memory.handle, 0, vk::WHOLE_SIZE, flags)
+        }
+        .map_err(|result| driver.failure("vkMapMemory", result, size))?;
+        let pointer = NonNull::new(pointer.cast()).ok_or(super::invalid(
+            "a staging buffer: the driver mapped it nowhere",
+        ))?;
+        Ok(Self {
+            buffer,
+            _memory: memory,
+            pointer,
+            length,
+        })
+    }
+
+    pub(super) fn handle(&self) -> vk::Buffer {
+        self.buffer.handle
+    }
+
+    pub(super) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Copies `bytes` to the beginning; no submission uses the buffer now (B2).
+    pub(super) fn fill(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.length, "B1: staging is long enough");
+        // SAFETY: B2, and the length was just checked; device memory never overlaps a Rust slice.
+        unsafe {
+            self.pointer
+                .as_ptr()
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+
+    /// Copies from the beginning to `bytes`; no submission uses the buffer now (B2).
+    pub(super) fn read(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= self.length, "B1: staging is long enough");
+        // SAFETY: as in `fill`.
+        unsafe {
+            self.pointer
+                .as_ptr()
+                .copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+}

@@ -1,0 +1,344 @@
+#![expect(unsafe_code, reason = "the Vulkan loader is a foreign library")]
+
+//! Finding a driver and opening it.
+//!
+//! # Safety
+//!
+//! * **O1** The loader and the drivers it finds are the system's; loading them runs their code, as
+//!   every Vulkan program does.
+//! * **O2** An instance or device that was created is owned by one value, which destroys it, and
+//!   nothing is called on it afterwards.
+
+use std::ffi::CStr;
+
+use ash::{Entry, Instance, vk};
+
+use super::NAME;
+use crate::device::DeviceError;
+
+/// What a physical device has, as far as sparse buffers are concerned.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub(super) name: String,
+    pub(super) kind: vk::PhysicalDeviceType,
+    pub(super) api_version: u32,
+    pub(super) sparse_binding: bool,
+    pub(super) sparse_residency_buffer: bool,
+    pub(super) sparse_residency_aliased: bool,
+    pub(super) timeline_semaphore: bool,
+    /// What each queue family can do.
+    pub(super) families: Vec<vk::QueueFlags>,
+    pub(super) limits: Limits,
+}
+
+/// The bounds within which a device works, in bytes where not said otherwise.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Limits {
+    /// All reservations together.
+    pub(super) address_space: u64,
+    /// One buffer.
+    pub(super) buffer: u64,
+    /// One allocation of device memory.
+    pub(super) allocation: u64,
+    /// What a shader sees of a buffer at once.
+    pub(super) window: u64,
+    /// What such a window's start is a multiple of.
+    pub(super) window_alignment: u64,
+    /// Whether holes read as zeros and lose what is written to them.
+    pub(super) strict_holes: bool,
+}
+
+/// The queue families a device is used through; often one and the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Families {
+    pub(super) compute: u32,
+    pub(super) bind: u32,
+}
+
+/// An open instance.
+pub(super) struct OpenInstance {
+    pub(super) instance: Instance,
+    /// The loaded library: stays loaded as long as anything of it is used.
+    _entry: Entry,
+}
+
+impl Drop for OpenInstance {
+    fn drop(&mut self) {
+        // SAFETY: O2: every device made from it is destroyed, by the order of `Driver`'s fields.
+        unsafe { self.instance.destroy_instance(None) };
+    }
+}
+
+impl OpenInstance {
+    /// Loads the system's loader, or `library` instead.
+    pub(super) fn load(library: Option<&str>) -> Result<Self, DeviceError> {
+        let entry = match library {
+            // SAFETY: O1.
+            Some(library) => unsafe { Entry::load_from(library) },
+            // SAFETY: O1.
+            None => unsafe { Entry::load() },
+        }
+        .map_err(|error| unavailable(format!("no Vulkan loader ({error})")))?;
+        let application = vk::ApplicationInfo::default()
+            .application_name(c"lacuna")
+            .api_version(vk::API_VERSION_1_3);
+        let info = vk::InstanceCreateInfo::default().application_info(&application);
+        // SAFETY: O1 and O2; `info` and what it points to outlive the call.
+        let instance = unsafe { entry.create_instance(&info, None) }
+            .map_err(|result| unavailable(format!("no Vulkan driver ({result})")))?;
+        Ok(Self {
+            instance,
+            _entry: entry,
+        })
+    }
+
+    /// The devices there are.
+    pub(super) fn devices(&self) -> Result<Vec<vk::PhysicalDevice>, DeviceError> {
+        // SAFETY: O2: the instance is alive.
+        unsafe { self.instance.enumerate_physical_devices() }
+            .map_err(|result| unavailable(format!("devices cannot be listed ({result})")))
+    }
+
+    pub(super) fn describe(&self, device: vk::PhysicalDevice) -> Candidate {
+        // SAFETY: O2: `device` is one of the instance's, which is alive.
+        let basic = unsafe { self.instance.get_physical_device_properties(device) };
+        let mut candidate = Candidate {
+            name: basic.device_name_as_c_str().map_or_else(
+                |_| "?".to_owned(),
+                |name: &CStr| name.to_string_lossy().into_owned(),
+            ),
+            kind: basic.device_type,
+            api_version: basic.api_version,
+            sparse_binding: false,
+            sparse_residency_buffer: false,
+            sparse_residency_aliased: false,
+            timeline_semaphore: false,
+            families: Vec::new(),
+            limits: Limits::default(),
+        };
+        if basic.api_version >= vk::API_VERSION_1_2 {
+            self.describe_features(device, &mut candidate);
+            candidate.limits = self.limits(device, &basic);
+        }
+        candidate
+    }
+
+    fn describe_features(&self, device: vk::PhysicalDevice, candidate: &mut Candidate) {
+        let mut newer = vk::PhysicalDeviceVulkan12Features::default();
+        let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut newer);
+        // SAFETY: O2, and the device knows version 1.2.
+        let families = unsafe {
+            self.instance
+                .get_physical_device_features2(device, &mut features);
+            self.instance
+                .get_physical_device_queue_family_properties(device)
+        };
+        let basic = features.features;
+        candidate.sparse_binding = basic.sparse_binding == vk::TRUE;
+        candidate.sparse_residency_buffer = basic.sparse_residency_buffer == vk::TRUE;
+        candidate.sparse_residency_aliased = basic.sparse_residency_aliased == vk::TRUE;
+        candidate.timeline_semaphore = newer.timeline_semaphore == vk::TRUE;
+        candidate.families = families.iter().map(|family| family.queue_flags).collect();
+    }
+
+    fn limits(&self, device: vk::PhysicalDevice, basic: &vk::PhysicalDeviceProperties) -> Limits {
+        let mut third = vk::PhysicalDeviceMaintenance3Properties::default();
+        let mut fourth = vk::PhysicalDeviceMaintenance4Properties::default();
+        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut third);
+        let knows_buffer_size = basic.api_version >= vk::API_VERSION_1_3;
+        if knows_buffer_size {
+            properties = properties.push_next(&mut fourth);
+        }
+        // SAFETY: O2; the device knows the versions that these structures belong to.
+        unsafe {
+            self.instance
+                .get_physical_device_properties2(device, &mut properties);
+        }
+        let buffer = if knows_buffer_size {
+            fourth.max_buffer_size
+        } else {
+            u64::MAX
+        };
+        let limits = &basic.limits;
+        Limits {
+            address_space: limits.sparse_address_space_size,
+            buffer: buffer.min(limits.sparse_address_space_size),
+            allocation: third.max_memory_allocation_size,
+            window: limits.max_storage_buffer_range.into(),
+            window_alignment: limits.min_storage_buffer_offset_alignment.max(4),
+            strict_holes: basic.sparse_properties.residency_non_resident_strict == vk::TRUE,
+        }
+    }
+}
+
+/// The best of `candidates`, or why none will do: a GPU before a software driver.
+pub(super) fn choose(candidates: &[Candidate]) -> Result<(usize, Families), DeviceError> {
+    if candidates.is_empty() {
+        return Err(unavailable("no Vulkan device".to_owned()));
+    }
+    let mut best: Option<(u8, usize, Families)> = None;
+    let mut lacking = Vec::new();
+    for (index, candidate) in candidates.iter().enumerate() {
+        match suits(candidate) {
+            Ok(families) => {
+                let rank = rank(candidate.kind);
+                if best.is_none_or(|(least, ..)| rank < least) {
+                    best = Some((rank, index, families));
+                }
+            }
+            Err(what) => lacking.push(format!("{} lacks {what}", candidate.name)),
+        }
+    }
+    best.map(|(_, index, families)| (index, families))
+        .ok_or_else(|| unavailable(lacking.join(", ")))
+}
+
+fn rank(kind: vk::PhysicalDeviceType) -> u8 {
+    match kind {
+        vk::PhysicalDeviceType::DISCRETE_GPU => 0,
+        vk::PhysicalDeviceType::INTEGRATED_GPU => 1,
+        vk::PhysicalDeviceType::VIRTUAL_GPU => 2,
+        _ => 3,
+    }
+}
+
+/// The families to use a device through, or the first thing it lacks.
+fn suits(candidate: &Candidate) -> Result<Families, &'static str> {
+    let needs = [
+        (candidate.api_version >= vk::API_VERSION_1_2, "Vulkan 1.2"),
+        (candidate.sparse_binding, "sparseBinding"),
+        (candidate.sparse_residency_buffer, "sparseResidencyBuffer"),
+        (candidate.sparse_residency_aliased, "sparseResidencyAliased"),
+        (candidate.timeline_semaphore, "timelineSemaphore"),
+    ];
+    if let Some((_, what)) = needs.into_iter().find(|(has, _)| !has) {
+        return Err(what);
+    }
+    let find = |flags| {
+        let mut families = candidate.families.iter();
+        let found = families.position(|family: &vk::QueueFlags| family.contains(flags));
+        found.map(|index| index as u32)
+    };
+    let both = vk::QueueFlags::COMPUTE | vk::QueueFlags::SPARSE_BINDING;
+    if let Some(family) = find(both) {
+        return Ok(Families {
+            compute: family,
+            bind: family,
+        });
+    }
+    Ok(Families {
+        compute: find(vk::QueueFlags::COMPUTE).ok_or("a compute queue")?,
+        bind: find(vk::QueueFlags::SPARSE_BINDING).ok_or("a sparse binding queue")?,
+    })
+}
+
+fn unavailable(reason: String) -> DeviceError {
+    DeviceError::Unavailable {
+        device: NAME,
+        reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(name: &str, kind: vk::PhysicalDeviceType) -> Candidate {
+        Candidate {
+            name: name.to_owned(),
+            kind,
+            api_version: vk::API_VERSION_1_2,
+            sparse_binding: true,
+            sparse_residency_buffer: true,
+            sparse_residency_aliased: true,
+            timeline_semaphore: true,
+            families: vec![vk::QueueFlags::COMPUTE | vk::QueueFlags::SPARSE_BINDING],
+            limits: Limits::default(),
+        }
+    }
+
+    fn reason(candidates: &[Candidate]) -> String {
+        match choose(candidates) {
+            Err(DeviceError::Unavailable { device, reason }) => {
+                assert_eq!(device, NAME);
+                reason
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_missing_loader_is_unavailable() {
+        let error = OpenInstance::load(Some("no-such-loader.so")).err().unwrap();
+        let text = error.to_string();
+        assert!(
+            text.starts_with("vulkan is not available: no Vulkan loader"),
+            "{text}"
+        );
+        assert!(text.ends_with("use the dense device instead"), "{text}");
+    }
+
+    #[test]
+    fn a_gpu_comes_before_a_software_driver() {
+        let software = candidate("software", vk::PhysicalDeviceType::CPU);
+        let integrated = candidate("integrated", vk::PhysicalDeviceType::INTEGRATED_GPU);
+        let mut discrete = candidate("discrete", vk::PhysicalDeviceType::DISCRETE_GPU);
+        let chosen = |list: &[Candidate]| choose(list).unwrap().0;
+        assert_eq!(
+            chosen(&[software.clone(), integrated.clone(), discrete.clone()]),
+            2
+        );
+        discrete.sparse_residency_buffer = false;
+        assert_eq!(chosen(&[software, integrated, discrete]), 1);
+    }
+
+    #[test]
+    fn what_is_lacking_is_named() {
+        let good = candidate("card", vk::PhysicalDeviceType::DISCRETE_GPU);
+        assert_eq!(reason(&[]), "no Vulkan device");
+        let lacks = |change: fn(&mut Candidate)| {
+            let mut candidate = good.clone();
+            change(&mut candidate);
+            reason(&[candidate])
+        };
+        assert_eq!(
+            lacks(|c| c.sparse_binding = false),
+            "card lacks sparseBinding"
+        );
+        assert_eq!(
+            lacks(|c| c.sparse_residency_buffer = false),
+            "card lacks sparseResidencyBuffer"
+        );
+        assert_eq!(
+            lacks(|c| c.sparse_residency_aliased = false),
+            "card lacks sparseResidencyAliased"
+        );
+        assert_eq!(
+            lacks(|c| c.timeline_semaphore = false),
+            "card lacks timelineSemaphore"
+        );
+        assert_eq!(
+            lacks(|c| c.api_version = vk::API_VERSION_1_1),
+            "card lacks Vulkan 1.2"
+        );
+        assert_eq!(
+            lacks(|c| c.families = vec![vk::QueueFlags::COMPUTE]),
+            "card lacks a sparse binding queue"
+        );
+    }
+
+    #[test]
+    fn separate_queues_are_used_where_no_family_does_both() {
+        let mut split = candidate("card", vk::PhysicalDeviceType::DISCRETE_GPU);
+        split.families = vec![
+            vk::QueueFlags::GRAPHICS,
+            vk::QueueFlags::SPARSE_BINDING,
+            vk::QueueFlags::COMPUTE,
+        ];
+        let families = Families {
+            compute: 2,
+            bind: 1,
+        };
+        assert_eq!(choose(&[split]).unwrap(), (0, families));
+    }
+}

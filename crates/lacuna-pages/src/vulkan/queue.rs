@@ -1,0 +1,315 @@
+//! Work on mapped memory: copies between it and the host, and the kernels.
+
+use std::sync::{Arc, MutexGuard};
+
+use super::frames::{Frame, STAGING_BYTES, Window};
+use super::kernels::{GROUP, Kernel};
+use super::state::State;
+use super::{Shared, invalid};
+use crate::device::{Access, Address, DeviceError, Fence, FenceState, HostCopies, Patience};
+use crate::units::ByteLength;
+
+/// The bytes of a word; kernels work in words.
+const WORD: u64 = 4;
+
+/// The most workgroups that share one part of a checksum.
+const CHECKSUM_GROUPS: u64 = 1024;
+
+/// Submits work on memory that a pool has mapped on the [`VulkanDevice`](super::VulkanDevice) it
+/// came from. A handle: clones are the same queue, and any thread may use them.
+///
+/// All work, and every batch of the device, happens in the order in which it was submitted. Ranges
+/// are checked against what is mapped at that moment: touching a hole, or writing to a sealed
+/// page, is [`DeviceError::Invalid`] and nothing is submitted.
+#[derive(Clone, Debug)]
+pub struct VulkanQueue {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// Rows of equal length, some distance apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Where the first row begins; a multiple of four bytes.
+    pub address: Address,
+    /// The length of a row; a multiple of four bytes, at most 4 MiB.
+    pub row: ByteLength,
+    /// From the start of one row to that of the next; a multiple of four bytes, at least `row`.
+    pub stride: ByteLength,
+}
+
+impl VulkanQueue {
+    /// Writes `data`, which is rows one after the other, to where `rows` has them, with a compute
+    /// kernel. Bytes between the rows stay as they are. Returns when the last dispatch is queued.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for lengths that `rows` does not allow or when a byte from the first
+    /// row to the last is not mapped or not writable, or as any submission.
+    pub fn write_rows(&self, rows: Rows, data: &[u8]) -> Result<Fence, DeviceError> {
+        let Rows {
+            address,
+            row,
+            stride,
+        } = rows;
+        check_rows(rows, data)?;
+        let count = data.len() as u64 / row.get();
+        let span = |count: u64| ByteLength::new((count - 1) * stride.get() + row.get());
+        self.lock()
+            .window(address, span(count), Access::ReadWrite)?;
+        let fitting =
+            (STAGING_BYTES as u64 / row.get()).min(self.lock().largest_window() / stride.get());
+        let fitting = fitting.max(1);
+        let mut fence = Fence::DONE;
+        for (index, chunk) in data.chunks((fitting * row.get()) as usize).enumerate() {
+            let count = chunk.len() as u64 / row.get();
+            let at = later(address, index as u64 * fitting * stride.get());
+            fence = self.dispatch_rows(
+                Rows {
+                    address: at,
+                    ..rows
+                },
+                chunk,
+                span(count),
+            )?;
+        }
+        Ok(fence)
+    }
+
+    fn dispatch_rows(
+        &self,
+        rows: Rows,
+        data: &[u8],
+        span: ByteLength,
+    ) -> Result<Fence, DeviceError> {
+        let mut state = self.lock();
+        let window = state.window(rows.address, span, Access::ReadWrite)?;
+        let kernels = state.kernels()?;
+        let mut frame = take_frame(&mut state)?;
+        let staging = frame.staging(data.len())?;
+        staging.fill(data);
+        let source = Window {
+            buffer: staging.handle(),
+            offset: 0,
+            length: data.len() as u64,
+        };
+        let (window, first) = state.aligned(window);
+        let words = data.len() as u64 / WORD;
+        let parameters = [
+            first,
+            rows.row.get() / WORD,
+            rows.stride.get() / WORD,
+            words,
+        ];
+        let parameters = parameters.map(|value| value as u32);
+        let groups = words.div_ceil(GROUP.into()) as u32;
+        let mut recorder = frame.begin()?;
+        recorder.dispatch(
+            &kernels,
+            Kernel::WriteRows,
+            [window, source],
+            parameters,
+            groups,
+        )?;
+        let fence = recorder.submit(&mut state.queue)?;
+        state.frames.put(frame);
+        Ok(fence)
+    }
+
+    /// The checksum of `length` bytes from `address` on, with a compute kernel: see [`checksum`].
+    /// Waits for everything submitted before.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] when the range is not mapped or not made of whole words of four
+    /// bytes, or as any submission.
+    pub fn checksum(&self, address: Address, length: ByteLength) -> Result<u32, DeviceError> {
+        if !(address.offset | length.get()).is_multiple_of(WORD) {
+            return Err(invalid("a checksum of part of a word"));
+        }
+        self.lock().window(address, length, Access::Read)?;
+        let most = self.lock().largest_window();
+        let mut sum = 0u32;
+        for start in (0..length.get()).step_by(most as usize) {
+            let part = most.min(length.get() - start);
+            let partial = self.checksum_part(later(address, start), part, start / WORD)?;
+            sum = sum.wrapping_add(partial);
+        }
+        Ok(sum)
+    }
+
+    /// The share in a checksum of a part that begins with the word numbered `base`.
+    fn checksum_part(&self, address: Address, length: u64, base: u64) -> Result<u32, DeviceError> {
+        let mut state = self.lock();
+        let window = state.window(address, ByteLength::new(length), Access::Read)?;
+        let kernels = state.kernels()?;
+        let mut frame = take_frame(&mut state)?;
+        let words = length / WORD;
+        let groups = words.div_ceil(GROUP.into()).min(CHECKSUM_GROUPS) as u32;
+        let mut partials = vec![0; groups as usize * WORD as usize];
+        let target = Window {
+            buffer: frame.staging(partials.len())?.handle(),
+            offset: 0,
+            length: partials.len() as u64,
+        };
+        let (window, first) = state.aligned(window);
+        let parameters = [first as u32, words as u32, base as u32, 0];
+        let mut recorder = frame.begin()?;
+        recorder.dispatch(
+            &kernels,
+            Kernel::Checksum,
+            [window, target],
+            parameters,
+            groups,
+        )?;
+        let fence = recorder.submit(&mut state.queue)?;
+        drop(state);
+        self.collect(frame, fence, &mut partials)?;
+        Ok(words_of(&partials).fold(0, u32::wrapping_add))
+    }
+
+    /// Looks at a fence, or waits for it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for a fence that was never given out, [`DeviceError::Lost`] for one
+    /// that will never be reached.
+    pub fn wait(&self, fence: Fence, patience: Patience) -> Result<FenceState, DeviceError> {
+        self.lock().check_fence(fence)?;
+        // Not under the lock: others may submit meanwhile.
+        self.shared.driver.wait(fence, patience)
+    }
+
+    /// Waits for `fence`, copies what a frame staged, and puts the frame back.
+    fn collect(&self, mut frame: Frame, fence: Fence, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.shared.driver.block(fence)?;
+        frame.staging(bytes.len())?.read(bytes);
+        self.lock().frames.put(frame);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.lock()
+    }
+}
+
+/// Through staging buffers of 4 MiB at most. A write returns when its last part is queued.
+impl HostCopies for VulkanQueue {
+    fn write(&self, address: Address, bytes: &[u8]) -> Result<Fence, DeviceError> {
+        let mut fence = Fence::DONE;
+        if bytes.is_empty() {
+            return Ok(fence);
+        }
+        let all = ByteLength::new(bytes.len() as u64);
+        self.lock().window(address, all, Access::ReadWrite)?;
+        for (index, chunk) in bytes.chunks(STAGING_BYTES).enumerate() {
+            let mut state = self.lock();
+            let at = later(address, (index * STAGING_BYTES) as u64);
+            let window =
+                state.window(at, ByteLength::new(chunk.len() as u64), Access::ReadWrite)?;
+            let mut frame = take_frame(&mut state)?;
+            let staging = frame.staging(chunk.len())?;
+            staging.fill(chunk);
+            let source = Window {
+                buffer: staging.handle(),
+                offset: 0,
+                length: chunk.len() as u64,
+            };
+            let mut recorder = frame.begin()?;
+            recorder.copy(source, window);
+            fence = recorder.submit(&mut state.queue)?;
+            state.frames.put(frame);
+        }
+        Ok(fence)
+    }
+
+    fn read(&self, address: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        for (index, chunk) in bytes.chunks_mut(STAGING_BYTES).enumerate() {
+            let mut state = self.lock();
+            let at = later(address, (index * STAGING_BYTES) as u64);
+            let window = state.window(at, ByteLength::new(chunk.len() as u64), Access::Read)?;
+            let mut frame = take_frame(&mut state)?;
+            let target = Window {
+                buffer: frame.staging(chunk.len())?.handle(),
+                offset: 0,
+                length: chunk.len() as u64,
+            };
+            let mut recorder = frame.begin()?;
+            recorder.copy(window, target);
+            let fence = recorder.submit(&mut state.queue)?;
+            drop(state);
+            self.collect(frame, fence, chunk)?;
+        }
+        Ok(())
+    }
+}
+
+/// What [`VulkanQueue::checksum`] computes, on the host: the sum modulo 2^32 of each little-endian
+/// word of four bytes, the `i`-th multiplied by `2 i + 1`. Bytes after the last whole word do not
+/// count.
+///
+/// ```
+/// let bytes = [1u32, 10, 100].map(u32::to_le_bytes).concat();
+/// assert_eq!(lacuna_pages::vulkan::checksum(&bytes), 1 + 10 * 3 + 100 * 5);
+/// ```
+pub fn checksum(bytes: &[u8]) -> u32 {
+    words_of(bytes).zip(0u32..).fold(0, |sum, (word, index)| {
+        sum.wrapping_add(word.wrapping_mul(index.wrapping_mul(2).wrapping_add(1)))
+    })
+}
+
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    let words = bytes.chunks_exact(WORD as usize);
+    words.map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+}
+
+fn later(address: Address, bytes: u64) -> Address {
+    Address {
+        offset: address.offset + bytes,
+        ..address
+    }
+}
+
+fn take_frame(state: &mut State) -> Result<Frame, DeviceError> {
+    let driver = Arc::clone(&state.driver);
+    state.frames.take(&driver)
+}
+
+fn check_rows(rows: Rows, data: &[u8]) -> Result<(), DeviceError> {
+    let (row, stride) = (rows.row.get(), rows.stride.get());
+    if !(rows.address.offset | row | stride).is_multiple_of(WORD) {
+        return Err(invalid("rows of part of a word"));
+    }
+    if row == 0 || row > STAGING_BYTES as u64 || stride < row {
+        return Err(invalid(
+            "rows of no bytes, of more than 4 MiB, or further than their stride",
+        ));
+    }
+    if data.is_empty() || !(data.len() as u64).is_multiple_of(row) {
+        return Err(invalid("rows of which the last is not whole"));
+    }
+    let count = data.len() as u64 / row;
+    match (count - 1)
+        .checked_mul(stride)
+        .and_then(|span| span.checked_add(row))
+    {
+        Some(_) => Ok(()),
+        None => Err(invalid("an operation outside its reservation")),
+    }
+}
+
+impl State {
+    /// The most bytes that a kernel can see of a buffer wherever they begin, in whole words.
+    fn largest_window(&self) -> u64 {
+        let limits = &self.driver.limits;
+        limits.window.saturating_sub(limits.window_alignment) / WORD * WORD
+    }
+
+    /// `window`, begun early enough to be aligned as descriptors must be, and the number of words
+    /// to skip in it.
+    fn aligned(&self, window: Window) -> (Window, u64) {
+        let skip = window.offset % self.driver.limits.window_alignment;
+        let window = Window {
+            offset: window.offset - skip,
+            length: window.length + skip,
+            ..window
+        };
+        (window, skip / WORD)
+    }
+}

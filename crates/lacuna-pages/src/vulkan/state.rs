@@ -1,0 +1,469 @@
+//! What the device's lock guards: reservations, heaps, frames and the queue. Every operation is
+//! checked in full, then queued, then entered in the bindings: an error leaves all as it was.
+
+use std::sync::Arc;
+
+use ash::vk;
+
+use super::bindings::{Bindings, Denied};
+use super::driver::{Driver, Queue};
+use super::frames::{Frames, Window};
+use super::invalid;
+use super::kernels::Kernels;
+use super::objects::{Buffer, Heap, Space};
+use super::phases::{Bind, Kind, coalesce, phases};
+use crate::device::{
+    Access, Address, BatchError, DeviceError, Fence, FenceState, HeapId, Operation, Place, SpaceId,
+};
+use crate::units::ByteLength;
+
+/// Something given back that the queue may still use.
+#[derive(Debug)]
+enum Retired {
+    Space(
+        #[expect(dead_code, reason = "held until it may be dropped")] Space,
+        u64,
+    ),
+    Heap(
+        #[expect(dead_code, reason = "held until it may be dropped")] Heap,
+        u64,
+    ),
+}
+
+/// A copy or a zeroing, checked.
+enum Transfer {
+    Copy(Window, Window),
+    Zero(Window),
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) driver: Arc<Driver>,
+    pub(super) queue: Queue,
+    pub(super) frames: Frames,
+    spaces: Vec<Option<Space>>,
+    heaps: Vec<Option<Heap>>,
+    kernels: Option<Arc<Kernels>>,
+    retired: Vec<(Fence, Retired)>,
+    /// Bytes of address space and of memory taken, retired ones included.
+    reserved: u64,
+    allocated: u64,
+    /// What offsets and lengths of bindings are multiples of.
+    granularity: u64,
+    /// The memory types that can be bound to a reservation.
+    memory_types: u32,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.driver.wait_idle();
+    }
+}
+
+impl State {
+    pub(super) fn new(driver: Arc<Driver>, queue: Queue) -> Result<Self, DeviceError> {
+        let probe = Buffer::sparse(&driver, 1 << 20)?.requirements();
+        Ok(Self {
+            driver,
+            queue,
+            frames: Frames::default(),
+            spaces: Vec::new(),
+            heaps: Vec::new(),
+            kernels: None,
+            retired: Vec::new(),
+            reserved: 0,
+            allocated: 0,
+            granularity: probe.alignment,
+            memory_types: probe.memory_type_bits,
+        })
+    }
+
+    pub(super) fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    /// The kernels, compiled at first use.
+    pub(super) fn kernels(&mut self) -> Result<Arc<Kernels>, DeviceError> {
+        if self.kernels.is_none() {
+            self.kernels = Some(Arc::new(Kernels::new(&self.driver)?));
+        }
+        self.kernels
+            .clone()
+            .ok_or(invalid("a kernel that was not compiled"))
+    }
+
+    // Reservations and heaps.
+
+    pub(super) fn reserve(&mut self, length: ByteLength) -> Result<SpaceId, DeviceError> {
+        if length == ByteLength::ZERO {
+            return Err(invalid("a reservation of no bytes"));
+        }
+        let limits = &self.driver.limits;
+        let (buffer, total) = (limits.buffer, limits.address_space);
+        let size = length.get().checked_next_multiple_of(self.granularity);
+        let size = size.filter(|&size| size <= buffer);
+        let size = size.ok_or(limit("a single reservation", length, buffer, 0))?;
+        if self.reserved.saturating_add(size) > total {
+            self.drop_retired_after_waiting()?;
+        }
+        if self.reserved.saturating_add(size) > total {
+            return Err(limit("address space", length, total, self.reserved));
+        }
+        let space = Space {
+            buffer: Buffer::sparse(&self.driver, size)?,
+            length: size,
+            bindings: Bindings::default(),
+        };
+        self.reserved += size;
+        Ok(SpaceId(insert(&mut self.spaces, space)))
+    }
+
+    pub(super) fn release(&mut self, space: SpaceId, after: Fence) -> Result<Fence, DeviceError> {
+        self.check_fence(after)?;
+        self.drop_retired()?;
+        let slot = self.spaces.get_mut(space.0 as usize);
+        let space = slot
+            .and_then(Option::take)
+            .ok_or(invalid("a reservation it does not have"))?;
+        let length = space.length;
+        Ok(self.retire(Retired::Space(space, length)))
+    }
+
+    pub(super) fn create_heap(&mut self, length: ByteLength) -> Result<HeapId, DeviceError> {
+        let size = length.get();
+        if size == 0 || !size.is_multiple_of(self.granularity) {
+            return Err(invalid("a heap that is not a multiple of its page"));
+        }
+        let most = self.driver.limits.allocation;
+        if size > most {
+            return Err(limit("a single heap", length, most, 0));
+        }
+        let total = self.memory();
+        if self.allocated.saturating_add(size) > total {
+            self.drop_retired_after_waiting()?;
+        }
+        if self.allocated.saturating_add(size) > total {
+            return Err(limit("device memory", length, total, self.allocated));
+        }
+        let heap = Heap::new(&self.driver, size, self.memory_types)?;
+        self.allocated += size;
+        Ok(HeapId(insert(&mut self.heaps, heap)))
+    }
+
+    /// The memory there is for heaps; a software driver enforces no such limit itself.
+    fn memory(&self) -> u64 {
+        let local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
+        let any = vk::MemoryPropertyFlags::empty();
+        let memory_type = self.driver.memory_type(self.memory_types, local, any);
+        memory_type.map_or(0, |memory_type| self.driver.memory_size(memory_type))
+    }
+
+    pub(super) fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
+        self.drop_retired()?;
+        if self
+            .spaces
+            .iter()
+            .flatten()
+            .any(|space| space.bindings.names(heap))
+        {
+            return Err(invalid("give a heap back that is still mapped"));
+        }
+        let slot = self.heaps.get_mut(heap.0 as usize);
+        let heap = slot
+            .and_then(Option::take)
+            .ok_or(invalid("a heap it does not have"))?;
+        let length = heap.length;
+        self.retire(Retired::Heap(heap, length));
+        Ok(())
+    }
+
+    /// Keeps `what` until everything submitted so far is done, or drops it now if that is so.
+    fn retire(&mut self, what: Retired) -> Fence {
+        let fence = self.queue.submitted();
+        let done = matches!(self.driver.poll(fence), Ok(FenceState::Signalled));
+        self.retired.push((fence, what));
+        if done {
+            self.drop_retired_until(fence);
+            return Fence::DONE;
+        }
+        fence
+    }
+
+    /// Drops what the queue has done with.
+    fn drop_retired(&mut self) -> Result<(), DeviceError> {
+        self.driver.check_alive()?;
+        let fences = self.retired.iter().map(|(fence, _)| *fence);
+        let mut reached = None;
+        for fence in fences {
+            if self.driver.poll(fence)? == FenceState::Pending {
+                break;
+            }
+            reached = Some(fence);
+        }
+        if let Some(fence) = reached {
+            self.drop_retired_until(fence);
+        }
+        Ok(())
+    }
+
+    fn drop_retired_after_waiting(&mut self) -> Result<(), DeviceError> {
+        if let Some((fence, _)) = self.retired.last() {
+            self.driver.block(*fence)?;
+        }
+        self.drop_retired()
+    }
+
+    fn drop_retired_until(&mut self, reached: Fence) {
+        for (_, what) in self.retired.extract_if(.., |(fence, _)| *fence <= reached) {
+            match what {
+                Retired::Space(_, length) => self.reserved -= length,
+                Retired::Heap(_, length) => self.allocated -= length,
+            }
+        }
+    }
+
+    // Batches.
+
+    pub(super) fn apply(&mut self, batch: &[Operation], after: Fence) -> Result<Fence, BatchError> {
+        let stop = |applied| move |cause| BatchError { applied, cause };
+        self.check_fence(after).map_err(stop(0))?;
+        self.drop_retired().map_err(stop(0))?;
+        let mut fence = after;
+        for phase in phases(batch) {
+            let operations = &batch[phase.operations.clone()];
+            let done = match phase.kind {
+                Kind::Bind => self.bind(operations),
+                Kind::Transfer => self.transfer(operations),
+            };
+            fence = fence.max(done.map_err(stop(phase.operations.start))?);
+        }
+        Ok(fence)
+    }
+
+    /// Every point up to the last submitted one can be waited for, and is: all work is in order.
+    pub(super) fn check_fence(&self, fence: Fence) -> Result<(), DeviceError> {
+        match fence <= self.queue.submitted() {
+            true => Ok(()),
+            false => Err(invalid("wait for a fence it never gave out")),
+        }
+    }
+
+    fn bind(&mut self, operations: &[Operation]) -> Result<Fence, DeviceError> {
+        let mut binds = Vec::with_capacity(operations.len());
+        for &operation in operations {
+            binds.extend(self.plan_bind(operation)?);
+        }
+        let binds = coalesce(binds).map_err(|_| invalid("two changes of one address at once"))?;
+        let mut fence = Fence::DONE;
+        if !binds.is_empty() {
+            let changes = self.translate(&binds)?;
+            fence = self.queue.bind(&changes)?;
+        }
+        for &operation in operations {
+            self.record(operation);
+        }
+        Ok(fence)
+    }
+
+    /// Checks one change of the page table.
+    fn plan_bind(&self, operation: Operation) -> Result<Option<Bind>, DeviceError> {
+        let (address, length, place) = match operation {
+            Operation::Map {
+                address,
+                place,
+                length,
+                ..
+            } => {
+                self.check_place(place, length)?;
+                (address, length, Some(place))
+            }
+            Operation::Unmap { address, length } => (address, length, None),
+            Operation::Protect {
+                address, length, ..
+            } => {
+                self.window(address, length, Access::Read)?;
+                return Ok(None);
+            }
+            _ => return Err(invalid("commit memory by the page")),
+        };
+        self.check_range(address, length)?;
+        Ok(Some(Bind {
+            space: address.space,
+            start: address.offset,
+            length: length.get(),
+            place,
+        }))
+    }
+
+    /// `binds`, which are sorted by reservation, as the driver wants them.
+    fn translate(
+        &self,
+        binds: &[Bind],
+    ) -> Result<Vec<(vk::Buffer, Vec<vk::SparseMemoryBind>)>, DeviceError> {
+        let mut changes = Vec::new();
+        for group in binds.chunk_by(|left, right| left.space == right.space) {
+            let mut list = Vec::with_capacity(group.len());
+            for bind in group {
+                let mut info = vk::SparseMemoryBind::default()
+                    .resource_offset(bind.start)
+                    .size(bind.length);
+                if let Some(place) = bind.place {
+                    let memory = self.heap(place.heap)?.memory();
+                    info = info.memory(memory).memory_offset(place.offset);
+                }
+                list.push(info);
+            }
+            changes.push((self.space(group[0].space)?.buffer.handle(), list));
+        }
+        Ok(changes)
+    }
+
+    fn record(&mut self, operation: Operation) {
+        let (Operation::Map { address, .. }
+        | Operation::Unmap { address, .. }
+        | Operation::Protect { address, .. }) = operation
+        else {
+            return;
+        };
+        let Some(space) = self.spaces[address.space.0 as usize].as_mut() else {
+            return;
+        };
+        let (bindings, start) = (&mut space.bindings, address.offset);
+        match operation {
+            Operation::Map {
+                place,
+                length,
+                access,
+                ..
+            } => bindings.map(start, length.get(), place, access),
+            Operation::Unmap { length, .. } => bindings.unmap(start, length.get()),
+            Operation::Protect { length, access, .. } => {
+                bindings.protect(start, length.get(), access);
+            }
+            _ => {}
+        }
+    }
+
+    fn transfer(&mut self, operations: &[Operation]) -> Result<Fence, DeviceError> {
+        let transfers: Vec<Transfer> = operations
+            .iter()
+            .map(|&operation| self.plan_transfer(operation))
+            .collect::<Result<_, _>>()?;
+        let mut frame = self.frames.take(&self.driver)?;
+        let mut recorder = frame.begin()?;
+        for transfer in transfers {
+            match transfer {
+                Transfer::Copy(from, to) => recorder.copy(from, to),
+                Transfer::Zero(window) => recorder.zero(window),
+            }
+        }
+        let fence = recorder.submit(&mut self.queue)?;
+        self.frames.put(frame);
+        Ok(fence)
+    }
+
+    fn plan_transfer(&self, operation: Operation) -> Result<Transfer, DeviceError> {
+        match operation {
+            Operation::Copy { from, to, length } => {
+                self.check_range(from, length)?;
+                self.check_place(to, length)?;
+                let to = Window {
+                    buffer: self.heap(to.heap)?.whole(),
+                    offset: to.offset,
+                    length: length.get(),
+                };
+                Ok(Transfer::Copy(self.window(from, length, Access::Read)?, to))
+            }
+            Operation::Zero { address, length } => {
+                self.check_range(address, length)?;
+                let window = self.window(address, length, Access::ReadWrite)?;
+                Ok(Transfer::Zero(window))
+            }
+            _ => Err(invalid("a transfer that is none")),
+        }
+    }
+
+    // Checks.
+
+    pub(super) fn space(&self, space: SpaceId) -> Result<&Space, DeviceError> {
+        let found = self.spaces.get(space.0 as usize).and_then(Option::as_ref);
+        found.ok_or(invalid("a reservation it does not have"))
+    }
+
+    fn heap(&self, heap: HeapId) -> Result<&Heap, DeviceError> {
+        let found = self.heaps.get(heap.0 as usize).and_then(Option::as_ref);
+        found.ok_or(invalid("a heap it does not have"))
+    }
+
+    /// A range of whole pages within its heap.
+    fn check_place(&self, place: Place, length: ByteLength) -> Result<(), DeviceError> {
+        let heap = self.heap(place.heap)?;
+        self.check_granularity(place.offset, length)?;
+        match place.offset.checked_add(length.get()) {
+            Some(end) if end <= heap.length => Ok(()),
+            _ => Err(invalid("an operation outside its heap")),
+        }
+    }
+
+    /// A range of whole pages within its reservation.
+    fn check_range(&self, address: Address, length: ByteLength) -> Result<(), DeviceError> {
+        self.check_granularity(address.offset, length)?;
+        self.check_within(address, length).map(drop)
+    }
+
+    fn check_granularity(&self, offset: u64, length: ByteLength) -> Result<(), DeviceError> {
+        let whole = |bytes: u64| bytes.is_multiple_of(self.granularity);
+        match whole(offset) && whole(length.get()) {
+            true => Ok(()),
+            false => Err(invalid("an operation on part of a page")),
+        }
+    }
+
+    fn check_within(&self, address: Address, length: ByteLength) -> Result<&Space, DeviceError> {
+        let space = self.space(address.space)?;
+        let end = address.offset.checked_add(length.get());
+        if length == ByteLength::ZERO || end.is_none_or(|end| end > space.length) {
+            return Err(invalid("an operation outside its reservation"));
+        }
+        Ok(space)
+    }
+
+    /// A range that is mapped throughout and may be used for `wanted`.
+    pub(super) fn window(
+        &self,
+        address: Address,
+        length: ByteLength,
+        wanted: Access,
+    ) -> Result<Window, DeviceError> {
+        let space = self.check_within(address, length)?;
+        let checked = space.bindings.check(address.offset, length.get(), wanted);
+        checked.map_err(|denied| match denied {
+            Denied::Hole => invalid("touch a hole; map it first"),
+            Denied::Sealed => invalid("write to a sealed page; make it unique first"),
+        })?;
+        Ok(Window {
+            buffer: space.buffer.handle(),
+            offset: address.offset,
+            length: length.get(),
+        })
+    }
+}
+
+fn limit(what: &'static str, requested: ByteLength, limit: u64, in_use: u64) -> DeviceError {
+    DeviceError::Limit {
+        what,
+        requested,
+        limit: ByteLength::new(limit),
+        in_use: ByteLength::new(in_use),
+    }
+}
+
+fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
+    let free = slots.iter().position(Option::is_none);
+    let index = free.unwrap_or(slots.len());
+    if index == slots.len() {
+        slots.push(None);
+    }
+    slots[index] = Some(value);
+    u32::try_from(index).expect("fewer than 2^32 buffers and heaps exist")
+}

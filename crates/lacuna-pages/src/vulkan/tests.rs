@@ -1,0 +1,269 @@
+#![expect(
+    unsafe_code,
+    reason = "Vulkan functions are replaced by ones that fail"
+)]
+
+//! The driver fails: each call of a session in turn, with a lost device and with no memory left.
+
+use std::cell::Cell;
+
+use ash::vk;
+
+use super::*;
+use crate::device::{Access, Address, HostCopies, Place};
+use crate::{Error, PageRange, Pool, PoolConfig, VirtualPage};
+
+const PAGE: u64 = 65_536;
+
+thread_local! {
+    /// The functions that are replaced.
+    static REAL: Cell<Option<Real>> = const { Cell::new(None) };
+    /// How many more calls succeed, and what the one after them returns.
+    static FAILING: Cell<Option<(u32, vk::Result)>> = const { Cell::new(None) };
+    /// Calls since.
+    static CALLS: Cell<u32> = const { Cell::new(0) };
+}
+
+#[derive(Clone, Copy)]
+struct Real {
+    bind: vk::PFN_vkQueueBindSparse,
+    submit: vk::PFN_vkQueueSubmit,
+    create_buffer: vk::PFN_vkCreateBuffer,
+    allocate: vk::PFN_vkAllocateMemory,
+}
+
+/// What the next call is to return instead of being made. A lost device stays lost.
+fn failure() -> Option<vk::Result> {
+    CALLS.set(CALLS.get() + 1);
+    let (left, result) = FAILING.get()?;
+    match left {
+        0 => {
+            if result != vk::Result::ERROR_DEVICE_LOST {
+                FAILING.set(None);
+            }
+            Some(result)
+        }
+        _ => {
+            FAILING.set(Some((left - 1, result)));
+            None
+        }
+    }
+}
+
+fn real() -> Real {
+    REAL.get().expect("the device was opened by this thread")
+}
+
+unsafe extern "system" fn bind(
+    queue: vk::Queue,
+    count: u32,
+    infos: *const vk::BindSparseInfo<'_>,
+    fence: vk::Fence,
+) -> vk::Result {
+    // SAFETY: the caller's arguments, passed on.
+    failure().unwrap_or_else(|| unsafe { (real().bind)(queue, count, infos, fence) })
+}
+
+unsafe extern "system" fn submit(
+    queue: vk::Queue,
+    count: u32,
+    infos: *const vk::SubmitInfo<'_>,
+    fence: vk::Fence,
+) -> vk::Result {
+    // SAFETY: the caller's arguments, passed on.
+    failure().unwrap_or_else(|| unsafe { (real().submit)(queue, count, infos, fence) })
+}
+
+unsafe extern "system" fn create_buffer(
+    device: vk::Device,
+    info: *const vk::BufferCreateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    buffer: *mut vk::Buffer,
+) -> vk::Result {
+    // SAFETY: the caller's arguments, passed on.
+    failure().unwrap_or_else(|| unsafe { (real().create_buffer)(device, info, allocator, buffer) })
+}
+
+unsafe extern "system" fn allocate(
+    device: vk::Device,
+    info: *const vk::MemoryAllocateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    memory: *mut vk::DeviceMemory,
+) -> vk::Result {
+    // SAFETY: the caller's arguments, passed on.
+    failure().unwrap_or_else(|| unsafe { (real().allocate)(device, info, allocator, memory) })
+}
+
+fn wrap(device: ash::Device) -> ash::Device {
+    let mut functions = device.fp_v1_0().clone();
+    REAL.set(Some(Real {
+        bind: functions.queue_bind_sparse,
+        submit: functions.queue_submit,
+        create_buffer: functions.create_buffer,
+        allocate: functions.allocate_memory,
+    }));
+    functions.queue_bind_sparse = bind;
+    functions.queue_submit = submit;
+    functions.create_buffer = create_buffer;
+    functions.allocate_memory = allocate;
+    ash::Device::from_parts_1_3(
+        device.handle(),
+        functions,
+        device.fp_v1_1().clone(),
+        device.fp_v1_2().clone(),
+        device.fp_v1_3().clone(),
+    )
+}
+
+/// A device whose calls can be made to fail, or a loud word that there is none.
+fn open() -> Option<VulkanDevice> {
+    match Driver::open_with(wrap).and_then(VulkanDevice::with_driver) {
+        Ok(device) => Some(device),
+        Err(error @ DeviceError::Unavailable { .. }) => {
+            let required = std::env::var_os("LACUNA_REQUIRE_VULKAN").is_some();
+            assert!(!required, "LACUNA_REQUIRE_VULKAN is set, but {error}");
+            let message = format!("skipped: no sparse Vulkan device ({error})\n");
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), message.as_bytes());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn fail_after(calls: u32, result: vk::Result) {
+    CALLS.set(0);
+    FAILING.set(Some((calls, result)));
+}
+
+fn address(space: SpaceId, page: u64) -> Address {
+    Address {
+        space,
+        offset: page * PAGE,
+    }
+}
+
+#[test]
+fn a_device_lost_in_the_middle_of_a_batch_is_a_value() {
+    let Some(mut device) = open() else { return };
+    let queue = device.queue();
+    let heap = device.create_heap(ByteLength::new(4 * PAGE)).unwrap();
+    let space = device.reserve(ByteLength::new(4 * PAGE)).unwrap();
+    let (place, length) = (Place { heap, offset: 0 }, ByteLength::new(PAGE));
+    let map = |page| Operation::Map {
+        address: address(space, page),
+        place: Place {
+            heap,
+            offset: page * PAGE,
+        },
+        length,
+        access: Access::ReadWrite,
+    };
+    device.apply(&[map(0)], Fence::DONE).unwrap();
+    let copy = Operation::Copy {
+        from: address(space, 0),
+        to: Place {
+            offset: PAGE,
+            ..place
+        },
+        length,
+    };
+    // The copy is submitted, the binds are not.
+    fail_after(1, vk::Result::ERROR_DEVICE_LOST);
+    let error = device
+        .apply(&[copy, map(1), map(2)], Fence::DONE)
+        .unwrap_err();
+    assert_eq!((error.applied, error.cause), (1, DeviceError::Lost));
+
+    let lost = Some(DeviceError::Lost);
+    assert_eq!(
+        device
+            .apply(&[map(1)], Fence::DONE)
+            .err()
+            .map(|error| error.cause),
+        lost
+    );
+    assert_eq!(device.reserve(length).err(), lost);
+    assert_eq!(device.create_heap(length).err(), lost);
+    assert_eq!(device.release(space, Fence::DONE).err(), lost);
+    assert_eq!(device.destroy_heap(heap).err(), lost);
+    assert_eq!(queue.write(address(space, 0), &[0; 4]).err(), lost);
+    assert_eq!(queue.read(address(space, 0), &mut [0; 4]).err(), lost);
+    assert_eq!(queue.checksum(address(space, 0), length).err(), lost);
+    FAILING.set(None);
+}
+
+/// A pool, its first calls done: two buffers, one sealed page shared, one page swapped out.
+fn session(pool: &Pool) -> Result<(), Error> {
+    let mut first = pool.reserve(ByteLength::new(20 * PAGE), "first")?;
+    first.ensure_mapped(0..3 * PAGE as usize)?;
+    first.write(0, &[1; 1000])?;
+    first.seal(PageRange::of(0..2))?;
+    let mut second = pool.reserve(ByteLength::new(20 * PAGE), "second")?;
+    second.share_from(&first, PageRange::of(0..2), VirtualPage::new(4))?;
+    second.make_unique(PageRange::of(4..5))?;
+    second.write(4 * PAGE, &[2; 1000])?;
+    first.unmap(PageRange::of(1..2))?;
+    let mut bytes = [0; 1000];
+    first.read(0, &mut bytes)?;
+    assert_eq!(bytes, [1; 1000]);
+    second.read(4 * PAGE, &mut bytes)?;
+    assert_eq!(bytes, [2; 1000]);
+    Ok(())
+}
+
+fn pool_on(device: VulkanDevice) -> Pool {
+    let config = PoolConfig {
+        heap_bytes: ByteLength::new(4 * PAGE),
+        ..PoolConfig::default()
+    };
+    Pool::new(device, config).unwrap()
+}
+
+#[test]
+fn every_call_that_finds_no_memory_leaves_a_pool_that_works() {
+    for calls in 0.. {
+        let Some(device) = open() else { return };
+        let pool = pool_on(device);
+        fail_after(calls, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+        let result = session(&pool);
+        let reached = CALLS.get() > calls;
+        FAILING.set(None);
+        match result {
+            Err(error) => {
+                let out_of_memory = matches!(error, Error::Device(DeviceError::OutOfMemory { .. }));
+                assert!(reached && out_of_memory, "call {calls}: {error}");
+            }
+            // A heap that could not be made was done without.
+            Ok(()) if reached => {}
+            Ok(()) => return assert!(calls > 10, "the session made {calls} calls only"),
+        }
+        pool.verify([]).unwrap();
+        session(&pool).unwrap();
+        pool.trim();
+        assert_eq!(pool.ledger().committed, ByteLength::ZERO, "call {calls}");
+    }
+}
+
+#[test]
+fn a_device_lost_at_any_call_ends_the_session_with_an_error() {
+    for calls in 0.. {
+        let Some(device) = open() else { return };
+        let pool = pool_on(device);
+        fail_after(calls, vk::Result::ERROR_DEVICE_LOST);
+        let result = session(&pool);
+        let reached = CALLS.get() > calls;
+        match result {
+            Ok(()) => {
+                FAILING.set(None);
+                return assert!(!reached, "call {calls}: the loss was not noticed");
+            }
+            Err(Error::Device(cause) | Error::Undo { cause, .. }) => {
+                assert_eq!(cause, DeviceError::Lost, "call {calls}");
+            }
+            Err(error) => panic!("call {calls}: {error}"),
+        }
+        // Dropping everything that is left neither hangs nor fails.
+        drop(pool);
+        FAILING.set(None);
+    }
+}

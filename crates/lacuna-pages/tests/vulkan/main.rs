@@ -1,0 +1,107 @@
+//! The Vulkan device, on whatever driver there is: a GPU's, or Mesa's in software.
+//!
+//! Where there is none the tests say so and pass, unless `LACUNA_REQUIRE_VULKAN` is set.
+
+#![cfg(feature = "vulkan")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+mod device;
+mod pool;
+mod refusals;
+
+use std::io::Write;
+
+use lacuna_pages::device::{Access, Address, HeapId, HostCopies, Operation, Place, SpaceId};
+use lacuna_pages::vulkan::VulkanQueue;
+use lacuna_pages::{ByteLength, Device, DeviceError, VulkanDevice};
+
+const PAGE: u64 = 65_536;
+
+/// The device, or a loud word that there is none.
+fn open() -> Option<VulkanDevice> {
+    match VulkanDevice::open() {
+        Ok(device) => Some(device),
+        Err(error @ DeviceError::Unavailable { .. }) => {
+            assert!(
+                std::env::var_os("LACUNA_REQUIRE_VULKAN").is_none(),
+                "LACUNA_REQUIRE_VULKAN is set, but {error}"
+            );
+            let name = std::thread::current().name().unwrap_or_default().to_owned();
+            // Not `eprintln!`, which the test harness swallows.
+            let _ = writeln!(
+                std::io::stderr(),
+                "{name}: skipped: no sparse Vulkan device ({error})"
+            );
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn pages(count: u64) -> ByteLength {
+    ByteLength::new(count * PAGE)
+}
+
+fn address(space: SpaceId, page: u64) -> Address {
+    Address {
+        space,
+        offset: page * PAGE,
+    }
+}
+
+fn map(space: SpaceId, page: u64, heap: HeapId, from: u64) -> Operation {
+    Operation::Map {
+        address: address(space, page),
+        place: Place {
+            heap,
+            offset: from * PAGE,
+        },
+        length: pages(1),
+        access: Access::ReadWrite,
+    }
+}
+
+fn unmap(space: SpaceId, page: u64, count: u64) -> Operation {
+    Operation::Unmap {
+        address: address(space, page),
+        length: pages(count),
+    }
+}
+
+/// A reservation that shows `heap` from end to end.
+fn whole(device: &mut VulkanDevice, heap: HeapId, count: u64) -> SpaceId {
+    let space = device.reserve(pages(count)).unwrap();
+    let operation = Operation::Map {
+        address: address(space, 0),
+        place: Place { heap, offset: 0 },
+        length: pages(count),
+        access: Access::ReadWrite,
+    };
+    device.apply(&[operation], Default::default()).unwrap();
+    space
+}
+
+fn read(queue: &VulkanQueue, at: Address, length: u64) -> Vec<u8> {
+    let mut bytes = vec![0; length as usize];
+    queue.read(at, &mut bytes).unwrap();
+    bytes
+}
+
+/// Bytes without a pattern, the same for the same seed.
+fn noise(seed: u64, length: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length as usize);
+    while (bytes.len() as u64) < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length as usize);
+    bytes
+}
+
+/// `0..count` in an order that leaves no two neighbours side by side.
+fn shuffled(count: u64) -> Vec<u64> {
+    (0..count).map(|index| index * 77 % count).collect()
+}
