@@ -206,6 +206,7 @@ impl Books {
             );
             owners.mappings -= 1;
             owners.sum = owners.sum.wrapping_sub(u64::from(buffer.0));
+            owners.readers = owners.readers.max(fence);
         });
         self.mapped -= 1;
         self.change(buffer, |account| {
@@ -217,7 +218,7 @@ impl Books {
         }
         self.counts.pages_unmapped += 1;
         if after.none() {
-            self.retire(page, Some(buffer), fence);
+            self.retire(page, Some(buffer));
         }
     }
 
@@ -236,10 +237,12 @@ impl Books {
         (before, after)
     }
 
-    fn retire(&mut self, page: PhysicalPage, buffer: Option<BufferId>, fence: Fence) {
-        match fence {
+    /// Frees a page that nobody owns any more, once the readers of all its mappings are done.
+    fn retire(&mut self, page: PhysicalPage, buffer: Option<BufferId>) {
+        let owners = self.allocator.heap_mut(page.heap).owners_mut(page.index);
+        match std::mem::take(&mut owners.readers) {
             Fence::DONE => self.allocator.release(page, buffer),
-            _ => self.retiring.push(Retiring { fence, page }),
+            fence => self.retiring.push(Retiring { fence, page }),
         }
     }
 
@@ -277,7 +280,7 @@ impl Books {
             owners.pins -= 1;
         });
         if after.none() {
-            self.allocator.release(page, None);
+            self.retire(page, None);
         }
     }
 

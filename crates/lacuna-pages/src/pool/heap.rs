@@ -1,5 +1,7 @@
 //! One heap's books: which pages can be had, which are committed, and who owns the others.
 
+use crate::device::Fence;
+
 /// A fixed set of page numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bitmap {
@@ -60,6 +62,8 @@ pub(crate) struct Owners {
     pub(crate) sum: u64,
     /// Mappings that could not be undone: the page stays owned until the pool goes.
     pub(crate) lost: u32,
+    /// When the readers of mappings it no longer has are done.
+    pub(crate) readers: Fence,
 }
 
 impl Owners {

@@ -47,10 +47,8 @@ pub(crate) enum Contents {
 /// What takes a finished operation back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Undo {
-    /// Nothing needs to.
+    /// Nothing needs to, or giving back what it committed.
     Nothing,
-    /// Giving the memory back.
-    Decommit,
     /// Reversing edits, from the first index to before the second.
     Edits(usize, usize),
 }
@@ -159,7 +157,7 @@ impl Plan {
                 continue;
             }
             self.operations.push(Operation::Commit { place, length });
-            self.undo.push(Undo::Decommit);
+            self.undo.push(Undo::Nothing);
         }
     }
 
@@ -204,25 +202,30 @@ impl Plan {
         }
     }
 
-    /// The operations that take the first `applied` back, the last of them first.
-    pub(crate) fn undo(&self, applied: usize, page_size: PageSize) -> Vec<Operation> {
+    /// The operations that put back what the first `applied` attached or detached, the last of
+    /// them first.
+    pub(crate) fn undo_edits(&self, applied: usize, page_size: PageSize) -> Vec<Operation> {
         let mut back = Vec::new();
-        for (operation, undo) in self.operations[..applied].iter().zip(&self.undo).rev() {
-            match (*operation, *undo) {
-                (Operation::Commit { place, length }, Undo::Decommit) => {
-                    back.push(Operation::Decommit { place, length });
-                }
-                (_, Undo::Edits(start, end)) => {
-                    let edits: Vec<Edit> = self.edits[start..end]
-                        .iter()
-                        .map(|edit| edit.reversed())
-                        .collect();
-                    back.extend(merged(&edits, page_size).map(|(operation, ..)| operation));
-                }
-                _ => {}
+        for undo in self.undo[..applied].iter().rev() {
+            if let Undo::Edits(start, end) = *undo {
+                let edits: Vec<Edit> = self.edits[start..end]
+                    .iter()
+                    .map(|edit| edit.reversed())
+                    .collect();
+                back.extend(merged(&edits, page_size).map(|(operation, ..)| operation));
             }
         }
         back
+    }
+
+    /// The operations that give back what the first `applied` committed.
+    pub(crate) fn undo_commits(&self, applied: usize) -> Vec<Operation> {
+        let finished = self.operations[..applied].iter();
+        let commits = finished.filter_map(|operation| match *operation {
+            Operation::Commit { place, length } => Some(Operation::Decommit { place, length }),
+            _ => None,
+        });
+        commits.collect()
     }
 }
 
@@ -423,6 +426,12 @@ mod tests {
         };
         assert_eq!(plan.operations()[2..], [map(0, 8, 2), map(2, 20, 1)]);
         assert_eq!(plan.operations().len(), 4);
+        let decommit = |index, count| Operation::Decommit {
+            place: place(HeapId(0), index, SIZE),
+            length: pages(count),
+        };
+        assert_eq!(plan.undo_commits(4), [decommit(8, 2), decommit(20, 1)]);
+        assert_eq!(plan.undo_commits(1), [decommit(8, 2)]);
     }
 
     #[test]
@@ -434,7 +443,7 @@ mod tests {
         ];
         let plan = compiled(edits, &[]);
         assert_eq!(plan.operations().len(), 2, "one unmap and one protect");
-        let undo = plan.undo(1, SIZE);
+        let undo = plan.undo_edits(1, SIZE);
         let map = |page, index, access| Operation::Map {
             address: at(page),
             place: place(HeapId(0), index, SIZE),
@@ -445,7 +454,7 @@ mod tests {
             undo,
             [map(0, 1, Access::Read), map(1, 2, Access::ReadWrite)]
         );
-        let undo = plan.undo(2, SIZE);
+        let undo = plan.undo_edits(2, SIZE);
         let (address, length, access) = (at(2), pages(1), Access::ReadWrite);
         assert_eq!(
             undo[0],
@@ -455,7 +464,7 @@ mod tests {
                 access
             }
         );
-        assert!(plan.undo(0, SIZE).is_empty());
+        assert!(plan.undo_edits(0, SIZE).is_empty());
     }
 
     #[test]

@@ -8,10 +8,11 @@ use super::allocator::{Allocator, Budget, BufferId, Claim, Memory, Pressure, Sea
 use super::books::Books;
 use super::config::{PoolConfig, Recycle};
 use super::heap::{Heap, Purpose};
-use super::plan::{Contents, Edit, Moves, Plan};
+use super::plan::{Contents, Edit, Moves, Plan, place};
 use crate::buffer::Buffer;
 use crate::device::{
-    BatchError, Commitment, Device, DeviceError, Fence, HeapId, Ordering, Patience, SpaceId,
+    BatchError, Commitment, Device, DeviceError, Fence, HeapId, Operation, Ordering, Patience,
+    SpaceId,
 };
 use crate::ledger::Ledger;
 use crate::table::Slot;
@@ -338,7 +339,8 @@ impl State {
         }
     }
 
-    /// Undoes the first `applied` operations; if that fails too, sets every page involved aside.
+    /// Undoes the first `applied` operations. If the mappings cannot be put back, every page
+    /// involved is set aside; memory that cannot be given back is idle memory from now on.
     fn take_back(
         &mut self,
         plan: &mut Plan,
@@ -346,14 +348,42 @@ impl State {
         applied: usize,
         cause: DeviceError,
     ) -> Error {
-        let undo = plan.undo(applied, self.config.page_size);
-        match if undo.is_empty() {
-            Ok(Fence::DONE)
-        } else {
-            self.device.apply(&undo, Fence::DONE)
-        } {
-            Ok(_) => Error::Device(cause),
-            Err(error) => self.set_aside(plan, targets, cause, error.cause),
+        let edits = plan.undo_edits(applied, self.config.page_size);
+        if let Err(error) = self.apply_if_any(&edits) {
+            return self.set_aside(plan, targets, cause, error.cause);
+        }
+        let commits = plan.undo_commits(applied);
+        if let Err(error) = self.apply_if_any(&commits) {
+            self.keep_committed(plan, &commits[error.applied..]);
+        }
+        Error::Device(cause)
+    }
+
+    fn apply_if_any(&mut self, batch: &[Operation]) -> Result<(), BatchError> {
+        match batch {
+            [] => Ok(()),
+            _ => self.device.apply(batch, Fence::DONE).map(drop),
+        }
+    }
+
+    /// Enters the claims within `decommits`, which the device refused, as memory the pool holds.
+    fn keep_committed(&mut self, plan: &mut Plan, decommits: &[Operation]) {
+        let page_size = self.config.page_size;
+        let kept = |claim: &Claim| {
+            let start = place(claim.page.heap, claim.page.index, page_size);
+            decommits.iter().any(|operation| match operation {
+                Operation::Decommit { place, length } => {
+                    let within = start.offset.checked_sub(place.offset);
+                    place.heap == start.heap && within.is_some_and(|within| within < length.get())
+                }
+                _ => false,
+            })
+        };
+        for claim in &mut plan.claims {
+            if claim.memory == Memory::Fresh && kept(claim) {
+                self.books.allocator.note_committed(*claim);
+                claim.memory = Memory::Recycled;
+            }
         }
     }
 

@@ -105,3 +105,22 @@ fn neighbours_in_both_spaces_are_one_operation() {
     buffer.unmap(range(0, 11)).unwrap();
     assert_eq!(kinds(&handle.log().batches[2].0), ["unmap"]);
 }
+
+#[test]
+fn a_pin_that_outlives_the_mappings_still_waits_for_their_readers() {
+    let (pool, handle) = probed(small(), Guise::Queue);
+    let mut buffer = filled(&pool, 2, 0);
+    buffer.seal(range(0, 2)).unwrap();
+    let pins = buffer.pin(range(0, 1)).unwrap();
+    buffer.unmap(range(0, 1)).unwrap();
+    assert_eq!(pool.ledger().pinned_only, pages(1));
+    drop(pins);
+    assert_eq!(pool.ledger().retiring, pages(1));
+    handle.signal_everything();
+    pool.set_limit(None).unwrap();
+    assert_eq!(
+        (pool.ledger().retiring, pool.ledger().idle),
+        (pages(0), pages(1))
+    );
+    pool.verify([&buffer]).unwrap();
+}
