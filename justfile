@@ -7,10 +7,15 @@ default:
 check:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
+    cargo clippy -p lacuna-pages --all-targets --features vulkan --locked -- -D warnings
 
 # Every test of the workspace.
 test:
     cargo test --workspace --locked
+
+# The Vulkan device's tests; `.ci/install-vulkan` installs a software driver to run them on.
+test-vulkan:
+    LACUNA_REQUIRE_VULKAN=1 cargo test -p lacuna-pages --features vulkan,vulkan-shaders --locked
 
 # Generate text with the demo model.
 demo prompt="What is ownership?":
