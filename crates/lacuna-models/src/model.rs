@@ -151,7 +151,6 @@ fn vocabulary(metadata: &gguf::Metadata) -> Result<GgufVocabulary<'_>, gguf::Err
         eot: entry(metadata, "eot_token_id")?,
         eom: entry(metadata, "eom_token_id")?,
         unknown: entry(metadata, "unknown_token_id")?,
-        padding: entry(metadata, "padding_token_id")?,
         add_bos: entry(metadata, "add_bos_token")?,
         add_eos: entry(metadata, "add_eos_token")?,
         add_space_prefix: entry(metadata, "add_space_prefix")?,
