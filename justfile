@@ -27,6 +27,7 @@ bench:
 
 # Run every fuzz target for a while (needs a nightly toolchain and cargo-fuzz).
 fuzz seconds="60":
+    cargo run --manifest-path fuzz/Cargo.toml --example seeds
     for target in $(cargo +nightly fuzz list); do \
         cargo +nightly fuzz run "$target" -- -max_total_time={{seconds}} -rss_limit_mb=2048 || exit 1; \
     done
