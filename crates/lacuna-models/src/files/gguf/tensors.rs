@@ -144,9 +144,10 @@ fn byte_len(line: &Line<'_>, shape: &[usize]) -> Result<u64, Error> {
             block_len,
         });
     }
-    let blocks = shape.iter().product::<usize>() / block_len;
-    blocks
-        .checked_mul(block_bytes)
+    // A row must have a length even where there are no rows.
+    let row = (columns / block_len).checked_mul(block_bytes);
+    let rows = shape.iter().rev().skip(1).product::<usize>();
+    row.and_then(|row| row.checked_mul(rows))
         .map(|bytes| bytes as u64)
         .ok_or_else(|| Error::TensorTooLarge {
             name: line.name.to_owned(),

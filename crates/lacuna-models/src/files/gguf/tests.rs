@@ -475,6 +475,14 @@ fn damaged_tensor_tables_are_named() {
     ));
 }
 
+/// Found by fuzzing: no elements because one dimension is 0, so no bytes are needed, but the length
+/// of a row overflowed in whoever computed it.
+#[test]
+fn an_empty_tensor_with_endless_rows_is_too_large() {
+    let file = Raw::new(1, 0).tensor("t", &[1 << 62, 0], 0, 0).data(32);
+    assert!(matches!(parse(file.0), Err(Error::TensorTooLarge { .. })));
+}
+
 #[test]
 fn a_tensor_without_elements_has_no_bytes() {
     let file = parse(Raw::new(1, 0).tensor("t", &[0], 0, 0).0).unwrap();
