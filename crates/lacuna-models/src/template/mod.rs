@@ -250,15 +250,15 @@ fn without_generation_marks(source: &str) -> Cow<'_, str> {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(len) = rest[start..].find("%}") else {
+        let Some(len) = rest[start + 2..].find("%}") else {
             break;
         };
-        let end = start + len + 2;
+        let end = start + 2 + len + 2;
         let inner = rest[start + 2..end - 2].trim_matches(['-', '+']).trim();
         result.push_str(&rest[..start]);
         match inner {
             "generation" | "endgeneration" => {
-                // An empty `if` is trimmed exactly as the mark would be.
+                // An `if` that always holds is trimmed exactly as the mark would be.
                 let mark = rest[start..end].replace(
                     inner,
                     if inner == "generation" {

@@ -157,3 +157,16 @@ fn guards_cannot_be_replaced_from_within() {
         assert!(render(&source).is_err());
     }
 }
+
+#[test]
+fn marks_that_are_cut_short_are_errors() {
+    for source in [
+        "{%}generation",
+        "{% generation",
+        "{%-%}generation",
+        "{% generation %}",
+        "%}{%generation",
+    ] {
+        assert!(render(source).is_err(), "{source}");
+    }
+}
