@@ -21,12 +21,17 @@ impl Samples {
         self.0.push(time.as_secs_f64() * 1e6);
     }
 
-    /// Times one call that does the same thing `parts` times over: the sample is one part of it.
-    pub(super) fn time<T>(&mut self, parts: u32, call: impl FnOnce() -> T) -> T {
+    /// Times one call that does the same thing `parts` times over: the sample is one part of it. A
+    /// call that fails is no sample.
+    pub(super) fn time<T, E>(
+        &mut self,
+        parts: u32,
+        call: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
         let start = Instant::now();
-        let result = call();
+        let value = call()?;
         self.push(start.elapsed() / parts);
-        result
+        Ok(value)
     }
 
     /// Nothing when nothing was timed.
@@ -62,6 +67,13 @@ mod tests {
         let timing = samples.timing().expect("not empty");
         assert_eq!((timing.median_us, timing.p99_us), (100.0, 198.0));
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+    }
+
+    #[test]
+    fn a_call_that_fails_is_no_sample() {
+        let mut samples = Samples::default();
+        assert_eq!(samples.time(1, || Err::<(), _>("refused")), Err("refused"));
+        assert_eq!(samples.timing(), None);
     }
 
     #[test]
