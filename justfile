@@ -21,9 +21,10 @@ test-vulkan:
 demo prompt="What is ownership?":
     cargo run --release --locked -- run demo -p "{{prompt}}" -n 64
 
-# Decode and prefill speed of the kernels on this machine.
+# Speed of the kernels and cost of the pages on this machine.
 bench:
     cargo run --release --locked -p lacuna-kernels --example throughput
+    cargo run --release --locked -- bench pages
 
 # Run every fuzz target for a while (needs a nightly toolchain and cargo-fuzz).
 fuzz seconds="60":

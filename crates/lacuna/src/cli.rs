@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use lacuna::{ElementType, KvPolicy, Penalties, Sampling};
 
+use crate::commands::bench::pages::DeviceKind;
+
 /// Run large language models in as little memory as the conversation needs.
 #[derive(Debug, Parser)]
 #[command(name = "lacuna", version, propagate_version = true)]
@@ -28,6 +30,9 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Write a random-weight GGUF file with a real model's shapes
     Synth(SynthArgs),
+    /// Measure what the machine makes of the work
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 const MODEL_HELP: &str =
@@ -221,6 +226,26 @@ pub(crate) struct SynthArgs {
     /// File to write
     #[arg(short, long)]
     pub(crate) output: PathBuf,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// What mapping, sharing and giving back pages costs, and what it saves
+    Pages(BenchPagesArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench pages --json")]
+pub(crate) struct BenchPagesArgs {
+    /// Whose pages: host (the processor's page table) or dense (all memory at once)
+    #[arg(long, default_value = "host")]
+    pub(crate) device: DeviceKind,
+    /// Fewer and smaller measurements, in a fraction of the time and the memory
+    #[arg(long)]
+    pub(crate) quick: bool,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

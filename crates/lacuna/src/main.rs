@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{BenchCommand, Cli, Command};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => commands::logits::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
+        Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

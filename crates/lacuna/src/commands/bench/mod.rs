@@ -1,0 +1,5 @@
+//! `lacuna bench`: what this machine makes of the work, measured and not estimated.
+
+mod machine;
+pub(crate) mod pages;
+mod samples;

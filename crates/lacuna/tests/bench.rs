@@ -1,0 +1,159 @@
+//! `lacuna bench` as a user meets it: complete figures that fit together, and clear refusals.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["bench", "pages", "--quick"])
+        .args(args)
+        .output()
+        .expect("the program starts")
+}
+
+fn report(device: &str) -> Value {
+    let output = bench(&["--device", device, "--json"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+fn number(value: &Value, path: &str) -> f64 {
+    let found = value.pointer(path).and_then(Value::as_f64);
+    found.unwrap_or_else(|| panic!("{path} is a number in {value}"))
+}
+
+const SHARING: [&str; 3] = ["share", "share_run_of_16", "copy_on_write"];
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_host_device_is_measured_throughout() {
+    let report = report("host");
+    let rows = report["operations"].as_array().expect("rows");
+    assert!(
+        rows.iter().any(|row| row["page_bytes"] == 65_536),
+        "{rows:?}"
+    );
+    for row in rows {
+        let others = [
+            "commit_and_map",
+            "map_recycled",
+            "unmap",
+            "seal",
+            "give_back",
+        ];
+        for name in others.iter().chain(&SHARING) {
+            let (median, tail) = (
+                number(row, &format!("/{name}/median_us")),
+                number(row, &format!("/{name}/p99_us")),
+            );
+            assert!(
+                0.0 < median && median <= tail,
+                "{name}: {median} and {tail}"
+            );
+        }
+    }
+    assert_eq!(report["reading"]["scattered"], true);
+    for path in [
+        "/reading/pages_gb_per_s",
+        "/reading/huge_array_gb_per_s",
+        "/reading/ratio",
+    ] {
+        assert!(number(&report, path) > 0.0, "{path}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn decoding_asks_the_device_once_per_page_boundary() {
+    let report = report("host");
+    assert_eq!(
+        number(&report, "/decode/batches_per_1000_tokens"),
+        1_000.0 / 32.0
+    );
+    assert_eq!(
+        number(&report, "/decode/pages_per_1000_tokens"),
+        72_000.0 / 32.0
+    );
+    let operations = number(&report, "/decode/map_operations_per_1000_tokens");
+    assert!(
+        (1_000.0 / 32.0..=72_000.0 / 32.0).contains(&operations),
+        "{operations}"
+    );
+    let (ledger, kernel) = (
+        number(&report, "/decode/mappings"),
+        number(&report, "/decode/kernel_mappings"),
+    );
+    // Libraries and heaps of the process move the kernel's count by a few.
+    assert!(
+        (ledger - kernel).abs() < 16.0,
+        "{ledger} by the ledger, {kernel} by the kernel"
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn growing_by_mapping_holds_the_rows_and_by_copying_more() {
+    let report = report("host");
+    for lengths in report["growth"]["lengths"].as_array().expect("lengths") {
+        let rows = 2.0 * 2_048.0 * number(lengths, "/tokens");
+        assert_eq!(number(lengths, "/mapping/peak_bytes"), rows);
+        assert!(number(lengths, "/copying/peak_bytes") > rows);
+    }
+}
+
+#[test]
+fn the_dense_device_has_no_figures_for_what_it_cannot_do() {
+    let report = report("dense");
+    for row in report["operations"].as_array().expect("rows") {
+        assert!(SHARING.iter().all(|name| row[name].is_null()), "{row}");
+        assert!(number(row, "/commit_and_map/median_us") > 0.0);
+        assert!(number(row, "/give_back/median_us") > 0.0);
+    }
+    assert_eq!(number(&report, "/decode/batches_per_1000_tokens"), 0.0);
+    assert_eq!(report["reading"]["scattered"], false);
+    let whole = number(&report, "/growth/context_tokens") * 2.0 * 2_048.0;
+    assert_eq!(
+        number(&report, "/growth/lengths/0/mapping/peak_bytes"),
+        whole
+    );
+}
+
+#[test]
+fn the_table_names_the_machine_and_every_column() {
+    let output = bench(&["--device", "dense"]);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    for word in [
+        " cores, ",
+        "commit+map",
+        "copy on write",
+        "give back",
+        "per 1,000 tokens",
+        "GB/s",
+    ] {
+        assert!(text.contains(word), "`{word}` in {text}");
+    }
+    assert!(
+        output.stderr.is_empty(),
+        "no progress bar outside a terminal"
+    );
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused_by_name() {
+    for (device, words) in [
+        ("vulkan", "built without the vulkan device"),
+        ("tape", "host or dense"),
+    ] {
+        let output = bench(&["--device", device]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(words), "{error}");
+    }
+}
