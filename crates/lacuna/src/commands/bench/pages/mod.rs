@@ -35,14 +35,17 @@ const TOKENS_PER_PAGE: usize = PAGE.bytes() as usize / ROW_BYTES;
 pub(crate) enum DeviceKind {
     Host,
     Dense,
+    #[cfg(feature = "vulkan")]
+    Vulkan,
 }
 
 /// Why a device cannot be measured.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DeviceKindError {
-    #[error("this program was built without the vulkan device; it has host and dense")]
+    #[cfg(not(feature = "vulkan"))]
+    #[error("this program was built without the vulkan device; build it with --features vulkan")]
     NotBuilt,
-    #[error("there is no such device; choose host or dense")]
+    #[error("there is no such device; choose host, dense or vulkan")]
     Unknown,
 }
 
@@ -53,6 +56,9 @@ impl FromStr for DeviceKind {
         match name {
             "host" => Ok(Self::Host),
             "dense" => Ok(Self::Dense),
+            #[cfg(feature = "vulkan")]
+            "vulkan" => Ok(Self::Vulkan),
+            #[cfg(not(feature = "vulkan"))]
             "vulkan" => Err(DeviceKindError::NotBuilt),
             _ => Err(DeviceKindError::Unknown),
         }
@@ -64,6 +70,8 @@ impl DeviceKind {
         match self {
             Self::Host => Pool::new(HostDevice::new()?, config),
             Self::Dense => Pool::new(DenseDevice::new(), config),
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => Pool::new(lacuna_pages::vulkan::VulkanDevice::open()?, config),
         }
     }
 }
@@ -193,6 +201,7 @@ mod tests {
     #[test]
     fn devices_that_are_not_there_are_told_apart() {
         assert_eq!("dense".parse(), Ok(DeviceKind::Dense));
+        #[cfg(not(feature = "vulkan"))]
         assert_eq!(
             "vulkan".parse::<DeviceKind>(),
             Err(DeviceKindError::NotBuilt)
