@@ -15,12 +15,7 @@ impl State {
     pub(crate) fn settle(&mut self) {
         self.collect(Patience::Poll);
         let idle = self.books.allocator.idle();
-        let committed = self.books.allocator.committed();
         let page = self.config.page_size.bytes();
-        let over = self
-            .config
-            .limit
-            .map_or(0, |limit| committed.saturating_sub(limit.get() / page));
         let high = self.config.high_watermark.get() / page;
         let low = self.config.low_watermark.get() / page;
         let keep = if idle > high || self.books.nothing_owned() {
@@ -28,10 +23,18 @@ impl State {
         } else {
             idle
         };
-        let keep = keep.min(idle.saturating_sub(over));
+        let keep = keep.min(idle.saturating_sub(self.owed()));
         if keep < idle && self.moves() == Moves::Mapped {
             self.shrink_to(keep);
         }
+    }
+
+    /// Pages committed beyond the limit.
+    fn owed(&self) -> u64 {
+        let committed = self.books.allocator.committed();
+        let page = self.config.page_size.bytes();
+        let limit = self.config.limit;
+        limit.map_or(0, |limit| committed.saturating_sub(limit.get() / page))
     }
 
     pub(super) fn collect(&mut self, patience: Patience) {
@@ -52,7 +55,8 @@ impl State {
     }
 
     /// Gives idle memory back until `keep` pages of it are left: first that of the heaps with the
-    /// fewest owners, so that heaps become empty.
+    /// fewest owners, so that heaps become empty. Where memory goes by the heap, more than `keep`
+    /// stays rather than less, unless the limit is exceeded.
     pub(super) fn shrink_to(&mut self, keep: u64) {
         self.shrink_available(keep);
         if self.books.allocator.idle() > keep {
@@ -73,9 +77,11 @@ impl State {
             if excess == 0 {
                 return;
             }
-            if heap.is_empty() && u64::from(heap.idle_count()) <= excess {
+            let per_page = self.commitment() == Commitment::PerPage;
+            let fits = u64::from(heap.idle_count()) <= excess;
+            if heap.is_empty() && (fits || (!per_page && self.owed() > 0)) {
                 self.give_back_heap(id);
-            } else if self.commitment() == Commitment::PerPage {
+            } else if per_page {
                 self.decommit(id, excess);
             }
         }

@@ -79,6 +79,17 @@ impl State {
         }
     }
 
+    /// Pages that nobody owns or that may be committed under the limit, by whole heaps where memory
+    /// comes by the heap.
+    fn obtainable(&self) -> u64 {
+        let headroom = self.headroom();
+        let fresh = match self.commitment() {
+            Commitment::PerHeap => headroom - headroom % u64::from(self.config.heap_pages()),
+            Commitment::PerPage | Commitment::WithReservation => headroom,
+        };
+        fresh.saturating_add(self.books.allocator.idle())
+    }
+
     pub(crate) fn ledger(&self) -> Ledger {
         self.books
             .ledger(self.config.limit, self.device.capabilities().mapping_limit)
@@ -200,11 +211,9 @@ impl State {
 
     fn claim_all(&mut self, plan: &mut Plan, wanted: &[Wanted]) -> Result<(), Error> {
         let requested = wanted.len() as u64;
-        if self.commitment() == Commitment::PerPage {
-            let free = self.headroom().saturating_add(self.books.allocator.idle());
-            if requested > free {
-                return Err(self.out_of_pages(requested, free));
-            }
+        let free = self.obtainable();
+        if requested > free && self.moves() == Moves::Mapped {
+            return Err(self.out_of_pages(requested, free));
         }
         let pressure = self.pressure();
         if pressure == Pressure::High && self.moves() == Moves::Mapped {
@@ -276,7 +285,7 @@ impl State {
                 return Ok(Some(id));
             }
             Some(Err(error)) => Error::from(error),
-            None => self.out_of_pages(budget.remaining, self.books.allocator.idle()),
+            None => self.out_of_pages(budget.remaining, self.obtainable()),
         };
         budget.search = Search::Anything;
         self.books.allocator.dissolve_all_tails();

@@ -5,7 +5,9 @@ use lacuna_pages::{
     PageSize, Pages, Pool, PoolConfig, Request, Share, Source, VirtualPage,
 };
 
-use crate::support::{PAGE, PAGE_SIZE, contents, every_pool, filled, host, pages, range, small};
+use crate::support::{
+    Guise, PAGE, PAGE_SIZE, contents, every_pool, filled, host, pages, probed, range, small,
+};
 
 #[test]
 fn a_configuration_that_cannot_work_is_refused() {
@@ -250,6 +252,37 @@ fn a_limit_below_what_is_in_use_is_owed_and_met_as_pages_come_free() {
     assert_eq!(pool.ledger().owed, ByteLength::ZERO);
     buffer.ensure_mapped(0..5 * PAGE).unwrap();
     assert_eq!(pool.ledger().committed, pages(12));
+    pool.verify([&buffer]).unwrap();
+}
+
+#[test]
+fn a_limit_between_whole_heaps_is_kept_by_giving_a_heap_back() {
+    let limit = Some(pages(40));
+    let (pool, _) = probed(PoolConfig { limit, ..small() }, Guise::PerHeap);
+    let mut buffer = pool.reserve(pages(40), "").unwrap();
+    buffer.ensure_mapped(0..20 * PAGE).unwrap();
+    buffer.unmap(range(4, 20)).unwrap();
+    assert_eq!(pool.ledger().committed, pages(32));
+    // Two pages too many, and one of the two heaps of 16 is empty.
+    let limit = Some(pages(30));
+    pool.set_limit(limit).unwrap();
+    assert_eq!(pool.ledger().committed, pages(16));
+    assert_eq!(pool.ledger().owed, ByteLength::ZERO);
+    // Twelve pages are idle, and the other fourteen are too few for a heap.
+    let before = pool.ledger();
+    let error = buffer.ensure_mapped(0..20 * PAGE).unwrap_err();
+    let (requested, free) = (PageCount::new(16), PageCount::new(12));
+    assert_eq!(
+        error,
+        Error::OutOfPages {
+            requested,
+            free,
+            limit
+        }
+    );
+    assert_eq!(pool.ledger(), before);
+    buffer.ensure_mapped(0..16 * PAGE).unwrap();
+    assert_eq!(pool.ledger().committed, pages(16));
     pool.verify([&buffer]).unwrap();
 }
 

@@ -110,7 +110,9 @@ fn a_pin_outlives_the_buffer_that_wrote_the_page() {
 }
 
 #[test]
-fn a_window_that_slides_keeps_its_memory() {
+fn a_window_over_a_hundred_thousand_rows_keeps_memory_flat() {
+    const ROW: u64 = 2_048;
+    const WINDOW: u64 = 1_024;
     let limit = Some(ByteLength::mebibytes(4));
     let config = PoolConfig {
         limit,
@@ -119,20 +121,33 @@ fn a_window_that_slides_keeps_its_memory() {
     let Some((pool, queue)) = pool_with(config) else {
         return;
     };
-    let mut buffer = pool.reserve(ByteLength::mebibytes(256), "window").unwrap();
-    for page in 0..1_000u64 {
-        let start = (page * PAGE) as usize;
-        buffer.ensure_mapped(start..start + PAGE as usize).unwrap();
-        let fence = queue.write(at(&buffer, page), &noise(page, PAGE)).unwrap();
-        buffer.read_until(fence);
-        if page >= 60 {
-            let old = page - 60;
-            buffer.unmap(PageRange::of(old..old + 1)).unwrap();
+    let rows = 100_000u64;
+    let length = ByteLength::new(rows * ROW);
+    let mut buffer = pool.reserve(length, "window").unwrap();
+    let mut passed = 0;
+    for row in 0..rows {
+        buffer
+            .ensure_mapped((row * ROW) as usize..((row + 1) * ROW) as usize)
+            .unwrap();
+        buffer.write(row * ROW, &noise(row, ROW)).unwrap();
+        let first = row.saturating_sub(WINDOW);
+        let whole = first * ROW / PAGE;
+        if whole > passed {
+            buffer.unmap(PageRange::of(passed..whole)).unwrap();
+            passed = whole;
         }
-        assert!(pool.ledger().committed <= ByteLength::mebibytes(4));
+        assert_eq!(pool.ledger().committed, ByteLength::mebibytes(4));
+        if row % 10_000 == 0 || row + 1 == rows {
+            let kept: Vec<u8> = (first..=row).flat_map(|row| noise(row, ROW)).collect();
+            let found = read(&queue, buffer.address(first * ROW), kept.len() as u64);
+            assert!(found == kept, "up to row {row}");
+        }
     }
-    let kept: Vec<u8> = (940..1_000).flat_map(|page| noise(page, PAGE)).collect();
-    assert!(read(&queue, at(&buffer, 940), 60 * PAGE) == kept);
+    assert_eq!(
+        pool.ledger().counts.pages_mapped,
+        (rows * ROW).div_ceil(PAGE)
+    );
+    assert_eq!(pool.ledger().counts.pages_committed, 64);
     pool.verify([&buffer]).unwrap();
 }
 
