@@ -255,8 +255,12 @@ fn check_length(line: &Line, shape: &[usize]) -> Result<(), Error> {
     let Some(bytes) = element_bytes(&line.info.dtype) else {
         return Ok(());
     };
-    let elements: usize = shape.iter().product();
-    let expected = elements.checked_mul(bytes).ok_or_else(|| too_large(line))? as u64;
+    // Rows must have a length even where there are no rows.
+    let rows_fit = shape
+        .iter()
+        .try_fold(bytes, |product, &dim| product.checked_mul(dim.max(1)));
+    rows_fit.ok_or_else(|| too_large(line))?;
+    let expected = (shape.iter().product::<usize>() * bytes) as u64;
     if found == expected {
         Ok(())
     } else {
@@ -454,6 +458,17 @@ mod tests {
             parse_header(&"[".repeat(100_000), 0),
             Err(Error::Header { .. })
         ));
+    }
+
+    #[test]
+    fn an_empty_tensor_with_endless_rows_is_too_large() {
+        let shape = r#"{"t":{"dtype":"F32","shape":[0,4611686018427387904],"data_offsets":[0,0]}}"#;
+        assert!(matches!(
+            parse_header(shape, 0),
+            Err(Error::TensorTooLarge { .. })
+        ));
+        let empty = r#"{"t":{"dtype":"F32","shape":[0,8],"data_offsets":[0,0]}}"#;
+        assert!(parse_header(empty, 0).is_ok());
     }
 
     #[test]
