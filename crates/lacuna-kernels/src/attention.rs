@@ -3,7 +3,8 @@
 //! Rows are processed in blocks of 16 at fixed positions (row 0, 16, 32, ..), with an online softmax
 //! in f32. Blocks are grouped in partitions of 256 rows at fixed positions; each partition starts
 //! from nothing, and the partitions of a query are merged in order. A block's K and V are converted
-//! to f32 once for all the query heads and tokens that read it. So the result of a query depends on
+//! to f32 once for all the query heads and tokens that read it; a single token reads them as they
+//! are stored, whole rows for all KV heads, and gets the same bits. So the result of a query depends on
 //! the query and the rows it sees: not on the tokens beside it, on how its rows are split in runs,
 //! or on how the work is split over threads.
 //!
@@ -12,12 +13,15 @@
 mod block;
 mod softmax;
 
+use std::ops::Range;
+
+use crate::float::{Element, F16, F32};
 use crate::grid::{Block, Grid};
 use crate::simd::{Kernel, LANES, Simd, padded};
 use crate::threads::Pool;
-use crate::view::View;
-use block::BlockRows;
-use softmax::{Chunk, clear, finish, merge, narrow, update};
+use crate::view::{ElementType, View};
+use block::{Ahead, BlockRows, converted};
+use softmax::{Chunk, Converted, Scores, Stored, Values, Weights, clear, finish, merge, soften};
 
 /// Rows per block of the online softmax.
 const ROWS: usize = LANES;
@@ -29,7 +33,7 @@ const PARTITION: usize = 256;
 const QUERIES: usize = 64;
 
 /// Query heads per KV head up to which a single token reads K and V without a converted copy.
-const NARROW: usize = 4;
+const NARROW: usize = 8;
 
 /// The sizes of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,10 +95,10 @@ impl AttentionShape {
 
 /// What one worker needs: a block of K and V in f32, queries, and softmax states.
 pub(crate) struct Buffers {
-    /// `[chunk][row]`, so that a chunk of the query meets all rows at once.
-    k: Box<[[Chunk; ROWS]]>,
-    v: Box<[[Chunk; ROWS]]>,
+    k: Box<[Chunk]>,
+    v: Box<[Chunk]>,
     queries: Box<[Chunk]>,
+    weights: Box<[Weights]>,
     partial: Box<[Chunk]>,
     total: Box<[Chunk]>,
 }
@@ -103,11 +107,11 @@ impl Buffers {
     pub(crate) fn new() -> Self {
         const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
         let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
-        let block = || vec![[Chunk::ZERO; ROWS]; CHUNKS].into_boxed_slice();
         Self {
-            k: block(),
-            v: block(),
+            k: chunks(ROWS * CHUNKS),
+            v: chunks(ROWS * CHUNKS),
             queries: chunks(QUERIES * CHUNKS),
+            weights: vec![Weights::ZERO; QUERIES].into_boxed_slice(),
             partial: chunks(QUERIES * (CHUNKS + 1)),
             total: chunks(QUERIES * (CHUNKS + 1)),
         }
@@ -123,13 +127,25 @@ pub(crate) struct Attention<'a> {
     pub(crate) shape: &'a AttentionShape,
 }
 
-/// The queries of one task: some tokens and the query heads of some KV heads.
+/// The queries of one task: some tokens of one KV head, or one token of some.
 #[derive(Clone, Copy)]
 struct Task {
     first_token: usize,
     tokens: usize,
     first_head: usize,
     heads: usize,
+}
+
+impl Task {
+    /// Query heads per token.
+    fn query_heads(&self, shape: &AttentionShape) -> usize {
+        self.heads * shape.group()
+    }
+
+    /// Query heads of all tokens.
+    fn queries(&self, shape: &AttentionShape) -> usize {
+        self.tokens * self.query_heads(shape)
+    }
 }
 
 /// f32 elements that splitting `tokens` queries over `rows` rows takes.
@@ -159,7 +175,12 @@ impl Attention<'_> {
         if few && pool.threads() > 1 && scratch.len() >= needed {
             self.split(pool, simd, out, &mut scratch[..needed]);
         } else {
-            self.whole(pool, simd, out);
+            // Alone, a thread reads whole rows.
+            let heads = match (tokens, pool.threads()) {
+                (1, 1) => self.shape.heads_together(),
+                _ => 1,
+            };
+            self.whole(pool, simd, out, heads);
         }
     }
 
@@ -204,22 +225,24 @@ impl Attention<'_> {
         QUERIES / self.shape.group()
     }
 
-    /// One task per tile of tokens and KV head goes through all rows.
+    /// One task per tile of tokens and KV head, or one token and some heads, goes through all rows.
     fn whole<W: AsMut<Buffers> + Send + 'static>(
         &self,
         pool: &Pool<W>,
         simd: impl Simd,
         out: &mut [f32],
+        heads: usize,
     ) {
         let per_head = self.shape.group() * self.shape.head_dim;
-        let grid = Grid::new(out, self.width(), self.tokens_together(), per_head);
+        let tokens = self.tokens_together();
+        let grid = Grid::new(out, self.width(), tokens, heads * per_head);
         grid.run(pool, |out, worker| {
             let tokens = out.rows();
             let task = Task {
                 first_token: tokens.start,
                 tokens: tokens.len(),
                 first_head: out.cols().start / per_head,
-                heads: 1,
+                heads: out.cols().len() / per_head,
             };
             simd.vectorize(Whole {
                 attention: self,
@@ -296,7 +319,7 @@ impl Kernel for Whole<'_, '_> {
     fn run<S: Simd>(mut self, s: S) {
         let (attention, task) = (self.attention, self.task);
         let per_query = attention.shape.state_chunks();
-        let queries = task.tokens * attention.shape.group();
+        let queries = task.queries(attention.shape);
         load_queries(s, attention, &task, self.buffers);
         clear(&mut self.buffers.total[..queries * per_query], per_query);
         let last = attention.rows_seen(task.first_token + task.tokens - 1);
@@ -319,8 +342,8 @@ impl Whole<'_, '_> {
     #[inline(always)]
     fn merge_partition<S: Simd>(&mut self, s: S, partition: usize) {
         let (task, shape) = (self.task, self.attention.shape);
-        for query in 0..task.tokens * shape.group() {
-            let token = task.first_token + query / shape.group();
+        for query in 0..task.queries(shape) {
+            let token = task.first_token + query / task.query_heads(shape);
             if self.attention.rows_seen(token) > partition * PARTITION {
                 let states = query * shape.state_chunks()..(query + 1) * shape.state_chunks();
                 let partial = &self.buffers.partial[states.clone()];
@@ -333,9 +356,10 @@ impl Whole<'_, '_> {
     fn finish<S: Simd>(&mut self, s: S) {
         let (task, shape) = (self.task, self.attention.shape);
         let totals = self.buffers.total.chunks_exact(shape.state_chunks());
-        for (query, total) in totals.enumerate().take(task.tokens * shape.group()) {
-            let out = self.out.row(task.first_token + query / shape.group());
-            let head = query % shape.group() * shape.head_dim;
+        for (query, total) in totals.enumerate().take(task.queries(shape)) {
+            let heads = task.query_heads(shape);
+            let out = self.out.row(task.first_token + query / heads);
+            let head = query % heads * shape.head_dim;
             finish(s, total, &mut out[head..head + shape.head_dim]);
         }
     }
@@ -399,53 +423,161 @@ impl Kernel for Rows<'_> {
             let rows = first..end.min(first + ROWS);
             let k = BlockRows::find(attention.k, &rows);
             let v = BlockRows::find(attention.v, &rows);
-            for head in 0..task.heads {
-                let column = (task.first_head + head) * shape.head_dim;
-                let part = column..column + shape.head_dim;
-                self.block(s, &k.columns(&part), &v.columns(&part), head, first);
+            if task.tokens == 1 && shape.group() <= NARROW && shape.head_dim.is_multiple_of(LANES) {
+                self.one_token(s, &k, &v);
+            } else {
+                self.block(s, &k, &v, first);
             }
         }
     }
 }
 
 impl Rows<'_> {
-    /// One KV head of one block.
+    /// The columns of one of the task's KV heads.
+    fn columns(&self, head: usize) -> Range<usize> {
+        let head_dim = self.attention.shape.head_dim;
+        let column = (self.task.first_head + head) * head_dim;
+        column..column + head_dim
+    }
+
+    /// A block, all rows visible, for the query heads of one token, read as it is stored.
+    ///
+    /// All heads take each step together: the steps of one head wait for each other.
     #[inline(always)]
-    fn block<S: Simd>(
+    fn one_token<S: Simd>(&mut self, s: S, k: &BlockRows<'_>, v: &BlockRows<'_>) {
+        let (heads, shape) = (self.task.heads, self.attention.shape);
+        let all = self.columns(0).start..self.columns(heads - 1).end;
+        // The next rows are fetched as they lie in memory, a few with each head.
+        let share = |head: usize| ROWS * head / heads..ROWS * (head + 1) / heads;
+        for head in 0..heads {
+            let ahead = k.ahead(share(head), &all);
+            match k.element {
+                ElementType::F32 => self.stored_scores::<S, F32>(s, k, head, ahead),
+                ElementType::F16 => self.stored_scores::<S, F16>(s, k, head, ahead),
+            }
+        }
+        self.soften(s, 0..heads * shape.group(), k.count);
+        for head in 0..heads {
+            let ahead = v.ahead(share(head), &all);
+            match v.element {
+                ElementType::F32 => self.stored_values::<S, F32>(s, v, head, ahead),
+                ElementType::F16 => self.stored_values::<S, F16>(s, v, head, ahead),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn stored_scores<S: Simd, E: Element>(
         &mut self,
         s: S,
         k: &BlockRows<'_>,
+        head: usize,
+        ahead: Ahead<'_>,
+    ) {
+        let part = self.columns(head);
+        let (shape, buffers) = (self.attention.shape, &mut *self.buffers);
+        let (group, chunks) = (shape.group(), shape.chunks());
+        let queries = head * group..(head + 1) * group;
+        s.vectorize(Scores::<Stored<E>> {
+            rows: k.chunks::<E>(&part),
+            q: &buffers.queries[queries.start * chunks..queries.end * chunks],
+            weights: &mut buffers.weights[queries],
+            ahead,
+        });
+    }
+
+    #[inline(always)]
+    fn stored_values<S: Simd, E: Element>(
+        &mut self,
+        s: S,
         v: &BlockRows<'_>,
         head: usize,
-        first: usize,
+        ahead: Ahead<'_>,
     ) {
-        let (task, shape) = (self.task, self.attention.shape);
-        let (chunks, per_query, group) = (shape.chunks(), shape.state_chunks(), shape.group());
+        let part = self.columns(head);
+        let (shape, buffers) = (self.attention.shape, &mut *self.buffers);
+        let (group, per_query) = (shape.group(), shape.state_chunks());
+        let queries = head * group..(head + 1) * group;
+        s.vectorize(Values::<Stored<E>> {
+            rows: v.chunks::<E>(&part),
+            count: v.count,
+            weights: &buffers.weights[queries.clone()],
+            states: &mut buffers.partial[queries.start * per_query..queries.end * per_query],
+            ahead,
+        });
+    }
+
+    /// Scores of some queries to weights, the first rows visible.
+    #[inline(always)]
+    fn soften<S: Simd>(&mut self, s: S, queries: Range<usize>, visible: usize) {
+        let per_query = self.attention.shape.state_chunks();
+        for query in queries {
+            let header = &mut self.buffers.partial[query * per_query];
+            soften(s, visible, &mut self.buffers.weights[query], header);
+        }
+    }
+
+    /// A block for all queries of the task, from a copy in f32.
+    #[inline(always)]
+    fn block<S: Simd>(&mut self, s: S, k: &BlockRows<'_>, v: &BlockRows<'_>, first: usize) {
+        let (task, chunks) = (self.task, self.attention.shape.chunks());
+        // Rows that a token sees of this block, and the tokens that see some and all.
+        let attention = self.attention;
+        let visible = |token: usize| {
+            let seen = attention.rows_seen(task.first_token + token);
+            seen.saturating_sub(first).min(ROWS)
+        };
+        let first_with = |rows| (0..task.tokens).find(|token| visible(*token) >= rows);
+        let [some, all] = [1, ROWS].map(|rows| first_with(rows).unwrap_or(task.tokens));
+        let partly = (some..all).map(|token| (token..token + 1, visible(token)));
+        let wholly = (all < task.tokens).then_some((all..task.tokens, ROWS));
+        for head in 0..task.heads {
+            let part = self.columns(head);
+            k.ahead(0..ROWS, &part).fetch_all(s);
+            v.ahead(0..ROWS, &part).fetch_all(s);
+            k.convert(s, &part, chunks, &mut self.buffers.k);
+            v.convert(s, &part, chunks, &mut self.buffers.v);
+            self.scores(s, self.queries(head, some..task.tokens));
+            for (tokens, visible) in partly.clone().chain(wholly.clone()) {
+                let queries = self.queries(head, tokens);
+                self.soften(s, queries.clone(), visible);
+                self.values(s, queries, visible);
+            }
+        }
+    }
+
+    /// The queries of some tokens and one KV head; one of them is a single one.
+    fn queries(&self, head: usize, tokens: Range<usize>) -> Range<usize> {
+        let (heads, group) = (self.task.heads, self.attention.shape.group());
+        (tokens.start * heads + head) * group..((tokens.end - 1) * heads + head + 1) * group
+    }
+
+    #[inline(always)]
+    fn scores<S: Simd>(&mut self, s: S, queries: Range<usize>) {
+        let chunks = self.attention.shape.chunks();
         let buffers = &mut *self.buffers;
-        k.prefetch_next(s);
-        v.prefetch_next(s);
-        if task.tokens == 1 && group <= NARROW {
-            let q = &buffers.queries[head * group * chunks..][..group * chunks];
-            let states = &mut buffers.partial[head * group * per_query..][..group * per_query];
-            narrow(s, q, k, v, states);
-            return;
-        }
-        k.convert(s, &mut buffers.k);
-        v.convert(s, &mut buffers.v);
-        let (k, v) = (&buffers.k[..chunks], &buffers.v[..chunks]);
-        for token in 0..task.tokens {
-            let seen = self.attention.rows_seen(task.first_token + token);
-            let visible = seen.saturating_sub(first).min(ROWS);
-            if visible == 0 {
-                continue;
-            }
-            let query = (token * task.heads + head) * group;
-            for query in query..query + group {
-                let q = &buffers.queries[query * chunks..][..chunks];
-                let state = &mut buffers.partial[query * per_query..][..per_query];
-                update(s, q, k, v, visible, state);
-            }
-        }
+        s.vectorize(Scores::<Converted> {
+            rows: converted(&buffers.k, chunks),
+            q: &buffers.queries[queries.start * chunks..queries.end * chunks],
+            weights: &mut buffers.weights[queries],
+            ahead: Ahead::default(),
+        });
+    }
+
+    #[inline(always)]
+    fn values<S: Simd>(&mut self, s: S, queries: Range<usize>, visible: usize) {
+        let (chunks, per_query) = (
+            self.attention.shape.chunks(),
+            self.attention.shape.state_chunks(),
+        );
+        let buffers = &mut *self.buffers;
+        s.vectorize(Values::<Converted> {
+            rows: converted(&buffers.v, chunks),
+            count: visible,
+            weights: &buffers.weights[queries.clone()],
+            states: &mut buffers.partial[queries.start * per_query..queries.end * per_query],
+            ahead: Ahead::default(),
+        });
     }
 }
 

@@ -191,11 +191,44 @@ impl<'a> View<'a> {
     /// When `row` is out of range.
     pub fn row(&self, row: usize) -> &'a [u8] {
         assert!(row < self.len, "row {row} of a view of {} rows", self.len);
-        let run = if row < self.first.rows {
+        self.in_run(self.run(row), row)
+    }
+
+    /// The bytes of `N` rows from `first` on; past row `last` that one repeats.
+    ///
+    /// Finds the run once, unless the rows are in several.
+    ///
+    /// # Panics
+    /// When `last` is out of range or before `first`.
+    #[inline]
+    pub(crate) fn rows<const N: usize>(&self, first: usize, last: usize) -> [&'a [u8]; N] {
+        assert!(
+            first <= last && last < self.len,
+            "rows {first} to {last} of a view of {} rows",
+            self.len
+        );
+        let mut run = self.run(first);
+        std::array::from_fn(|index| {
+            let row = last.min(first + index);
+            if row - run.start_row >= run.rows {
+                run = self.run(row);
+            }
+            self.in_run(run, row)
+        })
+    }
+
+    /// The run that holds a row in range.
+    #[inline]
+    fn run(&self, row: usize) -> &Run<'a> {
+        if row < self.first.rows {
             &self.first
         } else {
             &self.rest[self.rest.partition_point(|run| run.start_row <= row) - 1]
-        };
+        }
+    }
+
+    #[inline]
+    fn in_run(&self, run: &Run<'a>, row: usize) -> &'a [u8] {
         let start = (row - run.start_row) * self.row_stride;
         &run.bytes[start..][..self.element.bytes(self.width)]
     }

@@ -1,16 +1,15 @@
 //! The online softmax: states of query heads, and how blocks and other states are added to them.
 //!
 //! A state is a header, with the maximum in lane 0 and the sum of weights in lane 1, and the weighted
-//! sum of values. [`update`] and [`narrow`] add the same numbers in the same order; the first reads
-//! a block that was converted to f32 for many queries, the second converts it in registers.
+//! sum of values. A block is added in three steps: [`Scores`], [`soften`], [`Values`]. They read it as
+//! stored, or from a copy in f32; what is added to a state, and in which order, is the same.
 
 use std::marker::PhantomData;
 
 use super::ROWS;
-use super::block::BlockRows;
-use crate::float::{Element, F16, F32};
-use crate::simd::{Kernel, LANES, Simd, each, exp};
-use crate::view::ElementType;
+use super::block::Ahead;
+use crate::float::Element;
+use crate::simd::{Kernel, LANES, Registers, Simd, each, exp};
 
 /// Sixteen elements, aligned so that loads do not straddle cache lines.
 #[derive(Clone, Copy)]
@@ -30,31 +29,27 @@ pub(super) fn clear(states: &mut [Chunk], per_query: usize) {
     }
 }
 
-/// Adds `visible` rows of a block to a query's state.
-#[inline(always)]
-pub(super) fn update<S: Simd>(
-    s: S,
-    q: &[Chunk],
-    k: &[[Chunk; ROWS]],
-    v: &[[Chunk; ROWS]],
-    visible: usize,
-    state: &mut [Chunk],
-) {
-    let scores = scores(s, q, k);
-    let (header, values) = state.split_at_mut(1);
-    let (p, decay) = soften(s, scores, visible, &mut header[0]);
-    if visible == ROWS {
-        add_values(s, &p, v, decay, values);
-    } else {
-        add_first_values(s, &p.0[..visible], v, decay, values);
-    }
+/// What the rows of a block count for one query.
+#[derive(Clone, Copy)]
+pub(super) struct Weights {
+    /// Scores, then the weights relative to the maximum so far.
+    rows: Chunk,
+    /// What older values are to be multiplied with, in every lane.
+    decay: Chunk,
+}
+
+impl Weights {
+    pub(super) const ZERO: Self = Self {
+        rows: Chunk::ZERO,
+        decay: Chunk::ZERO,
+    };
 }
 
 /// Turns scores to weights relative to the new maximum, and updates maximum and sum of weights.
-/// Returns the weights and what older values are to be multiplied with.
 #[inline(always)]
-fn soften<S: Simd>(s: S, scores: S::F, visible: usize, header: &mut Chunk) -> (Chunk, S::F) {
+pub(super) fn soften<S: Simd>(s: S, visible: usize, weights: &mut Weights, header: &mut Chunk) {
     let old = header.0[0];
+    let scores = s.load(&weights.rows.0);
     let seen = s.keep_first(scores, visible, s.splat(f32::NEG_INFINITY));
     let block = s.max_lane(seen);
     let new = if block > old { block } else { old };
@@ -62,82 +57,210 @@ fn soften<S: Simd>(s: S, scores: S::F, visible: usize, header: &mut Chunk) -> (C
     let p = exp(s, s.sub(scores, s.splat(new)));
     let p = s.keep_first(p, visible, s.splat(0.0));
     let sum = s.fma(s.splat(header.0[1]), decay, s.splat(s.sum(p)));
-    let mut lanes = Chunk::ZERO;
-    s.store(sum, &mut lanes.0);
+    s.store(sum, &mut header.0);
+    header.0[1] = header.0[0];
     header.0[0] = new;
-    header.0[1] = lanes.0[0];
-    s.store(p, &mut lanes.0);
-    (lanes, decay)
+    s.store(p, &mut weights.rows.0);
+    s.store(decay, &mut weights.decay.0);
 }
 
-/// Dot products of a query with the rows of a block.
-#[inline(always)]
-fn scores<S: Simd>(s: S, q: &[Chunk], k: &[[Chunk; ROWS]]) -> S::F {
-    let mut sums = [s.splat(0.0); ROWS];
-    for (q, k) in q.iter().zip(k) {
-        let q = s.load(&q.0);
-        for j in 0..ROWS {
-            sums[j] = s.fma(q, s.load(&k[j].0), sums[j]);
+/// How the rows of a block are read.
+pub(super) trait Source {
+    /// Sixteen elements.
+    type Chunk: Copy;
+
+    fn load<S: Simd>(s: S, chunk: &Self::Chunk) -> S::F;
+}
+
+/// As they are stored.
+pub(super) struct Stored<E>(PhantomData<E>);
+
+/// From a copy in f32.
+pub(super) struct Converted;
+
+impl<E: Element> Source for Stored<E> {
+    type Chunk = E::Chunk;
+
+    #[inline(always)]
+    fn load<S: Simd>(s: S, chunk: &E::Chunk) -> S::F {
+        E::load(s, chunk)
+    }
+}
+
+impl Source for Converted {
+    type Chunk = Chunk;
+
+    #[inline(always)]
+    fn load<S: Simd>(s: S, chunk: &Chunk) -> S::F {
+        s.load(&chunk.0)
+    }
+}
+
+/// Calls a method with the number of queries to handle together, until all are done.
+macro_rules! in_tiles {
+    ($s:ident, $S:ty, $self:ident . $method:ident, $count:expr) => {{
+        let mut first = 0;
+        while first < $count {
+            first += match $count - first {
+                4.. if matches!(<$S>::REGISTERS, Registers::Many) => {
+                    $self.$method::<$S, 4>($s, first)
+                }
+                3 if matches!(<$S>::REGISTERS, Registers::Many) => {
+                    $self.$method::<$S, 3>($s, first)
+                }
+                2.. => $self.$method::<$S, 2>($s, first),
+                _ => $self.$method::<$S, 1>($s, first),
+            };
+        }
+    }};
+}
+
+/// Dot products of some queries with the rows of a block.
+pub(super) struct Scores<'a, K: Source> {
+    pub(super) rows: [&'a [K::Chunk]; ROWS],
+    pub(super) q: &'a [Chunk],
+    pub(super) weights: &'a mut [Weights],
+    pub(super) ahead: Ahead<'a>,
+}
+
+impl<K: Source> Kernel for Scores<'_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        in_tiles!(s, S, self.tile, self.weights.len());
+        self.ahead.fetch_all(s);
+    }
+}
+
+impl<K: Source> Scores<'_, K> {
+    /// `T` queries; returns `T`.
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(&mut self, s: S, first: usize) -> usize {
+        let chunks = self.q.len() / self.weights.len();
+        let none: &[Chunk] = &[];
+        let q: [_; T] = each!(none, |t| &self.q[(first + t) * chunks..][..chunks]);
+        let mut sums = [[s.splat(0.0); ROWS]; T];
+        match S::REGISTERS {
+            Registers::Many => self.dots::<S, T, 4>(s, &q, &mut sums),
+            Registers::Few => self.dots::<S, T, 2>(s, &q, &mut sums),
+        }
+        for t in 0..T {
+            s.store(s.sum_each(sums[t]), &mut self.weights[first + t].rows.0);
+        }
+        T
+    }
+
+    /// Lane-wise sums of products, `J` rows at a time.
+    #[inline(always)]
+    fn dots<S: Simd, const T: usize, const J: usize>(
+        &mut self,
+        s: S,
+        q: &[&[Chunk]; T],
+        sums: &mut [[S::F; ROWS]; T],
+    ) {
+        let zero = s.splat(0.0);
+        let chunks = q[0].len();
+        let none: &[K::Chunk] = &[];
+        let q: [_; T] = each!(q[0], |t| &q[t][..chunks]);
+        for (group, rows) in self.rows.as_chunks::<J>().0.iter().enumerate() {
+            let rows: [_; J] = each!(none, |j| &rows[j][..chunks]);
+            let mut dots = [[zero; J]; T];
+            for chunk in 0..chunks {
+                self.ahead.fetch::<S, 2>(s);
+                let k: [_; J] = each!(zero, |j| K::load(s, &rows[j][chunk]));
+                for t in 0..T {
+                    let q = s.load(&q[t][chunk].0);
+                    for j in 0..J {
+                        dots[t][j] = s.fma(q, k[j], dots[t][j]);
+                    }
+                }
+            }
+            for t in 0..T {
+                for j in 0..J {
+                    sums[t][group * J + j] = dots[t][j];
+                }
+            }
         }
     }
-    s.sum_each(sums)
 }
 
-/// `values = values * decay + sum over all rows of p * v`.
-#[inline(always)]
-fn add_values<S: Simd>(s: S, p: &Chunk, v: &[[Chunk; ROWS]], decay: S::F, values: &mut [Chunk]) {
-    // Four chunks at once, because each is a chain of dependent additions.
-    let (quads, rest) = values.as_chunks_mut::<4>();
-    let (v_quads, v_rest) = v.as_chunks::<4>();
-    for (v, values) in v_quads.iter().zip(quads) {
-        add_to_chunks(s, p, v, decay, values);
-    }
-    for (v, values) in v_rest.iter().zip(rest) {
-        add_to_chunks(
-            s,
-            p,
-            std::array::from_ref(v),
-            decay,
-            std::array::from_mut(values),
-        );
+/// `values = values * decay + sum over the first `count` rows of weight * v`, for some queries.
+pub(super) struct Values<'a, V: Source> {
+    pub(super) rows: [&'a [V::Chunk]; ROWS],
+    pub(super) count: usize,
+    pub(super) weights: &'a [Weights],
+    pub(super) states: &'a mut [Chunk],
+    pub(super) ahead: Ahead<'a>,
+}
+
+impl<V: Source> Kernel for Values<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        in_tiles!(s, S, self.tile, self.weights.len());
+        self.ahead.fetch_all(s);
     }
 }
 
-#[inline(always)]
-fn add_to_chunks<S: Simd, const N: usize>(
-    s: S,
-    p: &Chunk,
-    v: &[[Chunk; ROWS]; N],
-    decay: S::F,
-    values: &mut [Chunk; N],
-) {
-    let mut sums: [_; N] = each!(decay, |c| s.mul(s.load(&values[c].0), decay));
-    for j in 0..ROWS {
-        let p = s.splat(p.0[j]);
-        for c in 0..N {
-            sums[c] = s.fma(p, s.load(&v[c][j].0), sums[c]);
+impl<V: Source> Values<'_, V> {
+    /// `T` queries; returns `T`.
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(&mut self, s: S, first: usize) -> usize {
+        let chunks = self.states.len() / self.weights.len() - 1;
+        // Several chunks at once, because each is a chain of dependent additions.
+        let mut chunk = 0;
+        while chunk < chunks {
+            chunk += match chunks - chunk {
+                4.. if S::REGISTERS == Registers::Many => {
+                    self.chunks::<S, T, 4>(s, first, chunk, chunks)
+                }
+                2.. => self.chunks::<S, T, 2>(s, first, chunk, chunks),
+                _ => self.chunks::<S, T, 1>(s, first, chunk, chunks),
+            };
         }
+        T
     }
-    for c in 0..N {
-        s.store(sums[c], &mut values[c].0);
-    }
-}
 
-/// The same for the first rows only.
-#[inline(always)]
-fn add_first_values<S: Simd>(
-    s: S,
-    p: &[f32],
-    v: &[[Chunk; ROWS]],
-    decay: S::F,
-    values: &mut [Chunk],
-) {
-    for (v, values) in v.iter().zip(values) {
-        let mut sum = s.mul(s.load(&values.0), decay);
-        for (p, v) in p.iter().zip(v) {
-            sum = s.fma(s.splat(*p), s.load(&v.0), sum);
+    /// `N` chunks of `T` queries; returns `N`.
+    #[inline(always)]
+    fn chunks<S: Simd, const T: usize, const N: usize>(
+        &mut self,
+        s: S,
+        first: usize,
+        chunk: usize,
+        chunks: usize,
+    ) -> usize {
+        let zero = s.splat(0.0);
+        let weights = &self.weights[first..first + T];
+        let p: [_; T] = each!(&weights[0].rows.0, |t| &weights[t].rows.0);
+        let mut sums = [[zero; N]; T];
+        for t in 0..T {
+            let decay = s.load(&weights[t].decay.0);
+            let values = &self.states[(first + t) * (1 + chunks) + 1 + chunk..][..N];
+            for c in 0..N {
+                sums[t][c] = s.mul(s.load(&values[c].0), decay);
+            }
         }
-        s.store(sum, &mut values.0);
+        for j in 0..self.count.min(ROWS) {
+            self.ahead.fetch::<S, 2>(s);
+            let row = &self.rows[j][chunk..][..N];
+            let v: [_; N] = each!(zero, |c| V::load(s, &row[c]));
+            for t in 0..T {
+                let p = s.splat(p[t][j]);
+                for c in 0..N {
+                    sums[t][c] = s.fma(p, v[c], sums[t][c]);
+                }
+            }
+        }
+        for t in 0..T {
+            let values = &mut self.states[(first + t) * (1 + chunks) + 1 + chunk..][..N];
+            for c in 0..N {
+                s.store(sums[t][c], &mut values[c].0);
+            }
+        }
+        N
     }
 }
 
@@ -163,147 +286,5 @@ pub(super) fn finish<S: Simd>(s: S, total: &[Chunk], out: &mut [f32]) {
         let mut lanes = [0.0; LANES];
         s.store(s.div(s.load(&total.0), sum), &mut lanes);
         out.copy_from_slice(&lanes[..out.len()]);
-    }
-}
-
-/// Adds a block, all rows visible, to the states of a few query heads of one KV head.
-#[inline(always)]
-pub(super) fn narrow<S: Simd>(
-    s: S,
-    q: &[Chunk],
-    k: &BlockRows<'_>,
-    v: &BlockRows<'_>,
-    states: &mut [Chunk],
-) {
-    match (k.element, v.element) {
-        (ElementType::F32, ElementType::F32) => {
-            s.vectorize(Narrow::<F32, F32> {
-                q,
-                k,
-                v,
-                states,
-                elements: PhantomData,
-            });
-        }
-        (ElementType::F16, ElementType::F16) => {
-            s.vectorize(Narrow::<F16, F16> {
-                q,
-                k,
-                v,
-                states,
-                elements: PhantomData,
-            });
-        }
-        (ElementType::F32, ElementType::F16) => {
-            s.vectorize(Narrow::<F32, F16> {
-                q,
-                k,
-                v,
-                states,
-                elements: PhantomData,
-            });
-        }
-        (ElementType::F16, ElementType::F32) => {
-            s.vectorize(Narrow::<F16, F32> {
-                q,
-                k,
-                v,
-                states,
-                elements: PhantomData,
-            });
-        }
-    }
-}
-
-/// See [`narrow`].
-struct Narrow<'a, 'b, K, V> {
-    q: &'a [Chunk],
-    k: &'a BlockRows<'b>,
-    v: &'a BlockRows<'b>,
-    states: &'a mut [Chunk],
-    elements: PhantomData<(K, V)>,
-}
-
-impl<K: Element, V: Element> Kernel for Narrow<'_, '_, K, V> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        match self.states.len() - self.q.len() {
-            1 => self.group::<S, 1>(s),
-            2 => self.group::<S, 2>(s),
-            3 => self.group::<S, 3>(s),
-            4 => self.group::<S, 4>(s),
-            group => unreachable!("a narrow group of {group} heads"),
-        }
-    }
-}
-
-impl<K: Element, V: Element> Narrow<'_, '_, K, V> {
-    #[inline(always)]
-    fn group<S: Simd, const G: usize>(mut self, s: S) {
-        let chunks = self.q.len() / G;
-        let scores = self.scores::<S, G>(s, chunks);
-        let mut weights = [Chunk::ZERO; G];
-        let mut decays = [s.splat(0.0); G];
-        for g in 0..G {
-            let header = &mut self.states[g * (1 + chunks)];
-            (weights[g], decays[g]) = soften(s, scores[g], self.v.count, header);
-        }
-        for chunk in 0..chunks {
-            self.add_values(s, chunk, 1 + chunks, &weights, &decays);
-        }
-    }
-
-    #[inline(always)]
-    fn scores<S: Simd, const G: usize>(&self, s: S, chunks: usize) -> [S::F; G] {
-        let zero = s.splat(0.0);
-        let mut sums = [[zero; ROWS]; G];
-        for j in 0..ROWS {
-            let (whole, tail) = K::split(self.k.rows[j]);
-            let mut sum = [zero; G];
-            for chunk in 0..chunks {
-                let k = match whole.get(chunk) {
-                    Some(k) => K::load(s, k),
-                    None => K::load(s, &K::pad(tail)),
-                };
-                for g in 0..G {
-                    sum[g] = s.fma(s.load(&self.q[g * chunks + chunk].0), k, sum[g]);
-                }
-            }
-            for g in 0..G {
-                sums[g][j] = sum[g];
-            }
-        }
-        each!(zero, |g| s.sum_each(sums[g]))
-    }
-
-    /// One chunk of the weighted sums of values.
-    #[inline(always)]
-    fn add_values<S: Simd, const G: usize>(
-        &mut self,
-        s: S,
-        chunk: usize,
-        per_query: usize,
-        weights: &[Chunk; G],
-        decays: &[S::F; G],
-    ) {
-        let mut sums = *decays;
-        for g in 0..G {
-            sums[g] = s.mul(s.load(&self.states[g * per_query + 1 + chunk].0), decays[g]);
-        }
-        for (j, row) in self.v.rows[..self.v.count].iter().enumerate() {
-            let (whole, tail) = V::split(row);
-            let v = match whole.get(chunk) {
-                Some(v) => V::load(s, v),
-                None => V::load(s, &V::pad(tail)),
-            };
-            for g in 0..G {
-                sums[g] = s.fma(s.splat(weights[g].0[j]), v, sums[g]);
-            }
-        }
-        for g in 0..G {
-            s.store(sums[g], &mut self.states[g * per_query + 1 + chunk].0);
-        }
     }
 }
