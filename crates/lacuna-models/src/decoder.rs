@@ -105,23 +105,6 @@ impl Decoder {
         })
     }
 
-    /// Bytes of vectors copied out of the file (norms, biases).
-    pub(crate) fn copied_bytes(&self) -> usize {
-        let vectors = |block: &Block| {
-            let norms = [Some(&block.attention_norm), Some(&block.feed_forward_norm)];
-            let heads = [block.query_norm.as_ref(), block.key_norm.as_ref()];
-            let floats: usize = norms.into_iter().chain(heads).flatten().map(Vec::len).sum();
-            let linears = [
-                &block.query,
-                &block.key,
-                &block.value,
-                &block.attention_output,
-            ];
-            floats * size_of::<f32>() + linears.map(Linear::copied_bytes).iter().sum::<usize>()
-        };
-        self.blocks.iter().map(vectors).sum::<usize>() + size_of_val(&*self.output_norm)
-    }
-
     /// Runs all tokens of `segments` through the model; logits are left in `scratch`, and the
     /// number of their rows is returned.
     pub(crate) fn forward(

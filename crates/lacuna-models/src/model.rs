@@ -83,12 +83,6 @@ impl Model {
         self.files.tensors().total_bytes()
     }
 
-    /// Bytes of vectors copied out of the files (norms and biases).
-    #[must_use]
-    pub fn copied_bytes(&self) -> usize {
-        self.decoder.copied_bytes()
-    }
-
     /// Tokens of a conversation that asks for a reply, by the model's chat template. A model
     /// without one gets the messages one after another.
     ///

@@ -1,7 +1,7 @@
 //! Activation memory of a forward pass: one arena, carved into named buffers.
 //!
 //! Sizes follow from the [`Config`] and the largest batch alone, so the bytes are known before any
-//! weight is read ([`Scratch::bytes_for`]) and decoding allocates nothing.
+//! weight is read and decoding allocates nothing.
 
 use bytemuck::{Pod, Zeroable};
 use lacuna_kernels::{Activations, AttentionShape, Cpu};
@@ -148,12 +148,6 @@ impl Scratch {
             sizes,
             arena,
         })
-    }
-
-    /// Bytes an arena for `limits` takes.
-    #[must_use]
-    pub fn bytes_for(config: &Config, limits: BatchLimits) -> usize {
-        Sizes::new(config, limits).total()
     }
 
     /// Bytes of this arena.

@@ -58,10 +58,6 @@ impl Linear {
             cpu.add_bias(out, bias);
         }
     }
-
-    pub(crate) fn copied_bytes(&self) -> usize {
-        self.bias.as_deref().map_or(0, size_of_val)
-    }
 }
 
 /// Where weights are looked up: a file, its spelling of names, and the block they are in.
