@@ -240,8 +240,9 @@ pub(crate) enum BenchCommand {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  lacuna bench pages --json")]
 pub(crate) struct BenchPagesArgs {
-    /// Whose pages: host (the processor's page table), dense (all memory at once), or vulkan (a
-    /// GPU's page table; in programs built with the feature of that name)
+    /// Whose pages: host (the processor's page table), host-huge (the same, with long mappings moved
+    /// into huge pages), dense (all memory at once), or vulkan (a GPU's page table; in programs
+    /// built with the feature of that name)
     #[arg(long, default_value = "host")]
     pub(crate) device: DeviceKind,
     /// Fewer and smaller measurements, in a fraction of the time and the memory
