@@ -246,7 +246,7 @@ pub(crate) enum BenchCommand {
 pub(crate) struct BenchSpeedArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Lengths of prompts to compute, in tokens
+    /// Lengths of prompts to compute, in tokens; 0 for none
     #[arg(
         short,
         long,
@@ -255,9 +255,9 @@ pub(crate) struct BenchSpeedArgs {
         default_value = "512"
     )]
     pub(crate) prompt: Vec<usize>,
-    /// Tokens to generate at each depth
+    /// Tokens to generate at each depth; 0 for none
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "64")]
-    pub(crate) generate: NonZeroUsize,
+    pub(crate) generate: usize,
     /// Tokens in the context before the first one generated
     #[arg(
         long,

@@ -36,7 +36,7 @@ impl<'a> Bench<'a> {
             level: None,
         })?;
         let most = |values: &[usize]| values.iter().copied().max().unwrap_or(0);
-        let deepest = most(&args.depth) + args.generate.get() + 1;
+        let deepest = most(&args.depth) + args.generate + 1;
         let context_tokens = deepest.max(most(&args.prompt));
         let tokens = config
             .batch_tokens
