@@ -39,6 +39,21 @@ impl Default for EngineConfig {
     }
 }
 
+impl EngineConfig {
+    /// The number of threads to use: as asked for, but no more than the machine has.
+    ///
+    /// # Errors
+    /// [`EngineError::TooManyThreads`].
+    pub fn thread_count(&self) -> Result<NonZeroUsize, EngineError> {
+        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        match self.threads {
+            None => Ok(available),
+            Some(asked) if asked <= available => Ok(asked),
+            Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
+        }
+    }
+}
+
 /// Rows of logits computed at once when every row is asked for.
 const SCORED_ROWS: usize = 32;
 
@@ -58,7 +73,7 @@ impl Engine {
     /// [`EngineError`] when a setting is out of range or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let cpu = Cpu::new(CpuConfig {
-            threads: threads(config.threads)?,
+            threads: config.thread_count()?,
             level: None,
         })?;
         let shape = model.config();
@@ -183,15 +198,5 @@ impl Engine {
     #[must_use]
     pub fn activation_bytes(&self) -> usize {
         self.scratch.bytes()
-    }
-}
-
-/// The number of threads to use: as asked for, but no more than the machine has.
-fn threads(asked: Option<NonZeroUsize>) -> Result<NonZeroUsize, EngineError> {
-    let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    match asked {
-        None => Ok(available),
-        Some(asked) if asked <= available => Ok(asked),
-        Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
     }
 }
