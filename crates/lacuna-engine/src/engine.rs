@@ -31,7 +31,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             threads: None,
-            kv_policy: KvPolicy::Sparse,
+            kv_policy: KvPolicy::default(),
             kv_element: ElementType::F16,
             context_tokens: None,
             batch_tokens: 512,
@@ -81,13 +81,15 @@ impl Engine {
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
-            element: config.kv_element,
+            key_element: config.kv_element,
+            value_element: config.kv_element,
         };
         let context_tokens = config.context_tokens.unwrap_or(shape.context_tokens);
         if context_tokens == 0 {
             return Err(EngineError::EmptyContext);
         }
-        geometry.buffer_bytes(context_tokens)?;
+        geometry.validate()?;
+        geometry.bytes(context_tokens)?;
         let tokens = config.batch_tokens.clamp(1, context_tokens);
         let limits = BatchLimits {
             tokens,
