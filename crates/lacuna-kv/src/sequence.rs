@@ -147,7 +147,13 @@ impl Sequence {
         let bytes = self.buffers[buffer_index(layer, side)]
             .bytes(range)
             .expect("rows up to here are mapped");
-        View::flat(self.geometry.element, self.geometry.row_elements(), bytes)
+        let Geometry {
+            element,
+            kv_heads,
+            head_dim,
+            ..
+        } = self.geometry;
+        View::flat(element, kv_heads, head_dim, bytes)
     }
 
     /// Records that the first `rows` prepared rows are valid.

@@ -54,10 +54,11 @@ fn assert_rows(sequence: &Sequence) {
     for layer in 0..GEOMETRY.layers {
         for side in Side::BOTH {
             let view = sequence.view(Layer(layer), side);
-            assert_eq!(view.len(), sequence.len());
-            for token in 0..view.len() {
-                let words = view.row(token).as_chunks::<4>().0.iter();
-                let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
+            assert_eq!(view.rows(), 0..sequence.len());
+            for token in view.rows() {
+                let heads = (0..GEOMETRY.kv_heads)
+                    .flat_map(|head| view.head(token, head).as_chunks::<4>().0);
+                let found: Vec<f32> = heads.map(|&word| f32::from_le_bytes(word)).collect();
                 assert_eq!(
                     found,
                     row(token, layer, side),
