@@ -3,8 +3,8 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, KvReport};
+use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy, KvReport};
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
@@ -18,8 +18,8 @@ pub struct EngineConfig {
     pub threads: Option<NonZeroUsize>,
     /// How KV memory is held.
     pub kv_policy: KvPolicy,
-    /// Storage of one KV element.
-    pub kv_element: ElementType,
+    /// Storage of K and of V.
+    pub kv_elements: KvElements,
     /// Tokens a session may hold. `None`: what the model was made for.
     pub context_tokens: Option<usize>,
     /// Tokens computed in one pass at most. More is faster on long prompts and takes more
@@ -32,7 +32,7 @@ impl Default for EngineConfig {
         Self {
             threads: None,
             kv_policy: KvPolicy::default(),
-            kv_element: ElementType::F16,
+            kv_elements: KvElements::default(),
             context_tokens: None,
             batch_tokens: 512,
         }
@@ -81,8 +81,8 @@ impl Engine {
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
-            key_element: config.kv_element,
-            value_element: config.kv_element,
+            key_element: config.kv_elements.key,
+            value_element: config.kv_elements.value,
         };
         let context_tokens = config.context_tokens.unwrap_or(shape.context_tokens);
         if context_tokens == 0 {

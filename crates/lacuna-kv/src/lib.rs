@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod elements;
 mod error;
 mod geometry;
 mod layout;
@@ -13,6 +14,7 @@ mod sequence;
 mod store;
 
 pub use cache::KvCache;
+pub use elements::{KvElements, KvElementsError};
 pub use error::KvError;
 pub use geometry::{Geometry, Layer, Side};
 pub use layout::Layout;

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use lacuna::{ElementType, KvPolicy, Penalties, Sampling};
+use lacuna::{KvElements, KvPolicy, Penalties, Sampling};
 
 use crate::commands::bench::pages::DeviceKind;
 
@@ -57,9 +57,9 @@ pub(crate) struct EngineArgs {
     /// How KV memory is held: sparse (pages as tokens arrive) or dense (all at start)
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
-    /// Storage of KV elements: f16 or f32
+    /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0
     #[arg(long, value_name = "TYPE", default_value = "f16")]
-    pub(crate) kv_type: ElementType,
+    pub(crate) kv_type: KvElements,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
@@ -241,7 +241,7 @@ pub(crate) enum BenchCommand {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16,q8_0 --json"
+    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16 q8_0 --json"
 )]
 pub(crate) struct BenchSpeedArgs {
     #[command(flatten)]
@@ -269,14 +269,9 @@ pub(crate) struct BenchSpeedArgs {
     /// Sequences that generate at once
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(crate) batch: Vec<usize>,
-    /// Storage of KV elements
-    #[arg(
-        long,
-        value_name = "TYPE",
-        value_delimiter = ',',
-        default_value = "f16"
-    )]
-    pub(crate) kv_type: Vec<ElementType>,
+    /// Storage of KV elements, as in `lacuna run`; several to compare them
+    #[arg(long, value_name = "TYPE", num_args = 1.., default_value = "f16")]
+    pub(crate) kv_type: Vec<KvElements>,
     /// How KV memory is held
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,

@@ -21,7 +21,7 @@ pub use lacuna_engine::{
     SamplingError, Session,
 };
 pub use lacuna_kernels::{DType, ElementType};
-pub use lacuna_kv::{KvPolicy, KvReport};
+pub use lacuna_kv::{KvElements, KvPolicy, KvReport};
 pub use lacuna_models::files::{self, ModelFiles};
 pub use lacuna_models::synth;
 pub use lacuna_models::template::Message;

@@ -28,7 +28,7 @@ fn engine(model: Arc<Model>, args: &EngineArgs) -> Result<Engine> {
     let config = EngineConfig {
         threads: args.threads,
         kv_policy: args.kv,
-        kv_element: args.kv_type,
+        kv_elements: args.kv_type,
         context_tokens: args.ctx.map(usize::from),
         ..EngineConfig::default()
     };

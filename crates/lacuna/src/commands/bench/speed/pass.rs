@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use lacuna::{EngineConfig, Model};
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, Layer, Sequence};
+use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy, Layer, Sequence};
 use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -67,11 +67,11 @@ impl<'a> Bench<'a> {
     /// The median time of computing a prompt of `tokens`, in seconds.
     pub(super) fn prompt(
         &mut self,
-        element: ElementType,
+        elements: KvElements,
         tokens: usize,
         repeats: usize,
     ) -> Result<f64> {
-        let cache = self.cache(element)?;
+        let cache = self.cache(elements)?;
         let mut times = Vec::new();
         // One pass more, which finds memory and caches cold and is not counted.
         for repeat in 0..=repeats {
@@ -111,12 +111,12 @@ impl<'a> Bench<'a> {
     /// of a row over all layers.
     pub(super) fn steps(
         &mut self,
-        element: ElementType,
+        elements: KvElements,
         depth: usize,
         sequences: usize,
         steps: usize,
     ) -> Result<(f64, usize)> {
-        let cache = self.cache(element)?;
+        let cache = self.cache(elements)?;
         let mut filled = Vec::new();
         for _ in 0..sequences {
             filled.push(self.filled(&cache, depth)?);
@@ -176,13 +176,14 @@ impl<'a> Bench<'a> {
         Ok(sequence)
     }
 
-    fn cache(&self, element: ElementType) -> Result<KvCache> {
+    fn cache(&self, elements: KvElements) -> Result<KvCache> {
         let config = self.model.config();
         let geometry = Geometry {
             layers: config.layers,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
-            element,
+            key_element: elements.key,
+            value_element: elements.value,
         };
         Ok(KvCache::new(geometry, self.policy)?)
     }
