@@ -114,7 +114,7 @@ impl Geometry {
     /// Bytes of one row.
     #[must_use]
     pub fn row_bytes(&self, side: Side) -> usize {
-        self.element(side).bytes(self.row_elements())
+        self.kv_heads * self.head_bytes(side)
     }
 
     /// Bytes one token takes over all layers, K and V.

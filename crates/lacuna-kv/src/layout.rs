@@ -58,6 +58,12 @@ impl Layout {
             })
     }
 
+    /// What the buffer at `index` of [`Layout::tiles`] is called in debug output.
+    pub(crate) fn label(self, index: usize) -> String {
+        let layer = index / 2 * self.layers_together();
+        format!("layer {layer} {}", Side::BOTH[index % 2])
+    }
+
     /// Where the rows of one side of one layer are.
     pub(crate) fn place(self, geometry: &Geometry, layer: Layer, side: Side) -> Place {
         let together = self.layers_together();

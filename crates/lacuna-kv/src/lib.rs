@@ -6,6 +6,7 @@
 mod cache;
 mod error;
 mod geometry;
+mod growth;
 mod layout;
 mod policy;
 mod report;
@@ -15,6 +16,7 @@ mod store;
 pub use cache::KvCache;
 pub use error::KvError;
 pub use geometry::{Geometry, Layer, Side};
+pub use growth::{Growth, GrowthSchedule};
 pub use layout::Layout;
 pub use policy::{KvPolicy, UnknownPolicy};
 pub use report::KvReport;

@@ -17,11 +17,14 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
 pub(crate) const PAGE: usize = 4096;
 
 /// Every way to hold memory.
-pub(crate) const POLICIES: [&str; 4] = [
+pub(crate) const POLICIES: [&str; 7] = [
     "sparse",
     "sparse:interleaved=2",
     "dense",
     "dense:interleaved=2",
+    "grow:mlx",
+    "grow:double-linear",
+    "grow:double-linear:300",
 ];
 /// Those that share memory between sequences.
 pub(crate) const SHARING: [&str; 2] = ["sparse", "sparse:interleaved=2"];
@@ -47,7 +50,7 @@ pub(crate) fn pool(policy: KvPolicy, limit: Option<usize>) -> Pool {
         ..PoolConfig::default()
     };
     let pool = match policy {
-        KvPolicy::Dense(_) => Pool::new(DenseDevice::new(), config),
+        KvPolicy::Dense(_) | KvPolicy::Grow(_) => Pool::new(DenseDevice::new(), config),
         _ => Pool::new(HostDevice::new().expect("a host device"), config),
     };
     pool.expect("a pool")
