@@ -65,6 +65,7 @@ impl FromStr for KvPolicy {
 fn layout(detail: Option<&str>) -> Option<Layout> {
     match detail {
         None => Some(Layout::TokenMajor),
+        Some("head-major") => Some(Layout::HeadMajor),
         Some(detail) => {
             let layers = detail.strip_prefix("interleaved=")?;
             layers.parse::<NonZeroUsize>().ok().map(Layout::Interleaved)
@@ -97,6 +98,7 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TokenMajor => Ok(()),
+            Self::HeadMajor => f.write_str(":head-major"),
             Self::Interleaved(layers) => write!(f, ":interleaved={layers}"),
         }
     }
@@ -124,6 +126,7 @@ mod tests {
         for name in [
             "sparse",
             "dense",
+            "sparse:head-major",
             "sparse:interleaved=4",
             "dense:interleaved=36",
             "grow:mlx",

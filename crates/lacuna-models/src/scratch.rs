@@ -130,6 +130,7 @@ pub(crate) fn attention_shape(config: &Config) -> AttentionShape {
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
         scale: 1.0 / (config.head_dim as f32).sqrt(),
+        window: None,
     }
 }
 
