@@ -6,7 +6,8 @@
 use std::f64::consts::TAU;
 use std::fmt;
 
-use lacuna_kernels::{AttentionShape, RopeStyle};
+use lacuna_kernels::{AttentionShape, ElementType, RopeStyle};
+use lacuna_kv::Geometry;
 
 use crate::error::ConfigError;
 pub use crate::files::huggingface::RopeScaling;
@@ -146,6 +147,17 @@ impl Config {
     #[must_use]
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Shape of a KV cache of this model.
+    #[must_use]
+    pub fn kv_geometry(&self, element: ElementType) -> Geometry {
+        Geometry {
+            layers: self.layers,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            element,
+        }
     }
 
     /// Elements of one token's queries: `query_heads x head_dim`.
