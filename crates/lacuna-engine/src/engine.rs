@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{KvCache, KvPolicy, KvReport};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
 use lacuna_models::plan::{Demand, Logits, Plan, WeightPlan};
 use lacuna_models::{LogitRows, Model, Scratch, Segment};
 
@@ -19,8 +19,8 @@ pub struct EngineConfig {
     pub threads: Option<NonZeroUsize>,
     /// How KV memory is held.
     pub kv_policy: KvPolicy,
-    /// Storage of one KV element.
-    pub kv_element: ElementType,
+    /// Storage of KV elements.
+    pub kv_elements: KvElements,
     /// Tokens a session may hold. `None`: what the model was made for.
     pub context_tokens: Option<usize>,
     /// Tokens computed in one pass at most. More is faster on long prompts and takes more
@@ -34,8 +34,8 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             threads: None,
-            kv_policy: KvPolicy::Sparse,
-            kv_element: ElementType::F16,
+            kv_policy: KvPolicy::default(),
+            kv_elements: KvElements::both(ElementType::F16),
             context_tokens: None,
             batch_tokens: 512,
             logits: Logits::Last,
@@ -46,6 +46,19 @@ impl Default for EngineConfig {
 impl EngineConfig {
     /// Tokens scored in one pass: rows of logits are large beside everything else.
     const SCORED_TOKENS: usize = 32;
+
+    /// The number of threads to use: as asked for, but no more than the machine has.
+    ///
+    /// # Errors
+    /// [`EngineError::TooManyThreads`].
+    pub fn thread_count(&self) -> Result<NonZeroUsize, EngineError> {
+        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        match self.threads {
+            None => Ok(available),
+            Some(asked) if asked <= available => Ok(asked),
+            Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
+        }
+    }
 
     /// The same, set up to score texts: every pass has room for all its rows of logits.
     #[must_use]
@@ -64,7 +77,7 @@ impl EngineConfig {
             context_tokens: self.context_tokens.unwrap_or(context_tokens),
             batch_tokens: self.batch_tokens,
             logits: self.logits,
-            kv_policy: self.kv_policy,
+            sequences: 1,
         }
     }
 }
@@ -85,12 +98,12 @@ impl Engine {
     /// [`EngineError`] when a setting is out of range or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let cpu = Cpu::new(CpuConfig {
-            threads: threads(config.threads)?,
+            threads: config.thread_count()?,
             level: None,
         })?;
         let shape = model.config();
         let demand = config.demand(shape.context_tokens);
-        let cache = KvCache::new(shape.kv_geometry(config.kv_element), config.kv_policy)?;
+        let cache = KvCache::new(shape.kv_geometry(config.kv_elements), config.kv_policy)?;
         let weights = WeightPlan::of(model.files().tensors());
         let plan = Plan::new(shape, weights, &cache, &demand)?;
         let scratch = Scratch::new(shape, plan.arena.clone())?;
@@ -196,15 +209,5 @@ impl Engine {
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
-    }
-}
-
-/// The number of threads to use: as asked for, but no more than the machine has.
-fn threads(asked: Option<NonZeroUsize>) -> Result<NonZeroUsize, EngineError> {
-    let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    match asked {
-        None => Ok(available),
-        Some(asked) if asked <= available => Ok(asked),
-        Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
     }
 }

@@ -103,9 +103,9 @@ fn check(model: &Arc<Model>, kv_policy: KvPolicy, sampling: Sampling) {
 #[test]
 fn a_decode_step_allocates_nothing_unless_the_cache_grows() {
     let model = model();
-    for policy in [KvPolicy::Sparse] {
+    for policy in ["sparse", "dense", "sparse:interleaved=2"] {
         for sampling in [Sampling::greedy(), sampling()] {
-            check(&model, policy, sampling);
+            check(&model, policy.parse().expect("a policy"), sampling);
         }
     }
 }

@@ -4,11 +4,20 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod elements;
 mod error;
 mod geometry;
+mod layout;
+mod policy;
+mod report;
 mod sequence;
+mod store;
 
-pub use cache::{KvCache, KvPolicy, UnknownPolicy};
+pub use cache::KvCache;
+pub use elements::{KvElements, UnknownElements};
 pub use error::KvError;
 pub use geometry::{Geometry, Layer, Side};
-pub use sequence::{KvReport, Sequence};
+pub use layout::Layout;
+pub use policy::{KvPolicy, UnknownPolicy};
+pub use report::KvReport;
+pub use sequence::Sequence;

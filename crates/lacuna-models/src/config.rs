@@ -6,8 +6,8 @@
 use std::f64::consts::TAU;
 use std::fmt;
 
-use lacuna_kernels::{AttentionShape, ElementType, RopeStyle};
-use lacuna_kv::Geometry;
+use lacuna_kernels::{AttentionShape, RopeStyle};
+use lacuna_kv::{Geometry, KvElements};
 
 use crate::error::ConfigError;
 pub use crate::files::huggingface::RopeScaling;
@@ -151,12 +151,13 @@ impl Config {
 
     /// Shape of a KV cache of this model.
     #[must_use]
-    pub fn kv_geometry(&self, element: ElementType) -> Geometry {
+    pub fn kv_geometry(&self, elements: KvElements) -> Geometry {
         Geometry {
             layers: self.layers,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
-            element,
+            key_element: elements.key,
+            value_element: elements.value,
         }
     }
 

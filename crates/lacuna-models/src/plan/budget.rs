@@ -1,7 +1,7 @@
 //! Whether a plan fits a number of bytes, and what would make it fit.
 
 use lacuna_kernels::ElementType;
-use lacuna_kv::{Geometry, KvCache};
+use lacuna_kv::{Geometry, KvCache, KvPolicy};
 
 use crate::config::Config;
 use crate::plan::arena::ArenaPlan;
@@ -35,8 +35,8 @@ pub enum Verdict {
 pub enum Change {
     /// A context of at most so many tokens.
     Context(usize),
-    /// KV elements of this type.
-    KvElement(ElementType),
+    /// K and V of this element type.
+    KvElements(ElementType),
     /// At most so many tokens in one pass.
     Batch(usize),
 }
@@ -66,6 +66,7 @@ impl Plan {
         let search = Search {
             config,
             demand,
+            policy: self.kv.policy,
             geometry: self.kv.geometry,
             room: budget.0.saturating_sub(full.weights + full.copied),
         };
@@ -80,6 +81,7 @@ impl Plan {
 struct Search<'a> {
     config: &'a Config,
     demand: &'a Demand,
+    policy: KvPolicy,
     geometry: Geometry,
     room: u64,
 }
@@ -93,24 +95,24 @@ impl Search<'_> {
     /// Whether `demand` fits with the context full.
     fn fits(&self, cache: &KvCache, demand: &Demand) -> Result<bool, PlanError> {
         let arena = ArenaPlan::new(self.config, demand.limits()?)?;
-        let kv = KvPlan::new(cache, demand.kv_policy, demand.context_tokens)?;
+        let kv = KvPlan::new(cache, demand)?;
         let committed = kv.committed_bytes(demand.context_tokens);
         Ok((arena.bytes() as u64).saturating_add(committed) <= self.room)
     }
 
     fn cache(&self, geometry: Geometry) -> Result<KvCache, PlanError> {
-        Ok(KvCache::new(geometry, self.demand.kv_policy)?)
+        Ok(KvCache::new(geometry, self.policy)?)
     }
 
-    /// The longest context for which `demand` fits, all else being equal.
-    fn longest(&self, geometry: Geometry, demand: Demand) -> Result<usize, PlanError> {
-        let cache = self.cache(geometry)?;
-        let (mut fits, mut too_long) = (0, demand.context_tokens);
+    /// The longest context that fits, all else being equal.
+    fn context(&self) -> Result<Option<Change>, PlanError> {
+        let cache = self.cache(self.geometry)?;
+        let (mut fits, mut too_long) = (0, self.demand.context_tokens);
         while too_long - fits > 1 {
             let context_tokens = fits + (too_long - fits) / 2;
             let shorter = Demand {
                 context_tokens,
-                ..demand
+                ..*self.demand
             };
             if self.fits(&cache, &shorter)? {
                 fits = context_tokens;
@@ -118,34 +120,26 @@ impl Search<'_> {
                 too_long = context_tokens;
             }
         }
-        Ok(fits)
+        Ok((fits > 0).then_some(Change::Context(fits)))
     }
 
-    fn context(&self) -> Result<Option<Change>, PlanError> {
-        let tokens = self.longest(self.geometry, *self.demand)?;
-        Ok((tokens > 0).then_some(Change::Context(tokens)))
-    }
-
-    /// Element types that take less than the ones asked for, largest first.
-    fn smaller_elements(&self) -> impl Iterator<Item = ElementType> {
-        let size = |element: ElementType| element.bytes(self.geometry.head_dim);
-        let now = size(self.geometry.element);
-        ELEMENTS
-            .into_iter()
-            .filter(move |&element| size(element) < now)
-    }
-
-    fn with_element(&self, element: ElementType) -> Geometry {
-        Geometry {
-            element,
+    /// The cache with both sides of `element`, if that makes it smaller.
+    fn smaller(&self, element: ElementType) -> Option<Geometry> {
+        let geometry = Geometry {
+            key_element: element,
+            value_element: element,
             ..self.geometry
-        }
+        };
+        (geometry.bytes_per_token() < self.geometry.bytes_per_token()).then_some(geometry)
     }
 
     fn element(&self) -> Result<Option<Change>, PlanError> {
-        for element in self.smaller_elements() {
-            if self.fits(&self.cache(self.with_element(element))?, self.demand)? {
-                return Ok(Some(Change::KvElement(element)));
+        for element in ELEMENTS {
+            let Some(geometry) = self.smaller(element) else {
+                continue;
+            };
+            if self.fits(&self.cache(geometry)?, self.demand)? {
+                return Ok(Some(Change::KvElements(element)));
             }
         }
         Ok(None)
@@ -153,7 +147,7 @@ impl Search<'_> {
 
     fn batch(&self) -> Result<Option<Change>, PlanError> {
         let cache = self.cache(self.geometry)?;
-        let mut batch_tokens = self.demand.batch_tokens.min(self.demand.context_tokens);
+        let mut batch_tokens = self.demand.limits()?.tokens;
         while batch_tokens > SMALLEST_BATCH {
             batch_tokens = (batch_tokens / 2).max(SMALLEST_BATCH);
             let smaller = Demand {

@@ -13,6 +13,9 @@ pub enum PlanError {
     /// A batch of no tokens.
     #[error("a batch of 0 tokens computes nothing; use --batch 1 or more")]
     EmptyBatch,
+    /// No sequence at all.
+    #[error("0 sequences need no plan; use --sequences 1 or more")]
+    NoSequence,
     /// Activations no address space can hold.
     #[error(
         "activations for {} tokens and {} rows of logits do not fit the address space; use a smaller --batch",

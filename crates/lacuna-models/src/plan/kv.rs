@@ -1,11 +1,11 @@
-//! The KV cache of one sequence: what is reserved, and what is committed as tokens arrive.
+//! KV caches: what is reserved, and what is committed as tokens arrive.
 
-use lacuna_kernels::ElementType;
 use lacuna_kv::{Geometry, KvCache, KvPolicy, Layer, Side};
 
+use crate::plan::Demand;
 use crate::plan::error::PlanError;
 
-/// The KV cache of one sequence of up to `context_tokens` tokens.
+/// The KV caches of sequences of up to `context_tokens` tokens each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvPlan {
     /// How memory is held.
@@ -14,85 +14,93 @@ pub struct KvPlan {
     pub geometry: Geometry,
     /// Bytes of one page.
     pub page_bytes: usize,
-    /// Tokens reserved for.
+    /// Tokens a sequence is made for.
     pub context_tokens: usize,
+    /// Sequences there are.
+    pub sequences: usize,
 }
 
-/// One buffer of the cache.
+/// One buffer of a sequence: rows of one side of a layer, or of a group of layers side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvBuffer {
-    /// Decoder block.
+    /// The first decoder block.
     pub layer: Layer,
+    /// Decoder blocks whose rows it holds.
+    pub layers: usize,
     /// Keys or values.
     pub side: Side,
-    /// Storage of one element.
-    pub element: ElementType,
-    /// Address space it holds.
-    pub reserved_bytes: usize,
+    /// Bytes of one token's rows.
+    pub bytes_per_token: usize,
 }
 
 impl KvPlan {
-    /// What a sequence of `cache` with room for `context_tokens` tokens takes.
+    /// What sequences of `cache` take.
     ///
     /// # Errors
-    /// [`PlanError::EmptyContext`], or [`PlanError::Kv`] for a context beyond the address space.
-    pub fn new(
-        cache: &KvCache,
-        policy: KvPolicy,
-        context_tokens: usize,
-    ) -> Result<Self, PlanError> {
-        if context_tokens == 0 {
-            return Err(PlanError::EmptyContext);
-        }
+    /// [`PlanError::Kv`] for contexts beyond the address space.
+    pub fn new(cache: &KvCache, demand: &Demand) -> Result<Self, PlanError> {
         let geometry = cache.geometry();
-        geometry.buffer_bytes(context_tokens)?;
+        let Demand {
+            context_tokens,
+            sequences,
+            ..
+        } = *demand;
+        geometry.bytes(context_tokens.saturating_mul(sequences))?;
         Ok(Self {
-            policy,
+            policy: cache.policy(),
             geometry,
             page_bytes: cache.page_bytes(),
             context_tokens,
+            sequences,
         })
     }
 
-    /// Every buffer, in storage order.
+    /// Every buffer of one sequence, in storage order.
     pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> {
-        let reserved_bytes = self.buffer_bytes(self.context_tokens);
-        let element = self.geometry.element;
-        (0..self.geometry.layers).flat_map(move |layer| {
+        let geometry = self.geometry;
+        let together = self.policy.layout().layers_together();
+        let groups = (0..geometry.layers).step_by(together);
+        groups.flat_map(move |first| {
+            let layers = together.min(geometry.layers - first);
             Side::BOTH.map(|side| KvBuffer {
-                layer: Layer(layer),
+                layer: Layer(first),
+                layers,
                 side,
-                element,
-                reserved_bytes,
+                bytes_per_token: layers * geometry.row_bytes(side),
             })
         })
     }
 
-    /// Bytes of the rows themselves when `tokens` are held.
+    /// Bytes of one buffer with room for `tokens` tokens: whole pages.
+    #[must_use]
+    pub fn buffer_bytes(&self, buffer: &KvBuffer, tokens: usize) -> u64 {
+        let bytes = tokens * buffer.bytes_per_token;
+        bytes.next_multiple_of(self.page_bytes) as u64
+    }
+
+    /// Bytes of the rows themselves when every sequence holds `tokens` tokens.
     #[must_use]
     pub fn row_bytes(&self, tokens: usize) -> u64 {
-        (tokens * self.geometry.bytes_per_token()) as u64
+        (self.sequences * tokens * self.geometry.bytes_per_token()) as u64
     }
 
-    /// Address space of the whole context, whole pages.
+    /// Address space of all contexts, whole pages.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        self.buffers()
-            .map(|buffer| buffer.reserved_bytes as u64)
-            .sum()
+        self.whole_pages(self.context_tokens)
     }
 
-    /// Memory behind the first `tokens` tokens, whole pages.
+    /// Memory behind every sequence when each holds `tokens` tokens, whole pages.
     #[must_use]
     pub fn committed_bytes(&self, tokens: usize) -> u64 {
-        let held = match self.policy {
-            KvPolicy::Sparse => tokens.min(self.context_tokens),
-            KvPolicy::Dense => self.context_tokens,
-        };
-        (self.geometry.buffers() * self.buffer_bytes(held)) as u64
+        match self.policy {
+            KvPolicy::Sparse(_) => self.whole_pages(tokens.min(self.context_tokens)),
+            KvPolicy::Dense(_) => self.reserved_bytes(),
+        }
     }
 
-    fn buffer_bytes(&self, tokens: usize) -> usize {
-        (tokens * self.geometry.row_bytes()).next_multiple_of(self.page_bytes)
+    fn whole_pages(&self, tokens: usize) -> u64 {
+        let bytes = |buffer| self.buffer_bytes(&buffer, tokens);
+        self.sequences as u64 * self.buffers().map(bytes).sum::<u64>()
     }
 }

@@ -3,25 +3,25 @@
 //! ```text
 //! # section offset end size buffer shape element state lifetime
 //! arena 0x000000000000 0x000000200000 2097152 hidden 512x1024 f32 committed embed..choose
-//! kv 0x000000b50000 0x000001950000 14680064 layer-0-k 7168x8x128 f16 virtual -
+//! kv 0x000000b50000 0x000001950000 14680064 sequence-0.layer-0.k 7168x1x8x128 f16 virtual -
 //! ```
 //!
-//! Sections follow each other: the arena, whose buffers share bytes as their lifetimes end, then the
-//! KV cache, each buffer at a page, then the weights in file order. `virtual` is address space that
+//! Sections follow each other: the arena, whose buffers share bytes as their lifetimes end, then KV
+//! caches (tokens x layers x heads x elements), each buffer at a page, then weights in file order. `virtual` is address space that
 //! memory comes to as it is used, `committed` is memory from the start.
 
 use std::fmt::{self, Display, Formatter};
 
 use lacuna_kv::KvPolicy;
 
-use crate::plan::{ALIGNMENT, Plan};
+use crate::plan::{ALIGNMENT, KvBuffer, Plan};
 
 /// A [`Plan`] written as a map.
 #[derive(Debug, Clone, Copy)]
 pub struct Map<'a>(&'a Plan);
 
 impl Plan {
-    /// The plan as a map: see the format above each.
+    /// The plan as a map: a line for each buffer, under a line that names the columns.
     #[must_use]
     pub fn map(&self) -> Map<'_> {
         Map(self)
@@ -97,25 +97,28 @@ impl Map<'_> {
     fn kv(&self, f: &mut Formatter<'_>) -> Result<u64, fmt::Error> {
         let kv = &self.0.kv;
         let state = match kv.policy {
-            KvPolicy::Sparse => "virtual",
-            KvPolicy::Dense => "committed",
+            KvPolicy::Sparse(_) => "virtual",
+            KvPolicy::Dense(_) => "committed",
         };
+        let geometry = kv.geometry;
         let mut offset = (self.0.arena.bytes() as u64).next_multiple_of(kv.page_bytes as u64);
-        for buffer in kv.buffers() {
-            let side = buffer.side.to_string().to_lowercase();
-            let geometry = kv.geometry;
-            let line = Line {
-                section: "kv",
-                offset,
-                size: buffer.reserved_bytes as u64,
-                buffer: &format!("layer-{}-{side}", buffer.layer.0),
-                shape: dimensions(&[kv.context_tokens, geometry.kv_heads, geometry.head_dim]),
-                element: buffer.element.name(),
-                state,
-                lifetime: "-".to_owned(),
-            };
-            line.fmt(f)?;
-            offset += buffer.reserved_bytes as u64;
+        for sequence in 0..kv.sequences {
+            for buffer in kv.buffers() {
+                let size = kv.buffer_bytes(&buffer, kv.context_tokens);
+                let row = [buffer.layers, geometry.kv_heads, geometry.head_dim];
+                let line = Line {
+                    section: "kv",
+                    offset,
+                    size,
+                    buffer: &label(sequence, &buffer),
+                    shape: dimensions(&[&[kv.context_tokens], &row[..]].concat()),
+                    element: geometry.element(buffer.side).name(),
+                    state,
+                    lifetime: "-".to_owned(),
+                };
+                line.fmt(f)?;
+                offset += size;
+            }
         }
         Ok(offset)
     }
@@ -138,6 +141,17 @@ impl Map<'_> {
         }
         Ok(())
     }
+}
+
+/// `sequence-0.layers-4-7.k`: whose rows a buffer holds.
+fn label(sequence: usize, buffer: &KvBuffer) -> String {
+    let first = buffer.layer.0;
+    let layers = match buffer.layers {
+        1 => format!("layer-{first}"),
+        more => format!("layers-{first}-{}", first + more - 1),
+    };
+    let side = buffer.side.to_string().to_lowercase();
+    format!("sequence-{sequence}.{layers}.{side}")
 }
 
 fn dimensions(shape: &[usize]) -> String {

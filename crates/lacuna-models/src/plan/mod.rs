@@ -2,7 +2,7 @@
 //!
 //! A [`Plan`] has three parts. The [`ArenaPlan`] is what a forward pass executes from: every
 //! activation buffer at a fixed offset of one arena, proved by [`ArenaPlan::verify`]. The [`KvPlan`]
-//! says what one sequence reserves and what it commits as tokens arrive, and the [`WeightPlan`] what
+//! says what sequences reserve and what they commit as tokens arrive, and the [`WeightPlan`] what
 //! is mapped from the file. Planning touches no weight and commits no memory; the same input
 //! gives the same plan, byte for byte.
 //!
@@ -17,7 +17,9 @@ mod pass;
 mod verify;
 mod weights;
 
-use lacuna_kv::{KvCache, KvPolicy};
+use std::str::FromStr;
+
+use lacuna_kv::KvCache;
 
 use crate::config::Config;
 use crate::scratch::BatchLimits;
@@ -33,7 +35,7 @@ pub use weights::{Weight, WeightPlan};
 /// Which rows of logits a forward pass must have room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Logits {
-    /// The last row: enough to generate.
+    /// The last row of each sequence: enough to generate.
     #[default]
     Last,
     /// One after every token of a batch: to score a text.
@@ -51,17 +53,33 @@ impl Logits {
     }
 }
 
+/// A name of rows that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown rows of logits `{0}`; use last or all")]
+pub struct UnknownLogits(String);
+
+impl FromStr for Logits {
+    type Err = UnknownLogits;
+
+    fn from_str(name: &str) -> Result<Self, UnknownLogits> {
+        let known = [Self::Last, Self::All]
+            .into_iter()
+            .find(|rows| rows.name() == name);
+        known.ok_or_else(|| UnknownLogits(name.to_owned()))
+    }
+}
+
 /// What a model is to be run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
     /// Tokens the context holds.
     pub context_tokens: usize,
-    /// Tokens computed in one pass at most; no more than the context holds are planned for.
+    /// Tokens computed in one pass at most; no more than the contexts hold are planned for.
     pub batch_tokens: usize,
     /// Rows of logits wanted.
     pub logits: Logits,
-    /// How KV memory is held.
-    pub kv_policy: KvPolicy,
+    /// Sequences there are at once, each with a context of its own.
+    pub sequences: usize,
 }
 
 impl Demand {
@@ -72,11 +90,15 @@ impl Demand {
         if self.batch_tokens == 0 {
             return Err(PlanError::EmptyBatch);
         }
-        let tokens = self.batch_tokens.min(self.context_tokens);
+        if self.sequences == 0 {
+            return Err(PlanError::NoSequence);
+        }
+        let contexts = self.context_tokens.saturating_mul(self.sequences);
+        let tokens = self.batch_tokens.min(contexts);
         Ok(BatchLimits {
             tokens,
             logit_rows: match self.logits {
-                Logits::Last => 1,
+                Logits::Last => self.sequences.min(tokens),
                 Logits::All => tokens,
             },
             context_tokens: self.context_tokens,
@@ -84,7 +106,7 @@ impl Demand {
     }
 }
 
-/// Where the bytes of a model and one sequence go.
+/// Where the bytes of a model and its sequences go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// Activations.
@@ -118,7 +140,7 @@ impl Total {
 }
 
 impl Plan {
-    /// Plans a model of `config` and `weights` with one sequence of `cache`.
+    /// Plans a model of `config` and `weights` with sequences of `cache`.
     ///
     /// # Errors
     /// [`PlanError`] for a demand that nothing can meet.
@@ -130,12 +152,12 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         Ok(Self {
             arena: ArenaPlan::new(config, demand.limits()?)?,
-            kv: KvPlan::new(cache, demand.kv_policy, demand.context_tokens)?,
+            kv: KvPlan::new(cache, demand)?,
             weights,
         })
     }
 
-    /// Bytes when the sequence holds `tokens` tokens.
+    /// Bytes when every sequence holds `tokens` tokens.
     #[must_use]
     pub fn total(&self, tokens: usize) -> Total {
         Total {
@@ -152,7 +174,7 @@ impl Plan {
         self.total(0)
     }
 
-    /// Bytes with the context full.
+    /// Bytes with every context full.
     #[must_use]
     pub fn full(&self) -> Total {
         self.total(self.kv.context_tokens)

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
+pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
@@ -37,7 +38,7 @@ fn config(args: &EngineArgs) -> EngineConfig {
     EngineConfig {
         threads: args.threads,
         kv_policy: args.kv,
-        kv_element: args.kv_type,
+        kv_elements: args.kv_type,
         context_tokens: args.ctx.map(usize::from),
         ..EngineConfig::default()
     }
