@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use lacuna::{EngineConfig, Model};
 use lacuna_kernels::{Cpu, CpuConfig};
-use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy, Layer, Sequence};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, Layer, Sequence};
+use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -42,14 +43,13 @@ impl<'a> Bench<'a> {
             .batch_tokens
             .min(context_tokens)
             .max(most(&args.batch));
-        let scratch = Scratch::new(
-            model.config(),
-            BatchLimits {
-                tokens,
-                logit_rows: most(&args.batch).max(1),
-                context_tokens,
-            },
-        )?;
+        let limits = BatchLimits {
+            tokens,
+            logit_rows: most(&args.batch).max(1),
+            context_tokens,
+        };
+        let plan = ArenaPlan::new(model.config(), limits)?;
+        let scratch = Scratch::new(model.config(), plan)?;
         Ok(Self {
             model,
             cpu,
@@ -177,14 +177,7 @@ impl<'a> Bench<'a> {
     }
 
     fn cache(&self, elements: KvElements) -> Result<KvCache> {
-        let config = self.model.config();
-        let geometry = Geometry {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            key_element: elements.key,
-            value_element: elements.value,
-        };
+        let geometry = self.model.config().kv_geometry(elements);
         Ok(KvCache::new(geometry, self.policy)?)
     }
 
