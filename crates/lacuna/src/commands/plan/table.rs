@@ -125,7 +125,9 @@ fn totals(out: &mut impl Write, empty: &Sum, full: &Sum) -> Result<()> {
 }
 
 /// What makes up a total, and the total.
-const PARTS: [(&str, fn(&Sum) -> u64); 4] = [
+type Part = (&'static str, fn(&Sum) -> u64);
+
+const PARTS: [Part; 4] = [
     ("weights", |sum| sum.weight_bytes + sum.copied_bytes),
     ("activations", |sum| sum.activation_bytes),
     ("KV cache", |sum| sum.kv_committed_bytes),
