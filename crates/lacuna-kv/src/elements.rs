@@ -1,21 +1,23 @@
-//! How K and V are stored, by name.
+//! The storage of K and V, each its own.
 
 use std::fmt;
 use std::str::FromStr;
 
 use lacuna_kernels::{ElementType, UnknownElementType};
 
-/// Element types of keys and of values.
+/// How the elements of keys and of values are stored.
+///
+/// Written `q8_0` for both, or `k=q8_0,v=q4_0`; a side that is not named is f16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KvElements {
-    /// Storage of one element of K.
+    /// Keys.
     pub key: ElementType,
-    /// Storage of one element of V.
+    /// Values.
     pub value: ElementType,
 }
 
 impl KvElements {
-    /// The same type for both.
+    /// The same storage for both.
     #[must_use]
     pub const fn both(element: ElementType) -> Self {
         Self {
@@ -25,35 +27,45 @@ impl KvElements {
     }
 }
 
-/// A pair of element types that is none.
+impl Default for KvElements {
+    fn default() -> Self {
+        Self::both(ElementType::F16)
+    }
+}
+
+/// A text that names no storage of K and V.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UnknownElements {
-    /// One of them is no element type.
+#[non_exhaustive]
+pub enum KvElementsError {
+    /// A name that is no element type.
     #[error(transparent)]
-    Type(#[from] UnknownElementType),
-    /// Something else than one type, or one for each of K and V.
-    #[error("`{0}` names no KV element types; use one for both, such as f16, or k=TYPE,v=TYPE")]
-    Form(String),
+    Element(#[from] UnknownElementType),
+    /// A side named twice.
+    #[error("`{0}` is given twice; write k=TYPE,v=TYPE")]
+    Twice(char),
 }
 
 impl FromStr for KvElements {
-    type Err = UnknownElements;
+    type Err = KvElementsError;
 
-    /// `f16`, or `k=f32,v=f16` in either order.
-    fn from_str(text: &str) -> Result<Self, UnknownElements> {
-        let Some((first, second)) = text.split_once(',') else {
+    fn from_str(text: &str) -> Result<Self, KvElementsError> {
+        if !text.contains('=') {
             return Ok(Self::both(text.parse()?));
-        };
-        let sides = (first.split_once('='), second.split_once('='));
-        let (key, value) = match sides {
-            (Some(("k", key)), Some(("v", value))) | (Some(("v", value)), Some(("k", key))) => {
-                (key, value)
+        }
+        let (mut key, mut value) = (None, None);
+        for part in text.split(',') {
+            let (side, name, slot) = match part.split_once('=') {
+                Some(("k", name)) => ('k', name, &mut key),
+                Some(("v", name)) => ('v', name, &mut value),
+                _ => return Err(UnknownElementType(part.to_owned()).into()),
+            };
+            if slot.replace(name.parse()?).is_some() {
+                return Err(KvElementsError::Twice(side));
             }
-            _ => return Err(UnknownElements::Form(text.to_owned())),
-        };
+        }
         Ok(Self {
-            key: key.parse()?,
-            value: value.parse()?,
+            key: key.unwrap_or(ElementType::F16),
+            value: value.unwrap_or(ElementType::F16),
         })
     }
 }
@@ -73,29 +85,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_round_trip() {
-        for name in ["f16", "f32", "k=f32,v=f16", "k=f16,v=f32"] {
-            let elements: KvElements = name.parse().unwrap();
-            assert_eq!(elements.to_string(), name);
+    fn both_sides_or_each_its_own() {
+        let q8_0 = KvElements::both(ElementType::Q8_0);
+        let mixed = KvElements {
+            value: ElementType::Q4_0,
+            ..q8_0
+        };
+        for (text, expected) in [
+            ("q8_0", q8_0),
+            ("k=q8_0,v=q4_0", mixed),
+            ("v=q4_0,k=q8_0", mixed),
+            (
+                "k=f32",
+                KvElements {
+                    key: ElementType::F32,
+                    ..KvElements::default()
+                },
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+            assert_eq!(expected.to_string().parse(), Ok(expected));
         }
-        assert_eq!("v=f32,k=f16".parse(), "k=f16,v=f32".parse::<KvElements>());
     }
 
     #[test]
-    fn anything_else_is_refused_with_what_would_do() {
-        for name in [
-            "f16,f16",
-            "k=f16",
-            "k=f16,k=f16",
-            "k=f16,v=f16,v=f16",
-            ",",
-            "",
-        ] {
-            assert!(name.parse::<KvElements>().is_err(), "{name}");
+    fn what_is_no_type_is_named() {
+        for text in ["q9", "k=q9", "x=f16", "k=f16,", "k=", ""] {
+            let error = text.parse::<KvElements>().expect_err(text);
+            assert!(matches!(error, KvElementsError::Element(_)), "{text}");
         }
-        let error = "f16,f32".parse::<KvElements>().unwrap_err();
-        assert!(error.to_string().contains("k=TYPE,v=TYPE"), "{error}");
-        let error = "k=f16,v=q9".parse::<KvElements>().unwrap_err();
-        assert!(error.to_string().contains("q9"), "{error}");
+        let twice = "k=f16,k=f32".parse::<KvElements>();
+        assert_eq!(twice, Err(KvElementsError::Twice('k')));
     }
 }

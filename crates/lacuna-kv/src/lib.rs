@@ -14,7 +14,7 @@ mod sequence;
 mod store;
 
 pub use cache::KvCache;
-pub use elements::{KvElements, UnknownElements};
+pub use elements::{KvElements, KvElementsError};
 pub use error::KvError;
 pub use geometry::{Geometry, Layer, Side};
 pub use layout::Layout;

@@ -184,8 +184,8 @@ fn the_map_has_a_line_for_every_buffer_and_its_sections_follow_each_other() {
 fn a_real_cache_of_every_policy_commits_what_the_plan_says() {
     let subject = Subject::named("qwen2.5-0.5b");
     let mixed = KvElements {
-        key: ElementType::F32,
-        value: ElementType::F16,
+        key: ElementType::Q8_0,
+        value: ElementType::Q4_0,
     };
     let context = 700;
     for policy in [

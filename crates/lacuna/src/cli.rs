@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use lacuna::plan::Logits;
-use lacuna::{ElementType, KvElements, KvPolicy, Penalties, Sampling};
+use lacuna::{KvElements, KvPolicy, Penalties, Sampling};
 
 use crate::bytes::ByteCount;
 use crate::commands::bench::pages::DeviceKind;
@@ -61,7 +61,7 @@ pub(crate) struct EngineArgs {
     /// How KV memory is held: sparse (pages as tokens arrive) or dense (all at start)
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
-    /// Storage of KV elements: one type, such as f16, or k=TYPE,v=TYPE
+    /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub(crate) kv_type: KvElements,
     /// Threads that compute [default: one per core]
@@ -173,7 +173,7 @@ A plan that does not fit the budget is printed all the same, and the exit code i
 
 Examples:
   lacuna plan model.gguf --ctx 32768
-  lacuna plan qwen3-4b --ctx 32768 --kv-type k=f32,v=f16 --json
+  lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=q4_0 --json
   lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
   lacuna plan demo --batch 64 --map demo.map"
 )]
@@ -192,7 +192,7 @@ pub(crate) struct PlanArgs {
     /// How KV memory is held, as for `run`
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
-    /// Storage of KV elements: one type, such as f16, or k=TYPE,v=TYPE
+    /// Storage of KV elements, as for `run`
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub(crate) kv_type: KvElements,
     /// Rows of logits a pass has room for: last (of each sequence) or all (of every token)
@@ -288,7 +288,7 @@ pub(crate) enum BenchCommand {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16,q8_0 --json"
+    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16 q8_0 --json"
 )]
 pub(crate) struct BenchSpeedArgs {
     #[command(flatten)]
@@ -316,14 +316,9 @@ pub(crate) struct BenchSpeedArgs {
     /// Sequences that generate at once
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(crate) batch: Vec<usize>,
-    /// Storage of KV elements
-    #[arg(
-        long,
-        value_name = "TYPE",
-        value_delimiter = ',',
-        default_value = "f16"
-    )]
-    pub(crate) kv_type: Vec<ElementType>,
+    /// Storage of KV elements, as in `lacuna run`; several to compare them
+    #[arg(long, value_name = "TYPE", num_args = 1.., default_value = "f16")]
+    pub(crate) kv_type: Vec<KvElements>,
     /// How KV memory is held
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use lacuna_kernels::{Cpu, Run, View};
+use lacuna_kernels::{Cpu, RowLayout, Run, View};
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{Buffer, ByteLength, PageRange, Pages, Pool, Request, Share, Source};
 
@@ -287,19 +287,24 @@ impl Store for FlatStore {
     }
 
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_> {
-        let element = self.geometry.element(side);
+        let Geometry {
+            kv_heads, head_dim, ..
+        } = self.geometry;
         let Place { buffer, offset } = self.layout.place(&self.geometry, layer, side);
         let Extent { buffer, tiles, .. } = &self.extents[buffer];
         let bytes = buffer
             .bytes(tiles.bytes_before(rows.start)..tiles.bytes_through(rows.end))
             .expect("rows that are held are mapped");
+        let layout = RowLayout {
+            row_stride: tiles.bytes,
+            ..RowLayout::token_major(self.geometry.element(side), kv_heads, head_dim)
+        };
         let run = Run {
-            start_row: 0,
+            start_row: rows.start,
             rows: rows.len(),
             bytes: bytes.get(offset..).unwrap_or_default(),
         };
-        View::from_runs(element, self.geometry.row_elements(), tiles.bytes, run, &[])
-            .expect("rows lie a tile apart")
+        View::from_runs(layout, run, &[]).expect("rows lie a tile apart")
     }
 
     fn truncate(&mut self, end: usize) -> Result<(), KvError> {

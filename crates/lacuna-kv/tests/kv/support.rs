@@ -105,11 +105,11 @@ pub(crate) fn assert_tags(sequence: &Sequence, tags: &[usize]) {
     for layer in 0..GEOMETRY.layers {
         for side in Side::BOTH {
             let view = sequence.view(Layer(layer), side);
-            assert_eq!(view.len(), held.len() + sequence.prepared());
+            assert_eq!(view.rows(), held.start..held.end + sequence.prepared());
             for position in held.clone() {
-                let bytes = view.row(position - held.start);
-                let words = bytes.as_chunks::<4>().0.iter();
-                let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
+                let heads = (0..GEOMETRY.kv_heads)
+                    .flat_map(|head| view.head(position, head).as_chunks::<4>().0);
+                let found: Vec<f32> = heads.map(|&word| f32::from_le_bytes(word)).collect();
                 assert_eq!(
                     found,
                     row(tags[position], layer, side),

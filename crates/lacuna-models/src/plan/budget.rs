@@ -41,8 +41,6 @@ pub enum Change {
     Batch(usize),
 }
 
-/// Types of KV elements in the order they are proposed.
-const ELEMENTS: [ElementType; 2] = [ElementType::F32, ElementType::F16];
 /// Tokens in one pass below which prompts become slow; not proposed below it.
 const SMALLEST_BATCH: usize = 16;
 
@@ -123,8 +121,9 @@ impl Search<'_> {
         Ok((fits > 0).then_some(Change::Context(fits)))
     }
 
-    /// The cache with both sides of `element`, if that makes it smaller.
+    /// The cache with both sides of `element`, if it can be stored so and that makes it smaller.
     fn smaller(&self, element: ElementType) -> Option<Geometry> {
+        element.check_head_dim(self.geometry.head_dim).ok()?;
         let geometry = Geometry {
             key_element: element,
             value_element: element,
@@ -134,7 +133,7 @@ impl Search<'_> {
     }
 
     fn element(&self) -> Result<Option<Change>, PlanError> {
-        for element in ELEMENTS {
+        for element in ElementType::ALL {
             let Some(geometry) = self.smaller(element) else {
                 continue;
             };

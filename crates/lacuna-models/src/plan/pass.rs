@@ -138,6 +138,11 @@ impl Lifetime {
         self.first <= other.last && other.first <= self.last
     }
 
+    /// Steps from the first to the last.
+    pub(crate) fn steps(self) -> usize {
+        1 + self.last as usize - self.first as usize
+    }
+
     /// The shortest lifetime that contains both.
     fn hull(self, other: Self) -> Self {
         Self {
@@ -392,6 +397,7 @@ pub(crate) fn attention_shape(config: &Config) -> AttentionShape {
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
         scale: 1.0 / (config.head_dim as f32).sqrt(),
+        window: None,
     }
 }
 

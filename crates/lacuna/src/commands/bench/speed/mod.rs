@@ -9,7 +9,7 @@ mod work;
 
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna::{ElementType, Model};
+use lacuna::{KvElements, Model};
 use serde::Serialize;
 
 use crate::cli::BenchSpeedArgs;
@@ -35,7 +35,7 @@ struct Report {
 #[derive(Serialize)]
 struct Prefill {
     tokens: usize,
-    kv_type: &'static str,
+    kv_type: String,
     /// Median over the repeats.
     tokens_per_second: f64,
     /// Multiplications of weights and of cached rows per second, in 1e9.
@@ -47,7 +47,7 @@ struct Prefill {
 struct Decode {
     depth: usize,
     sequences: usize,
-    kv_type: &'static str,
+    kv_type: String,
     /// Over all sequences, by the median step.
     tokens_per_second: f64,
     step_ms: f64,
@@ -85,20 +85,20 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
     let progress = ProgressBar::new(steps as u64).with_style(style);
     let mut bench = Bench::new(args, model)?;
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
-    for &element in &args.kv_type {
-        progress.set_message(format!("{} cache", element.name()));
+    for &elements in &args.kv_type {
+        progress.set_message(format!("{elements} cache"));
         for &tokens in &prompts {
-            let time = bench.prompt(element, tokens, args.repeats.get())?;
-            prefill.push(Prefill::new(&work, element, tokens, time));
+            let time = bench.prompt(elements, tokens, args.repeats.get())?;
+            prefill.push(Prefill::new(&work, elements, tokens, time));
             progress.inc(1);
         }
         for &(depth, sequences) in &batches {
-            let (time, row_bytes) = bench.steps(element, depth, sequences, args.generate)?;
+            let (time, row_bytes) = bench.steps(elements, depth, sequences, args.generate)?;
             let bytes = work.step_bytes(sequences, depth, row_bytes);
             decode.push(Decode {
                 depth,
                 sequences,
-                kv_type: element.name(),
+                kv_type: elements.to_string(),
                 tokens_per_second: sequences as f64 / time,
                 step_ms: time * 1e3,
                 gb_per_s: bytes as f64 / time / 1e9,
@@ -120,10 +120,10 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
 }
 
 impl Prefill {
-    fn new(work: &Work, element: ElementType, tokens: usize, time: f64) -> Self {
+    fn new(work: &Work, elements: KvElements, tokens: usize, time: f64) -> Self {
         Self {
             tokens,
-            kv_type: element.name(),
+            kv_type: elements.to_string(),
             tokens_per_second: tokens as f64 / time,
             gmac_per_s: work.prompt_macs(tokens) as f64 / time / 1e9,
         }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use lacuna::{EngineConfig, Model};
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
+use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Layer, Sequence};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
@@ -67,11 +67,11 @@ impl<'a> Bench<'a> {
     /// The median time of computing a prompt of `tokens`, in seconds.
     pub(super) fn prompt(
         &mut self,
-        element: ElementType,
+        elements: KvElements,
         tokens: usize,
         repeats: usize,
     ) -> Result<f64> {
-        let cache = self.cache(element)?;
+        let cache = self.cache(elements)?;
         let mut times = Vec::new();
         // One pass more, which finds memory and caches cold and is not counted.
         for repeat in 0..=repeats {
@@ -111,12 +111,12 @@ impl<'a> Bench<'a> {
     /// of a row over all layers.
     pub(super) fn steps(
         &mut self,
-        element: ElementType,
+        elements: KvElements,
         depth: usize,
         sequences: usize,
         steps: usize,
     ) -> Result<(f64, usize)> {
-        let cache = self.cache(element)?;
+        let cache = self.cache(elements)?;
         let mut filled = Vec::new();
         for _ in 0..sequences {
             filled.push(self.filled(&cache, depth)?);
@@ -176,8 +176,7 @@ impl<'a> Bench<'a> {
         Ok(sequence)
     }
 
-    fn cache(&self, element: ElementType) -> Result<KvCache> {
-        let elements = KvElements::both(element);
+    fn cache(&self, elements: KvElements) -> Result<KvCache> {
         let geometry = self.model.config().kv_geometry(elements);
         Ok(KvCache::new(geometry, self.policy)?)
     }
