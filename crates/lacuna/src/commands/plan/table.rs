@@ -124,8 +124,11 @@ fn totals(out: &mut impl Write, empty: &Sum, full: &Sum) -> Result<()> {
     Ok(())
 }
 
+/// A number of a total.
+type Part = fn(&Sum) -> u64;
+
 /// What makes up a total, and the total.
-const PARTS: [(&str, fn(&Sum) -> u64); 4] = [
+const PARTS: [(&str, Part); 4] = [
     ("weights", |sum| sum.weight_bytes + sum.copied_bytes),
     ("activations", |sum| sum.activation_bytes),
     ("KV cache", |sum| sum.kv_committed_bytes),
