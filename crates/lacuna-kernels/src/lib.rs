@@ -46,4 +46,4 @@ pub use dtype::{DType, UnknownDType};
 pub use element::{ElementType, HeadDimError, UnknownElementType};
 pub use elementwise::RopeStyle;
 pub use matrix::{Matrix, ShapeError};
-pub use view::{RowLayout, Run, View, ViewError};
+pub use view::{RowLayout, Run, Runs, View, ViewError};

@@ -1,7 +1,7 @@
 //! What attention reads: the rows of one side (K or V) of one layer, wherever they lie.
 //!
 //! A flat range is one run; a block table is many. Views borrow, so they cost nothing to make for
-//! a flat range; kernels find a row by searching the runs.
+//! a flat range; kernels find a row by searching the runs, or by asking who knows where they are.
 
 use std::ops::Range;
 
@@ -87,6 +87,21 @@ pub struct Run<'a> {
     pub bytes: &'a [u8],
 }
 
+/// Knows where rows lie, for a view that asks as it reads: a block table need not be turned into a
+/// list of runs first.
+pub trait Runs: Sync {
+    /// The run that holds `row` of the rows named `stream`; a name means something to the
+    /// implementer only.
+    fn run(&self, stream: usize, row: usize) -> Run<'_>;
+}
+
+/// Runs other than the first.
+#[derive(Clone, Copy)]
+enum Rest<'a> {
+    Listed(&'a [Run<'a>]),
+    Asked { runs: &'a dyn Runs, stream: usize },
+}
+
 /// Rows that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -125,7 +140,7 @@ pub struct View<'a> {
     layout: RowLayout,
     end: usize,
     first: Run<'a>,
-    rest: &'a [Run<'a>],
+    rest: Rest<'a>,
 }
 
 impl<'a> View<'a> {
@@ -153,7 +168,7 @@ impl<'a> View<'a> {
             layout,
             end: first_row + rows,
             first,
-            rest: &[],
+            rest: Rest::Listed(&[]),
         }
     }
 
@@ -182,8 +197,32 @@ impl<'a> View<'a> {
             layout,
             end,
             first,
-            rest,
+            rest: Rest::Listed(rest),
         })
+    }
+
+    /// The rows `rows` of `stream`, wherever `runs` says they are when they are read. Costs nothing
+    /// to make, however many runs there are.
+    ///
+    /// # Panics
+    /// Reading panics when a run that `runs` gives does not hold the row asked for.
+    pub fn gather(
+        layout: RowLayout,
+        rows: Range<usize>,
+        runs: &'a dyn Runs,
+        stream: usize,
+    ) -> Self {
+        let first = Run {
+            start_row: rows.start,
+            rows: 0,
+            bytes: &[],
+        };
+        Self {
+            layout,
+            end: rows.end,
+            first,
+            rest: Rest::Asked { runs, stream },
+        }
     }
 
     /// Where the elements of a row lie.
@@ -243,11 +282,13 @@ impl<'a> View<'a> {
 
     /// The run that holds a row in range.
     #[inline]
-    fn run(&self, row: usize) -> &Run<'a> {
+    fn run(&self, row: usize) -> Run<'a> {
         if row - self.first.start_row < self.first.rows {
-            &self.first
-        } else {
-            &self.rest[self.rest.partition_point(|run| run.start_row <= row) - 1]
+            return self.first;
+        }
+        match self.rest {
+            Rest::Listed(rest) => rest[rest.partition_point(|run| run.start_row <= row) - 1],
+            Rest::Asked { runs, stream } => runs.run(stream, row),
         }
     }
 }
@@ -322,6 +363,31 @@ mod tests {
         let view = View::flat_from(ElementType::F16, 2, 2, 7, &bytes);
         assert_eq!(view.rows(), 7..9);
         assert_eq!(view.head(8, 1), &bytes[12..]);
+    }
+
+    /// Rows of one head of two bytes, two to a block, the blocks in reverse.
+    struct Blocks(Vec<u8>);
+
+    impl Runs for Blocks {
+        fn run(&self, stream: usize, row: usize) -> Run<'_> {
+            let block = row / 2;
+            let start = stream + self.0.len() - 4 * (block + 1);
+            run(2 * block, 2, &self.0[start..][..4])
+        }
+    }
+
+    #[test]
+    fn rows_are_found_where_a_block_table_says() {
+        let blocks = Blocks((0..32).collect());
+        let layout = RowLayout::token_major(ElementType::F16, 1, 1);
+        let view = View::gather(layout, 3..8, &blocks, 0);
+        assert_eq!(view.rows(), 3..8);
+        assert_eq!(view.head(3, 0), &[26, 27]);
+        assert_eq!(view.head(4, 0), &[20, 21]);
+        assert_eq!(
+            view.heads(2, 3..6, 0),
+            [[26, 27], [26, 27], [20, 21], [22, 23]]
+        );
     }
 
     #[test]

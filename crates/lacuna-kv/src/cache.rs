@@ -9,7 +9,7 @@ use crate::error::KvError;
 use crate::geometry::Geometry;
 use crate::policy::KvPolicy;
 use crate::sequence::Sequence;
-use crate::store::{Commit, FlatStore};
+use crate::store::{Commit, FlatStore, GrowStore, Store};
 
 /// The memory behind all sequences of one model.
 #[derive(Debug, Clone)]
@@ -30,12 +30,11 @@ impl KvCache {
         geometry.validate()?;
         let together = policy.layout().layers_together().min(geometry.layers);
         let pool = match policy {
-            KvPolicy::Sparse(_) => open(
-                HostDevice::new().map_err(PagesError::from)?,
-                geometry,
-                together,
-            )?,
-            KvPolicy::Dense(_) => open(DenseDevice::new(), geometry, together)?,
+            KvPolicy::Sparse(_) => {
+                let device = HostDevice::new().map_err(PagesError::from)?;
+                open(device, geometry, together)?
+            }
+            KvPolicy::Dense(_) | KvPolicy::Grow(_) => open(DenseDevice::new(), geometry, together)?,
         };
         Self::over(pool, geometry, policy)
     }
@@ -61,9 +60,12 @@ impl KvCache {
     pub fn sequence(&self, capacity: usize) -> Result<Sequence, KvError> {
         let (pool, geometry) = (&self.pool, self.geometry);
         let flat = |layout, commit| FlatStore::new(pool, geometry, layout, commit, capacity);
-        let store = match self.policy {
+        let store: Box<dyn Store> = match self.policy {
             KvPolicy::Sparse(layout) => Box::new(flat(layout, Commit::OnDemand)?),
             KvPolicy::Dense(layout) => Box::new(flat(layout, Commit::AtStart)?),
+            KvPolicy::Grow(schedule) => {
+                Box::new(GrowStore::new(pool, geometry, schedule, capacity)?)
+            }
         };
         Ok(Sequence::new(store, pool.clone(), geometry, capacity))
     }

@@ -40,6 +40,9 @@ pub enum KvError {
         /// Elements per head.
         head_dim: usize,
     },
+    /// An element type that heads of this size are no whole number of blocks of.
+    #[error(transparent)]
+    HeadDim(#[from] lacuna_kernels::HeadDimError),
     /// Rows that have not been accepted cannot be shared or released.
     #[error("the sequence holds {held} tokens and {requested} were asked for")]
     NotHeld {

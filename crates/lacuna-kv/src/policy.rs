@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
+use crate::growth::GrowthSchedule;
 use crate::layout::Layout;
 
 /// How a KV cache holds memory.
@@ -15,6 +16,9 @@ pub enum KvPolicy {
     /// The whole context is committed and zeroed when a sequence is made. Growing costs nothing;
     /// nothing is shared.
     Dense(Layout),
+    /// Rows in one piece that is replaced by a longer one when it is full: every row is copied.
+    /// Nothing is shared or given back.
+    Grow(GrowthSchedule),
 }
 
 impl Default for KvPolicy {
@@ -30,6 +34,7 @@ impl KvPolicy {
     pub fn layout(&self) -> Layout {
         match *self {
             Self::Sparse(layout) | Self::Dense(layout) => layout,
+            Self::Grow(_) => Layout::TokenMajor,
         }
     }
 }
@@ -50,6 +55,7 @@ impl FromStr for KvPolicy {
         let policy = match kind {
             "sparse" => layout(detail).map(Self::Sparse),
             "dense" => layout(detail).map(Self::Dense),
+            "grow" => detail.and_then(schedule).map(Self::Grow),
             _ => None,
         };
         policy.ok_or_else(|| UnknownPolicy(name.to_owned()))
@@ -59,6 +65,7 @@ impl FromStr for KvPolicy {
 fn layout(detail: Option<&str>) -> Option<Layout> {
     match detail {
         None => Some(Layout::TokenMajor),
+        Some("head-major") => Some(Layout::HeadMajor),
         Some(detail) => {
             let layers = detail.strip_prefix("interleaved=")?;
             layers.parse::<NonZeroUsize>().ok().map(Layout::Interleaved)
@@ -66,11 +73,22 @@ fn layout(detail: Option<&str>) -> Option<Layout> {
     }
 }
 
+fn schedule(detail: &str) -> Option<GrowthSchedule> {
+    let switch_cells = match detail.split_once(':') {
+        None if detail == "mlx" => return Some(GrowthSchedule::Mlx),
+        None if detail == "double-linear" => GrowthSchedule::TABLE_SWITCH_CELLS,
+        Some(("double-linear", cells)) => cells.parse().ok()?,
+        _ => return None,
+    };
+    Some(GrowthSchedule::DoubleLinear { switch_cells })
+}
+
 impl fmt::Display for KvPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sparse(layout) => write!(f, "sparse{layout}"),
             Self::Dense(layout) => write!(f, "dense{layout}"),
+            Self::Grow(schedule) => write!(f, "grow:{schedule}"),
         }
     }
 }
@@ -80,7 +98,21 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TokenMajor => Ok(()),
+            Self::HeadMajor => f.write_str(":head-major"),
             Self::Interleaved(layers) => write!(f, ":interleaved={layers}"),
+        }
+    }
+}
+
+impl fmt::Display for GrowthSchedule {
+    /// As it follows `grow:`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Mlx => f.write_str("mlx"),
+            Self::DoubleLinear { switch_cells } if switch_cells == Self::TABLE_SWITCH_CELLS => {
+                f.write_str("double-linear")
+            }
+            Self::DoubleLinear { switch_cells } => write!(f, "double-linear:{switch_cells}"),
         }
     }
 }
@@ -94,8 +126,12 @@ mod tests {
         for name in [
             "sparse",
             "dense",
+            "sparse:head-major",
             "sparse:interleaved=4",
             "dense:interleaved=36",
+            "grow:mlx",
+            "grow:double-linear",
+            "grow:double-linear:4096",
         ] {
             let policy: KvPolicy = name.parse().unwrap();
             assert_eq!(policy.to_string(), name);
@@ -112,6 +148,9 @@ mod tests {
             "sparse:interleaved=0",
             "sparse:interleaved",
             "dense:4",
+            "grow",
+            "grow:doubling",
+            "grow:double-linear:",
         ] {
             let error = name.parse::<KvPolicy>().unwrap_err();
             assert_eq!(error, UnknownPolicy(name.to_owned()));

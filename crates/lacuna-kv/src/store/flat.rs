@@ -14,15 +14,16 @@
 
 use std::ops::Range;
 
-use lacuna_kernels::{Cpu, RowLayout, Run, View};
+use lacuna_kernels::{Cpu, Run, Runs, View};
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{Buffer, ByteLength, PageRange, Pages, Pool, Request, Share, Source};
 
+use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
 use super::{Store, Usage};
 use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Geometry, Layer, Side};
-use crate::layout::{Layout, Place, Tiles};
+use crate::layout::{Layout, Tiles};
 
 /// When memory is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +63,29 @@ struct Extent {
 }
 
 impl Extent {
+    fn new(
+        pool: &Pool,
+        tiles: Tiles,
+        bytes: usize,
+        commit: Commit,
+        label: String,
+    ) -> Result<Self, KvError> {
+        let buffer = match commit {
+            Commit::OnDemand => pool.reserve(ByteLength::new(bytes as u64), label)?,
+            Commit::AtStart => zeroed_buffer(pool, bytes, label)?,
+        };
+        Ok(Self {
+            tiles,
+            released: 0,
+            sealed: 0,
+            mapped: match commit {
+                Commit::OnDemand => 0,
+                Commit::AtStart => to_usize(buffer.reserved()),
+            },
+            buffer,
+        })
+    }
+
     fn pages(&self, bytes: Range<usize>) -> PageRange {
         let page = self.buffer.pool().page_size().bytes();
         PageRange::of(bytes.start as u64 / page..bytes.end as u64 / page)
@@ -83,59 +107,36 @@ impl FlatStore {
         capacity: usize,
     ) -> Result<Self, KvError> {
         geometry.bytes(capacity.max(1))?;
-        let with_reservation = pool.capabilities().commitment == Commitment::WithReservation;
+        let commit = match pool.capabilities().commitment {
+            Commitment::WithReservation => Commit::AtStart,
+            Commitment::PerPage | Commitment::PerHeap => commit,
+        };
         let extents = layout.tiles(&geometry).enumerate().map(|(index, tiles)| {
-            let bytes = ByteLength::new(tiles.bytes_through(capacity.max(1)) as u64);
-            let buffer = pool.reserve(bytes, format!("kv {index}"))?;
-            Ok(Extent {
-                mapped: if with_reservation {
-                    to_usize(buffer.reserved())
-                } else {
-                    0
-                },
-                buffer,
-                tiles,
-                released: 0,
-                sealed: 0,
-            })
+            let bytes = tiles.bytes_through(capacity.max(1));
+            Extent::new(pool, tiles, bytes, commit, layout.label(index))
         });
         let mut store = Self {
             pool: pool.clone(),
             geometry,
             layout,
-            commit: if with_reservation {
-                Commit::AtStart
-            } else {
-                commit
-            },
+            commit,
             capacity,
-            extents: extents.collect::<Result<_, KvError>>()?,
+            extents: extents.collect::<Result<_, _>>()?,
             mapped_rows: 0,
             writable_from: 0,
             copied_bytes: 0,
             zeroed_bytes: 0,
             peak_committed_bytes: 0,
         };
-        if store.commit == Commit::AtStart {
-            store.commit_everything()?;
-        }
+        store.zeroed_bytes = store.extents.iter().map(|extent| extent.mapped).sum();
         store.count_rows();
         Ok(store)
     }
 
-    /// Commits and zeroes every buffer; a device that commits with the reservation has done so.
-    fn commit_everything(&mut self) -> Result<(), KvError> {
-        let missing = |extent: &Extent| extent.mapped < to_usize(extent.buffer.reserved());
-        if self.extents.iter().any(missing) {
-            let all = |extent: &Extent| 0..to_usize(extent.buffer.reserved());
-            self.make_writable(all)?;
-            for extent in &mut self.extents {
-                let mapped = extent.mapped;
-                extent.buffer.bytes_mut(0..mapped)?.fill(0);
-            }
-        }
-        self.zeroed_bytes = self.extents.iter().map(|extent| extent.mapped).sum();
-        Ok(())
+    fn rows(&self, layer: Layer, side: Side) -> (usize, Rows) {
+        let place = self.layout.place(&self.geometry, layer, side);
+        let tiles = self.extents[place.buffer].tiles;
+        (place.buffer, Rows::new(&self.geometry, side, tiles, place))
     }
 
     fn page_bytes(&self) -> usize {
@@ -253,6 +254,14 @@ impl FlatStore {
     }
 }
 
+impl Runs for FlatStore {
+    fn run(&self, stream: usize, row: usize) -> Run<'_> {
+        let (layer, side) = layer_and_side(stream);
+        let (extent, place) = self.rows(layer, side);
+        place.run(&self.extents[extent].buffer, row)
+    }
+}
+
 impl Store for FlatStore {
     fn prepare(&mut self, rows: Range<usize>) -> Result<(), KvError> {
         let there = rows.end <= self.mapped_rows && rows.start >= self.writable_from;
@@ -267,44 +276,16 @@ impl Store for FlatStore {
     }
 
     fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
-        let element = self.geometry.element(side);
-        let (width, row_bytes) = (self.geometry.row_elements(), self.geometry.row_bytes(side));
-        let Place { buffer, offset } = self.layout.place(&self.geometry, layer, side);
-        let Extent { buffer, tiles, .. } = &mut self.extents[buffer];
-        let end = start + rows.len() / width;
-        let bytes = buffer
-            .bytes_mut(tiles.bytes_before(start)..tiles.bytes_through(end))
-            .expect("prepare mapped these rows");
-        if tiles.bytes == row_bytes {
-            return cpu.store_rows(element, bytes, rows);
-        }
-        for (tile, row) in bytes
-            .chunks_exact_mut(tiles.bytes)
-            .zip(rows.chunks_exact(width))
-        {
-            cpu.store_rows(element, &mut tile[offset..][..row_bytes], row);
-        }
+        let (extent, place) = self.rows(layer, side);
+        place.write(cpu, &mut self.extents[extent].buffer, start, rows);
     }
 
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_> {
-        let Geometry {
-            kv_heads, head_dim, ..
-        } = self.geometry;
-        let Place { buffer, offset } = self.layout.place(&self.geometry, layer, side);
-        let Extent { buffer, tiles, .. } = &self.extents[buffer];
-        let bytes = buffer
-            .bytes(tiles.bytes_before(rows.start)..tiles.bytes_through(rows.end))
-            .expect("rows that are held are mapped");
-        let layout = RowLayout {
-            row_stride: tiles.bytes,
-            ..RowLayout::token_major(self.geometry.element(side), kv_heads, head_dim)
-        };
-        let run = Run {
-            start_row: rows.start,
-            rows: rows.len(),
-            bytes: bytes.get(offset..).unwrap_or_default(),
-        };
-        View::from_runs(layout, run, &[]).expect("rows lie a tile apart")
+        let (extent, place) = self.rows(layer, side);
+        match self.layout.tile_tokens() {
+            1 => place.view(&self.extents[extent].buffer, rows),
+            _ => View::gather(place.layout(), rows, self, stream(layer, side)),
+        }
     }
 
     fn truncate(&mut self, end: usize) -> Result<(), KvError> {

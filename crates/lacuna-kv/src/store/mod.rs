@@ -3,6 +3,8 @@
 //! [`crate::Sequence`] counts tokens and checks what may be asked; a store knows rows and bytes.
 
 mod flat;
+mod grow;
+mod rows;
 
 use std::fmt;
 use std::ops::Range;
@@ -10,6 +12,7 @@ use std::ops::Range;
 use lacuna_kernels::{Cpu, View};
 
 pub(crate) use flat::{Commit, FlatStore};
+pub(crate) use grow::GrowStore;
 
 use crate::error::KvError;
 use crate::geometry::{Layer, Side};
@@ -17,8 +20,8 @@ use crate::geometry::{Layer, Side};
 /// The rows of one sequence. Rows are named by token position; every call concerns all layers and
 /// both sides unless it names one.
 pub(crate) trait Store: fmt::Debug + Send + Sync {
-    /// Puts memory that may be written behind `rows`, which follow what is held. On an error nothing
-    /// has changed; when the memory is there already, nothing is allocated either.
+    /// Puts memory that may be written behind `rows`, which follow what is held. On an error every row
+    /// is as it was; when the memory is there already, nothing is allocated either.
     fn prepare(&mut self, rows: Range<usize>) -> Result<(), KvError>;
 
     /// Writes rows of one layer from `start` on, all of them prepared.

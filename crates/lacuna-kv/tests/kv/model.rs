@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use crate::support::{GEOMETRY, POLICIES, assert_tags, cpu, pool, store};
 
-const CAPACITY: usize = 260;
+/// Past the first step of the policies that copy to grow.
+const CAPACITY: usize = 700;
 const SEQUENCES: usize = 4;
 
 /// Positions are permille of what the sequence holds when the operation is its turn.
@@ -22,7 +23,7 @@ enum Operation {
 }
 
 fn operation() -> impl Strategy<Value = (usize, Operation)> {
-    let rows = prop_oneof![Just(1), Just(17), 1..120usize];
+    let rows = prop_oneof![Just(1), Just(17), 1..300usize];
     let kind = prop_oneof![
         6 => (rows.clone(), 0..=1000usize)
             .prop_map(|(rows, accepted)| Operation::Step { rows, accepted }),
@@ -200,7 +201,7 @@ proptest! {
     #[test]
     fn every_policy_keeps_the_rows_of_every_sequence(
         operations in prop::collection::vec(operation(), 1..40),
-        limit in prop_oneof![Just(None), (200..2000usize).prop_map(|kib| Some(kib << 10))],
+        limit in prop_oneof![Just(None), (300..6000usize).prop_map(|kib| Some(kib << 10))],
     ) {
         for policy in POLICIES {
             let pool = pool(policy.parse().expect("a policy"), limit);

@@ -17,14 +17,19 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
 pub(crate) const PAGE: usize = 4096;
 
 /// Every way to hold memory.
-pub(crate) const POLICIES: [&str; 4] = [
+pub(crate) const POLICIES: [&str; 9] = [
     "sparse",
+    "sparse:head-major",
     "sparse:interleaved=2",
     "dense",
+    "dense:head-major",
     "dense:interleaved=2",
+    "grow:mlx",
+    "grow:double-linear",
+    "grow:double-linear:300",
 ];
 /// Those that share memory between sequences.
-pub(crate) const SHARING: [&str; 2] = ["sparse", "sparse:interleaved=2"];
+pub(crate) const SHARING: [&str; 3] = ["sparse", "sparse:head-major", "sparse:interleaved=2"];
 
 pub(crate) fn cpu() -> Cpu {
     Cpu::new(CpuConfig {
@@ -47,7 +52,7 @@ pub(crate) fn pool(policy: KvPolicy, limit: Option<usize>) -> Pool {
         ..PoolConfig::default()
     };
     let pool = match policy {
-        KvPolicy::Dense(_) => Pool::new(DenseDevice::new(), config),
+        KvPolicy::Dense(_) | KvPolicy::Grow(_) => Pool::new(DenseDevice::new(), config),
         _ => Pool::new(HostDevice::new().expect("a host device"), config),
     };
     pool.expect("a pool")
@@ -105,11 +110,12 @@ pub(crate) fn assert_tags(sequence: &Sequence, tags: &[usize]) {
     for layer in 0..GEOMETRY.layers {
         for side in Side::BOTH {
             let view = sequence.view(Layer(layer), side);
-            assert_eq!(view.rows(), held.start..held.end + sequence.prepared());
+            let prepared = sequence.prepared();
+            assert_eq!(view.rows(), held.start..held.end + prepared);
             for position in held.clone() {
-                let heads = (0..GEOMETRY.kv_heads)
-                    .flat_map(|head| view.head(position, head).as_chunks::<4>().0);
-                let found: Vec<f32> = heads.map(|&word| f32::from_le_bytes(word)).collect();
+                let heads = 0..GEOMETRY.kv_heads;
+                let words = heads.flat_map(|head| view.head(position, head).as_chunks::<4>().0);
+                let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
                 assert_eq!(
                     found,
                     row(tags[position], layer, side),

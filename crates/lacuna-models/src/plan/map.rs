@@ -97,7 +97,7 @@ impl Map<'_> {
     fn kv(&self, f: &mut Formatter<'_>) -> Result<u64, fmt::Error> {
         let kv = &self.0.kv;
         let state = match kv.policy {
-            KvPolicy::Sparse(_) => "virtual",
+            KvPolicy::Sparse(_) | KvPolicy::Grow(_) => "virtual",
             KvPolicy::Dense(_) => "committed",
         };
         let geometry = kv.geometry;
