@@ -173,7 +173,7 @@ A plan that does not fit the budget is printed all the same, and the exit code i
 
 Examples:
   lacuna plan model.gguf --ctx 32768
-  lacuna plan qwen3-4b --ctx 32768 --kv-type k=f32,v=f16 --json
+  lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=q4_0 --json
   lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
   lacuna plan demo --batch 64 --map demo.map"
 )]
@@ -192,7 +192,7 @@ pub(crate) struct PlanArgs {
     /// How KV memory is held, as for `run`
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
-    /// Storage of KV elements: one type, such as f16, or k=TYPE,v=TYPE
+    /// Storage of KV elements, as for `run`
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub(crate) kv_type: KvElements,
     /// Rows of logits a pass has room for: last (of each sequence) or all (of every token)
