@@ -3,6 +3,7 @@
 //! No unsafe code and no model: everything here can be tested with a few bytes per row.
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod cache;
 mod error;
 mod geometry;
@@ -13,6 +14,7 @@ mod report;
 mod sequence;
 mod store;
 
+pub use blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};
 pub use cache::KvCache;
 pub use error::KvError;
 pub use geometry::{Geometry, Layer, Side};
