@@ -6,6 +6,7 @@
 mod blocks;
 mod cache;
 mod error;
+mod footprint;
 mod geometry;
 mod growth;
 mod layout;
@@ -17,6 +18,7 @@ mod store;
 pub use blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};
 pub use cache::KvCache;
 pub use error::KvError;
+pub use footprint::Footprint;
 pub use geometry::{Geometry, Layer, Side};
 pub use growth::{Growth, GrowthSchedule};
 pub use layout::Layout;
