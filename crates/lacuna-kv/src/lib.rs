@@ -5,6 +5,7 @@
 
 mod blocks;
 mod cache;
+mod elements;
 mod error;
 mod footprint;
 mod geometry;
@@ -17,6 +18,7 @@ mod store;
 
 pub use blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};
 pub use cache::KvCache;
+pub use elements::{KvElements, KvElementsError};
 pub use error::KvError;
 pub use footprint::Footprint;
 pub use geometry::{Geometry, Layer, Side};

@@ -4,8 +4,10 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use lacuna::{ElementType, KvPolicy, Penalties, Sampling};
+use lacuna::plan::Logits;
+use lacuna::{KvElements, KvPolicy, Penalties, Sampling};
 
+use crate::bytes::ByteCount;
 use crate::commands::bench::pages::DeviceKind;
 
 /// Run large language models in as little memory as the conversation needs.
@@ -22,6 +24,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
+    /// Show where every byte will go, before any is used
+    Plan(PlanArgs),
     /// Turn text into token ids and back
     Tokenize(TokenizeArgs),
     /// Print the logits that follow some tokens
@@ -57,9 +61,9 @@ pub(crate) struct EngineArgs {
     /// How KV memory is held: sparse (pages as tokens arrive) or dense (all at start)
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
-    /// Storage of KV elements: f16 or f32
+    /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0
     #[arg(long, value_name = "TYPE", default_value = "f16")]
-    pub(crate) kv_type: ElementType,
+    pub(crate) kv_type: KvElements,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
@@ -163,6 +167,49 @@ pub(crate) struct InspectArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "The model may also be the name of a shape `synth` knows; nothing is opened then.
+A plan that does not fit the budget is printed all the same, and the exit code is 1.
+
+Examples:
+  lacuna plan model.gguf --ctx 32768
+  lacuna plan qwen3-4b --ctx 32768 --kv-type k=f32,v=f16 --json
+  lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
+  lacuna plan demo --batch 64 --map demo.map"
+)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens the context holds [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) ctx: Option<NonZeroUsize>,
+    /// Tokens computed in one pass at most
+    #[arg(long, value_name = "TOKENS", default_value = "512")]
+    pub(crate) batch: NonZeroUsize,
+    /// Sequences there are at once, each with a context of its own
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) sequences: NonZeroUsize,
+    /// How KV memory is held, as for `run`
+    #[arg(long, value_name = "POLICY", default_value = "sparse")]
+    pub(crate) kv: KvPolicy,
+    /// Storage of KV elements: one type, such as f16, or k=TYPE,v=TYPE
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub(crate) kv_type: KvElements,
+    /// Rows of logits a pass has room for: last (of each sequence) or all (of every token)
+    #[arg(long, value_name = "ROWS", default_value = "last")]
+    pub(crate) logits: Logits,
+    /// Type of a shape's matrices [default: q8_0]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) dtype: Option<lacuna::DType>,
+    /// Bytes that everything together may take, such as 2GiB
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) budget: Option<ByteCount>,
+    /// File to write the map to: a line for each buffer
+    #[arg(long, value_name = "FILE")]
+    pub(crate) map: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = "Examples:
   lacuna tokenize demo -p \"Hello, world\"
   echo \"12 5 99\" | lacuna tokenize demo --decode")]
@@ -241,12 +288,12 @@ pub(crate) enum BenchCommand {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16,q8_0 --json"
+    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16 q8_0 --json"
 )]
 pub(crate) struct BenchSpeedArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Lengths of prompts to compute, in tokens
+    /// Lengths of prompts to compute, in tokens; 0 for none
     #[arg(
         short,
         long,
@@ -255,9 +302,9 @@ pub(crate) struct BenchSpeedArgs {
         default_value = "512"
     )]
     pub(crate) prompt: Vec<usize>,
-    /// Tokens to generate at each depth
+    /// Tokens to generate at each depth; 0 for none
     #[arg(short = 'n', long, value_name = "TOKENS", default_value = "64")]
-    pub(crate) generate: NonZeroUsize,
+    pub(crate) generate: usize,
     /// Tokens in the context before the first one generated
     #[arg(
         long,
@@ -269,14 +316,9 @@ pub(crate) struct BenchSpeedArgs {
     /// Sequences that generate at once
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(crate) batch: Vec<usize>,
-    /// Storage of KV elements
-    #[arg(
-        long,
-        value_name = "TYPE",
-        value_delimiter = ',',
-        default_value = "f16"
-    )]
-    pub(crate) kv_type: Vec<ElementType>,
+    /// Storage of KV elements, as in `lacuna run`; several to compare them
+    #[arg(long, value_name = "TYPE", num_args = 1.., default_value = "f16")]
+    pub(crate) kv_type: Vec<KvElements>,
     /// How KV memory is held
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,

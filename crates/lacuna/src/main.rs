@@ -1,5 +1,6 @@
 //! The `lacuna` command.
 
+mod bytes;
 mod cli;
 mod commands;
 mod models;
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => commands::run::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
