@@ -1,15 +1,19 @@
 //! Where sequences come from: one pool of pages for all of them, and how it holds memory.
 
+use std::sync::Arc;
+
 use lacuna_pages::{
-    ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, Pool, PoolConfig,
-    available_memory,
+    ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, PageSize, Pool,
+    PoolConfig, available_memory,
 };
 
 use crate::error::KvError;
 use crate::geometry::Geometry;
+use crate::growth::GrowthSchedule;
+use crate::layout::Layout;
 use crate::policy::KvPolicy;
 use crate::sequence::Sequence;
-use crate::store::{Commit, FlatStore, GrowStore, Store};
+use crate::store::{Blocks, Commit, FlatStore, GrowStore, PagedStore, Store};
 
 /// The memory behind all sequences of one model.
 #[derive(Debug, Clone)]
@@ -17,6 +21,15 @@ pub struct KvCache {
     pool: Pool,
     geometry: Geometry,
     policy: KvPolicy,
+    stores: Stores,
+}
+
+/// What makes the stores of a policy.
+#[derive(Debug, Clone)]
+enum Stores {
+    Flat(Layout, Commit),
+    Grow(GrowthSchedule),
+    Paged(Arc<Blocks>),
 }
 
 impl KvCache {
@@ -34,7 +47,9 @@ impl KvCache {
                 let device = HostDevice::new().map_err(PagesError::from)?;
                 open(device, geometry, together)?
             }
-            KvPolicy::Dense(_) | KvPolicy::Grow(_) => open(DenseDevice::new(), geometry, together)?,
+            KvPolicy::Dense(_) | KvPolicy::Grow(_) | KvPolicy::Paged { .. } => {
+                open(DenseDevice::new(), geometry, together)?
+            }
         };
         Self::over(pool, geometry, policy)
     }
@@ -42,13 +57,24 @@ impl KvCache {
     /// A cache whose pages come from `pool`, whatever its device, page size and limit.
     ///
     /// # Errors
-    /// As [`Geometry::validate`].
+    /// As [`Geometry::validate`], or [`KvError::ContextTooLarge`] for blocks larger than the address
+    /// space.
     pub fn over(pool: Pool, geometry: Geometry, policy: KvPolicy) -> Result<Self, KvError> {
         geometry.validate()?;
+        let stores = match policy {
+            KvPolicy::Sparse(layout) => Stores::Flat(layout, Commit::OnDemand),
+            KvPolicy::Dense(layout) => Stores::Flat(layout, Commit::AtStart),
+            KvPolicy::Grow(schedule) => Stores::Grow(schedule),
+            KvPolicy::Paged { block_tokens } => {
+                let blocks = Blocks::new(pool.clone(), geometry, block_tokens)?;
+                Stores::Paged(Arc::new(blocks))
+            }
+        };
         Ok(Self {
             pool,
             geometry,
             policy,
+            stores,
         })
     }
 
@@ -59,13 +85,14 @@ impl KvCache {
     /// [`KvError::ContextTooLarge`], or [`KvError::Pages`] when the range cannot be reserved.
     pub fn sequence(&self, capacity: usize) -> Result<Sequence, KvError> {
         let (pool, geometry) = (&self.pool, self.geometry);
-        let flat = |layout, commit| FlatStore::new(pool, geometry, layout, commit, capacity);
-        let store: Box<dyn Store> = match self.policy {
-            KvPolicy::Sparse(layout) => Box::new(flat(layout, Commit::OnDemand)?),
-            KvPolicy::Dense(layout) => Box::new(flat(layout, Commit::AtStart)?),
-            KvPolicy::Grow(schedule) => {
-                Box::new(GrowStore::new(pool, geometry, schedule, capacity)?)
+        let store: Box<dyn Store> = match &self.stores {
+            Stores::Flat(layout, commit) => {
+                Box::new(FlatStore::new(pool, geometry, *layout, *commit, capacity)?)
             }
+            Stores::Grow(schedule) => {
+                Box::new(GrowStore::new(pool, geometry, *schedule, capacity)?)
+            }
+            Stores::Paged(blocks) => Box::new(PagedStore::new(Arc::clone(blocks), capacity)?),
         };
         Ok(Sequence::new(store, pool.clone(), geometry, capacity))
     }
@@ -80,6 +107,12 @@ impl KvCache {
     #[must_use]
     pub fn policy(&self) -> KvPolicy {
         self.policy
+    }
+
+    /// The unit memory comes in.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.pool.page_size()
     }
 
     /// Bytes of one page.

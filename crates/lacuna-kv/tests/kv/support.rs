@@ -17,7 +17,7 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
 pub(crate) const PAGE: usize = 4096;
 
 /// Every way to hold memory.
-pub(crate) const POLICIES: [&str; 9] = [
+pub(crate) const POLICIES: [&str; 11] = [
     "sparse",
     "sparse:head-major",
     "sparse:interleaved=2",
@@ -27,9 +27,17 @@ pub(crate) const POLICIES: [&str; 9] = [
     "grow:mlx",
     "grow:double-linear",
     "grow:double-linear:300",
+    "paged",
+    "paged:7",
 ];
 /// Those that share memory between sequences.
-pub(crate) const SHARING: [&str; 3] = ["sparse", "sparse:head-major", "sparse:interleaved=2"];
+pub(crate) const SHARING: [&str; 5] = [
+    "sparse",
+    "sparse:head-major",
+    "sparse:interleaved=2",
+    "paged",
+    "paged:7",
+];
 
 pub(crate) fn cpu() -> Cpu {
     Cpu::new(CpuConfig {
@@ -52,8 +60,8 @@ pub(crate) fn pool(policy: KvPolicy, limit: Option<usize>) -> Pool {
         ..PoolConfig::default()
     };
     let pool = match policy {
-        KvPolicy::Dense(_) | KvPolicy::Grow(_) => Pool::new(DenseDevice::new(), config),
-        _ => Pool::new(HostDevice::new().expect("a host device"), config),
+        KvPolicy::Sparse(_) => Pool::new(HostDevice::new().expect("a host device"), config),
+        _ => Pool::new(DenseDevice::new(), config),
     };
     pool.expect("a pool")
 }

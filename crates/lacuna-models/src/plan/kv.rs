@@ -1,6 +1,6 @@
 //! KV caches: what is reserved, and what is committed as tokens arrive.
 
-use lacuna_kv::{Geometry, Growth, GrowthSchedule, KvCache, KvPolicy, Layer, Side};
+use lacuna_kv::{Footprint, Geometry, KvCache, KvPolicy, Layer, PageSize, Side};
 
 use crate::plan::Demand;
 use crate::plan::error::PlanError;
@@ -12,8 +12,8 @@ pub struct KvPlan {
     pub policy: KvPolicy,
     /// Shape of the rows.
     pub geometry: Geometry,
-    /// Bytes of one page.
-    pub page_bytes: usize,
+    /// The unit memory comes in.
+    pub page_size: PageSize,
     /// Tokens a sequence is made for.
     pub context_tokens: usize,
     /// Sequences there are.
@@ -49,7 +49,7 @@ impl KvPlan {
         Ok(Self {
             policy: cache.policy(),
             geometry,
-            page_bytes: cache.page_bytes(),
+            page_size: cache.page_size(),
             context_tokens,
             sequences,
         })
@@ -76,7 +76,7 @@ impl KvPlan {
     pub fn buffer_bytes(&self, buffer: &KvBuffer, tokens: usize) -> u64 {
         let tokens = tokens.next_multiple_of(self.policy.layout().tile_tokens());
         let bytes = tokens * buffer.bytes_per_token;
-        bytes.next_multiple_of(self.page_bytes) as u64
+        (bytes as u64).next_multiple_of(self.page_size.bytes())
     }
 
     /// Bytes of the rows themselves when every sequence holds `tokens` tokens.
@@ -89,57 +89,35 @@ impl KvPlan {
     /// the end.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        match self.policy {
-            KvPolicy::Sparse(_) | KvPolicy::Dense(_) => self.whole_pages(self.context_tokens),
-            KvPolicy::Grow(_) => self.committed_bytes(self.context_tokens),
-        }
+        self.of_all(self.footprint(self.context_tokens).reserved_bytes)
     }
 
     /// Memory behind all sequences when each holds `tokens` tokens that came one by one.
     #[must_use]
     pub fn committed_bytes(&self, tokens: usize) -> u64 {
-        let tokens = tokens.min(self.context_tokens);
-        match self.policy {
-            KvPolicy::Sparse(_) => self.whole_pages(tokens),
-            KvPolicy::Dense(_) => self.whole_pages(self.context_tokens),
-            KvPolicy::Grow(schedule) => self.whole_pages(self.growth(schedule, tokens).cells),
-        }
+        self.of_all(self.footprint(tokens).committed_bytes)
     }
 
     /// The most memory behind all sequences on their way to `tokens` tokens each: where growing
     /// copies, old and new rows of the sequence that grows exist side by side.
     #[must_use]
     pub fn peak_bytes(&self, tokens: usize) -> u64 {
-        let tokens = tokens.min(self.context_tokens);
-        let beside = match self.policy {
-            KvPolicy::Sparse(_) | KvPolicy::Dense(_) => 0,
-            KvPolicy::Grow(schedule) => self.beside_growth(schedule, tokens),
-        };
-        self.committed_bytes(tokens) + beside
+        let Footprint {
+            committed_bytes,
+            peak_committed_bytes,
+            ..
+        } = self.footprint(tokens);
+        self.of_all(committed_bytes) + (peak_committed_bytes - committed_bytes) as u64
     }
 
-    /// What exists beside the new buffers of one sequence while the last move is under way.
-    fn beside_growth(&self, schedule: GrowthSchedule, tokens: usize) -> u64 {
-        let before = self.growth(schedule, tokens).previous_cells;
-        let old = || {
-            self.buffers()
-                .map(|buffer| self.buffer_bytes(&buffer, before))
-        };
-        match schedule {
-            // Buffers are replaced in turn, the last one when all others are new.
-            GrowthSchedule::Mlx => old().last().unwrap_or(0),
-            // A whole second cache is filled through a staging buffer as large as the largest.
-            GrowthSchedule::DoubleLinear { .. } => old().sum::<u64>() + old().max().unwrap_or(0),
-        }
+    fn footprint(&self, tokens: usize) -> Footprint {
+        let (context, tokens) = (self.context_tokens, tokens.min(self.context_tokens));
+        self.policy
+            .footprint(&self.geometry, self.page_size, context, tokens)
+            .expect("the context was checked when the plan was made")
     }
 
-    fn growth(&self, schedule: GrowthSchedule, tokens: usize) -> Growth {
-        let cell_bytes = self.geometry.bytes_per_token();
-        schedule.after(tokens, self.context_tokens, cell_bytes)
-    }
-
-    fn whole_pages(&self, tokens: usize) -> u64 {
-        let bytes = |buffer| self.buffer_bytes(&buffer, tokens);
-        self.sequences as u64 * self.buffers().map(bytes).sum::<u64>()
+    fn of_all(&self, bytes: usize) -> u64 {
+        self.sequences as u64 * bytes as u64
     }
 }

@@ -97,11 +97,11 @@ impl Map<'_> {
     fn kv(&self, f: &mut Formatter<'_>) -> Result<u64, fmt::Error> {
         let kv = &self.0.kv;
         let state = match kv.policy {
-            KvPolicy::Sparse(_) | KvPolicy::Grow(_) => "virtual",
+            KvPolicy::Sparse(_) | KvPolicy::Grow(_) | KvPolicy::Paged { .. } => "virtual",
             KvPolicy::Dense(_) => "committed",
         };
         let geometry = kv.geometry;
-        let mut offset = (self.0.arena.bytes() as u64).next_multiple_of(kv.page_bytes as u64);
+        let mut offset = (self.0.arena.bytes() as u64).next_multiple_of(kv.page_size.bytes());
         for sequence in 0..kv.sequences {
             for buffer in kv.buffers() {
                 let size = kv.buffer_bytes(&buffer, kv.context_tokens);

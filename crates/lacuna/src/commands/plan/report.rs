@@ -55,7 +55,7 @@ pub(super) struct Kv {
     pub(super) policy: String,
     pub(super) key_type: &'static str,
     pub(super) value_type: &'static str,
-    pub(super) page_bytes: usize,
+    pub(super) page_bytes: u64,
     pub(super) buffers: usize,
     pub(super) bytes_per_token: usize,
     /// All rows of all contexts.
@@ -173,7 +173,7 @@ fn kv(plan: &KvPlan) -> Kv {
         policy: plan.policy.to_string(),
         key_type: geometry.element(Side::Key).name(),
         value_type: geometry.element(Side::Value).name(),
-        page_bytes: plan.page_bytes,
+        page_bytes: plan.page_size.bytes(),
         buffers: plan.sequences * plan.buffers().count(),
         bytes_per_token: geometry.bytes_per_token(),
         row_bytes: plan.row_bytes(plan.context_tokens),
