@@ -264,8 +264,8 @@ impl<'a> View<'a> {
         assert!(heads.end <= self.layout.heads, "heads {heads:?}");
         let run = self.run(rows.start);
         let end = rows.end.min(run.start_row + run.rows);
-        let first = self.place(run, rows.start, heads.start);
-        let last = self.place(run, end - 1, heads.start);
+        let first = self.place(&run, rows.start, heads.start);
+        let last = self.place(&run, end - 1, heads.start);
         let bytes = &run.bytes[first..last + heads.len() * self.layout.head_bytes()];
         (end - rows.start, bytes)
     }
@@ -379,10 +379,8 @@ mod tests {
         assert_eq!(view.rows(), 3..8);
         assert_eq!(view.head(3, 0), &[26, 27]);
         assert_eq!(view.head(4, 0), &[20, 21]);
-        assert_eq!(
-            view.heads(2, 3..6, 0),
-            [[26, 27], [26, 27], [20, 21], [22, 23]]
-        );
+        assert_eq!(view.span(&(3..6), &(0..1)), (1, &[26, 27][..]));
+        assert_eq!(view.span(&(4..8), &(0..1)), (2, &[20, 21, 22, 23][..]));
     }
 
     #[test]
