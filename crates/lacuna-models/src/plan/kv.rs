@@ -56,7 +56,7 @@ impl KvPlan {
     }
 
     /// Every buffer of one sequence, in storage order.
-    pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> {
+    pub fn buffers(&self) -> impl DoubleEndedIterator<Item = KvBuffer> {
         let geometry = self.geometry;
         let together = self.policy.layout().layers_together();
         let groups = (0..geometry.layers).step_by(together);
@@ -118,18 +118,26 @@ impl KvPlan {
         self.committed_bytes(tokens) + beside
     }
 
-    /// What exists beside the new buffers of one sequence while the last move is under way.
+    /// What exists beyond the new buffers of one sequence while the last move is under way.
     fn beside_growth(&self, schedule: GrowthSchedule, tokens: usize) -> u64 {
-        let before = self.growth(schedule, tokens).previous_cells;
-        let old = || {
-            self.buffers()
-                .map(|buffer| self.buffer_bytes(&buffer, before))
-        };
+        let Growth {
+            cells,
+            previous_cells,
+            ..
+        } = self.growth(schedule, tokens);
+        let sizes = self.buffers().map(|buffer| {
+            let bytes = |cells| self.buffer_bytes(&buffer, cells);
+            (bytes(previous_cells), bytes(cells))
+        });
         match schedule {
-            // Buffers are replaced in turn, the last one when all others are new.
-            GrowthSchedule::Mlx => old().last().unwrap_or(0),
+            GrowthSchedule::Mlx => in_turn(sizes),
             // A whole second cache is filled through a staging buffer as large as the largest.
-            GrowthSchedule::DoubleLinear { .. } => old().sum::<u64>() + old().max().unwrap_or(0),
+            GrowthSchedule::DoubleLinear { .. } => {
+                let (sum, largest) = sizes.fold((0, 0), |(sum, largest), (old, _)| {
+                    (sum + old, old.max(largest))
+                });
+                sum + largest
+            }
         }
     }
 
@@ -142,4 +150,15 @@ impl KvPlan {
         let bytes = |buffer| self.buffer_bytes(&buffer, tokens);
         self.sequences as u64 * self.buffers().map(bytes).sum::<u64>()
     }
+}
+
+/// The most that exists beyond all new buffers when each `(old, new)` is replaced in turn: the old one
+/// in question, less what those after it have yet to grow.
+fn in_turn(sizes: impl DoubleEndedIterator<Item = (u64, u64)>) -> u64 {
+    let (mut most, mut to_grow) = (0, 0);
+    for (old, new) in sizes.rev() {
+        most = old.saturating_sub(to_grow).max(most);
+        to_grow += new - old;
+    }
+    most
 }
