@@ -2,16 +2,17 @@
 //!
 //! Each token's row is cut into blocks of 32 values; a block is 32 signed bytes and one f32 scale,
 //! `max |x| / 127`. Tokens are stored in tiles of a few tokens, block by block, so that a kernel
-//! reads a tile front to back. Each token-block also holds sums that correct for offsets in the
-//! weights, 52 bytes in all.
+//! reads a tile front to back; a single token is stored as one array per field instead, whose
+//! lanes are blocks. Each token-block also holds sums that correct for offsets in the weights, 52
+//! bytes in all.
 //!
 //! A block with a value that is not finite gets a scale that is not finite, so that what is
 //! computed from it is not finite either.
 //!
 //! # Safety
-//! 1. [`ActivationBlock`] consists of `u32`, `i32` and `f32` arrays without padding, so any bytes
-//!    are a valid value, and its alignment is 4.
-//! 2. A cast checks that the bytes are aligned for it and a whole number of blocks.
+//! 1. A [`Plain`] type consists of `u32`, `i32` and `f32` without padding, so any bytes are a valid
+//!    value.
+//! 2. A cast checks that the bytes are aligned for it and a whole number of values.
 #![expect(
     unsafe_code,
     reason = "caller-provided bytes hold the blocks; see # Safety"
@@ -45,6 +46,53 @@ pub(crate) struct ActivationBlock<const N: usize> {
     pub(crate) start: [i32; N],
     /// ... and over the first and the second half.
     pub(crate) start_halves: [[i32; 2]; N],
+}
+
+/// The blocks of a single token, one array per field; see [`ActivationBlock`].
+#[derive(Clone, Copy)]
+pub(crate) struct ActivationRow<'a> {
+    pub(crate) q: &'a [[u32; 8]],
+    pub(crate) scale: &'a [f32],
+    pub(crate) scaled_sum: &'a [f32],
+    /// Sums of the values of the first and of the second half.
+    pub(crate) half_sums: [&'a [i32]; 2],
+}
+
+/// What bytes may be cast to.
+///
+/// # Safety
+/// 1 holds.
+unsafe trait Plain {}
+
+// SAFETY: a number, or an array of them.
+unsafe impl Plain for u32 {}
+// SAFETY: a number, or an array of them.
+unsafe impl Plain for i32 {}
+// SAFETY: a number, or an array of them.
+unsafe impl Plain for f32 {}
+// SAFETY: a number, or an array of them.
+unsafe impl Plain for [u32; 8] {}
+// SAFETY: `repr(C)` arrays of four-byte numbers, which leave no gaps.
+unsafe impl<const N: usize> Plain for ActivationBlock<N> {}
+
+fn cast<T: Plain>(bytes: &[u8]) -> &[T] {
+    // SAFETY: 1; checked by 2.
+    let (head, values, tail) = unsafe { bytes.align_to::<T>() };
+    assert!(
+        head.is_empty() && tail.is_empty(),
+        "the storage is misaligned"
+    );
+    values
+}
+
+fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
+    // SAFETY: 1; checked by 2.
+    let (head, values, tail) = unsafe { bytes.align_to_mut::<T>() };
+    assert!(
+        head.is_empty() && tail.is_empty(),
+        "the storage is misaligned"
+    );
+    values
 }
 
 /// Activations of some tokens, ready to be multiplied with matrices; see
@@ -104,14 +152,28 @@ impl<'a> Activations<'a> {
         );
         debug_assert!(token.is_multiple_of(self.tile));
         let per_token = self.cols / BLOCK * BLOCK_BYTES;
-        let bytes = &self.quantized[token * per_token..][..N * per_token];
-        // SAFETY: 1; checked by 2.
-        let (head, blocks, tail) = unsafe { bytes.align_to::<ActivationBlock<N>>() };
+        cast(&self.quantized[token * per_token..][..N * per_token])
+    }
+
+    /// The blocks of the only token.
+    ///
+    /// # Panics
+    /// When there are several tokens or they are not quantized.
+    pub(crate) fn single(&self) -> ActivationRow<'a> {
         assert!(
-            head.is_empty() && tail.is_empty(),
-            "the storage is misaligned"
+            self.tokens == 1 && !self.quantized.is_empty(),
+            "one quantized token"
         );
-        blocks
+        let blocks = self.cols / BLOCK;
+        let (q, rest) = self.quantized.split_at(BLOCK * blocks);
+        let mut fields = rest.chunks_exact(4 * blocks);
+        let mut next = || fields.next().expect("a token has all its fields");
+        ActivationRow {
+            q: cast(q),
+            scale: cast(next()),
+            scaled_sum: cast(next()),
+            half_sums: [cast(next()), cast(next())],
+        }
     }
 }
 
@@ -143,12 +205,7 @@ impl Kernel for Quantize<'_> {
 impl Quantize<'_> {
     #[inline(always)]
     fn tile<const N: usize>(self) {
-        // SAFETY: 1; checked by 2.
-        let (head, blocks, tail) = unsafe { self.out.align_to_mut::<ActivationBlock<N>>() };
-        assert!(
-            head.is_empty() && tail.is_empty(),
-            "the storage is misaligned"
-        );
+        let blocks = cast_mut::<ActivationBlock<N>>(self.out);
         for (token, row) in self.x.chunks_exact(self.cols).enumerate() {
             let rows = row.as_chunks::<BLOCK>().0;
             assert_eq!(
@@ -157,15 +214,58 @@ impl Quantize<'_> {
                 "the storage is not that of the tile"
             );
             for (x, block) in rows.iter().zip(blocks.iter_mut()) {
-                quantize_block(x, token, block);
+                let quantized = quantize_block(x);
+                let sum = quantized.half_sums[0] + quantized.half_sums[1];
+                block.q[token] = quantized.q;
+                block.scale[token] = quantized.scale;
+                block.scaled_sum[token] = quantized.scaled_sum;
+                block.start[token] = MAGIC_BITS - 128 * sum;
+                block.start_halves[token] = quantized.half_sums.map(|sum| MAGIC_BITS - 128 * sum);
             }
         }
     }
 }
 
-/// Quantizes the block of one token; the same operations, in the same order, at every level.
+/// Quantizes a single row into its bytes.
+pub(crate) struct QuantizeSingle<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) out: &'a mut [u8],
+}
+
+impl Kernel for QuantizeSingle<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        let blocks = self.x.len() / BLOCK;
+        let (q, rest) = self.out.split_at_mut(BLOCK * blocks);
+        let q = cast_mut::<[u32; 8]>(q);
+        let (scale, rest) = rest.split_at_mut(4 * blocks);
+        let (scaled_sum, rest) = rest.split_at_mut(4 * blocks);
+        let (scale, scaled_sum) = (cast_mut::<f32>(scale), cast_mut::<f32>(scaled_sum));
+        let (first, second) = rest.split_at_mut(4 * blocks);
+        let (first, second) = (cast_mut::<i32>(first), cast_mut::<i32>(second));
+        for (index, x) in self.x.as_chunks::<BLOCK>().0.iter().enumerate() {
+            let quantized = quantize_block(x);
+            q[index] = quantized.q;
+            scale[index] = quantized.scale;
+            scaled_sum[index] = quantized.scaled_sum;
+            [first[index], second[index]] = quantized.half_sums;
+        }
+    }
+}
+
+/// One block of one token.
+struct QuantizedBlock {
+    q: [u32; 8],
+    scale: f32,
+    scaled_sum: f32,
+    half_sums: [i32; 2],
+}
+
+/// Quantizes a block; the same operations, in the same order, at every level.
 #[inline(always)]
-fn quantize_block<const N: usize>(x: &[f32; BLOCK], token: usize, out: &mut ActivationBlock<N>) {
+fn quantize_block(x: &[f32; BLOCK]) -> QuantizedBlock {
     // Compared as integers, so that a NaN is the largest.
     let largest = x
         .iter()
@@ -183,14 +283,17 @@ fn quantize_block<const N: usize>(x: &[f32; BLOCK], token: usize, out: &mut Acti
         127.0 / largest
     };
     let q: [i32; BLOCK] = std::array::from_fn(|i| round(x[i] * inverse));
-    let halves: [i32; 2] = [q[..16].iter().sum(), q[16..].iter().sum()];
-    for (word, q) in out.q[token].iter_mut().zip(q.as_chunks::<4>().0) {
+    let half_sums: [i32; 2] = [q[..16].iter().sum(), q[16..].iter().sum()];
+    let mut words = [0; 8];
+    for (word, q) in words.iter_mut().zip(q.as_chunks::<4>().0) {
         *word = u32::from_le_bytes(q.map(|q| q as i8 as u8));
     }
-    out.scale[token] = scale;
-    out.scaled_sum[token] = scale * (halves[0] + halves[1]) as f32;
-    out.start[token] = MAGIC_BITS - 128 * (halves[0] + halves[1]);
-    out.start_halves[token] = halves.map(|sum| MAGIC_BITS - 128 * sum);
+    QuantizedBlock {
+        q: words,
+        scale,
+        scaled_sum: scale * (half_sums[0] + half_sums[1]) as f32,
+        half_sums,
+    }
 }
 
 /// To nearest even, for `|x| <= 127`; anything in `-128..=127` if `x` is not a number.

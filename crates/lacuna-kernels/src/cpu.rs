@@ -4,7 +4,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use crate::activations::{Activations, Quantize};
+use crate::activations::{Activations, Quantize, QuantizeSingle};
 use crate::attention::{self, Attention, AttentionShape};
 use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
@@ -141,6 +141,7 @@ impl Proof {
 /// What each thread owns, so that no operation allocates.
 struct Scratch {
     panel: Box<[quantized::StoredBlock]>,
+    rows: Box<quantized::RowScratch>,
     attention: attention::Buffers,
 }
 
@@ -149,6 +150,7 @@ impl Scratch {
         let panel = vec![quantized::StoredBlock::EMPTY; quantized::PANEL_LEN].into_boxed_slice();
         Self {
             panel,
+            rows: Box::new(quantized::RowScratch::EMPTY),
             attention: attention::Buffers::new(),
         }
     }
@@ -265,7 +267,11 @@ impl Cpu {
             let first = block.cols().start / (needed / tokens) * cols;
             let x = x[first..].chunks(tile * cols);
             for (out, x) in block.piece().chunks_mut(per_tile).zip(x) {
-                self.proof.run(Quantize { x, cols, out });
+                if tokens == 1 {
+                    self.proof.run(QuantizeSingle { x, out });
+                } else {
+                    self.proof.run(Quantize { x, cols, out });
+                }
             }
         });
         Activations {
@@ -301,19 +307,19 @@ impl Cpu {
         if out.is_empty() {
             return;
         }
-        let grid = Grid::new(out, w.rows(), x.tokens(), self.rows_per_task(w));
+        let grid = Grid::new(out, w.rows(), x.tokens(), self.rows_per_task(w, x.tokens()));
         if w.dtype().is_quantized() {
             assert!(
                 !x.quantized.is_empty(),
                 "activations for a quantized matrix need storage"
             );
             grid.run(&self.pool, |out, scratch| {
-                let panel = &mut scratch.panel;
                 self.proof.run(quantized::Product {
                     weights: w,
                     x,
                     out,
-                    panel,
+                    panel: &mut scratch.panel,
+                    rows: &mut scratch.rows,
                 });
             });
         } else {
@@ -582,10 +588,14 @@ impl Cpu {
 
     /// Rows per task: a multiple of what kernels handle together, few enough that threads finish
     /// together and many enough that claiming them costs nothing.
-    fn rows_per_task(&self, w: &Matrix<'_>) -> usize {
-        const TOGETHER: usize = 2 * LANES;
+    fn rows_per_task(&self, w: &Matrix<'_>, tokens: usize) -> usize {
+        let (together, bytes) = if tokens == 1 && w.dtype().is_quantized() {
+            (4 * LANES, 2 * TASK_BYTES)
+        } else {
+            (2 * LANES, TASK_BYTES)
+        };
         let balanced = w.rows().div_ceil(self.threads() * TASKS_PER_THREAD);
-        let worthwhile = TASK_BYTES.div_ceil(w.row_bytes().max(1));
-        balanced.max(worthwhile).next_multiple_of(TOGETHER)
+        let worthwhile = bytes.div_ceil(w.row_bytes().max(1));
+        balanced.max(worthwhile).next_multiple_of(together)
     }
 }

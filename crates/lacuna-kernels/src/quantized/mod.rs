@@ -5,14 +5,16 @@
 //! its token alone: not on the other tokens, not on how rows are cut into tasks, and not on the
 //! level, as all levels fuse the same operations.
 //!
-//! One token streams blocks from the file layout through registers. Several tokens share them:
-//! blocks of one or two tiles are packed into a buffer of the worker that fits its cache, and every
-//! tile of tokens is multiplied with it before the next blocks are read.
+//! One token streams rows from the file layout through registers. Several tokens share them: blocks
+//! of one or two tiles are packed into a buffer of the worker that fits its cache, and every tile
+//! of tokens is multiplied with it before the next blocks are read.
 
 mod formats;
 mod panel;
+mod rows;
 
 pub(crate) use panel::StoredBlock;
+pub(crate) use rows::Scratch as RowScratch;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,6 +27,7 @@ use crate::simd::{Kernel, LANES, Simd};
 use crate::tile::Tile;
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use panel::{Extra, Sums, step};
+use rows::Rows;
 
 /// Blocks of columns per packed panel: 1024 columns, a multiple of what any file block holds.
 const PANEL_BLOCKS: usize = 32;
@@ -48,6 +51,7 @@ pub(crate) struct Product<'a, 'b> {
     pub(crate) x: &'a Activations<'a>,
     pub(crate) out: Block<'b, f32>,
     pub(crate) panel: &'a mut [StoredBlock],
+    pub(crate) rows: &'a mut RowScratch,
 }
 
 impl Kernel for Product<'_, '_> {
@@ -82,15 +86,14 @@ impl Product<'_, '_> {
     fn format<S: Simd, D: Format>(mut self, s: S) {
         let rows = self.out.cols();
         if self.x.tokens() == 1 {
-            for first in rows.step_by(LANES) {
-                let tile = Tile::new(self.weights, first);
-                let stream = Stream {
-                    tile,
-                    x: self.x.tile(0),
-                    format: PhantomData::<D>,
-                };
-                self.store(first, 0, &[[s.vectorize(stream)]]);
-            }
+            s.vectorize(Rows {
+                weights: self.weights,
+                x: self.x.single(),
+                first: rows.start,
+                out: self.out.row(0),
+                scratch: self.rows,
+                format: PhantomData::<D>,
+            });
             return;
         }
         for first in rows.clone().step_by(S::TILES * LANES) {
@@ -202,33 +205,6 @@ impl Product<'_, '_> {
                 sums[t][..out.len()].copy_from_slice(out);
             }
         }
-    }
-}
-
-/// One token and sixteen rows, from the file layout.
-struct Stream<'a, D> {
-    tile: Tile<'a>,
-    x: &'a [ActivationBlock<1>],
-    format: PhantomData<D>,
-}
-
-impl<D: Format> Kernel for Stream<'_, D> {
-    type Output = [f32; LANES];
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> [f32; LANES] {
-        let mut sums: Sums<S, 1, 1> = [[s.splat(0.0)]];
-        for (index, x) in self.x.chunks_exact(parts::<D>()).enumerate() {
-            prefetch_ahead::<S, D>(s, &self.tile, index, LANES);
-            let header = D::header(s, &self.tile, index);
-            for (part, x) in x.iter().enumerate() {
-                let block = D::block(s, &self.tile, index, part, &header);
-                step(s, D::EXTRA, &[block], x, &mut sums);
-            }
-        }
-        let mut out = [0.0; LANES];
-        s.store(sums[0][0], &mut out);
-        out
     }
 }
 
