@@ -9,7 +9,7 @@ use crate::attention::{self, Attention, AttentionShape};
 use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd, portable::Portable};
+use crate::simd::{Kernel, LANES, Registers, Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
 use crate::threads::Pool;
@@ -574,6 +574,26 @@ impl Cpu {
         Grid::pieces(x, piece).run(&self.pool, |mut block, _| {
             task(block.cols().start / width, block.piece());
         });
+    }
+
+    /// Runs a kernel on this thread.
+    pub(crate) fn execute<K: Kernel>(&self, kernel: K) -> K::Output {
+        self.proof.run(kernel)
+    }
+
+    /// Calls `task` for every index below `tasks`, on all threads.
+    pub(crate) fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        self.pool.run(tasks, |index, _| task(index));
+    }
+
+    pub(crate) fn registers(&self) -> Registers {
+        match self.proof {
+            Proof::Portable(_) => Portable::REGISTERS,
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(_) => Avx2::REGISTERS,
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512Vnni(_) => Avx512Vnni::REGISTERS,
+        }
     }
 
     fn tokens_per_tile(&self) -> usize {

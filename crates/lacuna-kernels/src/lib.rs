@@ -30,6 +30,7 @@ mod dtype;
 mod elementwise;
 mod float;
 mod grid;
+mod limits;
 mod matrix;
 mod quantized;
 mod simd;

@@ -58,15 +58,18 @@ impl Order {
     }
 }
 
-/// What a group adds to the sum of a row: one or two terms per block.
+/// What a group adds to the sum of a row, a term per block.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Terms([[f32; LANES]; 2]);
+struct Terms([f32; LANES]);
+
+/// Terms of all rows of a step: first terms and, where a format has them, second ones.
+type AllTerms = [[Terms; STREAMS * LANES * GROUPS]; 2];
 
 /// What a worker needs for [`Rows`].
 pub(crate) struct Scratch {
     x: [Group; GROUPS],
-    terms: [Terms; STREAMS * LANES * GROUPS],
+    terms: AllTerms,
     /// A group whose last blocks do not exist.
     tail: [u8; LARGEST_GROUP],
 }
@@ -77,7 +80,7 @@ impl Scratch {
             q: [[0; LANES]; 8],
             correction: [[0; LANES]; 2],
         }; GROUPS],
-        terms: [Terms([[0.0; LANES]; 2]); STREAMS * LANES * GROUPS],
+        terms: [[Terms([0.0; LANES]); STREAMS * LANES * GROUPS]; 2],
         tail: [0; LARGEST_GROUP],
     };
 }
@@ -136,21 +139,22 @@ impl<D: Format> Rows<'_, D> {
         let offset = |block: usize| block * BLOCK / D::DTYPE.block_len() * D::DTYPE.block_bytes();
         let row = self.weights.row(self.first + index);
         let row = &row[offset(blocks.start)..offset(blocks.end)];
-        let terms = &mut self.scratch.terms[slot * GROUPS..][..GROUPS];
+        let Scratch { x, terms, tail } = &mut *self.scratch;
+        let first = slot * blocks.len().div_ceil(LANES);
         let groups = row.chunks_exact(group_bytes);
-        let tail = groups.remainder();
-        let mut slots = self.scratch.x.iter().zip(terms);
-        for (group, (x, terms)) in groups.zip(&mut slots) {
+        let rest = groups.remainder();
+        let whole = groups.len();
+        for (index, group) in groups.enumerate() {
             for line in (0..group_bytes).step_by(64) {
                 s.prefetch_line(group.as_ptr().wrapping_add(PREFETCH_BYTES + line));
             }
-            terms.store::<S, D>(s, D::group(s, group, x));
+            store::<S, D>(s, terms, first + index, D::group(s, group, &x[index]));
         }
-        if let (false, Some((x, terms))) = (tail.is_empty(), slots.next()) {
-            let padded = &mut self.scratch.tail[..group_bytes];
-            padded[..tail.len()].copy_from_slice(tail);
-            padded[tail.len()..].fill(0);
-            terms.store::<S, D>(s, D::group(s, padded, x));
+        if !rest.is_empty() {
+            let padded = &mut tail[..group_bytes];
+            padded[..rest.len()].copy_from_slice(rest);
+            padded[rest.len()..].fill(0);
+            store::<S, D>(s, terms, first + whole, D::group(s, padded, &x[whole]));
         }
     }
 
@@ -164,19 +168,21 @@ impl<D: Format> Rows<'_, D> {
             lanes[..out.len()].copy_from_slice(out);
         }
         let mut sum = s.load(&lanes);
-        let rows = &self.scratch.terms[stream * LANES * GROUPS..][..LANES * GROUPS];
         let scale = &self.x.scale[blocks.clone()];
         let second = match D::EXTRA {
             Extra::Minimum => &self.x.scaled_sum[blocks.clone()],
             Extra::Nothing | Extra::SecondScale => scale,
         };
+        let stride = blocks.len().div_ceil(LANES);
+        let rows = stream * LANES * stride..(stream + 1) * LANES * stride;
+        let [first_terms, second_terms] = &self.scratch.terms;
         for (group, (scale, second)) in scale.chunks(LANES).zip(second.chunks(LANES)).enumerate() {
-            let terms = |part: usize| {
-                s.transpose(each!(sum, |r| s.load(&rows[r * GROUPS + group].0[part])))
-            };
-            let (firsts, seconds) = match D::EXTRA {
-                Extra::Nothing => (terms(0), [sum; LANES]),
-                Extra::Minimum | Extra::SecondScale => (terms(0), terms(1)),
+            let firsts = load(s, &first_terms[rows.clone()], stride, group);
+            let seconds = match D::EXTRA {
+                Extra::Nothing => firsts,
+                Extra::Minimum | Extra::SecondScale => {
+                    load(s, &second_terms[rows.clone()], stride, group)
+                }
             };
             for block in 0..LANES {
                 if block < scale.len() {
@@ -192,14 +198,18 @@ impl<D: Format> Rows<'_, D> {
     }
 }
 
-impl Terms {
-    #[inline(always)]
-    fn store<S: Simd, D: Format>(&mut self, s: S, terms: [S::F; 2]) {
-        s.store(terms[0], &mut self.0[0]);
-        if D::EXTRA != Extra::Nothing {
-            s.store(terms[1], &mut self.0[1]);
-        }
+#[inline(always)]
+fn store<S: Simd, D: Format>(s: S, all: &mut AllTerms, index: usize, terms: [S::F; 2]) {
+    s.store(terms[0], &mut all[0][index].0);
+    if D::EXTRA != Extra::Nothing {
+        s.store(terms[1], &mut all[1][index].0);
     }
+}
+
+/// A group's terms of sixteen rows, by block.
+#[inline(always)]
+fn load<S: Simd>(s: S, rows: &[Terms], stride: usize, group: usize) -> [S::F; LANES] {
+    s.transpose(each!(s.splat(0.0), |r| s.load(&rows[r * stride + group].0)))
 }
 
 /// Brings activations into the order of the format; blocks that do not exist become zeros.
