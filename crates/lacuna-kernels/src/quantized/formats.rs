@@ -382,14 +382,14 @@ fn k_nibbles<S: Simd>(s: S, tile: &Tile<'_>, at: usize, part: usize) -> [S::U; 8
 /// The 6-bit scales and minima of a `Q4K` or `Q5K` block, a byte each.
 #[inline(always)]
 fn k_scales(block: &[u8]) -> [u64; 2] {
-    let [first, second, third] = [4, 8, 12].map(|at| u32_at(block, at));
-    let upper = |word: u32| (word >> 2) & 0x3030_3030;
-    let low = [first & 0x3F3F_3F3F, second & 0x3F3F_3F3F];
-    let high = [
-        (third & 0x0F0F_0F0F) | upper(first),
-        ((third >> 4) & 0x0F0F_0F0F) | upper(second),
-    ];
-    [0, 1].map(|i| u64::from(low[i]) | u64::from(high[i]) << 32)
+    let (first, second, third) = (u32_at(block, 4), u32_at(block, 8), u32_at(block, 12));
+    let (low, six, upper) = (0x0F0F_0F0F, 0x3F3F_3F3F, 0x3030_3030);
+    let scales = (third & low) | ((first >> 2) & upper);
+    let minima = ((third >> 4) & low) | ((second >> 2) & upper);
+    [
+        u64::from(first & six) | u64::from(scales) << 32,
+        u64::from(second & six) | u64::from(minima) << 32,
+    ]
 }
 
 /// The terms of two `Q4K` or `Q5K` blocks of a row; `weights(k, v)` are those of sub-blocks `v` and
@@ -404,8 +404,8 @@ fn k_group<S: Simd>(s: S, blocks: [&[u8]; 2], x: &Group, weights: [S::U; 8]) -> 
             s.u_load(&x.q[v])
         )),
     );
-    let [first, second] = blocks.map(k_scales);
-    let [d, dmin] = s.f16_pairs(blocks.map(|block| u32_at(block, 0)));
+    let (first, second) = (k_scales(blocks[0]), k_scales(blocks[1]));
+    let [d, dmin] = s.f16_pairs([u32_at(blocks[0], 0), u32_at(blocks[1], 0)]);
     let scale = s.mul(d, s.i_to_f32(s.widen_bytes([first[0], second[0]])));
     let min = s.i_to_f32(s.widen_bytes([first[1], second[1]]));
     let minus_dmin = s.mul(dmin, s.splat(-1.0));
@@ -622,8 +622,9 @@ impl Format for Q6K {
         let low = s.sum_quads(each!(dots[0], |i| dots[i]));
         let high = s.sum_quads(each!(dots[0], |i| dots[4 + i]));
         let dots = s.split_quarters(low, high);
-        let [d, _] = s.f16_pairs(blocks.map(|block| u32::from(u16_at(block, 208))));
-        let scales = s.widen_words(blocks.map(|block| array(block, 192)));
+        let d: [u32; 2] = each!(0, |i| u32::from(u16_at(blocks[i], 208)));
+        let [d, _] = s.f16_pairs(d);
+        let scales = s.widen_words([array(blocks[0], 192), array(blocks[1], 192)]);
         each!(d, |half| {
             let top = s.u_shl(scales, 24 - 8 * half as u32);
             let scale = s.mul(d, s.i_to_f32(s.i_shr(top, 24)));

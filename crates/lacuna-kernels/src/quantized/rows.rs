@@ -11,7 +11,7 @@ use super::formats::Format;
 use super::panel::Extra;
 use crate::activations::{ActivationRow, BLOCK};
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd, each};
+use crate::simd::{Kernel, LANES, Simd, each, padded};
 
 /// Groups of sixteen blocks whose terms are kept: 4096 columns.
 const GROUPS: usize = 8;
@@ -176,7 +176,7 @@ impl<D: Format> Rows<'_, D> {
         let stride = blocks.len().div_ceil(LANES);
         let rows = stream * LANES * stride..(stream + 1) * LANES * stride;
         let [first_terms, second_terms] = &self.scratch.terms;
-        for (group, (scale, second)) in scale.chunks(LANES).zip(second.chunks(LANES)).enumerate() {
+        for group in 0..stride {
             let firsts = load(s, &first_terms[rows.clone()], stride, group);
             let seconds = match D::EXTRA {
                 Extra::Nothing => firsts,
@@ -184,11 +184,22 @@ impl<D: Format> Rows<'_, D> {
                     load(s, &second_terms[rows.clone()], stride, group)
                 }
             };
-            for block in 0..LANES {
-                if block < scale.len() {
-                    sum = s.fused(firsts[block], s.splat(scale[block]), sum);
-                    if D::EXTRA != Extra::Nothing {
-                        sum = s.fused(seconds[block], s.splat(second[block]), sum);
+            let (scale, second) = (&scale[group * LANES..], &second[group * LANES..]);
+            match (scale.first_chunk::<LANES>(), second.first_chunk::<LANES>()) {
+                (Some(scale), Some(second)) => {
+                    for block in 0..LANES {
+                        sum = s.fused(firsts[block], s.splat(scale[block]), sum);
+                        if D::EXTRA != Extra::Nothing {
+                            sum = s.fused(seconds[block], s.splat(second[block]), sum);
+                        }
+                    }
+                }
+                _ => {
+                    for (block, (scale, second)) in scale.iter().zip(second).enumerate() {
+                        sum = s.fused(firsts[block], s.splat(*scale), sum);
+                        if D::EXTRA != Extra::Nothing {
+                            sum = s.fused(seconds[block], s.splat(*second), sum);
+                        }
                     }
                 }
             }
@@ -223,18 +234,21 @@ fn arrange<S: Simd, D: Format>(
     let offset = D::offset::<S>();
     for (first, group) in blocks.clone().step_by(LANES).zip(groups) {
         let count = (blocks.end - first).min(LANES);
-        let q = &x.q[first..][..count];
-        for (vector, words) in group.q.iter_mut().enumerate() {
-            for (quarter, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let mut q = [[[0; 4]; 2]; LANES];
+        for (q, words) in q.iter_mut().zip(&x.q[first..][..count]) {
+            q.as_flattened_mut().copy_from_slice(words);
+        }
+        for vector in 0..8 {
+            for quarter in 0..4 {
                 let (block, half) = D::ORDER.source(vector, quarter);
-                *words = q.get(block).map_or([0; 4], |q| q.as_chunks().0[half]);
+                group.q[vector][4 * quarter..4 * quarter + 4].copy_from_slice(&q[block][half]);
             }
         }
-        for (block, first) in (first..first + count).enumerate() {
-            let halves = x.half_sums.map(|sums| sums[first]);
+        let halves = [0, 1].map(|half| padded::<i32, LANES>(&x.half_sums[half][first..][..count]));
+        for block in 0..LANES {
             let [a, b] = match D::EXTRA {
-                Extra::SecondScale => halves,
-                Extra::Nothing | Extra::Minimum => [halves[0] + halves[1], 0],
+                Extra::SecondScale => [halves[0][block], halves[1][block]],
+                Extra::Nothing | Extra::Minimum => [halves[0][block] + halves[1][block], 0],
             };
             group.correction[0][block] = (offset * a) as u32;
             group.correction[1][block] = (offset * b) as u32;

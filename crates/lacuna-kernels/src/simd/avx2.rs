@@ -495,7 +495,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn f16_each(self, x: [u16; 16]) -> Self::F {
-        let x = x.map(|x| x as i16);
+        let x: [i16; 16] = each!(0, |i| x[i] as i16);
         // SAFETY: 1.
         unsafe {
             let low = _mm_setr_epi16(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]);

@@ -127,23 +127,27 @@ unsafe fn load_rows(tile: &Tile<'_>, j: usize, at: usize) -> __m512i {
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn transpose(x: [__m512; 16]) -> [__m512; 16] {
-    let quarters: [[__m512i; 4]; 4] = each!([_mm512_setzero_si512(); 4], |i| {
-        transpose4(each!(_mm512_setzero_si512(), |j| _mm512_castps_si512(
-            x[4 * i + j]
-        )))
-    });
-    each!(x[0], |c| {
-        let (q, lane) = (quarters.map(|q| _mm512_castsi512_ps(q[c % 4])), c / 4);
-        let pick = |a, b| match lane % 2 {
-            0 => _mm512_shuffle_f32x4::<0x88>(a, b),
-            _ => _mm512_shuffle_f32x4::<0xDD>(a, b),
-        };
-        let (low, high) = (pick(q[0], q[1]), pick(q[2], q[3]));
-        match lane / 2 {
-            0 => _mm512_shuffle_f32x4::<0x88>(low, high),
-            _ => _mm512_shuffle_f32x4::<0xDD>(low, high),
-        }
-    })
+    let quads = |i: usize| {
+        transpose4([
+            _mm512_castps_si512(x[i]),
+            _mm512_castps_si512(x[i + 1]),
+            _mm512_castps_si512(x[i + 2]),
+            _mm512_castps_si512(x[i + 3]),
+        ])
+    };
+    let (a, b, c, d) = (quads(0), quads(4), quads(8), quads(12));
+    let mut out = x;
+    for i in 0..4 {
+        let even = _mm512_shuffle_i32x4::<0x88>(a[i], b[i]);
+        let odd = _mm512_shuffle_i32x4::<0xDD>(a[i], b[i]);
+        let even_high = _mm512_shuffle_i32x4::<0x88>(c[i], d[i]);
+        let odd_high = _mm512_shuffle_i32x4::<0xDD>(c[i], d[i]);
+        out[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(even, even_high));
+        out[4 + i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(odd, odd_high));
+        out[8 + i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xDD>(even, even_high));
+        out[12 + i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xDD>(odd, odd_high));
+    }
+    out
 }
 
 impl Simd for Avx512Vnni {
@@ -449,7 +453,7 @@ impl Simd for Avx512Vnni {
 
     #[inline(always)]
     fn f16_each(self, x: [u16; 16]) -> __m512 {
-        let x = x.map(|x| x as i16);
+        let x: [i16; 16] = each!(0, |i| x[i] as i16);
         // SAFETY: 1. Lanes are inserted one by one: a gather is slower.
         unsafe {
             let low = _mm_setr_epi16(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]);
