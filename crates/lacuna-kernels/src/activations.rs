@@ -18,10 +18,13 @@
     reason = "caller-provided bytes hold the blocks; see # Safety"
 )]
 
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Registers, Simd};
 
 /// Values per block.
 pub(crate) const BLOCK: usize = 32;
+
+/// The most tokens of a tile.
+pub(crate) const WIDEST: usize = 8;
 
 /// Bytes per token and block.
 const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
@@ -56,6 +59,25 @@ pub(crate) struct ActivationRow<'a> {
     pub(crate) scaled_sum: &'a [f32],
     /// Sums of the values of the first and of the second half.
     pub(crate) half_sums: [&'a [i32]; 2],
+}
+
+/// Few tokens are stored as one tile of 1, 2, 4 or 8.
+const fn padded(tokens: usize) -> usize {
+    if tokens <= WIDEST {
+        tokens.next_power_of_two()
+    } else {
+        tokens
+    }
+}
+
+/// Tokens per tile at a level whose kernels take many tokens `widest` at a time, and hold the few
+/// of a small batch in registers at once if they have many.
+pub(crate) fn tokens_per_tile(tokens: usize, widest: usize, registers: Registers) -> usize {
+    match registers {
+        _ if tokens == 1 => 1,
+        Registers::Many if tokens <= WIDEST => padded(tokens),
+        Registers::Many | Registers::Few => widest,
+    }
 }
 
 /// What bytes may be cast to.
@@ -115,7 +137,7 @@ impl<'a> Activations<'a> {
         if !cols.is_multiple_of(BLOCK) {
             return None;
         }
-        match tokens.checked_mul(cols / BLOCK) {
+        match padded(tokens).checked_mul(cols / BLOCK) {
             Some(blocks) => blocks.checked_mul(BLOCK_BYTES),
             None => None,
         }
@@ -138,6 +160,20 @@ impl<'a> Activations<'a> {
 
     pub(crate) fn row(&self, token: usize) -> &'a [f32] {
         &self.x[token * self.cols..][..self.cols]
+    }
+
+    /// Blocks of the only tile, which has `N` tokens, some of them perhaps unused.
+    ///
+    /// # Panics
+    /// When the activations are not quantized.
+    pub(crate) fn padded_tile<const N: usize>(&self) -> &'a [ActivationBlock<N>] {
+        assert!(
+            self.tile == N && self.tokens <= N,
+            "{} tokens in tiles of {}",
+            self.tokens,
+            self.tile
+        );
+        cast(self.quantized)
     }
 
     /// Blocks of the tile that starts at `token` and has `N` tokens.
@@ -177,11 +213,13 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// Quantizes one tile of `N` rows into its bytes.
+/// Quantizes the rows of one tile into its bytes.
 pub(crate) struct Quantize<'a> {
-    /// `tokens` rows of `cols`.
+    /// At most `tile` rows of `cols`.
     pub(crate) x: &'a [f32],
     pub(crate) cols: usize,
+    /// Tokens that the tile has room for.
+    pub(crate) tile: usize,
     pub(crate) out: &'a mut [u8],
 }
 
@@ -190,13 +228,14 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _simd: S) {
-        match self.x.len() / self.cols {
+        match self.tile {
             1 => self.tile::<1>(),
             2 => self.tile::<2>(),
             3 => self.tile::<3>(),
             4 => self.tile::<4>(),
             5 => self.tile::<5>(),
             6 => self.tile::<6>(),
+            8 => self.tile::<8>(),
             tokens => unreachable!("a tile of {tokens} tokens"),
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use crate::activations::{Activations, Quantize, QuantizeSingle};
+use crate::activations::{Activations, Quantize, QuantizeSingle, tokens_per_tile};
 use crate::attention::{self, Attention, AttentionShape};
 use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
@@ -242,7 +242,7 @@ impl Cpu {
             tokens.checked_mul(cols),
             "activations are [{tokens}, {cols}]"
         );
-        let tile = self.tokens_per_tile();
+        let tile = self.tokens_per_tile(tokens);
         if storage.is_empty() || x.is_empty() {
             return Activations {
                 x,
@@ -259,18 +259,19 @@ impl Cpu {
             "{needed} bytes of storage, not {}",
             storage.len()
         );
-        let storage = &mut storage[..needed];
+        let per_token = Activations::storage_bytes(1, cols).expect("fewer than the bytes of all");
+        let storage = &mut storage[..tokens.max(tile) * per_token];
         // A few tiles per task, because short rows are quantized in less than a microsecond.
         let tiles = (TASK_ELEMENTS / (tile * cols)).max(1);
-        let per_tile = tile * (needed / tokens);
-        Grid::pieces(storage, tiles * per_tile).run(&self.pool, |mut block, _| {
-            let first = block.cols().start / (needed / tokens) * cols;
+        Grid::pieces(storage, tiles * tile * per_token).run(&self.pool, |mut block, _| {
+            let first = block.cols().start / per_token * cols;
             let x = x[first..].chunks(tile * cols);
-            for (out, x) in block.piece().chunks_mut(per_tile).zip(x) {
+            for (out, x) in block.piece().chunks_mut(tile * per_token).zip(x) {
                 if tokens == 1 {
                     self.proof.run(QuantizeSingle { x, out });
                 } else {
-                    self.proof.run(Quantize { x, cols, out });
+                    let tile = out.len() / per_token;
+                    self.proof.run(Quantize { x, cols, tile, out });
                 }
             }
         });
@@ -301,7 +302,7 @@ impl Cpu {
         );
         assert_eq!(
             x.tile,
-            self.tokens_per_tile(),
+            self.tokens_per_tile(x.tokens()),
             "activations belong to the level they are made on"
         );
         if out.is_empty() {
@@ -596,14 +597,15 @@ impl Cpu {
         }
     }
 
-    fn tokens_per_tile(&self) -> usize {
-        match self.proof {
+    fn tokens_per_tile(&self, tokens: usize) -> usize {
+        let widest = match self.proof {
             Proof::Portable(_) => Portable::TOKENS,
             #[cfg(target_arch = "x86_64")]
             Proof::Avx2(_) => Avx2::TOKENS,
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512Vnni(_) => Avx512Vnni::TOKENS,
-        }
+        };
+        tokens_per_tile(tokens, widest, self.registers())
     }
 
     /// Rows per task: a multiple of what kernels handle together, few enough that threads finish

@@ -202,7 +202,7 @@ simple_format!(
     Q8_0,
     Nothing,
     |s, tile, at| {
-        let scale = s.f16_low(s.gather(tile, at));
+        let scale = s.f16_column(tile, at);
         PackedBlock {
             words: weights(s, columns32(s, tile, at + 2), 0),
             scale,
@@ -230,7 +230,7 @@ simple_format!(
     Q4_0,
     Nothing,
     |s, tile, at| {
-        let scale = s.f16_low(s.gather(tile, at));
+        let scale = s.f16_column(tile, at);
         let words = nibbles(s, s.columns(tile, at + 2));
         PackedBlock {
             words: weights(s, words, -8),
@@ -272,7 +272,7 @@ simple_format!(
     Q5_0,
     Nothing,
     |s, tile, at| {
-        let scale = s.f16_low(s.gather(tile, at));
+        let scale = s.f16_column(tile, at);
         let words = or_fifth_bits(
             s,
             nibbles(s, s.columns(tile, at + 6)),
@@ -338,11 +338,12 @@ impl<S: Simd> Copy for KHeader<S> {}
 impl<S: Simd> KHeader<S> {
     #[inline(always)]
     fn read(s: S, tile: &Tile<'_>, at: usize) -> Self {
-        let (d, dmin) = scale_and_min(s, s.gather(tile, at));
+        let [both, first, second, third] = s.columns(tile, at);
+        let (d, dmin) = scale_and_min(s, both);
         Self {
             d,
             minus_dmin: s.mul(dmin, s.splat(-1.0)),
-            packed: each!(s.u_splat(0), |i| s.gather(tile, at + 4 + 4 * i)),
+            packed: [first, second, third],
         }
     }
 
@@ -566,9 +567,8 @@ impl Format for Q6K {
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Q6KHeader<S> {
         let at = index * DType::Q6K.block_bytes();
         Q6KHeader {
-            // The scale is the last two bytes of the block.
-            d: s.f16_low(s.u_shr(s.gather(tile, at + 206), 16)),
-            scales: each!(s.u_splat(0), |i| s.gather(tile, at + 192 + 4 * i)),
+            d: s.f16_column(tile, at + 208),
+            scales: s.columns(tile, at + 192),
         }
     }
 

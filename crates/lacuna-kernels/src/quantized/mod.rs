@@ -19,18 +19,19 @@ pub(crate) use rows::Scratch as RowScratch;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::activations::{ActivationBlock, Activations, BLOCK};
+use crate::activations::{ActivationBlock, Activations, BLOCK, WIDEST};
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Registers, Simd, each};
 use crate::tile::Tile;
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use panel::{Extra, Sums, step};
 use rows::Rows;
 
-/// Blocks of columns per packed panel: 1024 columns, a multiple of what any file block holds.
-const PANEL_BLOCKS: usize = 32;
+/// Blocks of columns per packed panel: 512 columns, a multiple of what any file block holds. Two
+/// tiles of them and their activations fit a cache of 32 KiB.
+const PANEL_BLOCKS: usize = 16;
 
 /// The same for few tokens: so few that the next blocks arrive from memory meanwhile.
 const NARROW_PANEL_BLOCKS: usize = 8;
@@ -79,9 +80,6 @@ fn parts<D: Format>() -> usize {
     D::DTYPE.block_len() / BLOCK
 }
 
-/// Sums in memory: of `R` tiles of sixteen rows and `T` tokens.
-type StoredSums<const R: usize, const T: usize> = [[[f32; LANES]; T]; R];
-
 impl Product<'_, '_> {
     fn format<S: Simd, D: Format>(mut self, s: S) {
         let rows = self.out.cols();
@@ -96,19 +94,56 @@ impl Product<'_, '_> {
             });
             return;
         }
-        for first in rows.clone().step_by(S::TILES * LANES) {
-            if S::TILES == 2 && rows.end - first > LANES {
-                self.panel::<S, D, 2>(s, first);
+        let mut first = rows.start;
+        while first < rows.end {
+            let tile = Tile::new(self.weights, first);
+            let next = first + tile.lanes().len();
+            let skinny = S::REGISTERS == Registers::Many && self.x.tokens() <= WIDEST;
+            first = if skinny {
+                self.stream::<S, D>(s, first, tile)
+            } else if S::TILES == 2 && next < rows.end {
+                let second = Tile::new(self.weights, next);
+                self.panel::<S, D, 2>(s, first, [tile, second])
             } else {
-                self.panel::<S, D, 1>(s, first);
-            }
+                self.panel::<S, D, 1>(s, first, [tile])
+            };
         }
     }
 
-    /// All tokens, `R` tiles of rows.
-    fn panel<S: Simd, D: Format, const R: usize>(&mut self, s: S, first: usize) {
-        let tiles: [Tile<'_>; R] =
-            std::array::from_fn(|r| Tile::new(self.weights, first + r * LANES));
+    /// Two to [`WIDEST`] tokens and a tile; returns the row after it.
+    fn stream<S: Simd, D: Format>(&mut self, s: S, first: usize, tile: Tile<'_>) -> usize {
+        match self.x.tile {
+            2 => self.stream_tile::<S, D, 2>(s, first, tile),
+            4 => self.stream_tile::<S, D, 4>(s, first, tile),
+            8 => self.stream_tile::<S, D, 8>(s, first, tile),
+            count => unreachable!("a tile of {count} tokens"),
+        }
+    }
+
+    fn stream_tile<S: Simd, D: Format, const T: usize>(
+        &mut self,
+        s: S,
+        first: usize,
+        tile: Tile<'_>,
+    ) -> usize {
+        s.vectorize(Stream {
+            tile: &tile,
+            x: self.x.padded_tile::<T>(),
+            tokens: self.x.tokens(),
+            start: first - self.out.cols().start,
+            out: &mut self.out,
+            format: PhantomData::<D>,
+        });
+        first + tile.lanes().len()
+    }
+
+    /// All tokens, `R` tiles of rows; returns the row after them.
+    fn panel<S: Simd, D: Format, const R: usize>(
+        &mut self,
+        s: S,
+        first: usize,
+        tiles: [Tile<'_>; R],
+    ) -> usize {
         let blocks = self.weights.cols() / BLOCK;
         let together = if self.x.tokens() <= FEW_TOKENS {
             NARROW_PANEL_BLOCKS
@@ -125,11 +160,14 @@ impl Product<'_, '_> {
                 format: PhantomData::<D>,
             });
             match D::EXTRA {
-                Extra::Nothing => self.tokens::<S, Plain, R>(s, first, &columns),
-                Extra::Minimum => self.tokens::<S, WithMinimum, R>(s, first, &columns),
-                Extra::SecondScale => self.tokens::<S, WithSecondScale, R>(s, first, &columns),
+                Extra::Nothing => self.tokens::<S, Plain, R>(s, first, &tiles, &columns),
+                Extra::Minimum => self.tokens::<S, WithMinimum, R>(s, first, &tiles, &columns),
+                Extra::SecondScale => {
+                    self.tokens::<S, WithSecondScale, R>(s, first, &tiles, &columns);
+                }
             }
         }
+        first + tiles.iter().map(|tile| tile.lanes().len()).sum::<usize>()
     }
 
     /// Multiplies the packed blocks with all tokens.
@@ -137,17 +175,28 @@ impl Product<'_, '_> {
         &mut self,
         s: S,
         first: usize,
+        tiles: &[Tile<'_>; R],
         columns: &Range<usize>,
     ) {
         let tokens = self.x.tokens();
         for token in (0..tokens).step_by(S::TOKENS) {
             match (tokens - token).min(S::TOKENS) {
-                1 => self.token_tile::<S, E, R, 1>(s, first, token, columns),
-                2 if S::TOKENS >= 2 => self.token_tile::<S, E, R, 2>(s, first, token, columns),
-                3 if S::TOKENS >= 3 => self.token_tile::<S, E, R, 3>(s, first, token, columns),
-                4 if S::TOKENS >= 4 => self.token_tile::<S, E, R, 4>(s, first, token, columns),
-                5 if S::TOKENS >= 5 => self.token_tile::<S, E, R, 5>(s, first, token, columns),
-                6 if S::TOKENS >= 6 => self.token_tile::<S, E, R, 6>(s, first, token, columns),
+                1 => self.token_tile::<S, E, R, 1>(s, first, token, tiles, columns),
+                2 if S::TOKENS >= 2 => {
+                    self.token_tile::<S, E, R, 2>(s, first, token, tiles, columns)
+                }
+                3 if S::TOKENS >= 3 => {
+                    self.token_tile::<S, E, R, 3>(s, first, token, tiles, columns)
+                }
+                4 if S::TOKENS >= 4 => {
+                    self.token_tile::<S, E, R, 4>(s, first, token, tiles, columns)
+                }
+                5 if S::TOKENS >= 5 => {
+                    self.token_tile::<S, E, R, 5>(s, first, token, tiles, columns)
+                }
+                6 if S::TOKENS >= 6 => {
+                    self.token_tile::<S, E, R, 6>(s, first, token, tiles, columns)
+                }
                 count => unreachable!("a tile of {count} tokens"),
             }
         }
@@ -158,51 +207,74 @@ impl Product<'_, '_> {
         s: S,
         first: usize,
         token: usize,
+        tiles: &[Tile<'_>; R],
         columns: &Range<usize>,
     ) {
-        let mut sums: StoredSums<R, T> = [[[0.0; LANES]; T]; R];
-        if columns.start > 0 {
-            self.load(first, token, &mut sums);
-        }
-        let x = &self.x.tile::<T>(token)[columns.clone()];
-        let panel = &self.panel.as_chunks::<R>().0[..columns.len()];
-        s.vectorize(TokenTile {
-            panel,
-            x,
-            sums: &mut sums,
-            extra: PhantomData::<E>,
+        s.vectorize(TokenTile::<E, R, T> {
+            panel: &self.panel.as_chunks::<R>().0[..columns.len()],
+            x: &self.x.tile::<T>(token)[columns.clone()],
+            token,
+            start: first - self.out.cols().start,
+            lanes: std::array::from_fn(|r| tiles[r].lanes()),
+            continues: columns.start > 0,
+            out: &mut self.out,
+            extra: PhantomData,
         });
-        self.store(first, token, &sums);
     }
+}
 
-    /// Writes sums to the rows that exist.
-    fn store<const R: usize, const T: usize>(
-        &mut self,
-        first: usize,
-        token: usize,
-        sums: &StoredSums<R, T>,
-    ) {
-        let start = first - self.out.cols().start;
-        for t in 0..T {
-            let out = &mut self.out.row(token + t)[start..];
-            for (out, sums) in out.chunks_mut(LANES).zip(sums) {
-                out.copy_from_slice(&sums[t][..out.len()]);
+/// Sums so far of a tile's rows: `lanes` are in `out`, the others 0.
+#[inline(always)]
+fn load<S: Simd>(s: S, out: &[f32], lanes: &Range<usize>) -> S::F {
+    if let (LANES, Some(all)) = (lanes.len(), out.first_chunk()) {
+        return s.load(all);
+    }
+    let mut sums = [0.0; LANES];
+    sums[lanes.clone()].copy_from_slice(&out[..lanes.len()]);
+    s.load(&sums)
+}
+
+/// Writes what [`load`] reads.
+#[inline(always)]
+fn store<S: Simd>(s: S, sums: S::F, out: &mut [f32], lanes: &Range<usize>) {
+    if let (LANES, Some(all)) = (lanes.len(), out.first_chunk_mut()) {
+        return s.store(sums, all);
+    }
+    let mut all = [0.0; LANES];
+    s.store(sums, &mut all);
+    out[..lanes.len()].copy_from_slice(&all[lanes.clone()]);
+}
+
+/// A few tokens and sixteen rows, from the file layout.
+struct Stream<'a, 'b, 'c, D, const T: usize> {
+    tile: &'a Tile<'b>,
+    x: &'a [ActivationBlock<T>],
+    /// How many of the `T` exist.
+    tokens: usize,
+    /// Where the tile's rows are in the block of the output.
+    start: usize,
+    out: &'a mut Block<'c, f32>,
+    format: PhantomData<D>,
+}
+
+impl<D: Format, const T: usize> Kernel for Stream<'_, '_, '_, D, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut sums: Sums<S, 1, T> = [[s.splat(0.0); T]];
+        for (index, x) in self.x.chunks_exact(parts::<D>()).enumerate() {
+            prefetch_ahead::<S, D>(s, self.tile, index, LANES);
+            let header = D::header(s, self.tile, index);
+            for (part, x) in x.iter().enumerate() {
+                let block = D::block(s, self.tile, index, part, &header);
+                step(s, D::EXTRA, &[block], x, &mut sums);
             }
         }
-    }
-
-    /// Reads back what [`Product::store`] wrote.
-    fn load<const R: usize, const T: usize>(
-        &mut self,
-        first: usize,
-        token: usize,
-        sums: &mut StoredSums<R, T>,
-    ) {
-        let start = first - self.out.cols().start;
         for t in 0..T {
-            let out = &self.out.row(token + t)[start..];
-            for (out, sums) in out.chunks(LANES).zip(sums.iter_mut()) {
-                sums[t][..out.len()].copy_from_slice(out);
+            if t < self.tokens {
+                let out = &mut self.out.row(t)[self.start..];
+                store(s, sums[0][t], out, &self.tile.lanes());
             }
         }
     }
@@ -236,30 +308,43 @@ impl<D: Format, const R: usize> Kernel for Pack<'_, '_, D, R> {
 }
 
 /// Adds the products of a packed panel and a tile of tokens.
-struct TokenTile<'a, E, const R: usize, const T: usize> {
+struct TokenTile<'a, 'b, E, const R: usize, const T: usize> {
     panel: &'a [[StoredBlock; R]],
     x: &'a [ActivationBlock<T>],
-    sums: &'a mut StoredSums<R, T>,
+    /// The first token.
+    token: usize,
+    /// Where the panel's rows are in the block of the output.
+    start: usize,
+    lanes: [Range<usize>; R],
+    /// Whether the output holds the sums of the columns before.
+    continues: bool,
+    out: &'a mut Block<'b, f32>,
     extra: PhantomData<E>,
 }
 
-impl<E: HasExtra, const R: usize, const T: usize> Kernel for TokenTile<'_, E, R, T> {
+impl<E: HasExtra, const R: usize, const T: usize> Kernel for TokenTile<'_, '_, E, R, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let mut sums: Sums<S, R, T> = [[s.splat(0.0); T]; R];
-        for r in 0..R {
+        if self.continues {
             for t in 0..T {
-                sums[r][t] = s.load(&self.sums[r][t]);
+                let mut out = &self.out.row(self.token + t)[self.start..];
+                for r in 0..R {
+                    sums[r][t] = load(s, out, &self.lanes[r]);
+                    out = &out[self.lanes[r].len()..];
+                }
             }
         }
         for (weights, x) in self.panel.iter().zip(self.x) {
             step(s, E::EXTRA, weights, x, &mut sums);
         }
-        for r in 0..R {
-            for t in 0..T {
-                s.store(sums[r][t], &mut self.sums[r][t]);
+        for t in 0..T {
+            let mut out = &mut self.out.row(self.token + t)[self.start..];
+            for r in 0..R {
+                store(s, sums[r][t], out, &self.lanes[r]);
+                out = &mut out[self.lanes[r].len()..];
             }
         }
     }

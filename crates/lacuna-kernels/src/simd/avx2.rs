@@ -13,7 +13,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Registers, Simd, each};
+use super::{Kernel, LANES, Registers, Simd, each};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX2, FMA and F16C.
@@ -412,15 +412,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn f16_column(self, tile: &Tile<'_>, at: usize) -> Self::F {
+        assert!(
+            at + 2 <= tile.row_bytes(),
+            "a column at {at} exceeds the row"
+        );
+        // SAFETY: 3.
+        self.f16_each(each!(0, |r| unsafe {
+            tile.ptr(r, at).cast::<u16>().read_unaligned()
+        }))
+    }
+
+    #[inline(always)]
     fn gather(self, tile: &Tile<'_>, at: usize) -> Self::U {
         assert!(
             at + 4 <= tile.row_bytes(),
             "a gather at {at} exceeds the row"
         );
-        let offsets = self.u_load(tile.offsets());
         // SAFETY: 3.
-        let base = unsafe { tile.base().add(at) };
-        both!(|offsets| _mm256_i32gather_epi32::<1>(base.cast(), offsets))
+        self.u_load(&each!(0, |r| unsafe {
+            tile.ptr(r, at).cast::<u32>().read_unaligned()
+        }))
     }
 
     #[inline(always)]
@@ -571,10 +583,8 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn prefetch(self, tile: &Tile<'_>, at: usize) {
-        for offset in tile.offsets() {
-            let address = tile.base().wrapping_add(*offset as usize + at);
-            // SAFETY: a prefetch reads nothing and cannot fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        for row in 0..LANES {
+            self.prefetch_line(tile.address(row, at));
         }
     }
 

@@ -355,15 +355,33 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn f16_column(self, tile: &Tile<'_>, at: usize) -> __m512 {
+        assert!(
+            at + 2 <= tile.row_bytes(),
+            "a column at {at} exceeds the row"
+        );
+        // SAFETY: 3.
+        self.f16_each(each!(0, |r| unsafe {
+            tile.ptr(r, at).cast::<u16>().read_unaligned()
+        }))
+    }
+
+    #[inline(always)]
     fn gather(self, tile: &Tile<'_>, at: usize) -> __m512i {
         assert!(
             at + 4 <= tile.row_bytes(),
             "a gather at {at} exceeds the row"
         );
-        // SAFETY: 1, 3.
+        // SAFETY: 3.
+        let x: [i32; LANES] = each!(0, |r| unsafe {
+            tile.ptr(r, at).cast::<i32>().read_unaligned()
+        });
+        // SAFETY: 1. Lanes are inserted one by one: a gather is slower.
         unsafe {
-            let offsets = _mm512_loadu_si512(tile.offsets().as_ptr().cast());
-            _mm512_i32gather_epi32::<1>(offsets, tile.base().add(at).cast())
+            let z = _mm512_castsi128_si512(_mm_setr_epi32(x[0], x[1], x[2], x[3]));
+            let z = _mm512_inserti32x4::<1>(z, _mm_setr_epi32(x[4], x[5], x[6], x[7]));
+            let z = _mm512_inserti32x4::<2>(z, _mm_setr_epi32(x[8], x[9], x[10], x[11]));
+            _mm512_inserti32x4::<3>(z, _mm_setr_epi32(x[12], x[13], x[14], x[15]))
         }
     }
 
@@ -541,10 +559,8 @@ impl Simd for Avx512Vnni {
 
     #[inline(always)]
     fn prefetch(self, tile: &Tile<'_>, at: usize) {
-        for offset in tile.offsets() {
-            let address = tile.base().wrapping_add(*offset as usize + at);
-            // SAFETY: a prefetch reads nothing and cannot fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        for row in 0..LANES {
+            self.prefetch_line(tile.address(row, at));
         }
     }
 

@@ -121,6 +121,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The binary16 in the lower half of each lane.
     fn f16_low(self, x: Self::U) -> Self::F;
 
+    /// Lane `r`: the binary16 at `at` of row `r`.
+    ///
+    /// # Panics
+    /// When `at + 2` exceeds the row.
+    fn f16_column(self, tile: &Tile<'_>, at: usize) -> Self::F;
     /// Lane `r`: the four bytes at `at` of row `r`.
     ///
     /// # Panics

@@ -214,6 +214,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn f16_column(self, tile: &Tile<'_>, at: usize) -> F {
+        std::array::from_fn(|r| f16::from_le_bytes(tile.bytes(r, at)).to_f32_const())
+    }
+
+    #[inline(always)]
     fn gather(self, tile: &Tile<'_>, at: usize) -> U {
         assert!(
             at + 4 <= tile.row_bytes(),
