@@ -36,17 +36,14 @@ impl<'a> BlockRows<'a> {
         let layout = self.view.layout();
         let bytes = layout.head_bytes();
         let (count, span) = self.view.span(&rows, &(self.head..self.head + 1));
-        let (span, stride) = if count == rows.len() && span.len() < Tile::MAX_BYTES {
-            (span, layout.row_stride)
-        } else {
-            for (row, copy) in rows.clone().zip(copy.chunks_exact_mut(bytes)) {
-                copy.copy_from_slice(self.view.head(row, self.head));
-            }
-            (&*copy, bytes)
-        };
-        let place = |lane: usize| (first + lane).clamp(rows.start, rows.end - 1) - rows.start;
-        let offsets = std::array::from_fn(|lane| (place(lane) * stride) as u32);
-        Some(Tile::at(span, offsets, bytes))
+        if count == LANES {
+            return Some(Tile::strided(span, layout.row_stride, bytes));
+        }
+        for (lane, copy) in copy.chunks_exact_mut(bytes).take(LANES).enumerate() {
+            let row = (first + lane).clamp(rows.start, rows.end - 1);
+            copy.copy_from_slice(self.view.head(row, self.head));
+        }
+        Some(Tile::strided(copy, bytes, bytes))
     }
 }
 
