@@ -6,9 +6,13 @@
 //! elements one by one with sixteen keys per vector, which saves that for the price of a packed
 //! copy of the keys.
 
-use super::BLOCK_ROWS;
-use super::rows::Ahead;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::ahead::Ahead;
+use super::elements::Pair;
 use super::softmax::Chunk;
+use super::{BLOCK_ROWS, PARTITION_CHUNKS};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
 /// Vectors of keys per block.
@@ -17,30 +21,31 @@ pub(super) const HALVES: usize = BLOCK_ROWS / LANES;
 /// Queries of a packed tile.
 pub(super) const TILE: usize = 8;
 
-/// Sums of some queries and the keys of one vector each, from rows.
-pub(super) struct Rows<'a, 'b> {
-    /// `[BLOCK_ROWS, chunks]`.
-    pub(super) keys: &'a [Chunk],
-    /// `[queries, chunks]`.
-    pub(super) queries: &'a [Chunk],
-    pub(super) chunks: usize,
-    /// `[queries, HALVES]`.
+/// Sums of some queries and the keys of a block, from rows as they are stored: with little to
+/// compute, a copy would be what the time goes to.
+pub(super) struct Rows<'a, 'b, E> {
+    pub(super) block: &'a [&'a [u8]; BLOCK_ROWS],
+    /// The bytes of the head in each.
+    pub(super) head: Range<usize>,
+    /// `[queries, pairs]`.
+    pub(super) queries: &'a [[Chunk; 2]],
+    /// The chunks of the block in `[queries, PARTITION_CHUNKS]`.
     pub(super) scores: &'a mut [Chunk],
     pub(super) ahead: &'a mut Ahead<'b>,
+    pub(super) element: PhantomData<E>,
 }
 
-impl Kernel for Rows<'_, '_> {
+impl<E: Pair> Kernel for Rows<'_, '_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let count = self.queries.len() / self.chunks;
+        let count = self.scores.len().div_ceil(PARTITION_CHUNKS);
         let mut first = 0;
         while first < count {
             let many = S::REGISTERS == Registers::Many;
             first += match count - first {
                 4.. if many => self.queries::<S, 4>(s, first),
-                3 if many => self.queries::<S, 3>(s, first),
                 2.. => self.queries::<S, 2>(s, first),
                 _ => self.queries::<S, 1>(s, first),
             };
@@ -48,7 +53,7 @@ impl Kernel for Rows<'_, '_> {
     }
 }
 
-impl Rows<'_, '_> {
+impl<'a, E: Pair> Rows<'a, '_, E> {
     /// `T` queries; returns `T`.
     #[inline(always)]
     fn queries<S: Simd, const T: usize>(&mut self, s: S, first: usize) -> usize {
@@ -59,11 +64,17 @@ impl Rows<'_, '_> {
                 Registers::Few => self.dots::<S, T, 2>(s, first, half, &mut sums),
             }
             for t in 0..T {
-                let out = &mut self.scores[(first + t) * HALVES + half];
+                let out = &mut self.scores[(first + t) * PARTITION_CHUNKS + half];
                 s.store(s.sum_each(sums[t]), &mut out.0);
             }
         }
         T
+    }
+
+    /// One key.
+    #[inline(always)]
+    fn pairs(&self, place: usize) -> &'a [E::Stored] {
+        E::split(&self.block[place][self.head.clone()]).0
     }
 
     /// Lane-wise sums of products, `J` keys at a time.
@@ -75,19 +86,30 @@ impl Rows<'_, '_> {
         half: usize,
         sums: &mut [[S::F; LANES]; T],
     ) {
-        let (zero, chunks, none) = (s.splat(0.0), self.chunks, [].as_slice());
-        let q: [&[Chunk]; T] = each!(none, |t| &self.queries[(first + t) * chunks..][..chunks]);
-        let keys = &self.keys[half * LANES * chunks..][..LANES * chunks];
+        let (zero, pairs) = (
+            s.splat(0.0),
+            E::split(&self.block[0][self.head.clone()]).0.len(),
+        );
+        let q: [_; T] = each!([].as_slice(), |t| &self.queries[(first + t) * pairs..]
+            [..pairs]);
         for group in 0..LANES / J {
-            let keys: [&[Chunk]; J] = each!(none, |j| &keys[(group * J + j) * chunks..][..chunks]);
+            let place = half * LANES + group * J;
+            let keys: [_; J] = each!([].as_slice(), |j| &self.pairs(place + j)[..pairs]);
+            let next: [_; J] = each!([].as_slice(), |j| &self.pairs((place + J + j) % BLOCK_ROWS)
+                [..pairs]);
             let mut dots = [[zero; J]; T];
-            for chunk in 0..chunks {
-                self.ahead.fetch::<S, 2>(s);
-                let k: [_; J] = each!(zero, |j| s.load(&keys[j][chunk].0));
-                for t in 0..T {
-                    let q = s.load(&q[t][chunk].0);
-                    for j in 0..J {
-                        dots[t][j] = s.fma(q, k[j], dots[t][j]);
+            for pair in 0..pairs {
+                self.ahead.fetch::<S, 4>(s);
+                for j in 0..J {
+                    s.prefetch_line((&raw const next[j][pair]).cast());
+                }
+                let k: [_; J] = each!([zero; 2], |j| E::load(s, &keys[j][pair]));
+                for half in 0..2 {
+                    for t in 0..T {
+                        let q = s.load(&q[t][pair][half].0);
+                        for j in 0..J {
+                            dots[t][j] = s.fma(q, k[j][half], dots[t][j]);
+                        }
                     }
                 }
             }
@@ -100,7 +122,8 @@ impl Rows<'_, '_> {
     }
 }
 
-/// Transposes the keys of a block: `[LANES, chunks, HALVES]`, sixteen keys to a chunk.
+/// Transposes the keys of a block: `[LANES, chunks, HALVES]`, sixteen keys to a chunk, lanes in
+/// [`ORDER`].
 pub(super) struct PackKeys<'a> {
     /// `[BLOCK_ROWS, chunks]`.
     pub(super) keys: &'a [Chunk],
@@ -118,23 +141,24 @@ impl Kernel for PackKeys<'_> {
             for chunk in 0..self.chunks {
                 let rows = each!(s.splat(0.0), |j| s.load(&keys[j * self.chunks + chunk].0));
                 let lanes = s.transpose(rows);
-                for lane in 0..LANES {
-                    let place = (lane * self.chunks + chunk) * HALVES + half;
-                    s.store(lanes[lane], &mut self.out[place].0);
+                for index in 0..LANES {
+                    let place = (index * self.chunks + chunk) * HALVES + half;
+                    s.store(lanes[ORDER[index]], &mut self.out[place].0);
                 }
             }
         }
     }
 }
 
-/// Packs queries, `[queries, chunks]`, by tile: `[tiles, LANES, chunks]` of [`TILE`] elements.
+/// Packs queries, `[queries, chunks]`, by tile: `[tiles, LANES, chunks]` of [`TILE`] elements, lanes
+/// in [`ORDER`].
 pub(super) fn pack_queries(queries: &[Chunk], chunks: usize, out: &mut [[f32; TILE]]) {
     let tiles = queries.chunks(TILE * chunks);
     for (queries, out) in tiles.zip(out.chunks_exact_mut(LANES * chunks)) {
         for (t, query) in queries.chunks_exact(chunks).enumerate() {
             for (c, chunk) in query.iter().enumerate() {
-                for (lane, x) in chunk.0.iter().enumerate() {
-                    out[lane * chunks + c][t] = *x;
+                for (index, lane) in ORDER.into_iter().enumerate() {
+                    out[index * chunks + c][t] = chunk.0[lane];
                 }
             }
         }
@@ -156,7 +180,7 @@ pub(super) struct Tiles<'a> {
     pub(super) keys: &'a [Chunk],
     /// One tile of [`pack_queries`].
     pub(super) queries: &'a [[f32; TILE]],
-    /// `[queries, HALVES]`, at most [`TILE`] queries.
+    /// The chunks of the block in `[queries, PARTITION_CHUNKS]`, at most [`TILE`] queries.
     pub(super) scores: &'a mut [Chunk],
     pub(super) waiting: &'a mut Waiting,
 }
@@ -182,13 +206,13 @@ impl Tiles<'_> {
     /// Queries `first .. first + T` and `N` vectors of keys.
     #[inline(always)]
     fn part<S: Simd, const T: usize, const N: usize>(&mut self, s: S, first: usize, half: usize) {
-        if self.scores.len() <= first * HALVES {
+        if self.scores.len() <= first * PARTITION_CHUNKS {
             return;
         }
         let chunks = self.queries.len() / LANES;
-        for (index, lane) in ORDER.into_iter().enumerate() {
-            let keys = &self.keys[lane * chunks * HALVES..][..chunks * HALVES];
-            let queries = &self.queries[lane * chunks..][..chunks];
+        for index in 0..LANES {
+            let keys = &self.keys[index * chunks * HALVES..][..chunks * HALVES];
+            let queries = &self.queries[index * chunks..][..chunks];
             let mut sums = [[s.splat(0.0); N]; T];
             for (keys, q) in keys.as_chunks::<HALVES>().0.iter().zip(queries) {
                 let k: [_; N] = each!(s.splat(0.0), |n| s.load(&keys[half + n].0));
@@ -214,8 +238,8 @@ impl Tiles<'_> {
                     }
                 }
             } else {
-                let scores = self.scores.as_chunks_mut::<HALVES>().0;
-                for (scores, sums) in scores[first..].iter_mut().zip(&sums) {
+                let scores = self.scores[first * PARTITION_CHUNKS..].chunks_mut(PARTITION_CHUNKS);
+                for (scores, sums) in scores.zip(&sums) {
                     for n in 0..N {
                         s.store(sums[n], &mut scores[half + n].0);
                     }

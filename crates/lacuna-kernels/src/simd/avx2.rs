@@ -482,6 +482,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch_line(self, address: *const u8) {
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
     fn prefetch_bytes(self, bytes: &[u8]) {
         for line in bytes.chunks(64) {
             // SAFETY: a prefetch reads nothing and cannot fault.

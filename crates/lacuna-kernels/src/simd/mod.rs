@@ -167,6 +167,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Hints that the byte at `at` past the start of each row will be read soon; it may lie
     /// anywhere.
     fn prefetch(self, tile: &Tile<'_>, at: usize);
+    /// Hints that the cache line of an address, which may be any, will be read soon.
+    fn prefetch_line(self, address: *const u8);
     /// Hints that `bytes` will be read within a few microseconds.
     fn prefetch_bytes(self, bytes: &[u8]);
 }

@@ -268,5 +268,8 @@ impl Simd for Portable {
     fn prefetch(self, _tile: &Tile<'_>, _at: usize) {}
 
     #[inline(always)]
+    fn prefetch_line(self, _address: *const u8) {}
+
+    #[inline(always)]
     fn prefetch_bytes(self, _bytes: &[u8]) {}
 }
