@@ -20,6 +20,7 @@ mod partition;
 mod rows;
 mod scores;
 mod softmax;
+mod stored;
 mod values;
 
 use std::num::NonZeroUsize;

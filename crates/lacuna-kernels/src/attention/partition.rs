@@ -9,6 +9,7 @@ use super::integers::{Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBl
 use super::rows::{BlockRows, Convert};
 use super::scores::{self, HALVES, PackKeys, TILE, Tiles, Waiting, pack_queries};
 use super::softmax::{Chunk, Soften};
+use super::stored::{Next, StoredRows};
 use super::values::{Panels, Stored, Sums};
 use super::{
     Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
@@ -31,8 +32,11 @@ enum Method {
 
 /// Whether K and V are better copied than read as they are stored.
 fn is_many(shape: &AttentionShape, task: &Task) -> bool {
-    // What is read as stored is whole pairs of chunks.
-    task.tokens * shape.group() >= MANY || !shape.head_dim.is_multiple_of(2 * LANES)
+    let queries = task.tokens * shape.group();
+    // What is read as stored is whole pairs of chunks, for one query or an even number.
+    queries >= MANY
+        || (queries > 1 && queries % 2 == 1)
+        || !shape.head_dim.is_multiple_of(2 * LANES)
 }
 
 /// What one worker needs to go through a partition.
@@ -256,28 +260,54 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        if self.loaded.method == Method::Rows {
+            return self.stored_scores(s, rows);
+        }
         for (start, needed) in blocks(rows, BLOCK_ROWS) {
-            let view = self.view(Side::Keys);
-            let extents = match self.loaded.method {
-                Method::Rows => view.extents(start, &needed),
-                _ => [[].as_slice(); BLOCK_ROWS],
-            };
             for head in self.loaded.heads() {
                 let mut ahead = self.ahead(Side::Keys, start, BLOCK_ROWS, rows, head);
                 let block = BlockRows {
-                    view,
+                    view: self.view(Side::Keys),
                     head,
                     start,
                     rows: needed.clone(),
                 };
                 match self.loaded.method {
-                    Method::Rows => self.stored_scores(s, &block, &extents, &mut ahead),
-                    Method::Tiles => self.tiled_scores(s, &block, &mut ahead),
                     Method::Integers => self.integer_scores(s, &block, &mut ahead),
+                    _ => self.tiled_scores(s, &block, &mut ahead),
                 }
                 ahead.fetch_all(s);
             }
         }
+    }
+
+    /// Rows as they are stored, and what is needed after them.
+    fn stored_rows(&self, side: Side, rows: &Range<usize>) -> StoredRows<'b> {
+        let (next, first_row) = match side {
+            Side::Keys => (Side::Values, rows.start),
+            Side::Values => (Side::Keys, self.next * PARTITION),
+        };
+        let next = Next {
+            view: self.view(next),
+            first_row,
+        };
+        let (heads, queries) = (self.loaded.heads(), self.loaded.head_queries());
+        StoredRows::new(self.view(side), rows, heads, queries, next)
+    }
+
+    #[inline(always)]
+    fn stored_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let count = self.loaded.queries() * self.loaded.attention.shape.chunks();
+        let stored = self.stored_rows(Side::Keys, rows);
+        let buffers = &mut *self.loaded.buffers;
+        with_element!(self.loaded.attention.k.layout().element, |E| s.vectorize(
+            scores::Rows::<E> {
+                rows: &stored,
+                queries: buffers.queries[..count].as_chunks().0,
+                scores: &mut buffers.scores,
+                element: PhantomData,
+            }
+        ));
     }
 
     /// The first chunk of the scores of queries for a block.
@@ -285,31 +315,6 @@ impl<'b> Partition<'_, 'b> {
         let chunk = start % PARTITION / LANES;
         let place = |query: usize| query * PARTITION_CHUNKS + chunk;
         place(queries.start)..place(queries.end).saturating_sub(PARTITION_CHUNKS - HALVES)
-    }
-
-    #[inline(always)]
-    fn stored_scores<S: Simd>(
-        &mut self,
-        s: S,
-        block: &BlockRows<'_>,
-        extents: &[&[u8]; BLOCK_ROWS],
-        ahead: &mut Ahead<'_>,
-    ) {
-        let chunks = self.loaded.attention.shape.chunks();
-        let queries = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
-        let buffers = &mut *self.loaded.buffers;
-        with_element!(block.view.layout().element, |E| s.vectorize(
-            scores::Rows::<E> {
-                block: extents,
-                head: block.view.head_range(block.head),
-                queries: buffers.queries[queries.start * chunks..queries.end * chunks]
-                    .as_chunks()
-                    .0,
-                scores: &mut buffers.scores[Self::scores_at(&queries, block.start)],
-                ahead,
-                element: PhantomData,
-            }
-        ));
     }
 
     #[inline(always)]
@@ -397,11 +402,12 @@ impl<'b> Partition<'_, 'b> {
         let token = queries.start % per_head / shape.group();
         let per_query = shape.state_chunks();
         Sums {
-            weights: &weights[queries.start * PARTITION_CHUNKS + start % PARTITION / LANES..],
+            weights: &weights[queries.start * PARTITION_CHUNKS..],
             states: &mut states[queries.start * per_query..queries.end * per_query],
             chunks: shape.chunks(),
             sight: attention.sight(task.first_token + token),
             group: shape.group(),
+            queries_per_head: per_head,
             start,
             rows: len,
         }
@@ -409,25 +415,18 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        let view = self.view(Side::Values);
+        let stored = self.stored_rows(Side::Values, rows);
         let states = std::mem::take(&mut self.states);
-        for (start, needed) in blocks(rows, BLOCK_ROWS) {
-            let extents = view.extents(start, &needed);
-            for head in self.loaded.heads() {
-                let mut ahead = self.ahead(Side::Values, start, BLOCK_ROWS, rows, head);
-                let queries = self.seeing(head, start..start + BLOCK_ROWS);
-                let weights = &self.loaded.buffers.scores;
-                let sums = self.sums(states, weights, &queries, start, BLOCK_ROWS);
-                with_element!(view.layout().element, |E| s.vectorize(Stored::<E> {
-                    block: &extents,
-                    head: view.head_range(head),
-                    sums,
-                    ahead: &mut ahead,
-                    element: PhantomData,
-                }));
-                ahead.fetch_all(s);
+        let queries = 0..self.loaded.queries();
+        let weights = &self.loaded.buffers.scores;
+        let sums = self.sums(states, weights, &queries, self.index * PARTITION, PARTITION);
+        with_element!(self.loaded.attention.v.layout().element, |E| s.vectorize(
+            Stored::<E> {
+                rows: &stored,
+                sums,
+                element: PhantomData,
             }
-        }
+        ));
     }
 
     #[inline(always)]

@@ -7,11 +7,10 @@
 //! copy of the keys.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
-use super::ahead::Ahead;
 use super::elements::Pair;
 use super::softmax::Chunk;
+use super::stored::{StoredRows, prefetch};
 use super::{BLOCK_ROWS, PARTITION_CHUNKS};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
@@ -21,104 +20,101 @@ pub(super) const HALVES: usize = BLOCK_ROWS / LANES;
 /// Queries of a packed tile.
 pub(super) const TILE: usize = 8;
 
-/// Sums of some queries and the keys of a block, from rows as they are stored: with little to
+/// Sums of few queries and the keys of a partition, from rows as they are stored: with little to
 /// compute, a copy would be what the time goes to.
-pub(super) struct Rows<'a, 'b, E> {
-    pub(super) block: &'a [&'a [u8]; BLOCK_ROWS],
-    /// The bytes of the head in each.
-    pub(super) head: Range<usize>,
+///
+/// Goes through memory in order: four rows at a time, all heads of them.
+pub(super) struct Rows<'a, E> {
+    pub(super) rows: &'a StoredRows<'a>,
     /// `[queries, pairs]`.
     pub(super) queries: &'a [[Chunk; 2]],
-    /// The chunks of the block in `[queries, PARTITION_CHUNKS]`.
+    /// `[queries, PARTITION_CHUNKS]`.
     pub(super) scores: &'a mut [Chunk],
-    pub(super) ahead: &'a mut Ahead<'b>,
     pub(super) element: PhantomData<E>,
 }
 
-impl<E: Pair> Kernel for Rows<'_, '_, E> {
+/// Rows that are taken together, and queries.
+const GROUP: usize = 4;
+
+impl<E: Pair> Kernel for Rows<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let count = self.scores.len().div_ceil(PARTITION_CHUNKS);
-        let mut first = 0;
-        while first < count {
-            let many = S::REGISTERS == Registers::Many;
-            first += match count - first {
-                4.. if many => self.queries::<S, 4>(s, first),
-                2.. => self.queries::<S, 2>(s, first),
-                _ => self.queries::<S, 1>(s, first),
-            };
+    fn run<S: Simd>(self, s: S) {
+        match self.rows.queries_per_head {
+            n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
+            n if n.is_multiple_of(2) => self.all::<S, 2>(s),
+            _ => self.all::<S, 1>(s),
         }
     }
 }
 
-impl<'a, E: Pair> Rows<'a, '_, E> {
-    /// `T` queries; returns `T`.
+impl<'a, E: Pair> Rows<'a, E> {
+    /// All queries, `T` of a head together.
     #[inline(always)]
-    fn queries<S: Simd, const T: usize>(&mut self, s: S, first: usize) -> usize {
-        for half in 0..HALVES {
-            let mut sums = [[s.splat(0.0); LANES]; T];
-            match S::REGISTERS {
-                Registers::Many => self.dots::<S, T, 4>(s, first, half, &mut sums),
-                Registers::Few => self.dots::<S, T, 2>(s, first, half, &mut sums),
-            }
-            for t in 0..T {
-                let out = &mut self.scores[(first + t) * PARTITION_CHUNKS + half];
-                s.store(s.sum_each(sums[t]), &mut out.0);
-            }
-        }
-        T
-    }
-
-    /// One key.
-    #[inline(always)]
-    fn pairs(&self, place: usize) -> &'a [E::Stored] {
-        E::split(&self.block[place][self.head.clone()]).0
-    }
-
-    /// Lane-wise sums of products, `J` keys at a time.
-    #[inline(always)]
-    fn dots<S: Simd, const T: usize, const J: usize>(
-        &mut self,
-        s: S,
-        first: usize,
-        half: usize,
-        sums: &mut [[S::F; LANES]; T],
-    ) {
-        let (zero, pairs) = (
-            s.splat(0.0),
-            E::split(&self.block[0][self.head.clone()]).0.len(),
-        );
-        let q: [_; T] = each!([].as_slice(), |t| &self.queries[(first + t) * pairs..]
-            [..pairs]);
-        for group in 0..LANES / J {
-            let place = half * LANES + group * J;
-            let keys: [_; J] = each!([].as_slice(), |j| &self.pairs(place + j)[..pairs]);
-            let next: [_; J] = each!([].as_slice(), |j| &self.pairs((place + J + j) % BLOCK_ROWS)
-                [..pairs]);
-            let mut dots = [[zero; J]; T];
-            for pair in 0..pairs {
-                self.ahead.fetch::<S, 4>(s);
-                for j in 0..J {
-                    s.prefetch_line((&raw const next[j][pair]).cast());
-                }
-                let k: [_; J] = each!([zero; 2], |j| E::load(s, &keys[j][pair]));
-                for half in 0..2 {
+    fn all<S: Simd, const T: usize>(self, s: S) {
+        let count = self.rows.heads.len() * self.rows.queries_per_head;
+        let pairs = self.queries.len() / count;
+        let groups = self.rows.visible.start / GROUP..self.rows.visible.end.div_ceil(GROUP);
+        for first_row in groups.map(|group| group * GROUP) {
+            for first in (0..count).step_by(GROUP) {
+                // One vector per query and row.
+                let mut sums = [s.splat(0.0); GROUP * GROUP];
+                for (slot, query) in (first..count.min(first + GROUP)).step_by(T).enumerate() {
+                    let queries = &self.queries[query * pairs..][..T * pairs];
+                    let dots = self.dots::<S, T>(s, query, first_row, queries);
                     for t in 0..T {
-                        let q = s.load(&q[t][pair][half].0);
-                        for j in 0..J {
-                            dots[t][j] = s.fma(q, k[j][half], dots[t][j]);
+                        for row in 0..GROUP {
+                            sums[(slot * T + t) * GROUP + row] = dots[t][row];
                         }
                     }
                 }
-            }
-            for t in 0..T {
-                for j in 0..J {
-                    sums[t][group * J + j] = dots[t][j];
+                let mut scores = [0.0; LANES];
+                s.store(s.sum_each(sums), &mut scores);
+                let out = self.scores[first * PARTITION_CHUNKS + first_row / LANES..]
+                    .iter_mut()
+                    .step_by(PARTITION_CHUNKS);
+                for (scores, out) in scores.as_chunks::<GROUP>().0.iter().zip(out) {
+                    out.0[first_row % LANES..][..GROUP].copy_from_slice(scores);
                 }
             }
         }
+    }
+
+    /// Lane-wise sums of products of `T` queries of one head and four rows.
+    #[inline(always)]
+    fn dots<S: Simd, const T: usize>(
+        &self,
+        s: S,
+        query: usize,
+        first_row: usize,
+        queries: &[[Chunk; 2]],
+    ) -> [[S::F; GROUP]; T] {
+        let (zero, pairs) = (s.splat(0.0), queries.len() / T);
+        let q: [_; T] = each!([].as_slice(), |t| &queries[t * pairs..][..pairs]);
+        let head = self.rows.head_of(query);
+        let keys: [&[E::Stored]; GROUP] = each!([].as_slice(), |j| &self
+            .rows
+            .pairs::<E>(first_row + j, &head)[..pairs]);
+        let next: [*const u8; GROUP] = each!(std::ptr::null(), |j| self
+            .rows
+            .ahead(first_row + GROUP + j, &head));
+        let mut dots = [[zero; GROUP]; T];
+        for pair in 0..pairs {
+            for next in next {
+                prefetch::<S, E>(s, next, pair);
+            }
+            let k: [_; GROUP] = each!([zero; 2], |j| E::load(s, &keys[j][pair]));
+            for half in 0..2 {
+                for t in 0..T {
+                    let q = s.load(&q[t][pair][half].0);
+                    for j in 0..GROUP {
+                        dots[t][j] = s.fma(q, k[j][half], dots[t][j]);
+                    }
+                }
+            }
+        }
+        dots
     }
 }
 

@@ -6,22 +6,23 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::ahead::Ahead;
 use super::elements::Pair;
 use super::softmax::Chunk;
-use super::{BLOCK_ROWS, PANEL_ROWS, PARTITION_CHUNKS, Sight};
+use super::stored::{StoredRows, prefetch};
+use super::{PANEL_ROWS, PARTITION, PARTITION_CHUNKS, Sight};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
 /// What the values of some rows are added up for.
 pub(super) struct Sums<'a> {
-    /// `[queries, PARTITION_CHUNKS]`, from the first row's chunk on.
+    /// `[queries, PARTITION_CHUNKS]`, for the rows of a partition.
     pub(super) weights: &'a [Chunk],
     /// `[queries, 1 + chunks]`.
     pub(super) states: &'a mut [Chunk],
     pub(super) chunks: usize,
-    /// What the tokens see, `group` queries each.
+    /// What the tokens see, `group` queries each; the queries of all of them are those of one head.
     pub(super) sight: Sight,
     pub(super) group: usize,
+    pub(super) queries_per_head: usize,
     /// The first row, and how many there are.
     pub(super) start: usize,
     pub(super) rows: usize,
@@ -35,7 +36,7 @@ impl Sums<'_> {
     /// The rows that a query sees, by place; not before those of queries before it.
     #[inline(always)]
     fn visible(&self, query: usize) -> Range<usize> {
-        let token = query / self.group;
+        let token = query % self.queries_per_head / self.group;
         self.sight.within(token, self.start, self.rows)
     }
 
@@ -115,33 +116,38 @@ trait Add {
     }
 }
 
-/// Adds the rows of one block as they are stored.
-pub(super) struct Stored<'a, 'b, E> {
-    pub(super) block: &'a [&'a [u8]; BLOCK_ROWS],
-    /// The bytes of the head in each.
-    pub(super) head: Range<usize>,
+/// Adds the rows of a partition as they are stored.
+///
+/// Goes through memory in order: eight rows at a time, all heads of them.
+pub(super) struct Stored<'a, E> {
+    pub(super) rows: &'a StoredRows<'a>,
     pub(super) sums: Sums<'a>,
-    pub(super) ahead: &'a mut Ahead<'b>,
     pub(super) element: PhantomData<E>,
 }
 
-impl<E: Pair> Kernel for Stored<'_, '_, E> {
+/// Rows that are taken together.
+const GROUP: usize = 8;
+
+impl<E: Pair> Kernel for Stored<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let (mut first, count) = (0, self.sums.queries());
-        while first < count {
-            first += match count - first {
-                4.. => self.add_visible::<S, 4>(s, first),
-                2.. => self.add_visible::<S, 2>(s, first),
-                _ => self.add_visible::<S, 1>(s, first),
-            };
+        let (count, start) = (self.sums.queries(), self.sums.start);
+        let Range { start: from, end } = self.rows.visible;
+        for row in (from / GROUP * GROUP..end).step_by(GROUP) {
+            self.sums.start = start + row;
+            self.sums.rows = GROUP;
+            match self.rows.queries_per_head {
+                n if n.is_multiple_of(4) => self.all::<S, 4>(s, count),
+                n if n.is_multiple_of(2) => self.all::<S, 2>(s, count),
+                _ => self.all::<S, 1>(s, count),
+            }
         }
     }
 }
 
-impl<E: Pair> Add for Stored<'_, '_, E> {
+impl<E: Pair> Add for Stored<'_, E> {
     fn sums(&self) -> &Sums<'_> {
         &self.sums
     }
@@ -162,7 +168,15 @@ impl<E: Pair> Add for Stored<'_, '_, E> {
     }
 }
 
-impl<E: Pair> Stored<'_, '_, E> {
+impl<E: Pair> Stored<'_, E> {
+    /// All queries, `T` of a head together.
+    #[inline(always)]
+    fn all<S: Simd, const T: usize>(&mut self, s: S, count: usize) {
+        for first in (0..count).step_by(T) {
+            self.add_visible::<S, T>(s, first);
+        }
+    }
+
     /// `N` pairs of chunks; returns `N`.
     #[inline(always)]
     fn tile<S: Simd, const T: usize, const N: usize>(
@@ -172,28 +186,25 @@ impl<E: Pair> Stored<'_, '_, E> {
         pair: usize,
         rows: &Range<usize>,
     ) -> usize {
+        let head = self.rows.head_of(first);
+        let first_row = self.sums.start % PARTITION;
+        let weights = self.sums.weights::<T>(first, first_row / LANES);
         let mut sums = self.sums.load::<S, T, N>(s, first, pair);
-        for chunk in 0..BLOCK_ROWS / LANES {
-            let weights = self.sums.weights::<T>(first, chunk);
-            let lanes = rows.start.max(chunk * LANES)..rows.end.min((chunk + 1) * LANES);
-            for row in lanes {
-                self.ahead.fetch::<S, 4>(s);
-                let value = &E::split(&self.block[row][self.head.clone()]).0[pair..][..N];
-                let next = self.block[(row + NEAR_ROWS) % BLOCK_ROWS][self.head.clone()].as_ptr();
-                for line in 0..(N * size_of::<E::Stored>()).div_ceil(64) {
-                    s.prefetch_line(next.wrapping_add(pair * size_of::<E::Stored>() + 64 * line));
-                }
-                let value: [_; N] = each!([s.splat(0.0); 2], |n| E::load(s, &value[n]));
-                add(s, &weights, row % LANES, &value, &mut sums);
+        for row in rows.start..rows.end.min(GROUP) {
+            let row = first_row + row;
+            let next = self.rows.ahead(row + GROUP, &head);
+            let value = &self.rows.pairs::<E>(row, &head)[pair..][..N];
+            let mut values = [[s.splat(0.0); 2]; N];
+            for n in 0..N {
+                prefetch::<S, E>(s, next, pair + n);
+                values[n] = E::load(s, &value[n]);
             }
+            add(s, &weights, row % LANES, &values, &mut sums);
         }
         self.sums.store(s, first, pair, &sums);
         N
     }
 }
-
-/// How far ahead values are fetched to the nearest cache.
-const NEAR_ROWS: usize = 4;
 
 /// Adds `N` pairs of one row for `T` queries.
 #[inline(always)]
@@ -260,7 +271,9 @@ impl Add for Panels<'_> {
             .0;
         let mut sums = self.sums.load::<S, T, 1>(s, first, self.pair);
         for chunk in rows.start / LANES..rows.end.div_ceil(LANES) {
-            let weights = self.sums.weights::<T>(first, chunk);
+            let weights = self
+                .sums
+                .weights::<T>(first, self.sums.start % PARTITION / LANES + chunk);
             let values = &values[chunk];
             let lane = |row: usize| row.saturating_sub(chunk * LANES).min(LANES);
             for lane in lane(rows.start)..lane(rows.end) {
