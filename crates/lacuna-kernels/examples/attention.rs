@@ -1,7 +1,8 @@
 //! What attention reaches on this machine, by element type, depth and number of tokens.
 //!
-//! `cargo run --release -p lacuna-kernels --example attention -- [threads] [types] [depths] [tokens]`,
-//! lists separated by commas; a type is one of K and V or `k/v`.
+//! `cargo run --release -p lacuna-kernels --example attention -- [threads] [types] [depths] [tokens]
+//! [layers]`, lists separated by commas; a type is one of K and V or `k/v`. With one layer rows stay in
+//! the cache.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -40,7 +41,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let elements = [k.parse()?, v.parse()?];
         for depth in list(2, "4096,16384") {
             for tokens in list(3, "1,2,8,16") {
-                attention(&cpu, elements, depth.parse()?, tokens.parse()?);
+                let (depth, tokens) = (depth.parse()?, tokens.parse()?);
+                let layers = arguments.get(4).map(|layers| layers.parse()).transpose()?;
+                attention(&cpu, elements, depth, tokens, layers);
             }
         }
     }
@@ -48,10 +51,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// One layer, causal, over `rows` rows.
-fn attention(cpu: &Cpu, elements: [ElementType; 2], rows: usize, tokens: usize) {
+fn attention(
+    cpu: &Cpu,
+    elements: [ElementType; 2],
+    rows: usize,
+    tokens: usize,
+    layers: Option<usize>,
+) {
     let row_bytes = elements.map(|element| element.bytes(SHAPE.kv_heads * SHAPE.head_dim));
     let bytes = rows * (row_bytes[0] + row_bytes[1]);
-    let layers = (CACHE_BYTES / bytes).max(2);
+    let layers = layers.unwrap_or((CACHE_BYTES / bytes).max(2));
     let sides = [0, 1].map(|side| cache(cpu, elements[side], rows, layers));
     let width = SHAPE.query_heads * SHAPE.head_dim;
     let q: Vec<f32> = (0..tokens * width)
@@ -59,7 +68,7 @@ fn attention(cpu: &Cpu, elements: [ElementType; 2], rows: usize, tokens: usize) 
         .collect();
     let mut out = vec![0.0; q.len()];
     let mut scratch = vec![0.0; Cpu::attention_scratch_len(tokens.min(16), rows, &SHAPE)];
-    let mut times: Vec<f64> = (0..3 * layers)
+    let mut times: Vec<f64> = (0..(3 * layers).max(20))
         .map(|call| {
             let [k, v] = [0, 1].map(|side| {
                 let start = call % layers * rows * row_bytes[side];
@@ -70,7 +79,7 @@ fn attention(cpu: &Cpu, elements: [ElementType; 2], rows: usize, tokens: usize) 
             cpu.attention(&mut out, &q, &k, &v, rows - tokens, &SHAPE, &mut scratch);
             start.elapsed().as_secs_f64()
         })
-        .skip(layers.min(2))
+        .skip(2)
         .collect();
     times.sort_by(f64::total_cmp);
     let seconds = times[times.len() / 2];

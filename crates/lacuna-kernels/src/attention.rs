@@ -7,17 +7,20 @@
 //! depends on the query and the rows it sees: not on the tokens beside it, on how its rows lie in
 //! memory, or on how the work is split over threads.
 //!
-//! A task goes through a partition in blocks of 32 rows. Each block of K and of V is read and
-//! converted once for all the query heads and tokens of the task.
+//! A task goes through a partition in blocks of rows. Each row of K and of V is read and converted
+//! once for all the query heads and tokens of the task.
 //!
 //! Causality and windows are loop bounds: a row that a query does not see is never read into its
 //! result, and rows that no query sees are not touched.
 
+mod ahead;
+mod elements;
 mod integers;
 mod partition;
 mod rows;
 mod scores;
 mod softmax;
+mod stored;
 mod values;
 
 use std::num::NonZeroUsize;
@@ -36,8 +39,14 @@ const BLOCK_ROWS: usize = 2 * LANES;
 /// Rows per partition.
 const PARTITION: usize = 256;
 
+/// Chunks of the scores of a query for a partition.
+const PARTITION_CHUNKS: usize = PARTITION / LANES;
+
+/// Rows of values that are copied together, for many queries.
+const PANEL_ROWS: usize = 128;
+
 /// Most queries (tokens times query heads) that one task holds ...
-const QUERIES: usize = 288;
+const QUERIES: usize = 192;
 
 /// ... and most chunks that they have.
 const QUERY_CHUNKS: usize = QUERIES * 8;
@@ -94,9 +103,9 @@ impl AttentionShape {
         self.query_heads / self.kv_heads
     }
 
-    /// Chunks per head.
+    /// Chunks per head, whole pairs.
     fn chunks(&self) -> usize {
-        self.head_dim.div_ceil(LANES)
+        2 * self.head_dim.div_ceil(2 * LANES)
     }
 
     /// Chunks of the state of one query head: maximum and sum, then the weighted values.

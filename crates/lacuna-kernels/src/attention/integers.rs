@@ -3,7 +3,9 @@
 //! Queries are quantized like activations of a product with a q8_0 matrix, and a dot product takes
 //! the same steps: exact integer sums over 32 elements, scaled and added block by block.
 
-use super::rows::{Ahead, BlockRows};
+use super::PARTITION_CHUNKS;
+use super::ahead::Ahead;
+use super::rows::BlockRows;
 use super::scores::HALVES;
 use super::softmax::Chunk;
 use crate::activations::{ActivationBlock, BLOCK, quantize_block};
@@ -92,7 +94,7 @@ pub(super) struct Integers<'a> {
     pub(super) keys: &'a [KeyBlock],
     /// `[queries, blocks]`.
     pub(super) queries: &'a [QueryBlock],
-    /// `[queries, HALVES]`.
+    /// The chunks of the block in `[queries, PARTITION_CHUNKS]`.
     pub(super) scores: &'a mut [Chunk],
 }
 
@@ -101,7 +103,7 @@ impl Kernel for Integers<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let count = self.scores.len() / HALVES;
+        let count = self.scores.len().div_ceil(PARTITION_CHUNKS);
         let many = S::REGISTERS == Registers::Many;
         let mut first = 0;
         while first < count {
@@ -154,7 +156,7 @@ impl Integers<'_> {
         }
         for t in 0..T {
             for n in 0..N {
-                let out = &mut self.scores[(first + t) * HALVES + half + n];
+                let out = &mut self.scores[(first + t) * PARTITION_CHUNKS + half + n];
                 s.store(sums[t][n], &mut out.0);
             }
         }

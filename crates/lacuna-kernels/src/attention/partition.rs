@@ -1,15 +1,23 @@
 //! One partition of rows for the queries of a task.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::ahead::Ahead;
+use super::elements::with_element;
 use super::integers::{Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock};
-use super::rows::{Ahead, BlockRows, Convert};
+use super::rows::{BlockRows, Convert};
 use super::scores::{self, HALVES, PackKeys, TILE, Tiles, Waiting, pack_queries};
 use super::softmax::{Chunk, Soften};
-use super::values::Values;
-use super::{Attention, AttentionShape, BLOCK_ROWS, PARTITION, QUERIES, QUERY_CHUNKS, Task};
+use super::stored::{Next, StoredRows};
+use super::values::{Panels, Stored, Sums};
+use super::{
+    Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
+    QUERY_CHUNKS, Task,
+};
 use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Simd, padded};
+use crate::view::View;
 
 /// Queries of one KV head from which on a packed copy of the keys pays.
 const MANY: usize = 8;
@@ -22,6 +30,15 @@ enum Method {
     Integers,
 }
 
+/// Whether K and V are better copied than read as they are stored.
+fn is_many(shape: &AttentionShape, task: &Task) -> bool {
+    let queries = task.tokens * shape.group();
+    // What is read as stored is whole pairs of chunks, for one query or an even number.
+    queries >= MANY
+        || (queries > 1 && queries % 2 == 1)
+        || !shape.head_dim.is_multiple_of(2 * LANES)
+}
+
 /// What one worker needs to go through a partition.
 pub(super) struct Buffers {
     /// `[queries, chunks]`, in the order KV head, token, query head of the group.
@@ -30,12 +47,12 @@ pub(super) struct Buffers {
     tiles: Box<[[f32; TILE]]>,
     /// The same in integers.
     integers: Box<[QueryBlock]>,
-    /// One head of a block's rows.
-    rows: Box<[Chunk]>,
+    /// One head of a block's keys, `[rows, pairs]`, or of values, `[pairs, rows]`.
+    rows: Box<[[Chunk; 2]]>,
     keys: Box<[Chunk]>,
     key_blocks: Box<[KeyBlock]>,
     copy: Box<[u8]>,
-    /// `[blocks, queries, HALVES]`: scores, then weights.
+    /// `[queries, PARTITION_CHUNKS]`: scores, then weights.
     scores: Box<[Chunk]>,
     waiting: Box<Waiting>,
 }
@@ -51,11 +68,11 @@ impl Buffers {
             queries: chunks(QUERY_CHUNKS),
             tiles: vec![[0.0; TILE]; tiles].into_boxed_slice(),
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
-            rows: chunks(BLOCK_ROWS * CHUNKS),
+            rows: vec![[Chunk::ZERO; 2]; PANEL_ROWS * CHUNKS / 2].into_boxed_slice(),
             keys: chunks(BLOCK_ROWS * CHUNKS),
             key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
             copy: vec![0; copy].into_boxed_slice(),
-            scores: chunks(QUERIES * PARTITION / LANES),
+            scores: chunks(QUERIES * PARTITION_CHUNKS),
             waiting: Box::new([[[Chunk::ZERO; HALVES]; TILE]; _]),
         }
     }
@@ -69,23 +86,11 @@ pub(super) struct Loaded<'a> {
     buffers: &'a mut Buffers,
 }
 
-/// A block and its place in the partition.
-#[derive(Clone)]
-struct Place {
-    index: usize,
-    start: usize,
-    rows: Range<usize>,
-}
-
-/// The blocks that some rows of a partition are in.
-fn blocks(partition: usize, rows: &Range<usize>) -> impl Iterator<Item = Place> + use<> {
+/// The blocks of `len` rows that some rows are in: where each starts and its rows.
+fn blocks(rows: &Range<usize>, len: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
     let rows = rows.clone();
-    let starts = (rows.start / BLOCK_ROWS * BLOCK_ROWS..rows.end).step_by(BLOCK_ROWS);
-    starts.map(move |start| Place {
-        index: (start - partition * PARTITION) / BLOCK_ROWS,
-        start,
-        rows: rows.start.max(start)..rows.end.min(start + BLOCK_ROWS),
-    })
+    let starts = (rows.start / len * len..rows.end).step_by(len);
+    starts.map(move |start| (start, rows.start.max(start)..rows.end.min(start + len)))
 }
 
 impl<'a> Loaded<'a> {
@@ -98,9 +103,9 @@ impl<'a> Loaded<'a> {
         buffers: &'a mut Buffers,
     ) -> Self {
         let element = attention.k.layout().element;
-        let method = match task.tokens * attention.shape.group() {
-            _ if element == ElementType::Q8_0 => Method::Integers,
-            MANY.. => Method::Tiles,
+        let method = match element {
+            ElementType::Q8_0 => Method::Integers,
+            _ if is_many(attention.shape, &task) => Method::Tiles,
             _ => Method::Rows,
         };
         let mut loaded = Self {
@@ -122,13 +127,15 @@ impl<'a> Loaded<'a> {
     fn load<S: Simd>(&mut self, s: S) {
         let (shape, task) = (self.attention.shape, self.task);
         let scale = s.splat(shape.scale);
-        let mut out = self.buffers.queries.iter_mut();
+        let mut out = self.buffers.queries.chunks_exact_mut(shape.chunks());
         for head in task.first_head..task.first_head + task.heads {
             for token in task.all_tokens() {
                 let row = token * shape.query_heads + head * shape.group();
                 let queries = &self.attention.q[row * shape.head_dim..];
-                for query in queries.chunks(shape.head_dim).take(shape.group()) {
-                    for (chunk, out) in query.chunks(LANES).zip(&mut out) {
+                let queries = queries.chunks(shape.head_dim).take(shape.group());
+                for (query, out) in queries.zip(&mut out) {
+                    out.fill(Chunk::ZERO);
+                    for (chunk, out) in query.chunks(LANES).zip(out) {
                         s.store(s.mul(s.load(&padded(chunk)), scale), &mut out.0);
                     }
                 }
@@ -188,31 +195,19 @@ impl Kernel for Partition<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let (attention, task) = (self.loaded.attention, self.loaded.task);
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
         let start = self.index * PARTITION;
         let seen = attention.sight(task.first_token).of_tokens(task.tokens);
         let rows = seen.start.max(start)..seen.end.min(start + PARTITION);
         self.states.fill(Chunk::ZERO);
-        for place in blocks(self.index, &rows) {
-            for head in self.loaded.heads() {
-                let ahead = if place.rows.end < rows.end {
-                    self.ahead(Side::Keys, place.start + BLOCK_ROWS, head)
-                } else {
-                    self.ahead(Side::Values, start, head)
-                };
-                self.scores(s, &place, head, ahead);
-            }
-        }
+        self.scores(s, &rows);
         self.soften(s);
-        for place in blocks(self.index, &rows) {
-            for head in self.loaded.heads() {
-                let ahead = if place.rows.end < rows.end {
-                    self.ahead(Side::Values, place.start + BLOCK_ROWS, head)
-                } else {
-                    self.ahead(Side::Keys, self.next * PARTITION, head)
-                };
-                self.values(s, &place, head, ahead);
-            }
+        if is_many(attention.shape, &task) {
+            self.copied_values(s, &rows);
+        } else {
+            self.stored_values(s, &rows);
         }
     }
 }
@@ -224,102 +219,154 @@ enum Side {
 }
 
 impl<'b> Partition<'_, 'b> {
-    /// The block from row `start` on, to be fetched.
-    fn ahead(&self, side: Side, start: usize, head: usize) -> Ahead<'b> {
-        let attention = self.loaded.attention;
-        let view = match side {
-            Side::Keys => attention.k,
-            Side::Values => attention.v,
-        };
-        let rows = start..start + BLOCK_ROWS;
-        Ahead::share(view, rows, &self.loaded.heads(), head)
+    fn view(&self, side: Side) -> &'b View<'b> {
+        match side {
+            Side::Keys => self.loaded.attention.k,
+            Side::Values => self.loaded.attention.v,
+        }
     }
 
-    /// Queries of one KV head, of those of the task, that see rows of a block.
-    fn seeing(&self, place: &Place) -> Range<usize> {
-        let (task, attention) = (self.loaded.task, self.loaded.attention);
-        let tokens = attention
-            .sight(task.first_token)
-            .tokens_of(place.start..place.start + BLOCK_ROWS, task.tokens);
+    /// What is to be fetched while `head` of the block of `len` rows at `start` is worked on: the next
+    /// block of this side, or behind the last of `rows` the first one of what comes next.
+    fn ahead(
+        &self,
+        side: Side,
+        start: usize,
+        len: usize,
+        rows: &Range<usize>,
+        head: usize,
+    ) -> Ahead<'b> {
+        let next = start + len;
+        let (side, next) = match side {
+            side if next < rows.end => (side, next),
+            Side::Keys => (Side::Values, rows.start),
+            Side::Values => (Side::Keys, self.next * PARTITION),
+        };
+        let fetched = next..next + len;
+        Ahead::share(self.view(side), fetched, &self.loaded.heads(), head)
+    }
+
+    /// Queries of the KV head `head`, by their place in the task, that see any of some rows.
+    fn seeing(&self, head: usize, rows: Range<usize>) -> Range<usize> {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let sight = attention.sight(task.first_token);
+        let tokens = sight.tokens_of(rows, task.tokens);
+        let first = (head - task.first_head) * self.loaded.head_queries();
         let group = attention.shape.group();
-        tokens.start * group..tokens.end * group
+        first + tokens.start * group..first + tokens.end * group
     }
 
     #[inline(always)]
-    fn scores<S: Simd>(&mut self, s: S, place: &Place, head: usize, mut ahead: Ahead<'_>) {
-        let shape = self.loaded.attention.shape;
-        let chunks = shape.chunks();
-        let queries = self.loaded.head_queries();
-        let (tiles, all) = (self.loaded.head_tiles(), self.loaded.queries());
-        let seeing = self.seeing(place);
-        let head_index = head - self.loaded.task.first_head;
-        let first = head_index * queries;
-        let block = BlockRows {
-            view: self.loaded.attention.k,
-            head,
-            start: place.start,
-            rows: place.rows.clone(),
+    fn scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        if self.loaded.method == Method::Rows {
+            return self.stored_scores(s, rows);
+        }
+        for (start, needed) in blocks(rows, BLOCK_ROWS) {
+            for head in self.loaded.heads() {
+                let mut ahead = self.ahead(Side::Keys, start, BLOCK_ROWS, rows, head);
+                let block = BlockRows {
+                    view: self.view(Side::Keys),
+                    head,
+                    start,
+                    rows: needed.clone(),
+                };
+                match self.loaded.method {
+                    Method::Integers => self.integer_scores(s, &block, &mut ahead),
+                    _ => self.tiled_scores(s, &block, &mut ahead),
+                }
+                ahead.fetch_all(s);
+            }
+        }
+    }
+
+    /// Rows as they are stored, and what is needed after them.
+    fn stored_rows(&self, side: Side, rows: &Range<usize>) -> StoredRows<'b> {
+        let (next, first_row) = match side {
+            Side::Keys => (Side::Values, rows.start),
+            Side::Values => (Side::Keys, self.next * PARTITION),
         };
-        let method = self.loaded.method;
+        let next = Next {
+            view: self.view(next),
+            first_row,
+        };
+        let (heads, queries) = (self.loaded.heads(), self.loaded.head_queries());
+        StoredRows::new(self.view(side), rows, heads, queries, next)
+    }
+
+    #[inline(always)]
+    fn stored_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let count = self.loaded.queries() * self.loaded.attention.shape.chunks();
+        let stored = self.stored_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
-        let scores = &mut buffers.scores[place.index * all * HALVES..][..all * HALVES];
-        let scores = &mut scores[first * HALVES..][..queries * HALVES];
-        if method != Method::Integers {
-            s.vectorize(Convert {
-                block: &block,
-                out: &mut buffers.rows,
-                ahead: &mut ahead,
+        with_element!(self.loaded.attention.k.layout().element, |E| s.vectorize(
+            scores::Rows::<E> {
+                rows: &stored,
+                queries: buffers.queries[..count].as_chunks().0,
+                scores: &mut buffers.scores,
+                element: PhantomData,
+            }
+        ));
+    }
+
+    /// The first chunk of the scores of queries for a block.
+    fn scores_at(queries: &Range<usize>, start: usize) -> Range<usize> {
+        let chunk = start % PARTITION / LANES;
+        let place = |query: usize| query * PARTITION_CHUNKS + chunk;
+        place(queries.start)..place(queries.end).saturating_sub(PARTITION_CHUNKS - HALVES)
+    }
+
+    #[inline(always)]
+    fn tiled_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
+        let chunks = self.loaded.attention.shape.chunks();
+        let seeing = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
+        let (queries, tiles) = (self.loaded.head_queries(), self.loaded.head_tiles());
+        let index = block.head - self.loaded.task.first_head;
+        let first = index * queries;
+        let buffers = &mut *self.loaded.buffers;
+        s.vectorize(Convert {
+            block,
+            out: buffers.rows.as_flattened_mut(),
+            row_chunks: chunks,
+            pair_chunks: 2,
+            ahead,
+        });
+        s.vectorize(PackKeys {
+            keys: buffers.rows.as_flattened(),
+            chunks,
+            out: &mut buffers.keys,
+        });
+        let tiles = buffers.tiles[index * tiles..][..tiles].chunks_exact(LANES * chunks);
+        let needed = (seeing.start - first) / TILE..(seeing.end - first).div_ceil(TILE);
+        for (tile, packed) in tiles.enumerate().take(needed.end).skip(needed.start) {
+            let tile = first + tile * TILE..first + queries.min((tile + 1) * TILE);
+            s.vectorize(Tiles {
+                keys: &buffers.keys,
+                queries: packed,
+                scores: &mut buffers.scores[Self::scores_at(&tile, block.start)],
+                waiting: &mut buffers.waiting,
             });
         }
-        match method {
-            Method::Rows => s.vectorize(scores::Rows {
-                keys: &buffers.rows,
-                queries: &buffers.queries[(first + seeing.start) * chunks..]
-                    [..seeing.len() * chunks],
-                chunks,
-                scores: &mut scores[seeing.start * HALVES..seeing.end * HALVES],
-                ahead: &mut ahead,
-            }),
-            Method::Tiles => {
-                s.vectorize(PackKeys {
-                    keys: &buffers.rows,
-                    chunks,
-                    out: &mut buffers.keys,
-                });
-                let tiles = &buffers.tiles[head_index * tiles..][..tiles];
-                let tiles = tiles.chunks_exact(LANES * chunks).enumerate();
-                for (tile, queries) in tiles
-                    .take(seeing.end.div_ceil(TILE))
-                    .skip(seeing.start / TILE)
-                {
-                    ahead.fetch::<S, 16>(s);
-                    let end = scores.len().min((tile + 1) * TILE * HALVES);
-                    s.vectorize(Tiles {
-                        keys: &buffers.keys,
-                        queries,
-                        scores: &mut scores[tile * TILE * HALVES..end],
-                        waiting: &mut buffers.waiting,
-                    });
-                }
-            }
-            Method::Integers => {
-                let blocks = chunks / 2;
-                let keys = &mut buffers.key_blocks[..blocks * HALVES];
-                s.vectorize(PackIntegers {
-                    block: &block,
-                    copy: &mut buffers.copy,
-                    out: keys,
-                    ahead: &mut ahead,
-                });
-                s.vectorize(Integers {
-                    keys,
-                    queries: &buffers.integers[(first + seeing.start) * blocks..]
-                        [..seeing.len() * blocks],
-                    scores: &mut scores[seeing.start * HALVES..seeing.end * HALVES],
-                });
-            }
-        }
-        ahead.fetch_all(s);
+    }
+
+    #[inline(always)]
+    fn integer_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
+        let blocks = self.loaded.attention.shape.chunks() / 2;
+        let queries = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
+        let buffers = &mut *self.loaded.buffers;
+        let keys = &mut buffers.key_blocks[..blocks * HALVES];
+        s.vectorize(PackIntegers {
+            block,
+            copy: &mut buffers.copy,
+            out: keys,
+            ahead,
+        });
+        s.vectorize(Integers {
+            keys,
+            queries: &buffers.integers[queries.start * blocks..queries.end * blocks],
+            scores: &mut buffers.scores[Self::scores_at(&queries, block.start)],
+        });
     }
 
     #[inline(always)]
@@ -327,55 +374,90 @@ impl<'b> Partition<'_, 'b> {
         let Loaded {
             attention, task, ..
         } = *self.loaded;
-        let (queries, group) = (self.loaded.queries(), attention.shape.group());
         let sight = attention.sight(task.first_token);
-        for (query, state) in
-            (0..queries).zip(self.states.chunks_exact_mut(attention.shape.state_chunks()))
-        {
-            let token = query / group % task.tokens;
+        let states = self.states.chunks_exact_mut(attention.shape.state_chunks());
+        let scores = self.loaded.buffers.scores.as_chunks_mut().0;
+        for (query, (state, scores)) in states.zip(scores).enumerate() {
+            let token = query / attention.shape.group() % task.tokens;
             let visible = sight.within(token, self.index * PARTITION, PARTITION);
             if !visible.is_empty() {
-                state[0] = s.vectorize(Soften {
-                    scores: &mut self.loaded.buffers.scores[query * HALVES..],
-                    stride: queries * HALVES,
-                    visible,
-                });
+                state[0] = s.vectorize(Soften { scores, visible });
             }
         }
     }
 
-    #[inline(always)]
-    fn values<S: Simd>(&mut self, s: S, place: &Place, head: usize, mut ahead: Ahead<'_>) {
+    /// What the values of `len` rows from `start` on are added up for.
+    fn sums<'c>(
+        &self,
+        states: &'c mut [Chunk],
+        weights: &'c [Chunk],
+        queries: &Range<usize>,
+        start: usize,
+        len: usize,
+    ) -> Sums<'c> {
         let Loaded {
             attention, task, ..
         } = *self.loaded;
-        let (shape, all) = (attention.shape, self.loaded.queries());
-        let seeing = self.seeing(place);
-        let first = (head - task.first_head) * self.loaded.head_queries() + seeing.start;
-        let block = BlockRows {
-            view: attention.v,
-            head,
-            start: place.start,
-            rows: place.rows.clone(),
-        };
-        let buffers = &mut *self.loaded.buffers;
-        s.vectorize(Convert {
-            block: &block,
-            out: &mut buffers.rows,
-            ahead: &mut ahead,
-        });
-        let weights = &buffers.scores[(place.index * all + first) * HALVES..];
+        let (shape, per_head) = (attention.shape, self.loaded.head_queries());
+        let token = queries.start % per_head / shape.group();
         let per_query = shape.state_chunks();
-        s.vectorize(Values {
-            values: &buffers.rows,
+        Sums {
+            weights: &weights[queries.start * PARTITION_CHUNKS..],
+            states: &mut states[queries.start * per_query..queries.end * per_query],
             chunks: shape.chunks(),
-            weights: &weights[..seeing.len() * HALVES],
-            states: &mut self.states[first * per_query..][..seeing.len() * per_query],
-            sight: attention.sight(task.first_token + seeing.start / shape.group()),
+            sight: attention.sight(task.first_token + token),
             group: shape.group(),
-            start: place.start,
-            ahead: &mut ahead,
-        });
-        ahead.fetch_all(s);
+            queries_per_head: per_head,
+            start,
+            rows: len,
+        }
+    }
+
+    #[inline(always)]
+    fn stored_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let stored = self.stored_rows(Side::Values, rows);
+        let states = std::mem::take(&mut self.states);
+        let queries = 0..self.loaded.queries();
+        let weights = &self.loaded.buffers.scores;
+        let sums = self.sums(states, weights, &queries, self.index * PARTITION, PARTITION);
+        with_element!(self.loaded.attention.v.layout().element, |E| s.vectorize(
+            Stored::<E> {
+                rows: &stored,
+                sums,
+                element: PhantomData,
+            }
+        ));
+    }
+
+    #[inline(always)]
+    fn copied_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let view = self.view(Side::Values);
+        let states = std::mem::take(&mut self.states);
+        for (start, needed) in blocks(rows, PANEL_ROWS) {
+            for head in self.loaded.heads() {
+                let mut ahead = self.ahead(Side::Values, start, PANEL_ROWS, rows, head);
+                s.vectorize(Convert {
+                    block: &BlockRows {
+                        view,
+                        head,
+                        start,
+                        rows: needed.clone(),
+                    },
+                    out: self.loaded.buffers.rows.as_flattened_mut(),
+                    row_chunks: 2,
+                    pair_chunks: 2 * PANEL_ROWS,
+                    ahead: &mut ahead,
+                });
+                ahead.fetch_all(s);
+                let queries = self.seeing(head, start..start + PANEL_ROWS);
+                let buffers = &self.loaded.buffers;
+                let sums = self.sums(states, &buffers.scores, &queries, start, PANEL_ROWS);
+                s.vectorize(Panels {
+                    values: &buffers.rows,
+                    sums,
+                    pair: 0,
+                });
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::PARTITION_CHUNKS;
 use crate::simd::{Kernel, LANES, Simd, exp};
 
 /// Sixteen elements, aligned so that loads do not straddle cache lines.
@@ -28,9 +29,7 @@ pub(super) fn clear(states: &mut [Chunk], per_query: usize) {
 /// Turns the scores of one query and partition to weights, relative to the largest; the header is
 /// the result.
 pub(super) struct Soften<'a> {
-    /// Scores by block, two chunks in each `stride`.
-    pub(super) scores: &'a mut [Chunk],
-    pub(super) stride: usize,
+    pub(super) scores: &'a mut [Chunk; PARTITION_CHUNKS],
     /// The rows of the partition that the query sees; not empty.
     pub(super) visible: Range<usize>,
 }
@@ -44,18 +43,17 @@ impl Kernel for Soften<'_> {
         let vectors = self.visible.start / LANES..self.visible.end.div_ceil(LANES);
         let mut most = none;
         for vector in vectors.clone() {
-            let scores = s.load(&self.scores[self.place(vector)].0);
+            let scores = s.load(&self.scores[vector].0);
             most = s.max(self.keep(s, scores, vector, none), most);
         }
         let most = s.max_lane(most);
         let mut sum = zero;
         for vector in vectors {
-            let place = self.place(vector);
-            let scores = s.load(&self.scores[place].0);
+            let scores = s.load(&self.scores[vector].0);
             let weights = exp(s, s.sub(scores, s.splat(most)));
             let weights = self.keep(s, weights, vector, zero);
             sum = s.add(sum, weights);
-            s.store(weights, &mut self.scores[place].0);
+            s.store(weights, &mut self.scores[vector].0);
         }
         let mut header = Chunk::ZERO;
         header.0[..2].copy_from_slice(&[most, s.sum(sum)]);
@@ -64,11 +62,6 @@ impl Kernel for Soften<'_> {
 }
 
 impl Soften<'_> {
-    #[inline(always)]
-    fn place(&self, vector: usize) -> usize {
-        vector / 2 * self.stride + vector % 2
-    }
-
     /// The lanes of a vector of rows that the query sees, in others `fill`.
     #[inline(always)]
     fn keep<S: Simd>(&self, s: S, x: S::F, vector: usize, fill: S::F) -> S::F {
