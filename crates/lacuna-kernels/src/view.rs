@@ -261,7 +261,7 @@ impl<'a> View<'a> {
         while !left.is_empty() {
             let (count, _) = self.span(&left, &(0..1));
             let run = self.run(left.start);
-            let bytes = &run.bytes[self.place(run, left.start, 0)..];
+            let bytes = &run.bytes[self.place(&run, left.start, 0)..];
             let extents = &mut extents[left.start - start..][..count];
             for (index, row) in extents.iter_mut().enumerate() {
                 *row = &bytes[index * layout.row_stride..][..extent];
