@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, KvReport};
+use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, KvReport, Sequence};
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
@@ -25,6 +25,8 @@ pub struct EngineConfig {
     /// Tokens computed in one pass at most. More is faster on long prompts and takes more
     /// activation memory.
     pub batch_tokens: usize,
+    /// Rows of logits computed in one pass at most, and so sequences that get a token in it.
+    pub batch_rows: usize,
 }
 
 impl Default for EngineConfig {
@@ -35,12 +37,10 @@ impl Default for EngineConfig {
             kv_element: ElementType::F16,
             context_tokens: None,
             batch_tokens: 512,
+            batch_rows: 32,
         }
     }
 }
-
-/// Rows of logits computed at once when every row is asked for.
-const SCORED_ROWS: usize = 32;
 
 /// A model ready to run.
 pub struct Engine {
@@ -76,7 +76,7 @@ impl Engine {
         let tokens = config.batch_tokens.clamp(1, context_tokens);
         let limits = BatchLimits {
             tokens,
-            logit_rows: SCORED_ROWS.min(tokens),
+            logit_rows: config.batch_rows.clamp(1, tokens),
             context_tokens,
         };
         let scratch = Scratch::new(shape, limits)?;
@@ -97,6 +97,11 @@ impl Engine {
     pub fn session(&self, sampling: Sampling) -> Result<Session, EngineError> {
         let sequence = self.cache.sequence(self.context_tokens)?;
         Ok(Session::new(sequence, Sampler::new(sampling)?))
+    }
+
+    /// A new, empty KV cache for one sequence.
+    pub(crate) fn sequence(&self) -> Result<Sequence, KvError> {
+        self.cache.sequence(self.context_tokens)
     }
 
     /// Computes the session's next chunk of pending tokens. When none is left pending, samples one
@@ -151,6 +156,19 @@ impl Engine {
             sequence.accept(chunk.len());
         }
         Ok(sequence.report())
+    }
+
+    /// Runs `segments`, all prepared, and returns the rows of logits they ask for.
+    ///
+    /// # Errors
+    /// [`EngineError::Forward`] before anything is computed.
+    pub(crate) fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
+        Ok(self.model.forward(&self.cpu, segments, &mut self.scratch)?)
+    }
+
+    /// The largest batch one pass takes.
+    pub(crate) fn batch_limits(&self) -> BatchLimits {
+        self.scratch.limits()
     }
 
     /// The model being run.

@@ -44,6 +44,9 @@ pub enum EngineError {
     /// The processor could not be set up.
     #[error(transparent)]
     Cpu(#[from] lacuna_kernels::CpuError),
+    /// The engine's thread could not be started.
+    #[error("the engine's thread could not be started: {0}")]
+    Thread(#[source] std::io::Error),
     /// A sampling setting is out of range.
     #[error(transparent)]
     Sampling(#[from] crate::sampler::SamplingError),

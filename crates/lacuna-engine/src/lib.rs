@@ -11,13 +11,28 @@
 mod engine;
 mod error;
 mod generation;
+mod logprobs;
+mod request;
+mod rules;
 mod sampler;
+mod scheduler;
+mod service;
 mod session;
+mod status;
 mod stop;
+mod stream;
+mod transcript;
 
 pub use engine::{Engine, EngineConfig};
 pub use error::EngineError;
-pub use generation::{FinishReason, Generation, Limits, Timing};
+pub use generation::{Generation, Timing};
+pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
 pub use sampler::{Penalties, Sampler, Sampling, SamplingError};
+pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
 pub use session::Session;
+pub use status::{
+    BudgetStatus, CacheStatus, Counters, GroupRun, GroupState, Histogram, Latencies, PageSizes,
+    Phase, SessionStatus, Status,
+};
 pub use stop::StopFilter;
+pub use stream::{Event, Failure, FinishReason, Miss, Stream, TokenLogprobs, Usage};

@@ -1,0 +1,4 @@
+//! The service as its clients see it, on the demo model.
+
+mod equality;
+mod support;
