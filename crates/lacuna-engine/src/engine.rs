@@ -33,11 +33,26 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             threads: None,
-            kv_policy: KvPolicy::Sparse,
+            kv_policy: KvPolicy::default(),
             kv_element: ElementType::F16,
             context_tokens: None,
             batch_tokens: 512,
             batch_rows: 32,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// The number of threads to use: as asked for, but no more than the machine has.
+    ///
+    /// # Errors
+    /// [`EngineError::TooManyThreads`].
+    pub fn thread_count(&self) -> Result<NonZeroUsize, EngineError> {
+        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        match self.threads {
+            None => Ok(available),
+            Some(asked) if asked <= available => Ok(asked),
+            Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
         }
     }
 }
@@ -58,7 +73,7 @@ impl Engine {
     /// [`EngineError`] when a setting is out of range or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let cpu = Cpu::new(CpuConfig {
-            threads: threads(config.threads)?,
+            threads: config.thread_count()?,
             level: None,
         })?;
         let shape = model.config();
@@ -66,13 +81,15 @@ impl Engine {
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
-            element: config.kv_element,
+            key_element: config.kv_element,
+            value_element: config.kv_element,
         };
         let context_tokens = config.context_tokens.unwrap_or(shape.context_tokens);
         if context_tokens == 0 {
             return Err(EngineError::EmptyContext);
         }
-        geometry.buffer_bytes(context_tokens)?;
+        geometry.validate()?;
+        geometry.bytes(context_tokens)?;
         let tokens = config.batch_tokens.clamp(1, context_tokens);
         let limits = BatchLimits {
             tokens,
@@ -199,15 +216,5 @@ impl Engine {
     #[must_use]
     pub fn activation_bytes(&self) -> usize {
         self.scratch.bytes()
-    }
-}
-
-/// The number of threads to use: as asked for, but no more than the machine has.
-fn threads(asked: Option<NonZeroUsize>) -> Result<NonZeroUsize, EngineError> {
-    let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    match asked {
-        None => Ok(available),
-        Some(asked) if asked <= available => Ok(asked),
-        Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
     }
 }

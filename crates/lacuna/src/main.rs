@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
+        Command::Bench(BenchCommand::Speed(args)) => commands::bench::speed::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
