@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, KvReport, Sequence};
+use lacuna_kv::{Geometry, KvCache, KvPolicy, KvReport};
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
@@ -116,11 +116,6 @@ impl Engine {
         Ok(Session::new(sequence, Sampler::new(sampling)?))
     }
 
-    /// A new, empty KV cache for one sequence.
-    pub(crate) fn sequence(&self) -> Result<Sequence, KvError> {
-        self.cache.sequence(self.context_tokens)
-    }
-
     /// Computes the session's next chunk of pending tokens. When none is left pending, samples one
     /// token, appends it (pending) and returns it.
     ///
@@ -181,6 +176,14 @@ impl Engine {
     /// [`EngineError::Forward`] before anything is computed.
     pub(crate) fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
         Ok(self.model.forward(&self.cpu, segments, &mut self.scratch)?)
+    }
+
+    /// Bytes of weights that are copied out of the file: its vectors.
+    pub(crate) fn copied_weight_bytes(&self) -> u64 {
+        let tensors = self.model.files().tensors().iter();
+        let vectors = tensors.filter(|tensor| tensor.shape.len() == 1);
+        let elements = vectors.map(|tensor| tensor.shape.iter().product::<usize>());
+        (elements.sum::<usize>() * size_of::<f32>()) as u64
     }
 
     /// The largest batch one pass takes.

@@ -122,6 +122,21 @@ impl PrefixCache {
         })
     }
 
+    /// A new, empty sequence of up to `capacity` tokens that shares nothing and is not kept.
+    ///
+    /// # Errors
+    /// [`KvError`] when address space cannot be had.
+    pub fn start_apart(&self, capacity: usize) -> Result<Start, KvError> {
+        Ok(Start {
+            sequence: self.cache.sequence(capacity)?,
+            path: Path {
+                groups: Vec::new(),
+                closed: true,
+            },
+            miss: None,
+        })
+    }
+
     /// Enters the groups that `sequence` has filled since the last call. `tokens` are its tokens.
     ///
     /// # Errors
@@ -167,9 +182,11 @@ impl PrefixCache {
         self.tree.release(&path.groups, now);
     }
 
-    /// Makes the groups of `path` the last to be evicted until `until`.
-    pub fn pin(&mut self, path: &Path, until: Instant) {
-        self.tree.pin(&path.groups, until);
+    /// Makes the groups that `path` has for its first `tokens` tokens the last to be evicted until
+    /// `until`.
+    pub fn pin(&mut self, path: &Path, tokens: usize, until: Instant) {
+        let whole = path.groups.len().min(tokens / self.grain.group_tokens());
+        self.tree.pin(&path.groups[..whole], until);
     }
 
     /// Evicts the group that is needed least; `false` when all are in use.

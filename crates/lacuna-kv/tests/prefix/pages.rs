@@ -214,7 +214,11 @@ fn sequences_with_a_common_beginning_hold_one_copy_of_it() {
         bench.assert_rows(&held);
         bench.leave(held);
     }
-    assert_eq!(bench.owned(), grain.bytes(shared), "partly filled groups go");
+    assert_eq!(
+        bench.owned(),
+        grain.bytes(shared),
+        "partly filled groups go"
+    );
     while bench.cache.evict(Instant::now()) {}
     assert_eq!(bench.owned(), 0);
 }
