@@ -111,7 +111,57 @@ pub(crate) fn working_limit(kv: u64, committed: u64, in_use: u64, reading: Readi
 
 #[cfg(test)]
 mod tests {
+    use lacuna_kernels::ElementType;
+    use lacuna_kv::{Geometry, KvCache, KvPolicy};
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// Groups of 32 tokens and 8 KiB.
+    fn grain() -> Grain {
+        let geometry = Geometry {
+            layers: 1,
+            kv_heads: 1,
+            head_dim: 64,
+            key_element: ElementType::F16,
+            value_element: ElementType::F16,
+        };
+        let cache = KvCache::new(geometry, KvPolicy::default());
+        cache.expect("the system has pages").grain()
+    }
+
+    #[test]
+    fn choices_share_the_whole_groups_of_their_prompt() {
+        let grain = grain();
+        let group = grain.bytes(32);
+        assert_eq!(projected_bytes(&grain, 64, 70, 1), 3 * group);
+        assert_eq!(projected_bytes(&grain, 65, 70, 4), (2 + 4) * group);
+        assert_eq!(
+            projected_bytes(&grain, 64, 70, 4),
+            (1 + 4 * 2) * group,
+            "the last token is computed by each"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_capacity_is_the_most_that_fits(
+            prompt in 1usize..200,
+            choices in 1usize..5,
+            context in 1usize..400,
+            groups in 0u64..30,
+        ) {
+            let grain = grain();
+            let limit = groups * grain.bytes(32);
+            let found = capacity(&grain, prompt, choices, context, limit);
+            let fits = |tokens| projected_bytes(&grain, prompt, tokens, choices) <= limit;
+            let expected = (1..=context).rev().find(|&tokens| tokens >= prompt && fits(tokens));
+            match expected {
+                Some(expected) => prop_assert_eq!(found, expected),
+                None => prop_assert!(found < prompt.min(context + 1), "{} for a prompt of {}", found, prompt),
+            }
+        }
+    }
 
     const MIB: u64 = 1 << 20;
 

@@ -4,8 +4,12 @@
 //! schedule -> prepare -> forward -> sample -> accept        Engine::step
 //! ```
 //!
-//! [`Engine`] owns what is shared (model, threads, arena, KV pool), [`Session`] what one
-//! conversation needs, [`Generation`] turns steps into text.
+//! [`Engine`] owns what is shared (model, threads, arena, KV pool) and computes. Two things drive it:
+//!
+//! * [`Service`] batches many requests continuously, shares the pages of prompts that begin alike,
+//!   and keeps to a byte budget. [`Handle::submit`] takes a [`Request`] and gives a [`Stream`] of
+//!   [`Event`]s.
+//! * [`Session`] and [`Generation`] run one conversation on the caller's thread.
 #![forbid(unsafe_code)]
 
 mod budget;

@@ -12,8 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use lacuna_engine::Service;
-use lacuna_pages::ByteLength;
-use support::{config, endless, finish, idle, owned, prompt, start};
+use support::{endless, finish, idle, owned, prompt, start, tight};
 
 /// Bytes behind the memory files of this process, by their blocks.
 fn heap_blocks() -> u64 {
@@ -41,13 +40,8 @@ fn watch(service: &Service, done: &AtomicBool) -> (u64, u64) {
 #[test]
 #[cfg(target_os = "linux")]
 fn twice_as_many_clients_as_fit_stay_within_the_budget_and_all_finish() {
-    let mut config = config();
-    (config.max_running, config.step_tokens) = (8, 64);
-    let status = start(config.clone()).handle().status();
-    let fixed = status.budget.activations.get() + status.budget.weights.get();
-    let kv = 20 * status.pages.group.get();
-    config.budget = Some(ByteLength::new(fixed + kv));
-    let service = start(config);
+    let service = start(tight(20, true));
+    let kv = service.handle().status().budget.kv.get();
     // Six groups each at the end: three fit, and sixteen ask.
     let request = |client: u32| endless(prompt(client, 40), 50);
     let done = AtomicBool::new(false);

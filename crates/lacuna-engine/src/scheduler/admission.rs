@@ -93,18 +93,19 @@ impl Scheduler {
         })
     }
 
-    /// Bytes of new pages until every continuation has its first token, and a group more.
+    /// Bytes of new pages until every continuation has its first token, and a group more. Only whole
+    /// groups are shared: the pages of one that matches in part are copied.
     fn bytes_to_start(&self, waiting: &Waiting, held: usize) -> u64 {
         let grain = self.prefix.grain();
-        let to_go =
-            |tokens: usize, from: usize| grown(grain, from, tokens + grain.group_tokens().get());
+        let group = grain.group_tokens().get();
+        let to_go = |from: usize, tokens: usize| grown(grain, from / group * group, tokens + group);
         let prompt = waiting.job.prompt_tokens;
-        let mut choices = waiting.choices.iter().map(|choice| choice.tokens.len());
-        let leader = choices.next().map_or(0, |tokens| to_go(tokens, held));
-        leader
-            + choices
-                .map(|tokens| to_go(tokens, prompt.min(tokens) - 1))
-                .sum::<u64>()
+        let mut choices = waiting
+            .choices
+            .iter()
+            .map(|choice| choice.tokens.len().max(prompt));
+        let leader = choices.next().map_or(0, |tokens| to_go(held, tokens));
+        leader + choices.map(|tokens| to_go(prompt - 1, tokens)).sum::<u64>()
     }
 
     /// Bytes that are free or can be had by evicting, beyond what running requests are promised:
@@ -119,7 +120,7 @@ impl Scheduler {
                     let end = session.choice.tokens.len() + group;
                     grown(grain, session.sequence.len(), end)
                 });
-                let followers = running.followers.len() as u64 * grown(grain, 0, group);
+                let followers = running.followers.len() as u64 * grain.bytes(2 * group);
                 sessions.sum::<u64>() + followers
             })
             .sum();

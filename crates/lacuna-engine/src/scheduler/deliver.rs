@@ -58,7 +58,10 @@ impl Scheduler {
             .into_iter()
             .partition(|session| session.ended);
         for session in ended {
-            self.let_go(session);
+            let ended = self.let_go(session);
+            if let Some(next) = running.followers.front_mut() {
+                next.begin(&ended.tokens[..running.job.prompt_tokens]);
+            }
         }
         running.sessions = left;
         if running.width() == 0 {
@@ -102,7 +105,8 @@ fn fork_followers(prefix: &mut PrefixCache, running: &mut Running) {
     if leader.sequence.len() < job.prompt_tokens {
         return;
     }
-    while let Some(choice) = followers.pop_front() {
+    while let Some(mut choice) = followers.pop_front() {
+        choice.begin(&leader.choice.tokens[..job.prompt_tokens]);
         let tokens = job.prompt_tokens.min(choice.tokens.len() - 1);
         let Ok(sequence) = leader.sequence.share_prefix(tokens) else {
             // There is no memory for the copied tail now; it is tried again after the next step.

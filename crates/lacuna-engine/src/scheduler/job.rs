@@ -38,7 +38,8 @@ pub(crate) struct Job {
 /// One continuation: its tokens and everything that decides the next one.
 pub(crate) struct Choice {
     pub(crate) number: usize,
-    /// The prompt, then what was generated.
+    /// The prompt, then what was generated. Empty until the continuation forks off, unless it is the
+    /// first, so that a request that waits holds its prompt once.
     pub(crate) tokens: Vec<u32>,
     pub(crate) generated: usize,
     pub(crate) last_token: Option<Instant>,
@@ -60,7 +61,8 @@ pub(crate) struct Session {
     pub(crate) ended: bool,
 }
 
-/// A request that waits for its turn, for the first time or again.
+/// A request that waits for its turn, for the first time or again. The first of `choices` has its
+/// tokens.
 pub(crate) struct Waiting {
     pub(crate) job: Job,
     pub(crate) choices: VecDeque<Choice>,
@@ -134,9 +136,12 @@ impl Waiting {
             stalled: None,
             outbox,
         };
-        let choices = (0..choices)
+        let mut choices = (0..choices)
             .map(|number| Choice::new(number, &request))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<VecDeque<_>, _>>()?;
+        if let Some(leader) = choices.front_mut() {
+            leader.tokens = request.prompt;
+        }
         Ok((Self { job, choices }, Stream::new(receiver)))
     }
 }
@@ -191,7 +196,7 @@ impl Choice {
         };
         Ok(Self {
             number,
-            tokens: request.prompt.clone(),
+            tokens: Vec::new(),
             generated: 0,
             last_token: None,
             sampler: Sampler::new(sampling)?,
@@ -201,6 +206,13 @@ impl Choice {
                 .as_ref()
                 .map(|constraint| constraint.fork()),
         })
+    }
+
+    /// Gives a continuation its prompt, unless it has been under way before.
+    pub(crate) fn begin(&mut self, prompt: &[u32]) {
+        if self.tokens.is_empty() {
+            self.tokens = prompt.to_vec();
+        }
     }
 
     /// Picks the next token from its row of logits.

@@ -3,10 +3,9 @@
 use std::num::NonZeroUsize;
 
 use lacuna_engine::{Request, Sampling};
-use lacuna_pages::ByteLength;
 
 use crate::support::{
-    alone, config, contents, endless, finish, greedy, idle, prompt, start, together,
+    alone, config, contents, endless, finish, greedy, idle, prompt, start, tight, together,
 };
 
 fn choices(count: usize) -> NonZeroUsize {
@@ -150,18 +149,6 @@ fn more_sessions_than_a_step_has_tokens_take_turns() {
     config.step_tokens = 1;
     config.max_running = 6;
     assert_eq!(together(&start(config), requests().collect()), expected);
-}
-
-/// A budget that leaves `groups` page groups for KV.
-fn tight(groups: u64, prefix_cache: bool) -> lacuna_engine::ServiceConfig {
-    let mut config = config();
-    config.max_running = 8;
-    config.step_tokens = 32;
-    config.prefix_cache.enabled = prefix_cache;
-    let status = start(config.clone()).handle().status();
-    let fixed = status.budget.activations.get() + status.budget.weights.get();
-    config.budget = Some(ByteLength::new(fixed + groups * status.pages.group.get()));
-    config
 }
 
 #[test]

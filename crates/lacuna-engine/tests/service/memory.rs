@@ -1,6 +1,8 @@
 //! Pages: shared once, never copied for coming and going, back when a request is gone.
 
-use lacuna_engine::{GroupState, Request, Service, Status};
+use std::time::Duration;
+
+use lacuna_engine::{GroupState, Refusal, Request, Service, Status};
 
 use crate::support::{config, endless, eventually, finish, greedy, idle, owned, prompt, start};
 
@@ -106,56 +108,67 @@ fn a_cancelled_request_is_gone_within_a_step() {
     );
 }
 
-#[test]
-fn requests_that_come_and_go_at_random_leave_nothing_behind() {
-    let mut config = config();
-    (config.max_running, config.max_waiting) = (6, 1000);
-    let service = start(config);
+/// Requests of all kinds, some cancelled at once or later; returns how many were refused for size.
+fn storm(service: &Service) -> u64 {
     let mut state = 12_345u64;
-    let mut random = |below: u64| {
+    let mut random = |below: usize| {
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
+        (state >> 33) as usize % below
     };
-    let mut open = Vec::new();
+    let (mut open, mut refused) = (Vec::new(), 0);
     for _ in 0..120 {
-        let shared = 16 * random(5) as usize;
-        let own = prompt(random(1000) as u32, 1 + random(40) as usize);
+        let own = prompt(random(1000) as u32, 1 + random(40));
         let request = Request {
-            choices: (1 + random(3) as usize).try_into().expect("at least one"),
-            ..greedy([prompt(7, shared), own].concat(), 1 + random(12) as usize)
+            choices: (1 + random(3)).try_into().expect("at least one"),
+            pin_prefix: (random(8) == 0).then_some(Duration::from_secs(600)),
+            ..greedy([prompt(7, 16 * random(5)), own].concat(), 1 + random(12))
         };
-        open.push(service.handle().submit(request).expect("taken"));
-        if random(2) == 0 {
-            let index = random(open.len() as u64) as usize;
-            drop(open.swap_remove(index));
+        match service.handle().submit(request) {
+            Ok(stream) => open.push(stream),
+            Err(Refusal::TooLarge { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
         }
-        if random(4) == 0 {
-            let index = random(open.len() as u64) as usize;
-            finish(open.swap_remove(index)).expect("an answer");
+        if random(2) == 0 && !open.is_empty() {
+            drop(open.swap_remove(random(open.len())));
         }
-        if open.is_empty() {
-            open.push(
-                service
-                    .handle()
-                    .submit(greedy(prompt(1, 3), 2))
-                    .expect("taken"),
-            );
+        if random(4) == 0 && !open.is_empty() {
+            finish(open.swap_remove(random(open.len()))).expect("an answer");
         }
     }
     for stream in open {
         finish(stream).expect("an answer");
     }
+    refused
+}
+
+#[test]
+fn requests_that_come_and_go_at_random_leave_nothing_behind() {
+    let mut config = config();
+    (config.max_running, config.max_waiting) = (6, 1000);
+    let service = start(config);
+    assert_eq!(storm(&service), 0);
+    assert_eq!(leftover(&service), 0);
+    assert_eq!(idle(&service).counters.failed, 0);
+}
+
+#[test]
+fn they_leave_nothing_behind_when_few_of_them_fit() {
+    let mut config = tight(12, true);
+    config.max_waiting = 1000;
+    let service = start(config);
+    assert!(storm(&service) > 0);
     assert_eq!(leftover(&service), 0);
     let counters = idle(&service).counters;
     assert_eq!(counters.failed, 0);
+    assert!(counters.evicted_groups > 0, "{counters:?}");
 }
 
 #[test]
 fn unused_groups_go_after_their_time() {
     let mut config = config();
-    config.prefix_cache.time_to_live = Some(std::time::Duration::from_millis(300));
+    config.prefix_cache.time_to_live = Some(Duration::from_millis(300));
     let service = start(config);
     finish(
         service
@@ -173,11 +186,11 @@ fn unused_groups_go_after_their_time() {
 fn pinned_groups_outlive_others() {
     let service = {
         let mut config = config();
-        config.prefix_cache.time_to_live = Some(std::time::Duration::from_millis(300));
+        config.prefix_cache.time_to_live = Some(Duration::from_millis(300));
         start(config)
     };
     let pinned = Request {
-        pin_prefix: Some(std::time::Duration::from_secs(600)),
+        pin_prefix: Some(Duration::from_secs(600)),
         ..greedy(prompt(1, 100), 2)
     };
     finish(service.handle().submit(pinned).expect("taken")).expect("an answer");

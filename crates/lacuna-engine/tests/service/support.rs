@@ -10,6 +10,7 @@ use lacuna_engine::{
 };
 use lacuna_models::Model;
 use lacuna_models::files::{Mapping, ModelFiles};
+use lacuna_pages::ByteLength;
 
 /// The demo model, loaded once.
 pub(crate) fn model() -> Arc<Model> {
@@ -33,6 +34,18 @@ pub(crate) fn config() -> ServiceConfig {
 
 pub(crate) fn start(config: ServiceConfig) -> Service {
     Service::start(model(), config).expect("a service")
+}
+
+/// A budget that leaves `groups` page groups for KV.
+pub(crate) fn tight(groups: u64, prefix_cache: bool) -> ServiceConfig {
+    let mut config = config();
+    config.max_running = 8;
+    config.step_tokens = 32;
+    config.prefix_cache.enabled = prefix_cache;
+    let status = start(config.clone()).handle().status();
+    let fixed = status.budget.activations.get() + status.budget.weights.get();
+    config.budget = Some(ByteLength::new(fixed + groups * status.pages.group.get()));
+    config
 }
 
 /// Tokens that look like text: a stretch of the demo's vocabulary, different for each `seed`.
