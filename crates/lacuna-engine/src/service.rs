@@ -109,6 +109,8 @@ struct Inbox {
     refused: u64,
     /// Requests that wait to run, these arrivals included.
     waiting: usize,
+    /// Continuations that run, as of the last step.
+    places_taken: usize,
     closing: Option<Grace>,
     status: Status,
 }
@@ -192,9 +194,11 @@ impl Handle {
     /// # Errors
     /// [`Refusal`]; nothing is held for the request then.
     pub fn submit(&self, request: Request) -> Result<Stream, Refusal> {
-        let checked = self.shared.rules.check(&request);
+        let rules = &self.shared.rules;
+        let checked = rules.check(&request);
+        let made = checked.and_then(|capacity| Waiting::new(request, capacity));
         let mut inbox = self.shared.lock();
-        let taken = checked.and_then(|capacity| inbox.take(request, capacity, &self.shared.rules));
+        let taken = made.and_then(|(waiting, stream)| inbox.take(waiting, rules).map(|()| stream));
         inbox.refused += u64::from(taken.is_err());
         drop(inbox);
         if taken.is_ok() {
@@ -236,27 +240,21 @@ impl Shared {
 }
 
 impl Inbox {
-    fn take(
-        &mut self,
-        request: Request,
-        capacity: usize,
-        rules: &Rules,
-    ) -> Result<Stream, Refusal> {
+    fn take(&mut self, mut waiting: Waiting, rules: &Rules) -> Result<(), Refusal> {
         if self.closing.is_some() {
             return Err(Refusal::ShuttingDown);
         }
-        let sessions = self.status.sessions.len();
-        if self.waiting >= rules.max_waiting + rules.max_running.saturating_sub(sessions) {
+        if self.waiting >= rules.max_waiting + rules.max_running.saturating_sub(self.places_taken) {
             return Err(Refusal::QueueFull {
                 waiting: self.waiting,
                 retry_after: self.retry_after(rules),
             });
         }
-        let (waiting, stream) = Waiting::new(self.requests, request, capacity)?;
+        waiting.job.id = self.requests;
         self.requests += 1;
         self.waiting += 1;
         self.arrivals.push_back(waiting);
-        Ok(stream)
+        Ok(())
     }
 
     /// When the queue will have moved by one, at the rate requests have been served so far.
@@ -317,6 +315,7 @@ fn publish(shared: &Shared, scheduler: &Scheduler, published: &mut Option<Instan
     let all = (old || scheduler.is_idle()).then(|| scheduler.status());
     let mut inbox = shared.lock();
     inbox.waiting = inbox.arrivals.len() + scheduler.waiting_len();
+    inbox.places_taken = scheduler.places_taken();
     match all {
         Some(all) => {
             *published = Some(Instant::now());

@@ -35,9 +35,13 @@ impl Scheduler {
         }
     }
 
+    /// Continuations that run, or will without waiting again.
+    pub(crate) fn places_taken(&self) -> usize {
+        self.running.iter().map(Running::width).sum()
+    }
+
     fn judge(&self, waiting: &Waiting) -> Verdict {
-        let places: usize = self.running.iter().map(Running::width).sum();
-        if places + waiting.choices.len() > self.config.max_running {
+        if self.places_taken() + waiting.choices.len() > self.config.max_running {
             return Verdict::Wait;
         }
         let Some(leader) = waiting.choices.front() else {

@@ -19,6 +19,7 @@ use super::schedule::Demand;
 
 /// What all continuations of a request share.
 pub(crate) struct Job {
+    /// Its place in the order of arrival, once it has been taken.
     pub(crate) id: u64,
     pub(crate) prompt_tokens: usize,
     /// Prompt tokens found in the cache when the request started; `None` before.
@@ -112,17 +113,13 @@ impl Waiting {
     const UNREAD_EVENTS: usize = 1024;
 
     /// A job for `request`, and where its events come out.
-    pub(crate) fn new(
-        id: u64,
-        request: Request,
-        capacity: usize,
-    ) -> Result<(Self, Stream), Refusal> {
+    pub(crate) fn new(request: Request, capacity: usize) -> Result<(Self, Stream), Refusal> {
         let choices = request.choices.get();
         let room = Self::UNREAD_EVENTS.max(2 * Job::events_per_step(choices));
         let (outbox, receiver) = mpsc::channel(room);
         let arrived = Instant::now();
         let job = Job {
-            id,
+            id: 0,
             prompt_tokens: request.prompt.len(),
             reused_tokens: None,
             max_tokens: request.limits.max_tokens.unwrap_or(usize::MAX),
