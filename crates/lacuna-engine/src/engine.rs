@@ -6,10 +6,10 @@ use std::sync::Arc;
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
 use lacuna_models::plan::{Demand, Logits, Plan, WeightPlan};
-use lacuna_models::{LogitRows, Model, Scratch, Segment};
+use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
-use crate::sampler::{Sampler, Sampling};
+use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
 
 /// How an engine is set up.
@@ -26,6 +26,9 @@ pub struct EngineConfig {
     /// Tokens computed in one pass at most. More is faster on long prompts and takes more
     /// activation memory.
     pub batch_tokens: usize,
+    /// Sequences that run at once, and so get a token in one pass, at most. Each takes activation
+    /// memory for a row of logits.
+    pub sequences: usize,
     /// Rows of logits a pass has room for. All rows are needed only to score texts fast.
     pub logits: Logits,
 }
@@ -38,6 +41,7 @@ impl Default for EngineConfig {
             kv_elements: KvElements::default(),
             context_tokens: None,
             batch_tokens: 512,
+            sequences: 1,
             logits: Logits::Last,
         }
     }
@@ -77,7 +81,7 @@ impl EngineConfig {
             context_tokens: self.context_tokens.unwrap_or(context_tokens),
             batch_tokens: self.batch_tokens,
             logits: self.logits,
-            sequences: 1,
+            sequences: self.sequences,
         }
     }
 }
@@ -88,6 +92,7 @@ pub struct Engine {
     cpu: Cpu,
     cache: KvCache,
     scratch: Scratch,
+    candidates: Candidates,
     plan: Plan,
 }
 
@@ -108,6 +113,7 @@ impl Engine {
         let plan = Plan::new(shape, weights, &cache, &demand)?;
         let scratch = Scratch::new(shape, plan.arena.clone())?;
         Ok(Self {
+            candidates: Candidates::new(shape.vocabulary),
             model,
             cpu,
             cache,
@@ -122,8 +128,7 @@ impl Engine {
     /// [`EngineError`] for sampling settings out of range or a KV range that cannot be reserved.
     pub fn session(&self, sampling: Sampling) -> Result<Session, EngineError> {
         let sequence = self.cache.sequence(self.context_tokens())?;
-        let vocabulary = self.model.config().vocabulary;
-        Ok(Session::new(sequence, Sampler::new(sampling, vocabulary)?))
+        Ok(Session::new(sequence, Sampler::new(sampling)?))
     }
 
     /// Computes the session's next chunk of pending tokens. When none is left pending, samples one
@@ -143,8 +148,9 @@ impl Engine {
         let logits = self
             .model
             .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
-        let token =
-            (rows != LogitRows::None).then(|| session.sampler.sample(logits, &session.tokens));
+        let (sampler, history) = (&mut session.sampler, &session.tokens);
+        let token = (rows != LogitRows::None)
+            .then(|| sampler.sample(logits, history, &mut self.candidates));
         session.sequence.accept(chunk.len());
         session.tokens.extend(token);
         Ok(token)
@@ -179,6 +185,19 @@ impl Engine {
             sequence.accept(chunk.len());
         }
         Ok(sequence.report())
+    }
+
+    /// Runs `segments`, all prepared, and returns the rows of logits they ask for.
+    ///
+    /// # Errors
+    /// [`EngineError::Forward`] before anything is computed.
+    pub(crate) fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
+        Ok(self.model.forward(&self.cpu, segments, &mut self.scratch)?)
+    }
+
+    /// The largest batch one pass takes.
+    pub(crate) fn batch_limits(&self) -> BatchLimits {
+        self.scratch.limits()
     }
 
     /// The model being run.

@@ -2,47 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use lacuna_models::tokenizer::{Decode, TextStream};
-
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::request::Limits;
 use crate::session::Session;
-use crate::stop::StopFilter;
-
-/// When a generation ends.
-#[derive(Debug, Clone, Default)]
-pub struct Limits {
-    /// Tokens to generate at most. `None`: until the model ends or the context is full.
-    pub max_tokens: Option<usize>,
-    /// Text that ends the generation, and is not part of it.
-    pub stop: Vec<String>,
-}
-
-/// Why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FinishReason {
-    /// The model said it was done.
-    EndOfText,
-    /// A stop string came up.
-    StopString,
-    /// As many tokens as asked for.
-    MaxTokens,
-    /// No room for another token.
-    ContextFull,
-}
-
-impl FinishReason {
-    /// The name used in machine-readable output.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::EndOfText => "end_of_text",
-            Self::StopString => "stop_string",
-            Self::MaxTokens => "max_tokens",
-            Self::ContextFull => "context_full",
-        }
-    }
-}
+use crate::stream::FinishReason;
+use crate::transcript::Transcript;
 
 /// Times of a generation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -83,8 +48,7 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 pub struct Generation<'a> {
     engine: &'a mut Engine,
     session: &'a mut Session,
-    stream: TextStream,
-    filter: StopFilter,
+    transcript: Transcript,
     left: usize,
     finish: Option<FinishReason>,
     generated: Vec<u32>,
@@ -111,7 +75,6 @@ impl<'a> Generation<'a> {
         if prompt > context {
             return Err(EngineError::PromptTooLong { prompt, context });
         }
-        let stream = TextStream::new(Decode::CONTINUATION);
         let timing = Timing {
             computed_prompt_tokens: pending,
             first_token: Duration::ZERO,
@@ -121,8 +84,7 @@ impl<'a> Generation<'a> {
         Ok(Self {
             engine,
             session,
-            stream,
-            filter: StopFilter::new(limits.stop),
+            transcript: Transcript::new(limits.stop),
             left: limits.max_tokens.unwrap_or(usize::MAX),
             finish: None,
             generated: Vec::new(),
@@ -148,9 +110,10 @@ impl<'a> Generation<'a> {
         }
         self.generated.push(token);
         self.left -= 1;
-        let text = self.stream.push(self.engine.model().tokenizer(), token)?;
-        let mut shown = self.filter.push(text);
-        if self.filter.stopped() {
+        let mut shown = self
+            .transcript
+            .push(self.engine.model().tokenizer(), token)?;
+        if self.transcript.stopped() {
             self.finish = Some(FinishReason::StopString);
         } else if self.left == 0 {
             shown += &self.end(FinishReason::MaxTokens);
@@ -179,11 +142,11 @@ impl<'a> Generation<'a> {
     /// Records the end and returns the text held back for it.
     fn end(&mut self, reason: FinishReason) -> String {
         self.finish = Some(reason);
-        let shown = self.filter.push(self.stream.finish());
-        if self.filter.stopped() {
+        let shown = self.transcript.finish();
+        if self.transcript.stopped() {
             self.finish = Some(FinishReason::StopString);
         }
-        shown + &self.filter.finish()
+        shown
     }
 
     /// Why it ended, once it has.

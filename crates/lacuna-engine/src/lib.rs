@@ -4,20 +4,41 @@
 //! schedule -> prepare -> forward -> sample -> accept        Engine::step
 //! ```
 //!
-//! [`Engine`] owns what is shared (model, threads, arena, KV pool), [`Session`] what one
-//! conversation needs, [`Generation`] turns steps into text.
+//! [`Engine`] owns what is shared (model, threads, arena, KV pool) and computes. Two things drive it:
+//!
+//! * [`Service`] batches many requests continuously, shares the pages of prompts that begin alike,
+//!   and keeps to a byte budget. [`Handle::submit`] takes a [`Request`] and gives a [`Stream`] of
+//!   [`Event`]s.
+//! * [`Session`] and [`Generation`] run one conversation on the caller's thread.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod engine;
 mod error;
 mod generation;
+mod logprobs;
+mod pressure;
+mod request;
+mod rules;
 mod sampler;
+mod scheduler;
+mod service;
 mod session;
+mod status;
 mod stop;
+mod stream;
+mod transcript;
 
 pub use engine::{Engine, EngineConfig};
 pub use error::EngineError;
-pub use generation::{FinishReason, Generation, Limits, Timing};
-pub use sampler::{Penalties, Sampler, Sampling, SamplingError};
+pub use generation::{Generation, Timing};
+pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
+pub use sampler::{Candidates, Penalties, Sampler, Sampling, SamplingError};
+pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
 pub use session::Session;
+pub use status::{
+    BudgetStatus, CacheStatus, Counters, GroupRun, GroupState, Histogram, Latencies, PageSizes,
+    Phase, SessionStatus, Status,
+};
 pub use stop::StopFilter;
+pub use stream::{Event, Failure, FinishReason, Miss, Stream, TokenLogprobs, Usage};

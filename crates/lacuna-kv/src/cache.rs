@@ -12,6 +12,7 @@ use crate::geometry::Geometry;
 use crate::growth::GrowthSchedule;
 use crate::layout::Layout;
 use crate::policy::KvPolicy;
+use crate::prefix::Grain;
 use crate::sequence::Sequence;
 use crate::store::{Blocks, Commit, FlatStore, GrowStore, PagedStore, Store};
 
@@ -107,6 +108,12 @@ impl KvCache {
     #[must_use]
     pub fn policy(&self) -> KvPolicy {
         self.policy
+    }
+
+    /// How many tokens and pages are shared and kept together.
+    #[must_use]
+    pub fn grain(&self) -> Grain {
+        Grain::new(&self.geometry, self.policy.layout(), self.pool.page_size())
     }
 
     /// The unit memory comes in.

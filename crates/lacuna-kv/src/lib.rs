@@ -12,6 +12,7 @@ mod geometry;
 mod growth;
 mod layout;
 mod policy;
+pub mod prefix;
 mod report;
 mod sequence;
 mod store;

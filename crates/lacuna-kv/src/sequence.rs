@@ -11,6 +11,7 @@ use lacuna_pages::Pool;
 
 use crate::error::KvError;
 use crate::geometry::{Geometry, Layer, Side};
+use crate::prefix::Pins;
 use crate::report::KvReport;
 use crate::store::Store;
 
@@ -214,6 +215,23 @@ impl Sequence {
             accepted: tokens,
             prepared: 0,
         })
+    }
+
+    /// Keeps the pages of `rows`, which are accepted; `None` where the policy cannot.
+    pub(crate) fn pin(&mut self, rows: Range<usize>) -> Result<Option<Pins>, KvError> {
+        debug_assert!(rows.end <= self.accepted, "only accepted rows are kept");
+        self.store.pin(rows)
+    }
+
+    /// Takes kept pages as the first `tokens` rows of this empty sequence.
+    pub(crate) fn adopt(&mut self, pins: &[&Pins], tokens: usize) -> Result<(), KvError> {
+        debug_assert!(
+            self.is_empty() && self.prepared == 0,
+            "adopted before anything else"
+        );
+        self.store.adopt(pins)?;
+        self.accepted = tokens;
+        Ok(())
     }
 
     /// `len`, unless rows that a sequence of that many tokens would need were released.

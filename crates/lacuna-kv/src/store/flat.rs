@@ -16,7 +16,9 @@ use std::ops::Range;
 
 use lacuna_kernels::{Cpu, Run, Runs, View};
 use lacuna_pages::device::{Aliasing, Commitment};
-use lacuna_pages::{Buffer, ByteLength, PageRange, Pages, Pool, Request, Share, Source};
+use lacuna_pages::{
+    Buffer, ByteLength, PagePin, PageRange, Pages, Pool, Request, Share, Source, VirtualPage,
+};
 
 use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
 use super::{Store, Usage};
@@ -24,6 +26,7 @@ use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Geometry, Layer, Side};
 use crate::layout::{Layout, Tiles};
+use crate::prefix::Pins;
 
 /// When memory is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,25 +203,36 @@ impl FlatStore {
         self.commit == Commit::OnDemand
     }
 
-    /// Maps the pages of `copy` that hold only rows before `end` to the same memory as this store's.
-    fn share(&mut self, copy: &mut Self, end: usize) -> Result<(), KvError> {
+    /// Whole pages of `extent` that hold only rows before `end`, as a length from its start.
+    fn whole(&self, extent: &Extent, end: usize) -> usize {
         let page = self.page_bytes();
-        let whole = |extent: &Extent| {
-            let end = extent.tiles.bytes_before(end) / page * page;
-            extent.released..end.max(extent.released)
-        };
-        let extents = self.extents.iter_mut();
+        extent.tiles.bytes_before(end) / page * page
+    }
+
+    /// Seals the pages that hold only rows before `end`, in one batch.
+    fn seal_before(&mut self, end: usize) -> Result<(), KvError> {
+        let ends: Vec<usize> = self
+            .extents
+            .iter()
+            .map(|extent| self.whole(extent, end))
+            .collect();
+        let extents = self.extents.iter_mut().zip(&ends);
         let mut unsealed: Vec<Pages<'_>> = extents
-            .map(|extent| {
-                let range = whole(extent);
-                extent.whole_pages(extent.sealed.clamp(range.start, range.end)..range.end)
-            })
+            .filter(|(extent, end)| extent.sealed < **end)
+            .map(|(extent, &end)| extent.whole_pages(extent.sealed..end))
             .collect();
         self.pool.seal(&mut unsealed)?;
-        for extent in &mut self.extents {
-            extent.sealed = extent.sealed.max(whole(extent).end);
+        for (extent, end) in self.extents.iter_mut().zip(ends) {
+            extent.sealed = extent.sealed.max(end);
         }
         self.count_rows();
+        Ok(())
+    }
+
+    /// Maps the pages of `copy` that hold only rows before `end` to the same memory as this store's.
+    fn share(&mut self, copy: &mut Self, end: usize) -> Result<(), KvError> {
+        self.seal_before(end)?;
+        let whole = |extent: &Extent| extent.released..self.whole(extent, end).max(extent.released);
         let pairs = self.extents.iter().zip(&mut copy.extents);
         let mut shares: Vec<Share<'_>> = pairs
             .map(|(from, to)| {
@@ -364,6 +378,44 @@ impl Store for FlatStore {
         self.copy_rest(&mut copy, rows.end)?;
         copy.count_rows();
         Ok(Box::new(copy))
+    }
+
+    fn pin(&mut self, rows: Range<usize>) -> Result<Option<Pins>, KvError> {
+        if !self.moves() || self.pool.capabilities().aliasing != Aliasing::Shared {
+            return Ok(None);
+        }
+        self.seal_before(rows.end)?;
+        let pins = self.extents.iter().map(|extent| {
+            let bytes = self.whole(extent, rows.start)..self.whole(extent, rows.end);
+            extent.buffer.pin(extent.pages(bytes))
+        });
+        Ok(Some(Pins::new(pins.collect::<Result<_, _>>()?)))
+    }
+
+    fn adopt(&mut self, pins: &[&Pins]) -> Result<(), KvError> {
+        if pins.is_empty() {
+            return Ok(());
+        }
+        let all: Vec<Vec<PagePin>> = (0..self.extents.len())
+            .map(|extent| Pins::of_extent(pins, extent))
+            .collect();
+        let mut shares: Vec<Share<'_>> = self
+            .extents
+            .iter_mut()
+            .zip(&all)
+            .map(|(extent, pins)| Share {
+                source: Source::Pins(pins),
+                target: &mut extent.buffer,
+                at: VirtualPage::new(0),
+            })
+            .collect();
+        self.pool.share(&mut shares)?;
+        let page = self.page_bytes();
+        for (extent, pins) in self.extents.iter_mut().zip(&all) {
+            (extent.sealed, extent.mapped) = (pins.len() * page, pins.len() * page);
+        }
+        self.count_rows();
+        Ok(())
     }
 
     fn usage(&self) -> Usage {

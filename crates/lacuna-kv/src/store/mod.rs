@@ -18,6 +18,7 @@ pub(crate) use paged::{Blocks, PagedStore};
 
 use crate::error::KvError;
 use crate::geometry::{Layer, Side};
+use crate::prefix::Pins;
 
 /// The rows of one sequence. Rows are named by token position; every call concerns all layers and
 /// both sides unless it names one.
@@ -43,6 +44,19 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// A second store with the same `rows`, which are held: shared where memory can be, else copied.
     fn duplicate(&mut self, rows: Range<usize>) -> Result<Box<dyn Store>, KvError>;
+
+    /// Keeps the whole pages that hold only `rows`, a multiple of what all buffers' pages hold,
+    /// beyond the life of this store; `None` where memory cannot be.
+    fn pin(&mut self, _rows: Range<usize>) -> Result<Option<Pins>, KvError> {
+        Ok(None)
+    }
+
+    /// Takes pages that stores of the same shape have pinned, from the first row on without gaps, as
+    /// the memory of this empty store.
+    fn adopt(&mut self, pins: &[&Pins]) -> Result<(), KvError> {
+        debug_assert!(pins.is_empty(), "a store that pins nothing adopts nothing");
+        Ok(())
+    }
 
     /// Where the bytes are.
     fn usage(&self) -> Usage;

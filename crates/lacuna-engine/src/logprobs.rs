@@ -1,0 +1,54 @@
+//! Log-probabilities of tokens from a row of logits.
+
+use crate::stream::TokenLogprobs;
+
+/// Log-probability of `chosen` and the `top` likeliest tokens, ties in token order.
+pub(crate) fn of(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
+    let normalizer = log_sum_exp(logits);
+    let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
+    let mut ranked: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    let by_logit = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if top < ranked.len() {
+        ranked.select_nth_unstable_by(top, by_logit);
+        ranked.truncate(top);
+    }
+    ranked.sort_unstable_by(by_logit);
+    TokenLogprobs {
+        chosen: logprob(logits[chosen as usize]),
+        top: ranked
+            .into_iter()
+            .map(|(token, logit)| (token, logprob(logit)))
+            .collect(),
+    }
+}
+
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits
+        .iter()
+        .map(|&logit| (f64::from(logit) - highest).exp())
+        .sum();
+    highest + sum.ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_sum_to_one_and_come_likeliest_first() {
+        let logits = [0.5, 2.0, -1.0, 2.0];
+        let found = of(&logits, 2, 4);
+        let tokens: Vec<u32> = found.top.iter().map(|entry| entry.0).collect();
+        assert_eq!(tokens, [1, 3, 0, 2], "ties in token order");
+        let total: f32 = found.top.iter().map(|entry| entry.1.exp()).sum();
+        assert!((total - 1.0).abs() < 1e-6, "{total}");
+        assert_eq!(found.chosen, found.top[3].1);
+    }
+
+    #[test]
+    fn none_are_listed_unless_asked_for() {
+        assert!(of(&[1.0, 2.0], 0, 0).top.is_empty());
+        assert_eq!(of(&[1.0, 2.0], 0, 99).top.len(), 2);
+    }
+}

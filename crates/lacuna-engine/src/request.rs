@@ -1,0 +1,154 @@
+//! What a client asks for, and why it may be refused before anything is computed.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use lacuna_pages::ByteLength;
+
+use crate::sampler::{Sampling, SamplingError};
+
+/// When a generation ends.
+#[derive(Debug, Clone, Default)]
+pub struct Limits {
+    /// Tokens to generate at most. `None`: until the model ends or the context is full.
+    pub max_tokens: Option<usize>,
+    /// Text that ends the generation, and is not part of it.
+    pub stop: Vec<String>,
+}
+
+/// One prompt and how to continue it.
+pub struct Request {
+    /// Tokens to continue; at least one.
+    pub prompt: Vec<u32>,
+    /// Continuations wanted. The prompt is computed once and forked.
+    pub choices: NonZeroUsize,
+    /// How tokens are chosen. Choice `i` draws with `seed + i`.
+    pub sampling: Sampling,
+    /// When a continuation ends.
+    pub limits: Limits,
+    /// `Some(n)`: log-probabilities of each chosen token and of the `n` likeliest ones.
+    pub logprobs: Option<usize>,
+    /// What the text must conform to. Every choice gets its own clone.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// Time from submission until the request fails with [`crate::Failure::Deadline`].
+    pub deadline: Option<Duration>,
+    /// For this long from the prompt's end on, its page groups are the last to be evicted.
+    pub pin_prefix: Option<Duration>,
+}
+
+impl Request {
+    /// A request for one continuation of `prompt`, with default sampling and no limits.
+    #[must_use]
+    pub fn new(prompt: Vec<u32>) -> Self {
+        Self {
+            prompt,
+            choices: NonZeroUsize::MIN,
+            sampling: Sampling::default(),
+            limits: Limits::default(),
+            logprobs: None,
+            constraint: None,
+            deadline: None,
+            pin_prefix: None,
+        }
+    }
+}
+
+/// Restricts the tokens that may come next, for example to a grammar.
+///
+/// For every token: [`Constraint::mask`], then [`Constraint::accept`] with the token that was
+/// chosen. A token that ends the text is chosen only if `mask` left it possible, and is not passed
+/// to `accept`.
+pub trait Constraint: Send {
+    /// A constraint in the same state, for another continuation.
+    fn fork(&self) -> Box<dyn Constraint>;
+
+    /// Sets the logits (of vocabulary size) of every token that may not come next to negative
+    /// infinity. End-of-text tokens stay possible exactly where the text may end.
+    ///
+    /// # Errors
+    /// [`ConstraintError`] when nothing may come next or the constraint cannot be evaluated; the
+    /// request fails with it.
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError>;
+
+    /// Takes note of the chosen token.
+    ///
+    /// # Errors
+    /// [`ConstraintError`] when the token was not allowed.
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError>;
+
+    /// Whether the text is complete, so that nothing but its end may follow.
+    fn is_complete(&self) -> bool;
+}
+
+/// A constraint that cannot be met or evaluated.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the output constraint cannot be followed: {0}")]
+pub struct ConstraintError(pub String);
+
+/// A request that was not taken. Nothing was computed and nothing is held for it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// As many requests wait as may.
+    #[error(
+        "{waiting} requests are waiting already; try again in {} s",
+        retry_after.as_secs().max(1)
+    )]
+    QueueFull {
+        /// Requests that wait.
+        waiting: usize,
+        /// When a place is likely to be free.
+        retry_after: Duration,
+    },
+    /// The request would not fit the budget even if it were alone.
+    #[error(
+        "the request needs up to {needed} of KV cache, but the budget leaves {budget}; ask for fewer tokens or choices"
+    )]
+    TooLarge {
+        /// Bytes of KV cache at its end.
+        needed: ByteLength,
+        /// Bytes of KV cache there can be.
+        budget: ByteLength,
+    },
+    /// The prompt alone fills the context.
+    #[error("the prompt has {prompt} tokens, but the context holds {context}; shorten the prompt")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens the context holds.
+        context: usize,
+    },
+    /// A prompt without a single token gives the model nothing to continue.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// A token the model does not have.
+    #[error("token {token} is out of range: the vocabulary has {vocabulary} tokens")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// Tokens there are.
+        vocabulary: usize,
+    },
+    /// More continuations than can run at once.
+    #[error("{asked} choices asked for, but at most {most} run at once")]
+    TooManyChoices {
+        /// Choices asked for.
+        asked: usize,
+        /// Choices possible.
+        most: usize,
+    },
+    /// More alternatives than are given.
+    #[error("{asked} log-probabilities per token asked for, but at most {most} are given")]
+    TooManyLogprobs {
+        /// Alternatives asked for.
+        asked: usize,
+        /// Alternatives possible.
+        most: usize,
+    },
+    /// A sampling setting is out of range.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// The service is shutting down, or has stopped after an error.
+    #[error("the service is shutting down and takes no more requests")]
+    ShuttingDown,
+}

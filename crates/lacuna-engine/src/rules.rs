@@ -1,0 +1,74 @@
+//! What can be said about a request before it is taken.
+
+use lacuna_kv::KvCache;
+use lacuna_kv::prefix::Grain;
+use lacuna_pages::ByteLength;
+
+use crate::budget::{capacity, projected_bytes};
+
+use crate::request::{Refusal, Request};
+
+/// The limits that hold for every request.
+#[derive(Debug, Clone)]
+pub(crate) struct Rules {
+    pub(crate) context_tokens: usize,
+    pub(crate) vocabulary: usize,
+    pub(crate) max_running: usize,
+    pub(crate) max_waiting: usize,
+    /// Bytes of KV pages there can be.
+    pub(crate) kv_bytes: u64,
+    pub(crate) grain: Grain,
+    pub(crate) cache: KvCache,
+}
+
+impl Rules {
+    /// Most alternatives listed with a token's log-probability.
+    const MOST_LOGPROBS: usize = 128;
+
+    /// Refuses what could never run. Returns the tokens that each continuation may have, its prompt
+    /// included: as many as the context and the budget allow.
+    pub(crate) fn check(&self, request: &Request) -> Result<usize, Refusal> {
+        request.sampling.validate()?;
+        let (prompt, context) = (request.prompt.len(), self.context_tokens);
+        let (asked, most) = (request.choices.get(), self.max_running);
+        if prompt == 0 {
+            return Err(Refusal::EmptyPrompt);
+        }
+        if prompt > context {
+            return Err(Refusal::PromptTooLong { prompt, context });
+        }
+        if asked > most {
+            return Err(Refusal::TooManyChoices { asked, most });
+        }
+        let vocabulary = self.vocabulary;
+        let beyond = request
+            .prompt
+            .iter()
+            .find(|&&token| token as usize >= vocabulary);
+        if let Some(&token) = beyond {
+            return Err(Refusal::TokenOutOfRange { token, vocabulary });
+        }
+        match request.logprobs {
+            Some(asked) if asked > Self::MOST_LOGPROBS => Err(Refusal::TooManyLogprobs {
+                asked,
+                most: Self::MOST_LOGPROBS,
+            }),
+            _ => self.capacity(request),
+        }
+    }
+
+    fn capacity(&self, request: &Request) -> Result<usize, Refusal> {
+        let (prompt, choices) = (request.prompt.len(), request.choices.get());
+        let (grain, limit) = (&self.grain, self.kv_bytes);
+        let capacity = capacity(grain, prompt, choices, self.context_tokens, limit);
+        let wanted = prompt.saturating_add(request.limits.max_tokens.unwrap_or(1));
+        let wanted = wanted.min(self.context_tokens);
+        match wanted <= capacity {
+            true => Ok(capacity),
+            false => Err(Refusal::TooLarge {
+                needed: ByteLength::new(projected_bytes(grain, prompt, wanted, choices)),
+                budget: ByteLength::new(limit),
+            }),
+        }
+    }
+}

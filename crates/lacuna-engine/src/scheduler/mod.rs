@@ -1,0 +1,299 @@
+//! The scheduler: which requests run, and what each step computes for them.
+//!
+//! ```text
+//! sweep -> admit -> schedule -> prepare -> forward -> sample -> accept        Scheduler::step
+//! ```
+//!
+//! * **S1** Requests are admitted in the order they came, except that one whose prompt a running
+//!   request is computing waits for those pages and lets others by.
+//! * **S2** `running` is ordered from the oldest to the newest, and memory is taken from the newest:
+//!   the oldest always goes on.
+//! * **S3** A session's path names exactly the groups it has in use; it goes back when the session
+//!   ends, whichever way.
+
+mod admission;
+mod deliver;
+mod job;
+mod report;
+mod room;
+mod schedule;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use lacuna_kv::prefix::PrefixCache;
+use lacuna_models::Segment;
+use lacuna_pages::{ByteLength, available_memory};
+
+use crate::budget::Budget;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::rules::Rules;
+use crate::service::ServiceConfig;
+use crate::status::{Counters, Latencies};
+use crate::stream::{Event, Failure};
+pub(crate) use job::{Job, Outcome, Running, Sampled, Session, Waiting, Workspace};
+use schedule::{Demand, StepLimits, schedule};
+
+/// Requests under way on one engine.
+pub(crate) struct Scheduler {
+    engine: Engine,
+    config: ServiceConfig,
+    prefix: PrefixCache,
+    budget: Budget,
+    /// What KV pages may take now.
+    kv_limit: u64,
+    waiting: VecDeque<Waiting>,
+    running: Vec<Running>,
+    /// Since when nothing could be computed although nothing else was in the way.
+    starved: Option<Instant>,
+    tended: Option<Instant>,
+    counters: Counters,
+    latencies: Latencies,
+    workspace: Workspace,
+}
+
+impl Scheduler {
+    /// How long a request waits for memory that the system keeps from a service that has nothing
+    /// else to give up.
+    const STARVATION: Duration = Duration::from_secs(20);
+
+    /// A scheduler over an engine of its own.
+    ///
+    /// # Errors
+    /// [`EngineError::BudgetTooSmall`], or [`EngineError::Kv`] when the limit cannot be set.
+    pub(crate) fn new(engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
+        let prefix = PrefixCache::new(engine.kv_cache().clone());
+        let budget = Budget::new(
+            config.budget,
+            engine.plan().arena.bytes() as u64,
+            engine.plan().weights.copied_bytes(),
+            available_memory(),
+            prefix.grain(),
+        )?;
+        engine.kv_cache().set_limit(ByteLength::new(budget.kv))?;
+        let workspace = Workspace::new(engine.model().config().vocabulary);
+        Ok(Self {
+            kv_limit: budget.kv,
+            engine,
+            config,
+            prefix,
+            budget,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            starved: None,
+            tended: None,
+            counters: Counters::default(),
+            latencies: Latencies::default(),
+            workspace,
+        })
+    }
+
+    /// What holds for every request.
+    pub(crate) fn rules(&self) -> Rules {
+        Rules {
+            context_tokens: self.engine.context_tokens(),
+            vocabulary: self.engine.model().config().vocabulary,
+            max_running: self.config.max_running,
+            max_waiting: self.config.max_waiting,
+            kv_bytes: self.budget.kv,
+            grain: self.prefix.grain().clone(),
+            cache: self.engine.kv_cache().clone(),
+        }
+    }
+
+    /// Takes a request that has been checked.
+    pub(crate) fn enqueue(&mut self, waiting: Waiting) {
+        self.waiting.push_back(waiting);
+    }
+
+    /// Requests that wait to run.
+    pub(crate) fn waiting_len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether no request is left.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Whether the prefix cache holds something that time or pressure may end.
+    pub(crate) fn keeps_pages(&self) -> bool {
+        !self.prefix.tree().is_empty()
+    }
+
+    /// One step over everything that can go on. Returns whether anything was computed.
+    pub(crate) fn step(&mut self) -> bool {
+        let now = Instant::now();
+        self.sweep(now);
+        self.tend(now);
+        self.admit();
+        self.schedule();
+        self.prepare(now);
+        match self.forward_and_sample() {
+            Ok(samples) => self.accept(samples),
+            Err(error) => self.fail_scheduled(&error),
+        }
+    }
+
+    /// Lets go of requests that are cancelled, overdue or unread.
+    fn sweep(&mut self, now: Instant) {
+        for index in (0..self.running.len()).rev() {
+            let running = &mut self.running[index];
+            running.job.stalled = match running.job.has_room(running.width()) {
+                true => None,
+                false => running.job.stalled.or(Some(now)),
+            };
+            if let Some(end) = end_of(&running.job, now, self.config.unread_patience) {
+                let running = self.running.remove(index);
+                self.close(running, end);
+            }
+        }
+        for index in (0..self.waiting.len()).rev() {
+            let end = end_of(&self.waiting[index].job, now, self.config.unread_patience);
+            if let Some(end) = end
+                && let Some(waiting) = self.waiting.remove(index)
+            {
+                self.count_end(&waiting.job, end);
+            }
+        }
+    }
+
+    /// Ends a running request and gives its pages back.
+    fn close(&mut self, running: Running, end: End) {
+        for session in running.sessions {
+            self.let_go(session);
+        }
+        self.count_end(&running.job, end);
+    }
+
+    /// Gives a session's pages back; what it computed may stay in the prefix cache.
+    fn let_go(&mut self, session: Session) -> job::Choice {
+        drop(session.sequence);
+        self.prefix.leave(session.path, Instant::now());
+        session.choice
+    }
+
+    fn count_end(&mut self, job: &Job, end: End) {
+        match end {
+            End::Finished => {
+                self.counters.finished += 1;
+                self.latencies.end_to_end.observe(job.arrived.elapsed());
+            }
+            End::Cancelled => self.counters.cancelled += 1,
+            End::Failed(failure) => {
+                self.counters.failed += 1;
+                job.send(Event::Failed(failure));
+            }
+        }
+    }
+
+    /// Ends every request because the service ends.
+    pub(crate) fn fail_all(&mut self) {
+        for running in std::mem::take(&mut self.running) {
+            self.close(running, End::Failed(Failure::ShuttingDown));
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.count_end(&waiting.job, End::Failed(Failure::ShuttingDown));
+        }
+    }
+
+    /// Decides what this step computes.
+    fn schedule(&mut self) {
+        let limits = self.engine.batch_limits();
+        let limits = StepLimits {
+            tokens: limits.tokens,
+            rows: limits.logit_rows,
+        };
+        let demands: Vec<Demand> = self.running.iter().flat_map(Running::demands).collect();
+        let counts = schedule(&demands, limits, self.counters.steps as usize);
+        for (session, count) in sessions(&mut self.running).zip(counts) {
+            session.scheduled = count;
+        }
+    }
+
+    /// Runs the batch and picks a token for every session that has come to its end.
+    fn forward_and_sample(&mut self) -> Result<Vec<Result<Sampled, Failure>>, EngineError> {
+        let mut segments: Vec<Segment<'_>> = sessions(&mut self.running)
+            .filter(|session| session.scheduled > 0)
+            .map(Session::segment)
+            .collect();
+        if segments.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.counters.steps += 1;
+        let vocabulary = self.engine.model().config().vocabulary;
+        let logits = self.engine.forward(&mut segments)?;
+        let mut rows = logits.chunks_exact(vocabulary);
+        let mut samples = Vec::new();
+        for running in &mut self.running {
+            let logprobs = running.job.logprobs;
+            for session in running
+                .sessions
+                .iter_mut()
+                .filter(|session| session.gets_token())
+            {
+                let row = rows
+                    .next()
+                    .expect("one row for each session that gets a token");
+                samples.push(session.choice.sample(row, logprobs, &mut self.workspace));
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Makes the computed rows valid, shares them, and hands the chosen tokens out. Returns whether
+    /// anything was computed.
+    fn accept(&mut self, samples: Vec<Result<Sampled, Failure>>) -> bool {
+        let now = Instant::now();
+        let mut samples = samples.into_iter();
+        let mut computed = false;
+        for session in sessions(&mut self.running).filter(|session| session.scheduled > 0) {
+            computed = true;
+            session.sampled = session.gets_token().then(|| samples.next()).flatten();
+            session
+                .sequence
+                .accept(std::mem::take(&mut session.scheduled));
+        }
+        self.share(now);
+        self.deliver();
+        computed
+    }
+
+    /// The model refused the batch: what was in it fails, the rest goes on.
+    fn fail_scheduled(&mut self, error: &EngineError) -> bool {
+        for index in (0..self.running.len()).rev() {
+            let scheduled = |session: &Session| session.scheduled > 0;
+            if self.running[index].sessions.iter().any(scheduled) {
+                let running = self.running.remove(index);
+                self.close(running, End::Failed(Failure::Engine(error.to_string())));
+            }
+        }
+        true
+    }
+}
+
+/// How a request ends.
+enum End {
+    Finished,
+    Cancelled,
+    Failed(Failure),
+}
+
+/// Whether and why `job` is over as of `now`.
+fn end_of(job: &Job, now: Instant, unread_patience: Duration) -> Option<End> {
+    let unread = |since: Instant| now.duration_since(since) >= unread_patience;
+    if job.is_cancelled() {
+        Some(End::Cancelled)
+    } else if job.deadline.is_some_and(|deadline| now >= deadline) {
+        Some(End::Failed(Failure::Deadline))
+    } else if job.stalled.is_some_and(unread) {
+        Some(End::Failed(Failure::Unread))
+    } else {
+        None
+    }
+}
+
+fn sessions(running: &mut [Running]) -> impl Iterator<Item = &mut Session> {
+    running.iter_mut().flat_map(|running| &mut running.sessions)
+}

@@ -1,0 +1,347 @@
+//! The service: a thread that owns the engine and steps it, and handles to give it work.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lacuna_models::Model;
+use lacuna_pages::ByteLength;
+
+use crate::engine::{Engine, EngineConfig};
+use crate::error::EngineError;
+use crate::request::{Refusal, Request};
+use crate::rules::Rules;
+use crate::scheduler::{Scheduler, Waiting};
+use crate::status::Status;
+use crate::stream::Stream;
+
+/// How a service is set up.
+#[derive(Debug, Clone)]
+pub struct ServiceConfig {
+    /// The engine under it.
+    pub engine: EngineConfig,
+    /// Bytes that KV pages, the prefix cache, activations and copied weights may take together.
+    /// `None`: what the system has available.
+    pub budget: Option<ByteLength>,
+    /// Continuations that run at once at most. Default 32.
+    pub max_running: usize,
+    /// Requests that may wait. Default 256.
+    pub max_waiting: usize,
+    /// Tokens computed in one step at most. Fewer make generation smoother while prompts are
+    /// computed; more make prompts faster. Default 256.
+    pub step_tokens: usize,
+    /// What is kept of finished prompts.
+    pub prefix_cache: PrefixCacheConfig,
+    /// How long a request whose events are not read keeps its place. Default 30 s.
+    pub unread_patience: Duration,
+}
+
+/// What is kept of prompts for requests that begin the same way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixCacheConfig {
+    /// Whether anything is shared and kept at all. Default true.
+    pub enabled: bool,
+    /// How long an unused page group is kept at most; room is made earlier when it is needed.
+    /// Default ten minutes; `None` for no such limit.
+    pub time_to_live: Option<Duration>,
+}
+
+impl Default for ServiceConfig {
+    fn default() -> Self {
+        Self {
+            engine: EngineConfig::default(),
+            budget: None,
+            max_running: 32,
+            max_waiting: 256,
+            step_tokens: 256,
+            prefix_cache: PrefixCacheConfig::default(),
+            unread_patience: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Default for PrefixCacheConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            time_to_live: Some(Duration::from_secs(600)),
+        }
+    }
+}
+
+/// How a service ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grace {
+    /// Requests that were taken may finish for this long; what is left then fails.
+    Finish(Duration),
+    /// Everything under way fails at once.
+    Immediate,
+}
+
+/// A running engine: one thread that steps it.
+///
+/// Dropping it is [`Service::shutdown`] with [`Grace::Immediate`].
+#[derive(Debug)]
+pub struct Service {
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Gives a service work and reads its figures. Clones are the same service.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    model: Arc<Model>,
+    rules: Rules,
+    inbox: Mutex<Inbox>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct Inbox {
+    arrivals: VecDeque<Waiting>,
+    requests: u64,
+    refused: u64,
+    /// Requests that wait to run, these arrivals included.
+    waiting: usize,
+    /// Continuations that run, as of the last step.
+    places_taken: usize,
+    closing: Option<Grace>,
+    status: Status,
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox")
+            .field("waiting", &self.waiting)
+            .field("closing", &self.closing)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Sets the engine up and starts its thread.
+    ///
+    /// # Errors
+    /// [`EngineError`] when a setting is out of range, the budget is too small to run anything, or
+    /// the system refuses memory or threads.
+    pub fn start(model: Arc<Model>, config: ServiceConfig) -> Result<Self, EngineError> {
+        let mut engine_config = config.engine.clone();
+        engine_config.batch_tokens = config.step_tokens.max(config.max_running);
+        engine_config.sequences = config.max_running;
+        let engine = Engine::new(Arc::clone(&model), &engine_config)?;
+        let scheduler = Scheduler::new(engine, config)?;
+        let shared = Arc::new(Shared {
+            model,
+            rules: scheduler.rules(),
+            inbox: Mutex::new(Inbox {
+                status: scheduler.status(),
+                ..Inbox::default()
+            }),
+            wake: Condvar::new(),
+        });
+        let thread = {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new()
+                .name("lacuna-engine".to_owned())
+                .spawn(move || run(&shared, scheduler))
+                .map_err(EngineError::Thread)?
+        };
+        Ok(Self {
+            handle: Handle { shared },
+            thread: Some(thread),
+        })
+    }
+
+    /// A handle to give to clients.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Takes no more requests, ends those there are as `grace` says, and stops the thread. Blocks
+    /// until all of it is done.
+    pub fn shutdown(mut self, grace: Grace) {
+        self.close(grace);
+    }
+
+    fn close(&mut self, grace: Grace) {
+        self.handle.shared.lock().closing = Some(grace);
+        self.handle.shared.wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // The thread's panic has been reported where it happened.
+            thread.join().ok();
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.close(Grace::Immediate);
+        }
+    }
+}
+
+impl Handle {
+    /// Takes a request up, to run when its turn comes.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing is held for the request then.
+    pub fn submit(&self, request: Request) -> Result<Stream, Refusal> {
+        let rules = &self.shared.rules;
+        let checked = rules.check(&request);
+        let made = checked.and_then(|capacity| Waiting::new(request, capacity));
+        let mut inbox = self.shared.lock();
+        let taken = made.and_then(|(waiting, stream)| inbox.take(waiting, rules).map(|()| stream));
+        inbox.refused += u64::from(taken.is_err());
+        drop(inbox);
+        if taken.is_ok() {
+            self.shared.wake.notify_all();
+        }
+        taken
+    }
+
+    /// What the service is doing.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let inbox = self.shared.lock();
+        let mut status = inbox.status.clone();
+        status.waiting = inbox.waiting;
+        status.counters.requests = inbox.requests;
+        status.counters.refused = inbox.refused;
+        drop(inbox);
+        status.ledger = self.shared.rules.cache.ledger();
+        status
+    }
+
+    /// The model that is served.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model> {
+        &self.shared.model
+    }
+
+    /// Tokens that a prompt and its continuation may have together.
+    #[must_use]
+    pub fn context_tokens(&self) -> usize {
+        self.shared.rules.context_tokens
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inbox {
+    fn take(&mut self, mut waiting: Waiting, rules: &Rules) -> Result<(), Refusal> {
+        if self.closing.is_some() {
+            return Err(Refusal::ShuttingDown);
+        }
+        if self.waiting >= rules.max_waiting + rules.max_running.saturating_sub(self.places_taken) {
+            return Err(Refusal::QueueFull {
+                waiting: self.waiting,
+                retry_after: self.retry_after(rules),
+            });
+        }
+        waiting.job.id = self.requests;
+        self.requests += 1;
+        self.waiting += 1;
+        self.arrivals.push_back(waiting);
+        Ok(())
+    }
+
+    /// When the queue will have moved by one, at the rate requests have been served so far.
+    fn retry_after(&self, rules: &Rules) -> Duration {
+        let served = &self.status.latencies.end_to_end;
+        let mean = served.sum().as_secs_f64() / served.count().max(1) as f64;
+        let seconds = mean / rules.max_running as f64;
+        Duration::from_secs_f64(seconds.clamp(1.0, 60.0))
+    }
+}
+
+/// Says that nothing more is taken, however the thread ends.
+struct Closed<'a>(&'a Shared);
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        let mut inbox = self.0.lock();
+        inbox.closing.get_or_insert(Grace::Immediate);
+        inbox.arrivals.clear();
+        inbox.waiting = 0;
+    }
+}
+
+/// How old the page map and the cache's figures may be while steps follow each other.
+const STATUS_AGE: Duration = Duration::from_millis(100);
+/// How soon to look again when nothing can be computed although there are requests.
+const STALL: Duration = Duration::from_millis(20);
+/// How soon to look at an idle prefix cache again.
+const TENDING: Duration = Duration::from_secs(1);
+
+/// The engine's thread.
+fn run(shared: &Shared, mut scheduler: Scheduler) {
+    let _closed = Closed(shared);
+    let mut published: Option<Instant> = None;
+    let mut give_up: Option<Instant> = None;
+    let mut stalled = false;
+    loop {
+        let closing = receive(shared, &mut scheduler, stalled);
+        match closing {
+            None => {}
+            Some(_) if scheduler.is_idle() => break,
+            Some(Grace::Immediate) => scheduler.fail_all(),
+            Some(Grace::Finish(after)) => {
+                let until = *give_up.get_or_insert_with(|| Instant::now() + after);
+                if Instant::now() >= until {
+                    scheduler.fail_all();
+                }
+            }
+        }
+        stalled = !scheduler.step();
+        publish(shared, &scheduler, &mut published);
+    }
+}
+
+/// Publishes the totals after every step, and the rest of the figures now and then.
+fn publish(shared: &Shared, scheduler: &Scheduler, published: &mut Option<Instant>) {
+    let old = published.is_none_or(|at| at.elapsed() >= STATUS_AGE);
+    let all = (old || scheduler.is_idle()).then(|| scheduler.status());
+    let mut inbox = shared.lock();
+    inbox.waiting = inbox.arrivals.len() + scheduler.waiting_len();
+    inbox.places_taken = scheduler.places_taken();
+    match all {
+        Some(all) => {
+            *published = Some(Instant::now());
+            inbox.status = all;
+        }
+        None => scheduler.totals(&mut inbox.status),
+    }
+}
+
+/// Takes arrivals over, waiting for one while there is nothing to do.
+fn receive(shared: &Shared, scheduler: &mut Scheduler, stalled: bool) -> Option<Grace> {
+    let mut inbox = shared.lock();
+    let nothing = |inbox: &mut Inbox| inbox.arrivals.is_empty() && inbox.closing.is_none();
+    let patience = match scheduler.is_idle() {
+        true if scheduler.keeps_pages() => TENDING,
+        true => Duration::MAX,
+        false if stalled => STALL,
+        false => Duration::ZERO,
+    };
+    if patience > Duration::ZERO {
+        let waited = shared.wake.wait_timeout_while(inbox, patience, nothing);
+        inbox = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+    for waiting in inbox.arrivals.drain(..) {
+        scheduler.enqueue(waiting);
+    }
+    inbox.waiting = scheduler.waiting_len();
+    inbox.closing
+}

@@ -1,0 +1,202 @@
+//! What a service is doing, as plain figures.
+
+use std::time::Duration;
+
+use lacuna_pages::{ByteLength, Ledger};
+
+/// A service at one moment. The ledger is as of the call, totals are as of the last step, and
+/// sessions and the cache's figures may be a tenth of a second older.
+#[derive(Debug, Clone, Default)]
+pub struct Status {
+    /// The pool's byte accounts.
+    pub ledger: Ledger,
+    /// What may be held, and what is held besides pages.
+    pub budget: BudgetStatus,
+    /// Sizes that make page counts readable.
+    pub pages: PageSizes,
+    /// Continuations that hold pages, oldest first.
+    pub sessions: Vec<SessionStatus>,
+    /// Requests that are running.
+    pub running: usize,
+    /// Requests that wait to run.
+    pub waiting: usize,
+    /// The prefix cache.
+    pub cache: CacheStatus,
+    /// Totals since the start.
+    pub counters: Counters,
+    /// Times since the start.
+    pub latencies: Latencies,
+}
+
+/// The byte budget and what it is made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BudgetStatus {
+    /// The budget asked for; `None` when only the system limits.
+    pub budget: Option<ByteLength>,
+    /// Activation memory.
+    pub activations: ByteLength,
+    /// Weights copied out of the file into anonymous memory.
+    pub weights: ByteLength,
+    /// What the budget leaves for KV pages.
+    pub kv: ByteLength,
+    /// What KV pages may take now: `kv`, or less while the system is short of memory.
+    pub kv_now: ByteLength,
+    /// What holding whole contexts from the start would take for the sessions there are.
+    pub dense: ByteLength,
+}
+
+/// Sizes of pages and page groups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PageSizes {
+    /// Bytes of one page.
+    pub page: ByteLength,
+    /// Bytes of one page group: one page per buffer, rounded up where rows straddle pages.
+    pub group: ByteLength,
+    /// Tokens of one page group.
+    pub group_tokens: usize,
+    /// Bytes of one token over all layers.
+    pub token: ByteLength,
+}
+
+/// One continuation and its pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionStatus {
+    /// The request, numbered from the service's start.
+    pub request: u64,
+    /// Which continuation of it.
+    pub choice: usize,
+    /// What it is doing.
+    pub phase: Phase,
+    /// Tokens in the KV cache.
+    pub cached_tokens: usize,
+    /// Tokens in all, those still to be computed included.
+    pub tokens: usize,
+    /// Page groups from the first on, runs of the same state together.
+    pub groups: Vec<GroupRun>,
+}
+
+/// What a running continuation is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Its prompt is being computed.
+    Prefill,
+    /// It generates.
+    Decode,
+    /// Its client does not read; it does not go on.
+    Stalled,
+}
+
+/// Page groups of one state, next to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupRun {
+    /// Their state.
+    pub state: GroupState,
+    /// How many.
+    pub groups: usize,
+}
+
+/// Whose the pages of a group are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GroupState {
+    /// Mapped by more than one session.
+    Shared,
+    /// Mapped by this session, and kept by the prefix cache after it.
+    Cached,
+    /// This session's alone.
+    Unique,
+    /// The last group, filled in part: its rest is slack.
+    Partial,
+}
+
+/// The prefix cache at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheStatus {
+    /// Page groups it holds.
+    pub groups: usize,
+    /// Those that no session uses.
+    pub unused_groups: usize,
+    /// Those that are pinned.
+    pub pinned_groups: usize,
+}
+
+/// Totals since the service's start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests taken.
+    pub requests: u64,
+    /// Requests whose choices all ended.
+    pub finished: u64,
+    /// Requests cancelled by their client.
+    pub cancelled: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests not taken.
+    pub refused: u64,
+    /// Times a request gave its pages up for an older one.
+    pub preemptions: u64,
+    /// Steps made.
+    pub steps: u64,
+    /// Tokens of prompts that were taken up, those reused included.
+    pub prompt_tokens: u64,
+    /// Tokens of prompts found in the cache.
+    pub reused_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Page groups evicted for room.
+    pub evicted_groups: u64,
+    /// Page groups given up after their time to live.
+    pub expired_groups: u64,
+}
+
+/// Times since the service's start.
+#[derive(Debug, Clone, Default)]
+pub struct Latencies {
+    /// From submission to the first token.
+    pub first_token: Histogram,
+    /// Between tokens of one continuation.
+    pub inter_token: Histogram,
+    /// From submission to the end.
+    pub end_to_end: Histogram,
+    /// From submission to running.
+    pub queue: Histogram,
+}
+
+/// Counts of durations by upper bound.
+#[derive(Debug, Clone, Default)]
+pub struct Histogram {
+    counts: [u64; Self::BOUNDS.len() + 1],
+    sum: Duration,
+}
+
+impl Histogram {
+    /// Upper bounds in seconds, rising; one more count is for everything above.
+    pub const BOUNDS: [f64; 18] = [
+        0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+        30.0, 60.0, 300.0,
+    ];
+
+    pub(crate) fn observe(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let slot = Self::BOUNDS.partition_point(|&bound| bound < seconds);
+        self.counts[slot] += 1;
+        self.sum += time;
+    }
+
+    /// Durations per bound, each counted once; the last count is for those above every bound.
+    #[must_use]
+    pub fn counts(&self) -> &[u64] {
+        &self.counts
+    }
+
+    /// Durations observed.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Their sum.
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+}

@@ -1,0 +1,201 @@
+//! What comes back for a request: events, in order, until every choice is finished.
+
+use std::task::{Context, Poll};
+
+use lacuna_kv::prefix;
+use tokio::sync::mpsc;
+
+use crate::request::ConstraintError;
+
+/// One thing that happened to a request.
+#[derive(Debug)]
+pub enum Event {
+    /// The request is running. First, and once.
+    Started {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Those found in the cache.
+        reused_tokens: usize,
+        /// Why no more were, unless all were that can be.
+        miss: Option<Miss>,
+    },
+    /// A continuation has one more token.
+    Token {
+        /// Which continuation, from zero.
+        choice: usize,
+        /// The token.
+        token: u32,
+        /// Text that can be shown now; empty while a character or a possible stop string is
+        /// unfinished.
+        text: String,
+        /// If asked for.
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// A continuation has ended.
+    Finished {
+        /// Which continuation, from zero.
+        choice: usize,
+        /// Why.
+        reason: FinishReason,
+        /// Text that was held back until now.
+        text: String,
+        /// What it took.
+        usage: Usage,
+    },
+    /// The request ended with an error; nothing more comes for any choice.
+    Failed(Failure),
+}
+
+/// Why fewer prompt tokens were found in the cache than could have been.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Miss {
+    /// The prefix cache is off.
+    Disabled,
+    /// No request began like this one.
+    Unseen,
+    /// What began like this one ended earlier.
+    Ended,
+    /// What began like this one went on differently.
+    Diverged,
+    /// It was there and has been evicted for room.
+    Evicted,
+    /// It was there and was not used for longer than the time to live.
+    Expired,
+}
+
+impl Miss {
+    /// The name used in machine-readable output.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::Unseen => "unseen",
+            Self::Ended => "ended",
+            Self::Diverged => "diverged",
+            Self::Evicted => "evicted",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl From<prefix::Miss> for Miss {
+    fn from(miss: prefix::Miss) -> Self {
+        match miss {
+            prefix::Miss::Unseen => Self::Unseen,
+            prefix::Miss::Ended => Self::Ended,
+            prefix::Miss::Diverged => Self::Diverged,
+            prefix::Miss::Evicted => Self::Evicted,
+            prefix::Miss::Expired => Self::Expired,
+        }
+    }
+}
+
+/// Log-probability of a chosen token, by the model's logits as they are before penalties,
+/// temperature and constraints.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the chosen token.
+    pub chosen: f32,
+    /// The likeliest tokens, from the likeliest down.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// The model said it was done.
+    EndOfText,
+    /// A stop string came up.
+    StopString,
+    /// As many tokens as asked for.
+    MaxTokens,
+    /// No room for another token.
+    ContextFull,
+    /// The text conforms to its constraint and nothing may follow.
+    ConstraintComplete,
+}
+
+impl FinishReason {
+    /// The name used in machine-readable output.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EndOfText => "end_of_text",
+            Self::StopString => "stop_string",
+            Self::MaxTokens => "max_tokens",
+            Self::ContextFull => "context_full",
+            Self::ConstraintComplete => "constraint_complete",
+        }
+    }
+}
+
+/// Tokens of one continuation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that were found in the cache.
+    pub reused_tokens: usize,
+    /// Tokens generated, an end-of-text token left out.
+    pub generated_tokens: usize,
+}
+
+/// Why a request that had been taken could not be finished.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The request's deadline passed.
+    #[error("the request took longer than its deadline allows")]
+    Deadline,
+    /// Events were not read for too long.
+    #[error("the reply was not read for too long")]
+    Unread,
+    /// Even alone, the request finds no memory to continue.
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
+    /// The text cannot be made to conform.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
+    /// The model could not be run.
+    #[error("{0}")]
+    Engine(String),
+    /// The service stopped before the request was done.
+    #[error("the service is shutting down")]
+    ShuttingDown,
+}
+
+/// Events of one request. Dropping it cancels the request within a step.
+#[derive(Debug)]
+pub struct Stream {
+    receiver: mpsc::Receiver<Event>,
+}
+
+impl Stream {
+    pub(crate) fn new(receiver: mpsc::Receiver<Event>) -> Self {
+        Self { receiver }
+    }
+
+    /// The next event, or `None` after the last.
+    pub async fn recv(&mut self) -> Option<Event> {
+        self.receiver.recv().await
+    }
+
+    /// [`Stream::recv`] for hand-written futures.
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.receiver.poll_recv(context)
+    }
+
+    /// The next event, or `None` after the last, blocking this thread until it is there.
+    ///
+    /// # Panics
+    /// When called from within an asynchronous task.
+    pub fn blocking_recv(&mut self) -> Option<Event> {
+        self.receiver.blocking_recv()
+    }
+
+    /// The next event if there is one now.
+    pub fn try_recv(&mut self) -> Option<Event> {
+        self.receiver.try_recv().ok()
+    }
+}
