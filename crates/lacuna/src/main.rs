@@ -5,6 +5,7 @@ mod commands;
 mod models;
 mod output;
 mod resident;
+mod size;
 
 use std::process::ExitCode;
 
@@ -15,12 +16,14 @@ use crate::cli::{BenchCommand, Cli, Command};
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => commands::run::run(&args),
+        Command::Serve(args) => commands::serve::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
+        Command::Bench(BenchCommand::Serve(args)) => commands::bench::serve::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

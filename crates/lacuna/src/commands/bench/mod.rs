@@ -3,3 +3,4 @@
 mod machine;
 pub(crate) mod pages;
 mod samples;
+pub(crate) mod serve;
