@@ -58,8 +58,8 @@ type Row<T> = (&'static str, &'static str, T);
 
 fn gauges(status: &Status) -> Vec<Row<f64>> {
     let (ledger, budget) = (&status.ledger, &status.budget);
-    let held = ledger.unique + ledger.shared + ledger.pinned_only;
-    let used = held.get() as f64 / (budget.kv.get() as f64).max(1.0);
+    let held = ledger.unique.get() + ledger.shared.get() + ledger.pinned_only.get();
+    let used = held as f64 / (budget.kv.get() as f64).max(1.0);
     vec![
         (
             "vllm:num_requests_running",

@@ -45,7 +45,7 @@ pub(crate) async fn serve(
                     continue;
                 }
             },
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = stopped(&mut stop) => break,
         };
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
             refuse(&stream);
@@ -64,6 +64,11 @@ pub(crate) async fn serve(
     }
     drop(listener);
     graceful.shutdown().await;
+}
+
+/// Waits until the server is to stop, or is gone.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    stop.wait_for(|stop| *stop).await.ok();
 }
 
 /// Says that there is no place, as far as that goes without waiting.

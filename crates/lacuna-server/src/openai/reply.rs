@@ -77,7 +77,7 @@ async fn collect(mut stream: Stream, form: &Form) -> Result<Value, ApiError> {
     let mut whole: Vec<Part> = (0..form.choices).map(Part::of).collect();
     while !reader.is_finished() {
         let event = stream.recv().await.ok_or_else(broken_off)?;
-        for part in reader.read(event)? {
+        if let Some(part) = reader.read(event)? {
             whole[part.choice].append(part);
         }
     }
