@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, KvReport, Sequence};
+use lacuna_kv::{Geometry, KvCache, KvPolicy, KvReport};
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
@@ -33,11 +33,26 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             threads: None,
-            kv_policy: KvPolicy::Sparse,
+            kv_policy: KvPolicy::default(),
             kv_element: ElementType::F16,
             context_tokens: None,
             batch_tokens: 512,
             batch_rows: 32,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// The number of threads to use: as asked for, but no more than the machine has.
+    ///
+    /// # Errors
+    /// [`EngineError::TooManyThreads`].
+    pub fn thread_count(&self) -> Result<NonZeroUsize, EngineError> {
+        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        match self.threads {
+            None => Ok(available),
+            Some(asked) if asked <= available => Ok(asked),
+            Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
         }
     }
 }
@@ -58,7 +73,7 @@ impl Engine {
     /// [`EngineError`] when a setting is out of range or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let cpu = Cpu::new(CpuConfig {
-            threads: threads(config.threads)?,
+            threads: config.thread_count()?,
             level: None,
         })?;
         let shape = model.config();
@@ -66,13 +81,15 @@ impl Engine {
             layers: shape.layers,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
-            element: config.kv_element,
+            key_element: config.kv_element,
+            value_element: config.kv_element,
         };
         let context_tokens = config.context_tokens.unwrap_or(shape.context_tokens);
         if context_tokens == 0 {
             return Err(EngineError::EmptyContext);
         }
-        geometry.buffer_bytes(context_tokens)?;
+        geometry.validate()?;
+        geometry.bytes(context_tokens)?;
         let tokens = config.batch_tokens.clamp(1, context_tokens);
         let limits = BatchLimits {
             tokens,
@@ -97,11 +114,6 @@ impl Engine {
     pub fn session(&self, sampling: Sampling) -> Result<Session, EngineError> {
         let sequence = self.cache.sequence(self.context_tokens)?;
         Ok(Session::new(sequence, Sampler::new(sampling)?))
-    }
-
-    /// A new, empty KV cache for one sequence.
-    pub(crate) fn sequence(&self) -> Result<Sequence, KvError> {
-        self.cache.sequence(self.context_tokens)
     }
 
     /// Computes the session's next chunk of pending tokens. When none is left pending, samples one
@@ -166,6 +178,14 @@ impl Engine {
         Ok(self.model.forward(&self.cpu, segments, &mut self.scratch)?)
     }
 
+    /// Bytes of weights that are copied out of the file: its vectors.
+    pub(crate) fn copied_weight_bytes(&self) -> u64 {
+        let tensors = self.model.files().tensors().iter();
+        let vectors = tensors.filter(|tensor| tensor.shape.len() == 1);
+        let elements = vectors.map(|tensor| tensor.shape.iter().product::<usize>());
+        (elements.sum::<usize>() * size_of::<f32>()) as u64
+    }
+
     /// The largest batch one pass takes.
     pub(crate) fn batch_limits(&self) -> BatchLimits {
         self.scratch.limits()
@@ -199,15 +219,5 @@ impl Engine {
     #[must_use]
     pub fn activation_bytes(&self) -> usize {
         self.scratch.bytes()
-    }
-}
-
-/// The number of threads to use: as asked for, but no more than the machine has.
-fn threads(asked: Option<NonZeroUsize>) -> Result<NonZeroUsize, EngineError> {
-    let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    match asked {
-        None => Ok(available),
-        Some(asked) if asked <= available => Ok(asked),
-        Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
     }
 }

@@ -44,6 +44,16 @@ pub enum EngineError {
     /// The processor could not be set up.
     #[error(transparent)]
     Cpu(#[from] lacuna_kernels::CpuError),
+    /// The budget does not even hold what every request needs.
+    #[error(
+        "a budget of {budget} is too small: the model needs {least} to run at all; raise --budget, or lower --ctx or the batch"
+    )]
+    BudgetTooSmall {
+        /// What was asked for, or what the system has.
+        budget: lacuna_pages::ByteLength,
+        /// Activations, copied weights and one page of each KV buffer.
+        least: lacuna_pages::ByteLength,
+    },
     /// The engine's thread could not be started.
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[source] std::io::Error),

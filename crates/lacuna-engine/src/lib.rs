@@ -8,10 +8,12 @@
 //! conversation needs, [`Generation`] turns steps into text.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod engine;
 mod error;
 mod generation;
 mod logprobs;
+mod pressure;
 mod request;
 mod rules;
 mod sampler;

@@ -1,6 +1,10 @@
 //! What can be said about a request before it is taken.
 
 use lacuna_kv::KvCache;
+use lacuna_kv::prefix::Grain;
+use lacuna_pages::ByteLength;
+
+use crate::budget::{capacity, projected_bytes};
 
 use crate::request::{Refusal, Request};
 
@@ -11,6 +15,9 @@ pub(crate) struct Rules {
     pub(crate) vocabulary: usize,
     pub(crate) max_running: usize,
     pub(crate) max_waiting: usize,
+    /// Bytes of KV pages there can be.
+    pub(crate) kv_bytes: u64,
+    pub(crate) grain: Grain,
     pub(crate) cache: KvCache,
 }
 
@@ -18,8 +25,9 @@ impl Rules {
     /// Most alternatives listed with a token's log-probability.
     const MOST_LOGPROBS: usize = 128;
 
-    /// Refuses what could never run.
-    pub(crate) fn check(&self, request: &Request) -> Result<(), Refusal> {
+    /// Refuses what could never run. Returns the tokens that each continuation may have, its prompt
+    /// included: as many as the context and the budget allow.
+    pub(crate) fn check(&self, request: &Request) -> Result<usize, Refusal> {
         request.sampling.validate()?;
         let (prompt, context) = (request.prompt.len(), self.context_tokens);
         let (asked, most) = (request.choices.get(), self.max_running);
@@ -45,7 +53,22 @@ impl Rules {
                 asked,
                 most: Self::MOST_LOGPROBS,
             }),
-            _ => Ok(()),
+            _ => self.capacity(request),
+        }
+    }
+
+    fn capacity(&self, request: &Request) -> Result<usize, Refusal> {
+        let (prompt, choices) = (request.prompt.len(), request.choices.get());
+        let (grain, limit) = (&self.grain, self.kv_bytes);
+        let capacity = capacity(grain, prompt, choices, self.context_tokens, limit);
+        let wanted = prompt.saturating_add(request.limits.max_tokens.unwrap_or(1));
+        let wanted = wanted.min(self.context_tokens);
+        match wanted <= capacity {
+            true => Ok(capacity),
+            false => Err(Refusal::TooLarge {
+                needed: ByteLength::new(projected_bytes(grain, prompt, wanted, choices)),
+                budget: ByteLength::new(limit),
+            }),
         }
     }
 }

@@ -133,7 +133,7 @@ impl Service {
         engine_config.batch_tokens = config.step_tokens.max(config.max_running);
         engine_config.batch_rows = config.max_running;
         let engine = Engine::new(Arc::clone(&model), &engine_config)?;
-        let scheduler = Scheduler::new(engine, config);
+        let scheduler = Scheduler::new(engine, config)?;
         let shared = Arc::new(Shared {
             model,
             rules: scheduler.rules(),
@@ -191,7 +191,7 @@ impl Handle {
     pub fn submit(&self, request: Request) -> Result<Stream, Refusal> {
         let checked = self.shared.rules.check(&request);
         let mut inbox = self.shared.lock();
-        let taken = checked.and_then(|()| inbox.take(request, &self.shared.rules));
+        let taken = checked.and_then(|capacity| inbox.take(request, capacity, &self.shared.rules));
         inbox.refused += u64::from(taken.is_err());
         drop(inbox);
         if taken.is_ok() {
@@ -233,7 +233,12 @@ impl Shared {
 }
 
 impl Inbox {
-    fn take(&mut self, request: Request, rules: &Rules) -> Result<Stream, Refusal> {
+    fn take(
+        &mut self,
+        request: Request,
+        capacity: usize,
+        rules: &Rules,
+    ) -> Result<Stream, Refusal> {
         if self.closing.is_some() {
             return Err(Refusal::ShuttingDown);
         }
@@ -244,7 +249,7 @@ impl Inbox {
                 retry_after: self.retry_after(rules),
             });
         }
-        let (waiting, stream) = Waiting::new(self.requests, request)?;
+        let (waiting, stream) = Waiting::new(self.requests, request, capacity)?;
         self.requests += 1;
         self.waiting += 1;
         self.arrivals.push_back(waiting);
@@ -276,6 +281,8 @@ impl Drop for Closed<'_> {
 const STATUS_AGE: Duration = Duration::from_millis(100);
 /// How soon to look again when nothing can be computed although there are requests.
 const STALL: Duration = Duration::from_millis(20);
+/// How soon to look at an idle prefix cache again.
+const TENDING: Duration = Duration::from_secs(1);
 
 /// The engine's thread.
 fn run(shared: &Shared, mut scheduler: Scheduler) {
@@ -308,11 +315,14 @@ fn run(shared: &Shared, mut scheduler: Scheduler) {
 fn receive(shared: &Shared, scheduler: &mut Scheduler, stalled: bool) -> Option<Grace> {
     let mut inbox = shared.lock();
     let nothing = |inbox: &mut Inbox| inbox.arrivals.is_empty() && inbox.closing.is_none();
-    if scheduler.is_idle() {
-        let waited = shared.wake.wait_while(inbox, nothing);
-        inbox = waited.unwrap_or_else(PoisonError::into_inner);
-    } else if stalled {
-        let waited = shared.wake.wait_timeout_while(inbox, STALL, nothing);
+    let patience = match scheduler.is_idle() {
+        true if scheduler.keeps_pages() => TENDING,
+        true => Duration::MAX,
+        false if stalled => STALL,
+        false => Duration::ZERO,
+    };
+    if patience > Duration::ZERO {
+        let waited = shared.wake.wait_timeout_while(inbox, patience, nothing);
         inbox = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
     for waiting in inbox.arrivals.drain(..) {

@@ -2,6 +2,7 @@
 
 use std::task::{Context, Poll};
 
+use lacuna_kv::prefix;
 use tokio::sync::mpsc;
 
 use crate::request::ConstraintError;
@@ -53,7 +54,9 @@ pub enum Miss {
     Disabled,
     /// No request began like this one.
     Unseen,
-    /// A request began the same way and then differed.
+    /// What began like this one ended earlier.
+    Ended,
+    /// What began like this one went on differently.
     Diverged,
     /// It was there and has been evicted for room.
     Evicted,
@@ -68,9 +71,22 @@ impl Miss {
         match self {
             Self::Disabled => "disabled",
             Self::Unseen => "unseen",
+            Self::Ended => "ended",
             Self::Diverged => "diverged",
             Self::Evicted => "evicted",
             Self::Expired => "expired",
+        }
+    }
+}
+
+impl From<prefix::Miss> for Miss {
+    fn from(miss: prefix::Miss) -> Self {
+        match miss {
+            prefix::Miss::Unseen => Self::Unseen,
+            prefix::Miss::Ended => Self::Ended,
+            prefix::Miss::Diverged => Self::Diverged,
+            prefix::Miss::Evicted => Self::Evicted,
+            prefix::Miss::Expired => Self::Expired,
         }
     }
 }

@@ -6,9 +6,19 @@
 mod cache;
 mod error;
 mod geometry;
+mod growth;
+mod layout;
+mod policy;
+pub mod prefix;
+mod report;
 mod sequence;
+mod store;
 
-pub use cache::{KvCache, KvPolicy, UnknownPolicy};
+pub use cache::KvCache;
 pub use error::KvError;
 pub use geometry::{Geometry, Layer, Side};
-pub use sequence::{KvReport, Sequence};
+pub use growth::{Growth, GrowthSchedule};
+pub use layout::Layout;
+pub use policy::{KvPolicy, UnknownPolicy};
+pub use report::KvReport;
+pub use sequence::Sequence;

@@ -303,6 +303,8 @@ pub(crate) enum BenchCommand {
     Pages(BenchPagesArgs),
     /// How a server bears many sessions: waiting times, speed, memory, reuse
     Serve(BenchServeArgs),
+    /// Tokens per second of a model, and what part of the machine that is
+    Speed(BenchSpeedArgs),
 }
 
 #[derive(Debug, Args)]
@@ -353,6 +355,55 @@ pub(crate) struct BenchServeArgs {
     pub(crate) service: ServiceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16,q8_0 --json"
+)]
+pub(crate) struct BenchSpeedArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Lengths of prompts to compute, in tokens
+    #[arg(
+        short,
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
+    pub(crate) prompt: Vec<usize>,
+    /// Tokens to generate at each depth
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value = "64")]
+    pub(crate) generate: NonZeroUsize,
+    /// Tokens in the context before the first one generated
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "0,4096"
+    )]
+    pub(crate) depth: Vec<usize>,
+    /// Sequences that generate at once
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub(crate) batch: Vec<usize>,
+    /// Storage of KV elements
+    #[arg(
+        long,
+        value_name = "TYPE",
+        value_delimiter = ',',
+        default_value = "f16"
+    )]
+    pub(crate) kv_type: Vec<ElementType>,
+    /// How KV memory is held
+    #[arg(long, value_name = "POLICY", default_value = "sparse")]
+    pub(crate) kv: KvPolicy,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Times each prompt is computed; the median counts
+    #[arg(long, value_name = "N", default_value = "3")]
+    pub(crate) repeats: NonZeroUsize,
 }
 
 #[derive(Debug, Args)]

@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
         Command::Bench(BenchCommand::Serve(args)) => commands::bench::serve::run(&args),
+        Command::Bench(BenchCommand::Speed(args)) => commands::bench::speed::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,8 +1,10 @@
 //! A request on its way: what its continuations share, and what each of them has of its own.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
+use lacuna_kv::prefix::Path;
 use lacuna_models::tokenizer::Tokenizer;
 use lacuna_models::{LogitRows, Segment};
 use tokio::sync::mpsc;
@@ -10,7 +12,6 @@ use tokio::sync::mpsc;
 use crate::logprobs;
 use crate::request::{Constraint, Refusal, Request};
 use crate::sampler::{Sampler, Sampling};
-use crate::status::{Phase, SessionStatus};
 use crate::stream::{Event, Failure, FinishReason, Stream, TokenLogprobs};
 use crate::transcript::Transcript;
 
@@ -23,6 +24,8 @@ pub(crate) struct Job {
     /// Prompt tokens found in the cache when the request started; `None` before.
     pub(crate) reused_tokens: Option<usize>,
     pub(crate) max_tokens: usize,
+    /// Tokens a continuation may have, its prompt included.
+    pub(crate) capacity: usize,
     pub(crate) logprobs: Option<usize>,
     pub(crate) arrived: Instant,
     pub(crate) deadline: Option<Instant>,
@@ -48,15 +51,19 @@ pub(crate) struct Choice {
 pub(crate) struct Session {
     pub(crate) choice: Choice,
     pub(crate) sequence: Sequence,
+    /// The groups of the prefix cache it uses.
+    pub(crate) path: Path,
     /// Tokens to compute in this step.
     pub(crate) scheduled: usize,
+    /// What the step chose for it, until it is handed out.
+    pub(crate) sampled: Option<Result<Sampled, Failure>>,
     pub(crate) ended: bool,
 }
 
 /// A request that waits for its turn, for the first time or again.
 pub(crate) struct Waiting {
     pub(crate) job: Job,
-    pub(crate) choices: Vec<Choice>,
+    pub(crate) choices: VecDeque<Choice>,
 }
 
 /// A request that has been admitted.
@@ -64,7 +71,7 @@ pub(crate) struct Running {
     pub(crate) job: Job,
     pub(crate) sessions: Vec<Session>,
     /// Continuations that fork off the first session once the prompt is computed.
-    pub(crate) followers: Vec<Choice>,
+    pub(crate) followers: VecDeque<Choice>,
 }
 
 /// A token and how likely it was.
@@ -88,7 +95,11 @@ impl Waiting {
     const UNREAD_EVENTS: usize = 1024;
 
     /// A job for `request`, and where its events come out.
-    pub(crate) fn new(id: u64, request: Request) -> Result<(Self, Stream), Refusal> {
+    pub(crate) fn new(
+        id: u64,
+        request: Request,
+        capacity: usize,
+    ) -> Result<(Self, Stream), Refusal> {
         let choices = request.choices.get();
         let room = Self::UNREAD_EVENTS.max(2 * Job::events_per_step(choices));
         let (outbox, receiver) = mpsc::channel(room);
@@ -98,6 +109,7 @@ impl Waiting {
             prompt_tokens: request.prompt.len(),
             reused_tokens: None,
             max_tokens: request.limits.max_tokens.unwrap_or(usize::MAX),
+            capacity,
             logprobs: request.logprobs,
             arrived,
             deadline: request
@@ -125,24 +137,6 @@ impl Running {
         let stalled = self.job.stalled.is_some();
         self.sessions.iter().map(move |session| Demand {
             pending: if stalled { 0 } else { session.pending() },
-        })
-    }
-}
-
-impl Running {
-    /// How its sessions are doing.
-    pub(crate) fn status(&self) -> impl Iterator<Item = SessionStatus> {
-        self.sessions.iter().map(|session| SessionStatus {
-            request: self.job.id,
-            choice: session.choice.number,
-            phase: match session.pending() {
-                _ if self.job.stalled.is_some() => Phase::Stalled,
-                1 if session.choice.generated > 0 => Phase::Decode,
-                _ => Phase::Prefill,
-            },
-            cached_tokens: session.sequence.len(),
-            tokens: session.choice.tokens.len(),
-            groups: Vec::new(),
         })
     }
 }
@@ -272,11 +266,13 @@ impl Choice {
 }
 
 impl Session {
-    pub(crate) fn new(choice: Choice, sequence: Sequence) -> Self {
+    pub(crate) fn new(choice: Choice, sequence: Sequence, path: Path) -> Self {
         Self {
             choice,
             sequence,
+            path,
             scheduled: 0,
+            sampled: None,
             ended: false,
         }
     }

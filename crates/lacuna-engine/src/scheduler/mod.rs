@@ -3,22 +3,35 @@
 //! ```text
 //! sweep -> admit -> schedule -> prepare -> forward -> sample -> accept        Scheduler::step
 //! ```
+//!
+//! * **S1** Requests are admitted in the order they came, except that one whose prompt a running
+//!   request is computing waits for those pages and lets others by.
+//! * **S2** `running` is ordered from the oldest to the newest, and memory is taken from the newest:
+//!   the oldest always goes on.
+//! * **S3** A session's path names exactly the groups it has in use; it goes back when the session
+//!   ends, whichever way.
 
+mod admission;
+mod deliver;
 mod job;
+mod report;
+mod room;
 mod schedule;
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use lacuna_kv::KvError;
+use lacuna_kv::prefix::PrefixCache;
 use lacuna_models::Segment;
+use lacuna_pages::{ByteLength, available_memory};
 
+use crate::budget::Budget;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::rules::Rules;
 use crate::service::ServiceConfig;
-use crate::status::{Counters, Latencies, Status};
-use crate::stream::{Event, Failure, Miss, Usage};
+use crate::status::{Counters, Latencies};
+use crate::stream::{Event, Failure};
 pub(crate) use job::{Job, Outcome, Running, Sampled, Session, Waiting};
 use schedule::{Demand, StepLimits, schedule};
 
@@ -26,35 +39,55 @@ use schedule::{Demand, StepLimits, schedule};
 pub(crate) struct Scheduler {
     engine: Engine,
     config: ServiceConfig,
+    prefix: PrefixCache,
+    budget: Budget,
+    /// What KV pages may take now.
+    kv_limit: u64,
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
+    /// Since when nothing could be computed although nothing else was in the way.
+    starved: Option<Instant>,
+    tended: Option<Instant>,
     counters: Counters,
     latencies: Latencies,
     masked: Vec<f32>,
 }
 
 impl Scheduler {
-    pub(crate) fn new(engine: Engine, config: ServiceConfig) -> Self {
-        Self {
+    /// How long a request waits for memory that the system keeps from a service that has nothing
+    /// else to give up.
+    const STARVATION: Duration = Duration::from_secs(20);
+
+    /// A scheduler over an engine of its own.
+    ///
+    /// # Errors
+    /// [`EngineError::BudgetTooSmall`], or [`EngineError::Kv`] when the limit cannot be set.
+    pub(crate) fn new(engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
+        let prefix = PrefixCache::new(engine.kv_cache().clone());
+        let budget = Budget::new(
+            config.budget,
+            engine.activation_bytes() as u64,
+            engine.copied_weight_bytes(),
+            available_memory(),
+            prefix.grain(),
+        )?;
+        engine
+            .kv_cache()
+            .set_limit(Some(ByteLength::new(budget.kv)))?;
+        Ok(Self {
+            kv_limit: budget.kv,
             engine,
             config,
+            prefix,
+            budget,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            starved: None,
+            tended: None,
             counters: Counters::default(),
             latencies: Latencies::default(),
             masked: Vec::new(),
-        }
-    }
-
-    /// Takes a request that has been checked.
-    pub(crate) fn enqueue(&mut self, waiting: Waiting) {
-        self.counters.requests += 1;
-        self.waiting.push_back(waiting);
-    }
-
-    /// Requests that wait to run.
-    pub(crate) fn waiting_len(&self) -> usize {
-        self.waiting.len()
+        })
     }
 
     /// What holds for every request.
@@ -64,33 +97,20 @@ impl Scheduler {
             vocabulary: self.engine.model().config().vocabulary,
             max_running: self.config.max_running,
             max_waiting: self.config.max_waiting,
+            kv_bytes: self.budget.kv,
+            grain: self.prefix.grain().clone(),
             cache: self.engine.kv_cache().clone(),
         }
     }
 
-    /// Ends every request because the service ends.
-    pub(crate) fn fail_all(&mut self) {
-        let running = std::mem::take(&mut self.running)
-            .into_iter()
-            .map(|running| running.job);
-        let waiting = std::mem::take(&mut self.waiting)
-            .into_iter()
-            .map(|waiting| waiting.job);
-        let jobs: Vec<Job> = running.chain(waiting).collect();
-        for job in jobs {
-            self.close(&job, End::Failed(Failure::ShuttingDown));
-        }
+    /// Takes a request that has been checked.
+    pub(crate) fn enqueue(&mut self, waiting: Waiting) {
+        self.waiting.push_back(waiting);
     }
 
-    /// Figures as of now, the ledger and the queue left out.
-    pub(crate) fn status(&self) -> Status {
-        Status {
-            running: self.running.len(),
-            sessions: self.running.iter().flat_map(Running::status).collect(),
-            counters: self.counters,
-            latencies: self.latencies.clone(),
-            ..Status::default()
-        }
+    /// Requests that wait to run.
+    pub(crate) fn waiting_len(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Whether no request is left.
@@ -98,12 +118,19 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
+    /// Whether the prefix cache holds something that time or pressure may end.
+    pub(crate) fn keeps_pages(&self) -> bool {
+        !self.prefix.tree().is_empty()
+    }
+
     /// One step over everything that can go on. Returns whether anything was computed.
     pub(crate) fn step(&mut self) -> bool {
-        self.sweep(Instant::now());
+        let now = Instant::now();
+        self.sweep(now);
+        self.tend(now);
         self.admit();
         self.schedule();
-        self.prepare();
+        self.prepare(now);
         match self.forward_and_sample() {
             Ok(samples) => self.accept(samples),
             Err(error) => self.fail_scheduled(&error),
@@ -118,22 +145,42 @@ impl Scheduler {
                 true => None,
                 false => running.job.stalled.or(Some(now)),
             };
-            if let Some(end) = end_of(&running.job, now, &self.config) {
+            if let Some(end) = end_of(&running.job, now, self.config.unread_patience) {
                 let running = self.running.remove(index);
-                self.close(&running.job, end);
+                self.close(running, end);
             }
         }
         for index in (0..self.waiting.len()).rev() {
-            if let Some(end) = end_of(&self.waiting[index].job, now, &self.config)
+            let end = end_of(&self.waiting[index].job, now, self.config.unread_patience);
+            if let Some(end) = end
                 && let Some(waiting) = self.waiting.remove(index)
             {
-                self.close(&waiting.job, end);
+                self.count_end(&waiting.job, end);
             }
         }
     }
 
-    fn close(&mut self, job: &Job, end: End) {
+    /// Ends a running request and gives its pages back.
+    fn close(&mut self, running: Running, end: End) {
+        for session in running.sessions {
+            self.let_go(session);
+        }
+        self.count_end(&running.job, end);
+    }
+
+    /// Gives a session's pages back; what it computed may stay in the prefix cache.
+    fn let_go(&mut self, session: Session) -> job::Choice {
+        drop(session.sequence);
+        self.prefix.leave(session.path, Instant::now());
+        session.choice
+    }
+
+    fn count_end(&mut self, job: &Job, end: End) {
         match end {
+            End::Finished => {
+                self.counters.finished += 1;
+                self.latencies.end_to_end.observe(job.arrived.elapsed());
+            }
             End::Cancelled => self.counters.cancelled += 1,
             End::Failed(failure) => {
                 self.counters.failed += 1;
@@ -142,56 +189,21 @@ impl Scheduler {
         }
     }
 
-    /// Starts waiting requests while there are places.
-    fn admit(&mut self) {
-        while let Some(next) = self.waiting.front() {
-            let places: usize = self.running.iter().map(Running::width).sum();
-            if places + next.choices.len() > self.config.max_running {
-                return;
-            }
-            let Some(waiting) = self.waiting.pop_front() else {
-                return;
-            };
-            match self.start(waiting) {
-                Ok(running) => self.running.push(running),
-                Err((job, error)) => {
-                    self.close(&job, End::Failed(Failure::OutOfMemory(error.to_string())));
-                }
-            }
+    /// Ends every request because the service ends.
+    pub(crate) fn fail_all(&mut self) {
+        for running in std::mem::take(&mut self.running) {
+            self.close(running, End::Failed(Failure::ShuttingDown));
         }
-    }
-
-    fn start(&mut self, waiting: Waiting) -> Result<Running, (Job, KvError)> {
-        let Waiting { mut job, choices } = waiting;
-        let mut sessions = Vec::new();
-        for choice in choices {
-            match self.engine.sequence() {
-                Ok(sequence) => sessions.push(Session::new(choice, sequence)),
-                Err(error) => return Err((job, error)),
-            }
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.count_end(&waiting.job, End::Failed(Failure::ShuttingDown));
         }
-        if job.reused_tokens.is_none() {
-            job.reused_tokens = Some(0);
-            self.counters.prompt_tokens += job.prompt_tokens as u64;
-            self.latencies.queue.observe(job.arrived.elapsed());
-            job.send(Event::Started {
-                prompt_tokens: job.prompt_tokens,
-                reused_tokens: 0,
-                miss: Some(Miss::Disabled),
-            });
-        }
-        Ok(Running {
-            job,
-            sessions,
-            followers: Vec::new(),
-        })
     }
 
     /// Decides what this step computes.
     fn schedule(&mut self) {
         let limits = self.engine.batch_limits();
         let limits = StepLimits {
-            tokens: limits.tokens.min(self.config.step_tokens),
+            tokens: limits.tokens,
             rows: limits.logit_rows,
         };
         let demands: Vec<Demand> = self.running.iter().flat_map(Running::demands).collect();
@@ -201,19 +213,12 @@ impl Scheduler {
         }
     }
 
-    /// Maps the pages the step will write to.
-    fn prepare(&mut self) {
-        for session in scheduled(&mut self.running) {
-            if session.sequence.prepare(session.scheduled).is_err() {
-                session.scheduled = 0;
-            }
-        }
-    }
-
     /// Runs the batch and picks a token for every session that has come to its end.
     fn forward_and_sample(&mut self) -> Result<Vec<Result<Sampled, Failure>>, EngineError> {
-        let mut segments: Vec<Segment<'_>> =
-            scheduled(&mut self.running).map(Session::segment).collect();
+        let mut segments: Vec<Segment<'_>> = sessions(&mut self.running)
+            .filter(|session| session.scheduled > 0)
+            .map(Session::segment)
+            .collect();
         if segments.is_empty() {
             return Ok(Vec::new());
         }
@@ -223,6 +228,7 @@ impl Scheduler {
         let mut rows = logits.chunks_exact(vocabulary);
         let mut samples = Vec::new();
         for running in &mut self.running {
+            let logprobs = running.job.logprobs;
             for session in running
                 .sessions
                 .iter_mut()
@@ -231,88 +237,53 @@ impl Scheduler {
                 let row = rows
                     .next()
                     .expect("one row for each session that gets a token");
-                let logprobs = running.job.logprobs;
                 samples.push(session.choice.sample(row, logprobs, &mut self.masked));
             }
         }
         Ok(samples)
     }
 
-    /// Makes the computed rows valid and hands the chosen tokens out.
+    /// Makes the computed rows valid, shares them, and hands the chosen tokens out. Returns whether
+    /// anything was computed.
     fn accept(&mut self, samples: Vec<Result<Sampled, Failure>>) -> bool {
+        let now = Instant::now();
         let mut samples = samples.into_iter();
         let mut computed = false;
-        let mut kept = Vec::with_capacity(self.running.len());
-        for mut running in std::mem::take(&mut self.running) {
-            let mut failure = None;
-            for session in running
-                .sessions
-                .iter_mut()
-                .filter(|session| session.scheduled > 0)
-            {
-                computed = true;
-                let gets_token = session.gets_token();
-                session
-                    .sequence
-                    .accept(std::mem::take(&mut session.scheduled));
-                if !gets_token {
-                    continue;
-                }
-                let sample = samples
-                    .next()
-                    .expect("one for each session that gets a token");
-                let taken =
-                    sample.and_then(|sampled| take(&self.engine, &running.job, session, sampled));
-                note_token(&mut self.latencies, &running.job, session);
-                match taken {
-                    Ok(true) => {}
-                    Ok(false) => session.ended = true,
-                    Err(error) => failure = Some(error),
-                }
-                self.counters.generated_tokens += 1;
-            }
-            running.sessions.retain(|session| !session.ended);
-            if let Some(failure) = failure {
-                self.close(&running.job, End::Failed(failure));
-            } else if running.width() == 0 {
-                self.counters.finished += 1;
-                self.latencies
-                    .end_to_end
-                    .observe(running.job.arrived.elapsed());
-            } else {
-                kept.push(running);
-            }
+        for session in sessions(&mut self.running).filter(|session| session.scheduled > 0) {
+            computed = true;
+            session.sampled = session.gets_token().then(|| samples.next()).flatten();
+            session
+                .sequence
+                .accept(std::mem::take(&mut session.scheduled));
         }
-        self.running = kept;
+        self.share(now);
+        self.deliver();
         computed
     }
 
     /// The model refused the batch: what was in it fails, the rest goes on.
     fn fail_scheduled(&mut self, error: &EngineError) -> bool {
-        let (failed, kept) = std::mem::take(&mut self.running)
-            .into_iter()
-            .partition(|running| running.sessions.iter().any(|session| session.scheduled > 0));
-        self.running = kept;
-        let failed: Vec<Running> = failed;
-        for running in failed {
-            self.close(
-                &running.job,
-                End::Failed(Failure::Engine(error.to_string())),
-            );
+        for index in (0..self.running.len()).rev() {
+            let scheduled = |session: &Session| session.scheduled > 0;
+            if self.running[index].sessions.iter().any(scheduled) {
+                let running = self.running.remove(index);
+                self.close(running, End::Failed(Failure::Engine(error.to_string())));
+            }
         }
         true
     }
 }
 
-/// How a request ends before its choices do.
+/// How a request ends.
 enum End {
+    Finished,
     Cancelled,
     Failed(Failure),
 }
 
 /// Whether and why `job` is over as of `now`.
-fn end_of(job: &Job, now: Instant, config: &ServiceConfig) -> Option<End> {
-    let unread = |since: Instant| now.duration_since(since) > config.unread_patience;
+fn end_of(job: &Job, now: Instant, unread_patience: Duration) -> Option<End> {
+    let unread = |since: Instant| now.duration_since(since) >= unread_patience;
     if job.is_cancelled() {
         Some(End::Cancelled)
     } else if job.deadline.is_some_and(|deadline| now >= deadline) {
@@ -326,58 +297,4 @@ fn end_of(job: &Job, now: Instant, config: &ServiceConfig) -> Option<End> {
 
 fn sessions(running: &mut [Running]) -> impl Iterator<Item = &mut Session> {
     running.iter_mut().flat_map(|running| &mut running.sessions)
-}
-
-fn scheduled(running: &mut [Running]) -> impl Iterator<Item = &mut Session> {
-    sessions(running).filter(|session| session.scheduled > 0)
-}
-
-/// Takes note of how long the session's next token took.
-fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session) {
-    let now = Instant::now();
-    match session.choice.last_token.replace(now) {
-        None => latencies.first_token.observe(now - job.arrived),
-        Some(last) => latencies.inter_token.observe(now - last),
-    }
-}
-
-/// Gives a sampled token to its session and its client; whether the session goes on.
-fn take(
-    engine: &Engine,
-    job: &Job,
-    session: &mut Session,
-    sampled: Sampled,
-) -> Result<bool, Failure> {
-    let choice = &mut session.choice;
-    let (token, number) = (sampled.token, choice.number);
-    let capacity = session.sequence.capacity();
-    let outcome = choice.advance(token, job.max_tokens, capacity, engine.model().tokenizer())?;
-    let event = |text| Event::Token {
-        choice: number,
-        token,
-        text,
-        logprobs: sampled.logprobs,
-    };
-    let (text, reason) = match outcome {
-        Outcome::Continues(text) => {
-            job.send(event(text));
-            return Ok(true);
-        }
-        Outcome::EndsWith(text, reason) => {
-            job.send(event(text));
-            (String::new(), reason)
-        }
-        Outcome::EndsBefore(text, reason) => (text, reason),
-    };
-    job.send(Event::Finished {
-        choice: number,
-        reason,
-        text,
-        usage: Usage {
-            prompt_tokens: job.prompt_tokens,
-            reused_tokens: job.reused_tokens.unwrap_or(0),
-            generated_tokens: choice.generated,
-        },
-    });
-    Ok(false)
 }

@@ -4,3 +4,4 @@ mod machine;
 pub(crate) mod pages;
 mod samples;
 pub(crate) mod serve;
+pub(crate) mod speed;

@@ -1,0 +1,180 @@
+//! After the batch: pages are entered into the prefix cache, continuations fork off, tokens go out.
+
+use std::time::Instant;
+
+use lacuna_kv::prefix::PrefixCache;
+
+use super::{End, Job, Outcome, Running, Sampled, Scheduler, Session, Waiting};
+use crate::engine::Engine;
+use crate::status::Latencies;
+use crate::stream::{Event, Failure, FinishReason, Usage};
+
+impl Scheduler {
+    /// Lets others have what has been computed: full groups enter the prefix cache, and
+    /// continuations fork off a prompt that is complete.
+    pub(super) fn share(&mut self, now: Instant) {
+        for running in &mut self.running {
+            if self.config.prefix_cache.enabled {
+                for session in &mut running.sessions {
+                    let (path, tokens) = (&mut session.path, &session.choice.tokens);
+                    // A group that cannot be sealed is not shared; its rows are as good as before.
+                    self.prefix
+                        .grow(path, &mut session.sequence, tokens, now)
+                        .ok();
+                }
+            }
+            pin_prompt(&mut self.prefix, running, now);
+            fork_followers(&mut self.prefix, running);
+        }
+    }
+
+    /// Hands sampled tokens out, and ends what is complete.
+    pub(super) fn deliver(&mut self) {
+        for index in (0..self.running.len()).rev() {
+            let mut running = self.running.remove(index);
+            let mut failure = None;
+            for session in &mut running.sessions {
+                let Some(sampled) = session.sampled.take() else {
+                    continue;
+                };
+                note_token(&mut self.latencies, &running.job, session);
+                match sampled.and_then(|sampled| take(&self.engine, &running.job, session, sampled))
+                {
+                    Ok(Progress::Continues) => self.counters.generated_tokens += 1,
+                    Ok(Progress::Ended) => session.ended = true,
+                    Err(error) => failure = Some(error),
+                }
+            }
+            match failure {
+                Some(failure) => self.close(running, End::Failed(failure)),
+                None => self.keep_unfinished(index, running),
+            }
+        }
+    }
+
+    /// Puts a request back without its ended sessions, if any continuation is left.
+    fn keep_unfinished(&mut self, index: usize, mut running: Running) {
+        let (ended, left): (Vec<_>, Vec<_>) = std::mem::take(&mut running.sessions)
+            .into_iter()
+            .partition(|session| session.ended);
+        for session in ended {
+            self.let_go(session);
+        }
+        running.sessions = left;
+        if running.width() == 0 {
+            self.close(running, End::Finished);
+        } else if running.sessions.is_empty() {
+            // The session they were to fork off has ended before there was memory for it.
+            self.waiting.push_front(Waiting {
+                job: running.job,
+                choices: running.followers,
+            });
+        } else {
+            self.running.insert(index, running);
+        }
+    }
+}
+
+/// Pins the prompt's groups once they are complete, if that was asked for.
+fn pin_prompt(prefix: &mut PrefixCache, running: &mut Running, now: Instant) {
+    let Running { job, sessions, .. } = running;
+    let Some((leader, time)) = sessions.first().zip(job.pin_prefix) else {
+        return;
+    };
+    if leader.sequence.len() >= job.prompt_tokens {
+        prefix.pin(&leader.path, job.prompt_tokens, now + time);
+        job.pin_prefix = None;
+    }
+}
+
+/// Starts the continuations that fork off the first session, once that has the prompt. They compute
+/// the prompt's last token again, for logits of their own.
+fn fork_followers(prefix: &mut PrefixCache, running: &mut Running) {
+    let Running {
+        job,
+        sessions,
+        followers,
+    } = running;
+    let mut forked = Vec::new();
+    let Some(leader) = sessions.first_mut() else {
+        return;
+    };
+    if leader.sequence.len() < job.prompt_tokens {
+        return;
+    }
+    while let Some(choice) = followers.pop_front() {
+        let tokens = job.prompt_tokens.min(choice.tokens.len() - 1);
+        let Ok(sequence) = leader.sequence.share_prefix(tokens) else {
+            // There is no memory for the copied tail now; it is tried again after the next step.
+            followers.push_front(choice);
+            break;
+        };
+        let path = prefix.fork(&leader.path, tokens);
+        forked.push(Session::new(choice, sequence, path));
+    }
+    sessions.extend(forked);
+}
+
+/// Whether a continuation goes on.
+enum Progress {
+    Continues,
+    Ended,
+}
+
+/// Takes note of how long the session's next token took.
+fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session) {
+    let now = Instant::now();
+    match session.choice.last_token.replace(now) {
+        None => latencies.first_token.observe(now - job.arrived),
+        Some(last) => latencies.inter_token.observe(now - last),
+    }
+}
+
+/// Gives a sampled token to its session and its client.
+fn take(
+    engine: &Engine,
+    job: &Job,
+    session: &mut Session,
+    sampled: Sampled,
+) -> Result<Progress, Failure> {
+    let choice = &mut session.choice;
+    let outcome = choice.advance(
+        sampled.token,
+        job.max_tokens,
+        job.capacity,
+        engine.model().tokenizer(),
+    )?;
+    let number = choice.number;
+    let event = |text| Event::Token {
+        choice: number,
+        token: sampled.token,
+        text,
+        logprobs: sampled.logprobs,
+    };
+    let (text, reason) = match outcome {
+        Outcome::Continues(text) => {
+            job.send(event(text));
+            return Ok(Progress::Continues);
+        }
+        Outcome::EndsWith(text, reason) => {
+            job.send(event(text));
+            (String::new(), reason)
+        }
+        Outcome::EndsBefore(text, reason) => (text, reason),
+    };
+    job.send(finished(job, session, text, reason));
+    Ok(Progress::Ended)
+}
+
+fn finished(job: &Job, session: &Session, text: String, reason: FinishReason) -> Event {
+    Event::Finished {
+        choice: session.choice.number,
+        reason,
+        text,
+        usage: Usage {
+            prompt_tokens: job.prompt_tokens,
+            reused_tokens: job.reused_tokens.unwrap_or(0),
+            generated_tokens: session.choice.generated,
+        },
+    }
+}

@@ -1,0 +1,103 @@
+//! The scheduler's figures.
+
+use std::time::Instant;
+
+use lacuna_kv::prefix::{Pins, Tree};
+use lacuna_pages::ByteLength;
+
+use super::{Running, Scheduler, Session};
+use crate::status::{
+    BudgetStatus, CacheStatus, GroupRun, GroupState, PageSizes, Phase, SessionStatus, Status,
+};
+
+impl Scheduler {
+    /// Figures as of now; the ledger, the queue and what only the service counts are left out.
+    pub(crate) fn status(&self) -> Status {
+        let running = self.running.iter();
+        Status {
+            budget: self.budget_status(),
+            pages: self.page_sizes(),
+            sessions: running
+                .flat_map(|running| {
+                    running
+                        .sessions
+                        .iter()
+                        .map(|session| self.session(running, session))
+                })
+                .collect(),
+            running: self.running.len(),
+            cache: CacheStatus {
+                groups: self.prefix.tree().len(),
+                unused_groups: self.prefix.tree().unused(),
+                pinned_groups: self.prefix.tree().pinned(Instant::now()),
+            },
+            counters: self.counters,
+            latencies: self.latencies.clone(),
+            ..Status::default()
+        }
+    }
+
+    fn budget_status(&self) -> BudgetStatus {
+        let context = self.prefix.grain().bytes(self.engine.context_tokens());
+        let sessions: usize = self
+            .running
+            .iter()
+            .map(|running| running.sessions.len())
+            .sum();
+        BudgetStatus {
+            budget: self.budget.total.map(ByteLength::new),
+            activations: ByteLength::new(self.budget.activations),
+            weights: ByteLength::new(self.budget.weights),
+            kv: ByteLength::new(self.budget.kv),
+            kv_now: ByteLength::new(self.kv_limit),
+            dense: ByteLength::new(context.saturating_mul(sessions as u64)),
+        }
+    }
+
+    fn page_sizes(&self) -> PageSizes {
+        let (cache, grain) = (self.engine.kv_cache(), self.prefix.grain());
+        let group_tokens = grain.group_tokens().get();
+        PageSizes {
+            page: ByteLength::new(cache.page_bytes() as u64),
+            group: ByteLength::new(grain.bytes(group_tokens)),
+            group_tokens,
+            token: ByteLength::new(cache.geometry().bytes_per_token() as u64),
+        }
+    }
+
+    fn session(&self, running: &Running, session: &Session) -> SessionStatus {
+        SessionStatus {
+            request: running.job.id,
+            choice: session.choice.number,
+            phase: match session.pending() {
+                _ if running.job.stalled.is_some() => Phase::Stalled,
+                1 if session.choice.generated > 0 => Phase::Decode,
+                _ => Phase::Prefill,
+            },
+            cached_tokens: session.sequence.len(),
+            tokens: session.choice.tokens.len(),
+            groups: group_runs(self.prefix.tree(), session),
+        }
+    }
+}
+
+/// A session's groups, runs of the same state together.
+fn group_runs(tree: &Tree<Pins>, session: &Session) -> Vec<GroupRun> {
+    let kept = session.path.groups();
+    let states = kept.iter().map(|&id| match tree.get(id) {
+        Some((_, users)) if users > 1 => GroupState::Shared,
+        _ => GroupState::Cached,
+    });
+    let whole = session.sequence.len() / tree.group_tokens();
+    let unique = std::iter::repeat_n(GroupState::Unique, whole.saturating_sub(kept.len()));
+    let partial = (!session.sequence.len().is_multiple_of(tree.group_tokens()))
+        .then_some(GroupState::Partial);
+    let mut runs: Vec<GroupRun> = Vec::new();
+    for state in states.chain(unique).chain(partial) {
+        match runs.last_mut() {
+            Some(run) if run.state == state => run.groups += 1,
+            _ => runs.push(GroupRun { state, groups: 1 }),
+        }
+    }
+    runs
+}

@@ -1,0 +1,201 @@
+//! Computed prompts kept by the page group, and sequences that start from them.
+
+use std::time::{Duration, Instant};
+
+use super::grain::Grain;
+use super::pins::Pins;
+use super::tree::{Found, GroupId, Inserted, Miss, Tree};
+use crate::cache::KvCache;
+use crate::error::KvError;
+use crate::sequence::Sequence;
+
+/// Page groups of sequences, running and past, by the tokens they hold.
+///
+/// A sequence's groups enter as they fill, so another sequence can start from them while it still
+/// runs. A group is kept while a sequence uses it, and after that until it is evicted or expires.
+#[derive(Debug)]
+pub struct PrefixCache {
+    tree: Tree<Pins>,
+    cache: KvCache,
+    grain: Grain,
+}
+
+/// The groups a sequence uses, from its first token on. Goes back with [`PrefixCache::leave`].
+#[derive(Debug, Default)]
+#[must_use = "groups stay in use until they are given back"]
+pub struct Path {
+    groups: Vec<GroupId>,
+    /// Later groups cannot be entered: memory cannot be kept, or hashes collide.
+    closed: bool,
+}
+
+/// A sequence that begins with what was kept.
+#[derive(Debug)]
+pub struct Start {
+    /// The sequence; its length is the number of tokens found.
+    pub sequence: Sequence,
+    /// The groups it uses.
+    pub path: Path,
+    /// Why it does not hold more.
+    pub miss: Option<Miss>,
+}
+
+impl Path {
+    /// The groups, from the first token on.
+    #[must_use]
+    pub fn groups(&self) -> &[GroupId] {
+        &self.groups
+    }
+}
+
+impl PrefixCache {
+    /// An empty prefix cache for sequences of `cache`.
+    #[must_use]
+    pub fn new(cache: KvCache) -> Self {
+        let grain = cache.grain();
+        Self {
+            tree: Tree::new(grain.group_tokens()),
+            cache,
+            grain,
+        }
+    }
+
+    /// What a group is.
+    #[must_use]
+    pub fn grain(&self) -> &Grain {
+        &self.grain
+    }
+
+    /// The groups and who uses them.
+    #[must_use]
+    pub fn tree(&self) -> &Tree<Pins> {
+        &self.tree
+    }
+
+    /// How much of `tokens` a sequence could start with: whole groups, and tokens in all. At least
+    /// the last token is left, so that computing it can give logits.
+    #[must_use]
+    pub fn find(&self, tokens: &[u32]) -> (Found, usize) {
+        let mut found = self.tree.find(&tokens[..tokens.len().saturating_sub(1)]);
+        let worth = self.grain.group_tokens().get() / Self::TAIL_FRACTION;
+        found.tail = found
+            .tail
+            .filter(|(_, tokens)| tokens.get() >= worth.max(1));
+        let groups = found.groups.len();
+        let held = match found.tail {
+            None => self.grain.whole_tokens(groups),
+            Some((_, tail)) => {
+                let tokens = groups * self.grain.group_tokens().get() + tail.get();
+                tokens.min(self.grain.whole_tokens(groups + 1))
+            }
+        };
+        (found, held)
+    }
+
+    /// A partly matching group is mapped, and copied when the sequence goes on to write into it, if
+    /// at least one in this many of its tokens match. Copying one group costs about as much as
+    /// computing one token, so an eighth is on the safe side.
+    const TAIL_FRACTION: usize = 8;
+
+    /// A new sequence of up to `capacity` tokens that holds as much of `tokens` as is kept.
+    ///
+    /// # Errors
+    /// [`KvError`] when address space or mappings cannot be had. Nothing has changed then.
+    pub fn start(&mut self, tokens: &[u32], capacity: usize) -> Result<Start, KvError> {
+        let (mut found, held) = self.find(tokens);
+        let mut sequence = self.cache.sequence(capacity)?;
+        let tail = found.tail.map(|(id, _)| id);
+        let used = found.groups.iter().copied().chain(tail);
+        let pins: Vec<&Pins> = used
+            .filter_map(|id| self.tree.get(id).map(|(pins, _)| pins))
+            .collect();
+        sequence.adopt(&pins, held)?;
+        found.groups.truncate(held / self.grain.group_tokens());
+        self.tree.acquire(&found.groups);
+        Ok(Start {
+            sequence,
+            path: Path {
+                groups: found.groups,
+                closed: false,
+            },
+            miss: found.miss,
+        })
+    }
+
+    /// A new, empty sequence of up to `capacity` tokens that shares nothing and is not kept.
+    ///
+    /// # Errors
+    /// [`KvError`] when address space cannot be had.
+    pub fn start_apart(&self, capacity: usize) -> Result<Start, KvError> {
+        Ok(Start {
+            sequence: self.cache.sequence(capacity)?,
+            path: Path {
+                groups: Vec::new(),
+                closed: true,
+            },
+            miss: None,
+        })
+    }
+
+    /// Enters the groups that `sequence` has filled since the last call. `tokens` are its tokens.
+    ///
+    /// # Errors
+    /// [`KvError::Pages`] when pages cannot be sealed; the groups up to there have been entered.
+    pub fn grow(
+        &mut self,
+        path: &mut Path,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        now: Instant,
+    ) -> Result<(), KvError> {
+        let group = self.grain.group_tokens().get();
+        let full = sequence.len() / group;
+        while path.groups.len() < full && !path.closed {
+            let start = path.groups.len() * group;
+            let rows = start..start + group;
+            let parent = path.groups.last().copied();
+            let Some(pins) = sequence.pin(rows.clone())? else {
+                path.closed = true;
+                break;
+            };
+            match self.tree.insert(parent, &tokens[rows], now, || pins) {
+                Inserted::New(id) | Inserted::Known(id) => path.groups.push(id),
+                Inserted::Collided => path.closed = true,
+            }
+        }
+        Ok(())
+    }
+
+    /// The path of a sequence that was forked off at its first `tokens` tokens.
+    pub fn fork(&mut self, path: &Path, tokens: usize) -> Path {
+        let whole = path.groups.len().min(tokens / self.grain.group_tokens());
+        let groups = path.groups[..whole].to_vec();
+        self.tree.acquire(&groups);
+        Path {
+            closed: path.closed,
+            groups,
+        }
+    }
+
+    /// The sequence of `path` is gone, or about to be.
+    pub fn leave(&mut self, path: Path, now: Instant) {
+        self.tree.release(&path.groups, now);
+    }
+
+    /// Makes the groups that `path` has for its first `tokens` tokens the last to be evicted until
+    /// `until`.
+    pub fn pin(&mut self, path: &Path, tokens: usize, until: Instant) {
+        let whole = path.groups.len().min(tokens / self.grain.group_tokens());
+        self.tree.pin(&path.groups[..whole], until);
+    }
+
+    /// Evicts the group that is needed least; `false` when all are in use.
+    pub fn evict(&mut self, now: Instant) -> bool {
+        self.tree.evict(now).is_some()
+    }
+
+    /// Gives up a group that has been unused for `time_to_live`; `false` when there is none.
+    pub fn expire(&mut self, now: Instant, time_to_live: Duration) -> bool {
+        self.tree.expire(now, time_to_live).is_some()
+    }
+}

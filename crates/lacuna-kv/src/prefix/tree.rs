@@ -1,0 +1,368 @@
+//! Which token sequences are kept, group by group: the policy of the prefix cache, without pages.
+//!
+//! A group stands for `group_tokens` tokens that follow its parent's. It is found by a keyed hash
+//! chained over its ancestors and then verified, by its parent and token by token, so that a
+//! collision is a miss and never another conversation's rows.
+//!
+//! ```text
+//! root -- [t0..t31] -- [t32..t63] -- [t64..t95]     users 2, 2, 1
+//!                  \-- [u32..u63]                   users 0: evictable
+//! ```
+//!
+//! * **T1** Whoever uses a group uses all its ancestors, so what an unused group leads to is unused.
+//! * **T2** Only a group without children leaves, so a group's ancestors are always there.
+//! * **T3** The evictable groups are exactly the unused ones without children, ordered by when they
+//!   were last used, deepest first.
+//!
+//! Finding a prompt costs a hash per group; everything else is logarithmic in the groups there are.
+
+use std::cmp::Reverse;
+use std::collections::hash_map::{Entry, RandomState};
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use super::gone::Gone;
+
+/// A group of a tree, never taken for another one: ids are not used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(u64);
+
+/// Why a prompt was not found to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Miss {
+    /// Nothing began like this.
+    Unseen,
+    /// What began like this ended earlier.
+    Ended,
+    /// What began like this went on differently.
+    Diverged,
+    /// It was there and was evicted for room.
+    Evicted,
+    /// It was there and nobody used it for the time to live.
+    Expired,
+}
+
+/// What is kept of a token sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Whole groups from the first token on.
+    pub groups: Vec<GroupId>,
+    /// A group whose first tokens go on from there, and how many of them.
+    pub tail: Option<(GroupId, NonZeroUsize)>,
+    /// Why it is not more.
+    pub miss: Option<Miss>,
+}
+
+/// What became of a group that was offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Inserted {
+    /// It is kept.
+    New(GroupId),
+    /// The same tokens were there already; the payload was dropped.
+    Known(GroupId),
+    /// Another group has its hash; the payload was dropped.
+    Collided,
+}
+
+/// Groups by what they hold, `P` being where their rows are.
+#[derive(Debug)]
+pub struct Tree<P> {
+    group_tokens: usize,
+    hasher: RandomState,
+    groups: HashMap<GroupId, Group<P>>,
+    by_chain: HashMap<u64, GroupId>,
+    roots: Vec<GroupId>,
+    evictable: BTreeSet<(Instant, Reverse<usize>, GroupId)>,
+    gone: Gone,
+    unused: usize,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Group<P> {
+    parent: Option<GroupId>,
+    chain: u64,
+    tokens: Box<[u32]>,
+    depth: usize,
+    children: Vec<GroupId>,
+    users: usize,
+    last_used: Instant,
+    pinned_until: Option<Instant>,
+    payload: P,
+}
+
+impl<P> Group<P> {
+    fn order(&self, id: GroupId) -> (Instant, Reverse<usize>, GroupId) {
+        (self.last_used, Reverse(self.depth), id)
+    }
+
+    fn is_evictable(&self) -> bool {
+        self.users == 0 && self.children.is_empty()
+    }
+
+    fn is_pinned(&self, now: Instant) -> bool {
+        self.pinned_until.is_some_and(|until| now < until)
+    }
+}
+
+impl<P> Tree<P> {
+    /// An empty tree of groups of `group_tokens` tokens.
+    #[must_use]
+    pub fn new(group_tokens: NonZeroUsize) -> Self {
+        Self {
+            group_tokens: group_tokens.get(),
+            hasher: RandomState::new(),
+            groups: HashMap::new(),
+            by_chain: HashMap::new(),
+            roots: Vec::new(),
+            evictable: BTreeSet::new(),
+            gone: Gone::default(),
+            unused: 0,
+            next_id: 0,
+        }
+    }
+
+    /// Tokens of one group.
+    #[must_use]
+    pub fn group_tokens(&self) -> usize {
+        self.group_tokens
+    }
+
+    /// Groups kept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Whether nothing is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Groups that nobody uses; all of them can be evicted.
+    #[must_use]
+    pub fn unused(&self) -> usize {
+        self.unused
+    }
+
+    /// Groups that are pinned as of `now`.
+    #[must_use]
+    pub fn pinned(&self, now: Instant) -> usize {
+        self.groups
+            .values()
+            .filter(|group| group.is_pinned(now))
+            .count()
+    }
+
+    /// Where a group's rows are, and how many use it.
+    #[must_use]
+    pub fn get(&self, id: GroupId) -> Option<(&P, usize)> {
+        self.groups
+            .get(&id)
+            .map(|group| (&group.payload, group.users))
+    }
+
+    /// The longest part of `tokens` that is kept.
+    #[must_use]
+    pub fn find(&self, tokens: &[u32]) -> Found {
+        let mut groups: Vec<GroupId> = Vec::new();
+        let mut rest = tokens;
+        let mut chain = 0;
+        let mut miss = None;
+        while let Some((wanted, after)) = rest.split_at_checked(self.group_tokens) {
+            chain = self.chain(chain, wanted);
+            let Some(id) = self.verified(chain, groups.last().copied(), wanted) else {
+                miss = Some(chain);
+                break;
+            };
+            groups.push(id);
+            rest = after;
+        }
+        let last = groups.last().copied();
+        let tail = self.longest_start(last, rest);
+        let miss = miss.map(|chain| self.why(chain, last, tail.is_some()));
+        Found { groups, tail, miss }
+    }
+
+    fn why(&self, chain: u64, last: Option<GroupId>, tail: bool) -> Miss {
+        match self.gone.get(chain) {
+            Some(miss) => miss,
+            None if last.is_none() && !tail => Miss::Unseen,
+            None if self.children(last).is_empty() => Miss::Ended,
+            None => Miss::Diverged,
+        }
+    }
+
+    /// The hash of `tokens` after what hashed to `chain`.
+    fn chain(&self, chain: u64, tokens: &[u32]) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        chain.hash(&mut hasher);
+        tokens.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn verified(&self, chain: u64, parent: Option<GroupId>, tokens: &[u32]) -> Option<GroupId> {
+        let id = *self.by_chain.get(&chain)?;
+        let group = &self.groups[&id];
+        (group.parent == parent && *group.tokens == *tokens).then_some(id)
+    }
+
+    fn children(&self, parent: Option<GroupId>) -> &[GroupId] {
+        parent.map_or(&self.roots, |parent| &self.groups[&parent].children)
+    }
+
+    /// The child of `parent` that shares most first tokens with `tokens`.
+    fn longest_start(
+        &self,
+        parent: Option<GroupId>,
+        tokens: &[u32],
+    ) -> Option<(GroupId, NonZeroUsize)> {
+        let common = |id: &GroupId| {
+            let kept = self.groups[id].tokens.iter();
+            let same = kept.zip(tokens).take_while(|(a, b)| a == b).count();
+            NonZeroUsize::new(same).map(|same| (*id, same))
+        };
+        let starts = self.children(parent).iter().filter_map(common);
+        starts.max_by_key(|&(id, same)| (same, Reverse(id)))
+    }
+
+    /// Keeps `tokens`, one group of them, after `parent`. The caller uses `parent` and, unless the
+    /// hash collides, from now on the group too.
+    ///
+    /// # Panics
+    /// When `tokens` is not one group long or `parent` is not in the tree.
+    pub fn insert(
+        &mut self,
+        parent: Option<GroupId>,
+        tokens: &[u32],
+        now: Instant,
+        payload: impl FnOnce() -> P,
+    ) -> Inserted {
+        assert_eq!(tokens.len(), self.group_tokens, "one group at a time");
+        let (before, depth) = match parent {
+            None => (0, 0),
+            Some(id) => (self.groups[&id].chain, self.groups[&id].depth + 1),
+        };
+        let chain = self.chain(before, tokens);
+        if let Some(id) = self.verified(chain, parent, tokens) {
+            self.acquire(&[id]);
+            return Inserted::Known(id);
+        }
+        let Entry::Vacant(place) = self.by_chain.entry(chain) else {
+            return Inserted::Collided;
+        };
+        let id = GroupId(self.next_id);
+        place.insert(id);
+        self.next_id += 1;
+        let group = Group {
+            parent,
+            chain,
+            tokens: tokens.into(),
+            depth,
+            children: Vec::new(),
+            users: 1,
+            last_used: now,
+            pinned_until: None,
+            payload: payload(),
+        };
+        self.groups.insert(id, group);
+        self.siblings(parent).push(id);
+        Inserted::New(id)
+    }
+
+    fn siblings(&mut self, parent: Option<GroupId>) -> &mut Vec<GroupId> {
+        match parent {
+            None => &mut self.roots,
+            Some(parent) => {
+                let parent = self.groups.get_mut(&parent);
+                &mut parent.expect("T2: ancestors are there").children
+            }
+        }
+    }
+
+    /// Counts one more user of each of `ids`.
+    ///
+    /// # Panics
+    /// When one of them is not in the tree.
+    pub fn acquire(&mut self, ids: &[GroupId]) {
+        for &id in ids {
+            let group = self
+                .groups
+                .get_mut(&id)
+                .expect("only groups that are kept are used");
+            if group.users == 0 {
+                self.evictable.remove(&group.order(id));
+                self.unused -= 1;
+            }
+            group.users += 1;
+        }
+    }
+
+    /// Counts one user less of each of `ids`, which are all in use: a path from the root on.
+    ///
+    /// # Panics
+    /// When one of them is not in use.
+    pub fn release(&mut self, ids: &[GroupId], now: Instant) {
+        for &id in ids.iter().rev() {
+            let group = self.groups.get_mut(&id).expect("groups in use are kept");
+            group.users = group.users.checked_sub(1).expect("released once per use");
+            group.last_used = group.last_used.max(now);
+            if group.users == 0 {
+                self.unused += 1;
+            }
+            if group.is_evictable() {
+                self.evictable.insert(group.order(id));
+            }
+        }
+    }
+
+    /// Makes each of `ids` one of the last to be evicted until `until`.
+    pub fn pin(&mut self, ids: &[GroupId], until: Instant) {
+        for id in ids {
+            if let Some(group) = self.groups.get_mut(id) {
+                group.pinned_until = group.pinned_until.max(Some(until));
+            }
+        }
+    }
+
+    /// Lets go of the group that has been unused for longest, of those that lead nowhere, and
+    /// returns where its rows are. Pinned groups go when no other is left.
+    pub fn evict(&mut self, now: Instant) -> Option<P> {
+        let unpinned = |entry: &&(_, _, GroupId)| !self.groups[&entry.2].is_pinned(now);
+        let chosen = self.evictable.iter().find(unpinned);
+        let &(_, _, id) = chosen.or_else(|| self.evictable.first())?;
+        Some(self.remove(id, Miss::Evicted))
+    }
+
+    /// Lets go of one group that has been unused for `time_to_live`, if there is one and it is not
+    /// pinned.
+    pub fn expire(&mut self, now: Instant, time_to_live: Duration) -> Option<P> {
+        let old = |last_used: Instant| now.saturating_duration_since(last_used) >= time_to_live;
+        let mut overdue = self.evictable.iter().take_while(|entry| old(entry.0));
+        let &(_, _, id) = overdue.find(|entry| !self.groups[&entry.2].is_pinned(now))?;
+        Some(self.remove(id, Miss::Expired))
+    }
+
+    /// Takes an evictable group out.
+    fn remove(&mut self, id: GroupId, why: Miss) -> P {
+        let group = self
+            .groups
+            .remove(&id)
+            .expect("T3: evictable groups are kept");
+        self.evictable.remove(&group.order(id));
+        self.by_chain.remove(&group.chain);
+        self.unused -= 1;
+        self.gone.note(group.chain, why);
+        self.siblings(group.parent).retain(|&child| child != id);
+        if let Some(parent) = group.parent {
+            let above = &self.groups[&parent];
+            if above.is_evictable() {
+                self.evictable.insert(above.order(parent));
+            }
+        }
+        group.payload
+    }
+}

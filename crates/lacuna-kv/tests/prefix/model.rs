@@ -1,0 +1,253 @@
+//! Random histories, every answer compared with a list that is searched from end to end.
+
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use lacuna_kv::prefix::{GroupId, Inserted, Miss, Tree};
+use proptest::prelude::*;
+
+const GROUP: usize = 2;
+const TIME_TO_LIVE: Duration = Duration::from_millis(9);
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Begin with what is kept of a prompt.
+    Start(Vec<u32>),
+    /// A sequence computes its next group.
+    Grow(usize),
+    /// A sequence ends.
+    Leave(usize),
+    Pin(usize, u64),
+    Evict,
+    Expire,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let prompt = prop::collection::vec(0u32..2, 0..9);
+    let step = prop_oneof![
+        3 => prompt.prop_map(Step::Start),
+        5 => (0usize..4).prop_map(Step::Grow),
+        2 => (0usize..4).prop_map(Step::Leave),
+        1 => (0usize..4, 0u64..20).prop_map(|(path, time)| Step::Pin(path, time)),
+        2 => Just(Step::Evict),
+        1 => Just(Step::Expire),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+/// A kept group: all tokens up to its end.
+#[derive(Debug)]
+struct Entry {
+    tokens: Vec<u32>,
+    id: GroupId,
+    users: usize,
+    last_used: Instant,
+    pinned_until: Option<Instant>,
+}
+
+/// A sequence: its prompt, and how many groups of it are in the tree.
+#[derive(Debug)]
+struct Running {
+    tokens: Vec<u32>,
+    path: Vec<GroupId>,
+}
+
+#[derive(Default)]
+struct List {
+    entries: Vec<Entry>,
+    gone: Vec<(Vec<u32>, Miss)>,
+}
+
+impl List {
+    fn position(&self, tokens: &[u32]) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.tokens == tokens)
+    }
+
+    fn groups(&self, tokens: &[u32]) -> Vec<GroupId> {
+        let prefixes = (1..=tokens.len() / GROUP).map(|groups| &tokens[..groups * GROUP]);
+        prefixes
+            .map_while(|prefix| self.position(prefix))
+            .map(|index| self.entries[index].id)
+            .collect()
+    }
+
+    fn tail(&self, tokens: &[u32], groups: usize) -> usize {
+        let start = groups * GROUP;
+        let children = self.children(&tokens[..start]);
+        let common = |entry: &Entry| {
+            let same = entry.tokens[start..].iter().zip(&tokens[start..]);
+            same.take_while(|(a, b)| a == b).count()
+        };
+        children.map(common).max().unwrap_or(0)
+    }
+
+    fn children<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = &'a Entry> {
+        let child = |entry: &&Entry| {
+            entry.tokens.len() == tokens.len() + GROUP && entry.tokens.starts_with(tokens)
+        };
+        self.entries.iter().filter(child)
+    }
+
+    fn miss(&self, tokens: &[u32], groups: usize) -> Option<Miss> {
+        let (start, end) = (groups * GROUP, (groups + 1) * GROUP);
+        let wanted = tokens.get(..end)?;
+        let gone = self.gone.iter().rev().find(|(tokens, _)| tokens == wanted);
+        Some(match gone {
+            Some(&(_, why)) => why,
+            None if groups == 0 && self.tail(tokens, 0) == 0 => Miss::Unseen,
+            None if self.children(&tokens[..start]).next().is_none() => Miss::Ended,
+            None => Miss::Diverged,
+        })
+    }
+
+    fn evictable(&self) -> Vec<usize> {
+        let free = |index: &usize| {
+            let entry = &self.entries[*index];
+            entry.users == 0 && self.children(&entry.tokens).next().is_none()
+        };
+        let mut free: Vec<usize> = (0..self.entries.len()).filter(free).collect();
+        free.sort_by_key(|&index| {
+            let entry = &self.entries[index];
+            (entry.last_used, usize::MAX - entry.tokens.len(), entry.id)
+        });
+        free
+    }
+
+    fn is_pinned(&self, index: usize, now: Instant) -> bool {
+        self.entries[index]
+            .pinned_until
+            .is_some_and(|until| now < until)
+    }
+
+    fn remove(&mut self, index: usize, why: Miss) -> Vec<u32> {
+        let entry = self.entries.remove(index);
+        self.gone.push((entry.tokens.clone(), why));
+        entry.tokens
+    }
+
+    fn evict(&mut self, now: Instant) -> Option<Vec<u32>> {
+        let free = self.evictable();
+        let unpinned = free.iter().find(|&&index| !self.is_pinned(index, now));
+        let chosen = *unpinned.or(free.first())?;
+        Some(self.remove(chosen, Miss::Evicted))
+    }
+
+    fn expire(&mut self, now: Instant) -> Option<Vec<u32>> {
+        let old = |index: &usize| now - self.entries[*index].last_used >= TIME_TO_LIVE;
+        let mut free = self.evictable().into_iter().filter(old);
+        let chosen = free.find(|&index| !self.is_pinned(index, now))?;
+        Some(self.remove(chosen, Miss::Expired))
+    }
+
+    fn each(&mut self, ids: &[GroupId], mut change: impl FnMut(&mut Entry)) {
+        for entry in self
+            .entries
+            .iter_mut()
+            .filter(|entry| ids.contains(&entry.id))
+        {
+            change(entry);
+        }
+    }
+}
+
+fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let mut tree: Tree<Vec<u32>> = Tree::new(NonZeroUsize::new(GROUP).expect("two"));
+    let mut list = List::default();
+    let mut running: Vec<Running> = Vec::new();
+    let begin = Instant::now();
+    for (tick, step) in (0..).zip(steps) {
+        let now = begin + Duration::from_millis(tick);
+        match step {
+            Step::Start(tokens) => {
+                let found = tree.find(&tokens);
+                prop_assert_eq!(&found.groups, &list.groups(&tokens));
+                let tail = found.tail.map_or(0, |(_, tokens)| tokens.get());
+                prop_assert_eq!(tail, list.tail(&tokens, found.groups.len()));
+                prop_assert_eq!(found.miss, list.miss(&tokens, found.groups.len()));
+                tree.acquire(&found.groups);
+                list.each(&found.groups, |entry| entry.users += 1);
+                running.push(Running {
+                    tokens,
+                    path: found.groups,
+                });
+            }
+            Step::Grow(index) => {
+                let Some(one) = running.get_mut(index) else {
+                    continue;
+                };
+                let start = one.path.len() * GROUP;
+                let Some(tokens) = one.tokens.get(start..start + GROUP) else {
+                    continue;
+                };
+                let all = one.tokens[..start + GROUP].to_vec();
+                let parent = one.path.last().copied();
+                match tree.insert(parent, tokens, now, || all.clone()) {
+                    Inserted::New(id) => {
+                        prop_assert_eq!(list.position(&all), None);
+                        list.entries.push(Entry {
+                            tokens: all,
+                            id,
+                            users: 1,
+                            last_used: now,
+                            pinned_until: None,
+                        });
+                        one.path.push(id);
+                    }
+                    Inserted::Known(id) => {
+                        let index = list.position(&all);
+                        prop_assert_eq!(index.map(|index| list.entries[index].id), Some(id));
+                        list.each(&[id], |entry| entry.users += 1);
+                        one.path.push(id);
+                    }
+                    Inserted::Collided => prop_assert!(false, "64 bits do not collide here"),
+                }
+            }
+            Step::Leave(index) => {
+                if index < running.len() {
+                    let one = running.remove(index);
+                    tree.release(&one.path, now);
+                    list.each(&one.path, |entry| {
+                        entry.users -= 1;
+                        entry.last_used = now;
+                    });
+                }
+            }
+            Step::Pin(index, time) => {
+                let Some(one) = running.get(index) else {
+                    continue;
+                };
+                let until = now + Duration::from_millis(time);
+                tree.pin(&one.path, until);
+                list.each(&one.path, |entry| {
+                    entry.pinned_until = entry.pinned_until.max(Some(until))
+                });
+            }
+            Step::Evict => prop_assert_eq!(tree.evict(now), list.evict(now)),
+            Step::Expire => prop_assert_eq!(tree.expire(now, TIME_TO_LIVE), list.expire(now)),
+        }
+        prop_assert_eq!(tree.len(), list.entries.len());
+        prop_assert_eq!(
+            tree.unused(),
+            list.entries.iter().filter(|entry| entry.users == 0).count()
+        );
+        for entry in &list.entries {
+            prop_assert_eq!(tree.get(entry.id), Some((&entry.tokens, entry.users)));
+        }
+    }
+    let end = begin + Duration::from_secs(1);
+    for one in running {
+        tree.release(&one.path, end);
+    }
+    while tree.evict(end).is_some() {}
+    prop_assert!(tree.is_empty(), "everything unused can be evicted");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn every_answer_is_that_of_a_naive_list(steps in steps()) {
+        run(steps)?;
+    }
+}

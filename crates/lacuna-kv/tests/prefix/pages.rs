@@ -1,0 +1,278 @@
+//! Sequences that start from kept pages hold the rows they would have computed.
+
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use lacuna_kernels::{Cpu, CpuConfig, ElementType};
+use lacuna_kv::prefix::{Path, PrefixCache};
+use lacuna_kv::{Geometry, KvCache, Layer, Sequence, Side};
+use lacuna_pages::ByteLength;
+
+/// Rows of 512 and 256 bytes: an 8 KiB page holds 16 rows of K and 32 of V.
+const EVEN: Geometry = Geometry {
+    layers: 2,
+    kv_heads: 2,
+    head_dim: 64,
+    key_element: ElementType::F32,
+    value_element: ElementType::F16,
+};
+/// Rows of 96 bytes, which straddle pages: 42 and two thirds a page.
+const STRADDLING: Geometry = Geometry {
+    layers: 3,
+    kv_heads: 2,
+    head_dim: 12,
+    key_element: ElementType::F32,
+    value_element: ElementType::F32,
+};
+const CAPACITY: usize = 400;
+
+struct Bench {
+    cpu: Cpu,
+    geometry: Geometry,
+    kv: KvCache,
+    cache: PrefixCache,
+}
+
+/// A sequence, its tokens, and the groups it uses.
+struct Held {
+    sequence: Sequence,
+    path: Path,
+    tokens: Vec<u32>,
+}
+
+impl Bench {
+    fn new(geometry: Geometry) -> Self {
+        let cpu = CpuConfig {
+            threads: NonZeroUsize::MIN,
+            level: None,
+        };
+        let kv = KvCache::new(geometry, "sparse".parse().expect("a policy"));
+        let kv = kv.expect("the system has pages");
+        Self {
+            cpu: Cpu::new(cpu).expect("this machine's own level"),
+            geometry,
+            cache: PrefixCache::new(kv.clone()),
+            kv,
+        }
+    }
+
+    fn start(&mut self, tokens: &[u32]) -> Held {
+        let start = self.cache.start(tokens, CAPACITY).expect("memory");
+        Held {
+            sequence: start.sequence,
+            path: start.path,
+            tokens: tokens.to_vec(),
+        }
+    }
+
+    /// Computes what is missing, `chunk` tokens at a time, and enters it.
+    fn compute(&mut self, held: &mut Held, chunk: usize) {
+        let (cpu, geometry) = (&self.cpu, self.geometry);
+        while held.sequence.len() < held.tokens.len() {
+            let start = held.sequence.len();
+            let end = held.tokens.len().min(start + chunk);
+            held.sequence.prepare(end - start).expect("memory");
+            for layer in 0..geometry.layers {
+                let [keys, values] = Side::BOTH.map(|side| {
+                    let tokens = held.tokens[start..end].iter().enumerate();
+                    let rows = tokens
+                        .flat_map(|(at, &token)| row(&geometry, start + at, token, layer, side));
+                    rows.collect::<Vec<f32>>()
+                });
+                held.sequence.store(cpu, Layer(layer), &keys, &values);
+            }
+            held.sequence.accept(end - start);
+            let (path, sequence) = (&mut held.path, &mut held.sequence);
+            let grown = self
+                .cache
+                .grow(path, sequence, &held.tokens, Instant::now());
+            grown.expect("pages can be sealed");
+        }
+    }
+
+    fn run(&mut self, tokens: &[u32]) -> Held {
+        let mut held = self.start(tokens);
+        self.compute(&mut held, 7);
+        held
+    }
+
+    fn leave(&mut self, held: Held) {
+        drop(held.sequence);
+        self.cache.leave(held.path, Instant::now());
+    }
+
+    fn owned(&self) -> u64 {
+        let ledger = self.kv.ledger();
+        ledger.committed.get() - ledger.idle.get()
+    }
+
+    fn assert_rows(&self, held: &Held) {
+        let mut fresh = self.kv.sequence(CAPACITY).expect("address space");
+        fresh.prepare(held.tokens.len()).expect("memory");
+        for layer in 0..self.geometry.layers {
+            let [keys, values] = Side::BOTH.map(|side| {
+                let tokens = held.tokens.iter().enumerate();
+                let rows =
+                    tokens.flat_map(|(at, &token)| row(&self.geometry, at, token, layer, side));
+                rows.collect::<Vec<f32>>()
+            });
+            fresh.store(&self.cpu, Layer(layer), &keys, &values);
+        }
+        fresh.accept(held.tokens.len());
+        for layer in 0..self.geometry.layers {
+            for side in Side::BOTH {
+                let bytes = |sequence: &Sequence| {
+                    let view = sequence.view(Layer(layer), side);
+                    (0..view.len())
+                        .flat_map(|at| view.row(at).to_vec())
+                        .collect::<Vec<u8>>()
+                };
+                assert_eq!(bytes(&held.sequence), bytes(&fresh), "layer {layer} {side}");
+            }
+        }
+    }
+}
+
+/// A row that no other token, position, layer or side has.
+fn row(geometry: &Geometry, at: usize, token: u32, layer: usize, side: Side) -> Vec<f32> {
+    let side = f32::from(u8::from(side == Side::Value));
+    let first = (at % 64) as f32 + token as f32 * 0.5 + layer as f32 * 64.0;
+    (0..geometry.row_elements())
+        .map(|element| first + side * 256.0 + element as f32 * 0.25)
+        .collect()
+}
+
+fn tokens(seed: u32, len: usize) -> Vec<u32> {
+    (0..len as u32)
+        .map(|index| (index * 7 + seed * 13) % 50)
+        .collect()
+}
+
+/// `shared` tokens that all have in common, then `own` that depend on `seed`.
+fn prompt(shared: usize, own: usize, seed: u32) -> Vec<u32> {
+    let mut prompt = tokens(0, shared);
+    prompt.extend((0..own as u32).map(|index| 60 + seed * 31 + index));
+    prompt
+}
+
+#[test]
+fn a_running_sequences_pages_start_another() {
+    for geometry in [EVEN, STRADDLING] {
+        let mut bench = Bench::new(geometry);
+        let donor = bench.run(&prompt(150, 9, 0));
+        let mut second = bench.start(&prompt(150, 40, 1));
+        let grain = bench.cache.grain();
+        let found = grain.whole_tokens(150 / grain.group_tokens());
+        assert_eq!(second.sequence.len(), found);
+        bench.compute(&mut second, 5);
+        bench.assert_rows(&second);
+        bench.assert_rows(&donor);
+    }
+}
+
+#[test]
+fn a_partly_matching_group_is_used_as_far_as_it_goes_and_left_as_it_was() {
+    for geometry in [EVEN, STRADDLING] {
+        let mut bench = Bench::new(geometry);
+        let group = bench.cache.grain().group_tokens().get();
+        let donor = bench.run(&tokens(0, 3 * group));
+        let mut second = bench.start(&prompt(group + group / 2, 20, 1));
+        assert_eq!(second.sequence.len(), group + group / 2);
+        assert_eq!(second.path.groups().len(), 1);
+        bench.compute(&mut second, 50);
+        bench.assert_rows(&second);
+        bench.assert_rows(&donor);
+    }
+}
+
+#[test]
+fn a_prompt_known_to_its_end_keeps_its_last_token_to_compute() {
+    for geometry in [EVEN, STRADDLING] {
+        let mut bench = Bench::new(geometry);
+        let whole = tokens(3, 4 * bench.cache.grain().group_tokens().get());
+        let donor = bench.run(&whole);
+        let most = bench.cache.grain().whole_tokens(4).min(whole.len() - 1);
+        let mut again = bench.start(&whole);
+        assert_eq!(again.sequence.len(), most);
+        bench.compute(&mut again, 1);
+        bench.assert_rows(&again);
+        bench.assert_rows(&donor);
+    }
+}
+
+#[test]
+fn sequences_with_a_common_beginning_hold_one_copy_of_it() {
+    let mut bench = Bench::new(EVEN);
+    let grain = bench.cache.grain().clone();
+    let shared = 8 * grain.group_tokens().get();
+    let all: Vec<Held> = (0..8)
+        .map(|seed| bench.run(&prompt(shared, 20, seed)))
+        .collect();
+    let own = grain.bytes(shared + 20) - grain.bytes(shared);
+    assert_eq!(bench.owned(), grain.bytes(shared) + 8 * own);
+    for held in all {
+        bench.assert_rows(&held);
+        bench.leave(held);
+    }
+    assert_eq!(
+        bench.owned(),
+        grain.bytes(shared),
+        "partly filled groups go"
+    );
+    while bench.cache.evict(Instant::now()) {}
+    assert_eq!(bench.owned(), 0);
+}
+
+#[test]
+fn every_eviction_gives_one_groups_bytes_back() {
+    let mut bench = Bench::new(EVEN);
+    let grain = bench.cache.grain().clone();
+    let group = grain.group_tokens().get();
+    let held = bench.run(&tokens(1, 5 * group));
+    assert!(!bench.cache.evict(Instant::now()), "groups in use stay");
+    bench.leave(held);
+    for left in (0..5).rev() {
+        assert!(bench.cache.evict(Instant::now()));
+        assert_eq!(bench.owned(), grain.bytes(left * group));
+        assert_eq!(
+            bench.cache.find(&tokens(1, 5 * group)).0.groups.len(),
+            left,
+            "deepest first"
+        );
+    }
+}
+
+#[test]
+fn starting_and_leaving_copy_nothing() {
+    let mut bench = Bench::new(EVEN);
+    let group = bench.cache.grain().group_tokens().get();
+    let donor = bench.run(&tokens(0, 4 * group));
+    let before = bench.kv.ledger().counts;
+    for seed in 0..10 {
+        let held = bench.run(&prompt(4 * group, 3, seed));
+        bench.leave(held);
+    }
+    let after = bench.kv.ledger().counts;
+    assert_eq!(after.copies_on_write, before.copies_on_write);
+    bench.assert_rows(&donor);
+}
+
+#[test]
+fn a_policy_that_cannot_keep_pages_finds_nothing() {
+    let kv = KvCache::new(EVEN, "dense".parse().expect("a policy")).expect("the system has pages");
+    let mut bench = Bench {
+        cache: PrefixCache::new(kv.clone()),
+        kv,
+        ..Bench::new(EVEN)
+    };
+    let first = bench.run(&tokens(0, 100));
+    let mut second = bench.start(&tokens(0, 100));
+    assert_eq!(second.sequence.len(), 0);
+    bench.compute(&mut second, 10);
+    bench.assert_rows(&second);
+    bench.leave(first);
+    bench.leave(second);
+    assert_eq!(bench.cache.tree().len(), 0);
+    assert_eq!(bench.owned(), 0);
+    assert_eq!(bench.kv.ledger().committed, ByteLength::ZERO);
+}
