@@ -89,7 +89,7 @@ fn fields_that_are_wrong_are_named() {
         (json!({"logit_bias": {"5": 10}}), "logit_bias"),
         (
             json!({"response_format": {"type": "xml"}}),
-            "response_format",
+            "response_format.type",
         ),
         (json!({"tools": [{"type": "function"}]}), "tools[0]"),
         (json!({"tool_choice": "required"}), "tool_choice"),

@@ -172,12 +172,14 @@ pub(crate) fn question(more: Value) -> Value {
     body
 }
 
-/// Waits until nothing runs, and returns the accounts.
+/// Waits until every request has ended, and returns the accounts.
 pub(crate) fn at_rest(server: &Server) -> Ledger {
     let engine = server.engine();
     until("everything is at rest", || {
         let status = engine.status();
-        status.running == 0 && status.waiting == 0 && status.sessions.is_empty()
+        let counters = status.counters;
+        let ended = counters.finished + counters.cancelled + counters.failed;
+        counters.requests == ended && status.sessions.is_empty()
     });
     engine.status().ledger
 }
