@@ -137,7 +137,10 @@ impl Service {
         let shared = Arc::new(Shared {
             model,
             rules: scheduler.rules(),
-            inbox: Mutex::new(Inbox::default()),
+            inbox: Mutex::new(Inbox {
+                status: scheduler.status(),
+                ..Inbox::default()
+            }),
             wake: Condvar::new(),
         });
         let thread = {
@@ -277,7 +280,7 @@ impl Drop for Closed<'_> {
     }
 }
 
-/// How old a published status may be while steps follow each other.
+/// How old the page map and the cache's figures may be while steps follow each other.
 const STATUS_AGE: Duration = Duration::from_millis(100);
 /// How soon to look again when nothing can be computed although there are requests.
 const STALL: Duration = Duration::from_millis(20);
@@ -304,10 +307,22 @@ fn run(shared: &Shared, mut scheduler: Scheduler) {
             }
         }
         stalled = !scheduler.step();
-        if scheduler.is_idle() || published.is_none_or(|at| at.elapsed() >= STATUS_AGE) {
-            published = Some(Instant::now());
-            shared.lock().status = scheduler.status();
+        publish(shared, &scheduler, &mut published);
+    }
+}
+
+/// Publishes the totals after every step, and the rest of the figures now and then.
+fn publish(shared: &Shared, scheduler: &Scheduler, published: &mut Option<Instant>) {
+    let old = published.is_none_or(|at| at.elapsed() >= STATUS_AGE);
+    let all = (old || scheduler.is_idle()).then(|| scheduler.status());
+    let mut inbox = shared.lock();
+    inbox.waiting = inbox.arrivals.len() + scheduler.waiting_len();
+    match all {
+        Some(all) => {
+            *published = Some(Instant::now());
+            inbox.status = all;
         }
+        None => scheduler.totals(&mut inbox.status),
     }
 }
 

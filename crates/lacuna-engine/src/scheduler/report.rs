@@ -14,7 +14,7 @@ impl Scheduler {
     /// Figures as of now; the ledger, the queue and what only the service counts are left out.
     pub(crate) fn status(&self) -> Status {
         let running = self.running.iter();
-        Status {
+        let mut status = Status {
             budget: self.budget_status(),
             pages: self.page_sizes(),
             sessions: running
@@ -25,16 +25,22 @@ impl Scheduler {
                         .map(|session| self.session(running, session))
                 })
                 .collect(),
-            running: self.running.len(),
             cache: CacheStatus {
                 groups: self.prefix.tree().len(),
                 unused_groups: self.prefix.tree().unused(),
                 pinned_groups: self.prefix.tree().pinned(Instant::now()),
             },
-            counters: self.counters,
-            latencies: self.latencies.clone(),
             ..Status::default()
-        }
+        };
+        self.totals(&mut status);
+        status
+    }
+
+    /// Enters what costs nothing to say.
+    pub(crate) fn totals(&self, status: &mut Status) {
+        status.running = self.running.len();
+        status.counters = self.counters;
+        status.latencies.clone_from(&self.latencies);
     }
 
     fn budget_status(&self) -> BudgetStatus {

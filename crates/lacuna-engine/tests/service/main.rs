@@ -1,4 +1,7 @@
 //! The service as its clients see it, on the demo model.
 
+mod bounds;
 mod equality;
+mod memory;
+mod requests;
 mod support;

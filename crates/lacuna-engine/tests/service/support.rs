@@ -1,10 +1,12 @@
 //! The demo model, and requests run to their end.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use lacuna_engine::{
-    Event, FinishReason, Limits, Request, Sampling, Service, ServiceConfig, Stream,
+    Constraint, ConstraintError, Event, FinishReason, Limits, Request, Sampling, Service,
+    ServiceConfig, Status, Stream,
 };
 use lacuna_models::Model;
 use lacuna_models::files::{Mapping, ModelFiles};
@@ -111,8 +113,91 @@ fn at(answers: &mut Vec<Answer>, choice: usize) -> &mut Answer {
     &mut answers[choice]
 }
 
-/// What `request` gives when nothing else runs.
+/// What `request` gives when nothing else runs, nothing is shared and memory is plenty.
 pub(crate) fn alone(request: Request) -> Vec<Answer> {
-    let service = start(config());
+    static SERVICE: OnceLock<Mutex<Service>> = OnceLock::new();
+    let service = SERVICE.get_or_init(|| {
+        let mut config = config();
+        config.prefix_cache.enabled = false;
+        Mutex::new(start(config))
+    });
+    let service = service.lock().unwrap_or_else(PoisonError::into_inner);
     finish(service.handle().submit(request).expect("taken")).expect("an answer")
+}
+
+/// Submits all of `requests` at once and returns their answers in order.
+pub(crate) fn together(service: &Service, requests: Vec<Request>) -> Vec<Vec<Answer>> {
+    let submit = |request| service.handle().submit(request).expect("taken");
+    let streams: Vec<Stream> = requests.into_iter().map(submit).collect();
+    let answers = streams
+        .into_iter()
+        .map(|stream| finish(stream).expect("an answer"));
+    answers.collect()
+}
+
+/// Tokens and text, without how they were come by.
+pub(crate) fn contents(answers: &[Answer]) -> Vec<(Vec<u32>, String, Option<FinishReason>)> {
+    let content = |answer: &Answer| (answer.tokens.clone(), answer.text.clone(), answer.reason);
+    answers.iter().map(content).collect()
+}
+
+/// Forbids the end of the text, so that a request runs until its last token.
+pub(crate) struct Endless;
+
+impl Constraint for Endless {
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Self)
+    }
+
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
+        for end in model().tokenizer().end_of_generation() {
+            logits[end as usize] = f32::NEG_INFINITY;
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, _token: u32) -> Result<(), ConstraintError> {
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+}
+
+/// A greedy request that gives exactly `tokens` tokens.
+pub(crate) fn endless(prompt: Vec<u32>, tokens: usize) -> Request {
+    Request {
+        constraint: Some(Box::new(Endless)),
+        ..greedy(prompt, tokens)
+    }
+}
+
+/// Waits until every request that was taken is over.
+#[track_caller]
+pub(crate) fn idle(service: &Service) -> Status {
+    eventually(service, |status| {
+        let counters = status.counters;
+        let over = counters.finished + counters.cancelled + counters.failed;
+        over == counters.requests && status.running == 0 && status.waiting == 0
+    })
+}
+
+/// Waits until the service holds `condition`; fails after ten seconds.
+#[track_caller]
+pub(crate) fn eventually(service: &Service, condition: impl Fn(&Status) -> bool) -> Status {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let status = service.handle().status();
+        if condition(&status) {
+            return status;
+        }
+        assert!(Instant::now() < until, "not reached: {status:#?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Bytes of pages that a session or the cache holds.
+pub(crate) fn owned(status: &Status) -> u64 {
+    status.ledger.committed.get() - status.ledger.idle.get()
 }
