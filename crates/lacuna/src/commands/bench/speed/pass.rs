@@ -182,7 +182,8 @@ impl<'a> Bench<'a> {
             layers: config.layers,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
-            element,
+            key_element: element,
+            value_element: element,
         };
         Ok(KvCache::new(geometry, self.policy)?)
     }
