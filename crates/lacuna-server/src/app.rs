@@ -31,7 +31,7 @@ pub(crate) struct App {
     tool_template: Option<ChatTemplate>,
     bodies: Bodies,
     /// Requests that are being turned into tokens; more at once than cores would only take memory.
-    preparing: Semaphore,
+    preparing: Arc<Semaphore>,
     replies: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ impl App {
             template,
             tool_template,
             bodies: Bodies::new(config.limits.clone()),
-            preparing: Semaphore::new(cores),
+            preparing: Arc::new(Semaphore::new(cores)),
             replies: AtomicU64::new(0),
             config,
             engine,
@@ -76,10 +76,14 @@ impl App {
         work: impl FnOnce(&Self, Map<String, Value>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let received: Received = self.bodies.receive(body).await?;
-        let place = self.preparing.acquire().await;
+        let place = Arc::clone(&self.preparing).acquire_owned().await;
         let app = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || work(&app, received.object()?)).await;
-        drop(place);
+        let done = tokio::task::spawn_blocking(move || {
+            // Held to the end even if the client is gone before.
+            let _place = place;
+            work(&app, received.object()?)
+        })
+        .await;
         done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
     }
 
