@@ -3,12 +3,13 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, KvReport};
+use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
+use lacuna_models::plan::{Demand, Logits, Plan, WeightPlan};
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
-use crate::sampler::{Sampler, Sampling};
+use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
 
 /// How an engine is set up.
@@ -18,15 +19,18 @@ pub struct EngineConfig {
     pub threads: Option<NonZeroUsize>,
     /// How KV memory is held.
     pub kv_policy: KvPolicy,
-    /// Storage of one KV element.
-    pub kv_element: ElementType,
+    /// Storage of K and of V.
+    pub kv_elements: KvElements,
     /// Tokens a session may hold. `None`: what the model was made for.
     pub context_tokens: Option<usize>,
     /// Tokens computed in one pass at most. More is faster on long prompts and takes more
     /// activation memory.
     pub batch_tokens: usize,
-    /// Rows of logits computed in one pass at most, and so sequences that get a token in it.
-    pub batch_rows: usize,
+    /// Sequences that run at once, and so get a token in one pass, at most. Each takes activation
+    /// memory for a row of logits.
+    pub sequences: usize,
+    /// Rows of logits a pass has room for. All rows are needed only to score texts fast.
+    pub logits: Logits,
 }
 
 impl Default for EngineConfig {
@@ -34,15 +38,19 @@ impl Default for EngineConfig {
         Self {
             threads: None,
             kv_policy: KvPolicy::default(),
-            kv_element: ElementType::F16,
+            kv_elements: KvElements::default(),
             context_tokens: None,
             batch_tokens: 512,
-            batch_rows: 32,
+            sequences: 1,
+            logits: Logits::Last,
         }
     }
 }
 
 impl EngineConfig {
+    /// Tokens scored in one pass: rows of logits are large beside everything else.
+    const SCORED_TOKENS: usize = 32;
+
     /// The number of threads to use: as asked for, but no more than the machine has.
     ///
     /// # Errors
@@ -55,15 +63,37 @@ impl EngineConfig {
             Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
         }
     }
+
+    /// The same, set up to score texts: every pass has room for all its rows of logits.
+    #[must_use]
+    pub fn scoring(self) -> Self {
+        Self {
+            batch_tokens: Self::SCORED_TOKENS,
+            logits: Logits::All,
+            ..self
+        }
+    }
+
+    /// What is planned for when a model made for `context_tokens` tokens runs with this.
+    #[must_use]
+    pub fn demand(&self, context_tokens: usize) -> Demand {
+        Demand {
+            context_tokens: self.context_tokens.unwrap_or(context_tokens),
+            batch_tokens: self.batch_tokens,
+            logits: self.logits,
+            sequences: self.sequences,
+        }
+    }
 }
 
-/// A model ready to run.
+/// A model ready to run, in the memory its plan says.
 pub struct Engine {
     model: Arc<Model>,
     cpu: Cpu,
     cache: KvCache,
     scratch: Scratch,
-    context_tokens: usize,
+    candidates: Candidates,
+    plan: Plan,
 }
 
 impl Engine {
@@ -77,33 +107,18 @@ impl Engine {
             level: None,
         })?;
         let shape = model.config();
-        let geometry = Geometry {
-            layers: shape.layers,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
-            key_element: config.kv_element,
-            value_element: config.kv_element,
-        };
-        let context_tokens = config.context_tokens.unwrap_or(shape.context_tokens);
-        if context_tokens == 0 {
-            return Err(EngineError::EmptyContext);
-        }
-        geometry.validate()?;
-        geometry.bytes(context_tokens)?;
-        let tokens = config.batch_tokens.clamp(1, context_tokens);
-        let limits = BatchLimits {
-            tokens,
-            logit_rows: config.batch_rows.clamp(1, tokens),
-            context_tokens,
-        };
-        let scratch = Scratch::new(shape, limits)?;
-        let cache = KvCache::new(geometry, config.kv_policy)?;
+        let demand = config.demand(shape.context_tokens);
+        let cache = KvCache::new(shape.kv_geometry(config.kv_elements), config.kv_policy)?;
+        let weights = WeightPlan::of(model.files().tensors());
+        let plan = Plan::new(shape, weights, &cache, &demand)?;
+        let scratch = Scratch::new(shape, plan.arena.clone())?;
         Ok(Self {
+            candidates: Candidates::new(shape.vocabulary),
             model,
             cpu,
             cache,
             scratch,
-            context_tokens,
+            plan,
         })
     }
 
@@ -112,7 +127,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError`] for sampling settings out of range or a KV range that cannot be reserved.
     pub fn session(&self, sampling: Sampling) -> Result<Session, EngineError> {
-        let sequence = self.cache.sequence(self.context_tokens)?;
+        let sequence = self.cache.sequence(self.context_tokens())?;
         Ok(Session::new(sequence, Sampler::new(sampling)?))
     }
 
@@ -133,15 +148,17 @@ impl Engine {
         let logits = self
             .model
             .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
-        let token =
-            (rows != LogitRows::None).then(|| session.sampler.sample(logits, &session.tokens));
+        let (sampler, history) = (&mut session.sampler, &session.tokens);
+        let token = (rows != LogitRows::None)
+            .then(|| sampler.sample(logits, history, &mut self.candidates));
         session.sequence.accept(chunk.len());
         session.tokens.extend(token);
         Ok(token)
     }
 
     /// Logits after every one of `tokens`, a row of vocabulary size at a time and in order, each
-    /// with the position of the token it follows.
+    /// with the position of the token it follows. Each pass computes as many tokens as there is room
+    /// for rows: one, unless the engine is set up for [`EngineConfig::scoring`].
     ///
     /// # Errors
     /// [`EngineError`] when a token is out of range or the context is too short.
@@ -150,7 +167,7 @@ impl Engine {
         tokens: &[u32],
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<KvReport, EngineError> {
-        let mut sequence = self.cache.sequence(self.context_tokens)?;
+        let mut sequence = self.cache.sequence(self.context_tokens())?;
         let vocabulary = self.model.config().vocabulary;
         for chunk in tokens.chunks(self.scratch.limits().logit_rows) {
             sequence.prepare(chunk.len())?;
@@ -176,14 +193,6 @@ impl Engine {
     /// [`EngineError::Forward`] before anything is computed.
     pub(crate) fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
         Ok(self.model.forward(&self.cpu, segments, &mut self.scratch)?)
-    }
-
-    /// Bytes of weights that are copied out of the file: its vectors.
-    pub(crate) fn copied_weight_bytes(&self) -> u64 {
-        let tensors = self.model.files().tensors().iter();
-        let vectors = tensors.filter(|tensor| tensor.shape.len() == 1);
-        let elements = vectors.map(|tensor| tensor.shape.iter().product::<usize>());
-        (elements.sum::<usize>() * size_of::<f32>()) as u64
     }
 
     /// The largest batch one pass takes.
@@ -212,12 +221,12 @@ impl Engine {
     /// Tokens a session may hold.
     #[must_use]
     pub fn context_tokens(&self) -> usize {
-        self.context_tokens
+        self.plan.kv.context_tokens
     }
 
-    /// Bytes of activation memory.
+    /// Where its bytes go.
     #[must_use]
-    pub fn activation_bytes(&self) -> usize {
-        self.scratch.bytes()
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 }

@@ -29,7 +29,7 @@ pub use engine::{Engine, EngineConfig};
 pub use error::EngineError;
 pub use generation::{Generation, Timing};
 pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
-pub use sampler::{Penalties, Sampler, Sampling, SamplingError};
+pub use sampler::{Candidates, Penalties, Sampler, Sampling, SamplingError};
 pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
 pub use session::Session;
 pub use status::{

@@ -147,13 +147,31 @@ struct Candidate {
     score: f32,
 }
 
-/// A sampler's state: settings, generator, and working memory reused from token to token.
+/// A sampler's state: settings and generator. Working memory is separate, so that a request that
+/// waits holds none.
 #[derive(Debug)]
 pub struct Sampler {
     sampling: Sampling,
     generator: ChaCha8Rng,
-    candidates: Vec<Candidate>,
+}
+
+/// Working memory of samplers, used by one at a time.
+#[derive(Debug)]
+pub struct Candidates {
+    list: Vec<Candidate>,
     recent: Vec<u32>,
+}
+
+impl Candidates {
+    /// Room for rows of `vocabulary` logits and penalty windows of the usual length: sampling from
+    /// those allocates nothing.
+    #[must_use]
+    pub fn new(vocabulary: usize) -> Self {
+        Self {
+            list: Vec::with_capacity(vocabulary),
+            recent: Vec::with_capacity(Penalties::default().window),
+        }
+    }
 }
 
 impl Sampler {
@@ -167,8 +185,6 @@ impl Sampler {
         Ok(Self {
             sampling,
             generator,
-            candidates: Vec::new(),
-            recent: Vec::new(),
         })
     }
 
@@ -177,41 +193,38 @@ impl Sampler {
     ///
     /// # Panics
     /// When `logits` is empty.
-    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
-        self.candidates.clear();
-        self.candidates
-            .extend((0..).zip(logits).map(|(token, &logit)| Candidate {
-                token,
-                score: if logit.is_nan() {
-                    f32::NEG_INFINITY
-                } else {
-                    logit
-                },
-            }));
-        self.penalise(history);
-        if self.sampling.temperature == 0.0 {
-            return likeliest(&self.candidates);
+    pub fn sample(&mut self, logits: &[f32], history: &[u32], candidates: &mut Candidates) -> u32 {
+        let Candidates { list, recent } = candidates;
+        let penalised = self.sampling.penalties.apply_at_all();
+        let greedy = self.sampling.temperature == 0.0;
+        if greedy && !penalised {
+            return likeliest(logits);
         }
-        self.keep_top_k();
-        self.weigh();
-        self.keep_top_p();
-        self.keep_min_p();
-        self.draw()
+        list.clear();
+        list.extend((0..).zip(logits).map(|(token, &logit)| Candidate {
+            token,
+            score: number(logit),
+        }));
+        if penalised {
+            self.penalise(history, list, recent);
+        }
+        if greedy {
+            return most_likely(list).token;
+        }
+        self.keep_top_k(list);
+        self.weigh(list);
+        self.keep_top_p(list);
+        self.keep_min_p(list);
+        self.draw(list)
     }
 
-    fn penalise(&mut self, history: &[u32]) {
+    fn penalise(&self, history: &[u32], list: &mut [Candidate], recent: &mut Vec<u32>) {
         let penalties = &self.sampling.penalties;
-        let off =
-            penalties.repetition == 1.0 && penalties.presence == 0.0 && penalties.frequency == 0.0;
-        if off {
-            return;
-        }
-        self.recent.clear();
-        self.recent
-            .extend_from_slice(&history[history.len().saturating_sub(penalties.window)..]);
-        self.recent.sort_unstable();
-        for same in self.recent.chunk_by(|a, b| a == b) {
-            let Some(candidate) = self.candidates.get_mut(same[0] as usize) else {
+        recent.clear();
+        recent.extend_from_slice(&history[history.len().saturating_sub(penalties.window)..]);
+        recent.sort_unstable();
+        for same in recent.chunk_by(|a, b| a == b) {
+            let Some(candidate) = list.get_mut(same[0] as usize) else {
                 continue;
             };
             let score = candidate.score;
@@ -224,22 +237,19 @@ impl Sampler {
         }
     }
 
-    /// Keeps the `top_k` highest, sorted from the highest down, ties in token order.
-    fn keep_top_k(&mut self) {
-        let by_score =
-            |a: &Candidate, b: &Candidate| b.score.total_cmp(&a.score).then(a.token.cmp(&b.token));
+    /// Keeps the `top_k` highest, sorted from the highest down; all of them stay as they are.
+    fn keep_top_k(&self, list: &mut Vec<Candidate>) {
         let k = self.sampling.top_k;
-        if k > 0 && k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(k - 1, by_score);
-            self.candidates.truncate(k);
+        if k > 0 && k < list.len() {
+            sort_head(list, k);
+            list.truncate(k);
         }
-        self.candidates.sort_unstable_by(by_score);
     }
 
-    /// Turns sorted logits into weights relative to the highest.
-    fn weigh(&mut self) {
-        let highest = self.candidates[0].score;
-        for candidate in &mut self.candidates {
+    /// Turns logits into weights relative to the highest.
+    fn weigh(&self, list: &mut [Candidate]) {
+        let highest = most_likely(list).score;
+        for candidate in list {
             let weight = ((candidate.score - highest) / self.sampling.temperature).exp();
             candidate.score = if weight.is_nan() {
                 f32::from(candidate.score == highest)
@@ -249,56 +259,100 @@ impl Sampler {
         }
     }
 
-    fn keep_top_p(&mut self) {
-        let total: f64 = self
-            .candidates
-            .iter()
-            .map(|candidate| f64::from(candidate.score))
-            .sum();
-        let target = total * f64::from(self.sampling.top_p);
-        let mut reached = 0.0;
-        let before = self.candidates.iter().take_while(|candidate| {
-            let needed = reached < target;
-            reached += f64::from(candidate.score);
-            needed
-        });
-        let keep = before.count().max(1);
-        self.candidates.truncate(keep);
+    /// Keeps the fewest candidates that reach `top_p`, sorted from the highest down. Sorts no more
+    /// than it has to: they are usually few of many.
+    fn keep_top_p(&self, list: &mut Vec<Candidate>) {
+        if self.sampling.top_p >= 1.0 {
+            return;
+        }
+        let target = total(list) * f64::from(self.sampling.top_p);
+        let mut head = 64.min(list.len());
+        loop {
+            sort_head(list, head);
+            if let Some(keep) = reaching(&list[..head], target) {
+                return list.truncate(keep);
+            }
+            if head == list.len() {
+                return;
+            }
+            head = list.len().min(head * 8);
+        }
     }
 
-    fn keep_min_p(&mut self) {
-        let bar = self.candidates[0].score * self.sampling.min_p;
-        let keep = self
-            .candidates
-            .partition_point(|candidate| candidate.score >= bar)
-            .max(1);
-        self.candidates.truncate(keep);
+    fn keep_min_p(&self, list: &mut Vec<Candidate>) {
+        if self.sampling.min_p > 0.0 {
+            let bar = most_likely(list).score * self.sampling.min_p;
+            list.retain(|candidate| candidate.score >= bar);
+        }
     }
 
-    fn draw(&mut self) -> u32 {
-        let total: f64 = self
-            .candidates
-            .iter()
-            .map(|candidate| f64::from(candidate.score))
-            .sum();
+    fn draw(&mut self, list: &[Candidate]) -> u32 {
         let unit = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let mut left = unit * total;
-        for candidate in &self.candidates {
+        let mut left = unit * total(list);
+        for candidate in list {
             left -= f64::from(candidate.score);
             if left < 0.0 {
                 return candidate.token;
             }
         }
-        self.candidates[0].token
+        most_likely(list).token
     }
 }
 
-fn likeliest(candidates: &[Candidate]) -> u32 {
-    let best = candidates
+impl Penalties {
+    /// Whether they change anything.
+    fn apply_at_all(&self) -> bool {
+        self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
+    }
+}
+
+/// A logit in an order that has a place for what is not a number: the last.
+fn number(logit: f32) -> f32 {
+    if logit.is_nan() {
+        f32::NEG_INFINITY
+    } else {
+        logit
+    }
+}
+
+/// Moves the `count` highest to the front, from the highest down, ties in token order.
+fn sort_head(list: &mut [Candidate], count: usize) {
+    let by_score =
+        |a: &Candidate, b: &Candidate| b.score.total_cmp(&a.score).then(a.token.cmp(&b.token));
+    if count < list.len() {
+        list.select_nth_unstable_by(count, by_score);
+    }
+    list[..count].sort_unstable_by(by_score);
+}
+
+/// How many of a sorted list are needed to reach `target`, if all of them do.
+fn reaching(sorted: &[Candidate], target: f64) -> Option<usize> {
+    let mut reached = 0.0;
+    let enough = sorted.iter().position(|candidate| {
+        reached += f64::from(candidate.score);
+        reached >= target
+    });
+    enough.map(|last| last + 1)
+}
+
+fn total(list: &[Candidate]) -> f64 {
+    list.iter()
+        .map(|candidate| f64::from(candidate.score))
+        .sum()
+}
+
+fn most_likely(list: &[Candidate]) -> Candidate {
+    let best = list
         .iter()
         .copied()
         .reduce(|best, next| if next.score > best.score { next } else { best });
-    best.expect("a model has at least one token").token
+    best.expect("a model has at least one token")
+}
+
+fn likeliest(logits: &[f32]) -> u32 {
+    let numbered = (0..).zip(logits.iter().map(|&logit| number(logit)));
+    let best = numbered.reduce(|best, next| if next.1 > best.1 { next } else { best });
+    best.expect("a model has at least one token").0
 }
 
 #[cfg(test)]
@@ -307,8 +361,18 @@ mod tests {
 
     use super::*;
 
-    fn sampler(sampling: Sampling) -> Sampler {
-        Sampler::new(sampling).expect("valid settings")
+    /// A sampler with working memory of its own.
+    struct Sole(Sampler, Candidates);
+
+    impl Sole {
+        fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
+            self.0.sample(logits, history, &mut self.1)
+        }
+    }
+
+    fn sampler(sampling: Sampling) -> Sole {
+        let sampler = Sampler::new(sampling).expect("valid settings");
+        Sole(sampler, Candidates::new(8))
     }
 
     /// Settings that filter nothing.

@@ -131,7 +131,7 @@ impl Service {
     pub fn start(model: Arc<Model>, config: ServiceConfig) -> Result<Self, EngineError> {
         let mut engine_config = config.engine.clone();
         engine_config.batch_tokens = config.step_tokens.max(config.max_running);
-        engine_config.batch_rows = config.max_running;
+        engine_config.sequences = config.max_running;
         let engine = Engine::new(Arc::clone(&model), &engine_config)?;
         let scheduler = Scheduler::new(engine, config)?;
         let shared = Arc::new(Shared {

@@ -104,6 +104,7 @@ fn attention(cpu: &Cpu, tokens: usize, rows: usize) {
         kv_heads: 8,
         head_dim: 128,
         scale: 128_f32.powf(-0.5),
+        window: None,
     };
     let layers = if tokens == 1 {
         (WEIGHTS / (rows * 4096)).max(2)
@@ -117,7 +118,7 @@ fn attention(cpu: &Cpu, tokens: usize, rows: usize) {
     let mut scratch = vec![0.0; Cpu::attention_scratch_len(1, rows, &shape)];
     let pairs: Vec<&[Vec<u8>]> = caches.chunks_exact(2).collect();
     let seconds = average(cpu, &pairs, |pair| {
-        let [k, v] = [&pair[0], &pair[1]].map(|bytes| View::flat(ElementType::F16, 1024, bytes));
+        let [k, v] = [&pair[0], &pair[1]].map(|bytes| View::flat(ElementType::F16, 8, 128, bytes));
         cpu.attention(&mut out, &q, &k, &v, rows - tokens, &shape, &mut scratch);
     });
     let pairs = tokens as f64 * (rows as f64 - tokens as f64 / 2.0);

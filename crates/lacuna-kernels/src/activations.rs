@@ -47,6 +47,17 @@ pub(crate) struct ActivationBlock<const N: usize> {
     pub(crate) start_halves: [[i32; 2]; N],
 }
 
+impl<const N: usize> ActivationBlock<N> {
+    /// A block of zeros, to be filled.
+    pub(crate) const ZERO: Self = Self {
+        q: [[0; 8]; N],
+        scale: [0.0; N],
+        scaled_sum: [0.0; N],
+        start: [0; N],
+        start_halves: [[0; 2]; N],
+    };
+}
+
 /// Activations of some tokens, ready to be multiplied with matrices; see
 /// [`Cpu::activations`](crate::Cpu::activations).
 pub struct Activations<'a> {
@@ -165,7 +176,11 @@ impl Quantize<'_> {
 
 /// Quantizes the block of one token; the same operations, in the same order, at every level.
 #[inline(always)]
-fn quantize_block<const N: usize>(x: &[f32; BLOCK], token: usize, out: &mut ActivationBlock<N>) {
+pub(crate) fn quantize_block<const N: usize>(
+    x: &[f32; BLOCK],
+    token: usize,
+    out: &mut ActivationBlock<N>,
+) {
     // Compared as integers, so that a NaN is the largest.
     let largest = x
         .iter()

@@ -11,15 +11,18 @@
 //! Causality is a loop bound: what lies behind a query's last row is never read into its result.
 
 mod block;
+mod convert;
 mod softmax;
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
+use crate::element::ElementType;
 use crate::float::{Element, F16, F32};
 use crate::grid::{Block, Grid};
 use crate::simd::{Kernel, LANES, Simd, padded};
 use crate::threads::Pool;
-use crate::view::{ElementType, View};
+use crate::view::View;
 use block::{Ahead, BlockRows, converted};
 use softmax::{Chunk, Converted, Scores, Stored, Values, Weights, clear, finish, merge, soften};
 
@@ -46,6 +49,9 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// What a dot product of query and key is multiplied by, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// Sliding window: a query sees this many rows at most, its own the last of them; earlier ones
+    /// are never touched. `None`: all rows up to its own.
+    pub window: Option<NonZeroUsize>,
 }
 
 impl AttentionShape {
@@ -142,6 +148,10 @@ impl Task {
         self.heads * shape.group()
     }
 
+    fn all_tokens(&self) -> Range<usize> {
+        self.first_token..self.first_token + self.tokens
+    }
+
     /// Query heads of all tokens.
     fn queries(&self, shape: &AttentionShape) -> usize {
         self.tokens * self.query_heads(shape)
@@ -152,6 +162,11 @@ impl Task {
 pub(crate) fn scratch_len(tokens: usize, rows: usize, shape: &AttentionShape) -> usize {
     let states = tokens * rows.div_ceil(PARTITION) * shape.query_heads;
     states * shape.state_chunks() * LANES
+}
+
+/// The partitions that some rows are in.
+fn partitions_of(rows: &Range<usize>) -> Range<usize> {
+    rows.start / PARTITION..rows.end.div_ceil(PARTITION)
 }
 
 impl Attention<'_> {
@@ -169,7 +184,7 @@ impl Attention<'_> {
         if tokens == 0 {
             return;
         }
-        let needed = scratch_len(tokens, self.rows_seen(tokens - 1), self.shape);
+        let needed = scratch_len(tokens, self.rows_seen(tokens - 1).end, self.shape);
         let whole_tasks = tokens.div_ceil(self.tokens_together()) * self.shape.kv_heads;
         let few = tokens == 1 || whole_tasks < 2 * pool.threads();
         if few && pool.threads() > 1 && scratch.len() >= needed {
@@ -193,16 +208,19 @@ impl Attention<'_> {
             self.width()
         );
         for view in [self.k, self.v] {
+            let layout = view.layout();
             assert_eq!(
-                view.width(),
-                shape.kv_heads * shape.head_dim,
-                "the width of a cached row"
+                (layout.heads, layout.head_dim),
+                (shape.kv_heads, shape.head_dim),
+                "heads and head dimension of a cached row"
             );
-            let rows = self.first_position + self.tokens();
+            let even = layout.element.check_head_dim(shape.head_dim);
+            assert!(even.is_ok(), "a head is whole blocks: {even:?}");
+            let rows = self.rows_of(0..self.tokens());
             assert!(
-                view.len() >= rows,
-                "{rows} rows are attended to; the view has {}",
-                view.len()
+                rows.is_empty() || (view.rows().start <= rows.start && rows.end <= view.rows().end),
+                "rows {rows:?} are attended to; the view has {:?}",
+                view.rows()
             );
         }
     }
@@ -216,8 +234,18 @@ impl Attention<'_> {
     }
 
     /// Rows that a token's queries see.
-    fn rows_seen(&self, token: usize) -> usize {
-        self.first_position + token + 1
+    fn rows_seen(&self, token: usize) -> Range<usize> {
+        let end = self.first_position + token + 1;
+        let window = self.shape.window.map_or(end, NonZeroUsize::get);
+        end.saturating_sub(window)..end
+    }
+
+    /// From the first to the last row that some tokens' queries see.
+    fn rows_of(&self, tokens: Range<usize>) -> Range<usize> {
+        match tokens.is_empty() {
+            true => 0..0,
+            false => self.rows_seen(tokens.start).start..self.rows_seen(tokens.end - 1).end,
+        }
     }
 
     /// Tokens whose query heads of one KV head a task holds.
@@ -262,7 +290,7 @@ impl Attention<'_> {
         scratch: &mut [f32],
     ) {
         let shape = self.shape;
-        let partitions = self.rows_seen(self.tokens() - 1).div_ceil(PARTITION);
+        let partitions = self.rows_of(0..self.tokens()).end.div_ceil(PARTITION);
         let per_query = shape.state_chunks() * LANES;
         let per_kv_head = shape.group() * per_query;
         let together = shape.heads_together();
@@ -292,9 +320,9 @@ impl Attention<'_> {
         let grid = Grid::new(out, self.width(), 1, shape.head_dim);
         grid.run(pool, |mut out, _| {
             let (token, head) = (out.rows().start, out.cols().start / shape.head_dim);
-            let count = self.rows_seen(token).div_ceil(PARTITION);
-            let rows = &scratch[token * partitions * width..];
-            let states = rows.chunks_exact(width).take(count);
+            let seen = partitions_of(&self.rows_seen(token));
+            let rows = &scratch[token * partitions * width..][seen.start * width..];
+            let states = rows.chunks_exact(width).take(seen.len());
             let states = states.map(|row| &row[head * per_query..][..per_query]);
             simd.vectorize(Merge {
                 states,
@@ -322,8 +350,7 @@ impl Kernel for Whole<'_, '_> {
         let queries = task.queries(attention.shape);
         load_queries(s, attention, &task, self.buffers);
         clear(&mut self.buffers.total[..queries * per_query], per_query);
-        let last = attention.rows_seen(task.first_token + task.tokens - 1);
-        for partition in 0..last.div_ceil(PARTITION) {
+        for partition in partitions_of(&attention.rows_of(task.all_tokens())) {
             let buffers = &mut *self.buffers;
             s.vectorize(Rows {
                 attention,
@@ -344,7 +371,7 @@ impl Whole<'_, '_> {
         let (task, shape) = (self.task, self.attention.shape);
         for query in 0..task.queries(shape) {
             let token = task.first_token + query / task.query_heads(shape);
-            if self.attention.rows_seen(token) > partition * PARTITION {
+            if partitions_of(&self.attention.rows_seen(token)).contains(&partition) {
                 let states = query * shape.state_chunks()..(query + 1) * shape.state_chunks();
                 let partial = &self.buffers.partial[states.clone()];
                 merge(s, &mut self.buffers.total[states], partial);
@@ -380,7 +407,7 @@ impl Kernel for Partial<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let (attention, task, partition) = (self.attention, self.task, self.partition);
-        if attention.rows_seen(task.first_token) <= partition * PARTITION {
+        if !partitions_of(&attention.rows_seen(task.first_token)).contains(&partition) {
             return;
         }
         load_queries(s, attention, &task, self.buffers);
@@ -416,73 +443,61 @@ impl Kernel for Rows<'_> {
         let queries = task.tokens * task.heads * shape.group();
         clear(&mut self.buffers.partial[..queries * per_query], per_query);
         let start = self.partition * PARTITION;
-        let end = attention
-            .rows_seen(task.first_token + task.tokens - 1)
-            .min(start + PARTITION);
-        for first in (start..end).step_by(ROWS) {
-            let rows = first..end.min(first + ROWS);
-            let k = BlockRows::find(attention.k, &rows);
-            let v = BlockRows::find(attention.v, &rows);
-            if task.tokens == 1 && shape.group() <= NARROW && shape.head_dim.is_multiple_of(LANES) {
-                self.one_token(s, &k, &v);
+        let seen = attention.rows_of(task.all_tokens());
+        let rows = seen.start.max(start)..seen.end.min(start + PARTITION);
+        let stored =
+            |view: &View<'_>| matches!(view.layout().element, ElementType::F32 | ElementType::F16);
+        let direct = task.tokens == 1
+            && shape.group() <= NARROW
+            && shape.head_dim.is_multiple_of(LANES)
+            && stored(attention.k)
+            && stored(attention.v);
+        for first in (rows.start / ROWS * ROWS..rows.end).step_by(ROWS) {
+            let rows = rows.start.max(first)..rows.end.min(first + ROWS);
+            if direct {
+                self.one_token(s, first, &rows);
             } else {
-                self.block(s, &k, &v, first);
+                self.block(s, first, &rows);
             }
         }
     }
 }
 
 impl Rows<'_> {
-    /// The columns of one of the task's KV heads.
-    fn columns(&self, head: usize) -> Range<usize> {
-        let head_dim = self.attention.shape.head_dim;
-        let column = (self.task.first_head + head) * head_dim;
-        column..column + head_dim
-    }
-
-    /// A block, all rows visible, for the query heads of one token, read as it is stored.
+    /// A block for the query heads of one token, read as it is stored.
     ///
     /// All heads take each step together: the steps of one head wait for each other.
     #[inline(always)]
-    fn one_token<S: Simd>(&mut self, s: S, k: &BlockRows<'_>, v: &BlockRows<'_>) {
-        let (heads, shape) = (self.task.heads, self.attention.shape);
-        let all = self.columns(0).start..self.columns(heads - 1).end;
-        // The next rows are fetched as they lie in memory, a few with each head.
-        let share = |head: usize| ROWS * head / heads..ROWS * (head + 1) / heads;
+    fn one_token<S: Simd>(&mut self, s: S, first: usize, rows: &Range<usize>) {
+        let (heads, shape, attention) = (self.task.heads, self.attention.shape, self.attention);
+        let visible = rows.start - first..rows.end - first;
         for head in 0..heads {
-            let ahead = k.ahead(share(head), &all);
-            match k.element {
-                ElementType::F32 => self.stored_scores::<S, F32>(s, k, head, ahead),
-                ElementType::F16 => self.stored_scores::<S, F16>(s, k, head, ahead),
+            let k = BlockRows::find(attention.k, first, rows, self.task.first_head + head);
+            match k.element() {
+                ElementType::F32 => self.stored_scores::<S, F32>(s, &k, head),
+                _ => self.stored_scores::<S, F16>(s, &k, head),
             }
         }
-        self.soften(s, 0..heads * shape.group(), k.count);
+        self.soften(s, 0..heads * shape.group(), &visible);
         for head in 0..heads {
-            let ahead = v.ahead(share(head), &all);
-            match v.element {
-                ElementType::F32 => self.stored_values::<S, F32>(s, v, head, ahead),
-                ElementType::F16 => self.stored_values::<S, F16>(s, v, head, ahead),
+            let v = BlockRows::find(attention.v, first, rows, self.task.first_head + head);
+            match v.element() {
+                ElementType::F32 => self.stored_values::<S, F32>(s, &v, head, &visible),
+                _ => self.stored_values::<S, F16>(s, &v, head, &visible),
             }
         }
     }
 
     #[inline(always)]
-    fn stored_scores<S: Simd, E: Element>(
-        &mut self,
-        s: S,
-        k: &BlockRows<'_>,
-        head: usize,
-        ahead: Ahead<'_>,
-    ) {
-        let part = self.columns(head);
+    fn stored_scores<S: Simd, E: Element>(&mut self, s: S, k: &BlockRows<'_>, head: usize) {
         let (shape, buffers) = (self.attention.shape, &mut *self.buffers);
         let (group, chunks) = (shape.group(), shape.chunks());
         let queries = head * group..(head + 1) * group;
         s.vectorize(Scores::<Stored<E>> {
-            rows: k.chunks::<E>(&part),
+            rows: k.chunks::<E>(),
             q: &buffers.queries[queries.start * chunks..queries.end * chunks],
             weights: &mut buffers.weights[queries],
-            ahead,
+            ahead: k.ahead(),
         });
     }
 
@@ -492,24 +507,23 @@ impl Rows<'_> {
         s: S,
         v: &BlockRows<'_>,
         head: usize,
-        ahead: Ahead<'_>,
+        visible: &Range<usize>,
     ) {
-        let part = self.columns(head);
         let (shape, buffers) = (self.attention.shape, &mut *self.buffers);
         let (group, per_query) = (shape.group(), shape.state_chunks());
         let queries = head * group..(head + 1) * group;
         s.vectorize(Values::<Stored<E>> {
-            rows: v.chunks::<E>(&part),
-            count: v.count,
+            rows: v.chunks::<E>(),
+            visible: visible.clone(),
             weights: &buffers.weights[queries.clone()],
             states: &mut buffers.partial[queries.start * per_query..queries.end * per_query],
-            ahead,
+            ahead: v.ahead(),
         });
     }
 
     /// Scores of some queries to weights, the first rows visible.
     #[inline(always)]
-    fn soften<S: Simd>(&mut self, s: S, queries: Range<usize>, visible: usize) {
+    fn soften<S: Simd>(&mut self, s: S, queries: Range<usize>, visible: &Range<usize>) {
         let per_query = self.attention.shape.state_chunks();
         for query in queries {
             let header = &mut self.buffers.partial[query * per_query];
@@ -519,29 +533,36 @@ impl Rows<'_> {
 
     /// A block for all queries of the task, from a copy in f32.
     #[inline(always)]
-    fn block<S: Simd>(&mut self, s: S, k: &BlockRows<'_>, v: &BlockRows<'_>, first: usize) {
-        let (task, chunks) = (self.task, self.attention.shape.chunks());
-        // Rows that a token sees of this block, and the tokens that see some and all.
-        let attention = self.attention;
+    fn block<S: Simd>(&mut self, s: S, first: usize, rows: &Range<usize>) {
+        let (task, chunks, attention) = (self.task, self.attention.shape.chunks(), self.attention);
+        // Rows of this block that a token sees.
         let visible = |token: usize| {
             let seen = attention.rows_seen(task.first_token + token);
-            seen.saturating_sub(first).min(ROWS)
+            let lane = |row: usize| row.saturating_sub(first).min(ROWS);
+            lane(seen.start)..lane(seen.end)
         };
-        let first_with = |rows| (0..task.tokens).find(|token| visible(*token) >= rows);
-        let [some, all] = [1, ROWS].map(|rows| first_with(rows).unwrap_or(task.tokens));
-        let partly = (some..all).map(|token| (token..token + 1, visible(token)));
-        let wholly = (all < task.tokens).then_some((all..task.tokens, ROWS));
         for head in 0..task.heads {
-            let part = self.columns(head);
-            k.ahead(0..ROWS, &part).fetch_all(s);
-            v.ahead(0..ROWS, &part).fetch_all(s);
-            k.convert(s, &part, chunks, &mut self.buffers.k);
-            v.convert(s, &part, chunks, &mut self.buffers.v);
-            self.scores(s, self.queries(head, some..task.tokens));
-            for (tokens, visible) in partly.clone().chain(wholly.clone()) {
-                let queries = self.queries(head, tokens);
-                self.soften(s, queries.clone(), visible);
-                self.values(s, queries, visible);
+            let k = BlockRows::find(attention.k, first, rows, task.first_head + head);
+            let v = BlockRows::find(attention.v, first, rows, task.first_head + head);
+            k.ahead().fetch_all(s);
+            v.ahead().fetch_all(s);
+            k.convert(s, chunks, &mut self.buffers.k);
+            v.convert(s, chunks, &mut self.buffers.v);
+            self.scores(s, self.queries(head, 0..task.tokens));
+            let mut token = 0;
+            while token < task.tokens {
+                let range = visible(token);
+                let mut end = token + 1;
+                // Of several heads a task holds a single token.
+                while end < task.tokens && visible(end) == range {
+                    end += 1;
+                }
+                if !range.is_empty() {
+                    let queries = self.queries(head, token..end);
+                    self.soften(s, queries.clone(), &range);
+                    self.values(s, queries, &range);
+                }
+                token = end;
             }
         }
     }
@@ -565,7 +586,7 @@ impl Rows<'_> {
     }
 
     #[inline(always)]
-    fn values<S: Simd>(&mut self, s: S, queries: Range<usize>, visible: usize) {
+    fn values<S: Simd>(&mut self, s: S, queries: Range<usize>, visible: &Range<usize>) {
         let (chunks, per_query) = (
             self.attention.shape.chunks(),
             self.attention.shape.state_chunks(),
@@ -573,7 +594,7 @@ impl Rows<'_> {
         let buffers = &mut *self.buffers;
         s.vectorize(Values::<Converted> {
             rows: converted(&buffers.v, chunks),
-            count: visible,
+            visible: visible.clone(),
             weights: &buffers.weights[queries.clone()],
             states: &mut buffers.partial[queries.start * per_query..queries.end * per_query],
             ahead: Ahead::default(),

@@ -1,16 +1,20 @@
 //! Where sequences come from: one pool of pages for all of them, and how it holds memory.
 
+use std::sync::Arc;
+
 use lacuna_pages::{
-    ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, Pool, PoolConfig,
-    available_memory,
+    ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, PageSize, Pool,
+    PoolConfig, available_memory,
 };
 
 use crate::error::KvError;
 use crate::geometry::Geometry;
+use crate::growth::GrowthSchedule;
+use crate::layout::Layout;
 use crate::policy::KvPolicy;
 use crate::prefix::Grain;
 use crate::sequence::Sequence;
-use crate::store::{Commit, FlatStore, GrowStore, Store};
+use crate::store::{Blocks, Commit, FlatStore, GrowStore, PagedStore, Store};
 
 /// The memory behind all sequences of one model.
 #[derive(Debug, Clone)]
@@ -18,6 +22,15 @@ pub struct KvCache {
     pool: Pool,
     geometry: Geometry,
     policy: KvPolicy,
+    stores: Stores,
+}
+
+/// What makes the stores of a policy.
+#[derive(Debug, Clone)]
+enum Stores {
+    Flat(Layout, Commit),
+    Grow(GrowthSchedule),
+    Paged(Arc<Blocks>),
 }
 
 impl KvCache {
@@ -35,7 +48,9 @@ impl KvCache {
                 let device = HostDevice::new().map_err(PagesError::from)?;
                 open(device, geometry, together)?
             }
-            KvPolicy::Dense(_) | KvPolicy::Grow(_) => open(DenseDevice::new(), geometry, together)?,
+            KvPolicy::Dense(_) | KvPolicy::Grow(_) | KvPolicy::Paged { .. } => {
+                open(DenseDevice::new(), geometry, together)?
+            }
         };
         Self::over(pool, geometry, policy)
     }
@@ -43,13 +58,24 @@ impl KvCache {
     /// A cache whose pages come from `pool`, whatever its device, page size and limit.
     ///
     /// # Errors
-    /// As [`Geometry::validate`].
+    /// As [`Geometry::validate`], or [`KvError::ContextTooLarge`] for blocks larger than the address
+    /// space.
     pub fn over(pool: Pool, geometry: Geometry, policy: KvPolicy) -> Result<Self, KvError> {
         geometry.validate()?;
+        let stores = match policy {
+            KvPolicy::Sparse(layout) => Stores::Flat(layout, Commit::OnDemand),
+            KvPolicy::Dense(layout) => Stores::Flat(layout, Commit::AtStart),
+            KvPolicy::Grow(schedule) => Stores::Grow(schedule),
+            KvPolicy::Paged { block_tokens } => {
+                let blocks = Blocks::new(pool.clone(), geometry, block_tokens)?;
+                Stores::Paged(Arc::new(blocks))
+            }
+        };
         Ok(Self {
             pool,
             geometry,
             policy,
+            stores,
         })
     }
 
@@ -60,13 +86,14 @@ impl KvCache {
     /// [`KvError::ContextTooLarge`], or [`KvError::Pages`] when the range cannot be reserved.
     pub fn sequence(&self, capacity: usize) -> Result<Sequence, KvError> {
         let (pool, geometry) = (&self.pool, self.geometry);
-        let flat = |layout, commit| FlatStore::new(pool, geometry, layout, commit, capacity);
-        let store: Box<dyn Store> = match self.policy {
-            KvPolicy::Sparse(layout) => Box::new(flat(layout, Commit::OnDemand)?),
-            KvPolicy::Dense(layout) => Box::new(flat(layout, Commit::AtStart)?),
-            KvPolicy::Grow(schedule) => {
-                Box::new(GrowStore::new(pool, geometry, schedule, capacity)?)
+        let store: Box<dyn Store> = match &self.stores {
+            Stores::Flat(layout, commit) => {
+                Box::new(FlatStore::new(pool, geometry, *layout, *commit, capacity)?)
             }
+            Stores::Grow(schedule) => {
+                Box::new(GrowStore::new(pool, geometry, *schedule, capacity)?)
+            }
+            Stores::Paged(blocks) => Box::new(PagedStore::new(Arc::clone(blocks), capacity)?),
         };
         Ok(Sequence::new(store, pool.clone(), geometry, capacity))
     }
@@ -89,19 +116,24 @@ impl KvCache {
         Grain::new(&self.geometry, self.policy.layout(), self.pool.page_size())
     }
 
+    /// The unit memory comes in.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.pool.page_size()
+    }
+
     /// Bytes of one page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         to_usize(self.pool.page_size().length())
     }
 
-    /// Bytes that all sequences and kept pages may take together; enforced at once for everything
-    /// new, and met as pages come free. `None` for no limit.
+    /// Changes the byte limit of all sequences together; see [`Pool::set_limit`].
     ///
     /// # Errors
     /// [`KvError::Pages`] for a limit below one page.
-    pub fn set_limit(&self, limit: Option<ByteLength>) -> Result<(), KvError> {
-        Ok(self.pool.set_limit(limit)?)
+    pub fn set_limit(&self, limit: ByteLength) -> Result<(), KvError> {
+        Ok(self.pool.set_limit(Some(limit))?)
     }
 
     /// The pool's byte accounts.

@@ -40,6 +40,9 @@ pub enum KvError {
         /// Elements per head.
         head_dim: usize,
     },
+    /// An element type that heads of this size are no whole number of blocks of.
+    #[error(transparent)]
+    HeadDim(#[from] lacuna_kernels::HeadDimError),
     /// Rows that have not been accepted cannot be shared or released.
     #[error("the sequence holds {held} tokens and {requested} were asked for")]
     NotHeld {
@@ -57,6 +60,18 @@ pub enum KvError {
         first: usize,
         /// Tokens that were to remain.
         requested: usize,
+    },
+    /// A block pool is short of blocks for now. Nothing is wrong with what was asked.
+    #[error(
+        "{needed} more blocks of {block_tokens} tokens needed and {available} available; wait for a sequence to end, drop one, or raise the byte limit"
+    )]
+    NotNow {
+        /// Blocks that would have been needed.
+        needed: usize,
+        /// Blocks that could have been had.
+        available: usize,
+        /// Tokens of a block.
+        block_tokens: usize,
     },
     /// The device offers no page size at all.
     #[error("the device offers no page size; use --kv dense")]

@@ -52,7 +52,7 @@ pub struct Geometry {
 impl Geometry {
     /// Rows a page should hold at least, so that the per-page cost of mapping is small beside the
     /// cost of filling the page.
-    const MIN_ROWS_PER_PAGE: usize = 16;
+    pub(crate) const MIN_ROWS_PER_PAGE: usize = 16;
     /// Bytes a process can address on the 64-bit systems this runs on.
     const ADDRESS_SPACE: usize = 1 << 47;
 
@@ -60,8 +60,9 @@ impl Geometry {
     /// method may be called once it has succeeded.
     ///
     /// # Errors
-    /// [`KvError::EmptyGeometry`] or [`KvError::ContextTooLarge`] for a token that fills the address
-    /// space by itself.
+    /// [`KvError::EmptyGeometry`], [`KvError::HeadDim`] when a head is no whole number of an element
+    /// type's blocks, or [`KvError::ContextTooLarge`] for a token that fills the address space by
+    /// itself.
     pub fn validate(&self) -> Result<(), KvError> {
         let Self {
             layers,
@@ -75,6 +76,9 @@ impl Geometry {
                 kv_heads,
                 head_dim,
             });
+        }
+        for side in Side::BOTH {
+            self.element(side).check_head_dim(head_dim)?;
         }
         let elements = [2, layers, kv_heads, head_dim]
             .into_iter()
@@ -192,6 +196,23 @@ mod tests {
         assert_eq!(mixed.row_bytes(Side::Key), 4096);
         assert_eq!(mixed.row_bytes(Side::Value), 2048);
         assert_eq!(mixed.bytes_per_token(), 36 * (4096 + 2048));
+    }
+
+    #[test]
+    fn heads_that_are_no_whole_blocks_are_refused() {
+        let odd = Geometry {
+            head_dim: 80,
+            value_element: ElementType::Q8_0,
+            ..QWEN3_4B
+        };
+        let error = odd.validate().unwrap_err();
+        assert!(matches!(error, KvError::HeadDim(_)), "{error}");
+        let quantized = Geometry {
+            value_element: ElementType::Q8_0,
+            ..QWEN3_4B
+        };
+        assert!(quantized.validate().is_ok());
+        assert_eq!(quantized.row_bytes(Side::Value), 8 * 4 * 34);
     }
 
     #[test]

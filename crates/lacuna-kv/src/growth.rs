@@ -25,8 +25,6 @@ pub struct Growth {
     pub resizes: usize,
     /// Rows moved, counting a row each time.
     pub copied_cells: usize,
-    /// Cells that existed before the last move: both sizes coexist while it lasts.
-    pub previous_cells: usize,
 }
 
 impl GrowthSchedule {
@@ -65,23 +63,32 @@ impl GrowthSchedule {
         }
     }
 
+    /// The sizes it comes through, in cells, until it has room for `tokens` tokens that arrive one at
+    /// a time.
+    pub fn sizes(
+        self,
+        tokens: usize,
+        capacity: usize,
+        cell_bytes: usize,
+    ) -> impl Iterator<Item = usize> {
+        let mut held = 0;
+        std::iter::from_fn(move || {
+            let full = held < tokens;
+            held = self.cells(held, held..held + usize::from(full), capacity, cell_bytes);
+            full.then_some(held)
+        })
+    }
+
     /// Where the schedule is after `tokens` tokens, one at a time.
     #[must_use]
     pub fn after(self, tokens: usize, capacity: usize, cell_bytes: usize) -> Growth {
-        let mut growth = Growth {
-            cells: self.cells(0, 0..tokens.min(1), capacity, cell_bytes),
-            ..Growth::default()
+        let grow = |growth: Growth, cells| Growth {
+            cells,
+            resizes: growth.resizes + usize::from(growth.cells > 0),
+            copied_cells: growth.copied_cells + growth.cells,
         };
-        while growth.cells < tokens {
-            let held = growth.cells;
-            growth = Growth {
-                cells: self.cells(held, held..held + 1, capacity, cell_bytes),
-                resizes: growth.resizes + 1,
-                copied_cells: growth.copied_cells + held,
-                previous_cells: held,
-            };
-        }
-        growth
+        self.sizes(tokens, capacity, cell_bytes)
+            .fold(Growth::default(), grow)
     }
 }
 
@@ -96,7 +103,7 @@ mod tests {
         let schedule = GrowthSchedule::DoubleLinear { switch_cells };
         move |tokens| {
             let growth = schedule.after(tokens, CONTEXT, CELL);
-            (growth.cells, growth.cells * CELL >> 20, growth.resizes)
+            (growth.cells, (growth.cells * CELL) >> 20, growth.resizes)
         }
     }
 
@@ -110,7 +117,7 @@ mod tests {
         assert_eq!(row(40_009), (49_152, 3_072, 8));
         assert_eq!(row(64_009), (65_536, 4_096, 9));
         assert_eq!(row(80_009), (81_920, 5_120, 10));
-        assert_eq!(CONTEXT * CELL >> 20, 8_192, "dense");
+        assert_eq!((CONTEXT * CELL) >> 20, 8_192, "dense");
     }
 
     #[test]
@@ -138,8 +145,7 @@ mod tests {
         };
         let growth = schedule.after(80_009, CONTEXT, CELL);
         assert_eq!(growth.copied_cells, 179_968);
-        assert_eq!(growth.previous_cells, 65_536);
-        assert_eq!(growth.copied_cells * CELL >> 20, 11_248, "about 11 GiB");
+        assert_eq!((growth.copied_cells * CELL) >> 20, 11_248, "about 11 GiB");
     }
 
     #[test]

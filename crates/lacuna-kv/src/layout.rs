@@ -5,6 +5,7 @@
 //! ```text
 //! token-major      tile = 1 token  of 1 layer:   [ row ]
 //! interleaved = 4  tile = 1 token  of 4 layers:  [ row of layer 0 | of layer 1 | of 2 | of 3 ]
+//! head-major       tile = 16 tokens of 1 layer:  [ head 0: 16 rows | head 1: 16 rows | ... ]
 //! ```
 //!
 //! Tiles follow each other without gaps, so a buffer's bytes are contiguous in all of them and a
@@ -20,6 +21,8 @@ pub enum Layout {
     /// One buffer per layer and side, token after token.
     #[default]
     TokenMajor,
+    /// One buffer per layer and side; of every 16 tokens, the rows of one head lie together.
+    HeadMajor,
     /// One buffer per side for each group of this many layers, token after token, the rows of the
     /// group side by side. The smallest step a sequence grows by is then smaller by that factor,
     /// which large pages need.
@@ -27,19 +30,24 @@ pub enum Layout {
 }
 
 impl Layout {
+    /// Tokens of a head-major tile: as many as a page is chosen to hold at least.
+    const HEAD_MAJOR_TOKENS: usize = Geometry::MIN_ROWS_PER_PAGE;
+
     /// Layers whose rows lie side by side in one buffer.
     #[must_use]
     pub fn layers_together(self) -> usize {
         match self {
-            Self::TokenMajor => 1,
+            Self::TokenMajor | Self::HeadMajor => 1,
             Self::Interleaved(layers) => layers.get(),
         }
     }
 
-    /// Tokens of one tile.
-    pub(crate) fn tile_tokens(self) -> usize {
+    /// Tokens of one tile: memory is put behind whole tiles.
+    #[must_use]
+    pub fn tile_tokens(self) -> usize {
         match self {
             Self::TokenMajor | Self::Interleaved(_) => 1,
+            Self::HeadMajor => Self::HEAD_MAJOR_TOKENS,
         }
     }
 

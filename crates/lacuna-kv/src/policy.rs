@@ -19,6 +19,12 @@ pub enum KvPolicy {
     /// Rows in one piece that is replaced by a longer one when it is full: every row is copied.
     /// Nothing is shared or given back.
     Grow(GrowthSchedule),
+    /// Rows in blocks that a software table finds. Growing takes a block from a pool that keeps its
+    /// memory; full blocks are shared.
+    Paged {
+        /// Tokens of a block.
+        block_tokens: NonZeroUsize,
+    },
 }
 
 impl Default for KvPolicy {
@@ -29,12 +35,15 @@ impl Default for KvPolicy {
 }
 
 impl KvPolicy {
+    /// Tokens of a block of [`KvPolicy::Paged`], unless its name says otherwise.
+    pub const BLOCK_TOKENS: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
+
     /// How rows lie in a buffer.
     #[must_use]
     pub fn layout(&self) -> Layout {
         match *self {
             Self::Sparse(layout) | Self::Dense(layout) => layout,
-            Self::Grow(_) => Layout::TokenMajor,
+            Self::Grow(_) | Self::Paged { .. } => Layout::TokenMajor,
         }
     }
 }
@@ -56,6 +65,7 @@ impl FromStr for KvPolicy {
             "sparse" => layout(detail).map(Self::Sparse),
             "dense" => layout(detail).map(Self::Dense),
             "grow" => detail.and_then(schedule).map(Self::Grow),
+            "paged" => block_tokens(detail).map(|block_tokens| Self::Paged { block_tokens }),
             _ => None,
         };
         policy.ok_or_else(|| UnknownPolicy(name.to_owned()))
@@ -65,10 +75,18 @@ impl FromStr for KvPolicy {
 fn layout(detail: Option<&str>) -> Option<Layout> {
     match detail {
         None => Some(Layout::TokenMajor),
+        Some("head-major") => Some(Layout::HeadMajor),
         Some(detail) => {
             let layers = detail.strip_prefix("interleaved=")?;
             layers.parse::<NonZeroUsize>().ok().map(Layout::Interleaved)
         }
+    }
+}
+
+fn block_tokens(detail: Option<&str>) -> Option<NonZeroUsize> {
+    match detail {
+        None => Some(KvPolicy::BLOCK_TOKENS),
+        Some(tokens) => tokens.parse().ok(),
     }
 }
 
@@ -88,6 +106,10 @@ impl fmt::Display for KvPolicy {
             Self::Sparse(layout) => write!(f, "sparse{layout}"),
             Self::Dense(layout) => write!(f, "dense{layout}"),
             Self::Grow(schedule) => write!(f, "grow:{schedule}"),
+            Self::Paged { block_tokens } if *block_tokens == Self::BLOCK_TOKENS => {
+                f.write_str("paged")
+            }
+            Self::Paged { block_tokens } => write!(f, "paged:{block_tokens}"),
         }
     }
 }
@@ -97,6 +119,7 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TokenMajor => Ok(()),
+            Self::HeadMajor => f.write_str(":head-major"),
             Self::Interleaved(layers) => write!(f, ":interleaved={layers}"),
         }
     }
@@ -124,11 +147,14 @@ mod tests {
         for name in [
             "sparse",
             "dense",
+            "sparse:head-major",
             "sparse:interleaved=4",
             "dense:interleaved=36",
             "grow:mlx",
             "grow:double-linear",
             "grow:double-linear:4096",
+            "paged",
+            "paged:32",
         ] {
             let policy: KvPolicy = name.parse().unwrap();
             assert_eq!(policy.to_string(), name);
@@ -148,6 +174,8 @@ mod tests {
             "grow",
             "grow:doubling",
             "grow:double-linear:",
+            "paged:0",
+            "paged:many",
         ] {
             let error = name.parse::<KvPolicy>().unwrap_err();
             assert_eq!(error, UnknownPolicy(name.to_owned()));

@@ -115,8 +115,8 @@ impl Sequence {
     }
 
     /// All rows of one side of one layer that are held, accepted and prepared, as the kernels read
-    /// them. Rows that were released are not among them: the first is that of
-    /// [`Sequence::first_held`].
+    /// them. They have the names of their positions, and begin at [`Sequence::first_held`]: rows that
+    /// were released are out of reach.
     #[must_use]
     pub fn view(&self, layer: Layer, side: Side) -> View<'_> {
         let rows = self.first..self.accepted + self.prepared;

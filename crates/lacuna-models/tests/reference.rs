@@ -7,8 +7,9 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, Layout, Sequence};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, Layout, Sequence};
 use lacuna_models::files::ModelFiles;
+use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 use serde::Deserialize;
 
@@ -76,14 +77,9 @@ impl Runner {
             context_tokens: TOKENS,
         };
         let config = model.config();
-        let geometry = Geometry {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            key_element: element,
-            value_element: element,
-        };
-        let scratch = Scratch::new(config, limits).expect("a few kilobytes");
+        let geometry = config.kv_geometry(KvElements::both(element));
+        let plan = ArenaPlan::new(config, limits).expect("small");
+        let scratch = Scratch::new(config, plan).expect("a few kilobytes");
         let cache = KvCache::new(geometry, policy).expect("the system has pages");
         Self {
             model,

@@ -163,7 +163,15 @@ fn a_device_that_is_not_there_is_refused_by_name() {
 fn speed_is_told_for_every_prompt_depth_and_batch() {
     let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
         .args(["bench", "speed", "demo", "-p", "4,8", "-n", "2", "--json"])
-        .args(["--depth", "0,300", "--batch", "1,3", "--kv-type", "f16,f32"])
+        .args([
+            "--depth",
+            "0,300",
+            "--batch",
+            "1,3",
+            "--kv-type",
+            "f16",
+            "f32",
+        ])
         .args(["--threads", "1", "--repeats", "1"])
         .output()
         .expect("the program starts");

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::logprobs;
 use crate::request::{Constraint, Refusal, Request};
-use crate::sampler::{Sampler, Sampling};
+use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::stream::{Event, Failure, FinishReason, Stream, TokenLogprobs};
 use crate::transcript::Transcript;
 
@@ -72,6 +72,21 @@ pub(crate) struct Running {
     pub(crate) sessions: Vec<Session>,
     /// Continuations that fork off the first session once the prompt is computed.
     pub(crate) followers: VecDeque<Choice>,
+}
+
+/// Working memory for choosing tokens, for one continuation after the other.
+pub(crate) struct Workspace {
+    masked: Vec<f32>,
+    candidates: Candidates,
+}
+
+impl Workspace {
+    pub(crate) fn new(vocabulary: usize) -> Self {
+        Self {
+            masked: Vec::new(),
+            candidates: Candidates::new(vocabulary),
+        }
+    }
 }
 
 /// A token and how likely it was.
@@ -188,20 +203,21 @@ impl Choice {
         })
     }
 
-    /// Picks the next token from its row of logits. `masked` is working memory.
+    /// Picks the next token from its row of logits.
     pub(crate) fn sample(
         &mut self,
         logits: &[f32],
         logprobs: Option<usize>,
-        masked: &mut Vec<f32>,
+        workspace: &mut Workspace,
     ) -> Result<Sampled, Failure> {
+        let Workspace { masked, candidates } = workspace;
         let token = match &mut self.constraint {
-            None => self.sampler.sample(logits, &self.tokens),
+            None => self.sampler.sample(logits, &self.tokens, candidates),
             Some(constraint) => {
                 masked.clear();
                 masked.extend_from_slice(logits);
                 constraint.mask(masked)?;
-                self.sampler.sample(masked, &self.tokens)
+                self.sampler.sample(masked, &self.tokens, candidates)
             }
         };
         let logprobs = logprobs.map(|top| logprobs::of(logits, token, top));

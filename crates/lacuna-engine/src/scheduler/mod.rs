@@ -32,7 +32,7 @@ use crate::rules::Rules;
 use crate::service::ServiceConfig;
 use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
-pub(crate) use job::{Job, Outcome, Running, Sampled, Session, Waiting};
+pub(crate) use job::{Job, Outcome, Running, Sampled, Session, Waiting, Workspace};
 use schedule::{Demand, StepLimits, schedule};
 
 /// Requests under way on one engine.
@@ -50,7 +50,7 @@ pub(crate) struct Scheduler {
     tended: Option<Instant>,
     counters: Counters,
     latencies: Latencies,
-    masked: Vec<f32>,
+    workspace: Workspace,
 }
 
 impl Scheduler {
@@ -66,14 +66,13 @@ impl Scheduler {
         let prefix = PrefixCache::new(engine.kv_cache().clone());
         let budget = Budget::new(
             config.budget,
-            engine.activation_bytes() as u64,
-            engine.copied_weight_bytes(),
+            engine.plan().arena.bytes() as u64,
+            engine.plan().weights.copied_bytes(),
             available_memory(),
             prefix.grain(),
         )?;
-        engine
-            .kv_cache()
-            .set_limit(Some(ByteLength::new(budget.kv)))?;
+        engine.kv_cache().set_limit(ByteLength::new(budget.kv))?;
+        let workspace = Workspace::new(engine.model().config().vocabulary);
         Ok(Self {
             kv_limit: budget.kv,
             engine,
@@ -86,7 +85,7 @@ impl Scheduler {
             tended: None,
             counters: Counters::default(),
             latencies: Latencies::default(),
-            masked: Vec::new(),
+            workspace,
         })
     }
 
@@ -237,7 +236,7 @@ impl Scheduler {
                 let row = rows
                     .next()
                     .expect("one row for each session that gets a token");
-                samples.push(session.choice.sample(row, logprobs, &mut self.masked));
+                samples.push(session.choice.sample(row, logprobs, &mut self.workspace));
             }
         }
         Ok(samples)

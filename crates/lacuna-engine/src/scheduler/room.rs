@@ -51,7 +51,7 @@ impl Scheduler {
     fn set_limit(&mut self, limit: u64) {
         let set = limit == self.kv_limit
             || (self.engine.kv_cache())
-                .set_limit(Some(ByteLength::new(limit)))
+                .set_limit(ByteLength::new(limit))
                 .is_ok();
         if set {
             self.kv_limit = limit;

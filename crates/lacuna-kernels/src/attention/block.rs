@@ -3,92 +3,57 @@
 use std::ops::Range;
 
 use super::ROWS;
+use super::convert::convert;
 use super::softmax::Chunk;
-use crate::float::{Element, F16, F32};
+use crate::element::ElementType;
+use crate::float::Element;
 use crate::simd::{Simd, each};
-use crate::view::{ElementType, View};
+use crate::view::View;
 
-/// A block's rows, and those sixteen further on, which will be needed next.
+/// One head of a block's rows, and of those sixteen further on, which will be needed next.
 pub(super) struct BlockRows<'a> {
-    pub(super) element: ElementType,
-    /// The rows; past `count` the last one repeats.
+    element: ElementType,
+    /// The rows; for those that are not needed the nearest one stands.
     rows: [&'a [u8]; ROWS],
-    pub(super) count: usize,
     next: [&'a [u8]; ROWS],
 }
 
 impl<'a> BlockRows<'a> {
-    /// At most sixteen rows of a view that has them.
+    /// The block that starts at row `start`, of which `rows` are needed.
     #[inline(always)]
-    pub(super) fn find(view: &View<'a>, rows: &Range<usize>) -> Self {
-        let next = (rows.start + ROWS).min(view.len() - 1);
+    pub(super) fn find(view: &View<'a>, start: usize, rows: &Range<usize>, head: usize) -> Self {
+        let next = (start + ROWS).min(view.rows().end - 1);
         Self {
-            element: view.element(),
-            rows: view.rows(rows.start, rows.end - 1),
-            count: rows.len(),
-            next: view.rows(next, view.len() - 1),
+            element: view.layout().element,
+            rows: view.heads(start, rows.clone(), head),
+            next: view.heads(next, next..view.rows().end, head),
         }
     }
 
-    /// The bytes of the elements `part` of a row.
-    #[inline(always)]
-    fn bytes(&self, part: &Range<usize>) -> Range<usize> {
-        self.element.bytes(part.start)..self.element.bytes(part.end)
+    pub(super) fn element(&self) -> ElementType {
+        self.element
     }
 
-    /// The elements `part` of some of the next rows, to be prefetched.
+    /// The next rows, to be prefetched.
     #[inline(always)]
-    pub(super) fn ahead(&self, rows: Range<usize>, part: &Range<usize>) -> Ahead<'_> {
+    pub(super) fn ahead(&self) -> Ahead<'_> {
         Ahead {
-            rows: &self.next[rows],
-            part: self.bytes(part),
+            rows: &self.next,
             rest: &[],
         }
     }
 
-    /// The elements `part` of each row, whole chunks of `E`.
+    /// Whole chunks of `E` of each row.
     #[inline(always)]
-    pub(super) fn chunks<E: Element>(&self, part: &Range<usize>) -> [&'a [E::Chunk]; ROWS] {
-        let part = self.bytes(part);
-        each!([].as_slice(), |j| E::split(&self.rows[j][part.clone()]).0)
+    pub(super) fn chunks<E: Element>(&self) -> [&'a [E::Chunk]; ROWS] {
+        each!([].as_slice(), |j| E::split(self.rows[j]).0)
     }
 
-    /// Writes the elements `part` of the rows as f32, `chunks` per row; what is behind the rows
-    /// keeps its old values.
+    /// Writes the rows as f32, `chunks` per row.
     #[inline(always)]
-    pub(super) fn convert<S: Simd>(
-        &self,
-        s: S,
-        part: &Range<usize>,
-        chunks: usize,
-        out: &mut [Chunk],
-    ) {
-        match self.element {
-            ElementType::F32 => self.convert_as::<S, F32>(s, part, chunks, out),
-            ElementType::F16 => self.convert_as::<S, F16>(s, part, chunks, out),
-        }
-    }
-
-    #[inline(always)]
-    fn convert_as<S: Simd, E: Element>(
-        &self,
-        s: S,
-        part: &Range<usize>,
-        chunks: usize,
-        out: &mut [Chunk],
-    ) {
-        let part = self.bytes(part);
-        for (row, out) in self.rows[..self.count]
-            .iter()
-            .zip(out.chunks_exact_mut(chunks))
-        {
-            let (whole, tail) = E::split(&row[part.clone()]);
-            for (chunk, out) in whole.iter().zip(out.iter_mut()) {
-                s.store(E::load(s, chunk), &mut out.0);
-            }
-            if !tail.is_empty() {
-                s.store(E::load(s, &E::pad(tail)), &mut out[whole.len()].0);
-            }
+    pub(super) fn convert<S: Simd>(&self, s: S, chunks: usize, out: &mut [Chunk]) {
+        for (row, out) in self.rows.iter().zip(out.chunks_exact_mut(chunks)) {
+            convert(s, self.element, row, out);
         }
     }
 }
@@ -103,7 +68,6 @@ pub(super) fn converted(copy: &[Chunk], chunks: usize) -> [&[Chunk]; ROWS] {
 #[derive(Default)]
 pub(super) struct Ahead<'a> {
     rows: &'a [&'a [u8]],
-    part: Range<usize>,
     rest: &'a [u8],
 }
 
@@ -116,7 +80,7 @@ impl Ahead<'_> {
                 let Some((row, rows)) = self.rows.split_first() else {
                     return;
                 };
-                (self.rows, self.rest) = (rows, &row[self.part.clone()]);
+                (self.rows, self.rest) = (rows, row);
             }
             let (line, rest) = self.rest.split_at(self.rest.len().min(64));
             s.prefetch_bytes(line);

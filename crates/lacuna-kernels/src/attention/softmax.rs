@@ -5,6 +5,7 @@
 //! stored, or from a copy in f32; what is added to a state, and in which order, is the same.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::ROWS;
 use super::block::Ahead;
@@ -47,21 +48,32 @@ impl Weights {
 
 /// Turns scores to weights relative to the new maximum, and updates maximum and sum of weights.
 #[inline(always)]
-pub(super) fn soften<S: Simd>(s: S, visible: usize, weights: &mut Weights, header: &mut Chunk) {
+pub(super) fn soften<S: Simd>(
+    s: S,
+    visible: &Range<usize>,
+    weights: &mut Weights,
+    header: &mut Chunk,
+) {
     let old = header.0[0];
     let scores = s.load(&weights.rows.0);
-    let seen = s.keep_first(scores, visible, s.splat(f32::NEG_INFINITY));
+    let seen = keep(s, scores, visible, s.splat(f32::NEG_INFINITY));
     let block = s.max_lane(seen);
     let new = if block > old { block } else { old };
     let decay = exp(s, s.splat(old - new));
     let p = exp(s, s.sub(scores, s.splat(new)));
-    let p = s.keep_first(p, visible, s.splat(0.0));
+    let p = keep(s, p, visible, s.splat(0.0));
     let sum = s.fma(s.splat(header.0[1]), decay, s.splat(s.sum(p)));
     s.store(sum, &mut header.0);
     header.0[1] = header.0[0];
     header.0[0] = new;
     s.store(p, &mut weights.rows.0);
     s.store(decay, &mut weights.decay.0);
+}
+
+/// The lanes `kept` of `x`, in others `fill`.
+#[inline(always)]
+fn keep<S: Simd>(s: S, x: S::F, kept: &Range<usize>, fill: S::F) -> S::F {
+    s.keep_first(fill, kept.start, s.keep_first(x, kept.end, fill))
 }
 
 /// How the rows of a block are read.
@@ -185,10 +197,10 @@ impl<K: Source> Scores<'_, K> {
     }
 }
 
-/// `values = values * decay + sum over the first `count` rows of weight * v`, for some queries.
+/// `values = values * decay + sum over the visible rows of weight * v`, for some queries.
 pub(super) struct Values<'a, V: Source> {
     pub(super) rows: [&'a [V::Chunk]; ROWS],
-    pub(super) count: usize,
+    pub(super) visible: Range<usize>,
     pub(super) weights: &'a [Weights],
     pub(super) states: &'a mut [Chunk],
     pub(super) ahead: Ahead<'a>,
@@ -243,7 +255,7 @@ impl<V: Source> Values<'_, V> {
                 sums[t][c] = s.mul(s.load(&values[c].0), decay);
             }
         }
-        for j in 0..self.count.min(ROWS) {
+        for j in self.visible.start..self.visible.end.min(ROWS) {
             self.ahead.fetch::<S, 2>(s);
             let row = &self.rows[j][chunk..][..N];
             let v: [_; N] = each!(zero, |c| V::load(s, &row[c]));

@@ -177,6 +177,32 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> __m512 {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, x: &[u8; 16]) -> [__m512; 2] {
+        // SAFETY: 1, 2. The permutation looks at the low nibbles of its indices only.
+        unsafe {
+            let values = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
+                7.0,
+            );
+            let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            let high = _mm512_srli_epi32::<4>(low);
+            [low, high].map(|index| _mm512_permutexvar_ps(index, values))
+        }
+    }
+
+    #[inline(always)]
+    fn splat_f16(self, x: [u8; 2]) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes(x))) }
+    }
+
+    #[inline(always)]
     fn store_f16(self, x: __m512, out: &mut [u8; 32]) {
         // SAFETY: 1, 2.
         unsafe {

@@ -64,6 +64,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_f16(self, x: &[u8; 32]) -> Self::F;
     /// Little-endian upper halves of binary32.
     fn load_bf16(self, x: &[u8; 32]) -> Self::F;
+    /// Signed bytes.
+    fn load_i8(self, x: &[u8; 16]) -> Self::F;
+    /// The low nibbles of bytes, then the high ones, each less 8.
+    fn load_nibbles(self, x: &[u8; 16]) -> [Self::F; 2];
+    /// A little-endian binary16 in every lane.
+    fn splat_f16(self, x: [u8; 2]) -> Self::F;
     /// Little-endian binary16, rounded to nearest even.
     fn store_f16(self, x: Self::F, out: &mut [u8; 32]);
 

@@ -14,13 +14,13 @@
 
 use std::ops::Range;
 
-use lacuna_kernels::{Cpu, View};
+use lacuna_kernels::{Cpu, Run, Runs, View};
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{
     Buffer, ByteLength, PagePin, PageRange, Pages, Pool, Request, Share, Source, VirtualPage,
 };
 
-use super::rows::{Rows, zeroed_buffer};
+use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
 use super::{Store, Usage};
 use crate::cache::to_usize;
 use crate::error::KvError;
@@ -268,6 +268,14 @@ impl FlatStore {
     }
 }
 
+impl Runs for FlatStore {
+    fn run(&self, stream: usize, row: usize) -> Run<'_> {
+        let (layer, side) = layer_and_side(stream);
+        let (extent, place) = self.rows(layer, side);
+        place.run(&self.extents[extent].buffer, row)
+    }
+}
+
 impl Store for FlatStore {
     fn prepare(&mut self, rows: Range<usize>) -> Result<(), KvError> {
         let there = rows.end <= self.mapped_rows && rows.start >= self.writable_from;
@@ -288,7 +296,10 @@ impl Store for FlatStore {
 
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_> {
         let (extent, place) = self.rows(layer, side);
-        place.view(&self.extents[extent].buffer, rows)
+        match self.layout.tile_tokens() {
+            1 => place.view(&self.extents[extent].buffer, rows),
+            _ => View::gather(place.layout(), rows, self, stream(layer, side)),
+        }
     }
 
     fn truncate(&mut self, end: usize) -> Result<(), KvError> {

@@ -4,6 +4,7 @@
 
 mod flat;
 mod grow;
+mod paged;
 mod rows;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use lacuna_kernels::{Cpu, View};
 
 pub(crate) use flat::{Commit, FlatStore};
 pub(crate) use grow::GrowStore;
+pub(crate) use paged::{Blocks, PagedStore};
 
 use crate::error::KvError;
 use crate::geometry::{Layer, Side};

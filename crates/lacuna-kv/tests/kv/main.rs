@@ -1,5 +1,7 @@
 //! Sequences over real pages, under every policy.
 
+mod equality;
+mod footprints;
 mod model;
 mod sharing;
 mod steps;

@@ -73,7 +73,7 @@ fn a_prefix_is_shared_by_a_donor_in_the_middle_of_a_step() {
 #[test]
 fn sharing_a_prefix_takes_two_batches_for_all_layers_and_a_third_for_the_rest() {
     let cpu = cpu();
-    for policy in SHARING {
+    for policy in ["sparse", "sparse:head-major", "sparse:interleaved=2"] {
         let cache = cache(policy);
         let mut donor = cache.sequence(400).expect("address space");
         extend(&cpu, &mut donor, 300);

@@ -17,17 +17,27 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
 pub(crate) const PAGE: usize = 4096;
 
 /// Every way to hold memory.
-pub(crate) const POLICIES: [&str; 7] = [
+pub(crate) const POLICIES: [&str; 11] = [
     "sparse",
+    "sparse:head-major",
     "sparse:interleaved=2",
     "dense",
+    "dense:head-major",
     "dense:interleaved=2",
     "grow:mlx",
     "grow:double-linear",
     "grow:double-linear:300",
+    "paged",
+    "paged:7",
 ];
 /// Those that share memory between sequences.
-pub(crate) const SHARING: [&str; 2] = ["sparse", "sparse:interleaved=2"];
+pub(crate) const SHARING: [&str; 5] = [
+    "sparse",
+    "sparse:head-major",
+    "sparse:interleaved=2",
+    "paged",
+    "paged:7",
+];
 
 pub(crate) fn cpu() -> Cpu {
     Cpu::new(CpuConfig {
@@ -50,8 +60,8 @@ pub(crate) fn pool(policy: KvPolicy, limit: Option<usize>) -> Pool {
         ..PoolConfig::default()
     };
     let pool = match policy {
-        KvPolicy::Dense(_) | KvPolicy::Grow(_) => Pool::new(DenseDevice::new(), config),
-        _ => Pool::new(HostDevice::new().expect("a host device"), config),
+        KvPolicy::Sparse(_) => Pool::new(HostDevice::new().expect("a host device"), config),
+        _ => Pool::new(DenseDevice::new(), config),
     };
     pool.expect("a pool")
 }
@@ -108,10 +118,11 @@ pub(crate) fn assert_tags(sequence: &Sequence, tags: &[usize]) {
     for layer in 0..GEOMETRY.layers {
         for side in Side::BOTH {
             let view = sequence.view(Layer(layer), side);
-            assert_eq!(view.len(), held.len() + sequence.prepared());
+            let prepared = sequence.prepared();
+            assert_eq!(view.rows(), held.start..held.end + prepared);
             for position in held.clone() {
-                let bytes = view.row(position - held.start);
-                let words = bytes.as_chunks::<4>().0.iter();
+                let heads = 0..GEOMETRY.kv_heads;
+                let words = heads.flat_map(|head| view.head(position, head).as_chunks::<4>().0);
                 let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
                 assert_eq!(
                     found,

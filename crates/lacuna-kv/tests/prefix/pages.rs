@@ -6,7 +6,6 @@ use std::time::Instant;
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::prefix::{Path, PrefixCache};
 use lacuna_kv::{Geometry, KvCache, Layer, Sequence, Side};
-use lacuna_pages::ByteLength;
 
 /// Rows of 512 and 256 bytes: an 8 KiB page holds 16 rows of K and 32 of V.
 const EVEN: Geometry = Geometry {
@@ -42,11 +41,15 @@ struct Held {
 
 impl Bench {
     fn new(geometry: Geometry) -> Self {
+        Self::with(geometry, "sparse")
+    }
+
+    fn with(geometry: Geometry, policy: &str) -> Self {
         let cpu = CpuConfig {
             threads: NonZeroUsize::MIN,
             level: None,
         };
-        let kv = KvCache::new(geometry, "sparse".parse().expect("a policy"));
+        let kv = KvCache::new(geometry, policy.parse().expect("a policy"));
         let kv = kv.expect("the system has pages");
         Self {
             cpu: Cpu::new(cpu).expect("this machine's own level"),
@@ -123,14 +126,25 @@ impl Bench {
             for side in Side::BOTH {
                 let bytes = |sequence: &Sequence| {
                     let view = sequence.view(Layer(layer), side);
-                    (0..view.len())
-                        .flat_map(|at| view.row(at).to_vec())
+                    let heads = view
+                        .rows()
+                        .flat_map(|row| (0..self.geometry.kv_heads).map(move |head| (row, head)));
+                    heads
+                        .flat_map(|(row, head)| view.head(row, head).to_vec())
                         .collect::<Vec<u8>>()
                 };
                 assert_eq!(bytes(&held.sequence), bytes(&fresh), "layer {layer} {side}");
             }
         }
     }
+}
+
+/// Every way to hold rows in pages that can be shared.
+fn benches() -> impl Iterator<Item = Bench> {
+    let layouts = ["sparse", "sparse:head-major", "sparse:interleaved=2"];
+    layouts
+        .into_iter()
+        .flat_map(|policy| [EVEN, STRADDLING].map(|geometry| Bench::with(geometry, policy)))
 }
 
 /// A row that no other token, position, layer or side has.
@@ -157,8 +171,7 @@ fn prompt(shared: usize, own: usize, seed: u32) -> Vec<u32> {
 
 #[test]
 fn a_running_sequences_pages_start_another() {
-    for geometry in [EVEN, STRADDLING] {
-        let mut bench = Bench::new(geometry);
+    for mut bench in benches() {
         let donor = bench.run(&prompt(150, 9, 0));
         let mut second = bench.start(&prompt(150, 40, 1));
         let grain = bench.cache.grain();
@@ -172,8 +185,7 @@ fn a_running_sequences_pages_start_another() {
 
 #[test]
 fn a_partly_matching_group_is_used_as_far_as_it_goes_and_left_as_it_was() {
-    for geometry in [EVEN, STRADDLING] {
-        let mut bench = Bench::new(geometry);
+    for mut bench in benches() {
         let group = bench.cache.grain().group_tokens().get();
         let donor = bench.run(&tokens(0, 3 * group));
         let mut second = bench.start(&prompt(group + group / 2, 20, 1));
@@ -187,8 +199,7 @@ fn a_partly_matching_group_is_used_as_far_as_it_goes_and_left_as_it_was() {
 
 #[test]
 fn a_prompt_known_to_its_end_keeps_its_last_token_to_compute() {
-    for geometry in [EVEN, STRADDLING] {
-        let mut bench = Bench::new(geometry);
+    for mut bench in benches() {
         let whole = tokens(3, 4 * bench.cache.grain().group_tokens().get());
         let donor = bench.run(&whole);
         let most = bench.cache.grain().whole_tokens(4).min(whole.len() - 1);
@@ -259,20 +270,15 @@ fn starting_and_leaving_copy_nothing() {
 
 #[test]
 fn a_policy_that_cannot_keep_pages_finds_nothing() {
-    let kv = KvCache::new(EVEN, "dense".parse().expect("a policy")).expect("the system has pages");
-    let mut bench = Bench {
-        cache: PrefixCache::new(kv.clone()),
-        kv,
-        ..Bench::new(EVEN)
-    };
-    let first = bench.run(&tokens(0, 100));
-    let mut second = bench.start(&tokens(0, 100));
-    assert_eq!(second.sequence.len(), 0);
-    bench.compute(&mut second, 10);
-    bench.assert_rows(&second);
-    bench.leave(first);
-    bench.leave(second);
-    assert_eq!(bench.cache.tree().len(), 0);
-    assert_eq!(bench.owned(), 0);
-    assert_eq!(bench.kv.ledger().committed, ByteLength::ZERO);
+    for policy in ["dense", "grow:mlx", "paged"] {
+        let mut bench = Bench::with(EVEN, policy);
+        let first = bench.run(&tokens(0, 100));
+        let mut second = bench.start(&tokens(0, 100));
+        assert_eq!(second.sequence.len(), 0);
+        bench.compute(&mut second, 10);
+        bench.assert_rows(&second);
+        bench.leave(first);
+        bench.leave(second);
+        assert!(bench.cache.tree().is_empty(), "{policy}");
+    }
 }

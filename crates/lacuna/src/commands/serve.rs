@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lacuna_engine::{PrefixCacheConfig, ServiceConfig};
+use lacuna_pages::ByteLength;
 use lacuna_server::{ApiKeys, RequestLimits, Server, ServerConfig};
 use serde::Serialize;
 
 use crate::cli::{EngineArgs, ServeArgs, ServiceArgs};
-use crate::commands::{engine_config, open};
+use crate::commands::{config, open};
 use crate::output;
 
 /// What a program that started the server needs to know.
@@ -49,8 +50,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 /// The service that the arguments describe.
 pub(super) fn service(args: &ServiceArgs, engine: &EngineArgs) -> ServiceConfig {
     ServiceConfig {
-        engine: engine_config(engine),
-        budget: args.budget,
+        engine: config(engine),
+        budget: args.budget.map(|budget| ByteLength::new(budget.0)),
         max_running: args.max_running.get(),
         max_waiting: args.max_queue,
         step_tokens: args.step_tokens.get(),
@@ -99,7 +100,7 @@ fn announce(server: &Server, name: &str, json: bool) -> Result<()> {
         url: format!("http://{}", server.address()),
         model: name,
         context_tokens: server.engine().context_tokens(),
-        budget_bytes: status.budget.budget.map(lacuna_pages::ByteLength::get),
+        budget_bytes: status.budget.budget.map(ByteLength::get),
         kv_bytes: status.budget.kv.get(),
     };
     if json {

@@ -9,7 +9,7 @@ mod work;
 
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna::{ElementType, Model};
+use lacuna::{KvElements, Model};
 use serde::Serialize;
 
 use crate::cli::BenchSpeedArgs;
@@ -35,7 +35,7 @@ struct Report {
 #[derive(Serialize)]
 struct Prefill {
     tokens: usize,
-    kv_type: &'static str,
+    kv_type: String,
     /// Median over the repeats.
     tokens_per_second: f64,
     /// Multiplications of weights and of cached rows per second, in 1e9.
@@ -47,7 +47,7 @@ struct Prefill {
 struct Decode {
     depth: usize,
     sequences: usize,
-    kv_type: &'static str,
+    kv_type: String,
     /// Over all sequences, by the median step.
     tokens_per_second: f64,
     step_ms: f64,
@@ -57,8 +57,11 @@ struct Decode {
 
 pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
     ensure!(
-        args.prompt.len() + args.depth.len() > 0,
-        output::Usage("there is nothing to measure: name a prompt or a depth".into())
+        args.generate > 0 || args.prompt.iter().any(|&tokens| tokens > 0),
+        output::Usage(
+            "there is nothing to measure: ask for prompt tokens with -p or generated ones with -n"
+                .into()
+        )
     );
     let model = Model::load(open_files(&args.model)?)?;
     let report = measure(args, &model)?;
@@ -72,26 +75,30 @@ pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
 
 fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
     let work = Work::of(model);
-    let batches = args.depth.len() * args.batch.len();
-    let steps = args.kv_type.len() * (args.prompt.len() + batches);
+    let prompts: Vec<usize> = args.prompt.iter().copied().filter(|&p| p > 0).collect();
+    let batches = match args.generate {
+        0 => Vec::new(),
+        _ => pairs(&args.depth, &args.batch),
+    };
+    let steps = args.kv_type.len() * (prompts.len() + batches.len());
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")?;
     let progress = ProgressBar::new(steps as u64).with_style(style);
     let mut bench = Bench::new(args, model)?;
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
-    for &element in &args.kv_type {
-        progress.set_message(format!("{} cache", element.name()));
-        for &tokens in &args.prompt {
-            let time = bench.prompt(element, tokens, args.repeats.get())?;
-            prefill.push(Prefill::new(&work, element, tokens, time));
+    for &elements in &args.kv_type {
+        progress.set_message(format!("{elements} cache"));
+        for &tokens in &prompts {
+            let time = bench.prompt(elements, tokens, args.repeats.get())?;
+            prefill.push(Prefill::new(&work, elements, tokens, time));
             progress.inc(1);
         }
-        for (depth, sequences) in pairs(&args.depth, &args.batch) {
-            let (time, row_bytes) = bench.steps(element, depth, sequences, args.generate.get())?;
+        for &(depth, sequences) in &batches {
+            let (time, row_bytes) = bench.steps(elements, depth, sequences, args.generate)?;
             let bytes = work.step_bytes(sequences, depth, row_bytes);
             decode.push(Decode {
                 depth,
                 sequences,
-                kv_type: element.name(),
+                kv_type: elements.to_string(),
                 tokens_per_second: sequences as f64 / time,
                 step_ms: time * 1e3,
                 gb_per_s: bytes as f64 / time / 1e9,
@@ -113,10 +120,10 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
 }
 
 impl Prefill {
-    fn new(work: &Work, element: ElementType, tokens: usize, time: f64) -> Self {
+    fn new(work: &Work, elements: KvElements, tokens: usize, time: f64) -> Self {
         Self {
             tokens,
-            kv_type: element.name(),
+            kv_type: elements.to_string(),
             tokens_per_second: tokens as f64 / time,
             gmac_per_s: work.prompt_macs(tokens) as f64 / time / 1e9,
         }
@@ -124,11 +131,7 @@ impl Prefill {
 }
 
 /// Every depth with every batch size, depth by depth.
-fn pairs<'a>(
-    depths: &'a [usize],
-    batches: &'a [usize],
-) -> impl Iterator<Item = (usize, usize)> + 'a {
-    depths
-        .iter()
-        .flat_map(|&depth| batches.iter().map(move |&batch| (depth, batch)))
+fn pairs(depths: &[usize], batches: &[usize]) -> Vec<(usize, usize)> {
+    let at = |&depth: &usize| batches.iter().map(move |&batch| (depth, batch));
+    depths.iter().flat_map(at).collect()
 }

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use lacuna::{EngineConfig, Model};
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, Layer, Sequence};
+use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, Layer, Sequence};
+use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -36,20 +37,19 @@ impl<'a> Bench<'a> {
             level: None,
         })?;
         let most = |values: &[usize]| values.iter().copied().max().unwrap_or(0);
-        let deepest = most(&args.depth) + args.generate.get() + 1;
+        let deepest = most(&args.depth) + args.generate + 1;
         let context_tokens = deepest.max(most(&args.prompt));
         let tokens = config
             .batch_tokens
             .min(context_tokens)
             .max(most(&args.batch));
-        let scratch = Scratch::new(
-            model.config(),
-            BatchLimits {
-                tokens,
-                logit_rows: most(&args.batch).max(1),
-                context_tokens,
-            },
-        )?;
+        let limits = BatchLimits {
+            tokens,
+            logit_rows: most(&args.batch).max(1),
+            context_tokens,
+        };
+        let plan = ArenaPlan::new(model.config(), limits)?;
+        let scratch = Scratch::new(model.config(), plan)?;
         Ok(Self {
             model,
             cpu,
@@ -67,11 +67,11 @@ impl<'a> Bench<'a> {
     /// The median time of computing a prompt of `tokens`, in seconds.
     pub(super) fn prompt(
         &mut self,
-        element: ElementType,
+        elements: KvElements,
         tokens: usize,
         repeats: usize,
     ) -> Result<f64> {
-        let cache = self.cache(element)?;
+        let cache = self.cache(elements)?;
         let mut times = Vec::new();
         // One pass more, which finds memory and caches cold and is not counted.
         for repeat in 0..=repeats {
@@ -111,12 +111,12 @@ impl<'a> Bench<'a> {
     /// of a row over all layers.
     pub(super) fn steps(
         &mut self,
-        element: ElementType,
+        elements: KvElements,
         depth: usize,
         sequences: usize,
         steps: usize,
     ) -> Result<(f64, usize)> {
-        let cache = self.cache(element)?;
+        let cache = self.cache(elements)?;
         let mut filled = Vec::new();
         for _ in 0..sequences {
             filled.push(self.filled(&cache, depth)?);
@@ -176,15 +176,8 @@ impl<'a> Bench<'a> {
         Ok(sequence)
     }
 
-    fn cache(&self, element: ElementType) -> Result<KvCache> {
-        let config = self.model.config();
-        let geometry = Geometry {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            key_element: element,
-            value_element: element,
-        };
+    fn cache(&self, elements: KvElements) -> Result<KvCache> {
+        let geometry = self.model.config().kv_geometry(elements);
         Ok(KvCache::new(geometry, self.policy)?)
     }
 
