@@ -33,6 +33,8 @@ pub struct RequestLimits {
     pub all_bodies_bytes: usize,
     /// How long a request's head, and then its body, may take to arrive. Default 30 s.
     pub receive: Duration,
+    /// How long a client may leave bytes unread before its connection is given up. Default 60 s.
+    pub send: Duration,
     /// How long a request may take in all. Default ten minutes.
     pub request: Duration,
     /// Connections at once. Default 1,024.
@@ -58,6 +60,7 @@ impl Default for RequestLimits {
             body_bytes: 4 << 20,
             all_bodies_bytes: 64 << 20,
             receive: Duration::from_secs(30),
+            send: Duration::from_secs(60),
             request: Duration::from_secs(600),
             connections: 1024,
         }

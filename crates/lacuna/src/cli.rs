@@ -415,8 +415,7 @@ pub(crate) struct BenchServeArgs {
         long,
         value_name = "KEY",
         env = "LACUNA_API_KEY",
-        hide_env_values = true,
-        requires = "url"
+        hide_env_values = true
     )]
     pub(crate) api_key: Option<String>,
     /// Model to serve and measure in this process, instead of a server

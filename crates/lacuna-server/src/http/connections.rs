@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::config::RequestLimits;
+use crate::http::patience::Patient;
 
 /// Bytes of a request's head at most.
 const HEAD_BYTES: usize = 64 << 10;
@@ -54,7 +55,8 @@ pub(crate) async fn serve(
         // Tokens are small and wanted at once. Where the system refuses, they come later.
         stream.set_nodelay(true).ok();
         let service = TowerToHyperService::new(router.clone());
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        let stream = TokioIo::new(Patient::new(stream, limits.send));
+        let connection = builder.serve_connection(stream, service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             // A connection that breaks is its client's affair.

@@ -4,4 +4,5 @@ pub(crate) mod access;
 pub(crate) mod body;
 pub(crate) mod connections;
 pub(crate) mod error;
+mod patience;
 pub(crate) mod routes;

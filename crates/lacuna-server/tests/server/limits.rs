@@ -57,6 +57,32 @@ fn a_head_that_does_not_come_is_not_waited_for() {
 }
 
 #[test]
+fn a_connection_nobody_reads_from_gives_its_place_up() {
+    let server = start_with(|config| {
+        config.limits.connections = 1;
+        config.limits.send = Duration::from_millis(300);
+    });
+    let mut unread = connect(&server);
+    unread.set_nonblocking(true).expect("a mode");
+    // More replies than the system holds between the two; the server then stops reading too.
+    let kept = "GET /page/style.css HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(20_000);
+    let mut left = kept.as_bytes();
+    until("no more can be sent", || match unread.write(left) {
+        Ok(count) => {
+            left = &left[count..];
+            left.is_empty()
+        }
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock || left.len() < kept.len() / 2,
+    });
+    until("another is served", || {
+        let mut stream = connect(&server);
+        stream.write_all(&request("GET", "/health", &[], b"")).ok();
+        let mut reply = [0; 12];
+        stream.read_exact(&mut reply).is_ok() && &reply == b"HTTP/1.1 200"
+    });
+}
+
+#[test]
 fn nonsense_instead_of_http_ends_the_connection_only() {
     let server = start_with(|_| {});
     for bytes in [
