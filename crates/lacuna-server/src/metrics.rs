@@ -38,12 +38,12 @@ struct Engine(Handle);
 impl Collector for Engine {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let status = self.0.status();
-        for (name, help, value) in gauges(&status) {
-            let gauge = ConstGauge::new(value);
+        for (name, help, value) in GAUGES {
+            let gauge = ConstGauge::new(value(&status));
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
-        for (name, help, value) in counters(&status) {
-            let counter = ConstCounter::new(value);
+        for (name, help, value) in COUNTERS {
+            let counter = ConstCounter::new(value(&status));
             counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
         }
         for (name, help, times) in histograms(&status) {
@@ -54,170 +54,164 @@ impl Collector for Engine {
     }
 }
 
-type Row<T> = (&'static str, &'static str, T);
+/// Name, description, and where the figure is.
+type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-fn gauges(status: &Status) -> Vec<Row<f64>> {
-    let (ledger, budget) = (&status.ledger, &status.budget);
+const GAUGES: [Row<f64>; 16] = [
+    (
+        "vllm:num_requests_running",
+        "Requests that are running",
+        |status| status.running as f64,
+    ),
+    (
+        "vllm:num_requests_waiting",
+        "Requests that wait to run",
+        |status| status.waiting as f64,
+    ),
+    (
+        "vllm:kv_cache_usage_perc",
+        "Share of the KV cache's bytes in use, 1 is all",
+        |status| kv_usage(status),
+    ),
+    (
+        "lacuna_kv_reserved_bytes",
+        "Address space held by KV buffers",
+        |status| status.ledger.reserved.get() as f64,
+    ),
+    (
+        "lacuna_kv_committed_bytes",
+        "Physical memory obtained for KV pages",
+        |status| status.ledger.committed.get() as f64,
+    ),
+    (
+        "lacuna_kv_shared_bytes",
+        "KV memory mapped more than once, each page counted once",
+        |status| status.ledger.shared.get() as f64,
+    ),
+    (
+        "lacuna_kv_unique_bytes",
+        "KV memory mapped once",
+        |status| status.ledger.unique.get() as f64,
+    ),
+    (
+        "lacuna_kv_cached_bytes",
+        "KV memory that only the prefix cache holds",
+        |status| status.ledger.pinned_only.get() as f64,
+    ),
+    (
+        "lacuna_kv_idle_bytes",
+        "KV memory kept for reuse",
+        |status| status.ledger.idle.get() as f64,
+    ),
+    (
+        "lacuna_kv_slack_bytes",
+        "Mapped KV memory that holds no row yet",
+        |status| status.ledger.slack.get() as f64,
+    ),
+    (
+        "lacuna_kv_limit_bytes",
+        "What KV pages may take now",
+        |status| status.budget.kv_now.get() as f64,
+    ),
+    (
+        "lacuna_kv_dense_bytes",
+        "What whole contexts of the running sessions would take",
+        |status| status.budget.dense.get() as f64,
+    ),
+    ("lacuna_activation_bytes", "Activation memory", |status| {
+        status.budget.activations.get() as f64
+    }),
+    (
+        "lacuna_copied_weight_bytes",
+        "Weights copied out of the file",
+        |status| status.budget.weights.get() as f64,
+    ),
+    (
+        "lacuna_kernel_mappings",
+        "Separate mappings of KV buffers",
+        |status| status.ledger.regions as f64,
+    ),
+    (
+        "lacuna_prefix_cache_groups",
+        "Page groups in the prefix cache",
+        |status| status.cache.groups as f64,
+    ),
+];
+
+const COUNTERS: [Row<u64>; 15] = [
+    (
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache",
+        |status| status.counters.prompt_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits",
+        "Prompt tokens found in the prefix cache",
+        |status| status.counters.reused_tokens,
+    ),
+    ("vllm:prompt_tokens", "Prompt tokens taken up", |status| {
+        status.counters.prompt_tokens
+    }),
+    ("vllm:generation_tokens", "Tokens generated", |status| {
+        status.counters.generated_tokens
+    }),
+    (
+        "vllm:num_preemptions",
+        "Requests that gave their pages up for an older one",
+        |status| status.counters.preemptions,
+    ),
+    (
+        "vllm:request_success",
+        "Requests whose choices all ended",
+        |status| status.counters.finished,
+    ),
+    ("lacuna_requests", "Requests taken", |status| {
+        status.counters.requests
+    }),
+    (
+        "lacuna_requests_cancelled",
+        "Requests cancelled by their client",
+        |status| status.counters.cancelled,
+    ),
+    ("lacuna_requests_failed", "Requests that failed", |status| {
+        status.counters.failed
+    }),
+    ("lacuna_requests_refused", "Requests not taken", |status| {
+        status.counters.refused
+    }),
+    ("lacuna_steps", "Steps of the engine", |status| {
+        status.counters.steps
+    }),
+    (
+        "lacuna_evicted_groups",
+        "Page groups evicted for room",
+        |status| status.counters.evicted_groups,
+    ),
+    (
+        "lacuna_expired_groups",
+        "Page groups given up after their time to live",
+        |status| status.counters.expired_groups,
+    ),
+    (
+        "lacuna_map_calls",
+        "Map operations on KV buffers",
+        |status| status.ledger.counts.map_calls,
+    ),
+    (
+        "lacuna_copies_on_write",
+        "KV pages copied because a shared one was written",
+        |status| status.ledger.counts.copies_on_write,
+    ),
+];
+
+/// The share of what KV pages may take that holds something, if only for later.
+fn kv_usage(status: &Status) -> f64 {
+    let ledger = &status.ledger;
     let held = ledger.unique.get() + ledger.shared.get() + ledger.pinned_only.get();
-    let used = held as f64 / (budget.kv.get() as f64).max(1.0);
-    vec![
-        (
-            "vllm:num_requests_running",
-            "Requests that are running",
-            status.running as f64,
-        ),
-        (
-            "vllm:num_requests_waiting",
-            "Requests that wait to run",
-            status.waiting as f64,
-        ),
-        (
-            "vllm:kv_cache_usage_perc",
-            "Share of the KV cache's bytes in use, 1 is all",
-            used,
-        ),
-        (
-            "lacuna_kv_reserved_bytes",
-            "Address space held by KV buffers",
-            ledger.reserved.get() as f64,
-        ),
-        (
-            "lacuna_kv_committed_bytes",
-            "Physical memory obtained for KV pages",
-            ledger.committed.get() as f64,
-        ),
-        (
-            "lacuna_kv_shared_bytes",
-            "KV memory mapped more than once, each page counted once",
-            ledger.shared.get() as f64,
-        ),
-        (
-            "lacuna_kv_unique_bytes",
-            "KV memory mapped once",
-            ledger.unique.get() as f64,
-        ),
-        (
-            "lacuna_kv_cached_bytes",
-            "KV memory that only the prefix cache holds",
-            ledger.pinned_only.get() as f64,
-        ),
-        (
-            "lacuna_kv_idle_bytes",
-            "KV memory kept for reuse",
-            ledger.idle.get() as f64,
-        ),
-        (
-            "lacuna_kv_slack_bytes",
-            "Mapped KV memory that holds no row yet",
-            ledger.slack.get() as f64,
-        ),
-        (
-            "lacuna_kv_limit_bytes",
-            "What KV pages may take now",
-            budget.kv_now.get() as f64,
-        ),
-        (
-            "lacuna_kv_dense_bytes",
-            "What whole contexts of the running sessions would take",
-            budget.dense.get() as f64,
-        ),
-        (
-            "lacuna_activation_bytes",
-            "Activation memory",
-            budget.activations.get() as f64,
-        ),
-        (
-            "lacuna_copied_weight_bytes",
-            "Weights copied out of the file",
-            budget.weights.get() as f64,
-        ),
-        (
-            "lacuna_kernel_mappings",
-            "Separate mappings of KV buffers",
-            ledger.regions as f64,
-        ),
-        (
-            "lacuna_prefix_cache_groups",
-            "Page groups in the prefix cache",
-            status.cache.groups as f64,
-        ),
-    ]
+    held as f64 / (status.budget.kv.get() as f64).max(1.0)
 }
 
-fn counters(status: &Status) -> Vec<Row<u64>> {
-    let counters = &status.counters;
-    vec![
-        (
-            "vllm:prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache",
-            counters.prompt_tokens,
-        ),
-        (
-            "vllm:prefix_cache_hits",
-            "Prompt tokens found in the prefix cache",
-            counters.reused_tokens,
-        ),
-        (
-            "vllm:prompt_tokens",
-            "Prompt tokens taken up",
-            counters.prompt_tokens,
-        ),
-        (
-            "vllm:generation_tokens",
-            "Tokens generated",
-            counters.generated_tokens,
-        ),
-        (
-            "vllm:num_preemptions",
-            "Requests that gave their pages up for an older one",
-            counters.preemptions,
-        ),
-        (
-            "vllm:request_success",
-            "Requests whose choices all ended",
-            counters.finished,
-        ),
-        ("lacuna_requests", "Requests taken", counters.requests),
-        (
-            "lacuna_requests_cancelled",
-            "Requests cancelled by their client",
-            counters.cancelled,
-        ),
-        (
-            "lacuna_requests_failed",
-            "Requests that failed",
-            counters.failed,
-        ),
-        (
-            "lacuna_requests_refused",
-            "Requests not taken",
-            counters.refused,
-        ),
-        ("lacuna_steps", "Steps of the engine", counters.steps),
-        (
-            "lacuna_evicted_groups",
-            "Page groups evicted for room",
-            counters.evicted_groups,
-        ),
-        (
-            "lacuna_expired_groups",
-            "Page groups given up after their time to live",
-            counters.expired_groups,
-        ),
-        (
-            "lacuna_map_calls",
-            "Map operations on KV buffers",
-            status.ledger.counts.map_calls,
-        ),
-        (
-            "lacuna_copies_on_write",
-            "KV pages copied because a shared one was written",
-            status.ledger.counts.copies_on_write,
-        ),
-    ]
-}
-
-fn histograms(status: &Status) -> [Row<&Histogram>; 4] {
+fn histograms(status: &Status) -> [(&'static str, &'static str, &Histogram); 4] {
     let times = &status.latencies;
     [
         (
