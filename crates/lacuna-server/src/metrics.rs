@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use lacuna_engine::{Handle, Histogram, Status};
+use lacuna_engine::{Handle, Histogram, Latencies, Status};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -46,9 +46,9 @@ impl Collector for Engine {
             let counter = ConstCounter::new(value(&status));
             counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
         }
-        for (name, help, times) in histograms(&status) {
+        for (name, help, times) in HISTOGRAMS {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-            histogram(times, metric)?;
+            histogram(times(&status.latencies), metric)?;
         }
         Ok(())
     }
@@ -71,7 +71,7 @@ const GAUGES: [Row<f64>; 16] = [
     (
         "vllm:kv_cache_usage_perc",
         "Share of the KV cache's bytes in use, 1 is all",
-        |status| kv_usage(status),
+        kv_usage,
     ),
     (
         "lacuna_kv_reserved_bytes",
@@ -211,31 +211,31 @@ fn kv_usage(status: &Status) -> f64 {
     held as f64 / (status.budget.kv.get() as f64).max(1.0)
 }
 
-fn histograms(status: &Status) -> [(&'static str, &'static str, &Histogram); 4] {
-    let times = &status.latencies;
-    [
-        (
-            "vllm:time_to_first_token_seconds",
-            "From arrival to the first token",
-            &times.first_token,
-        ),
-        (
-            "vllm:inter_token_latency_seconds",
-            "Between tokens of one reply",
-            &times.inter_token,
-        ),
-        (
-            "vllm:e2e_request_latency_seconds",
-            "From arrival to the end",
-            &times.end_to_end,
-        ),
-        (
-            "vllm:request_queue_time_seconds",
-            "From arrival to running",
-            &times.queue,
-        ),
-    ]
-}
+/// Name, description, and which times.
+type Times = (&'static str, &'static str, fn(&Latencies) -> &Histogram);
+
+const HISTOGRAMS: [Times; 4] = [
+    (
+        "vllm:time_to_first_token_seconds",
+        "From arrival to the first token",
+        |times| &times.first_token,
+    ),
+    (
+        "vllm:inter_token_latency_seconds",
+        "Between tokens of one reply",
+        |times| &times.inter_token,
+    ),
+    (
+        "vllm:e2e_request_latency_seconds",
+        "From arrival to the end",
+        |times| &times.end_to_end,
+    ),
+    (
+        "vllm:request_queue_time_seconds",
+        "From arrival to running",
+        |times| &times.queue,
+    ),
+];
 
 fn histogram(times: &Histogram, mut metric: MetricEncoder<'_>) -> fmt::Result {
     let bounds = Histogram::BOUNDS.into_iter().chain([f64::MAX]);
