@@ -17,6 +17,10 @@ test:
 test-vulkan:
     LACUNA_REQUIRE_VULKAN=1 cargo test -p lacuna-pages --features vulkan,vulkan-shaders --locked
 
+# The server with the official OpenAI client and a browser; installs both.
+test-server:
+    .ci/test-server
+
 # Generate text with the demo model.
 demo prompt="What is ownership?":
     cargo run --release --locked -- run demo -p "{{prompt}}" -n 64

@@ -1,5 +1,6 @@
 //! The command line: what can be asked for. What is done about it is in [`crate::commands`].
 
+use std::net::IpAddr;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -22,6 +23,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Generate text, or chat
     Run(RunArgs),
+    /// Answer requests over HTTP, as OpenAI does, with a web page to chat on
+    Serve(ServeArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
     /// Show where every byte will go, before any is used
@@ -159,6 +162,68 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingArgs,
 }
 
+/// How a server is set up, besides its engine.
+#[derive(Debug, Args)]
+pub(crate) struct ServiceArgs {
+    /// Memory for KV pages, prefix cache, activations and copied weights together, such as 2GiB or
+    /// 512MiB [default: what the system has available]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) budget: Option<ByteCount>,
+    /// Replies that are generated at once at most
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub(crate) max_running: NonZeroUsize,
+    /// Requests that may wait; those beyond are told to try again
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_queue: usize,
+    /// Tokens computed in one step at most: fewer keep replies flowing while prompts are computed
+    #[arg(long, value_name = "TOKENS", default_value = "256")]
+    pub(crate) step_tokens: NonZeroUsize,
+    /// Compute every prompt from its first token, instead of sharing what begins the same
+    #[arg(long)]
+    pub(crate) no_prefix_cache: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna serve demo                           then open http://127.0.0.1:8080
+  lacuna serve model.gguf --budget 2GiB --ctx 8192
+  lacuna serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'")]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Address to listen on; one that other machines reach needs an API key
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 takes any that is free
+    #[arg(long, default_value_t = 8080)]
+    pub(crate) port: u16,
+    /// Name clients ask for the model by [default: from the model's own]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Key a client must present; other users of this machine can see it, unlike one in a file
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "LACUNA_API_KEY",
+        hide_env_values = true
+    )]
+    pub(crate) api_key: Option<String>,
+    /// File with keys, one to a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Seconds a request may take in all
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub(crate) request_timeout: u64,
+    /// Seconds that replies under way may still take when the server is asked to end
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) grace: u64,
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  lacuna inspect model.gguf --json")]
 pub(crate) struct InspectArgs {
@@ -282,6 +347,8 @@ pub(crate) struct SynthArgs {
 pub(crate) enum BenchCommand {
     /// What mapping, sharing and giving back pages costs, and what it saves
     Pages(BenchPagesArgs),
+    /// How a server bears many sessions: waiting times, speed, memory, reuse
+    Serve(BenchServeArgs),
     /// Tokens per second of a model, and what part of the machine that is
     Speed(BenchSpeedArgs),
     /// KV memory against tokens, for each way of holding it
@@ -330,6 +397,55 @@ pub(crate) struct BenchMemoryArgs {
     /// Tokens the context holds
     #[arg(long, value_name = "TOKENS", default_value = "32768")]
     pub(crate) ctx: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna bench serve --model demo --sessions 32 --shared-prefix 256 --rate 8
+  lacuna bench serve --url http://127.0.0.1:8080 --sessions 64 --rate 4 --json
+
+A server at --url can be any that speaks OpenAI's /v1/completions; its memory is reported if it is
+Lacuna's. Prompts are random words, and their lengths in tokens are the server's count.")]
+pub(crate) struct BenchServeArgs {
+    /// Server to measure
+    #[arg(long, required_unless_present = "model", conflicts_with = "model")]
+    pub(crate) url: Option<String>,
+    /// Key to present to it
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "LACUNA_API_KEY",
+        hide_env_values = true
+    )]
+    pub(crate) api_key: Option<String>,
+    /// Model to serve and measure in this process, instead of a server
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// Requests to send
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub(crate) sessions: NonZeroUsize,
+    /// Tokens that all prompts begin with
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub(crate) shared_prefix: usize,
+    /// Requests per second, on average; they arrive at random times. 0 sends all at once
+    #[arg(long, value_name = "PER_SECOND", default_value_t = 4.0)]
+    pub(crate) rate: f64,
+    /// Tokens of a prompt of its own, on average; from half of it to half as much again
+    #[arg(long, value_name = "TOKENS", default_value = "64")]
+    pub(crate) prompt_tokens: NonZeroUsize,
+    /// Tokens of a reply at most, on average; from half of it to half as much again
+    #[arg(long, value_name = "TOKENS", default_value = "64")]
+    pub(crate) reply_tokens: NonZeroUsize,
+    /// Seed of lengths, words and times
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
 }
 
 #[derive(Debug, Args)]

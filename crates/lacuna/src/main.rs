@@ -16,6 +16,7 @@ use crate::cli::{BenchCommand, Cli, Command};
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => commands::run::run(&args),
+        Command::Serve(args) => commands::serve::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
+        Command::Bench(BenchCommand::Serve(args)) => commands::bench::serve::run(&args),
         Command::Bench(BenchCommand::Speed(args)) => commands::bench::speed::run(&args),
         Command::Bench(BenchCommand::Memory(args)) => commands::bench::kv::memory::run(&args),
         Command::Bench(BenchCommand::Growth(args)) => commands::bench::kv::growth::run(&args),

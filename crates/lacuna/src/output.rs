@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use lacuna::EngineError;
 use lacuna::plan::PlanError;
+use lacuna_server::StartError;
 use serde::Serialize;
 
 /// Arguments that cannot be carried out whatever the files say.
@@ -35,9 +36,14 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
 }
 
 fn is_usage(error: &anyhow::Error) -> bool {
+    let engine = match error.downcast_ref() {
+        Some(StartError::OpenToAll { .. }) => return true,
+        Some(StartError::Engine(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
     error.downcast_ref::<Usage>().is_some()
         || matches!(
-            error.downcast_ref(),
+            engine,
             Some(
                 EngineError::TooManyThreads { .. }
                     | EngineError::Plan(PlanError::EmptyContext | PlanError::EmptyBatch)

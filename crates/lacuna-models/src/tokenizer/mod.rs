@@ -200,6 +200,12 @@ impl Tokenizer {
         self.pipeline.text(id, bytes, kind)
     }
 
+    /// The bytes that a token stands for in a text, or `None` if `id` is out of range. They need not
+    /// be whole characters; those of a control token are its name.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.pieces.get(id).map(|(bytes, _)| bytes)
+    }
+
     /// What a token is for, or `None` if `id` is out of range.
     pub fn kind(&self, id: u32) -> Option<TokenKind> {
         self.pieces.kind(id)

@@ -6,6 +6,7 @@ pub(crate) mod logits;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
 

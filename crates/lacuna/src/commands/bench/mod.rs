@@ -4,4 +4,5 @@ pub(crate) mod kv;
 mod machine;
 pub(crate) mod pages;
 mod samples;
+pub(crate) mod serve;
 pub(crate) mod speed;

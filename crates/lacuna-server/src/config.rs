@@ -1,0 +1,113 @@
+//! How a server is set up.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use lacuna_engine::ServiceConfig;
+use subtle::ConstantTimeEq;
+
+/// How a server is set up.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Address to listen on; port 0 takes any that is free. Default `127.0.0.1:8080`.
+    pub address: SocketAddr,
+    /// Name the model is served under. Default `model`.
+    pub model_name: String,
+    /// Keys of which a client must present one. Without any, only a loopback address is accepted.
+    pub keys: ApiKeys,
+    /// What a client may ask for.
+    pub limits: RequestLimits,
+    /// The engine.
+    pub service: ServiceConfig,
+    /// How long requests under way may still take once the server is to end. Default 30 s.
+    pub grace: Duration,
+}
+
+/// What clients may ask for, apart from what the engine's budget allows.
+#[derive(Debug, Clone)]
+pub struct RequestLimits {
+    /// Bytes of a request body. Default 4 MiB.
+    pub body_bytes: usize,
+    /// Bytes of all request bodies that are being received. Default 64 MiB.
+    pub all_bodies_bytes: usize,
+    /// How long a request's head, and then its body, may take to arrive. Default 30 s.
+    pub receive: Duration,
+    /// How long a client may leave bytes unread before its connection is given up. Default 60 s.
+    pub send: Duration,
+    /// How long a request may take in all. Default ten minutes.
+    pub request: Duration,
+    /// Connections at once. Default 1,024.
+    pub connections: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
+            model_name: "model".to_owned(),
+            keys: ApiKeys::default(),
+            limits: RequestLimits::default(),
+            service: ServiceConfig::default(),
+            grace: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Default for RequestLimits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 4 << 20,
+            all_bodies_bytes: 64 << 20,
+            receive: Duration::from_secs(30),
+            send: Duration::from_secs(60),
+            request: Duration::from_secs(600),
+            connections: 1024,
+        }
+    }
+}
+
+/// Keys that open the server. Never printed.
+#[derive(Clone, Default)]
+pub struct ApiKeys(Vec<String>);
+
+impl ApiKeys {
+    /// The keys in `keys`, surrounding space removed; empty ones count for nothing.
+    pub fn new(keys: impl IntoIterator<Item = String>) -> Self {
+        let keys = keys.into_iter().map(|key| key.trim().to_owned());
+        Self(keys.filter(|key| !key.is_empty()).collect())
+    }
+
+    /// Whether no key is asked for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `presented` is one of the keys. The time it takes depends on lengths alone.
+    pub(crate) fn accepts(&self, presented: &str) -> bool {
+        let found = self.0.iter().fold(subtle::Choice::from(0), |found, key| {
+            found | key.as_bytes().ct_eq(presented.as_bytes())
+        });
+        found.into()
+    }
+}
+
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ApiKeys({})", self.0.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ApiKeys;
+
+    #[test]
+    fn any_of_the_keys_opens_and_nothing_else() {
+        let keys = ApiKeys::new(["one".into(), " two\n".into(), String::new()]);
+        assert!(keys.accepts("one") && keys.accepts("two"));
+        assert!(!keys.accepts("") && !keys.accepts("tw") && !keys.accepts("twoo"));
+        assert_eq!(format!("{keys:?}"), "ApiKeys(2)");
+    }
+}

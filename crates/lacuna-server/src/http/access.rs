@@ -1,0 +1,119 @@
+//! Who may use the server.
+//!
+//! With keys, whoever presents one. Without, whoever is on this machine: the address is loopback
+//! then, and what is left to keep out are web pages from elsewhere in a browser on this machine,
+//! which give themselves away by a foreign `Origin` or, after rebinding a name, a foreign `Host`.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::app::App;
+use crate::http::error::ApiError;
+
+/// Lets a request through, or answers it with 401 or 403.
+pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let allowed = same_site(headers)
+        .and_then(|()| local_name(&app, headers))
+        .and_then(|()| key(&app, request.uri().path(), headers));
+    match allowed {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Browsers say which page a request comes from; only the server's own may send any.
+fn same_site(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(origin) = headers.get(header::ORIGIN) else {
+        return Ok(());
+    };
+    let origin = origin.to_str().unwrap_or("");
+    let site = origin
+        .strip_prefix("http://")
+        .or(origin.strip_prefix("https://"));
+    if site.is_some() && site == text(headers, header::HOST) {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        StatusCode::FORBIDDEN,
+        "foreign_origin",
+        "requests from web pages of other sites are refused",
+    ))
+}
+
+/// Without keys, the name the client used must be one that always means this machine.
+fn local_name(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(host) = headers.get(header::HOST) else {
+        return Ok(());
+    };
+    let host = host.to_str().unwrap_or("").parse::<Authority>();
+    let local = host.is_ok_and(|host| is_local(host.host()));
+    if local || !app.keys.is_empty() {
+        return Ok(());
+    }
+    Err(ApiError::new(
+        StatusCode::FORBIDDEN,
+        "foreign_host",
+        "without an API key the server answers to `localhost` and to addresses only",
+    ))
+}
+
+fn is_local(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || host.to_ascii_lowercase().ends_with(".localhost")
+        || bare.parse::<IpAddr>().is_ok()
+}
+
+fn key(app: &App, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+    if app.keys.is_empty() || path == "/health" || crate::page::is_asset(path) {
+        return Ok(());
+    }
+    let presented = text(headers, header::AUTHORIZATION)
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, key)| key.trim());
+    match presented {
+        Some(presented) if app.keys.accepts(presented) => Ok(()),
+        Some(_) => Err(unauthorized("the API key is not one of this server's")),
+        None => Err(unauthorized(
+            "an API key is needed: send `Authorization: Bearer KEY`",
+        )),
+    }
+}
+
+fn unauthorized(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_local;
+
+    #[test]
+    fn only_names_that_cannot_be_rebound_are_local() {
+        for host in [
+            "localhost",
+            "LOCALHOST",
+            "a.localhost",
+            "127.0.0.1",
+            "[::1]",
+            "10.1.2.3",
+        ] {
+            assert!(is_local(host), "{host}");
+        }
+        for host in ["evil.example", "localhost.evil.example", "notlocalhost", ""] {
+            assert!(!is_local(host), "{host}");
+        }
+    }
+}

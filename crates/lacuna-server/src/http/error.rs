@@ -1,0 +1,177 @@
+//! Errors as clients of OpenAI expect them: `{"error": {"message", "type", "param", "code"}}`.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use lacuna_engine::{Failure, Refusal};
+use lacuna_models::PromptError;
+use lacuna_models::template::TemplateError;
+use lacuna_models::tokenizer::TokenizerError;
+use serde_json::{Value, json};
+
+/// A request that gets no answer, and what its client is told.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    param: Option<String>,
+    message: String,
+    retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            code,
+            param: None,
+            message: message.into(),
+            retry_after: None,
+        }
+    }
+
+    /// A field of the request that cannot be used.
+    pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(param.into()),
+            ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message)
+        }
+    }
+
+    /// The service cannot do it now.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            retry_after: Some(Duration::from_secs(1)),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+        }
+    }
+
+    pub(crate) fn no_model(asked: &str, served: &str) -> Self {
+        Self {
+            param: Some("model".to_owned()),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                "model_not_found",
+                format!("there is no model `{asked}` here; this server has `{served}`"),
+            )
+        }
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The body, which is also what a stream that breaks off sends as its last event.
+    pub(crate) fn body(&self) -> Value {
+        json!({
+            "error": {
+                "message": self.message,
+                "type": self.kind(),
+                "param": self.param,
+                "code": self.code,
+            }
+        })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_secs().max(1);
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.to_string();
+        let bad = |code, param: &str| Self {
+            param: Some(param.to_owned()),
+            ..Self::new(StatusCode::BAD_REQUEST, code, message.clone())
+        };
+        match &refusal {
+            Refusal::QueueFull { retry_after, .. } => Self {
+                retry_after: Some(*retry_after),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+            },
+            Refusal::ShuttingDown => Self::unavailable("shutting_down", message),
+            Refusal::PromptTooLong { .. } => bad("context_length_exceeded", "prompt"),
+            Refusal::TooLarge { .. } => bad("budget_exceeded", "max_tokens"),
+            Refusal::EmptyPrompt | Refusal::TokenOutOfRange { .. } => {
+                bad("invalid_value", "prompt")
+            }
+            Refusal::TooManyChoices { .. } => bad("invalid_value", "n"),
+            Refusal::TooManyLogprobs { .. } => bad("invalid_value", "logprobs"),
+            Refusal::Sampling(error) => bad("invalid_value", error.setting),
+            _ => Self::new(StatusCode::BAD_REQUEST, "refused", message),
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        let message = failure.to_string();
+        match failure {
+            Failure::Deadline => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
+            Failure::Unread => Self::new(StatusCode::REQUEST_TIMEOUT, "unread", message),
+            Failure::OutOfMemory(_) => Self::unavailable("out_of_memory", message),
+            Failure::ShuttingDown => Self::unavailable("shutting_down", message),
+            Failure::Constraint(_) => Self {
+                param: Some("response_format".to_owned()),
+                ..Self::new(StatusCode::BAD_REQUEST, "constraint_failed", message)
+            },
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl From<TemplateError> for ApiError {
+    fn from(error: TemplateError) -> Self {
+        match error {
+            TemplateError::Syntax { .. } | TemplateError::TooLarge { .. } => {
+                Self::internal(error.to_string())
+            }
+            _ => Self {
+                code: "template_failed",
+                ..Self::field("messages", error.to_string())
+            },
+        }
+    }
+}
+
+impl From<PromptError> for ApiError {
+    fn from(error: PromptError) -> Self {
+        match error {
+            PromptError::Template(error) => error.into(),
+            error => Self::field("messages", error.to_string()),
+        }
+    }
+}
+
+impl From<TokenizerError> for ApiError {
+    fn from(error: TokenizerError) -> Self {
+        Self::field("prompt", error.to_string())
+    }
+}

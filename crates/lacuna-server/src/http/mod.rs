@@ -1,0 +1,8 @@
+//! What is the same for every endpoint: connections, access, bodies, errors, routes.
+
+pub(crate) mod access;
+pub(crate) mod body;
+pub(crate) mod connections;
+pub(crate) mod error;
+mod patience;
+pub(crate) mod routes;

@@ -1,0 +1,34 @@
+//! HTTP over the engine: an OpenAI-compatible interface, metrics, the memory map and a web page.
+//!
+//! ```text
+//! connection -> access -> body -> prepare (parse, template, tokens, grammar) -> engine -> reply
+//! ```
+//!
+//! Everything before the engine is bounded: connections, bytes of a body, the time it may take, and
+//! how many requests are prepared at once. What follows is bounded by the engine's budget. A client
+//! that goes away drops its stream, and the engine gives its pages back within a step.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! # fn serve(model: Arc<lacuna_models::Model>) -> Result<(), lacuna_server::StartError> {
+//! let server = lacuna_server::Server::start(model, lacuna_server::ServerConfig::default())?;
+//! println!("http://{}", server.address());
+//! server.run_until_signal();
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod app;
+mod config;
+mod http;
+mod memory;
+mod metrics;
+mod openai;
+mod page;
+mod server;
+mod structured;
+
+pub use config::{ApiKeys, RequestLimits, ServerConfig};
+pub use server::{Server, StartError};

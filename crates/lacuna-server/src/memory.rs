@@ -1,0 +1,113 @@
+//! `GET /memory`: the byte accounts and every session's pages, as JSON.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use lacuna_engine::{GroupState, Phase, SessionStatus, Status};
+use lacuna_pages::{ByteLength, Ledger};
+use serde_json::{Value, json};
+
+use crate::app::App;
+
+pub(crate) async fn map(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json(&app.model_name, &app.engine.status()))
+}
+
+fn json(model: &str, status: &Status) -> Value {
+    let (budget, pages, cache) = (status.budget, status.pages, status.cache);
+    json!({
+        "model": model,
+        "running": status.running,
+        "waiting": status.waiting,
+        "budget": {
+            "budget_bytes": budget.budget.map(ByteLength::get),
+            "activation_bytes": budget.activations.get(),
+            "copied_weight_bytes": budget.weights.get(),
+            "kv_bytes": budget.kv.get(),
+            "kv_bytes_now": budget.kv_now.get(),
+            "dense_bytes": budget.dense.get(),
+        },
+        "pages": {
+            "page_bytes": pages.page.get(),
+            "group_bytes": pages.group.get(),
+            "group_tokens": pages.group_tokens,
+            "token_bytes": pages.token.get(),
+        },
+        "ledger": ledger(&status.ledger),
+        "cache": {
+            "groups": cache.groups,
+            "unused_groups": cache.unused_groups,
+            "pinned_groups": cache.pinned_groups,
+        },
+        "sessions": status.sessions.iter().map(session).collect::<Vec<_>>(),
+        "counters": counters(status),
+    })
+}
+
+fn ledger(ledger: &Ledger) -> Value {
+    json!({
+        "reserved_bytes": ledger.reserved.get(),
+        "committed_bytes": ledger.committed.get(),
+        "mapped_bytes": ledger.mapped.get(),
+        "shared_bytes": ledger.shared.get(),
+        "unique_bytes": ledger.unique.get(),
+        "pinned_bytes": ledger.pinned.get(),
+        "pinned_only_bytes": ledger.pinned_only.get(),
+        "idle_bytes": ledger.idle.get(),
+        "retiring_bytes": ledger.retiring.get(),
+        "lost_bytes": ledger.lost.get(),
+        "slack_bytes": ledger.slack.get(),
+        "limit_bytes": ledger.limit.map(ByteLength::get),
+        "buffers": ledger.buffers,
+        "regions": ledger.regions,
+        "region_limit": ledger.region_limit,
+        "map_calls": ledger.counts.map_calls,
+        "copies_on_write": ledger.counts.copies_on_write,
+    })
+}
+
+fn session(session: &SessionStatus) -> Value {
+    let groups = session.groups.iter();
+    json!({
+        "request": session.request,
+        "choice": session.choice,
+        "phase": match session.phase {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+            Phase::Stalled => "stalled",
+        },
+        "tokens": session.tokens,
+        "cached_tokens": session.cached_tokens,
+        "groups": groups
+            .map(|run| json!({"state": state(run.state), "count": run.groups}))
+            .collect::<Vec<_>>(),
+    })
+}
+
+fn state(state: GroupState) -> &'static str {
+    match state {
+        GroupState::Shared => "shared",
+        GroupState::Cached => "cached",
+        GroupState::Unique => "unique",
+        GroupState::Partial => "partial",
+    }
+}
+
+fn counters(status: &Status) -> Value {
+    let counters = status.counters;
+    json!({
+        "requests": counters.requests,
+        "finished": counters.finished,
+        "cancelled": counters.cancelled,
+        "failed": counters.failed,
+        "refused": counters.refused,
+        "preemptions": counters.preemptions,
+        "steps": counters.steps,
+        "prompt_tokens": counters.prompt_tokens,
+        "reused_tokens": counters.reused_tokens,
+        "generated_tokens": counters.generated_tokens,
+        "evicted_groups": counters.evicted_groups,
+        "expired_groups": counters.expired_groups,
+    })
+}

@@ -1,0 +1,245 @@
+//! `GET /metrics`, in the OpenMetrics text format.
+//!
+//! What routers and dashboards already read has the names that vLLM gave it; bytes, which only this
+//! server accounts for, are under `lacuna_`. Nothing is counted here: every figure is the engine's.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use lacuna_engine::{Handle, Histogram, Latencies, Status};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::app::App;
+use crate::http::error::ApiError;
+
+/// As OpenMetrics registers it.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub(crate) async fn text(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Engine(app.engine.clone())));
+    let mut text = String::new();
+    encode(&mut text, &registry).map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
+}
+
+#[derive(Debug)]
+struct Engine(Handle);
+
+impl Collector for Engine {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let status = self.0.status();
+        for (name, help, value) in GAUGES {
+            let gauge = ConstGauge::new(value(&status));
+            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        for (name, help, value) in COUNTERS {
+            let counter = ConstCounter::new(value(&status));
+            counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        }
+        for (name, help, times) in HISTOGRAMS {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+            histogram(times(&status.latencies), metric)?;
+        }
+        Ok(())
+    }
+}
+
+/// Name, description, and where the figure is.
+type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
+
+const GAUGES: [Row<f64>; 16] = [
+    (
+        "vllm:num_requests_running",
+        "Requests that are running",
+        |status| status.running as f64,
+    ),
+    (
+        "vllm:num_requests_waiting",
+        "Requests that wait to run",
+        |status| status.waiting as f64,
+    ),
+    (
+        "vllm:kv_cache_usage_perc",
+        "Share of the KV cache's bytes in use, 1 is all",
+        kv_usage,
+    ),
+    (
+        "lacuna_kv_reserved_bytes",
+        "Address space held by KV buffers",
+        |status| status.ledger.reserved.get() as f64,
+    ),
+    (
+        "lacuna_kv_committed_bytes",
+        "Physical memory obtained for KV pages",
+        |status| status.ledger.committed.get() as f64,
+    ),
+    (
+        "lacuna_kv_shared_bytes",
+        "KV memory mapped more than once, each page counted once",
+        |status| status.ledger.shared.get() as f64,
+    ),
+    (
+        "lacuna_kv_unique_bytes",
+        "KV memory mapped once",
+        |status| status.ledger.unique.get() as f64,
+    ),
+    (
+        "lacuna_kv_cached_bytes",
+        "KV memory that only the prefix cache holds",
+        |status| status.ledger.pinned_only.get() as f64,
+    ),
+    (
+        "lacuna_kv_idle_bytes",
+        "KV memory kept for reuse",
+        |status| status.ledger.idle.get() as f64,
+    ),
+    (
+        "lacuna_kv_slack_bytes",
+        "Mapped KV memory that holds no row yet",
+        |status| status.ledger.slack.get() as f64,
+    ),
+    (
+        "lacuna_kv_limit_bytes",
+        "What KV pages may take now",
+        |status| status.budget.kv_now.get() as f64,
+    ),
+    (
+        "lacuna_kv_dense_bytes",
+        "What whole contexts of the running sessions would take",
+        |status| status.budget.dense.get() as f64,
+    ),
+    ("lacuna_activation_bytes", "Activation memory", |status| {
+        status.budget.activations.get() as f64
+    }),
+    (
+        "lacuna_copied_weight_bytes",
+        "Weights copied out of the file",
+        |status| status.budget.weights.get() as f64,
+    ),
+    (
+        "lacuna_kernel_mappings",
+        "Separate mappings of KV buffers",
+        |status| status.ledger.regions as f64,
+    ),
+    (
+        "lacuna_prefix_cache_groups",
+        "Page groups in the prefix cache",
+        |status| status.cache.groups as f64,
+    ),
+];
+
+const COUNTERS: [Row<u64>; 15] = [
+    (
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache",
+        |status| status.counters.prompt_tokens,
+    ),
+    (
+        "vllm:prefix_cache_hits",
+        "Prompt tokens found in the prefix cache",
+        |status| status.counters.reused_tokens,
+    ),
+    ("vllm:prompt_tokens", "Prompt tokens taken up", |status| {
+        status.counters.prompt_tokens
+    }),
+    ("vllm:generation_tokens", "Tokens generated", |status| {
+        status.counters.generated_tokens
+    }),
+    (
+        "vllm:num_preemptions",
+        "Requests that gave their pages up for an older one",
+        |status| status.counters.preemptions,
+    ),
+    (
+        "vllm:request_success",
+        "Requests whose choices all ended",
+        |status| status.counters.finished,
+    ),
+    ("lacuna_requests", "Requests taken", |status| {
+        status.counters.requests
+    }),
+    (
+        "lacuna_requests_cancelled",
+        "Requests cancelled by their client",
+        |status| status.counters.cancelled,
+    ),
+    ("lacuna_requests_failed", "Requests that failed", |status| {
+        status.counters.failed
+    }),
+    ("lacuna_requests_refused", "Requests not taken", |status| {
+        status.counters.refused
+    }),
+    ("lacuna_steps", "Steps of the engine", |status| {
+        status.counters.steps
+    }),
+    (
+        "lacuna_evicted_groups",
+        "Page groups evicted for room",
+        |status| status.counters.evicted_groups,
+    ),
+    (
+        "lacuna_expired_groups",
+        "Page groups given up after their time to live",
+        |status| status.counters.expired_groups,
+    ),
+    (
+        "lacuna_map_calls",
+        "Map operations on KV buffers",
+        |status| status.ledger.counts.map_calls,
+    ),
+    (
+        "lacuna_copies_on_write",
+        "KV pages copied because a shared one was written",
+        |status| status.ledger.counts.copies_on_write,
+    ),
+];
+
+/// The share of what KV pages may take that holds something, if only for later.
+fn kv_usage(status: &Status) -> f64 {
+    let ledger = &status.ledger;
+    let held = ledger.unique.get() + ledger.shared.get() + ledger.pinned_only.get();
+    held as f64 / (status.budget.kv.get() as f64).max(1.0)
+}
+
+/// Name, description, and which times.
+type Times = (&'static str, &'static str, fn(&Latencies) -> &Histogram);
+
+const HISTOGRAMS: [Times; 4] = [
+    (
+        "vllm:time_to_first_token_seconds",
+        "From arrival to the first token",
+        |times| &times.first_token,
+    ),
+    (
+        "vllm:inter_token_latency_seconds",
+        "Between tokens of one reply",
+        |times| &times.inter_token,
+    ),
+    (
+        "vllm:e2e_request_latency_seconds",
+        "From arrival to the end",
+        |times| &times.end_to_end,
+    ),
+    (
+        "vllm:request_queue_time_seconds",
+        "From arrival to running",
+        |times| &times.queue,
+    ),
+];
+
+fn histogram(times: &Histogram, mut metric: MetricEncoder<'_>) -> fmt::Result {
+    let bounds = Histogram::BOUNDS.into_iter().chain([f64::MAX]);
+    let buckets: Vec<(f64, u64)> = bounds.zip(times.counts().iter().copied()).collect();
+    let sum = times.sum().as_secs_f64();
+    metric.encode_histogram::<NoLabelSet>(sum, times.count(), &buckets, None)
+}

@@ -1,0 +1,93 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use lacuna_engine::Request;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::app::App;
+use crate::http::body;
+use crate::http::error::ApiError;
+use crate::openai::messages::{self, ChatMessage};
+use crate::openai::parameters::Parameters;
+use crate::openai::reply::{self, Dialect, Form};
+use crate::structured::calls::CallReader;
+use crate::structured::tools::{ToolChoice, ToolSyntax, Tools};
+use crate::structured::{Format, Rule};
+
+/// Alternatives per token at most, as OpenAI has it.
+const MOST_TOP_LOGPROBS: usize = 20;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChatRequest {
+    messages: Vec<ChatMessage>,
+    #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
+    logprobs: Option<bool>,
+    #[serde(default)]
+    top_logprobs: Option<usize>,
+    #[serde(default)]
+    response_format: Option<Format>,
+    #[serde(default)]
+    tools: Option<Vec<Value>>,
+    #[serde(default)]
+    tool_choice: Option<ToolChoice>,
+    /// Further variables of the chat template, such as `enable_thinking`.
+    #[serde(default)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+pub(crate) async fn complete(
+    State(app): State<Arc<App>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let (request, form) = app.prepare(body, prepare).await?;
+    let stream = app.submit(request)?;
+    reply::send(stream, form).await
+}
+
+fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form), ApiError> {
+    let parameters = Parameters::take(&mut object)?;
+    let chat: ChatRequest = body::read(object)?;
+    app.check_model(chat.model.as_deref())?;
+    let delivery = parameters.delivery()?;
+    let logprobs = chat.logprobs()?;
+    let tools = Tools::new(chat.tools.unwrap_or_default(), chat.tool_choice)?;
+    let syntax = ToolSyntax::of(app.model().tokenizer());
+    let rule = Rule::new(chat.response_format, &tools, syntax)?;
+    let messages = messages::for_template(chat.messages)?;
+    let variables = chat.chat_template_kwargs.unwrap_or_default();
+    let prompt = app.conversation(&messages, tools.offered(), variables)?;
+    let mut request = parameters.request(prompt, None)?;
+    request.logprobs = logprobs;
+    request.constraint = app.constraint(rule)?;
+    let id = app.reply_id("chatcmpl");
+    let calls = tools
+        .are_offered()
+        .then(|| CallReader::new(syntax, tools.names(), &id));
+    let form = Form::new(app, id, Dialect::Chat { calls }, delivery, &request);
+    Ok((request, form))
+}
+
+impl ChatRequest {
+    fn logprobs(&self) -> Result<Option<usize>, ApiError> {
+        let wanted = self.logprobs == Some(true);
+        match self.top_logprobs {
+            Some(_) if !wanted => Err(ApiError::field(
+                "top_logprobs",
+                "`top_logprobs` needs `logprobs: true`",
+            )),
+            Some(top) if top > MOST_TOP_LOGPROBS => Err(ApiError::field(
+                "top_logprobs",
+                format!("`top_logprobs` is {top}, expected 0 to {MOST_TOP_LOGPROBS}"),
+            )),
+            top => Ok(wanted.then_some(top.unwrap_or(0))),
+        }
+    }
+}

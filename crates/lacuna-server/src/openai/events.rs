@@ -1,0 +1,202 @@
+//! A reply as a stream of server-sent events, one for each token that has something to show.
+//!
+//! Dropping the body, as happens when the client goes away, drops the engine's stream and so
+//! cancels the request.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use lacuna_engine::{Event, Stream};
+use serde_json::{Value, json};
+
+use crate::http::error::ApiError;
+use crate::openai::reply::{Dialect, Form, Part, Reader, broken_off};
+
+struct Events {
+    stream: Stream,
+    /// Events that were waited for before the stream began.
+    waiting: VecDeque<Event>,
+    chunks: Chunks,
+    ended: bool,
+}
+
+/// Writes chunks in the form a reply has.
+struct Chunks {
+    form: Form,
+    reader: Reader,
+    usage: bool,
+    /// Per choice, the character at which its next token begins.
+    offsets: Vec<usize>,
+}
+
+/// Starts the stream once the first token is there, so that what fails before is still an error
+/// with its own status.
+pub(crate) async fn respond(
+    mut stream: Stream,
+    form: Form,
+    usage: bool,
+) -> Result<Response, ApiError> {
+    let mut waiting = VecDeque::new();
+    loop {
+        match stream.recv().await.ok_or_else(broken_off)? {
+            Event::Failed(failure) => return Err(failure.into()),
+            event @ Event::Started { .. } => waiting.push_back(event),
+            event => {
+                waiting.push_back(event);
+                break;
+            }
+        }
+    }
+    let chunks = Chunks {
+        reader: form.reader(),
+        offsets: vec![0; form.choices()],
+        form,
+        usage,
+    };
+    let events = Events {
+        stream,
+        waiting,
+        chunks,
+        ended: false,
+    };
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    Ok((headers, Body::from_stream(events)).into_response())
+}
+
+impl futures_core::Stream for Events {
+    type Item = Result<String, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        while !this.ended {
+            let event = match this.waiting.pop_front() {
+                Some(event) => Some(event),
+                None => std::task::ready!(this.stream.poll_recv(context)),
+            };
+            let mut out = String::new();
+            this.ended = this.chunks.write(event, &mut out);
+            if !out.is_empty() {
+                return Poll::Ready(Some(Ok(out)));
+            }
+        }
+        Poll::Ready(None)
+    }
+}
+
+impl Chunks {
+    /// Writes what `event` adds, and says whether it was the last.
+    fn write(&mut self, event: Option<Event>, out: &mut String) -> bool {
+        if let Some(Event::Started { .. }) = event {
+            self.open(out);
+            return false;
+        }
+        let read = event
+            .ok_or_else(broken_off)
+            .and_then(|event| self.reader.read(event));
+        match read {
+            Ok(part) => self.part(part, out),
+            Err(error) => {
+                data(out, &error.body());
+                return true;
+            }
+        }
+        if !self.reader.is_finished() {
+            return false;
+        }
+        if self.usage {
+            let mut chunk = self.chunk(Vec::new());
+            chunk["usage"] = self.reader.figures.json();
+            data(out, &chunk);
+        }
+        out.push_str("data: [DONE]\n\n");
+        true
+    }
+
+    /// Chats begin with the role of whoever speaks.
+    fn open(&self, out: &mut String) {
+        if matches!(self.form.dialect, Dialect::Text) {
+            return;
+        }
+        for choice in 0..self.form.choices() {
+            let delta = json!({"role": "assistant", "content": ""});
+            let choice =
+                json!({"index": choice, "delta": delta, "logprobs": null, "finish_reason": null});
+            data(out, &self.chunk(vec![choice]));
+        }
+    }
+
+    fn part(&mut self, part: Option<Part>, out: &mut String) {
+        let Some(part) = part else { return };
+        let shows = !part.text.is_empty() || !part.calls.is_empty() || !part.scored.is_empty();
+        if !shows && part.finish.is_none() {
+            return;
+        }
+        let choice = match self.form.dialect {
+            Dialect::Chat { .. } => self.chat(&part),
+            Dialect::Text => {
+                let offset = &mut self.offsets[part.choice];
+                let (choice, next) = self.form.text(&part, *offset);
+                *offset = next;
+                choice
+            }
+        };
+        data(out, &self.chunk(vec![choice]));
+    }
+
+    fn chat(&self, part: &Part) -> Value {
+        let mut delta = json!({});
+        if !part.text.is_empty() || (part.calls.is_empty() && part.finish.is_none()) {
+            delta["content"] = part.text.as_str().into();
+        }
+        if !part.calls.is_empty() {
+            let first = self.reader.called(part.choice) - part.calls.len();
+            let calls = part.calls.iter().enumerate();
+            delta["tool_calls"] = calls
+                .map(|(offset, call)| {
+                    let mut call = call.json();
+                    call["index"] = (first + offset).into();
+                    call
+                })
+                .collect();
+        }
+        json!({
+            "index": part.choice,
+            "delta": delta,
+            "logprobs": self.form.chat_logprobs(part),
+            "finish_reason": part.finish,
+        })
+    }
+
+    fn chunk(&self, choices: Vec<Value>) -> Value {
+        let object = match self.form.dialect {
+            Dialect::Chat { .. } => "chat.completion.chunk",
+            Dialect::Text => "text_completion",
+        };
+        let mut chunk = json!({
+            "id": self.form.id,
+            "object": object,
+            "created": self.form.created,
+            "model": &*self.form.model_name,
+            "choices": choices,
+        });
+        if self.usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+}
+
+/// One event. JSON has no line feeds of its own, so it is one line.
+fn data(out: &mut String, value: &Value) {
+    out.push_str("data: ");
+    out.push_str(&value.to_string());
+    out.push_str("\n\n");
+}

@@ -1,0 +1,64 @@
+//! The web page: files built into the program, under a policy that lets the page load nothing else.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use crate::app::App;
+
+/// Path, media type and content.
+type Asset = (&'static str, &'static str, &'static str);
+
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+const ASSETS: [Asset; 8] = [
+    (
+        "/",
+        "text/html; charset=utf-8",
+        include_str!("../web/index.html"),
+    ),
+    (
+        "/page/style.css",
+        "text/css; charset=utf-8",
+        include_str!("../web/style.css"),
+    ),
+    ("/page/main.js", SCRIPT, include_str!("../web/main.js")),
+    ("/page/api.js", SCRIPT, include_str!("../web/api.js")),
+    ("/page/chat.js", SCRIPT, include_str!("../web/chat.js")),
+    ("/page/memory.js", SCRIPT, include_str!("../web/memory.js")),
+    ("/page/units.js", SCRIPT, include_str!("../web/units.js")),
+    (
+        "/page/icon.svg",
+        "image/svg+xml",
+        include_str!("../web/icon.svg"),
+    ),
+];
+
+/// The page needs itself and the server, nothing from elsewhere and nothing inline.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Whether `path` is a file of the page, which says nothing about what the server does.
+pub(crate) fn is_asset(path: &str) -> bool {
+    ASSETS.iter().any(|asset| asset.0 == path)
+}
+
+pub(crate) fn routes() -> Router<Arc<App>> {
+    ASSETS.iter().fold(Router::new(), |router, &asset| {
+        router.route(asset.0, get(move || async move { file(asset) }))
+    })
+}
+
+fn file((_, kind, content): Asset) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, content).into_response()
+}

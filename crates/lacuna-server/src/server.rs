@@ -1,0 +1,150 @@
+//! A server's life: start, serve, finish what is under way, end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lacuna_engine::{EngineError, Grace, Handle, Service};
+use lacuna_models::Model;
+use lacuna_models::template::TemplateError;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::app::App;
+use crate::config::ServerConfig;
+use crate::http::{connections, routes};
+
+/// Threads that move bytes; the engine's own compute.
+const CONNECTION_THREADS: usize = 2;
+/// How long the last bytes of finished requests may take to leave.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// A server that could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// Everyone who reaches the address could use the server.
+    #[error(
+        "{address} can be reached from other machines; give an API key, or listen on 127.0.0.1"
+    )]
+    OpenToAll {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// The address is in use, or not this machine's.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Threads or sockets could not be set up.
+    #[error("cannot set up the server: {0}")]
+    Runtime(#[source] std::io::Error),
+    /// The model's chat template cannot be used.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The engine could not be started.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// A running server. Dropping it ends everything under way at once.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    grace: Duration,
+    stop: watch::Sender<bool>,
+    connections: JoinHandle<()>,
+    service: Service,
+    runtime: Runtime,
+}
+
+impl Server {
+    /// Starts the engine and listens.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left running then.
+    pub fn start(model: Arc<Model>, config: ServerConfig) -> Result<Self, StartError> {
+        let address = config.address;
+        if config.keys.is_empty() && !address.ip().is_loopback() {
+            return Err(StartError::OpenToAll { address });
+        }
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(CONNECTION_THREADS)
+            .thread_name("lacuna-http")
+            .enable_all()
+            .build()
+            .map_err(StartError::Runtime)?;
+        let listen = |source| StartError::Listen { address, source };
+        let listener = runtime.block_on(TcpListener::bind(address));
+        let listener = listener.map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let service = Service::start(model, config.service.clone())?;
+        let (grace, limits) = (config.grace, config.limits.clone());
+        let app = Arc::new(App::new(service.handle(), config)?);
+        let (stop, stopped) = watch::channel(false);
+        let serving = connections::serve(listener, routes::router(app), limits, stopped);
+        Ok(Self {
+            address,
+            grace,
+            stop,
+            connections: runtime.spawn(serving),
+            service,
+            runtime,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The engine behind it.
+    #[must_use]
+    pub fn engine(&self) -> Handle {
+        self.service.handle()
+    }
+
+    /// Serves until the process is asked to end (SIGINT or SIGTERM), then finishes what is under
+    /// way. Asked a second time, it ends at once.
+    pub fn run_until_signal(self) {
+        self.runtime.block_on(signal());
+        let again = self.runtime.spawn(async {
+            signal().await;
+            std::process::exit(130);
+        });
+        self.shutdown();
+        again.abort();
+    }
+
+    /// Takes no more connections, lets requests under way finish within the grace time, and ends.
+    pub fn shutdown(self) {
+        // The connections' task holds the other end until it is done.
+        self.stop.send_replace(true);
+        self.service.shutdown(Grace::Finish(self.grace));
+        let flushed = async { tokio::time::timeout(FLUSH, self.connections).await };
+        self.runtime.block_on(flushed).ok();
+        self.runtime.shutdown_background();
+    }
+}
+
+/// Waits until the process is asked to end.
+async fn signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+            return;
+        }
+    }
+    tokio::signal::ctrl_c().await.ok();
+}

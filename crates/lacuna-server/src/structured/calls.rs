@@ -1,0 +1,270 @@
+//! Calls of tools in generated text.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::structured::grammar::{CLOSE, OPEN};
+use crate::structured::tools::ToolSyntax;
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Call {
+    id: String,
+    name: String,
+    /// JSON text, as clients take it.
+    arguments: String,
+}
+
+/// What a stretch of text turned out to be.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Text(String),
+    Call(Call),
+}
+
+/// Splits text into calls and the rest, as it comes. Text that only looks like a call stays text.
+#[derive(Debug, Clone)]
+pub(crate) struct CallReader {
+    syntax: ToolSyntax,
+    names: Arc<[String]>,
+    /// Begins the ids of calls.
+    reply: Arc<str>,
+    held: String,
+    state: State,
+    calls: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing but white space so far; only bare calls are told by how the text begins.
+    Start,
+    /// Text.
+    Outside,
+    /// After [`OPEN`], or in bare JSON.
+    Inside,
+}
+
+impl Call {
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        })
+    }
+}
+
+impl CallReader {
+    pub(crate) fn new(
+        syntax: ToolSyntax,
+        names: impl Iterator<Item = String>,
+        reply: &str,
+    ) -> Self {
+        Self {
+            syntax,
+            names: names.collect(),
+            reply: reply.into(),
+            held: String::new(),
+            state: match syntax {
+                ToolSyntax::Tagged => State::Outside,
+                ToolSyntax::Bare | ToolSyntax::BareParameters => State::Start,
+            },
+            calls: 0,
+        }
+    }
+
+    /// What is certain after `text`.
+    pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
+        self.held += text;
+        match self.syntax {
+            ToolSyntax::Tagged => self.read_tagged(),
+            ToolSyntax::Bare | ToolSyntax::BareParameters => self.read_bare(),
+        }
+    }
+
+    /// What is left, after `text`, once no more will come.
+    pub(crate) fn finish(&mut self, text: &str) -> Vec<Piece> {
+        let mut pieces = self.push(text);
+        let rest = std::mem::take(&mut self.held);
+        let calls = match self.state {
+            State::Inside => self.parse(&rest),
+            State::Start | State::Outside => None,
+        };
+        match (calls, self.syntax, self.state) {
+            (Some(calls), ..) => pieces.extend(calls),
+            (None, ToolSyntax::Tagged, State::Inside) => {
+                self.text(&mut pieces, OPEN.to_owned() + &rest)
+            }
+            (None, ..) => self.text(&mut pieces, rest),
+        }
+        pieces
+    }
+
+    fn read_tagged(&mut self) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        loop {
+            let marker = if self.state == State::Inside {
+                CLOSE
+            } else {
+                OPEN
+            };
+            let Some(at) = self.held.find(marker) else {
+                break;
+            };
+            let rest = self.held.split_off(at + marker.len());
+            let mut found = std::mem::replace(&mut self.held, rest);
+            found.truncate(at);
+            if self.state == State::Inside {
+                match self.parse(&found) {
+                    Some(calls) => pieces.extend(calls),
+                    None => self.text(&mut pieces, format!("{OPEN}{found}{CLOSE}")),
+                }
+                self.state = State::Outside;
+            } else {
+                self.text(&mut pieces, found);
+                self.state = State::Inside;
+            }
+        }
+        if self.state == State::Outside {
+            let keep = possible_start(&self.held, OPEN);
+            let rest = self.held.split_off(self.held.len() - keep);
+            let text = std::mem::replace(&mut self.held, rest);
+            self.text(&mut pieces, text);
+        }
+        pieces
+    }
+
+    fn read_bare(&mut self) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        if self.state == State::Start {
+            self.state = match self.held.trim_start().chars().next() {
+                None => State::Start,
+                Some('{' | '[') => State::Inside,
+                Some(_) => State::Outside,
+            };
+        }
+        if self.state == State::Outside {
+            let text = std::mem::take(&mut self.held);
+            self.text(&mut pieces, text);
+        }
+        pieces
+    }
+
+    /// Adds text, except for the white space that stands between calls.
+    fn text(&self, pieces: &mut Vec<Piece>, text: String) {
+        let between = self.calls > 0 && text.trim().is_empty();
+        if !text.is_empty() && !between {
+            pieces.push(Piece::Text(text));
+        }
+    }
+
+    /// The calls that `text` consists of, if it does.
+    fn parse(&mut self, text: &str) -> Option<Vec<Piece>> {
+        let calls = match serde_json::from_str(text).ok()? {
+            Value::Array(calls) if !calls.is_empty() => calls,
+            call @ Value::Object(_) => vec![call],
+            _ => return None,
+        };
+        let calls: Option<Vec<_>> = calls.iter().map(|call| self.call(call)).collect();
+        let calls = calls?.into_iter().map(|(name, arguments)| {
+            let id = format!("call-{}-{}", self.reply, self.calls);
+            self.calls += 1;
+            Piece::Call(Call {
+                id,
+                name,
+                arguments,
+            })
+        });
+        Some(calls.collect())
+    }
+
+    fn call(&self, call: &Value) -> Option<(String, String)> {
+        let name = call.get("name")?.as_str()?;
+        let arguments = call.get("arguments").or(call.get("parameters"))?;
+        let known = self.names.iter().any(|known| known == name);
+        (known && arguments.is_object()).then(|| (name.to_owned(), arguments.to_string()))
+    }
+}
+
+/// Length of the longest end of `text` that begins `marker`.
+fn possible_start(text: &str, marker: &str) -> usize {
+    (1..marker.len())
+        .rev()
+        .find(|&length| text.ends_with(&marker[..length]))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text and the calls of a reply, given in pieces of one character.
+    fn read(syntax: ToolSyntax, reply: &str) -> (String, Vec<(String, String)>) {
+        let mut reader = CallReader::new(syntax, ["f".to_owned()].into_iter(), "r");
+        let mut pieces: Vec<Piece> = reply
+            .chars()
+            .flat_map(|character| reader.push(&character.to_string()))
+            .collect();
+        pieces.extend(reader.finish(""));
+        let (mut text, mut calls) = (String::new(), Vec::new());
+        for piece in pieces {
+            match piece {
+                Piece::Text(more) => text += &more,
+                Piece::Call(call) => calls.push((call.id, call.arguments)),
+            }
+        }
+        (text, calls)
+    }
+
+    #[test]
+    fn tagged_calls_are_taken_out_of_the_text() {
+        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+        let (text, calls) = read(ToolSyntax::Tagged, &format!("Let me see.{call}\n{call}\n"));
+        assert_eq!(text, "Let me see.");
+        let arguments = "{\"x\":1}".to_owned();
+        assert_eq!(
+            calls,
+            [
+                ("call-r-0".to_owned(), arguments.clone()),
+                ("call-r-1".to_owned(), arguments)
+            ]
+        );
+    }
+
+    #[test]
+    fn text_that_only_looks_like_a_call_stays_whole() {
+        for text in [
+            "a < b <tool_cal",
+            "<tool_call>nothing",
+            "<tool_call>{}</tool_call> x",
+            "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>",
+        ] {
+            assert_eq!(read(ToolSyntax::Tagged, text), (text.to_owned(), vec![]));
+        }
+        for text in [
+            "plain",
+            " {\"name\": \"g\", \"arguments\": {}}",
+            "[]",
+            "[1",
+            "",
+        ] {
+            assert_eq!(read(ToolSyntax::Bare, text), (text.to_owned(), vec![]));
+        }
+    }
+
+    #[test]
+    fn a_bare_reply_is_one_call_or_several() {
+        let one = "{\"name\": \"f\", \"parameters\": {}}";
+        assert_eq!(read(ToolSyntax::BareParameters, one).1.len(), 1);
+        let two = format!("\n[{one}, {one}]");
+        let (text, calls) = read(ToolSyntax::Bare, &two);
+        assert_eq!((text.as_str(), calls.len()), ("", 2));
+    }
+
+    #[test]
+    fn a_call_cut_short_before_its_closing_marker_counts_if_it_is_whole() {
+        let reply = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
+        assert_eq!(read(ToolSyntax::Tagged, reply).1.len(), 1);
+    }
+}

@@ -1,0 +1,212 @@
+//! The engine's constraint over `llguidance`.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use lacuna_engine::{Constraint, ConstraintError};
+use lacuna_models::Model;
+use llguidance::api::StopReason;
+use llguidance::{Matcher, ParserFactory};
+use toktrie::{SimpleVob, TokEnv};
+
+use crate::http::error::ApiError;
+use crate::structured::grammar::{OPEN, Rule};
+use crate::structured::vocabulary;
+
+/// Lexer states of one request at most; each takes some 2 kB.
+const MOST_LEXER_STATES: usize = 10_000;
+/// Symbols of one grammar at most.
+const MOST_SYMBOLS: usize = 100_000;
+
+/// Makes constraints. The vocabulary's tables are built when the first one is asked for.
+#[derive(Default)]
+pub(crate) struct Grammars(OnceLock<Option<Arc<Compiler>>>);
+
+struct Compiler {
+    vocabulary: TokEnv,
+    factory: ParserFactory,
+}
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Grammars")
+    }
+}
+
+impl Grammars {
+    /// What holds replies to `rule`.
+    pub(crate) fn constraint(
+        &self,
+        model: &Model,
+        rule: &Rule,
+    ) -> Result<Box<dyn Constraint>, ApiError> {
+        let compiler = self.0.get_or_init(|| Compiler::new(model).map(Arc::new));
+        let compiler = compiler
+            .as_ref()
+            .ok_or_else(|| ApiError::internal("this model's vocabulary allows no constraints"))?;
+        let matcher = compiler.compile(rule)?;
+        Ok(match rule {
+            Rule::Json(_) | Rule::Calls { .. } => Box::new(Grammar(matcher)),
+            Rule::CallsAfterMarker { .. } => Box::new(AfterMarker {
+                vocabulary: Arc::clone(&compiler.vocabulary),
+                seen: Vec::new(),
+                begun: false,
+                grammar: Grammar(matcher),
+            }),
+        })
+    }
+}
+
+impl Compiler {
+    fn new(model: &Model) -> Option<Self> {
+        let vocabulary = vocabulary::of(model)?;
+        let mut factory = ParserFactory::new_simple(&vocabulary).ok()?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.max_lexer_states = MOST_LEXER_STATES;
+        limits.max_grammar_size = MOST_SYMBOLS;
+        limits.verbose_errors = false;
+        Some(Self {
+            vocabulary,
+            factory,
+        })
+    }
+
+    fn compile(&self, rule: &Rule) -> Result<Matcher, ApiError> {
+        let refused = |error: String| {
+            let (param, what) = match rule {
+                Rule::Json(_) => ("response_format", "the schema cannot be followed"),
+                _ => ("tools", "the tools' parameters cannot be followed"),
+            };
+            ApiError::field(param, format!("{what}: {error}"))
+        };
+        let parser = self.factory.create_parser(rule.grammar());
+        let mut matcher = Matcher::new(parser);
+        if let Some(error) = matcher.get_error() {
+            return Err(refused(error));
+        }
+        // A grammar no text conforms to shows when its first token is asked for.
+        let mask = matcher.compute_mask_or_eos();
+        match mask {
+            Ok(mask) if !mask.is_zero() => Ok(matcher),
+            Ok(_) => Err(refused("no text conforms to it".to_owned())),
+            Err(error) => Err(refused(error.to_string())),
+        }
+    }
+}
+
+/// Every token must follow a grammar.
+#[derive(Clone)]
+struct Grammar(Matcher);
+
+impl Constraint for Grammar {
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
+        let mask = self.0.compute_mask_or_eos().map_err(failed)?;
+        if forbid(&mask, logits) == 0 {
+            return Err(ConstraintError("no token may come next".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        self.0.consume_token(token).map_err(failed)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.0.is_stopped()
+            && self.0.stop_reason().is_ok()
+            && self.0.stop_reason() != StopReason::NotStopped
+    }
+}
+
+/// Anything may come until [`OPEN`] has; what follows it must be calls.
+#[derive(Clone)]
+struct AfterMarker {
+    vocabulary: TokEnv,
+    /// The last bytes, as many as the marker has at least.
+    seen: Vec<u8>,
+    begun: bool,
+    grammar: Grammar,
+}
+
+impl AfterMarker {
+    /// Whether a call has begun with `token`, and the bytes of it that belong to the call.
+    fn begins(&mut self, token: u32) -> Option<Vec<u8>> {
+        let marker = OPEN.as_bytes();
+        let trie = self.vocabulary.tok_trie();
+        let bytes = trie.decode_ext(&[token], true);
+        self.seen.extend_from_slice(&bytes);
+        let found = self
+            .seen
+            .windows(marker.len())
+            .position(|window| window == marker);
+        if let Some(at) = found {
+            return Some(self.seen.split_off(at + marker.len()));
+        }
+        let surplus = self.seen.len().saturating_sub(marker.len());
+        self.seen.drain(..surplus);
+        None
+    }
+}
+
+impl Constraint for AfterMarker {
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
+        if self.begun {
+            return self.grammar.mask(logits);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        if self.begun {
+            return self.grammar.accept(token);
+        }
+        let Some(rest) = self.begins(token) else {
+            return Ok(());
+        };
+        // A token may hold the marker and more. Where the more is no call, the text is left alone.
+        let rest = self.vocabulary.tokenize_bytes(&rest);
+        let taken = self.grammar.0.clone().try_consume_tokens(&rest);
+        if taken.is_ok_and(|taken| taken == rest.len()) {
+            self.grammar.0.consume_tokens(&rest).map_err(failed)?;
+            self.begun = true;
+        }
+        self.seen.clear();
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.begun && self.grammar.is_complete()
+    }
+}
+
+/// Makes every token that `mask` lacks impossible; returns how many are left.
+fn forbid(mask: &SimpleVob, logits: &mut [f32]) -> usize {
+    let mut left = 0;
+    for (words, logits) in mask.as_slice().iter().zip(logits.chunks_mut(32)) {
+        for (bit, logit) in logits.iter_mut().enumerate() {
+            if words >> bit & 1 == 0 {
+                *logit = f32::NEG_INFINITY;
+            } else {
+                left += 1;
+            }
+        }
+    }
+    let known = mask.as_slice().len() * 32;
+    if let Some(unknown) = logits.get_mut(known..) {
+        unknown.fill(f32::NEG_INFINITY);
+    }
+    left
+}
+
+fn failed(error: impl fmt::Display) -> ConstraintError {
+    ConstraintError(error.to_string())
+}

@@ -1,0 +1,133 @@
+//! What a reply must be, and that as a grammar.
+
+use llguidance::api::TopLevelGrammar;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::http::error::ApiError;
+use crate::structured::tools::{Choice, ToolSyntax, Tools};
+
+/// `response_format`.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Format {
+    /// Anything.
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON of a schema.
+    JsonSchema { json_schema: NamedSchema },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NamedSchema {
+    #[serde(rename = "name")]
+    _name: String,
+    #[serde(default, rename = "description")]
+    _description: Option<String>,
+    schema: Value,
+    /// Schemas are always followed strictly.
+    #[serde(default, rename = "strict")]
+    _strict: Option<bool>,
+}
+
+/// What a reply must be.
+#[derive(Debug)]
+pub(crate) enum Rule {
+    /// JSON of a schema, and nothing else.
+    Json(Value),
+    /// Calls of tools, and nothing else.
+    Calls {
+        /// What JSON of one call must be.
+        schema: Value,
+        syntax: ToolSyntax,
+    },
+    /// Anything, but what follows the marker of a call must be one.
+    CallsAfterMarker {
+        /// What JSON of one call must be.
+        schema: Value,
+    },
+}
+
+/// Marks a call's beginning in [`ToolSyntax::Tagged`].
+pub(crate) const OPEN: &str = "<tool_call>";
+/// Marks its end.
+pub(crate) const CLOSE: &str = "</tool_call>";
+
+impl Rule {
+    /// What follows from the request's settings; `None` when the reply may be anything.
+    pub(crate) fn new(
+        format: Option<Format>,
+        tools: &Tools,
+        syntax: ToolSyntax,
+    ) -> Result<Option<Self>, ApiError> {
+        let json = match format {
+            None | Some(Format::Text) => None,
+            Some(Format::JsonObject) => Some(json!({"type": "object"})),
+            Some(Format::JsonSchema { json_schema }) => Some(object(json_schema.schema)?),
+        };
+        Ok(match (tools.choice(), json, syntax) {
+            (Choice::Required, ..) => Some(Self::Calls {
+                schema: tools.schema(syntax),
+                syntax,
+            }),
+            (_, Some(schema), _) => Some(Self::Json(schema)),
+            (Choice::Auto, None, ToolSyntax::Tagged) if tools.are_offered() => {
+                Some(Self::CallsAfterMarker {
+                    schema: tools.schema(syntax),
+                })
+            }
+            _ => None,
+        })
+    }
+
+    /// The grammar of the reply, or of what follows the marker in it.
+    pub(super) fn grammar(&self) -> TopLevelGrammar {
+        match self {
+            Self::Json(schema)
+            | Self::Calls {
+                schema,
+                syntax: ToolSyntax::Bare | ToolSyntax::BareParameters,
+            } => TopLevelGrammar::from_json_schema(compact(schema.clone())),
+            Self::Calls { schema, .. } => tagged(schema, &format!("{OPEN}\n")),
+            Self::CallsAfterMarker { schema } => tagged(schema, "\n"),
+        }
+    }
+}
+
+/// Calls between markers, one after another; `start` is what the first begins with.
+fn tagged(schema: &Value, start: &str) -> TopLevelGrammar {
+    let text = |text: &str| Value::from(text).to_string();
+    TopLevelGrammar::from_lark(format!(
+        "start: {first} body {close} ({again} body {close})*\nbody: %json {schema}\n",
+        first = text(start),
+        close = text(&format!("\n{CLOSE}")),
+        again = text(&format!("\n{OPEN}\n")),
+        schema = compact(schema.clone()),
+    ))
+}
+
+/// One space after `:` and `,` and no other: what models write anyway, and a weak model cannot
+/// lose itself in white space.
+fn compact(mut schema: Value) -> Value {
+    if let Value::Object(fields) = &mut schema {
+        let options = json!({
+            "whitespace_flexible": false,
+            "item_separator": ", ",
+            "key_separator": ": ",
+        });
+        fields.insert("x-guidance".to_owned(), options);
+    }
+    schema
+}
+
+fn object(schema: Value) -> Result<Value, ApiError> {
+    if schema.is_object() {
+        return Ok(schema);
+    }
+    Err(ApiError::field(
+        "response_format.json_schema.schema",
+        "`schema` must be a JSON object",
+    ))
+}

@@ -1,0 +1,289 @@
+//! Every endpoint, used as it is meant to be.
+
+use lacuna_engine::{Engine, EngineConfig, Generation, Limits, Sampling};
+use lacuna_models::template::Message;
+use serde_json::{Value, json};
+
+use crate::support::{
+    CHAT, COMPLETION, assert_nothing_held, get, model, post, posted, question, start,
+};
+
+#[test]
+fn a_chat_says_what_the_engine_says() {
+    let server = start();
+    let reply = posted(&server, CHAT, &question(json!({})));
+    let mut engine = Engine::new(model(), &EngineConfig::default()).expect("an engine");
+    let mut session = engine.session(Sampling::greedy()).expect("a session");
+    let prompt = model()
+        .prompt(&[Message::new("user", "What is ownership?")])
+        .expect("a prompt");
+    session.extend(&prompt);
+    let limits = Limits {
+        max_tokens: Some(24),
+        ..Limits::default()
+    };
+    let mut generation = Generation::new(&mut engine, &mut session, limits).expect("starts");
+    let mut text = String::new();
+    while let Some(piece) = generation.next_piece().expect("a piece") {
+        text += &piece;
+    }
+    assert_eq!(reply["object"], "chat.completion");
+    assert_eq!(reply["model"], "demo");
+    let choice = &reply["choices"][0];
+    assert_eq!(
+        choice["message"],
+        json!({"role": "assistant", "content": text, "refusal": null})
+    );
+    assert_eq!(choice["finish_reason"], "length");
+    assert_eq!(reply["usage"]["prompt_tokens"], prompt.len());
+    assert_eq!(reply["usage"]["completion_tokens"], 24);
+    assert_eq!(reply["usage"]["total_tokens"], prompt.len() + 24);
+    assert_nothing_held(&server);
+}
+
+#[test]
+fn the_second_of_two_equal_prompts_reuses_the_first() {
+    let server = start();
+    let long = "Ownership is a set of rules. ".repeat(20);
+    let ask = || {
+        posted(
+            &server,
+            COMPLETION,
+            &json!({"prompt": long, "temperature": 0}),
+        )
+    };
+    let (first, second) = (ask(), ask());
+    let cached = "/usage/prompt_tokens_details/cached_tokens";
+    assert_eq!(first.pointer(cached), Some(&json!(0)));
+    let reused = second
+        .pointer(cached)
+        .and_then(Value::as_u64)
+        .expect("a number");
+    let prompt = second["usage"]["prompt_tokens"].as_u64().expect("a number");
+    assert!(
+        reused * 2 > prompt && reused < prompt,
+        "{reused} of {prompt}"
+    );
+    assert_eq!(first["choices"], second["choices"]);
+    assert_nothing_held(&server);
+}
+
+#[test]
+fn several_choices_differ_and_a_seed_repeats_them() {
+    let server = start();
+    let ask = |seed: i64| {
+        let more = json!({"n": 3, "seed": seed, "temperature": 1.5});
+        let reply = posted(&server, CHAT, &question(more));
+        let choices = reply["choices"].as_array().expect("choices").clone();
+        let texts: Vec<String> = choices
+            .iter()
+            .enumerate()
+            .map(|(index, choice)| {
+                assert_eq!(choice["index"], index);
+                choice["message"]["content"].to_string()
+            })
+            .collect();
+        texts
+    };
+    let first = ask(-7);
+    assert_eq!(first.len(), 3);
+    assert!(first[0] != first[1] && first[1] != first[2], "{first:?}");
+    assert_eq!(first, ask(-7));
+    assert_ne!(first, ask(8));
+}
+
+#[test]
+fn a_stop_string_ends_the_reply_and_is_not_in_it() {
+    let server = start();
+    let whole = posted(&server, CHAT, &question(json!({})));
+    let text = whole["choices"][0]["message"]["content"]
+        .as_str()
+        .expect("text");
+    let stop = text.split(' ').nth(4).expect("several words");
+    let cut = posted(&server, CHAT, &question(json!({"stop": stop})));
+    let choice = &cut["choices"][0];
+    let before = &text[..text.find(stop).expect("in it")];
+    assert_eq!(choice["message"]["content"], before);
+    assert_eq!(choice["finish_reason"], "stop");
+}
+
+#[test]
+fn logprobs_name_the_tokens_of_the_text() {
+    let server = start();
+    let more = json!({"logprobs": true, "top_logprobs": 3});
+    let reply = posted(&server, CHAT, &question(more));
+    let choice = &reply["choices"][0];
+    let entries = choice["logprobs"]["content"].as_array().expect("a list");
+    assert_eq!(entries.len(), 24);
+    let mut bytes: Vec<u8> = Vec::new();
+    for entry in entries {
+        let top = entry["top_logprobs"].as_array().expect("a list");
+        assert_eq!(top.len(), 3);
+        assert_eq!(
+            top[0]["token"], entry["token"],
+            "greedy takes the likeliest"
+        );
+        let sum: f64 = top
+            .iter()
+            .map(|top| top["logprob"].as_f64().expect("a number").exp())
+            .sum();
+        assert!(sum <= 1.0 + 1e-5, "{sum}");
+        let of_token = entry["bytes"].as_array().expect("bytes");
+        bytes.extend(
+            of_token
+                .iter()
+                .map(|byte| byte.as_u64().expect("a byte") as u8),
+        );
+    }
+    let text = choice["message"]["content"].as_str().expect("text");
+    assert_eq!(String::from_utf8(bytes).as_deref(), Ok(text));
+
+    let body = json!({"prompt": "# Ownership", "logprobs": 2, "max_tokens": 6, "temperature": 0});
+    let lists = &posted(&server, COMPLETION, &body)["choices"][0]["logprobs"];
+    assert_eq!(lists["token_logprobs"].as_array().map(Vec::len), Some(6));
+    assert_eq!(
+        lists["top_logprobs"][0]
+            .as_object()
+            .map(serde_json::Map::len),
+        Some(2)
+    );
+    assert_eq!(lists["text_offset"][0], 0);
+}
+
+#[test]
+fn tokens_come_from_text_and_become_it_again() {
+    let server = start();
+    let encoded = posted(
+        &server,
+        "/tokenize",
+        &json!({"prompt": "Ownership, über alles ü"}),
+    );
+    assert_eq!(
+        encoded["count"],
+        encoded["tokens"].as_array().expect("a list").len()
+    );
+    assert_eq!(encoded["max_model_len"], 1024);
+    let decoded = posted(
+        &server,
+        "/detokenize",
+        &json!({"tokens": encoded["tokens"]}),
+    );
+    assert_eq!(decoded["prompt"], "Ownership, über alles ü");
+
+    let messages = json!({"messages": [{"role": "user", "content": "What is ownership?"}]});
+    let chat = posted(&server, "/tokenize", &messages);
+    let expected = model().prompt(&[Message::new("user", "What is ownership?")]);
+    assert_eq!(chat["tokens"], json!(expected.expect("a prompt")));
+    let body = json!({"prompt": chat["tokens"], "temperature": 0, "max_tokens": 24});
+    let completion = posted(&server, COMPLETION, &body);
+    let answer = posted(&server, CHAT, &question(json!({})));
+    assert_eq!(
+        completion["choices"][0]["text"],
+        answer["choices"][0]["message"]["content"]
+    );
+}
+
+#[test]
+fn the_model_is_listed_and_the_server_is_well() {
+    let server = start();
+    let list = get(&server, "/v1/models").json();
+    assert_eq!(list["object"], "list");
+    assert_eq!(list["data"][0]["id"], "demo");
+    assert_eq!(get(&server, "/v1/models/demo").json()["id"], "demo");
+    assert_eq!(get(&server, "/v1/models/other/name").status, 404);
+    assert_eq!(get(&server, "/health").json()["status"], "ok");
+}
+
+#[test]
+fn metrics_count_what_happened_under_the_names_routers_read() {
+    let server = start();
+    posted(&server, CHAT, &question(json!({})));
+    posted(&server, CHAT, &question(json!({})));
+    assert_nothing_held(&server);
+    let response = get(&server, "/metrics");
+    assert!(
+        response
+            .header("content-type")
+            .is_some_and(|kind| kind.contains("openmetrics-text"))
+    );
+    let value = |name: &str| -> f64 {
+        let line = response
+            .body
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name} ")));
+        let line = line.unwrap_or_else(|| panic!("{name} in {}", response.body));
+        line.parse().expect("a number")
+    };
+    assert_eq!(value("vllm:generation_tokens_total"), 48.0);
+    assert_eq!(value("vllm:request_success_total"), 2.0);
+    assert_eq!(value("vllm:num_requests_running"), 0.0);
+    assert_eq!(value("vllm:num_requests_waiting"), 0.0);
+    assert_eq!(value("vllm:time_to_first_token_seconds_count"), 2.0);
+    assert_eq!(
+        value("vllm:time_to_first_token_seconds_bucket{le=\"+Inf\"}"),
+        2.0
+    );
+    assert_eq!(value("vllm:inter_token_latency_seconds_count"), 46.0);
+    assert!(value("vllm:e2e_request_latency_seconds_sum") > 0.0);
+    assert!(value("vllm:prefix_cache_queries_total") > 0.0);
+    assert!(value("vllm:kv_cache_usage_perc") <= 1.0);
+    assert_eq!(
+        value("lacuna_kv_committed_bytes"),
+        server.engine().status().ledger.committed.get() as f64
+    );
+    assert!(response.body.ends_with("# EOF\n"));
+}
+
+#[test]
+fn the_memory_map_is_the_ledger() {
+    let server = start();
+    posted(&server, CHAT, &question(json!({})));
+    assert_nothing_held(&server);
+    let map = get(&server, "/memory").json();
+    let ledger = server.engine().status().ledger;
+    assert_eq!(map["ledger"]["committed_bytes"], ledger.committed.get());
+    assert_eq!(map["ledger"]["mapped_bytes"], 0);
+    assert_eq!(map["sessions"], json!([]));
+    assert_eq!(map["counters"]["generated_tokens"], 24);
+    assert!(map["pages"]["group_tokens"].as_u64() > Some(0));
+}
+
+#[test]
+fn the_page_needs_nothing_from_elsewhere() {
+    let server = start();
+    let page = get(&server, "/");
+    assert_eq!(page.status, 200);
+    let policy = page.header("content-security-policy").expect("a policy");
+    assert!(policy.starts_with("default-src 'none'"), "{policy}");
+    let paths = page
+        .body
+        .split('"')
+        .filter(|text| text.starts_with("/page/"));
+    let modules = [
+        "/page/api.js",
+        "/page/chat.js",
+        "/page/memory.js",
+        "/page/units.js",
+    ];
+    for path in paths.chain(modules) {
+        let file = get(&server, path);
+        assert_eq!(file.status, 200, "{path}");
+        let foreign = file.body.replace("http://www.w3.org/2000/svg", "");
+        assert!(
+            !foreign.contains("//cdn") && !foreign.contains("http"),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn a_path_or_a_method_that_is_not_there_is_an_error_like_any() {
+    let server = start();
+    let nowhere = get(&server, "/v2/nothing");
+    assert_eq!(nowhere.status, 404);
+    assert_eq!(nowhere.json()["error"]["code"], "not_found");
+    let method = get(&server, CHAT);
+    assert_eq!(method.status, 405);
+    assert_eq!(method.json()["error"]["code"], "method_not_allowed");
+    assert_eq!(post(&server, "/health", &json!({})).status, 405);
+}

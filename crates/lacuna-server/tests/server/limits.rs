@@ -1,0 +1,181 @@
+//! Too much, too slow, too many: refused, without harm to the others.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::{
+    CHAT, assert_nothing_held, connect, get, post, posted, question, raw, read, request,
+    start_with, until,
+};
+
+#[test]
+fn a_body_over_the_limit_is_refused_whether_announced_or_not() {
+    let server = start_with(|config| config.limits.body_bytes = 10_000);
+    let body = vec![b' '; 10_001];
+    let announced = raw(&server, &request("POST", CHAT, &[], &body));
+    assert_eq!(announced.status, 413);
+    assert_eq!(announced.json()["error"]["code"], "body_too_large");
+    let mut chunked = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+        transfer-encoding: chunked\r\n\r\n2711\r\n"
+        .to_vec();
+    chunked.extend_from_slice(&body);
+    chunked.extend_from_slice(b"\r\n0\r\n\r\n");
+    assert_eq!(raw(&server, &chunked).status, 413);
+    posted(&server, CHAT, &question(json!({})));
+}
+
+#[test]
+fn bodies_that_take_all_the_room_are_refused_for_now() {
+    let server = start_with(|config| config.limits.all_bodies_bytes = 2_000);
+    let response = raw(&server, &request("POST", CHAT, &[], &vec![b' '; 3_000]));
+    assert_eq!(response.status, 503);
+    assert!(response.header("retry-after").is_some());
+    posted(&server, CHAT, &question(json!({})));
+}
+
+#[test]
+fn a_body_that_does_not_come_is_not_waited_for() {
+    let server = start_with(|config| config.limits.receive = Duration::from_millis(300));
+    let whole = request("POST", CHAT, &[], &[b' '; 1000]);
+    let response = raw(&server, &whole[..whole.len() - 500]);
+    assert_eq!(response.status, 408);
+    assert_eq!(response.json()["error"]["code"], "timeout");
+}
+
+#[test]
+fn a_head_that_does_not_come_is_not_waited_for() {
+    let server = start_with(|config| config.limits.receive = Duration::from_millis(300));
+    let mut stream = connect(&server);
+    stream.write_all(b"POST /v1/chat/compl").expect("sent");
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).ok();
+    assert!(!rest.starts_with(b"HTTP/1.1 200"), "{rest:?}");
+    assert_eq!(get(&server, "/health").status, 200);
+}
+
+#[test]
+fn a_connection_nobody_reads_from_gives_its_place_up() {
+    let server = start_with(|config| {
+        config.limits.connections = 1;
+        config.limits.send = Duration::from_millis(300);
+    });
+    let mut unread = connect(&server);
+    unread
+        .set_write_timeout(Some(Duration::from_secs(2)))
+        .expect("a timeout");
+    // More replies than the system holds between the two. The server stops reading when they stop
+    // being read, so that not all requests may be sent.
+    let kept = "GET /page/style.css HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(20_000);
+    unread.write_all(kept.as_bytes()).ok();
+    until("another is served", || {
+        let mut stream = connect(&server);
+        stream.write_all(&request("GET", "/health", &[], b"")).ok();
+        let mut reply = [0; 12];
+        stream.read_exact(&mut reply).is_ok() && &reply == b"HTTP/1.1 200"
+    });
+}
+
+#[test]
+fn nonsense_instead_of_http_ends_the_connection_only() {
+    let server = start_with(|_| {});
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01\x00"[..],
+        b"GET\r\n\r\n",
+        b"\0\0\0\0\r\n\r\n",
+    ] {
+        let mut stream = connect(&server);
+        stream.write_all(bytes).expect("sent");
+        stream.shutdown(std::net::Shutdown::Write).ok();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).ok();
+        assert!(!rest.starts_with(b"HTTP/1.1 200"), "{rest:?}");
+    }
+    assert_eq!(get(&server, "/health").status, 200);
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let server = start_with(|config| {
+        config.service.max_running = 1;
+        config.service.max_waiting = 1;
+    });
+    let body = question(json!({"max_tokens": 600, "stream": true, "temperature": 1.0})).to_string();
+    let bytes = request("POST", CHAT, &[], body.as_bytes());
+    let streams: Vec<TcpStream> = (0..8)
+        .map(|_| {
+            let mut stream = connect(&server);
+            stream.write_all(&bytes).expect("sent");
+            stream
+        })
+        .collect();
+    let engine = server.engine();
+    until("some are refused", || engine.status().counters.refused >= 5);
+    let mut full = post(&server, CHAT, &question(json!({})));
+    assert_eq!(full.status, 429, "{full:?}");
+    assert!(
+        full.header("retry-after")
+            .and_then(|value| value.parse::<u64>().ok())
+            >= Some(1)
+    );
+    assert_eq!(full.json()["error"]["type"], "rate_limit_error");
+    drop(streams);
+    until("there is room again", || {
+        full = post(&server, CHAT, &question(json!({})));
+        full.status == 200
+    });
+    assert_nothing_held(&server);
+}
+
+#[test]
+fn a_request_that_takes_too_long_is_told_so() {
+    let server = start_with(|config| config.limits.request = Duration::from_millis(30));
+    let response = post(
+        &server,
+        CHAT,
+        &question(json!({"max_tokens": 900, "temperature": 1.0})),
+    );
+    assert_eq!(response.status, 504, "{response:?}");
+    assert_eq!(response.json()["error"]["code"], "timeout");
+    assert_nothing_held(&server);
+}
+
+#[test]
+fn ten_thousand_connections_leave_room_for_those_that_come_after() {
+    let server = start_with(|config| {
+        config.limits.connections = 64;
+        config.limits.receive = Duration::from_millis(500);
+    });
+    let mut idle = Vec::new();
+    for _ in 0..10_000 {
+        match TcpStream::connect(server.address()) {
+            Ok(stream) => idle.push(stream),
+            Err(error) => {
+                // The test's own limit of open files, as on systems where it is 1,024.
+                eprintln!("stopped at {} connections: {error}", idle.len());
+                break;
+            }
+        }
+    }
+    assert!(idle.len() > 500, "{}", idle.len());
+    let mut last = idle.pop().expect("some");
+    last.set_read_timeout(Some(Duration::from_secs(10)))
+        .expect("a timeout");
+    let refused = read(&mut last);
+    assert_eq!(
+        (refused.status, refused.json()["error"]["code"].as_str()),
+        (503, Some("too_many_connections"))
+    );
+    // Idle ones lose their place after the time a head may take.
+    until("a connection is served again", || {
+        let Ok(mut stream) = TcpStream::connect(server.address()) else {
+            idle.clear();
+            return false;
+        };
+        stream.write_all(&request("GET", "/health", &[], b"")).ok();
+        let mut reply = [0; 12];
+        stream.read_exact(&mut reply).is_ok() && &reply == b"HTTP/1.1 200"
+    });
+}

@@ -1,0 +1,97 @@
+//! Programs that people use against a server, against `lacuna serve demo`: the official OpenAI client
+//! and a browser. `.ci/test-server` installs them; where they are missing, the tests say so and
+//! pass, unless `LACUNA_REQUIRE_CLIENTS=1`.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+/// A server that ends with the test.
+struct Served {
+    process: Child,
+    url: String,
+}
+
+impl Served {
+    fn start(arguments: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+            .args(["serve", "demo", "--port", "0", "--json"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut line = String::new();
+        let mut output = BufReader::new(process.stdout.take().expect("piped"));
+        output.read_line(&mut line).expect("a line");
+        let ready: Value = serde_json::from_str(&line).expect("one JSON object");
+        let url = ready["url"].as_str().expect("a URL").to_owned();
+        Self { process, url }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The Python that has the clients, or `None` after saying that there is none.
+fn python(modules: &str) -> Option<PathBuf> {
+    let python = root().join("target/clients/bin/python");
+    let found = Command::new(&python)
+        .args(["-c", &format!("import {modules}")])
+        .status()
+        .is_ok_and(|status| status.success());
+    if !found {
+        let required = std::env::var_os("LACUNA_REQUIRE_CLIENTS").is_some();
+        assert!(
+            !required,
+            "{} lacks {modules}; run .ci/test-server",
+            python.display()
+        );
+        eprintln!("SKIPPED: {modules} is not installed; .ci/test-server installs it");
+    }
+    found.then_some(python)
+}
+
+fn succeeds(command: &mut Command) {
+    let output = command.output().expect("python runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+}
+
+#[test]
+fn the_official_openai_client_finds_what_it_expects() {
+    let Some(python) = python("openai") else {
+        return;
+    };
+    let server = Served::start(&[]);
+    let script = root().join("crates/lacuna/tests/clients/openai_client.py");
+    succeeds(Command::new(python).arg(script).arg(&server.url));
+}
+
+#[test]
+fn the_page_shows_a_reply_and_the_memory_it_takes() {
+    let Some(python) = python("selenium") else {
+        return;
+    };
+    // The demo would be finished before anybody could look.
+    let server = Served::start(&["--threads", "1", "--ctx", "1024"]);
+    let script = root().join("crates/lacuna/tests/clients/browser.py");
+    let screenshot = root().join("target/page.png");
+    succeeds(
+        Command::new(python)
+            .arg(script)
+            .arg(&server.url)
+            .arg(&screenshot),
+    );
+    let bytes = std::fs::read(&screenshot).expect("a picture");
+    assert!(bytes.starts_with(b"\x89PNG"), "a picture");
+}

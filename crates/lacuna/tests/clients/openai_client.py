@@ -1,0 +1,152 @@
+"""The official OpenAI client against a Lacuna server: `openai_client.py URL`.
+
+Prints nothing and exits with 0 if everything is as the client's users expect.
+"""
+
+import json
+import sys
+
+import openai
+from openai import OpenAI
+
+MODEL = "demo"
+QUESTION = [{"role": "user", "content": "What is ownership?"}]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": PERSON}}
+
+
+def models(client):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "lacuna"
+
+
+def chats(client):
+    whole = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=32
+    )
+    text = whole.choices[0].message.content
+    assert "rules" in text, text
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage.completion_tokens == 32
+    assert whole.usage.prompt_tokens_details.cached_tokens is not None
+
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=QUESTION,
+            temperature=0,
+            max_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[-1].usage.completion_tokens == 32
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == text
+    assert sum(piece != "" for piece in pieces) > 16, "the reply comes in pieces"
+
+
+def completions(client):
+    request = {"model": MODEL, "prompt": "# Ownership\n\n", "temperature": 0, "max_tokens": 20}
+    whole = client.completions.create(**request, logprobs=3)
+    choice = whole.choices[0]
+    assert len(choice.logprobs.tokens) == 20
+    assert all(len(top) == 3 for top in choice.logprobs.top_logprobs)
+    assert "".join(choice.logprobs.tokens) == choice.text
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**request, stream=True)]
+    assert "".join(pieces) == choice.text
+
+
+def several_choices(client):
+    def ask():
+        reply = client.chat.completions.create(
+            model=MODEL, messages=QUESTION, n=3, seed=11, temperature=1.5, max_tokens=16
+        )
+        assert [choice.index for choice in reply.choices] == [0, 1, 2]
+        assert reply.usage.completion_tokens <= 48
+        return [choice.message.content for choice in reply.choices]
+
+    texts = ask()
+    assert len(set(texts)) == 3, texts
+    assert texts == ask(), "the same seed gives the same texts"
+
+
+def logprobs(client):
+    reply = client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=8,
+        logprobs=True,
+        top_logprobs=4,
+    )
+    content = reply.choices[0].logprobs.content
+    assert len(content) == 8
+    for token in content:
+        assert token.top_logprobs[0].token == token.token
+        assert token.logprob == max(top.logprob for top in token.top_logprobs) <= 0
+    assert b"".join(bytes(token.bytes) for token in content).decode() == (
+        reply.choices[0].message.content
+    )
+
+
+def structured(client):
+    request = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "response_format": FORMAT,
+        "max_tokens": 100,
+        "seed": 1,
+    }
+    with client.chat.completions.stream(**request) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0].message.content
+    whole = client.chat.completions.create(**request).choices[0].message.content
+    assert streamed == whole
+    person = json.loads(whole)
+    assert list(person) == ["name", "age"] and 0 <= person["age"] <= 120, person
+
+
+def tools(client):
+    reply = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=[TOOL], tool_choice="required", max_tokens=100
+    )
+    assert reply.choices[0].finish_reason == "tool_calls"
+    [call] = reply.choices[0].message.tool_calls
+    assert call.function.name == "look_up"
+    assert list(json.loads(call.function.arguments)) == ["name", "age"]
+
+
+def errors(client):
+    for wrong, kind in [
+        ({"model": "other"}, openai.NotFoundError),
+        ({"messages": []}, openai.BadRequestError),
+        ({"temperature": 9}, openai.BadRequestError),
+        ({"extra_body": {"colour": "red"}}, openai.BadRequestError),
+        ({"messages": [{"role": "user", "content": "word " * 4000}]}, openai.BadRequestError),
+    ]:
+        try:
+            client.chat.completions.create(**{"model": MODEL, "messages": QUESTION, **wrong})
+        except kind as error:
+            assert error.body["message"] and error.type == "invalid_request_error", error.body
+        else:
+            raise AssertionError(f"{wrong} was accepted")
+
+
+def main():
+    client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0, timeout=120)
+    for check in [models, chats, completions, several_choices, logprobs, structured, tools, errors]:
+        check(client)
+
+
+main()
