@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use lacuna_engine::{GroupState, Refusal, Request, Service, Status};
 
-use crate::support::{config, endless, eventually, finish, greedy, idle, owned, prompt, start};
+use crate::support::{
+    config, endless, eventually, finish, greedy, idle, owned, prompt, start, tight,
+};
 
 /// Waits until nothing runs, and returns the bytes that are then held beyond the cache's groups.
 fn leftover(service: &Service) -> u64 {
@@ -155,7 +157,7 @@ fn requests_that_come_and_go_at_random_leave_nothing_behind() {
 
 #[test]
 fn they_leave_nothing_behind_when_few_of_them_fit() {
-    let mut config = tight(12, true);
+    let mut config = tight(8, true);
     config.max_waiting = 1000;
     let service = start(config);
     assert!(storm(&service) > 0);
