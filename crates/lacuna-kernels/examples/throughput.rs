@@ -1,4 +1,6 @@
-//! What the kernels reach on this machine: GB/s of weights for one token, GMAC/s for many.
+//! What the kernels reach on this machine, and how much that is of what the machine can do: GB/s of
+//! weights for few tokens, GMAC/s for many. Limit and kernel are measured in turn; each figure is
+//! the median of several passes.
 //!
 //! `cargo run --release -p lacuna-kernels --example throughput -- [threads] [filter]`
 
@@ -13,6 +15,9 @@ use lacuna_kernels::{
 /// More than the last-level cache holds, so that weights come from memory.
 const WEIGHTS: usize = 256 << 20;
 
+/// Passes of which the median is shown.
+const PASSES: usize = 7;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let threads = arguments.next().map_or(Ok(2), |threads| threads.parse())?;
@@ -22,12 +27,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         threads,
         level: None,
     })?;
+    let memory = vec![1; WEIGHTS];
     println!("{} with {threads} threads", cpu.level().name());
-    read(&cpu);
+    limits(&cpu, &memory);
     for dtype in DType::ALL {
         if dtype.name().contains(&filter) {
             for (rows, cols) in [(3072, 1024), (1024, 3072)] {
-                matmul(&cpu, dtype, rows, cols)?;
+                matmul(&cpu, &memory, dtype, rows, cols)?;
             }
         }
     }
@@ -39,21 +45,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What one thread reads from memory, for comparison.
-fn read(cpu: &Cpu) {
-    let words = vec![1_u64; WEIGHTS / 8];
-    let pieces: Vec<&[u64]> = words.chunks(1 << 17).collect();
-    let mut total = 0;
-    let seconds = average(cpu, &pieces, |piece| total += piece.iter().sum::<u64>());
-    assert!(total >= words.len() as u64, "every word is 1");
+fn limits(cpu: &Cpu, memory: &[u8]) {
     println!(
-        "memory, one thread: {:.1} GB/s",
-        (1 << 20) as f64 / seconds / 1e9
+        "limits: {:.1} GB/s, {:.0} int8 GMAC/s, {:.0} f32 GMAC/s, {:.2} us to start and end an operation",
+        1e-9 * median(|| cpu.measure_read(memory)),
+        1e-9 * median(|| cpu.measure_int8_dot()),
+        1e-9 * median(|| cpu.measure_f32_fma()),
+        1e6 * median(|| cpu.measure_barrier()),
     );
 }
 
 fn matmul(
     cpu: &Cpu,
+    memory: &[u8],
     dtype: DType,
     rows: usize,
     cols: usize,
@@ -70,31 +74,46 @@ fn matmul(
     let matrices = matrices?;
     print!("{dtype:>5} {rows}x{cols}:");
     for tokens in [1, 2, 4, 8, 512] {
-        let used = if tokens > 8 { 8 } else { matrices.len() };
-        let seconds = product(cpu, &matrices[..used], tokens);
-        let (bandwidth, macs) = (
-            size as f64 / seconds,
-            (tokens * rows * cols) as f64 / seconds,
+        let many = tokens > 8;
+        let used = if many { 8 } else { matrices.len() };
+        let work = (if many { tokens * rows * cols } else { size } * used) as f64;
+        let limit = || match (many, dtype.is_quantized()) {
+            (false, _) => cpu.measure_read(memory),
+            (true, true) => cpu.measure_int8_dot(),
+            (true, false) => cpu.measure_f32_fma(),
+        };
+        let mut product = product(cpu, &matrices[..used], tokens);
+        let mut passes = [(); PASSES].map(|()| {
+            let limit = limit();
+            let rate = work / time(&mut product);
+            (rate, rate / limit)
+        });
+        passes.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let (rate, share) = passes[PASSES / 2];
+        let unit = if many { "GMAC/s" } else { "GB/s" };
+        print!(
+            "  {tokens}: {:.1} {unit} {:.0}%",
+            rate * 1e-9,
+            share * 100.0
         );
-        if tokens > 8 {
-            print!("  {tokens}: {:.0} GMAC/s", macs / 1e9);
-        } else {
-            print!("  {tokens}: {:.1} GB/s", bandwidth / 1e9);
-        }
     }
     println!();
     Ok(())
 }
 
-/// Seconds of one product, the activations quantized once for all.
-fn product(cpu: &Cpu, matrices: &[Matrix<'_>], tokens: usize) -> f64 {
+/// Multiplies all matrices with the same activations, quantized once.
+fn product(cpu: &Cpu, matrices: &[Matrix<'_>], tokens: usize) -> impl FnMut() {
     let (rows, cols) = (matrices[0].rows(), matrices[0].cols());
     let x = vec![0.5; tokens * cols];
     let mut storage = vec![0; Activations::storage_bytes(tokens, cols).unwrap_or(0) + 64];
     let start = storage.as_ptr().align_offset(64);
-    let x = cpu.activations(&x, tokens, cols, &mut storage[start..]);
     let mut out = vec![0.0; tokens * rows];
-    average(cpu, matrices, |matrix| cpu.matmul(&mut out, &x, matrix))
+    move || {
+        let x = cpu.activations(&x, tokens, cols, &mut storage[start..]);
+        for matrix in matrices {
+            cpu.matmul(&mut out, &x, matrix);
+        }
+    }
 }
 
 /// One layer of 16 query and 8 KV heads of 128, f16, causal.
@@ -116,11 +135,13 @@ fn attention(cpu: &Cpu, tokens: usize, rows: usize) {
     let q = vec![0.1; tokens * 2048];
     let mut out = vec![0.0; q.len()];
     let mut scratch = vec![0.0; Cpu::attention_scratch_len(1, rows, &shape)];
-    let pairs: Vec<&[Vec<u8>]> = caches.chunks_exact(2).collect();
-    let seconds = average(cpu, &pairs, |pair| {
-        let [k, v] = [&pair[0], &pair[1]].map(|bytes| View::flat(ElementType::F16, 8, 128, bytes));
-        cpu.attention(&mut out, &q, &k, &v, rows - tokens, &shape, &mut scratch);
-    });
+    let mut pass = || {
+        for pair in caches.chunks_exact(2) {
+            let [k, v] = [0, 1].map(|side| View::flat(ElementType::F16, 8, 128, &pair[side]));
+            cpu.attention(&mut out, &q, &k, &v, rows - tokens, &shape, &mut scratch);
+        }
+    };
+    let seconds = median(|| time(&mut pass)) / layers as f64;
     let pairs = tokens as f64 * (rows as f64 - tokens as f64 / 2.0);
     println!(
         "attention f16, {tokens} tokens on {rows} rows: {:.2} ms, {:.1} GB/s, {:.0} GMAC/s",
@@ -130,22 +151,14 @@ fn attention(cpu: &Cpu, tokens: usize, rows: usize) {
     );
 }
 
-/// Average seconds `f` takes: with one thread, of its CPU time where the system tells it, so that
-/// other work on the machine does not count.
-fn average<T>(cpu: &Cpu, items: &[T], mut f: impl FnMut(&T)) -> f64 {
-    f(&items[0]);
-    let (start, before) = (Instant::now(), cpu_time());
-    items.iter().for_each(&mut f);
-    let total = match (before, cpu_time()) {
-        (Some(before), Some(after)) if cpu.threads() == 1 => after - before,
-        _ => start.elapsed().as_secs_f64(),
-    };
-    total / items.len() as f64
+fn median(mut measure: impl FnMut() -> f64) -> f64 {
+    let mut values = [(); PASSES].map(|()| measure());
+    values.sort_by(f64::total_cmp);
+    values[PASSES / 2]
 }
 
-/// Seconds this thread has run, as of the last scheduler tick.
-fn cpu_time() -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    let nanoseconds: f64 = stat.split_whitespace().next()?.parse().ok()?;
-    Some(nanoseconds * 1e-9)
+fn time(f: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64()
 }

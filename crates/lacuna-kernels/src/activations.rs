@@ -2,25 +2,29 @@
 //!
 //! Each token's row is cut into blocks of 32 values; a block is 32 signed bytes and one f32 scale,
 //! `max |x| / 127`. Tokens are stored in tiles of a few tokens, block by block, so that a kernel
-//! reads a tile front to back. Each token-block also holds sums that correct for offsets in the
-//! weights, 52 bytes in all.
+//! reads a tile front to back; a single token is stored as one array per field instead, whose
+//! lanes are blocks. Each token-block also holds sums that correct for offsets in the weights, 52
+//! bytes in all.
 //!
 //! A block with a value that is not finite gets a scale that is not finite, so that what is
 //! computed from it is not finite either.
 //!
 //! # Safety
-//! 1. [`ActivationBlock`] consists of `u32`, `i32` and `f32` arrays without padding, so any bytes
-//!    are a valid value, and its alignment is 4.
-//! 2. A cast checks that the bytes are aligned for it and a whole number of blocks.
+//! 1. A [`Plain`] type consists of `u32`, `i32` and `f32` without padding, so any bytes are a valid
+//!    value.
+//! 2. A cast checks that the bytes are aligned for it and a whole number of values.
 #![expect(
     unsafe_code,
     reason = "caller-provided bytes hold the blocks; see # Safety"
 )]
 
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Registers, Simd};
 
 /// Values per block.
 pub(crate) const BLOCK: usize = 32;
+
+/// The most tokens of a tile.
+pub(crate) const WIDEST: usize = 8;
 
 /// Bytes per token and block.
 const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
@@ -58,6 +62,72 @@ impl<const N: usize> ActivationBlock<N> {
     };
 }
 
+/// The blocks of a single token, one array per field; see [`ActivationBlock`].
+#[derive(Clone, Copy)]
+pub(crate) struct ActivationRow<'a> {
+    pub(crate) q: &'a [[u32; 8]],
+    pub(crate) scale: &'a [f32],
+    pub(crate) scaled_sum: &'a [f32],
+    /// Sums of the values of the first and of the second half.
+    pub(crate) half_sums: [&'a [i32]; 2],
+}
+
+/// Few tokens are stored as one tile of 1, 2, 4 or 8.
+const fn padded(tokens: usize) -> usize {
+    if tokens <= WIDEST {
+        tokens.next_power_of_two()
+    } else {
+        tokens
+    }
+}
+
+/// Tokens per tile at a level whose kernels take many tokens `widest` at a time, and hold the few
+/// of a small batch in registers at once if they have many.
+pub(crate) fn tokens_per_tile(tokens: usize, widest: usize, registers: Registers) -> usize {
+    match registers {
+        _ if tokens == 1 => 1,
+        Registers::Many if tokens <= WIDEST => padded(tokens),
+        Registers::Many | Registers::Few => widest,
+    }
+}
+
+/// What bytes may be cast to.
+///
+/// # Safety
+/// 1 holds.
+unsafe trait Plain {}
+
+// SAFETY: a number, or an array of them.
+unsafe impl Plain for u32 {}
+// SAFETY: a number, or an array of them.
+unsafe impl Plain for i32 {}
+// SAFETY: a number, or an array of them.
+unsafe impl Plain for f32 {}
+// SAFETY: a number, or an array of them.
+unsafe impl Plain for [u32; 8] {}
+// SAFETY: `repr(C)` arrays of four-byte numbers, which leave no gaps.
+unsafe impl<const N: usize> Plain for ActivationBlock<N> {}
+
+fn cast<T: Plain>(bytes: &[u8]) -> &[T] {
+    // SAFETY: 1; checked by 2.
+    let (head, values, tail) = unsafe { bytes.align_to::<T>() };
+    assert!(
+        head.is_empty() && tail.is_empty(),
+        "the storage is misaligned"
+    );
+    values
+}
+
+fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
+    // SAFETY: 1; checked by 2.
+    let (head, values, tail) = unsafe { bytes.align_to_mut::<T>() };
+    assert!(
+        head.is_empty() && tail.is_empty(),
+        "the storage is misaligned"
+    );
+    values
+}
+
 /// Activations of some tokens, ready to be multiplied with matrices; see
 /// [`Cpu::activations`](crate::Cpu::activations).
 pub struct Activations<'a> {
@@ -78,7 +148,7 @@ impl<'a> Activations<'a> {
         if !cols.is_multiple_of(BLOCK) {
             return None;
         }
-        match tokens.checked_mul(cols / BLOCK) {
+        match padded(tokens).checked_mul(cols / BLOCK) {
             Some(blocks) => blocks.checked_mul(BLOCK_BYTES),
             None => None,
         }
@@ -103,6 +173,20 @@ impl<'a> Activations<'a> {
         &self.x[token * self.cols..][..self.cols]
     }
 
+    /// Blocks of the only tile, which has `N` tokens, some of them perhaps unused.
+    ///
+    /// # Panics
+    /// When the activations are not quantized.
+    pub(crate) fn padded_tile<const N: usize>(&self) -> &'a [ActivationBlock<N>] {
+        assert!(
+            self.tile == N && self.tokens <= N,
+            "{} tokens in tiles of {}",
+            self.tokens,
+            self.tile
+        );
+        cast(self.quantized)
+    }
+
     /// Blocks of the tile that starts at `token` and has `N` tokens.
     ///
     /// # Panics
@@ -115,22 +199,38 @@ impl<'a> Activations<'a> {
         );
         debug_assert!(token.is_multiple_of(self.tile));
         let per_token = self.cols / BLOCK * BLOCK_BYTES;
-        let bytes = &self.quantized[token * per_token..][..N * per_token];
-        // SAFETY: 1; checked by 2.
-        let (head, blocks, tail) = unsafe { bytes.align_to::<ActivationBlock<N>>() };
+        cast(&self.quantized[token * per_token..][..N * per_token])
+    }
+
+    /// The blocks of the only token.
+    ///
+    /// # Panics
+    /// When there are several tokens or they are not quantized.
+    pub(crate) fn single(&self) -> ActivationRow<'a> {
         assert!(
-            head.is_empty() && tail.is_empty(),
-            "the storage is misaligned"
+            self.tokens == 1 && !self.quantized.is_empty(),
+            "one quantized token"
         );
-        blocks
+        let blocks = self.cols / BLOCK;
+        let (q, rest) = self.quantized.split_at(BLOCK * blocks);
+        let mut fields = rest.chunks_exact(4 * blocks);
+        let mut next = || fields.next().expect("a token has all its fields");
+        ActivationRow {
+            q: cast(q),
+            scale: cast(next()),
+            scaled_sum: cast(next()),
+            half_sums: [cast(next()), cast(next())],
+        }
     }
 }
 
-/// Quantizes one tile of `N` rows into its bytes.
+/// Quantizes the rows of one tile into its bytes.
 pub(crate) struct Quantize<'a> {
-    /// `tokens` rows of `cols`.
+    /// At most `tile` rows of `cols`.
     pub(crate) x: &'a [f32],
     pub(crate) cols: usize,
+    /// Tokens that the tile has room for.
+    pub(crate) tile: usize,
     pub(crate) out: &'a mut [u8],
 }
 
@@ -139,13 +239,14 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _simd: S) {
-        match self.x.len() / self.cols {
+        match self.tile {
             1 => self.tile::<1>(),
             2 => self.tile::<2>(),
             3 => self.tile::<3>(),
             4 => self.tile::<4>(),
             5 => self.tile::<5>(),
             6 => self.tile::<6>(),
+            8 => self.tile::<8>(),
             tokens => unreachable!("a tile of {tokens} tokens"),
         }
     }
@@ -154,12 +255,7 @@ impl Kernel for Quantize<'_> {
 impl Quantize<'_> {
     #[inline(always)]
     fn tile<const N: usize>(self) {
-        // SAFETY: 1; checked by 2.
-        let (head, blocks, tail) = unsafe { self.out.align_to_mut::<ActivationBlock<N>>() };
-        assert!(
-            head.is_empty() && tail.is_empty(),
-            "the storage is misaligned"
-        );
+        let blocks = cast_mut::<ActivationBlock<N>>(self.out);
         for (token, row) in self.x.chunks_exact(self.cols).enumerate() {
             let rows = row.as_chunks::<BLOCK>().0;
             assert_eq!(
@@ -168,19 +264,65 @@ impl Quantize<'_> {
                 "the storage is not that of the tile"
             );
             for (x, block) in rows.iter().zip(blocks.iter_mut()) {
-                quantize_block(x, token, block);
+                quantize_block(x).enter(token, block);
             }
         }
     }
 }
 
-/// Quantizes the block of one token; the same operations, in the same order, at every level.
+/// Quantizes a single row into its bytes.
+pub(crate) struct QuantizeSingle<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) out: &'a mut [u8],
+}
+
+impl Kernel for QuantizeSingle<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        let blocks = self.x.len() / BLOCK;
+        let (q, rest) = self.out.split_at_mut(BLOCK * blocks);
+        let q = cast_mut::<[u32; 8]>(q);
+        let (scale, rest) = rest.split_at_mut(4 * blocks);
+        let (scaled_sum, rest) = rest.split_at_mut(4 * blocks);
+        let (scale, scaled_sum) = (cast_mut::<f32>(scale), cast_mut::<f32>(scaled_sum));
+        let (first, second) = rest.split_at_mut(4 * blocks);
+        let (first, second) = (cast_mut::<i32>(first), cast_mut::<i32>(second));
+        for (index, x) in self.x.as_chunks::<BLOCK>().0.iter().enumerate() {
+            let quantized = quantize_block(x);
+            q[index] = quantized.q;
+            scale[index] = quantized.scale;
+            scaled_sum[index] = quantized.scaled_sum;
+            [first[index], second[index]] = quantized.half_sums;
+        }
+    }
+}
+
+/// One block of one token.
+pub(crate) struct QuantizedBlock {
+    pub(crate) q: [u32; 8],
+    pub(crate) scale: f32,
+    scaled_sum: f32,
+    half_sums: [i32; 2],
+}
+
+impl QuantizedBlock {
+    /// Makes it the block of `token` in a block of several tokens.
+    #[inline(always)]
+    pub(crate) fn enter<const N: usize>(self, token: usize, block: &mut ActivationBlock<N>) {
+        let start = |sum: i32| MAGIC_BITS - 128 * sum;
+        block.q[token] = self.q;
+        block.scale[token] = self.scale;
+        block.scaled_sum[token] = self.scaled_sum;
+        block.start[token] = start(self.half_sums[0] + self.half_sums[1]);
+        block.start_halves[token] = self.half_sums.map(start);
+    }
+}
+
+/// Quantizes a block; the same operations, in the same order, at every level.
 #[inline(always)]
-pub(crate) fn quantize_block<const N: usize>(
-    x: &[f32; BLOCK],
-    token: usize,
-    out: &mut ActivationBlock<N>,
-) {
+pub(crate) fn quantize_block(x: &[f32; BLOCK]) -> QuantizedBlock {
     // Compared as integers, so that a NaN is the largest.
     let largest = x
         .iter()
@@ -198,14 +340,17 @@ pub(crate) fn quantize_block<const N: usize>(
         127.0 / largest
     };
     let q: [i32; BLOCK] = std::array::from_fn(|i| round(x[i] * inverse));
-    let halves: [i32; 2] = [q[..16].iter().sum(), q[16..].iter().sum()];
-    for (word, q) in out.q[token].iter_mut().zip(q.as_chunks::<4>().0) {
+    let half_sums: [i32; 2] = [q[..16].iter().sum(), q[16..].iter().sum()];
+    let mut words = [0; 8];
+    for (word, q) in words.iter_mut().zip(q.as_chunks::<4>().0) {
         *word = u32::from_le_bytes(q.map(|q| q as i8 as u8));
     }
-    out.scale[token] = scale;
-    out.scaled_sum[token] = scale * (halves[0] + halves[1]) as f32;
-    out.start[token] = MAGIC_BITS - 128 * (halves[0] + halves[1]);
-    out.start_halves[token] = halves.map(|sum| MAGIC_BITS - 128 * sum);
+    QuantizedBlock {
+        q: words,
+        scale,
+        scaled_sum: scale * (half_sums[0] + half_sums[1]) as f32,
+        half_sums,
+    }
 }
 
 /// To nearest even, for `|x| <= 127`; anything in `-128..=127` if `x` is not a number.
@@ -223,7 +368,8 @@ mod tests {
     fn a_block_is_as_large_as_documented() {
         assert_eq!(BLOCK_BYTES, 52);
         assert_eq!(size_of::<ActivationBlock<6>>(), 312);
-        assert_eq!(Activations::storage_bytes(3, 64), Some(312));
+        assert_eq!(Activations::storage_bytes(9, 64), Some(936));
+        assert_eq!(Activations::storage_bytes(3, 64), Some(416), "a tile of 4");
         assert_eq!(Activations::storage_bytes(3, 60), None);
     }
 

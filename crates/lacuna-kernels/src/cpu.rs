@@ -4,13 +4,13 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use crate::activations::{Activations, Quantize};
+use crate::activations::{Activations, Quantize, QuantizeSingle, tokens_per_tile};
 use crate::attention::{self, Attention, AttentionShape};
 use crate::element::ElementType;
 use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd, portable::Portable};
+use crate::simd::{Kernel, LANES, Registers, Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
 use crate::store::Store;
@@ -143,6 +143,7 @@ impl Proof {
 /// What each thread owns, so that no operation allocates.
 struct Scratch {
     panel: Box<[quantized::StoredBlock]>,
+    rows: Box<quantized::RowScratch>,
     attention: attention::Buffers,
 }
 
@@ -151,6 +152,7 @@ impl Scratch {
         let panel = vec![quantized::StoredBlock::EMPTY; quantized::PANEL_LEN].into_boxed_slice();
         Self {
             panel,
+            rows: Box::new(quantized::RowScratch::EMPTY),
             attention: attention::Buffers::new(),
         }
     }
@@ -242,7 +244,7 @@ impl Cpu {
             tokens.checked_mul(cols),
             "activations are [{tokens}, {cols}]"
         );
-        let tile = self.tokens_per_tile();
+        let tile = self.tokens_per_tile(tokens);
         if storage.is_empty() || x.is_empty() {
             return Activations {
                 x,
@@ -259,15 +261,20 @@ impl Cpu {
             "{needed} bytes of storage, not {}",
             storage.len()
         );
-        let storage = &mut storage[..needed];
+        let per_token = Activations::storage_bytes(1, cols).expect("fewer than the bytes of all");
+        let storage = &mut storage[..tokens.max(tile) * per_token];
         // A few tiles per task, because short rows are quantized in less than a microsecond.
         let tiles = (TASK_ELEMENTS / (tile * cols)).max(1);
-        let per_tile = tile * (needed / tokens);
-        Grid::pieces(storage, tiles * per_tile).run(&self.pool, |mut block, _| {
-            let first = block.cols().start / (needed / tokens) * cols;
+        Grid::pieces(storage, tiles * tile * per_token).run(&self.pool, |mut block, _| {
+            let first = block.cols().start / per_token * cols;
             let x = x[first..].chunks(tile * cols);
-            for (out, x) in block.piece().chunks_mut(per_tile).zip(x) {
-                self.proof.run(Quantize { x, cols, out });
+            for (out, x) in block.piece().chunks_mut(tile * per_token).zip(x) {
+                if tokens == 1 {
+                    self.proof.run(QuantizeSingle { x, out });
+                } else {
+                    let tile = out.len() / per_token;
+                    self.proof.run(Quantize { x, cols, tile, out });
+                }
             }
         });
         Activations {
@@ -297,25 +304,25 @@ impl Cpu {
         );
         assert_eq!(
             x.tile,
-            self.tokens_per_tile(),
+            self.tokens_per_tile(x.tokens()),
             "activations belong to the level they are made on"
         );
         if out.is_empty() {
             return;
         }
-        let grid = Grid::new(out, w.rows(), x.tokens(), self.rows_per_task(w));
+        let grid = Grid::new(out, w.rows(), x.tokens(), self.rows_per_task(w, x.tokens()));
         if w.dtype().is_quantized() {
             assert!(
                 !x.quantized.is_empty(),
                 "activations for a quantized matrix need storage"
             );
             grid.run(&self.pool, |out, scratch| {
-                let panel = &mut scratch.panel;
                 self.proof.run(quantized::Product {
                     weights: w,
                     x,
                     out,
-                    panel,
+                    panel: &mut scratch.panel,
+                    rows: &mut scratch.rows,
                 });
             });
         } else {
@@ -581,22 +588,47 @@ impl Cpu {
         });
     }
 
-    fn tokens_per_tile(&self) -> usize {
+    /// Runs a kernel on this thread.
+    pub(crate) fn execute<K: Kernel>(&self, kernel: K) -> K::Output {
+        self.proof.run(kernel)
+    }
+
+    /// Calls `task` for every index below `tasks`, on all threads.
+    pub(crate) fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        self.pool.run(tasks, |index, _| task(index));
+    }
+
+    pub(crate) fn registers(&self) -> Registers {
         match self.proof {
+            Proof::Portable(_) => Portable::REGISTERS,
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(_) => Avx2::REGISTERS,
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512Vnni(_) => Avx512Vnni::REGISTERS,
+        }
+    }
+
+    fn tokens_per_tile(&self, tokens: usize) -> usize {
+        let widest = match self.proof {
             Proof::Portable(_) => Portable::TOKENS,
             #[cfg(target_arch = "x86_64")]
             Proof::Avx2(_) => Avx2::TOKENS,
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512Vnni(_) => Avx512Vnni::TOKENS,
-        }
+        };
+        tokens_per_tile(tokens, widest, self.registers())
     }
 
     /// Rows per task: a multiple of what kernels handle together, few enough that threads finish
     /// together and many enough that claiming them costs nothing.
-    fn rows_per_task(&self, w: &Matrix<'_>) -> usize {
-        const TOGETHER: usize = 2 * LANES;
+    fn rows_per_task(&self, w: &Matrix<'_>, tokens: usize) -> usize {
+        let (together, bytes) = if tokens == 1 && w.dtype().is_quantized() {
+            (4 * LANES, 2 * TASK_BYTES)
+        } else {
+            (2 * LANES, TASK_BYTES)
+        };
         let balanced = w.rows().div_ceil(self.threads() * TASKS_PER_THREAD);
-        let worthwhile = TASK_BYTES.div_ceil(w.row_bytes().max(1));
-        balanced.max(worthwhile).next_multiple_of(TOGETHER)
+        let worthwhile = bytes.div_ceil(w.row_bytes().max(1));
+        balanced.max(worthwhile).next_multiple_of(together)
     }
 }

@@ -133,6 +133,12 @@ impl<T> Block<'_, T> {
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), self.cols.len()) }
     }
 
+    /// Where an element of the block lies, `col` counted from its first column, if it exists.
+    pub(crate) fn address(&self, row: usize, col: usize) -> *const u8 {
+        let element = row * self.width + self.cols.start + col;
+        self.base.wrapping_add(element).cast_const().cast()
+    }
+
     /// The elements of a block made by [`Grid::pieces`].
     pub(crate) fn piece(&mut self) -> &mut [T] {
         self.row(self.rows.start)

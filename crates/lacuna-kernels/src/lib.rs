@@ -31,6 +31,7 @@ mod element;
 mod elementwise;
 mod float;
 mod grid;
+mod limits;
 mod matrix;
 mod quantized;
 mod simd;

@@ -1,6 +1,6 @@
 //! Conversion of f32 to the elements of cached rows.
 
-use crate::activations::{ActivationBlock, BLOCK, quantize_block};
+use crate::activations::{BLOCK, quantize_block};
 use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Simd, padded};
 
@@ -76,10 +76,9 @@ fn scale_bytes<S: Simd>(s: S, scale: f32) -> [u8; 2] {
 #[inline(always)]
 fn q8_0_block<S: Simd>(s: S) -> impl Fn(&[f32; BLOCK], &mut [u8; 34]) {
     move |x, out| {
-        let mut block = ActivationBlock::<1>::ZERO;
-        quantize_block(x, 0, &mut block);
-        out[..2].copy_from_slice(&scale_bytes(s, block.scale[0]));
-        for (out, word) in out[2..].as_chunks_mut::<4>().0.iter_mut().zip(block.q[0]) {
+        let block = quantize_block(x);
+        out[..2].copy_from_slice(&scale_bytes(s, block.scale));
+        for (out, word) in out[2..].as_chunks_mut::<4>().0.iter_mut().zip(block.q) {
             *out = word.to_le_bytes();
         }
     }

@@ -1,49 +1,69 @@
-//! Sixteen consecutive rows of a matrix, read column by column.
+//! Sixteen rows of a matrix, read column by column.
 //!
 //! # Safety
-//! 1. `base + offsets[r] .. + row_bytes` lies within `bytes` for every `r < 16`; [`Tile::new`]
-//!    establishes it from the matrix and nothing changes it.
+//! 1. `base + row * stride .. + row_bytes` lies within `bytes` for every `row < 16`; [`Tile::new`]
+//!    establishes it from the matrix, [`Tile::strided`] checks it, and nothing changes it.
 //! 2. [`Tile::ptr`] requires that what is read after it lies within the row.
 #![expect(
     unsafe_code,
     reason = "rows are read without a bounds check per row; see # Safety"
 )]
 
+use std::ops::Range;
+
 use crate::matrix::Matrix;
 use crate::simd::LANES;
 
-/// Sixteen rows; past the end of the matrix the last row repeats.
+/// Sixteen rows at equal distances.
 pub(crate) struct Tile<'a> {
     bytes: &'a [u8],
-    offsets: [u32; LANES],
+    stride: usize,
     row_bytes: usize,
+    lanes: Range<usize>,
 }
 
 impl<'a> Tile<'a> {
-    /// The rows from `first` on.
+    /// Rows from `first` on: sixteen, or fewer where the matrix ends; [`Tile::lanes`] are theirs.
     ///
     /// # Panics
-    /// When `first` is out of range or 16 rows exceed 4 GiB.
+    /// When `first` is out of range.
     #[inline]
     pub(crate) fn new(matrix: &Matrix<'a>, first: usize) -> Self {
-        let row_bytes = matrix.row_bytes();
-        let count = (matrix.rows().checked_sub(first)).map_or(0, |rest| rest.min(LANES));
+        let (rows, row_bytes) = (matrix.rows(), matrix.row_bytes());
+        assert!(first < rows, "row {first} of a matrix with {rows} rows");
+        // A tile that would exceed the matrix starts earlier, and in a matrix of fewer rows than
+        // lanes all lanes are one row.
+        let (start, count, stride, lanes) = match rows.checked_sub(LANES) {
+            Some(last) if first <= last => (first, LANES, row_bytes, 0..LANES),
+            Some(last) => (last, LANES, row_bytes, first - last..LANES),
+            None => (first, 1, 0, 0..1),
+        };
+        Self {
+            bytes: &matrix.bytes()[start * row_bytes..][..count * row_bytes],
+            stride,
+            row_bytes,
+            lanes,
+        }
+    }
+
+    /// Sixteen rows of `row_bytes`, `stride` bytes apart.
+    ///
+    /// # Panics
+    /// When a row does not lie in `bytes`.
+    #[inline]
+    pub(crate) fn strided(bytes: &'a [u8], stride: usize, row_bytes: usize) -> Self {
+        let needed = (LANES - 1).checked_mul(stride);
+        let needed = needed.and_then(|last| last.checked_add(row_bytes));
         assert!(
-            count > 0,
-            "row {first} of a matrix with {} rows",
-            matrix.rows()
+            needed.is_some_and(|needed| needed <= bytes.len()),
+            "{LANES} rows of {row_bytes} bytes, {stride} apart, in {}",
+            bytes.len()
         );
-        // Offsets are gathered as signed 32-bit integers.
-        assert!(
-            row_bytes < (1 << 27),
-            "a row of {row_bytes} bytes is too long for a tile"
-        );
-        let bytes = &matrix.bytes()[first * row_bytes..][..count * row_bytes];
-        let offsets = std::array::from_fn(|row| (row.min(count - 1) * row_bytes) as u32);
         Self {
             bytes,
-            offsets,
+            stride,
             row_bytes,
+            lanes: 0..LANES,
         }
     }
 
@@ -53,16 +73,15 @@ impl<'a> Tile<'a> {
         self.row_bytes
     }
 
-    /// Where the rows start, in bytes from [`Tile::base`].
-    #[inline(always)]
-    pub(crate) fn offsets(&self) -> &[u32; LANES] {
-        &self.offsets
+    /// The lanes of the rows asked for.
+    pub(crate) fn lanes(&self) -> Range<usize> {
+        self.lanes.clone()
     }
 
-    /// The start of the first row.
+    /// The address of byte `at` of a row, which need not exist.
     #[inline(always)]
-    pub(crate) fn base(&self) -> *const u8 {
-        self.bytes.as_ptr()
+    pub(crate) fn address(&self, row: usize, at: usize) -> *const u8 {
+        self.bytes.as_ptr().wrapping_add(row * self.stride + at)
     }
 
     /// A pointer to byte `at` of a row.
@@ -74,16 +93,13 @@ impl<'a> Tile<'a> {
     pub(crate) unsafe fn ptr(&self, row: usize, at: usize) -> *const u8 {
         debug_assert!(row < LANES && at <= self.row_bytes);
         // SAFETY: by the caller's promise and 1 the result lies within `bytes`.
-        unsafe {
-            self.base()
-                .add(*self.offsets.get_unchecked(row) as usize + at)
-        }
+        unsafe { self.bytes.as_ptr().add(row * self.stride + at) }
     }
 
     /// `size` bytes at `at` of a row.
     #[inline(always)]
     pub(crate) fn bytes<const N: usize>(&self, row: usize, at: usize) -> [u8; N] {
-        let start = self.offsets[row] as usize + at;
+        let start = row * self.stride + at;
         let mut out = [0; N];
         out.copy_from_slice(&self.bytes[start..start + N]);
         out

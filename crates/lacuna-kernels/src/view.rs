@@ -239,45 +239,77 @@ impl<'a> View<'a> {
     ///
     /// # Panics
     /// When `row` or `head` is out of range.
+    #[inline]
     pub fn head(&self, row: usize, head: usize) -> &'a [u8] {
-        let [bytes] = self.heads(row, row..row + 1, head);
-        bytes
+        self.span(&(row..row + 1), &(head..head + 1)).1
     }
 
-    /// The bytes of one head of `N` rows from `start` on. Rows that are not in `rows` are not
-    /// touched: the nearest one that is stands for them.
-    ///
-    /// Finds the run once, unless the rows are in several.
+    /// The bytes of rows, each from the start of its first head to the end of its last, by place
+    /// behind row `start`. For rows that are not in `rows` the first one that is stands.
     ///
     /// # Panics
-    /// When there is no row, or a row or the head is out of range.
-    #[inline]
-    pub(crate) fn heads<const N: usize>(
+    /// When there is no row, one is out of range, or one is `N` or more behind `start`.
+    pub(crate) fn extents<const N: usize>(
         &self,
         start: usize,
-        rows: Range<usize>,
-        head: usize,
+        rows: &Range<usize>,
     ) -> [&'a [u8]; N] {
+        let layout = &self.layout;
+        let extent = (layout.heads - 1) * layout.head_stride + layout.head_bytes();
+        let mut extents = [[].as_slice(); N];
+        let mut left = rows.clone();
+        while !left.is_empty() {
+            let (count, _) = self.span(&left, &(0..1));
+            let run = self.run(left.start);
+            let bytes = &run.bytes[self.place(&run, left.start, 0)..];
+            let extents = &mut extents[left.start - start..][..count];
+            for (index, row) in extents.iter_mut().enumerate() {
+                *row = &bytes[index * layout.row_stride..][..extent];
+            }
+            left.start += count;
+        }
+        let first = extents[rows.start - start];
+        for row in extents.iter_mut().filter(|row| row.is_empty()) {
+            *row = first;
+        }
+        extents
+    }
+
+    /// Where a head lies in the bytes of [`View::extents`].
+    pub(crate) fn head_range(&self, head: usize) -> Range<usize> {
+        let start = head * self.layout.head_stride;
+        start..start + self.layout.head_bytes()
+    }
+
+    /// Whether the heads of a row lie behind one another without gaps.
+    pub(crate) fn heads_are_adjacent(&self) -> bool {
+        self.layout.head_stride == self.layout.head_bytes()
+    }
+
+    /// The first ones of some rows, as many as are in one run: how many, and their bytes from the
+    /// start of `heads` in the first to its end in the last, which must be adjacent heads.
+    ///
+    /// # Panics
+    /// When there is no row, or a row or a head is out of range.
+    #[inline]
+    pub(crate) fn span(&self, rows: &Range<usize>, heads: &Range<usize>) -> (usize, &'a [u8]) {
         assert!(
-            !rows.is_empty() && self.first.start_row <= rows.start && rows.end <= self.end,
+            self.first.start_row <= rows.start && rows.end <= self.end,
             "rows {rows:?} of a view of rows {:?}",
             self.rows()
         );
-        assert!(
-            head < self.layout.heads,
-            "head {head} of {}",
-            self.layout.heads
-        );
-        let (offset, bytes) = (head * self.layout.head_stride, self.layout.head_bytes());
-        let mut run = self.run(rows.start);
-        std::array::from_fn(|index| {
-            let row = (start + index).clamp(rows.start, rows.end - 1);
-            if row - run.start_row >= run.rows {
-                run = self.run(row);
-            }
-            let at = (row - run.start_row) * self.layout.row_stride + offset;
-            &run.bytes[at..][..bytes]
-        })
+        assert!(heads.end <= self.layout.heads, "heads {heads:?}");
+        let run = self.run(rows.start);
+        let end = rows.end.min(run.start_row + run.rows);
+        let first = self.place(&run, rows.start, heads.start);
+        let last = self.place(&run, end - 1, heads.start);
+        let bytes = &run.bytes[first..last + heads.len() * self.layout.head_bytes()];
+        (end - rows.start, bytes)
+    }
+
+    #[inline]
+    fn place(&self, run: &Run<'a>, row: usize, head: usize) -> usize {
+        (row - run.start_row) * self.layout.row_stride + head * self.layout.head_stride
     }
 
     /// The run that holds a row in range.
@@ -384,10 +416,8 @@ mod tests {
         assert_eq!(view.rows(), 3..8);
         assert_eq!(view.head(3, 0), &[26, 27]);
         assert_eq!(view.head(4, 0), &[20, 21]);
-        assert_eq!(
-            view.heads(2, 3..6, 0),
-            [[26, 27], [26, 27], [20, 21], [22, 23]]
-        );
+        assert_eq!(view.span(&(3..6), &(0..1)), (1, &[26, 27][..]));
+        assert_eq!(view.span(&(4..8), &(0..1)), (2, &[20, 21, 22, 23][..]));
     }
 
     #[test]

@@ -1,45 +1,36 @@
 //! Products of quantized matrices and quantized activations.
 //!
-//! Sixteen rows are the lanes of a vector. Per block of 32 columns the integer dot products are
-//! exact; they are scaled and added in f32, block after block. So a result depends on its row and
-//! its token alone: not on the other tokens, not on how rows are cut into tasks, and not on the
-//! level, as all levels fuse the same operations.
+//! Per block of 32 columns the integer dot products are exact; they are scaled and added in f32,
+//! block after block. So a result depends on its row and its token alone: not on the other tokens,
+//! not on how rows are cut into tasks, and not on the level, as all levels fuse the same operations.
 //!
-//! One token streams blocks from the file layout through registers. Several tokens share them:
-//! blocks of one or two tiles are packed into a buffer of the worker that fits its cache, and every
-//! tile of tokens is multiplied with it before the next blocks are read.
+//! One token streams rows from the file layout ([`rows`]), a few share them in registers
+//! ([`stream`]), and many share panels that are packed into a buffer of the worker ([`panels`]).
 
 mod formats;
 mod panel;
+mod panels;
+mod rows;
+mod stream;
 
 pub(crate) use panel::StoredBlock;
+pub(crate) use panels::BUFFER_LEN as PANEL_LEN;
+pub(crate) use rows::Scratch as RowScratch;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::activations::{ActivationBlock, Activations, BLOCK};
+use crate::activations::{Activations, BLOCK, WIDEST};
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Registers, Simd};
 use crate::tile::Tile;
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use panel::{Extra, Sums, step};
+use panels::Panels;
+use rows::Rows;
 
-/// Blocks of columns per packed panel: 1024 columns, a multiple of what any file block holds.
-const PANEL_BLOCKS: usize = 32;
-
-/// The same for few tokens: so few that the next blocks arrive from memory meanwhile.
-const NARROW_PANEL_BLOCKS: usize = 8;
-
-/// Tokens up to which panels are narrow.
-const FEW_TOKENS: usize = 16;
-
-/// Blocks that a worker's panel buffer holds.
-pub(crate) const PANEL_LEN: usize = 2 * PANEL_BLOCKS;
-
-/// How far ahead of its use a block is prefetched when one token streams the matrix, in bytes of
-/// each row.
+/// How far ahead of its use a tile's block is prefetched, in bytes of each row.
 const PREFETCH_BYTES: usize = 544;
 
 /// One block of columns of the output `[tokens, rows]`; the block covers all tokens.
@@ -48,6 +39,7 @@ pub(crate) struct Product<'a, 'b> {
     pub(crate) x: &'a Activations<'a>,
     pub(crate) out: Block<'b, f32>,
     pub(crate) panel: &'a mut [StoredBlock],
+    pub(crate) rows: &'a mut RowScratch,
 }
 
 impl Kernel for Product<'_, '_> {
@@ -69,245 +61,59 @@ impl Kernel for Product<'_, '_> {
     }
 }
 
+impl Product<'_, '_> {
+    fn format<S: Simd, D: Format>(mut self, s: S) {
+        let format = PhantomData::<D>;
+        if self.x.tokens() == 1 {
+            s.vectorize(Rows {
+                weights: self.weights,
+                x: self.x.single(),
+                first: self.out.cols().start,
+                out: self.out.row(0),
+                scratch: self.rows,
+                format,
+            });
+        } else if S::REGISTERS == Registers::Many && self.x.tokens() <= WIDEST {
+            stream::multiply(s, self.weights, self.x, &mut self.out, format);
+        } else {
+            Panels {
+                weights: self.weights,
+                x: self.x,
+                out: &mut self.out,
+                buffer: self.panel,
+                format,
+            }
+            .multiply(s);
+        }
+    }
+}
+
 /// The 32-column blocks of a file block.
 #[inline(always)]
 fn parts<D: Format>() -> usize {
     D::DTYPE.block_len() / BLOCK
 }
 
-/// Sums in memory: of `R` tiles of sixteen rows and `T` tokens.
-type StoredSums<const R: usize, const T: usize> = [[[f32; LANES]; T]; R];
-
-impl Product<'_, '_> {
-    fn format<S: Simd, D: Format>(mut self, s: S) {
-        let rows = self.out.cols();
-        if self.x.tokens() == 1 {
-            for first in rows.step_by(LANES) {
-                let tile = Tile::new(self.weights, first);
-                let stream = Stream {
-                    tile,
-                    x: self.x.tile(0),
-                    format: PhantomData::<D>,
-                };
-                self.store(first, 0, &[[s.vectorize(stream)]]);
-            }
-            return;
-        }
-        for first in rows.clone().step_by(S::TILES * LANES) {
-            if S::TILES == 2 && rows.end - first > LANES {
-                self.panel::<S, D, 2>(s, first);
-            } else {
-                self.panel::<S, D, 1>(s, first);
-            }
-        }
+/// Sums so far of a tile's rows: `lanes` are in `out`, the others 0.
+#[inline(always)]
+fn load<S: Simd>(s: S, out: &[f32], lanes: &Range<usize>) -> S::F {
+    if let (LANES, Some(all)) = (lanes.len(), out.first_chunk()) {
+        return s.load(all);
     }
+    let mut sums = [0.0; LANES];
+    sums[lanes.clone()].copy_from_slice(&out[..lanes.len()]);
+    s.load(&sums)
+}
 
-    /// All tokens, `R` tiles of rows.
-    fn panel<S: Simd, D: Format, const R: usize>(&mut self, s: S, first: usize) {
-        let tiles: [Tile<'_>; R] =
-            std::array::from_fn(|r| Tile::new(self.weights, first + r * LANES));
-        let blocks = self.weights.cols() / BLOCK;
-        let together = if self.x.tokens() <= FEW_TOKENS {
-            NARROW_PANEL_BLOCKS
-        } else {
-            PANEL_BLOCKS
-        };
-        for start in (0..blocks).step_by(together) {
-            let columns = start..blocks.min(start + together);
-            let panel = &mut self.panel.as_chunks_mut::<R>().0[..columns.len()];
-            s.vectorize(Pack {
-                tiles: &tiles,
-                start,
-                panel,
-                format: PhantomData::<D>,
-            });
-            match D::EXTRA {
-                Extra::Nothing => self.tokens::<S, Plain, R>(s, first, &columns),
-                Extra::Minimum => self.tokens::<S, WithMinimum, R>(s, first, &columns),
-                Extra::SecondScale => self.tokens::<S, WithSecondScale, R>(s, first, &columns),
-            }
-        }
+/// Writes what [`load`] reads.
+#[inline(always)]
+fn store<S: Simd>(s: S, sums: S::F, out: &mut [f32], lanes: &Range<usize>) {
+    if let (LANES, Some(all)) = (lanes.len(), out.first_chunk_mut()) {
+        return s.store(sums, all);
     }
-
-    /// Multiplies the packed blocks with all tokens.
-    fn tokens<S: Simd, E: HasExtra, const R: usize>(
-        &mut self,
-        s: S,
-        first: usize,
-        columns: &Range<usize>,
-    ) {
-        let tokens = self.x.tokens();
-        for token in (0..tokens).step_by(S::TOKENS) {
-            match (tokens - token).min(S::TOKENS) {
-                1 => self.token_tile::<S, E, R, 1>(s, first, token, columns),
-                2 if S::TOKENS >= 2 => self.token_tile::<S, E, R, 2>(s, first, token, columns),
-                3 if S::TOKENS >= 3 => self.token_tile::<S, E, R, 3>(s, first, token, columns),
-                4 if S::TOKENS >= 4 => self.token_tile::<S, E, R, 4>(s, first, token, columns),
-                5 if S::TOKENS >= 5 => self.token_tile::<S, E, R, 5>(s, first, token, columns),
-                6 if S::TOKENS >= 6 => self.token_tile::<S, E, R, 6>(s, first, token, columns),
-                count => unreachable!("a tile of {count} tokens"),
-            }
-        }
-    }
-
-    fn token_tile<S: Simd, E: HasExtra, const R: usize, const T: usize>(
-        &mut self,
-        s: S,
-        first: usize,
-        token: usize,
-        columns: &Range<usize>,
-    ) {
-        let mut sums: StoredSums<R, T> = [[[0.0; LANES]; T]; R];
-        if columns.start > 0 {
-            self.load(first, token, &mut sums);
-        }
-        let x = &self.x.tile::<T>(token)[columns.clone()];
-        let panel = &self.panel.as_chunks::<R>().0[..columns.len()];
-        s.vectorize(TokenTile {
-            panel,
-            x,
-            sums: &mut sums,
-            extra: PhantomData::<E>,
-        });
-        self.store(first, token, &sums);
-    }
-
-    /// Writes sums to the rows that exist.
-    fn store<const R: usize, const T: usize>(
-        &mut self,
-        first: usize,
-        token: usize,
-        sums: &StoredSums<R, T>,
-    ) {
-        let start = first - self.out.cols().start;
-        for t in 0..T {
-            let out = &mut self.out.row(token + t)[start..];
-            for (out, sums) in out.chunks_mut(LANES).zip(sums) {
-                out.copy_from_slice(&sums[t][..out.len()]);
-            }
-        }
-    }
-
-    /// Reads back what [`Product::store`] wrote.
-    fn load<const R: usize, const T: usize>(
-        &mut self,
-        first: usize,
-        token: usize,
-        sums: &mut StoredSums<R, T>,
-    ) {
-        let start = first - self.out.cols().start;
-        for t in 0..T {
-            let out = &self.out.row(token + t)[start..];
-            for (out, sums) in out.chunks(LANES).zip(sums.iter_mut()) {
-                sums[t][..out.len()].copy_from_slice(out);
-            }
-        }
-    }
-}
-
-/// One token and sixteen rows, from the file layout.
-struct Stream<'a, D> {
-    tile: Tile<'a>,
-    x: &'a [ActivationBlock<1>],
-    format: PhantomData<D>,
-}
-
-impl<D: Format> Kernel for Stream<'_, D> {
-    type Output = [f32; LANES];
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> [f32; LANES] {
-        let mut sums: Sums<S, 1, 1> = [[s.splat(0.0)]];
-        for (index, x) in self.x.chunks_exact(parts::<D>()).enumerate() {
-            prefetch_ahead::<S, D>(s, &self.tile, index, LANES);
-            let header = D::header(s, &self.tile, index);
-            for (part, x) in x.iter().enumerate() {
-                let block = D::block(s, &self.tile, index, part, &header);
-                step(s, D::EXTRA, &[block], x, &mut sums);
-            }
-        }
-        let mut out = [0.0; LANES];
-        s.store(sums[0][0], &mut out);
-        out
-    }
-}
-
-/// Packs the blocks of columns from `start` on, as many as the panel holds.
-struct Pack<'a, 'b, D, const R: usize> {
-    tiles: &'a [Tile<'b>; R],
-    start: usize,
-    panel: &'a mut [[StoredBlock; R]],
-    format: PhantomData<D>,
-}
-
-impl<D: Format, const R: usize> Kernel for Pack<'_, '_, D, R> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let first = self.start / parts::<D>();
-        // Tile by tile: 16 streams of rows at a time are easier to prefetch than 32.
-        for (r, tile) in self.tiles.iter().enumerate() {
-            for (index, panel) in self.panel.chunks_exact_mut(parts::<D>()).enumerate() {
-                prefetch_ahead::<S, D>(s, tile, first + index, R * LANES);
-                let header = D::header(s, tile, first + index);
-                for (part, out) in panel.iter_mut().enumerate() {
-                    out[r].store(s, &D::block(s, tile, first + index, part, &header));
-                }
-            }
-        }
-    }
-}
-
-/// Adds the products of a packed panel and a tile of tokens.
-struct TokenTile<'a, E, const R: usize, const T: usize> {
-    panel: &'a [[StoredBlock; R]],
-    x: &'a [ActivationBlock<T>],
-    sums: &'a mut StoredSums<R, T>,
-    extra: PhantomData<E>,
-}
-
-impl<E: HasExtra, const R: usize, const T: usize> Kernel for TokenTile<'_, E, R, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let mut sums: Sums<S, R, T> = [[s.splat(0.0); T]; R];
-        for r in 0..R {
-            for t in 0..T {
-                sums[r][t] = s.load(&self.sums[r][t]);
-            }
-        }
-        for (weights, x) in self.panel.iter().zip(self.x) {
-            step(s, E::EXTRA, weights, x, &mut sums);
-        }
-        for r in 0..R {
-            for t in 0..T {
-                s.store(sums[r][t], &mut self.sums[r][t]);
-            }
-        }
-    }
-}
-
-/// [`Extra`] as a type, so that one kernel serves all storage types that share it.
-trait HasExtra {
-    const EXTRA: Extra;
-}
-
-struct Plain;
-struct WithMinimum;
-struct WithSecondScale;
-
-impl HasExtra for Plain {
-    const EXTRA: Extra = Extra::Nothing;
-}
-
-impl HasExtra for WithMinimum {
-    const EXTRA: Extra = Extra::Minimum;
-}
-
-impl HasExtra for WithSecondScale {
-    const EXTRA: Extra = Extra::SecondScale;
+    let mut all = [0.0; LANES];
+    s.store(sums, &mut all);
+    out[..lanes.len()].copy_from_slice(&all[lanes.clone()]);
 }
 
 /// Prefetches what will be read [`PREFETCH_BYTES`] after a file block, in this tile or the one

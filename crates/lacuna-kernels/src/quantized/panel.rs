@@ -74,7 +74,7 @@ impl<S: Simd> Source<S> for PackedBlock<S> {
     }
 }
 
-impl<S: Simd> Source<S> for StoredBlock {
+impl<S: Simd> Source<S> for &StoredBlock {
     #[inline(always)]
     fn word(&self, s: S, g: usize) -> S::U {
         s.u_load(&self.words[g])

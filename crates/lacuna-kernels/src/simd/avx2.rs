@@ -13,7 +13,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Registers, Simd, each};
+use super::{Kernel, LANES, Registers, Simd};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX2, FMA and F16C.
@@ -96,6 +96,31 @@ fn dot4(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
+/// Lane `4 * q + j` is the sum of lanes `4 * q .. 4 * q + 4` of `x[j]`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn sum_quads(x: [__m256i; 4]) -> __m256i {
+    let low = _mm256_hadd_epi32(x[0], x[1]);
+    let high = _mm256_hadd_epi32(x[2], x[3]);
+    _mm256_hadd_epi32(low, high)
+}
+
+/// `value` in the bytes whose bit is set.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn bytes_where(bits: u32, value: u8) -> __m256i {
+    let byte = _mm256_setr_epi64x(
+        0,
+        0x0101_0101_0101_0101,
+        0x0202_0202_0202_0202,
+        0x0303_0303_0303_0303,
+    );
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), byte);
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+    _mm256_and_si256(set, _mm256_set1_epi8(value as i8))
+}
+
 /// Sixteen bytes at `at` of rows `first` and `first + 4`.
 ///
 /// # Safety
@@ -149,6 +174,7 @@ impl Simd for Avx2 {
     const REGISTERS: Registers = Registers::Few;
     const TOKENS: usize = 2;
     const TILES: usize = 1;
+    const SIGNED_BIAS: i32 = 0;
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -422,15 +448,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn f16_column(self, tile: &Tile<'_>, at: usize) -> Self::F {
+        assert!(
+            at + 2 <= tile.row_bytes(),
+            "a column at {at} exceeds the row"
+        );
+        // SAFETY: 3.
+        self.f16_each(each!(0, |r| unsafe {
+            tile.ptr(r, at).cast::<u16>().read_unaligned()
+        }))
+    }
+
+    #[inline(always)]
     fn gather(self, tile: &Tile<'_>, at: usize) -> Self::U {
         assert!(
             at + 4 <= tile.row_bytes(),
             "a gather at {at} exceeds the row"
         );
-        let offsets = self.u_load(tile.offsets());
         // SAFETY: 3.
-        let base = unsafe { tile.base().add(at) };
-        both!(|offsets| _mm256_i32gather_epi32::<1>(base.cast(), offsets))
+        self.u_load(&each!(0, |r| unsafe {
+            tile.ptr(r, at).cast::<u32>().read_unaligned()
+        }))
     }
 
     #[inline(always)]
@@ -455,6 +493,113 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U {
+        // SAFETY: 1, 2.
+        unsafe {
+            [
+                _mm256_loadu_si256(x[0].as_ptr().cast()),
+                _mm256_loadu_si256(x[1].as_ptr().cast()),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn u_quarters(self, x: [&[u8; 16]; 4]) -> Self::U {
+        // SAFETY: 1, 2.
+        unsafe {
+            let quarter = |i: usize| _mm_loadu_si128(x[i].as_ptr().cast());
+            [
+                _mm256_set_m128i(quarter(1), quarter(0)),
+                _mm256_set_m128i(quarter(3), quarter(2)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn u_add(self, a: Self::U, b: Self::U) -> Self::U {
+        both!(|a, b| _mm256_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn add_where(self, x: Self::U, bits: u64, value: u8) -> Self::U {
+        let bits = [bits as u32, (bits >> 32) as u32];
+        both!(|x, bits| _mm256_add_epi8(x, bytes_where(bits, value)))
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, x: [u64; 2]) -> Self::U {
+        both!(|x| _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64)))
+    }
+
+    #[inline(always)]
+    fn widen_words(self, x: [&[u8; 16]; 2]) -> Self::U {
+        both!(|x| _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn first_half(self, a: Self::U, b: Self::U) -> Self::U {
+        [a[0], b[1]]
+    }
+
+    #[inline(always)]
+    fn f16_each(self, x: [u16; 16]) -> Self::F {
+        let x: [i16; 16] = each!(0, |i| x[i] as i16);
+        // SAFETY: 1.
+        unsafe {
+            let low = _mm_setr_epi16(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]);
+            let high = _mm_setr_epi16(x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15]);
+            [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    fn f16_pairs(self, x: [u32; 2]) -> [Self::F; 2] {
+        let pairs = both!(|x| _mm256_cvtph_ps(_mm_set1_epi32(x as i32)));
+        [
+            both!(|pairs| _mm256_moveldup_ps(pairs)),
+            both!(|pairs| _mm256_movehdup_ps(pairs)),
+        ]
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
+        both!(|sum, weights, activations| {
+            let pairs = _mm256_maddubs_epi16(weights, activations);
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
+        both!(|sum, weights, activations| dot4(sum, weights, activations))
+    }
+
+    #[inline(always)]
+    fn sum_quads(self, x: [Self::U; 4]) -> Self::U {
+        let low = each!(x[0][0], |j| x[j][0]);
+        let high = each!(x[0][0], |j| x[j][1]);
+        // SAFETY: 1.
+        unsafe { [sum_quads(low), sum_quads(high)] }
+    }
+
+    #[inline(always)]
+    fn split_quarters(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
+        // SAFETY: 1.
+        unsafe {
+            [
+                [
+                    _mm256_permute2x128_si256::<0x20>(a[0], a[1]),
+                    _mm256_permute2x128_si256::<0x20>(b[0], b[1]),
+                ],
+                [
+                    _mm256_permute2x128_si256::<0x31>(a[0], a[1]),
+                    _mm256_permute2x128_si256::<0x31>(b[0], b[1]),
+                ],
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U {
         // SAFETY: 1.
         let activations = unsafe { _mm256_set1_epi32(activations as i32) };
@@ -474,11 +619,15 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn prefetch(self, tile: &Tile<'_>, at: usize) {
-        for offset in tile.offsets() {
-            let address = tile.base().wrapping_add(*offset as usize + at);
-            // SAFETY: a prefetch reads nothing and cannot fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        for row in 0..LANES {
+            self.prefetch_line(tile.address(row, at));
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_line(self, address: *const u8) {
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 
     #[inline(always)]

@@ -123,6 +123,29 @@ unsafe fn load_rows(tile: &Tile<'_>, j: usize, at: usize) -> __m512i {
     }
 }
 
+/// See [`Simd::transpose`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn transpose(x: [__m512; 16]) -> [__m512; 16] {
+    let quarters: [[__m512i; 4]; 4] = each!([_mm512_setzero_si512(); 4], |i| {
+        transpose4(each!(_mm512_setzero_si512(), |j| _mm512_castps_si512(
+            x[4 * i + j]
+        )))
+    });
+    each!(x[0], |c| {
+        let (q, lane) = (quarters.map(|q| _mm512_castsi512_ps(q[c % 4])), c / 4);
+        let pick = |a, b| match lane % 2 {
+            0 => _mm512_shuffle_f32x4::<0x88>(a, b),
+            _ => _mm512_shuffle_f32x4::<0xDD>(a, b),
+        };
+        let (low, high) = (pick(q[0], q[1]), pick(q[2], q[3]));
+        match lane / 2 {
+            0 => _mm512_shuffle_f32x4::<0x88>(low, high),
+            _ => _mm512_shuffle_f32x4::<0xDD>(low, high),
+        }
+    })
+}
+
 impl Simd for Avx512Vnni {
     type F = __m512;
     type U = __m512i;
@@ -130,6 +153,7 @@ impl Simd for Avx512Vnni {
     const REGISTERS: Registers = Registers::Many;
     const TOKENS: usize = 6;
     const TILES: usize = 2;
+    const SIGNED_BIAS: i32 = 128;
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -287,6 +311,12 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn transpose(self, x: [__m512; 16]) -> [__m512; 16] {
+        // SAFETY: 1.
+        unsafe { transpose(x) }
+    }
+
+    #[inline(always)]
     fn u_splat(self, x: u32) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_set1_epi32(x as i32) }
@@ -353,15 +383,33 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn f16_column(self, tile: &Tile<'_>, at: usize) -> __m512 {
+        assert!(
+            at + 2 <= tile.row_bytes(),
+            "a column at {at} exceeds the row"
+        );
+        // SAFETY: 3.
+        self.f16_each(each!(0, |r| unsafe {
+            tile.ptr(r, at).cast::<u16>().read_unaligned()
+        }))
+    }
+
+    #[inline(always)]
     fn gather(self, tile: &Tile<'_>, at: usize) -> __m512i {
         assert!(
             at + 4 <= tile.row_bytes(),
             "a gather at {at} exceeds the row"
         );
-        // SAFETY: 1, 3.
+        // SAFETY: 3.
+        let x: [i32; LANES] = each!(0, |r| unsafe {
+            tile.ptr(r, at).cast::<i32>().read_unaligned()
+        });
+        // SAFETY: 1. Lanes are inserted one by one: a gather is slower.
         unsafe {
-            let offsets = _mm512_loadu_si512(tile.offsets().as_ptr().cast());
-            _mm512_i32gather_epi32::<1>(offsets, tile.base().add(at).cast())
+            let z = _mm512_castsi128_si512(_mm_setr_epi32(x[0], x[1], x[2], x[3]));
+            let z = _mm512_inserti32x4::<1>(z, _mm_setr_epi32(x[4], x[5], x[6], x[7]));
+            let z = _mm512_inserti32x4::<2>(z, _mm_setr_epi32(x[8], x[9], x[10], x[11]));
+            _mm512_inserti32x4::<3>(z, _mm_setr_epi32(x[12], x[13], x[14], x[15]))
         }
     }
 
@@ -396,6 +444,126 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn u_halves(self, x: [&[u8; 32]; 2]) -> __m512i {
+        // SAFETY: 1, 2.
+        unsafe {
+            let low = _mm512_castsi256_si512(_mm256_loadu_si256(x[0].as_ptr().cast()));
+            _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(x[1].as_ptr().cast()))
+        }
+    }
+
+    #[inline(always)]
+    fn u_quarters(self, x: [&[u8; 16]; 4]) -> __m512i {
+        // SAFETY: 1, 2.
+        unsafe {
+            let quarter = |i: usize| _mm_loadu_si128(x[i].as_ptr().cast());
+            let z = _mm512_castsi128_si512(quarter(0));
+            let z = _mm512_inserti32x4::<1>(z, quarter(1));
+            let z = _mm512_inserti32x4::<2>(z, quarter(2));
+            _mm512_inserti32x4::<3>(z, quarter(3))
+        }
+    }
+
+    #[inline(always)]
+    fn u_add(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    fn add_where(self, x: __m512i, bits: u64, value: u8) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_mask_add_epi8(x, bits, x, _mm512_set1_epi8(value as i8)) }
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, x: [u64; 2]) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_cvtepu8_epi32(_mm_set_epi64x(x[1] as i64, x[0] as i64)) }
+    }
+
+    #[inline(always)]
+    fn widen_words(self, x: [&[u8; 16]; 2]) -> __m512i {
+        // SAFETY: 1, 2.
+        unsafe {
+            let half = |i: usize| _mm_loadu_si128(x[i].as_ptr().cast());
+            _mm512_cvtepu16_epi32(_mm256_set_m128i(half(1), half(0)))
+        }
+    }
+
+    #[inline(always)]
+    fn first_half(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_mask_mov_epi32(b, 0x00FF, a) }
+    }
+
+    #[inline(always)]
+    fn f16_each(self, x: [u16; 16]) -> __m512 {
+        let x: [i16; 16] = each!(0, |i| x[i] as i16);
+        // SAFETY: 1. Lanes are inserted one by one: a gather is slower.
+        unsafe {
+            let low = _mm_setr_epi16(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]);
+            let high = _mm_setr_epi16(x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15]);
+            _mm512_cvtph_ps(_mm256_set_m128i(high, low))
+        }
+    }
+
+    #[inline(always)]
+    fn f16_pairs(self, x: [u32; 2]) -> [__m512; 2] {
+        // SAFETY: 1.
+        unsafe {
+            let both = _mm_cvtph_ps(_mm_setr_epi32(x[0] as i32, x[1] as i32, 0, 0));
+            let lanes = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
+            let upper = _mm512_add_epi32(lanes, _mm512_set1_epi32(1));
+            let both = _mm512_castps128_ps512(both);
+            [
+                _mm512_permutexvar_ps(lanes, both),
+                _mm512_permutexvar_ps(upper, both),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(self, sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe { _mm512_dpbusd_epi32(sum, weights, activations) }
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
+        // SAFETY: 1.
+        unsafe {
+            let biased = _mm512_xor_si512(weights, _mm512_set1_epi8(i8::MIN));
+            _mm512_dpbusd_epi32(sum, biased, activations)
+        }
+    }
+
+    #[inline(always)]
+    fn sum_quads(self, x: [__m512i; 4]) -> __m512i {
+        // SAFETY: 1.
+        unsafe {
+            let pairs =
+                |a, b| _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (low, high) = (pairs(x[0], x[1]), pairs(x[2], x[3]));
+            _mm512_add_epi32(
+                _mm512_unpacklo_epi64(low, high),
+                _mm512_unpackhi_epi64(low, high),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn split_quarters(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
+        // SAFETY: 1.
+        unsafe {
+            [
+                _mm512_shuffle_i32x4::<0x88>(a, b),
+                _mm512_shuffle_i32x4::<0xDD>(a, b),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn dot4(self, sum: __m512i, weights: __m512i, activations: u32) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(activations as i32)) }
@@ -413,11 +581,15 @@ impl Simd for Avx512Vnni {
 
     #[inline(always)]
     fn prefetch(self, tile: &Tile<'_>, at: usize) {
-        for offset in tile.offsets() {
-            let address = tile.base().wrapping_add(*offset as usize + at);
-            // SAFETY: a prefetch reads nothing and cannot fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        for row in 0..LANES {
+            self.prefetch_line(tile.address(row, at));
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_line(self, address: *const u8) {
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
 
     #[inline(always)]

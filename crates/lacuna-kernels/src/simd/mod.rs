@@ -9,6 +9,21 @@
 //! `i + 1`. With fused multiply-add, results are the same on all levels; the portable level uses
 //! separate roundings for floats, and fused ones only where quantized blocks are accumulated.
 
+/// An array whose element `i` is an expression of `i`.
+///
+/// Unlike `std::array::from_fn` it makes no closure: a closure would be compiled without the
+/// instructions of the level and keep vectors out of registers.
+macro_rules! each {
+    ($init:expr, |$i:ident| $element:expr) => {{
+        let mut array = [$init; _];
+        for $i in 0..array.len() {
+            array[$i] = $element;
+        }
+        array
+    }};
+}
+pub(crate) use each;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -52,6 +67,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen-row tiles per packed panel, 1 or 2.
     const TILES: usize;
 
+    /// What [`Simd::dot_signed`] takes each weight for beyond its value.
+    const SIGNED_BIAS: i32;
+
     /// Runs `kernel` compiled for this level.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
 
@@ -94,6 +112,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Lane `j` of the result is the sum of the lanes of `x[j]`.
     fn sum_each(self, x: [Self::F; 16]) -> Self::F;
 
+    /// Lane `r` of element `c` of the result is lane `c` of element `r`.
+    #[inline(always)]
+    fn transpose(self, x: [Self::F; 16]) -> [Self::F; 16] {
+        let mut lanes = [[0.0; LANES]; LANES];
+        for r in 0..LANES {
+            self.store(x[r], &mut lanes[r]);
+        }
+        each!(x[0], |c| {
+            let column = each!(0.0, |r| lanes[r][c]);
+            self.load(&column)
+        })
+    }
+
     fn u_splat(self, x: u32) -> Self::U;
     fn u_load(self, x: &[u32; 16]) -> Self::U;
     fn u_store(self, x: Self::U, out: &mut [u32; 16]);
@@ -109,6 +140,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The binary16 in the lower half of each lane.
     fn f16_low(self, x: Self::U) -> Self::F;
 
+    /// Lane `r`: the binary16 at `at` of row `r`.
+    ///
+    /// # Panics
+    /// When `at + 2` exceeds the row.
+    fn f16_column(self, tile: &Tile<'_>, at: usize) -> Self::F;
     /// Lane `r`: the four bytes at `at` of row `r`.
     ///
     /// # Panics
@@ -126,6 +162,33 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Start of an integer sum. `bias` is [`ActivationBlock`](crate::activations)'s start value,
     /// which some levels use to correct an unsigned representation of the weights.
     fn dot_start(self, bias: i32) -> Self::U;
+    /// Thirty-two bytes, then thirty-two more.
+    fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U;
+    /// Four times sixteen bytes.
+    fn u_quarters(self, x: [&[u8; 16]; 4]) -> Self::U;
+    fn u_add(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Adds `value` to the bytes of `x` whose bit is set.
+    fn add_where(self, x: Self::U, bits: u64, value: u8) -> Self::U;
+    /// Sixteen bytes, one to a lane.
+    fn widen_bytes(self, x: [u64; 2]) -> Self::U;
+    /// Sixteen little-endian u16, eight from each.
+    fn widen_words(self, x: [&[u8; 16]; 2]) -> Self::U;
+    /// Lanes 0 to 7 of `a` and 8 to 15 of `b`.
+    fn first_half(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Sixteen binary16.
+    fn f16_each(self, x: [u16; 16]) -> Self::F;
+    /// The binary16 in the lower halves of `x[0]` (lanes 0 to 7) and `x[1]` (8 to 15), then those in
+    /// the upper halves.
+    fn f16_pairs(self, x: [u32; 2]) -> [Self::F; 2];
+    /// Adds to each lane the product of four weights below 128, unsigned, and four signed bytes.
+    fn dot_unsigned(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U;
+    /// Adds to each lane the product of four signed weights, each [`Simd::SIGNED_BIAS`] too large,
+    /// and four signed bytes.
+    fn dot_signed(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U;
+    /// Lane `4 * q + j` of the result is the sum of lanes `4 * q .. 4 * q + 4` of `x[j]`.
+    fn sum_quads(self, x: [Self::U; 4]) -> Self::U;
+    /// Quarters 0 and 2 of `a` and of `b`, and quarters 1 and 3 of both.
+    fn split_quarters(self, a: Self::U, b: Self::U) -> [Self::U; 2];
     /// Adds to each lane the product of four weights and four signed bytes.
     fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U;
     /// `round(dot * scale) * activation_scale + acc`, fused: the canonical step over a block.
@@ -139,6 +202,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Hints that the byte at `at` past the start of each row will be read soon; it may lie
     /// anywhere.
     fn prefetch(self, tile: &Tile<'_>, at: usize);
+    /// Hints that the cache line of an address, which may be any, will be read soon.
+    fn prefetch_line(self, address: *const u8);
     /// Hints that `bytes` will be read within a few microseconds.
     fn prefetch_bytes(self, bytes: &[u8]);
 }
@@ -167,21 +232,6 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     let value = s.add(s.fma(sum, square, rest), s.splat(1.0));
     s.mul(value, s.exp2_whole(whole))
 }
-
-/// An array whose element `i` is an expression of `i`.
-///
-/// Unlike `std::array::from_fn` it makes no closure: a closure would be compiled without the
-/// instructions of the level and keep vectors out of registers.
-macro_rules! each {
-    ($init:expr, |$i:ident| $element:expr) => {{
-        let mut array = [$init; _];
-        for $i in 0..array.len() {
-            array[$i] = $element;
-        }
-        array
-    }};
-}
-pub(crate) use each;
 
 /// Up to 16 elements, then zeros.
 #[inline(always)]

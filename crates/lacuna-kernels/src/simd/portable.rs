@@ -30,6 +30,16 @@ fn dot_bytes(weights: u32, activations: u32) -> i32 {
         .sum()
 }
 
+/// Lanes from their bytes.
+#[inline(always)]
+fn words<const N: usize, const PARTS: usize>(x: [&[u8; N]; PARTS]) -> U {
+    std::array::from_fn(|i| {
+        let at = 4 * i % N;
+        let part = x[4 * i / N];
+        u32::from_le_bytes([part[at], part[at + 1], part[at + 2], part[at + 3]])
+    })
+}
+
 impl Simd for Portable {
     type F = F;
     type U = U;
@@ -37,6 +47,7 @@ impl Simd for Portable {
     const REGISTERS: Registers = Registers::Few;
     const TOKENS: usize = 2;
     const TILES: usize = 1;
+    const SIGNED_BIAS: i32 = 0;
 
     #[inline(never)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -221,6 +232,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn f16_column(self, tile: &Tile<'_>, at: usize) -> F {
+        std::array::from_fn(|r| f16::from_le_bytes(tile.bytes(r, at)).to_f32_const())
+    }
+
+    #[inline(always)]
     fn gather(self, tile: &Tile<'_>, at: usize) -> U {
         assert!(
             at + 4 <= tile.row_bytes(),
@@ -253,6 +269,93 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn u_halves(self, x: [&[u8; 32]; 2]) -> U {
+        words(x)
+    }
+
+    #[inline(always)]
+    fn u_quarters(self, x: [&[u8; 16]; 4]) -> U {
+        words(x)
+    }
+
+    #[inline(always)]
+    fn u_add(self, a: U, b: U) -> U {
+        zip(a, b, u32::wrapping_add)
+    }
+
+    #[inline(always)]
+    fn add_where(self, x: U, bits: u64, value: u8) -> U {
+        std::array::from_fn(|i| {
+            let bytes = x[i].to_le_bytes();
+            let bit = |j: usize| (bits >> (4 * i + j)) as u8 & 1;
+            u32::from_le_bytes(std::array::from_fn(|j| {
+                bytes[j].wrapping_add(bit(j) * value)
+            }))
+        })
+    }
+
+    #[inline(always)]
+    fn widen_bytes(self, x: [u64; 2]) -> U {
+        std::array::from_fn(|i| (x[i / 8] >> (8 * (i % 8))) as u32 & 0xFF)
+    }
+
+    #[inline(always)]
+    fn widen_words(self, x: [&[u8; 16]; 2]) -> U {
+        std::array::from_fn(|i| {
+            let at = 2 * (i % 8);
+            u32::from(u16::from_le_bytes([x[i / 8][at], x[i / 8][at + 1]]))
+        })
+    }
+
+    #[inline(always)]
+    fn first_half(self, a: U, b: U) -> U {
+        std::array::from_fn(|i| if i < 8 { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn f16_each(self, x: [u16; 16]) -> F {
+        map(x, |x| f16::from_bits(x).to_f32_const())
+    }
+
+    #[inline(always)]
+    fn f16_pairs(self, x: [u32; 2]) -> [F; 2] {
+        let half = |shift: u32| {
+            let value = x.map(|x| f16::from_bits((x >> shift) as u16).to_f32_const());
+            std::array::from_fn(|i| value[i / 8])
+        };
+        [half(0), half(16)]
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(self, sum: U, weights: U, activations: U) -> U {
+        self.dot_signed(sum, weights, activations)
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sum: U, weights: U, activations: U) -> U {
+        std::array::from_fn(|i| sum[i].wrapping_add_signed(dot_bytes(weights[i], activations[i])))
+    }
+
+    #[inline(always)]
+    fn sum_quads(self, x: [U; 4]) -> U {
+        std::array::from_fn(|i| {
+            let quad = &x[i % 4][i / 4 * 4..][..4];
+            quad.iter().copied().fold(0, u32::wrapping_add)
+        })
+    }
+
+    #[inline(always)]
+    fn split_quarters(self, a: U, b: U) -> [U; 2] {
+        let pick = |odd: usize| -> U {
+            std::array::from_fn(|i| {
+                let from = if i < 8 { a } else { b };
+                from[4 * (2 * (i / 4 % 2) + odd) + i % 4]
+            })
+        };
+        [pick(0), pick(1)]
+    }
+
+    #[inline(always)]
     fn dot4(self, sum: U, weights: U, activations: u32) -> U {
         zip(sum, weights, |sum, w| {
             sum.wrapping_add_signed(dot_bytes(w, activations))
@@ -266,6 +369,9 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn prefetch(self, _tile: &Tile<'_>, _at: usize) {}
+
+    #[inline(always)]
+    fn prefetch_line(self, _address: *const u8) {}
 
     #[inline(always)]
     fn prefetch_bytes(self, _bytes: &[u8]) {}

@@ -1,0 +1,179 @@
+//! What this machine reaches at best, to compare kernels with: memory reads, int8 dot products and
+//! f32 multiply-adds per second.
+//!
+//! Each method measures once, for a few milliseconds, with the threads and the instructions of a
+//! [`Cpu`]. A machine with other work on it varies: measure limit and kernel in turn, several
+//! times, and take the median of the ratios.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use crate::cpu::Cpu;
+use crate::simd::{Kernel, LANES, Registers, Simd, each};
+
+/// Bytes that a task reads.
+const READ_TASK: usize = 1 << 20;
+
+/// Places that a task reads in turn; one stream per thread does not reach what memory delivers.
+const STREAMS: usize = 8;
+
+/// How far ahead of its use a line is prefetched.
+const PREFETCH_BYTES: usize = 1024;
+
+/// Tasks per thread of an arithmetic measurement, and steps per task: together a few milliseconds.
+const ARITHMETIC_TASKS: usize = 32;
+const STEPS: usize = 8 * 1024;
+
+/// Empty operations whose average is a barrier.
+const BARRIERS: usize = 1000;
+
+impl Cpu {
+    /// Bytes per second at which all threads together read `bytes` once, in several streams each.
+    ///
+    /// That is the bandwidth of memory if `bytes` is much larger than the last-level cache.
+    pub fn measure_read(&self, bytes: &[u8]) -> f64 {
+        let tasks: Vec<&[u8]> = bytes.chunks_exact(READ_TASK).collect();
+        let elapsed = self.measure(tasks.len(), |task| Read { bytes: tasks[task] });
+        (tasks.len() * READ_TASK) as f64 / elapsed.as_secs_f64()
+    }
+
+    /// Products of 8-bit integers per second, summed in 32 bits, of all threads together.
+    pub fn measure_int8_dot(&self) -> f64 {
+        self.measure_arithmetic(|| Arithmetic { integers: true })
+    }
+
+    /// Fused multiply-adds of f32 per second, of all threads together.
+    pub fn measure_f32_fma(&self) -> f64 {
+        self.measure_arithmetic(|| Arithmetic { integers: false })
+    }
+
+    /// Seconds that sharing an operation between all threads takes, the operation itself left out.
+    pub fn measure_barrier(&self) -> f64 {
+        let elapsed = |tasks| {
+            let start = Instant::now();
+            for _ in 0..BARRIERS {
+                self.for_each(tasks, |task| {
+                    black_box(task);
+                });
+            }
+            start.elapsed().as_secs_f64()
+        };
+        (elapsed(self.threads()) - elapsed(1)).max(0.0) / BARRIERS as f64
+    }
+
+    fn measure_arithmetic(&self, kernel: impl Fn() -> Arithmetic + Sync) -> f64 {
+        let tasks = self.threads() * ARITHMETIC_TASKS;
+        let products = kernel().products(self.registers());
+        let elapsed = self.measure(tasks, |_| kernel());
+        (tasks * STEPS * products) as f64 / elapsed.as_secs_f64()
+    }
+
+    fn measure<K: Kernel>(&self, tasks: usize, kernel: impl Fn(usize) -> K + Sync) -> Duration {
+        let start = Instant::now();
+        self.for_each(tasks, |task| {
+            self.execute(kernel(task));
+        });
+        start.elapsed()
+    }
+}
+
+/// Reads one task's bytes.
+struct Read<'a> {
+    bytes: &'a [u8],
+}
+
+impl Kernel for Read<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (lines, _) = self.bytes.as_chunks::<64>();
+        let per_stream = lines.len() / STREAMS;
+        let mut all = [s.u_splat(0); STREAMS];
+        for line in 0..per_stream {
+            for stream in 0..STREAMS {
+                let bytes = &lines[stream * per_stream + line];
+                s.prefetch_line(bytes.as_ptr().wrapping_add(PREFETCH_BYTES));
+                let halves = bytes.as_chunks::<32>().0;
+                all[stream] = s.u_or(all[stream], s.u_halves([&halves[0], &halves[1]]));
+            }
+        }
+        for x in all {
+            sink(s, x);
+        }
+    }
+}
+
+/// Independent chains of products, as many as registers hold.
+struct Arithmetic {
+    integers: bool,
+}
+
+impl Arithmetic {
+    /// Products per step.
+    fn products(&self, registers: Registers) -> usize {
+        let chains = match registers {
+            Registers::Many => 16,
+            Registers::Few => 4,
+        };
+        chains * LANES * if self.integers { 4 } else { 1 }
+    }
+
+    #[inline(always)]
+    fn chains<S: Simd, const N: usize>(&self, s: S) {
+        let (words, numbers) = ([[0x0102_0304; LANES]; N], [[0.5; LANES]; N]);
+        if self.integers {
+            let x: [_; N] = each!(s.u_splat(0), |j| s.u_load(&black_box(words)[j]));
+            let mut sums = [[s.u_splat(0); N]; N];
+            for _ in 0..STEPS {
+                // Read anew, so that no product is computed once for all steps.
+                let weights = black_box(&words);
+                for i in 0..N {
+                    let weight = s.u_load(&weights[i]);
+                    for j in 0..N {
+                        sums[i][j] = s.dot_unsigned(sums[i][j], weight, x[j]);
+                    }
+                }
+            }
+            for x in sums.iter().flatten() {
+                sink(s, *x);
+            }
+        } else {
+            let x: [_; N] = each!(s.splat(0.0), |j| s.load(&black_box(numbers)[j]));
+            let mut sums = [[s.splat(0.0); N]; N];
+            for _ in 0..STEPS {
+                let weights = black_box(&numbers);
+                for i in 0..N {
+                    let weight = s.load(&weights[i]);
+                    for j in 0..N {
+                        sums[i][j] = s.fma(weight, x[j], sums[i][j]);
+                    }
+                }
+            }
+            for x in sums.iter().flatten() {
+                let mut lanes = [0.0; LANES];
+                s.store(*x, &mut lanes);
+                black_box(lanes);
+            }
+        }
+    }
+}
+
+impl Kernel for Arithmetic {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match S::REGISTERS {
+            Registers::Many => self.chains::<S, 4>(s),
+            Registers::Few => self.chains::<S, 2>(s),
+        }
+    }
+}
+
+#[inline(always)]
+fn sink<S: Simd>(s: S, x: S::U) {
+    let mut lanes = [0; LANES];
+    s.u_store(x, &mut lanes);
+    black_box(lanes);
+}
