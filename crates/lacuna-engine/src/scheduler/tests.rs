@@ -38,13 +38,15 @@ fn nothing_left() -> Reading {
 }
 
 fn scheduler() -> Scheduler {
-    let mut config = ServiceConfig::default();
-    config.budget = Some(ByteLength::mebibytes(64));
-    config.engine = EngineConfig {
-        context_tokens: Some(512),
-        batch_tokens: 64,
-        sequences: 4,
-        ..EngineConfig::default()
+    let config = ServiceConfig {
+        budget: Some(ByteLength::mebibytes(64)),
+        engine: EngineConfig {
+            context_tokens: Some(512),
+            batch_tokens: 64,
+            sequences: 4,
+            ..EngineConfig::default()
+        },
+        ..ServiceConfig::default()
     };
     let engine = Engine::new(model(), &config.engine).expect("this machine runs it");
     let mut scheduler = Scheduler::new(engine, config).expect("room for it");
