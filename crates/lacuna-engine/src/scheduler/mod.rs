@@ -17,6 +17,8 @@ mod job;
 mod report;
 mod room;
 mod schedule;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,9 +27,10 @@ use lacuna_kv::prefix::PrefixCache;
 use lacuna_models::Segment;
 use lacuna_pages::{ByteLength, available_memory};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Reading};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::pressure;
 use crate::rules::Rules;
 use crate::service::ServiceConfig;
 use crate::status::{Counters, Latencies};
@@ -48,6 +51,8 @@ pub(crate) struct Scheduler {
     /// Since when nothing could be computed although nothing else was in the way.
     starved: Option<Instant>,
     tended: Option<Instant>,
+    /// What the system says about its memory.
+    system: fn() -> Reading,
     counters: Counters,
     latencies: Latencies,
     workspace: Workspace,
@@ -83,6 +88,7 @@ impl Scheduler {
             running: Vec::new(),
             starved: None,
             tended: None,
+            system: pressure::read,
             counters: Counters::default(),
             latencies: Latencies::default(),
             workspace,

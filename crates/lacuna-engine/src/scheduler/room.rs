@@ -11,7 +11,6 @@ use lacuna_pages::ByteLength;
 
 use super::{End, Scheduler, Session, Waiting};
 use crate::budget::working_limit;
-use crate::pressure;
 use crate::stream::Failure;
 
 impl Scheduler {
@@ -41,7 +40,7 @@ impl Scheduler {
             self.budget.kv,
             committed,
             self.owned_bytes(),
-            pressure::read(),
+            (self.system)(),
         );
         self.set_limit(limit.max(self.engine.kv_cache().page_bytes() as u64));
         while self.owned_bytes() > self.kv_limit && self.give_way(0) {}

@@ -157,7 +157,7 @@ fn requests_that_come_and_go_at_random_leave_nothing_behind() {
 
 #[test]
 fn they_leave_nothing_behind_when_few_of_them_fit() {
-    let mut config = tight(12, true);
+    let mut config = tight(8, true);
     config.max_waiting = 1000;
     let service = start(config);
     assert!(storm(&service) > 0);
