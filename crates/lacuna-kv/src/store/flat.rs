@@ -43,10 +43,6 @@ pub(crate) struct FlatStore {
     commit: Commit,
     capacity: usize,
     extents: Vec<Extent>,
-    /// Rows before this one have memory in every buffer.
-    mapped_rows: usize,
-    /// Rows from this one on have no byte in a sealed page.
-    writable_from: usize,
     copied_bytes: usize,
     zeroed_bytes: usize,
     peak_committed_bytes: usize,
@@ -122,14 +118,12 @@ impl FlatStore {
             commit,
             capacity,
             extents: extents.collect::<Result<_, _>>()?,
-            mapped_rows: 0,
-            writable_from: 0,
             copied_bytes: 0,
             zeroed_bytes: 0,
             peak_committed_bytes: 0,
         };
         store.zeroed_bytes = store.extents.iter().map(|extent| extent.mapped).sum();
-        store.count_rows();
+        store.note_peak();
         Ok(store)
     }
 
@@ -143,52 +137,62 @@ impl FlatStore {
         to_usize(self.pool.page_size().length())
     }
 
-    /// Puts memory that may be written behind `range` of each buffer, in one batch.
-    fn make_writable(&mut self, range: impl Fn(&Extent) -> Range<usize>) -> Result<(), KvError> {
-        let page = self.page_bytes();
-        let extents = self.extents.iter_mut();
-        let mut requests: Vec<Request<'_>> = extents
-            .map(|extent| {
-                let range = range(extent);
-                Request::new(&mut extent.buffer, range)
-            })
-            .collect();
+    /// Puts memory that may be written behind `range` of each buffer, in one batch of those that lack
+    /// any. Allocates nothing when none does.
+    fn make_writable(
+        &mut self,
+        range: impl Fn(usize, &Extent) -> Range<usize>,
+    ) -> Result<(), KvError> {
+        let lacks = |extent: &Extent, range: &Range<usize>| {
+            !range.is_empty() && (range.end > extent.mapped || range.start < extent.sealed)
+        };
+        let mut requests = Vec::new();
+        for (index, extent) in self.extents.iter_mut().enumerate() {
+            let range = range(index, extent);
+            if lacks(extent, &range) {
+                requests.push(Request::new(&mut extent.buffer, range));
+            }
+        }
+        if requests.is_empty() {
+            return Ok(());
+        }
         let report = self.pool.ensure_writable(&mut requests)?;
-        let written: Vec<_> = requests.iter().map(|request| request.range).collect();
-        for (extent, range) in self.extents.iter_mut().zip(written) {
-            let (start, end) = (range.start as usize, range.end as usize);
-            extent.mapped = extent.mapped.max(end.next_multiple_of(page));
-            extent.sealed = extent.sealed.min(start / page * page);
+        let page = self.page_bytes();
+        for (index, extent) in self.extents.iter_mut().enumerate() {
+            let range = range(index, extent);
+            if lacks(extent, &range) {
+                extent.mapped = extent.mapped.max(range.end.next_multiple_of(page));
+                extent.sealed = extent.sealed.min(range.start / page * page);
+            }
         }
         self.copied_bytes += page * report.pages_copied.get() as usize;
+        self.note_peak();
         Ok(())
     }
 
-    /// Works out which rows can be written without asking the pool, and the most memory held.
-    fn count_rows(&mut self) {
+    /// How far the buffer at `index` has memory when `tokens` tokens are prepared.
+    fn mapped_bytes(&self, tokens: usize) -> impl Fn(usize, &Extent) -> usize + use<> {
+        let (page, count) = (self.page_bytes(), self.extents.len());
+        move |index, extent| {
+            let bytes = extent.tiles.mapped_bytes(tokens, page, index, count);
+            bytes.min(to_usize(extent.buffer.reserved()))
+        }
+    }
+
+    fn note_peak(&mut self) {
         let committed = self
             .extents
             .iter()
             .map(|extent| extent.mapped - extent.released);
         self.peak_committed_bytes = self.peak_committed_bytes.max(committed.sum());
-        let mapped = self
-            .extents
-            .iter()
-            .map(|extent| extent.tiles.tokens_within(extent.mapped));
-        self.mapped_rows = mapped.min().unwrap_or(0);
-        let sealed = self
-            .extents
-            .iter()
-            .map(|extent| extent.tiles.tokens_touching(extent.sealed));
-        self.writable_from = sealed.max().unwrap_or(0);
     }
 
     /// Detaches `range` of each buffer, in one batch; whole pages, all of them mapped.
-    fn unmap(&mut self, range: impl Fn(&Extent) -> Range<usize>) -> Result<(), KvError> {
-        let extents = self.extents.iter_mut();
+    fn unmap(&mut self, range: impl Fn(usize, &Extent) -> Range<usize>) -> Result<(), KvError> {
+        let extents = self.extents.iter_mut().enumerate();
         let mut requests: Vec<Pages<'_>> = extents
-            .map(|extent| {
-                let range = range(extent);
+            .map(|(index, extent)| {
+                let range = range(index, extent);
                 extent.whole_pages(range)
             })
             .collect();
@@ -218,7 +222,6 @@ impl FlatStore {
         for extent in &mut self.extents {
             extent.sealed = extent.sealed.max(whole(extent).end);
         }
-        self.count_rows();
         let pairs = self.extents.iter().zip(&mut copy.extents);
         let mut shares: Vec<Share<'_>> = pairs
             .map(|(from, to)| {
@@ -241,7 +244,8 @@ impl FlatStore {
     /// Copies to `copy` the bytes of rows before `end` that it does not share.
     fn copy_rest(&self, copy: &mut Self, end: usize) -> Result<(), KvError> {
         let own = |extent: &Extent| extent.sealed.max(extent.released);
-        copy.make_writable(|extent| own(extent)..extent.tiles.bytes_through(end).max(own(extent)))?;
+        let mapped = copy.mapped_bytes(end);
+        copy.make_writable(|index, extent| own(extent)..mapped(index, extent))?;
         for (from, to) in self.extents.iter().zip(&mut copy.extents) {
             let start = own(to);
             let end = from.tiles.bytes_through(end).max(start);
@@ -264,15 +268,16 @@ impl Runs for FlatStore {
 
 impl Store for FlatStore {
     fn prepare(&mut self, rows: Range<usize>) -> Result<(), KvError> {
-        let there = rows.end <= self.mapped_rows && rows.start >= self.writable_from;
-        if there || rows.is_empty() {
+        if rows.is_empty() {
             return Ok(());
         }
-        self.make_writable(|extent| {
-            extent.tiles.bytes_before(rows.start)..extent.tiles.bytes_through(rows.end)
-        })?;
-        self.count_rows();
-        Ok(())
+        let start = |extent: &Extent| extent.tiles.bytes_before(rows.start);
+        let mapped = self.mapped_bytes(rows.end);
+        let ahead = self.make_writable(|index, extent| start(extent)..mapped(index, extent));
+        // What is mapped ahead must not cost a token its place.
+        ahead.or_else(|_| {
+            self.make_writable(|_, extent| start(extent)..extent.tiles.bytes_through(rows.end))
+        })
     }
 
     fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
@@ -289,25 +294,25 @@ impl Store for FlatStore {
     }
 
     fn truncate(&mut self, end: usize) -> Result<(), KvError> {
-        let page = self.page_bytes();
-        let keep = |extent: &Extent| {
-            let end = extent.tiles.bytes_through(end).next_multiple_of(page);
+        let (page, mapped) = (self.page_bytes(), self.mapped_bytes(end));
+        let keep = |index, extent: &Extent| {
+            let needed = extent.tiles.bytes_through(end).next_multiple_of(page);
+            let end = match extent.sealed > needed {
+                // A sealed page is no page mapped ahead: it could not be written.
+                true => needed,
+                false => mapped(index, extent),
+            };
             end.max(extent.released).min(extent.mapped)
         };
-        if !self.moves()
-            || self
-                .extents
-                .iter()
-                .all(|extent| keep(extent) == extent.mapped)
-        {
+        let spare = |(index, extent): (usize, &Extent)| keep(index, extent) < extent.mapped;
+        if !self.moves() || !self.extents.iter().enumerate().any(spare) {
             return Ok(());
         }
-        self.unmap(|extent| keep(extent)..extent.mapped)?;
-        for extent in &mut self.extents {
-            extent.mapped = keep(extent);
+        self.unmap(|index, extent| keep(index, extent)..extent.mapped)?;
+        for (index, extent) in self.extents.iter_mut().enumerate() {
+            extent.mapped = keep(index, extent);
             extent.sealed = extent.sealed.min(extent.mapped);
         }
-        self.count_rows();
         Ok(())
     }
 
@@ -325,22 +330,20 @@ impl Store for FlatStore {
         {
             return Ok(());
         }
-        self.unmap(|extent| extent.released..keep(extent))?;
+        self.unmap(|_, extent| extent.released..keep(extent))?;
         for extent in &mut self.extents {
             extent.released = keep(extent);
             extent.sealed = extent.sealed.max(extent.released);
         }
-        self.count_rows();
         Ok(())
     }
 
     fn clear(&mut self) -> Result<(), KvError> {
         if self.moves() {
-            self.unmap(|extent| extent.released..extent.mapped)?;
+            self.unmap(|_, extent| extent.released..extent.mapped)?;
             for extent in &mut self.extents {
                 (extent.released, extent.sealed, extent.mapped) = (0, 0, 0);
             }
-            self.count_rows();
         }
         Ok(())
     }
@@ -362,7 +365,6 @@ impl Store for FlatStore {
             self.share(&mut copy, rows.end)?;
         }
         self.copy_rest(&mut copy, rows.end)?;
-        copy.count_rows();
         Ok(Box::new(copy))
     }
 
