@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
+use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
 use lacuna_models::plan::{Demand, Logits, Plan, WeightPlan};
 use lacuna_models::{LogitRows, Model, Scratch, Segment};
@@ -19,7 +19,7 @@ pub struct EngineConfig {
     pub threads: Option<NonZeroUsize>,
     /// How KV memory is held.
     pub kv_policy: KvPolicy,
-    /// Storage of KV elements.
+    /// Storage of K and of V.
     pub kv_elements: KvElements,
     /// Tokens a session may hold. `None`: what the model was made for.
     pub context_tokens: Option<usize>,
@@ -35,7 +35,7 @@ impl Default for EngineConfig {
         Self {
             threads: None,
             kv_policy: KvPolicy::default(),
-            kv_elements: KvElements::both(ElementType::F16),
+            kv_elements: KvElements::default(),
             context_tokens: None,
             batch_tokens: 512,
             logits: Logits::Last,

@@ -103,7 +103,14 @@ fn check(model: &Arc<Model>, kv_policy: KvPolicy, sampling: Sampling) {
 #[test]
 fn a_decode_step_allocates_nothing_unless_the_cache_grows() {
     let model = model();
-    for policy in ["sparse", "dense", "sparse:interleaved=2"] {
+    for policy in [
+        "sparse",
+        "sparse:head-major",
+        "sparse:interleaved=2",
+        "dense",
+        "grow:mlx",
+        "grow:double-linear",
+    ] {
         for sampling in [Sampling::greedy(), sampling()] {
             check(&model, policy.parse().expect("a policy"), sampling);
         }

@@ -115,6 +115,14 @@ impl KvCache {
         to_usize(self.pool.page_size().length())
     }
 
+    /// Changes the byte limit of all sequences together; see [`Pool::set_limit`].
+    ///
+    /// # Errors
+    /// [`KvError::Pages`] for a limit below one page.
+    pub fn set_limit(&self, limit: ByteLength) -> Result<(), KvError> {
+        Ok(self.pool.set_limit(Some(limit))?)
+    }
+
     /// The pool's byte accounts.
     #[must_use]
     pub fn ledger(&self) -> Ledger {

@@ -42,8 +42,9 @@ impl Layout {
         }
     }
 
-    /// Tokens of one tile.
-    pub(crate) fn tile_tokens(self) -> usize {
+    /// Tokens of one tile: memory is put behind whole tiles.
+    #[must_use]
+    pub fn tile_tokens(self) -> usize {
         match self {
             Self::TokenMajor | Self::Interleaved(_) => 1,
             Self::HeadMajor => Self::HEAD_MAJOR_TOKENS,

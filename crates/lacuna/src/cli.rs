@@ -1,6 +1,6 @@
 //! The command line: what can be asked for. What is done about it is in [`crate::commands`].
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -173,7 +173,7 @@ A plan that does not fit the budget is printed all the same, and the exit code i
 
 Examples:
   lacuna plan model.gguf --ctx 32768
-  lacuna plan qwen3-4b --ctx 32768 --kv-type k=f32,v=f16 --json
+  lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=q4_0 --json
   lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
   lacuna plan demo --batch 64 --map demo.map"
 )]
@@ -192,7 +192,7 @@ pub(crate) struct PlanArgs {
     /// How KV memory is held, as for `run`
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
-    /// Storage of KV elements: one type, such as f16, or k=TYPE,v=TYPE
+    /// Storage of KV elements, as for `run`
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub(crate) kv_type: KvElements,
     /// Rows of logits a pass has room for: last (of each sequence) or all (of every token)
@@ -284,6 +284,96 @@ pub(crate) enum BenchCommand {
     Pages(BenchPagesArgs),
     /// Tokens per second of a model, and what part of the machine that is
     Speed(BenchSpeedArgs),
+    /// KV memory against tokens, for each way of holding it
+    Memory(BenchMemoryArgs),
+    /// What a KV cache that grows costs each step
+    Growth(BenchGrowthArgs),
+    /// How many sequences fit a KV budget
+    Batch(BenchBatchArgs),
+    /// What sessions that share a prefix take
+    Prefix(BenchPrefixArgs),
+}
+
+/// Whose KV cache is measured, and which ways of holding it.
+#[derive(Debug, Args)]
+pub(crate) struct KvBenchArgs {
+    /// A shape that `lacuna synth` knows, or a model as in `lacuna run`; weights are not read
+    #[arg(default_value = "qwen3-4b")]
+    pub(crate) model: String,
+    /// Layers, instead of the model's own number, where its cache does not fit the machine
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<NonZeroUsize>,
+    /// The policies to compare
+    #[arg(
+        long = "kv",
+        value_name = "POLICY",
+        num_args = 1..,
+        default_values = ["sparse", "dense", "grow:mlx", "grow:double-linear", "grow:double-linear:4096"]
+    )]
+    pub(crate) policies: Vec<KvPolicy>,
+    /// Storage of KV elements
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub(crate) kv_type: KvElements,
+    /// Draw the result as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench memory qwen3-4b --ctx 32768 --plot memory.svg")]
+pub(crate) struct BenchMemoryArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens the context holds
+    #[arg(long, value_name = "TOKENS", default_value = "32768")]
+    pub(crate) ctx: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  lacuna bench growth qwen3-4b --layers 18 --tokens 65536 --plot growth.svg"
+)]
+pub(crate) struct BenchGrowthArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens to grow to, one at a time
+    #[arg(long, value_name = "TOKENS", default_value = "65536")]
+    pub(crate) tokens: NonZeroUsize,
+    /// Stop a policy that has not got there by then
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    pub(crate) seconds: NonZeroU64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench batch qwen3-4b --budget 8GiB --ctx 16384")]
+pub(crate) struct BenchBatchArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// KV memory of all sequences together
+    #[arg(long, value_name = "BYTES", default_value = "8GiB")]
+    pub(crate) budget: ByteCount,
+    /// Tokens of the longest sequence; the shortest has 512
+    #[arg(long, value_name = "TOKENS", default_value = "16384")]
+    pub(crate) ctx: NonZeroUsize,
+    /// Seed of the lengths
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench prefix qwen3-4b --prefix 8192 --sessions 8")]
+pub(crate) struct BenchPrefixArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens that all sessions begin with
+    #[arg(long, value_name = "TOKENS", default_value = "8192")]
+    pub(crate) prefix: NonZeroUsize,
+    /// Sessions beside the first
+    #[arg(long, value_name = "N", default_value = "8")]
+    pub(crate) sessions: NonZeroUsize,
 }
 
 #[derive(Debug, Args)]

@@ -24,6 +24,10 @@ fn main() -> ExitCode {
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
         Command::Bench(BenchCommand::Speed(args)) => commands::bench::speed::run(&args),
+        Command::Bench(BenchCommand::Memory(args)) => commands::bench::kv::memory::run(&args),
+        Command::Bench(BenchCommand::Growth(args)) => commands::bench::kv::growth::run(&args),
+        Command::Bench(BenchCommand::Batch(args)) => commands::bench::kv::batch::run(&args),
+        Command::Bench(BenchCommand::Prefix(args)) => commands::bench::kv::prefix::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

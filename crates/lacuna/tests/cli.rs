@@ -393,7 +393,7 @@ fn a_plan_of_nonsense_is_refused() {
     refuses(&["plan", "qwen3-4b", "--ctx", "0"], 2, &["ctx"]);
     refuses(&["plan", "qwen3-4b", "--batch", "0"], 2, &["batch"]);
     refuses(&["plan", "qwen3-4b", "--kv", "cloud"], 2, &["cloud"]);
-    refuses(&["plan", "qwen3-4b", "--kv-type", "k=f16"], 2, &["k=f16"]);
+    refuses(&["plan", "qwen3-4b", "--kv-type", "k=q9"], 2, &["q9"]);
     refuses(&["plan", "qwen3-4b", "--budget", "2G"], 2, &["2GiB"]);
     refuses(
         &["plan", "qwen3-4b", "--logits", "some"],

@@ -1,5 +1,6 @@
 //! Where each activation buffer lies: one arena, fixed offsets, bytes reused as lifetimes end.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use crate::config::Config;
@@ -125,7 +126,8 @@ fn unplaced(config: &Config, limits: BatchLimits, buffer: Buffer) -> Option<Plac
     })
 }
 
-/// Gives every buffer an offset, largest first and each as low as those placed before it allow.
+/// Gives every buffer an offset, longest-lived and then largest first, each as low as those placed
+/// before it allow.
 /// Returns the bytes of the arena, or `None` when they are too many to allocate.
 fn pack(placements: &mut [Placement]) -> Option<usize> {
     let largest = isize::MAX as usize - ALIGNMENT;
@@ -134,7 +136,12 @@ fn pack(placements: &mut [Placement]) -> Option<usize> {
         .try_fold(0usize, |sum, place| sum.checked_add(place.bytes));
     sum.filter(|&sum| sum <= largest - placements.len() * ALIGNMENT)?;
     let mut order: Vec<usize> = (0..placements.len()).collect();
-    order.sort_by_key(|&index| (std::cmp::Reverse(placements[index].bytes), index));
+    order.sort_by_key(|&index| {
+        let Placement {
+            lifetime, bytes, ..
+        } = placements[index];
+        (Reverse((lifetime.steps(), bytes)), index)
+    });
     let mut placed: Vec<Placement> = Vec::with_capacity(placements.len());
     for index in order {
         placements[index].offset = lowest(&placed, &placements[index]);

@@ -13,7 +13,7 @@ use crate::plan::{Demand, Plan};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget(pub u64);
 
-/// Whether a plan with its context full stays within a budget.
+/// Whether a plan stays within a budget until its contexts are full.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It does.
@@ -41,14 +41,12 @@ pub enum Change {
     Batch(usize),
 }
 
-/// Types of KV elements in the order they are proposed.
-const ELEMENTS: [ElementType; 2] = [ElementType::F32, ElementType::F16];
 /// Tokens in one pass below which prompts become slow; not proposed below it.
 const SMALLEST_BATCH: usize = 16;
 
 impl Plan {
-    /// Whether this plan of `config` stays within `budget` with its context full, and if not what
-    /// to change in `demand`.
+    /// Whether this plan of `config` stays within `budget` until its contexts are full, and if not
+    /// what to change in `demand`.
     ///
     /// # Errors
     /// [`PlanError`] as [`Plan::new`].
@@ -58,11 +56,11 @@ impl Plan {
         config: &Config,
         demand: &Demand,
     ) -> Result<Verdict, PlanError> {
-        let needed = self.full().bytes();
+        let full = self.full();
+        let needed = full.peak_bytes();
         if let Some(spare) = budget.0.checked_sub(needed) {
             return Ok(Verdict::Fits { spare });
         }
-        let full = self.full();
         let search = Search {
             config,
             demand,
@@ -92,12 +90,12 @@ impl Search<'_> {
         Ok(changes.into_iter().flatten().collect())
     }
 
-    /// Whether `demand` fits with the context full.
+    /// Whether `demand` fits until its contexts are full.
     fn fits(&self, cache: &KvCache, demand: &Demand) -> Result<bool, PlanError> {
         let arena = ArenaPlan::new(self.config, demand.limits()?)?;
         let kv = KvPlan::new(cache, demand)?;
-        let committed = kv.committed_bytes(demand.context_tokens);
-        Ok((arena.bytes() as u64).saturating_add(committed) <= self.room)
+        let peak = kv.peak_bytes(demand.context_tokens);
+        Ok(arena.bytes() as u64 + peak <= self.room)
     }
 
     fn cache(&self, geometry: Geometry) -> Result<KvCache, PlanError> {
@@ -123,8 +121,9 @@ impl Search<'_> {
         Ok((fits > 0).then_some(Change::Context(fits)))
     }
 
-    /// The cache with both sides of `element`, if that makes it smaller.
+    /// The cache with both sides of `element`, if it can be stored so and that makes it smaller.
     fn smaller(&self, element: ElementType) -> Option<Geometry> {
+        element.check_head_dim(self.geometry.head_dim).ok()?;
         let geometry = Geometry {
             key_element: element,
             value_element: element,
@@ -134,7 +133,7 @@ impl Search<'_> {
     }
 
     fn element(&self) -> Result<Option<Change>, PlanError> {
-        for element in ELEMENTS {
+        for element in ElementType::ALL {
             let Some(geometry) = self.smaller(element) else {
                 continue;
             };

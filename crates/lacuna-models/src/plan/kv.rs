@@ -1,6 +1,6 @@
 //! KV caches: what is reserved, and what is committed as tokens arrive.
 
-use lacuna_kv::{Geometry, KvCache, KvPolicy, Layer, Side};
+use lacuna_kv::{Geometry, Growth, GrowthSchedule, KvCache, KvPolicy, Layer, Side};
 
 use crate::plan::Demand;
 use crate::plan::error::PlanError;
@@ -71,9 +71,10 @@ impl KvPlan {
         })
     }
 
-    /// Bytes of one buffer with room for `tokens` tokens: whole pages.
+    /// Bytes of one buffer with room for `tokens` tokens: whole tiles, whole pages.
     #[must_use]
     pub fn buffer_bytes(&self, buffer: &KvBuffer, tokens: usize) -> u64 {
+        let tokens = tokens.next_multiple_of(self.policy.layout().tile_tokens());
         let bytes = tokens * buffer.bytes_per_token;
         bytes.next_multiple_of(self.page_bytes) as u64
     }
@@ -84,24 +85,57 @@ impl KvPlan {
         (self.sequences * tokens * self.geometry.bytes_per_token()) as u64
     }
 
-    /// Address space of all contexts, whole pages.
+    /// Address space of all contexts, whole pages. A policy that grows by copying takes so much in
+    /// the end.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        self.whole_pages(self.context_tokens)
+        match self.policy {
+            KvPolicy::Sparse(_) | KvPolicy::Dense(_) => self.whole_pages(self.context_tokens),
+            KvPolicy::Grow(_) => self.committed_bytes(self.context_tokens),
+        }
     }
 
-    /// Memory behind every sequence when each holds `tokens` tokens, whole pages.
+    /// Memory behind all sequences when each holds `tokens` tokens that came one by one.
     #[must_use]
     pub fn committed_bytes(&self, tokens: usize) -> u64 {
+        let tokens = tokens.min(self.context_tokens);
         match self.policy {
-            KvPolicy::Sparse(_) => self.whole_pages(tokens.min(self.context_tokens)),
-            KvPolicy::Dense(_) => self.reserved_bytes(),
-            KvPolicy::Grow(schedule) => {
-                let cell_bytes = self.geometry.bytes_per_token();
-                let growth = schedule.after(tokens, self.context_tokens, cell_bytes);
-                self.whole_pages(growth.cells)
-            }
+            KvPolicy::Sparse(_) => self.whole_pages(tokens),
+            KvPolicy::Dense(_) => self.whole_pages(self.context_tokens),
+            KvPolicy::Grow(schedule) => self.whole_pages(self.growth(schedule, tokens).cells),
         }
+    }
+
+    /// The most memory behind all sequences on their way to `tokens` tokens each: where growing
+    /// copies, old and new rows of the sequence that grows exist side by side.
+    #[must_use]
+    pub fn peak_bytes(&self, tokens: usize) -> u64 {
+        let tokens = tokens.min(self.context_tokens);
+        let beside = match self.policy {
+            KvPolicy::Sparse(_) | KvPolicy::Dense(_) => 0,
+            KvPolicy::Grow(schedule) => self.beside_growth(schedule, tokens),
+        };
+        self.committed_bytes(tokens) + beside
+    }
+
+    /// What exists beside the new buffers of one sequence while the last move is under way.
+    fn beside_growth(&self, schedule: GrowthSchedule, tokens: usize) -> u64 {
+        let before = self.growth(schedule, tokens).previous_cells;
+        let old = || {
+            self.buffers()
+                .map(|buffer| self.buffer_bytes(&buffer, before))
+        };
+        match schedule {
+            // Buffers are replaced in turn, the last one when all others are new.
+            GrowthSchedule::Mlx => old().last().unwrap_or(0),
+            // A whole second cache is filled through a staging buffer as large as the largest.
+            GrowthSchedule::DoubleLinear { .. } => old().sum::<u64>() + old().max().unwrap_or(0),
+        }
+    }
+
+    fn growth(&self, schedule: GrowthSchedule, tokens: usize) -> Growth {
+        let cell_bytes = self.geometry.bytes_per_token();
+        schedule.after(tokens, self.context_tokens, cell_bytes)
     }
 
     fn whole_pages(&self, tokens: usize) -> u64 {

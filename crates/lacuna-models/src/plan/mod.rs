@@ -126,16 +126,27 @@ pub struct Total {
     pub copied: u64,
     /// The arena.
     pub activations: u64,
-    /// Memory behind the KV cache.
+    /// Memory behind KV caches.
     pub kv_committed: u64,
+    /// The most there was behind them on the way.
+    pub kv_peak: u64,
 }
 
 impl Total {
     /// All of them.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let known = self.weights + self.copied + self.activations;
-        known.saturating_add(self.kv_committed)
+        self.besides_kv() + self.kv_committed
+    }
+
+    /// The most that all of them came to on the way.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.besides_kv() + self.kv_peak
+    }
+
+    fn besides_kv(&self) -> u64 {
+        self.weights + self.copied + self.activations
     }
 }
 
@@ -165,6 +176,7 @@ impl Plan {
             copied: self.weights.copied_bytes(),
             activations: self.arena.bytes() as u64,
             kv_committed: self.kv.committed_bytes(tokens),
+            kv_peak: self.kv.peak_bytes(tokens),
         }
     }
 

@@ -138,6 +138,11 @@ impl Lifetime {
         self.first <= other.last && other.first <= self.last
     }
 
+    /// Steps from the first to the last.
+    pub(crate) fn steps(self) -> usize {
+        1 + self.last as usize - self.first as usize
+    }
+
     /// The shortest lifetime that contains both.
     fn hull(self, other: Self) -> Self {
         Self {

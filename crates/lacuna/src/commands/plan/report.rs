@@ -70,6 +70,8 @@ pub(super) struct Committed {
     pub(super) tokens: usize,
     pub(super) row_bytes: u64,
     pub(super) committed_bytes: u64,
+    /// The most that was committed on the way.
+    pub(super) peak_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -94,6 +96,8 @@ pub(super) struct Sum {
     pub(super) activation_bytes: u64,
     pub(super) kv_committed_bytes: u64,
     pub(super) bytes: u64,
+    /// The most it came to on the way.
+    pub(super) peak_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -163,6 +167,7 @@ fn kv(plan: &KvPlan) -> Kv {
         tokens,
         row_bytes: plan.row_bytes(tokens),
         committed_bytes: plan.committed_bytes(tokens),
+        peak_bytes: plan.peak_bytes(tokens),
     };
     Kv {
         policy: plan.policy.to_string(),
@@ -205,6 +210,7 @@ fn sum(total: Total) -> Sum {
         activation_bytes: total.activations,
         kv_committed_bytes: total.kv_committed,
         bytes: total.bytes(),
+        peak_bytes: total.peak_bytes(),
     }
 }
 

@@ -81,10 +81,11 @@ fn kv(out: &mut impl Write, kv: &Kv) -> Result<()> {
     for row in &kv.committed {
         writeln!(
             out,
-            "  {:>12}{:>20}{:>20}  {}",
+            "  {:>12}{:>18}{:>18}{:>18}  {}",
             row.tokens,
             row.row_bytes,
             row.committed_bytes,
+            row.peak_bytes,
             size(row.committed_bytes)
         )?;
     }
@@ -124,12 +125,16 @@ fn totals(out: &mut impl Write, empty: &Sum, full: &Sum) -> Result<()> {
     Ok(())
 }
 
+/// A number of a total.
+type Part = fn(&Sum) -> u64;
+
 /// What makes up a total, and the total.
-const PARTS: [(&str, fn(&Sum) -> u64); 4] = [
+const PARTS: [(&str, Part); 5] = [
     ("weights", |sum| sum.weight_bytes + sum.copied_bytes),
     ("activations", |sum| sum.activation_bytes),
     ("KV cache", |sum| sum.kv_committed_bytes),
     ("all", |sum| sum.bytes),
+    ("peak", |sum| sum.peak_bytes),
 ];
 
 fn budget(out: &mut impl Write, fit: &Fit) -> Result<()> {
