@@ -110,6 +110,7 @@ fn a_decode_step_allocates_nothing_unless_the_cache_grows() {
         "dense",
         "grow:mlx",
         "grow:double-linear",
+        "paged",
     ] {
         for sampling in [Sampling::greedy(), sampling()] {
             check(&model, policy.parse().expect("a policy"), sampling);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use lacuna_pages::{
-    ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, Pool, PoolConfig,
-    available_memory,
+    ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, PageSize, Pool,
+    PoolConfig, available_memory,
 };
 
 use crate::error::KvError;
@@ -109,6 +109,12 @@ impl KvCache {
         self.policy
     }
 
+    /// The unit of memory.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.pool.page_size()
+    }
+
     /// Bytes of one page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
@@ -120,7 +126,11 @@ impl KvCache {
     /// # Errors
     /// [`KvError::Pages`] for a limit below one page.
     pub fn set_limit(&self, limit: ByteLength) -> Result<(), KvError> {
-        Ok(self.pool.set_limit(Some(limit))?)
+        self.pool.set_limit(Some(limit))?;
+        if let Stores::Paged(blocks) = &self.stores {
+            blocks.set_limit(limit);
+        }
+        Ok(())
     }
 
     /// The pool's byte accounts.

@@ -103,7 +103,7 @@ mod tests {
         let schedule = GrowthSchedule::DoubleLinear { switch_cells };
         move |tokens| {
             let growth = schedule.after(tokens, CONTEXT, CELL);
-            (growth.cells, growth.cells * CELL >> 20, growth.resizes)
+            (growth.cells, (growth.cells * CELL) >> 20, growth.resizes)
         }
     }
 
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(row(40_009), (49_152, 3_072, 8));
         assert_eq!(row(64_009), (65_536, 4_096, 9));
         assert_eq!(row(80_009), (81_920, 5_120, 10));
-        assert_eq!(CONTEXT * CELL >> 20, 8_192, "dense");
+        assert_eq!((CONTEXT * CELL) >> 20, 8_192, "dense");
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
         };
         let growth = schedule.after(80_009, CONTEXT, CELL);
         assert_eq!(growth.copied_cells, 179_968);
-        assert_eq!(growth.copied_cells * CELL >> 20, 11_248, "about 11 GiB");
+        assert_eq!((growth.copied_cells * CELL) >> 20, 11_248, "about 11 GiB");
     }
 
     #[test]

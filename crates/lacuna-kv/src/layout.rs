@@ -108,8 +108,8 @@ impl Tiles {
         token.div_ceil(self.tokens) * self.bytes
     }
 
-    /// Bytes of whole pages that the buffer at `index` of `count` should have memory for when `tokens`
-    /// tokens are prepared: those its rows need, and the next one if its turn has come.
+    /// Bytes of whole pages that the buffer at `index` of `count` has memory for when `tokens` tokens
+    /// have come one at a time: those its rows need, and the next one if its turn has come.
     ///
     /// While a page fills, the next page of one buffer after another is mapped, so that a token that
     /// begins a page asks for no more pages than the tokens before it. Unfilled and mapped ahead

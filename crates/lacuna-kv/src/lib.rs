@@ -23,6 +23,7 @@ pub use error::KvError;
 pub use footprint::Footprint;
 pub use geometry::{Geometry, Layer, Side};
 pub use growth::{Growth, GrowthSchedule};
+pub use lacuna_pages::PageSize;
 pub use layout::Layout;
 pub use policy::{KvPolicy, UnknownPolicy};
 pub use report::KvReport;

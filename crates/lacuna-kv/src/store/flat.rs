@@ -34,6 +34,13 @@ pub(crate) enum Commit {
     AtStart,
 }
 
+/// Whether pages are mapped before a row needs them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ahead {
+    Mapped,
+    LeftOut,
+}
+
 /// The store of `sparse` and `dense`.
 #[derive(Debug)]
 pub(crate) struct FlatStore {
@@ -80,6 +87,11 @@ impl Extent {
             },
             buffer,
         })
+    }
+
+    /// Whether some of `bytes` have no memory yet or cannot be written.
+    fn lacks(&self, bytes: &Range<usize>) -> bool {
+        bytes.end > self.mapped || bytes.start < self.sealed
     }
 
     fn pages(&self, bytes: Range<usize>) -> PageRange {
@@ -137,46 +149,55 @@ impl FlatStore {
         to_usize(self.pool.page_size().length())
     }
 
-    /// Puts memory that may be written behind `range` of each buffer, in one batch of those that lack
-    /// any. Allocates nothing when none does.
-    fn make_writable(
-        &mut self,
-        range: impl Fn(usize, &Extent) -> Range<usize>,
-    ) -> Result<(), KvError> {
-        let lacks = |extent: &Extent, range: &Range<usize>| {
-            !range.is_empty() && (range.end > extent.mapped || range.start < extent.sealed)
+    /// The bytes of each buffer that must be writable for `rows` and are not yet. A single row, which
+    /// is how decoding goes on, also brings the pages whose turn it is ahead of their need, but only
+    /// so many more than usual when it has to catch up.
+    fn missing(&self, rows: &Range<usize>, ahead: Ahead) -> Vec<(usize, Range<usize>)> {
+        let (page, count) = (self.page_bytes(), self.extents.len());
+        let mut spare = match (ahead, rows.len()) {
+            (Ahead::Mapped, 1) => 1 + 2 * self.geometry.bytes_per_token().div_ceil(page),
+            _ => 0,
         };
-        let mut requests = Vec::new();
-        for (index, extent) in self.extents.iter_mut().enumerate() {
-            let range = range(index, extent);
-            if lacks(extent, &range) {
-                requests.push(Request::new(&mut extent.buffer, range));
+        let mut missing = Vec::new();
+        for (index, extent) in self.extents.iter().enumerate() {
+            let start = extent.tiles.bytes_before(rows.start);
+            let needed = extent.tiles.bytes_through(rows.end);
+            let ahead = extent.tiles.mapped_bytes(rows.end, page, index, count);
+            let ahead = ahead.min(to_usize(extent.buffer.reserved()));
+            if extent.lacks(&(start..needed)) {
+                let end = if spare > 0 { ahead } else { needed };
+                missing.push((index, start..end));
+            } else if spare > 0 && extent.lacks(&(start..ahead)) {
+                missing.push((index, start..ahead));
+                spare -= 1;
             }
         }
-        if requests.is_empty() {
+        missing
+    }
+
+    /// Puts memory that may be written behind `ranges` of the buffers at their indices, which ascend,
+    /// in one batch.
+    fn make_writable(&mut self, ranges: &[(usize, Range<usize>)]) -> Result<(), KvError> {
+        if ranges.is_empty() {
             return Ok(());
+        }
+        let mut extents = self.extents.iter_mut().enumerate();
+        let mut requests = Vec::with_capacity(ranges.len());
+        for (index, range) in ranges {
+            let extent = extents.find(|(other, _)| other == index);
+            let (_, extent) = extent.expect("indices of buffers, ascending");
+            requests.push(Request::new(&mut extent.buffer, range.clone()));
         }
         let report = self.pool.ensure_writable(&mut requests)?;
         let page = self.page_bytes();
-        for (index, extent) in self.extents.iter_mut().enumerate() {
-            let range = range(index, extent);
-            if lacks(extent, &range) {
-                extent.mapped = extent.mapped.max(range.end.next_multiple_of(page));
-                extent.sealed = extent.sealed.min(range.start / page * page);
-            }
+        for (index, range) in ranges {
+            let extent = &mut self.extents[*index];
+            extent.mapped = extent.mapped.max(range.end.next_multiple_of(page));
+            extent.sealed = extent.sealed.min(range.start / page * page);
         }
         self.copied_bytes += page * report.pages_copied.get() as usize;
         self.note_peak();
         Ok(())
-    }
-
-    /// How far the buffer at `index` has memory when `tokens` tokens are prepared.
-    fn mapped_bytes(&self, tokens: usize) -> impl Fn(usize, &Extent) -> usize + use<> {
-        let (page, count) = (self.page_bytes(), self.extents.len());
-        move |index, extent| {
-            let bytes = extent.tiles.mapped_bytes(tokens, page, index, count);
-            bytes.min(to_usize(extent.buffer.reserved()))
-        }
     }
 
     fn note_peak(&mut self) {
@@ -188,11 +209,11 @@ impl FlatStore {
     }
 
     /// Detaches `range` of each buffer, in one batch; whole pages, all of them mapped.
-    fn unmap(&mut self, range: impl Fn(usize, &Extent) -> Range<usize>) -> Result<(), KvError> {
-        let extents = self.extents.iter_mut().enumerate();
+    fn unmap(&mut self, range: impl Fn(&Extent) -> Range<usize>) -> Result<(), KvError> {
+        let extents = self.extents.iter_mut();
         let mut requests: Vec<Pages<'_>> = extents
-            .map(|(index, extent)| {
-                let range = range(index, extent);
+            .map(|extent| {
+                let range = range(extent);
                 extent.whole_pages(range)
             })
             .collect();
@@ -244,8 +265,12 @@ impl FlatStore {
     /// Copies to `copy` the bytes of rows before `end` that it does not share.
     fn copy_rest(&self, copy: &mut Self, end: usize) -> Result<(), KvError> {
         let own = |extent: &Extent| extent.sealed.max(extent.released);
-        let mapped = copy.mapped_bytes(end);
-        copy.make_writable(|index, extent| own(extent)..mapped(index, extent))?;
+        let missing = copy.extents.iter().map(|extent| {
+            let start = own(extent);
+            start..extent.tiles.bytes_through(end).max(start)
+        });
+        let missing: Vec<_> = missing.enumerate().collect();
+        copy.make_writable(&missing)?;
         for (from, to) in self.extents.iter().zip(&mut copy.extents) {
             let start = own(to);
             let end = from.tiles.bytes_through(end).max(start);
@@ -271,12 +296,11 @@ impl Store for FlatStore {
         if rows.is_empty() {
             return Ok(());
         }
-        let start = |extent: &Extent| extent.tiles.bytes_before(rows.start);
-        let mapped = self.mapped_bytes(rows.end);
-        let ahead = self.make_writable(|index, extent| start(extent)..mapped(index, extent));
-        // What is mapped ahead must not cost a token its place.
-        ahead.or_else(|_| {
-            self.make_writable(|_, extent| start(extent)..extent.tiles.bytes_through(rows.end))
+        let missing = self.missing(&rows, Ahead::Mapped);
+        self.make_writable(&missing).or_else(|_| {
+            // What is mapped ahead must not cost a token its place.
+            let missing = self.missing(&rows, Ahead::LeftOut);
+            self.make_writable(&missing)
         })
     }
 
@@ -294,23 +318,18 @@ impl Store for FlatStore {
     }
 
     fn truncate(&mut self, end: usize) -> Result<(), KvError> {
-        let (page, mapped) = (self.page_bytes(), self.mapped_bytes(end));
-        let keep = |index, extent: &Extent| {
-            let needed = extent.tiles.bytes_through(end).next_multiple_of(page);
-            let end = match extent.sealed > needed {
-                // A sealed page is no page mapped ahead: it could not be written.
-                true => needed,
-                false => mapped(index, extent),
-            };
+        let page = self.page_bytes();
+        let keep = |extent: &Extent| {
+            let end = extent.tiles.bytes_through(end).next_multiple_of(page);
             end.max(extent.released).min(extent.mapped)
         };
-        let spare = |(index, extent): (usize, &Extent)| keep(index, extent) < extent.mapped;
-        if !self.moves() || !self.extents.iter().enumerate().any(spare) {
+        let same = |extent: &Extent| keep(extent) == extent.mapped;
+        if !self.moves() || self.extents.iter().all(same) {
             return Ok(());
         }
-        self.unmap(|index, extent| keep(index, extent)..extent.mapped)?;
-        for (index, extent) in self.extents.iter_mut().enumerate() {
-            extent.mapped = keep(index, extent);
+        self.unmap(|extent| keep(extent)..extent.mapped)?;
+        for extent in &mut self.extents {
+            extent.mapped = keep(extent);
             extent.sealed = extent.sealed.min(extent.mapped);
         }
         Ok(())
@@ -330,7 +349,7 @@ impl Store for FlatStore {
         {
             return Ok(());
         }
-        self.unmap(|_, extent| extent.released..keep(extent))?;
+        self.unmap(|extent| extent.released..keep(extent))?;
         for extent in &mut self.extents {
             extent.released = keep(extent);
             extent.sealed = extent.sealed.max(extent.released);
@@ -340,7 +359,7 @@ impl Store for FlatStore {
 
     fn clear(&mut self) -> Result<(), KvError> {
         if self.moves() {
-            self.unmap(|_, extent| extent.released..extent.mapped)?;
+            self.unmap(|extent| extent.released..extent.mapped)?;
             for extent in &mut self.extents {
                 (extent.released, extent.sealed, extent.mapped) = (0, 0, 0);
             }

@@ -1,6 +1,6 @@
 //! KV caches: what is reserved, and what is committed as tokens arrive.
 
-use lacuna_kv::{Geometry, Growth, GrowthSchedule, KvCache, KvPolicy, Layer, Side};
+use lacuna_kv::{Footprint, Geometry, KvCache, KvPolicy, Layer, Layout, PageSize, Side};
 
 use crate::plan::Demand;
 use crate::plan::error::PlanError;
@@ -12,25 +12,39 @@ pub struct KvPlan {
     pub policy: KvPolicy,
     /// Shape of the rows.
     pub geometry: Geometry,
-    /// Bytes of one page.
-    pub page_bytes: usize,
+    /// The unit of memory.
+    pub page_size: PageSize,
     /// Tokens a sequence is made for.
     pub context_tokens: usize,
     /// Sequences there are.
     pub sequences: usize,
 }
 
-/// One buffer of a sequence: rows of one side of a layer, or of a group of layers side by side.
+/// One buffer of a sequence when its context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvBuffer {
-    /// The first decoder block.
-    pub layer: Layer,
-    /// Decoder blocks whose rows it holds.
-    pub layers: usize,
-    /// Keys or values.
-    pub side: Side,
-    /// Bytes of one token's rows.
-    pub bytes_per_token: usize,
+    /// What it holds.
+    pub rows: KvRows,
+    /// Tokens it has room for.
+    pub tokens: usize,
+    /// Whole pages.
+    pub bytes: u64,
+}
+
+/// Which rows a buffer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvRows {
+    /// All tokens, one side of a layer or of a group of layers side by side.
+    Side {
+        /// The first decoder block.
+        layer: Layer,
+        /// Decoder blocks.
+        layers: usize,
+        /// Keys or values.
+        side: Side,
+    },
+    /// Some tokens, both sides of all layers: the block at this place of a block table.
+    Block(usize),
 }
 
 impl KvPlan {
@@ -46,37 +60,68 @@ impl KvPlan {
             ..
         } = *demand;
         geometry.bytes(context_tokens.saturating_mul(sequences))?;
+        let policy = cache.policy();
+        policy.footprint(&geometry, cache.page_size(), context_tokens, context_tokens)?;
         Ok(Self {
-            policy: cache.policy(),
+            policy,
             geometry,
-            page_bytes: cache.page_bytes(),
+            page_size: cache.page_size(),
             context_tokens,
             sequences,
         })
     }
 
-    /// Every buffer of one sequence, in storage order.
-    pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> {
-        let geometry = self.geometry;
-        let together = self.policy.layout().layers_together();
-        let groups = (0..geometry.layers).step_by(together);
-        groups.flat_map(move |first| {
-            let layers = together.min(geometry.layers - first);
-            Side::BOTH.map(|side| KvBuffer {
-                layer: Layer(first),
-                layers,
-                side,
-                bytes_per_token: layers * geometry.row_bytes(side),
-            })
-        })
+    /// Every buffer of one sequence whose context is full, in storage order.
+    #[must_use]
+    pub fn buffers(&self) -> Vec<KvBuffer> {
+        match self.policy {
+            KvPolicy::Paged { block_tokens } => self.blocks(block_tokens.get()),
+            policy => self.sides(policy.layout()),
+        }
     }
 
-    /// Bytes of one buffer with room for `tokens` tokens: whole tiles, whole pages.
-    #[must_use]
-    pub fn buffer_bytes(&self, buffer: &KvBuffer, tokens: usize) -> u64 {
-        let tokens = tokens.next_multiple_of(self.policy.layout().tile_tokens());
-        let bytes = tokens * buffer.bytes_per_token;
-        bytes.next_multiple_of(self.page_bytes) as u64
+    fn blocks(&self, tokens: usize) -> Vec<KvBuffer> {
+        let bytes = self.whole_pages(tokens * self.geometry.bytes_per_token());
+        let block = |index| KvBuffer {
+            rows: KvRows::Block(index),
+            tokens,
+            bytes,
+        };
+        (0..self.context_tokens.div_ceil(tokens))
+            .map(block)
+            .collect()
+    }
+
+    fn sides(&self, layout: Layout) -> Vec<KvBuffer> {
+        let (geometry, together) = (self.geometry, layout.layers_together());
+        let tokens = match self.policy {
+            KvPolicy::Grow(schedule) => {
+                let context = self.context_tokens;
+                schedule
+                    .after(context, context, geometry.bytes_per_token())
+                    .cells
+            }
+            _ => self.context_tokens,
+        };
+        let rows = tokens.next_multiple_of(layout.tile_tokens());
+        let groups = (0..geometry.layers).step_by(together);
+        let buffers = groups.flat_map(|first| {
+            let layers = together.min(geometry.layers - first);
+            Side::BOTH.map(|side| KvBuffer {
+                rows: KvRows::Side {
+                    layer: Layer(first),
+                    layers,
+                    side,
+                },
+                tokens,
+                bytes: self.whole_pages(rows * layers * geometry.row_bytes(side)),
+            })
+        });
+        buffers.collect()
+    }
+
+    fn whole_pages(&self, bytes: usize) -> u64 {
+        (bytes as u64).next_multiple_of(self.page_size.bytes())
     }
 
     /// Bytes of the rows themselves when every sequence holds `tokens` tokens.
@@ -85,61 +130,39 @@ impl KvPlan {
         (self.sequences * tokens * self.geometry.bytes_per_token()) as u64
     }
 
-    /// Address space of all contexts, whole pages. A policy that grows by copying takes so much in
-    /// the end.
+    /// Address space of all sequences when each has come to its context's end. What does not reserve
+    /// ahead has no more than is committed then.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
-        match self.policy {
-            KvPolicy::Sparse(_) | KvPolicy::Dense(_) => self.whole_pages(self.context_tokens),
-            KvPolicy::Grow(_) => self.committed_bytes(self.context_tokens),
-        }
+        self.of_all(self.footprint(self.context_tokens).reserved_bytes)
     }
 
     /// Memory behind all sequences when each holds `tokens` tokens that came one by one.
     #[must_use]
     pub fn committed_bytes(&self, tokens: usize) -> u64 {
-        let tokens = tokens.min(self.context_tokens);
-        match self.policy {
-            KvPolicy::Sparse(_) => self.whole_pages(tokens),
-            KvPolicy::Dense(_) => self.whole_pages(self.context_tokens),
-            KvPolicy::Grow(schedule) => self.whole_pages(self.growth(schedule, tokens).cells),
-        }
+        self.of_all(self.footprint(tokens).committed_bytes)
     }
 
     /// The most memory behind all sequences on their way to `tokens` tokens each: where growing
     /// copies, old and new rows of the sequence that grows exist side by side.
     #[must_use]
     pub fn peak_bytes(&self, tokens: usize) -> u64 {
+        let Footprint {
+            committed_bytes,
+            peak_committed_bytes,
+            ..
+        } = self.footprint(tokens);
+        self.of_all(committed_bytes) + (peak_committed_bytes - committed_bytes) as u64
+    }
+
+    fn footprint(&self, tokens: usize) -> Footprint {
         let tokens = tokens.min(self.context_tokens);
-        let beside = match self.policy {
-            KvPolicy::Sparse(_) | KvPolicy::Dense(_) => 0,
-            KvPolicy::Grow(schedule) => self.beside_growth(schedule, tokens),
-        };
-        self.committed_bytes(tokens) + beside
+        self.policy
+            .footprint(&self.geometry, self.page_size, self.context_tokens, tokens)
+            .expect("a plan is made for contexts that fit")
     }
 
-    /// What exists beside the new buffers of one sequence while the last move is under way.
-    fn beside_growth(&self, schedule: GrowthSchedule, tokens: usize) -> u64 {
-        let before = self.growth(schedule, tokens).previous_cells;
-        let old = || {
-            self.buffers()
-                .map(|buffer| self.buffer_bytes(&buffer, before))
-        };
-        match schedule {
-            // Buffers are replaced in turn, the last one when all others are new.
-            GrowthSchedule::Mlx => old().last().unwrap_or(0),
-            // A whole second cache is filled through a staging buffer as large as the largest.
-            GrowthSchedule::DoubleLinear { .. } => old().sum::<u64>() + old().max().unwrap_or(0),
-        }
-    }
-
-    fn growth(&self, schedule: GrowthSchedule, tokens: usize) -> Growth {
-        let cell_bytes = self.geometry.bytes_per_token();
-        schedule.after(tokens, self.context_tokens, cell_bytes)
-    }
-
-    fn whole_pages(&self, tokens: usize) -> u64 {
-        let bytes = |buffer| self.buffer_bytes(&buffer, tokens);
-        self.sequences as u64 * self.buffers().map(bytes).sum::<u64>()
+    fn of_all(&self, bytes: usize) -> u64 {
+        self.sequences as u64 * bytes as u64
     }
 }
