@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! 1. `base + offsets[r] .. + row_bytes` lies within `bytes` for every `r < 16`; [`Tile::new`]
-//!    establishes it from the matrix and nothing changes it.
+//!    establishes it from the matrix, [`Tile::at`] checks it, and nothing changes it.
 //! 2. [`Tile::ptr`] requires that what is read after it lies within the row.
 #![expect(
     unsafe_code,
@@ -40,6 +40,34 @@ impl<'a> Tile<'a> {
         );
         let bytes = &matrix.bytes()[first * row_bytes..][..count * row_bytes];
         let offsets = std::array::from_fn(|row| (row.min(count - 1) * row_bytes) as u32);
+        Self {
+            bytes,
+            offsets,
+            row_bytes,
+        }
+    }
+
+    /// Bytes that rows may span, because offsets are gathered as signed 32-bit integers.
+    pub(crate) const MAX_BYTES: usize = 1 << 31;
+
+    /// Rows of `row_bytes` at some offsets.
+    ///
+    /// # Panics
+    /// When a row does not lie in `bytes`, or those are more than [`Tile::MAX_BYTES`].
+    #[inline]
+    pub(crate) fn at(bytes: &'a [u8], offsets: [u32; LANES], row_bytes: usize) -> Self {
+        assert!(
+            bytes.len() <= Self::MAX_BYTES,
+            "rows span {} bytes",
+            bytes.len()
+        );
+        for offset in offsets {
+            assert!(
+                (bytes.len().checked_sub(row_bytes)).is_some_and(|last| offset as usize <= last),
+                "a row of {row_bytes} bytes at {offset} of {}",
+                bytes.len()
+            );
+        }
         Self {
             bytes,
             offsets,

@@ -239,45 +239,40 @@ impl<'a> View<'a> {
     ///
     /// # Panics
     /// When `row` or `head` is out of range.
+    #[inline]
     pub fn head(&self, row: usize, head: usize) -> &'a [u8] {
-        let [bytes] = self.heads(row, row..row + 1, head);
-        bytes
+        self.span(&(row..row + 1), &(head..head + 1)).1
     }
 
-    /// The bytes of one head of `N` rows from `start` on. Rows that are not in `rows` are not
-    /// touched: the nearest one that is stands for them.
-    ///
-    /// Finds the run once, unless the rows are in several.
+    /// Whether the heads of a row lie behind one another without gaps.
+    pub(crate) fn heads_are_adjacent(&self) -> bool {
+        self.layout.head_stride == self.layout.head_bytes()
+    }
+
+    /// The first ones of some rows, as many as are in one run: how many, and their bytes from the
+    /// start of `heads` in the first to its end in the last, which must be adjacent heads.
     ///
     /// # Panics
-    /// When there is no row, or a row or the head is out of range.
+    /// When there is no row, or a row or a head is out of range.
     #[inline]
-    pub(crate) fn heads<const N: usize>(
-        &self,
-        start: usize,
-        rows: Range<usize>,
-        head: usize,
-    ) -> [&'a [u8]; N] {
+    pub(crate) fn span(&self, rows: &Range<usize>, heads: &Range<usize>) -> (usize, &'a [u8]) {
         assert!(
-            !rows.is_empty() && self.first.start_row <= rows.start && rows.end <= self.end,
+            self.first.start_row <= rows.start && rows.end <= self.end,
             "rows {rows:?} of a view of rows {:?}",
             self.rows()
         );
-        assert!(
-            head < self.layout.heads,
-            "head {head} of {}",
-            self.layout.heads
-        );
-        let (offset, bytes) = (head * self.layout.head_stride, self.layout.head_bytes());
-        let mut run = self.run(rows.start);
-        std::array::from_fn(|index| {
-            let row = (start + index).clamp(rows.start, rows.end - 1);
-            if row - run.start_row >= run.rows {
-                run = self.run(row);
-            }
-            let at = (row - run.start_row) * self.layout.row_stride + offset;
-            &run.bytes[at..][..bytes]
-        })
+        assert!(heads.end <= self.layout.heads, "heads {heads:?}");
+        let run = self.run(rows.start);
+        let end = rows.end.min(run.start_row + run.rows);
+        let first = self.place(&run, rows.start, heads.start);
+        let last = self.place(&run, end - 1, heads.start);
+        let bytes = &run.bytes[first..last + heads.len() * self.layout.head_bytes()];
+        (end - rows.start, bytes)
+    }
+
+    #[inline]
+    fn place(&self, run: &Run<'a>, row: usize, head: usize) -> usize {
+        (row - run.start_row) * self.layout.row_stride + head * self.layout.head_stride
     }
 
     /// The run that holds a row in range.
@@ -384,10 +379,8 @@ mod tests {
         assert_eq!(view.rows(), 3..8);
         assert_eq!(view.head(3, 0), &[26, 27]);
         assert_eq!(view.head(4, 0), &[20, 21]);
-        assert_eq!(
-            view.heads(2, 3..6, 0),
-            [[26, 27], [26, 27], [20, 21], [22, 23]]
-        );
+        assert_eq!(view.span(&(3..6), &(0..1)), (1, &[26, 27][..]));
+        assert_eq!(view.span(&(4..8), &(0..1)), (2, &[20, 21, 22, 23][..]));
     }
 
     #[test]

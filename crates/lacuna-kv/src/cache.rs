@@ -109,7 +109,7 @@ impl KvCache {
         self.policy
     }
 
-    /// The unit of memory.
+    /// The unit memory comes in.
     #[must_use]
     pub fn page_size(&self) -> PageSize {
         self.pool.page_size()

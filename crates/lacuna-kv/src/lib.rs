@@ -23,6 +23,7 @@ pub use error::KvError;
 pub use footprint::Footprint;
 pub use geometry::{Geometry, Layer, Side};
 pub use growth::{Growth, GrowthSchedule};
+/// The sizes pages can have.
 pub use lacuna_pages::PageSize;
 pub use layout::Layout;
 pub use policy::{KvPolicy, UnknownPolicy};

@@ -310,7 +310,7 @@ pub(crate) struct KvBenchArgs {
         long = "kv",
         value_name = "POLICY",
         num_args = 1..,
-        default_values = ["sparse", "dense", "paged", "grow:mlx", "grow:double-linear", "grow:double-linear:4096"]
+        default_values = ["sparse", "dense", "grow:mlx", "grow:double-linear", "grow:double-linear:4096", "paged"]
     )]
     pub(crate) policies: Vec<KvPolicy>,
     /// Storage of KV elements

@@ -13,7 +13,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Registers, Simd, each};
+use super::{Kernel, Registers, Simd};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX2, FMA and F16C.

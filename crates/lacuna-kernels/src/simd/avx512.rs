@@ -123,6 +123,29 @@ unsafe fn load_rows(tile: &Tile<'_>, j: usize, at: usize) -> __m512i {
     }
 }
 
+/// See [`Simd::transpose`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn transpose(x: [__m512; 16]) -> [__m512; 16] {
+    let quarters: [[__m512i; 4]; 4] = each!([_mm512_setzero_si512(); 4], |i| {
+        transpose4(each!(_mm512_setzero_si512(), |j| _mm512_castps_si512(
+            x[4 * i + j]
+        )))
+    });
+    each!(x[0], |c| {
+        let (q, lane) = (quarters.map(|q| _mm512_castsi512_ps(q[c % 4])), c / 4);
+        let pick = |a, b| match lane % 2 {
+            0 => _mm512_shuffle_f32x4::<0x88>(a, b),
+            _ => _mm512_shuffle_f32x4::<0xDD>(a, b),
+        };
+        let (low, high) = (pick(q[0], q[1]), pick(q[2], q[3]));
+        match lane / 2 {
+            0 => _mm512_shuffle_f32x4::<0x88>(low, high),
+            _ => _mm512_shuffle_f32x4::<0xDD>(low, high),
+        }
+    })
+}
+
 impl Simd for Avx512Vnni {
     type F = __m512;
     type U = __m512i;
@@ -284,6 +307,12 @@ impl Simd for Avx512Vnni {
     fn sum_each(self, x: [__m512; 16]) -> __m512 {
         // SAFETY: 1.
         unsafe { sum_each(x) }
+    }
+
+    #[inline(always)]
+    fn transpose(self, x: [__m512; 16]) -> [__m512; 16] {
+        // SAFETY: 1.
+        unsafe { transpose(x) }
     }
 
     #[inline(always)]

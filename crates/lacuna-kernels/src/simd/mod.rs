@@ -9,6 +9,21 @@
 //! `i + 1`. With fused multiply-add, results are the same on all levels; the portable level uses
 //! separate roundings for floats, and fused ones only where quantized blocks are accumulated.
 
+/// An array whose element `i` is an expression of `i`.
+///
+/// Unlike `std::array::from_fn` it makes no closure: a closure would be compiled without the
+/// instructions of the level and keep vectors out of registers.
+macro_rules! each {
+    ($init:expr, |$i:ident| $element:expr) => {{
+        let mut array = [$init; _];
+        for $i in 0..array.len() {
+            array[$i] = $element;
+        }
+        array
+    }};
+}
+pub(crate) use each;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -94,6 +109,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Lane `j` of the result is the sum of the lanes of `x[j]`.
     fn sum_each(self, x: [Self::F; 16]) -> Self::F;
 
+    /// Lane `r` of element `c` of the result is lane `c` of element `r`.
+    #[inline(always)]
+    fn transpose(self, x: [Self::F; 16]) -> [Self::F; 16] {
+        let mut lanes = [[0.0; LANES]; LANES];
+        for r in 0..LANES {
+            self.store(x[r], &mut lanes[r]);
+        }
+        each!(x[0], |c| {
+            let column = each!(0.0, |r| lanes[r][c]);
+            self.load(&column)
+        })
+    }
+
     fn u_splat(self, x: u32) -> Self::U;
     fn u_load(self, x: &[u32; 16]) -> Self::U;
     fn u_store(self, x: Self::U, out: &mut [u32; 16]);
@@ -167,21 +195,6 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     let value = s.add(s.fma(sum, square, rest), s.splat(1.0));
     s.mul(value, s.exp2_whole(whole))
 }
-
-/// An array whose element `i` is an expression of `i`.
-///
-/// Unlike `std::array::from_fn` it makes no closure: a closure would be compiled without the
-/// instructions of the level and keep vectors out of registers.
-macro_rules! each {
-    ($init:expr, |$i:ident| $element:expr) => {{
-        let mut array = [$init; _];
-        for $i in 0..array.len() {
-            array[$i] = $element;
-        }
-        array
-    }};
-}
-pub(crate) use each;
 
 /// Up to 16 elements, then zeros.
 #[inline(always)]

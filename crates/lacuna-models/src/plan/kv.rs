@@ -12,7 +12,7 @@ pub struct KvPlan {
     pub policy: KvPolicy,
     /// Shape of the rows.
     pub geometry: Geometry,
-    /// The unit of memory.
+    /// The unit memory comes in.
     pub page_size: PageSize,
     /// Tokens a sequence is made for.
     pub context_tokens: usize,
