@@ -96,16 +96,24 @@ impl BlockPool {
     /// A pool of `limit` blocks of `block_tokens` tokens, none of them in use.
     #[must_use]
     pub fn new(block_tokens: NonZeroUsize, limit: usize) -> Self {
-        let limit = limit.min(u32::MAX as usize);
-        Self {
+        let mut pool = Self {
             block_tokens,
             blocks: Vec::new(),
-            limit,
-            watermark: limit / Self::WATERMARK_PART,
+            limit: 0,
+            watermark: 0,
             head: None,
             tail: None,
             listed: 0,
-        }
+        };
+        pool.set_limit(limit);
+        pool
+    }
+
+    /// Changes how many blocks there may be. One below those in use holds for what is taken from now
+    /// on.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit.min(u32::MAX as usize);
+        self.watermark = self.limit / Self::WATERMARK_PART;
     }
 
     /// Tokens of a block.
@@ -114,10 +122,10 @@ impl BlockPool {
         self.block_tokens
     }
 
-    /// Blocks nobody owns.
+    /// Blocks that may be taken.
     #[must_use]
     pub fn free(&self) -> usize {
-        self.limit - self.blocks.len() + self.listed
+        self.limit.saturating_sub(self.blocks.len() - self.listed)
     }
 
     /// How many own `block`.

@@ -133,7 +133,11 @@ impl KvCache {
     /// # Errors
     /// [`KvError::Pages`] for a limit below one page.
     pub fn set_limit(&self, limit: ByteLength) -> Result<(), KvError> {
-        Ok(self.pool.set_limit(Some(limit))?)
+        self.pool.set_limit(Some(limit))?;
+        if let Stores::Paged(blocks) = &self.stores {
+            blocks.set_limit(limit);
+        }
+        Ok(())
     }
 
     /// The pool's byte accounts.

@@ -55,7 +55,7 @@ impl KvPolicy {
         };
         Ok(match *self {
             Self::Sparse(layout) => {
-                let committed_bytes = pages.buffers(layout, tokens).sum();
+                let committed_bytes = pages.mapped(layout, capacity, tokens);
                 Footprint {
                     reserved_bytes: pages.buffers(layout, capacity.max(1)).sum(),
                     committed_bytes,
@@ -100,6 +100,18 @@ impl Pages {
     fn buffers(&self, layout: Layout, tokens: usize) -> impl Iterator<Item = usize> {
         let tiles = layout.tiles(&self.geometry);
         tiles.map(move |tiles: Tiles| self.round(tiles.bytes_through(tokens)))
+    }
+
+    /// Bytes of the pages mapped for `tokens` tokens, those mapped ahead included.
+    fn mapped(&self, layout: Layout, capacity: usize, tokens: usize) -> usize {
+        let count = layout.tiles(&self.geometry).count();
+        let reserved = self.buffers(layout, capacity.max(1));
+        let buffers = layout.tiles(&self.geometry).zip(reserved).enumerate();
+        let mapped = buffers.map(|(index, (tiles, reserved))| {
+            let bytes = tiles.mapped_bytes(tokens, self.page_bytes, index, count);
+            bytes.min(reserved)
+        });
+        mapped.sum()
     }
 
     fn grown(&self, schedule: GrowthSchedule, capacity: usize, tokens: usize) -> Footprint {

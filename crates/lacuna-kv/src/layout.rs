@@ -103,18 +103,35 @@ impl Tiles {
         token / self.tokens * self.bytes
     }
 
-    /// Bytes from the start of the buffer that hold every row before `token`.
-    pub(crate) fn bytes_through(self, token: usize) -> usize {
-        token.div_ceil(self.tokens) * self.bytes
-    }
-
     /// Tokens whose rows lie wholly in the first `bytes` of the buffer.
     pub(crate) fn tokens_within(self, bytes: usize) -> usize {
         bytes / self.bytes * self.tokens
     }
 
-    /// Tokens before the first one that has no byte among the first `bytes` of the buffer.
-    pub(crate) fn tokens_touching(self, bytes: usize) -> usize {
-        bytes.div_ceil(self.bytes) * self.tokens
+    /// Bytes from the start of the buffer that hold every row before `token`.
+    pub(crate) fn bytes_through(self, token: usize) -> usize {
+        token.div_ceil(self.tokens) * self.bytes
+    }
+
+    /// Bytes of whole pages that the buffer at `index` of `count` has memory for when `tokens` tokens
+    /// have come one at a time: those its rows need, and the next one if its turn has come.
+    ///
+    /// While a page fills, the next page of one buffer after another is mapped, so that a token that
+    /// begins a page asks for no more pages than the tokens before it. Unfilled and mapped ahead
+    /// together are less than a page a buffer.
+    pub(crate) fn mapped_bytes(
+        self,
+        tokens: usize,
+        page_bytes: usize,
+        index: usize,
+        count: usize,
+    ) -> usize {
+        let needed = self.bytes_through(tokens).next_multiple_of(page_bytes);
+        let before_last = tokens.saturating_sub(1) * self.bytes / self.tokens;
+        let filled = before_last.saturating_sub(needed.saturating_sub(page_bytes));
+        match index < count * filled / page_bytes {
+            true => needed + page_bytes,
+            false => needed,
+        }
     }
 }

@@ -81,11 +81,12 @@ impl Sequence {
     }
 
     /// Makes room for `rows` more rows in every layer, in one batch. Allocates nothing when memory is
-    /// there already, as it is for all but one step a page.
+    /// there already.
     ///
     /// # Errors
-    /// [`KvError::ContextFull`], or [`KvError::Pages`] when memory cannot be had. Nothing has changed
-    /// then.
+    /// [`KvError::ContextFull`]; [`KvError::Pages`] or [`KvError::NotNow`] when memory cannot be had.
+    /// Every row is as it was then, and so is the memory, unless a policy that copies to grow was
+    /// half-way through its layers.
     pub fn prepare(&mut self, rows: usize) -> Result<(), KvError> {
         if rows > self.capacity - self.accepted {
             return Err(KvError::ContextFull {
@@ -183,7 +184,8 @@ impl Sequence {
     /// with this sequence.
     ///
     /// # Errors
-    /// [`KvError::Pages`] when memory or address space cannot be had. This sequence is unchanged then.
+    /// [`KvError::Pages`] or [`KvError::NotNow`] when memory or address space cannot be had. This
+    /// sequence is unchanged then.
     pub fn fork(&mut self) -> Result<Self, KvError> {
         self.duplicate(self.accepted)
     }
@@ -193,8 +195,8 @@ impl Sequence {
     ///
     /// # Errors
     /// [`KvError::NotHeld`] for more tokens than are accepted, [`KvError::Released`] when some of their
-    /// rows are no longer held, [`KvError::Pages`] when memory or address space cannot be had. This
-    /// sequence is unchanged then.
+    /// rows are no longer held, [`KvError::Pages`] or [`KvError::NotNow`] when memory or address space
+    /// cannot be had. This sequence is unchanged then.
     pub fn share_prefix(&mut self, tokens: usize) -> Result<Self, KvError> {
         if tokens > self.accepted {
             return Err(KvError::NotHeld {

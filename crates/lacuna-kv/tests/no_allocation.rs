@@ -97,6 +97,10 @@ fn a_step_that_does_not_grow_allocates_nothing() {
                 false => growing += 1,
             }
         }
-        assert!(growing <= 1000 / 16 + 1, "{policy} grew in {growing} steps");
+        // 32 tokens fill a page of each of four buffers, and no page is mapped twice.
+        assert!(
+            growing <= 4 * 1000 / 32 + 1,
+            "{policy} grew in {growing} steps"
+        );
     }
 }

@@ -180,6 +180,24 @@ fn the_map_has_a_line_for_every_buffer_and_its_sections_follow_each_other() {
     }
 }
 
+#[test]
+fn the_map_of_every_policy_adds_up_to_what_it_reserves() {
+    let subject = Subject::named("qwen3-0.6b");
+    for policy in [
+        "sparse:interleaved=3",
+        "dense:head-major",
+        "grow:mlx",
+        "paged",
+        "paged:24",
+    ] {
+        let plan = subject.plan(policy, F16, &demand(1_000)).expect("it fits");
+        let sizes = lines(&plan.map().to_string(), "kv")
+            .into_iter()
+            .map(|row| row.2);
+        assert_eq!(sizes.sum::<u64>(), plan.kv.reserved_bytes(), "{policy}");
+    }
+}
+
 /// Fills a real sequence of `policy` token by token and compares its report with the plan.
 fn agrees(subject: &Subject, policy: &str, elements: KvElements) {
     const CONTEXT: usize = 1_200;
@@ -223,6 +241,8 @@ fn a_real_cache_of_every_policy_commits_what_the_plan_says() {
         "grow:mlx",
         "grow:double-linear",
         "grow:double-linear:512",
+        "paged",
+        "paged:24",
     ] {
         for elements in [F16, mixed] {
             agrees(&subject, policy, elements);

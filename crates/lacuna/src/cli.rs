@@ -61,7 +61,9 @@ pub(crate) struct EngineArgs {
     /// Tokens the context holds [default: what the model was made for]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) ctx: Option<NonZeroUsize>,
-    /// How KV memory is held: sparse (pages as tokens arrive) or dense (all at start)
+    /// How KV memory is held: sparse (pages as tokens arrive), dense (all at start), paged or
+    /// paged:TOKENS (blocks that a table finds), grow:mlx or grow:double-linear[:CELLS] (copies to
+    /// grow); sparse and dense also as :head-major or :interleaved=LAYERS
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
     /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0

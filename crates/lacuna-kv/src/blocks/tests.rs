@@ -115,6 +115,23 @@ fn new_sequences_leave_the_watermark_to_those_that_run() {
 }
 
 #[test]
+fn a_lowered_limit_holds_for_what_is_taken_later() {
+    let mut pool = BlockPool::new(SIXTEEN, 8);
+    let blocks = granted(&mut pool, 6);
+    pool.set_limit(5);
+    assert_eq!(pool.free(), 0);
+    for &block in &blocks[..3] {
+        pool.release(block, Reuse::First);
+    }
+    assert_eq!(pool.free(), 2);
+    granted(&mut pool, 2);
+    assert!(matches!(
+        pool.allocate(&demand(1)),
+        Allocation::NotNow { .. }
+    ));
+}
+
+#[test]
 fn blocks_of_no_use_go_first_and_those_worth_keeping_last() {
     let mut pool = BlockPool::new(SIXTEEN, 4);
     let blocks = granted(&mut pool, 4);

@@ -37,6 +37,13 @@ pub(crate) enum Commit {
     AtStart,
 }
 
+/// Whether pages are mapped before a row needs them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ahead {
+    Mapped,
+    LeftOut,
+}
+
 /// The store of `sparse` and `dense`.
 #[derive(Debug)]
 pub(crate) struct FlatStore {
@@ -46,10 +53,6 @@ pub(crate) struct FlatStore {
     commit: Commit,
     capacity: usize,
     extents: Vec<Extent>,
-    /// Rows before this one have memory in every buffer.
-    mapped_rows: usize,
-    /// Rows from this one on have no byte in a sealed page.
-    writable_from: usize,
     copied_bytes: usize,
     zeroed_bytes: usize,
     peak_committed_bytes: usize,
@@ -89,6 +92,11 @@ impl Extent {
         })
     }
 
+    /// Whether some of `bytes` have no memory yet or cannot be written.
+    fn lacks(&self, bytes: &Range<usize>) -> bool {
+        bytes.end > self.mapped || bytes.start < self.sealed
+    }
+
     fn pages(&self, bytes: Range<usize>) -> PageRange {
         let page = self.buffer.pool().page_size().bytes();
         PageRange::of(bytes.start as u64 / page..bytes.end as u64 / page)
@@ -125,14 +133,12 @@ impl FlatStore {
             commit,
             capacity,
             extents: extents.collect::<Result<_, _>>()?,
-            mapped_rows: 0,
-            writable_from: 0,
             copied_bytes: 0,
             zeroed_bytes: 0,
             peak_committed_bytes: 0,
         };
         store.zeroed_bytes = store.extents.iter().map(|extent| extent.mapped).sum();
-        store.count_rows();
+        store.note_peak();
         Ok(store)
     }
 
@@ -146,44 +152,63 @@ impl FlatStore {
         to_usize(self.pool.page_size().length())
     }
 
-    /// Puts memory that may be written behind `range` of each buffer, in one batch.
-    fn make_writable(&mut self, range: impl Fn(&Extent) -> Range<usize>) -> Result<(), KvError> {
-        let page = self.page_bytes();
-        let extents = self.extents.iter_mut();
-        let mut requests: Vec<Request<'_>> = extents
-            .map(|extent| {
-                let range = range(extent);
-                Request::new(&mut extent.buffer, range)
-            })
-            .collect();
+    /// The bytes of each buffer that must be writable for `rows` and are not yet. A single row, which
+    /// is how decoding goes on, also brings the pages whose turn it is ahead of their need, but only
+    /// so many more than usual when it has to catch up.
+    fn missing(&self, rows: &Range<usize>, ahead: Ahead) -> Vec<(usize, Range<usize>)> {
+        let (page, count) = (self.page_bytes(), self.extents.len());
+        let mut spare = match (ahead, rows.len()) {
+            (Ahead::Mapped, 1) => 1 + 2 * self.geometry.bytes_per_token().div_ceil(page),
+            _ => 0,
+        };
+        let mut missing = Vec::new();
+        for (index, extent) in self.extents.iter().enumerate() {
+            let start = extent.tiles.bytes_before(rows.start);
+            let needed = extent.tiles.bytes_through(rows.end);
+            let ahead = extent.tiles.mapped_bytes(rows.end, page, index, count);
+            let ahead = ahead.min(to_usize(extent.buffer.reserved()));
+            if extent.lacks(&(start..needed)) {
+                let end = if spare > 0 { ahead } else { needed };
+                missing.push((index, start..end));
+            } else if spare > 0 && extent.lacks(&(start..ahead)) {
+                missing.push((index, start..ahead));
+                spare -= 1;
+            }
+        }
+        missing
+    }
+
+    /// Puts memory that may be written behind `ranges` of the buffers at their indices, which ascend,
+    /// in one batch.
+    fn make_writable(&mut self, ranges: &[(usize, Range<usize>)]) -> Result<(), KvError> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let mut extents = self.extents.iter_mut().enumerate();
+        let mut requests = Vec::with_capacity(ranges.len());
+        for (index, range) in ranges {
+            let extent = extents.find(|(other, _)| other == index);
+            let (_, extent) = extent.expect("indices of buffers, ascending");
+            requests.push(Request::new(&mut extent.buffer, range.clone()));
+        }
         let report = self.pool.ensure_writable(&mut requests)?;
-        let written: Vec<_> = requests.iter().map(|request| request.range).collect();
-        for (extent, range) in self.extents.iter_mut().zip(written) {
-            let (start, end) = (range.start as usize, range.end as usize);
-            extent.mapped = extent.mapped.max(end.next_multiple_of(page));
-            extent.sealed = extent.sealed.min(start / page * page);
+        let page = self.page_bytes();
+        for (index, range) in ranges {
+            let extent = &mut self.extents[*index];
+            extent.mapped = extent.mapped.max(range.end.next_multiple_of(page));
+            extent.sealed = extent.sealed.min(range.start / page * page);
         }
         self.copied_bytes += page * report.pages_copied.get() as usize;
+        self.note_peak();
         Ok(())
     }
 
-    /// Works out which rows can be written without asking the pool, and the most memory held.
-    fn count_rows(&mut self) {
+    fn note_peak(&mut self) {
         let committed = self
             .extents
             .iter()
             .map(|extent| extent.mapped - extent.released);
         self.peak_committed_bytes = self.peak_committed_bytes.max(committed.sum());
-        let mapped = self
-            .extents
-            .iter()
-            .map(|extent| extent.tiles.tokens_within(extent.mapped));
-        self.mapped_rows = mapped.min().unwrap_or(0);
-        let sealed = self
-            .extents
-            .iter()
-            .map(|extent| extent.tiles.tokens_touching(extent.sealed));
-        self.writable_from = sealed.max().unwrap_or(0);
     }
 
     /// Detaches `range` of each buffer, in one batch; whole pages, all of them mapped.
@@ -225,7 +250,6 @@ impl FlatStore {
         for (extent, end) in self.extents.iter_mut().zip(ends) {
             extent.sealed = extent.sealed.max(end);
         }
-        self.count_rows();
         Ok(())
     }
 
@@ -255,7 +279,12 @@ impl FlatStore {
     /// Copies to `copy` the bytes of rows before `end` that it does not share.
     fn copy_rest(&self, copy: &mut Self, end: usize) -> Result<(), KvError> {
         let own = |extent: &Extent| extent.sealed.max(extent.released);
-        copy.make_writable(|extent| own(extent)..extent.tiles.bytes_through(end).max(own(extent)))?;
+        let missing = copy.extents.iter().map(|extent| {
+            let start = own(extent);
+            start..extent.tiles.bytes_through(end).max(start)
+        });
+        let missing: Vec<_> = missing.enumerate().collect();
+        copy.make_writable(&missing)?;
         for (from, to) in self.extents.iter().zip(&mut copy.extents) {
             let start = own(to);
             let end = from.tiles.bytes_through(end).max(start);
@@ -278,15 +307,15 @@ impl Runs for FlatStore {
 
 impl Store for FlatStore {
     fn prepare(&mut self, rows: Range<usize>) -> Result<(), KvError> {
-        let there = rows.end <= self.mapped_rows && rows.start >= self.writable_from;
-        if there || rows.is_empty() {
+        if rows.is_empty() {
             return Ok(());
         }
-        self.make_writable(|extent| {
-            extent.tiles.bytes_before(rows.start)..extent.tiles.bytes_through(rows.end)
-        })?;
-        self.count_rows();
-        Ok(())
+        let missing = self.missing(&rows, Ahead::Mapped);
+        self.make_writable(&missing).or_else(|_| {
+            // What is mapped ahead must not cost a token its place.
+            let missing = self.missing(&rows, Ahead::LeftOut);
+            self.make_writable(&missing)
+        })
     }
 
     fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
@@ -308,12 +337,8 @@ impl Store for FlatStore {
             let end = extent.tiles.bytes_through(end).next_multiple_of(page);
             end.max(extent.released).min(extent.mapped)
         };
-        if !self.moves()
-            || self
-                .extents
-                .iter()
-                .all(|extent| keep(extent) == extent.mapped)
-        {
+        let same = |extent: &Extent| keep(extent) == extent.mapped;
+        if !self.moves() || self.extents.iter().all(same) {
             return Ok(());
         }
         self.unmap(|extent| keep(extent)..extent.mapped)?;
@@ -321,7 +346,6 @@ impl Store for FlatStore {
             extent.mapped = keep(extent);
             extent.sealed = extent.sealed.min(extent.mapped);
         }
-        self.count_rows();
         Ok(())
     }
 
@@ -344,7 +368,6 @@ impl Store for FlatStore {
             extent.released = keep(extent);
             extent.sealed = extent.sealed.max(extent.released);
         }
-        self.count_rows();
         Ok(())
     }
 
@@ -354,7 +377,6 @@ impl Store for FlatStore {
             for extent in &mut self.extents {
                 (extent.released, extent.sealed, extent.mapped) = (0, 0, 0);
             }
-            self.count_rows();
         }
         Ok(())
     }
@@ -376,7 +398,6 @@ impl Store for FlatStore {
             self.share(&mut copy, rows.end)?;
         }
         self.copy_rest(&mut copy, rows.end)?;
-        copy.count_rows();
         Ok(Box::new(copy))
     }
 
@@ -414,7 +435,7 @@ impl Store for FlatStore {
         for (extent, pins) in self.extents.iter_mut().zip(&all) {
             (extent.sealed, extent.mapped) = (pins.len() * page, pins.len() * page);
         }
-        self.count_rows();
+        self.note_peak();
         Ok(())
     }
 

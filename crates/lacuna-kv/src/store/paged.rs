@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lacuna_kernels::{Cpu, RowLayout, Run, Runs, View};
-use lacuna_pages::{Buffer, Pool};
+use lacuna_pages::{Buffer, ByteLength, Pool};
 
 use super::rows::{layer_and_side, stream, zeroed_buffer};
 use super::{Store, Usage};
@@ -56,17 +56,23 @@ impl Blocks {
         let page = to_usize(pool.page_size().length());
         let block_bytes = geometry.bytes(block_tokens.get())?.next_multiple_of(page);
         let limit = pool.ledger().limit.map_or(usize::MAX, to_usize);
-        let blocks = BlockPool::new(block_tokens, limit / block_bytes);
         Ok(Self {
             pool,
             geometry,
             block_tokens: block_tokens.get(),
             block_bytes,
             state: Mutex::new(State {
-                blocks,
+                blocks: BlockPool::new(block_tokens, limit / block_bytes),
                 memory: Vec::new(),
             }),
         })
+    }
+
+    /// Gives the memory of free blocks back and has as many blocks as fit `limit`.
+    pub(crate) fn set_limit(&self, limit: ByteLength) {
+        let mut state = self.lock();
+        state.memory.clear();
+        state.blocks.set_limit(to_usize(limit) / self.block_bytes);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -102,17 +108,14 @@ impl Blocks {
         Ok(held)
     }
 
-    /// The memory of `block`, obtained now if it never had any.
+    /// The memory of `block`, obtained now if the pool has none for it.
     fn memory(
         &self,
         state: &mut State,
         block: BlockId,
         usage: &mut Usage,
     ) -> Result<Arc<Buffer>, KvError> {
-        if state.memory.len() <= block.index() {
-            state.memory.resize_with(block.index() + 1, || None);
-        }
-        if let Some(memory) = state.memory[block.index()].take() {
+        if let Some(memory) = state.memory.get_mut(block.index()).and_then(Option::take) {
             return Ok(memory);
         }
         let label = format!("block {}", block.index());
@@ -138,7 +141,10 @@ impl Blocks {
 impl State {
     fn release(&mut self, block: Held) {
         if self.blocks.release(block.id, Reuse::First) {
-            self.memory[block.id.index()] = Some(block.memory);
+            let index = block.id.index();
+            self.memory
+                .resize_with(self.memory.len().max(index + 1), || None);
+            self.memory[index] = Some(block.memory);
         }
     }
 }

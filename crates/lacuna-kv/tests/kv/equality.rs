@@ -141,9 +141,9 @@ fn bytes(sequence: &Sequence) -> Vec<u8> {
     bytes
 }
 
-/// Calls `check` for every policy and pair of element types.
+/// Calls `check` for every policy, with rows of equal and of different sizes.
 fn everywhere(check: impl Fn(&Setup, &str)) {
-    for elements in ELEMENTS {
+    for elements in [ELEMENTS[0], ELEMENTS[3]] {
         for policy in POLICIES {
             check(
                 &Setup::new(policy, elements),

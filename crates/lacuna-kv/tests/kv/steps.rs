@@ -49,17 +49,43 @@ fn dense_commits_the_context_at_once() {
 }
 
 #[test]
-fn the_device_is_asked_once_per_boundary_crossed_not_once_per_token() {
+fn pages_are_mapped_once_and_a_token_that_begins_a_page_maps_no_more_than_its_neighbours() {
     let cpu = cpu();
     let cache = cache("sparse");
     let mut sequence = cache.sequence(4000).expect("address space");
-    let before = cache.ledger().counts.batches;
+    extend(&cpu, &mut sequence, 1);
+    let counts = || cache.ledger().counts;
+    let start = counts();
     for _ in 0..1000 {
+        let before = counts();
+        extend(&cpu, &mut sequence, 1);
+        assert!(counts().batches - before.batches <= 1);
+        let rows_of_two_tokens = 2 * GEOMETRY.bytes_per_token();
+        let fair = rows_of_two_tokens.div_ceil(cache.page_bytes()) as u64;
+        assert!(counts().pages_mapped - before.pages_mapped <= fair);
+    }
+    let pages = (1000 * GEOMETRY.row_bytes(Side::Key)).div_ceil(cache.page_bytes()) * BUFFERS;
+    let mapped = counts().pages_mapped - start.pages_mapped;
+    assert!(
+        (pages - BUFFERS..=pages).contains(&(mapped as usize)),
+        "{mapped} of {pages}"
+    );
+    assert_eq!(counts().pages_unmapped, start.pages_unmapped);
+}
+
+#[test]
+fn what_is_mapped_ahead_does_not_cost_a_token_its_place() {
+    let cpu = cpu();
+    let policy = KvPolicy::default();
+    let pool = pool(policy, Some(BUFFERS * 2 * PAGE));
+    let cache = KvCache::over(pool, GEOMETRY, policy).expect("a cache");
+    let mut sequence = cache.sequence(1000).expect("address space");
+    for _ in 0..2 * PAGE / GEOMETRY.row_bytes(Side::Key) {
         extend(&cpu, &mut sequence, 1);
     }
-    let batches = cache.ledger().counts.batches - before;
-    let boundaries = (1000 * GEOMETRY.row_bytes(Side::Key)).div_ceil(cache.page_bytes());
-    assert_eq!(batches, boundaries as u64);
+    assert_rows(&sequence);
+    let error = sequence.prepare(1).expect_err("every page is full");
+    assert!(matches!(error, KvError::Pages(_)), "{error}");
 }
 
 #[test]

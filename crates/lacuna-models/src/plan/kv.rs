@@ -1,6 +1,6 @@
 //! KV caches: what is reserved, and what is committed as tokens arrive.
 
-use lacuna_kv::{Footprint, Geometry, KvCache, KvPolicy, Layer, PageSize, Side};
+use lacuna_kv::{Footprint, Geometry, KvCache, KvPolicy, Layer, Layout, PageSize, Side};
 
 use crate::plan::Demand;
 use crate::plan::error::PlanError;
@@ -20,17 +20,31 @@ pub struct KvPlan {
     pub sequences: usize,
 }
 
-/// One buffer of a sequence: rows of one side of a layer, or of a group of layers side by side.
+/// One buffer of a sequence when its context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvBuffer {
-    /// The first decoder block.
-    pub layer: Layer,
-    /// Decoder blocks whose rows it holds.
-    pub layers: usize,
-    /// Keys or values.
-    pub side: Side,
-    /// Bytes of one token's rows.
-    pub bytes_per_token: usize,
+    /// What it holds.
+    pub rows: KvRows,
+    /// Tokens it has room for.
+    pub tokens: usize,
+    /// Whole pages.
+    pub bytes: u64,
+}
+
+/// Which rows a buffer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvRows {
+    /// All tokens, one side of a layer or of a group of layers side by side.
+    Side {
+        /// The first decoder block.
+        layer: Layer,
+        /// Decoder blocks.
+        layers: usize,
+        /// Keys or values.
+        side: Side,
+    },
+    /// Some tokens, both sides of all layers: the block at this place of a block table.
+    Block(usize),
 }
 
 impl KvPlan {
@@ -46,8 +60,10 @@ impl KvPlan {
             ..
         } = *demand;
         geometry.bytes(context_tokens.saturating_mul(sequences))?;
+        let policy = cache.policy();
+        policy.footprint(&geometry, cache.page_size(), context_tokens, context_tokens)?;
         Ok(Self {
-            policy: cache.policy(),
+            policy,
             geometry,
             page_size: cache.page_size(),
             context_tokens,
@@ -55,27 +71,56 @@ impl KvPlan {
         })
     }
 
-    /// Every buffer of one sequence, in storage order.
-    pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> {
-        let geometry = self.geometry;
-        let together = self.policy.layout().layers_together();
-        let groups = (0..geometry.layers).step_by(together);
-        groups.flat_map(move |first| {
-            let layers = together.min(geometry.layers - first);
-            Side::BOTH.map(|side| KvBuffer {
-                layer: Layer(first),
-                layers,
-                side,
-                bytes_per_token: layers * geometry.row_bytes(side),
-            })
-        })
+    /// Every buffer of one sequence whose context is full, in storage order.
+    #[must_use]
+    pub fn buffers(&self) -> Vec<KvBuffer> {
+        match self.policy {
+            KvPolicy::Paged { block_tokens } => self.blocks(block_tokens.get()),
+            policy => self.sides(policy.layout()),
+        }
     }
 
-    /// Bytes of one buffer with room for `tokens` tokens: whole tiles, whole pages.
-    #[must_use]
-    pub fn buffer_bytes(&self, buffer: &KvBuffer, tokens: usize) -> u64 {
-        let tokens = tokens.next_multiple_of(self.policy.layout().tile_tokens());
-        let bytes = tokens * buffer.bytes_per_token;
+    fn blocks(&self, tokens: usize) -> Vec<KvBuffer> {
+        let bytes = self.whole_pages(tokens * self.geometry.bytes_per_token());
+        let block = |index| KvBuffer {
+            rows: KvRows::Block(index),
+            tokens,
+            bytes,
+        };
+        (0..self.context_tokens.div_ceil(tokens))
+            .map(block)
+            .collect()
+    }
+
+    fn sides(&self, layout: Layout) -> Vec<KvBuffer> {
+        let (geometry, together) = (self.geometry, layout.layers_together());
+        let tokens = match self.policy {
+            KvPolicy::Grow(schedule) => {
+                let context = self.context_tokens;
+                schedule
+                    .after(context, context, geometry.bytes_per_token())
+                    .cells
+            }
+            _ => self.context_tokens,
+        };
+        let rows = tokens.next_multiple_of(layout.tile_tokens());
+        let groups = (0..geometry.layers).step_by(together);
+        let buffers = groups.flat_map(|first| {
+            let layers = together.min(geometry.layers - first);
+            Side::BOTH.map(|side| KvBuffer {
+                rows: KvRows::Side {
+                    layer: Layer(first),
+                    layers,
+                    side,
+                },
+                tokens,
+                bytes: self.whole_pages(rows * layers * geometry.row_bytes(side)),
+            })
+        });
+        buffers.collect()
+    }
+
+    fn whole_pages(&self, bytes: usize) -> u64 {
         (bytes as u64).next_multiple_of(self.page_size.bytes())
     }
 
@@ -85,8 +130,8 @@ impl KvPlan {
         (self.sequences * tokens * self.geometry.bytes_per_token()) as u64
     }
 
-    /// Address space of all contexts, whole pages. A policy that grows by copying takes so much in
-    /// the end.
+    /// Address space of all sequences when each has come to its context's end. What does not reserve
+    /// ahead has no more than is committed then.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.of_all(self.footprint(self.context_tokens).reserved_bytes)
@@ -111,10 +156,10 @@ impl KvPlan {
     }
 
     fn footprint(&self, tokens: usize) -> Footprint {
-        let (context, tokens) = (self.context_tokens, tokens.min(self.context_tokens));
+        let tokens = tokens.min(self.context_tokens);
         self.policy
-            .footprint(&self.geometry, self.page_size, context, tokens)
-            .expect("the context was checked when the plan was made")
+            .footprint(&self.geometry, self.page_size, self.context_tokens, tokens)
+            .expect("a plan is made for contexts that fit")
     }
 
     fn of_all(&self, bytes: usize) -> u64 {

@@ -12,9 +12,9 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use lacuna_kv::KvPolicy;
+use lacuna_kv::{Geometry, KvElements, KvPolicy, Side};
 
-use crate::plan::{ALIGNMENT, KvBuffer, Plan};
+use crate::plan::{ALIGNMENT, KvBuffer, KvRows, Plan};
 
 /// A [`Plan`] written as a map.
 #[derive(Debug, Clone, Copy)]
@@ -100,24 +100,22 @@ impl Map<'_> {
             KvPolicy::Sparse(_) | KvPolicy::Grow(_) | KvPolicy::Paged { .. } => "virtual",
             KvPolicy::Dense(_) => "committed",
         };
-        let geometry = kv.geometry;
         let mut offset = (self.0.arena.bytes() as u64).next_multiple_of(kv.page_size.bytes());
+        let buffers = kv.buffers();
         for sequence in 0..kv.sequences {
-            for buffer in kv.buffers() {
-                let size = kv.buffer_bytes(&buffer, kv.context_tokens);
-                let row = [buffer.layers, geometry.kv_heads, geometry.head_dim];
+            for buffer in &buffers {
                 let line = Line {
                     section: "kv",
                     offset,
-                    size,
-                    buffer: &label(sequence, &buffer),
-                    shape: dimensions(&[&[kv.context_tokens], &row[..]].concat()),
-                    element: geometry.element(buffer.side).name(),
+                    size: buffer.bytes,
+                    buffer: &label(sequence, buffer.rows),
+                    shape: dimensions(&shape(&kv.geometry, buffer)),
+                    element: &element(&kv.geometry, buffer.rows),
                     state,
                     lifetime: "-".to_owned(),
                 };
                 line.fmt(f)?;
-                offset += size;
+                offset += buffer.bytes;
             }
         }
         Ok(offset)
@@ -143,15 +141,47 @@ impl Map<'_> {
     }
 }
 
-/// `sequence-0.layers-4-7.k`: whose rows a buffer holds.
-fn label(sequence: usize, buffer: &KvBuffer) -> String {
-    let first = buffer.layer.0;
-    let layers = match buffer.layers {
-        1 => format!("layer-{first}"),
-        more => format!("layers-{first}-{}", first + more - 1),
+/// `sequence-0.layers-4-7.k` or `sequence-0.block-12`: whose rows a buffer holds.
+fn label(sequence: usize, rows: KvRows) -> String {
+    let rows = match rows {
+        KvRows::Block(index) => format!("block-{index}"),
+        KvRows::Side {
+            layer,
+            layers,
+            side,
+        } => {
+            let first = layer.0;
+            let layers = match layers {
+                1 => format!("layer-{first}"),
+                more => format!("layers-{first}-{}", first + more - 1),
+            };
+            format!("{layers}.{}", side.to_string().to_lowercase())
+        }
     };
-    let side = buffer.side.to_string().to_lowercase();
-    format!("sequence-{sequence}.{layers}.{side}")
+    format!("sequence-{sequence}.{rows}")
+}
+
+/// Tokens x layers x heads x elements; of a block, tokens x layers x sides x heads x elements.
+fn shape(geometry: &Geometry, buffer: &KvBuffer) -> Vec<usize> {
+    let (heads, elements) = (geometry.kv_heads, geometry.head_dim);
+    match buffer.rows {
+        KvRows::Side { layers, .. } => vec![buffer.tokens, layers, heads, elements],
+        KvRows::Block(_) => {
+            let (layers, sides) = (geometry.layers, Side::BOTH.len());
+            vec![buffer.tokens, layers, sides, heads, elements]
+        }
+    }
+}
+
+fn element(geometry: &Geometry, rows: KvRows) -> String {
+    match rows {
+        KvRows::Side { side, .. } => geometry.element(side).name().to_owned(),
+        KvRows::Block(_) => KvElements {
+            key: geometry.key_element,
+            value: geometry.value_element,
+        }
+        .to_string(),
+    }
 }
 
 fn dimensions(shape: &[usize]) -> String {

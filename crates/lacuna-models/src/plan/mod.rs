@@ -27,7 +27,7 @@ use crate::scratch::BatchLimits;
 pub use arena::{ALIGNMENT, ArenaPlan, Placement};
 pub use budget::{Budget, Change, Verdict};
 pub use error::{PlanError, PlanFault};
-pub use kv::{KvBuffer, KvPlan};
+pub use kv::{KvBuffer, KvPlan, KvRows};
 pub(crate) use pass::attention_shape;
 pub use pass::{Buffer, Element, Lifetime, Shape, Step};
 pub use weights::{Weight, WeightPlan};

@@ -174,7 +174,7 @@ fn kv(plan: &KvPlan) -> Kv {
         key_type: geometry.element(Side::Key).name(),
         value_type: geometry.element(Side::Value).name(),
         page_bytes: plan.page_size.bytes(),
-        buffers: plan.sequences * plan.buffers().count(),
+        buffers: plan.sequences * plan.buffers().len(),
         bytes_per_token: geometry.bytes_per_token(),
         row_bytes: plan.row_bytes(plan.context_tokens),
         reserved_bytes: plan.reserved_bytes(),

@@ -44,9 +44,10 @@ enum Room<T> {
 fn room<T>(result: Result<T, KvError>) -> Result<Room<T>> {
     match result {
         Ok(value) => Ok(Room::Had(value)),
-        Err(error @ KvError::Pages(lacuna_pages::Error::OutOfPages { .. })) => {
-            Ok(Room::Lacking(error))
-        }
+        Err(
+            error @ (KvError::Pages(lacuna_pages::Error::OutOfPages { .. })
+            | KvError::NotNow { .. }),
+        ) => Ok(Room::Lacking(error)),
         Err(error) => Err(error.into()),
     }
 }
