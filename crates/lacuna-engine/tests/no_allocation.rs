@@ -121,6 +121,7 @@ fn a_decode_step_allocates_nothing_unless_the_cache_grows() {
         "dense",
         "grow:mlx",
         "grow:double-linear",
+        "paged",
     ] {
         let policy = policy.parse().expect("a policy");
         check(&model, policy, Some(NonZeroUsize::MIN), Sampling::greedy());
