@@ -240,9 +240,9 @@ fn a_real_cache_of_every_policy_commits_what_the_plan_says() {
         "dense:interleaved=24",
         "grow:mlx",
         "grow:double-linear",
-        "grow:double-linear:512",
         "paged",
-        "paged:24",
+        "grow:double-linear:512",
+        "paged:40",
     ] {
         for elements in [F16, mixed] {
             agrees(&subject, policy, elements);

@@ -38,12 +38,14 @@ impl Scheduler {
                     continue;
                 };
                 note_token(&mut self.latencies, &running.job, session);
+                let before = session.choice.generated;
                 match sampled.and_then(|sampled| take(&self.engine, &running.job, session, sampled))
                 {
-                    Ok(Progress::Continues) => self.counters.generated_tokens += 1,
+                    Ok(Progress::Continues) => {}
                     Ok(Progress::Ended) => session.ended = true,
                     Err(error) => failure = Some(error),
                 }
+                self.counters.generated_tokens += (session.choice.generated - before) as u64;
             }
             match failure {
                 Some(failure) => self.close(running, End::Failed(failure)),
