@@ -71,6 +71,8 @@ pub struct SessionStatus {
     pub cached_tokens: usize,
     /// Tokens in all, those still to be computed included.
     pub tokens: usize,
+    /// Bytes mapped for it that hold no row yet.
+    pub slack: ByteLength,
     /// Page groups from the first on, runs of the same state together.
     pub groups: Vec<GroupRun>,
 }

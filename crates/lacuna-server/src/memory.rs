@@ -57,7 +57,6 @@ fn ledger(ledger: &Ledger) -> Value {
         "idle_bytes": ledger.idle.get(),
         "retiring_bytes": ledger.retiring.get(),
         "lost_bytes": ledger.lost.get(),
-        "slack_bytes": ledger.slack.get(),
         "limit_bytes": ledger.limit.map(ByteLength::get),
         "buffers": ledger.buffers,
         "regions": ledger.regions,
@@ -79,6 +78,7 @@ fn session(session: &SessionStatus) -> Value {
         },
         "tokens": session.tokens,
         "cached_tokens": session.cached_tokens,
+        "slack_bytes": session.slack.get(),
         "groups": groups
             .map(|run| json!({"state": state(run.state), "count": run.groups}))
             .collect::<Vec<_>>(),

@@ -106,7 +106,7 @@ const GAUGES: [Row<f64>; 16] = [
     (
         "lacuna_kv_slack_bytes",
         "Mapped KV memory that holds no row yet",
-        |status| status.ledger.slack.get() as f64,
+        |status| slack(status) as f64,
     ),
     (
         "lacuna_kv_limit_bytes",
@@ -209,6 +209,12 @@ fn kv_usage(status: &Status) -> f64 {
     let ledger = &status.ledger;
     let held = ledger.unique.get() + ledger.shared.get() + ledger.pinned_only.get();
     held as f64 / (status.budget.kv.get() as f64).max(1.0)
+}
+
+/// The ledger's own slack needs buffers to say what is in use, which sequences do not.
+fn slack(status: &Status) -> u64 {
+    let sessions = status.sessions.iter();
+    sessions.map(|session| session.slack.get()).sum()
 }
 
 /// Name, description, and which times.

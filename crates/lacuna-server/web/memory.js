@@ -30,19 +30,24 @@ async function poll() {
 function draw(map) {
   element("model").textContent = map.model;
   speed(map.counters.generated_tokens);
-  const parts = split(map.ledger);
+  const parts = split(map);
   bars(map, parts);
   legend(parts);
   sessions(map);
 }
 
-/** The committed bytes, each counted once. Slack is part of what is mapped, most of it unshared. */
-function split(ledger) {
-  const slack = Math.min(ledger.slack_bytes, ledger.unique_bytes);
+/**
+ * The committed bytes, each counted once. What the prefix cache keeps is cached even while one
+ * session uses it; what several use is shared.
+ */
+function split({ ledger, sessions }) {
+  const used = Math.max(0, ledger.pinned_bytes - ledger.pinned_only_bytes - ledger.shared_bytes);
+  const unique = Math.max(0, ledger.unique_bytes - used);
+  const slack = Math.min(unique, sessions.reduce((sum, session) => sum + session.slack_bytes, 0));
   return {
     shared: ledger.shared_bytes,
-    unique: ledger.unique_bytes - slack,
-    cached: ledger.pinned_only_bytes,
+    unique: unique - slack,
+    cached: ledger.pinned_only_bytes + used,
     slack,
     idle: ledger.idle_bytes + ledger.retiring_bytes,
   };

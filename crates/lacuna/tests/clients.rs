@@ -82,8 +82,7 @@ fn the_page_shows_a_reply_and_the_memory_it_takes() {
     let Some(python) = python("selenium") else {
         return;
     };
-    // The demo would be finished before anybody could look.
-    let server = Served::start(&["--threads", "1", "--ctx", "1024"]);
+    let server = Served::start(&["--threads", "1", "--budget", "48MiB"]);
     let script = root().join("crates/lacuna/tests/clients/browser.py");
     let screenshot = root().join("target/page.png");
     succeeds(

@@ -82,6 +82,7 @@ impl Scheduler {
             },
             cached_tokens: session.sequence.len(),
             tokens: session.choice.tokens.len(),
+            slack: ByteLength::new(session.sequence.report().slack_bytes as u64),
             groups: group_runs(self.prefix.tree(), session),
         }
     }

@@ -1,11 +1,15 @@
 """The web page in a headless Chromium: `browser.py URL SCREENSHOT`.
 
-Sends a message, watches the reply come and the memory map change, and takes a picture.
+Beside other sessions, sends a message, watches the reply come and the memory map change, takes a
+picture, and stops the reply.
 """
 
+import json
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -45,6 +49,34 @@ def until(what, condition):
     raise AssertionError(f"it never came about that {what}")
 
 
+class Others:
+    """Sessions besides the page's, which all begin alike, so that there is something to look at."""
+
+    def __init__(self, url, count):
+        beginning = "# Ownership\n\nOwnership is a set of rules that govern how a Rust program manages memory. " * 8
+        prompts = [f"{beginning}\n\n# Rule {number}\n\n" for number in range(count)]
+        self.over = threading.Event()
+        self.threads = [
+            threading.Thread(target=self.read, args=(url, prompt), daemon=True) for prompt in prompts
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def read(self, url, prompt):
+        body = {"prompt": prompt, "max_tokens": 700, "temperature": 1.0, "stream": True}
+        while not self.over.is_set():
+            request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+            with urllib.request.urlopen(request) as reply:
+                for _ in reply:
+                    if self.over.is_set():
+                        return
+
+    def end(self):
+        self.over.set()
+        for thread in self.threads:
+            thread.join(PATIENCE)
+
+
 class Page:
     def __init__(self, browser):
         self.browser = browser
@@ -64,6 +96,10 @@ class Page:
             ".map((e) => [e.querySelector('.name').textContent, Number(e.dataset.groups)])"
         )
 
+    def sessions(self):
+        """Page groups drawn for each session."""
+        return [groups for name, groups in self.groups() if name.startswith("Request")]
+
     def committed(self):
         return int(self.find("#bars")[0].get_attribute("data-committed-bytes") or 0)
 
@@ -76,28 +112,45 @@ class Page:
 
 
 def converse(page):
+    """A message is sent, its reply comes in pieces, and the map shows the pages it takes."""
     until("the page knows the model", lambda: page.texts("#model") == ["demo"])
-    before = page.committed()
+    before = len(page.sessions())
+    committed = page.committed()
     page.say("What is ownership?")
     first = until("the reply begins", page.reply)
     until("the reply grows", lambda: len(page.reply()) > len(first))
-    session = until(
-        "the map shows the session",
-        lambda: [count for name, count in page.groups() if name.startswith("Request")],
-    )
-    until(
-        "the session's pages grow",
-        lambda: [count for name, count in page.groups() if name.startswith("Request")] > session,
-    )
-    assert page.committed() > before
-    return first
+    until("the map shows its session", lambda: len(page.sessions()) > before)
+    drawn = sum(page.sessions())
+    until("the sessions' pages grow", lambda: sum(page.sessions()) > drawn)
+    until("more memory is committed", lambda: page.committed() > committed)
 
 
 def finish(page):
+    """A reply that ends by itself has its figures, and leaves no session behind."""
     until("the reply ends", lambda: page.find("#send")[0].is_displayed())
     assert page.texts("#messages .figures"), "the reply has its figures"
-    until("no session is left", lambda: all(not n.startswith("Request") for n, _ in page.groups()))
+    until("no session is left", lambda: not page.sessions())
     assert not page.find("#messages li.failed")
+
+
+def stop(page, others):
+    """A reply that is stopped stands as it is, and its pages are given back."""
+    last = "#messages li.assistant:last-child"
+    for _ in range(5):
+        until("there is room for a message", lambda: page.find("#send")[0].is_displayed())
+        page.say("What is a trait?")
+        until("the reply begins", page.reply)
+        page.browser.execute_script("document.getElementById('stop').click()")
+        until("the reply is over", lambda: page.find("#send")[0].is_displayed())
+        if not page.texts(f"{last} .figures"):
+            break
+    else:
+        raise AssertionError("every reply was finished before it could be stopped")
+    text = page.reply()
+    time.sleep(0.5)
+    assert text and page.reply() == text
+    others.end()
+    until("no session is left", lambda: not page.sessions())
 
 
 def narrow(page):
@@ -113,6 +166,14 @@ def narrow(page):
     assert width <= shown, f"{width} pixels in {shown}"
 
 
+def settings(page, values):
+    page.find("#settings summary")[0].click()
+    for field, value in values.items():
+        page.find(field)[0].clear()
+        page.find(field)[0].send_keys(value)
+    page.find("#settings summary")[0].click()
+
+
 def main():
     url, screenshot = sys.argv[1:]
     with tempfile.TemporaryDirectory() as profile:
@@ -120,12 +181,13 @@ def main():
         try:
             page = Page(browser)
             browser.get(url)
+            settings(page, {"#temperature": "0"})
+            others = Others(url, 10)
+            until("the map shows the others", lambda: len(page.sessions()) == 10)
             converse(page)
             browser.save_screenshot(screenshot)
-            page.find("#stop")[0].click()
-            finish_after_stop(page)
-            page.find("#settings summary")[0].click()
-            page.find("#max-tokens")[0].send_keys("40")
+            stop(page, others)
+            settings(page, {"#max-tokens": "40"})
             page.say("What is a closure?")
             finish(page)
             narrow(page)
@@ -133,15 +195,6 @@ def main():
             assert not errors, errors
         finally:
             browser.quit()
-
-
-def finish_after_stop(page):
-    """A reply that was stopped stands as it is, and its pages are given back."""
-    until("the reply is over", lambda: page.find("#send")[0].is_displayed())
-    text = page.reply()
-    time.sleep(0.5)
-    assert text and page.reply() == text
-    until("its session is gone", lambda: all(not n.startswith("Request") for n, _ in page.groups()))
 
 
 main()
