@@ -134,6 +134,24 @@ fn sums_biases_and_stored_rows_are_exact() {
 }
 
 #[test]
+fn the_first_value_that_is_not_finite_is_found() {
+    for level in levels() {
+        let cpu = cpu(level, 1);
+        for len in [0, 1, 255, 256, 1000] {
+            let mut x = Random::new(3).units(len);
+            assert_eq!(cpu.first_not_finite(&x), None);
+            for at in [len / 2, len.saturating_sub(1)] {
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    x.iter_mut().skip(at).for_each(|x| *x = bad);
+                    assert_eq!(cpu.first_not_finite(&x), (at < len).then_some(at));
+                    x = Random::new(3).units(len);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn embedding_copies_rows() {
     for dtype in DType::ALL {
         let (rows, cols) = (5, 512);
