@@ -3,9 +3,10 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, KvReport};
-use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
+use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
+use lacuna_models::plan::{Demand, Logits, Plan, WeightPlan};
+use lacuna_models::{LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
 use crate::sampler::{Sampler, Sampling};
@@ -18,37 +19,76 @@ pub struct EngineConfig {
     pub threads: Option<NonZeroUsize>,
     /// How KV memory is held.
     pub kv_policy: KvPolicy,
-    /// Storage of one KV element.
-    pub kv_element: ElementType,
+    /// Storage of K and of V.
+    pub kv_elements: KvElements,
     /// Tokens a session may hold. `None`: what the model was made for.
     pub context_tokens: Option<usize>,
     /// Tokens computed in one pass at most. More is faster on long prompts and takes more
     /// activation memory.
     pub batch_tokens: usize,
+    /// Rows of logits a pass has room for. All rows are needed only to score texts fast.
+    pub logits: Logits,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             threads: None,
-            kv_policy: KvPolicy::Sparse,
-            kv_element: ElementType::F16,
+            kv_policy: KvPolicy::default(),
+            kv_elements: KvElements::default(),
             context_tokens: None,
             batch_tokens: 512,
+            logits: Logits::Last,
         }
     }
 }
 
-/// Rows of logits computed at once when every row is asked for.
-const SCORED_ROWS: usize = 32;
+impl EngineConfig {
+    /// Tokens scored in one pass: rows of logits are large beside everything else.
+    const SCORED_TOKENS: usize = 32;
 
-/// A model ready to run.
+    /// The number of threads to use: as asked for, but no more than the machine has.
+    ///
+    /// # Errors
+    /// [`EngineError::TooManyThreads`].
+    pub fn thread_count(&self) -> Result<NonZeroUsize, EngineError> {
+        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        match self.threads {
+            None => Ok(available),
+            Some(asked) if asked <= available => Ok(asked),
+            Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
+        }
+    }
+
+    /// The same, set up to score texts: every pass has room for all its rows of logits.
+    #[must_use]
+    pub fn scoring(self) -> Self {
+        Self {
+            batch_tokens: Self::SCORED_TOKENS,
+            logits: Logits::All,
+            ..self
+        }
+    }
+
+    /// What is planned for when a model made for `context_tokens` tokens runs with this.
+    #[must_use]
+    pub fn demand(&self, context_tokens: usize) -> Demand {
+        Demand {
+            context_tokens: self.context_tokens.unwrap_or(context_tokens),
+            batch_tokens: self.batch_tokens,
+            logits: self.logits,
+            sequences: 1,
+        }
+    }
+}
+
+/// A model ready to run, in the memory its plan says.
 pub struct Engine {
     model: Arc<Model>,
     cpu: Cpu,
     cache: KvCache,
     scratch: Scratch,
-    context_tokens: usize,
+    plan: Plan,
 }
 
 impl Engine {
@@ -58,35 +98,21 @@ impl Engine {
     /// [`EngineError`] when a setting is out of range or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let cpu = Cpu::new(CpuConfig {
-            threads: threads(config.threads)?,
+            threads: config.thread_count()?,
             level: None,
         })?;
         let shape = model.config();
-        let geometry = Geometry {
-            layers: shape.layers,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
-            element: config.kv_element,
-        };
-        let context_tokens = config.context_tokens.unwrap_or(shape.context_tokens);
-        if context_tokens == 0 {
-            return Err(EngineError::EmptyContext);
-        }
-        geometry.buffer_bytes(context_tokens)?;
-        let tokens = config.batch_tokens.clamp(1, context_tokens);
-        let limits = BatchLimits {
-            tokens,
-            logit_rows: SCORED_ROWS.min(tokens),
-            context_tokens,
-        };
-        let scratch = Scratch::new(shape, limits)?;
-        let cache = KvCache::new(geometry, config.kv_policy)?;
+        let demand = config.demand(shape.context_tokens);
+        let cache = KvCache::new(shape.kv_geometry(config.kv_elements), config.kv_policy)?;
+        let weights = WeightPlan::of(model.files().tensors());
+        let plan = Plan::new(shape, weights, &cache, &demand)?;
+        let scratch = Scratch::new(shape, plan.arena.clone())?;
         Ok(Self {
             model,
             cpu,
             cache,
             scratch,
-            context_tokens,
+            plan,
         })
     }
 
@@ -95,8 +121,9 @@ impl Engine {
     /// # Errors
     /// [`EngineError`] for sampling settings out of range or a KV range that cannot be reserved.
     pub fn session(&self, sampling: Sampling) -> Result<Session, EngineError> {
-        let sequence = self.cache.sequence(self.context_tokens)?;
-        Ok(Session::new(sequence, Sampler::new(sampling)?))
+        let sequence = self.cache.sequence(self.context_tokens())?;
+        let vocabulary = self.model.config().vocabulary;
+        Ok(Session::new(sequence, Sampler::new(sampling, vocabulary)?))
     }
 
     /// Computes the session's next chunk of pending tokens. When none is left pending, samples one
@@ -124,7 +151,8 @@ impl Engine {
     }
 
     /// Logits after every one of `tokens`, a row of vocabulary size at a time and in order, each
-    /// with the position of the token it follows.
+    /// with the position of the token it follows. Each pass computes as many tokens as there is room
+    /// for rows: one, unless the engine is set up for [`EngineConfig::scoring`].
     ///
     /// # Errors
     /// [`EngineError`] when a token is out of range or the context is too short.
@@ -133,7 +161,7 @@ impl Engine {
         tokens: &[u32],
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<KvReport, EngineError> {
-        let mut sequence = self.cache.sequence(self.context_tokens)?;
+        let mut sequence = self.cache.sequence(self.context_tokens())?;
         let vocabulary = self.model.config().vocabulary;
         for chunk in tokens.chunks(self.scratch.limits().logit_rows) {
             sequence.prepare(chunk.len())?;
@@ -174,22 +202,12 @@ impl Engine {
     /// Tokens a session may hold.
     #[must_use]
     pub fn context_tokens(&self) -> usize {
-        self.context_tokens
+        self.plan.kv.context_tokens
     }
 
-    /// Bytes of activation memory.
+    /// Where its bytes go.
     #[must_use]
-    pub fn activation_bytes(&self) -> usize {
-        self.scratch.bytes()
-    }
-}
-
-/// The number of threads to use: as asked for, but no more than the machine has.
-fn threads(asked: Option<NonZeroUsize>) -> Result<NonZeroUsize, EngineError> {
-    let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    match asked {
-        None => Ok(available),
-        Some(asked) if asked <= available => Ok(asked),
-        Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 }

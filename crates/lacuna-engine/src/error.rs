@@ -16,9 +16,9 @@ pub enum EngineError {
         /// Processors this process may use.
         available: NonZeroUsize,
     },
-    /// A context of no tokens.
-    #[error("a context of 0 tokens can hold nothing; use --ctx 1 or more")]
-    EmptyContext,
+    /// The settings cannot be planned for.
+    #[error(transparent)]
+    Plan(#[from] lacuna_models::plan::PlanError),
     /// A prompt without a single token gives the model nothing to continue.
     #[error("the prompt is empty; give at least one character")]
     EmptyPrompt,

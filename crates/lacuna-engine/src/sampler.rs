@@ -140,6 +140,9 @@ impl Sampling {
     }
 }
 
+/// Tokens of a penalty window that room is made for at once; longer ones grow as they fill.
+const LONGEST_WINDOW: usize = 1 << 16;
+
 /// A candidate token and its logit, later its weight.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
@@ -157,18 +160,20 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the start of its generator's sequence.
+    /// A sampler at the start of its generator's sequence, for rows of `vocabulary` logits: sampling
+    /// from those allocates nothing.
     ///
     /// # Errors
     /// [`SamplingError`] for a setting outside its range.
-    pub fn new(sampling: Sampling) -> Result<Self, SamplingError> {
+    pub fn new(sampling: Sampling, vocabulary: usize) -> Result<Self, SamplingError> {
         sampling.validate()?;
         let generator = ChaCha8Rng::seed_from_u64(sampling.seed);
+        let window = sampling.penalties.window;
         Ok(Self {
             sampling,
             generator,
-            candidates: Vec::new(),
-            recent: Vec::new(),
+            candidates: Vec::with_capacity(vocabulary),
+            recent: Vec::with_capacity(window.min(LONGEST_WINDOW)),
         })
     }
 
@@ -308,7 +313,7 @@ mod tests {
     use super::*;
 
     fn sampler(sampling: Sampling) -> Sampler {
-        Sampler::new(sampling).expect("valid settings")
+        Sampler::new(sampling, 8).expect("valid settings")
     }
 
     /// Settings that filter nothing.
@@ -488,7 +493,7 @@ mod tests {
             },
         ];
         for sampling in bad {
-            assert!(Sampler::new(sampling).is_err());
+            assert!(Sampler::new(sampling, 8).is_err());
         }
     }
 

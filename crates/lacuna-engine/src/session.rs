@@ -5,6 +5,9 @@ use lacuna_models::LogitRows;
 
 use crate::sampler::Sampler;
 
+/// Tokens a session makes room for at once, 4 MiB of address space; longer ones grow as they fill.
+const TOKENS_AT_ONCE: usize = 1 << 20;
+
 /// One conversation's tokens and KV cache.
 ///
 /// ```text
@@ -20,7 +23,8 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(sequence: Sequence, sampler: Sampler) -> Self {
-        let tokens = Vec::with_capacity(sequence.capacity().min(1 << 16));
+        // One more than the cache holds: the last sampled token stays pending.
+        let tokens = Vec::with_capacity(sequence.capacity().min(TOKENS_AT_ONCE - 1) + 1);
         Self {
             sequence,
             tokens,

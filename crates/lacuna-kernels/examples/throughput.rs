@@ -123,6 +123,7 @@ fn attention(cpu: &Cpu, tokens: usize, rows: usize) {
         kv_heads: 8,
         head_dim: 128,
         scale: 128_f32.powf(-0.5),
+        window: None,
     };
     let layers = if tokens == 1 {
         (WEIGHTS / (rows * 4096)).max(2)
@@ -136,7 +137,7 @@ fn attention(cpu: &Cpu, tokens: usize, rows: usize) {
     let mut scratch = vec![0.0; Cpu::attention_scratch_len(1, rows, &shape)];
     let mut pass = || {
         for pair in caches.chunks_exact(2) {
-            let [k, v] = [0, 1].map(|side| View::flat(ElementType::F16, 1024, &pair[side]));
+            let [k, v] = [0, 1].map(|side| View::flat(ElementType::F16, 8, 128, &pair[side]));
             cpu.attention(&mut out, &q, &k, &v, rows - tokens, &shape, &mut scratch);
         }
     };

@@ -51,6 +51,17 @@ pub(crate) struct ActivationBlock<const N: usize> {
     pub(crate) start_halves: [[i32; 2]; N],
 }
 
+impl<const N: usize> ActivationBlock<N> {
+    /// A block of zeros, to be filled.
+    pub(crate) const ZERO: Self = Self {
+        q: [[0; 8]; N],
+        scale: [0.0; N],
+        scaled_sum: [0.0; N],
+        start: [0; N],
+        start_halves: [[0; 2]; N],
+    };
+}
+
 /// The blocks of a single token, one array per field; see [`ActivationBlock`].
 #[derive(Clone, Copy)]
 pub(crate) struct ActivationRow<'a> {
@@ -253,13 +264,7 @@ impl Quantize<'_> {
                 "the storage is not that of the tile"
             );
             for (x, block) in rows.iter().zip(blocks.iter_mut()) {
-                let quantized = quantize_block(x);
-                let sum = quantized.half_sums[0] + quantized.half_sums[1];
-                block.q[token] = quantized.q;
-                block.scale[token] = quantized.scale;
-                block.scaled_sum[token] = quantized.scaled_sum;
-                block.start[token] = MAGIC_BITS - 128 * sum;
-                block.start_halves[token] = quantized.half_sums.map(|sum| MAGIC_BITS - 128 * sum);
+                quantize_block(x).enter(token, block);
             }
         }
     }
@@ -295,16 +300,29 @@ impl Kernel for QuantizeSingle<'_> {
 }
 
 /// One block of one token.
-struct QuantizedBlock {
-    q: [u32; 8],
-    scale: f32,
+pub(crate) struct QuantizedBlock {
+    pub(crate) q: [u32; 8],
+    pub(crate) scale: f32,
     scaled_sum: f32,
     half_sums: [i32; 2],
 }
 
+impl QuantizedBlock {
+    /// Makes it the block of `token` in a block of several tokens.
+    #[inline(always)]
+    pub(crate) fn enter<const N: usize>(self, token: usize, block: &mut ActivationBlock<N>) {
+        let start = |sum: i32| MAGIC_BITS - 128 * sum;
+        block.q[token] = self.q;
+        block.scale[token] = self.scale;
+        block.scaled_sum[token] = self.scaled_sum;
+        block.start[token] = start(self.half_sums[0] + self.half_sums[1]);
+        block.start_halves[token] = self.half_sums.map(start);
+    }
+}
+
 /// Quantizes a block; the same operations, in the same order, at every level.
 #[inline(always)]
-fn quantize_block(x: &[f32; BLOCK]) -> QuantizedBlock {
+pub(crate) fn quantize_block(x: &[f32; BLOCK]) -> QuantizedBlock {
     // Compared as integers, so that a NaN is the largest.
     let largest = x
         .iter()
@@ -350,7 +368,8 @@ mod tests {
     fn a_block_is_as_large_as_documented() {
         assert_eq!(BLOCK_BYTES, 52);
         assert_eq!(size_of::<ActivationBlock<6>>(), 312);
-        assert_eq!(Activations::storage_bytes(3, 64), Some(312));
+        assert_eq!(Activations::storage_bytes(9, 64), Some(936));
+        assert_eq!(Activations::storage_bytes(3, 64), Some(416), "a tile of 4");
         assert_eq!(Activations::storage_bytes(3, 60), None);
     }
 

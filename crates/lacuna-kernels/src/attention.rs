@@ -1,39 +1,58 @@
 //! Causal attention over views.
 //!
-//! Rows are processed in blocks of 16 at fixed positions (row 0, 16, 32, ..), with an online softmax
-//! in f32. Blocks are grouped in partitions of 256 rows at fixed positions; each partition starts
-//! from nothing, and the partitions of a query are merged in order. A block's K and V are converted
-//! to f32 once for all the query heads and tokens that read it; a single token reads them as they
-//! are stored, whole rows for all KV heads, and gets the same bits. So the result of a query depends on
-//! the query and the rows it sees: not on the tokens beside it, on how its rows are split in runs,
-//! or on how the work is split over threads.
+//! Rows are cut in partitions of 256 at fixed positions (row 0, 256, ..). Within a partition a query
+//! takes three steps: scores for the rows it sees, weights relative to the largest score, and the sum
+//! of values times weights, row by row. The partitions of a query are then merged in order. All is in
+//! f32, but for the scores of q8_0 keys, which are sums of exact integers. So the result of a query
+//! depends on the query and the rows it sees: not on the tokens beside it, on how its rows lie in
+//! memory, or on how the work is split over threads.
 //!
-//! Causality is a loop bound: what lies behind a query's last row is never read into its result.
+//! A task goes through a partition in blocks of rows. Each row of K and of V is read and converted
+//! once for all the query heads and tokens of the task.
+//!
+//! Causality and windows are loop bounds: a row that a query does not see is never read into its
+//! result, and rows that no query sees are not touched.
 
-mod block;
+mod ahead;
+mod elements;
+mod integers;
+mod partition;
+mod rows;
+mod scores;
 mod softmax;
+mod stored;
+mod values;
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use crate::float::{Element, F16, F32};
 use crate::grid::{Block, Grid};
-use crate::simd::{Kernel, LANES, Simd, padded};
+use crate::simd::{Kernel, LANES, Simd};
 use crate::threads::Pool;
-use crate::view::{ElementType, View};
-use block::{Ahead, BlockRows, converted};
-use softmax::{Chunk, Converted, Scores, Stored, Values, Weights, clear, finish, merge, soften};
+use crate::view::View;
+use partition::{Loaded, Partition};
+use softmax::{Chunk, clear, finish, merge};
 
-/// Rows per block of the online softmax.
-const ROWS: usize = LANES;
+/// Rows that are converted together.
+const BLOCK_ROWS: usize = 2 * LANES;
 
 /// Rows per partition.
 const PARTITION: usize = 256;
 
-/// Query rows (tokens times heads) that one task holds.
-const QUERIES: usize = 64;
+/// Chunks of the scores of a query for a partition.
+const PARTITION_CHUNKS: usize = PARTITION / LANES;
 
-/// Query heads per KV head up to which a single token reads K and V without a converted copy.
-const NARROW: usize = 8;
+/// Rows of values that are copied together, for many queries.
+const PANEL_ROWS: usize = 128;
+
+/// Most queries (tokens times query heads) that one task holds ...
+const QUERIES: usize = 192;
+
+/// ... and most chunks that they have.
+const QUERY_CHUNKS: usize = QUERIES * 8;
+
+/// Tasks per thread that let threads finish together.
+const TASKS_PER_THREAD: usize = 4;
 
 /// The sizes of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,11 +65,17 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// What a dot product of query and key is multiplied by, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
+    /// Sliding window: a query sees this many rows at most, its own the last of them; earlier ones
+    /// are never touched. `None`: all rows up to its own.
+    pub window: Option<NonZeroUsize>,
 }
 
 impl AttentionShape {
     /// Largest supported `head_dim`.
     pub const MAX_HEAD_DIM: usize = 512;
+
+    /// Most query heads per KV head.
+    const MAX_GROUP: usize = 64;
 
     fn check(&self) {
         assert!(
@@ -60,9 +85,10 @@ impl AttentionShape {
             self.kv_heads
         );
         assert!(
-            (1..=QUERIES).contains(&self.group()),
-            "{} query heads per KV head; 1 to {QUERIES} are supported",
-            self.group()
+            (1..=Self::MAX_GROUP).contains(&self.group()),
+            "{} query heads per KV head; 1 to {} are supported",
+            self.group(),
+            Self::MAX_GROUP
         );
         assert!(
             (1..=Self::MAX_HEAD_DIM).contains(&self.head_dim),
@@ -77,9 +103,9 @@ impl AttentionShape {
         self.query_heads / self.kv_heads
     }
 
-    /// Chunks per head.
+    /// Chunks per head, whole pairs.
     fn chunks(&self) -> usize {
-        self.head_dim.div_ceil(LANES)
+        2 * self.head_dim.div_ceil(2 * LANES)
     }
 
     /// Chunks of the state of one query head: maximum and sum, then the weighted values.
@@ -87,34 +113,65 @@ impl AttentionShape {
         1 + self.chunks()
     }
 
-    /// KV heads whose query heads one task holds, for one token.
-    fn heads_together(&self) -> usize {
-        (QUERIES / self.group()).min(self.kv_heads)
+    /// Queries, of one or more tokens and heads, that a task can hold.
+    fn most_queries(&self) -> usize {
+        QUERIES.min(QUERY_CHUNKS / self.chunks())
     }
 }
 
-/// What one worker needs: a block of K and V in f32, queries, and softmax states.
+/// What one worker needs.
 pub(crate) struct Buffers {
-    k: Box<[Chunk]>,
-    v: Box<[Chunk]>,
-    queries: Box<[Chunk]>,
-    weights: Box<[Weights]>,
+    pass: partition::Buffers,
     partial: Box<[Chunk]>,
     total: Box<[Chunk]>,
 }
 
 impl Buffers {
     pub(crate) fn new() -> Self {
-        const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
-        let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
+        let states = || vec![Chunk::ZERO; QUERY_CHUNKS + QUERIES].into_boxed_slice();
         Self {
-            k: chunks(ROWS * CHUNKS),
-            v: chunks(ROWS * CHUNKS),
-            queries: chunks(QUERIES * CHUNKS),
-            weights: vec![Weights::ZERO; QUERIES].into_boxed_slice(),
-            partial: chunks(QUERIES * (CHUNKS + 1)),
-            total: chunks(QUERIES * (CHUNKS + 1)),
+            pass: partition::Buffers::new(),
+            partial: states(),
+            total: states(),
         }
+    }
+}
+
+/// What a token and those after it see.
+#[derive(Clone, Copy)]
+struct Sight {
+    /// Behind the last row that the first token sees.
+    end: usize,
+    window: usize,
+}
+
+impl Sight {
+    /// Rows that a token sees.
+    fn of(&self, token: usize) -> Range<usize> {
+        let end = self.end + token;
+        end.saturating_sub(self.window)..end
+    }
+
+    /// From the first to the last row that the first `count` tokens see.
+    fn of_tokens(&self, count: usize) -> Range<usize> {
+        self.of(0).start..self.of(count - 1).end
+    }
+
+    /// What a token sees of `len` rows from `start` on, relative to `start`.
+    fn within(&self, token: usize, start: usize, len: usize) -> Range<usize> {
+        let place = |row: usize| row.saturating_sub(start).min(len);
+        let rows = self.of(token);
+        place(rows.start)..place(rows.end)
+    }
+
+    /// Which of the first `count` tokens see any of `rows`.
+    fn tokens_of(&self, rows: Range<usize>, count: usize) -> Range<usize> {
+        let first = (rows.start + 1).saturating_sub(self.end).min(count);
+        let behind = rows
+            .end
+            .saturating_add(self.window)
+            .saturating_sub(self.end);
+        first..behind.min(count).max(first)
     }
 }
 
@@ -127,7 +184,7 @@ pub(crate) struct Attention<'a> {
     pub(crate) shape: &'a AttentionShape,
 }
 
-/// The queries of one task: some tokens of one KV head, or one token of some.
+/// The queries of one task: some tokens of some KV heads.
 #[derive(Clone, Copy)]
 struct Task {
     first_token: usize,
@@ -137,20 +194,24 @@ struct Task {
 }
 
 impl Task {
-    /// Query heads per token.
-    fn query_heads(&self, shape: &AttentionShape) -> usize {
-        self.heads * shape.group()
+    fn all_tokens(&self) -> Range<usize> {
+        self.first_token..self.first_token + self.tokens
     }
+}
 
-    /// Query heads of all tokens.
-    fn queries(&self, shape: &AttentionShape) -> usize {
-        self.tokens * self.query_heads(shape)
-    }
+/// The partitions that some rows are in.
+fn partitions_of(rows: &Range<usize>) -> Range<usize> {
+    rows.start / PARTITION..rows.end.div_ceil(PARTITION)
 }
 
 /// f32 elements that splitting `tokens` queries over `rows` rows takes.
 pub(crate) fn scratch_len(tokens: usize, rows: usize, shape: &AttentionShape) -> usize {
-    let states = tokens * rows.div_ceil(PARTITION) * shape.query_heads;
+    let seen = match shape.window {
+        // However the rows lie, they touch one partition more than they fill.
+        Some(window) => rows.min(window.get().saturating_add(tokens + PARTITION)),
+        None => rows,
+    };
+    let states = tokens * seen.div_ceil(PARTITION) * shape.query_heads;
     states * shape.state_chunks() * LANES
 }
 
@@ -169,18 +230,15 @@ impl Attention<'_> {
         if tokens == 0 {
             return;
         }
-        let needed = scratch_len(tokens, self.rows_seen(tokens - 1), self.shape);
-        let whole_tasks = tokens.div_ceil(self.tokens_together()) * self.shape.kv_heads;
-        let few = tokens == 1 || whole_tasks < 2 * pool.threads();
-        if few && pool.threads() > 1 && scratch.len() >= needed {
-            self.split(pool, simd, out, &mut scratch[..needed]);
+        let together = tokens * self.shape.query_heads <= self.shape.most_queries();
+        let partitions = partitions_of(&self.sight(0).of_tokens(tokens));
+        let needed = tokens * partitions.len() * self.shape.query_heads * self.state_len();
+        if together && pool.threads() > 1 && scratch.len() >= needed {
+            self.split(pool, simd, out, &mut scratch[..needed], partitions);
+        } else if together && pool.threads() == 1 {
+            self.whole(pool, simd, out, tokens, self.shape.kv_heads);
         } else {
-            // Alone, a thread reads whole rows.
-            let heads = match (tokens, pool.threads()) {
-                (1, 1) => self.shape.heads_together(),
-                _ => 1,
-            };
-            self.whole(pool, simd, out, heads);
+            self.whole(pool, simd, out, self.tokens_per_task(pool.threads()), 1);
         }
     }
 
@@ -192,17 +250,22 @@ impl Attention<'_> {
             "queries and output are rows of {} elements",
             self.width()
         );
+        if out.is_empty() {
+            return;
+        }
         for view in [self.k, self.v] {
+            let layout = view.layout();
             assert_eq!(
-                view.width(),
-                shape.kv_heads * shape.head_dim,
-                "the width of a cached row"
+                (layout.heads, layout.head_dim),
+                (shape.kv_heads, shape.head_dim),
+                "heads and head dimension of a cached row"
             );
-            let rows = self.first_position + self.tokens();
+            let even = layout.element.check_head_dim(shape.head_dim);
+            assert!(even.is_ok(), "a head is whole blocks: {even:?}");
+            let (needed, held) = (self.sight(0).of_tokens(self.tokens()), view.rows());
             assert!(
-                view.len() >= rows,
-                "{rows} rows are attended to; the view has {}",
-                view.len()
+                held.start <= needed.start && needed.end <= held.end,
+                "rows {needed:?} are attended to; the view has {held:?}"
             );
         }
     }
@@ -215,26 +278,39 @@ impl Attention<'_> {
         self.q.len() / self.width()
     }
 
-    /// Rows that a token's queries see.
-    fn rows_seen(&self, token: usize) -> usize {
-        self.first_position + token + 1
+    /// Elements of a state.
+    fn state_len(&self) -> usize {
+        self.shape.state_chunks() * LANES
     }
 
-    /// Tokens whose query heads of one KV head a task holds.
-    fn tokens_together(&self) -> usize {
-        QUERIES / self.shape.group()
+    /// What the tokens from `token` on see.
+    fn sight(&self, token: usize) -> Sight {
+        let window = self.shape.window.map_or(usize::MAX, NonZeroUsize::get);
+        Sight {
+            end: self.first_position + token + 1,
+            window,
+        }
     }
 
-    /// One task per tile of tokens and KV head, or one token and some heads, goes through all rows.
+    /// Tokens whose queries of one KV head a task holds: many, because each task converts K and V,
+    /// but few enough that there is work for all threads.
+    fn tokens_per_task(&self, threads: usize) -> usize {
+        let most = self.shape.most_queries() / self.shape.group();
+        let wanted = (threads * TASKS_PER_THREAD).div_ceil(self.shape.kv_heads);
+        let pieces = self.tokens().div_ceil(most).max(wanted.min(self.tokens()));
+        self.tokens().div_ceil(pieces)
+    }
+
+    /// One task per some tokens and heads, which goes through all rows.
     fn whole<W: AsMut<Buffers> + Send + 'static>(
         &self,
         pool: &Pool<W>,
         simd: impl Simd,
         out: &mut [f32],
+        tokens: usize,
         heads: usize,
     ) {
         let per_head = self.shape.group() * self.shape.head_dim;
-        let tokens = self.tokens_together();
         let grid = Grid::new(out, self.width(), tokens, heads * per_head);
         grid.run(pool, |out, worker| {
             let tokens = out.rows();
@@ -253,49 +329,44 @@ impl Attention<'_> {
         });
     }
 
-    /// One task per token, partition and some heads; then the partitions are merged.
+    /// One task per partition, all tokens and heads; then the partitions are merged.
     fn split<W: AsMut<Buffers> + Send + 'static>(
         &self,
         pool: &Pool<W>,
         simd: impl Simd,
         out: &mut [f32],
         scratch: &mut [f32],
+        partitions: Range<usize>,
     ) {
-        let shape = self.shape;
-        let partitions = self.rows_seen(self.tokens() - 1).div_ceil(PARTITION);
-        let per_query = shape.state_chunks() * LANES;
-        let per_kv_head = shape.group() * per_query;
-        let together = shape.heads_together();
-        // Rows of the scratch are (token, partition), its columns query heads.
-        let width = shape.query_heads * per_query;
-        let grid = Grid::new(scratch, width, 1, together * per_kv_head);
-        grid.run(pool, |out, worker| {
-            let (token, partition) = (out.rows().start / partitions, out.rows().start % partitions);
-            let first_head = out.cols().start / per_kv_head;
-            let heads = out.cols().len() / per_kv_head;
-            let task = Task {
-                first_token: token,
-                tokens: 1,
-                first_head,
-                heads,
-            };
-            let buffers = worker.as_mut();
+        let (shape, tokens, len) = (self.shape, self.tokens(), self.state_len());
+        let task = Task {
+            first_token: 0,
+            tokens,
+            first_head: 0,
+            heads: shape.kv_heads,
+        };
+        // Rows of the scratch are partitions, columns the states of queries in a task's order.
+        let width = tokens * shape.query_heads * len;
+        Grid::new(scratch, width, 1, width).run(pool, |out, worker| {
             simd.vectorize(Partial {
                 attention: self,
                 task,
-                partition,
-                buffers,
+                partition: partitions.start + out.rows().start,
+                next: pool.threads(),
+                buffers: worker.as_mut(),
                 out,
             });
         });
         let scratch = &*scratch;
-        let grid = Grid::new(out, self.width(), 1, shape.head_dim);
-        grid.run(pool, |mut out, _| {
+        Grid::new(out, self.width(), 1, shape.head_dim).run(pool, |mut out, _| {
             let (token, head) = (out.rows().start, out.cols().start / shape.head_dim);
-            let count = self.rows_seen(token).div_ceil(PARTITION);
-            let rows = &scratch[token * partitions * width..];
-            let states = rows.chunks_exact(width).take(count);
-            let states = states.map(|row| &row[head * per_query..][..per_query]);
+            let (kv_head, member) = (head / shape.group(), head % shape.group());
+            let query = (kv_head * tokens + token) * shape.group() + member;
+            let seen = partitions_of(&self.sight(token).of(0));
+            let rows = scratch
+                .chunks_exact(width)
+                .skip(seen.start - partitions.start);
+            let states = rows.take(seen.len()).map(|row| &row[query * len..][..len]);
             simd.vectorize(Merge {
                 states,
                 out: out.row(token),
@@ -317,50 +388,44 @@ impl Kernel for Whole<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let (attention, task) = (self.attention, self.task);
+        let Self {
+            attention, task, ..
+        } = self;
+        let Buffers {
+            pass,
+            partial,
+            total,
+        } = self.buffers;
+        let mut loaded = Loaded::new(s, attention, task, pass);
         let per_query = attention.shape.state_chunks();
-        let queries = task.queries(attention.shape);
-        load_queries(s, attention, &task, self.buffers);
-        clear(&mut self.buffers.total[..queries * per_query], per_query);
-        let last = attention.rows_seen(task.first_token + task.tokens - 1);
-        for partition in 0..last.div_ceil(PARTITION) {
-            let buffers = &mut *self.buffers;
-            s.vectorize(Rows {
-                attention,
-                task,
-                partition,
-                buffers,
+        let states = loaded.queries() * per_query;
+        let (partial, total) = (&mut partial[..states], &mut total[..states]);
+        clear(total, per_query);
+        let sight = attention.sight(task.first_token);
+        for index in partitions_of(&sight.of_tokens(task.tokens)) {
+            s.vectorize(Partition {
+                loaded: &mut loaded,
+                index,
+                next: index + 1,
+                states: partial,
             });
-            self.merge_partition(s, partition);
-        }
-        self.finish(s);
-    }
-}
-
-impl Whole<'_, '_> {
-    /// Merges the states of a partition for the queries that see its rows.
-    #[inline(always)]
-    fn merge_partition<S: Simd>(&mut self, s: S, partition: usize) {
-        let (task, shape) = (self.task, self.attention.shape);
-        for query in 0..task.queries(shape) {
-            let token = task.first_token + query / task.query_heads(shape);
-            if self.attention.rows_seen(token) > partition * PARTITION {
-                let states = query * shape.state_chunks()..(query + 1) * shape.state_chunks();
-                let partial = &self.buffers.partial[states.clone()];
-                merge(s, &mut self.buffers.total[states], partial);
+            let states = total
+                .chunks_exact_mut(per_query)
+                .zip(partial.chunks_exact(per_query));
+            for (query, (total, partial)) in states.enumerate() {
+                let token = query / attention.shape.group() % task.tokens;
+                if partitions_of(&sight.of(token)).contains(&index) {
+                    merge(s, total, partial);
+                }
             }
         }
-    }
-
-    #[inline(always)]
-    fn finish<S: Simd>(&mut self, s: S) {
-        let (task, shape) = (self.task, self.attention.shape);
-        let totals = self.buffers.total.chunks_exact(shape.state_chunks());
-        for (query, total) in totals.enumerate().take(task.queries(shape)) {
-            let heads = task.query_heads(shape);
-            let out = self.out.row(task.first_token + query / heads);
-            let head = query % heads * shape.head_dim;
-            finish(s, total, &mut out[head..head + shape.head_dim]);
+        for (query, total) in total.chunks_exact(per_query).enumerate() {
+            let shape = attention.shape;
+            let (row, member) = (query / shape.group(), query % shape.group());
+            let (head, token) = (row / task.tokens, row % task.tokens);
+            let start = (head * shape.group() + member) * shape.head_dim;
+            let out = &mut self.out.row(task.first_token + token)[start..][..shape.head_dim];
+            finish(s, total, out);
         }
     }
 }
@@ -370,6 +435,8 @@ struct Partial<'a, 'b> {
     attention: &'a Attention<'a>,
     task: Task,
     partition: usize,
+    /// How many partitions further on this worker probably goes on.
+    next: usize,
     buffers: &'a mut Buffers,
     out: Block<'b, f32>,
 }
@@ -379,225 +446,19 @@ impl Kernel for Partial<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let (attention, task, partition) = (self.attention, self.task, self.partition);
-        if attention.rows_seen(task.first_token) <= partition * PARTITION {
-            return;
-        }
-        load_queries(s, attention, &task, self.buffers);
-        let buffers = &mut *self.buffers;
-        s.vectorize(Rows {
-            attention,
-            task,
-            partition,
-            buffers,
+        let Buffers { pass, partial, .. } = self.buffers;
+        let mut loaded = Loaded::new(s, self.attention, self.task, pass);
+        let states = loaded.queries() * self.attention.shape.state_chunks();
+        s.vectorize(Partition {
+            loaded: &mut loaded,
+            index: self.partition,
+            next: self.partition + self.next,
+            states: &mut partial[..states],
         });
-        let out = self.out.piece().as_chunks_mut::<LANES>().0;
-        for (out, chunk) in out.iter_mut().zip(&self.buffers.partial) {
+        let row = self.out.rows().start;
+        let out = self.out.row(row).as_chunks_mut::<LANES>().0;
+        for (out, chunk) in out.iter_mut().zip(partial.iter()) {
             *out = chunk.0;
-        }
-    }
-}
-
-/// Fills `buffers.partial` from one partition.
-struct Rows<'a> {
-    attention: &'a Attention<'a>,
-    task: Task,
-    partition: usize,
-    buffers: &'a mut Buffers,
-}
-
-impl Kernel for Rows<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let (attention, task, shape) = (self.attention, self.task, self.attention.shape);
-        let per_query = shape.state_chunks();
-        let queries = task.tokens * task.heads * shape.group();
-        clear(&mut self.buffers.partial[..queries * per_query], per_query);
-        let start = self.partition * PARTITION;
-        let end = attention
-            .rows_seen(task.first_token + task.tokens - 1)
-            .min(start + PARTITION);
-        for first in (start..end).step_by(ROWS) {
-            let rows = first..end.min(first + ROWS);
-            let k = BlockRows::find(attention.k, &rows);
-            let v = BlockRows::find(attention.v, &rows);
-            if task.tokens == 1 && shape.group() <= NARROW && shape.head_dim.is_multiple_of(LANES) {
-                self.one_token(s, &k, &v);
-            } else {
-                self.block(s, &k, &v, first);
-            }
-        }
-    }
-}
-
-impl Rows<'_> {
-    /// The columns of one of the task's KV heads.
-    fn columns(&self, head: usize) -> Range<usize> {
-        let head_dim = self.attention.shape.head_dim;
-        let column = (self.task.first_head + head) * head_dim;
-        column..column + head_dim
-    }
-
-    /// A block, all rows visible, for the query heads of one token, read as it is stored.
-    ///
-    /// All heads take each step together: the steps of one head wait for each other.
-    #[inline(always)]
-    fn one_token<S: Simd>(&mut self, s: S, k: &BlockRows<'_>, v: &BlockRows<'_>) {
-        let (heads, shape) = (self.task.heads, self.attention.shape);
-        let all = self.columns(0).start..self.columns(heads - 1).end;
-        // The next rows are fetched as they lie in memory, a few with each head.
-        let share = |head: usize| ROWS * head / heads..ROWS * (head + 1) / heads;
-        for head in 0..heads {
-            let ahead = k.ahead(share(head), &all);
-            match k.element {
-                ElementType::F32 => self.stored_scores::<S, F32>(s, k, head, ahead),
-                ElementType::F16 => self.stored_scores::<S, F16>(s, k, head, ahead),
-            }
-        }
-        self.soften(s, 0..heads * shape.group(), k.count);
-        for head in 0..heads {
-            let ahead = v.ahead(share(head), &all);
-            match v.element {
-                ElementType::F32 => self.stored_values::<S, F32>(s, v, head, ahead),
-                ElementType::F16 => self.stored_values::<S, F16>(s, v, head, ahead),
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn stored_scores<S: Simd, E: Element>(
-        &mut self,
-        s: S,
-        k: &BlockRows<'_>,
-        head: usize,
-        ahead: Ahead<'_>,
-    ) {
-        let part = self.columns(head);
-        let (shape, buffers) = (self.attention.shape, &mut *self.buffers);
-        let (group, chunks) = (shape.group(), shape.chunks());
-        let queries = head * group..(head + 1) * group;
-        s.vectorize(Scores::<Stored<E>> {
-            rows: k.chunks::<E>(&part),
-            q: &buffers.queries[queries.start * chunks..queries.end * chunks],
-            weights: &mut buffers.weights[queries],
-            ahead,
-        });
-    }
-
-    #[inline(always)]
-    fn stored_values<S: Simd, E: Element>(
-        &mut self,
-        s: S,
-        v: &BlockRows<'_>,
-        head: usize,
-        ahead: Ahead<'_>,
-    ) {
-        let part = self.columns(head);
-        let (shape, buffers) = (self.attention.shape, &mut *self.buffers);
-        let (group, per_query) = (shape.group(), shape.state_chunks());
-        let queries = head * group..(head + 1) * group;
-        s.vectorize(Values::<Stored<E>> {
-            rows: v.chunks::<E>(&part),
-            count: v.count,
-            weights: &buffers.weights[queries.clone()],
-            states: &mut buffers.partial[queries.start * per_query..queries.end * per_query],
-            ahead,
-        });
-    }
-
-    /// Scores of some queries to weights, the first rows visible.
-    #[inline(always)]
-    fn soften<S: Simd>(&mut self, s: S, queries: Range<usize>, visible: usize) {
-        let per_query = self.attention.shape.state_chunks();
-        for query in queries {
-            let header = &mut self.buffers.partial[query * per_query];
-            soften(s, visible, &mut self.buffers.weights[query], header);
-        }
-    }
-
-    /// A block for all queries of the task, from a copy in f32.
-    #[inline(always)]
-    fn block<S: Simd>(&mut self, s: S, k: &BlockRows<'_>, v: &BlockRows<'_>, first: usize) {
-        let (task, chunks) = (self.task, self.attention.shape.chunks());
-        // Rows that a token sees of this block, and the tokens that see some and all.
-        let attention = self.attention;
-        let visible = |token: usize| {
-            let seen = attention.rows_seen(task.first_token + token);
-            seen.saturating_sub(first).min(ROWS)
-        };
-        let first_with = |rows| (0..task.tokens).find(|token| visible(*token) >= rows);
-        let [some, all] = [1, ROWS].map(|rows| first_with(rows).unwrap_or(task.tokens));
-        let partly = (some..all).map(|token| (token..token + 1, visible(token)));
-        let wholly = (all < task.tokens).then_some((all..task.tokens, ROWS));
-        for head in 0..task.heads {
-            let part = self.columns(head);
-            k.ahead(0..ROWS, &part).fetch_all(s);
-            v.ahead(0..ROWS, &part).fetch_all(s);
-            k.convert(s, &part, chunks, &mut self.buffers.k);
-            v.convert(s, &part, chunks, &mut self.buffers.v);
-            self.scores(s, self.queries(head, some..task.tokens));
-            for (tokens, visible) in partly.clone().chain(wholly.clone()) {
-                let queries = self.queries(head, tokens);
-                self.soften(s, queries.clone(), visible);
-                self.values(s, queries, visible);
-            }
-        }
-    }
-
-    /// The queries of some tokens and one KV head; one of them is a single one.
-    fn queries(&self, head: usize, tokens: Range<usize>) -> Range<usize> {
-        let (heads, group) = (self.task.heads, self.attention.shape.group());
-        (tokens.start * heads + head) * group..((tokens.end - 1) * heads + head + 1) * group
-    }
-
-    #[inline(always)]
-    fn scores<S: Simd>(&mut self, s: S, queries: Range<usize>) {
-        let chunks = self.attention.shape.chunks();
-        let buffers = &mut *self.buffers;
-        s.vectorize(Scores::<Converted> {
-            rows: converted(&buffers.k, chunks),
-            q: &buffers.queries[queries.start * chunks..queries.end * chunks],
-            weights: &mut buffers.weights[queries],
-            ahead: Ahead::default(),
-        });
-    }
-
-    #[inline(always)]
-    fn values<S: Simd>(&mut self, s: S, queries: Range<usize>, visible: usize) {
-        let (chunks, per_query) = (
-            self.attention.shape.chunks(),
-            self.attention.shape.state_chunks(),
-        );
-        let buffers = &mut *self.buffers;
-        s.vectorize(Values::<Converted> {
-            rows: converted(&buffers.v, chunks),
-            count: visible,
-            weights: &buffers.weights[queries.clone()],
-            states: &mut buffers.partial[queries.start * per_query..queries.end * per_query],
-            ahead: Ahead::default(),
-        });
-    }
-}
-
-/// Copies the queries of a task, scaled, in the order token, KV head, query head.
-#[inline(always)]
-fn load_queries<S: Simd>(s: S, attention: &Attention<'_>, task: &Task, buffers: &mut Buffers) {
-    let shape = attention.shape;
-    let per_head = shape.group() * shape.head_dim;
-    let scale = s.splat(shape.scale);
-    let mut out = buffers.queries.iter_mut();
-    for token in task.first_token..task.first_token + task.tokens {
-        let row = &attention.q[token * attention.width()..][..attention.width()];
-        let heads = &row[task.first_head * per_head..][..task.heads * per_head];
-        for query in heads.chunks_exact(shape.head_dim) {
-            for chunk in query.chunks(LANES) {
-                let chunk = s.mul(s.load(&padded(chunk)), scale);
-                if let Some(out) = out.next() {
-                    s.store(chunk, &mut out.0);
-                }
-            }
         }
     }
 }

@@ -6,14 +6,16 @@ use std::str::FromStr;
 
 use crate::activations::{Activations, Quantize, QuantizeSingle, tokens_per_tile};
 use crate::attention::{self, Attention, AttentionShape};
+use crate::element::ElementType;
 use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
 use crate::matrix::Matrix;
 use crate::simd::{Kernel, LANES, Registers, Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
+use crate::store::Store;
 use crate::threads::Pool;
-use crate::view::{ElementType, View};
+use crate::view::View;
 use crate::{float, quantized};
 
 /// The environment variable that forces a [`Level`].
@@ -503,21 +505,30 @@ impl Cpu {
         self.proof.run(elementwise::FirstNotFinite { x })
     }
 
-    /// Converts `src` to cache elements, rounding to nearest even.
+    /// Converts `src`, whole rows, to cache elements, rounding to nearest even.
+    ///
+    /// A block of a quantized type that holds a value which is not finite, or values beyond 65,504
+    /// units, is not finite when it is read.
     ///
     /// # Panics
-    /// When `dst` is not `element.bytes(src.len())` long.
+    /// When `src` is no whole number of blocks, or `dst` is not `element.bytes(src.len())` long.
     pub fn store_rows(&self, element: ElementType, dst: &mut [u8], src: &[f32]) {
+        assert!(
+            src.len().is_multiple_of(element.block_len()),
+            "{} elements are no whole number of {element} blocks",
+            src.len()
+        );
         assert_eq!(
             dst.len(),
             element.bytes(src.len()),
             "bytes of the elements stored"
         );
+        let elements = |bytes: usize| bytes / element.block_bytes() * element.block_len();
         Grid::pieces(dst, element.bytes(TASK_ELEMENTS)).run(&self.pool, |mut block, _| {
-            let first = block.cols().start / element.bytes(1);
+            let first = elements(block.cols().start);
             let out = block.piece();
-            let x = &src[first..][..out.len() / element.bytes(1)];
-            self.proof.run(elementwise::Store { element, out, x });
+            let x = &src[first..][..elements(out.len())];
+            self.proof.run(Store { element, out, x });
         });
     }
 

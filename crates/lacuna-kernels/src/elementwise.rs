@@ -1,7 +1,6 @@
 //! Operations on rows of activations.
 
 use crate::simd::{Kernel, LANES, Simd, exp, padded};
-use crate::view::ElementType;
 
 /// How [`Cpu::rope`](crate::Cpu::rope) pairs the elements of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -165,38 +164,6 @@ impl Kernel for Add<'_> {
         for row in self.x.chunks_exact_mut(self.y.len().max(1)) {
             for (x, y) in row.iter_mut().zip(self.y) {
                 *x += y;
-            }
-        }
-    }
-}
-
-/// Converts f32 to cache elements.
-pub(crate) struct Store<'a> {
-    pub(crate) element: ElementType,
-    pub(crate) out: &'a mut [u8],
-    pub(crate) x: &'a [f32],
-}
-
-impl Kernel for Store<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        match self.element {
-            ElementType::F32 => {
-                for (out, x) in self.out.as_chunks_mut::<4>().0.iter_mut().zip(self.x) {
-                    *out = x.to_le_bytes();
-                }
-            }
-            ElementType::F16 => {
-                let (outs, out_tail) = self.out.as_chunks_mut::<32>();
-                let (xs, tail) = self.x.as_chunks::<LANES>();
-                for (out, x) in outs.iter_mut().zip(xs) {
-                    s.store_f16(s.load(x), out);
-                }
-                let mut bytes = [0; 32];
-                s.store_f16(s.load(&padded(tail)), &mut bytes);
-                out_tail.copy_from_slice(&bytes[..out_tail.len()]);
             }
         }
     }

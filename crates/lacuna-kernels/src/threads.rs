@@ -56,13 +56,16 @@ struct Shared<S> {
     pending: AtomicU32,
     job: AtomicPtr<Job<S>>,
     stop: AtomicBool,
+    /// Workers that have begun.
+    started: AtomicU32,
     sleepers: AtomicU32,
     sleep: Mutex<()>,
     wake: Condvar,
 }
 
 impl<S: Send + 'static> Pool<S> {
-    /// Starts `threads - 1` workers; the caller of [`Pool::run`] is the remaining thread.
+    /// Starts `threads - 1` workers; the caller of [`Pool::run`] is the remaining thread. Returns
+    /// when they run, so that what starting a thread allocates is behind them.
     ///
     /// # Errors
     /// When the system refuses a thread; workers started before it are stopped.
@@ -72,6 +75,7 @@ impl<S: Send + 'static> Pool<S> {
             pending: AtomicU32::new(0),
             job: AtomicPtr::new(ptr::null_mut()),
             stop: AtomicBool::new(false),
+            started: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
@@ -87,6 +91,10 @@ impl<S: Send + 'static> Pool<S> {
                 .name(format!("kernels-{index}"))
                 .spawn(move || shared.work(&mut scratch))?;
             pool.workers.push(worker);
+        }
+        let workers = pool.workers.len() as u32;
+        while pool.shared.started.load(Ordering::Acquire) < workers {
+            std::thread::yield_now();
         }
         Ok(pool)
     }
@@ -187,6 +195,7 @@ impl<S> Shared<S> {
 
     /// The life of a worker.
     fn work(&self, scratch: &mut S) {
+        self.started.fetch_add(1, Ordering::Release);
         while !self.stop.load(Ordering::Acquire) {
             self.claim_all(scratch);
             self.wait_for_work();

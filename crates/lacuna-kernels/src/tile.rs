@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! 1. `base + row * stride .. + row_bytes` lies within `bytes` for every `row < 16`; [`Tile::new`]
-//!    establishes it from the matrix and nothing changes it.
+//!    establishes it from the matrix, [`Tile::strided`] checks it, and nothing changes it.
 //! 2. [`Tile::ptr`] requires that what is read after it lies within the row.
 #![expect(
     unsafe_code,
@@ -43,6 +43,27 @@ impl<'a> Tile<'a> {
             stride,
             row_bytes,
             lanes,
+        }
+    }
+
+    /// Sixteen rows of `row_bytes`, `stride` bytes apart.
+    ///
+    /// # Panics
+    /// When a row does not lie in `bytes`.
+    #[inline]
+    pub(crate) fn strided(bytes: &'a [u8], stride: usize, row_bytes: usize) -> Self {
+        let needed = (LANES - 1).checked_mul(stride);
+        let needed = needed.and_then(|last| last.checked_add(row_bytes));
+        assert!(
+            needed.is_some_and(|needed| needed <= bytes.len()),
+            "{LANES} rows of {row_bytes} bytes, {stride} apart, in {}",
+            bytes.len()
+        );
+        Self {
+            bytes,
+            stride,
+            row_bytes,
+            lanes: 0..LANES,
         }
     }
 

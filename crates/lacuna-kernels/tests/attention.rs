@@ -2,64 +2,121 @@
 
 mod support;
 
-use half::f16;
-use lacuna_kernels::{AttentionShape, Cpu, ElementType, Run, View};
-use support::{Random, cpu, levels};
+use std::num::NonZeroUsize;
 
-const ELEMENTS: [ElementType; 2] = [ElementType::F32, ElementType::F16];
+use lacuna_kernels::{AttentionShape, Cpu, DType, ElementType, Level, RowLayout, Run, View};
+use support::{Random, cpu, dequantize, levels};
 
 fn shape(query_heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
-    let scale = (head_dim as f32).powf(-0.5);
     AttentionShape {
         query_heads,
         kv_heads,
         head_dim,
-        scale,
+        scale: (head_dim as f32).powf(-0.5),
+        window: None,
     }
 }
 
-/// Random K or V rows as bytes and as the values they stand for.
-fn cache(element: ElementType, rows: usize, width: usize, seed: u64) -> (Vec<u8>, Vec<f64>) {
-    let values = Random::new(seed).units(rows * width);
-    match element {
-        ElementType::F16 => {
-            let halves: Vec<f16> = values.iter().map(|x| f16::from_f32(*x)).collect();
-            let bytes = halves.iter().flat_map(|x| x.to_le_bytes()).collect();
-            (bytes, halves.iter().map(|x| x.to_f64()).collect())
-        }
-        _ => {
-            let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-            (bytes, values.iter().map(|x| f64::from(*x)).collect())
-        }
+fn windowed(shape: AttentionShape, rows: usize) -> AttentionShape {
+    AttentionShape {
+        window: NonZeroUsize::new(rows),
+        ..shape
     }
 }
 
-/// Softmax of scaled scores times values, one query head at a time.
-fn naive(q: &[f32], k: &[f64], v: &[f64], first: usize, shape: &AttentionShape) -> Vec<f64> {
-    let (dim, width) = (shape.head_dim, shape.kv_heads * shape.head_dim);
+/// The weight type with the same layout.
+fn dtype(element: ElementType) -> DType {
+    element
+        .name()
+        .parse()
+        .expect("every element type is a weight type")
+}
+
+/// Rows of K or V, token-major from row 0 on, as bytes and as the values they stand for.
+struct Side {
+    element: ElementType,
+    heads: usize,
+    head_dim: usize,
+    bytes: Vec<u8>,
+    values: Vec<f64>,
+}
+
+impl Side {
+    fn of(element: ElementType, heads: usize, head_dim: usize, x: &[f32]) -> Self {
+        let mut bytes = vec![0; element.bytes(x.len())];
+        cpu(Level::Portable, 1).store_rows(element, &mut bytes, x);
+        let values = dequantize(dtype(element), &bytes);
+        Self {
+            element,
+            heads,
+            head_dim,
+            bytes,
+            values,
+        }
+    }
+
+    fn random(element: ElementType, shape: &AttentionShape, rows: usize, seed: u64) -> Self {
+        let (heads, head_dim) = (shape.kv_heads, shape.head_dim);
+        let x = Random::new(seed).units(rows * heads * head_dim);
+        Self::of(element, heads, head_dim, &x)
+    }
+
+    fn view(&self) -> View<'_> {
+        View::flat(self.element, self.heads, self.head_dim, &self.bytes)
+    }
+
+    fn head(&self, row: usize, head: usize) -> &[f64] {
+        &self.values[(row * self.heads + head) * self.head_dim..][..self.head_dim]
+    }
+}
+
+/// Softmax of scaled scores times values, one query head at a time; then how far a result may be
+/// from that.
+fn naive(q: &[f32], k: &Side, v: &Side, first: usize, shape: &AttentionShape) -> Vec<(f64, f64)> {
     let mut out = Vec::new();
-    for (index, q) in q.chunks(dim).enumerate() {
+    for (index, q) in q.chunks(shape.head_dim).enumerate() {
         let (token, head) = (index / shape.query_heads, index % shape.query_heads);
-        let column = head * shape.kv_heads / shape.query_heads * dim;
-        let rows = 0..=first + token;
+        let head = head * shape.kv_heads / shape.query_heads;
+        let end = first + token + 1;
+        let window = shape.window.map_or(end, NonZeroUsize::get);
+        let rows = end.saturating_sub(window)..end;
+        let scale = f64::from(shape.scale);
+        let products = |row| q.iter().map(|q| f64::from(*q)).zip(k.head(row, head));
         let scores: Vec<f64> = rows
             .clone()
-            .map(|row| {
-                let k = &k[row * width + column..][..dim];
-                let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * k).sum();
-                dot * f64::from(shape.scale)
-            })
+            .map(|row| products(row).map(|(q, k)| q * k).sum::<f64>() * scale)
             .collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
         let sum: f64 = weights.iter().sum();
-        for d in 0..dim {
-            let value: f64 = rows
-                .clone()
-                .zip(&weights)
-                .map(|(row, w)| w * v[row * width + column + d])
-                .sum();
-            out.push(value / sum);
+        let absolute = rows
+            .clone()
+            .map(|row| products(row).map(|(q, k)| (q * k).abs()).sum::<f64>() * scale)
+            .fold(0.0, f64::max);
+        // Rounding of f32, and of queries to 8 bits: half a unit of each block's largest / 127.
+        let score_error = match k.element {
+            ElementType::Q8_0 => {
+                let most = |row| {
+                    q.chunks(32)
+                        .zip(k.head(row, head).chunks(32))
+                        .map(|(q, k)| {
+                            let unit =
+                                f64::from(q.iter().fold(0.0_f32, |a, q| a.max(q.abs()))) / 127.0;
+                            0.5 * unit * k.iter().map(|k| k.abs()).sum::<f64>()
+                        })
+                        .sum::<f64>()
+                        * scale
+                };
+                rows.clone().map(most).fold(0.0, f64::max) + 4e-7 * absolute
+            }
+            _ => 4e-7 * absolute,
+        };
+        for d in 0..shape.head_dim {
+            let values = || rows.clone().map(|row| v.head(row, head)[d]);
+            let value: f64 = values().zip(&weights).map(|(v, w)| v * w).sum();
+            let largest = values().fold(0.0, |a: f64, v| a.max(v.abs()));
+            let bound = largest * ((2.0 * score_error).exp_m1() + 1e-6);
+            out.push((value / sum, bound));
         }
     }
     out
@@ -80,34 +137,49 @@ fn attend(
     out
 }
 
-fn assert_close(out: &[f32], expected: &[f64], case: &str) {
-    for (out, expected) in out.iter().zip(expected) {
+fn assert_close(out: &[f32], expected: &[(f64, f64)], case: &str) {
+    assert_eq!(out.len(), expected.len());
+    for (out, (expected, bound)) in out.iter().zip(expected) {
         assert!(
-            (f64::from(*out) - expected).abs() < 3e-6,
-            "{case}: {out} for {expected}"
+            (f64::from(*out) - expected).abs() <= *bound,
+            "{case}: {out} is not within {bound} of {expected}"
         );
     }
 }
 
+/// Checks one case on every level.
+fn check(elements: [ElementType; 2], shape: &AttentionShape, tokens: usize, first: usize) {
+    let rows = first + tokens;
+    let k = Side::random(elements[0], shape, rows, 1);
+    let v = Side::random(elements[1], shape, rows, 2);
+    let q = Random::new(3).units(tokens * shape.query_heads * shape.head_dim);
+    let expected = naive(&q, &k, &v, first, shape);
+    for level in levels() {
+        let out = attend(&cpu(level, 2), &q, &k.view(), &v.view(), first, shape);
+        let case = format!("{level:?} {shape:?} {elements:?} {tokens} at {first}");
+        assert_close(&out, &expected, &case);
+    }
+}
+
 #[test]
-fn every_grouping_head_dimension_and_element_matches_f64() {
-    for head_dim in [16, 20, 32, 64, 80, 128] {
-        for group in [1, 2, 3, 4, 8] {
-            let shape = shape(2 * group, 2, head_dim);
-            for element in ELEMENTS {
-                for (tokens, first) in [(1, 0), (1, 300), (3, 17), (40, 250)] {
-                    let rows = first + tokens;
-                    let width = 2 * head_dim;
-                    let (k_bytes, k) = cache(element, rows, width, 1);
-                    let (v_bytes, v) = cache(element, rows, width, 2);
-                    let q = Random::new(3).units(tokens * 2 * group * head_dim);
-                    let expected = naive(&q, &k, &v, first, &shape);
-                    for level in levels() {
-                        let k = View::flat(element, width, &k_bytes);
-                        let v = View::flat(element, width, &v_bytes);
-                        let out = attend(&cpu(level, 2), &q, &k, &v, first, &shape);
-                        let case = format!("{level:?} {shape:?} {element:?} {tokens} at {first}");
-                        assert_close(&out, &expected, &case);
+fn every_pair_of_element_types_matches_f64() {
+    for k in ElementType::ALL {
+        for v in ElementType::ALL {
+            for (tokens, first) in [(1, 300), (3, 17), (40, 250)] {
+                check([k, v], &shape(4, 2, 64), tokens, first);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_grouping_and_head_dimension_matches_f64() {
+    for head_dim in [16, 20, 32, 80, 96, 128, 512] {
+        for group in [1, 2, 3, 5, 8] {
+            for element in [ElementType::F16, ElementType::Q8_0, ElementType::Q4_0] {
+                if element.check_head_dim(head_dim).is_ok() {
+                    for (tokens, first) in [(1, 0), (1, 257), (9, 250)] {
+                        check([element; 2], &shape(2 * group, 2, head_dim), tokens, first);
                     }
                 }
             }
@@ -116,30 +188,84 @@ fn every_grouping_head_dimension_and_element_matches_f64() {
 }
 
 #[test]
+fn windows_match_f64_and_touch_no_earlier_row() {
+    for element in [ElementType::F16, ElementType::Q8_0] {
+        for (window, tokens, first) in [(1, 3, 40), (20, 1, 300), (16, 70, 250), (256, 30, 511)] {
+            let shape = windowed(shape(6, 2, 32), window);
+            check([element; 2], &shape, tokens, first);
+            // Rows before the window are not there.
+            let rows = first + tokens;
+            let k = Side::random(element, &shape, rows, 1);
+            let v = Side::random(element, &shape, rows, 2);
+            let q = Random::new(3).units(tokens * 6 * 32);
+            let start = first + 1 - window;
+            let held = |side: &Side| side.bytes[start * element.bytes(64)..].to_vec();
+            let (k_held, v_held) = (held(&k), held(&v));
+            let view = |bytes| View::flat_from(element, 2, 32, start, bytes);
+            for level in levels() {
+                let cpu = cpu(level, 2);
+                let all = attend(&cpu, &q, &k.view(), &v.view(), first, &shape);
+                let out = attend(&cpu, &q, &view(&k_held), &view(&v_held), first, &shape);
+                assert_eq!(out, all, "{level:?} {element:?} {window}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_that_holds_all_rows_changes_nothing() {
+    let shape = shape(4, 2, 32);
+    let k = Side::random(ElementType::F16, &shape, 600, 1);
+    let v = Side::random(ElementType::F16, &shape, 600, 2);
+    for (tokens, first) in [(1, 599), (40, 560)] {
+        let q = Random::new(3).units(tokens * 128);
+        for level in levels() {
+            let cpu = cpu(level, 2);
+            let full = attend(&cpu, &q, &k.view(), &v.view(), first, &shape);
+            let shape = windowed(shape, 600);
+            let out = attend(&cpu, &q, &k.view(), &v.view(), first, &shape);
+            assert_eq!(out, full);
+        }
+    }
+}
+
+/// Types of K and V that take all the ways there are through the kernels.
+const PAIRS: [[ElementType; 2]; 3] = [
+    [ElementType::F32, ElementType::Bf16],
+    [ElementType::F16, ElementType::F16],
+    [ElementType::Q8_0, ElementType::Q4_0],
+];
+
+#[test]
 fn a_query_does_not_depend_on_its_batch_or_on_threads() {
-    for (query_heads, kv_heads, head_dim) in [(4, 2, 64), (8, 1, 20), (5, 5, 128)] {
-        let shape = shape(query_heads, kv_heads, head_dim);
-        let (rows, width) = (600, kv_heads * head_dim);
-        for element in ELEMENTS {
-            let (k, _) = cache(element, rows, width, 4);
-            let (v, _) = cache(element, rows, width, 5);
-            let (k, v) = (
-                View::flat(element, width, &k),
-                View::flat(element, width, &v),
-            );
-            let q = Random::new(6).units(rows * query_heads * head_dim);
-            let per_token = query_heads * head_dim;
+    let shapes = [
+        shape(4, 2, 64),
+        shape(8, 1, 20),
+        windowed(shape(5, 5, 96), 300),
+        windowed(shape(6, 2, 32), 20),
+    ];
+    for shape in shapes {
+        let rows = 600;
+        for [k, v] in PAIRS {
+            if k.check_head_dim(shape.head_dim).is_err() {
+                continue;
+            }
+            let k = Side::random(k, &shape, rows, 4);
+            let v = Side::random(v, &shape, rows, 5);
+            let per_token = shape.query_heads * shape.head_dim;
+            let q = Random::new(6).units(rows * per_token);
             for level in levels() {
                 let single = cpu(level, 1);
-                let whole = attend(&single, &q, &k, &v, 0, &shape);
+                let whole = attend(&single, &q, &k.view(), &v.view(), 0, &shape);
                 for threads in [1, 2, 3] {
                     let cpu = cpu(level, threads);
                     for (first, tokens) in
                         [(0, 1), (255, 2), (256, 1), (511, 7), (300, 70), (599, 1)]
                     {
                         let part = first * per_token..(first + tokens) * per_token;
-                        let out = attend(&cpu, &q[part.clone()], &k, &v, first, &shape);
-                        let case = format!("{level:?} {element:?} {shape:?} {tokens} at {first}");
+                        let q = &q[part.clone()];
+                        let out = attend(&cpu, q, &k.view(), &v.view(), first, &shape);
+                        let case = format!("{level:?} {shape:?} {tokens} at {first}");
                         assert_eq!(out, whole[part], "{case}");
                     }
                 }
@@ -151,18 +277,74 @@ fn a_query_does_not_depend_on_its_batch_or_on_threads() {
 #[test]
 fn less_scratch_gives_the_same_result() {
     let shape = shape(4, 2, 32);
-    let (k, _) = cache(ElementType::F16, 700, 64, 1);
-    let (v, _) = cache(ElementType::F16, 700, 64, 2);
-    let (k, v) = (
-        View::flat(ElementType::F16, 64, &k),
-        View::flat(ElementType::F16, 64, &v),
-    );
-    let q = Random::new(3).units(128);
+    let k = Side::random(ElementType::F16, &shape, 700, 1);
+    let v = Side::random(ElementType::F16, &shape, 700, 2);
+    let q = Random::new(3).units(4 * 128);
     for level in levels() {
         let cpu = cpu(level, 2);
-        let mut out = vec![0.0; 128];
-        cpu.attention(&mut out, &q, &k, &v, 699, &shape, &mut []);
-        assert_eq!(out, attend(&cpu, &q, &k, &v, 699, &shape));
+        let mut out = vec![0.0; 4 * 128];
+        cpu.attention(&mut out, &q, &k.view(), &v.view(), 696, &shape, &mut []);
+        assert_eq!(out, attend(&cpu, &q, &k.view(), &v.view(), 696, &shape));
+    }
+}
+
+/// The bytes of rows, arranged by a layout; what is between them is 255, which is not a number.
+fn arranged(side: &Side, layout: &RowLayout) -> Vec<u8> {
+    let rows = side.values.len() / (side.heads * side.head_dim);
+    let flat = side.view();
+    let size = rows * layout.row_stride.max(layout.heads * layout.head_bytes())
+        + layout.heads * layout.head_stride;
+    let mut bytes = vec![255; size];
+    for row in 0..rows {
+        for head in 0..side.heads {
+            let start = row * layout.row_stride + head * layout.head_stride;
+            bytes[start..start + layout.head_bytes()].copy_from_slice(flat.head(row, head));
+        }
+    }
+    bytes
+}
+
+#[test]
+fn every_layout_equals_a_flat_range() {
+    let shape = shape(6, 3, 32);
+    let rows = 333;
+    for element in ElementType::ALL {
+        let k = Side::random(element, &shape, rows, 8);
+        let v = Side::random(element, &shape, rows, 9);
+        let q = Random::new(10).units(30 * 192);
+        let packed = RowLayout::token_major(element, 3, 32);
+        let layouts = [
+            RowLayout::head_major(element, 3, 32, rows + 3),
+            RowLayout {
+                row_stride: 4 * packed.row_stride,
+                ..packed
+            },
+            RowLayout {
+                row_stride: 5 * packed.row_stride,
+                head_stride: 2 * packed.head_stride,
+                ..packed
+            },
+        ];
+        for layout in layouts {
+            let (k_bytes, v_bytes) = (arranged(&k, &layout), arranged(&v, &layout));
+            let view = |bytes| {
+                let run = Run {
+                    start_row: 0,
+                    rows,
+                    bytes,
+                };
+                View::from_runs(layout, run, &[]).expect("enough bytes")
+            };
+            for level in levels() {
+                let cpu = cpu(level, 2);
+                for tokens in [1, 30] {
+                    let (first, q) = (rows - tokens, &q[..tokens * 192]);
+                    let flat = attend(&cpu, q, &k.view(), &v.view(), first, &shape);
+                    let out = attend(&cpu, q, &view(&k_bytes), &view(&v_bytes), first, &shape);
+                    assert_eq!(out, flat, "{level:?} {layout:?}");
+                }
+            }
+        }
     }
 }
 
@@ -189,33 +371,38 @@ fn runs(pieces: &[Vec<u8>], row_bytes: usize) -> Vec<Run<'_>> {
 
 #[test]
 fn scattered_runs_equal_a_flat_range() {
-    let shape = shape(4, 2, 40);
-    let (width, rows) = (80, 333);
-    for element in ELEMENTS {
-        let row_bytes = element.bytes(width);
-        let (k, _) = cache(element, rows, width, 8);
-        let (v, _) = cache(element, rows, width, 9);
-        let q = Random::new(10).units(5 * 160);
+    let shape = shape(4, 2, 64);
+    let rows = 333;
+    for [k_element, v_element] in PAIRS {
+        let k = Side::random(k_element, &shape, rows, 8);
+        let v = Side::random(v_element, &shape, rows, 9);
+        let q = Random::new(10).units(25 * 256);
         for rows_per_run in [1, 7, 16, 100] {
-            let k_pieces = reversed_pieces(&k, rows_per_run * row_bytes);
-            let v_pieces = reversed_pieces(&v, rows_per_run * row_bytes);
-            let (k_runs, v_runs) = (runs(&k_pieces, row_bytes), runs(&v_pieces, row_bytes));
-            let view = |runs| View::from_runs(element, width, row_bytes, runs, &[]);
-            assert_eq!(view(k_runs[0]).map(|view| view.len()), Ok(rows_per_run));
-            let k_view = View::from_runs(element, width, row_bytes, k_runs[0], &k_runs[1..]);
-            let v_view = View::from_runs(element, width, row_bytes, v_runs[0], &v_runs[1..]);
+            let pieces = |side: &Side| {
+                let row_bytes = side.element.bytes(128);
+                (
+                    reversed_pieces(&side.bytes, rows_per_run * row_bytes),
+                    row_bytes,
+                )
+            };
+            let ((k_pieces, k_bytes), (v_pieces, v_bytes)) = (pieces(&k), pieces(&v));
+            let (k_runs, v_runs) = (runs(&k_pieces, k_bytes), runs(&v_pieces, v_bytes));
+            let view = |element, runs: &[Run<'_>]| {
+                let layout = RowLayout::token_major(element, 2, 64);
+                View::from_runs(layout, runs[0], &runs[1..]).map(|view| view.rows())
+            };
+            assert_eq!(view(k_element, &k_runs), Ok(0..rows));
+            let layout = |element| RowLayout::token_major(element, 2, 64);
+            let k_view = View::from_runs(layout(k_element), k_runs[0], &k_runs[1..]);
+            let v_view = View::from_runs(layout(v_element), v_runs[0], &v_runs[1..]);
             let (k_view, v_view) = (k_view.expect("no gaps"), v_view.expect("no gaps"));
-            let (k_flat, v_flat) = (
-                View::flat(element, width, &k),
-                View::flat(element, width, &v),
-            );
             for level in levels() {
                 let cpu = cpu(level, 2);
-                for tokens in [1, 5] {
-                    let (first, q) = (rows - tokens, &q[..tokens * 160]);
-                    let flat = attend(&cpu, q, &k_flat, &v_flat, first, &shape);
+                for tokens in [1, 25] {
+                    let (first, q) = (rows - tokens, &q[..tokens * 256]);
+                    let flat = attend(&cpu, q, &k.view(), &v.view(), first, &shape);
                     let out = attend(&cpu, q, &k_view, &v_view, first, &shape);
-                    assert_eq!(out, flat, "{level:?} {element:?} runs of {rows_per_run}");
+                    assert_eq!(out, flat, "{level:?} {k_element} runs of {rows_per_run}");
                 }
             }
         }
@@ -226,23 +413,21 @@ fn scattered_runs_equal_a_flat_range() {
 fn uniform_attention_over_many_rows_of_ones_is_one() {
     let shape = shape(2, 1, 64);
     let rows = 32_768;
-    for element in ELEMENTS {
-        let ones = match element {
-            ElementType::F16 => f16::ONE.to_le_bytes().repeat(64 * rows),
-            _ => 1.0_f32.to_le_bytes().repeat(64 * rows),
-        };
-        let zeros = vec![0; ones.len()];
+    for element in ElementType::ALL {
+        let ones = Side::of(element, 1, 64, &[1.0; 64]).bytes.repeat(rows);
+        let zeros = Side::of(element, 1, 64, &[0.0; 64]).bytes.repeat(rows);
         let (k, v) = (
-            View::flat(element, 64, &zeros),
-            View::flat(element, 64, &ones),
+            View::flat(element, 1, 64, &zeros),
+            View::flat(element, 1, 64, &ones),
         );
         for level in levels() {
-            for tokens in [1, 3] {
+            for tokens in [1, 2, 8, 33] {
                 let q = Random::new(1).units(tokens * 128);
                 let out = attend(&cpu(level, 2), &q, &k, &v, rows - tokens, &shape);
                 assert!(
                     out.iter().all(|x| (x - 1.0).abs() < 1e-3),
-                    "{level:?} {element:?}"
+                    "{level:?} {element:?} {tokens}: {}",
+                    out[0]
                 );
             }
         }
@@ -252,31 +437,21 @@ fn uniform_attention_over_many_rows_of_ones_is_one() {
 #[test]
 fn rows_behind_a_query_are_never_read_into_it() {
     let shape = shape(4, 2, 32);
-    let (mut k, _) = cache(ElementType::F32, 40, 64, 1);
-    let (mut v, _) = cache(ElementType::F32, 40, 64, 2);
-    let q = Random::new(3).units(20 * 128);
-    for level in levels() {
-        let cpu = cpu(level, 2);
-        let clean = attend(
-            &cpu,
-            &q[..10 * 128],
-            &View::flat(ElementType::F32, 64, &k),
-            &View::flat(ElementType::F32, 64, &v),
-            0,
-            &shape,
-        );
-        for side in [&mut k, &mut v] {
-            side[10 * 256..]
-                .chunks_exact_mut(4)
-                .for_each(|x| x.copy_from_slice(&f32::NAN.to_le_bytes()));
+    for element in [ElementType::F32, ElementType::Q8_0] {
+        let mut k = Side::random(element, &shape, 40, 1);
+        let mut v = Side::random(element, &shape, 40, 2);
+        let q = Random::new(3).units(20 * 128);
+        for level in levels() {
+            let cpu = cpu(level, 2);
+            let clean = attend(&cpu, &q[..10 * 128], &k.view(), &v.view(), 0, &shape);
+            // All ones are not a number, as f32 and as the scale of a block.
+            for side in [&mut k, &mut v] {
+                side.bytes[10 * element.bytes(64)..].fill(255);
+            }
+            let out = attend(&cpu, &q, &k.view(), &v.view(), 0, &shape);
+            assert_eq!(out[..10 * 128], clean);
+            assert!(out[10 * 128..].iter().all(|x| x.is_nan()));
         }
-        let (k, v) = (
-            View::flat(ElementType::F32, 64, &k),
-            View::flat(ElementType::F32, 64, &v),
-        );
-        let out = attend(&cpu, &q, &k, &v, 0, &shape);
-        assert_eq!(out[..10 * 128], clean);
-        assert!(out[10 * 128..].iter().all(|x| x.is_nan()));
     }
 }
 
@@ -284,25 +459,74 @@ fn rows_behind_a_query_are_never_read_into_it() {
 fn extreme_scores_are_finite_and_infinite_ones_do_not_hang() {
     let shape = AttentionShape {
         scale: 1.0,
-        ..shape(2, 1, 16)
+        ..shape(2, 1, 32)
     };
-    let row = |x: f32| x.to_le_bytes().repeat(16);
-    let k: Vec<u8> = [1e15, -1e15, 0.0, 1e15].into_iter().flat_map(row).collect();
-    let v: Vec<u8> = [1.0, 2.0, 3.0, 5.0].into_iter().flat_map(row).collect();
-    let (k, v) = (
-        View::flat(ElementType::F32, 16, &k),
-        View::flat(ElementType::F32, 16, &v),
-    );
-    for level in levels() {
-        let cpu = cpu(level, 2);
-        let out = attend(&cpu, &[1e4; 32], &k, &v, 3, &shape);
-        assert!(
-            out.iter().all(|x| (x - 3.0).abs() < 1e-5),
-            "the two largest share: {out:?}"
-        );
-        for extreme in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let out = attend(&cpu, &[extreme; 32], &k, &v, 3, &shape);
-            assert!(out.iter().all(|x| !x.is_finite()));
+    for element in [ElementType::F32, ElementType::Bf16] {
+        let rows = |x: [f32; 4]| -> Vec<f32> { x.iter().flat_map(|x| [*x; 32]).collect() };
+        let k = Side::of(element, 1, 32, &rows([1e15, -1e15, 0.0, 1e15]));
+        let v = Side::of(element, 1, 32, &rows([1.0, 2.0, 3.0, 5.0]));
+        for level in levels() {
+            let cpu = cpu(level, 2);
+            let out = attend(&cpu, &[1e4; 64], &k.view(), &v.view(), 3, &shape);
+            assert!(
+                out.iter().all(|x| (x - 3.0).abs() < 1e-5),
+                "the two largest share: {out:?}"
+            );
+        }
+    }
+    for element in ElementType::ALL {
+        let k = Side::random(element, &shape, 300, 1);
+        let v = Side::random(element, &shape, 300, 2);
+        for level in levels() {
+            let cpu = cpu(level, 2);
+            for extreme in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+                for tokens in [1, 20] {
+                    let q = vec![extreme; tokens * 64];
+                    let out = attend(&cpu, &q, &k.view(), &v.view(), 300 - tokens, &shape);
+                    assert!(out.iter().all(|x| !x.is_finite()), "{level:?} {element}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_in_the_cache_is_not_finite_in_the_result() {
+    let shape = shape(4, 2, 32);
+    for element in ElementType::ALL {
+        for extreme in [f32::INFINITY, f32::NAN] {
+            let mut x = Random::new(1).units(300 * 64);
+            let clean = Side::of(element, 2, 32, &x);
+            x[280 * 64..281 * 64].fill(extreme);
+            let dirty = Side::of(element, 2, 32, &x);
+            for level in levels() {
+                let cpu = cpu(level, 2);
+                for (k, v) in [(&dirty, &clean), (&clean, &dirty)] {
+                    for tokens in [1, 15] {
+                        let q = Random::new(3).units(tokens * 128);
+                        let out = attend(&cpu, &q, &k.view(), &v.view(), 300 - tokens, &shape);
+                        let finite = out.iter().filter(|x| x.is_finite()).count();
+                        assert_eq!(finite, 0, "{level:?} {element} {extreme} {tokens}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn outliers_stay_within_the_bound() {
+    let shape = shape(4, 2, 64);
+    for element in ElementType::ALL {
+        let mut x = Random::new(1).units(300 * 128);
+        x.iter_mut().step_by(37).for_each(|x| *x *= 30.0);
+        let (k, v) = (Side::of(element, 2, 64, &x), Side::of(element, 2, 64, &x));
+        let mut q = Random::new(3).units(12 * 256);
+        q.iter_mut().step_by(41).for_each(|q| *q *= 10.0);
+        let expected = naive(&q, &k, &v, 288, &shape);
+        for level in levels() {
+            let out = attend(&cpu(level, 2), &q, &k.view(), &v.view(), 288, &shape);
+            assert_close(&out, &expected, &format!("{level:?} {element}"));
         }
     }
 }

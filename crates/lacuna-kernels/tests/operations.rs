@@ -294,3 +294,65 @@ fn quantized_matrices_need_quantized_activations() {
     let w = Matrix::new(DType::Q8_0, 1, 32, &bytes).expect("a valid shape");
     cpu.matmul(&mut [0.0], &cpu.activations(&[1.0; 32], 1, 32, &mut []), &w);
 }
+
+#[test]
+fn stored_rows_are_within_half_a_unit() {
+    // Units: of the value itself for bf16, of the block's largest value for the others.
+    for (element, unit) in [
+        (ElementType::Bf16, 1.0 / 128.0),
+        (ElementType::Q8_0, 1.0 / 127.0),
+        (ElementType::Q4_0, 1.0 / 8.0),
+    ] {
+        let x = Random::new(1).units(20_000 * 32);
+        let dtype: DType = element.name().parse().expect("a weight type as well");
+        let mut stored = vec![0; element.bytes(x.len())];
+        cpu(Level::Portable, 1).store_rows(element, &mut stored, &x);
+        let values = support::dequantize(dtype, &stored);
+        for (values, x) in values.chunks(32).zip(x.chunks(32)) {
+            let largest = x.iter().fold(0.0, |a: f32, x| a.max(x.abs()));
+            for (value, x) in values.iter().zip(x) {
+                let largest = if element == ElementType::Bf16 {
+                    x.abs()
+                } else {
+                    largest
+                };
+                // The scale of a block is rounded to 11 bits; there are codes from -8 to 7.
+                let most = if element == ElementType::Q4_0 {
+                    1.01
+                } else {
+                    0.56
+                };
+                let bound = f64::from(largest) * unit * most;
+                assert!(
+                    (value - f64::from(*x)).abs() <= bound,
+                    "{element} {value} {x}"
+                );
+            }
+        }
+        for level in levels() {
+            for threads in [1, 3] {
+                let mut bytes = vec![0; stored.len()];
+                cpu(level, threads).store_rows(element, &mut bytes, &x);
+                assert!(bytes == stored, "{level:?} {element}");
+            }
+        }
+    }
+}
+
+#[test]
+fn stored_bf16_rounds_to_even_and_keeps_what_is_not_finite() {
+    for level in levels() {
+        let x = [
+            1.003_906_3,
+            1.011_718_8,
+            f32::NAN,
+            f32::INFINITY,
+            f32::MAX,
+            -0.0,
+        ];
+        let mut bytes = [0; 12];
+        cpu(level, 1).store_rows(ElementType::Bf16, &mut bytes, &x);
+        let expected = x.map(|x| half::bf16::from_f32(x).to_le_bytes());
+        assert_eq!(bytes, *expected.as_flattened());
+    }
+}

@@ -1,58 +1,35 @@
 //! Where sequences come from: one pool of pages for all of them, and how it holds memory.
 
-use std::str::FromStr;
+use std::sync::Arc;
 
 use lacuna_pages::{
-    ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, Pool, PoolConfig,
-    available_memory,
+    ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, PageSize, Pool,
+    PoolConfig, available_memory,
 };
 
 use crate::error::KvError;
 use crate::geometry::Geometry;
+use crate::growth::GrowthSchedule;
+use crate::layout::Layout;
+use crate::policy::KvPolicy;
 use crate::sequence::Sequence;
-
-/// How a KV cache holds memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvPolicy {
-    /// Pages are attached to reserved address space as tokens arrive. Growing costs a few
-    /// microseconds per page and copies nothing.
-    #[default]
-    Sparse,
-    /// The whole context is committed when a sequence is made. Growing costs nothing.
-    Dense,
-}
-
-/// A policy name that is none.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown KV policy `{0}`; use sparse or dense")]
-pub struct UnknownPolicy(pub String);
-
-impl FromStr for KvPolicy {
-    type Err = UnknownPolicy;
-
-    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        match name {
-            "sparse" => Ok(Self::Sparse),
-            "dense" => Ok(Self::Dense),
-            other => Err(UnknownPolicy(other.to_owned())),
-        }
-    }
-}
-
-impl std::fmt::Display for KvPolicy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Sparse => "sparse",
-            Self::Dense => "dense",
-        })
-    }
-}
+use crate::store::{Blocks, Commit, FlatStore, GrowStore, PagedStore, Store};
 
 /// The memory behind all sequences of one model.
 #[derive(Debug, Clone)]
 pub struct KvCache {
     pool: Pool,
     geometry: Geometry,
+    policy: KvPolicy,
+    stores: Stores,
+}
+
+/// What makes the stores of a policy.
+#[derive(Debug, Clone)]
+enum Stores {
+    Flat(Layout, Commit),
+    Grow(GrowthSchedule),
+    Paged(Arc<Blocks>),
 }
 
 impl KvCache {
@@ -61,27 +38,44 @@ impl KvCache {
     /// and not the end of the process.
     ///
     /// # Errors
-    /// [`KvError::EmptyGeometry`], or [`KvError::Pages`] when the system lacks what the policy needs.
+    /// As [`Geometry::validate`], or [`KvError::Pages`] when the system lacks what the policy needs.
     pub fn new(geometry: Geometry, policy: KvPolicy) -> Result<Self, KvError> {
+        geometry.validate()?;
+        let together = policy.layout().layers_together().min(geometry.layers);
         let pool = match policy {
-            KvPolicy::Sparse => open(HostDevice::new().map_err(PagesError::from)?, geometry)?,
-            KvPolicy::Dense => open(DenseDevice::new(), geometry)?,
+            KvPolicy::Sparse(_) => {
+                let device = HostDevice::new().map_err(PagesError::from)?;
+                open(device, geometry, together)?
+            }
+            KvPolicy::Dense(_) | KvPolicy::Grow(_) | KvPolicy::Paged { .. } => {
+                open(DenseDevice::new(), geometry, together)?
+            }
         };
-        Self::over(pool, geometry)
+        Self::over(pool, geometry, policy)
     }
 
     /// A cache whose pages come from `pool`, whatever its device, page size and limit.
     ///
     /// # Errors
-    /// [`KvError::EmptyGeometry`].
-    pub fn over(pool: Pool, geometry: Geometry) -> Result<Self, KvError> {
-        if geometry.buffers() == 0 || geometry.row_bytes() == 0 {
-            return Err(KvError::EmptyGeometry {
-                layers: geometry.layers,
-                row_bytes: geometry.row_bytes(),
-            });
-        }
-        Ok(Self { pool, geometry })
+    /// As [`Geometry::validate`], or [`KvError::ContextTooLarge`] for blocks larger than the address
+    /// space.
+    pub fn over(pool: Pool, geometry: Geometry, policy: KvPolicy) -> Result<Self, KvError> {
+        geometry.validate()?;
+        let stores = match policy {
+            KvPolicy::Sparse(layout) => Stores::Flat(layout, Commit::OnDemand),
+            KvPolicy::Dense(layout) => Stores::Flat(layout, Commit::AtStart),
+            KvPolicy::Grow(schedule) => Stores::Grow(schedule),
+            KvPolicy::Paged { block_tokens } => {
+                let blocks = Blocks::new(pool.clone(), geometry, block_tokens)?;
+                Stores::Paged(Arc::new(blocks))
+            }
+        };
+        Ok(Self {
+            pool,
+            geometry,
+            policy,
+            stores,
+        })
     }
 
     /// A new, empty sequence of up to `capacity` tokens. Under [`KvPolicy::Sparse`] it holds address
@@ -90,7 +84,17 @@ impl KvCache {
     /// # Errors
     /// [`KvError::ContextTooLarge`], or [`KvError::Pages`] when the range cannot be reserved.
     pub fn sequence(&self, capacity: usize) -> Result<Sequence, KvError> {
-        Sequence::new(&self.pool, self.geometry, capacity)
+        let (pool, geometry) = (&self.pool, self.geometry);
+        let store: Box<dyn Store> = match &self.stores {
+            Stores::Flat(layout, commit) => {
+                Box::new(FlatStore::new(pool, geometry, *layout, *commit, capacity)?)
+            }
+            Stores::Grow(schedule) => {
+                Box::new(GrowStore::new(pool, geometry, *schedule, capacity)?)
+            }
+            Stores::Paged(blocks) => Box::new(PagedStore::new(Arc::clone(blocks), capacity)?),
+        };
+        Ok(Sequence::new(store, pool.clone(), geometry, capacity))
     }
 
     /// Shape of every sequence.
@@ -99,10 +103,30 @@ impl KvCache {
         self.geometry
     }
 
+    /// How memory is held.
+    #[must_use]
+    pub fn policy(&self) -> KvPolicy {
+        self.policy
+    }
+
+    /// The unit memory comes in.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.pool.page_size()
+    }
+
     /// Bytes of one page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         to_usize(self.pool.page_size().length())
+    }
+
+    /// Changes the byte limit of all sequences together; see [`Pool::set_limit`].
+    ///
+    /// # Errors
+    /// [`KvError::Pages`] for a limit below one page.
+    pub fn set_limit(&self, limit: ByteLength) -> Result<(), KvError> {
+        Ok(self.pool.set_limit(Some(limit))?)
     }
 
     /// The pool's byte accounts.
@@ -113,9 +137,14 @@ impl KvCache {
 }
 
 /// A pool on `device`, with the page size that suits `geometry`.
-fn open(device: impl Device + 'static, geometry: Geometry) -> Result<Pool, KvError> {
+fn open(
+    device: impl Device + 'static,
+    geometry: Geometry,
+    layers_together: usize,
+) -> Result<Pool, KvError> {
     let offered = &device.capabilities().page_sizes;
-    let page_size = geometry.page_size(offered).ok_or(KvError::NoPageSize)?;
+    let page_size = geometry.page_size(offered, layers_together);
+    let page_size = page_size.ok_or(KvError::NoPageSize)?;
     let limit = available_memory().map(|available| available.max(page_size.length()));
     let config = PoolConfig {
         page_size,

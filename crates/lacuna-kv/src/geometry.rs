@@ -43,21 +43,64 @@ pub struct Geometry {
     pub kv_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Storage of one element.
-    pub element: ElementType,
+    /// Storage of one element of K.
+    pub key_element: ElementType,
+    /// Storage of one element of V.
+    pub value_element: ElementType,
 }
 
 impl Geometry {
     /// Rows a page should hold at least, so that the per-page cost of mapping is small beside the
     /// cost of filling the page.
-    const MIN_ROWS_PER_PAGE: usize = 16;
+    pub(crate) const MIN_ROWS_PER_PAGE: usize = 16;
     /// Bytes a process can address on the 64-bit systems this runs on.
     const ADDRESS_SPACE: usize = 1 << 47;
 
-    /// Buffers a sequence needs: K and V of every layer.
+    /// Checks that there is something to hold and that sizes fit the address space; every other
+    /// method may be called once it has succeeded.
+    ///
+    /// # Errors
+    /// [`KvError::EmptyGeometry`], [`KvError::HeadDim`] when a head is no whole number of an element
+    /// type's blocks, or [`KvError::ContextTooLarge`] for a token that fills the address space by
+    /// itself.
+    pub fn validate(&self) -> Result<(), KvError> {
+        let Self {
+            layers,
+            kv_heads,
+            head_dim,
+            ..
+        } = *self;
+        if layers == 0 || kv_heads == 0 || head_dim == 0 {
+            return Err(KvError::EmptyGeometry {
+                layers,
+                kv_heads,
+                head_dim,
+            });
+        }
+        for side in Side::BOTH {
+            self.element(side).check_head_dim(head_dim)?;
+        }
+        let elements = [2, layers, kv_heads, head_dim]
+            .into_iter()
+            .try_fold(1usize, usize::checked_mul);
+        // No element is larger than four bytes.
+        match elements.and_then(|elements| elements.checked_mul(4)) {
+            Some(bytes) if bytes < Self::ADDRESS_SPACE => Ok(()),
+            _ => Err(KvError::ContextTooLarge {
+                tokens: 1,
+                bytes_per_token: elements.unwrap_or(usize::MAX),
+                limit: Self::ADDRESS_SPACE,
+            }),
+        }
+    }
+
+    /// Storage of one element of `side`.
     #[must_use]
-    pub fn buffers(&self) -> usize {
-        2 * self.layers
+    pub fn element(&self, side: Side) -> ElementType {
+        match side {
+            Side::Key => self.key_element,
+            Side::Value => self.value_element,
+        }
     }
 
     /// Elements in one row: `kv_heads x head_dim`.
@@ -66,38 +109,50 @@ impl Geometry {
         self.kv_heads * self.head_dim
     }
 
+    /// Bytes of one head of one row.
+    #[must_use]
+    pub fn head_bytes(&self, side: Side) -> usize {
+        self.element(side).bytes(self.head_dim)
+    }
+
     /// Bytes of one row.
     #[must_use]
-    pub fn row_bytes(&self) -> usize {
-        self.element.bytes(self.row_elements())
+    pub fn row_bytes(&self, side: Side) -> usize {
+        self.kv_heads * self.head_bytes(side)
     }
 
     /// Bytes one token takes over all layers, K and V.
     #[must_use]
     pub fn bytes_per_token(&self) -> usize {
-        self.buffers() * self.row_bytes()
+        self.layers
+            * Side::BOTH
+                .map(|side| self.row_bytes(side))
+                .iter()
+                .sum::<usize>()
     }
 
-    /// Bytes of one buffer that holds `tokens` rows.
+    /// Bytes of `tokens` tokens over all layers, K and V.
     ///
     /// # Errors
     /// [`KvError::ContextTooLarge`] when that is no number of bytes an address space can have.
-    pub fn buffer_bytes(&self, tokens: usize) -> Result<usize, KvError> {
-        let total = tokens.checked_mul(self.bytes_per_token());
-        match total {
-            Some(total) if total < Self::ADDRESS_SPACE => Ok(tokens * self.row_bytes()),
+    pub fn bytes(&self, tokens: usize) -> Result<usize, KvError> {
+        match tokens.checked_mul(self.bytes_per_token()) {
+            Some(total) if total < Self::ADDRESS_SPACE => Ok(total),
             _ => Err(KvError::ContextTooLarge {
                 tokens,
                 bytes_per_token: self.bytes_per_token(),
+                limit: Self::ADDRESS_SPACE,
             }),
         }
     }
 
-    /// The page size to use, of those a device offers: the smallest that holds at least 16 rows
-    /// (slack is at most one page per buffer), or the largest there is.
+    /// The page size to use, of those a device offers, when rows of `layers_together` layers lie side
+    /// by side: the smallest that holds at least 16 of those (slack is at most one page per buffer),
+    /// or the largest there is.
     #[must_use]
-    pub fn page_size(&self, offered: &[PageSize]) -> Option<PageSize> {
-        let wanted = (Self::MIN_ROWS_PER_PAGE * self.row_bytes()) as u64;
+    pub fn page_size(&self, offered: &[PageSize], layers_together: usize) -> Option<PageSize> {
+        let row = self.row_bytes(Side::Key).max(self.row_bytes(Side::Value));
+        let wanted = (Self::MIN_ROWS_PER_PAGE * row * layers_together) as u64;
         let fits = offered
             .iter()
             .copied()
@@ -115,51 +170,117 @@ mod tests {
         layers: 36,
         kv_heads: 8,
         head_dim: 128,
-        element: ElementType::F16,
+        key_element: ElementType::F16,
+        value_element: ElementType::F16,
     };
 
     #[test]
     fn published_sizes_come_out_exactly() {
         assert_eq!(QWEN3_4B.bytes_per_token(), 147_456);
-        let dense = QWEN3_4B.buffer_bytes(32_768).unwrap() * QWEN3_4B.buffers();
-        assert_eq!(dense, 9 << 29, "4.5 GiB");
+        assert_eq!(QWEN3_4B.bytes(32_768).unwrap(), 9 << 29, "4.5 GiB");
         let qwen3_06b = Geometry {
             layers: 28,
-            element: ElementType::F32,
+            key_element: ElementType::F32,
+            value_element: ElementType::F32,
             ..QWEN3_4B
         };
-        assert_eq!(
-            qwen3_06b.buffer_bytes(1024).unwrap() * qwen3_06b.buffers(),
-            234_881_024
-        );
+        assert_eq!(qwen3_06b.bytes(1024).unwrap(), 234_881_024);
+    }
+
+    #[test]
+    fn keys_and_values_are_sized_each_by_their_own_element() {
+        let mixed = Geometry {
+            key_element: ElementType::F32,
+            ..QWEN3_4B
+        };
+        assert_eq!(mixed.row_bytes(Side::Key), 4096);
+        assert_eq!(mixed.row_bytes(Side::Value), 2048);
+        assert_eq!(mixed.bytes_per_token(), 36 * (4096 + 2048));
+    }
+
+    #[test]
+    fn heads_that_are_no_whole_blocks_are_refused() {
+        let odd = Geometry {
+            head_dim: 80,
+            value_element: ElementType::Q8_0,
+            ..QWEN3_4B
+        };
+        let error = odd.validate().unwrap_err();
+        assert!(matches!(error, KvError::HeadDim(_)), "{error}");
+        let quantized = Geometry {
+            value_element: ElementType::Q8_0,
+            ..QWEN3_4B
+        };
+        assert!(quantized.validate().is_ok());
+        assert_eq!(quantized.row_bytes(Side::Value), 8 * 4 * 34);
     }
 
     #[test]
     fn pages_hold_at_least_sixteen_rows() {
         let sizes = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
         let offered = sizes.map(|bytes| PageSize::new(bytes).expect("a power of two"));
-        let chosen = |geometry: Geometry| geometry.page_size(&offered).map(PageSize::bytes);
-        assert_eq!(chosen(QWEN3_4B), Some(64 << 10), "32 tokens a page");
+        let chosen =
+            |geometry: Geometry, layers| geometry.page_size(&offered, layers).map(PageSize::bytes);
+        assert_eq!(chosen(QWEN3_4B, 1), Some(64 << 10), "32 tokens a page");
+        assert_eq!(
+            chosen(QWEN3_4B, 4),
+            Some(256 << 10),
+            "32 tokens of four layers"
+        );
         let small = Geometry {
             kv_heads: 2,
             head_dim: 64,
             ..QWEN3_4B
         };
-        assert_eq!(chosen(small), Some(4 << 10), "16 tokens a page");
+        assert_eq!(chosen(small, 1), Some(4 << 10), "16 tokens a page");
         let wide = Geometry {
             kv_heads: 128,
             head_dim: 256,
             ..QWEN3_4B
         };
-        assert_eq!(chosen(wide), Some(256 << 10), "the largest there is");
-        assert_eq!(QWEN3_4B.page_size(&[]), None);
+        assert_eq!(chosen(wide, 1), Some(256 << 10), "the largest there is");
+        assert_eq!(QWEN3_4B.page_size(&[], 1), None);
     }
 
     #[test]
     fn absurd_contexts_are_refused() {
         for tokens in [usize::MAX, usize::MAX / 2048, 1 << 40] {
             assert!(matches!(
-                QWEN3_4B.buffer_bytes(tokens),
+                QWEN3_4B.bytes(tokens),
+                Err(KvError::ContextTooLarge { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn shapes_with_nothing_in_them_or_past_the_address_space_are_refused() {
+        for empty in [
+            Geometry {
+                layers: 0,
+                ..QWEN3_4B
+            },
+            Geometry {
+                kv_heads: 0,
+                ..QWEN3_4B
+            },
+            Geometry {
+                head_dim: 0,
+                ..QWEN3_4B
+            },
+        ] {
+            assert!(matches!(
+                empty.validate(),
+                Err(KvError::EmptyGeometry { .. })
+            ));
+        }
+        for (layers, head_dim) in [(usize::MAX, 128), (1 << 20, 1 << 40)] {
+            let absurd = Geometry {
+                layers,
+                head_dim,
+                ..QWEN3_4B
+            };
+            assert!(matches!(
+                absurd.validate(),
                 Err(KvError::ContextTooLarge { .. })
             ));
         }

@@ -3,12 +3,29 @@
 //! No unsafe code and no model: everything here can be tested with a few bytes per row.
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod cache;
+mod elements;
 mod error;
+mod footprint;
 mod geometry;
+mod growth;
+mod layout;
+mod policy;
+mod report;
 mod sequence;
+mod store;
 
-pub use cache::{KvCache, KvPolicy, UnknownPolicy};
+pub use blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};
+pub use cache::KvCache;
+pub use elements::{KvElements, KvElementsError};
 pub use error::KvError;
+pub use footprint::Footprint;
 pub use geometry::{Geometry, Layer, Side};
-pub use sequence::{KvReport, Sequence};
+pub use growth::{Growth, GrowthSchedule};
+/// The sizes pages can have.
+pub use lacuna_pages::PageSize;
+pub use layout::Layout;
+pub use policy::{KvPolicy, UnknownPolicy};
+pub use report::KvReport;
+pub use sequence::Sequence;

@@ -1,69 +1,55 @@
-//! One sequence's rows: K and V of every layer in buffers reserved for the whole context.
+//! One sequence's rows, whatever way they are held.
 //!
 //! A step is `prepare(n)`, then per layer `store` and `view`, then `accept(m)` with `m <= n`.
-//! `prepare` maps everything the step will touch in one batch and does nothing when the pages are
-//! already there; rows that were prepared and not accepted are overwritten by the next step.
+//! `prepare` finds memory for everything the step will touch and does nothing when it is already
+//! there; rows that were prepared and not accepted are overwritten by the next step.
 
 use std::ops::Range;
 
 use lacuna_kernels::{Cpu, View};
-use lacuna_pages::device::Commitment;
-use lacuna_pages::{Buffer, ByteLength, PageRange, Pages, Pool, Request};
+use lacuna_pages::Pool;
 
-use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Geometry, Layer, Side};
+use crate::report::KvReport;
+use crate::store::Store;
 
 /// KV cache of one sequence.
+///
+/// ```text
+/// 0       first            len            len + prepared      capacity
+/// | released | held: accepted | prepared       |                  |
+/// ```
 #[derive(Debug)]
 pub struct Sequence {
+    store: Box<dyn Store>,
     pool: Pool,
     geometry: Geometry,
-    /// K and V of layer 0, then of layer 1, and so on.
-    buffers: Vec<Buffer>,
     capacity: usize,
+    first: usize,
     accepted: usize,
     prepared: usize,
-    /// Bytes from the start of every buffer that have memory behind them: whole pages.
-    mapped_bytes: usize,
-}
-
-/// Bytes of one sequence, at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvReport {
-    /// Bytes one token takes over all layers.
-    pub bytes_per_token: usize,
-    /// Address space held.
-    pub reserved_bytes: usize,
-    /// Memory obtained from the device for this sequence.
-    pub committed_bytes: usize,
-    /// Committed bytes that hold no accepted row.
-    pub slack_bytes: usize,
-    /// Batches of mappings sent to the device, over all sequences of the cache.
-    pub map_calls: u64,
-    /// What holding the whole context from the start would commit.
-    pub dense_bytes: usize,
 }
 
 impl Sequence {
-    pub(crate) fn new(pool: &Pool, geometry: Geometry, capacity: usize) -> Result<Self, KvError> {
-        let bytes = ByteLength::new(geometry.buffer_bytes(capacity.max(1))? as u64);
-        let buffers = (0..geometry.layers)
-            .flat_map(|layer| Side::BOTH.map(|side| (layer, side)))
-            .map(|(layer, side)| pool.reserve(bytes, format!("layer {layer} {side}")))
-            .collect::<Result<_, _>>()?;
-        Ok(Self {
-            pool: pool.clone(),
+    pub(crate) fn new(
+        store: Box<dyn Store>,
+        pool: Pool,
+        geometry: Geometry,
+        capacity: usize,
+    ) -> Self {
+        Self {
+            store,
+            pool,
             geometry,
-            buffers,
             capacity,
+            first: 0,
             accepted: 0,
             prepared: 0,
-            mapped_bytes: 0,
-        })
+        }
     }
 
-    /// Tokens whose rows are valid.
+    /// Tokens so far: the position of the next one.
     #[must_use]
     pub fn len(&self) -> usize {
         self.accepted
@@ -73,6 +59,12 @@ impl Sequence {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.accepted == 0
+    }
+
+    /// The first position whose row is held; above zero once rows were released.
+    #[must_use]
+    pub fn first_held(&self) -> usize {
+        self.first
     }
 
     /// Tokens the sequence was made for.
@@ -87,7 +79,8 @@ impl Sequence {
         self.prepared
     }
 
-    /// Makes room for `rows` more rows in every layer, in one batch.
+    /// Makes room for `rows` more rows in every layer, in one batch. Allocates nothing when memory is
+    /// there already, as it is for all but one step a page.
     ///
     /// # Errors
     /// [`KvError::ContextFull`], or [`KvError::Pages`] when memory cannot be had. Nothing has changed
@@ -100,23 +93,8 @@ impl Sequence {
                 requested: rows,
             });
         }
-        self.map(self.accepted + rows)?;
+        self.store.prepare(self.accepted..self.accepted + rows)?;
         self.prepared = rows;
-        Ok(())
-    }
-
-    /// Puts memory behind rows `0 .. end`, all buffers in one batch. Allocates nothing when it is
-    /// there already, as it is for all but one step a page.
-    fn map(&mut self, end: usize) -> Result<(), KvError> {
-        let end_bytes = end * self.geometry.row_bytes();
-        if end_bytes <= self.mapped_bytes {
-            return Ok(());
-        }
-        let missing = self.mapped_bytes..end_bytes;
-        let request = |buffer| Request::new(buffer, missing.clone());
-        let mut requests: Vec<Request<'_>> = self.buffers.iter_mut().map(request).collect();
-        self.pool.ensure_mapped(&mut requests)?;
-        self.mapped_bytes = end_bytes.next_multiple_of(to_usize(self.pool.page_size().length()));
         Ok(())
     }
 
@@ -125,29 +103,23 @@ impl Sequence {
     /// # Panics
     /// When the slices are not `prepared` rows long.
     pub fn store(&mut self, cpu: &Cpu, layer: Layer, keys: &[f32], values: &[f32]) {
-        let range = self.byte_range(self.accepted..self.accepted + self.prepared);
         for (side, rows) in Side::BOTH.into_iter().zip([keys, values]) {
             assert_eq!(
                 rows.len(),
                 self.prepared * self.geometry.row_elements(),
                 "one row per prepared token"
             );
-            let index = buffer_index(layer, side);
-            let bytes = self.buffers[index]
-                .bytes_mut(range.clone())
-                .expect("prepare mapped these rows");
-            cpu.store_rows(self.geometry.element, bytes, rows);
+            self.store.write(cpu, layer, side, self.accepted, rows);
         }
     }
 
-    /// All rows of one side of one layer, accepted and prepared, as the kernels read them.
+    /// All rows of one side of one layer that are held, accepted and prepared, as the kernels read
+    /// them. They have the names of their positions, and begin at [`Sequence::first_held`]: rows that
+    /// were released are out of reach.
     #[must_use]
     pub fn view(&self, layer: Layer, side: Side) -> View<'_> {
-        let range = self.byte_range(0..self.accepted + self.prepared);
-        let bytes = self.buffers[buffer_index(layer, side)]
-            .bytes(range)
-            .expect("rows up to here are mapped");
-        View::flat(self.geometry.element, self.geometry.row_elements(), bytes)
+        let rows = self.first..self.accepted + self.prepared;
+        self.store.view(layer, side, rows)
     }
 
     /// Records that the first `rows` prepared rows are valid.
@@ -164,67 +136,118 @@ impl Sequence {
         self.prepared = 0;
     }
 
-    /// Forgets every token from `len` on and gives back the pages that held only those.
+    /// Forgets every token from `len` on and gives back the memory that held only those. What other
+    /// sequences share stays theirs.
     ///
     /// # Errors
-    /// [`KvError::Pages`] when the device refuses; the sequence is unchanged then.
+    /// [`KvError::Released`] when rows before `len` are no longer held, unless `len` is 0;
+    /// [`KvError::Pages`] when the device refuses. The sequence is unchanged then.
     pub fn truncate(&mut self, len: usize) -> Result<(), KvError> {
         if len >= self.accepted {
             return Ok(());
         }
-        self.unmap_from(len)?;
+        match len {
+            0 => self.store.clear()?,
+            _ => self.store.truncate(self.check_held(len)?)?,
+        }
+        self.first = self.first.min(len);
         self.accepted = len;
         self.prepared = 0;
         Ok(())
     }
 
-    /// Gives back the pages that hold nothing of rows `0 .. len`, all buffers in one batch. A device
-    /// that commits a whole reservation keeps it.
-    fn unmap_from(&mut self, len: usize) -> Result<(), KvError> {
-        let page_bytes = to_usize(self.pool.page_size().length());
-        let keep_bytes = (len * self.geometry.row_bytes()).next_multiple_of(page_bytes);
-        let whole = self.pool.capabilities().commitment == Commitment::WithReservation;
-        if whole || keep_bytes >= self.mapped_bytes {
-            return Ok(());
+    /// Gives up every row before `position`, as a window does that has passed it, and gives back the
+    /// memory that held only those. The positions of the tokens stay what they are.
+    ///
+    /// # Errors
+    /// [`KvError::NotHeld`] when `position` is past the accepted tokens, [`KvError::Pages`] when the
+    /// device refuses. The sequence is unchanged then.
+    pub fn release_before(&mut self, position: usize) -> Result<(), KvError> {
+        if position > self.accepted {
+            return Err(KvError::NotHeld {
+                requested: position,
+                held: self.accepted,
+            });
         }
-        let page = |bytes: usize| (bytes / page_bytes) as u64;
-        let gone = PageRange::of(page(keep_bytes)..page(self.mapped_bytes));
-        let mut requests: Vec<Pages<'_>> = self
-            .buffers
-            .iter_mut()
-            .map(|buffer| Pages::new(buffer, gone))
-            .collect();
-        self.pool.unmap(&mut requests)?;
-        self.mapped_bytes = keep_bytes;
+        if position > self.first {
+            self.store.release_before(position)?;
+            self.first = position;
+        }
         Ok(())
+    }
+
+    /// A second sequence with the same tokens, independent of this one from here on. Pages are shared
+    /// where the policy and the device can, and at most the partly filled last ones are copied;
+    /// otherwise all rows are, and [`KvReport::copied_bytes`] says so. Rows that are prepared stay
+    /// with this sequence.
+    ///
+    /// # Errors
+    /// [`KvError::Pages`] when memory or address space cannot be had. This sequence is unchanged then.
+    pub fn fork(&mut self) -> Result<Self, KvError> {
+        self.duplicate(self.accepted)
+    }
+
+    /// A new sequence that begins with this one's first `tokens` tokens, shared as [`Sequence::fork`]
+    /// does it. This one may be in the middle of a step.
+    ///
+    /// # Errors
+    /// [`KvError::NotHeld`] for more tokens than are accepted, [`KvError::Released`] when some of their
+    /// rows are no longer held, [`KvError::Pages`] when memory or address space cannot be had. This
+    /// sequence is unchanged then.
+    pub fn share_prefix(&mut self, tokens: usize) -> Result<Self, KvError> {
+        if tokens > self.accepted {
+            return Err(KvError::NotHeld {
+                requested: tokens,
+                held: self.accepted,
+            });
+        }
+        self.duplicate(self.check_held(tokens)?)
+    }
+
+    fn duplicate(&mut self, tokens: usize) -> Result<Self, KvError> {
+        Ok(Self {
+            store: self.store.duplicate(self.first..tokens)?,
+            pool: self.pool.clone(),
+            geometry: self.geometry,
+            capacity: self.capacity,
+            first: self.first,
+            accepted: tokens,
+            prepared: 0,
+        })
+    }
+
+    /// `len`, unless rows that a sequence of that many tokens would need were released.
+    fn check_held(&self, len: usize) -> Result<usize, KvError> {
+        match len < self.first {
+            true => Err(KvError::Released {
+                first: self.first,
+                requested: len,
+            }),
+            false => Ok(len),
+        }
     }
 
     /// Where this sequence's bytes are.
     #[must_use]
     pub fn report(&self) -> KvReport {
-        let (mut reserved_bytes, mut committed_bytes) = (0, 0);
-        for buffer in &self.buffers {
-            let ledger = buffer.ledger();
-            reserved_bytes += to_usize(ledger.reserved);
-            committed_bytes += to_usize(ledger.mapped);
-        }
+        let usage = self.store.usage();
         let bytes_per_token = self.geometry.bytes_per_token();
+        let held: Range<usize> = self.first..self.accepted;
         KvReport {
             bytes_per_token,
-            reserved_bytes,
-            committed_bytes,
-            slack_bytes: committed_bytes.saturating_sub(self.accepted * bytes_per_token),
+            reserved_bytes: usage.reserved_bytes,
+            committed_bytes: usage.committed_bytes,
+            shared_bytes: usage.shared_bytes,
+            unique_bytes: usage.committed_bytes - usage.shared_bytes,
+            slack_bytes: usage
+                .committed_bytes
+                .saturating_sub(held.len() * bytes_per_token),
+            peak_committed_bytes: usage.peak_committed_bytes,
+            copied_bytes: usage.copied_bytes,
+            zeroed_bytes: usage.zeroed_bytes,
+            resizes: usage.resizes,
             map_calls: self.pool.ledger().counts.batches,
             dense_bytes: self.capacity * bytes_per_token,
         }
     }
-
-    fn byte_range(&self, rows: Range<usize>) -> Range<usize> {
-        let row = self.geometry.row_bytes();
-        rows.start * row..rows.end * row
-    }
-}
-
-fn buffer_index(layer: Layer, side: Side) -> usize {
-    2 * layer.0 + usize::from(side == Side::Value)
 }

@@ -7,6 +7,7 @@ use std::f64::consts::TAU;
 use std::fmt;
 
 use lacuna_kernels::{AttentionShape, RopeStyle};
+use lacuna_kv::{Geometry, KvElements};
 
 use crate::error::ConfigError;
 pub use crate::files::huggingface::RopeScaling;
@@ -146,6 +147,18 @@ impl Config {
     #[must_use]
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Shape of a KV cache of this model.
+    #[must_use]
+    pub fn kv_geometry(&self, elements: KvElements) -> Geometry {
+        Geometry {
+            layers: self.layers,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            key_element: elements.key,
+            value_element: elements.value,
+        }
     }
 
     /// Elements of one token's queries: `query_heads x head_dim`.

@@ -4,12 +4,14 @@
 //! with each [`Segment`], never kept here. Segments of different sequences are laid end to end
 //! without padding, and one token's result does not depend on what else is in the batch.
 
+use bytemuck::{AnyBitPattern, NoUninit};
 use lacuna_kernels::{Activations, AttentionShape, Cpu};
 use lacuna_kv::{Layer, Sequence, Side};
 
 use crate::config::Config;
 use crate::error::{ForwardError, LoadError};
-use crate::scratch::{Buffers, Scratch, attention_shape};
+use crate::plan::{Buffer, Step, attention_shape};
+use crate::scratch::Scratch;
 use crate::weights::{Linear, Source};
 
 /// Which rows of logits a segment asks for.
@@ -121,7 +123,7 @@ impl Decoder {
             cpu,
             shape: attention_shape(config),
             tokens,
-            buffers: scratch.carve(),
+            scratch,
         };
         pass.embed(&self.embedding, segments);
         pass.rotations(&self.inverse_frequencies, segments);
@@ -129,11 +131,12 @@ impl Decoder {
             pass.attention(block, Layer(index), segments);
             pass.feed_forward(block);
         }
-        Ok(pass.logits(
-            &self.output_norm,
-            self.output.as_ref().unwrap_or(&self.embedding),
-            segments,
-        ))
+        let rows = pass.choose(segments);
+        if rows > 0 {
+            let output = self.output.as_ref().unwrap_or(&self.embedding);
+            pass.logits(rows, &self.output_norm, output);
+        }
+        Ok(rows)
     }
 }
 
@@ -170,19 +173,20 @@ fn check(config: &Config, segments: &[Segment<'_>], scratch: &Scratch) -> Result
     Ok(())
 }
 
-/// One forward pass under way.
+/// One forward pass under way: a method for each step, on the buffers the plan gives that step.
 struct Pass<'a> {
     config: &'a Config,
     cpu: &'a Cpu,
     shape: AttentionShape,
     tokens: usize,
-    buffers: Buffers<'a>,
+    scratch: &'a mut Scratch,
 }
 
 impl Pass<'_> {
     fn embed(&mut self, table: &Linear, segments: &[Segment<'_>]) {
         let width = self.config.hidden;
-        let mut rest = &mut self.buffers.hidden[..self.tokens * width];
+        let [hidden] = self.scratch.at(Step::Embed, [Buffer::Hidden]);
+        let mut rest: &mut [f32] = first(hidden, self.tokens * width);
         for segment in segments {
             let (rows, tail) = rest.split_at_mut(segment.tokens.len() * width);
             self.cpu.embed(rows, &table.matrix(), segment.tokens);
@@ -191,145 +195,202 @@ impl Pass<'_> {
     }
 
     fn rotations(&mut self, inverse_frequencies: &[f32], segments: &[Segment<'_>]) {
-        let b = &mut self.buffers;
-        let positions = &mut b.positions[..self.tokens];
+        let buffers = [Buffer::Positions, Buffer::Rotations];
+        let [positions, table] = self.scratch.at(Step::Rotations, buffers);
+        let positions: &mut [u32] = first(positions, self.tokens);
         let wanted = segments
             .iter()
             .flat_map(|segment| (segment.sequence.len()..).take(segment.tokens.len()));
         for (slot, position) in positions.iter_mut().zip(wanted) {
             *slot = u32::try_from(position).expect("a context is shorter than 2^32 tokens");
         }
-        let table = &mut b.rotations[..self.tokens * self.config.head_dim];
+        let table = first(table, self.tokens * self.config.head_dim);
         self.cpu
             .rope_table(table, positions, inverse_frequencies, 1.0);
     }
 
     /// `hidden += W_o attention(rope(norm(W_q x)), rope(norm(W_k x)), W_v x)` with `x = norm(hidden)`.
     fn attention(&mut self, block: &Block, layer: Layer, segments: &mut [Segment<'_>]) {
-        let Pass {
-            config,
-            cpu,
-            tokens,
-            ..
-        } = *self;
-        let (hidden, queries, keys) = (
-            tokens * config.hidden,
-            tokens * config.query_width(),
-            tokens * config.kv_width(),
-        );
-        let b = &mut self.buffers;
-        let normed = &mut b.normed[..hidden];
-        let (query, key, value) = (
-            &mut b.query[..queries],
-            &mut b.key[..keys],
-            &mut b.value[..keys],
-        );
-        cpu.rms_norm(
-            normed,
-            &b.hidden[..hidden],
-            &block.attention_norm,
-            config.norm_epsilon,
-            config.hidden,
-        );
-        let input = activations(cpu, normed, tokens, b.quantized);
-        block.query.apply(cpu, query, &input);
-        block.key.apply(cpu, key, &input);
-        block.value.apply(cpu, value, &input);
+        self.project(block);
+        self.rotate(block);
+        self.attend(layer, segments);
+        self.attention_output(block);
+    }
+
+    fn project(&mut self, block: &Block) {
+        let (config, cpu, tokens) = (self.config, self.cpu, self.tokens);
+        let buffers = [
+            Buffer::Hidden,
+            Buffer::AttentionInput,
+            Buffer::AttentionInputBlocks,
+            Buffer::Query,
+            Buffer::Key,
+            Buffer::Value,
+        ];
+        let [hidden, input, blocks, query, key, value] = self.scratch.at(Step::Project, buffers);
+        let input = first(input, tokens * config.hidden);
+        let hidden: &mut [f32] = first(hidden, tokens * config.hidden);
+        let (weight, epsilon) = (&block.attention_norm, config.norm_epsilon);
+        cpu.rms_norm(input, hidden, weight, epsilon, config.hidden);
+        let input = activations(cpu, input, tokens, blocks);
+        let (queries, keys) = (tokens * config.query_width(), tokens * config.kv_width());
+        block.query.apply(cpu, first(query, queries), &input);
+        block.key.apply(cpu, first(key, keys), &input);
+        block.value.apply(cpu, first(value, keys), &input);
+    }
+
+    fn rotate(&mut self, block: &Block) {
+        let (config, cpu, tokens) = (self.config, self.cpu, self.tokens);
+        let buffers = [Buffer::Query, Buffer::Key, Buffer::Rotations];
+        let [query, key, table] = self.scratch.at(Step::Rotate, buffers);
+        let table: &mut [f32] = first(table, tokens * config.head_dim);
         for (rows, norm, heads) in [
-            (&mut *query, &block.query_norm, config.query_heads),
-            (&mut *key, &block.key_norm, config.kv_heads),
+            (query, &block.query_norm, config.query_heads),
+            (key, &block.key_norm, config.kv_heads),
         ] {
+            let rows = first(rows, tokens * heads * config.head_dim);
             if let Some(weight) = norm {
                 cpu.rms_norm_in_place(rows, weight, config.norm_epsilon, config.head_dim);
             }
-            let table = &b.rotations[..tokens * config.head_dim];
             cpu.rope(rows, heads, config.head_dim, config.rope.style, table);
         }
-        self.attend(layer, segments);
-        let b = &mut self.buffers;
-        let attended = activations(cpu, &b.attended[..queries], tokens, b.quantized);
-        block
-            .attention_output
-            .apply(cpu, &mut b.normed[..hidden], &attended);
-        cpu.add(&mut b.hidden[..hidden], &b.normed[..hidden]);
     }
 
     /// Stores each segment's new rows and attends over all rows of its sequence.
     fn attend(&mut self, layer: Layer, segments: &mut [Segment<'_>]) {
         let (queries, keys) = (self.config.query_width(), self.config.kv_width());
-        let b = &mut self.buffers;
+        let buffers = [
+            Buffer::Query,
+            Buffer::Key,
+            Buffer::Value,
+            Buffer::Attended,
+            Buffer::AttentionStates,
+        ];
+        let [query, key, value, attended, states] = self.scratch.at(Step::Attend, buffers);
+        let query: &mut [f32] = first(query, self.tokens * queries);
+        let key: &mut [f32] = first(key, self.tokens * keys);
+        let value: &mut [f32] = first(value, self.tokens * keys);
+        let attended = first(attended, self.tokens * queries);
+        let states = bytemuck::cast_slice_mut(states);
         let mut start = 0;
         for segment in segments {
             let end = start + segment.tokens.len();
+            let new = start * keys..end * keys;
             let sequence = &mut *segment.sequence;
-            sequence.store(
-                self.cpu,
-                layer,
-                &b.key[start * keys..end * keys],
-                &b.value[start * keys..end * keys],
-            );
+            sequence.store(self.cpu, layer, &key[new.clone()], &value[new]);
             self.cpu.attention(
-                &mut b.attended[start * queries..end * queries],
-                &b.query[start * queries..end * queries],
+                &mut attended[start * queries..end * queries],
+                &query[start * queries..end * queries],
                 &sequence.view(layer, Side::Key),
                 &sequence.view(layer, Side::Value),
                 sequence.len(),
                 &self.shape,
-                b.attention,
+                states,
             );
             start = end;
         }
     }
 
-    /// `hidden += W_down (silu(W_gate x) * W_up x)` with `x = norm(hidden)`.
-    fn feed_forward(&mut self, block: &Block) {
-        let Pass {
-            config,
-            cpu,
-            tokens,
-            ..
-        } = *self;
-        let (hidden, inner) = (tokens * config.hidden, tokens * config.feed_forward);
-        let b = &mut self.buffers;
-        let (gate, up) = (&mut b.gate[..inner], &mut b.up[..inner]);
-        let normed = &mut b.normed[..hidden];
-        cpu.rms_norm(
-            normed,
-            &b.hidden[..hidden],
-            &block.feed_forward_norm,
-            config.norm_epsilon,
-            config.hidden,
-        );
-        let input = activations(cpu, normed, tokens, b.quantized);
-        block.gate.apply(cpu, gate, &input);
-        block.up.apply(cpu, up, &input);
-        cpu.silu_mul(gate, up);
-        let inner = activations(cpu, gate, tokens, b.quantized);
-        block.down.apply(cpu, normed, &inner);
-        cpu.add(&mut b.hidden[..hidden], normed);
+    fn attention_output(&mut self, block: &Block) {
+        let (config, cpu, tokens) = (self.config, self.cpu, self.tokens);
+        let buffers = [
+            Buffer::Attended,
+            Buffer::AttendedBlocks,
+            Buffer::AttentionOutput,
+            Buffer::Hidden,
+        ];
+        let [attended, blocks, output, hidden] = self.scratch.at(Step::AttentionOutput, buffers);
+        let attended = first(attended, tokens * config.query_width());
+        let attended = activations(cpu, attended, tokens, blocks);
+        let output = first(output, tokens * config.hidden);
+        block.attention_output.apply(cpu, output, &attended);
+        cpu.add(first(hidden, tokens * config.hidden), output);
     }
 
-    /// Final norm and output matrix for the rows the segments ask for; returns their number.
-    fn logits(&mut self, norm: &[f32], output: &Linear, segments: &[Segment<'_>]) -> usize {
-        let (width, vocabulary) = (self.config.hidden, self.config.vocabulary);
-        let b = &mut self.buffers;
+    /// `hidden += W_down (silu(W_gate x) * W_up x)` with `x = norm(hidden)`.
+    fn feed_forward(&mut self, block: &Block) {
+        self.gate_up(block);
+        self.activate();
+        self.down(block);
+    }
+
+    fn gate_up(&mut self, block: &Block) {
+        let (config, cpu, tokens) = (self.config, self.cpu, self.tokens);
+        let buffers = [
+            Buffer::Hidden,
+            Buffer::FeedForwardInput,
+            Buffer::FeedForwardInputBlocks,
+            Buffer::Gate,
+            Buffer::Up,
+        ];
+        let [hidden, input, blocks, gate, up] = self.scratch.at(Step::GateUp, buffers);
+        let hidden: &mut [f32] = first(hidden, tokens * config.hidden);
+        let input = first(input, tokens * config.hidden);
+        let (weight, epsilon) = (&block.feed_forward_norm, config.norm_epsilon);
+        cpu.rms_norm(input, hidden, weight, epsilon, config.hidden);
+        let input = activations(cpu, input, tokens, blocks);
+        let inner = tokens * config.feed_forward;
+        block.gate.apply(cpu, first(gate, inner), &input);
+        block.up.apply(cpu, first(up, inner), &input);
+    }
+
+    fn activate(&mut self) {
+        let inner = self.tokens * self.config.feed_forward;
+        let buffers = [Buffer::Gate, Buffer::Up];
+        let [gate, up] = self.scratch.at(Step::Activate, buffers);
+        self.cpu.silu_mul(first(gate, inner), first(up, inner));
+    }
+
+    fn down(&mut self, block: &Block) {
+        let (config, cpu, tokens) = (self.config, self.cpu, self.tokens);
+        let buffers = [
+            Buffer::Gate,
+            Buffer::GateBlocks,
+            Buffer::FeedForwardOutput,
+            Buffer::Hidden,
+        ];
+        let [gate, blocks, output, hidden] = self.scratch.at(Step::Down, buffers);
+        let gate = first(gate, tokens * config.feed_forward);
+        let gate = activations(cpu, gate, tokens, blocks);
+        let output = first(output, tokens * config.hidden);
+        block.down.apply(cpu, output, &gate);
+        cpu.add(first(hidden, tokens * config.hidden), output);
+    }
+
+    /// Picks the rows the segments ask for; returns their number.
+    fn choose(&mut self, segments: &[Segment<'_>]) -> usize {
+        let width = self.config.hidden;
+        let buffers = [Buffer::Hidden, Buffer::Chosen];
+        let [hidden, chosen] = self.scratch.at(Step::Choose, buffers);
+        let hidden: &mut [f32] = bytemuck::cast_slice_mut(hidden);
+        let chosen: &mut [f32] = bytemuck::cast_slice_mut(chosen);
         let (mut rows, mut end) = (0, 0);
         for segment in segments {
             end += segment.tokens.len();
             let wanted = segment.logit_rows();
-            b.chosen[rows * width..(rows + wanted) * width]
-                .copy_from_slice(&b.hidden[(end - wanted) * width..end * width]);
+            chosen[rows * width..(rows + wanted) * width]
+                .copy_from_slice(&hidden[(end - wanted) * width..end * width]);
             rows += wanted;
-        }
-        if rows > 0 {
-            let chosen = &mut b.chosen[..rows * width];
-            self.cpu
-                .rms_norm_in_place(chosen, norm, self.config.norm_epsilon, width);
-            let input = activations(self.cpu, chosen, rows, b.quantized);
-            output.apply(self.cpu, &mut b.logits[..rows * vocabulary], &input);
         }
         rows
     }
+
+    /// Final norm and output matrix for the `rows` chosen rows.
+    fn logits(&mut self, rows: usize, norm: &[f32], output: &Linear) {
+        let (width, vocabulary) = (self.config.hidden, self.config.vocabulary);
+        let buffers = [Buffer::Chosen, Buffer::ChosenBlocks, Buffer::Logits];
+        let [chosen, blocks, logits] = self.scratch.at(Step::Logits, buffers);
+        let chosen = first(chosen, rows * width);
+        let epsilon = self.config.norm_epsilon;
+        self.cpu.rms_norm_in_place(chosen, norm, epsilon, width);
+        let input = activations(self.cpu, chosen, rows, blocks);
+        output.apply(self.cpu, first(logits, rows * vocabulary), &input);
+    }
+}
+
+/// The first `count` elements of a buffer, which may be made for a larger batch.
+fn first<T: AnyBitPattern + NoUninit>(buffer: &mut [u8], count: usize) -> &mut [T] {
+    &mut bytemuck::cast_slice_mut(buffer)[..count]
 }
 
 /// Prepares `rows` rows for products, quantized where their width allows a quantized matrix.

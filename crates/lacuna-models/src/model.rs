@@ -8,6 +8,7 @@ use crate::decoder::{Decoder, Segment};
 use crate::error::{ConfigError, ForwardError, LoadError, PromptError};
 use crate::files::gguf::{self, FromValue};
 use crate::files::{Metadata, ModelFiles};
+use crate::plan::{Buffer, Step};
 use crate::scratch::Scratch;
 use crate::template::{Chat, ChatTemplate, Message};
 use crate::tokenizer::{GgufVocabulary, Tokenizer};
@@ -28,7 +29,7 @@ impl Model {
     /// # Errors
     /// [`LoadError`], naming the part that is missing, damaged or not supported.
     pub fn load(files: ModelFiles) -> Result<Self, LoadError> {
-        let (description, names) = describe(&files)?;
+        let (description, names) = description(&files)?;
         let source = Source::new(files.tensors(), names, &description);
         let decoder = Decoder::load(&description.config, &source)?;
         let mut tokenizer = load_tokenizer(&files)?;
@@ -56,7 +57,8 @@ impl Model {
         let rows = self
             .decoder
             .forward(self.config(), cpu, segments, scratch)?;
-        Ok(scratch.logits(rows, self.config().vocabulary))
+        let [logits] = scratch.at(Step::Return, [Buffer::Logits]);
+        Ok(&bytemuck::cast_slice(logits)[..rows * self.config().vocabulary])
     }
 
     /// The model's numbers.
@@ -103,8 +105,16 @@ impl Model {
     }
 }
 
+/// What a model is, by its files' own account: no weight is touched, only the directory of tensors.
+///
+/// # Errors
+/// [`LoadError`], naming what is missing, damaged or not supported.
+pub fn describe(files: &ModelFiles) -> Result<Description, LoadError> {
+    Ok(description(files)?.0)
+}
+
 /// The description of a model and how its tensors are named.
-fn describe(files: &ModelFiles) -> Result<(Description, Names), LoadError> {
+fn description(files: &ModelFiles) -> Result<(Description, Names), LoadError> {
     Ok(match files.metadata() {
         Metadata::Gguf(metadata) => {
             let embedding = files.tensors().require("token_embd.weight")?;

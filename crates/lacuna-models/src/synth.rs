@@ -33,7 +33,10 @@ use std::path::{Path, PathBuf};
 
 pub use shapes::{Architecture, SHAPES, Shape};
 
-use crate::files::{DType, Progress, gguf};
+use crate::architecture::Description;
+use crate::error::ConfigError;
+use crate::files::{DType, Mapping, Progress, gguf};
+use crate::plan::{Weight, WeightPlan};
 use blocks::Generator;
 use shapes::{Contents, TensorPlan};
 
@@ -133,6 +136,40 @@ impl Model {
         Self { seed, ..self }
     }
 
+    /// What a program that opens the file would read of it, without making the file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a shape that is no model.
+    pub fn description(&self) -> Result<Description, ConfigError> {
+        let mut header = gguf::Writer::new();
+        metadata::describe_config(&mut header, self);
+        let file = gguf::File::parse(Mapping::from(header.to_bytes()))?;
+        Description::from_gguf(file.metadata(), self.shape.vocabulary)
+    }
+
+    /// The tensors the file would have.
+    ///
+    /// # Errors
+    /// [`Error::Blocks`] when the shape does not fit the element type.
+    pub fn weights(&self) -> Result<WeightPlan, Error> {
+        let weight = |tensor: TensorPlan| {
+            let columns = tensor.shape.last().copied().unwrap_or_default();
+            let row_bytes = tensor.dtype.row_bytes(columns);
+            let row_bytes = row_bytes.ok_or_else(|| self.bad_blocks(&tensor))?;
+            let rows: usize = tensor.shape.iter().rev().skip(1).product();
+            Ok(Weight {
+                name: tensor.name,
+                type_name: tensor.dtype.name().to_owned(),
+                shape: tensor.shape,
+                bytes: rows * row_bytes,
+            })
+        };
+        let tensors = self.tensors().into_iter().map(weight);
+        Ok(WeightPlan {
+            tensors: tensors.collect::<Result<_, _>>()?,
+        })
+    }
+
     /// Bytes of the file.
     ///
     /// # Errors
@@ -189,14 +226,18 @@ impl Model {
         metadata::describe(&mut header, self);
         for tensor in tensors {
             let declared = header.tensor(&tensor.name, tensor.dtype, &tensor.shape);
-            declared.map_err(|_| Error::Blocks {
-                shape: self.shape.name,
-                dtype: self.dtype,
-                tensor: tensor.name.clone(),
-                columns: tensor.shape.last().copied().unwrap_or_default(),
-            })?;
+            declared.map_err(|_| self.bad_blocks(tensor))?;
         }
         Ok(header)
+    }
+
+    fn bad_blocks(&self, tensor: &TensorPlan) -> Error {
+        Error::Blocks {
+            shape: self.shape.name,
+            dtype: self.dtype,
+            tensor: tensor.name.clone(),
+            columns: tensor.shape.last().copied().unwrap_or_default(),
+        }
     }
 
     fn write<W: Write>(

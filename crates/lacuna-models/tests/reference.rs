@@ -7,8 +7,9 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, Sequence};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, Layout, Sequence};
 use lacuna_models::files::ModelFiles;
+use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 use serde::Deserialize;
 
@@ -58,7 +59,7 @@ struct Runner {
 
 impl Runner {
     fn open(path: &str) -> Self {
-        Self::with(path, KvPolicy::Sparse, ElementType::F32, 1)
+        Self::with(path, KvPolicy::default(), ElementType::F32, 1)
     }
 
     fn with(path: &str, policy: KvPolicy, element: ElementType, threads: usize) -> Self {
@@ -76,13 +77,9 @@ impl Runner {
             context_tokens: TOKENS,
         };
         let config = model.config();
-        let geometry = Geometry {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            element,
-        };
-        let scratch = Scratch::new(config, limits).expect("a few kilobytes");
+        let geometry = config.kv_geometry(KvElements::both(element));
+        let plan = ArenaPlan::new(config, limits).expect("small");
+        let scratch = Scratch::new(config, plan).expect("a few kilobytes");
         let cache = KvCache::new(geometry, policy).expect("the system has pages");
         Self {
             model,
@@ -272,7 +269,7 @@ fn token_by_token_equals_one_pass_bit_for_bit() {
         "qwen2/model.gguf",
         "qwen3-types/Q4_K_M.gguf",
     ] {
-        let mut runner = Runner::with(path, KvPolicy::Sparse, ElementType::F16, 2);
+        let mut runner = Runner::with(path, KvPolicy::default(), ElementType::F16, 2);
         let vocabulary = u32::try_from(runner.model.config().vocabulary).expect("a vocabulary");
         let tokens: Vec<u32> = (0..40).map(|i| i * 7 % vocabulary).collect();
         let whole = runner.logits(&tokens);
@@ -292,7 +289,7 @@ fn sparse_equals_dense_bit_for_bit() {
     for element in [ElementType::F16, ElementType::F32] {
         let tokens = expected("qwen3").tokens;
         let logits = |policy| Runner::with("qwen3/model.gguf", policy, element, 1).logits(&tokens);
-        assert!(logits(KvPolicy::Sparse) == logits(KvPolicy::Dense));
+        assert!(logits(KvPolicy::default()) == logits(KvPolicy::Dense(Layout::TokenMajor)));
     }
 }
 
@@ -302,7 +299,7 @@ fn the_number_of_threads_does_not_change_a_bit() {
     let logits = |threads| {
         Runner::with(
             "llama3/model.gguf",
-            KvPolicy::Sparse,
+            KvPolicy::default(),
             ElementType::F16,
             threads,
         )

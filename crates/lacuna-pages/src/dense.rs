@@ -24,7 +24,7 @@ const NAME: &str = "dense";
 /// Every block starts at a multiple of this, so that vector loads never straddle its start.
 const ALIGNMENT: usize = 4096;
 
-/// The dense device: see the [module documentation](self).
+/// The dense device: its module says what it does and costs.
 #[derive(Debug)]
 pub struct DenseDevice {
     capabilities: Capabilities,

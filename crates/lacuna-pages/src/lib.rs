@@ -52,7 +52,7 @@ pub use buffer::Buffer;
 pub use dense::DenseDevice;
 pub use device::{Capabilities, Device, DeviceError};
 pub use error::{Error, SwapError};
-pub use host::{HostConfig, HostDevice};
+pub use host::{HostConfig, HostDevice, HugePages};
 pub use ledger::{BufferLedger, Counts, Ledger};
 pub use pool::{
     BrokenInvariant, MapReport, PagePin, Pages, Pool, PoolConfig, Recycle, Request, Share, Source,

@@ -1,11 +1,13 @@
 //! The command line: what can be asked for. What is done about it is in [`crate::commands`].
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use lacuna::{ElementType, KvPolicy, Penalties, Sampling};
+use lacuna::plan::Logits;
+use lacuna::{KvElements, KvPolicy, Penalties, Sampling};
 
+use crate::bytes::ByteCount;
 use crate::commands::bench::pages::DeviceKind;
 
 /// Run large language models in as little memory as the conversation needs.
@@ -22,6 +24,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
+    /// Show where every byte will go, before any is used
+    Plan(PlanArgs),
     /// Turn text into token ids and back
     Tokenize(TokenizeArgs),
     /// Print the logits that follow some tokens
@@ -57,9 +61,9 @@ pub(crate) struct EngineArgs {
     /// How KV memory is held: sparse (pages as tokens arrive) or dense (all at start)
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
-    /// Storage of KV elements: f16 or f32
+    /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0
     #[arg(long, value_name = "TYPE", default_value = "f16")]
-    pub(crate) kv_type: ElementType,
+    pub(crate) kv_type: KvElements,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
@@ -163,6 +167,49 @@ pub(crate) struct InspectArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "The model may also be the name of a shape `synth` knows; nothing is opened then.
+A plan that does not fit the budget is printed all the same, and the exit code is 1.
+
+Examples:
+  lacuna plan model.gguf --ctx 32768
+  lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=q4_0 --json
+  lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
+  lacuna plan demo --batch 64 --map demo.map"
+)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens the context holds [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) ctx: Option<NonZeroUsize>,
+    /// Tokens computed in one pass at most
+    #[arg(long, value_name = "TOKENS", default_value = "512")]
+    pub(crate) batch: NonZeroUsize,
+    /// Sequences there are at once, each with a context of its own
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) sequences: NonZeroUsize,
+    /// How KV memory is held, as for `run`
+    #[arg(long, value_name = "POLICY", default_value = "sparse")]
+    pub(crate) kv: KvPolicy,
+    /// Storage of KV elements, as for `run`
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub(crate) kv_type: KvElements,
+    /// Rows of logits a pass has room for: last (of each sequence) or all (of every token)
+    #[arg(long, value_name = "ROWS", default_value = "last")]
+    pub(crate) logits: Logits,
+    /// Type of a shape's matrices [default: q8_0]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) dtype: Option<lacuna::DType>,
+    /// Bytes that everything together may take, such as 2GiB
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) budget: Option<ByteCount>,
+    /// File to write the map to: a line for each buffer
+    #[arg(long, value_name = "FILE")]
+    pub(crate) map: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = "Examples:
   lacuna tokenize demo -p \"Hello, world\"
   echo \"12 5 99\" | lacuna tokenize demo --decode")]
@@ -235,13 +282,150 @@ pub(crate) struct SynthArgs {
 pub(crate) enum BenchCommand {
     /// What mapping, sharing and giving back pages costs, and what it saves
     Pages(BenchPagesArgs),
+    /// Tokens per second of a model, and what part of the machine that is
+    Speed(BenchSpeedArgs),
+    /// KV memory against tokens, for each way of holding it
+    Memory(BenchMemoryArgs),
+    /// What a KV cache that grows costs each step
+    Growth(BenchGrowthArgs),
+    /// How many sequences fit a KV budget
+    Batch(BenchBatchArgs),
+    /// What sessions that share a prefix take
+    Prefix(BenchPrefixArgs),
+}
+
+/// Whose KV cache is measured, and which ways of holding it.
+#[derive(Debug, Args)]
+pub(crate) struct KvBenchArgs {
+    /// A shape that `lacuna synth` knows, or a model as in `lacuna run`; weights are not read
+    #[arg(default_value = "qwen3-4b")]
+    pub(crate) model: String,
+    /// Layers, instead of the model's own number, where its cache does not fit the machine
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<NonZeroUsize>,
+    /// The policies to compare
+    #[arg(
+        long = "kv",
+        value_name = "POLICY",
+        num_args = 1..,
+        default_values = ["sparse", "dense", "grow:mlx", "grow:double-linear", "grow:double-linear:4096", "paged"]
+    )]
+    pub(crate) policies: Vec<KvPolicy>,
+    /// Storage of KV elements
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub(crate) kv_type: KvElements,
+    /// Draw the result as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench memory qwen3-4b --ctx 32768 --plot memory.svg")]
+pub(crate) struct BenchMemoryArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens the context holds
+    #[arg(long, value_name = "TOKENS", default_value = "32768")]
+    pub(crate) ctx: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  lacuna bench growth qwen3-4b --layers 18 --tokens 65536 --plot growth.svg"
+)]
+pub(crate) struct BenchGrowthArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens to grow to, one at a time
+    #[arg(long, value_name = "TOKENS", default_value = "65536")]
+    pub(crate) tokens: NonZeroUsize,
+    /// Stop a policy that has not got there by then
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    pub(crate) seconds: NonZeroU64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench batch qwen3-4b --budget 8GiB --ctx 16384")]
+pub(crate) struct BenchBatchArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// KV memory of all sequences together
+    #[arg(long, value_name = "BYTES", default_value = "8GiB")]
+    pub(crate) budget: ByteCount,
+    /// Tokens of the longest sequence; the shortest has 512
+    #[arg(long, value_name = "TOKENS", default_value = "16384")]
+    pub(crate) ctx: NonZeroUsize,
+    /// Seed of the lengths
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench prefix qwen3-4b --prefix 8192 --sessions 8")]
+pub(crate) struct BenchPrefixArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens that all sessions begin with
+    #[arg(long, value_name = "TOKENS", default_value = "8192")]
+    pub(crate) prefix: NonZeroUsize,
+    /// Sessions beside the first
+    #[arg(long, value_name = "N", default_value = "8")]
+    pub(crate) sessions: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16 q8_0 --json"
+)]
+pub(crate) struct BenchSpeedArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Lengths of prompts to compute, in tokens; 0 for none
+    #[arg(
+        short,
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
+    pub(crate) prompt: Vec<usize>,
+    /// Tokens to generate at each depth; 0 for none
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value = "64")]
+    pub(crate) generate: usize,
+    /// Tokens in the context before the first one generated
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "0,4096"
+    )]
+    pub(crate) depth: Vec<usize>,
+    /// Sequences that generate at once
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub(crate) batch: Vec<usize>,
+    /// Storage of KV elements, as in `lacuna run`; several to compare them
+    #[arg(long, value_name = "TYPE", num_args = 1.., default_value = "f16")]
+    pub(crate) kv_type: Vec<KvElements>,
+    /// How KV memory is held
+    #[arg(long, value_name = "POLICY", default_value = "sparse")]
+    pub(crate) kv: KvPolicy,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Times each prompt is computed; the median counts
+    #[arg(long, value_name = "N", default_value = "3")]
+    pub(crate) repeats: NonZeroUsize,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  lacuna bench pages --json")]
 pub(crate) struct BenchPagesArgs {
-    /// Whose pages: host (the processor's page table), dense (all memory at once), or vulkan (a
-    /// GPU's page table; in programs built with the feature of that name)
+    /// Whose pages: host (the processor's page table), host-huge (the same, with long mappings moved
+    /// into huge pages), dense (all memory at once), or vulkan (a GPU's page table; in programs
+    /// built with the feature of that name)
     #[arg(long, default_value = "host")]
     pub(crate) device: DeviceKind,
     /// Fewer and smaller measurements, in a fraction of the time and the memory

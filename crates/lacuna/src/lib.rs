@@ -21,14 +21,14 @@ pub use lacuna_engine::{
     SamplingError, Session,
 };
 pub use lacuna_kernels::{DType, ElementType};
-pub use lacuna_kv::{KvPolicy, KvReport};
+pub use lacuna_kv::{KvElements, KvPolicy, KvReport};
 pub use lacuna_models::files::{self, ModelFiles};
-pub use lacuna_models::synth;
 pub use lacuna_models::template::Message;
 pub use lacuna_models::tokenizer::{
     AddSpecial, Decode, Description as TokenizerDescription, ParseSpecial, Special, Tokenizer,
 };
-pub use lacuna_models::{LoadError, Model, PromptError, load_tokenizer};
+pub use lacuna_models::{Config, LoadError, Model, PromptError, describe, load_tokenizer};
+pub use lacuna_models::{plan, synth};
 
 /// The demo model: 4 million parameters trained on the documentation of Rust, built into the
 /// program. Its pages are file-backed like those of any other model file.

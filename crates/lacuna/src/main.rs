@@ -1,5 +1,6 @@
 //! The `lacuna` command.
 
+mod bytes;
 mod cli;
 mod commands;
 mod models;
@@ -16,11 +17,17 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => commands::run::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
+        Command::Bench(BenchCommand::Speed(args)) => commands::bench::speed::run(&args),
+        Command::Bench(BenchCommand::Memory(args)) => commands::bench::kv::memory::run(&args),
+        Command::Bench(BenchCommand::Growth(args)) => commands::bench::kv::growth::run(&args),
+        Command::Bench(BenchCommand::Batch(args)) => commands::bench::kv::batch::run(&args),
+        Command::Bench(BenchCommand::Prefix(args)) => commands::bench::kv::prefix::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use lacuna::EngineError;
+use lacuna::plan::PlanError;
 use serde::Serialize;
 
 /// Arguments that cannot be carried out whatever the files say.
@@ -39,7 +40,7 @@ fn is_usage(error: &anyhow::Error) -> bool {
             error.downcast_ref(),
             Some(
                 EngineError::TooManyThreads { .. }
-                    | EngineError::EmptyContext
+                    | EngineError::Plan(PlanError::EmptyContext | PlanError::EmptyBatch)
                     | EngineError::Sampling(_)
             )
         )

@@ -147,7 +147,7 @@ fn the_table_names_the_machine_and_every_column() {
 
 #[test]
 fn a_device_that_is_not_there_is_refused_by_name() {
-    let mut refused = vec![("tape", "host, dense or vulkan")];
+    let mut refused = vec![("tape", "host, host-huge, dense or vulkan")];
     if !cfg!(feature = "vulkan") {
         refused.push(("vulkan", "built without the vulkan device"));
     }
@@ -157,4 +157,49 @@ fn a_device_that_is_not_there_is_refused_by_name() {
         assert_eq!(output.status.code(), Some(2), "{error}");
         assert!(error.contains(words), "{error}");
     }
+}
+
+#[test]
+fn speed_is_told_for_every_prompt_depth_and_batch() {
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["bench", "speed", "demo", "-p", "4,8", "-n", "2", "--json"])
+        .args([
+            "--depth",
+            "0,300",
+            "--batch",
+            "1,3",
+            "--kv-type",
+            "f16",
+            "f32",
+        ])
+        .args(["--threads", "1", "--repeats", "1"])
+        .output()
+        .expect("the program starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let (prefill, decode) = (&report["prefill"], &report["decode"]);
+    assert_eq!(prefill.as_array().map(Vec::len), Some(2 * 2));
+    assert_eq!(decode.as_array().map(Vec::len), Some(2 * 2 * 2));
+    for row in decode.as_array().expect("rows") {
+        let step_s = number(row, "/step_ms") / 1e3;
+        let per_second = number(row, "/sequences") / step_s;
+        assert!((number(row, "/tokens_per_second") / per_second - 1.0).abs() < 1e-9);
+        // Eight buffers of 128 elements a row: the second type's are twice as long.
+        let element_bytes = if row["kv_type"] == "f16" { 2.0 } else { 4.0 };
+        let cached = number(row, "/sequences") * (number(row, "/depth") + 1.0) * 8.0 * 128.0;
+        let bytes = number(&report, "/weight_bytes") + cached * element_bytes;
+        assert!((number(row, "/gb_per_s") * step_s * 1e9 / bytes - 1.0).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn a_speed_of_nothing_is_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["bench", "speed", "demo", "--threads", "100000"])
+        .output()
+        .expect("the program starts");
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("threads"), "{error}");
 }

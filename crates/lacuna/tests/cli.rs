@@ -283,6 +283,131 @@ fn a_synthetic_model_runs() {
 }
 
 #[test]
+fn published_kv_sizes_come_out_of_plan() {
+    const GIB: usize = 1 << 30;
+    for (shape, context, kv_type, bytes) in [
+        ("qwen3-0.6b", "1024", "f32", 234_881_024),
+        ("qwen3-0.6b", "1024", "f16", 117_440_512),
+        ("llama-3-8b", "8192", "f32", 2 * GIB),
+        ("llama-3-8b", "8192", "f16", GIB),
+        ("llama-3-70b", "8192", "f32", 5 * GIB),
+        ("llama-3-70b", "8192", "f16", 5 * GIB / 2),
+        ("llama-3-405b", "131072", "f32", 126 * GIB),
+        ("llama-3-405b", "131072", "f16", 63 * GIB),
+        ("qwen3-4b", "32768", "f16", 9 * GIB / 2),
+    ] {
+        let args = [
+            "plan",
+            shape,
+            "--ctx",
+            context,
+            "--kv-type",
+            kv_type,
+            "--json",
+        ];
+        let (sparse, dense) = (
+            json(&lacuna(&args)),
+            json(&lacuna(&[&args[..], &["--kv", "dense"]].concat())),
+        );
+        assert_eq!(number(&sparse, "/kv/row_bytes"), bytes, "{shape}");
+        assert_eq!(
+            number(&sparse, "/full/kv_committed_bytes"),
+            bytes,
+            "{shape}"
+        );
+        assert_eq!(number(&sparse, "/empty/kv_committed_bytes"), 0, "{shape}");
+        assert_eq!(
+            number(&dense, "/empty/kv_committed_bytes"),
+            bytes,
+            "{shape}"
+        );
+    }
+    let qwen = json(&lacuna(&["plan", "qwen3-4b", "--json"]));
+    assert_eq!(number(&qwen, "/kv/bytes_per_token"), 147_456);
+}
+
+#[test]
+fn the_engine_takes_what_was_planned() {
+    let plan = json(&lacuna(&["plan", "demo", "--ctx", "512", "--json"]));
+    let run = "run demo -p Hi -n 4 --ctx 512 --json";
+    let report = json(&lacuna(&run.split(' ').collect::<Vec<_>>()));
+    let arena = number(&plan, "/activations/bytes");
+    assert_eq!(number(&report, "/memory/activation_bytes"), arena);
+    let weights = number(&plan, "/weights/bytes");
+    assert_eq!(number(&report, "/memory/weight_bytes"), weights);
+    let reserved = number(&plan, "/kv/reserved_bytes");
+    assert_eq!(number(&report, "/kv/reserved_bytes"), reserved);
+}
+
+#[test]
+fn a_plan_is_the_same_every_time_and_its_map_too() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let run = |name: &str| {
+        let map = folder.path().join(name);
+        let path = map.to_str().expect("UTF-8");
+        let output = lacuna(&["plan", "qwen3-0.6b", "--ctx", "1024", "--map", path]);
+        assert!(output.status.success());
+        (
+            output.stdout,
+            std::fs::read_to_string(map).expect("written"),
+        )
+    };
+    let (first, second) = (run("a.map"), run("b.map"));
+    assert_eq!(first, second);
+    let (table, map) = first;
+    assert!(String::from_utf8_lossy(&table).contains("KV cache"));
+    assert!(
+        map.lines()
+            .any(|line| line.contains(" sequence-0.layer-27.v 1024x1x8x128 f16 virtual"))
+    );
+}
+
+#[test]
+fn a_budget_that_is_too_small_is_reported_with_what_to_change() {
+    let args = "plan qwen3-4b --ctx 32768 --budget 6GiB --json";
+    let output = lacuna(&args.split(' ').collect::<Vec<_>>());
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&output.stderr);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("the plan all the same");
+    assert_eq!(report["budget"]["fits"], false);
+    let change = report["budget"]["changes"][0].as_str().expect("a change");
+    assert!(
+        change.starts_with("--ctx ") && error.contains(change),
+        "{error}"
+    );
+
+    let (flag, tokens) = change.split_once(' ').expect("an argument");
+    let args = [
+        "plan", "qwen3-4b", flag, tokens, "--budget", "6GiB", "--json",
+    ];
+    assert_eq!(json(&lacuna(&args))["budget"]["fits"], true);
+    refuses(
+        &["plan", "qwen3-4b", "--budget", "1GiB"],
+        1,
+        &["smaller model"],
+    );
+}
+
+#[test]
+fn a_plan_of_nonsense_is_refused() {
+    refuses(&["plan", "qwen3-4b", "--ctx", "0"], 2, &["ctx"]);
+    refuses(&["plan", "qwen3-4b", "--batch", "0"], 2, &["batch"]);
+    refuses(&["plan", "qwen3-4b", "--kv", "cloud"], 2, &["cloud"]);
+    refuses(&["plan", "qwen3-4b", "--kv-type", "k=q9"], 2, &["q9"]);
+    refuses(&["plan", "qwen3-4b", "--budget", "2G"], 2, &["2GiB"]);
+    refuses(
+        &["plan", "qwen3-4b", "--logits", "some"],
+        2,
+        &["last", "all"],
+    );
+    refuses(&["plan", "gpt-9"], 2, &["gpt-9", "qwen3-4b"]);
+    refuses(&["plan", "demo", "--dtype", "f16"], 2, &["--dtype"]);
+    let huge = ["plan", "qwen3-4b", "--ctx", "99999999999999"];
+    refuses(&huge, 1, &["address space"]);
+    refuses(&["plan", "none.gguf"], 1, &["none.gguf"]);
+}
+
+#[test]
 fn arguments_that_make_no_sense_exit_with_2() {
     refuses(
         &["run", "demo", "-p", "x", "--kv", "cloud"],

@@ -142,19 +142,45 @@ fn first_logits_are_close_to_the_reference() {
     }
 }
 
+/// The command's report on a text, in windows of `window` tokens.
+fn perplexity(text: &Path, window: usize, kv_type: &str) -> serde_json::Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["perplexity", "demo"])
+        .arg(text)
+        .args(["--ctx", &window.to_string(), "--kv-type", kv_type, "--json"])
+        .output()
+        .expect("the program starts");
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
 #[test]
 fn held_out_perplexity_is_the_one_recorded() {
     let expected = reference().perplexity;
-    let window = expected.window.to_string();
-    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
-        .args(["perplexity", "demo"])
-        .arg(folder().join("heldout.txt"))
-        .args(["--ctx", &window, "--json"])
-        .output()
-        .expect("the program starts");
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let found = perplexity(&folder().join("heldout.txt"), expected.window, "f16");
     assert_eq!(found["tokens"].as_u64(), Some(expected.scored_tokens));
     let perplexity = found["perplexity"].as_f64().expect("a number");
     let error = (perplexity / expected.q8_0 - 1.0).abs();
     assert!(error < 0.005, "{perplexity} for {}", expected.q8_0);
+}
+
+#[test]
+fn cached_rows_in_fewer_bits_predict_almost_as_well() {
+    let text = fs::read_to_string(folder().join("heldout.txt")).expect("committed");
+    let part = tempfile::NamedTempFile::new().expect("a file");
+    let cut = text.floor_char_boundary(12_000);
+    fs::write(part.path(), &text[..cut]).expect("written");
+    let of = |kv_type| {
+        let report = perplexity(part.path(), 1_024, kv_type);
+        report["perplexity"].as_f64().expect("a number")
+    };
+    let f16 = of("f16");
+    for (kv_type, most) in [
+        ("f32", 0.005),
+        ("bf16", 0.005),
+        ("q8_0", 0.005),
+        ("q4_0", 0.05),
+    ] {
+        let error = (of(kv_type) / f16 - 1.0).abs();
+        assert!(error < most, "{kv_type}: {error}");
+    }
 }

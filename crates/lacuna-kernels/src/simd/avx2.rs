@@ -13,7 +13,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Registers, Simd, each};
+use super::{Kernel, LANES, Registers, Simd};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX2, FMA and F16C.
@@ -240,6 +240,42 @@ impl Simd for Avx2 {
             ]
         };
         both!(|wide| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide)))
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> Self::F {
+        // SAFETY: 1, 2.
+        let wide = unsafe {
+            let bytes = _mm_loadu_si128(x.as_ptr().cast());
+            [
+                _mm256_cvtepi8_epi32(bytes),
+                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)),
+            ]
+        };
+        self.i_to_f32(wide)
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, x: &[u8; 16]) -> [Self::F; 2] {
+        // SAFETY: 1, 2.
+        let wide = unsafe {
+            let bytes = _mm_loadu_si128(x.as_ptr().cast());
+            [
+                _mm256_cvtepu8_epi32(bytes),
+                _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes)),
+            ]
+        };
+        let (low, high) = (self.u_and(wide, self.u_splat(15)), self.u_shr(wide, 4));
+        [
+            self.sub(self.i_to_f32(low), self.splat(8.0)),
+            self.sub(self.i_to_f32(high), self.splat(8.0)),
+        ]
+    }
+
+    #[inline(always)]
+    fn splat_f16(self, x: [u8; 2]) -> Self::F {
+        // SAFETY: 1.
+        unsafe { [_mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(x))); 2] }
     }
 
     #[inline(always)]

@@ -16,7 +16,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Registers, Simd, each};
+use super::{Kernel, LANES, Registers, Simd};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI, and F16C.
@@ -127,27 +127,23 @@ unsafe fn load_rows(tile: &Tile<'_>, j: usize, at: usize) -> __m512i {
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn transpose(x: [__m512; 16]) -> [__m512; 16] {
-    let quads = |i: usize| {
-        transpose4([
-            _mm512_castps_si512(x[i]),
-            _mm512_castps_si512(x[i + 1]),
-            _mm512_castps_si512(x[i + 2]),
-            _mm512_castps_si512(x[i + 3]),
-        ])
-    };
-    let (a, b, c, d) = (quads(0), quads(4), quads(8), quads(12));
-    let mut out = x;
-    for i in 0..4 {
-        let even = _mm512_shuffle_i32x4::<0x88>(a[i], b[i]);
-        let odd = _mm512_shuffle_i32x4::<0xDD>(a[i], b[i]);
-        let even_high = _mm512_shuffle_i32x4::<0x88>(c[i], d[i]);
-        let odd_high = _mm512_shuffle_i32x4::<0xDD>(c[i], d[i]);
-        out[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(even, even_high));
-        out[4 + i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0x88>(odd, odd_high));
-        out[8 + i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xDD>(even, even_high));
-        out[12 + i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4::<0xDD>(odd, odd_high));
-    }
-    out
+    let quarters: [[__m512i; 4]; 4] = each!([_mm512_setzero_si512(); 4], |i| {
+        transpose4(each!(_mm512_setzero_si512(), |j| _mm512_castps_si512(
+            x[4 * i + j]
+        )))
+    });
+    each!(x[0], |c| {
+        let (q, lane) = (quarters.map(|q| _mm512_castsi512_ps(q[c % 4])), c / 4);
+        let pick = |a, b| match lane % 2 {
+            0 => _mm512_shuffle_f32x4::<0x88>(a, b),
+            _ => _mm512_shuffle_f32x4::<0xDD>(a, b),
+        };
+        let (low, high) = (pick(q[0], q[1]), pick(q[2], q[3]));
+        match lane / 2 {
+            0 => _mm512_shuffle_f32x4::<0x88>(low, high),
+            _ => _mm512_shuffle_f32x4::<0xDD>(low, high),
+        }
+    })
 }
 
 impl Simd for Avx512Vnni {
@@ -202,6 +198,32 @@ impl Simd for Avx512Vnni {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
         }
+    }
+
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> __m512 {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, x: &[u8; 16]) -> [__m512; 2] {
+        // SAFETY: 1, 2. The permutation looks at the low nibbles of its indices only.
+        unsafe {
+            let values = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
+                7.0,
+            );
+            let low = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            let high = _mm512_srli_epi32::<4>(low);
+            [low, high].map(|index| _mm512_permutexvar_ps(index, values))
+        }
+    }
+
+    #[inline(always)]
+    fn splat_f16(self, x: [u8; 2]) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes(x))) }
     }
 
     #[inline(always)]
@@ -286,6 +308,12 @@ impl Simd for Avx512Vnni {
     fn sum_each(self, x: [__m512; 16]) -> __m512 {
         // SAFETY: 1.
         unsafe { sum_each(x) }
+    }
+
+    #[inline(always)]
+    fn transpose(self, x: [__m512; 16]) -> [__m512; 16] {
+        // SAFETY: 1.
+        unsafe { transpose(x) }
     }
 
     #[inline(always)]
@@ -533,12 +561,6 @@ impl Simd for Avx512Vnni {
                 _mm512_shuffle_i32x4::<0xDD>(a, b),
             ]
         }
-    }
-
-    #[inline(always)]
-    fn transpose(self, x: [__m512; 16]) -> [__m512; 16] {
-        // SAFETY: 1.
-        unsafe { transpose(x) }
     }
 
     #[inline(always)]

@@ -9,14 +9,6 @@
 //! `i + 1`. With fused multiply-add, results are the same on all levels; the portable level uses
 //! separate roundings for floats, and fused ones only where quantized blocks are accumulated.
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512;
-pub(crate) mod portable;
-
-use crate::tile::Tile;
-
 /// An array whose element `i` is an expression of `i`.
 ///
 /// Unlike `std::array::from_fn` it makes no closure: a closure would be compiled without the
@@ -31,6 +23,14 @@ macro_rules! each {
     }};
 }
 pub(crate) use each;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod portable;
+
+use crate::tile::Tile;
 
 /// Lanes of every vector.
 pub(crate) const LANES: usize = 16;
@@ -82,6 +82,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_f16(self, x: &[u8; 32]) -> Self::F;
     /// Little-endian upper halves of binary32.
     fn load_bf16(self, x: &[u8; 32]) -> Self::F;
+    /// Signed bytes.
+    fn load_i8(self, x: &[u8; 16]) -> Self::F;
+    /// The low nibbles of bytes, then the high ones, each less 8.
+    fn load_nibbles(self, x: &[u8; 16]) -> [Self::F; 2];
+    /// A little-endian binary16 in every lane.
+    fn splat_f16(self, x: [u8; 2]) -> Self::F;
     /// Little-endian binary16, rounded to nearest even.
     fn store_f16(self, x: Self::F, out: &mut [u8; 32]);
 
@@ -105,6 +111,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn max_lane(self, x: Self::F) -> f32;
     /// Lane `j` of the result is the sum of the lanes of `x[j]`.
     fn sum_each(self, x: [Self::F; 16]) -> Self::F;
+
+    /// Lane `r` of element `c` of the result is lane `c` of element `r`.
+    #[inline(always)]
+    fn transpose(self, x: [Self::F; 16]) -> [Self::F; 16] {
+        let mut lanes = [[0.0; LANES]; LANES];
+        for r in 0..LANES {
+            self.store(x[r], &mut lanes[r]);
+        }
+        each!(x[0], |c| {
+            let column = each!(0.0, |r| lanes[r][c]);
+            self.load(&column)
+        })
+    }
 
     fn u_splat(self, x: u32) -> Self::U;
     fn u_load(self, x: &[u32; 16]) -> Self::U;
@@ -170,19 +189,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sum_quads(self, x: [Self::U; 4]) -> Self::U;
     /// Quarters 0 and 2 of `a` and of `b`, and quarters 1 and 3 of both.
     fn split_quarters(self, a: Self::U, b: Self::U) -> [Self::U; 2];
-    /// Lane `r` of element `c` of the result is lane `c` of element `r`.
-    #[inline(always)]
-    fn transpose(self, x: [Self::F; 16]) -> [Self::F; 16] {
-        let mut lanes = [[0.0; LANES]; LANES];
-        for r in 0..LANES {
-            self.store(x[r], &mut lanes[r]);
-        }
-        each!(x[0], |c| {
-            let column = each!(0.0, |r| lanes[r][c]);
-            self.load(&column)
-        })
-    }
-
     /// Adds to each lane the product of four weights and four signed bytes.
     fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U;
     /// `round(dot * scale) * activation_scale + acc`, fused: the canonical step over a block.

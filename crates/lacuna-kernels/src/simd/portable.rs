@@ -87,6 +87,24 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> F {
+        map(*x, |x| f32::from(x as i8))
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, x: &[u8; 16]) -> [F; 2] {
+        [
+            map(*x, |x| f32::from(x & 15) - 8.0),
+            map(*x, |x| f32::from(x >> 4) - 8.0),
+        ]
+    }
+
+    #[inline(always)]
+    fn splat_f16(self, x: [u8; 2]) -> F {
+        [f16::from_le_bytes(x).to_f32_const(); LANES]
+    }
+
+    #[inline(always)]
     fn store_f16(self, x: F, out: &mut [u8; 32]) {
         for (out, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(x) {
             *out = f16::from_f32_const(x).to_le_bytes();

@@ -153,6 +153,41 @@ pub struct TypeTotal {
     pub bytes: u64,
 }
 
+impl TypeTotal {
+    /// Counts and bytes of `tensors` by element type, largest first.
+    pub fn of<'a>(tensors: impl IntoIterator<Item = Summary<'a>>) -> Vec<Self> {
+        let mut totals: Vec<Self> = Vec::new();
+        for tensor in tensors {
+            let known = totals
+                .iter()
+                .position(|total| total.type_name == tensor.type_name);
+            let index = known.unwrap_or_else(|| {
+                totals.push(Self::none(tensor.type_name));
+                totals.len() - 1
+            });
+            let total = &mut totals[index];
+            total.tensors += 1;
+            total.elements += tensor.shape.iter().map(|&dim| dim as u64).product::<u64>();
+            total.bytes += tensor.bytes as u64;
+        }
+        totals.sort_by(|a, b| {
+            b.bytes
+                .cmp(&a.bytes)
+                .then_with(|| a.type_name.cmp(&b.type_name))
+        });
+        totals
+    }
+
+    fn none(type_name: &str) -> Self {
+        Self {
+            type_name: type_name.to_owned(),
+            tensors: 0,
+            elements: 0,
+            bytes: 0,
+        }
+    }
+}
+
 impl Tensors {
     /// Builds the table; the error is the name that occurs twice.
     pub(super) fn new(entries: Vec<Entry>) -> Result<Self, String> {
@@ -233,33 +268,7 @@ impl Tensors {
 
     /// Counts and bytes by element type, largest first.
     pub fn by_type(&self) -> Vec<TypeTotal> {
-        let mut totals: Vec<TypeTotal> = Vec::new();
-        for tensor in self.iter() {
-            let elements = tensor.shape.iter().map(|&dim| dim as u64).product();
-            let bytes = tensor.bytes as u64;
-            match totals
-                .iter_mut()
-                .find(|total| total.type_name == tensor.type_name)
-            {
-                Some(total) => {
-                    total.tensors += 1;
-                    total.elements += elements;
-                    total.bytes += bytes;
-                }
-                None => totals.push(TypeTotal {
-                    type_name: tensor.type_name.to_owned(),
-                    tensors: 1,
-                    elements,
-                    bytes,
-                }),
-            }
-        }
-        totals.sort_by(|a, b| {
-            b.bytes
-                .cmp(&a.bytes)
-                .then_with(|| a.type_name.cmp(&b.type_name))
-        });
-        totals
+        TypeTotal::of(self.iter())
     }
 
     /// Bytes of all tensors together.

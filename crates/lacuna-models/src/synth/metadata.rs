@@ -18,6 +18,12 @@ pub(super) fn describe(header: &mut Writer, model: &Model) {
     Vocabulary::of(shape.architecture, shape.vocabulary).describe(header);
 }
 
+/// Only what a model's config is read from.
+pub(super) fn describe_config(header: &mut Writer, model: &Model) {
+    header.set("general.architecture", model.shape.architecture.name());
+    describe_shape(header, model.shape, model.layers);
+}
+
 fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
     let architecture = shape.architecture.name();
     let sizes = [

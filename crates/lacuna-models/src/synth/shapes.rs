@@ -163,6 +163,24 @@ pub const SHAPES: &[Shape] = &[
         name: "llama-3-8b",
         ..LLAMA3
     },
+    Shape {
+        name: "llama-3-70b",
+        layers: 80,
+        hidden: 8192,
+        feed_forward: 28_672,
+        heads: 64,
+        ..LLAMA3
+    },
+    Shape {
+        name: "llama-3-405b",
+        layers: 126,
+        hidden: 16_384,
+        feed_forward: 53_248,
+        heads: 128,
+        context: 131_072,
+        rope_factor: Some(8.0),
+        ..LLAMA3
+    },
 ];
 
 /// The names of all shapes, for messages.

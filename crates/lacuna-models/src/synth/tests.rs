@@ -214,6 +214,18 @@ fn what_is_written_opens_as_a_model() {
 }
 
 #[test]
+fn a_model_is_described_as_its_file_is() {
+    for shape in [&TINY_LLAMA, &TINY_QWEN] {
+        let model = Model::new(shape, DType::Q8_0);
+        let bytes = model.clone().write_to(Vec::new()).unwrap();
+        let files = ModelFiles::from_gguf(Mapping::from(bytes)).unwrap();
+        let opened = crate::describe(&files).unwrap();
+        assert_eq!(model.description().unwrap().config, opened.config);
+        assert_eq!(model.weights().unwrap(), WeightPlan::of(files.tensors()));
+    }
+}
+
+#[test]
 fn rotation_factors_are_those_of_published_files() {
     let shape = Shape::find("llama-3.2-1b").unwrap();
     let tensors = shape.tensors(1, DType::Q8_0);
@@ -254,6 +266,8 @@ fn every_shape_has_the_published_number_of_parameters() {
         ("llama-3.2-1b", 1235),
         ("llama-3.2-3b", 3212),
         ("llama-3-8b", 8030),
+        ("llama-3-70b", 70_553),
+        ("llama-3-405b", 405_853),
     ];
     assert_eq!(published.len(), SHAPES.len());
     for (name, expected) in published {

@@ -21,13 +21,12 @@
 //! 4 us, unmap 6 us, giving back 10 us; each operation is one or two system calls whatever its
 //! length, so runs are cheaper by the page.
 //!
-//! Nothing asks for the kernel's huge pages. `MADV_HUGEPAGE` does nothing for memory that
+//! Huge pages are had by [`HugePages::Collapse`] only. `MADV_HUGEPAGE` does nothing for memory that
 //! `fallocate` has committed already, and splits mappings besides; `MADV_COLLAPSE` does make huge
-//! mappings of it, by copying 2 MiB at a time, where address and heap offset agree modulo 2 MiB
-//! (measured on Linux 6.18 with `shmem_enabled` at `advise`: 0 and 32 MiB of 32). Where that
-//! setting is `within_size` or `always`, `fallocate` itself takes 2 MiB for a page of 64 KiB
-//! (measured on a tmpfs with the same options): the system then holds more than the ledger says,
-//! until the pages beside it are used.
+//! mappings of it, by copying 2 MiB at a time, where address and heap offset agree modulo 2 MiB,
+//! whatever `shmem_enabled` says (measured on Linux 6.18). Where that setting is `within_size` or
+//! `always`, `fallocate` itself takes 2 MiB for a page of 64 KiB (measured on a tmpfs with the same
+//! options): the system then holds more than the ledger says, until the pages beside it are used.
 //!
 //! # Safety
 //!
@@ -48,7 +47,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-use super::HostConfig;
+use super::{HostConfig, HugePages};
 use crate::device::{
     Access, Address, Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
     FenceState, HeapId, Hole, HostView, Operation, Ordering, Patience, Place, SpaceId,
@@ -57,13 +56,17 @@ use crate::units::{ByteLength, PageSize};
 
 const NAME: &str = "host";
 
+/// Bytes of the system's huge page on x86-64, and on 64-bit Arm with base pages of 4 KiB.
+const HUGE_PAGE: u64 = 2 << 20;
+
 /// What a kernel allows when it does not say: the default of `vm.max_map_count`.
 const DEFAULT_MAP_COUNT: u64 = 65_530;
 
-/// The host device: see the [module documentation](self).
+/// The host device: its module says what it does and costs.
 #[derive(Debug)]
 pub struct HostDevice {
     capabilities: Capabilities,
+    huge_pages: HugePages,
     spaces: Vec<Option<Reservation>>,
     heaps: Vec<Option<Heap>>,
 }
@@ -136,6 +139,7 @@ impl HostDevice {
         };
         let mut device = Self {
             capabilities,
+            huge_pages: config.huge_pages,
             spaces: Vec::new(),
             heaps: Vec::new(),
         };
@@ -259,6 +263,35 @@ impl HostDevice {
         }
     }
 
+    /// Moves the whole huge pages of a mapping that was just made, as far as the system does it.
+    fn collapse(&self, operation: Operation) -> Result<(), DeviceError> {
+        let Operation::Map {
+            address,
+            place,
+            length,
+            ..
+        } = operation
+        else {
+            return Ok(());
+        };
+        let pointer = self.space(address.space)?.at(address.offset, length)?;
+        let fits = (pointer.addr() as u64 ^ place.offset).is_multiple_of(HUGE_PAGE);
+        if self.huge_pages == HugePages::Never || !fits {
+            return Ok(());
+        }
+        let skipped = (pointer.addr() as u64).next_multiple_of(HUGE_PAGE) - pointer.addr() as u64;
+        let whole = length.get().saturating_sub(skipped) / HUGE_PAGE * HUGE_PAGE;
+        if whole > 0 {
+            // SAFETY: H1: `skipped + whole` is within `length`; collapsing changes no contents. A
+            // refusal leaves the mapping as it was.
+            let _ = unsafe {
+                let start = pointer.byte_add(skipped as usize);
+                libc::madvise(start, whole as usize, libc::MADV_COLLAPSE)
+            };
+        }
+        Ok(())
+    }
+
     fn unmap(&self, address: Address, length: ByteLength) -> Result<(), DeviceError> {
         let pointer = self.space(address.space)?.at(address.offset, length)?;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -332,14 +365,11 @@ unsafe impl Device for HostDevice {
             .ok()
             .filter(|&size| size > 0 && size <= isize::MAX as usize)
             .ok_or_else(|| address_space("mmap(PROT_NONE)", Errno::NOMEM, length))?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh mapping wherever the kernel likes touches nothing that exists.
-        let pointer = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, ProtFlags::empty(), flags)
-        }
-        .map_err(|errno| address_space("mmap(PROT_NONE)", errno, length))?;
-        let base = NonNull::new(pointer.cast())
-            .ok_or_else(|| address_space("mmap(PROT_NONE)", Errno::NOMEM, length))?;
+        let base = match self.huge_pages {
+            HugePages::Never => reserve(size),
+            HugePages::Collapse => reserve_aligned(size),
+        };
+        let base = base.map_err(|errno| address_space("mmap(PROT_NONE)", errno, length))?;
         Ok(SpaceId(insert(
             &mut self.spaces,
             Reservation { base, length },
@@ -382,10 +412,12 @@ unsafe impl Device for HostDevice {
             self.perform(operation)
                 .map_err(|cause| BatchError { applied, cause })?;
             // The mapping is in place by now, so this operation counts as applied.
-            self.populate(operation).map_err(|cause| BatchError {
-                applied: applied + 1,
-                cause,
-            })?;
+            self.populate(operation)
+                .and_then(|()| self.collapse(operation))
+                .map_err(|cause| BatchError {
+                    applied: applied + 1,
+                    cause,
+                })?;
         }
         Ok(Fence::DONE)
     }
@@ -420,6 +452,34 @@ fn insert<T>(slots: &mut Vec<Option<T>>, value: T) -> u32 {
     }
     slots[index] = Some(value);
     u32::try_from(index).expect("fewer than 2^32 mappings and descriptors exist")
+}
+
+/// Address space for `size` bytes, wherever the kernel likes.
+fn reserve(size: usize) -> Result<NonNull<u8>, Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh mapping wherever the kernel likes touches nothing that exists.
+    let pointer = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, ProtFlags::empty(), flags)
+    }?;
+    NonNull::new(pointer.cast()).ok_or(Errno::NOMEM)
+}
+
+/// The same, from a multiple of the huge page on.
+fn reserve_aligned(size: usize) -> Result<NonNull<u8>, Errno> {
+    let huge = HUGE_PAGE as usize;
+    let size = size.next_multiple_of(rustix::param::page_size());
+    let wide = reserve(size.checked_add(huge).ok_or(Errno::NOMEM)?)?;
+    let skipped = wide.addr().get().next_multiple_of(huge) - wide.addr().get();
+    // SAFETY: `skipped` is below `huge`, so base and end lie within the `size + huge` bytes just
+    // reserved. The parts before and behind are given back; nothing was mapped there.
+    unsafe {
+        let base = wide.byte_add(skipped);
+        if skipped > 0 {
+            rustix::mm::munmap(wide.as_ptr().cast(), skipped)?;
+        }
+        rustix::mm::munmap(base.byte_add(size).as_ptr().cast(), huge - skipped)?;
+        Ok(base)
+    }
 }
 
 fn protection(access: Access) -> ProtFlags {

@@ -18,12 +18,32 @@ pub struct HostConfig {
     /// thread stacks, libraries and mapped model files need some of it too. Default 50, from 1 to
     /// 95.
     pub mapping_share_percent: u8,
+    /// Whether long mappings are moved into the system's huge pages. Default never.
+    pub huge_pages: HugePages,
+}
+
+/// What becomes of mappings of 2 MiB and more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// They stay in base pages.
+    #[default]
+    Never,
+    /// Each whole 2 MiB of a mapping whose address and heap offset agree (always, with pages of
+    /// 2 MiB) is moved into a huge page as it is mapped: about 5 % more reading speed for a copy of
+    /// 2 MiB each. What the system does not move stays as it is.
+    Collapse,
+}
+
+impl HostConfig {
+    /// The default settings, as a constant.
+    pub const DEFAULT: Self = Self {
+        mapping_share_percent: 50,
+        huge_pages: HugePages::Never,
+    };
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self {
-            mapping_share_percent: 50,
-        }
+        Self::DEFAULT
     }
 }

@@ -94,6 +94,8 @@ impl<'a> Pages<'a> {
 pub struct MapReport {
     /// Pages mapped by the call; zero means that the device was not asked for anything.
     pub pages_mapped: PageCount,
+    /// Those of them that hold a copy of a shared page that was to be written.
+    pub pages_copied: PageCount,
     /// When the mappings are there for the device's queue; always reached on immediate devices.
     pub fence: Fence,
 }
@@ -245,6 +247,7 @@ impl Pool {
         let fence = state.execute(&mut plan, targets, readers)?;
         Ok(MapReport {
             pages_mapped: PageCount::new(wanted.len() as u64),
+            pages_copied: PageCount::ZERO,
             fence,
         })
     }

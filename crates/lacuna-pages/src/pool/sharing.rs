@@ -5,7 +5,7 @@
 //! no one else has it, by copying that one page if someone does.
 
 use super::plan::{Contents, Edit, Plan};
-use super::{MapReport, Pages, Pool, Wanted, buffers_of, readers};
+use super::{MapReport, Pages, Pool, Request, Wanted, buffers_of, readers};
 use crate::buffer::Buffer;
 use crate::device::Aliasing;
 use crate::error::Error;
@@ -137,6 +137,7 @@ impl Pool {
         let fence = self.change(&mut plan, &mut targets)?;
         Ok(MapReport {
             pages_mapped,
+            pages_copied: PageCount::ZERO,
             fence,
         })
     }
@@ -167,40 +168,82 @@ impl Pool {
     /// [`Error::OutOfPages`] when the limit leaves too few pages for the copies; otherwise as
     /// [`Pool::seal`]. Nothing is changed then.
     pub fn make_unique(&self, requests: &mut [Pages<'_>]) -> Result<MapReport, Error> {
-        for request in requests.iter() {
+        let mut sealed = Vec::new();
+        for (target, request) in requests.iter().enumerate() {
             self.check_pool(request.buffer)?;
             request.buffer.check_pages(request.pages)?;
             for page in request.pages.iter() {
-                request.buffer.mapped_slot(page)?;
-            }
-        }
-        let mut plan = Plan::default();
-        let mut state = self.lock();
-        let mut copies: Vec<Wanted> = Vec::new();
-        for (target, request) in requests.iter().enumerate() {
-            for page in request.pages.iter() {
-                let Slot::Sealed(physical) = request.buffer.table.get(page) else {
-                    continue;
-                };
-                match state.books.is_sole_owner(physical) {
-                    true => {
-                        let to = Slot::Writable(physical);
-                        plan.edits.push(request.buffer.edit(target, page, to));
-                    }
-                    false => copies.push(request.buffer.wanted(target, page, Contents::Copied)),
+                if let Slot::Sealed(_) = request.buffer.mapped_slot(page)? {
+                    sealed.push((target, page));
                 }
             }
         }
-        if plan.edits.is_empty() && copies.is_empty() {
+        self.make_writable(&mut buffers_of(requests), &sealed)
+    }
+
+    /// Makes every byte of every request writable, all in one device batch: holes get memory and
+    /// sealed pages are made unique, as [`Pool::ensure_mapped`] and [`Pool::make_unique`] do it.
+    /// Pages that are writable already cost nothing, not even the lock.
+    ///
+    /// # Errors
+    /// [`Error::OutOfPages`] when the limit leaves too few pages for all of them,
+    /// [`Error::ByteRange`], [`Error::Swapped`], [`Error::OtherPool`], [`Error::OutOfMappings`] or
+    /// [`Error::Device`]; nothing is changed then.
+    pub fn ensure_writable(&self, requests: &mut [Request<'_>]) -> Result<MapReport, Error> {
+        let mut changed = Vec::new();
+        for (target, request) in requests.iter().enumerate() {
+            self.check_pool(request.buffer)?;
+            for page in request.buffer.pages_of(request.range)?.iter() {
+                match request.buffer.table.get(page) {
+                    Slot::Writable(_) => {}
+                    Slot::Hole | Slot::Sealed(_) => changed.push((target, page)),
+                    Slot::Swapped => return Err(Error::Swapped { page }),
+                }
+            }
+        }
+        let mut targets: Vec<&mut Buffer> = match changed.is_empty() {
+            true => Vec::new(),
+            false => requests
+                .iter_mut()
+                .map(|request| &mut *request.buffer)
+                .collect(),
+        };
+        self.make_writable(&mut targets, &changed)
+    }
+
+    /// Makes the named pages of `targets`, holes or sealed, writable.
+    fn make_writable(
+        &self,
+        targets: &mut [&mut Buffer],
+        pages: &[(usize, VirtualPage)],
+    ) -> Result<MapReport, Error> {
+        if pages.is_empty() {
             return Ok(MapReport::default());
         }
-        state.plan_fresh(&mut plan, &copies)?;
-        let mut targets = buffers_of(requests);
-        let readers = readers(&targets);
-        let fence = state.execute(&mut plan, &mut targets, readers)?;
+        let mut plan = Plan::default();
+        let mut state = self.lock();
+        let mut fresh: Vec<Wanted> = Vec::new();
+        for &(target, page) in pages {
+            let buffer = &*targets[target];
+            match buffer.table.get(page) {
+                Slot::Sealed(physical) if state.books.is_sole_owner(physical) => {
+                    plan.edits
+                        .push(buffer.edit(target, page, Slot::Writable(physical)));
+                }
+                Slot::Sealed(_) => fresh.push(buffer.wanted(target, page, Contents::Copied)),
+                _ => fresh.push(buffer.wanted(target, page, Contents::Zeroed)),
+            }
+        }
+        state.plan_fresh(&mut plan, &fresh)?;
+        let readers = readers(targets);
+        let fence = state.execute(&mut plan, targets, readers)?;
         state.settle();
+        let copied = fresh
+            .iter()
+            .filter(|want| want.contents == Contents::Copied);
         Ok(MapReport {
-            pages_mapped: PageCount::new(copies.len() as u64),
+            pages_mapped: PageCount::new(fresh.len() as u64),
+            pages_copied: PageCount::new(copied.count() as u64),
             fence,
         })
     }

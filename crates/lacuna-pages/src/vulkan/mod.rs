@@ -37,11 +37,11 @@
 //!
 //! # Safety
 //!
-//! The invariants of the Vulkan calls are in [`driver`] (V1 to V5) and beside it. For the
+//! The invariants of the Vulkan calls are in `driver` (V1 to V5) and beside it. For the
 //! [`Device`] trait:
 //!
 //! * **D1**, **D2** are about host-visible devices, which this one is not.
-//! * **D3** Bindings follow the operations, [`State`] refuses to give a mapped heap back and keeps
+//! * **D3** Bindings follow the operations, `State` refuses to give a mapped heap back and keeps
 //!   a heap until all submitted work is done, so memory is never handed out twice; nothing else
 //!   writes to it but what a [`VulkanQueue`] is asked to write through a mapping.
 //! * **D4** A batch is done in phases of one submission each; a phase is checked before it is

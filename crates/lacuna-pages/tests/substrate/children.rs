@@ -176,6 +176,7 @@ fn the_kernels_own_mapping_limit_is_an_error_value_and_changes_nothing() {
     succeeds_in_child(test, || {
         let config = HostConfig {
             mapping_share_percent: 95,
+            ..HostConfig::DEFAULT
         };
         let page_size = PageSize::KIB_4;
         let pool_config = PoolConfig {

@@ -2,7 +2,8 @@
 
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{
-    Error, PageCount, Pages, PoolConfig, Recycle, Request, Share, Source, SwapError, VirtualPage,
+    Error, MapReport, PageCount, Pages, PoolConfig, Recycle, Request, Share, Source, SwapError,
+    VirtualPage,
 };
 
 use crate::support::{
@@ -285,6 +286,43 @@ fn writing_to_a_shared_page_copies_exactly_that_page() {
             assert_page(&first, page, 10 + page);
             assert_page(&second, page, 10 + page);
         }
+        pool.verify([&first, &second]).unwrap();
+    }
+}
+
+#[test]
+fn holes_and_shared_pages_become_writable_in_one_batch() {
+    for pool in sharing_pools(small()) {
+        let mut first = filled(&pool, 4, 10);
+        first.seal(range(0, 4)).unwrap();
+        let mut second = pool.reserve(pages(8), "second").unwrap();
+        second
+            .share_from(&first, range(0, 4), VirtualPage::new(0))
+            .unwrap();
+        first.unmap(range(2, 3)).unwrap();
+        let batches = pool.ledger().counts.batches;
+        let bytes = PAGE..PAGE * 6;
+        let report = pool
+            .ensure_writable(&mut [Request::new(&mut second, bytes.clone())])
+            .unwrap();
+        assert_eq!(pool.ledger().counts.batches, batches + 1);
+        assert_eq!(
+            report.pages_copied,
+            PageCount::new(2),
+            "1 and 3 are shared, 2 is not"
+        );
+        assert_eq!(report.pages_mapped, PageCount::new(4));
+        for page in 1..4 {
+            assert_page(&second, page, 10 + page);
+        }
+        for page in 1..6 {
+            write_page(&mut second, page, 90 + page);
+        }
+        assert_page(&first, 1, 11);
+        assert_page(&first, 3, 13);
+        let again = pool.ensure_writable(&mut [Request::new(&mut second, bytes)]);
+        assert_eq!(again.unwrap(), MapReport::default());
+        assert_eq!(pool.ledger().counts.batches, batches + 1);
         pool.verify([&first, &second]).unwrap();
     }
 }

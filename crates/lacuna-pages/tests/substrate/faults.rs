@@ -277,6 +277,19 @@ fn making_unique_by_copy_and_in_place() {
 }
 
 #[test]
+fn making_holes_and_shared_pages_writable() {
+    check(|world| {
+        world
+            .pool
+            .ensure_writable(&mut [
+                Request::new(&mut world.second, 6 * PAGE..10 * PAGE),
+                Request::new(&mut world.donor, 2 * PAGE..8 * PAGE),
+            ])
+            .map(drop)
+    });
+}
+
+#[test]
 fn unmapping() {
     check(|world| {
         world.pool.unmap(&mut [

@@ -4,7 +4,9 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use lacuna_pages::{ByteLength, PageSize, Pool, PoolConfig, VirtualPage};
+use lacuna_pages::{
+    ByteLength, HostConfig, HostDevice, HugePages, PageSize, Pool, PoolConfig, VirtualPage,
+};
 
 use crate::children::succeeds_in_child;
 use crate::support::{host, range};
@@ -206,5 +208,62 @@ fn regions_are_what_the_kernel_counts_at_most() {
         );
         assert_blocks(&pool);
         pool.verify(&buffers).unwrap();
+    });
+}
+
+/// Bytes of shared memory this process maps by huge pages.
+fn huge_mappings() -> u64 {
+    let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let field = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("ShmemPmdMapped:"))
+        .unwrap();
+    field
+        .trim()
+        .strip_suffix("kB")
+        .unwrap()
+        .trim()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
+}
+
+#[test]
+fn long_mappings_move_into_huge_pages_where_the_kernel_has_them() {
+    let test = "kernel::long_mappings_move_into_huge_pages_where_the_kernel_has_them";
+    succeeds_in_child(test, || {
+        let device = HostDevice::with_config(HostConfig {
+            huge_pages: HugePages::Collapse,
+            ..HostConfig::DEFAULT
+        });
+        let config = PoolConfig {
+            page_size: PageSize::MIB_2,
+            ..PoolConfig::default()
+        };
+        let pool = Pool::new(device.unwrap(), config).unwrap();
+        let length = 8 << 20;
+        let reserved = ByteLength::new(length as u64);
+        let [mut first, mut second] = [(); 2].map(|()| pool.reserve(reserved, "").unwrap());
+        first.ensure_mapped(0..length).unwrap();
+        for (index, byte) in first.bytes_mut(0..length).unwrap().iter_mut().enumerate() {
+            *byte = (index % 251) as u8;
+        }
+        first.seal(range(0, 4)).unwrap();
+        second
+            .share_from(&first, range(0, 4), VirtualPage::new(0))
+            .unwrap();
+        match huge_mappings() {
+            0 => eprintln!("skipped the count: the kernel has no huge pages to give"),
+            huge => assert!(huge >= 2 << 20, "{huge} bytes in huge pages"),
+        }
+        assert_eq!(
+            first.bytes(0..length).unwrap(),
+            second.bytes(0..length).unwrap()
+        );
+        assert_eq!(second.bytes(0..length).unwrap()[252], 1);
+        assert_blocks(&pool);
+        drop((first, second));
+        pool.trim();
+        assert_eq!(heap_blocks(), ByteLength::ZERO);
     });
 }

@@ -49,6 +49,7 @@ fn a_configuration_that_cannot_work_is_refused() {
     for share in [0, 96] {
         let config = HostConfig {
             mapping_share_percent: share,
+            ..HostConfig::DEFAULT
         };
         assert!(matches!(
             HostDevice::with_config(config),
@@ -310,6 +311,7 @@ fn a_dense_buffer_past_the_limit_is_refused() {
 fn a_lowered_mapping_limit_is_kept_and_says_what_to_do() {
     let config = HostConfig {
         mapping_share_percent: 1,
+        ..HostConfig::DEFAULT
     };
     let device = HostDevice::with_config(config).unwrap();
     let pool = Pool::new(

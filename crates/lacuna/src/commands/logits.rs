@@ -5,7 +5,7 @@ use lacuna::KvReport;
 use serde::Serialize;
 
 use crate::cli::LogitsArgs;
-use crate::commands::{engine, open};
+use crate::commands::{open, scoring_engine};
 use crate::output;
 
 #[derive(Serialize)]
@@ -15,7 +15,7 @@ struct Report {
 }
 
 pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
-    let mut engine = engine(open(&args.model)?, &args.engine)?;
+    let mut engine = scoring_engine(open(&args.model)?, &args.engine)?;
     let last = args.tokens.len() - 1;
     let mut logits = Vec::new();
     let _: KvReport = engine.score(&args.tokens, |position, row| {

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
+pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
@@ -25,14 +26,22 @@ fn open(args: &ModelArgs) -> Result<Arc<Model>> {
 
 /// Sets up an engine as the arguments say.
 fn engine(model: Arc<Model>, args: &EngineArgs) -> Result<Engine> {
-    let config = EngineConfig {
+    Ok(Engine::new(model, &config(args))?)
+}
+
+/// The same, set up to score texts.
+fn scoring_engine(model: Arc<Model>, args: &EngineArgs) -> Result<Engine> {
+    Ok(Engine::new(model, &config(args).scoring())?)
+}
+
+fn config(args: &EngineArgs) -> EngineConfig {
+    EngineConfig {
         threads: args.threads,
         kv_policy: args.kv,
-        kv_element: args.kv_type,
+        kv_elements: args.kv_type,
         context_tokens: args.ctx.map(usize::from),
         ..EngineConfig::default()
-    };
-    Ok(Engine::new(model, &config)?)
+    }
 }
 
 /// `text`, or all of standard input.

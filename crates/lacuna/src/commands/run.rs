@@ -163,7 +163,7 @@ fn generate(
     session.rewrite(prompt)?;
     let page_bytes = engine.kv_cache().page_bytes();
     let (weight_bytes, activation_bytes) =
-        (engine.model().weight_bytes(), engine.activation_bytes());
+        (engine.model().weight_bytes(), engine.plan().arena.bytes());
     let limits = Limits {
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),

@@ -12,6 +12,16 @@ pub(super) struct Timing {
     pub(super) samples: usize,
 }
 
+/// What repeated calls cost, to the last one in a thousand.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Tail {
+    pub(super) median_us: f64,
+    pub(super) p99_us: f64,
+    pub(super) p999_us: f64,
+    pub(super) max_us: f64,
+    pub(super) samples: usize,
+}
+
 /// Times in microseconds.
 #[derive(Debug, Default)]
 pub(super) struct Samples(Vec<f64>);
@@ -43,6 +53,18 @@ impl Samples {
             samples: self.0.len(),
         })
     }
+
+    /// The same with the far end of the tail.
+    pub(super) fn tail(mut self) -> Option<Tail> {
+        self.0.sort_by(f64::total_cmp);
+        Some(Tail {
+            median_us: quantile(&self.0, 0.5)?,
+            p99_us: quantile(&self.0, 0.99)?,
+            p999_us: quantile(&self.0, 0.999)?,
+            max_us: quantile(&self.0, 1.0)?,
+            samples: self.0.len(),
+        })
+    }
 }
 
 /// The middle of `values`; nothing of none.
@@ -66,6 +88,12 @@ mod tests {
         let samples = Samples((1..=200).rev().map(f64::from).collect());
         let timing = samples.timing().expect("not empty");
         assert_eq!((timing.median_us, timing.p99_us), (100.0, 198.0));
+        let samples = Samples((1..=2_000).rev().map(f64::from).collect());
+        let tail = samples.tail().expect("not empty");
+        assert_eq!(
+            (tail.median_us, tail.p99_us, tail.p999_us, tail.max_us),
+            (1_000.0, 1_980.0, 1_998.0, 2_000.0)
+        );
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
     }
 

@@ -8,13 +8,16 @@ mod decode;
 mod growth;
 mod operations;
 mod reading;
+pub(super) use reading::read_gb_per_s;
 mod table;
 
 use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna_pages::{DenseDevice, Error, HostDevice, PageSize, Pool, PoolConfig};
+use lacuna_pages::{
+    DenseDevice, Error, HostConfig, HostDevice, HugePages, PageSize, Pool, PoolConfig,
+};
 use serde::Serialize;
 
 use crate::cli::BenchPagesArgs;
@@ -27,13 +30,21 @@ const LAYERS: u32 = 36;
 const BUFFERS: usize = 2 * LAYERS as usize;
 const ROW_BYTES: usize = 2048;
 const PAGE: PageSize = PageSize::KIB_64;
+/// The host device's settings for huge pages.
+const HUGE: HostConfig = HostConfig {
+    huge_pages: HugePages::Collapse,
+    ..HostConfig::DEFAULT
+};
+
 const TOKENS_PER_PAGE: usize = PAGE.bytes() as usize / ROW_BYTES;
 
 /// Whose pages are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum DeviceKind {
     Host,
+    /// The host device with its long mappings in huge pages.
+    HostHuge,
     Dense,
     #[cfg(feature = "vulkan")]
     Vulkan,
@@ -45,7 +56,7 @@ pub(crate) enum DeviceKindError {
     #[cfg(not(feature = "vulkan"))]
     #[error("this program was built without the vulkan device; build it with --features vulkan")]
     NotBuilt,
-    #[error("there is no such device; choose host, dense or vulkan")]
+    #[error("there is no such device; choose host, host-huge, dense or vulkan")]
     Unknown,
 }
 
@@ -55,6 +66,7 @@ impl FromStr for DeviceKind {
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name {
             "host" => Ok(Self::Host),
+            "host-huge" => Ok(Self::HostHuge),
             "dense" => Ok(Self::Dense),
             #[cfg(feature = "vulkan")]
             "vulkan" => Ok(Self::Vulkan),
@@ -69,6 +81,7 @@ impl DeviceKind {
     fn pool(self, config: PoolConfig) -> Result<Pool, Error> {
         match self {
             Self::Host => Pool::new(HostDevice::new()?, config),
+            Self::HostHuge => Pool::new(HostDevice::with_config(HUGE)?, config),
             Self::Dense => Pool::new(DenseDevice::new(), config),
             #[cfg(feature = "vulkan")]
             Self::Vulkan => Pool::new(lacuna_pages::vulkan::VulkanDevice::open()?, config),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use lacuna_pages::device::Aliasing;
-use lacuna_pages::{Buffer, ByteLength, Error, PageRange, PoolConfig, VirtualPage};
+use lacuna_pages::{Buffer, ByteLength, Error, PageRange, PageSize, PoolConfig, VirtualPage};
 use memmap2::MmapMut;
 use serde::Serialize;
 
@@ -46,7 +46,7 @@ pub(super) fn measure(device: DeviceKind, extent: &Extent) -> Result<Option<Read
     let middle = |values| median(values).context("nothing was read");
     Ok(Some(Reading {
         bytes: extent.read_bytes,
-        page_bytes: PAGE.bytes(),
+        page_bytes: page_size(device).bytes(),
         scattered: pages.scattered,
         huge_page_bytes: huge_page_bytes.map(|(after, before)| after.saturating_sub(before)),
         pages_gb_per_s: middle(rates)?,
@@ -54,6 +54,14 @@ pub(super) fn measure(device: DeviceKind, extent: &Extent) -> Result<Option<Read
         ratio: middle(ratios)?,
         reads: extent.reads,
     }))
+}
+
+/// The page size measured: the model's, or the one that becomes huge pages.
+fn page_size(device: DeviceKind) -> PageSize {
+    match device {
+        DeviceKind::HostHuge => PageSize::MIB_2,
+        _ => PAGE,
+    }
 }
 
 /// A buffer no page of which follows its neighbour in physical memory.
@@ -65,7 +73,7 @@ struct Pages {
 impl Pages {
     fn new(device: DeviceKind, length: usize) -> Result<Self, Error> {
         let pool = device.pool(PoolConfig {
-            page_size: PAGE,
+            page_size: page_size(device),
             ..PoolConfig::default()
         })?;
         let reserved = ByteLength::new(length as u64);
@@ -78,7 +86,7 @@ impl Pages {
                 scattered: false,
             });
         }
-        let pages = PAGE.pages_for(reserved).get();
+        let pages = page_size(device).pages_for(reserved).get();
         ordered.seal(PageRange::of(0..pages))?;
         let mut buffer = pool.reserve(reserved, "scattered")?;
         for page in 0..pages {
@@ -114,6 +122,23 @@ fn huge_page_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
+/// Gigabytes (1e9) per second that `threads` threads read together, each its part of one array:
+/// the median of several reads. `None` where the array cannot be had.
+pub(in crate::commands::bench) fn read_gb_per_s(threads: usize) -> Option<f64> {
+    const BYTES: usize = 256 << 20;
+    let array = huge_array(BYTES).ok()?;
+    let read = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for part in array.chunks(BYTES.div_ceil(threads)) {
+                scope.spawn(|| std::hint::black_box(sum(part)));
+            }
+        });
+        BYTES as f64 / start.elapsed().as_secs_f64() / 1e9
+    };
+    median((0..9).map(|_| read()).collect())
+}
+
 /// Gigabytes (1e9) per second.
 fn rate(bytes: &[u8]) -> f64 {
     let start = Instant::now();
@@ -121,10 +146,11 @@ fn rate(bytes: &[u8]) -> f64 {
     bytes.len() as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// Adds all words up, from eight places at once: one place alone leaves the memory waiting, because
-/// processors fetch ahead only within 4 KiB.
+/// Adds all words up, from seven places at once, as attention reads K and V of several threads: one
+/// place alone leaves the memory waiting, because processors fetch ahead only within 4 KiB. Their
+/// distance is no power of two, or all would compete for the same few lines of the cache.
 fn sum(bytes: &[u8]) -> u64 {
-    const STREAMS: usize = 8;
+    const STREAMS: usize = 7;
     let (blocks, rest) = bytes.as_chunks::<64>();
     let length = blocks.len() / STREAMS;
     let (streams, last) = blocks.split_at(length * STREAMS);

@@ -1,81 +1,16 @@
 //! Sequences over real pages: contents, bytes and the number of device batches.
 
-use std::num::NonZeroUsize;
+use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, Side};
 
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, Layer, Sequence, Side};
-use lacuna_pages::{ByteLength, HostDevice, PageSize, Pool, PoolConfig};
+use crate::support::{GEOMETRY, PAGE, POLICIES, assert_rows, cache, cpu, extend, pool, store};
 
-/// Rows of 96 bytes: a 4 KiB page holds 42 and two thirds.
-const GEOMETRY: Geometry = Geometry {
-    layers: 3,
-    kv_heads: 2,
-    head_dim: 12,
-    element: ElementType::F32,
-};
-const PAGE: usize = 4096;
-
-fn cpu() -> Cpu {
-    Cpu::new(CpuConfig {
-        threads: NonZeroUsize::MIN,
-        level: None,
-    })
-    .expect("this machine's own level")
-}
-
-/// A value that names its token, layer, side and element.
-fn value(token: usize, layer: usize, side: Side, element: usize) -> f32 {
-    let side = if side == Side::Key { 0.0 } else { 0.5 };
-    (token * 1000 + layer * 100 + element) as f32 + side
-}
-
-fn row(token: usize, layer: usize, side: Side) -> Vec<f32> {
-    (0..GEOMETRY.row_elements())
-        .map(|element| value(token, layer, side, element))
-        .collect()
-}
-
-/// Prepares, writes and accepts tokens `len .. len + count`.
-fn extend(cpu: &Cpu, sequence: &mut Sequence, count: usize) {
-    let start = sequence.len();
-    sequence.prepare(count).expect("room");
-    for layer in 0..GEOMETRY.layers {
-        let rows = |side| {
-            (start..start + count)
-                .flat_map(|token| row(token, layer, side))
-                .collect::<Vec<_>>()
-        };
-        sequence.store(cpu, Layer(layer), &rows(Side::Key), &rows(Side::Value));
-    }
-    sequence.accept(count);
-}
-
-fn assert_rows(sequence: &Sequence) {
-    for layer in 0..GEOMETRY.layers {
-        for side in Side::BOTH {
-            let view = sequence.view(Layer(layer), side);
-            assert_eq!(view.len(), sequence.len());
-            for token in 0..view.len() {
-                let words = view.row(token).as_chunks::<4>().0.iter();
-                let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
-                assert_eq!(
-                    found,
-                    row(token, layer, side),
-                    "token {token}, layer {layer}, {side}"
-                );
-            }
-        }
-    }
-}
-
-fn cache(policy: KvPolicy) -> KvCache {
-    KvCache::new(GEOMETRY, policy).expect("the system has pages")
-}
+/// K and V of every layer.
+const BUFFERS: usize = 2 * GEOMETRY.layers;
 
 #[test]
 fn rows_keep_their_contents_while_the_sequence_grows() {
     let cpu = cpu();
-    for policy in [KvPolicy::Sparse, KvPolicy::Dense] {
+    for policy in POLICIES {
         let mut sequence = cache(policy).sequence(300).expect("address space");
         for count in [1, 1, 40, 1, 128, 2, 127] {
             extend(&cpu, &mut sequence, count);
@@ -88,9 +23,7 @@ fn rows_keep_their_contents_while_the_sequence_grows() {
 #[test]
 fn committed_bytes_stay_within_one_page_per_buffer_of_the_rows() {
     let cpu = cpu();
-    let mut sequence = cache(KvPolicy::Sparse)
-        .sequence(1 << 20)
-        .expect("address space");
+    let mut sequence = cache("sparse").sequence(1 << 20).expect("address space");
     assert_eq!(
         sequence.report().committed_bytes,
         0,
@@ -101,14 +34,14 @@ fn committed_bytes_stay_within_one_page_per_buffer_of_the_rows() {
         let report = sequence.report();
         let needed = sequence.len() * GEOMETRY.bytes_per_token();
         assert!(report.committed_bytes >= needed);
-        assert!(report.committed_bytes - needed < GEOMETRY.buffers() * PAGE);
+        assert!(report.committed_bytes - needed < BUFFERS * PAGE);
         assert_eq!(report.slack_bytes, report.committed_bytes - needed);
     }
 }
 
 #[test]
 fn dense_commits_the_context_at_once() {
-    let sequence = cache(KvPolicy::Dense).sequence(1000).expect("memory");
+    let sequence = cache("dense").sequence(1000).expect("memory");
     let report = sequence.report();
     assert_eq!(report.dense_bytes, 1000 * GEOMETRY.bytes_per_token());
     assert!(report.committed_bytes >= report.dense_bytes);
@@ -118,29 +51,24 @@ fn dense_commits_the_context_at_once() {
 #[test]
 fn the_device_is_asked_once_per_boundary_crossed_not_once_per_token() {
     let cpu = cpu();
-    let cache = cache(KvPolicy::Sparse);
+    let cache = cache("sparse");
     let mut sequence = cache.sequence(4000).expect("address space");
     let before = cache.ledger().counts.batches;
     for _ in 0..1000 {
         extend(&cpu, &mut sequence, 1);
     }
     let batches = cache.ledger().counts.batches - before;
-    let boundaries = (1000 * GEOMETRY.row_bytes()).div_ceil(cache.page_bytes());
+    let boundaries = (1000 * GEOMETRY.row_bytes(Side::Key)).div_ceil(cache.page_bytes());
     assert_eq!(batches, boundaries as u64);
 }
 
 #[test]
 fn rows_that_were_not_accepted_are_written_again() {
     let cpu = cpu();
-    let mut sequence = cache(KvPolicy::Sparse)
-        .sequence(100)
-        .expect("address space");
+    let mut sequence = cache("sparse").sequence(100).expect("address space");
     extend(&cpu, &mut sequence, 5);
     sequence.prepare(3).expect("room");
-    let junk = vec![-1.0; 3 * GEOMETRY.row_elements()];
-    for layer in 0..GEOMETRY.layers {
-        sequence.store(&cpu, Layer(layer), &junk, &junk);
-    }
+    store(&cpu, &mut sequence, &[900, 901, 902]);
     sequence.accept(0);
     extend(&cpu, &mut sequence, 3);
     assert_rows(&sequence);
@@ -149,16 +77,14 @@ fn rows_that_were_not_accepted_are_written_again() {
 #[test]
 fn truncating_gives_pages_back_and_keeps_the_rows_before() {
     let cpu = cpu();
-    let mut sequence = cache(KvPolicy::Sparse)
-        .sequence(500)
-        .expect("address space");
+    let mut sequence = cache("sparse").sequence(500).expect("address space");
     extend(&cpu, &mut sequence, 400);
     let before = sequence.report().committed_bytes;
     sequence.truncate(50).expect("pages go back");
     let needed = 50 * GEOMETRY.bytes_per_token();
     let after = sequence.report().committed_bytes;
     assert!(
-        after < before && after - needed < GEOMETRY.buffers() * PAGE,
+        after < before && after - needed < BUFFERS * PAGE,
         "{before} -> {after}"
     );
     assert_rows(&sequence);
@@ -169,7 +95,7 @@ fn truncating_gives_pages_back_and_keeps_the_rows_before() {
 #[test]
 fn a_full_context_is_an_error_that_changes_nothing() {
     let cpu = cpu();
-    let mut sequence = cache(KvPolicy::Sparse).sequence(10).expect("address space");
+    let mut sequence = cache("sparse").sequence(10).expect("address space");
     extend(&cpu, &mut sequence, 8);
     let error = sequence.prepare(3).expect_err("two rows are left");
     assert!(matches!(
@@ -187,15 +113,9 @@ fn a_full_context_is_an_error_that_changes_nothing() {
 #[test]
 fn running_out_of_pages_is_an_error_that_changes_nothing() {
     let cpu = cpu();
-    let page_size = PageSize::new(PAGE as u64).expect("a page size");
-    let limit = Some(ByteLength::new((GEOMETRY.buffers() * 2 * PAGE) as u64));
-    let config = PoolConfig {
-        page_size,
-        limit,
-        ..PoolConfig::default()
-    };
-    let pool = Pool::new(HostDevice::new().expect("a host device"), config).expect("a pool");
-    let cache = KvCache::over(pool, GEOMETRY).expect("a cache");
+    let policy = KvPolicy::default();
+    let pool = pool(policy, Some(BUFFERS * 2 * PAGE));
+    let cache = KvCache::over(pool, GEOMETRY, policy).expect("a cache");
     let mut sequence = cache.sequence(1000).expect("address space");
     extend(&cpu, &mut sequence, 60);
     let before = sequence.report();
@@ -217,7 +137,7 @@ fn running_out_of_pages_is_an_error_that_changes_nothing() {
 #[test]
 fn dropping_a_sequence_frees_its_pages_for_the_next() {
     let cpu = cpu();
-    let cache = cache(KvPolicy::Sparse);
+    let cache = cache("sparse");
     let mut first = cache.sequence(500).expect("address space");
     extend(&cpu, &mut first, 500);
     let held = cache.ledger().committed;
@@ -239,9 +159,9 @@ fn absurd_shapes_are_refused() {
         ..GEOMETRY
     };
     assert!(matches!(
-        KvCache::new(none, KvPolicy::Sparse),
+        KvCache::new(none, KvPolicy::default()),
         Err(KvError::EmptyGeometry { .. })
     ));
-    let absurd = cache(KvPolicy::Sparse).sequence(usize::MAX);
+    let absurd = cache("sparse").sequence(usize::MAX);
     assert!(matches!(absurd, Err(KvError::ContextTooLarge { .. })));
 }

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Runs the same model file through Lacuna and other engines, in turn and repeatedly, and prints a
+table of medians and ratios. `setup` beside it installs the others.
+
+    bench/peers/setup
+    target/release/lacuna synth qwen3-0.6b --dtype q8_0 -o m.gguf
+    bench/peers/compare.py m.gguf --rounds 3
+
+A round runs every engine once for every figure, one after another, so that a machine that slows
+down slows all of them. Each engine has the settings it is best with: all listed ones are run, and
+the ratio is to the best.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LLAMA_SETTINGS = {
+    "llama.cpp": [],
+    "llama.cpp, no repack": ["--no-repack"],
+    "llama.cpp, flash attention": ["--flash-attention"],
+    "llama.cpp, no repack, flash attention": ["--no-repack", "--flash-attention"],
+}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("model", help="a GGUF file")
+    parser.add_argument("--lacuna", default=str(HERE.parents[1] / "target/release/lacuna"))
+    parser.add_argument("--environment", default=str(HERE / "environment"), help="what `setup` made")
+    parser.add_argument("--engines", default="llama.cpp,openvino", help="others to run")
+    parser.add_argument("--figures", default="prefill-512,decode-0,decode-4096,batch-8")
+    parser.add_argument("--kv-type", default="f16", help="element type of Lacuna's and llama.cpp's KV cache")
+    parser.add_argument("--generate", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def run(command, args):
+    python = [str(Path(args.environment) / "bin/python"), str(HERE / command[0])]
+    result = subprocess.run(python + command[1:], capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def lacuna(figure, size, args):
+    command = [args.lacuna, "bench", "speed", args.model, "--json", "--threads", str(args.threads)]
+    command += ["--kv-type", args.kv_type, "--repeats", "3"]
+    command += {
+        "prefill": ["-p", str(size), "-n", "0"],
+        "decode": ["-p", "0", "-n", str(args.generate), "--depth", str(size)],
+        "batch": ["-p", "0", "-n", str(args.generate), "--depth", "128", "--batch", str(size)],
+    }[figure]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
+    report = json.loads(result.stdout)
+    return {"Lacuna": (report["prefill"] or report["decode"])[0]["tokens_per_second"]}
+
+
+def llama_cpp(figure, size, args):
+    common = ["llama_cpp_engine.py", args.model, "--threads", str(args.threads)]
+    common += ["--kv-type", args.kv_type]
+    common += {
+        "prefill": ["--prompt", str(size), "--generate", "0"],
+        "decode": ["--prompt", "0", "--depth", str(size), "--generate", str(args.generate)],
+        "batch": ["--prompt", "0", "--depth", "128", "--sequences", str(size),
+                  "--generate", str(args.generate)],
+    }[figure]
+    name = "prefill_tokens_per_second" if figure == "prefill" else "decode_tokens_per_second"
+    return {setting: run(common + flags, args)[name] for setting, flags in LLAMA_SETTINGS.items()}
+
+
+def openvino(figure, size, args):
+    """It computes every prompt, so an empty context is one of sixteen tokens."""
+    if figure == "batch":
+        return {}
+    prompt, generate = (size, 2) if figure == "prefill" else (max(size, 16), args.generate)
+    command = ["openvino_engine.py", args.model, "--threads", str(args.threads)]
+    command += ["--prompt", str(prompt), "--generate", str(generate)]
+    command += ["--repeats", "1" if prompt > 1024 else "3"]
+    name = "prefill_tokens_per_second" if figure == "prefill" else "decode_tokens_per_second"
+    return {"OpenVINO GenAI": run(command, args)[name]}
+
+
+ENGINES = {"llama.cpp": llama_cpp, "openvino": openvino}
+
+
+def measure(args):
+    """{figure: {engine and setting: [tokens per second of each round]}}"""
+    figures = {name: {} for name in args.figures.split(",")}
+    engines = [lacuna] + [ENGINES[name] for name in args.engines.split(",") if name]
+    for round_number in range(args.rounds):
+        for name, found in figures.items():
+            figure, size = name.rsplit("-", 1)
+            for engine in engines:
+                print(f"round {round_number + 1}: {name}, {engine.__name__}", file=sys.stderr)
+                for setting, speed in engine(figure, int(size), args).items():
+                    found.setdefault(setting, []).append(speed)
+    return figures
+
+
+def machine():
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    name = names[0].split(":", 1)[1].strip() if names else platform.machine()
+    return f"{name}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {date.today()}"
+
+
+def report(figures, args):
+    rows = []
+    for name, found in figures.items():
+        medians = {setting: statistics.median(speeds) for setting, speeds in found.items()}
+        others = {setting: speed for setting, speed in medians.items() if setting != "Lacuna"}
+        best = max(others, key=others.get) if others else None
+        ratio = medians["Lacuna"] / others[best] if best else None
+        rows.append({"figure": name, "tokens_per_second": medians, "best_other": best, "ratio": ratio})
+    return {"machine": machine(), "model": Path(args.model).name, "threads": args.threads,
+            "kv_type": args.kv_type, "rounds": args.rounds, "rows": rows}
+
+
+def print_table(result):
+    print(f"{result['machine']}\n{result['model']}, {result['threads']} threads, "
+          f"{result['kv_type']} KV, medians of {result['rounds']} rounds, tokens per second\n")
+    for row in result["rows"]:
+        print(row["figure"])
+        for setting, speed in sorted(row["tokens_per_second"].items(), key=lambda item: -item[1]):
+            print(f"  {setting:<40}{speed:9.1f}")
+        if row["ratio"]:
+            print(f"  {'Lacuna over the best other':<40}{row['ratio']:9.2f}x")
+
+
+def main():
+    args = arguments()
+    result = report(measure(args), args)
+    print(json.dumps(result)) if args.json else print_table(result)
+
+
+main()

@@ -1,0 +1,463 @@
+//! One partition of rows for the queries of a task.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::ahead::Ahead;
+use super::elements::with_element;
+use super::integers::{Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock};
+use super::rows::{BlockRows, Convert};
+use super::scores::{self, HALVES, PackKeys, TILE, Tiles, Waiting, pack_queries};
+use super::softmax::{Chunk, Soften};
+use super::stored::{Next, StoredRows};
+use super::values::{Panels, Stored, Sums};
+use super::{
+    Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
+    QUERY_CHUNKS, Task,
+};
+use crate::element::ElementType;
+use crate::simd::{Kernel, LANES, Simd, padded};
+use crate::view::View;
+
+/// Queries of one KV head from which on a packed copy of the keys pays.
+const MANY: usize = 8;
+
+/// How scores are computed. Results differ only between integers and the others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Method {
+    Rows,
+    Tiles,
+    Integers,
+}
+
+/// Whether K and V are better copied than read as they are stored.
+fn is_many(shape: &AttentionShape, task: &Task) -> bool {
+    let queries = task.tokens * shape.group();
+    // What is read as stored is whole pairs of chunks, for one query or an even number.
+    queries >= MANY
+        || (queries > 1 && queries % 2 == 1)
+        || !shape.head_dim.is_multiple_of(2 * LANES)
+}
+
+/// What one worker needs to go through a partition.
+pub(super) struct Buffers {
+    /// `[queries, chunks]`, in the order KV head, token, query head of the group.
+    queries: Box<[Chunk]>,
+    /// The same in tiles of each KV head.
+    tiles: Box<[[f32; TILE]]>,
+    /// The same in integers.
+    integers: Box<[QueryBlock]>,
+    /// One head of a block's keys, `[rows, pairs]`, or of values, `[pairs, rows]`.
+    rows: Box<[[Chunk; 2]]>,
+    keys: Box<[Chunk]>,
+    key_blocks: Box<[KeyBlock]>,
+    copy: Box<[u8]>,
+    /// `[queries, PARTITION_CHUNKS]`: scores, then weights.
+    scores: Box<[Chunk]>,
+    waiting: Box<Waiting>,
+}
+
+impl Buffers {
+    pub(super) fn new() -> Self {
+        const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
+        let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
+        // Filling the last tile of a KV head less than doubles the queries.
+        let tiles = 2 * QUERY_CHUNKS * LANES / TILE;
+        let copy = LANES * ElementType::Q8_0.bytes(AttentionShape::MAX_HEAD_DIM);
+        Self {
+            queries: chunks(QUERY_CHUNKS),
+            tiles: vec![[0.0; TILE]; tiles].into_boxed_slice(),
+            integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
+            rows: vec![[Chunk::ZERO; 2]; PANEL_ROWS * CHUNKS / 2].into_boxed_slice(),
+            keys: chunks(BLOCK_ROWS * CHUNKS),
+            key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
+            copy: vec![0; copy].into_boxed_slice(),
+            scores: chunks(QUERIES * PARTITION_CHUNKS),
+            waiting: Box::new([[[Chunk::ZERO; HALVES]; TILE]; _]),
+        }
+    }
+}
+
+/// A task whose queries are in its worker's buffers.
+pub(super) struct Loaded<'a> {
+    attention: &'a Attention<'a>,
+    task: Task,
+    method: Method,
+    buffers: &'a mut Buffers,
+}
+
+/// The blocks of `len` rows that some rows are in: where each starts and its rows.
+fn blocks(rows: &Range<usize>, len: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+    let rows = rows.clone();
+    let starts = (rows.start / len * len..rows.end).step_by(len);
+    starts.map(move |start| (start, rows.start.max(start)..rows.end.min(start + len)))
+}
+
+impl<'a> Loaded<'a> {
+    /// Loads the queries, scaled, the way the keys need them.
+    #[inline(always)]
+    pub(super) fn new<S: Simd>(
+        s: S,
+        attention: &'a Attention<'a>,
+        task: Task,
+        buffers: &'a mut Buffers,
+    ) -> Self {
+        let element = attention.k.layout().element;
+        let method = match element {
+            ElementType::Q8_0 => Method::Integers,
+            _ if is_many(attention.shape, &task) => Method::Tiles,
+            _ => Method::Rows,
+        };
+        let mut loaded = Self {
+            attention,
+            task,
+            method,
+            buffers,
+        };
+        loaded.load(s);
+        match method {
+            Method::Rows => {}
+            Method::Tiles => loaded.pack(),
+            Method::Integers => loaded.quantize(s),
+        }
+        loaded
+    }
+
+    #[inline(always)]
+    fn load<S: Simd>(&mut self, s: S) {
+        let (shape, task) = (self.attention.shape, self.task);
+        let scale = s.splat(shape.scale);
+        let mut out = self.buffers.queries.chunks_exact_mut(shape.chunks());
+        for head in task.first_head..task.first_head + task.heads {
+            for token in task.all_tokens() {
+                let row = token * shape.query_heads + head * shape.group();
+                let queries = &self.attention.q[row * shape.head_dim..];
+                let queries = queries.chunks(shape.head_dim).take(shape.group());
+                for (query, out) in queries.zip(&mut out) {
+                    out.fill(Chunk::ZERO);
+                    for (chunk, out) in query.chunks(LANES).zip(out) {
+                        s.store(s.mul(s.load(&padded(chunk)), scale), &mut out.0);
+                    }
+                }
+            }
+        }
+    }
+
+    fn pack(&mut self) {
+        let (chunks, queries) = (self.attention.shape.chunks(), self.head_queries());
+        let heads = self.buffers.queries.chunks_exact(queries * chunks);
+        let tiles = self.buffers.tiles.chunks_exact_mut(self.head_tiles());
+        for (queries, tiles) in heads.zip(tiles).take(self.task.heads) {
+            pack_queries(queries, chunks, tiles);
+        }
+    }
+
+    #[inline(always)]
+    fn quantize<S: Simd>(&mut self, s: S) {
+        let count = self.queries() * self.attention.shape.chunks();
+        s.vectorize(QuantizeQueries {
+            queries: &self.buffers.queries[..count],
+            out: &mut self.buffers.integers,
+        });
+    }
+
+    /// Queries of one KV head.
+    fn head_queries(&self) -> usize {
+        self.task.tokens * self.attention.shape.group()
+    }
+
+    /// Elements of the tiles of one KV head.
+    fn head_tiles(&self) -> usize {
+        self.head_queries().div_ceil(TILE) * LANES * self.attention.shape.chunks()
+    }
+
+    pub(super) fn queries(&self) -> usize {
+        self.task.heads * self.head_queries()
+    }
+
+    fn heads(&self) -> Range<usize> {
+        self.task.first_head..self.task.first_head + self.task.heads
+    }
+}
+
+/// Fills states, `[queries, 1 + chunks]`, from the rows of one partition. The header of a query that
+/// sees none of them is not a state.
+pub(super) struct Partition<'a, 'b> {
+    pub(super) loaded: &'a mut Loaded<'b>,
+    pub(super) index: usize,
+    /// The partition that this worker probably goes on with.
+    pub(super) next: usize,
+    pub(super) states: &'a mut [Chunk],
+}
+
+impl Kernel for Partition<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let start = self.index * PARTITION;
+        let seen = attention.sight(task.first_token).of_tokens(task.tokens);
+        let rows = seen.start.max(start)..seen.end.min(start + PARTITION);
+        self.states.fill(Chunk::ZERO);
+        self.scores(s, &rows);
+        self.soften(s);
+        if is_many(attention.shape, &task) {
+            self.copied_values(s, &rows);
+        } else {
+            self.stored_values(s, &rows);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Keys,
+    Values,
+}
+
+impl<'b> Partition<'_, 'b> {
+    fn view(&self, side: Side) -> &'b View<'b> {
+        match side {
+            Side::Keys => self.loaded.attention.k,
+            Side::Values => self.loaded.attention.v,
+        }
+    }
+
+    /// What is to be fetched while `head` of the block of `len` rows at `start` is worked on: the next
+    /// block of this side, or behind the last of `rows` the first one of what comes next.
+    fn ahead(
+        &self,
+        side: Side,
+        start: usize,
+        len: usize,
+        rows: &Range<usize>,
+        head: usize,
+    ) -> Ahead<'b> {
+        let next = start + len;
+        let (side, next) = match side {
+            side if next < rows.end => (side, next),
+            Side::Keys => (Side::Values, rows.start),
+            Side::Values => (Side::Keys, self.next * PARTITION),
+        };
+        let fetched = next..next + len;
+        Ahead::share(self.view(side), fetched, &self.loaded.heads(), head)
+    }
+
+    /// Queries of the KV head `head`, by their place in the task, that see any of some rows.
+    fn seeing(&self, head: usize, rows: Range<usize>) -> Range<usize> {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let sight = attention.sight(task.first_token);
+        let tokens = sight.tokens_of(rows, task.tokens);
+        let first = (head - task.first_head) * self.loaded.head_queries();
+        let group = attention.shape.group();
+        first + tokens.start * group..first + tokens.end * group
+    }
+
+    #[inline(always)]
+    fn scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        if self.loaded.method == Method::Rows {
+            return self.stored_scores(s, rows);
+        }
+        for (start, needed) in blocks(rows, BLOCK_ROWS) {
+            for head in self.loaded.heads() {
+                let mut ahead = self.ahead(Side::Keys, start, BLOCK_ROWS, rows, head);
+                let block = BlockRows {
+                    view: self.view(Side::Keys),
+                    head,
+                    start,
+                    rows: needed.clone(),
+                };
+                match self.loaded.method {
+                    Method::Integers => self.integer_scores(s, &block, &mut ahead),
+                    _ => self.tiled_scores(s, &block, &mut ahead),
+                }
+                ahead.fetch_all(s);
+            }
+        }
+    }
+
+    /// Rows as they are stored, and what is needed after them.
+    fn stored_rows(&self, side: Side, rows: &Range<usize>) -> StoredRows<'b> {
+        let (next, first_row) = match side {
+            Side::Keys => (Side::Values, rows.start),
+            Side::Values => (Side::Keys, self.next * PARTITION),
+        };
+        let next = Next {
+            view: self.view(next),
+            first_row,
+        };
+        let (heads, queries) = (self.loaded.heads(), self.loaded.head_queries());
+        StoredRows::new(self.view(side), rows, heads, queries, next)
+    }
+
+    #[inline(always)]
+    fn stored_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let count = self.loaded.queries() * self.loaded.attention.shape.chunks();
+        let stored = self.stored_rows(Side::Keys, rows);
+        let buffers = &mut *self.loaded.buffers;
+        with_element!(self.loaded.attention.k.layout().element, |E| s.vectorize(
+            scores::Rows::<E> {
+                rows: &stored,
+                queries: buffers.queries[..count].as_chunks().0,
+                scores: &mut buffers.scores,
+                element: PhantomData,
+            }
+        ));
+    }
+
+    /// The first chunk of the scores of queries for a block.
+    fn scores_at(queries: &Range<usize>, start: usize) -> Range<usize> {
+        let chunk = start % PARTITION / LANES;
+        let place = |query: usize| query * PARTITION_CHUNKS + chunk;
+        place(queries.start)..place(queries.end).saturating_sub(PARTITION_CHUNKS - HALVES)
+    }
+
+    #[inline(always)]
+    fn tiled_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
+        let chunks = self.loaded.attention.shape.chunks();
+        let seeing = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
+        let (queries, tiles) = (self.loaded.head_queries(), self.loaded.head_tiles());
+        let index = block.head - self.loaded.task.first_head;
+        let first = index * queries;
+        let buffers = &mut *self.loaded.buffers;
+        s.vectorize(Convert {
+            block,
+            out: buffers.rows.as_flattened_mut(),
+            row_chunks: chunks,
+            pair_chunks: 2,
+            ahead,
+        });
+        s.vectorize(PackKeys {
+            keys: buffers.rows.as_flattened(),
+            chunks,
+            out: &mut buffers.keys,
+        });
+        let tiles = buffers.tiles[index * tiles..][..tiles].chunks_exact(LANES * chunks);
+        let needed = (seeing.start - first) / TILE..(seeing.end - first).div_ceil(TILE);
+        for (tile, packed) in tiles.enumerate().take(needed.end).skip(needed.start) {
+            let tile = first + tile * TILE..first + queries.min((tile + 1) * TILE);
+            s.vectorize(Tiles {
+                keys: &buffers.keys,
+                queries: packed,
+                scores: &mut buffers.scores[Self::scores_at(&tile, block.start)],
+                waiting: &mut buffers.waiting,
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn integer_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
+        let blocks = self.loaded.attention.shape.chunks() / 2;
+        let queries = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
+        let buffers = &mut *self.loaded.buffers;
+        let keys = &mut buffers.key_blocks[..blocks * HALVES];
+        s.vectorize(PackIntegers {
+            block,
+            copy: &mut buffers.copy,
+            out: keys,
+            ahead,
+        });
+        s.vectorize(Integers {
+            keys,
+            queries: &buffers.integers[queries.start * blocks..queries.end * blocks],
+            scores: &mut buffers.scores[Self::scores_at(&queries, block.start)],
+        });
+    }
+
+    #[inline(always)]
+    fn soften<S: Simd>(&mut self, s: S) {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let sight = attention.sight(task.first_token);
+        let states = self.states.chunks_exact_mut(attention.shape.state_chunks());
+        let scores = self.loaded.buffers.scores.as_chunks_mut().0;
+        for (query, (state, scores)) in states.zip(scores).enumerate() {
+            let token = query / attention.shape.group() % task.tokens;
+            let visible = sight.within(token, self.index * PARTITION, PARTITION);
+            if !visible.is_empty() {
+                state[0] = s.vectorize(Soften { scores, visible });
+            }
+        }
+    }
+
+    /// What the values of `len` rows from `start` on are added up for.
+    fn sums<'c>(
+        &self,
+        states: &'c mut [Chunk],
+        weights: &'c [Chunk],
+        queries: &Range<usize>,
+        start: usize,
+        len: usize,
+    ) -> Sums<'c> {
+        let Loaded {
+            attention, task, ..
+        } = *self.loaded;
+        let (shape, per_head) = (attention.shape, self.loaded.head_queries());
+        let token = queries.start % per_head / shape.group();
+        let per_query = shape.state_chunks();
+        Sums {
+            weights: &weights[queries.start * PARTITION_CHUNKS..],
+            states: &mut states[queries.start * per_query..queries.end * per_query],
+            chunks: shape.chunks(),
+            sight: attention.sight(task.first_token + token),
+            group: shape.group(),
+            queries_per_head: per_head,
+            start,
+            rows: len,
+        }
+    }
+
+    #[inline(always)]
+    fn stored_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let stored = self.stored_rows(Side::Values, rows);
+        let states = std::mem::take(&mut self.states);
+        let queries = 0..self.loaded.queries();
+        let weights = &self.loaded.buffers.scores;
+        let sums = self.sums(states, weights, &queries, self.index * PARTITION, PARTITION);
+        with_element!(self.loaded.attention.v.layout().element, |E| s.vectorize(
+            Stored::<E> {
+                rows: &stored,
+                sums,
+                element: PhantomData,
+            }
+        ));
+    }
+
+    #[inline(always)]
+    fn copied_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let view = self.view(Side::Values);
+        let states = std::mem::take(&mut self.states);
+        for (start, needed) in blocks(rows, PANEL_ROWS) {
+            for head in self.loaded.heads() {
+                let mut ahead = self.ahead(Side::Values, start, PANEL_ROWS, rows, head);
+                s.vectorize(Convert {
+                    block: &BlockRows {
+                        view,
+                        head,
+                        start,
+                        rows: needed.clone(),
+                    },
+                    out: self.loaded.buffers.rows.as_flattened_mut(),
+                    row_chunks: 2,
+                    pair_chunks: 2 * PANEL_ROWS,
+                    ahead: &mut ahead,
+                });
+                ahead.fetch_all(s);
+                let queries = self.seeing(head, start..start + PANEL_ROWS);
+                let buffers = &self.loaded.buffers;
+                let sums = self.sums(states, &buffers.scores, &queries, start, PANEL_ROWS);
+                s.vectorize(Panels {
+                    values: &buffers.rows,
+                    sums,
+                    pair: 0,
+                });
+            }
+        }
+    }
+}

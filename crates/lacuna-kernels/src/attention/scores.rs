@@ -1,0 +1,246 @@
+//! Dot products of queries and the keys of one block.
+//!
+//! In f32 a dot product is sixteen partial sums, lane `l` over the elements `l, l + 16, ..`, added
+//! in the order of [`Simd::sum`]. There are two ways to get there: [`Rows`] takes a chunk of
+//! elements per vector and adds up the lanes, best for few queries; [`Tiles`] takes a lane's
+//! elements one by one with sixteen keys per vector, which saves that for the price of a packed
+//! copy of the keys.
+
+use std::marker::PhantomData;
+
+use super::elements::Pair;
+use super::softmax::Chunk;
+use super::stored::{StoredRows, prefetch};
+use super::{BLOCK_ROWS, PARTITION_CHUNKS};
+use crate::simd::{Kernel, LANES, Registers, Simd, each};
+
+/// Vectors of keys per block.
+pub(super) const HALVES: usize = BLOCK_ROWS / LANES;
+
+/// Queries of a packed tile.
+pub(super) const TILE: usize = 8;
+
+/// Sums of few queries and the keys of a partition, from rows as they are stored: with little to
+/// compute, a copy would be what the time goes to.
+///
+/// Goes through memory in order: four rows at a time, all heads of them.
+pub(super) struct Rows<'a, E> {
+    pub(super) rows: &'a StoredRows<'a>,
+    /// `[queries, pairs]`.
+    pub(super) queries: &'a [[Chunk; 2]],
+    /// `[queries, PARTITION_CHUNKS]`.
+    pub(super) scores: &'a mut [Chunk],
+    pub(super) element: PhantomData<E>,
+}
+
+/// Rows that are taken together, and queries.
+const GROUP: usize = 4;
+
+impl<E: Pair> Kernel for Rows<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.rows.queries_per_head {
+            n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
+            n if n.is_multiple_of(2) => self.all::<S, 2>(s),
+            _ => self.all::<S, 1>(s),
+        }
+    }
+}
+
+impl<'a, E: Pair> Rows<'a, E> {
+    /// All queries, `T` of a head together.
+    #[inline(always)]
+    fn all<S: Simd, const T: usize>(self, s: S) {
+        let count = self.rows.heads.len() * self.rows.queries_per_head;
+        let pairs = self.queries.len() / count;
+        let groups = self.rows.visible.start / GROUP..self.rows.visible.end.div_ceil(GROUP);
+        for first_row in groups.map(|group| group * GROUP) {
+            for first in (0..count).step_by(GROUP) {
+                // One vector per query and row.
+                let mut sums = [s.splat(0.0); GROUP * GROUP];
+                for (slot, query) in (first..count.min(first + GROUP)).step_by(T).enumerate() {
+                    let queries = &self.queries[query * pairs..][..T * pairs];
+                    let dots = self.dots::<S, T>(s, query, first_row, queries);
+                    for t in 0..T {
+                        for row in 0..GROUP {
+                            sums[(slot * T + t) * GROUP + row] = dots[t][row];
+                        }
+                    }
+                }
+                let mut scores = [0.0; LANES];
+                s.store(s.sum_each(sums), &mut scores);
+                let out = self.scores[first * PARTITION_CHUNKS + first_row / LANES..]
+                    .iter_mut()
+                    .step_by(PARTITION_CHUNKS);
+                for (scores, out) in scores.as_chunks::<GROUP>().0.iter().zip(out) {
+                    out.0[first_row % LANES..][..GROUP].copy_from_slice(scores);
+                }
+            }
+        }
+    }
+
+    /// Lane-wise sums of products of `T` queries of one head and four rows.
+    #[inline(always)]
+    fn dots<S: Simd, const T: usize>(
+        &self,
+        s: S,
+        query: usize,
+        first_row: usize,
+        queries: &[[Chunk; 2]],
+    ) -> [[S::F; GROUP]; T] {
+        let (zero, pairs) = (s.splat(0.0), queries.len() / T);
+        let q: [_; T] = each!([].as_slice(), |t| &queries[t * pairs..][..pairs]);
+        let head = self.rows.head_of(query);
+        let keys: [&[E::Stored]; GROUP] = each!([].as_slice(), |j| &self
+            .rows
+            .pairs::<E>(first_row + j, &head)[..pairs]);
+        let next: [*const u8; GROUP] = each!(std::ptr::null(), |j| self
+            .rows
+            .ahead(first_row + GROUP + j, &head));
+        let mut dots = [[zero; GROUP]; T];
+        for pair in 0..pairs {
+            for next in next {
+                prefetch::<S, E>(s, next, pair);
+            }
+            let k: [_; GROUP] = each!([zero; 2], |j| E::load(s, &keys[j][pair]));
+            for half in 0..2 {
+                for t in 0..T {
+                    let q = s.load(&q[t][pair][half].0);
+                    for j in 0..GROUP {
+                        dots[t][j] = s.fma(q, k[j][half], dots[t][j]);
+                    }
+                }
+            }
+        }
+        dots
+    }
+}
+
+/// Transposes the keys of a block: `[LANES, chunks, HALVES]`, sixteen keys to a chunk, lanes in
+/// [`ORDER`].
+pub(super) struct PackKeys<'a> {
+    /// `[BLOCK_ROWS, chunks]`.
+    pub(super) keys: &'a [Chunk],
+    pub(super) chunks: usize,
+    pub(super) out: &'a mut [Chunk],
+}
+
+impl Kernel for PackKeys<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for half in 0..HALVES {
+            let keys = &self.keys[half * LANES * self.chunks..][..LANES * self.chunks];
+            for chunk in 0..self.chunks {
+                let rows = each!(s.splat(0.0), |j| s.load(&keys[j * self.chunks + chunk].0));
+                let lanes = s.transpose(rows);
+                for index in 0..LANES {
+                    let place = (index * self.chunks + chunk) * HALVES + half;
+                    s.store(lanes[ORDER[index]], &mut self.out[place].0);
+                }
+            }
+        }
+    }
+}
+
+/// Packs queries, `[queries, chunks]`, by tile: `[tiles, LANES, chunks]` of [`TILE`] elements, lanes
+/// in [`ORDER`].
+pub(super) fn pack_queries(queries: &[Chunk], chunks: usize, out: &mut [[f32; TILE]]) {
+    let tiles = queries.chunks(TILE * chunks);
+    for (queries, out) in tiles.zip(out.chunks_exact_mut(LANES * chunks)) {
+        for (t, query) in queries.chunks_exact(chunks).enumerate() {
+            for (c, chunk) in query.iter().enumerate() {
+                for (index, lane) in ORDER.into_iter().enumerate() {
+                    out[index * chunks + c][t] = chunk.0[lane];
+                }
+            }
+        }
+    }
+}
+
+/// The lanes in the order in which [`Simd::sum`] adds them as a tree.
+const ORDER: [usize; LANES] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
+
+/// Levels of that tree.
+const LEVELS: usize = 4;
+
+/// Sums of subtrees that wait for their sibling, by level.
+pub(super) type Waiting = [[[Chunk; HALVES]; TILE]; LEVELS];
+
+/// Sums of one tile of queries and the keys of a block, from packed copies.
+pub(super) struct Tiles<'a> {
+    /// See [`PackKeys`].
+    pub(super) keys: &'a [Chunk],
+    /// One tile of [`pack_queries`].
+    pub(super) queries: &'a [[f32; TILE]],
+    /// The chunks of the block in `[queries, PARTITION_CHUNKS]`, at most [`TILE`] queries.
+    pub(super) scores: &'a mut [Chunk],
+    pub(super) waiting: &'a mut Waiting,
+}
+
+impl Kernel for Tiles<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        match S::REGISTERS {
+            Registers::Many => self.part::<S, TILE, HALVES>(s, 0, 0),
+            Registers::Few => {
+                for half in 0..HALVES {
+                    self.part::<S, 4, 1>(s, 0, half);
+                    self.part::<S, 4, 1>(s, 4, half);
+                }
+            }
+        }
+    }
+}
+
+impl Tiles<'_> {
+    /// Queries `first .. first + T` and `N` vectors of keys.
+    #[inline(always)]
+    fn part<S: Simd, const T: usize, const N: usize>(&mut self, s: S, first: usize, half: usize) {
+        if self.scores.len() <= first * PARTITION_CHUNKS {
+            return;
+        }
+        let chunks = self.queries.len() / LANES;
+        for index in 0..LANES {
+            let keys = &self.keys[index * chunks * HALVES..][..chunks * HALVES];
+            let queries = &self.queries[index * chunks..][..chunks];
+            let mut sums = [[s.splat(0.0); N]; T];
+            for (keys, q) in keys.as_chunks::<HALVES>().0.iter().zip(queries) {
+                let k: [_; N] = each!(s.splat(0.0), |n| s.load(&keys[half + n].0));
+                for t in 0..T {
+                    let q = s.splat(q[first + t]);
+                    for n in 0..N {
+                        sums[t][n] = s.fma(q, k[n], sums[t][n]);
+                    }
+                }
+            }
+            let level = index.trailing_ones() as usize;
+            for sibling in &self.waiting[..level] {
+                for t in 0..T {
+                    for n in 0..N {
+                        sums[t][n] = s.add(s.load(&sibling[t][n].0), sums[t][n]);
+                    }
+                }
+            }
+            if let Some(waiting) = self.waiting.get_mut(level) {
+                for t in 0..T {
+                    for n in 0..N {
+                        s.store(sums[t][n], &mut waiting[t][n].0);
+                    }
+                }
+            } else {
+                let scores = self.scores[first * PARTITION_CHUNKS..].chunks_mut(PARTITION_CHUNKS);
+                for (scores, sums) in scores.zip(&sums) {
+                    for n in 0..N {
+                        s.store(sums[n], &mut scores[half + n].0);
+                    }
+                }
+            }
+        }
+    }
+}

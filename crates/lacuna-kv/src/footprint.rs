@@ -1,0 +1,233 @@
+//! What each policy takes, worked out without taking it. Pure.
+
+use lacuna_pages::PageSize;
+
+use crate::error::KvError;
+use crate::geometry::Geometry;
+use crate::growth::GrowthSchedule;
+use crate::layout::{Layout, Tiles};
+use crate::policy::KvPolicy;
+
+/// Bytes of one sequence whose tokens arrived one at a time: to the byte what its
+/// [`crate::KvReport`] says when it shares nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Footprint {
+    /// Address space.
+    pub reserved_bytes: usize,
+    /// Memory.
+    pub committed_bytes: usize,
+    /// The most memory so far, while growing included.
+    pub peak_committed_bytes: usize,
+    /// Bytes copied to grow.
+    pub copied_bytes: usize,
+    /// Bytes filled with zeros before they held a row.
+    pub zeroed_bytes: usize,
+    /// Times all rows were moved to larger buffers.
+    pub resizes: usize,
+}
+
+impl KvPolicy {
+    /// What a sequence of `tokens` tokens takes on pages of `page_size` when it was made for
+    /// `capacity` tokens, at least as many.
+    ///
+    /// # Errors
+    /// As [`Geometry::validate`], [`KvError::ContextTooLarge`] when `capacity` tokens or a block do not
+    /// fit the address space, and [`KvError::ContextFull`] for more tokens than `capacity`.
+    pub fn footprint(
+        &self,
+        geometry: &Geometry,
+        page_size: PageSize,
+        capacity: usize,
+        tokens: usize,
+    ) -> Result<Footprint, KvError> {
+        geometry.validate()?;
+        geometry.bytes(capacity)?;
+        if tokens > capacity {
+            return Err(KvError::ContextFull {
+                capacity,
+                held: 0,
+                requested: tokens,
+            });
+        }
+        let pages = Pages {
+            geometry: *geometry,
+            page_bytes: page_size.bytes() as usize,
+        };
+        Ok(match *self {
+            Self::Sparse(layout) => {
+                let committed_bytes = pages.buffers(layout, tokens).sum();
+                Footprint {
+                    reserved_bytes: pages.buffers(layout, capacity.max(1)).sum(),
+                    committed_bytes,
+                    peak_committed_bytes: committed_bytes,
+                    ..Footprint::default()
+                }
+            }
+            Self::Dense(layout) => {
+                committed_and_zeroed(pages.buffers(layout, capacity.max(1)).sum())
+            }
+            Self::Paged { block_tokens } => {
+                let block = pages.round(geometry.bytes(block_tokens.get())?);
+                committed_and_zeroed(tokens.div_ceil(block_tokens.get()) * block)
+            }
+            Self::Grow(schedule) => pages.grown(schedule, capacity, tokens),
+        })
+    }
+}
+
+fn committed_and_zeroed(bytes: usize) -> Footprint {
+    Footprint {
+        reserved_bytes: bytes,
+        committed_bytes: bytes,
+        peak_committed_bytes: bytes,
+        zeroed_bytes: bytes,
+        ..Footprint::default()
+    }
+}
+
+/// Sizes in whole pages.
+struct Pages {
+    geometry: Geometry,
+    page_bytes: usize,
+}
+
+impl Pages {
+    fn round(&self, bytes: usize) -> usize {
+        bytes.next_multiple_of(self.page_bytes)
+    }
+
+    /// Bytes of each buffer that holds `tokens` tokens.
+    fn buffers(&self, layout: Layout, tokens: usize) -> impl Iterator<Item = usize> {
+        let tiles = layout.tiles(&self.geometry);
+        tiles.map(move |tiles: Tiles| self.round(tiles.bytes_through(tokens)))
+    }
+
+    fn grown(&self, schedule: GrowthSchedule, capacity: usize, tokens: usize) -> Footprint {
+        let cell_bytes = self.geometry.bytes_per_token();
+        let mut footprint = Footprint::default();
+        let mut held = 0;
+        for cells in schedule.sizes(tokens, capacity, cell_bytes) {
+            let bytes: usize = self.buffers(Layout::TokenMajor, cells).sum();
+            footprint = Footprint {
+                reserved_bytes: bytes,
+                committed_bytes: bytes,
+                peak_committed_bytes: self.peak(schedule, held, cells),
+                copied_bytes: footprint.copied_bytes + held * cell_bytes,
+                zeroed_bytes: footprint.zeroed_bytes + bytes,
+                resizes: footprint.resizes + usize::from(held > 0),
+            };
+            held = cells;
+        }
+        footprint
+    }
+
+    /// The most memory there is while `held` cells become `cells`.
+    fn peak(&self, schedule: GrowthSchedule, held: usize, cells: usize) -> usize {
+        let old = || self.buffers(Layout::TokenMajor, held);
+        let new = || self.buffers(Layout::TokenMajor, cells);
+        match schedule {
+            GrowthSchedule::Mlx => {
+                let mut committed: usize = old().sum();
+                let mut peak = 0;
+                for (old, new) in old().zip(new()) {
+                    peak = peak.max(committed + new);
+                    committed = committed + new - old;
+                }
+                peak
+            }
+            GrowthSchedule::DoubleLinear { .. } => {
+                let staging = old().max().unwrap_or(0);
+                old().sum::<usize>() + staging + new().sum::<usize>()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lacuna_kernels::ElementType;
+
+    use super::*;
+
+    const QWEN3_4B: Geometry = Geometry {
+        layers: 36,
+        kv_heads: 8,
+        head_dim: 128,
+        key_element: ElementType::F16,
+        value_element: ElementType::F16,
+    };
+
+    fn footprint(policy: &str, capacity: usize, tokens: usize) -> Footprint {
+        let policy: KvPolicy = policy.parse().unwrap();
+        policy
+            .footprint(&QWEN3_4B, PageSize::KIB_64, capacity, tokens)
+            .unwrap()
+    }
+
+    #[test]
+    fn dense_takes_everything_at_once_and_sparse_a_page_a_buffer_more_than_its_rows() {
+        assert_eq!(footprint("dense", 32_768, 1).committed_bytes, 9 << 29);
+        for tokens in [0, 1, 31, 32, 33, 1_000, 32_768] {
+            let sparse = footprint("sparse", 32_768, tokens);
+            let rows = tokens * 147_456;
+            assert!((rows..rows + 72 * (64 << 10)).contains(&sparse.committed_bytes));
+            assert_eq!(sparse.reserved_bytes, 9 << 29);
+            assert_eq!((sparse.copied_bytes, sparse.zeroed_bytes), (0, 0));
+        }
+    }
+
+    #[test]
+    fn interleaving_layers_makes_the_smallest_step_smaller_by_their_number() {
+        let large = |policy: &str| {
+            let policy: KvPolicy = policy.parse().unwrap();
+            policy
+                .footprint(&QWEN3_4B, PageSize::MIB_2, 32_768, 1)
+                .unwrap()
+                .committed_bytes
+        };
+        assert_eq!(large("sparse"), 144 << 20);
+        assert_eq!(large("sparse:interleaved=4"), 36 << 20);
+        assert_eq!(large("sparse:interleaved=36"), 4 << 20);
+    }
+
+    #[test]
+    fn growing_by_copy_holds_both_sizes_at_once() {
+        let grown = footprint("grow:double-linear", 32_768, 257);
+        let cells = |cells: usize| cells * 147_456;
+        assert_eq!(grown.committed_bytes, cells(512));
+        assert_eq!(grown.peak_committed_bytes, cells(256 + 512) + 256 * 2048);
+        assert_eq!((grown.copied_bytes, grown.resizes), (cells(256), 1));
+        let mlx = footprint("grow:mlx", 32_768, 257);
+        assert_eq!(mlx.committed_bytes, cells(512));
+        assert_eq!(mlx.peak_committed_bytes, cells(512) + 256 * 2048);
+    }
+
+    #[test]
+    fn blocks_are_whole() {
+        let block = 16 * 147_456;
+        for (tokens, blocks) in [(0, 0), (1, 1), (16, 1), (17, 2)] {
+            assert_eq!(
+                footprint("paged", 32_768, tokens).committed_bytes,
+                blocks * block
+            );
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let policy = KvPolicy::default();
+        let refused = |capacity, tokens| {
+            policy
+                .footprint(&QWEN3_4B, PageSize::KIB_64, capacity, tokens)
+                .unwrap_err()
+        };
+        assert!(matches!(
+            refused(1 << 40, 1),
+            KvError::ContextTooLarge { .. }
+        ));
+        assert!(matches!(refused(10, 11), KvError::ContextFull { .. }));
+        let block: KvPolicy = format!("paged:{}", usize::MAX).parse().unwrap();
+        let absurd = block.footprint(&QWEN3_4B, PageSize::KIB_64, 10, 1);
+        assert!(matches!(absurd, Err(KvError::ContextTooLarge { .. })));
+    }
+}

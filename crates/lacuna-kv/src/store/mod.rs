@@ -1,0 +1,61 @@
+//! What a policy does for one sequence: put memory behind rows, write them, lend them out.
+//!
+//! [`crate::Sequence`] counts tokens and checks what may be asked; a store knows rows and bytes.
+
+mod flat;
+mod grow;
+mod paged;
+mod rows;
+
+use std::fmt;
+use std::ops::Range;
+
+use lacuna_kernels::{Cpu, View};
+
+pub(crate) use flat::{Commit, FlatStore};
+pub(crate) use grow::GrowStore;
+pub(crate) use paged::{Blocks, PagedStore};
+
+use crate::error::KvError;
+use crate::geometry::{Layer, Side};
+
+/// The rows of one sequence. Rows are named by token position; every call concerns all layers and
+/// both sides unless it names one.
+pub(crate) trait Store: fmt::Debug + Send + Sync {
+    /// Puts memory that may be written behind `rows`, which follow what is held. On an error every row
+    /// is as it was; when the memory is there already, nothing is allocated either.
+    fn prepare(&mut self, rows: Range<usize>) -> Result<(), KvError>;
+
+    /// Writes rows of one layer from `start` on, all of them prepared.
+    fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]);
+
+    /// Rows of one layer, all of them held or prepared.
+    fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_>;
+
+    /// Gives back memory that holds nothing of the rows before `end`.
+    fn truncate(&mut self, end: usize) -> Result<(), KvError>;
+
+    /// Gives back memory that holds nothing of the rows from `start` on.
+    fn release_before(&mut self, start: usize) -> Result<(), KvError>;
+
+    /// Gives back everything.
+    fn clear(&mut self) -> Result<(), KvError>;
+
+    /// A second store with the same `rows`, which are held: shared where memory can be, else copied.
+    fn duplicate(&mut self, rows: Range<usize>) -> Result<Box<dyn Store>, KvError>;
+
+    /// Where the bytes are.
+    fn usage(&self) -> Usage;
+}
+
+/// Bytes of one store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) reserved_bytes: usize,
+    pub(crate) committed_bytes: usize,
+    pub(crate) shared_bytes: usize,
+    pub(crate) peak_committed_bytes: usize,
+    pub(crate) copied_bytes: usize,
+    pub(crate) zeroed_bytes: usize,
+    pub(crate) resizes: usize,
+}

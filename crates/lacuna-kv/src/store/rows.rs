@@ -1,0 +1,148 @@
+//! Rows in a buffer: taking memory for them, writing them, lending them out.
+
+use std::ops::Range;
+
+use lacuna_kernels::{Cpu, RowLayout, Run, View};
+use lacuna_pages::device::Commitment;
+use lacuna_pages::{Buffer, ByteLength, Pool};
+
+use crate::cache::to_usize;
+use crate::error::KvError;
+use crate::geometry::{Geometry, Layer, Side};
+use crate::layout::{Place, Tiles};
+
+/// A buffer of at least `bytes` with memory behind all of it, which reads as zeros: what an
+/// allocator would give.
+pub(super) fn zeroed_buffer(pool: &Pool, bytes: usize, label: String) -> Result<Buffer, KvError> {
+    let mut buffer = pool.reserve(ByteLength::new(bytes as u64), label)?;
+    if pool.capabilities().commitment != Commitment::WithReservation {
+        let all = 0..to_usize(buffer.reserved());
+        buffer.ensure_mapped(all.clone())?;
+        buffer.bytes_mut(all)?.fill(0);
+    }
+    Ok(buffer)
+}
+
+/// What a view calls the rows of one side of one layer when it asks where they lie.
+pub(super) fn stream(layer: Layer, side: Side) -> usize {
+    2 * layer.0 + usize::from(side == Side::Value)
+}
+
+/// What [`stream`] was made from.
+pub(super) fn layer_and_side(stream: usize) -> (Layer, Side) {
+    (Layer(stream / 2), Side::BOTH[stream % 2])
+}
+
+/// Rows of one side of one layer in a buffer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) geometry: Geometry,
+    pub(super) side: Side,
+    pub(super) tiles: Tiles,
+    /// Where the layer's rows begin in a tile.
+    pub(super) offset: usize,
+}
+
+impl Rows {
+    pub(super) fn new(geometry: &Geometry, side: Side, tiles: Tiles, place: Place) -> Self {
+        Self {
+            geometry: *geometry,
+            side,
+            tiles,
+            offset: place.offset,
+        }
+    }
+
+    /// Writes `rows` from row `start` on, which memory is behind.
+    pub(super) fn write(&self, cpu: &Cpu, buffer: &mut Buffer, start: usize, rows: &[f32]) {
+        let end = start + rows.len() / self.geometry.row_elements();
+        let bytes = buffer
+            .bytes_mut(self.tiles.bytes_before(start)..self.tiles.bytes_through(end))
+            .expect("rows that are prepared have memory");
+        match (self.tiles.tokens, self.geometry.row_bytes(self.side)) {
+            (1, row_bytes) if row_bytes == self.tiles.bytes => {
+                cpu.store_rows(self.geometry.element(self.side), bytes, rows);
+            }
+            (1, row_bytes) => self.write_pieces(cpu, bytes, 0, rows, row_bytes),
+            _ => {
+                let head_bytes = self.geometry.head_bytes(self.side);
+                self.write_pieces(cpu, bytes, start % self.tiles.tokens, rows, head_bytes);
+            }
+        }
+    }
+
+    /// Writes `rows` in pieces of `piece_bytes`, heads or rows, to where the layout has them. `first`
+    /// is the place of the first row in the first tile of `bytes`.
+    fn write_pieces(
+        &self,
+        cpu: &Cpu,
+        bytes: &mut [u8],
+        first: usize,
+        rows: &[f32],
+        piece_bytes: usize,
+    ) {
+        let element = self.geometry.element(self.side);
+        let layout = self.layout();
+        let pieces_per_row = self.geometry.row_bytes(self.side) / piece_bytes;
+        let piece = self.geometry.row_elements() / pieces_per_row;
+        for (index, x) in rows.chunks_exact(piece).enumerate() {
+            let (row, head) = (first + index / pieces_per_row, index % pieces_per_row);
+            let (tile, row) = (row / self.tiles.tokens, row % self.tiles.tokens);
+            let at = tile * self.tiles.bytes
+                + self.offset
+                + row * layout.row_stride
+                + head * layout.head_stride;
+            cpu.store_rows(element, &mut bytes[at..][..piece_bytes], x);
+        }
+    }
+
+    /// Lends out `rows`, which are one run: tiles of one token lie at equal distances.
+    pub(super) fn view<'a>(&self, buffer: &'a Buffer, rows: Range<usize>) -> View<'a> {
+        let bytes = buffer
+            .bytes(self.tiles.bytes_before(rows.start)..self.tiles.bytes_through(rows.end))
+            .expect("rows that are held have memory");
+        self.one_run(bytes, rows)
+    }
+
+    /// No rows, where there is no buffer yet.
+    pub(super) fn empty<'a>(&self) -> View<'a> {
+        self.one_run(&[], 0..0)
+    }
+
+    fn one_run<'a>(&self, bytes: &'a [u8], rows: Range<usize>) -> View<'a> {
+        let run = Run {
+            start_row: rows.start,
+            rows: rows.len(),
+            bytes: bytes.get(self.offset..).unwrap_or_default(),
+        };
+        View::from_runs(self.layout(), run, &[]).expect("rows lie a tile apart")
+    }
+
+    /// The run of the tile that holds `row`.
+    pub(super) fn run<'a>(&self, buffer: &'a Buffer, row: usize) -> Run<'a> {
+        let start = self.tiles.bytes_before(row);
+        let bytes = buffer
+            .bytes(start..start + self.tiles.bytes)
+            .expect("rows that are held have memory");
+        Run {
+            start_row: row - row % self.tiles.tokens,
+            rows: self.tiles.tokens,
+            bytes: &bytes[self.offset..],
+        }
+    }
+
+    /// Where the elements of a row lie in a run.
+    pub(super) fn layout(&self) -> RowLayout {
+        let Geometry {
+            kv_heads, head_dim, ..
+        } = self.geometry;
+        let element = self.geometry.element(self.side);
+        match self.tiles.tokens {
+            1 => RowLayout {
+                row_stride: self.tiles.bytes,
+                ..RowLayout::token_major(element, kv_heads, head_dim)
+            },
+            tokens => RowLayout::head_major(element, kv_heads, head_dim, tokens),
+        }
+    }
+}

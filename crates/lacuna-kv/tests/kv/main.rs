@@ -1,0 +1,8 @@
+//! Sequences over real pages, under every policy.
+
+mod equality;
+mod footprints;
+mod model;
+mod sharing;
+mod steps;
+mod support;

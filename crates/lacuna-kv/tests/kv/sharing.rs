@@ -1,0 +1,215 @@
+//! Forks, shared prefixes, windows and truncation: contents, bytes and batches.
+
+use lacuna_kv::{KvError, Side};
+
+use crate::support::{
+    GEOMETRY, PAGE, POLICIES, SHARING, append, assert_rows, assert_tags, cache, cpu, extend, store,
+};
+
+/// Bytes of the pages that hold rows `0 .. tokens` of all buffers of the `sparse` policy.
+fn paged_bytes(tokens: usize) -> usize {
+    2 * GEOMETRY.layers * (tokens * GEOMETRY.row_bytes(Side::Key)).next_multiple_of(PAGE)
+}
+
+#[test]
+fn a_fork_holds_the_same_rows_and_both_go_on_alone() {
+    let cpu = cpu();
+    for policy in POLICIES {
+        let mut first = cache(policy).sequence(400).expect("address space");
+        extend(&cpu, &mut first, 200);
+        let mut second = first.fork().expect("memory");
+        assert_eq!(second.capacity(), 400);
+        let after = |from: usize| (0..200).chain(from..from + 100).collect::<Vec<_>>();
+        append(&cpu, &mut first, &after(1000)[200..]);
+        append(&cpu, &mut second, &after(2000)[200..]);
+        assert_tags(&first, &after(1000));
+        assert_tags(&second, &after(2000));
+        drop(first);
+        assert_tags(&second, &after(2000));
+    }
+}
+
+#[test]
+fn a_fork_shares_full_pages_and_copies_at_most_the_last() {
+    let cpu = cpu();
+    let cache = cache("sparse");
+    let mut first = cache.sequence(1000).expect("address space");
+    extend(&cpu, &mut first, 900);
+    let unique = cache.ledger().unique;
+    let second = first.fork().expect("pages");
+    let report = second.report();
+    let pages = 900 * GEOMETRY.row_bytes(Side::Key) / PAGE;
+    assert_eq!(report.shared_bytes, 2 * GEOMETRY.layers * pages * PAGE);
+    assert_eq!(report.unique_bytes, 2 * GEOMETRY.layers * PAGE);
+    assert!(report.copied_bytes <= report.unique_bytes && report.copied_bytes > 0);
+    assert_eq!(first.report().copied_bytes, 0);
+    drop(second);
+    assert_eq!(
+        cache.ledger().unique,
+        unique,
+        "the pages are one's own again"
+    );
+}
+
+#[test]
+fn a_prefix_is_shared_by_a_donor_in_the_middle_of_a_step() {
+    let cpu = cpu();
+    for policy in POLICIES {
+        let mut donor = cache(policy).sequence(400).expect("address space");
+        extend(&cpu, &mut donor, 100);
+        donor.prepare(30).expect("room");
+        let mut shared = donor.share_prefix(90).expect("memory");
+        let rows: Vec<usize> = (100..130).collect();
+        store(&cpu, &mut donor, &rows);
+        donor.accept(30);
+        assert_rows(&donor);
+        assert_rows(&shared);
+        extend(&cpu, &mut shared, 200);
+        assert_rows(&shared);
+        assert_rows(&donor);
+    }
+}
+
+#[test]
+fn sharing_a_prefix_takes_two_batches_for_all_layers_and_a_third_for_the_rest() {
+    let cpu = cpu();
+    for policy in ["sparse", "sparse:head-major", "sparse:interleaved=2"] {
+        let cache = cache(policy);
+        let mut donor = cache.sequence(400).expect("address space");
+        extend(&cpu, &mut donor, 300);
+        let batches = || cache.ledger().counts.batches;
+        let before = batches();
+        let first = donor.share_prefix(300).expect("pages");
+        assert_eq!(batches() - before, 3, "seal, map, copy");
+        let before = batches();
+        let second = donor.share_prefix(300).expect("pages");
+        assert_eq!(batches() - before, 2, "sealed already");
+        drop((first, second));
+    }
+}
+
+#[test]
+fn rows_that_are_not_there_cannot_be_shared_or_released() {
+    let cpu = cpu();
+    let mut donor = cache("sparse").sequence(100).expect("address space");
+    extend(&cpu, &mut donor, 50);
+    donor.prepare(10).expect("room");
+    for result in [donor.share_prefix(51).map(drop), donor.release_before(51)] {
+        assert!(matches!(
+            result,
+            Err(KvError::NotHeld {
+                requested: 51,
+                held: 50
+            })
+        ));
+    }
+}
+
+#[test]
+fn writing_after_truncation_into_a_shared_page_leaves_the_other_sequence_alone() {
+    let cpu = cpu();
+    for policy in POLICIES {
+        let mut first = cache(policy).sequence(400).expect("address space");
+        extend(&cpu, &mut first, 300);
+        let second = first.fork().expect("memory");
+        for (len, tag) in [(100, 5000), (100, 6000), (20, 7000)] {
+            first.truncate(len).expect("pages go back");
+            let tags: Vec<usize> = (0..len).chain(tag..tag + 60).collect();
+            append(&cpu, &mut first, &tags[len..]);
+            assert_tags(&first, &tags);
+            assert_rows(&second);
+            first.truncate(len).expect("pages go back");
+            append(&cpu, &mut first, &(len..300).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn a_copy_on_write_is_one_page_a_buffer_and_is_counted() {
+    let cpu = cpu();
+    let mut first = cache("sparse").sequence(400).expect("address space");
+    extend(&cpu, &mut first, 300);
+    let second = first.fork().expect("pages");
+    first.truncate(100).expect("pages go back");
+    assert_eq!(first.report().copied_bytes, 0);
+    extend(&cpu, &mut first, 1);
+    assert_eq!(first.report().copied_bytes, 2 * GEOMETRY.layers * PAGE);
+    drop(second);
+    first.truncate(50).expect("pages go back");
+    extend(&cpu, &mut first, 1);
+    assert_eq!(
+        first.report().copied_bytes,
+        2 * GEOMETRY.layers * PAGE,
+        "a page nobody else has is written in place"
+    );
+}
+
+#[test]
+fn a_window_gives_back_the_pages_behind_it() {
+    let cpu = cpu();
+    let cache = cache("sparse");
+    let mut sequence = cache.sequence(4000).expect("address space");
+    for _ in 0..40 {
+        extend(&cpu, &mut sequence, 100);
+        let start = sequence.len().saturating_sub(150);
+        sequence.release_before(start).expect("pages go back");
+        assert_eq!(sequence.first_held(), start);
+        assert_rows(&sequence);
+        let held = sequence.report().committed_bytes;
+        assert!(
+            held <= paged_bytes(150) + 2 * GEOMETRY.layers * PAGE,
+            "{held}"
+        );
+    }
+    let peak = sequence.report().peak_committed_bytes;
+    assert!(
+        peak <= paged_bytes(250) + 2 * GEOMETRY.layers * PAGE,
+        "{peak}"
+    );
+}
+
+#[test]
+fn released_rows_stay_gone_until_the_sequence_starts_again() {
+    let cpu = cpu();
+    for policy in POLICIES {
+        let mut sequence = cache(policy).sequence(400).expect("address space");
+        extend(&cpu, &mut sequence, 300);
+        sequence.release_before(200).expect("pages go back");
+        sequence.release_before(100).expect("nothing to do");
+        assert_eq!(sequence.first_held(), 200);
+        for result in [sequence.truncate(150), sequence.share_prefix(199).map(drop)] {
+            assert!(matches!(result, Err(KvError::Released { first: 200, .. })));
+        }
+        let fork = sequence.fork().expect("memory");
+        assert_rows(&fork);
+        sequence.truncate(200).expect("the window is empty");
+        extend(&cpu, &mut sequence, 50);
+        assert_rows(&sequence);
+        sequence.truncate(0).expect("everything goes back");
+        extend(&cpu, &mut sequence, 350);
+        assert_eq!(sequence.first_held(), 0);
+        assert_rows(&sequence);
+        assert_rows(&fork);
+    }
+}
+
+#[test]
+fn policies_that_cannot_share_copy_and_say_so() {
+    let cpu = cpu();
+    for policy in POLICIES {
+        let mut first = cache(policy).sequence(400).expect("address space");
+        extend(&cpu, &mut first, 300);
+        let report = first.fork().expect("memory").report();
+        let held = 300 * GEOMETRY.bytes_per_token();
+        match SHARING.contains(&policy) {
+            true => assert!(
+                report.shared_bytes > 0 && report.copied_bytes < held,
+                "{policy}"
+            ),
+            false => assert!(
+                report.shared_bytes == 0 && report.copied_bytes >= held,
+                "{policy}"
+            ),
+        }
+    }
+}

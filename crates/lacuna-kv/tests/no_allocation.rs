@@ -1,0 +1,102 @@
+//! A decode step allocates nothing, whatever the policy, except when it grows.
+#![expect(
+    unsafe_code,
+    reason = "a global allocator that counts is unsafe to implement"
+)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::num::NonZeroUsize;
+
+use lacuna_kernels::{AttentionShape, Cpu, CpuConfig, ElementType};
+use lacuna_kv::{Geometry, KvCache, Layer, Sequence, Side};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting calls of each thread.
+struct Counting;
+
+// SAFETY: every call is passed to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const GEOMETRY: Geometry = Geometry {
+    layers: 2,
+    kv_heads: 2,
+    head_dim: 32,
+    key_element: ElementType::F16,
+    value_element: ElementType::F16,
+};
+const SHAPE: AttentionShape = AttentionShape {
+    query_heads: 4,
+    kv_heads: 2,
+    head_dim: 32,
+    scale: 0.2,
+    window: NonZeroUsize::new(100),
+};
+
+/// One token: prepare, store and attend in every layer, accept.
+fn step(cpu: &Cpu, sequence: &mut Sequence) {
+    const QUERY: usize = SHAPE.query_heads * SHAPE.head_dim;
+    let (row, query) = ([0.5; 64], [0.25; QUERY]);
+    let mut out = [0.0; QUERY];
+    sequence.prepare(1).expect("room");
+    for layer in (0..GEOMETRY.layers).map(Layer) {
+        sequence.store(cpu, layer, &row, &row);
+        let keys = sequence.view(layer, Side::Key);
+        let values = sequence.view(layer, Side::Value);
+        let position = sequence.len();
+        cpu.attention(&mut out, &query, &keys, &values, position, &SHAPE, &mut []);
+    }
+    sequence.accept(1);
+}
+
+#[test]
+fn a_step_that_does_not_grow_allocates_nothing() {
+    let cpu = Cpu::new(CpuConfig {
+        threads: NonZeroUsize::MIN,
+        level: None,
+    })
+    .expect("this machine's own level");
+    for policy in [
+        "sparse",
+        "sparse:head-major",
+        "sparse:interleaved=2",
+        "dense",
+        "dense:head-major",
+        "grow:mlx",
+        "grow:double-linear",
+        "paged",
+    ] {
+        let policy = policy.parse().expect("a policy");
+        let cache = KvCache::new(GEOMETRY, policy).expect("the system has pages");
+        let mut sequence = cache.sequence(2000).expect("address space");
+        let mut growing = 0;
+        for _ in 0..1000 {
+            let committed = sequence.report().committed_bytes;
+            let before = ALLOCATIONS.with(Cell::get);
+            step(&cpu, &mut sequence);
+            let allocations = ALLOCATIONS.with(Cell::get) - before;
+            match sequence.report().committed_bytes == committed {
+                true => assert_eq!(allocations, 0, "{policy} at {}", sequence.len()),
+                false => growing += 1,
+            }
+        }
+        assert!(growing <= 1000 / 16 + 1, "{policy} grew in {growing} steps");
+    }
+}

@@ -1,0 +1,160 @@
+//! The plan as a map: one line for each buffer, in address order.
+//!
+//! ```text
+//! # section offset end size buffer shape element state lifetime
+//! arena 0x000000000000 0x000000200000 2097152 hidden 512x1024 f32 committed embed..choose
+//! kv 0x000000b50000 0x000001950000 14680064 sequence-0.layer-0.k 7168x1x8x128 f16 virtual -
+//! ```
+//!
+//! Sections follow each other: the arena, whose buffers share bytes as their lifetimes end, then KV
+//! caches (tokens x layers x heads x elements), each buffer at a page, then weights in file order. `virtual` is address space that
+//! memory comes to as it is used, `committed` is memory from the start.
+
+use std::fmt::{self, Display, Formatter};
+
+use lacuna_kv::KvPolicy;
+
+use crate::plan::{ALIGNMENT, KvBuffer, Plan};
+
+/// A [`Plan`] written as a map.
+#[derive(Debug, Clone, Copy)]
+pub struct Map<'a>(&'a Plan);
+
+impl Plan {
+    /// The plan as a map: a line for each buffer, under a line that names the columns.
+    #[must_use]
+    pub fn map(&self) -> Map<'_> {
+        Map(self)
+    }
+}
+
+/// One line.
+struct Line<'a> {
+    section: &'static str,
+    offset: u64,
+    size: u64,
+    buffer: &'a str,
+    shape: String,
+    element: &'a str,
+    state: &'static str,
+    lifetime: String,
+}
+
+impl Display for Line<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self {
+            section,
+            offset,
+            size,
+            buffer,
+            shape,
+            element,
+            state,
+            lifetime,
+        } = self;
+        let end = offset + size;
+        writeln!(
+            f,
+            "{section} {offset:#014x} {end:#014x} {size} {buffer} {shape} {element} {state} {lifetime}"
+        )
+    }
+}
+
+impl Display for Map<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "# section offset end size buffer shape element state lifetime"
+        )?;
+        self.arena(f)?;
+        let kv = self.kv(f)?;
+        self.weights(f, kv)
+    }
+}
+
+impl Map<'_> {
+    fn arena(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut places: Vec<_> = self.0.arena.placements().iter().collect();
+        places.sort_by_key(|place| (place.offset, place.buffer));
+        for place in places {
+            let (first, last) = (place.lifetime.first.name(), place.lifetime.last.name());
+            let line = Line {
+                section: "arena",
+                offset: place.offset as u64,
+                size: place.bytes as u64,
+                buffer: place.buffer.name(),
+                shape: dimensions(&[place.shape.rows, place.shape.width]),
+                element: place.shape.element.name(),
+                state: "committed",
+                lifetime: format!("{first}..{last}"),
+            };
+            line.fmt(f)?;
+        }
+        Ok(())
+    }
+
+    /// Returns where the section ends.
+    fn kv(&self, f: &mut Formatter<'_>) -> Result<u64, fmt::Error> {
+        let kv = &self.0.kv;
+        let state = match kv.policy {
+            KvPolicy::Sparse(_) | KvPolicy::Grow(_) | KvPolicy::Paged { .. } => "virtual",
+            KvPolicy::Dense(_) => "committed",
+        };
+        let geometry = kv.geometry;
+        let mut offset = (self.0.arena.bytes() as u64).next_multiple_of(kv.page_size.bytes());
+        for sequence in 0..kv.sequences {
+            for buffer in kv.buffers() {
+                let size = kv.buffer_bytes(&buffer, kv.context_tokens);
+                let row = [buffer.layers, geometry.kv_heads, geometry.head_dim];
+                let line = Line {
+                    section: "kv",
+                    offset,
+                    size,
+                    buffer: &label(sequence, &buffer),
+                    shape: dimensions(&[&[kv.context_tokens], &row[..]].concat()),
+                    element: geometry.element(buffer.side).name(),
+                    state,
+                    lifetime: "-".to_owned(),
+                };
+                line.fmt(f)?;
+                offset += size;
+            }
+        }
+        Ok(offset)
+    }
+
+    fn weights(&self, f: &mut Formatter<'_>, start: u64) -> fmt::Result {
+        let mut offset = start;
+        for tensor in &self.0.weights.tensors {
+            let line = Line {
+                section: "weights",
+                offset,
+                size: tensor.bytes as u64,
+                buffer: &tensor.name,
+                shape: dimensions(&tensor.shape),
+                element: &tensor.type_name,
+                state: "virtual",
+                lifetime: "-".to_owned(),
+            };
+            line.fmt(f)?;
+            offset = (offset + tensor.bytes as u64).next_multiple_of(ALIGNMENT as u64);
+        }
+        Ok(())
+    }
+}
+
+/// `sequence-0.layers-4-7.k`: whose rows a buffer holds.
+fn label(sequence: usize, buffer: &KvBuffer) -> String {
+    let first = buffer.layer.0;
+    let layers = match buffer.layers {
+        1 => format!("layer-{first}"),
+        more => format!("layers-{first}-{}", first + more - 1),
+    };
+    let side = buffer.side.to_string().to_lowercase();
+    format!("sequence-{sequence}.{layers}.{side}")
+}
+
+fn dimensions(shape: &[usize]) -> String {
+    let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    dims.join("x")
+}

@@ -1,0 +1,73 @@
+//! The weights of a model as its directory of tensors has them.
+
+use crate::files::{Summary, Tensors, TypeTotal};
+
+/// One tensor of the directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Weight {
+    /// The name in the file.
+    pub name: String,
+    /// The element type's name in lower case.
+    pub type_name: String,
+    /// Dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// Bytes in the file.
+    pub bytes: usize,
+}
+
+impl Weight {
+    fn summary(&self) -> Summary<'_> {
+        Summary {
+            name: &self.name,
+            type_name: &self.type_name,
+            shape: &self.shape,
+            bytes: self.bytes,
+        }
+    }
+}
+
+/// All tensors of a model, in file order. They are used where the file is mapped; only vectors, which
+/// are norms and biases, are copied out as `f32`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WeightPlan {
+    /// Every tensor.
+    pub tensors: Vec<Weight>,
+}
+
+impl WeightPlan {
+    /// The tensors of a file.
+    #[must_use]
+    pub fn of(tensors: &Tensors) -> Self {
+        let weight = |tensor: Summary<'_>| Weight {
+            name: tensor.name.to_owned(),
+            type_name: tensor.type_name.to_owned(),
+            shape: tensor.shape.to_vec(),
+            bytes: tensor.bytes,
+        };
+        Self {
+            tensors: tensors.iter().map(weight).collect(),
+        }
+    }
+
+    /// Counts and bytes by element type, largest first.
+    #[must_use]
+    pub fn by_type(&self) -> Vec<TypeTotal> {
+        TypeTotal::of(self.tensors.iter().map(Weight::summary))
+    }
+
+    /// Bytes of the mapped file that are weights. They are clean pages, which the system may drop
+    /// and read again.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.bytes as u64).sum()
+    }
+
+    /// Bytes of the vectors copied out of it.
+    #[must_use]
+    pub fn copied_bytes(&self) -> u64 {
+        let vectors = self.tensors.iter().filter(|tensor| tensor.shape.len() == 1);
+        vectors
+            .map(|tensor| (tensor.shape[0] * size_of::<f32>()) as u64)
+            .sum()
+    }
+}

@@ -1,0 +1,337 @@
+//! The plan against published sizes, against what real caches commit, and against itself.
+
+use lacuna_kernels::{DType, ElementType};
+use lacuna_kv::{KvCache, KvElements, KvPolicy};
+use lacuna_models::Config;
+use lacuna_models::plan::{
+    Budget, Buffer, Change, Demand, Logits, Plan, PlanError, Verdict, WeightPlan,
+};
+use lacuna_models::synth::{self, Shape};
+
+const F16: KvElements = KvElements::both(ElementType::F16);
+const F32: KvElements = KvElements::both(ElementType::F32);
+
+/// A shape's config and weights.
+struct Subject {
+    config: Config,
+    weights: WeightPlan,
+}
+
+impl Subject {
+    fn named(name: &str) -> Self {
+        let shape = Shape::find(name).expect("a known shape");
+        let model = synth::Model::new(shape, DType::Q8_0);
+        Self {
+            config: model.description().expect("a model").config,
+            weights: model.weights().expect("whole blocks"),
+        }
+    }
+
+    fn plan(&self, policy: &str, elements: KvElements, demand: &Demand) -> Result<Plan, PlanError> {
+        let policy: KvPolicy = policy.parse().expect("a policy");
+        let cache = KvCache::new(self.config.kv_geometry(elements), policy)?;
+        Plan::new(&self.config, self.weights.clone(), &cache, demand)
+    }
+}
+
+fn demand(context_tokens: usize) -> Demand {
+    Demand {
+        context_tokens,
+        batch_tokens: 512,
+        logits: Logits::Last,
+        sequences: 1,
+    }
+}
+
+#[test]
+fn published_kv_sizes_come_out_exactly() {
+    const GIB: u64 = 1 << 30;
+    for (name, context, elements, bytes) in [
+        ("qwen3-0.6b", 1_024, F32, 234_881_024),
+        ("qwen3-0.6b", 1_024, F16, 117_440_512),
+        ("llama-3-8b", 8_192, F32, 2 * GIB),
+        ("llama-3-8b", 8_192, F16, GIB),
+        ("llama-3-70b", 8_192, F32, 5 * GIB),
+        ("llama-3-70b", 8_192, F16, 5 * GIB / 2),
+        ("llama-3-405b", 131_072, F32, 126 * GIB),
+        ("llama-3-405b", 131_072, F16, 63 * GIB),
+        ("qwen3-4b", 32_768, F16, 9 * GIB / 2),
+    ] {
+        let subject = Subject::named(name);
+        for policy in ["sparse", "dense"] {
+            let plan = subject
+                .plan(policy, elements, &demand(context))
+                .expect("it fits");
+            let what = format!("{name} {policy} {elements}");
+            assert_eq!(plan.kv.row_bytes(context), bytes, "{what}");
+            assert_eq!(plan.kv.reserved_bytes(), bytes, "{what}: whole pages");
+            assert_eq!(plan.full().kv_committed, bytes, "{what}");
+        }
+        let sparse = subject
+            .plan("sparse", elements, &demand(context))
+            .expect("it fits");
+        assert_eq!(sparse.empty().kv_committed, 0, "{name}");
+    }
+    let qwen = Subject::named("qwen3-4b");
+    let plan = qwen.plan("sparse", F16, &demand(1)).expect("it fits");
+    assert_eq!(plan.kv.geometry.bytes_per_token(), 147_456);
+}
+
+/// The planned engine that these figures come from takes 966,807,552 bytes.
+#[test]
+fn qwen3_0_6b_at_1024_tokens_takes_under_300_megabytes_without_its_weights() {
+    let qwen = Subject::named("qwen3-0.6b");
+    let whole = Demand {
+        batch_tokens: 1_024,
+        ..demand(1_024)
+    };
+    let plan = qwen.plan("dense", F32, &whole).expect("it fits");
+    let bytes = plan.full().activations + plan.full().kv_committed;
+    assert!(bytes <= 300_000_000, "{bytes}");
+    assert_eq!(plan.arena.placement(Buffer::Rotations).bytes, 524_288);
+    assert_eq!(plan.arena.placement(Buffer::Logits).bytes, 151_936 * 4);
+
+    let every_row = Demand {
+        logits: Logits::All,
+        ..whole
+    };
+    let plan = qwen.plan("dense", F32, &every_row).expect("it fits");
+    assert_eq!(plan.arena.placement(Buffer::Logits).bytes, 622_329_856);
+    let bytes = plan.full().activations + plan.full().kv_committed;
+    assert!(bytes < 966_807_552, "{bytes}");
+}
+
+#[test]
+fn lifetimes_take_the_arena_of_every_shape_near_its_least() {
+    for shape in synth::SHAPES {
+        let subject = Subject::named(shape.name);
+        for (batch_tokens, logits) in [(1, Logits::Last), (512, Logits::Last), (64, Logits::All)] {
+            let demand = Demand {
+                batch_tokens,
+                logits,
+                ..demand(8_192)
+            };
+            let plan = subject.plan("sparse", F16, &demand).expect("it fits");
+            assert_eq!(plan.arena.verify(&subject.config), Ok(()));
+            let (bytes, least) = (plan.arena.bytes(), plan.arena.live_bytes());
+            assert!(
+                bytes * 100 <= least * 105,
+                "{}: {bytes} of {least}",
+                shape.name
+            );
+            assert!(bytes < plan.arena.unshared_bytes(), "{}", shape.name);
+        }
+    }
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes() {
+    let written = || {
+        let plan = Subject::named("llama-3.2-1b").plan("sparse", F16, &demand(4_096));
+        let plan = plan.expect("it fits");
+        (format!("{plan:?}"), plan.map().to_string())
+    };
+    assert_eq!(written(), written());
+}
+
+/// What a map says of one section: `(offset, end, size)` of each line.
+fn lines(map: &str, section: &str) -> Vec<(u64, u64, u64)> {
+    let fields = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("hex");
+    let rows = map.lines().map(fields).filter(|row| row[0] == section);
+    rows.map(|row| (hex(&row[1]), hex(&row[2]), row[3].parse().expect("a size")))
+        .collect()
+}
+
+#[test]
+fn the_map_has_a_line_for_every_buffer_and_its_sections_follow_each_other() {
+    let subject = Subject::named("qwen3-0.6b");
+    let plan = subject
+        .plan("sparse", F16, &demand(1_000))
+        .expect("it fits");
+    let map = plan.map().to_string();
+    assert_eq!(
+        map.lines().count(),
+        1 + Buffer::ALL.len() + 56 + plan.weights.tensors.len()
+    );
+    for section in ["arena", "kv", "weights"] {
+        assert!(
+            lines(&map, section)
+                .iter()
+                .all(|(offset, end, size)| offset + size == *end)
+        );
+    }
+    let (arena, kv, weights) = (
+        lines(&map, "arena"),
+        lines(&map, "kv"),
+        lines(&map, "weights"),
+    );
+    let end = |rows: &[(u64, u64, u64)]| rows.iter().map(|row| row.1).max().unwrap_or(0);
+    assert_eq!(end(&arena).next_multiple_of(64), plan.arena.bytes() as u64);
+    let sum = |rows: &[(u64, u64, u64)]| rows.iter().map(|row| row.2).sum::<u64>();
+    assert_eq!(sum(&kv), plan.kv.reserved_bytes());
+    assert_eq!(sum(&weights), plan.weights.mapped_bytes());
+    assert!(kv[0].0 >= plan.arena.bytes() as u64 && weights[0].0 >= end(&kv));
+    for rows in [kv, weights] {
+        assert!(
+            rows.windows(2).all(|pair| pair[0].1 <= pair[1].0),
+            "no two overlap"
+        );
+    }
+}
+
+/// Fills a real sequence of `policy` token by token and compares its report with the plan.
+fn agrees(subject: &Subject, policy: &str, elements: KvElements) {
+    const CONTEXT: usize = 1_200;
+    let plan = subject
+        .plan(policy, elements, &demand(CONTEXT))
+        .expect("it fits");
+    let geometry = subject.config.kv_geometry(elements);
+    let cache = KvCache::new(geometry, policy.parse().expect("a policy"));
+    let cache = cache.expect("the system has pages");
+    let mut sequence = cache.sequence(CONTEXT).expect("address space");
+    for tokens in 0..=CONTEXT {
+        if tokens > 0 {
+            sequence.prepare(1).expect("memory");
+            sequence.accept(1);
+        }
+        let report = sequence.report();
+        let found = (
+            report.committed_bytes as u64,
+            report.peak_committed_bytes as u64,
+        );
+        let planned = (plan.kv.committed_bytes(tokens), plan.kv.peak_bytes(tokens));
+        assert_eq!(planned, found, "{policy} {elements} at {tokens}");
+    }
+    let reserved = sequence.report().reserved_bytes as u64;
+    assert_eq!(plan.kv.reserved_bytes(), reserved, "{policy} {elements}");
+}
+
+#[test]
+fn a_real_cache_of_every_policy_commits_what_the_plan_says() {
+    let subject = Subject::named("qwen2.5-0.5b");
+    let mixed = KvElements {
+        key: ElementType::Q8_0,
+        value: ElementType::Q4_0,
+    };
+    for policy in [
+        "sparse",
+        "sparse:head-major",
+        "sparse:interleaved=5",
+        "dense",
+        "dense:interleaved=24",
+        "grow:mlx",
+        "grow:double-linear",
+        "grow:double-linear:512",
+    ] {
+        for elements in [F16, mixed] {
+            agrees(&subject, policy, elements);
+        }
+    }
+}
+
+#[test]
+fn a_budget_is_met_or_what_would_meet_it_is_named() {
+    let subject = Subject::named("qwen3-0.6b");
+    let demand = demand(32_768);
+    let plan = subject.plan("sparse", F32, &demand).expect("it fits");
+    let needed = plan.full().bytes();
+    let within = |bytes| {
+        plan.within(Budget(bytes), &subject.config, &demand)
+            .expect("a verdict")
+    };
+    assert_eq!(within(needed), Verdict::Fits { spare: 0 });
+    assert_eq!(within(needed + 5), Verdict::Fits { spare: 5 });
+
+    let Verdict::Exceeds { excess, changes } = within(needed - 1) else {
+        panic!("one byte too much")
+    };
+    assert_eq!(excess, 1);
+    assert!(
+        changes
+            .iter()
+            .any(|change| matches!(change, Change::Batch(_))),
+        "{changes:?}"
+    );
+
+    let budget = 3 << 30;
+    let Verdict::Exceeds { changes, .. } = within(budget) else {
+        panic!("7 GiB of cache")
+    };
+    let Some(&Change::Context(longest)) = changes.first() else {
+        panic!("{changes:?}")
+    };
+    let bytes = |context_tokens| {
+        let shorter = Demand {
+            context_tokens,
+            ..demand
+        };
+        subject
+            .plan("sparse", F32, &shorter)
+            .expect("it fits")
+            .full()
+            .bytes()
+    };
+    assert!(bytes(longest) <= budget && bytes(longest + 1) > budget);
+
+    let none = Verdict::Exceeds {
+        excess: needed - 1_000,
+        changes: Vec::new(),
+    };
+    assert_eq!(within(1_000), none, "less than the weights");
+}
+
+#[test]
+fn smaller_elements_are_proposed_where_they_are_enough() {
+    let subject = Subject::named("qwen3-0.6b");
+    let demand = demand(8_192);
+    let plan = subject.plan("sparse", F32, &demand).expect("it fits");
+    let half = subject
+        .plan("sparse", F16, &demand)
+        .expect("it fits")
+        .full()
+        .bytes();
+    let verdict = plan
+        .within(Budget(half), &subject.config, &demand)
+        .expect("a verdict");
+    let Verdict::Exceeds { changes, .. } = verdict else {
+        panic!("twice the cache")
+    };
+    assert!(
+        changes.contains(&Change::KvElements(ElementType::F16)),
+        "{changes:?}"
+    );
+}
+
+#[test]
+fn demands_that_nothing_can_meet_name_the_limit() {
+    let subject = Subject::named("qwen3-0.6b");
+    let refused = |demand: Demand| {
+        let error = subject
+            .plan("sparse", F16, &demand)
+            .expect_err("nothing can meet it");
+        error.to_string()
+    };
+    assert!(refused(demand(0)).contains("--ctx"));
+    assert!(
+        refused(Demand {
+            batch_tokens: 0,
+            ..demand(10)
+        })
+        .contains("--batch")
+    );
+    assert!(
+        refused(Demand {
+            sequences: 0,
+            ..demand(10)
+        })
+        .contains("--sequences")
+    );
+    assert!(refused(demand(1 << 40)).contains("address space"));
+    assert!(refused(demand(usize::MAX)).contains("address space"));
+    let many = Demand {
+        sequences: usize::MAX,
+        ..demand(1 << 20)
+    };
+    assert!(refused(many).contains("address space"));
+}

@@ -1,0 +1,39 @@
+//! The report as tables.
+
+use super::Report;
+
+pub(super) fn print(report: &Report) {
+    println!("{}", report.machine.line());
+    println!(
+        "{}: {:.2} GB of weights, {} threads, {}, --kv {}",
+        report.model,
+        report.weight_bytes as f64 / 1e9,
+        report.threads,
+        report.level,
+        report.kv_policy
+    );
+    if !report.prefill.is_empty() {
+        println!(
+            "\n{:>8}{:>9}{:>11}{:>9}",
+            "prompt", "cache", "tokens/s", "GMAC/s"
+        );
+    }
+    for row in &report.prefill {
+        println!(
+            "{:>8}{:>9}{:>11.1}{:>9.0}",
+            row.tokens, row.kv_type, row.tokens_per_second, row.gmac_per_s
+        );
+    }
+    if !report.decode.is_empty() {
+        println!(
+            "\n{:>8}{:>11}{:>9}{:>11}{:>10}{:>8}",
+            "depth", "sequences", "cache", "tokens/s", "step ms", "GB/s"
+        );
+    }
+    for row in &report.decode {
+        println!(
+            "{:>8}{:>11}{:>9}{:>11.1}{:>10.2}{:>8.1}",
+            row.depth, row.sequences, row.kv_type, row.tokens_per_second, row.step_ms, row.gb_per_s
+        );
+    }
+}

@@ -1,0 +1,229 @@
+//! The plan as `--json` prints it.
+
+use lacuna::Config;
+use lacuna::plan::{Demand, KvPlan, Placement, Plan, Total, Verdict, WeightPlan};
+use lacuna_kv::Side;
+use serde::Serialize;
+
+use super::argument;
+use crate::cli::PlanArgs;
+
+#[derive(Serialize)]
+pub(super) struct Report<'a> {
+    pub(super) model: &'a str,
+    pub(super) architecture: &'static str,
+    pub(super) layers: usize,
+    pub(super) context_tokens: usize,
+    pub(super) sequences: usize,
+    pub(super) batch_tokens: usize,
+    pub(super) logits: &'static str,
+    pub(super) logit_rows: usize,
+    pub(super) activations: Activations,
+    pub(super) kv: Kv,
+    pub(super) weights: Weights,
+    /// Before the first token.
+    pub(super) empty: Sum,
+    /// With every context full.
+    pub(super) full: Sum,
+    pub(super) budget: Option<Fit>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Activations {
+    pub(super) bytes: usize,
+    /// What the buffers would take side by side.
+    pub(super) unshared_bytes: usize,
+    /// What the fullest step holds: no arena can be smaller.
+    pub(super) live_bytes: usize,
+    pub(super) buffers: Vec<Buffer>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Buffer {
+    pub(super) buffer: &'static str,
+    pub(super) shape: [usize; 2],
+    pub(super) r#type: &'static str,
+    pub(super) offset: usize,
+    pub(super) end: usize,
+    pub(super) bytes: usize,
+    pub(super) first_step: &'static str,
+    pub(super) last_step: &'static str,
+}
+
+#[derive(Serialize)]
+pub(super) struct Kv {
+    pub(super) policy: String,
+    pub(super) key_type: &'static str,
+    pub(super) value_type: &'static str,
+    pub(super) page_bytes: u64,
+    pub(super) buffers: usize,
+    pub(super) bytes_per_token: usize,
+    /// All rows of all contexts.
+    pub(super) row_bytes: u64,
+    pub(super) reserved_bytes: u64,
+    pub(super) committed: Vec<Committed>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Committed {
+    /// Tokens every sequence holds.
+    pub(super) tokens: usize,
+    pub(super) row_bytes: u64,
+    pub(super) committed_bytes: u64,
+    /// The most that was committed on the way.
+    pub(super) peak_bytes: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct Weights {
+    pub(super) bytes: u64,
+    pub(super) copied_bytes: u64,
+    pub(super) types: Vec<WeightType>,
+}
+
+#[derive(Serialize)]
+pub(super) struct WeightType {
+    pub(super) r#type: String,
+    pub(super) tensors: usize,
+    pub(super) elements: u64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct Sum {
+    pub(super) weight_bytes: u64,
+    pub(super) copied_bytes: u64,
+    pub(super) activation_bytes: u64,
+    pub(super) kv_committed_bytes: u64,
+    pub(super) bytes: u64,
+    /// The most it came to on the way.
+    pub(super) peak_bytes: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct Fit {
+    pub(super) bytes: u64,
+    pub(super) fits: bool,
+    pub(super) spare_bytes: u64,
+    pub(super) excess_bytes: u64,
+    /// Arguments each of which makes it fit.
+    pub(super) changes: Vec<String>,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(
+        args: &'a PlanArgs,
+        config: &Config,
+        demand: &Demand,
+        plan: &Plan,
+        verdict: Option<&Verdict>,
+    ) -> Self {
+        let limits = plan.arena.limits();
+        let budget = args.budget.zip(verdict);
+        Self {
+            model: &args.model.model,
+            architecture: config.architecture,
+            layers: config.layers,
+            context_tokens: demand.context_tokens,
+            sequences: demand.sequences,
+            batch_tokens: limits.tokens,
+            logits: demand.logits.name(),
+            logit_rows: limits.logit_rows,
+            activations: activations(plan),
+            kv: kv(&plan.kv),
+            weights: weights(&plan.weights),
+            empty: sum(plan.empty()),
+            full: sum(plan.full()),
+            budget: budget.map(|(budget, verdict)| fit(budget.0, verdict)),
+        }
+    }
+}
+
+fn activations(plan: &Plan) -> Activations {
+    let arena = &plan.arena;
+    let mut places: Vec<&Placement> = arena.placements().iter().collect();
+    places.sort_by_key(|place| (place.lifetime.first, place.buffer));
+    let buffer = |place: &Placement| Buffer {
+        buffer: place.buffer.name(),
+        shape: [place.shape.rows, place.shape.width],
+        r#type: place.shape.element.name(),
+        offset: place.offset,
+        end: place.offset + place.bytes,
+        bytes: place.bytes,
+        first_step: place.lifetime.first.name(),
+        last_step: place.lifetime.last.name(),
+    };
+    Activations {
+        bytes: arena.bytes(),
+        unshared_bytes: arena.unshared_bytes(),
+        live_bytes: arena.live_bytes(),
+        buffers: places.into_iter().map(buffer).collect(),
+    }
+}
+
+fn kv(plan: &KvPlan) -> Kv {
+    let geometry = plan.geometry;
+    let committed = |tokens| Committed {
+        tokens,
+        row_bytes: plan.row_bytes(tokens),
+        committed_bytes: plan.committed_bytes(tokens),
+        peak_bytes: plan.peak_bytes(tokens),
+    };
+    Kv {
+        policy: plan.policy.to_string(),
+        key_type: geometry.element(Side::Key).name(),
+        value_type: geometry.element(Side::Value).name(),
+        page_bytes: plan.page_size.bytes(),
+        buffers: plan.sequences * plan.buffers().count(),
+        bytes_per_token: geometry.bytes_per_token(),
+        row_bytes: plan.row_bytes(plan.context_tokens),
+        reserved_bytes: plan.reserved_bytes(),
+        committed: samples(plan.context_tokens).map(committed).collect(),
+    }
+}
+
+/// No token, one, doubling from there, and all.
+fn samples(context: usize) -> impl Iterator<Item = usize> {
+    let doubling = std::iter::successors(Some(1usize), |tokens| tokens.checked_mul(2));
+    let below = doubling.take_while(move |&tokens| tokens < context);
+    std::iter::once(0).chain(below).chain([context])
+}
+
+fn weights(plan: &WeightPlan) -> Weights {
+    let types = plan.by_type().into_iter().map(|total| WeightType {
+        r#type: total.type_name,
+        tensors: total.tensors,
+        elements: total.elements,
+        bytes: total.bytes,
+    });
+    Weights {
+        bytes: plan.mapped_bytes(),
+        copied_bytes: plan.copied_bytes(),
+        types: types.collect(),
+    }
+}
+
+fn sum(total: Total) -> Sum {
+    Sum {
+        weight_bytes: total.weights,
+        copied_bytes: total.copied,
+        activation_bytes: total.activations,
+        kv_committed_bytes: total.kv_committed,
+        bytes: total.bytes(),
+        peak_bytes: total.peak_bytes(),
+    }
+}
+
+fn fit(bytes: u64, verdict: &Verdict) -> Fit {
+    let (spare_bytes, excess_bytes, changes) = match verdict {
+        Verdict::Fits { spare } => (*spare, 0, &[][..]),
+        Verdict::Exceeds { excess, changes } => (0, *excess, &changes[..]),
+    };
+    Fit {
+        bytes,
+        fits: excess_bytes == 0,
+        spare_bytes,
+        excess_bytes,
+        changes: changes.iter().map(argument).collect(),
+    }
+}

@@ -1,0 +1,158 @@
+//! The plan as a table for people.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+
+use super::report::{Activations, Fit, Kv, Report, Sum, Weights};
+use crate::output;
+
+/// Prints the report on standard output.
+pub(super) fn print(report: &Report<'_>) -> Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "{} ({}, {} layers): {} x {} tokens of context, {} in one pass, {} of logits",
+        report.model,
+        report.architecture,
+        report.layers,
+        report.sequences,
+        report.context_tokens,
+        report.batch_tokens,
+        count(report.logit_rows, "row"),
+    )?;
+    activations(&mut out, &report.activations)?;
+    kv(&mut out, &report.kv)?;
+    weights(&mut out, &report.weights)?;
+    totals(&mut out, &report.empty, &report.full)?;
+    if let Some(fit) = &report.budget {
+        budget(&mut out, fit)?;
+    }
+    Ok(())
+}
+
+fn activations(out: &mut impl Write, arena: &Activations) -> Result<()> {
+    writeln!(
+        out,
+        "\nactivations: one arena of {} ({} B); its buffers side by side would take {}",
+        size(arena.bytes as u64),
+        arena.bytes,
+        size(arena.unshared_bytes as u64)
+    )?;
+    writeln!(
+        out,
+        "  {:<27}{:>16} {:<4}{:>12}{:>13}  lifetime",
+        "buffer", "shape", "type", "bytes", "offset"
+    )?;
+    for buffer in &arena.buffers {
+        let [rows, width] = buffer.shape;
+        writeln!(
+            out,
+            "  {:<27}{:>16} {:<4}{:>12}{:>13}  {} to {}",
+            buffer.buffer,
+            format!("{rows} x {width}"),
+            buffer.r#type,
+            buffer.bytes,
+            format!("{:#x}", buffer.offset),
+            buffer.first_step,
+            buffer.last_step
+        )?;
+    }
+    Ok(())
+}
+
+fn kv(out: &mut impl Write, kv: &Kv) -> Result<()> {
+    writeln!(
+        out,
+        "\nKV cache: {}, K {}, V {}; {} B per token; {} of {} B pages; {} reserved",
+        kv.policy,
+        kv.key_type,
+        kv.value_type,
+        kv.bytes_per_token,
+        count(kv.buffers, "buffer"),
+        kv.page_bytes,
+        size(kv.reserved_bytes)
+    )?;
+    writeln!(
+        out,
+        "  {:>12}{:>20}{:>20}",
+        "tokens", "rows, B", "committed, B"
+    )?;
+    for row in &kv.committed {
+        writeln!(
+            out,
+            "  {:>12}{:>18}{:>18}{:>18}  {}",
+            row.tokens,
+            row.row_bytes,
+            row.committed_bytes,
+            row.peak_bytes,
+            size(row.committed_bytes)
+        )?;
+    }
+    Ok(())
+}
+
+fn weights(out: &mut impl Write, weights: &Weights) -> Result<()> {
+    writeln!(
+        out,
+        "\nweights: {}, mapped from the file; norms and biases are copied, {}",
+        size(weights.bytes),
+        size(weights.copied_bytes)
+    )?;
+    for row in &weights.types {
+        writeln!(
+            out,
+            "  {:<8}{:>12}{:>20} B  {}",
+            row.r#type,
+            count(row.tensors, "tensor"),
+            row.bytes,
+            size(row.bytes)
+        )?;
+    }
+    Ok(())
+}
+
+fn totals(out: &mut impl Write, empty: &Sum, full: &Sum) -> Result<()> {
+    writeln!(
+        out,
+        "\n{:<14}{:>12}{:>16}",
+        "total", "empty", "context full"
+    )?;
+    for (name, part) in PARTS {
+        let (empty, full) = (size(part(empty)), size(part(full)));
+        writeln!(out, "  {name:<12}{empty:>12}{full:>16}")?;
+    }
+    Ok(())
+}
+
+/// A number of a total.
+type Part = fn(&Sum) -> u64;
+
+/// What makes up a total, and the total.
+const PARTS: [(&str, Part); 5] = [
+    ("weights", |sum| sum.weight_bytes + sum.copied_bytes),
+    ("activations", |sum| sum.activation_bytes),
+    ("KV cache", |sum| sum.kv_committed_bytes),
+    ("all", |sum| sum.bytes),
+    ("peak", |sum| sum.peak_bytes),
+];
+
+fn budget(out: &mut impl Write, fit: &Fit) -> Result<()> {
+    let budget = size(fit.bytes);
+    if fit.fits {
+        writeln!(out, "\nfits {budget}: {} to spare", size(fit.spare_bytes))?;
+    } else {
+        let excess = size(fit.excess_bytes);
+        writeln!(out, "\ndoes not fit {budget}: {excess} too much")?;
+    }
+    Ok(())
+}
+
+fn size(bytes: u64) -> String {
+    output::bytes(bytes)
+}
+
+fn count(number: usize, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
