@@ -259,6 +259,23 @@ fn weights_that_are_not_finite_do_not_hang() {
 }
 
 #[test]
+fn limits_are_rates_on_every_level() {
+    let bytes = vec![1; 4 << 20];
+    for level in levels() {
+        let cpu = cpu(level, 2);
+        for rate in [
+            cpu.measure_read(&bytes),
+            cpu.measure_int8_dot(),
+            cpu.measure_f32_fma(),
+        ] {
+            assert!(rate.is_finite() && rate > 0.0, "{level:?} {rate}");
+        }
+        assert_eq!(cpu.measure_read(&[]), 0.0);
+        assert!(cpu.measure_barrier() < 1.0);
+    }
+}
+
+#[test]
 fn levels_have_names_and_unavailable_ones_are_refused() {
     for level in Level::ALL {
         assert_eq!(level.name().parse::<Level>().ok(), Some(level));
