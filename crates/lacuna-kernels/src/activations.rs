@@ -97,15 +97,15 @@ pub(crate) fn tokens_per_tile(tokens: usize, widest: usize, registers: Registers
 /// 1 holds.
 unsafe trait Plain {}
 
-// SAFETY: a number, or an array of them.
+// SAFETY: 1: a number, or an array of numbers.
 unsafe impl Plain for u32 {}
-// SAFETY: a number, or an array of them.
+// SAFETY: 1: a number, or an array of numbers.
 unsafe impl Plain for i32 {}
-// SAFETY: a number, or an array of them.
+// SAFETY: 1: a number, or an array of numbers.
 unsafe impl Plain for f32 {}
-// SAFETY: a number, or an array of them.
+// SAFETY: 1: a number, or an array of numbers.
 unsafe impl Plain for [u32; 8] {}
-// SAFETY: `repr(C)` arrays of four-byte numbers, which leave no gaps.
+// SAFETY: 1: `repr(C)` arrays of four-byte numbers, which leave no gaps.
 unsafe impl<const N: usize> Plain for ActivationBlock<N> {}
 
 fn cast<T: Plain>(bytes: &[u8]) -> &[T] {

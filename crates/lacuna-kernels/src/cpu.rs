@@ -498,6 +498,13 @@ impl Cpu {
         });
     }
 
+    /// The index of the first element that is infinite or no number.
+    ///
+    /// One thread reads all of `x` once: a check for diagnosis, not for every step.
+    pub fn first_not_finite(&self, x: &[f32]) -> Option<usize> {
+        self.proof.run(elementwise::FirstNotFinite { x })
+    }
+
     /// Converts `src`, whole rows, to cache elements, rounding to nearest even.
     ///
     /// A block of a quantized type that holds a value which is not finite, or values beyond 65,504

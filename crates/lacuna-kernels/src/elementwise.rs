@@ -168,3 +168,28 @@ impl Kernel for Add<'_> {
         }
     }
 }
+
+/// Looks for the first element that is not finite.
+pub(crate) struct FirstNotFinite<'a> {
+    pub(crate) x: &'a [f32],
+}
+
+impl Kernel for FirstNotFinite<'_> {
+    type Output = Option<usize>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> Option<usize> {
+        // Whole pieces without an early exit, so that the comparisons are vectorised.
+        const PIECE: usize = 256;
+        for (index, piece) in self.x.chunks(PIECE).enumerate() {
+            let largest = piece
+                .iter()
+                .fold(0, |largest, x| u32::max(largest, x.to_bits() & 0x7FFF_FFFF));
+            if largest >= f32::INFINITY.to_bits() {
+                let within = piece.iter().position(|x| !x.is_finite());
+                return within.map(|within| index * PIECE + within);
+            }
+        }
+        None
+    }
+}

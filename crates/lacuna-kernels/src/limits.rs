@@ -32,9 +32,11 @@ impl Cpu {
     ///
     /// That is the bandwidth of memory if `bytes` is much larger than the last-level cache.
     pub fn measure_read(&self, bytes: &[u8]) -> f64 {
-        let tasks: Vec<&[u8]> = bytes.chunks_exact(READ_TASK).collect();
-        let elapsed = self.measure(tasks.len(), |task| Read { bytes: tasks[task] });
-        (tasks.len() * READ_TASK) as f64 / elapsed.as_secs_f64()
+        let tasks = bytes.len() / READ_TASK;
+        let elapsed = self.measure(tasks, |task| Read {
+            bytes: &bytes[task * READ_TASK..][..READ_TASK],
+        });
+        (tasks * READ_TASK) as f64 / elapsed.as_secs_f64()
     }
 
     /// Products of 8-bit integers per second, summed in 32 bits, of all threads together.

@@ -87,6 +87,18 @@ fn rows_longer_than_a_panel_match_f64() {
     for dtype in DType::ALL {
         check(dtype, 33, 3072, 1);
         check(dtype, 33, 2304, 7);
+        check(dtype, 33, 4864, 1);
+    }
+}
+
+#[test]
+fn more_rows_than_panels_and_fewer_than_lanes_match_f64() {
+    for dtype in DType::ALL {
+        check(dtype, 700, 256, 13);
+        check(dtype, 700, 256, 1);
+        for tokens in [1, 2, 3, 8, 13] {
+            check(dtype, 5, 512, tokens);
+        }
     }
 }
 
@@ -140,6 +152,24 @@ fn a_token_does_not_depend_on_its_batch_or_on_threads() {
                         .all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(same, "{dtype} {level:?} {threads} threads, batch {batch}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_token_of_long_rows_is_the_same_alone_and_in_a_batch() {
+    for dtype in DType::ALL {
+        let (rows, cols, tokens) = (21, 4864, 9);
+        let bytes = random_matrix(dtype, rows, cols, 1.0, 13);
+        let w = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+        let x = Random::new(6).units(tokens * cols);
+        for level in levels() {
+            let cpu = cpu(level, 2);
+            let alone = product(&cpu, &w, &x[..cols], 1);
+            for batch in [2, 8, 9] {
+                let out = product(&cpu, &w, &x[..batch * cols], batch);
+                assert_eq!(out[..rows], alone, "{dtype} {level:?} batch {batch}");
             }
         }
     }

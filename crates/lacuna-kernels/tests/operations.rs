@@ -134,6 +134,24 @@ fn sums_biases_and_stored_rows_are_exact() {
 }
 
 #[test]
+fn the_first_value_that_is_not_finite_is_found() {
+    for level in levels() {
+        let cpu = cpu(level, 1);
+        for len in [0, 1, 255, 256, 1000] {
+            let mut x = Random::new(3).units(len);
+            assert_eq!(cpu.first_not_finite(&x), None);
+            for at in [len / 2, len.saturating_sub(1)] {
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    x.iter_mut().skip(at).for_each(|x| *x = bad);
+                    assert_eq!(cpu.first_not_finite(&x), (at < len).then_some(at));
+                    x = Random::new(3).units(len);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn embedding_copies_rows() {
     for dtype in DType::ALL {
         let (rows, cols) = (5, 512);
@@ -237,6 +255,23 @@ fn weights_that_are_not_finite_do_not_hang() {
             let out = product(level, dtype, &weights, &Random::new(1).units(256));
             assert!(out.iter().all(|x| !x.is_finite()), "{dtype} {level:?}");
         }
+    }
+}
+
+#[test]
+fn limits_are_rates_on_every_level() {
+    let bytes = vec![1; 4 << 20];
+    for level in levels() {
+        let cpu = cpu(level, 2);
+        for rate in [
+            cpu.measure_read(&bytes),
+            cpu.measure_int8_dot(),
+            cpu.measure_f32_fma(),
+        ] {
+            assert!(rate.is_finite() && rate > 0.0, "{level:?} {rate}");
+        }
+        assert_eq!(cpu.measure_read(&[]), 0.0);
+        assert!(cpu.measure_barrier() < 1.0);
     }
 }
 

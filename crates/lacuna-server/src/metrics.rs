@@ -244,7 +244,7 @@ const HISTOGRAMS: [Times; 4] = [
 ];
 
 fn histogram(times: &Histogram, mut metric: MetricEncoder<'_>) -> fmt::Result {
-    let bounds = Histogram::BOUNDS.into_iter().chain([f64::MAX]);
+    let bounds = Histogram::BOUNDS.into_iter().chain([f64::INFINITY]);
     let buckets: Vec<(f64, u64)> = bounds.zip(times.counts().iter().copied()).collect();
     let sum = times.sum().as_secs_f64();
     metric.encode_histogram::<NoLabelSet>(sum, times.count(), &buckets, None)

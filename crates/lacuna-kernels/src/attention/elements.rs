@@ -67,9 +67,16 @@ pair!(Q4_0, 18, |s, block| {
     [s.mul(scale, low), s.mul(scale, high)]
 });
 
-/// Calls a generic method with the type of an [`ElementType`](crate::ElementType).
+/// Evaluates an expression with the [`Pair`] of an [`ElementType`](crate::ElementType); `q8_0` may have
+/// one of its own.
 macro_rules! with_element {
     ($element:expr, |$E:ident| $body:expr) => {
+        with_element!($element, |$E| $body, q8_0: {
+            type $E = $crate::attention::elements::Q8_0;
+            $body
+        })
+    };
+    ($element:expr, |$E:ident| $body:expr, q8_0: $other:expr) => {
         match $element {
             $crate::element::ElementType::F32 => {
                 type $E = $crate::attention::elements::F32;
@@ -83,14 +90,11 @@ macro_rules! with_element {
                 type $E = $crate::attention::elements::Bf16;
                 $body
             }
-            $crate::element::ElementType::Q8_0 => {
-                type $E = $crate::attention::elements::Q8_0;
-                $body
-            }
             $crate::element::ElementType::Q4_0 => {
                 type $E = $crate::attention::elements::Q4_0;
                 $body
             }
+            $crate::element::ElementType::Q8_0 => $other,
         }
     };
 }

@@ -300,14 +300,16 @@ impl<'b> Partition<'_, 'b> {
         let count = self.loaded.queries() * self.loaded.attention.shape.chunks();
         let stored = self.stored_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
-        with_element!(self.loaded.attention.k.layout().element, |E| s.vectorize(
-            scores::Rows::<E> {
+        with_element!(
+            self.loaded.attention.k.layout().element,
+            |E| s.vectorize(scores::Rows::<E> {
                 rows: &stored,
                 queries: buffers.queries[..count].as_chunks().0,
                 scores: &mut buffers.scores,
                 element: PhantomData,
-            }
-        ));
+            }),
+            q8_0: unreachable!("scores of q8_0 keys are computed in integers")
+        );
     }
 
     /// The first chunk of the scores of queries for a block.
@@ -424,6 +426,7 @@ impl<'b> Partition<'_, 'b> {
             Stored::<E> {
                 rows: &stored,
                 sums,
+                head: 0..0,
                 element: PhantomData,
             }
         ));

@@ -57,12 +57,18 @@ impl<'a, E: Pair> Rows<'a, E> {
         let pairs = self.queries.len() / count;
         let groups = self.rows.visible.start / GROUP..self.rows.visible.end.div_ceil(GROUP);
         for first_row in groups.map(|group| group * GROUP) {
+            // The head at hand and how many of its queries are done; divisions would take long.
+            let (mut head, mut done) = (0, 0);
             for first in (0..count).step_by(GROUP) {
                 // One vector per query and row.
                 let mut sums = [s.splat(0.0); GROUP * GROUP];
                 for (slot, query) in (first..count.min(first + GROUP)).step_by(T).enumerate() {
                     let queries = &self.queries[query * pairs..][..T * pairs];
-                    let dots = self.dots::<S, T>(s, query, first_row, queries);
+                    let dots = self.dots::<S, T>(s, head, first_row, queries);
+                    done += T;
+                    if done == self.rows.queries_per_head {
+                        (head, done) = (head + 1, 0);
+                    }
                     for t in 0..T {
                         for row in 0..GROUP {
                             sums[(slot * T + t) * GROUP + row] = dots[t][row];
@@ -86,13 +92,13 @@ impl<'a, E: Pair> Rows<'a, E> {
     fn dots<S: Simd, const T: usize>(
         &self,
         s: S,
-        query: usize,
+        head: usize,
         first_row: usize,
         queries: &[[Chunk; 2]],
     ) -> [[S::F; GROUP]; T] {
         let (zero, pairs) = (s.splat(0.0), queries.len() / T);
         let q: [_; T] = each!([].as_slice(), |t| &queries[t * pairs..][..pairs]);
-        let head = self.rows.head_of(query);
+        let head = self.rows.head_range(head);
         let keys: [&[E::Stored]; GROUP] = each!([].as_slice(), |j| &self
             .rows
             .pairs::<E>(first_row + j, &head)[..pairs]);

@@ -46,11 +46,10 @@ impl<'a> StoredRows<'a> {
         }
     }
 
-    /// Where the head of a query lies in a row.
+    /// Where one of the heads lies in a row.
     #[inline(always)]
-    pub(super) fn head_of(&self, query: usize) -> Range<usize> {
-        let head = self.heads.start + query / self.queries_per_head;
-        self.view.head_range(head)
+    pub(super) fn head_range(&self, index: usize) -> Range<usize> {
+        self.view.head_range(self.heads.start + index)
     }
 
     /// One head of a row.

@@ -86,33 +86,58 @@ impl Sums<'_> {
     }
 }
 
-/// Adds the values of some rows for `T` queries.
-trait Add {
+/// Adds the values of rows.
+trait Add: Sized {
     fn sums(&self) -> &Sums<'_>;
+
+    /// Adds some rows for `T` queries.
     fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>);
 
-    /// The rows that each of `T` queries sees: together those that all see. Returns `T`.
+    /// Adds the rows that each of `T` queries sees: together those that all see.
     #[inline(always)]
-    fn add_visible<S: Simd, const T: usize>(&mut self, s: S, first: usize) -> usize {
+    fn add_visible<S: Simd, const T: usize>(&mut self, s: S, first: usize) {
         let (earliest, latest) = (
             self.sums().visible(first),
             self.sums().visible(first + T - 1),
         );
         let common = latest.start..earliest.end.max(latest.start);
-        if T > 1 && earliest.start < common.start {
-            for query in first..first + T {
-                let Range { start, end } = self.sums().visible(query);
-                self.add::<S, 1>(s, query, start..end.min(common.start));
-            }
+        if earliest.start < common.start {
+            self.add_singly(s, first..first + T, 0..common.start);
         }
         self.add::<S, T>(s, first, common.clone());
-        if T > 1 && common.end < latest.end {
-            for query in first..first + T {
-                let Range { start, end } = self.sums().visible(query);
-                self.add::<S, 1>(s, query, start.max(common.end)..end);
-            }
+        if common.end < latest.end {
+            self.add_singly(s, first..first + T, common.end..latest.end);
         }
-        T
+    }
+
+    /// Adds those of some rows that each of some queries sees.
+    #[inline(always)]
+    fn add_singly<S: Simd>(&mut self, s: S, queries: Range<usize>, rows: Range<usize>) {
+        s.vectorize(Singly {
+            add: self,
+            queries,
+            rows,
+        });
+    }
+}
+
+/// See [`Add::add_singly`]; it is compiled apart because it is rarely needed.
+struct Singly<'a, A> {
+    add: &'a mut A,
+    queries: Range<usize>,
+    rows: Range<usize>,
+}
+
+impl<A: Add> Kernel for Singly<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for query in self.queries {
+            let Range { start, end } = self.add.sums().visible(query);
+            let rows = start.max(self.rows.start)..end.min(self.rows.end);
+            self.add.add::<S, 1>(s, query, rows);
+        }
     }
 }
 
@@ -122,6 +147,8 @@ trait Add {
 pub(super) struct Stored<'a, E> {
     pub(super) rows: &'a StoredRows<'a>,
     pub(super) sums: Sums<'a>,
+    /// The bytes of the head at hand.
+    pub(super) head: Range<usize>,
     pub(super) element: PhantomData<E>,
 }
 
@@ -133,15 +160,17 @@ impl<E: Pair> Kernel for Stored<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let (count, start) = (self.sums.queries(), self.sums.start);
+        let start = self.sums.start;
         let Range { start: from, end } = self.rows.visible;
         for row in (from / GROUP * GROUP..end).step_by(GROUP) {
             self.sums.start = start + row;
             self.sums.rows = GROUP;
             match self.rows.queries_per_head {
-                n if n.is_multiple_of(4) => self.all::<S, 4>(s, count),
-                n if n.is_multiple_of(2) => self.all::<S, 2>(s, count),
-                _ => self.all::<S, 1>(s, count),
+                n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => {
+                    self.all::<S, 4>(s);
+                }
+                n if n.is_multiple_of(2) => self.all::<S, 2>(s),
+                _ => self.all::<S, 1>(s),
             }
         }
     }
@@ -157,13 +186,14 @@ impl<E: Pair> Add for Stored<'_, E> {
         let (mut pair, pairs) = (0, self.sums.chunks / 2);
         while pair < pairs && !rows.is_empty() {
             let left = pairs - pair;
-            pair += match S::REGISTERS {
-                Registers::Many if left >= 4 && T <= 2 => {
-                    self.tile::<S, T, 4>(s, first, pair, &rows)
-                }
-                Registers::Many if left >= 2 => self.tile::<S, T, 2>(s, first, pair, &rows),
-                _ => self.tile::<S, T, 1>(s, first, pair, &rows),
-            };
+            let many = S::REGISTERS == Registers::Many;
+            if many && T <= 2 && left >= 4 {
+                pair += self.tile::<S, T, 4>(s, first, pair, &rows);
+            } else if many && T > 2 && left >= 2 {
+                pair += self.tile::<S, T, 2>(s, first, pair, &rows);
+            } else {
+                pair += self.tile::<S, T, 1>(s, first, pair, &rows);
+            }
         }
     }
 }
@@ -171,9 +201,20 @@ impl<E: Pair> Add for Stored<'_, E> {
 impl<E: Pair> Stored<'_, E> {
     /// All queries, `T` of a head together.
     #[inline(always)]
-    fn all<S: Simd, const T: usize>(&mut self, s: S, count: usize) {
-        for first in (0..count).step_by(T) {
-            self.add_visible::<S, T>(s, first);
+    fn all<S: Simd, const T: usize>(&mut self, s: S) {
+        let queries = self.rows.queries_per_head;
+        let (earliest, latest) = (self.sums.visible(0), self.sums.visible(queries - 1));
+        let all_see_all = latest.start == 0 && earliest.end == GROUP;
+        for head in 0..self.rows.heads.len() {
+            self.head = self.rows.head_range(head);
+            let queries = head * queries..(head + 1) * queries;
+            if all_see_all {
+                for first in queries.step_by(T) {
+                    self.add::<S, T>(s, first, 0..GROUP);
+                }
+            } else {
+                self.add_singly(s, queries, 0..GROUP);
+            }
         }
     }
 
@@ -186,7 +227,7 @@ impl<E: Pair> Stored<'_, E> {
         pair: usize,
         rows: &Range<usize>,
     ) -> usize {
-        let head = self.rows.head_of(first);
+        let head = self.head.clone();
         let first_row = self.sums.start % PARTITION;
         let weights = self.sums.weights::<T>(first, first_row / LANES);
         let mut sums = self.sums.load::<S, T, N>(s, first, pair);
@@ -245,12 +286,20 @@ impl Kernel for Panels<'_> {
             let mut first = 0;
             while first < count {
                 let many = S::REGISTERS == Registers::Many;
-                first += match count - first {
-                    12.. if many => self.add_visible::<S, 12>(s, first),
-                    4.. if many => self.add_visible::<S, 4>(s, first),
-                    3.. => self.add_visible::<S, 3>(s, first),
-                    _ => self.add_visible::<S, 1>(s, first),
-                };
+                match count - first {
+                    12.. if many => {
+                        self.add_visible::<S, 12>(s, first);
+                        first += 12;
+                    }
+                    4.. => {
+                        self.add_visible::<S, 4>(s, first);
+                        first += 4;
+                    }
+                    left => {
+                        self.add_singly(s, first..count, 0..PANEL_ROWS);
+                        first += left;
+                    }
+                }
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Many tokens: blocks of rows are packed into panels, and every tile of tokens is multiplied with
 //! them while they are in a cache.
 //!
-//! A panel of 512 columns, one or two tiles of rows, and a tile of tokens fit the first-level
-//! cache; the panels of a task and some tiles of tokens fit the second.
+//! Panels of 1024 columns stream from the second-level cache. Shorter ones would fit the first, but
+//! write and read the sums more often, which costs more.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,13 +17,13 @@ use crate::simd::{Kernel, LANES, Simd, each};
 use crate::tile::Tile;
 
 /// Blocks of columns per panel, a multiple of what any file block holds.
-const PANEL_BLOCKS: usize = 16;
+const PANEL_BLOCKS: usize = 32;
 
 /// Stored blocks of a panel: two tiles of rows.
 const PANEL_LEN: usize = 2 * PANEL_BLOCKS;
 
 /// Panels that are packed before tokens are multiplied with them.
-const PANELS: usize = 8;
+const PANELS: usize = 4;
 
 /// Blocks that a worker's buffer holds.
 pub(crate) const BUFFER_LEN: usize = PANELS * PANEL_LEN;
@@ -215,10 +215,11 @@ impl<E: HasExtra, const R: usize, const T: usize> Kernel for TokenTile<'_, '_, E
                 }
             }
         }
+        // Where sums are written at the end of this tile, or read at the start of the next one.
+        let ahead = self.token + if self.continues { T } else { 0 };
         for t in 0..T {
             for r in 0..R {
-                // The sums of the next tile are loaded or overwritten when this one is done.
-                s.prefetch_line(self.out.address(self.token + T + t, self.start + r * LANES));
+                s.prefetch_line(self.out.address(ahead + t, self.start + r * LANES));
             }
         }
         let second = self.panel[R - 1].iter();
