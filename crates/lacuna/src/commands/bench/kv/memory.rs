@@ -75,10 +75,14 @@ pub(crate) fn run(args: &BenchMemoryArgs) -> Result<()> {
     }
 }
 
-/// Eight lengths up to `most`, each twice the one before it, and the empty sequence.
+/// The empty sequence and eight lengths up to `most`, each twice the one before it, with two thirds of
+/// each between them: those do not end with a page.
 fn lengths(most: usize) -> Vec<usize> {
-    let halves = (0..8).rev().map(|power| most >> power);
-    let mut lengths: Vec<usize> = std::iter::once(0).chain(halves).collect();
+    let steps = (0..8).rev().flat_map(|power| {
+        let length = most >> power;
+        [length * 2 / 3, length]
+    });
+    let mut lengths: Vec<usize> = std::iter::once(0).chain(steps).collect();
     lengths.dedup();
     lengths
 }
@@ -174,10 +178,8 @@ mod tests {
 
     #[test]
     fn lengths_double_up_to_the_context() {
-        assert_eq!(
-            lengths(32_768),
-            [0, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768]
-        );
-        assert_eq!(lengths(3), [0, 1, 3]);
+        assert_eq!(lengths(1_024)[..6], [0, 5, 8, 10, 16, 21]);
+        assert_eq!(lengths(1_024).last(), Some(&1_024));
+        assert_eq!(lengths(3), [0, 1, 2, 3]);
     }
 }
