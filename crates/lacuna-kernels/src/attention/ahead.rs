@@ -67,11 +67,4 @@ impl<'a> Ahead<'a> {
         self.rows.start += count;
         self.rest = bytes;
     }
-
-    /// Prefetches all.
-    pub(super) fn fetch_all<S: Simd>(&mut self, s: S) {
-        while !(self.rows.is_empty() && self.rest.is_empty()) {
-            self.fetch_next(s);
-        }
-    }
 }

@@ -276,7 +276,6 @@ impl<'b> Partition<'_, 'b> {
                     Method::Integers => self.integer_scores(s, &block, &mut ahead),
                     _ => self.tiled_scores(s, &block, &mut ahead),
                 }
-                ahead.fetch_all(s);
             }
         }
     }
@@ -343,6 +342,7 @@ impl<'b> Partition<'_, 'b> {
         let needed = (seeing.start - first) / TILE..(seeing.end - first).div_ceil(TILE);
         for (tile, packed) in tiles.enumerate().take(needed.end).skip(needed.start) {
             let tile = first + tile * TILE..first + queries.min((tile + 1) * TILE);
+            ahead.fetch::<S, 8>(s);
             s.vectorize(Tiles {
                 keys: &buffers.keys,
                 queries: packed,
@@ -451,7 +451,6 @@ impl<'b> Partition<'_, 'b> {
                     pair_chunks: 2 * PANEL_ROWS,
                     ahead: &mut ahead,
                 });
-                ahead.fetch_all(s);
                 let queries = self.seeing(head, start..start + PANEL_ROWS);
                 let buffers = &self.loaded.buffers;
                 let sums = self.sums(states, &buffers.scores, &queries, start, PANEL_ROWS);
@@ -459,6 +458,7 @@ impl<'b> Partition<'_, 'b> {
                     values: &buffers.rows,
                     sums,
                     pair: 0,
+                    ahead: &mut ahead,
                 });
             }
         }

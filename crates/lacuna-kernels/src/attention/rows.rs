@@ -85,7 +85,7 @@ impl Convert<'_, '_> {
             let (count, heads) = self.block.run(&rows);
             let first = (rows.start - self.block.start) * self.row_chunks;
             for (row, head) in heads.enumerate() {
-                self.ahead.fetch::<S, 4>(s);
+                self.ahead.fetch::<S, 1>(s);
                 let out = &mut self.out[first + row * self.row_chunks..];
                 let (pairs, tail) = E::split(&head[..bytes]);
                 for (index, pair) in pairs.iter().enumerate() {

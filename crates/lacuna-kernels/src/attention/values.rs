@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::ahead::Ahead;
 use super::elements::Pair;
 use super::softmax::Chunk;
 use super::stored::{StoredRows, prefetch};
@@ -43,9 +44,10 @@ impl Sums<'_> {
     /// The weights of `T` queries for the rows of one chunk.
     #[inline(always)]
     fn weights<const T: usize>(&self, first: usize, chunk: usize) -> [&[f32; LANES]; T] {
-        each!(&Chunk::ZERO.0, |t| {
-            &self.weights[(first + t) * PARTITION_CHUNKS + chunk].0
-        })
+        // One check for all, and constant distances.
+        let start = first * PARTITION_CHUNKS + chunk;
+        let weights = &self.weights[start..=start + (T - 1) * PARTITION_CHUNKS];
+        each!(&Chunk::ZERO.0, |t| &weights[t * PARTITION_CHUNKS].0)
     }
 
     /// `N` pairs of chunks of the states of `T` queries.
@@ -266,33 +268,36 @@ fn add<S: Simd, const T: usize, const N: usize>(
     }
 }
 
-/// Adds rows from a copy, one pair of chunks after another.
-pub(super) struct Panels<'a> {
+/// Adds rows from a copy, one pair of chunks after another, for the queries of one head.
+pub(super) struct Panels<'a, 'b> {
     /// `[pairs, PANEL_ROWS]`.
     pub(super) values: &'a [[Chunk; 2]],
     pub(super) sums: Sums<'a>,
     /// The pair at hand.
     pub(super) pair: usize,
+    pub(super) ahead: &'a mut Ahead<'b>,
 }
 
-impl Kernel for Panels<'_> {
+impl Kernel for Panels<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let count = self.sums.queries();
+        let (earliest, latest) = (self.sums.visible(0), self.sums.visible(count - 1));
+        let all_see_all = latest.start == 0 && earliest.end == PANEL_ROWS;
         for pair in 0..self.sums.chunks / 2 {
             self.pair = pair;
             let mut first = 0;
             while first < count {
-                let many = S::REGISTERS == Registers::Many;
+                self.ahead.fetch::<S, 8>(s);
                 match count - first {
-                    12.. if many => {
-                        self.add_visible::<S, 12>(s, first);
+                    12.. if S::REGISTERS == Registers::Many => {
+                        self.tile::<S, 12>(s, first, all_see_all);
                         first += 12;
                     }
                     4.. => {
-                        self.add_visible::<S, 4>(s, first);
+                        self.tile::<S, 4>(s, first, all_see_all);
                         first += 4;
                     }
                     left => {
@@ -305,7 +310,18 @@ impl Kernel for Panels<'_> {
     }
 }
 
-impl Add for Panels<'_> {
+impl Panels<'_, '_> {
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(&mut self, s: S, first: usize, all_see_all: bool) {
+        if all_see_all {
+            self.add::<S, T>(s, first, 0..PANEL_ROWS);
+        } else {
+            self.add_visible::<S, T>(s, first);
+        }
+    }
+}
+
+impl Add for Panels<'_, '_> {
     fn sums(&self) -> &Sums<'_> {
         &self.sums
     }
@@ -320,9 +336,8 @@ impl Add for Panels<'_> {
             .0;
         let mut sums = self.sums.load::<S, T, 1>(s, first, self.pair);
         for chunk in rows.start / LANES..rows.end.div_ceil(LANES) {
-            let weights = self
-                .sums
-                .weights::<T>(first, self.sums.start % PARTITION / LANES + chunk);
+            let place = self.sums.start % PARTITION / LANES + chunk;
+            let weights = self.sums.weights::<T>(first, place);
             let values = &values[chunk];
             let lane = |row: usize| row.saturating_sub(chunk * LANES).min(LANES);
             for lane in lane(rows.start)..lane(rows.end) {
