@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
 use lacuna_models::plan::{Demand, Logits, Plan, WeightPlan};
-use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
+use lacuna_models::{BatchLimits, FiniteCheck, LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
 use crate::sampler::{Candidates, Sampler, Sampling};
@@ -31,6 +31,8 @@ pub struct EngineConfig {
     pub sequences: usize,
     /// Rows of logits a pass has room for. All rows are needed only to score texts fast.
     pub logits: Logits,
+    /// Whether values that are not finite are looked for. Default off.
+    pub finite_check: FiniteCheck,
 }
 
 impl Default for EngineConfig {
@@ -43,6 +45,7 @@ impl Default for EngineConfig {
             batch_tokens: 512,
             sequences: 1,
             logits: Logits::Last,
+            finite_check: FiniteCheck::Off,
         }
     }
 }
@@ -111,7 +114,7 @@ impl Engine {
         let cache = KvCache::new(shape.kv_geometry(config.kv_elements), config.kv_policy)?;
         let weights = WeightPlan::of(model.files().tensors());
         let plan = Plan::new(shape, weights, &cache, &demand)?;
-        let scratch = Scratch::new(shape, plan.arena.clone())?;
+        let scratch = Scratch::new(shape, plan.arena.clone())?.checking(config.finite_check);
         Ok(Self {
             candidates: Candidates::new(shape.vocabulary),
             model,

@@ -9,9 +9,9 @@ use lacuna_kernels::{Activations, AttentionShape, Cpu};
 use lacuna_kv::{Layer, Sequence, Side};
 
 use crate::config::Config;
-use crate::error::{ForwardError, LoadError};
+use crate::error::{ForwardError, LoadError, Place};
 use crate::plan::{Buffer, Step, attention_shape};
-use crate::scratch::Scratch;
+use crate::scratch::{FiniteCheck, Scratch};
 use crate::weights::{Linear, Source};
 
 /// Which rows of logits a segment asks for.
@@ -126,15 +126,18 @@ impl Decoder {
             scratch,
         };
         pass.embed(&self.embedding, segments);
+        pass.check_hidden(Step::Embed, Place::Embedding)?;
         pass.rotations(&self.inverse_frequencies, segments);
         for (index, block) in self.blocks.iter().enumerate() {
             pass.attention(block, Layer(index), segments);
             pass.feed_forward(block);
+            pass.check_hidden(Step::Down, Place::Layer(index))?;
         }
         let rows = pass.choose(segments);
         if rows > 0 {
             let output = self.output.as_ref().unwrap_or(&self.embedding);
             pass.logits(rows, &self.output_norm, output);
+            pass.check_logits(rows)?;
         }
         Ok(rows)
     }
@@ -183,6 +186,38 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    fn check_hidden(&mut self, step: Step, place: Place) -> Result<(), ForwardError> {
+        self.check(step, Buffer::Hidden, self.tokens, self.config.hidden, place)
+    }
+
+    fn check_logits(&mut self, rows: usize) -> Result<(), ForwardError> {
+        let width = self.config.vocabulary;
+        self.check(Step::Logits, Buffer::Logits, rows, width, Place::Logits)
+    }
+
+    /// Whether a buffer's `rows` of `width` are finite, if that is to be known.
+    fn check(
+        &mut self,
+        step: Step,
+        buffer: Buffer,
+        rows: usize,
+        width: usize,
+        place: Place,
+    ) -> Result<(), ForwardError> {
+        if self.scratch.check() == FiniteCheck::Off {
+            return Ok(());
+        }
+        let [values] = self.scratch.at(step, [buffer]);
+        let values: &mut [f32] = first(values, rows * width);
+        match self.cpu.first_not_finite(values) {
+            None => Ok(()),
+            Some(index) => Err(ForwardError::NotFinite {
+                place,
+                row: index / width,
+            }),
+        }
+    }
+
     fn embed(&mut self, table: &Linear, segments: &[Segment<'_>]) {
         let width = self.config.hidden;
         let [hidden] = self.scratch.at(Step::Embed, [Buffer::Hidden]);

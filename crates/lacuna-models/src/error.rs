@@ -98,7 +98,28 @@ pub enum PromptError {
     Tokenizer(#[from] crate::tokenizer::TokenizerError),
 }
 
-/// A forward pass that was not run.
+/// Where in a forward pass values were looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// After the embedding.
+    Embedding,
+    /// After this decoder block.
+    Layer(usize),
+    /// The logits.
+    Logits,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Embedding => f.write_str("the embedding"),
+            Self::Layer(layer) => write!(f, "layer {layer}"),
+            Self::Logits => f.write_str("the output matrix"),
+        }
+    }
+}
+
+/// A forward pass that was not run, or whose result is of no use. Nothing is accepted in either case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
@@ -119,6 +140,16 @@ pub enum ForwardError {
         logit_rows: usize,
         /// What the arena was made for.
         limits: BatchLimits,
+    },
+    /// A value that is infinite or no number, found by [`crate::FiniteCheck::EachLayer`].
+    #[error(
+        "a value that is not finite after {place}, in row {row} of the batch; the weights or the prompt's KV rows are damaged"
+    )]
+    NotFinite {
+        /// After what.
+        place: Place,
+        /// The first token of the batch that has one, or row of logits.
+        row: usize,
     },
     /// The sequence was not prepared for exactly these tokens.
     #[error("{prepared} rows are prepared in the KV cache for {tokens} tokens; call prepare first")]

@@ -18,6 +18,6 @@ mod weights;
 
 pub use config::{Config, Rope, RopeScaling};
 pub use decoder::{LogitRows, Segment};
-pub use error::{ConfigError, ForwardError, LoadError, PromptError};
+pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError};
 pub use model::{Model, describe, load_tokenizer};
-pub use scratch::{BatchLimits, OutOfMemory, Scratch};
+pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};

@@ -31,10 +31,21 @@ pub struct OutOfMemory {
 #[repr(C, align(64))]
 struct Line([u8; ALIGNMENT]);
 
+/// Whether a forward pass looks for values that are infinite or no numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FiniteCheck {
+    /// It does not: such values go through to the logits.
+    #[default]
+    Off,
+    /// After the embedding, each decoder block and the logits. Reads each of them once more.
+    EachLayer,
+}
+
 /// Arena of activation buffers for batches up to its [`BatchLimits`].
 #[derive(Debug)]
 pub struct Scratch {
     plan: ArenaPlan,
+    check: FiniteCheck,
     arena: Vec<Line>,
 }
 
@@ -52,7 +63,21 @@ impl Scratch {
         let bytes = plan.bytes();
         let arena = bytemuck::allocation::try_zeroed_vec(bytes / ALIGNMENT);
         let arena = arena.map_err(|()| OutOfMemory { bytes })?;
-        Ok(Self { plan, arena })
+        Ok(Self {
+            plan,
+            check: FiniteCheck::Off,
+            arena,
+        })
+    }
+
+    /// The same, with passes that look for values that are not finite, or do not.
+    #[must_use]
+    pub fn checking(self, check: FiniteCheck) -> Self {
+        Self { check, ..self }
+    }
+
+    pub(crate) fn check(&self) -> FiniteCheck {
+        self.check
     }
 
     /// Where each buffer lies.

@@ -72,6 +72,9 @@ pub(crate) struct EngineArgs {
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
+    /// Look for values that are not finite after each layer, and stop with its name
+    #[arg(long)]
+    pub(crate) check_finite: bool,
 }
 
 /// How tokens are chosen.

@@ -27,7 +27,9 @@ pub use lacuna_models::template::Message;
 pub use lacuna_models::tokenizer::{
     AddSpecial, Decode, Description as TokenizerDescription, ParseSpecial, Special, Tokenizer,
 };
-pub use lacuna_models::{Config, LoadError, Model, PromptError, describe, load_tokenizer};
+pub use lacuna_models::{
+    Config, FiniteCheck, LoadError, Model, PromptError, describe, load_tokenizer,
+};
 pub use lacuna_models::{plan, synth};
 
 /// The demo model: 4 million parameters trained on the documentation of Rust, built into the

@@ -521,3 +521,39 @@ fn damaged_files_are_refused_whole() {
     let folder_path = folder.path().to_str().expect("UTF-8");
     refuses(&["run", folder_path, "-p", "x"], 1, &["config.json"]);
 }
+
+#[test]
+fn a_weight_that_is_no_number_is_found_in_its_layer_when_asked_for() {
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/lacuna-demo-q8_0.gguf");
+    let mut bytes = std::fs::read(&source).expect("committed");
+    let files = lacuna::ModelFiles::open(&source).expect("a model");
+    let down = files
+        .tensors()
+        .require("blk.2.ffn_down.weight")
+        .expect("there");
+    // The scale of the first block.
+    bytes[down.file_range().start..][..2].copy_from_slice(&0x7E00_u16.to_le_bytes());
+    let folder = tempfile::tempdir().expect("a folder");
+    let damaged = folder.path().join("damaged.gguf");
+    std::fs::write(&damaged, bytes).expect("written");
+    let damaged = damaged.to_str().expect("text");
+    let run = ["run", damaged, "--raw", "-p", "What", "-n", "2"];
+    let checked = lacuna(&[&run[..], &["--check-finite"]].concat());
+    let error = String::from_utf8_lossy(&checked.stderr);
+    assert_eq!(checked.status.code(), Some(1), "{error}");
+    assert!(error.contains("layer 2"), "{error}");
+    assert!(lacuna(&run).status.success(), "unasked, it goes on");
+    let whole = source.to_str().expect("text");
+    let sound = [
+        "run",
+        whole,
+        "--raw",
+        "-p",
+        "What",
+        "-n",
+        "2",
+        "--check-finite",
+    ];
+    assert!(lacuna(&sound).status.success());
+}

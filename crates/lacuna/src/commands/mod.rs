@@ -14,7 +14,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use lacuna::{Engine, EngineConfig, Model};
+use lacuna::{Engine, EngineConfig, FiniteCheck, Model};
 
 use crate::cli::{EngineArgs, ModelArgs};
 
@@ -41,6 +41,10 @@ fn config(args: &EngineArgs) -> EngineConfig {
         kv_policy: args.kv,
         kv_elements: args.kv_type,
         context_tokens: args.ctx.map(usize::from),
+        finite_check: match args.check_finite {
+            true => FiniteCheck::EachLayer,
+            false => FiniteCheck::Off,
+        },
         ..EngineConfig::default()
     }
 }
