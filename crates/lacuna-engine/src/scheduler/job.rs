@@ -110,7 +110,7 @@ pub(crate) enum Outcome {
 
 impl Waiting {
     /// Most events a client may leave unread before its request pauses.
-    const UNREAD_EVENTS: usize = 1024;
+    const UNREAD_EVENTS: usize = 256;
 
     /// A job for `request`, and where its events come out.
     pub(crate) fn new(request: Request, capacity: usize) -> Result<(Self, Stream), Refusal> {

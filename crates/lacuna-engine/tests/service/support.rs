@@ -196,10 +196,10 @@ pub(crate) fn idle(service: &Service) -> Status {
     })
 }
 
-/// Waits until the service holds `condition`; fails after ten seconds.
+/// Waits until the service holds `condition`; fails after a minute.
 #[track_caller]
 pub(crate) fn eventually(service: &Service, condition: impl Fn(&Status) -> bool) -> Status {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + Duration::from_secs(60);
     loop {
         let status = service.handle().status();
         if condition(&status) {
