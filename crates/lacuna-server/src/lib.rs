@@ -13,9 +13,7 @@
 //!
 //! # fn serve(model: Arc<lacuna_models::Model>) -> Result<(), lacuna_server::StartError> {
 //! let server = lacuna_server::Server::start(model, lacuna_server::ServerConfig::default())?;
-//! println!("http://{}", server.address());
-//! server.run_until_signal();
-//! # Ok(())
+//! server.run_until_signal(|server| println!("http://{}", server.address()))
 //! # }
 //! ```
 #![forbid(unsafe_code)]

@@ -111,15 +111,22 @@ impl Server {
     }
 
     /// Serves until the process is asked to end (SIGINT or SIGTERM), then finishes what is under
-    /// way. Asked a second time, it ends at once.
-    pub fn run_until_signal(self) {
-        self.runtime.block_on(signal());
-        let again = self.runtime.spawn(async {
-            signal().await;
+    /// way. Asked a second time, it ends at once. `ready` is called when a signal would be heard.
+    ///
+    /// # Errors
+    /// [`StartError::Runtime`] when the system does not let it listen for signals.
+    pub fn run_until_signal(self, ready: impl FnOnce(&Self)) -> Result<(), StartError> {
+        let listening = self.runtime.block_on(async { Signals::listen() });
+        let mut signals = listening.map_err(StartError::Runtime)?;
+        ready(&self);
+        self.runtime.block_on(signals.next());
+        let again = self.runtime.spawn(async move {
+            signals.next().await;
             std::process::exit(130);
         });
         self.shutdown();
         again.abort();
+        Ok(())
     }
 
     /// Takes no more connections, lets requests under way finish within the grace time, and ends.
@@ -133,18 +140,42 @@ impl Server {
     }
 }
 
-/// Waits until the process is asked to end.
-async fn signal() {
-    #[cfg(unix)]
-    {
+/// What asks the process to end.
+#[cfg(unix)]
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-            return;
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
     }
-    tokio::signal::ctrl_c().await.ok();
+}
+
+/// What asks the process to end.
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self)
+    }
+
+    async fn next(&mut self) {
+        tokio::signal::ctrl_c().await.ok();
+    }
 }

@@ -42,9 +42,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         grace: Duration::from_secs(args.grace),
     };
     let server = Server::start(model, config)?;
-    announce(&server, &name, args.model.json)?;
-    server.run_until_signal();
-    Ok(())
+    let mut announced = Ok(());
+    server.run_until_signal(|server| announced = announce(server, &name, args.model.json))?;
+    announced
 }
 
 /// The service that the arguments describe.
