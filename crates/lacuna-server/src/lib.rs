@@ -13,7 +13,10 @@
 //!
 //! # fn serve(model: Arc<lacuna_models::Model>) -> Result<(), lacuna_server::StartError> {
 //! let server = lacuna_server::Server::start(model, lacuna_server::ServerConfig::default())?;
-//! server.run_until_signal(|server| println!("http://{}", server.address()))
+//! let signals = server.signals()?;
+//! println!("http://{}", server.address());
+//! server.run_until(signals);
+//! # Ok(())
 //! # }
 //! ```
 #![forbid(unsafe_code)]

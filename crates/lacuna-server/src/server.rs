@@ -110,15 +110,18 @@ impl Server {
         self.service.handle()
     }
 
-    /// Serves until the process is asked to end (SIGINT or SIGTERM), then finishes what is under
-    /// way. Asked a second time, it ends at once. `ready` is called when a signal would be heard.
+    /// Listens for what asks the process to end (SIGINT or SIGTERM): from here on it no longer kills.
     ///
     /// # Errors
-    /// [`StartError::Runtime`] when the system does not let it listen for signals.
-    pub fn run_until_signal(self, ready: impl FnOnce(&Self)) -> Result<(), StartError> {
+    /// [`StartError::Runtime`] when the system does not let it.
+    pub fn signals(&self) -> Result<Signals, StartError> {
         let listening = self.runtime.block_on(async { Signals::listen() });
-        let mut signals = listening.map_err(StartError::Runtime)?;
-        ready(&self);
+        listening.map_err(StartError::Runtime)
+    }
+
+    /// Serves until the first of `signals`, then finishes what is under way. At the second, the
+    /// process ends at once.
+    pub fn run_until(self, mut signals: Signals) {
         self.runtime.block_on(signals.next());
         let again = self.runtime.spawn(async move {
             signals.next().await;
@@ -126,7 +129,6 @@ impl Server {
         });
         self.shutdown();
         again.abort();
-        Ok(())
     }
 
     /// Takes no more connections, lets requests under way finish within the grace time, and ends.
@@ -140,9 +142,9 @@ impl Server {
     }
 }
 
-/// What asks the process to end.
+/// What asks the process to end; from [`Server::signals`].
 #[cfg(unix)]
-struct Signals {
+pub struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
@@ -165,9 +167,9 @@ impl Signals {
     }
 }
 
-/// What asks the process to end.
+/// What asks the process to end; from [`Server::signals`].
 #[cfg(not(unix))]
-struct Signals;
+pub struct Signals;
 
 #[cfg(not(unix))]
 impl Signals {

@@ -42,9 +42,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         grace: Duration::from_secs(args.grace),
     };
     let server = Server::start(model, config)?;
-    let mut announced = Ok(());
-    server.run_until_signal(|server| announced = announce(server, &name, args.model.json))?;
-    announced
+    let signals = server.signals()?;
+    announce(&server, &name, args.model.json)?;
+    server.run_until(signals);
+    Ok(())
 }
 
 /// The service that the arguments describe.

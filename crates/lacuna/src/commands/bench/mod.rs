@@ -1,6 +1,7 @@
 //! `lacuna bench`: what this machine makes of the work, measured and not estimated.
 
 pub(crate) mod kv;
+mod limits;
 mod machine;
 pub(crate) mod pages;
 mod samples;

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use lacuna::KvPolicy;
 use lacuna_kernels::Cpu;
 use lacuna_kv::{GrowthSchedule, KvCache, Layer, Sequence, Side};
@@ -16,8 +16,8 @@ use super::plot::{Axis, Line, Plot};
 use super::subject::Subject;
 use super::{Room, bar, cache, processor, room, rows, store};
 use crate::cli::BenchGrowthArgs;
+use crate::commands::bench::limits::Limits;
 use crate::commands::bench::machine::Machine;
-use crate::commands::bench::pages::read_gb_per_s;
 use crate::commands::bench::samples::{Samples, Tail};
 use crate::output;
 
@@ -85,8 +85,8 @@ struct Resize {
 pub(crate) fn run(args: &BenchGrowthArgs) -> Result<()> {
     let subject = Subject::find(&args.kv, args.kv.kv_type)?;
     let cpu = processor()?;
-    let read = read_gb_per_s(cpu.threads()).context("nothing was read")?;
-    let decode_step_us = subject.weight_bytes as f64 / read / 1e3;
+    let read_gb_per_s = Limits::measure(&cpu).read_gb_per_s;
+    let decode_step_us = subject.weight_bytes as f64 / read_gb_per_s / 1e3;
     let progress = bar(args.kv.policies.len())?;
     let mut policies = Vec::new();
     for &policy in &args.kv.policies {
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &BenchGrowthArgs) -> Result<()> {
         layers: subject.geometry.layers,
         kv_type: args.kv.kv_type.to_string(),
         bytes_per_token: subject.bytes_per_token(),
-        read_gb_per_s: read,
+        read_gb_per_s,
         decode_step_us,
         policies,
         resize_table: resize_table(),

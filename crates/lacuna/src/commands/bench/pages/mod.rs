@@ -8,7 +8,6 @@ mod decode;
 mod growth;
 mod operations;
 mod reading;
-pub(super) use reading::read_gb_per_s;
 mod table;
 
 use std::str::FromStr;

@@ -122,23 +122,6 @@ fn huge_page_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Gigabytes (1e9) per second that `threads` threads read together, each its part of one array:
-/// the median of several reads. `None` where the array cannot be had.
-pub(in crate::commands::bench) fn read_gb_per_s(threads: usize) -> Option<f64> {
-    const BYTES: usize = 256 << 20;
-    let array = huge_array(BYTES).ok()?;
-    let read = || {
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for part in array.chunks(BYTES.div_ceil(threads)) {
-                scope.spawn(|| std::hint::black_box(sum(part)));
-            }
-        });
-        BYTES as f64 / start.elapsed().as_secs_f64() / 1e9
-    };
-    median((0..9).map(|_| read()).collect())
-}
-
 /// Gigabytes (1e9) per second.
 fn rate(bytes: &[u8]) -> f64 {
     let start = Instant::now();

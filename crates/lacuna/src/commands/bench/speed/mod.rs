@@ -13,6 +13,7 @@ use lacuna::{KvElements, Model};
 use serde::Serialize;
 
 use crate::cli::BenchSpeedArgs;
+use crate::commands::bench::limits::Limits;
 use crate::commands::bench::machine::Machine;
 use crate::models::open_files;
 use crate::output;
@@ -27,6 +28,7 @@ struct Report {
     level: &'static str,
     kv_policy: String,
     weight_bytes: u64,
+    limits: Limits,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
 }
@@ -40,6 +42,8 @@ struct Prefill {
     tokens_per_second: f64,
     /// Multiplications of weights and of cached rows per second, in 1e9.
     gmac_per_s: f64,
+    /// The same as a part of what the processor reaches in 8-bit integers.
+    of_limit: f64,
 }
 
 /// One token for each of some sequences of equal length.
@@ -53,6 +57,8 @@ struct Decode {
     step_ms: f64,
     /// Weights and cached rows read per second, in 1e9 bytes.
     gb_per_s: f64,
+    /// The same as a part of what memory delivers.
+    of_limit: f64,
 }
 
 pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
@@ -84,24 +90,27 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")?;
     let progress = ProgressBar::new(steps as u64).with_style(style);
     let mut bench = Bench::new(args, model)?;
+    let limits = Limits::measure(bench.cpu());
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
     for &elements in &args.kv_type {
         progress.set_message(format!("{elements} cache"));
         for &tokens in &prompts {
             let time = bench.prompt(elements, tokens, args.repeats.get())?;
-            prefill.push(Prefill::new(&work, elements, tokens, time));
+            prefill.push(Prefill::new(&work, &limits, elements, tokens, time));
             progress.inc(1);
         }
         for &(depth, sequences) in &batches {
             let (time, row_bytes) = bench.steps(elements, depth, sequences, args.generate)?;
             let bytes = work.step_bytes(sequences, depth, row_bytes);
+            let gb_per_s = bytes as f64 / time / 1e9;
             decode.push(Decode {
                 depth,
                 sequences,
                 kv_type: elements.to_string(),
                 tokens_per_second: sequences as f64 / time,
                 step_ms: time * 1e3,
-                gb_per_s: bytes as f64 / time / 1e9,
+                gb_per_s,
+                of_limit: gb_per_s / limits.read_gb_per_s,
             });
             progress.inc(1);
         }
@@ -114,18 +123,21 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
         level: bench.cpu().level().name(),
         kv_policy: args.kv.to_string(),
         weight_bytes: work.weight_bytes,
+        limits,
         prefill,
         decode,
     })
 }
 
 impl Prefill {
-    fn new(work: &Work, elements: KvElements, tokens: usize, time: f64) -> Self {
+    fn new(work: &Work, limits: &Limits, elements: KvElements, tokens: usize, time: f64) -> Self {
+        let gmac_per_s = work.prompt_macs(tokens) as f64 / time / 1e9;
         Self {
             tokens,
             kv_type: elements.to_string(),
             tokens_per_second: tokens as f64 / time,
-            gmac_per_s: work.prompt_macs(tokens) as f64 / time / 1e9,
+            gmac_per_s,
+            of_limit: gmac_per_s / limits.int8_gmac_per_s,
         }
     }
 }

@@ -12,28 +12,42 @@ pub(super) fn print(report: &Report) {
         report.level,
         report.kv_policy
     );
+    println!(
+        "limits: memory {:.1} GB/s, 8-bit products {:.0} GMAC/s",
+        report.limits.read_gb_per_s, report.limits.int8_gmac_per_s
+    );
     if !report.prefill.is_empty() {
         println!(
-            "\n{:>8}{:>9}{:>11}{:>9}",
-            "prompt", "cache", "tokens/s", "GMAC/s"
+            "\n{:>8}{:>9}{:>11}{:>9}{:>10}",
+            "prompt", "cache", "tokens/s", "GMAC/s", "of limit"
         );
     }
     for row in &report.prefill {
         println!(
-            "{:>8}{:>9}{:>11.1}{:>9.0}",
-            row.tokens, row.kv_type, row.tokens_per_second, row.gmac_per_s
+            "{:>8}{:>9}{:>11.1}{:>9.0}{:>9.0}%",
+            row.tokens,
+            row.kv_type,
+            row.tokens_per_second,
+            row.gmac_per_s,
+            row.of_limit * 100.0
         );
     }
     if !report.decode.is_empty() {
         println!(
-            "\n{:>8}{:>11}{:>9}{:>11}{:>10}{:>8}",
-            "depth", "sequences", "cache", "tokens/s", "step ms", "GB/s"
+            "\n{:>8}{:>11}{:>9}{:>11}{:>10}{:>8}{:>10}",
+            "depth", "sequences", "cache", "tokens/s", "step ms", "GB/s", "of limit"
         );
     }
     for row in &report.decode {
         println!(
-            "{:>8}{:>11}{:>9}{:>11.1}{:>10.2}{:>8.1}",
-            row.depth, row.sequences, row.kv_type, row.tokens_per_second, row.step_ms, row.gb_per_s
+            "{:>8}{:>11}{:>9}{:>11.1}{:>10.2}{:>8.1}{:>9.0}%",
+            row.depth,
+            row.sequences,
+            row.kv_type,
+            row.tokens_per_second,
+            row.step_ms,
+            row.gb_per_s,
+            row.of_limit * 100.0
         );
     }
 }
