@@ -32,7 +32,7 @@ const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
 /// Below this a block counts as zero; its reciprocal would overflow.
 const SMALLEST: f32 = 1e-35;
 
-/// The bits of 1.5 * 2^23 as a float; see the AVX-512 level.
+/// The bits of 1.5 * 2^23 as a float.
 const MAGIC_BITS: i32 = 0x4B40_0000;
 
 /// One block of `N` tokens.
@@ -45,7 +45,8 @@ pub(crate) struct ActivationBlock<const N: usize> {
     pub(crate) scale: [f32; N],
     /// `scale` times the sum of the values: the factor of a weight block's minimum.
     pub(crate) scaled_sum: [f32; N],
-    /// Start of an integer sum with weights that are 128 too large, over all values ...
+    /// [`Simd::START`] less 128 times the sum of the values: the start of a sum with weights that
+    /// are 128 too large, over all values ...
     pub(crate) start: [i32; N],
     /// ... and over the first and the second half.
     pub(crate) start_halves: [[i32; 2]; N],
@@ -88,6 +89,14 @@ pub(crate) fn tokens_per_tile(tokens: usize, widest: usize, registers: Registers
         _ if tokens == 1 => 1,
         Registers::Many if tokens <= WIDEST => padded(tokens),
         Registers::Many | Registers::Few => widest,
+    }
+}
+
+/// Tokens that there is storage for: those of a small batch fill their tile.
+pub(crate) fn stored_tokens(tokens: usize, registers: Registers) -> usize {
+    match registers {
+        Registers::Many => padded(tokens),
+        Registers::Few => tokens,
     }
 }
 
@@ -240,13 +249,13 @@ impl Kernel for Quantize<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _simd: S) {
         match self.tile {
-            1 => self.tile::<1>(),
-            2 => self.tile::<2>(),
-            3 => self.tile::<3>(),
-            4 => self.tile::<4>(),
-            5 => self.tile::<5>(),
-            6 => self.tile::<6>(),
-            8 => self.tile::<8>(),
+            1 => self.tile::<S, 1>(),
+            2 => self.tile::<S, 2>(),
+            3 => self.tile::<S, 3>(),
+            4 => self.tile::<S, 4>(),
+            5 => self.tile::<S, 5>(),
+            6 => self.tile::<S, 6>(),
+            8 => self.tile::<S, 8>(),
             tokens => unreachable!("a tile of {tokens} tokens"),
         }
     }
@@ -254,7 +263,7 @@ impl Kernel for Quantize<'_> {
 
 impl Quantize<'_> {
     #[inline(always)]
-    fn tile<const N: usize>(self) {
+    fn tile<S: Simd, const N: usize>(self) {
         let blocks = cast_mut::<ActivationBlock<N>>(self.out);
         for (token, row) in self.x.chunks_exact(self.cols).enumerate() {
             let rows = row.as_chunks::<BLOCK>().0;
@@ -264,7 +273,7 @@ impl Quantize<'_> {
                 "the storage is not that of the tile"
             );
             for (x, block) in rows.iter().zip(blocks.iter_mut()) {
-                quantize_block(x).enter(token, block);
+                quantize_block(x).enter::<S, N>(token, block);
             }
         }
     }
@@ -310,8 +319,12 @@ pub(crate) struct QuantizedBlock {
 impl QuantizedBlock {
     /// Makes it the block of `token` in a block of several tokens.
     #[inline(always)]
-    pub(crate) fn enter<const N: usize>(self, token: usize, block: &mut ActivationBlock<N>) {
-        let start = |sum: i32| MAGIC_BITS - 128 * sum;
+    pub(crate) fn enter<S: Simd, const N: usize>(
+        self,
+        token: usize,
+        block: &mut ActivationBlock<N>,
+    ) {
+        let start = |sum: i32| S::START - 128 * sum;
         block.q[token] = self.q;
         block.scale[token] = self.scale;
         block.scaled_sum[token] = self.scaled_sum;

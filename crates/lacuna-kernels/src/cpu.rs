@@ -4,7 +4,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use crate::activations::{Activations, Quantize, QuantizeSingle, tokens_per_tile};
+use crate::activations::{Activations, Quantize, QuantizeSingle, stored_tokens, tokens_per_tile};
 use crate::attention::{self, Attention, AttentionShape};
 use crate::element::ElementType;
 use crate::elementwise::{self, RopeStyle};
@@ -142,16 +142,15 @@ impl Proof {
 
 /// What each thread owns, so that no operation allocates.
 struct Scratch {
-    panel: Box<[quantized::StoredBlock]>,
+    panel: quantized::PanelBuffer,
     rows: Box<quantized::RowScratch>,
     attention: attention::Buffers,
 }
 
 impl Scratch {
     fn new() -> Self {
-        let panel = vec![quantized::StoredBlock::EMPTY; quantized::PANEL_LEN].into_boxed_slice();
         Self {
-            panel,
+            panel: quantized::PanelBuffer::new(),
             rows: Box::new(quantized::RowScratch::EMPTY),
             attention: attention::Buffers::new(),
         }
@@ -262,7 +261,7 @@ impl Cpu {
             storage.len()
         );
         let per_token = Activations::storage_bytes(1, cols).expect("fewer than the bytes of all");
-        let storage = &mut storage[..tokens.max(tile) * per_token];
+        let storage = &mut storage[..stored_tokens(tokens, self.registers()) * per_token];
         // A few tiles per task, because short rows are quantized in less than a microsecond.
         let tiles = (TASK_ELEMENTS / (tile * cols)).max(1);
         Grid::pieces(storage, tiles * tile * per_token).run(&self.pool, |mut block, _| {
@@ -321,6 +320,7 @@ impl Cpu {
                     weights: w,
                     x,
                     out,
+                    threads: self.pool.threads(),
                     panel: &mut scratch.panel,
                     rows: &mut scratch.rows,
                 });

@@ -30,7 +30,7 @@ impl Kernel for QuantizeQueries<'_> {
             let mut x = [0.0; BLOCK];
             x[..LANES].copy_from_slice(&chunks[0].0);
             x[LANES..].copy_from_slice(&chunks[1].0);
-            quantize_block(&x).enter(0, out);
+            quantize_block(&x).enter::<S, 1>(0, out);
         }
     }
 }

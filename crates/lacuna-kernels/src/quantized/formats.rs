@@ -1,12 +1,12 @@
 //! How sixteen rows of each quantized storage type become 32-column blocks of bytes and scales.
 //!
 //! Rows are lanes: word `g` of a block holds, for each of 16 rows, weights `4 * g .. 4 * g + 4`.
-//! Offsets that are the same for all weights are folded into the bytes, so a weight is
-//! `scale * signed_byte`, plus a minimum per block where the type has one.
+//! A weight is `scale * (byte - OFFSET)`, plus a minimum per block where the type has one.
 //!
 //! For one token, sixteen blocks of one row are read instead, see [`super::rows`]: lanes are blocks,
 //! bytes stay unsigned, and what that adds is corrected with the sums of the activations.
 
+use super::packing::{Bytes, Narrow, Packing, Wide};
 use super::panel::{Extra, PackedBlock};
 use super::rows::{Group, Order};
 use crate::dtype::DType;
@@ -19,6 +19,12 @@ pub(super) trait Format {
     const DTYPE: DType;
     /// What a block has besides one scale.
     const EXTRA: Extra;
+    /// How panels are packed where bytes are multiplied through 16 bits.
+    type Pairs: Packing;
+    /// The same for a few tokens.
+    type FewPairs: Packing;
+    /// What the bytes of a block are larger by than its weights.
+    const OFFSET: u8;
     /// What several 32-column blocks of a file block have in common.
     type Header<S: Simd>: Copy;
 
@@ -144,12 +150,6 @@ fn or_fifth_bits<S: Simd>(s: S, words: [S::U; 8], bits: S::U) -> [S::U; 8] {
     })
 }
 
-/// The same offset for all bytes.
-#[inline(always)]
-fn weights<S: Simd>(s: S, words: [S::U; 8], offset: i8) -> [S::U; 8] {
-    each!(s.u_splat(0), |g| s.weights(words[g], offset))
-}
-
 /// Scale and minimum from `d: f16` and `m: f16`, which lie side by side.
 #[inline(always)]
 fn scale_and_min<S: Simd>(s: S, both: S::U) -> (S::F, S::F) {
@@ -158,13 +158,16 @@ fn scale_and_min<S: Simd>(s: S, both: S::U) -> (S::F, S::F) {
 
 /// Implements [`Format`] for a type with 32 columns per block.
 macro_rules! simple_format {
-    ($name:ident, $extra:ident, |$s:ident, $tile:ident, $at:ident| $body:expr, $order:ident,
+    ($name:ident, $extra:ident, $pairs:ty, $few:ty, $less:literal, |$s:ident, $tile:ident, $at:ident| $body:expr, $order:ident,
      $offset:expr, |$t:ident, $bytes:ident, $x:ident| $group:expr) => {
         pub(super) struct $name;
 
         impl Format for $name {
             const DTYPE: DType = DType::$name;
             const EXTRA: Extra = Extra::$extra;
+            type Pairs = $pairs;
+            type FewPairs = $few;
+            const OFFSET: u8 = $less;
             type Header<S: Simd> = ();
 
             #[inline(always)]
@@ -201,10 +204,13 @@ macro_rules! simple_format {
 simple_format!(
     Q8_0,
     Nothing,
+    Wide,
+    Bytes,
+    0,
     |s, tile, at| {
         let scale = s.f16_column(tile, at);
         PackedBlock {
-            words: weights(s, columns32(s, tile, at + 2), 0),
+            words: columns32(s, tile, at + 2),
             scale,
             extra: scale,
         }
@@ -229,11 +235,14 @@ simple_format!(
 simple_format!(
     Q4_0,
     Nothing,
+    Narrow<4, 8>,
+    Narrow<4, 8>,
+    8,
     |s, tile, at| {
         let scale = s.f16_column(tile, at);
         let words = nibbles(s, s.columns(tile, at + 2));
         PackedBlock {
-            words: weights(s, words, -8),
+            words,
             scale,
             extra: scale,
         }
@@ -250,11 +259,14 @@ simple_format!(
 simple_format!(
     Q4_1,
     Minimum,
+    Narrow<4, 0>,
+    Narrow<4, 0>,
+    0,
     |s, tile, at| {
         let (scale, extra) = scale_and_min(s, s.gather(tile, at));
         let words = nibbles(s, s.columns(tile, at + 4));
         PackedBlock {
-            words: weights(s, words, 0),
+            words,
             scale,
             extra,
         }
@@ -271,6 +283,9 @@ simple_format!(
 simple_format!(
     Q5_0,
     Nothing,
+    Narrow<5, 16>,
+    Narrow<5, 16>,
+    16,
     |s, tile, at| {
         let scale = s.f16_column(tile, at);
         let words = or_fifth_bits(
@@ -279,7 +294,7 @@ simple_format!(
             s.gather(tile, at + 2),
         );
         PackedBlock {
-            words: weights(s, words, -16),
+            words,
             scale,
             extra: scale,
         }
@@ -296,6 +311,9 @@ simple_format!(
 simple_format!(
     Q5_1,
     Minimum,
+    Narrow<5, 0>,
+    Narrow<5, 0>,
+    0,
     |s, tile, at| {
         let (scale, extra) = scale_and_min(s, s.gather(tile, at));
         let words = or_fifth_bits(
@@ -304,7 +322,7 @@ simple_format!(
             s.gather(tile, at + 4),
         );
         PackedBlock {
-            words: weights(s, words, 0),
+            words,
             scale,
             extra,
         }
@@ -429,6 +447,9 @@ pub(super) struct Q4K;
 impl Format for Q4K {
     const DTYPE: DType = DType::Q4K;
     const EXTRA: Extra = Extra::Minimum;
+    type Pairs = Narrow<4, 0>;
+    type FewPairs = Narrow<4, 0>;
+    const OFFSET: u8 = 0;
     type Header<S: Simd> = KHeader<S>;
 
     #[inline(always)]
@@ -448,7 +469,7 @@ impl Format for Q4K {
         let (scale, extra) = header.sub_block(s, part);
         let words = k_nibbles(s, tile, at + 16, part);
         PackedBlock {
-            words: weights(s, words, 0),
+            words,
             scale,
             extra,
         }
@@ -475,6 +496,9 @@ pub(super) struct Q5K;
 impl Format for Q5K {
     const DTYPE: DType = DType::Q5K;
     const EXTRA: Extra = Extra::Minimum;
+    type Pairs = Narrow<5, 0>;
+    type FewPairs = Narrow<5, 0>;
+    const OFFSET: u8 = 0;
     type Header<S: Simd> = KHeader<S>;
 
     #[inline(always)]
@@ -499,7 +523,7 @@ impl Format for Q5K {
             s.u_or(low[g], s.u_shl(bit, 4))
         });
         PackedBlock {
-            words: weights(s, words, 0),
+            words,
             scale,
             extra,
         }
@@ -561,6 +585,9 @@ impl<S: Simd> Q6KHeader<S> {
 impl Format for Q6K {
     const DTYPE: DType = DType::Q6K;
     const EXTRA: Extra = Extra::SecondScale;
+    type Pairs = Narrow<6, 32>;
+    type FewPairs = Narrow<6, 32>;
+    const OFFSET: u8 = 32;
     type Header<S: Simd> = Q6KHeader<S>;
 
     #[inline(always)]
@@ -591,7 +618,7 @@ impl Format for Q6K {
             s.u_or(low, s.u_shl(high, 4))
         });
         PackedBlock {
-            words: weights(s, words, -32),
+            words,
             scale: header.scale(s, 2 * part),
             extra: header.scale(s, 2 * part + 1),
         }

@@ -8,13 +8,13 @@
 //! ([`stream`]), and many share panels that are packed into a buffer of the worker ([`panels`]).
 
 mod formats;
+mod packing;
 mod panel;
 mod panels;
 mod rows;
 mod stream;
 
-pub(crate) use panel::StoredBlock;
-pub(crate) use panels::BUFFER_LEN as PANEL_LEN;
+pub(crate) use panels::Buffer as PanelBuffer;
 pub(crate) use rows::Scratch as RowScratch;
 
 use std::marker::PhantomData;
@@ -38,7 +38,9 @@ pub(crate) struct Product<'a, 'b> {
     pub(crate) weights: &'a Matrix<'a>,
     pub(crate) x: &'a Activations<'a>,
     pub(crate) out: Block<'b, f32>,
-    pub(crate) panel: &'a mut [StoredBlock],
+    /// Threads that share the rows.
+    pub(crate) threads: usize,
+    pub(crate) panel: &'a mut PanelBuffer,
     pub(crate) rows: &'a mut RowScratch,
 }
 
@@ -76,7 +78,11 @@ impl Product<'_, '_> {
         } else if S::REGISTERS == Registers::Many && self.x.tokens() <= WIDEST {
             stream::multiply(s, self.weights, self.x, &mut self.out, format);
         } else {
+            // The others take the rows between.
+            let rows = self.out.cols();
+            let next_row = rows.end + (self.threads - 1) * rows.len();
             Panels {
+                next_row,
                 weights: self.weights,
                 x: self.x,
                 out: &mut self.out,

@@ -1,5 +1,8 @@
 //! Packed blocks of sixteen rows and the one step every product of quantized values is made of.
 
+use std::ops::Range;
+
+use super::packing::{Dots, Packing};
 use crate::activations::ActivationBlock;
 use crate::simd::{Simd, each};
 
@@ -17,77 +20,105 @@ pub(super) enum Extra {
 /// Thirty-two columns of sixteen rows, in registers.
 #[derive(Clone, Copy)]
 pub(super) struct PackedBlock<S: Simd> {
-    /// Word `g` of lane `r`: weights `4 * g ..` of row `r`, as [`Simd::weights`] makes them.
+    /// Word `g` of lane `r`: weights `4 * g ..` of row `r`, a byte each, too large by
+    /// [`Format::OFFSET`](super::formats::Format::OFFSET).
     pub(super) words: [S::U; 8],
     pub(super) scale: S::F,
     /// See [`Extra`]; unused where there is none.
     pub(super) extra: S::F,
 }
 
-/// The same in memory.
+/// Scales of the same in memory; see [`Packing`] for the weights.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct StoredBlock {
-    words: [[u32; 16]; 8],
+pub(crate) struct Scales {
     scale: [f32; 16],
     extra: [f32; 16],
 }
 
-impl StoredBlock {
-    pub(crate) const EMPTY: Self = Self {
-        words: [[0; 16]; 8],
+impl Scales {
+    pub(crate) const ZERO: Self = Self {
         scale: [0.0; 16],
         extra: [0.0; 16],
     };
 
     #[inline(always)]
     pub(super) fn store<S: Simd>(&mut self, s: S, block: &PackedBlock<S>) {
-        for g in 0..8 {
-            s.u_store(block.words[g], &mut self.words[g]);
-        }
         s.store(block.scale, &mut self.scale);
         s.store(block.extra, &mut self.extra);
     }
 }
 
-/// Where a step reads its weights from.
-pub(super) trait Source<S: Simd> {
-    fn word(&self, s: S, g: usize) -> S::U;
-    fn scale(&self, s: S) -> S::F;
-    fn extra(&self, s: S) -> S::F;
+/// What a step multiplies tokens with: the same columns of `R` tiles of sixteen rows.
+pub(super) trait Source<S: Simd, const R: usize> {
+    /// Integer products of the words in `range`, of eight.
+    fn dots<const T: usize>(
+        &self,
+        s: S,
+        x: &ActivationBlock<T>,
+        start: &[i32; T],
+        range: Range<usize>,
+    ) -> Dots<S, R, T>;
+    fn scale(&self, s: S, r: usize) -> S::F;
+    fn extra(&self, s: S, r: usize) -> S::F;
 }
 
-impl<S: Simd> Source<S> for PackedBlock<S> {
+/// Weights in registers are bytes as [`Simd::weights`] makes them.
+impl<S: Simd> Source<S, 1> for PackedBlock<S> {
     #[inline(always)]
-    fn word(&self, _: S, g: usize) -> S::U {
-        self.words[g]
+    fn dots<const T: usize>(
+        &self,
+        s: S,
+        x: &ActivationBlock<T>,
+        start: &[i32; T],
+        range: Range<usize>,
+    ) -> Dots<S, 1, T> {
+        let mut sums = [each!(s.u_splat(0), |t| s.dot_start(start[t]))];
+        for g in range {
+            for t in 0..T {
+                sums[0][t] = s.dot4(sums[0][t], self.words[g], x.q[t][g]);
+            }
+        }
+        sums
     }
 
     #[inline(always)]
-    fn scale(&self, _: S) -> S::F {
+    fn scale(&self, _: S, _: usize) -> S::F {
         self.scale
     }
 
     #[inline(always)]
-    fn extra(&self, _: S) -> S::F {
+    fn extra(&self, _: S, _: usize) -> S::F {
         self.extra
     }
 }
 
-impl<S: Simd> Source<S> for &StoredBlock {
+/// Packed blocks in memory.
+pub(super) struct Stored<'a, P: Packing, const R: usize> {
+    pub(super) words: [&'a P::Words; R],
+    pub(super) scales: [&'a Scales; R],
+}
+
+impl<S: Simd, P: Packing, const R: usize> Source<S, R> for Stored<'_, P, R> {
     #[inline(always)]
-    fn word(&self, s: S, g: usize) -> S::U {
-        s.u_load(&self.words[g])
+    fn dots<const T: usize>(
+        &self,
+        s: S,
+        x: &ActivationBlock<T>,
+        start: &[i32; T],
+        range: Range<usize>,
+    ) -> Dots<S, R, T> {
+        P::dots(s, &self.words, x, start, range)
     }
 
     #[inline(always)]
-    fn scale(&self, s: S) -> S::F {
-        s.load(&self.scale)
+    fn scale(&self, s: S, r: usize) -> S::F {
+        s.load(&self.scales[r].scale)
     }
 
     #[inline(always)]
-    fn extra(&self, s: S) -> S::F {
-        s.load(&self.extra)
+    fn extra(&self, s: S, r: usize) -> S::F {
+        s.load(&self.scales[r].extra)
     }
 }
 
@@ -97,39 +128,29 @@ pub(super) type Sums<S, const R: usize, const T: usize> = [[<S as Simd>::F; T]; 
 /// Adds the products of one block of columns. What is added to one sum, and in which order, does
 /// not depend on `R`, `T` or the source.
 #[inline(always)]
-pub(super) fn step<S: Simd, B: Source<S>, const R: usize, const T: usize>(
+pub(super) fn step<S: Simd, const R: usize, const T: usize>(
     s: S,
     extra: Extra,
-    weights: &[B; R],
+    weights: &impl Source<S, R>,
     x: &ActivationBlock<T>,
     sums: &mut Sums<S, R, T>,
 ) {
     if extra == Extra::SecondScale {
-        for half in 0..2 {
-            let start = each!(0, |t| x.start_halves[t][half]);
-            let dots = dots(s, weights, x, start, 4 * half);
-            for r in 0..R {
-                let scale = if half == 0 {
-                    weights[r].scale(s)
-                } else {
-                    weights[r].extra(s)
-                };
-                for t in 0..T {
-                    sums[r][t] = s.dot_end(dots[r][t], scale, s.splat(x.scale[t]), sums[r][t]);
-                }
-            }
-        }
-        return;
+        let start = each!(0, |t| x.start_halves[t][0]);
+        let dots = weights.dots(s, x, &start, 0..4);
+        let scale = each!(s.splat(0.0), |r| weights.scale(s, r));
+        add_scaled(s, &dots, &scale, x, sums);
+        let start = each!(0, |t| x.start_halves[t][1]);
+        let dots = weights.dots(s, x, &start, 4..8);
+        let scale = each!(s.splat(0.0), |r| weights.extra(s, r));
+        return add_scaled(s, &dots, &scale, x, sums);
     }
-    let low = dots(s, weights, x, x.start, 0);
-    let dots = continue_dots(s, weights, x, low, 4);
-    for r in 0..R {
-        let scale = weights[r].scale(s);
-        for t in 0..T {
-            sums[r][t] = s.dot_end(dots[r][t], scale, s.splat(x.scale[t]), sums[r][t]);
-        }
-        if extra == Extra::Minimum {
-            let minimum = weights[r].extra(s);
+    let dots = weights.dots(s, x, &x.start, 0..8);
+    let scale = each!(s.splat(0.0), |r| weights.scale(s, r));
+    add_scaled(s, &dots, &scale, x, sums);
+    if extra == Extra::Minimum {
+        for r in 0..R {
+            let minimum = weights.extra(s, r);
             for t in 0..T {
                 sums[r][t] = s.fused(minimum, s.splat(x.scaled_sum[t]), sums[r][t]);
             }
@@ -137,34 +158,17 @@ pub(super) fn step<S: Simd, B: Source<S>, const R: usize, const T: usize>(
     }
 }
 
-/// Integer products of the four words from `first` on.
 #[inline(always)]
-fn dots<S: Simd, B: Source<S>, const R: usize, const T: usize>(
+fn add_scaled<S: Simd, const R: usize, const T: usize>(
     s: S,
-    weights: &[B; R],
+    dots: &Dots<S, R, T>,
+    scale: &[S::F; R],
     x: &ActivationBlock<T>,
-    start: [i32; T],
-    first: usize,
-) -> [[S::U; T]; R] {
-    let start: [_; T] = each!(s.dot_start(0), |t| s.dot_start(start[t]));
-    continue_dots(s, weights, x, [start; R], first)
-}
-
-#[inline(always)]
-fn continue_dots<S: Simd, B: Source<S>, const R: usize, const T: usize>(
-    s: S,
-    weights: &[B; R],
-    x: &ActivationBlock<T>,
-    mut sums: [[S::U; T]; R],
-    first: usize,
-) -> [[S::U; T]; R] {
-    for g in first..first + 4 {
-        for r in 0..R {
-            let word = weights[r].word(s, g);
-            for t in 0..T {
-                sums[r][t] = s.dot4(sums[r][t], word, x.q[t][g]);
-            }
+    sums: &mut Sums<S, R, T>,
+) {
+    for r in 0..R {
+        for t in 0..T {
+            sums[r][t] = s.dot_end(dots[r][t], scale[r], s.splat(x.scale[t]), sums[r][t]);
         }
     }
-    sums
 }

@@ -1,43 +1,115 @@
 //! Many tokens: blocks of rows are packed into panels, and every tile of tokens is multiplied with
 //! them while they are in a cache.
-//!
-//! Panels of 1024 columns stream from the second-level cache. Shorter ones would fit the first, but
-//! write and read the sums more often, which costs more.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::formats::Format;
-use super::panel::{Extra, StoredBlock, Sums, step};
+use super::packing::{Bytes, Line, Packing};
+use super::panel::{Extra, Scales, Stored, Sums, step};
 use super::{load, parts, prefetch_ahead, store};
-use crate::activations::{ActivationBlock, Activations, BLOCK};
+use crate::activations::{ActivationBlock, Activations, BLOCK, WIDEST};
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd, each};
+use crate::simd::{Kernel, LANES, Products, Simd, each};
 use crate::tile::Tile;
-
-/// Blocks of columns per panel, a multiple of what any file block holds.
-const PANEL_BLOCKS: usize = 32;
-
-/// Stored blocks of a panel: two tiles of rows.
-const PANEL_LEN: usize = 2 * PANEL_BLOCKS;
 
 /// Panels that are packed before tokens are multiplied with them.
 const PANELS: usize = 4;
 
-/// Blocks that a worker's buffer holds.
-pub(crate) const BUFFER_LEN: usize = PANELS * PANEL_LEN;
+/// Most tiles of rows in a panel.
+const MOST_TILES: usize = 2;
+
+/// Most blocks of columns in a panel.
+const MOST_BLOCKS: usize = 32;
+
+/// Most lines that a block's weights take, and those of the most blocks.
+const MOST_LINES: usize = 8 * MOST_BLOCKS;
 
 /// Tokens that all packed panels are multiplied with before the next: a multiple of every level's
 /// tile.
 const TOKENS_TOGETHER: usize = 96;
+
+/// Where a worker packs panels: tile after tile, block after block.
+pub(crate) struct Buffer {
+    words: Box<[Line]>,
+    scales: Box<[Scales]>,
+}
+
+impl Buffer {
+    pub(crate) fn new() -> Self {
+        let tiles = PANELS * MOST_TILES;
+        Self {
+            words: vec![Line::ZERO; tiles * MOST_LINES].into_boxed_slice(),
+            scales: vec![Scales::ZERO; tiles * MOST_BLOCKS].into_boxed_slice(),
+        }
+    }
+}
+
+/// Weights that will be packed next, fetched a few lines at a time while tokens are multiplied with
+/// those packed before.
+#[derive(Clone)]
+struct Ahead {
+    next: *const u8,
+    /// Bytes left of this row, and of each row after it.
+    left: usize,
+    row_bytes: usize,
+    /// From the end of what is needed of a row to the next one.
+    gap: usize,
+    rows: usize,
+    /// Lines to fetch with each block of columns.
+    lines: usize,
+}
+
+impl Ahead {
+    /// The bytes in `columns` of `rows`, as far as they exist.
+    fn new(weights: &Matrix<'_>, rows: &Range<usize>, columns: &Range<usize>) -> Self {
+        let rows = rows.start.min(weights.rows())..rows.end.min(weights.rows());
+        let stride = weights.row_bytes();
+        let start = rows.start * stride + columns.start;
+        Self {
+            next: weights.bytes().as_ptr().wrapping_add(start),
+            left: columns.len(),
+            row_bytes: columns.len(),
+            gap: stride - columns.len(),
+            rows: rows.len(),
+            lines: 0,
+        }
+    }
+
+    /// Spreads the lines over `steps` calls of [`Ahead::fetch`].
+    fn spread(&mut self, steps: usize) {
+        let lines = self.rows * (self.row_bytes.div_ceil(64) + 1);
+        self.lines = lines.div_ceil(steps.max(1));
+    }
+
+    #[inline(always)]
+    fn fetch<S: Simd>(&mut self, s: S) {
+        if self.rows == 0 {
+            return;
+        }
+        for _ in 0..self.lines {
+            s.prefetch_far(self.next);
+            let step = self.left.min(64);
+            self.next = self.next.wrapping_add(step);
+            self.left -= step;
+            if self.left == 0 {
+                self.next = self.next.wrapping_add(self.gap);
+                self.left = self.row_bytes;
+                self.rows = self.rows.saturating_sub(1);
+            }
+        }
+    }
+}
 
 /// One block of columns of the output, by packed panels.
 pub(super) struct Panels<'a, 'b, D> {
     pub(super) weights: &'a Matrix<'a>,
     pub(super) x: &'a Activations<'a>,
     pub(super) out: &'a mut Block<'b, f32>,
-    pub(super) buffer: &'a mut [StoredBlock],
+    /// Where the rows begin that this thread probably goes on with.
+    pub(super) next_row: usize,
+    pub(super) buffer: &'a mut Buffer,
     pub(super) format: PhantomData<D>,
 }
 
@@ -50,6 +122,15 @@ struct Part {
 
 impl<D: Format> Panels<'_, '_, D> {
     pub(super) fn multiply<S: Simd>(&mut self, s: S) {
+        match S::PRODUCTS {
+            Products::Quads => self.packed::<S, Bytes>(s),
+            // For a few tokens it does not pay to widen what is packed.
+            Products::Pairs if self.x.tokens() <= WIDEST => self.packed::<S, D::FewPairs>(s),
+            Products::Pairs => self.packed::<S, D::Pairs>(s),
+        }
+    }
+
+    fn packed<S: Simd, P: Packing>(&mut self, s: S) {
         let tile_rows = self.weights.rows().min(LANES);
         // In a matrix of fewer rows than lanes a tile is one row.
         let tile_rows = if tile_rows < LANES { 1 } else { LANES };
@@ -58,11 +139,14 @@ impl<D: Format> Panels<'_, '_, D> {
         let blocks = self.weights.cols() / BLOCK;
         for first in rows.clone().step_by(PANELS * panel_rows) {
             let rows = first..rows.end.min(first + PANELS * panel_rows);
-            for start in (0..blocks).step_by(PANEL_BLOCKS) {
-                let columns = start..blocks.min(start + PANEL_BLOCKS);
+            for start in (0..blocks).step_by(P::PANEL_BLOCKS) {
+                let columns = start..blocks.min(start + P::PANEL_BLOCKS);
                 for (index, first) in rows.clone().step_by(tile_rows).enumerate() {
-                    self.pack(s, index, &Tile::new(self.weights, first), &columns);
+                    self.pack::<S, P>(s, index, &Tile::new(self.weights, first), &columns);
                 }
+                let mut ahead = self.ahead(&rows, columns.end, P::PANEL_BLOCKS);
+                let tiles = self.x.tokens().div_ceil(S::TOKENS);
+                ahead.spread(rows.len().div_ceil(panel_rows) * tiles * columns.len());
                 for token in (0..self.x.tokens()).step_by(TOKENS_TOGETHER) {
                     let end = self.x.tokens().min(token + TOKENS_TOGETHER);
                     let part = Part {
@@ -70,46 +154,93 @@ impl<D: Format> Panels<'_, '_, D> {
                         columns: columns.clone(),
                     };
                     for (panel, first) in rows.clone().step_by(panel_rows).enumerate() {
-                        let tile = Tile::new(self.weights, first);
-                        if S::TILES == 2 && first + tile_rows < rows.end {
-                            let tiles = [tile, Tile::new(self.weights, first + tile_rows)];
-                            self.panel::<S, 2>(s, panel, first, &tiles, &part);
-                        } else {
-                            self.panel::<S, 1>(s, panel, first, &[tile], &part);
-                        }
+                        self.rows::<S, P>(s, panel, first..rows.end, &part, &mut ahead);
                     }
                 }
             }
         }
     }
 
+    /// What is packed after `rows` and the columns before `column`: the next columns, or else the
+    /// first ones of the next rows.
+    fn ahead(&self, rows: &Range<usize>, column: usize, blocks: usize) -> Ahead {
+        let count = self.weights.cols() / BLOCK;
+        let (rows, start) = if column < count {
+            (rows.clone(), column)
+        } else if rows.end < self.out.cols().end {
+            (rows.end..rows.end + rows.len(), 0)
+        } else {
+            (self.next_row..self.next_row + rows.len(), 0)
+        };
+        let byte = |block: usize| block / parts::<D>() * D::DTYPE.block_bytes();
+        let columns = byte(start)..byte(count.min(start + blocks));
+        Ahead::new(self.weights, &rows, &columns)
+    }
+
+    /// Multiplies a packed panel, whose first row is that of `rows`, with some tokens.
+    fn rows<S: Simd, P: Packing>(
+        &mut self,
+        s: S,
+        panel: usize,
+        rows: Range<usize>,
+        part: &Part,
+        ahead: &mut Ahead,
+    ) {
+        let first = rows.start;
+        let tile = Tile::new(self.weights, first);
+        let next = first + tile.lanes().len();
+        // A constant, so that the kernels of two tiles are not compiled where there are none.
+        if const { S::TILES == MOST_TILES } {
+            if next < rows.end {
+                let tiles = [tile, Tile::new(self.weights, next)];
+                return self.panel::<S, P, MOST_TILES>(s, panel, first, &tiles, part, ahead);
+            }
+        }
+        self.panel::<S, P, 1>(s, panel, first, &[tile], part, ahead);
+    }
+
     /// Packs the `index`-th tile of rows.
-    fn pack<S: Simd>(&mut self, s: S, index: usize, tile: &Tile<'_>, columns: &Range<usize>) {
-        let (panel, r) = (index / S::TILES, index % S::TILES);
-        s.vectorize(Pack {
+    fn pack<S: Simd, P: Packing>(
+        &mut self,
+        s: S,
+        index: usize,
+        tile: &Tile<'_>,
+        columns: &Range<usize>,
+    ) {
+        let first = index * P::PANEL_BLOCKS;
+        let words = P::blocks_mut(&mut self.buffer.words);
+        s.vectorize(Pack::<D, P> {
             tile,
             start: columns.start,
-            out: &mut self.buffer[panel * PANEL_LEN..][r * PANEL_BLOCKS..][..columns.len()],
-            format: PhantomData::<D>,
+            words: &mut words[first..][..columns.len()],
+            scales: &mut self.buffer.scales[first..][..columns.len()],
+            format: PhantomData,
         });
     }
 
     /// Multiplies a packed panel with some tokens.
-    fn panel<S: Simd, const R: usize>(
+    fn panel<S: Simd, P: Packing, const R: usize>(
         &mut self,
         s: S,
         panel: usize,
         first: usize,
         tiles: &[Tile<'_>; R],
         part: &Part,
+        ahead: &mut Ahead,
     ) {
-        let panel = &self.buffer[panel * PANEL_LEN..][..PANEL_LEN];
-        let mut call = TokenTiles::<R> {
-            panel: std::array::from_fn(|r| &panel[r * PANEL_BLOCKS..][..part.columns.len()]),
+        let words = P::blocks(&self.buffer.words);
+        let range = |r: usize| {
+            let first = (panel * S::TILES + r) * P::PANEL_BLOCKS;
+            first..first + part.columns.len()
+        };
+        let mut call = TokenTiles::<P, R> {
+            words: std::array::from_fn(|r| &words[range(r)]),
+            scales: std::array::from_fn(|r| &self.buffer.scales[range(r)]),
             x: self.x,
             start: first - self.out.cols().start,
             lanes: std::array::from_fn(|r| tiles[r].lanes()),
             part: part.clone(),
+            ahead,
             out: self.out,
         };
         match D::EXTRA {
@@ -121,73 +252,87 @@ impl<D: Format> Panels<'_, '_, D> {
 }
 
 /// A packed panel and some tokens; independent of the storage type.
-struct TokenTiles<'a, 'b, const R: usize> {
-    panel: [&'a [StoredBlock]; R],
+struct TokenTiles<'a, 'b, P: Packing, const R: usize> {
+    words: [&'a [P::Words]; R],
+    scales: [&'a [Scales]; R],
     x: &'a Activations<'a>,
     /// Where the panel's rows are in the block of the output.
     start: usize,
     lanes: [Range<usize>; R],
     part: Part,
+    ahead: &'a mut Ahead,
     out: &'a mut Block<'b, f32>,
 }
 
-impl<const R: usize> TokenTiles<'_, '_, R> {
+impl<P: Packing, const R: usize> TokenTiles<'_, '_, P, R> {
     fn run<S: Simd, E: HasExtra>(&mut self, s: S) {
         for token in self.part.tokens.clone().step_by(S::TOKENS) {
             match (self.part.tokens.end - token).min(S::TOKENS) {
                 1 => self.tile::<S, E, 1>(s, token),
-                2 if S::TOKENS >= 2 => self.tile::<S, E, 2>(s, token),
-                3 if S::TOKENS >= 3 => self.tile::<S, E, 3>(s, token),
-                4 if S::TOKENS >= 4 => self.tile::<S, E, 4>(s, token),
-                5 if S::TOKENS >= 5 => self.tile::<S, E, 5>(s, token),
-                6 if S::TOKENS >= 6 => self.tile::<S, E, 6>(s, token),
+                2 => self.tile::<S, E, 2>(s, token),
+                3 => self.tile::<S, E, 3>(s, token),
+                4 => self.tile::<S, E, 4>(s, token),
+                5 => self.tile::<S, E, 5>(s, token),
+                6 => self.tile::<S, E, 6>(s, token),
                 count => unreachable!("a tile of {count} tokens"),
             }
         }
     }
 
     fn tile<S: Simd, E: HasExtra, const T: usize>(&mut self, s: S, token: usize) {
+        // A constant, so that kernels which a level does not have are not compiled.
+        if const { T > S::TOKENS } {
+            unreachable!("a tile of {T} tokens, of at most {}", S::TOKENS);
+        }
         let columns = &self.part.columns;
-        s.vectorize(TokenTile::<E, R, T> {
-            panel: self.panel,
+        s.vectorize(TokenTile::<P, E, R, T> {
+            words: self.words,
+            scales: self.scales,
             x: &self.x.tile::<T>(token)[columns.clone()],
             token,
             start: self.start,
             lanes: &self.lanes,
             continues: columns.start > 0,
+            ahead: self.ahead,
             out: self.out,
             extra: PhantomData,
         });
     }
 }
 
-/// Packs the blocks of columns from `start` on, as many as `out` holds.
-struct Pack<'a, 'b, D> {
+/// Packs the blocks of columns from `start` on, as many as there is room for.
+struct Pack<'a, 'b, D, P: Packing> {
     tile: &'a Tile<'b>,
     start: usize,
-    out: &'a mut [StoredBlock],
+    words: &'a mut [P::Words],
+    scales: &'a mut [Scales],
     format: PhantomData<D>,
 }
 
-impl<D: Format> Kernel for Pack<'_, '_, D> {
+impl<D: Format, P: Packing> Kernel for Pack<'_, '_, D, P> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let first = self.start / parts::<D>();
-        for (index, out) in self.out.chunks_exact_mut(parts::<D>()).enumerate() {
+        let words = self.words.chunks_exact_mut(parts::<D>());
+        let scales = self.scales.chunks_exact_mut(parts::<D>());
+        for (index, (words, scales)) in words.zip(scales).enumerate() {
             prefetch_ahead::<S, D>(s, self.tile, first + index, S::TILES * LANES);
             let header = D::header(s, self.tile, first + index);
-            for (part, out) in out.iter_mut().enumerate() {
-                out.store(s, &D::block(s, self.tile, first + index, part, &header));
+            for (part, (words, scales)) in words.iter_mut().zip(scales).enumerate() {
+                let block = D::block(s, self.tile, first + index, part, &header);
+                P::pack(s, &block, D::OFFSET, words);
+                scales.store(s, &block);
             }
         }
     }
 }
 
 /// Adds the products of a packed panel and a tile of tokens.
-struct TokenTile<'a, 'b, E, const R: usize, const T: usize> {
-    panel: [&'a [StoredBlock]; R],
+struct TokenTile<'a, 'b, P: Packing, E, const R: usize, const T: usize> {
+    words: [&'a [P::Words]; R],
+    scales: [&'a [Scales]; R],
     x: &'a [ActivationBlock<T>],
     /// The first token.
     token: usize,
@@ -196,11 +341,14 @@ struct TokenTile<'a, 'b, E, const R: usize, const T: usize> {
     lanes: &'a [Range<usize>; R],
     /// Whether the output holds the sums of the columns before.
     continues: bool,
+    ahead: &'a mut Ahead,
     out: &'a mut Block<'b, f32>,
     extra: PhantomData<E>,
 }
 
-impl<E: HasExtra, const R: usize, const T: usize> Kernel for TokenTile<'_, '_, E, R, T> {
+impl<P: Packing, E: HasExtra, const R: usize, const T: usize> Kernel
+    for TokenTile<'_, '_, P, E, R, T>
+{
     type Output = ();
 
     #[inline(always)]
@@ -222,9 +370,15 @@ impl<E: HasExtra, const R: usize, const T: usize> Kernel for TokenTile<'_, '_, E
                 s.prefetch_line(self.out.address(ahead + t, self.start + r * LANES));
             }
         }
-        let second = self.panel[R - 1].iter();
-        for ((first, second), x) in self.panel[0].iter().zip(second).zip(self.x) {
-            let weights: [&StoredBlock; R] = each!(first, |r| if r == 0 { first } else { second });
+        let count = self.x.len();
+        let words: [_; R] = each!(&self.words[0][..count], |r| &self.words[r][..count]);
+        let scales: [_; R] = each!(&self.scales[0][..count], |r| &self.scales[r][..count]);
+        for (index, x) in self.x.iter().enumerate() {
+            let weights = Stored::<P, R> {
+                words: each!(&words[0][index], |r| &words[r][index]),
+                scales: each!(&scales[0][index], |r| &scales[r][index]),
+            };
+            self.ahead.fetch(s);
             step(s, E::EXTRA, &weights, x, &mut sums);
         }
         for t in 0..T {

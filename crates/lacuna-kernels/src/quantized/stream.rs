@@ -72,8 +72,11 @@ impl<D: Format, const T: usize> Kernel for Stream<'_, '_, D, T> {
             prefetch_ahead::<S, D>(s, &self.tile, index, LANES);
             let header = D::header(s, &self.tile, index);
             for (part, x) in x.iter().enumerate() {
-                let block = D::block(s, &self.tile, index, part, &header);
-                step(s, D::EXTRA, &[block], x, &mut sums);
+                let mut block = D::block(s, &self.tile, index, part, &header);
+                for g in 0..8 {
+                    block.words[g] = s.weights(block.words[g], D::OFFSET.wrapping_neg() as i8);
+                }
+                step(s, D::EXTRA, &block, x, &mut sums);
             }
         }
         for t in 0..T {

@@ -11,9 +11,10 @@
 //!    every row lies within the tile's bytes.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Registers, Simd};
+use super::{Kernel, LANES, Products, Registers, Simd};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX2, FMA and F16C.
@@ -96,6 +97,37 @@ fn dot4(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
+/// The same value, which the compiler takes for another: it would add the terms of a sum as a tree,
+/// sum by sum, and run out of registers; so they are added one by one, in the order of the source.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn in_order(sum: __m256i) -> __m256i {
+    let mut sum = sum;
+    // SAFETY: there are no instructions; the operand stays as it is.
+    unsafe {
+        asm!("/* {} */", inout(ymm_reg) sum, options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}
+
+/// Two signed bytes of each lane as 16-bit numbers: `order` puts them into upper halves.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn widen(bytes: __m256i, order: __m256i) -> __m256i {
+    // The order is within four bytes; those of the other lanes follow at the same distance.
+    let lanes = _mm256_setr_epi32(
+        0,
+        0x0404_0404,
+        0x0808_0808,
+        0x0C0C_0C0C,
+        0,
+        0x0404_0404,
+        0x0808_0808,
+        0x0C0C_0C0C,
+    );
+    _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(bytes, _mm256_or_si256(order, lanes)))
+}
+
 /// Lane `4 * q + j` is the sum of lanes `4 * q .. 4 * q + 4` of `x[j]`.
 #[target_feature(enable = "avx2")]
 #[inline]
@@ -172,8 +204,10 @@ impl Simd for Avx2 {
     type U = [__m256i; 2];
 
     const REGISTERS: Registers = Registers::Few;
-    const TOKENS: usize = 2;
+    const TOKENS: usize = 4;
     const TILES: usize = 1;
+    const PRODUCTS: Products = Products::Pairs;
+    const START: i32 = 0;
     const SIGNED_BIAS: i32 = 0;
 
     #[inline]
@@ -493,6 +527,65 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn widen(self, bytes: Self::U) -> [Self::U; 2] {
+        // SAFETY: 1.
+        let (first, second) = unsafe {
+            (
+                _mm256_set1_epi32(0x0180_0080_u32 as i32),
+                _mm256_set1_epi32(0x0380_0280_u32 as i32),
+            )
+        };
+        [
+            both!(|bytes| widen(bytes, first)),
+            both!(|bytes| widen(bytes, second)),
+        ]
+    }
+
+    #[inline(always)]
+    fn widen_all(self, bytes: &[u32; 8]) -> [u32; 16] {
+        let mut wide = [0; 16];
+        // SAFETY: 1, 2.
+        let halves = unsafe {
+            let bytes = _mm256_loadu_si256(bytes.as_ptr().cast());
+            [
+                _mm256_cvtepi8_epi16(_mm256_castsi256_si128(bytes)),
+                _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(bytes)),
+            ]
+        };
+        self.u_store(halves, &mut wide);
+        wide
+    }
+
+    #[inline(always)]
+    fn dot2(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U {
+        // SAFETY: 1.
+        let activations = unsafe { _mm256_set1_epi32(activations as i32) };
+        both!(|sum, weights| {
+            in_order(_mm256_add_epi32(
+                sum,
+                _mm256_madd_epi16(weights, activations),
+            ))
+        })
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, sums: Self::U, weights: Self::U, activations: u32) -> Self::U {
+        // SAFETY: 1.
+        let activations = unsafe { _mm256_set1_epi32(activations as i32) };
+        both!(|sums, weights| {
+            in_order(_mm256_add_epi16(
+                sums,
+                _mm256_maddubs_epi16(weights, activations),
+            ))
+        })
+    }
+
+    #[inline(always)]
+    fn sum_pairs(self, sums: Self::U) -> Self::U {
+        both!(|sums| _mm256_madd_epi16(sums, _mm256_set1_epi16(1)))
+    }
+
+    #[inline(always)]
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U {
         // SAFETY: 1, 2.
         unsafe {
@@ -628,6 +721,12 @@ impl Simd for Avx2 {
     fn prefetch_line(self, address: *const u8) {
         // SAFETY: a prefetch reads nothing and cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_far(self, address: *const u8) {
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 
     #[inline(always)]

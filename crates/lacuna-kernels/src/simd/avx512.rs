@@ -16,7 +16,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Registers, Simd};
+use super::{Kernel, LANES, Products, Registers, Simd};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI, and F16C.
@@ -153,6 +153,8 @@ impl Simd for Avx512Vnni {
     const REGISTERS: Registers = Registers::Many;
     const TOKENS: usize = 6;
     const TILES: usize = 2;
+    const PRODUCTS: Products = Products::Quads;
+    const START: i32 = MAGIC.to_bits() as i32;
     const SIGNED_BIAS: i32 = 128;
 
     #[inline]
@@ -590,6 +592,12 @@ impl Simd for Avx512Vnni {
     fn prefetch_line(self, address: *const u8) {
         // SAFETY: a prefetch reads nothing and cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_far(self, address: *const u8) {
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 
     #[inline(always)]

@@ -53,6 +53,15 @@ pub(crate) enum Registers {
     Many,
 }
 
+/// How a level multiplies bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Products {
+    /// By [`Simd::dot4`], in one instruction.
+    Quads,
+    /// In two steps, through sums of 16 bits: [`Simd::add_pairs`] and [`Simd::dot2`].
+    Pairs,
+}
+
 /// A level: the lane operations and the proof that this CPU has them.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
@@ -67,6 +76,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen-row tiles per packed panel, 1 or 2.
     const TILES: usize;
 
+    /// How many bytes are multiplied.
+    const PRODUCTS: Products;
+    /// What [`Simd::dot_start`] takes for nothing; the sum of the activations is in it too.
+    const START: i32;
     /// What [`Simd::dot_signed`] takes each weight for beyond its value.
     const SIGNED_BIAS: i32;
 
@@ -162,6 +175,60 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Start of an integer sum. `bias` is [`ActivationBlock`](crate::activations)'s start value,
     /// which some levels use to correct an unsigned representation of the weights.
     fn dot_start(self, bias: i32) -> Self::U;
+    /// Signed bytes as 16-bit numbers: bytes 0 and 1 of each lane, and bytes 2 and 3.
+    #[inline(always)]
+    fn widen(self, bytes: Self::U) -> [Self::U; 2] {
+        let mut lanes = [0; LANES];
+        self.u_store(bytes, &mut lanes);
+        let wide: [_; 2] = each!([0; LANES], |i| each!(0, |lane| {
+            let bytes = lanes[lane].to_le_bytes();
+            pair([bytes[2 * i] as i8, bytes[2 * i + 1] as i8])
+        }));
+        each!(bytes, |i| self.u_load(&wide[i]))
+    }
+    /// The same of 32 bytes.
+    #[inline(always)]
+    fn widen_all(self, bytes: &[u32; 8]) -> [u32; 16] {
+        each!(0, |i| {
+            let bytes = bytes[i / 2].to_le_bytes();
+            let at = 2 * (i % 2);
+            pair([bytes[at] as i8, bytes[at + 1] as i8])
+        })
+    }
+    /// Adds to each lane the product of two 16-bit numbers and two others.
+    #[inline(always)]
+    fn dot2(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U {
+        let (mut sums, mut lanes) = ([0; LANES], [0; LANES]);
+        self.u_store(sum, &mut sums);
+        self.u_store(weights, &mut lanes);
+        let [a, b] = unpair(activations);
+        let sums = each!(0, |lane| {
+            let [x, y] = unpair(lanes[lane]);
+            (x * a + y * b).wrapping_add_unsigned(sums[lane]) as u32
+        });
+        self.u_load(&sums)
+    }
+    /// Adds products of four unsigned weights and four signed bytes to two 16-bit sums per lane.
+    #[inline(always)]
+    fn add_pairs(self, sums: Self::U, weights: Self::U, activations: u32) -> Self::U {
+        let (mut all, mut lanes) = ([0; LANES], [0; LANES]);
+        self.u_store(sums, &mut all);
+        self.u_store(weights, &mut lanes);
+        let x = activations.to_le_bytes();
+        let all = each!(0, |lane| {
+            let w = lanes[lane].to_le_bytes();
+            let term = |i: usize| i32::from(w[i]) * i32::from(x[i] as i8);
+            let [a, b] = unpair(all[lane]);
+            let sums = [a + term(0) + term(1), b + term(2) + term(3)];
+            u32::from(sums[0] as u16) | u32::from(sums[1] as u16) << 16
+        });
+        self.u_load(&all)
+    }
+    /// The two 16-bit sums of each lane as one.
+    #[inline(always)]
+    fn sum_pairs(self, sums: Self::U) -> Self::U {
+        self.dot2(self.u_splat(0), sums, 0x0001_0001)
+    }
     /// Thirty-two bytes, then thirty-two more.
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U;
     /// Four times sixteen bytes.
@@ -204,8 +271,23 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn prefetch(self, tile: &Tile<'_>, at: usize);
     /// Hints that the cache line of an address, which may be any, will be read soon.
     fn prefetch_line(self, address: *const u8);
+    /// The same, less soon: it goes to the second-level cache.
+    fn prefetch_far(self, address: *const u8);
     /// Hints that `bytes` will be read within a few microseconds.
     fn prefetch_bytes(self, bytes: &[u8]);
+}
+
+/// Two signed bytes as 16-bit numbers in a word.
+#[inline(always)]
+fn pair(bytes: [i8; 2]) -> u32 {
+    let [low, high] = bytes.map(|byte| u32::from(i16::from(byte) as u16));
+    low | high << 16
+}
+
+/// The two 16-bit numbers in a word.
+#[inline(always)]
+fn unpair(word: u32) -> [i32; 2] {
+    [word as u16, (word >> 16) as u16].map(|half| i32::from(half as i16))
 }
 
 /// `e^x` for `x <= 88`, within 2 units in the last place; 0 below -87.7; NaN stays NaN.

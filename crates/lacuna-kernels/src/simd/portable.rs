@@ -1,6 +1,6 @@
 //! The level every CPU has: plain Rust over arrays.
 
-use super::{Kernel, LANES, Registers, Simd};
+use super::{Kernel, LANES, Products, Registers, Simd};
 use crate::tile::Tile;
 use half::f16;
 
@@ -47,6 +47,8 @@ impl Simd for Portable {
     const REGISTERS: Registers = Registers::Few;
     const TOKENS: usize = 2;
     const TILES: usize = 1;
+    const PRODUCTS: Products = Products::Quads;
+    const START: i32 = 0;
     const SIGNED_BIAS: i32 = 0;
 
     #[inline(never)]
@@ -372,6 +374,9 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn prefetch_line(self, _address: *const u8) {}
+
+    #[inline(always)]
+    fn prefetch_far(self, _: *const u8) {}
 
     #[inline(always)]
     fn prefetch_bytes(self, _bytes: &[u8]) {}
