@@ -4,8 +4,9 @@
 //! block after block. So a result depends on its row and its token alone: not on the other tokens,
 //! not on how rows are cut into tasks, and not on the level, as all levels fuse the same operations.
 //!
-//! One token streams rows from the file layout ([`rows`]), a few share them in registers
-//! ([`stream`]), and many share panels that are packed into a buffer of the worker ([`panels`]).
+//! One token streams rows from the file layout ([`rows`], with AVX2 `eight`), a few share them in
+//! registers ([`stream`]), and many share panels that are packed into a buffer of the worker
+//! ([`panels`]).
 
 #[cfg(target_arch = "x86_64")]
 mod eight;
