@@ -8,7 +8,6 @@
 //! 1. The functions with target features are reached through [`multiply`] only, which has the proof
 //!    that the CPU has AVX2, FMA and F16C.
 //! 2. Loads go through references to arrays that are at least as long, unaligned.
-//! 3. A prefetch reads nothing and cannot fault.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 use std::arch::x86_64::*;
@@ -82,9 +81,7 @@ impl Ahead {
     #[inline]
     fn prefetch(self, start: usize, bytes: usize) {
         for line in (0..bytes).step_by(64) {
-            let line = self.0.wrapping_add(start + line).cast();
-            // SAFETY: 3.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line) }
+            _mm_prefetch::<_MM_HINT_T0>(self.0.wrapping_add(start + line).cast());
         }
     }
 }
@@ -95,6 +92,7 @@ trait Eight<const BYTES: usize, const PARTS: usize> {
     fn add(rows: &Blocks<'_, BYTES>, x: &Values<'_, PARTS>, ahead: Ahead, sum: __m256) -> __m256;
 }
 
+/// See [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     weights: &Matrix<'_>,
@@ -139,8 +137,7 @@ fn pair<const BYTES: usize>(rows: &Blocks<'_, BYTES>, r: usize, at: usize) -> __
     _mm256_set_m128i(load16(rows[r + 4], at), load16(rows[r], at))
 }
 
-#[target_feature(enable = "avx2")]
-#[inline]
+#[inline(always)]
 fn u16_at<const BYTES: usize>(bytes: &[u8; BYTES], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
@@ -373,12 +370,10 @@ impl Header {
 #[target_feature(enable = "avx2")]
 #[inline]
 fn fifth_bits(bits: __m256i, part: usize) -> __m256i {
-    let up = _mm256_sll_epi16(
-        bits,
-        _mm_cvtsi32_si128(4_i32.saturating_sub(part as i32).max(0)),
-    );
-    let down = _mm256_srl_epi16(up, _mm_cvtsi32_si128((part as i32 - 4).max(0)));
-    _mm256_and_si256(down, _mm256_set1_epi8(16))
+    let (up, down) = (4_usize.saturating_sub(part), part.saturating_sub(4));
+    let bits = _mm256_sll_epi16(bits, _mm_cvtsi32_si128(up as i32));
+    let bits = _mm256_srl_epi16(bits, _mm_cvtsi32_si128(down as i32));
+    _mm256_and_si256(bits, _mm256_set1_epi8(16))
 }
 
 /// Adds the terms of a `Q4K` or `Q5K` block, whose nibbles are at `nibbles`.
@@ -392,44 +387,52 @@ fn k_add<const BYTES: usize>(
     nibbles: usize,
     mut sum: __m256,
 ) -> __m256 {
-    let mask = _mm256_set1_epi8(15);
     let header = Header::read(rows);
     for both in 0..4 {
         ahead.prefetch(both * ROWS * BYTES / 4, ROWS * BYTES / 4);
-        let parts = [2 * both, 2 * both + 1];
-        let x0 = halves(x, parts[0]);
-        let x1 = halves(x, parts[1]);
-        let mut dots = [[mask; 4]; 2];
-        for r in 0..4 {
-            let bytes: [_; 2] = each!(mask, |half| pair(rows, r, nibbles + 32 * both + 16 * half));
-            let mut low: [_; 2] = each!(mask, |half| _mm256_and_si256(bytes[half], mask));
-            let mut high: [_; 2] = each!(mask, |half| _mm256_and_si256(
-                _mm256_srli_epi16::<4>(bytes[half]),
-                mask
-            ));
-            if let Some(fifth) = fifth {
-                for half in 0..2 {
-                    let bits = pair(rows, r, fifth + 16 * half);
-                    low[half] = _mm256_or_si256(low[half], fifth_bits(bits, parts[0]));
-                    high[half] = _mm256_or_si256(high[half], fifth_bits(bits, parts[1]));
-                }
-            }
-            dots[0][r] = _mm256_add_epi16(
-                _mm256_maddubs_epi16(low[0], x0[0]),
-                _mm256_maddubs_epi16(low[1], x0[1]),
-            );
-            dots[1][r] = _mm256_add_epi16(
-                _mm256_maddubs_epi16(high[0], x1[0]),
-                _mm256_maddubs_epi16(high[1], x1[1]),
-            );
-        }
-        for (part, dots) in parts.into_iter().zip(dots) {
+        let dots = k_dots(rows, x, 2 * both, fifth, nibbles + 32 * both);
+        for (part, dots) in (2 * both..).zip(dots) {
             let [scale, minimum] = header.sub_block(part);
-            sum = add_dots(x, part, sum_halves(dots), scale, sum);
+            sum = add_dots(x, part, dots, scale, sum);
             sum = add_minimum(x, part, minimum, sum);
         }
     }
     sum
+}
+
+/// Dot products of sub-blocks `part` and `part + 1`, the low and the high nibbles of 32 bytes at `at`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn k_dots<const BYTES: usize>(
+    rows: &Blocks<'_, BYTES>,
+    x: &Values<'_, 8>,
+    part: usize,
+    fifth: Option<usize>,
+    at: usize,
+) -> [__m256i; 2] {
+    let mask = _mm256_set1_epi8(15);
+    let values: [_; 2] = each!([mask; 2], |i| halves(x, part + i));
+    let mut pairs = [[_mm256_setzero_si256(); 4]; 2];
+    for r in 0..4 {
+        for half in 0..2 {
+            let both = pair(rows, r, at + 16 * half);
+            let mut weights = [
+                _mm256_and_si256(both, mask),
+                _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask),
+            ];
+            if let Some(fifth) = fifth {
+                let bits = pair(rows, r, fifth + 16 * half);
+                for i in 0..2 {
+                    weights[i] = _mm256_or_si256(weights[i], fifth_bits(bits, part + i));
+                }
+            }
+            for i in 0..2 {
+                let products = _mm256_maddubs_epi16(weights[i], values[i][half]);
+                pairs[i][r] = _mm256_add_epi16(pairs[i][r], products);
+            }
+        }
+    }
+    each!(mask, |i| sum_halves(pairs[i]))
 }
 
 impl Eight<144, 8> for Q4K {
@@ -463,20 +466,24 @@ fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead, mut sum: __m256
     let d = f16_of_rows(rows, 208);
     let scales = transpose4(each!(zero, |r| pair(rows, r, 192)));
     for upper in 0..2 {
-        // Sixteen columns of four blocks at a time, which share the bytes of their upper bits.
-        let dots: [_; 2] = each!([zero; 4], |half| {
-            ahead.prefetch((2 * upper + half) * ROWS * 210 / 4, ROWS * 210 / 4);
-            q6_k_dots(rows, x, upper, half)
-        });
-        for quarter in 0..4 {
-            let block = 4 * upper + quarter;
+        // Blocks 0 and 2, then 1 and 3, because two share the bytes of their nibbles.
+        let mut dots = [[zero; 2]; 4];
+        for block in 0..2 {
+            ahead.prefetch((2 * upper + block) * ROWS * 210 / 4, ROWS * 210 / 4);
             for half in 0..2 {
+                let both = q6_k_dots(rows, x, [upper, block, half]);
+                [dots[block][half], dots[block + 2][half]] = both;
+            }
+        }
+        for (quarter, dots) in dots.into_iter().enumerate() {
+            let block = 4 * upper + quarter;
+            for (half, dots) in dots.into_iter().enumerate() {
                 let byte = 2 * quarter + half;
                 let shift = _mm_cvtsi32_si128(24 - 8 * (byte as i32 % 4));
                 let top = _mm256_sll_epi32(scales[2 * upper + byte / 4], shift);
                 let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
                 let lacking = _mm256_set1_epi32(-32 * x.half_sums[half][block]);
-                let dots = _mm256_add_epi32(dots[half][quarter], lacking);
+                let dots = _mm256_add_epi32(dots, lacking);
                 sum = add_dots(x, block, dots, _mm256_mul_ps(d, scale), sum);
             }
         }
@@ -484,27 +491,31 @@ fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead, mut sum: __m256
     sum
 }
 
-/// Dot products of one half of the four blocks of half a file block.
+/// Dot products of one half of blocks `block` and `block + 2` of half a file block.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn q6_k_dots(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, upper: usize, half: usize) -> [__m256i; 4] {
+fn q6_k_dots(
+    rows: &Blocks<'_, 210>,
+    x: &Values<'_, 8>,
+    [upper, block, half]: [usize; 3],
+) -> [__m256i; 2] {
     let (four, two) = (_mm256_set1_epi8(15), _mm256_set1_epi8(0x30));
-    let mut pairs = [[four; 4]; 4];
+    let values: [_; 2] = each!(four, |second| halves(x, 4 * upper + block + 2 * second)
+        [half]);
+    let [first, second] = values;
+    let mut pairs = [[four; 4]; 2];
     for r in 0..4 {
-        let low = pair(rows, r, 64 * upper + 16 * half);
-        let next = pair(rows, r, 64 * upper + 32 + 16 * half);
+        let low = pair(rows, r, 64 * upper + 32 * block + 16 * half);
         let high = pair(rows, r, 128 + 32 * upper + 16 * half);
-        let weights = [
-            (low, _mm256_slli_epi16::<4>(high)),
-            (next, _mm256_slli_epi16::<2>(high)),
-            (_mm256_srli_epi16::<4>(low), high),
-            (_mm256_srli_epi16::<4>(next), _mm256_srli_epi16::<2>(high)),
-        ];
-        for (quarter, (low, high)) in weights.into_iter().enumerate() {
-            let weights = _mm256_or_si256(_mm256_and_si256(low, four), _mm256_and_si256(high, two));
-            let values = halves(x, 4 * upper + quarter)[half];
-            pairs[quarter][r] = _mm256_maddubs_epi16(weights, values);
-        }
+        let (up, down) = match block {
+            0 => (_mm256_slli_epi16::<4>(high), high),
+            _ => (_mm256_slli_epi16::<2>(high), _mm256_srli_epi16::<2>(high)),
+        };
+        let weights =
+            |low, high| _mm256_or_si256(_mm256_and_si256(low, four), _mm256_and_si256(high, two));
+        pairs[0][r] = _mm256_maddubs_epi16(weights(low, up), first);
+        let low = _mm256_srli_epi16::<4>(low);
+        pairs[1][r] = _mm256_maddubs_epi16(weights(low, down), second);
     }
-    each!(four, |quarter| sum_halves(pairs[quarter]))
+    each!(four, |i| sum_halves(pairs[i]))
 }
