@@ -349,10 +349,22 @@ fn most_likely(list: &[Candidate]) -> Candidate {
     best.expect("a model has at least one token")
 }
 
+/// The first token whose logit is the highest.
 fn likeliest(logits: &[f32]) -> u32 {
-    let numbered = (0..).zip(logits.iter().map(|&logit| number(logit)));
-    let best = numbered.reduce(|best, next| if next.1 > best.1 { next } else { best });
-    best.expect("a model has at least one token").0
+    /// Highest logits that are looked for beside each other.
+    const LANES: usize = 16;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let mut highest = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for (highest, logit) in highest.iter_mut().zip(chunk) {
+            *highest = larger(*highest, *logit);
+        }
+    }
+    let all = highest.iter().chain(rest);
+    let best = all.fold(f32::NEG_INFINITY, |best, logit| larger(best, *logit));
+    let first = logits.iter().position(|logit| number(*logit) == best);
+    first.expect("a model has at least one token") as u32
 }
 
 #[cfg(test)]
@@ -401,6 +413,28 @@ mod tests {
             sampler(Sampling::greedy()).sample(&[1.0, 3.0, 3.0, f32::NAN], &[]),
             1
         );
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_highest_wherever_it_is() {
+        for len in [1, 15, 16, 17, 100] {
+            for at in 0..len {
+                let mut logits = vec![f32::NAN; len];
+                for filler in [-1.0, f32::NEG_INFINITY] {
+                    logits
+                        .iter_mut()
+                        .skip(1)
+                        .step_by(3)
+                        .for_each(|x| *x = filler);
+                    logits[at] = 2.0;
+                    logits[len - 1] = 2.0;
+                    let token = sampler(Sampling::greedy()).sample(&logits, &[]);
+                    assert_eq!(token as usize, at, "{len}");
+                }
+            }
+            let token = sampler(Sampling::greedy()).sample(&vec![f32::NAN; len], &[]);
+            assert_eq!(token, 0, "nothing is higher than the first");
+        }
     }
 
     #[test]

@@ -336,12 +336,19 @@ impl QuantizedBlock {
 /// Quantizes a block; the same operations, in the same order, at every level.
 #[inline(always)]
 pub(crate) fn quantize_block(x: &[f32; BLOCK]) -> QuantizedBlock {
-    // Compared as integers, so that a NaN is the largest.
-    let largest = x
-        .iter()
-        .map(|x| x.to_bits() & 0x7FFF_FFFF)
-        .fold(0, u32::max);
-    let largest = f32::from_bits(largest);
+    // Loops over arrays, which are vectorised where closures would not be. Compared as integers, so
+    // that a NaN is the largest; without a sign they are in order as signed ones too.
+    let mut lanes = [0_i32; 8];
+    for eight in x.as_chunks::<8>().0 {
+        for lane in 0..8 {
+            lanes[lane] = lanes[lane].max((eight[lane].to_bits() & 0x7FFF_FFFF) as i32);
+        }
+    }
+    let mut largest = 0;
+    for lane in lanes {
+        largest = largest.max(lane);
+    }
+    let largest = f32::from_bits(largest as u32);
     let scale = if largest < SMALLEST {
         0.0
     } else {
@@ -352,11 +359,20 @@ pub(crate) fn quantize_block(x: &[f32; BLOCK]) -> QuantizedBlock {
     } else {
         127.0 / largest
     };
-    let q: [i32; BLOCK] = std::array::from_fn(|i| round(x[i] * inverse));
-    let half_sums: [i32; 2] = [q[..16].iter().sum(), q[16..].iter().sum()];
+    let mut q = [0_i32; BLOCK];
+    for i in 0..BLOCK {
+        q[i] = round(x[i] * inverse);
+    }
+    let mut half_sums = [0; 2];
+    for (sum, half) in half_sums.iter_mut().zip(q.as_chunks::<16>().0) {
+        for q in half {
+            *sum += q;
+        }
+    }
     let mut words = [0; 8];
     for (word, q) in words.iter_mut().zip(q.as_chunks::<4>().0) {
-        *word = u32::from_le_bytes(q.map(|q| q as i8 as u8));
+        let byte = |i: usize| (q[i] as u32 & 0xFF) << (8 * i);
+        *word = byte(0) | byte(1) | byte(2) | byte(3);
     }
     QuantizedBlock {
         q: words,

@@ -10,6 +10,7 @@ use crate::element::ElementType;
 use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
 use crate::matrix::Matrix;
+use crate::share::{Cut, Part, Share};
 use crate::simd::{Kernel, LANES, Registers, Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
@@ -295,41 +296,53 @@ impl Cpu {
     /// When shapes do not fit, `x` was prepared by a `Cpu` of another level, or the matrix is
     /// quantized and `x` is not.
     pub fn matmul(&self, out: &mut [f32], x: &Activations<'_>, w: &Matrix<'_>) {
-        assert_eq!(x.cols(), w.cols(), "columns of activations and matrix");
-        assert_eq!(
-            Some(out.len()),
-            x.tokens().checked_mul(w.rows()),
-            "the output is [tokens, rows]"
-        );
+        self.matmul_each([out], x, [w]);
+    }
+
+    /// [`Cpu::matmul`] of the same activations with several matrices, as one operation: threads meet
+    /// once, at its end.
+    ///
+    /// # Panics
+    /// As [`Cpu::matmul`].
+    pub fn matmul_each<const N: usize>(
+        &self,
+        outs: [&mut [f32]; N],
+        x: &Activations<'_>,
+        weights: [&Matrix<'_>; N],
+    ) {
         assert_eq!(
             x.tile,
             self.tokens_per_tile(x.tokens()),
             "activations belong to the level they are made on"
         );
-        if out.is_empty() {
+        for (out, w) in outs.iter().zip(weights) {
+            check_product(out, x, w);
+        }
+        if x.tokens() == 0 {
             return;
         }
-        let grid = Grid::new(out, w.rows(), x.tokens(), self.rows_per_task(w, x.tokens()));
-        if w.dtype().is_quantized() {
-            assert!(
-                !x.quantized.is_empty(),
-                "activations for a quantized matrix need storage"
-            );
-            grid.run(&self.pool, |out, scratch| {
-                self.proof.run(quantized::Product {
-                    weights: w,
-                    x,
-                    out,
-                    threads: self.pool.threads(),
-                    panel: &mut scratch.panel,
-                    rows: &mut scratch.rows,
-                });
-            });
-        } else {
-            grid.run(&self.pool, |out, _| {
-                self.proof.run(float::Product { weights: w, x, out })
-            });
-        }
+        let share = self.share(x.tokens(), weights);
+        Grid::run_each(
+            outs,
+            x.tokens(),
+            &share,
+            &self.pool,
+            |which, out, scratch| {
+                let weights = weights[which];
+                if weights.dtype().is_quantized() {
+                    self.proof.run(quantized::Product {
+                        weights,
+                        x,
+                        out,
+                        threads: self.pool.threads(),
+                        panel: &mut scratch.panel,
+                        rows: &mut scratch.rows,
+                    });
+                } else {
+                    self.proof.run(float::Product { weights, x, out });
+                }
+            },
+        );
     }
 
     /// Adds `bias` to every row of `out`, `[tokens, bias.len()]`.
@@ -626,16 +639,45 @@ impl Cpu {
         tokens_per_tile(tokens, widest, self.registers())
     }
 
-    /// Rows per task: a multiple of what kernels handle together, few enough that threads finish
-    /// together and many enough that claiming them costs nothing.
-    fn rows_per_task(&self, w: &Matrix<'_>, tokens: usize) -> usize {
-        let (together, bytes) = if tokens == 1 && w.dtype().is_quantized() {
-            (4 * LANES, 2 * TASK_BYTES)
-        } else {
-            (2 * LANES, TASK_BYTES)
+    /// How products with some matrices are cut into tasks: at multiples of what kernels handle
+    /// together, so that threads finish together and claiming tasks costs nothing.
+    fn share<const N: usize>(&self, tokens: usize, weights: [&Matrix<'_>; N]) -> Share<N> {
+        let alone = tokens == 1 && weights.iter().all(|w| w.dtype().is_quantized());
+        let (together, bytes) = match (alone, self.registers()) {
+            (true, Registers::Many) => (4 * LANES, 2 * TASK_BYTES),
+            (true, Registers::Few) => (LANES, TASK_BYTES / 2),
+            (false, _) => (2 * LANES, TASK_BYTES),
         };
-        let balanced = w.rows().div_ceil(self.threads() * TASKS_PER_THREAD);
-        let worthwhile = bytes.div_ceil(w.row_bytes().max(1));
-        balanced.max(worthwhile).next_multiple_of(together)
+        let parts = weights.map(|w| Part {
+            len: w.rows(),
+            weight: w.row_bytes().max(1),
+            together,
+            least: bytes.div_ceil(w.row_bytes().max(1)),
+        });
+        let cut = match alone {
+            // Rows are read front to back, and faster the longer they are.
+            true => Cut::Shrinking,
+            false => Cut::Even {
+                pieces: self.threads() * TASKS_PER_THREAD,
+            },
+        };
+        Share {
+            parts,
+            cut,
+            threads: self.threads(),
+        }
     }
+}
+
+fn check_product(out: &[f32], x: &Activations<'_>, w: &Matrix<'_>) {
+    assert_eq!(x.cols(), w.cols(), "columns of activations and matrix");
+    assert_eq!(
+        Some(out.len()),
+        x.tokens().checked_mul(w.rows()),
+        "the output is [tokens, rows]"
+    );
+    assert!(
+        !w.dtype().is_quantized() || !x.quantized.is_empty() || out.is_empty(),
+        "activations for a quantized matrix need storage"
+    );
 }

@@ -3,6 +3,8 @@
 //! # Safety
 //! 1. The blocks of a [`Grid`] partition its elements: block `(i, j)` holds rows
 //!    `[i * block_rows, ..)` and columns `[j * block_cols, ..)`, clamped to the matrix.
+//!    [`Grid::run_each`] makes blocks of the pieces of a [`Share`] instead, which partition the
+//!    columns of each matrix.
 //! 2. [`Grid::run`] makes each block exactly once per exclusive borrow of the elements, because the
 //!    pool calls a task once per index. So no element is reachable from two blocks.
 //! 3. A block hands out slices of its own elements only, bound to a borrow of the block.
@@ -14,6 +16,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use crate::share::Share;
 use crate::threads::Pool;
 
 /// A row-major matrix and the size of its blocks.
@@ -73,6 +76,41 @@ impl<'a, T: Send> Grid<'a, T> {
             block_rows: 1,
             block_cols: len.max(1),
         }
+    }
+
+    /// Cuts the columns of several matrices of `height` rows as `share` says, and calls
+    /// `task(which, block, scratch)` once for every piece, on all threads of `pool`.
+    ///
+    /// # Panics
+    /// When a matrix is not `height` rows of the width that `share` cuts.
+    pub(crate) fn run_each<S: Send + 'static, const N: usize>(
+        matrices: [&'a mut [T]; N],
+        height: usize,
+        share: &Share<N>,
+        pool: &Pool<S>,
+        task: impl Fn(usize, Block<'_, T>, &mut S) + Sync,
+    ) {
+        let widths = share.widths();
+        for (elements, width) in matrices.iter().zip(widths) {
+            assert_eq!(
+                elements.len(),
+                height * width,
+                "[{height}, {width}] elements"
+            );
+        }
+        let bases = matrices.map(|elements| Shared(elements.as_mut_ptr()));
+        let shared = &bases;
+        pool.run(share.pieces(), |index, scratch| {
+            let (which, cols) = share.piece(index);
+            let block = Block {
+                base: shared[which].0,
+                width: widths[which],
+                rows: 0..height,
+                cols,
+                borrow: PhantomData,
+            };
+            task(which, block, scratch);
+        });
     }
 
     /// Calls `task(block, scratch)` once for every block, on all threads of `pool`.

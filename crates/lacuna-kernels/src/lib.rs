@@ -34,6 +34,7 @@ mod grid;
 mod limits;
 mod matrix;
 mod quantized;
+mod share;
 mod simd;
 mod store;
 mod threads;

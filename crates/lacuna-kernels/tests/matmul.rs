@@ -207,3 +207,37 @@ fn a_matrix_may_lie_at_any_alignment() {
         );
     }
 }
+
+#[test]
+fn products_of_one_input_are_the_same_together_and_apart() {
+    for cols in [256, 2304] {
+        let x = Random::new(31).units(33 * cols);
+        for dtypes in [
+            [DType::Q8_0, DType::Q8_0, DType::Q8_0],
+            [DType::Q4K, DType::Q6K, DType::Q4_0],
+            [DType::F16, DType::Q5K, DType::F32],
+        ] {
+            let rows = [700, 5, 131];
+            let bytes: [Vec<u8>; 3] = std::array::from_fn(|i| {
+                random_matrix(dtypes[i], rows[i], cols, 1.0, (i + cols) as u64)
+            });
+            let w: [Matrix<'_>; 3] = std::array::from_fn(|i| {
+                Matrix::new(dtypes[i], rows[i], cols, &bytes[i]).expect("a valid shape")
+            });
+            for level in levels() {
+                for (threads, tokens) in [(1, 1), (2, 1), (3, 1), (2, 3), (3, 33)] {
+                    let cpu = cpu(level, threads);
+                    let x = &x[..tokens * cols];
+                    let apart = w.map(|w| product(&cpu, &w, x, tokens));
+                    let mut together = rows.map(|rows| vec![f32::NAN; tokens * rows]);
+                    let needed = Activations::storage_bytes(tokens, cols).expect("whole blocks");
+                    let mut storage = Storage::new(needed);
+                    let x = cpu.activations(x, tokens, cols, storage.bytes());
+                    let outs = together.each_mut().map(Vec::as_mut_slice);
+                    cpu.matmul_each(outs, &x, w.each_ref());
+                    assert_eq!(together, apart, "{dtypes:?} {level:?} {threads} {tokens}");
+                }
+            }
+        }
+    }
+}

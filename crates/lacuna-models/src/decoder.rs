@@ -269,9 +269,8 @@ impl Pass<'_> {
         cpu.rms_norm(input, hidden, weight, epsilon, config.hidden);
         let input = activations(cpu, input, tokens, blocks);
         let (queries, keys) = (tokens * config.query_width(), tokens * config.kv_width());
-        block.query.apply(cpu, first(query, queries), &input);
-        block.key.apply(cpu, first(key, keys), &input);
-        block.value.apply(cpu, first(value, keys), &input);
+        let outs = [first(query, queries), first(key, keys), first(value, keys)];
+        Linear::apply_each([&block.query, &block.key, &block.value], cpu, outs, &input);
     }
 
     fn rotate(&mut self, block: &Block) {
@@ -365,8 +364,8 @@ impl Pass<'_> {
         cpu.rms_norm(input, hidden, weight, epsilon, config.hidden);
         let input = activations(cpu, input, tokens, blocks);
         let inner = tokens * config.feed_forward;
-        block.gate.apply(cpu, first(gate, inner), &input);
-        block.up.apply(cpu, first(up, inner), &input);
+        let outs = [first(gate, inner), first(up, inner)];
+        Linear::apply_each([&block.gate, &block.up], cpu, outs, &input);
     }
 
     fn activate(&mut self) {

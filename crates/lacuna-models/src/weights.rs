@@ -53,9 +53,26 @@ impl Linear {
 
     /// `out[t] = W x[t] + bias` for every token.
     pub(crate) fn apply(&self, cpu: &Cpu, out: &mut [f32], input: &Activations<'_>) {
-        cpu.matmul(out, input, &self.matrix());
-        if let Some(bias) = &self.bias {
-            cpu.add_bias(out, bias);
+        Self::apply_each([self], cpu, [out], input);
+    }
+
+    /// The same for several matrices of one input, in one operation.
+    pub(crate) fn apply_each<const N: usize>(
+        linears: [&Self; N],
+        cpu: &Cpu,
+        mut outs: [&mut [f32]; N],
+        input: &Activations<'_>,
+    ) {
+        let matrices = linears.map(Self::matrix);
+        cpu.matmul_each(
+            outs.each_mut().map(|out| &mut **out),
+            input,
+            matrices.each_ref(),
+        );
+        for (linear, out) in linears.into_iter().zip(outs) {
+            if let Some(bias) = &linear.bias {
+                cpu.add_bias(out, bias);
+            }
         }
     }
 }

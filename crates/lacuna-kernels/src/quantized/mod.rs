@@ -4,9 +4,12 @@
 //! block after block. So a result depends on its row and its token alone: not on the other tokens,
 //! not on how rows are cut into tasks, and not on the level, as all levels fuse the same operations.
 //!
-//! One token streams rows from the file layout ([`rows`]), a few share them in registers
-//! ([`stream`]), and many share panels that are packed into a buffer of the worker ([`panels`]).
+//! One token streams rows from the file layout ([`rows`], with AVX2 `eight`), a few share them in
+//! registers ([`stream`]), and many share panels that are packed into a buffer of the worker
+//! ([`panels`]).
 
+#[cfg(target_arch = "x86_64")]
+mod eight;
 mod formats;
 mod packing;
 mod panel;
@@ -66,6 +69,12 @@ impl Kernel for Product<'_, '_> {
 impl Product<'_, '_> {
     fn format<S: Simd, D: Format>(mut self, s: S) {
         let format = PhantomData::<D>;
+        #[cfg(target_arch = "x86_64")]
+        if let (1, Some(avx2)) = (self.x.tokens(), s.avx2()) {
+            let first = self.out.cols().start;
+            let x = self.x.single();
+            return eight::multiply(avx2, self.weights, &x, first, self.out.row(0));
+        }
         if self.x.tokens() == 1 {
             s.vectorize(Rows {
                 weights: self.weights,

@@ -1,4 +1,5 @@
-//! One token: rows are streamed as they lie in memory, sixteen blocks of 32 columns at a time.
+//! One token: rows are streamed as they lie in memory, sixteen blocks of 32 columns at a time. (AVX2
+//! has its own way, `eight`: sixteen blocks and their transposed terms do not fit its registers.)
 //!
 //! A task's rows are cut into a few streams that advance together, which reads memory faster than
 //! one. Lanes are blocks here and rows in a panel; the terms of sixteen rows are transposed and

@@ -40,7 +40,7 @@ fn enter<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
 /// Transposes four groups of rows, each four dwords in each 128-bit lane.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn transpose4(z: [__m256i; 4]) -> [__m256i; 4] {
+pub(crate) fn transpose4(z: [__m256i; 4]) -> [__m256i; 4] {
     let low01 = _mm256_unpacklo_epi32(z[0], z[1]);
     let high01 = _mm256_unpackhi_epi32(z[0], z[1]);
     let low23 = _mm256_unpacklo_epi32(z[2], z[3]);
@@ -131,16 +131,20 @@ fn widen(bytes: __m256i, order: __m256i) -> __m256i {
 /// Lane `4 * q + j` is the sum of lanes `4 * q .. 4 * q + 4` of `x[j]`.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn sum_quads(x: [__m256i; 4]) -> __m256i {
-    let low = _mm256_hadd_epi32(x[0], x[1]);
-    let high = _mm256_hadd_epi32(x[2], x[3]);
-    _mm256_hadd_epi32(low, high)
+pub(crate) fn sum_quads(x: [__m256i; 4]) -> __m256i {
+    // What a horizontal sum is made of, which takes longer.
+    let pairs = |a, b| _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    let (low, high) = (pairs(x[0], x[1]), pairs(x[2], x[3]));
+    _mm256_add_epi32(
+        _mm256_unpacklo_epi64(low, high),
+        _mm256_unpackhi_epi64(low, high),
+    )
 }
 
 /// `value` in the bytes whose bit is set.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn bytes_where(bits: u32, value: u8) -> __m256i {
+pub(crate) fn bytes_where(bits: u32, value: u8) -> __m256i {
     let byte = _mm256_setr_epi64x(
         0,
         0x0101_0101_0101_0101,
@@ -209,6 +213,11 @@ impl Simd for Avx2 {
     const PRODUCTS: Products = Products::Pairs;
     const START: i32 = 0;
     const SIGNED_BIAS: i32 = 0;
+
+    #[inline(always)]
+    fn avx2(self) -> Option<Avx2> {
+        Some(self)
+    }
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {

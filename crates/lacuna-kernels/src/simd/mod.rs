@@ -83,6 +83,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// What [`Simd::dot_signed`] takes each weight for beyond its value.
     const SIGNED_BIAS: i32;
 
+    /// This proof, where the level is AVX2: for what is written for it alone.
+    #[cfg(target_arch = "x86_64")]
+    fn avx2(self) -> Option<avx2::Avx2> {
+        None
+    }
+
     /// Runs `kernel` compiled for this level.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
 
