@@ -22,6 +22,8 @@ from datetime import date
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# Tokens of each prompt where several sequences run.
+CHAT_PROMPT = 128
 LLAMA_SETTINGS = {
     "llama.cpp": [],
     "llama.cpp, no repack": ["--no-repack"],
@@ -45,26 +47,45 @@ def arguments():
     return parser.parse_args()
 
 
-def run(command, args):
-    python = [str(Path(args.environment) / "bin/python"), str(HERE / command[0])]
-    result = subprocess.run(python + command[1:], capture_output=True, text=True)
+def output(command):
+    result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
-    return json.loads(result.stdout.strip().splitlines()[-1])
+    return result.stdout
+
+
+def run(command, args):
+    python = [str(Path(args.environment) / "bin/python"), str(HERE / command[0])]
+    return json.loads(output(python + command[1:]).strip().splitlines()[-1])
+
+
+def served(figure, size, args):
+    """Through our HTTP server and a client of it. Replies begin one after the other, as prompts are
+    computed: they are longer by what it takes until all of them flow."""
+    reply = args.generate + (3 * size if figure == "serve" else 0)
+    command = [args.lacuna, "bench", "serve", "--model", args.model, "--json", "--threads", str(args.threads)]
+    command += ["--kv-type", args.kv_type, "--ctx", str(CHAT_PROMPT * 2 + reply), "--sessions", str(size)]
+    command += ["--max-running", str(size), "--rate", "0", "--spread", "0"]
+    command += ["--prompt-tokens", str(CHAT_PROMPT), "--reply-tokens", str(reply)]
+    report = json.loads(output(command))
+    if figure == "chats":
+        return {"Lacuna": report["generated_tokens_per_second"]}
+    if not report["steady"]:
+        sys.exit("no moment at which all replies flowed: ask for more with --generate")
+    return {"Lacuna": report["steady"]["tokens_per_second"]}
 
 
 def lacuna(figure, size, args):
+    if figure in ("serve", "chats"):
+        return served(figure, size, args)
     command = [args.lacuna, "bench", "speed", args.model, "--json", "--threads", str(args.threads)]
     command += ["--kv-type", args.kv_type, "--repeats", "3"]
     command += {
         "prefill": ["-p", str(size), "-n", "0"],
         "decode": ["-p", "0", "-n", str(args.generate), "--depth", str(size)],
-        "batch": ["-p", "0", "-n", str(args.generate), "--depth", "128", "--batch", str(size)],
+        "batch": ["-p", "0", "-n", str(args.generate), "--depth", str(CHAT_PROMPT), "--batch", str(size)],
     }[figure]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
-    report = json.loads(result.stdout)
+    report = json.loads(output(command))
     return {"Lacuna": (report["prefill"] or report["decode"])[0]["tokens_per_second"]}
 
 
@@ -74,16 +95,18 @@ def llama_cpp(figure, size, args):
     common += {
         "prefill": ["--prompt", str(size), "--generate", "0"],
         "decode": ["--prompt", "0", "--depth", str(size), "--generate", str(args.generate)],
-        "batch": ["--prompt", "0", "--depth", "128", "--sequences", str(size),
-                  "--generate", str(args.generate)],
-    }[figure]
-    name = "prefill_tokens_per_second" if figure == "prefill" else "decode_tokens_per_second"
+    }.get(figure, ["--prompt", "0", "--depth", str(CHAT_PROMPT), "--sequences", str(size),
+                   "--generate", str(args.generate)])
+    name = {
+        "prefill": "prefill_tokens_per_second",
+        "chats": "generated_tokens_per_second_with_prompts",
+    }.get(figure, "decode_tokens_per_second")
     return {setting: run(common + flags, args)[name] for setting, flags in LLAMA_SETTINGS.items()}
 
 
 def openvino(figure, size, args):
     """It computes every prompt, so an empty context is one of sixteen tokens."""
-    if figure == "batch":
+    if figure in ("batch", "serve", "chats"):
         return {}
     prompt, generate = (size, 2) if figure == "prefill" else (max(size, 16), args.generate)
     command = ["openvino_engine.py", args.model, "--threads", str(args.threads)]

@@ -88,7 +88,7 @@ def main():
     args = arguments()
     engine = Engine(args)
     engine.prefill(0, min(args.prompt, MICRO_BATCH))
-    prefill, decode = [], []
+    prefill, decode, whole = [], [], None
     for _ in range(args.repeats if args.prompt else 0):
         engine.clear()
         start = time.perf_counter()
@@ -96,6 +96,7 @@ def main():
         prefill.append(args.prompt / (time.perf_counter() - start))
     if args.generate:
         engine.clear()
+        began = time.perf_counter()
         for sequence in range(args.sequences):
             engine.prefill(sequence, args.depth)
         steps = []
@@ -105,9 +106,11 @@ def main():
             steps.append(time.perf_counter() - start)
         # The first step warms up what the prompt does not use.
         decode.append(args.sequences / statistics.median(steps[1:]))
+        whole = args.sequences * len(steps) / (time.perf_counter() - began)
     print(json.dumps({
         "prefill_tokens_per_second": statistics.median(prefill) if prefill else None,
         "decode_tokens_per_second": statistics.median(decode) if decode else None,
+        "generated_tokens_per_second_with_prompts": whole,
     }))
 
 

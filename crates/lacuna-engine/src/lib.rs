@@ -19,6 +19,7 @@ mod generation;
 mod logprobs;
 mod pressure;
 mod request;
+mod row;
 mod rules;
 mod sampler;
 mod scheduler;

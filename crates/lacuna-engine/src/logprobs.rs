@@ -1,34 +1,21 @@
 //! Log-probabilities of tokens from a row of logits.
 
+use crate::row;
 use crate::stream::TokenLogprobs;
 
 /// Log-probability of `chosen` and the `top` likeliest tokens, ties in token order.
 pub(crate) fn of(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
-    let normalizer = log_sum_exp(logits);
+    let normalizer = row::log_sum_exp(logits);
     let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
-    let mut ranked: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    let by_logit = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if top < ranked.len() {
-        ranked.select_nth_unstable_by(top, by_logit);
-        ranked.truncate(top);
-    }
-    ranked.sort_unstable_by(by_logit);
+    let mut ranked = Vec::new();
+    row::top(logits, top, &mut Vec::new(), &mut ranked);
     TokenLogprobs {
         chosen: logprob(logits[chosen as usize]),
         top: ranked
             .into_iter()
-            .map(|(token, logit)| (token, logprob(logit)))
+            .map(|candidate| (candidate.token, logprob(candidate.score)))
             .collect(),
     }
-}
-
-fn log_sum_exp(logits: &[f32]) -> f64 {
-    let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits
-        .iter()
-        .map(|&logit| (f64::from(logit) - highest).exp())
-        .sum();
-    highest + sum.ln()
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use crate::row::{self, Candidate, sort_head};
+
 /// How tokens are chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
@@ -140,13 +142,6 @@ impl Sampling {
     }
 }
 
-/// A candidate token and its logit, later its weight.
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    token: u32,
-    score: f32,
-}
-
 /// A sampler's state: settings and generator. Working memory is separate, so that a request that
 /// waits holds none.
 #[derive(Debug)]
@@ -160,6 +155,9 @@ pub struct Sampler {
 pub struct Candidates {
     list: Vec<Candidate>,
     recent: Vec<u32>,
+    /// Logits after penalties, then weights.
+    scores: Vec<f32>,
+    maxima: Vec<f32>,
 }
 
 impl Candidates {
@@ -170,6 +168,8 @@ impl Candidates {
         Self {
             list: Vec::with_capacity(vocabulary),
             recent: Vec::with_capacity(Penalties::default().window),
+            scores: Vec::with_capacity(vocabulary),
+            maxima: Vec::with_capacity(vocabulary),
         }
     }
 }
@@ -189,93 +189,129 @@ impl Sampler {
     }
 
     /// The next token after `history`, from its row of logits. Logits that are not numbers are never
-    /// chosen.
+    /// chosen, unless there are no others: then it is the first token.
     ///
     /// # Panics
     /// When `logits` is empty.
     pub fn sample(&mut self, logits: &[f32], history: &[u32], candidates: &mut Candidates) -> u32 {
-        let Candidates { list, recent } = candidates;
-        let penalised = self.sampling.penalties.apply_at_all();
-        let greedy = self.sampling.temperature == 0.0;
-        if greedy && !penalised {
-            return likeliest(logits);
+        assert!(!logits.is_empty(), "a model has at least one token");
+        if !self.sampling.penalties.apply_at_all() {
+            return self.choose(logits, candidates);
         }
-        list.clear();
-        list.extend((0..).zip(logits).map(|(token, &logit)| Candidate {
-            token,
-            score: number(logit),
-        }));
-        if penalised {
-            self.penalise(history, list, recent);
-        }
-        if greedy {
-            return most_likely(list).token;
-        }
-        self.keep_top_k(list);
-        self.weigh(list);
-        self.keep_top_p(list);
-        self.keep_min_p(list);
-        self.draw(list)
+        let mut scores = std::mem::take(&mut candidates.scores);
+        scores.clear();
+        scores.extend_from_slice(logits);
+        self.penalise(history, &mut scores, &mut candidates.recent);
+        let token = match self.narrows() || self.is_greedy() {
+            true => self.choose(&scores, candidates),
+            false => self.choose_of_all(&mut scores, &mut candidates.list),
+        };
+        candidates.scores = scores;
+        token
     }
 
-    fn penalise(&self, history: &[u32], list: &mut [Candidate], recent: &mut Vec<u32>) {
-        let penalties = &self.sampling.penalties;
-        recent.clear();
-        recent.extend_from_slice(&history[history.len().saturating_sub(penalties.window)..]);
-        recent.sort_unstable();
-        for same in recent.chunk_by(|a, b| a == b) {
-            let Some(candidate) = list.get_mut(same[0] as usize) else {
-                continue;
-            };
-            let score = candidate.score;
-            let scaled = if score > 0.0 {
-                score / penalties.repetition
-            } else {
-                score * penalties.repetition
-            };
-            candidate.score = scaled - penalties.presence - penalties.frequency * same.len() as f32;
-        }
+    fn is_greedy(&self) -> bool {
+        self.sampling.temperature == 0.0
     }
 
-    /// Keeps the `top_k` highest, sorted from the highest down; all of them stay as they are.
-    fn keep_top_k(&self, list: &mut Vec<Candidate>) {
-        let k = self.sampling.top_k;
-        if k > 0 && k < list.len() {
-            sort_head(list, k);
-            list.truncate(k);
-        }
+    /// Whether only a few of the highest are drawn from.
+    fn narrows(&self) -> bool {
+        self.sampling.top_k > 0
     }
 
-    /// Turns logits into weights relative to the highest.
-    fn weigh(&self, list: &mut [Candidate]) {
-        let highest = most_likely(list).score;
-        for candidate in list {
+    /// Chooses by logits, penalties applied.
+    fn choose(&mut self, logits: &[f32], candidates: &mut Candidates) -> u32 {
+        if self.is_greedy() {
+            return row::likeliest(logits);
+        }
+        let Candidates {
+            list,
+            scores,
+            maxima,
+            ..
+        } = candidates;
+        if self.narrows() {
+            row::top(logits, self.sampling.top_k, maxima, list);
+            return self.choose_of_few(list);
+        }
+        scores.clear();
+        scores.extend_from_slice(logits);
+        self.choose_of_all(scores, list)
+    }
+
+    /// Draws from a list sorted from the highest logit down.
+    fn choose_of_few(&mut self, list: &mut Vec<Candidate>) -> u32 {
+        let Some(&Candidate { score: highest, .. }) = list.first() else {
+            return 0;
+        };
+        for candidate in &mut *list {
             let weight = ((candidate.score - highest) / self.sampling.temperature).exp();
+            // Infinities apart are no number.
             candidate.score = if weight.is_nan() {
                 f32::from(candidate.score == highest)
             } else {
                 weight
             };
         }
+        let target = total(list) * f64::from(self.sampling.top_p);
+        if self.sampling.top_p < 1.0
+            && let Some(keep) = reaching(list, target)
+        {
+            list.truncate(keep);
+        }
+        self.keep_min_p(list);
+        self.draw(list)
     }
 
-    /// Keeps the fewest candidates that reach `top_p`, sorted from the highest down. Sorts no more
-    /// than it has to: they are usually few of many.
-    fn keep_top_p(&self, list: &mut Vec<Candidate>) {
-        if self.sampling.top_p >= 1.0 {
-            return;
+    /// Draws from all tokens, whose `scores` become weights.
+    fn choose_of_all(&mut self, scores: &mut [f32], list: &mut Vec<Candidate>) -> u32 {
+        let highest = row::highest(scores);
+        if highest == f32::NEG_INFINITY {
+            return 0;
         }
-        let target = total(list) * f64::from(self.sampling.top_p);
-        let mut head = 64.min(list.len());
-        loop {
-            sort_head(list, head);
-            if let Some(keep) = reaching(&list[..head], target) {
-                return list.truncate(keep);
-            }
-            if head == list.len() {
-                return;
-            }
-            head = list.len().min(head * 8);
+        let total = if highest.is_finite() {
+            row::weigh(scores, highest, self.sampling.temperature)
+        } else {
+            scores
+                .iter_mut()
+                .for_each(|score| *score = f32::from(*score == highest));
+            row::total(scores)
+        };
+        let Sampling { top_p, min_p, .. } = self.sampling;
+        if top_p >= 1.0 && min_p == 0.0 {
+            let unit = self.unit();
+            return row::pick(scores, unit).unwrap_or_else(|| row::likeliest(scores));
+        }
+        // What is lighter than this comes to less than what `top_p` leaves out. The highest weight
+        // is 1, and stays however rounding falls.
+        let spared = (1.0 - f64::from(top_p)).max(0.0) * total / scores.len() as f64;
+        let bar = min_p
+            .max(spared as f32 * 0.99)
+            .clamp(f32::MIN_POSITIVE, 1.0);
+        list.clear();
+        row::at_least(scores, bar, list);
+        if top_p < 1.0 {
+            keep_top_p(list, total * f64::from(top_p));
+        }
+        self.keep_min_p(list);
+        self.draw(list)
+    }
+
+    fn penalise(&self, history: &[u32], scores: &mut [f32], recent: &mut Vec<u32>) {
+        let penalties = &self.sampling.penalties;
+        recent.clear();
+        recent.extend_from_slice(&history[history.len().saturating_sub(penalties.window)..]);
+        recent.sort_unstable();
+        for same in recent.chunk_by(|a, b| a == b) {
+            let Some(score) = scores.get_mut(same[0] as usize) else {
+                continue;
+            };
+            let scaled = if *score > 0.0 {
+                *score / penalties.repetition
+            } else {
+                *score * penalties.repetition
+            };
+            *score = scaled - penalties.presence - penalties.frequency * same.len() as f32;
         }
     }
 
@@ -287,8 +323,7 @@ impl Sampler {
     }
 
     fn draw(&mut self, list: &[Candidate]) -> u32 {
-        let unit = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let mut left = unit * total(list);
+        let mut left = self.unit() * total(list);
         for candidate in list {
             left -= f64::from(candidate.score);
             if left < 0.0 {
@@ -297,6 +332,27 @@ impl Sampler {
         }
         most_likely(list).token
     }
+
+    /// From 0 up to, and without, 1.
+    fn unit(&mut self) -> f64 {
+        (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Keeps the fewest candidates that reach `target`, sorted from the highest down, or all. Sorts no
+/// more than it has to: they are usually few of many.
+fn keep_top_p(list: &mut Vec<Candidate>, target: f64) {
+    let mut head = 64.min(list.len());
+    loop {
+        sort_head(list, head);
+        if let Some(keep) = reaching(&list[..head], target) {
+            return list.truncate(keep);
+        }
+        if head == list.len() {
+            return;
+        }
+        head = list.len().min(head * 8);
+    }
 }
 
 impl Penalties {
@@ -304,25 +360,6 @@ impl Penalties {
     fn apply_at_all(&self) -> bool {
         self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
     }
-}
-
-/// A logit in an order that has a place for what is not a number: the last.
-fn number(logit: f32) -> f32 {
-    if logit.is_nan() {
-        f32::NEG_INFINITY
-    } else {
-        logit
-    }
-}
-
-/// Moves the `count` highest to the front, from the highest down, ties in token order.
-fn sort_head(list: &mut [Candidate], count: usize) {
-    let by_score =
-        |a: &Candidate, b: &Candidate| b.score.total_cmp(&a.score).then(a.token.cmp(&b.token));
-    if count < list.len() {
-        list.select_nth_unstable_by(count, by_score);
-    }
-    list[..count].sort_unstable_by(by_score);
 }
 
 /// How many of a sorted list are needed to reach `target`, if all of them do.
@@ -347,24 +384,6 @@ fn most_likely(list: &[Candidate]) -> Candidate {
         .copied()
         .reduce(|best, next| if next.score > best.score { next } else { best });
     best.expect("a model has at least one token")
-}
-
-/// The first token whose logit is the highest.
-fn likeliest(logits: &[f32]) -> u32 {
-    /// Highest logits that are looked for beside each other.
-    const LANES: usize = 16;
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let mut highest = [f32::NEG_INFINITY; LANES];
-    for chunk in chunks {
-        for (highest, logit) in highest.iter_mut().zip(chunk) {
-            *highest = larger(*highest, *logit);
-        }
-    }
-    let all = highest.iter().chain(rest);
-    let best = all.fold(f32::NEG_INFINITY, |best, logit| larger(best, *logit));
-    let first = logits.iter().position(|logit| number(*logit) == best);
-    first.expect("a model has at least one token") as u32
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lacuna_models::Model;
-use lacuna_pages::ByteLength;
+use lacuna_pages::{ByteLength, Ledger};
 
 use crate::engine::{Engine, EngineConfig};
 use crate::error::EngineError;
@@ -28,9 +28,11 @@ pub struct ServiceConfig {
     pub max_running: usize,
     /// Requests that may wait. Default 256.
     pub max_waiting: usize,
-    /// Tokens computed in one step at most. Fewer make generation smoother while prompts are
-    /// computed; more make prompts faster. Default 256.
+    /// Tokens computed in one step at most. Each takes activation memory. Default 256.
     pub step_tokens: usize,
+    /// Tokens of prompts computed in one step at most while replies are generated, which wait for
+    /// the step. Default 64.
+    pub mixed_tokens: usize,
     /// What is kept of finished prompts.
     pub prefix_cache: PrefixCacheConfig,
     /// How long a request whose events are not read keeps its place. Default 30 s.
@@ -55,6 +57,7 @@ impl Default for ServiceConfig {
             max_running: 32,
             max_waiting: 256,
             step_tokens: 256,
+            mixed_tokens: 64,
             prefix_cache: PrefixCacheConfig::default(),
             unread_patience: Duration::from_secs(30),
         }
@@ -215,9 +218,13 @@ impl Handle {
         status.waiting = inbox.waiting;
         status.counters.requests = inbox.requests;
         status.counters.refused = inbox.refused;
-        drop(inbox);
-        status.ledger = self.shared.rules.cache.ledger();
         status
+    }
+
+    /// The KV pool's byte accounts as of now, where [`Handle::status`] has them as of a step.
+    #[must_use]
+    pub fn ledger(&self) -> Ledger {
+        self.shared.rules.cache.ledger()
     }
 
     /// The model that is served.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use lacuna_pages::{ByteLength, Ledger};
 
-/// A service at one moment. The ledger is as of the call, totals are as of the last step, and
-/// sessions and the cache's figures may be a tenth of a second older.
+/// A service at one moment. Totals are as of the last step; the ledger, the sessions and the cache's
+/// figures are of one moment after a step, so that they add up, and may be a tenth of a second older.
 #[derive(Debug, Clone, Default)]
 pub struct Status {
     /// The pool's byte accounts.

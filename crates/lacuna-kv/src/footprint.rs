@@ -4,7 +4,7 @@ use lacuna_pages::PageSize;
 
 use crate::error::KvError;
 use crate::geometry::Geometry;
-use crate::growth::GrowthSchedule;
+use crate::growth::{GrowthSchedule, Run, saturated};
 use crate::layout::{Layout, Tiles};
 use crate::policy::KvPolicy;
 
@@ -116,21 +116,32 @@ impl Pages {
 
     fn grown(&self, schedule: GrowthSchedule, capacity: usize, tokens: usize) -> Footprint {
         let cell_bytes = self.geometry.bytes_per_token();
-        let mut footprint = Footprint::default();
-        let mut held = 0;
-        for cells in schedule.sizes(tokens, capacity, cell_bytes) {
-            let bytes: usize = self.buffers(Layout::TokenMajor, cells).sum();
-            footprint = Footprint {
-                reserved_bytes: bytes,
-                committed_bytes: bytes,
-                peak_committed_bytes: self.peak(schedule, held, cells),
-                copied_bytes: footprint.copied_bytes + held * cell_bytes,
-                zeroed_bytes: footprint.zeroed_bytes + bytes,
-                resizes: footprint.resizes + usize::from(held > 0),
-            };
-            held = cells;
+        let growth = schedule.after(tokens, capacity, cell_bytes);
+        let runs = schedule.runs(tokens, capacity, cell_bytes);
+        let (mut zeroed, mut before, mut held) = (0, 0, 0);
+        for run in runs {
+            zeroed += self.zeroed(run);
+            (before, held) = (run.last_but_one(held), run.last());
         }
-        footprint
+        let bytes: usize = self.buffers(Layout::TokenMajor, held).sum();
+        Footprint {
+            reserved_bytes: bytes,
+            committed_bytes: bytes,
+            peak_committed_bytes: match held {
+                0 => 0,
+                _ => self.peak(schedule, before, held),
+            },
+            copied_bytes: growth.copied_cells.saturating_mul(cell_bytes),
+            zeroed_bytes: saturated(zeroed),
+            resizes: growth.resizes,
+        }
+    }
+
+    /// Bytes of all sizes of a run, each filled with zeros before it holds a row.
+    fn zeroed(&self, run: Run) -> u128 {
+        let tiles = Layout::TokenMajor.tiles(&self.geometry);
+        let pages = tiles.map(|tiles| run.pages(tiles.bytes, self.page_bytes));
+        pages.sum::<u128>() * self.page_bytes as u128
     }
 
     /// The most memory there is while `held` cells become `cells`.

@@ -63,37 +63,110 @@ impl GrowthSchedule {
         }
     }
 
-    /// The sizes it comes through, in cells, until it has room for `tokens` tokens that arrive one at
-    /// a time.
-    pub fn sizes(
-        self,
-        tokens: usize,
-        capacity: usize,
-        cell_bytes: usize,
-    ) -> impl Iterator<Item = usize> {
+    /// The sizes it comes through until it has room for `tokens` tokens that arrive one at a time, as
+    /// a few runs of equal steps: any number of tokens takes no time.
+    pub(crate) fn runs(self, tokens: usize, capacity: usize, cell_bytes: usize) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
         let mut held = 0;
-        std::iter::from_fn(move || {
-            let full = held < tokens;
-            held = self.cells(held, held..held + usize::from(full), capacity, cell_bytes);
-            full.then_some(held)
-        })
+        while held < tokens {
+            let next = self.cells(held, held..held + 1, capacity, cell_bytes);
+            let step = next - held;
+            let count = match self {
+                Self::Mlx => (tokens - held).div_ceil(step),
+                // The last step of linear growth may be shorter, and is a run of its own.
+                Self::DoubleLinear { switch_cells } if held >= switch_cells.max(Self::STEP) => {
+                    ((tokens.min(capacity) - held) / step).max(1)
+                }
+                Self::DoubleLinear { .. } => 1,
+            };
+            runs.push(Run {
+                first: next,
+                step,
+                count,
+            });
+            held = next + step * (count - 1);
+        }
+        runs
     }
 
     /// Where the schedule is after `tokens` tokens, one at a time.
     #[must_use]
     pub fn after(self, tokens: usize, capacity: usize, cell_bytes: usize) -> Growth {
-        let grow = |growth: Growth, cells| Growth {
-            cells,
-            resizes: growth.resizes + usize::from(growth.cells > 0),
-            copied_cells: growth.copied_cells + growth.cells,
+        let grow = |growth: Growth, run: Run| Growth {
+            cells: run.last(),
+            resizes: growth.resizes + run.count - usize::from(growth.cells == 0),
+            copied_cells: saturated(
+                (growth.copied_cells + growth.cells) as u128 + run.sum() - run.last() as u128,
+            ),
         };
-        self.sizes(tokens, capacity, cell_bytes)
+        self.runs(tokens, capacity, cell_bytes)
+            .into_iter()
             .fold(Growth::default(), grow)
     }
 }
 
+/// Sizes in cells: `first`, `first + step`, and so on, `count` of them, at least one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) first: usize,
+    pub(crate) step: usize,
+    pub(crate) count: usize,
+}
+
+impl Run {
+    /// The last size.
+    pub(crate) fn last(self) -> usize {
+        self.first + self.step * (self.count - 1)
+    }
+
+    /// The last but one, or `before` the run.
+    pub(crate) fn last_but_one(self, before: usize) -> usize {
+        match self.count {
+            1 => before,
+            _ => self.last() - self.step,
+        }
+    }
+
+    /// All sizes together.
+    pub(crate) fn sum(self) -> u128 {
+        let (first, last) = (self.first as u128, self.last() as u128);
+        (first + last) * self.count as u128 / 2
+    }
+
+    /// All sizes together in pages of `page_bytes`, each rounded up by itself, with cells of
+    /// `cell_bytes`.
+    pub(crate) fn pages(self, cell_bytes: usize, page_bytes: usize) -> u128 {
+        let (cell, page) = (cell_bytes as u128, page_bytes as u128);
+        let start = self.first as u128 * cell + page - 1;
+        sum_of_quotients(self.count as u128, page, self.step as u128 * cell, start)
+    }
+}
+
+/// The sum of `(step * i + start) / divisor`, rounded down, over `i` below `count`: what is whole is
+/// taken out, and the rest counted the other way round, as Euclid's algorithm goes.
+fn sum_of_quotients(mut count: u128, mut divisor: u128, mut step: u128, mut start: u128) -> u128 {
+    let mut sum = 0;
+    loop {
+        sum += count * (count - 1) / 2 * (step / divisor) + count * (start / divisor);
+        (step, start) = (step % divisor, start % divisor);
+        let end = step * count + start;
+        if end < divisor {
+            return sum;
+        }
+        (count, start) = (end / divisor, end % divisor);
+        (divisor, step) = (step, divisor);
+    }
+}
+
+/// A number that is absurd in any case, as large as can be said.
+pub(crate) fn saturated(number: u128) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const CONTEXT: usize = 131_072;
@@ -158,6 +231,54 @@ mod tests {
         let growth = GrowthSchedule::Mlx.after(1_000, CONTEXT, CELL);
         assert_eq!((growth.cells, growth.resizes), (1_024, 3));
         assert_eq!(growth.copied_cells, 256 + 512 + 768);
+    }
+
+    /// One size after the other.
+    fn sizes(schedule: GrowthSchedule, tokens: usize, capacity: usize, cell: usize) -> Vec<usize> {
+        let mut sizes = vec![0];
+        while let Some(&held) = sizes.last().filter(|&&held| held < tokens) {
+            sizes.push(schedule.cells(held, held..held + 1, capacity, cell));
+        }
+        sizes.split_off(1)
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_the_sizes_one_after_the_other(
+            switch_cells in prop::option::of(0usize..20_000),
+            tokens in 0usize..40_000,
+            beyond in 0usize..20_000,
+            cell in prop::sample::select(vec![1usize << 16, 1 << 20, 3 << 20, 2 << 30]),
+            page in prop::sample::select(vec![4096usize, 65_536, 2 << 20]),
+            row in 1usize..5000,
+        ) {
+            let schedule = switch_cells.map_or(GrowthSchedule::Mlx, |switch_cells| {
+                GrowthSchedule::DoubleLinear { switch_cells }
+            });
+            let capacity = tokens + beyond;
+            let sizes = sizes(schedule, tokens, capacity, cell);
+            let runs = schedule.runs(tokens, capacity, cell);
+            let listed = runs.iter().flat_map(|run| (0..run.count).map(|i| run.first + run.step * i));
+            prop_assert_eq!(listed.collect::<Vec<_>>(), &sizes[..]);
+            let pages: u128 = runs.iter().map(|run| run.pages(row, page)).sum();
+            let expected: usize = sizes.iter().map(|cells| (cells * row).div_ceil(page)).sum();
+            prop_assert_eq!(pages, expected as u128);
+            let growth = schedule.after(tokens, capacity, cell);
+            let last = sizes.last().copied().unwrap_or(0);
+            prop_assert_eq!((growth.cells, growth.resizes), (last, sizes.len().saturating_sub(1)));
+            prop_assert_eq!(growth.copied_cells, sizes.iter().sum::<usize>() - last);
+        }
+    }
+
+    #[test]
+    fn an_absurd_context_takes_no_time() {
+        let tokens = 60_000_000_000;
+        let growth = GrowthSchedule::Mlx.after(tokens, tokens, CELL);
+        assert_eq!((growth.cells, growth.resizes), (tokens, tokens / 256 - 1));
+        let steps = (tokens / 256) as u128;
+        assert_eq!(growth.copied_cells as u128, 256 * steps * (steps - 1) / 2);
+        let schedule = GrowthSchedule::DoubleLinear { switch_cells: 1 };
+        assert!(schedule.runs(tokens, tokens, 2 << 30).len() < 4);
     }
 
     #[test]

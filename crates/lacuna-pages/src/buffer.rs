@@ -77,11 +77,6 @@ impl Buffer {
         self.pool.lock().books.buffer_ledger(self.id)
     }
 
-    /// Says how many of the mapped bytes hold something, so that the ledger can tell the slack.
-    pub fn set_used(&mut self, used: ByteLength) {
-        self.pool.lock().books.set_used(self.id, used);
-    }
-
     /// Puts memory behind `range`: [`Pool::ensure_mapped`] for one buffer.
     ///
     /// # Errors

@@ -4,6 +4,8 @@ use crate::units::ByteLength;
 
 /// A pool's accounts at one moment. A plain copy, cheap enough to take at every step.
 ///
+/// A pool knows pages, not what is in them: how much of them holds no row is its user's account.
+///
 /// `committed = unique + shared + pinned_only + idle + retiring + lost`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -28,8 +30,6 @@ pub struct Ledger {
     pub retiring: ByteLength,
     /// Committed memory set aside because undoing a failed operation failed too.
     pub lost: ByteLength,
-    /// Mapped memory that holds no row yet: the sum of the buffers' own.
-    pub slack: ByteLength,
     /// The byte limit, if one is set.
     pub limit: Option<ByteLength>,
     /// How far committed memory is above a limit that was lowered; given back as pages come free.
@@ -82,10 +82,6 @@ pub struct BufferLedger {
     pub shared: ByteLength,
     /// The part whose pages nothing else maps: what dropping the buffer frees, pins aside.
     pub unique: ByteLength,
-    /// What its owner says is in use ([`crate::Buffer::set_used`]).
-    pub used: ByteLength,
-    /// Mapped but not used.
-    pub slack: ByteLength,
     /// Separate mappings, holes between them included.
     pub regions: u64,
 }

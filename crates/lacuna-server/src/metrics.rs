@@ -211,7 +211,7 @@ fn kv_usage(status: &Status) -> f64 {
     held as f64 / (status.budget.kv.get() as f64).max(1.0)
 }
 
-/// The ledger's own slack needs buffers to say what is in use, which sequences do not.
+/// Of all sessions: the ledger knows pages, not rows.
 fn slack(status: &Status) -> u64 {
     let sessions = status.sessions.iter();
     sessions.map(|session| session.slack.get()).sum()

@@ -180,9 +180,12 @@ pub(crate) struct ServiceArgs {
     /// Requests that may wait; those beyond are told to try again
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_queue: usize,
-    /// Tokens computed in one step at most: fewer keep replies flowing while prompts are computed
+    /// Tokens computed in one step at most
     #[arg(long, value_name = "TOKENS", default_value = "256")]
     pub(crate) step_tokens: NonZeroUsize,
+    /// Tokens of prompts computed in one step at most while replies flow: fewer keep them smoother
+    #[arg(long, value_name = "TOKENS", default_value = "64")]
+    pub(crate) mixed_tokens: NonZeroUsize,
     /// Compute every prompt from its first token, instead of sharing what begins the same
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
@@ -354,6 +357,8 @@ pub(crate) enum BenchCommand {
     Pages(BenchPagesArgs),
     /// How a server bears many sessions: waiting times, speed, memory, reuse
     Serve(BenchServeArgs),
+    /// Whether a server keeps to its budget under more clients than it can hold
+    Soak(BenchSoakArgs),
     /// Tokens per second of a model, and what part of the machine that is
     Speed(BenchSpeedArgs),
     /// KV memory against tokens, for each way of holding it
@@ -407,10 +412,12 @@ pub(crate) struct BenchMemoryArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   lacuna bench serve --model demo --sessions 32 --shared-prefix 256 --rate 8
+  lacuna bench serve --model m.gguf --sessions 64 --max-running 64 --shared-prefix 2048 --in-turn
   lacuna bench serve --url http://127.0.0.1:8080 --sessions 64 --rate 4 --json
 
 A server at --url can be any that speaks OpenAI's /v1/completions; its memory is reported if it is
-Lacuna's. Prompts are random words, and their lengths in tokens are the server's count.")]
+Lacuna's. Prompts are random words, and their lengths in tokens are the server's count. A steady
+batch is the time in which every request has its first token and none has ended.")]
 pub(crate) struct BenchServeArgs {
     /// Server to measure
     #[arg(long, required_unless_present = "model", conflicts_with = "model")]
@@ -435,15 +442,68 @@ pub(crate) struct BenchServeArgs {
     /// Requests per second, on average; they arrive at random times. 0 sends all at once
     #[arg(long, value_name = "PER_SECOND", default_value_t = 4.0)]
     pub(crate) rate: f64,
-    /// Tokens of a prompt of its own, on average; from half of it to half as much again
+    /// Send the second request when the first one's reply has begun, and the others when the
+    /// second one's has: what the first computed, the second finds while the first still runs
+    #[arg(long)]
+    pub(crate) in_turn: bool,
+    #[command(flatten)]
+    pub(crate) lengths: LengthArgs,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// What requests look like.
+#[derive(Debug, Args)]
+pub(crate) struct LengthArgs {
+    /// Tokens of a prompt of its own, on average
     #[arg(long, value_name = "TOKENS", default_value = "64")]
     pub(crate) prompt_tokens: NonZeroUsize,
-    /// Tokens of a reply at most, on average; from half of it to half as much again
+    /// Tokens of a reply at most, on average
     #[arg(long, value_name = "TOKENS", default_value = "64")]
     pub(crate) reply_tokens: NonZeroUsize,
+    /// How far lengths are from their average: 0.5 is from half of it to half as much again
+    #[arg(long, value_name = "PART", default_value_t = 0.5)]
+    pub(crate) spread: f64,
+    /// 0 always takes the likeliest token; 1 draws as the model says
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f64,
     /// Seed of lengths, words and times
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna bench soak --model demo --budget 16MiB
+  lacuna bench soak --model demo --budget 16MiB --max-queue 8 --seconds 30 --json
+
+Clients ask again and again until the time is up; some hang up in the middle of a reply. In the end
+all of them get a reply at once and half of them hang up. The kernel's account of KV pages is read
+throughout. The exit code is 1 when a request failed, the budget was exceeded, or anything was still
+held after the last client had gone.")]
+pub(crate) struct BenchSoakArgs {
+    /// Model to serve in this process
+    #[arg(long)]
+    pub(crate) model: String,
+    /// How long
+    #[arg(long, value_name = "SECONDS", default_value = "300")]
+    pub(crate) seconds: NonZeroU64,
+    /// Clients, each with one request at a time [default: twice as many as the budget holds]
+    #[arg(long, value_name = "N")]
+    pub(crate) clients: Option<NonZeroUsize>,
+    /// Tokens that all prompts begin with
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub(crate) shared_prefix: usize,
+    /// The part of requests whose client hangs up in the middle of the reply
+    #[arg(long, value_name = "PART", default_value_t = 0.1)]
+    pub(crate) hang_up: f64,
+    #[command(flatten)]
+    pub(crate) lengths: LengthArgs,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
         Command::Bench(BenchCommand::Serve(args)) => commands::bench::serve::run(&args),
+        Command::Bench(BenchCommand::Soak(args)) => commands::bench::serve::soak::run(&args),
         Command::Bench(BenchCommand::Speed(args)) => commands::bench::speed::run(&args),
         Command::Bench(BenchCommand::Memory(args)) => commands::bench::kv::memory::run(&args),
         Command::Bench(BenchCommand::Growth(args)) => commands::bench::kv::growth::run(&args),

@@ -24,6 +24,26 @@ impl Resident {
     }
 }
 
+/// Bytes that the kernel has behind this process's KV pages, by their files' blocks; `None` where it
+/// does not tell.
+#[cfg(unix)]
+pub(crate) fn kv_blocks() -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let is_heap = |path: &std::path::PathBuf| {
+        fs::read_link(path).is_ok_and(|link| link.to_string_lossy().contains("lacuna-heap"))
+    };
+    let descriptors = fs::read_dir("/proc/self/fd").ok()?.flatten();
+    let heaps = descriptors.map(|entry| entry.path()).filter(is_heap);
+    // One that is closed meanwhile holds nothing.
+    let blocks = heaps.filter_map(|path| Some(fs::metadata(path).ok()?.blocks()));
+    Some(blocks.sum::<u64>() * 512)
+}
+
+#[cfg(not(unix))]
+pub(crate) fn kv_blocks() -> Option<u64> {
+    None
+}
+
 fn parse(rollup: &str) -> Option<Resident> {
     let field = |name: &str| {
         let line = rollup.lines().find_map(|line| line.strip_prefix(name))?;

@@ -82,6 +82,19 @@ fn arguments_that_make_no_sense_are_refused() {
             &["bench", "serve", "--model", "demo", "--rate=-1"],
             "--rate",
         ),
+        (&["bench", "soak", "--model", "demo"], "--budget"),
+        (
+            &["bench", "soak", "--model", "demo", "--hang-up", "2"],
+            "--hang-up",
+        ),
+        (
+            &["bench", "serve", "--model", "demo", "--spread", "2"],
+            "--spread",
+        ),
+        (
+            &["bench", "serve", "--model", "demo", "--temperature", "3"],
+            "--temperature",
+        ),
     ] {
         let output = lacuna(args);
         let error = String::from_utf8_lossy(&output.stderr);
@@ -93,41 +106,102 @@ fn arguments_that_make_no_sense_are_refused() {
     }
 }
 
+/// What `lacuna bench` with `args` on the demo model reports.
+fn bench(args: &str) -> Value {
+    let common = ["--model", "demo", "--threads", "1", "--json"];
+    let args: Vec<&str> = ["bench"]
+        .into_iter()
+        .chain(args.split(' '))
+        .chain(common)
+        .collect();
+    let output = lacuna(&args);
+    let error = String::from_utf8_lossy(&output.stderr);
+    let report = serde_json::from_slice(&output.stdout);
+    assert!(output.status.success(), "{error} {report:?}");
+    report.expect("one JSON object")
+}
+
+#[track_caller]
+fn number(report: &Value, path: &str) -> f64 {
+    let found = report.pointer(path).and_then(Value::as_f64);
+    found.unwrap_or_else(|| panic!("{path} is a number in {report}"))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn sessions_that_begin_alike_take_one_copy_by_the_ledger_and_the_kernel() {
+    let report = bench(
+        "serve --sessions 16 --max-running 16 --shared-prefix 256 --in-turn --rate 0 \
+         --prompt-tokens 12 --reply-tokens 120 --spread 0.2",
+    );
+    let number = |path: &str| number(&report, path);
+    assert_eq!(number("/finished"), 16.0);
+    let (sessions, tokens) = (number("/kv/sessions"), number("/kv/tokens"));
+    let shared = number("/kv/shared_tokens");
+    assert!(sessions > 2.0 && shared >= 256.0, "{report}");
+    // 2,048 bytes of rows a token; at most a page of 4 KiB beyond them in each of 8 buffers.
+    let rows = 2048.0 * (tokens - (sessions - 1.0) * shared);
+    assert_eq!(number("/kv/rows_bytes"), rows);
+    let most = rows + sessions * 8.0 * 4096.0;
+    assert!(
+        (rows..=most).contains(&number("/kv/mapped_bytes")),
+        "{report}"
+    );
+    assert!(number("/kv/most_excess_pages") <= 1.0, "{report}");
+    assert_eq!(
+        number("/kv/kernel/kernel_bytes"),
+        number("/kv/kernel/ledger_bytes")
+    );
+    let held = number("/kv/mapped_bytes") + number("/kv/cached_bytes") + number("/kv/idle_bytes");
+    assert_eq!(number("/kv/committed_bytes"), held);
+    // What a session copies is the end of the prefix that is no whole group.
+    assert!(number("/copied_pages") <= 16.0 * 8.0, "{report}");
+    assert!(
+        number("/donor/first_ms") > number("/donor/second_ms"),
+        "{report}"
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn more_clients_than_fit_are_served_or_told_to_come_back_and_leave_nothing() {
+    let report = bench(
+        "soak --budget 24MiB --seconds 4 --ctx 512 --prompt-tokens 80 --reply-tokens 40 \
+         --max-running 12 --max-queue 4 --clients 24 --hang-up 0.2",
+    );
+    let number = |path: &str| number(&report, path);
+    assert_eq!(report["passed"], true, "{report}");
+    assert_eq!(
+        number("/requests/failed") + number("/requests/refused_bare"),
+        0.0
+    );
+    for path in [
+        "/requests/finished",
+        "/requests/refused",
+        "/requests/hung_up",
+        "/leaving/clients",
+    ] {
+        assert!(number(path) > 0.0, "{path} in {report}");
+    }
+    assert!(
+        number("/peaks/kernel_bytes") <= number("/kv_bytes"),
+        "{report}"
+    );
+    assert_eq!(number("/left_bytes"), 0.0);
+    assert_eq!(number("/cached_bytes"), number("/group_bytes"));
+}
+
 #[test]
 fn the_bench_serves_every_session_and_its_figures_fit_together() {
-    let output = lacuna(&[
-        "bench",
-        "serve",
-        "--model",
-        "demo",
-        "--sessions",
-        "8",
-        "--shared-prefix",
-        "200",
-        "--rate",
-        "0",
-        "--prompt-tokens",
-        "20",
-        "--reply-tokens",
-        "12",
-        "--threads",
-        "1",
-        "--json",
-    ]);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{error}");
-    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let report = bench(
+        "serve --sessions 8 --shared-prefix 200 --rate 0 --prompt-tokens 20 --reply-tokens 12",
+    );
     assert_eq!(
         (&report["finished"], &report["failed"]),
         (&8.into(), &0.into()),
         "{report}"
     );
-    let number = |path: &str| {
-        report
-            .pointer(path)
-            .and_then(Value::as_f64)
-            .expect("a number")
-    };
+    let number = |path: &str| number(&report, path);
     assert!(number("/prompt_tokens") > 8.0 * 200.0);
     assert!((8.0 * 6.0..=8.0 * 18.0).contains(&number("/generated_tokens")));
     assert!(number("/first_token/median_us") <= number("/first_token/p99_us"));

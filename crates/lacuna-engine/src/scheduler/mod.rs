@@ -210,6 +210,7 @@ impl Scheduler {
         let limits = StepLimits {
             tokens: limits.tokens,
             rows: limits.logit_rows,
+            mixed: self.config.mixed_tokens.max(1),
         };
         let demands: Vec<Demand> = self.running.iter().flat_map(Running::demands).collect();
         let counts = schedule(&demands, limits, self.counters.steps as usize);

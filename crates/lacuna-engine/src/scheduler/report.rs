@@ -11,10 +11,11 @@ use crate::status::{
 };
 
 impl Scheduler {
-    /// Figures as of now; the ledger, the queue and what only the service counts are left out.
+    /// Figures as of now; the queue and what only the service counts are left out.
     pub(crate) fn status(&self) -> Status {
         let running = self.running.iter();
         let mut status = Status {
+            ledger: self.engine.kv_cache().ledger(),
             budget: self.budget_status(),
             pages: self.page_sizes(),
             sessions: running

@@ -14,14 +14,7 @@ struct Account {
     pages: u64,
     mapped: u64,
     shared: u64,
-    used: ByteLength,
     regions: u64,
-}
-
-impl Account {
-    fn slack(&self, page_size: PageSize) -> u64 {
-        (self.mapped * page_size.bytes()).saturating_sub(self.used.get())
-    }
 }
 
 /// Pages that have lost their last owner, to be reused once `fence` is signalled.
@@ -41,7 +34,6 @@ pub(crate) struct Books {
     reserved: u64,
     mapped: u64,
     totals: Totals,
-    slack: u64,
     regions: u64,
 }
 
@@ -96,7 +88,6 @@ impl Books {
             reserved: 0,
             mapped: 0,
             totals: Totals::default(),
-            slack: 0,
             regions: 0,
         }
     }
@@ -145,17 +136,9 @@ impl Books {
             .expect("M2: a buffer has an account")
     }
 
-    /// Changes an account and the total of slack with it.
     fn change(&mut self, buffer: BufferId, change: impl FnOnce(&mut Account)) {
         let account = self.accounts[buffer.0 as usize].as_mut();
-        let account = account.expect("M2: a buffer has an account");
-        self.slack -= account.slack(self.page_size);
-        change(account);
-        self.slack += account.slack(self.page_size);
-    }
-
-    pub(crate) fn set_used(&mut self, buffer: BufferId, used: ByteLength) {
-        self.change(buffer, |account| account.used = used);
+        change(account.expect("M2: a buffer has an account"));
     }
 
     pub(crate) fn set_regions(&mut self, buffer: BufferId, regions: u64) {
@@ -309,8 +292,6 @@ impl Books {
             mapped: bytes(account.mapped),
             shared: bytes(account.shared),
             unique: bytes(account.mapped - account.shared),
-            used: account.used,
-            slack: ByteLength::new(account.slack(self.page_size)),
             regions: account.regions,
         }
     }
@@ -329,7 +310,6 @@ impl Books {
             idle: bytes(self.allocator.idle()),
             retiring: bytes(self.retiring.len() as u64),
             lost: bytes(self.totals.lost),
-            slack: ByteLength::new(self.slack),
             limit,
             owed: limit.map_or(ByteLength::ZERO, |limit| committed.saturating_sub(limit)),
             buffers: self.accounts.iter().flatten().count() as u64,

@@ -302,7 +302,7 @@ fn a_dense_buffer_past_the_limit_is_refused() {
             limit
         }
     );
-    assert_eq!(buffer.ledger().slack, pages(6));
+    assert_eq!(buffer.ledger().mapped, pages(6));
     drop(buffer);
     pool.reserve(pages(10), "").unwrap();
 }

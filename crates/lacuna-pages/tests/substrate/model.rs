@@ -48,7 +48,6 @@ enum Step {
     SwapIn(usize, u64, u64),
     Limit(u64),
     Trim,
-    Used(usize, u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -74,7 +73,6 @@ fn step() -> impl Strategy<Value = Step> {
         1 => part.prop_map(|(a, b, c)| Step::SwapIn(a, b, c)),
         1 => (1..LIMIT + 10).prop_map(Step::Limit),
         1 => Just(Step::Trim),
-        1 => (buffer, 0..PAGES).prop_map(|(a, b)| Step::Used(a, b)),
     ]
 }
 
@@ -103,7 +101,6 @@ impl Cell {
 struct Twin {
     real: Buffer,
     cells: Vec<Cell>,
-    used: u64,
 }
 
 /// The pool and what it ought to be.
@@ -266,10 +263,6 @@ impl Model {
             Step::SwapIn(buffer, start, count) if self.twins[buffer].is_some() => {
                 self.swap_in(buffer, start, start + count);
             }
-            Step::Used(buffer, count) if self.twins[buffer].is_some() => {
-                self.real(buffer).set_used(pages(count));
-                self.twins[buffer].as_mut().unwrap().used = count;
-            }
             _ => {}
         }
     }
@@ -288,11 +281,7 @@ impl Model {
         match self.pool.reserve(pages(PAGES), format!("{buffer}")) {
             Ok(real) => {
                 assert_eq!(expected, None);
-                self.twins[buffer] = Some(Twin {
-                    real,
-                    cells,
-                    used: 0,
-                });
+                self.twins[buffer] = Some(Twin { real, cells });
             }
             Err(error) => assert_eq!(Some(error), expected),
         }
@@ -647,7 +636,6 @@ impl Model {
         assert_eq!(ledger.shared, count(|owners| owners.0 > 1));
         assert_eq!(ledger.pinned, count(|owners| owners.1 > 0));
         assert_eq!(ledger.pinned_only, count(|owners| owners.0 == 0));
-        let mut slack = 0;
         for twin in self.twins.iter().flatten() {
             let own = twin.real.ledger();
             let mapped: Vec<u64> = (twin.cells.iter())
@@ -656,13 +644,7 @@ impl Model {
             let shared = mapped.iter().filter(|&&mappings| mappings > 1).count() as u64;
             assert_eq!(own.mapped, pages(mapped.len() as u64));
             assert_eq!(own.shared, pages(shared));
-            assert_eq!(
-                own.slack,
-                pages((mapped.len() as u64).saturating_sub(twin.used))
-            );
-            slack += own.slack.get();
         }
-        assert_eq!(ledger.slack.get(), slack);
     }
 }
 

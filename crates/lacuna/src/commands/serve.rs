@@ -56,6 +56,7 @@ pub(super) fn service(args: &ServiceArgs, engine: &EngineArgs) -> ServiceConfig 
         max_running: args.max_running.get(),
         max_waiting: args.max_queue,
         step_tokens: args.step_tokens.get(),
+        mixed_tokens: args.mixed_tokens.get(),
         prefix_cache: PrefixCacheConfig {
             enabled: !args.no_prefix_cache,
             ..PrefixCacheConfig::default()

@@ -1,11 +1,14 @@
 //! A client of an OpenAI-compatible server: one streamed completion, timed.
 
 use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use ureq::Agent;
+
+use super::load::Arrival;
 
 /// Requests to one server.
 #[derive(Debug, Clone)]
@@ -14,13 +17,15 @@ pub(super) struct Client {
     url: String,
     key: Option<String>,
     model: String,
+    temperature: f64,
 }
 
-/// A reply, timed from when it was asked for.
-#[derive(Debug, Default)]
+/// A reply and the moments it came in.
+#[derive(Debug)]
 pub(super) struct Reply {
-    pub(super) first_token: Option<Duration>,
-    pub(super) gaps: Vec<Duration>,
+    pub(super) asked: Instant,
+    /// When each piece of text came.
+    pub(super) pieces: Vec<Instant>,
     pub(super) prompt_tokens: u64,
     /// If the server says how many it found in its cache.
     pub(super) reused_tokens: Option<u64>,
@@ -31,19 +36,24 @@ pub(super) struct Reply {
 #[derive(Debug)]
 pub(super) enum Outcome {
     Replied(Reply),
-    /// The server said that it is full.
-    Refused,
+    /// The server said that it is full, and when to come back.
+    Refused {
+        retry_after: Option<Duration>,
+    },
+    /// The client broke off, as it was told to.
+    HungUp,
 }
 
 impl Client {
     /// A client of the server at `url`, asking for the first model it lists.
-    pub(super) fn new(url: &str, key: Option<&str>) -> Result<Self> {
+    pub(super) fn new(url: &str, key: Option<&str>, temperature: f64) -> Result<Self> {
         let config = Agent::config_builder().http_status_as_error(false);
         let mut client = Self {
             agent: config.build().into(),
             url: url.trim_end_matches('/').trim_end_matches("/v1").to_owned(),
             key: key.map(str::to_owned),
             model: String::new(),
+            temperature,
         };
         let models = client.get("/v1/models")?;
         let model = models.pointer("/data/0/id").and_then(Value::as_str);
@@ -70,48 +80,73 @@ impl Client {
         Ok(serde_json::from_reader(response.body_mut().as_reader())?)
     }
 
-    /// Asks for a completion and reads it to its end.
-    pub(super) fn complete(&self, prompt: &str, max_tokens: usize) -> Result<Outcome> {
-        let body = json!({
-            "model": self.model,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": true,
-            "stream_options": {"include_usage": true},
-        });
+    /// Tokens of `text`, where the server counts them for nothing.
+    pub(super) fn tokens(&self, text: &str) -> Option<usize> {
+        let response = self.post("/tokenize", &json!({"prompt": text})).ok()?;
+        let success = response.status().is_success();
+        let counted: Value = serde_json::from_reader(response.into_body().into_reader()).ok()?;
+        success.then(|| counted["count"].as_u64().map(|count| count as usize))?
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Result<ureq::http::Response<ureq::Body>> {
         let mut request = self
             .agent
-            .post(format!("{}/v1/completions", self.url))
+            .post(format!("{}{path}", self.url))
             .header("Content-Type", "application/json");
         if let Some(key) = &self.key {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
+        Ok(request.send(body.to_string())?)
+    }
+
+    /// Asks for a completion and reads it to its end, or until `each`, which is called with every
+    /// piece of text, breaks off.
+    pub(super) fn complete(
+        &self,
+        question: &Arrival,
+        each: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Outcome> {
+        let body = json!({
+            "model": self.model,
+            "prompt": question.prompt,
+            "max_tokens": question.max_tokens,
+            "temperature": self.temperature,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
         let asked = Instant::now();
-        let mut response = request.send(body.to_string())?;
+        let mut response = self.post("/v1/completions", &body)?;
         match response.status().as_u16() {
             200 => {}
-            429 | 503 => return Ok(Outcome::Refused),
+            429 | 503 => {
+                let header = response.headers().get("Retry-After");
+                let seconds = header.and_then(|value| value.to_str().ok()?.parse().ok());
+                let retry_after = seconds.map(Duration::from_secs);
+                return Ok(Outcome::Refused { retry_after });
+            }
             status => {
                 let text = response.body_mut().read_to_string().unwrap_or_default();
                 bail!("the server answered {status}: {text}");
             }
         }
         let lines = BufReader::new(response.into_body().into_reader()).lines();
-        Ok(Outcome::Replied(read(lines, asked)?))
+        read(lines, asked, each)
     }
 }
 
-fn read(lines: impl Iterator<Item = std::io::Result<String>>, asked: Instant) -> Result<Reply> {
-    let mut reply = Reply::default();
-    let mut last = None;
+fn read(
+    lines: impl Iterator<Item = std::io::Result<String>>,
+    asked: Instant,
+    mut each: impl FnMut() -> ControlFlow<()>,
+) -> Result<Outcome> {
+    let mut reply = Reply::new(asked);
     for line in lines {
         let line = line?;
         let Some(data) = line.strip_prefix("data: ") else {
             continue;
         };
         if data == "[DONE]" {
-            return Ok(reply);
+            return Ok(Outcome::Replied(reply));
         }
         let now = Instant::now();
         let chunk: Value = serde_json::from_str(data)?;
@@ -119,18 +154,38 @@ fn read(lines: impl Iterator<Item = std::io::Result<String>>, asked: Instant) ->
             bail!("the reply broke off: {error}");
         }
         let text = chunk.pointer("/choices/0/text").and_then(Value::as_str);
+        reply.note_usage(&chunk["usage"]);
         if text.is_some_and(|text| !text.is_empty()) {
-            match last.replace(now) {
-                None => reply.first_token = Some(now - asked),
-                Some(last) => reply.gaps.push(now - last),
+            reply.pieces.push(now);
+            if each().is_break() {
+                return Ok(Outcome::HungUp);
             }
         }
-        reply.note_usage(&chunk["usage"]);
     }
     bail!("the reply ended without [DONE]")
 }
 
 impl Reply {
+    pub(super) fn new(asked: Instant) -> Self {
+        Self {
+            asked,
+            pieces: Vec::new(),
+            prompt_tokens: 0,
+            reused_tokens: None,
+            generated_tokens: 0,
+        }
+    }
+
+    /// From asking to the first text.
+    pub(super) fn first_token(&self) -> Option<Duration> {
+        self.pieces.first().map(|&first| first - self.asked)
+    }
+
+    /// Beginning and end of the times between pieces.
+    pub(super) fn gaps(&self) -> impl Iterator<Item = (Instant, Instant)> {
+        self.pieces.windows(2).map(|pair| (pair[0], pair[1]))
+    }
+
     fn note_usage(&mut self, usage: &Value) {
         let number = |path: &str| usage.pointer(path).and_then(Value::as_u64);
         if let Some(tokens) = number("/completion_tokens") {
@@ -145,29 +200,44 @@ impl Reply {
 mod tests {
     use super::*;
 
-    fn reply(text: &str) -> Result<Reply> {
-        read(text.lines().map(|line| Ok(line.to_owned())), Instant::now())
+    fn outcome(text: &str, each: impl FnMut() -> ControlFlow<()>) -> Result<Outcome> {
+        let lines = text.lines().map(|line| Ok(line.to_owned()));
+        read(lines, Instant::now(), each)
     }
+
+    const WHOLE: &str = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":null}\n\n\
+         data: {\"choices\":[{\"text\":\"\"}]}\n\n\
+         data: {\"choices\":[{\"text\":\"b\"}]}\n\n\
+         data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\
+         \"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
 
     #[test]
     fn tokens_are_timed_and_figures_kept() {
-        let reply = reply(
-            "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":null}\n\n\
-             data: {\"choices\":[{\"text\":\"\"}]}\n\n\
-             data: {\"choices\":[{\"text\":\"b\"}]}\n\n\
-             data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\
-             \"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n",
-        )
-        .expect("whole");
-        assert!(reply.first_token.is_some());
-        assert_eq!(reply.gaps.len(), 1);
+        let found = outcome(WHOLE, || ControlFlow::Continue(())).expect("whole");
+        let Outcome::Replied(reply) = found else {
+            panic!("{found:?}");
+        };
+        assert!(reply.first_token().is_some());
+        assert_eq!(reply.gaps().count(), 1);
         assert_eq!((reply.prompt_tokens, reply.generated_tokens), (7, 3));
         assert_eq!(reply.reused_tokens, Some(4));
     }
 
     #[test]
+    fn a_client_that_hangs_up_reads_no_further() {
+        let mut pieces = 0;
+        let found = outcome(WHOLE, || {
+            pieces += 1;
+            ControlFlow::Break(())
+        });
+        assert!(matches!(found, Ok(Outcome::HungUp)), "{found:?}");
+        assert_eq!(pieces, 1);
+    }
+
+    #[test]
     fn a_reply_that_breaks_off_is_an_error() {
-        reply("data: {\"choices\":[{\"text\":\"a\"}]}\n\n").expect_err("no end");
-        reply("data: {\"error\":{\"message\":\"x\"}}\n\n").expect_err("an error");
+        let whole = || ControlFlow::Continue(());
+        outcome("data: {\"choices\":[{\"text\":\"a\"}]}\n\n", whole).expect_err("no end");
+        outcome("data: {\"error\":{\"message\":\"x\"}}\n\n", whole).expect_err("an error");
     }
 }

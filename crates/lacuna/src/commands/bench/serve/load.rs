@@ -1,5 +1,6 @@
 //! What is sent, and when: the same for the same seed.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
@@ -23,6 +24,8 @@ pub(super) struct Shape {
     pub(super) own_words: usize,
     /// Tokens of a reply at most, on average.
     pub(super) reply_tokens: usize,
+    /// How far lengths are from their average, as a part of it.
+    pub(super) spread: f64,
     /// Requests per second; zero for all at once.
     pub(super) rate: f64,
     pub(super) seed: u64,
@@ -46,15 +49,21 @@ impl Dice {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// From half of `mean` to half as much again, and at least 1.
-    fn around(&mut self, mean: usize) -> usize {
-        ((mean as f64 * (0.5 + self.unit())).round() as usize).max(1)
+    /// Up to the part `spread` of `mean` away from it, and at least 1.
+    fn around(&mut self, mean: usize, spread: f64) -> usize {
+        let factor = 1.0 + spread * (2.0 * self.unit() - 1.0);
+        ((mean as f64 * factor).round() as usize).max(1)
     }
 
     fn words(&mut self, count: usize) -> String {
         let words = (0..count).map(|_| WORDS[(self.unit() * WORDS.len() as f64) as usize]);
         words.collect::<Vec<_>>().join(" ")
     }
+}
+
+/// What all prompts of `shape` begin with.
+pub(super) fn shared(shape: Shape) -> String {
+    Dice(ChaCha8Rng::seed_from_u64(shape.seed)).words(shape.shared_words)
 }
 
 /// The requests, in the order they arrive.
@@ -64,12 +73,12 @@ pub(super) fn arrivals(shape: Shape) -> Vec<Arrival> {
     let mut at = 0.0;
     (0..shape.sessions)
         .map(|_| {
-            let words = dice.around(shape.own_words);
+            let words = dice.around(shape.own_words, shape.spread);
             let own = dice.words(words);
             let arrival = Arrival {
                 at: Duration::from_secs_f64(at),
                 prompt: [shared.as_str(), &own].join(" ").trim().to_owned(),
-                max_tokens: dice.around(shape.reply_tokens),
+                max_tokens: dice.around(shape.reply_tokens, shape.spread),
             };
             if shape.rate > 0.0 {
                 // Poisson arrivals: the time between two of them is exponentially distributed.
@@ -78,6 +87,25 @@ pub(super) fn arrivals(shape: Shape) -> Vec<Arrival> {
             arrival
         })
         .collect()
+}
+
+/// One more request of `shape`, different for each `number`.
+pub(super) fn question(shape: Shape, number: u64) -> Arrival {
+    let mut dice = Dice(ChaCha8Rng::seed_from_u64(!shape.seed ^ number));
+    let words = dice.around(shape.own_words, shape.spread);
+    let own = dice.words(words);
+    Arrival {
+        at: Duration::ZERO,
+        prompt: [shared(shape).as_str(), &own].join(" ").trim().to_owned(),
+        max_tokens: dice.around(shape.reply_tokens, shape.spread),
+    }
+}
+
+/// Whether something that happens to the `part` of all requests happens to this one.
+pub(super) fn chance(part: f64, question: &Arrival) -> bool {
+    let mut hasher = DefaultHasher::new();
+    question.prompt.hash(&mut hasher);
+    Dice(ChaCha8Rng::seed_from_u64(hasher.finish())).unit() < part
 }
 
 /// A prompt of `words` words that no other begins with.
@@ -94,6 +122,7 @@ mod tests {
         shared_words: 10,
         own_words: 20,
         reply_tokens: 8,
+        spread: 0.5,
         rate: 50.0,
         seed: 1,
     };
@@ -118,6 +147,18 @@ mod tests {
             assert!((4..=12).contains(&arrival.max_tokens));
         }
         assert!(arrivals.is_sorted_by_key(|arrival| arrival.at));
+    }
+
+    #[test]
+    fn questions_differ_by_number_and_share_their_beginning() {
+        let questions: Vec<Arrival> = (0..500).map(|number| question(SHAPE, number)).collect();
+        assert_eq!(questions[7], question(SHAPE, 7));
+        assert_ne!(questions[7].prompt, questions[8].prompt);
+        let shared = shared(SHAPE);
+        assert!(questions.iter().all(|one| one.prompt.starts_with(&shared)));
+        let chosen = questions.iter().filter(|one| chance(0.3, one)).count();
+        assert!((100..200).contains(&chosen), "{chosen} of 500");
+        assert!(!questions.iter().any(|one| chance(0.0, one)));
     }
 
     #[test]
