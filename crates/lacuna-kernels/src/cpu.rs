@@ -144,6 +144,7 @@ impl Proof {
 struct Scratch {
     panel: Box<[quantized::StoredBlock]>,
     rows: Box<quantized::RowScratch>,
+    float: float::Buffers,
     attention: attention::Buffers,
 }
 
@@ -153,6 +154,7 @@ impl Scratch {
         Self {
             panel,
             rows: Box::new(quantized::RowScratch::EMPTY),
+            float: float::Buffers::new(),
             attention: attention::Buffers::new(),
         }
     }
@@ -326,8 +328,13 @@ impl Cpu {
                 });
             });
         } else {
-            grid.run(&self.pool, |out, _| {
-                self.proof.run(float::Product { weights: w, x, out })
+            grid.run(&self.pool, |out, scratch| {
+                self.proof.run(float::Product {
+                    weights: w,
+                    x,
+                    out,
+                    buffers: &mut scratch.float,
+                });
             });
         }
     }
