@@ -67,12 +67,12 @@ impl Product<'_, '_> {
             for token in self.out.rows() {
                 self.out.row(token).fill(0.0);
             }
-            return;
-        }
-        match self.x.tokens() {
-            ..=stream::MOST_TOKENS => stream::multiply::<S, E>(s, self),
-            ..=FEW_TOKENS => few::multiply::<S, E>(s, self),
-            _ => panels::multiply::<S, E>(s, self),
+        } else if self.x.tokens() <= stream::MOST_TOKENS {
+            stream::multiply::<S, E>(s, self);
+        } else if self.x.tokens() <= FEW_TOKENS {
+            few::multiply::<S, E>(s, self);
+        } else {
+            panels::multiply::<S, E>(s, self);
         }
     }
 
@@ -153,7 +153,7 @@ macro_rules! element {
     };
 }
 
-element!(F32, 32, |s, rows| s.from_bits(s.u_halves(rows)));
+element!(F32, 32, |s, rows| s.bits_to_f32(s.u_halves(rows)));
 element!(F16, 16, |s, rows| s.load_f16_halves(rows));
 element!(Bf16, 16, |s, rows| s
-    .from_bits(s.u_shl(s.widen_words(rows), 16)));
+    .bits_to_f32(s.u_shl(s.widen_words(rows), 16)));

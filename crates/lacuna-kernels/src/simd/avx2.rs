@@ -448,7 +448,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn from_bits(self, x: Self::U) -> Self::F {
+    fn bits_to_f32(self, x: Self::U) -> Self::F {
         both!(|x| _mm256_castsi256_ps(x))
     }
 

@@ -402,7 +402,7 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn from_bits(self, x: __m512i) -> __m512 {
+    fn bits_to_f32(self, x: __m512i) -> __m512 {
         // SAFETY: 1.
         unsafe { _mm512_castsi512_ps(x) }
     }

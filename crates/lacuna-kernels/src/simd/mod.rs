@@ -143,7 +143,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Arithmetic shift.
     fn i_shr(self, x: Self::U, bits: u32) -> Self::U;
     /// The bits of lanes as floats.
-    fn from_bits(self, x: Self::U) -> Self::F;
+    fn bits_to_f32(self, x: Self::U) -> Self::F;
     /// Lanes as signed integers to floats.
     fn i_to_f32(self, x: Self::U) -> Self::F;
     /// The binary16 in the lower half of each lane.

@@ -241,7 +241,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn from_bits(self, x: U) -> F {
+    fn bits_to_f32(self, x: U) -> F {
         map(x, f32::from_bits)
     }
 
