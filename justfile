@@ -27,7 +27,7 @@ demo prompt="What is ownership?":
 
 # Speed of the kernels and cost of the pages on this machine.
 bench:
-    cargo run --release --locked -p lacuna-kernels --example throughput
+    cargo run --release --locked -- bench kernels
     cargo run --release --locked -- bench pages
 
 # Run every fuzz target for a while (needs a nightly toolchain and cargo-fuzz).

@@ -145,6 +145,7 @@ impl Proof {
 struct Scratch {
     panel: quantized::PanelBuffer,
     rows: Box<quantized::RowScratch>,
+    float: float::Buffers,
     attention: attention::Buffers,
 }
 
@@ -153,6 +154,7 @@ impl Scratch {
         Self {
             panel: quantized::PanelBuffer::new(),
             rows: Box::new(quantized::RowScratch::EMPTY),
+            float: float::Buffers::new(),
             attention: attention::Buffers::new(),
         }
     }
@@ -339,7 +341,12 @@ impl Cpu {
                         rows: &mut scratch.rows,
                     });
                 } else {
-                    self.proof.run(float::Product { weights, x, out });
+                    self.proof.run(float::Product {
+                        weights,
+                        x,
+                        out,
+                        buffers: &mut scratch.float,
+                    });
                 }
             },
         );

@@ -1,20 +1,50 @@
 //! Products of float matrices (F32, F16, BF16) and f32 activations.
 //!
-//! A dot product is sixteen partial sums, lane `l` over the columns `l, l + 16, ..`, added up in
-//! the fixed order of [`Simd::sum`]. So a result depends on its row and token alone. Weights are
-//! converted in registers; a register tile of rows and tokens shares the loads.
+//! Columns are taken in blocks of 512. In a block a dot product is eight partial sums, sum `l` over
+//! the columns `l`, `l + 8`, .. in order, added up in the fixed order of [`Simd::sum_halves`]; the
+//! blocks' sums are added one after the other. All paths sum in this order, so a result depends on
+//! its row and its token alone, bit for bit.
+//!
+//! Eight lanes of a vector belong to one row and eight to another, whatever the level. Up to three
+//! tokens stream rows from the file layout ([`stream`]), a few read each block of rows from memory
+//! once ([`few`]), and many share panels that are converted to f32 into a buffer of the worker
+//! ([`panels`]).
+
+mod few;
+mod panels;
+mod stream;
+mod tile;
+mod tokens;
+
+use std::ops::Range;
 
 use crate::activations::Activations;
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Registers, Simd, each, padded};
+use crate::simd::{Kernel, LANES, Simd, padded};
+
+/// Columns whose products are summed before they join the sum of the row.
+const BLOCK: usize = 512;
+
+/// Columns of a row that a vector holds.
+const HALF: usize = 8;
+
+/// Chunks between prefetches: whole cache lines, one of two-byte elements.
+const CHUNKS: usize = 4;
+
+/// How far ahead of its use a row is prefetched.
+const PREFETCH_BYTES: usize = 2048;
+
+/// The most tokens for which rows are not packed.
+const FEW_TOKENS: usize = 16;
 
 /// One block of columns of the output `[tokens, rows]`; the block covers all tokens.
 pub(crate) struct Product<'a, 'b> {
     pub(crate) weights: &'a Matrix<'a>,
     pub(crate) x: &'a Activations<'a>,
     pub(crate) out: Block<'b, f32>,
+    pub(crate) buffers: &'a mut Buffers,
 }
 
 impl Kernel for Product<'_, '_> {
@@ -23,30 +53,84 @@ impl Kernel for Product<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.weights.dtype() {
-            DType::F32 => self.all::<S, F32>(s),
-            DType::F16 => self.all::<S, F16>(s),
-            DType::Bf16 => self.all::<S, Bf16>(s),
+            DType::F32 => self.element::<S, F32>(s),
+            DType::F16 => self.element::<S, F16>(s),
+            DType::Bf16 => self.element::<S, Bf16>(s),
             dtype => unreachable!("{dtype} is not a float type"),
         }
     }
 }
 
-/// A float storage type, sixteen elements at a time.
-pub(crate) trait Element: 'static {
-    /// The bytes of sixteen elements.
+impl Product<'_, '_> {
+    fn element<S: Simd, E: Element>(mut self, s: S) {
+        if self.x.cols() == 0 {
+            for token in self.out.rows() {
+                self.out.row(token).fill(0.0);
+            }
+        } else if self.x.tokens() <= stream::MOST_TOKENS {
+            stream::multiply::<S, E>(s, self);
+        } else if self.x.tokens() <= FEW_TOKENS {
+            few::multiply::<S, E>(s, self);
+        } else {
+            panels::multiply::<S, E>(s, self);
+        }
+    }
+
+    /// Where columns lie in the bytes of a row.
+    fn bytes(&self, cols: &Range<usize>) -> Range<usize> {
+        let element = self.weights.row_bytes() / self.weights.cols();
+        cols.start * element..cols.end * element
+    }
+}
+
+/// A worker's panel of rows and group of tokens.
+pub(crate) struct Buffers(Box<[f32]>);
+
+impl Buffers {
+    pub(crate) fn new() -> Self {
+        // With room to begin at a cache line.
+        Self(vec![0.0; LANES + panels::PANEL_LEN + tokens::GROUP_LEN].into_boxed_slice())
+    }
+
+    /// The panel of rows and the group of tokens.
+    fn split(&mut self) -> (&mut [f32], &mut [f32]) {
+        let start = self.0.as_ptr().align_offset(64).min(LANES);
+        self.0[start..start + panels::PANEL_LEN + tokens::GROUP_LEN].split_at_mut(panels::PANEL_LEN)
+    }
+}
+
+/// The blocks of columns of a row.
+fn blocks(cols: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..cols)
+        .step_by(BLOCK)
+        .map(move |start| start..cols.min(start + BLOCK))
+}
+
+/// Prefetches [`CHUNKS`] chunks from the `chunk`-th after an address, which may be any.
+#[inline(always)]
+fn prefetch_chunks<S: Simd, E: Element>(s: S, address: *const u8, chunk: usize) {
+    let start = chunk * size_of::<E::Chunk>();
+    for line in (0..CHUNKS * size_of::<E::Chunk>()).step_by(64) {
+        s.prefetch_line(address.wrapping_add(start + line));
+    }
+}
+
+/// A float storage type, eight elements at a time.
+trait Element: 'static {
+    /// The bytes of eight elements.
     type Chunk: Copy;
 
     /// Whole chunks and the bytes after them.
     fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]);
     /// The chunk that starts with `tail` and goes on with zeros.
     fn pad(tail: &[u8]) -> Self::Chunk;
-    /// Sixteen elements as f32.
-    fn load<S: Simd>(s: S, chunk: &Self::Chunk) -> S::F;
+    /// Eight elements of one row and eight of another as f32.
+    fn load<S: Simd>(s: S, rows: [&Self::Chunk; 2]) -> S::F;
 }
 
 macro_rules! element {
-    ($name:ident, $bytes:literal, $load:ident) => {
-        pub(crate) struct $name;
+    ($name:ident, $bytes:literal, |$s:ident, $rows:ident| $load:expr) => {
+        struct $name;
 
         impl Element for $name {
             type Chunk = [u8; $bytes];
@@ -62,125 +146,14 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn load<S: Simd>(s: S, chunk: &Self::Chunk) -> S::F {
-                s.$load(chunk)
+            fn load<S: Simd>($s: S, $rows: [&Self::Chunk; 2]) -> S::F {
+                $load
             }
         }
     };
 }
 
-element!(F32, 64, load_f32_bytes);
-element!(F16, 32, load_f16);
-element!(Bf16, 32, load_bf16);
-
-impl Product<'_, '_> {
-    fn all<S: Simd, E: Element>(mut self, s: S) {
-        let (rows, tokens) = match S::REGISTERS {
-            Registers::Many => (4, 6),
-            Registers::Few => (2, 2),
-        };
-        let mut token = 0;
-        while token < self.x.tokens() {
-            let left = (self.x.tokens() - token).min(tokens);
-            token += match left {
-                6.. if tokens >= 6 => self.rows::<S, E, 6>(s, token, rows),
-                3.. if tokens >= 6 => self.rows::<S, E, 3>(s, token, rows),
-                2.. => self.rows::<S, E, 2>(s, token, rows),
-                _ => self.rows::<S, E, 1>(s, token, rows),
-            };
-        }
-    }
-
-    /// All rows of the block times `T` tokens; returns `T`.
-    fn rows<S: Simd, E: Element, const T: usize>(
-        &mut self,
-        s: S,
-        token: usize,
-        together: usize,
-    ) -> usize {
-        let rows = self.out.cols();
-        let mut row = rows.start;
-        while row < rows.end {
-            row += match rows.end - row {
-                4.. if together >= 4 => self.tile::<S, E, 4, T>(s, row, token),
-                2.. => self.tile::<S, E, 2, T>(s, row, token),
-                _ => self.tile::<S, E, 1, T>(s, row, token),
-            };
-        }
-        T
-    }
-
-    /// `R` rows times `T` tokens; returns `R`.
-    fn tile<S: Simd, E: Element, const R: usize, const T: usize>(
-        &mut self,
-        s: S,
-        row: usize,
-        token: usize,
-    ) -> usize {
-        let weights: [&[u8]; R] = std::array::from_fn(|r| self.weights.row(row + r));
-        let x: [&[f32]; T] = std::array::from_fn(|t| self.x.row(token + t));
-        let dots = s.vectorize(Dots::<E, R, T> {
-            weights,
-            x,
-            element: std::marker::PhantomData,
-        });
-        let start = row - self.out.cols().start;
-        for (t, dots) in dots.iter().enumerate() {
-            self.out.row(token + t)[start..start + R].copy_from_slice(dots);
-        }
-        R
-    }
-}
-
-/// The dot products of `R` rows and `T` tokens, by token.
-struct Dots<'a, E, const R: usize, const T: usize> {
-    weights: [&'a [u8]; R],
-    x: [&'a [f32]; T],
-    element: std::marker::PhantomData<E>,
-}
-
-impl<E: Element, const R: usize, const T: usize> Kernel for Dots<'_, E, R, T> {
-    type Output = [[f32; R]; T];
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> [[f32; R]; T] {
-        let zero = s.splat(0.0);
-        let mut sums = [[zero; T]; R];
-        let chunks = self.x[0].len() / LANES;
-        let x: [_; T] = each!(Default::default(), |t| &self.x[t].as_chunks::<LANES>().0
-            [..chunks]);
-        let w: [_; R] = each!(Default::default(), |r| &E::split(self.weights[r]).0
-            [..chunks]);
-        for chunk in 0..chunks {
-            let x: [_; T] = each!(zero, |t| s.load(&x[t][chunk]));
-            let w: [_; R] = each!(zero, |r| E::load(s, &w[r][chunk]));
-            add(s, &w, &x, &mut sums);
-        }
-        if !self.x[0].len().is_multiple_of(LANES) {
-            let x: [_; T] = each!(zero, |t| s.load(&padded(self.x[t].as_chunks::<LANES>().1)));
-            let w: [_; R] = each!(zero, |r| E::load(s, &E::pad(E::split(self.weights[r]).1)));
-            add(s, &w, &x, &mut sums);
-        }
-        let mut dots = [[0.0; R]; T];
-        for t in 0..T {
-            for r in 0..R {
-                dots[t][r] = s.sum(sums[r][t]);
-            }
-        }
-        dots
-    }
-}
-
-#[inline(always)]
-fn add<S: Simd, const R: usize, const T: usize>(
-    s: S,
-    weights: &[S::F; R],
-    x: &[S::F; T],
-    sums: &mut [[S::F; T]; R],
-) {
-    for r in 0..R {
-        for t in 0..T {
-            sums[r][t] = s.fma(weights[r], x[t], sums[r][t]);
-        }
-    }
-}
+element!(F32, 32, |s, rows| s.bits_to_f32(s.u_halves(rows)));
+element!(F16, 16, |s, rows| s.load_f16_halves(rows));
+element!(Bf16, 16, |s, rows| s
+    .bits_to_f32(s.u_shl(s.widen_words(rows), 16)));

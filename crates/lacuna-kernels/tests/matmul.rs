@@ -75,7 +75,7 @@ fn every_type_and_level_matches_f64() {
             (37, 3 * block),
             (96, 4 * block),
         ] {
-            for tokens in [1, 2, 3, 5, 6, 7, 8, 9, 33] {
+            for tokens in [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 33] {
                 check(dtype, rows, cols, tokens);
             }
         }
@@ -106,9 +106,61 @@ fn more_rows_than_panels_and_fewer_than_lanes_match_f64() {
 fn float_rows_of_any_width_match_f64() {
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
         for cols in [1, 5, 16, 20, 31, 64, 100, 192] {
-            check(dtype, 7, cols, 1);
-            check(dtype, 9, cols, 8);
+            for tokens in [1, 2, 3, 4, 8, 21] {
+                check(dtype, 7, cols, tokens);
+                check(dtype, 9, cols, tokens);
+            }
         }
+    }
+}
+
+#[test]
+fn float_rows_around_a_block_and_tokens_around_a_group_match_f64() {
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        for cols in [511, 512, 513, 520, 1027, 1541] {
+            for (rows, tokens) in [(1, 1), (3, 2), (5, 3), (6, 4), (66, 7), (131, 17), (67, 50)] {
+                check(dtype, rows, cols, tokens);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_float_row_is_the_same_however_many_tokens_and_rows_are_beside_it() {
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        for (rows, cols, tokens) in [(71, 1541, 100), (130, 519, 49), (1, 7, 60)] {
+            let bytes = random_matrix(dtype, rows, cols, 1.0, 31);
+            let x = Random::new(8).units(tokens * cols);
+            let row_bytes = bytes.len() / rows;
+            for level in levels() {
+                let cpu = cpu(level, 2);
+                let all = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
+                let batch = product(&cpu, &all, &x, tokens);
+                for row in [0, rows / 2, rows - 1] {
+                    let bytes = &bytes[row * row_bytes..][..row_bytes];
+                    let alone = Matrix::new(dtype, 1, cols, bytes).expect("a valid shape");
+                    for token in [0, tokens / 2, tokens - 1] {
+                        let dot = product(&cpu, &alone, &x[token * cols..][..cols], 1)[0];
+                        let same = dot.to_bits() == batch[token * rows + row].to_bits();
+                        assert!(
+                            same,
+                            "{dtype} {level:?} {rows}x{cols} row {row}, token {token}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_matrix_without_columns_multiplies_to_zero() {
+    let w = Matrix::new(DType::F16, 3, 0, &[]).expect("a valid shape");
+    for tokens in [1, 5, 40] {
+        assert_eq!(
+            product(&cpu(Cpu::detect_level(), 1), &w, &[], tokens),
+            vec![0.0; 3 * tokens]
+        );
     }
 }
 
@@ -144,7 +196,7 @@ fn a_token_does_not_depend_on_its_batch_or_on_threads() {
                 .collect();
             for threads in [1, 2, 3] {
                 let cpu = cpu(level, threads);
-                for batch in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33] {
+                for batch in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33] {
                     let out = product(&cpu, &w, &x[..batch * cols], batch);
                     let same = out
                         .iter()

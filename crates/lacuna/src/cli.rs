@@ -9,6 +9,7 @@ use lacuna::plan::Logits;
 use lacuna::{KvElements, KvPolicy, Penalties, Sampling};
 
 use crate::bytes::ByteCount;
+use crate::commands::bench::kernels::KernelKind;
 use crate::commands::bench::pages::DeviceKind;
 
 /// Run large language models in as little memory as the conversation needs.
@@ -361,6 +362,8 @@ pub(crate) enum BenchCommand {
     Soak(BenchSoakArgs),
     /// Tokens per second of a model, and what part of the machine that is
     Speed(BenchSpeedArgs),
+    /// What each kernel reaches, and what part of the machine that is
+    Kernels(BenchKernelsArgs),
     /// KV memory against tokens, for each way of holding it
     Memory(BenchMemoryArgs),
     /// What a KV cache that grows costs each step
@@ -610,6 +613,49 @@ pub(crate) struct BenchPagesArgs {
     #[arg(long, default_value = "host")]
     pub(crate) device: DeviceKind,
     /// Fewer and smaller measurements, in a fraction of the time and the memory
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna bench kernels --type q8_0
+  lacuna bench kernels --kernel matmul --type f16,q4_k --tokens 1,8 --threads 2
+  lacuna bench kernels --kernel attention,rope --json
+
+Weights and cached rows are gone through in turn, so that they come from memory and not from a cache.
+A kernel is compared with the limit that it would meet first, measured in turn with it. The limit of
+8-bit products sums them in 32 bits; kernels that sum smaller products in 16 bits can exceed it.")]
+pub(crate) struct BenchKernelsArgs {
+    /// Kernels to measure [default: all]
+    #[arg(long = "kernel", value_name = "KERNEL", value_delimiter = ',')]
+    pub(crate) kernels: Vec<KernelKind>,
+    /// Storage types of weights and of cached rows [default: all, and kernels that have none]
+    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',')]
+    pub(crate) types: Vec<String>,
+    /// Tokens of a call
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16,512"
+    )]
+    pub(crate) tokens: Vec<NonZeroUsize>,
+    /// Cached rows that attention reads; more than 16 tokens at once only to 4096
+    #[arg(
+        long = "depth",
+        value_name = "ROWS",
+        value_delimiter = ',',
+        default_value = "512,4096,16384"
+    )]
+    pub(crate) depths: Vec<NonZeroUsize>,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// One round over little memory, to see that all works; the figures mean nothing
     #[arg(long)]
     pub(crate) quick: bool,
     /// Print one JSON object on standard output

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Serve(args)) => commands::bench::serve::run(&args),
         Command::Bench(BenchCommand::Soak(args)) => commands::bench::serve::soak::run(&args),
         Command::Bench(BenchCommand::Speed(args)) => commands::bench::speed::run(&args),
+        Command::Bench(BenchCommand::Kernels(args)) => commands::bench::kernels::run(&args),
         Command::Bench(BenchCommand::Memory(args)) => commands::bench::kv::memory::run(&args),
         Command::Bench(BenchCommand::Growth(args)) => commands::bench::kv::growth::run(&args),
         Command::Bench(BenchCommand::Batch(args)) => commands::bench::kv::batch::run(&args),

@@ -212,3 +212,93 @@ fn a_speed_of_nothing_is_refused() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("threads"), "{error}");
 }
+
+fn kernels(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["bench", "kernels", "--quick", "--threads", "1"])
+        .args(args)
+        .output()
+        .expect("the program starts")
+}
+
+fn rows(output: &Output) -> (Value, Vec<Value>) {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let rows = report["kernels"].as_array().expect("rows").clone();
+    (report, rows)
+}
+
+#[test]
+fn every_kernel_has_figures_that_fit_together() {
+    let output = kernels(&["--tokens", "1,20", "--depth", "64", "--json"]);
+    let (report, rows) = rows(&output);
+    // Eleven types with two matrices at both numbers of tokens, and a vocabulary for one token; five
+    // types of cached rows; four kernels without types; the barrier.
+    assert_eq!(rows.len(), 11 * (2 * 2 + 1) + 5 * 2 + 4 * 2 + 1);
+    for row in &rows {
+        assert!(number(row, "/time_us") >= 0.0, "{row}");
+        if row["kernel"] != "matmul" {
+            continue;
+        }
+        let (rows, cols) = row["shape"]
+            .as_str()
+            .and_then(|s| s.split_once('x'))
+            .expect("a shape");
+        let weights = rows.parse::<f64>().expect("rows") * cols.parse::<f64>().expect("columns");
+        let rate = weights * number(row, "/tokens") / number(row, "/time_us") / 1e3;
+        assert!(
+            (number(row, "/gmac_per_s") / rate - 1.0).abs() < 1e-9,
+            "{row}"
+        );
+        let limits = ["read_gb_per_s", "int8_gmac_per_s", "f32_gmac_per_s"];
+        assert!(
+            limits
+                .iter()
+                .any(|name| number(&report, &format!("/limits/{name}")) > 0.0)
+        );
+        assert!(number(row, "/of_limit") > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn kernels_can_be_picked_by_name_type_and_tokens() {
+    let output = kernels(&["--type", "Q8_0", "--tokens", "2", "--depth", "32", "--json"]);
+    let (_, picked) = rows(&output);
+    let kinds: Vec<&str> = picked
+        .iter()
+        .filter_map(|row| row["kernel"].as_str())
+        .collect();
+    assert_eq!(kinds, ["matmul", "matmul", "matmul", "attention"]);
+    assert!(
+        picked
+            .iter()
+            .all(|row| row["type"] == "q8_0" && row["tokens"] == 2),
+        "{picked:?}"
+    );
+    let output = kernels(&["--kernel", "rope,barrier", "--tokens", "1"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    for word in [" cores, ", "rope", "barrier", "of limit"] {
+        assert!(text.contains(word), "`{word}` in {text}");
+    }
+    assert!(
+        !text.contains("matmul") && output.stderr.is_empty(),
+        "{text}"
+    );
+}
+
+#[test]
+fn kernels_that_do_not_exist_are_refused() {
+    for (args, words) in [
+        (["--type", "q9_9"], "unknown weight type `q9_9`"),
+        (["--kernel", "convolution"], "possible values: matmul"),
+        (["--tokens", "0"], "--tokens"),
+    ] {
+        let output = kernels(&args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(words), "{error}");
+    }
+    let output = kernels(&["--kernel", "rope", "--type", "f16"]);
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -69,12 +69,11 @@ fn fold_within(a: __m256, b: __m256) -> __m256 {
     _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b))
 }
 
-/// Lane `j` is the sum of the lanes of `x(j)`, in the order of [`Simd::sum`].
+/// Lane `j` is the sum of the lanes of `x[j]`, in the order of [`Simd::sum_halves`].
 #[target_feature(enable = "avx2")]
 #[inline]
-fn sum_each(x: [[__m256; 2]; 8]) -> __m256 {
-    let eights = |j: usize| _mm256_add_ps(x[j][0], x[j][1]);
-    let halves = |j: usize| fold_halves(eights(j), eights(j + 4));
+fn sum_eights(x: [__m256; 8]) -> __m256 {
+    let halves = |j: usize| fold_halves(x[j], x[j + 4]);
     let pairs = |j: usize| fold_within(halves(j), halves(j + 2));
     fold_within(pairs(0), pairs(1))
 }
@@ -316,6 +315,17 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_f16_halves(self, x: [&[u8; 16]; 2]) -> Self::F {
+        both!(|x| _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn load_twice(self, x: &[f32; 8]) -> Self::F {
+        // SAFETY: 1, 2.
+        unsafe { [_mm256_loadu_ps(x.as_ptr()); 2] }
+    }
+
+    #[inline(always)]
     fn splat_f16(self, x: [u8; 2]) -> Self::F {
         // SAFETY: 1.
         unsafe { [_mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(x))); 2] }
@@ -408,10 +418,20 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn sum_each(self, x: [Self::F; 16]) -> Self::F {
-        let low = each!(x[0], |j| x[j]);
-        let high = each!(x[0], |j| x[8 + j]);
         // SAFETY: 1.
-        unsafe { [sum_each(low), sum_each(high)] }
+        let eights: [__m256; 16] = each!(x[0][0], |j| unsafe { _mm256_add_ps(x[j][0], x[j][1]) });
+        let low = each!(eights[0], |j| eights[j]);
+        let high = each!(eights[0], |j| eights[8 + j]);
+        // SAFETY: 1.
+        unsafe { [sum_eights(low), sum_eights(high)] }
+    }
+
+    #[inline(always)]
+    fn sum_halves(self, x: [Self::F; 8]) -> Self::F {
+        let low = each!(x[0][0], |j| x[j][0]);
+        let high = each!(x[0][0], |j| x[j][1]);
+        // SAFETY: 1.
+        unsafe { [sum_eights(low), sum_eights(high)] }
     }
 
     #[inline(always)]
@@ -468,6 +488,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn i_shr(self, x: Self::U, bits: u32) -> Self::U {
         both!(|x| _mm256_sra_epi32(x, _mm_cvtsi32_si128(bits as i32)))
+    }
+
+    #[inline(always)]
+    fn bits_to_f32(self, x: Self::U) -> Self::F {
+        both!(|x| _mm256_castsi256_ps(x))
     }
 
     #[inline(always)]

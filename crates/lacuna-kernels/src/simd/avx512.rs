@@ -97,6 +97,16 @@ fn sum_each(x: [__m512; 16]) -> __m512 {
     fold_within(pairs(0), pairs(1))
 }
 
+/// See [`Simd::sum_halves`].
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn sum_halves(x: [__m512; 8]) -> __m512 {
+    let quarters = |j: usize| fold_quarters(x[j], x[j + 4]);
+    let pairs = |j: usize| fold_within(quarters(j), quarters(j + 2));
+    let sums = fold_within(pairs(0), pairs(1));
+    _mm512_shuffle_f32x4::<0xD8>(sums, sums)
+}
+
 #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
 #[inline]
 fn sum(x: __m512) -> f32 {
@@ -223,6 +233,21 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn load_f16_halves(self, x: [&[u8; 16]; 2]) -> __m512 {
+        // SAFETY: 1, 2.
+        unsafe {
+            let half = |i: usize| _mm_loadu_si128(x[i].as_ptr().cast());
+            _mm512_cvtph_ps(_mm256_set_m128i(half(1), half(0)))
+        }
+    }
+
+    #[inline(always)]
+    fn load_twice(self, x: &[f32; 8]) -> __m512 {
+        // SAFETY: 1, 2.
+        unsafe { _mm512_broadcast_f32x8(_mm256_loadu_ps(x.as_ptr())) }
+    }
+
+    #[inline(always)]
     fn splat_f16(self, x: [u8; 2]) -> __m512 {
         // SAFETY: 1.
         unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes(x))) }
@@ -313,6 +338,12 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn sum_halves(self, x: [__m512; 8]) -> __m512 {
+        // SAFETY: 1.
+        unsafe { sum_halves(x) }
+    }
+
+    #[inline(always)]
     fn transpose(self, x: [__m512; 16]) -> [__m512; 16] {
         // SAFETY: 1.
         unsafe { transpose(x) }
@@ -370,6 +401,12 @@ impl Simd for Avx512Vnni {
     fn i_shr(self, x: __m512i, bits: u32) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_sra_epi32(x, _mm_cvtsi32_si128(bits as i32)) }
+    }
+
+    #[inline(always)]
+    fn bits_to_f32(self, x: __m512i) -> __m512 {
+        // SAFETY: 1.
+        unsafe { _mm512_castsi512_ps(x) }
     }
 
     #[inline(always)]

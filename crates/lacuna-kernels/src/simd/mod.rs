@@ -105,6 +105,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_i8(self, x: &[u8; 16]) -> Self::F;
     /// The low nibbles of bytes, then the high ones, each less 8.
     fn load_nibbles(self, x: &[u8; 16]) -> [Self::F; 2];
+    /// Eight little-endian binary16, then eight more.
+    fn load_f16_halves(self, x: [&[u8; 16]; 2]) -> Self::F;
+    /// Eight f32 in lanes 0 to 7, and again in lanes 8 to 15.
+    fn load_twice(self, x: &[f32; 8]) -> Self::F;
     /// A little-endian binary16 in every lane.
     fn splat_f16(self, x: [u8; 2]) -> Self::F;
     /// Little-endian binary16, rounded to nearest even.
@@ -130,6 +134,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn max_lane(self, x: Self::F) -> f32;
     /// Lane `j` of the result is the sum of the lanes of `x[j]`.
     fn sum_each(self, x: [Self::F; 16]) -> Self::F;
+    /// Lane `j` of the result is the sum of lanes 0 to 7 of `x[j]`, lane `8 + j` that of lanes 8 to
+    /// 15: lanes `i` and `i + 4`, then `i + 2`, `i + 1`.
+    fn sum_halves(self, x: [Self::F; 8]) -> Self::F;
 
     /// Lane `r` of element `c` of the result is lane `c` of element `r`.
     #[inline(always)]
@@ -154,6 +161,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn u_shr(self, x: Self::U, bits: u32) -> Self::U;
     /// Arithmetic shift.
     fn i_shr(self, x: Self::U, bits: u32) -> Self::U;
+    /// The bits of lanes as floats.
+    fn bits_to_f32(self, x: Self::U) -> Self::F;
     /// Lanes as signed integers to floats.
     fn i_to_f32(self, x: Self::U) -> Self::F;
     /// The binary16 in the lower half of each lane.

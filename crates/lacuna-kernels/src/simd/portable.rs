@@ -102,6 +102,16 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn load_f16_halves(self, x: [&[u8; 16]; 2]) -> F {
+        self.f16_low(self.widen_words(x))
+    }
+
+    #[inline(always)]
+    fn load_twice(self, x: &[f32; 8]) -> F {
+        std::array::from_fn(|i| x[i % 8])
+    }
+
+    #[inline(always)]
     fn splat_f16(self, x: [u8; 2]) -> F {
         [f16::from_le_bytes(x).to_f32_const(); LANES]
     }
@@ -179,6 +189,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn sum_halves(self, x: [F; 8]) -> F {
+        std::array::from_fn(|i| {
+            let half = &x[i % 8][i / 8 * 8..];
+            let by4: [f32; 4] = std::array::from_fn(|i| half[i] + half[i + 4]);
+            (by4[0] + by4[2]) + (by4[1] + by4[3])
+        })
+    }
+
+    #[inline(always)]
     fn u_splat(self, x: u32) -> U {
         [x; LANES]
     }
@@ -221,6 +240,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn i_shr(self, x: U, bits: u32) -> U {
         map(x, |x| (x as i32 >> bits) as u32)
+    }
+
+    #[inline(always)]
+    fn bits_to_f32(self, x: U) -> F {
+        map(x, f32::from_bits)
     }
 
     #[inline(always)]

@@ -1,5 +1,6 @@
 //! `lacuna bench`: what this machine makes of the work, measured and not estimated.
 
+pub(crate) mod kernels;
 pub(crate) mod kv;
 mod limits;
 mod machine;

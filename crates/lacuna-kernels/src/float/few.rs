@@ -1,0 +1,141 @@
+//! A few tokens, more than registers hold: rows are streamed as they lie in memory, and a block of
+//! their columns is read again, from the first-level cache, for each further tile of tokens.
+//!
+//! Rows are converted anew for each tile, which costs less than to store them converted. To take a
+//! block of columns of many rows in turn would keep those of the tokens in the first-level cache,
+//! but memory delivers the pieces of rows more slowly than whole ones, which costs more.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::tile::{MOST_ROWS, Partial, rows, step, sums};
+use super::tokens::{tiles, with_width};
+use super::{CHUNKS, Element, HALF, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
+use crate::simd::{Kernel, Registers, Simd, each, padded};
+
+/// Writes the products of the rows of the output with all tokens.
+pub(super) fn multiply<S: Simd, E: Element>(s: S, product: Product<'_, '_>) {
+    match S::REGISTERS {
+        Registers::Few => pairs::<S, E, 1>(s, product),
+        Registers::Many => pairs::<S, E, 2>(s, product),
+    }
+}
+
+fn pairs<S: Simd, E: Element, const P: usize>(s: S, mut product: Product<'_, '_>) {
+    let per_stream = product.out.cols().len().div_ceil(2 * P);
+    for index in 0..per_stream {
+        for cols in blocks(product.x.cols()) {
+            block::<S, E, P>(s, &mut product, |r| r * per_stream + index, &cols);
+        }
+    }
+}
+
+/// A block of columns of `P` pairs of rows, which are at `place` of the output, times all tokens.
+fn block<S: Simd, E: Element, const P: usize>(
+    s: S,
+    product: &mut Product<'_, '_>,
+    place: impl Fn(usize) -> usize,
+    cols: &Range<usize>,
+) {
+    let (all, bytes) = (product.out.cols(), product.bytes(cols));
+    let (weights, x) = (product.weights, product.x);
+    // A stream that has ended repeats the last row.
+    let row = |r: usize| &weights.row((all.start + place(r)).min(all.end - 1))[bytes.clone()];
+    let tiles = tiles::<S>(0..x.tokens());
+    let passes = tiles.clone().count();
+    for (pass, tile) in tiles.enumerate() {
+        with_width!(tile, T => {
+            let dots = s.vectorize(Tile::<E, P, T> {
+                rows: [0, P].map(|half| std::array::from_fn(|p| row(half + p))),
+                x: std::array::from_fn(|t| &x.row(tile.token + t)[cols.clone()]),
+                pass,
+                passes,
+                element: PhantomData,
+            });
+            for (t, dots) in dots.iter().enumerate() {
+                let out = product.out.row(tile.token + t);
+                for r in 0..2 * P {
+                    if let Some(out) = out.get_mut(place(r)) {
+                        *out = if cols.start == 0 { dots[r] } else { *out + dots[r] };
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// `P` pairs of rows times `T` tokens over a block of columns.
+struct Tile<'a, E, const P: usize, const T: usize> {
+    rows: [[&'a [u8]; P]; 2],
+    x: [&'a [f32]; T],
+    /// The one of the `passes` over these rows, of which each prefetches a part.
+    pass: usize,
+    passes: usize,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const P: usize, const T: usize> Kernel for Tile<'_, E, P, T> {
+    type Output = [[f32; MOST_ROWS]; T];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let mut partial = [[s.splat(0.0); T]; P];
+        self.whole(s, &mut partial);
+        if !self.x[0].len().is_multiple_of(HALF) {
+            let pad = |half: usize, p: usize| E::pad(E::split(self.rows[half][p]).1);
+            let w = each!(s.splat(0.0), |p| E::load(s, [&pad(0, p), &pad(1, p)]));
+            let x: [[f32; HALF]; T] = self.x.map(|x| padded(x.as_chunks::<HALF>().1));
+            step(s, w, x.each_ref(), &mut partial);
+        }
+        rows::<S, P, T>(s, &sums(s, &partial))
+    }
+}
+
+impl<E: Element, const P: usize, const T: usize> Tile<'_, E, P, T> {
+    /// Adds the products of whole chunks of columns.
+    #[inline(always)]
+    fn whole<S: Simd>(&self, s: S, partial: &mut Partial<S, P, T>) {
+        let chunks = self.x[0].len() / HALF;
+        let w: [[&[E::Chunk]; P]; 2] = each!([&[][..]; P], |half| {
+            each!(&[][..], |p| &E::split(self.rows[half][p]).0[..chunks])
+        });
+        let x: [&[[f32; HALF]]; T] = each!(&[][..], |t| &self.x[t].as_chunks().0[..chunks]);
+        // Whole groups apart, so that their loop is unrolled.
+        let groups = chunks / CHUNKS;
+        let group_w: [[&[[E::Chunk; CHUNKS]]; P]; 2] = each!([&[][..]; P], |half| {
+            each!(&[][..], |p| &w[half][p].as_chunks().0[..groups])
+        });
+        let group_x: [&[[[f32; HALF]; CHUNKS]]; T] =
+            each!(&[][..], |t| &x[t].as_chunks().0[..groups]);
+        let share = groups * self.pass / self.passes..groups * (self.pass + 1) / self.passes;
+        for group in 0..groups {
+            if share.contains(&group) {
+                for row in w.as_flattened() {
+                    let ahead = row.as_ptr().cast::<u8>().wrapping_add(PREFETCH_BYTES);
+                    prefetch_chunks::<S, E>(s, ahead, group * CHUNKS);
+                }
+            }
+            for chunk in 0..CHUNKS {
+                let w = each!(s.splat(0.0), |p| {
+                    E::load(
+                        s,
+                        [&group_w[0][p][group][chunk], &group_w[1][p][group][chunk]],
+                    )
+                });
+                step(
+                    s,
+                    w,
+                    each!(&[0.0; HALF], |t| &group_x[t][group][chunk]),
+                    partial,
+                );
+            }
+        }
+        for chunk in groups * CHUNKS..chunks {
+            let w = each!(s.splat(0.0), |p| E::load(
+                s,
+                [&w[0][p][chunk], &w[1][p][chunk]]
+            ));
+            step(s, w, each!(&[0.0; HALF], |t| &x[t][chunk]), partial);
+        }
+    }
+}
