@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use super::ahead::Ahead;
 use super::elements::with_element;
-use super::integers::{Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock};
+use super::integers::{
+    IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock, WideBlock, widen,
+};
 use super::rows::{BlockRows, Convert};
 use super::scores::{self, HALVES, PackKeys, TILE, Tiles, Waiting, pack_queries, tile_len};
 use super::softmax::{Chunk, Soften};
@@ -16,7 +18,7 @@ use super::{
     QUERY_CHUNKS, Task,
 };
 use crate::element::ElementType;
-use crate::simd::{Kernel, LANES, Simd, padded};
+use crate::simd::{Kernel, LANES, Registers, Simd, padded};
 use crate::view::View;
 
 /// Queries of one KV head from which on a packed copy of the keys pays.
@@ -27,6 +29,7 @@ const MANY: usize = 8;
 enum Method {
     Rows,
     Tiles,
+    IntegerRows,
     Integers,
 }
 
@@ -47,6 +50,8 @@ pub(super) struct Buffers {
     tiles: Box<[f32]>,
     /// The same in integers.
     integers: Box<[QueryBlock]>,
+    /// ... and those widened.
+    wide: Box<[WideBlock]>,
     /// One head of a block's keys, `[rows, pairs]`, or of values, `[pairs, rows]`.
     rows: Box<[[Chunk; 2]]>,
     keys: Box<[Chunk]>,
@@ -68,6 +73,7 @@ impl Buffers {
             queries: chunks(QUERY_CHUNKS),
             tiles: vec![0.0; tiles].into_boxed_slice(),
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
+            wide: vec![[0; _]; QUERY_CHUNKS / 2].into_boxed_slice(),
             rows: vec![[Chunk::ZERO; 2]; PANEL_ROWS * CHUNKS / 2].into_boxed_slice(),
             keys: chunks(BLOCK_ROWS * CHUNKS),
             key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
@@ -102,11 +108,13 @@ impl<'a> Loaded<'a> {
         task: Task,
         buffers: &'a mut Buffers,
     ) -> Self {
-        let element = attention.k.layout().element;
-        let method = match element {
-            ElementType::Q8_0 => Method::Integers,
-            _ if is_many(attention.shape, &task) => Method::Tiles,
-            _ => Method::Rows,
+        let integers = attention.k.layout().element == ElementType::Q8_0;
+        let method = match is_many(attention.shape, &task) {
+            false if !integers => Method::Rows,
+            true if !integers => Method::Tiles,
+            // Where a vector is one register and there are many, packing costs little.
+            false if S::REGISTERS == Registers::Few => Method::IntegerRows,
+            _ => Method::Integers,
         };
         let mut loaded = Self {
             attention,
@@ -118,7 +126,7 @@ impl<'a> Loaded<'a> {
         match method {
             Method::Rows => {}
             Method::Tiles => loaded.pack::<S>(),
-            Method::Integers => loaded.quantize(s),
+            Method::IntegerRows | Method::Integers => loaded.quantize(s),
         }
         loaded
     }
@@ -159,6 +167,9 @@ impl<'a> Loaded<'a> {
             queries: &self.buffers.queries[..count],
             out: &mut self.buffers.integers,
         });
+        if self.method == Method::IntegerRows {
+            widen(&self.buffers.integers[..count / 2], &mut self.buffers.wide);
+        }
     }
 
     /// Queries of one KV head.
@@ -261,8 +272,10 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        if self.loaded.method == Method::Rows {
-            return self.stored_scores(s, rows);
+        match self.loaded.method {
+            Method::Rows => return self.stored_scores(s, rows),
+            Method::IntegerRows => return self.stored_integer_scores(s, rows),
+            Method::Tiles | Method::Integers => {}
         }
         for (start, needed) in blocks(rows, BLOCK_ROWS) {
             for head in self.loaded.heads() {
@@ -310,6 +323,19 @@ impl<'b> Partition<'_, 'b> {
             }),
             q8_0: unreachable!("scores of q8_0 keys are computed in integers")
         );
+    }
+
+    #[inline(always)]
+    fn stored_integer_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let count = self.loaded.queries() * self.loaded.attention.shape.chunks() / 2;
+        let stored = self.stored_rows(Side::Keys, rows);
+        let buffers = &mut *self.loaded.buffers;
+        s.vectorize(IntegerRows {
+            rows: &stored,
+            queries: &buffers.integers[..count],
+            wide: &buffers.wide[..count],
+            scores: &mut buffers.scores,
+        });
     }
 
     /// The first chunk of the scores of queries for a block.

@@ -184,8 +184,27 @@ impl<E: Pair> Add for Stored<'_, E> {
 
     #[inline(always)]
     fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>) {
-        for row in rows {
-            self.group::<S, T, 1>(s, first, row);
+        let (head, pairs) = (self.head.clone(), self.sums.chunks / 2);
+        let place = self.sums.start % PARTITION;
+        let group = GroupRows::<E> {
+            rows: each!((&[][..], std::ptr::null()), |j| {
+                let value = &self.rows.pairs::<E>(place + j, &head)[..pairs];
+                (value, self.rows.ahead(place + j + GROUP, &head))
+            }),
+            needed: rows,
+            place,
+        };
+        let many = S::REGISTERS == Registers::Many;
+        let mut pair = 0;
+        while pair < pairs {
+            let left = pairs - pair;
+            if many && T <= 2 && left >= 4 {
+                pair += self.tile::<S, T, 8>(s, first, pair, &group);
+            } else if many && T > 2 && left >= 2 {
+                pair += self.tile::<S, T, 4>(s, first, pair, &group);
+            } else {
+                pair += self.tile::<S, T, 2>(s, first, pair, &group);
+            }
         }
     }
 }
@@ -201,8 +220,9 @@ impl<E: Pair> Stored<'_, E> {
             self.head = self.rows.head_range(head);
             let queries = head * queries..(head + 1) * queries;
             if all_see_all {
+                // Not a constant range: a loop over rows that is unrolled runs out of registers.
                 for first in queries.step_by(T) {
-                    self.group::<S, T, GROUP>(s, first, 0);
+                    self.add::<S, T>(s, first, earliest.clone());
                 }
             } else {
                 self.add_singly(s, queries, 0..GROUP);
@@ -210,53 +230,27 @@ impl<E: Pair> Stored<'_, E> {
         }
     }
 
-    /// Adds `R` rows of the group, from `row` on, for `T` queries.
-    #[inline(always)]
-    fn group<S: Simd, const T: usize, const R: usize>(&mut self, s: S, first: usize, row: usize) {
-        let (head, pairs) = (self.head.clone(), self.sums.chunks / 2);
-        let row = self.sums.start % PARTITION + row;
-        let values: [_; R] = each!([].as_slice(), |j| {
-            &self.rows.pairs::<E>(row + j, &head)[..pairs]
-        });
-        let next = each!(std::ptr::null(), |j| self
-            .rows
-            .ahead(row + GROUP + j, &head));
-        let rows = GroupRows::<E, R> { values, next, row };
-        let many = S::REGISTERS == Registers::Many;
-        let mut pair = 0;
-        while pair < pairs {
-            let left = pairs - pair;
-            if many && T <= 2 && left >= 4 {
-                pair += self.tile::<S, T, 8, R>(s, first, pair, &rows);
-            } else if many && T > 2 && left >= 2 {
-                pair += self.tile::<S, T, 4, R>(s, first, pair, &rows);
-            } else {
-                pair += self.tile::<S, T, 2, R>(s, first, pair, &rows);
-            }
-        }
-    }
-
     /// `C` chunks, which are whole pairs; returns how many pairs.
     #[inline(always)]
-    fn tile<S: Simd, const T: usize, const C: usize, const R: usize>(
+    fn tile<S: Simd, const T: usize, const C: usize>(
         &mut self,
         s: S,
         first: usize,
         pair: usize,
-        rows: &GroupRows<'_, E, R>,
+        group: &GroupRows<'_, E>,
     ) -> usize {
-        let weights = self.sums.weights::<T>(first, rows.row / LANES);
-        let weights: [&[f32; R]; T] = each!(&[0.0; R], |t| {
-            let from = &weights[t][rows.row % LANES..];
-            from.first_chunk().expect("a group is in one chunk")
+        let weights = self.sums.weights::<T>(first, group.place / LANES);
+        let weights: [&[f32; GROUP]; T] = each!(&[0.0; GROUP], |t| {
+            let weights = &weights[t].as_chunks().0;
+            &weights[group.place % LANES / GROUP]
         });
         let mut sums = self.sums.load::<S, T, C>(s, first, 2 * pair);
-        for row in 0..R {
-            let value = &rows.values[row][pair..][..C / 2];
+        for row in group.needed.clone() {
+            let (value, next) = group.rows[row];
             let mut values = [s.splat(0.0); C];
-            for n in 0..C / 2 {
-                prefetch::<S, E>(s, rows.next[row], pair + n);
-                let [low, high] = E::load(s, &value[n]);
+            for (n, value) in value[pair..][..C / 2].iter().enumerate() {
+                prefetch::<S, E>(s, next, pair + n);
+                let [low, high] = E::load(s, value);
                 values[2 * n] = low;
                 values[2 * n + 1] = high;
             }
@@ -267,13 +261,13 @@ impl<E: Pair> Stored<'_, E> {
     }
 }
 
-/// One head of `R` rows of a group.
-struct GroupRows<'a, E: Pair, const R: usize> {
-    values: [&'a [E::Stored]; R],
-    /// Where the rows of the next group are.
-    next: [*const u8; R],
-    /// The first row, by its place in the partition.
-    row: usize,
+/// One head of the rows of a group.
+struct GroupRows<'a, E: Pair> {
+    /// Each row, and where the same row of the next group is.
+    rows: [(&'a [E::Stored], *const u8); GROUP],
+    needed: Range<usize>,
+    /// The place of the first row in the partition.
+    place: usize,
 }
 
 /// Adds `C` chunks of one row for `T` queries.
