@@ -247,12 +247,11 @@ impl<E: Pair> Stored<'_, E> {
         let mut sums = self.sums.load::<S, T, C>(s, first, 2 * pair);
         for row in group.needed.clone() {
             let (value, next) = group.rows[row];
+            let value = &value[pair..][..C / 2];
             let mut values = [s.splat(0.0); C];
-            for (n, value) in value[pair..][..C / 2].iter().enumerate() {
+            for n in 0..C / 2 {
                 prefetch::<S, E>(s, next, pair + n);
-                let [low, high] = E::load(s, value);
-                values[2 * n] = low;
-                values[2 * n + 1] = high;
+                [values[2 * n], values[2 * n + 1]] = E::load(s, &value[n]);
             }
             add(s, &weights, row, &values, &mut sums);
         }
