@@ -54,6 +54,10 @@ const QUERY_CHUNKS: usize = QUERIES * 8;
 /// Tasks per thread that let threads finish together.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Tasks per thread that partitions are cut in by heads for, if they are fewer: whole rows are
+/// better read by one thread.
+const SPLITS_PER_THREAD: usize = 2;
+
 /// The sizes of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
@@ -329,7 +333,8 @@ impl Attention<'_> {
         });
     }
 
-    /// One task per partition, all tokens and heads; then the partitions are merged.
+    /// One task per partition, with all tokens and, if partitions are many, all heads; then the
+    /// partitions are merged.
     fn split<W: AsMut<Buffers> + Send + 'static>(
         &self,
         pool: &Pool<W>,
@@ -339,18 +344,21 @@ impl Attention<'_> {
         partitions: Range<usize>,
     ) {
         let (shape, tokens, len) = (self.shape, self.tokens(), self.state_len());
-        let task = Task {
-            first_token: 0,
-            tokens,
-            first_head: 0,
-            heads: shape.kv_heads,
-        };
         // Rows of the scratch are partitions, columns the states of queries in a task's order.
         let width = tokens * shape.query_heads * len;
-        Grid::new(scratch, width, 1, width).run(pool, |out, worker| {
+        let per_head = width / shape.kv_heads;
+        let pieces = (pool.threads() * SPLITS_PER_THREAD).div_ceil(partitions.len());
+        let heads = shape.kv_heads.div_ceil(pieces);
+        Grid::new(scratch, width, 1, heads * per_head).run(pool, |out, worker| {
+            let heads = out.cols();
             simd.vectorize(Partial {
                 attention: self,
-                task,
+                task: Task {
+                    first_token: 0,
+                    tokens,
+                    first_head: heads.start / per_head,
+                    heads: heads.len() / per_head,
+                },
                 partition: partitions.start + out.rows().start,
                 next: pool.threads(),
                 buffers: worker.as_mut(),

@@ -175,7 +175,7 @@ fn every_pair_of_element_types_matches_f64() {
 #[test]
 fn every_grouping_and_head_dimension_matches_f64() {
     for head_dim in [16, 20, 32, 80, 96, 128, 512] {
-        for group in [1, 2, 3, 5, 8] {
+        for group in [1, 2, 3, 4, 7, 8] {
             for element in [ElementType::F16, ElementType::Q8_0, ElementType::Q4_0] {
                 if element.check_head_dim(head_dim).is_ok() {
                     for (tokens, first) in [(1, 0), (1, 257), (9, 250)] {
@@ -185,6 +185,13 @@ fn every_grouping_and_head_dimension_matches_f64() {
             }
         }
     }
+}
+
+#[test]
+fn many_heads_of_one_query_match_f64() {
+    // Each KV head takes a whole tile of packed queries.
+    check([ElementType::F16; 2], &shape(96, 96, 80), 1, 40);
+    check([ElementType::F32; 2], &shape(192, 64, 128), 1, 20);
 }
 
 #[test]
@@ -241,6 +248,8 @@ fn a_query_does_not_depend_on_its_batch_or_on_threads() {
     let shapes = [
         shape(4, 2, 64),
         shape(8, 1, 20),
+        shape(12, 3, 32),
+        shape(7, 1, 64),
         windowed(shape(5, 5, 96), 300),
         windowed(shape(6, 2, 32), 20),
     ];
@@ -259,9 +268,15 @@ fn a_query_does_not_depend_on_its_batch_or_on_threads() {
                 let whole = attend(&single, &q, &k.view(), &v.view(), 0, &shape);
                 for threads in [1, 2, 3] {
                     let cpu = cpu(level, threads);
-                    for (first, tokens) in
-                        [(0, 1), (255, 2), (256, 1), (511, 7), (300, 70), (599, 1)]
-                    {
+                    for (first, tokens) in [
+                        (0, 1),
+                        (255, 2),
+                        (256, 1),
+                        (511, 7),
+                        (300, 70),
+                        (587, 1),
+                        (599, 1),
+                    ] {
                         let part = first * per_token..(first + tokens) * per_token;
                         let q = &q[part.clone()];
                         let out = attend(&cpu, q, &k.view(), &v.view(), first, &shape);

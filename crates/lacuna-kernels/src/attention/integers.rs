@@ -2,12 +2,17 @@
 //!
 //! Queries are quantized like activations of a product with a q8_0 matrix, and a dot product takes
 //! the same steps: exact integer sums over 32 elements, scaled and added block by block.
+//!
+//! There are two ways to the same sums: [`IntegerRows`] takes keys as they are stored, best for few
+//! queries where registers are few; [`Integers`] reads a packed copy of sixteen keys.
 
 use super::PARTITION_CHUNKS;
 use super::ahead::Ahead;
+use super::elements::Q8_0;
 use super::rows::BlockRows;
 use super::scores::HALVES;
 use super::softmax::Chunk;
+use super::stored::{StoredRows, prefetch};
 use crate::activations::{ActivationBlock, BLOCK, quantize_block};
 use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
@@ -31,6 +36,106 @@ impl Kernel for QuantizeQueries<'_> {
             x[..LANES].copy_from_slice(&chunks[0].0);
             x[LANES..].copy_from_slice(&chunks[1].0);
             quantize_block(&x).enter::<S, 1>(0, out);
+        }
+    }
+}
+
+/// Thirty-two quantized elements of one query, widened for [`IntegerRows`].
+pub(super) type WideBlock = [i16; BLOCK];
+
+/// Widens the elements of blocks.
+pub(super) fn widen(blocks: &[QueryBlock], out: &mut [WideBlock]) {
+    for (block, out) in blocks.iter().zip(out) {
+        let bytes = block.q[0].iter().flat_map(|word| word.to_le_bytes());
+        for (byte, out) in bytes.zip(out) {
+            *out = byte.cast_signed().into();
+        }
+    }
+}
+
+/// Sums of few queries and the keys of a partition, from rows as they are stored: with little to
+/// compute, packing would be what the time goes to.
+///
+/// Goes through memory in order: sixteen rows at a time, all heads of them.
+pub(super) struct IntegerRows<'a> {
+    pub(super) rows: &'a StoredRows<'a>,
+    /// `[queries, blocks]`.
+    pub(super) queries: &'a [QueryBlock],
+    /// The same, widened.
+    pub(super) wide: &'a [WideBlock],
+    /// `[queries, PARTITION_CHUNKS]`.
+    pub(super) scores: &'a mut [Chunk],
+}
+
+impl Kernel for IntegerRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.rows.queries_per_head {
+            n if n.is_multiple_of(2) => self.all::<S, 2>(s),
+            _ => self.all::<S, 1>(s),
+        }
+    }
+}
+
+impl IntegerRows<'_> {
+    /// All queries, `T` of a head together.
+    #[inline(always)]
+    fn all<S: Simd, const T: usize>(mut self, s: S) {
+        let per_head = self.rows.queries_per_head;
+        let visible = &self.rows.visible;
+        for chunk in visible.start / LANES..visible.end.div_ceil(LANES) {
+            for head in 0..self.rows.heads.len() {
+                for first in (head * per_head..(head + 1) * per_head).step_by(T) {
+                    self.tile::<S, T>(s, chunk, head, first);
+                }
+            }
+        }
+    }
+
+    /// Sixteen rows of one head and `T` queries.
+    #[inline(always)]
+    fn tile<S: Simd, const T: usize>(&mut self, s: S, chunk: usize, head: usize, first: usize) {
+        let blocks = self.queries.len() / (self.rows.heads.len() * self.rows.queries_per_head);
+        let head = self.rows.head_range(head);
+        let row = chunk * LANES;
+        let keys: [_; LANES] = each!([].as_slice(), |r| {
+            &self.rows.pairs::<Q8_0>(row + r, &head)[..blocks]
+        });
+        let next: [_; LANES] = each!(std::ptr::null(), |r| {
+            self.rows.ahead(row + LANES + r, &head)
+        });
+        let none: (&[QueryBlock], &[WideBlock]) = (&[], &[]);
+        let queries: [_; T] = each!(none, |t| {
+            let start = (first + t) * blocks;
+            (
+                &self.queries[start..][..blocks],
+                &self.wide[start..][..blocks],
+            )
+        });
+        let mut sums = [s.splat(0.0); T];
+        for block in 0..blocks {
+            for next in next {
+                prefetch::<S, Q8_0>(s, next, block);
+            }
+            let rows = each!(&[0; BLOCK], |r| {
+                keys[r][block]
+                    .last_chunk()
+                    .expect("a block ends with its elements")
+            });
+            let dots = s.dot_rows::<T>(rows, each!(&[0; BLOCK], |t| &queries[t].1[block]));
+            let scale = s.f16_each(each!(0, |r| {
+                u16::from_le_bytes([keys[r][block][0], keys[r][block][1]])
+            }));
+            for t in 0..T {
+                let unit = s.splat(queries[t].0[block].scale[0]);
+                sums[t] = s.dot_end(dots[t], scale, unit, sums[t]);
+            }
+        }
+        for t in 0..T {
+            let out = &mut self.scores[(first + t) * PARTITION_CHUNKS + chunk];
+            s.store(sums[t], &mut out.0);
         }
     }
 }
@@ -110,18 +215,23 @@ impl Kernel for Integers<'_> {
             first += match count - first {
                 6.. if many => self.tile::<S, 6, HALVES>(s, first, 0),
                 2.. if many => self.tile::<S, 2, HALVES>(s, first, 0),
-                _ => {
-                    for half in 0..HALVES {
-                        self.tile::<S, 1, 1>(s, first, half);
-                    }
-                    1
-                }
+                4.. => self.halves::<S, 4>(s, first),
+                _ => self.halves::<S, 1>(s, first),
             };
         }
     }
 }
 
 impl Integers<'_> {
+    /// `T` queries and one vector of keys after another; returns `T`.
+    #[inline(always)]
+    fn halves<S: Simd, const T: usize>(&mut self, s: S, first: usize) -> usize {
+        for half in 0..HALVES {
+            self.tile::<S, T, 1>(s, first, half);
+        }
+        T
+    }
+
     /// `T` queries and `N` vectors of keys; returns `T`.
     #[inline(always)]
     fn tile<S: Simd, const T: usize, const N: usize>(

@@ -5,9 +5,11 @@ use std::ops::Range;
 
 use super::ahead::Ahead;
 use super::elements::with_element;
-use super::integers::{Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock};
+use super::integers::{
+    IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock, WideBlock, widen,
+};
 use super::rows::{BlockRows, Convert};
-use super::scores::{self, HALVES, PackKeys, TILE, Tiles, Waiting, pack_queries};
+use super::scores::{self, HALVES, PackKeys, TILE, Tiles, Waiting, pack_queries, tile_len};
 use super::softmax::{Chunk, Soften};
 use super::stored::{Next, StoredRows};
 use super::values::{Panels, Stored, Sums};
@@ -16,7 +18,7 @@ use super::{
     QUERY_CHUNKS, Task,
 };
 use crate::element::ElementType;
-use crate::simd::{Kernel, LANES, Simd, padded};
+use crate::simd::{Kernel, LANES, Registers, Simd, padded};
 use crate::view::View;
 
 /// Queries of one KV head from which on a packed copy of the keys pays.
@@ -27,6 +29,7 @@ const MANY: usize = 8;
 enum Method {
     Rows,
     Tiles,
+    IntegerRows,
     Integers,
 }
 
@@ -44,9 +47,11 @@ pub(super) struct Buffers {
     /// `[queries, chunks]`, in the order KV head, token, query head of the group.
     queries: Box<[Chunk]>,
     /// The same in tiles of each KV head.
-    tiles: Box<[[f32; TILE]]>,
+    tiles: Box<[f32]>,
     /// The same in integers.
     integers: Box<[QueryBlock]>,
+    /// ... and those widened.
+    wide: Box<[WideBlock]>,
     /// One head of a block's keys, `[rows, pairs]`, or of values, `[pairs, rows]`.
     rows: Box<[[Chunk; 2]]>,
     keys: Box<[Chunk]>,
@@ -61,13 +66,14 @@ impl Buffers {
     pub(super) fn new() -> Self {
         const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
         let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
-        // Filling the last tile of a KV head less than doubles the queries.
-        let tiles = 2 * QUERY_CHUNKS * LANES / TILE;
+        // Even a KV head of one query takes a whole tile.
+        let tiles = TILE * QUERY_CHUNKS * LANES;
         let copy = LANES * ElementType::Q8_0.bytes(AttentionShape::MAX_HEAD_DIM);
         Self {
             queries: chunks(QUERY_CHUNKS),
-            tiles: vec![[0.0; TILE]; tiles].into_boxed_slice(),
+            tiles: vec![0.0; tiles].into_boxed_slice(),
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
+            wide: vec![[0; _]; QUERY_CHUNKS / 2].into_boxed_slice(),
             rows: vec![[Chunk::ZERO; 2]; PANEL_ROWS * CHUNKS / 2].into_boxed_slice(),
             keys: chunks(BLOCK_ROWS * CHUNKS),
             key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
@@ -102,11 +108,13 @@ impl<'a> Loaded<'a> {
         task: Task,
         buffers: &'a mut Buffers,
     ) -> Self {
-        let element = attention.k.layout().element;
-        let method = match element {
-            ElementType::Q8_0 => Method::Integers,
-            _ if is_many(attention.shape, &task) => Method::Tiles,
-            _ => Method::Rows,
+        let integers = attention.k.layout().element == ElementType::Q8_0;
+        let method = match is_many(attention.shape, &task) {
+            false if !integers => Method::Rows,
+            true if !integers => Method::Tiles,
+            // Where a vector is one register and there are many, packing costs little.
+            false if S::REGISTERS == Registers::Few => Method::IntegerRows,
+            _ => Method::Integers,
         };
         let mut loaded = Self {
             attention,
@@ -117,8 +125,8 @@ impl<'a> Loaded<'a> {
         loaded.load(s);
         match method {
             Method::Rows => {}
-            Method::Tiles => loaded.pack(),
-            Method::Integers => loaded.quantize(s),
+            Method::Tiles => loaded.pack::<S>(),
+            Method::IntegerRows | Method::Integers => loaded.quantize(s),
         }
         loaded
     }
@@ -143,12 +151,12 @@ impl<'a> Loaded<'a> {
         }
     }
 
-    fn pack(&mut self) {
+    fn pack<S: Simd>(&mut self) {
         let (chunks, queries) = (self.attention.shape.chunks(), self.head_queries());
         let heads = self.buffers.queries.chunks_exact(queries * chunks);
-        let tiles = self.buffers.tiles.chunks_exact_mut(self.head_tiles());
+        let tiles = self.buffers.tiles.chunks_exact_mut(self.head_tiles::<S>());
         for (queries, tiles) in heads.zip(tiles).take(self.task.heads) {
-            pack_queries(queries, chunks, tiles);
+            pack_queries(queries, chunks, tile_len(S::REGISTERS), tiles);
         }
     }
 
@@ -159,6 +167,9 @@ impl<'a> Loaded<'a> {
             queries: &self.buffers.queries[..count],
             out: &mut self.buffers.integers,
         });
+        if self.method == Method::IntegerRows {
+            widen(&self.buffers.integers[..count / 2], &mut self.buffers.wide);
+        }
     }
 
     /// Queries of one KV head.
@@ -167,8 +178,9 @@ impl<'a> Loaded<'a> {
     }
 
     /// Elements of the tiles of one KV head.
-    fn head_tiles(&self) -> usize {
-        self.head_queries().div_ceil(TILE) * LANES * self.attention.shape.chunks()
+    fn head_tiles<S: Simd>(&self) -> usize {
+        let tile = tile_len(S::REGISTERS);
+        self.head_queries().next_multiple_of(tile) * self.attention.shape.chunks() * LANES
     }
 
     pub(super) fn queries(&self) -> usize {
@@ -260,8 +272,10 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        if self.loaded.method == Method::Rows {
-            return self.stored_scores(s, rows);
+        match self.loaded.method {
+            Method::Rows => return self.stored_scores(s, rows),
+            Method::IntegerRows => return self.stored_integer_scores(s, rows),
+            Method::Tiles | Method::Integers => {}
         }
         for (start, needed) in blocks(rows, BLOCK_ROWS) {
             for head in self.loaded.heads() {
@@ -311,6 +325,19 @@ impl<'b> Partition<'_, 'b> {
         );
     }
 
+    #[inline(always)]
+    fn stored_integer_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
+        let count = self.loaded.queries() * self.loaded.attention.shape.chunks() / 2;
+        let stored = self.stored_rows(Side::Keys, rows);
+        let buffers = &mut *self.loaded.buffers;
+        s.vectorize(IntegerRows {
+            rows: &stored,
+            queries: &buffers.integers[..count],
+            wide: &buffers.wide[..count],
+            scores: &mut buffers.scores,
+        });
+    }
+
     /// The first chunk of the scores of queries for a block.
     fn scores_at(queries: &Range<usize>, start: usize) -> Range<usize> {
         let chunk = start % PARTITION / LANES;
@@ -322,7 +349,7 @@ impl<'b> Partition<'_, 'b> {
     fn tiled_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
         let chunks = self.loaded.attention.shape.chunks();
         let seeing = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
-        let (queries, tiles) = (self.loaded.head_queries(), self.loaded.head_tiles());
+        let (queries, tiles) = (self.loaded.head_queries(), self.loaded.head_tiles::<S>());
         let index = block.head - self.loaded.task.first_head;
         let first = index * queries;
         let buffers = &mut *self.loaded.buffers;
@@ -338,10 +365,11 @@ impl<'b> Partition<'_, 'b> {
             chunks,
             out: &mut buffers.keys,
         });
-        let tiles = buffers.tiles[index * tiles..][..tiles].chunks_exact(LANES * chunks);
-        let needed = (seeing.start - first) / TILE..(seeing.end - first).div_ceil(TILE);
+        let len = tile_len(S::REGISTERS);
+        let tiles = buffers.tiles[index * tiles..][..tiles].chunks_exact(len * chunks * LANES);
+        let needed = (seeing.start - first) / len..(seeing.end - first).div_ceil(len);
         for (tile, packed) in tiles.enumerate().take(needed.end).skip(needed.start) {
-            let tile = first + tile * TILE..first + queries.min((tile + 1) * TILE);
+            let tile = first + tile * len..first + queries.min((tile + 1) * len);
             ahead.fetch::<S, 8>(s);
             s.vectorize(Tiles {
                 keys: &buffers.keys,

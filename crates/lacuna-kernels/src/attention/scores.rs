@@ -17,8 +17,20 @@ use crate::simd::{Kernel, LANES, Registers, Simd, each};
 /// Vectors of keys per block.
 pub(super) const HALVES: usize = BLOCK_ROWS / LANES;
 
-/// Queries of a packed tile.
+/// Queries of a packed tile at most.
 pub(super) const TILE: usize = 8;
+
+/// Queries of a packed tile: what registers hold the sums of.
+pub(super) const fn tile_len(registers: Registers) -> usize {
+    match registers {
+        Registers::Few => FEW_TILE,
+        Registers::Many => TILE,
+    }
+}
+
+/// With a vector of keys in two registers, sixteen registers hold the sums of six queries, the keys
+/// and one element of a query.
+const FEW_TILE: usize = 6;
 
 /// Sums of few queries and the keys of a partition, from rows as they are stored: with little to
 /// compute, a copy would be what the time goes to.
@@ -35,6 +47,10 @@ pub(super) struct Rows<'a, E> {
 
 /// Rows that are taken together, and queries.
 const GROUP: usize = 4;
+
+/// Those of the rows that are taken together where registers are few: a sum per query and row stays
+/// in a register.
+const FEW_ROWS: usize = 2;
 
 impl<E: Pair> Kernel for Rows<'_, E> {
     type Output = ();
@@ -64,15 +80,18 @@ impl<'a, E: Pair> Rows<'a, E> {
                 let mut sums = [s.splat(0.0); GROUP * GROUP];
                 for (slot, query) in (first..count.min(first + GROUP)).step_by(T).enumerate() {
                     let queries = &self.queries[query * pairs..][..T * pairs];
-                    let dots = self.dots::<S, T>(s, head, first_row, queries);
+                    let sums = &mut sums[slot * T * GROUP..][..T * GROUP];
+                    match S::REGISTERS {
+                        Registers::Few if T > 1 => {
+                            for row in (0..GROUP).step_by(FEW_ROWS) {
+                                self.dots::<S, T, FEW_ROWS>(s, head, first_row, row, queries, sums);
+                            }
+                        }
+                        _ => self.dots::<S, T, GROUP>(s, head, first_row, 0, queries, sums),
+                    }
                     done += T;
                     if done == self.rows.queries_per_head {
                         (head, done) = (head + 1, 0);
-                    }
-                    for t in 0..T {
-                        for row in 0..GROUP {
-                            sums[(slot * T + t) * GROUP + row] = dots[t][row];
-                        }
                     }
                 }
                 let mut scores = [0.0; LANES];
@@ -87,40 +106,48 @@ impl<'a, E: Pair> Rows<'a, E> {
         }
     }
 
-    /// Lane-wise sums of products of `T` queries of one head and four rows.
+    /// Lane-wise sums of products of `T` queries of one head and `R` rows of a group, from `row` on;
+    /// `sums` is `[T, GROUP]`.
     #[inline(always)]
-    fn dots<S: Simd, const T: usize>(
+    fn dots<S: Simd, const T: usize, const R: usize>(
         &self,
         s: S,
         head: usize,
         first_row: usize,
+        row: usize,
         queries: &[[Chunk; 2]],
-    ) -> [[S::F; GROUP]; T] {
+        sums: &mut [S::F],
+    ) {
         let (zero, pairs) = (s.splat(0.0), queries.len() / T);
         let q: [_; T] = each!([].as_slice(), |t| &queries[t * pairs..][..pairs]);
         let head = self.rows.head_range(head);
-        let keys: [&[E::Stored]; GROUP] = each!([].as_slice(), |j| &self
+        let first_row = first_row + row;
+        let keys: [&[E::Stored]; R] = each!([].as_slice(), |j| &self
             .rows
             .pairs::<E>(first_row + j, &head)[..pairs]);
-        let next: [*const u8; GROUP] = each!(std::ptr::null(), |j| self
+        let next: [*const u8; R] = each!(std::ptr::null(), |j| self
             .rows
             .ahead(first_row + GROUP + j, &head));
-        let mut dots = [[zero; GROUP]; T];
+        let mut dots = [[zero; R]; T];
         for pair in 0..pairs {
             for next in next {
                 prefetch::<S, E>(s, next, pair);
             }
-            let k: [_; GROUP] = each!([zero; 2], |j| E::load(s, &keys[j][pair]));
+            let k: [_; R] = each!([zero; 2], |j| E::load(s, &keys[j][pair]));
             for half in 0..2 {
                 for t in 0..T {
                     let q = s.load(&q[t][pair][half].0);
-                    for j in 0..GROUP {
+                    for j in 0..R {
                         dots[t][j] = s.fma(q, k[j][half], dots[t][j]);
                     }
                 }
             }
         }
-        dots
+        for t in 0..T {
+            for j in 0..R {
+                sums[t * GROUP + row + j] = dots[t][j];
+            }
+        }
     }
 }
 
@@ -152,15 +179,15 @@ impl Kernel for PackKeys<'_> {
     }
 }
 
-/// Packs queries, `[queries, chunks]`, by tile: `[tiles, LANES, chunks]` of [`TILE`] elements, lanes
-/// in [`ORDER`].
-pub(super) fn pack_queries(queries: &[Chunk], chunks: usize, out: &mut [[f32; TILE]]) {
-    let tiles = queries.chunks(TILE * chunks);
-    for (queries, out) in tiles.zip(out.chunks_exact_mut(LANES * chunks)) {
+/// Packs queries, `[queries, chunks]`, by tiles of `tile`: `[tiles, LANES, chunks, tile]`, lanes in
+/// [`ORDER`].
+pub(super) fn pack_queries(queries: &[Chunk], chunks: usize, tile: usize, out: &mut [f32]) {
+    let tiles = queries.chunks(tile * chunks);
+    for (queries, out) in tiles.zip(out.chunks_exact_mut(tile * chunks * LANES)) {
         for (t, query) in queries.chunks_exact(chunks).enumerate() {
             for (c, chunk) in query.iter().enumerate() {
                 for (index, lane) in ORDER.into_iter().enumerate() {
-                    out[index * chunks + c][t] = chunk.0[lane];
+                    out[(index * chunks + c) * tile + t] = chunk.0[lane];
                 }
             }
         }
@@ -181,8 +208,8 @@ pub(super) struct Tiles<'a> {
     /// See [`PackKeys`].
     pub(super) keys: &'a [Chunk],
     /// One tile of [`pack_queries`].
-    pub(super) queries: &'a [[f32; TILE]],
-    /// The chunks of the block in `[queries, PARTITION_CHUNKS]`, at most [`TILE`] queries.
+    pub(super) queries: &'a [f32],
+    /// The chunks of the block in `[queries, PARTITION_CHUNKS]`, at most [`tile_len`] queries.
     pub(super) scores: &'a mut [Chunk],
     pub(super) waiting: &'a mut Waiting,
 }
@@ -193,11 +220,10 @@ impl Kernel for Tiles<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         match S::REGISTERS {
-            Registers::Many => self.part::<S, TILE, HALVES>(s, 0, 0),
+            Registers::Many => self.part::<S, TILE, HALVES>(s, 0),
             Registers::Few => {
                 for half in 0..HALVES {
-                    self.part::<S, 4, 1>(s, 0, half);
-                    self.part::<S, 4, 1>(s, 4, half);
+                    self.part::<S, FEW_TILE, 1>(s, half);
                 }
             }
         }
@@ -205,21 +231,19 @@ impl Kernel for Tiles<'_> {
 }
 
 impl Tiles<'_> {
-    /// Queries `first .. first + T` and `N` vectors of keys.
+    /// All `T` queries and `N` vectors of keys.
     #[inline(always)]
-    fn part<S: Simd, const T: usize, const N: usize>(&mut self, s: S, first: usize, half: usize) {
-        if self.scores.len() <= first * PARTITION_CHUNKS {
-            return;
-        }
-        let chunks = self.queries.len() / LANES;
+    fn part<S: Simd, const T: usize, const N: usize>(&mut self, s: S, half: usize) {
+        let queries = self.queries.as_chunks::<T>().0;
+        let chunks = queries.len() / LANES;
         for index in 0..LANES {
             let keys = &self.keys[index * chunks * HALVES..][..chunks * HALVES];
-            let queries = &self.queries[index * chunks..][..chunks];
+            let queries = &queries[index * chunks..][..chunks];
             let mut sums = [[s.splat(0.0); N]; T];
             for (keys, q) in keys.as_chunks::<HALVES>().0.iter().zip(queries) {
                 let k: [_; N] = each!(s.splat(0.0), |n| s.load(&keys[half + n].0));
                 for t in 0..T {
-                    let q = s.splat(q[first + t]);
+                    let q = s.splat(q[t]);
                     for n in 0..N {
                         sums[t][n] = s.fma(q, k[n], sums[t][n]);
                     }
@@ -240,10 +264,12 @@ impl Tiles<'_> {
                     }
                 }
             } else {
-                let scores = self.scores[first * PARTITION_CHUNKS..].chunks_mut(PARTITION_CHUNKS);
-                for (scores, sums) in scores.zip(&sums) {
+                // Constant indices keep the sums in registers; the last tile may not be full.
+                for t in 0..T {
                     for n in 0..N {
-                        s.store(sums[n], &mut scores[half + n].0);
+                        if let Some(out) = self.scores.get_mut(t * PARTITION_CHUNKS + half + n) {
+                            s.store(sums[t][n], &mut out.0);
+                        }
                     }
                 }
             }

@@ -50,39 +50,38 @@ impl Sums<'_> {
         each!(&Chunk::ZERO.0, |t| &weights[t * PARTITION_CHUNKS].0)
     }
 
-    /// `N` pairs of chunks of the states of `T` queries.
+    /// `C` chunks of the states of `T` queries.
     #[inline(always)]
-    fn load<S: Simd, const T: usize, const N: usize>(
+    fn load<S: Simd, const T: usize, const C: usize>(
         &self,
         s: S,
         first: usize,
-        pair: usize,
-    ) -> [[[S::F; 2]; N]; T] {
-        let mut sums = [[[s.splat(0.0); 2]; N]; T];
+        chunk: usize,
+    ) -> [[S::F; C]; T] {
+        let mut sums = [[s.splat(0.0); C]; T];
         for t in 0..T {
-            let start = (first + t) * (1 + self.chunks) + 1 + 2 * pair;
-            let state = &self.states[start..start + 2 * N];
-            for n in 0..N {
-                sums[t][n] = [s.load(&state[2 * n].0), s.load(&state[2 * n + 1].0)];
+            let start = (first + t) * (1 + self.chunks) + 1 + chunk;
+            let state = &self.states[start..start + C];
+            for c in 0..C {
+                sums[t][c] = s.load(&state[c].0);
             }
         }
         sums
     }
 
     #[inline(always)]
-    fn store<S: Simd, const T: usize, const N: usize>(
+    fn store<S: Simd, const T: usize, const C: usize>(
         &mut self,
         s: S,
         first: usize,
-        pair: usize,
-        sums: &[[[S::F; 2]; N]; T],
+        chunk: usize,
+        sums: &[[S::F; C]; T],
     ) {
         for t in 0..T {
-            let start = (first + t) * (1 + self.chunks) + 1 + 2 * pair;
-            let state = &mut self.states[start..start + 2 * N];
-            for n in 0..N {
-                s.store(sums[t][n][0], &mut state[2 * n].0);
-                s.store(sums[t][n][1], &mut state[2 * n + 1].0);
+            let start = (first + t) * (1 + self.chunks) + 1 + chunk;
+            let state = &mut self.states[start..start + C];
+            for c in 0..C {
+                s.store(sums[t][c], &mut state[c].0);
             }
         }
     }
@@ -185,16 +184,26 @@ impl<E: Pair> Add for Stored<'_, E> {
 
     #[inline(always)]
     fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>) {
-        let (mut pair, pairs) = (0, self.sums.chunks / 2);
-        while pair < pairs && !rows.is_empty() {
+        let (head, pairs) = (self.head.clone(), self.sums.chunks / 2);
+        let place = self.sums.start % PARTITION;
+        let group = GroupRows::<E> {
+            rows: each!((&[][..], std::ptr::null()), |j| {
+                let value = &self.rows.pairs::<E>(place + j, &head)[..pairs];
+                (value, self.rows.ahead(place + j + GROUP, &head))
+            }),
+            needed: rows,
+            place,
+        };
+        let many = S::REGISTERS == Registers::Many;
+        let mut pair = 0;
+        while pair < pairs {
             let left = pairs - pair;
-            let many = S::REGISTERS == Registers::Many;
             if many && T <= 2 && left >= 4 {
-                pair += self.tile::<S, T, 4>(s, first, pair, &rows);
+                pair += self.tile::<S, T, 8>(s, first, pair, &group);
             } else if many && T > 2 && left >= 2 {
-                pair += self.tile::<S, T, 2>(s, first, pair, &rows);
+                pair += self.tile::<S, T, 4>(s, first, pair, &group);
             } else {
-                pair += self.tile::<S, T, 1>(s, first, pair, &rows);
+                pair += self.tile::<S, T, 2>(s, first, pair, &group);
             }
         }
     }
@@ -211,8 +220,9 @@ impl<E: Pair> Stored<'_, E> {
             self.head = self.rows.head_range(head);
             let queries = head * queries..(head + 1) * queries;
             if all_see_all {
+                // Not a constant range: a loop over rows that is unrolled runs out of registers.
                 for first in queries.step_by(T) {
-                    self.add::<S, T>(s, first, 0..GROUP);
+                    self.add::<S, T>(s, first, earliest.clone());
                 }
             } else {
                 self.add_singly(s, queries, 0..GROUP);
@@ -220,50 +230,58 @@ impl<E: Pair> Stored<'_, E> {
         }
     }
 
-    /// `N` pairs of chunks; returns `N`.
+    /// `C` chunks, which are whole pairs; returns how many pairs.
     #[inline(always)]
-    fn tile<S: Simd, const T: usize, const N: usize>(
+    fn tile<S: Simd, const T: usize, const C: usize>(
         &mut self,
         s: S,
         first: usize,
         pair: usize,
-        rows: &Range<usize>,
+        group: &GroupRows<'_, E>,
     ) -> usize {
-        let head = self.head.clone();
-        let first_row = self.sums.start % PARTITION;
-        let weights = self.sums.weights::<T>(first, first_row / LANES);
-        let mut sums = self.sums.load::<S, T, N>(s, first, pair);
-        for row in rows.start..rows.end.min(GROUP) {
-            let row = first_row + row;
-            let next = self.rows.ahead(row + GROUP, &head);
-            let value = &self.rows.pairs::<E>(row, &head)[pair..][..N];
-            let mut values = [[s.splat(0.0); 2]; N];
-            for n in 0..N {
+        let weights = self.sums.weights::<T>(first, group.place / LANES);
+        let weights: [&[f32; GROUP]; T] = each!(&[0.0; GROUP], |t| {
+            let weights = &weights[t].as_chunks().0;
+            &weights[group.place % LANES / GROUP]
+        });
+        let mut sums = self.sums.load::<S, T, C>(s, first, 2 * pair);
+        for row in group.needed.clone() {
+            let (value, next) = group.rows[row];
+            let value = &value[pair..][..C / 2];
+            let mut values = [s.splat(0.0); C];
+            for n in 0..C / 2 {
                 prefetch::<S, E>(s, next, pair + n);
-                values[n] = E::load(s, &value[n]);
+                [values[2 * n], values[2 * n + 1]] = E::load(s, &value[n]);
             }
-            add(s, &weights, row % LANES, &values, &mut sums);
+            add(s, &weights, row, &values, &mut sums);
         }
-        self.sums.store(s, first, pair, &sums);
-        N
+        self.sums.store(s, first, 2 * pair, &sums);
+        C / 2
     }
 }
 
-/// Adds `N` pairs of one row for `T` queries.
+/// One head of the rows of a group.
+struct GroupRows<'a, E: Pair> {
+    /// Each row, and where the same row of the next group is.
+    rows: [(&'a [E::Stored], *const u8); GROUP],
+    needed: Range<usize>,
+    /// The place of the first row in the partition.
+    place: usize,
+}
+
+/// Adds `C` chunks of one row for `T` queries.
 #[inline(always)]
-fn add<S: Simd, const T: usize, const N: usize>(
+fn add<S: Simd, const T: usize, const C: usize, const L: usize>(
     s: S,
-    weights: &[&[f32; LANES]; T],
+    weights: &[&[f32; L]; T],
     lane: usize,
-    value: &[[S::F; 2]; N],
-    sums: &mut [[[S::F; 2]; N]; T],
+    value: &[S::F; C],
+    sums: &mut [[S::F; C]; T],
 ) {
     for t in 0..T {
         let weight = s.splat(weights[t][lane]);
-        for n in 0..N {
-            for half in 0..2 {
-                sums[t][n][half] = s.fma(weight, value[n][half], sums[t][n][half]);
-            }
+        for c in 0..C {
+            sums[t][c] = s.fma(weight, value[c], sums[t][c]);
         }
     }
 }
@@ -295,6 +313,10 @@ impl Kernel for Panels<'_, '_> {
                     12.. if S::REGISTERS == Registers::Many => {
                         self.tile::<S, 12>(s, first, all_see_all);
                         first += 12;
+                    }
+                    6.. if S::REGISTERS == Registers::Few => {
+                        self.tile::<S, 6>(s, first, all_see_all);
+                        first += 6;
                     }
                     4.. => {
                         self.tile::<S, 4>(s, first, all_see_all);
@@ -331,20 +353,41 @@ impl Add for Panels<'_, '_> {
         if rows.is_empty() {
             return;
         }
+        if S::REGISTERS == Registers::Few {
+            // One chunk at a time, so that the sums of several queries stay in registers.
+            self.chunks::<S, T, 1>(s, first, 0, &rows);
+            self.chunks::<S, T, 1>(s, first, 1, &rows);
+        } else {
+            self.chunks::<S, T, 2>(s, first, 0, &rows);
+        }
+    }
+}
+
+impl Panels<'_, '_> {
+    /// Adds `C` chunks of the pair at hand, from `half` on, of some rows for `T` queries.
+    #[inline(always)]
+    fn chunks<S: Simd, const T: usize, const C: usize>(
+        &mut self,
+        s: S,
+        first: usize,
+        half: usize,
+        rows: &Range<usize>,
+    ) {
         let values = &self.values[self.pair * PANEL_ROWS..][..PANEL_ROWS]
             .as_chunks::<LANES>()
             .0;
-        let mut sums = self.sums.load::<S, T, 1>(s, first, self.pair);
+        let place = 2 * self.pair + half;
+        let mut sums = self.sums.load::<S, T, C>(s, first, place);
         for chunk in rows.start / LANES..rows.end.div_ceil(LANES) {
-            let place = self.sums.start % PARTITION / LANES + chunk;
-            let weights = self.sums.weights::<T>(first, place);
+            let weights = self.sums.start % PARTITION / LANES + chunk;
+            let weights = self.sums.weights::<T>(first, weights);
             let values = &values[chunk];
             let lane = |row: usize| row.saturating_sub(chunk * LANES).min(LANES);
             for lane in lane(rows.start)..lane(rows.end) {
-                let value = [[s.load(&values[lane][0].0), s.load(&values[lane][1].0)]];
+                let value: [_; C] = each!(s.splat(0.0), |c| s.load(&values[lane][half + c].0));
                 add(s, &weights, lane, &value, &mut sums);
             }
         }
-        self.sums.store(s, first, self.pair, &sums);
+        self.sums.store(s, first, place, &sums);
     }
 }

@@ -140,6 +140,62 @@ pub(crate) fn sum_quads(x: [__m256i; 4]) -> __m256i {
     )
 }
 
+/// Adds two vectors folded in half: the result holds the halves' sum of `a`, then of `b`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fold_integer_halves(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_add_epi32(
+        _mm256_permute2x128_si256::<0x20>(a, b),
+        _mm256_permute2x128_si256::<0x31>(a, b),
+    )
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fold_integers_within(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
+}
+
+/// Sums of products of a row of signed bytes and each query, two and two of each half.
+///
+/// Words, because products of bytes take a third instruction for the signs, on the two ports that
+/// multiply.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn row_products<const T: usize>(row: &[u8; 32], queries: &[[__m256i; 2]; T]) -> [__m256i; T] {
+    // SAFETY: 2.
+    let [low, high] = unsafe {
+        [
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(row.as_ptr().cast())),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(row[16..].as_ptr().cast())),
+        ]
+    };
+    each!(_mm256_setzero_si256(), |t| _mm256_add_epi32(
+        _mm256_madd_epi16(low, queries[t][0]),
+        _mm256_madd_epi16(high, queries[t][1]),
+    ))
+}
+
+/// Lane `r` of element `t` is the product of row `r` and query `t`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn dot_rows<const T: usize>(rows: [&[u8; 32]; 8], queries: &[[__m256i; 2]; T]) -> [__m256i; T] {
+    let zero = _mm256_setzero_si256();
+    let halves = |j: usize| {
+        let (a, b) = (
+            row_products(rows[j], queries),
+            row_products(rows[j + 4], queries),
+        );
+        each!(zero, |t| fold_integer_halves(a[t], b[t]))
+    };
+    let pairs = |j: usize| {
+        let (a, b): ([_; T], [_; T]) = (halves(j), halves(j + 2));
+        each!(zero, |t| fold_integers_within(a[t], b[t]))
+    };
+    let (a, b): ([_; T], [_; T]) = (pairs(0), pairs(1));
+    each!(zero, |t| fold_integers_within(a[t], b[t]))
+}
+
 /// `value` in the bytes whose bit is set.
 #[target_feature(enable = "avx2")]
 #[inline]
@@ -288,10 +344,9 @@ impl Simd for Avx2 {
     fn load_i8(self, x: &[u8; 16]) -> Self::F {
         // SAFETY: 1, 2.
         let wide = unsafe {
-            let bytes = _mm_loadu_si128(x.as_ptr().cast());
             [
-                _mm256_cvtepi8_epi32(bytes),
-                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast())),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(x[8..].as_ptr().cast())),
             ]
         };
         self.i_to_f32(wide)
@@ -723,6 +778,24 @@ impl Simd for Avx2 {
                     _mm256_permute2x128_si256::<0x31>(b[0], b[1]),
                 ],
             ]
+        }
+    }
+
+    #[inline(always)]
+    fn dot_rows<const T: usize>(
+        self,
+        rows: [&[u8; 32]; 16],
+        queries: [&[i16; 32]; T],
+    ) -> [Self::U; T] {
+        // SAFETY: 1, 2.
+        unsafe {
+            let q = each!([_mm256_setzero_si256(); 2], |t| [
+                _mm256_loadu_si256(queries[t].as_ptr().cast()),
+                _mm256_loadu_si256(queries[t][16..].as_ptr().cast()),
+            ]);
+            let low: [_; T] = dot_rows(each!(rows[0], |r| rows[r]), &q);
+            let high: [_; T] = dot_rows(each!(rows[0], |r| rows[8 + r]), &q);
+            each!([low[0]; 2], |t| [low[t], high[t]])
         }
     }
 

@@ -271,6 +271,23 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sum_quads(self, x: [Self::U; 4]) -> Self::U;
     /// Quarters 0 and 2 of `a` and of `b`, and quarters 1 and 3 of both.
     fn split_quarters(self, a: Self::U, b: Self::U) -> [Self::U; 2];
+    /// Lane `r` of element `t` is the product of the signed bytes of row `r` and query `t`.
+    #[inline(always)]
+    fn dot_rows<const T: usize>(
+        self,
+        rows: [&[u8; 32]; 16],
+        queries: [&[i16; 32]; T],
+    ) -> [Self::U; T] {
+        each!(self.u_splat(0), |t| {
+            let mut lanes = [0; LANES];
+            for (lane, row) in lanes.iter_mut().zip(rows) {
+                let products = row.iter().zip(queries[t]);
+                let products = products.map(|(x, q)| i32::from(x.cast_signed()) * i32::from(*q));
+                *lane = products.sum::<i32>().cast_unsigned();
+            }
+            self.u_load(&lanes)
+        })
+    }
     /// Adds to each lane the product of four weights and four signed bytes.
     fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U;
     /// `round(dot * scale) * activation_scale + acc`, fused: the canonical step over a block.
