@@ -188,15 +188,17 @@ impl<D: Format> Panels<'_, '_, D> {
     ) {
         let first = rows.start;
         let tile = Tile::new(self.weights, first);
-        let next = first + tile.lanes().len();
         // A constant, so that the kernels of two tiles are not compiled where there are none.
-        if const { S::TILES == MOST_TILES } {
-            if next < rows.end {
-                let tiles = [tile, Tile::new(self.weights, next)];
-                return self.panel::<S, P, MOST_TILES>(s, panel, first, &tiles, part, ahead);
-            }
+        if const { S::TILES < MOST_TILES } {
+            return self.panel::<S, P, 1>(s, panel, first, &[tile], part, ahead);
         }
-        self.panel::<S, P, 1>(s, panel, first, &[tile], part, ahead);
+        let next = first + tile.lanes().len();
+        if next < rows.end {
+            let tiles = [tile, Tile::new(self.weights, next)];
+            self.panel::<S, P, MOST_TILES>(s, panel, first, &tiles, part, ahead);
+        } else {
+            self.panel::<S, P, 1>(s, panel, first, &[tile], part, ahead);
+        }
     }
 
     /// Packs the `index`-th tile of rows.
