@@ -249,7 +249,7 @@ unsafe fn columns(tile: &Tile<'_>, first: usize, at: usize) -> [__m256i; 4] {
 /// Applies an operation to both registers.
 macro_rules! both {
     (|$($x:ident),+| $body:expr) => {{
-        // SAFETY: 1.
+        // SAFETY: 1, and 2 where it loads.
         unsafe {
             [
                 { $(let $x = $x[0];)+ $body },
