@@ -5,8 +5,9 @@
 //!    `[i * block_rows, ..)` and columns `[j * block_cols, ..)`, clamped to the matrix.
 //!    [`Grid::run_each`] makes blocks of the pieces of a [`Share`] instead, which partition the
 //!    columns of each matrix.
-//! 2. [`Grid::run`] makes each block exactly once per exclusive borrow of the elements, because the
-//!    pool calls a task once per index. So no element is reachable from two blocks.
+//! 2. [`Grid::run`] and [`Grid::run_each`] make each block exactly once per exclusive borrow of the
+//!    elements, because the pool calls a task once per index. So no element is reachable from two
+//!    blocks.
 //! 3. A block hands out slices of its own elements only, bound to a borrow of the block.
 #![expect(
     unsafe_code,

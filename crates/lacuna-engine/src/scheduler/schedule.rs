@@ -18,8 +18,7 @@ pub(crate) struct StepLimits {
 /// Tokens to compute for each of `demands`, oldest first. Sessions with a single pending token
 /// come first, so that generation goes on while prompts are computed; what is left of the token
 /// budget goes to prompts in order, but no more than `mixed` beside generation, which waits for them.
-/// `first` rotates which session is served first when there are
-/// more than fit.
+/// `first` rotates which session is served first when there are more than fit.
 pub(crate) fn schedule(demands: &[Demand], limits: StepLimits, first: usize) -> Vec<usize> {
     let mut counts = vec![0; demands.len()];
     let StepLimits {

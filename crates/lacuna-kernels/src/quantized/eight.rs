@@ -7,7 +7,7 @@
 //! # Safety
 //! 1. The functions with target features are reached through [`multiply`] only, which has the proof
 //!    that the CPU has AVX2, FMA and F16C.
-//! 2. Loads go through references to arrays that are at least as long, unaligned.
+//! 2. Loads and stores go through references to arrays that are at least as long, unaligned.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 use std::arch::x86_64::*;

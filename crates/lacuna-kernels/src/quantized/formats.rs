@@ -4,7 +4,8 @@
 //! A weight is `scale * (byte - OFFSET)`, plus a minimum per block where the type has one.
 //!
 //! For one token, sixteen blocks of one row are read instead, see [`super::rows`]: lanes are blocks,
-//! bytes stay unsigned, and what that adds is corrected with the sums of the activations.
+//! bytes stay unsigned, and what that adds is corrected with the sums of the activations. (AVX2 reads
+//! eight rows side by side: `super::eight`.)
 
 use super::packing::{Bytes, Narrow, Packing, Wide};
 use super::panel::{Extra, PackedBlock};

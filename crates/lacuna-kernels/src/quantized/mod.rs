@@ -5,8 +5,8 @@
 //! not on how rows are cut into tasks, and not on the level, as all levels fuse the same operations.
 //!
 //! One token streams rows from the file layout ([`rows`], with AVX2 `eight`), a few share them in
-//! registers ([`stream`]), and many share panels that are packed into a buffer of the worker
-//! ([`panels`]).
+//! registers if there are many ([`stream`]), and others share panels that are packed into a buffer of
+//! the worker ([`panels`]), as the level multiplies them fastest ([`packing`]).
 
 #[cfg(target_arch = "x86_64")]
 mod eight;

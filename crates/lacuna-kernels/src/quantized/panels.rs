@@ -23,7 +23,8 @@ const MOST_TILES: usize = 2;
 /// Most blocks of columns in a panel.
 const MOST_BLOCKS: usize = 32;
 
-/// Most lines that a block's weights take, and those of the most blocks.
+/// Most lines that the weights of a tile take in a panel: eight per block where panels are longest;
+/// twice as many per block take half the blocks.
 const MOST_LINES: usize = 8 * MOST_BLOCKS;
 
 /// Tokens that all packed panels are multiplied with before the next: a multiple of every level's

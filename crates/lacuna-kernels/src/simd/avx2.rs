@@ -2,6 +2,7 @@
 //!
 //! `vpmaddubsw` multiplies unsigned by signed bytes and saturates sums of two to 16 bits, so the
 //! weights go in as magnitudes and their signs move to the activations: `128 * 127 * 2 < 2^15`.
+//! Weights that are unsigned and small go in as they are; see [`Simd::add_pairs`].
 //!
 //! # Safety
 //! 1. An [`Avx2`] exists only if the CPU has all instructions enabled here: `detect` is its only
@@ -248,7 +249,7 @@ unsafe fn columns(tile: &Tile<'_>, first: usize, at: usize) -> [__m256i; 4] {
 /// Applies an operation to both registers.
 macro_rules! both {
     (|$($x:ident),+| $body:expr) => {{
-        // SAFETY: 1.
+        // SAFETY: 1, and 2 where it loads.
         unsafe {
             [
                 { $(let $x = $x[0];)+ $body },

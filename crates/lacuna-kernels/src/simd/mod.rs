@@ -3,7 +3,8 @@
 //! The kernels are written once, generic over [`Simd`]; a level supplies the lane operations. A
 //! value of a level is the proof that the CPU has its instructions: it is made by the level's
 //! `detect` only, so the kernels themselves are safe code. Everything is inlined into the one
-//! function per kernel and level that enables the instructions, [`Simd::vectorize`].
+//! function per kernel and level that enables the instructions, [`Simd::vectorize`]. What is written
+//! for one level alone asks for its proof: `Simd::avx2`.
 //!
 //! Lane sums have one fixed order at all levels: lanes `i` and `i + 8`, then `i + 4`, `i + 2`,
 //! `i + 1`. With fused multiply-add, results are the same on all levels; the portable level uses
@@ -58,7 +59,8 @@ pub(crate) enum Registers {
 pub(crate) enum Products {
     /// By [`Simd::dot4`], in one instruction.
     Quads,
-    /// In two steps, through sums of 16 bits: [`Simd::add_pairs`] and [`Simd::dot2`].
+    /// In two steps. Small ones are summed in 16 bits first, by [`Simd::add_pairs`]; others are
+    /// widened to 16 bits and summed in 32, by [`Simd::dot2`].
     Pairs,
 }
 
@@ -75,8 +77,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TOKENS: usize;
     /// Sixteen-row tiles per packed panel, 1 or 2.
     const TILES: usize;
-
-    /// How many bytes are multiplied.
+    /// How bytes of packed panels are multiplied.
     const PRODUCTS: Products;
     /// What [`Simd::dot_start`] takes for nothing; the sum of the activations is in it too.
     const START: i32;
