@@ -5,7 +5,7 @@
 //! are not numbers are below all others.
 
 /// Values looked at together. A row has few enough blocks to sort their highest values.
-const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
 
 /// A token and its logit, or its weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,6 +78,9 @@ pub(crate) fn bar(row: &[f32], count: usize, maxima: &mut Vec<f32>) -> f32 {
 /// The `count` highest of `row`, from the highest down, ties in token order.
 pub(crate) fn top(row: &[f32], count: usize, maxima: &mut Vec<f32>, list: &mut Vec<Candidate>) {
     list.clear();
+    if count == 0 {
+        return;
+    }
     at_least(row, bar(row, count, maxima), list);
     let count = count.min(list.len());
     sort_head(list, count);

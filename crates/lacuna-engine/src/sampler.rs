@@ -169,7 +169,7 @@ impl Candidates {
             list: Vec::with_capacity(vocabulary),
             recent: Vec::with_capacity(Penalties::default().window),
             scores: Vec::with_capacity(vocabulary),
-            maxima: Vec::with_capacity(vocabulary),
+            maxima: Vec::with_capacity(vocabulary.div_ceil(row::BLOCK)),
         }
     }
 }

@@ -18,6 +18,7 @@
     reason = "caller-provided bytes hold the blocks; see # Safety"
 )]
 
+use crate::cpu::Level;
 use crate::simd::{Kernel, Registers, Simd};
 
 /// Values per block.
@@ -145,6 +146,8 @@ pub struct Activations<'a> {
     pub(crate) cols: usize,
     /// Tokens per tile, all but the last.
     pub(crate) tile: usize,
+    /// The level they were prepared on.
+    pub(crate) level: Level,
     /// Tiles of `ActivationBlock`s, or nothing.
     pub(crate) quantized: &'a [u8],
 }

@@ -253,6 +253,7 @@ impl Cpu {
                 tokens,
                 cols,
                 tile,
+                level: self.level,
                 quantized: &[],
             };
         }
@@ -284,6 +285,7 @@ impl Cpu {
             tokens,
             cols,
             tile,
+            level: self.level,
             quantized: storage,
         }
     }
@@ -313,8 +315,7 @@ impl Cpu {
         weights: [&Matrix<'_>; N],
     ) {
         assert_eq!(
-            x.tile,
-            self.tokens_per_tile(x.tokens()),
+            x.level, self.level,
             "activations belong to the level they are made on"
         );
         for (out, w) in outs.iter().zip(weights) {

@@ -293,3 +293,19 @@ fn products_of_one_input_are_the_same_together_and_apart() {
         }
     }
 }
+
+#[test]
+fn activations_of_another_level_are_refused() {
+    let all = levels();
+    let w = vec![0; DType::Q4_0.row_bytes(64).expect("whole blocks") * 16];
+    let w = Matrix::new(DType::Q4_0, 16, 64, &w).expect("a valid shape");
+    for (made, used) in all.iter().zip(all.iter().skip(1)) {
+        let (made, used) = (cpu(*made, 1), cpu(*used, 1));
+        let needed = Activations::storage_bytes(2, 64).expect("whole blocks");
+        let mut storage = Storage::new(needed);
+        let x = made.activations(&[1.0; 128], 2, 64, storage.bytes());
+        let mut out = [0.0; 32];
+        let product = std::panic::AssertUnwindSafe(|| used.matmul(&mut out, &x, &w));
+        assert!(std::panic::catch_unwind(product).is_err());
+    }
+}

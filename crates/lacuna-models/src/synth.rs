@@ -5,7 +5,7 @@
 //! activations near unit variance, and a byte-level vocabulary that encodes any text. Its text is
 //! noise; its cost is the real one.
 //!
-//! The file is a function of shape, element type, layer count and seed, byte for byte. It is
+//! The file is a function of shape, element types, layer count and seed, byte for byte. It is
 //! written in one pass with a megabyte of memory besides the header, into a `.part` file that is
 //! renamed when complete.
 //!
@@ -22,6 +22,7 @@
 mod blocks;
 mod metadata;
 mod shapes;
+mod types;
 mod vocabulary;
 
 #[cfg(test)]
@@ -32,6 +33,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub use shapes::{Architecture, SHAPES, Shape};
+pub use types::{Types, UnknownTypes};
 
 use crate::architecture::Description;
 use crate::error::ConfigError;
@@ -100,18 +102,18 @@ pub enum Error {
 #[derive(Clone, Debug)]
 pub struct Model {
     shape: &'static Shape,
-    dtype: DType,
+    types: Types,
     layers: usize,
     seed: u64,
 }
 
 impl Model {
-    /// A model of this shape, all its matrices in `dtype`, with its real number of layers and seed
-    /// 0.
-    pub fn new(shape: &'static Shape, dtype: DType) -> Self {
+    /// A model of this shape, its matrices in `types` (a [`DType`] is one for all), with its real
+    /// number of layers and seed 0.
+    pub fn new(shape: &'static Shape, types: impl Into<Types>) -> Self {
         Self {
             shape,
-            dtype,
+            types: types.into(),
             layers: shape.layers,
             seed: 0,
         }
@@ -218,7 +220,7 @@ impl Model {
     }
 
     fn tensors(&self) -> Vec<TensorPlan> {
-        self.shape.tensors(self.layers, self.dtype)
+        self.shape.tensors(self.layers, self.types)
     }
 
     fn header(&self, tensors: &[TensorPlan]) -> Result<gguf::Writer, Error> {
@@ -234,7 +236,7 @@ impl Model {
     fn bad_blocks(&self, tensor: &TensorPlan) -> Error {
         Error::Blocks {
             shape: self.shape.name,
-            dtype: self.dtype,
+            dtype: tensor.dtype,
             tensor: tensor.name.clone(),
             columns: tensor.shape.last().copied().unwrap_or_default(),
         }

@@ -184,6 +184,9 @@ impl<E: Pair> Add for Stored<'_, E> {
 
     #[inline(always)]
     fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>) {
+        if rows.is_empty() {
+            return;
+        }
         let (head, pairs) = (self.head.clone(), self.sums.chunks / 2);
         let place = self.sums.start % PARTITION;
         let group = GroupRows::<E> {

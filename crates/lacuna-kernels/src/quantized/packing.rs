@@ -180,7 +180,8 @@ impl<const BITS: u32, const OFFSET: i32> Packing for Narrow<BITS, OFFSET> {
     }
 
     #[inline(always)]
-    fn pack<S: Simd>(s: S, block: &PackedBlock<S>, _: u8, out: &mut Self::Words) {
+    fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words) {
+        debug_assert_eq!(i32::from(offset), OFFSET, "the offset of the format");
         for g in 0..8 {
             s.u_store(block.words[g], &mut out[g].0);
         }
@@ -195,6 +196,8 @@ impl<const BITS: u32, const OFFSET: i32> Packing for Narrow<BITS, OFFSET> {
         range: Range<usize>,
     ) -> Dots<S, R, T> {
         let () = Self::_FITS;
+        debug_assert_eq!(S::START, 0, "the start is a multiple of 128");
+        debug_assert!(range.len().is_multiple_of(Self::TOGETHER));
         // `start` corrects weights that are 128 too large.
         let start: [_; T] = each!(s.u_splat(0), |t| s
             .u_splat(((start[t] >> 7) * OFFSET) as u32));

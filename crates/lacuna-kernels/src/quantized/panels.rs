@@ -8,7 +8,7 @@ use super::formats::Format;
 use super::packing::{Bytes, Line, Packing};
 use super::panel::{Extra, Scales, Stored, Sums, step};
 use super::{load, parts, prefetch_ahead, store};
-use crate::activations::{ActivationBlock, Activations, BLOCK, WIDEST};
+use crate::activations::{ActivationBlock, Activations, BLOCK};
 use crate::grid::Block;
 use crate::matrix::Matrix;
 use crate::simd::{Kernel, LANES, Products, Simd, each};
@@ -26,6 +26,9 @@ const MOST_BLOCKS: usize = 32;
 /// Most lines that the weights of a tile take in a panel: eight per block where panels are longest;
 /// twice as many per block take half the blocks.
 const MOST_LINES: usize = 8 * MOST_BLOCKS;
+
+/// Tokens for which widening what is packed costs more than it saves.
+const FEW_TOKENS: usize = 24;
 
 /// Tokens that all packed panels are multiplied with before the next: a multiple of every level's
 /// tile.
@@ -123,18 +126,24 @@ struct Part {
 
 impl<D: Format> Panels<'_, '_, D> {
     pub(super) fn multiply<S: Simd>(&mut self, s: S) {
-        match S::PRODUCTS {
-            Products::Quads => self.packed::<S, Bytes>(s),
-            // For a few tokens it does not pay to widen what is packed.
-            Products::Pairs if self.x.tokens() <= WIDEST => self.packed::<S, D::FewPairs>(s),
-            Products::Pairs => self.packed::<S, D::Pairs>(s),
+        // A constant, so that no level compiles the packings of another.
+        if const { matches!(S::PRODUCTS, Products::Quads) } {
+            return self.packed::<S, Bytes>(s);
+        }
+        if self.x.tokens() <= FEW_TOKENS {
+            self.packed::<S, D::FewPairs>(s);
+        } else {
+            self.packed::<S, D::Pairs>(s);
         }
     }
 
     fn packed<S: Simd, P: Packing>(&mut self, s: S) {
-        let tile_rows = self.weights.rows().min(LANES);
         // In a matrix of fewer rows than lanes a tile is one row.
-        let tile_rows = if tile_rows < LANES { 1 } else { LANES };
+        let tile_rows = if self.weights.rows() < LANES {
+            1
+        } else {
+            LANES
+        };
         let panel_rows = S::TILES * tile_rows;
         let rows = self.out.cols();
         let blocks = self.weights.cols() / BLOCK;

@@ -2,7 +2,6 @@
 
 use super::vocabulary::Vocabulary;
 use super::{Architecture, Model, Shape};
-use crate::files::DType;
 use crate::files::gguf::Writer;
 
 pub(super) fn describe(header: &mut Writer, model: &Model) {
@@ -12,7 +11,7 @@ pub(super) fn describe(header: &mut Writer, model: &Model) {
         .set("general.architecture", shape.architecture.name())
         .set("general.type", "model")
         .set("general.name", name.as_str())
-        .set("general.file_type", file_type(model.dtype))
+        .set("general.file_type", model.types.file_type())
         .set("general.quantization_version", 2u32);
     describe_shape(header, shape, model.layers);
     Vocabulary::of(shape.architecture, shape.vocabulary).describe(header);
@@ -54,21 +53,4 @@ fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
 /// Sizes come from the table of shapes, whose numbers all fit.
 fn set_size(header: &mut Writer, key: &str, size: usize) {
     header.set(key, u32::try_from(size).unwrap_or(u32::MAX));
-}
-
-/// llama.cpp's number for a file whose matrices are of this type (`enum llama_ftype`).
-fn file_type(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        DType::Q4_0 => 2,
-        DType::Q4_1 => 3,
-        DType::Q8_0 => 7,
-        DType::Q5_0 => 8,
-        DType::Q5_1 => 9,
-        DType::Q4K => 14,
-        DType::Q5K => 16,
-        DType::Q6K => 18,
-        DType::Bf16 => 32,
-    }
 }

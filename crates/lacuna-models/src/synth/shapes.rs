@@ -3,6 +3,7 @@
 use std::f64::consts::PI;
 
 use super::Error;
+use super::types::{LayerTypes, Types};
 use crate::files::DType;
 
 /// How a model's layers are built, which decides its tensors and metadata keys.
@@ -226,7 +227,7 @@ impl Shape {
     }
 
     /// All tensors of a model with this many layers, in the order of the file.
-    pub(super) fn tensors(&self, layers: usize, dtype: DType) -> Vec<TensorPlan> {
+    pub(super) fn tensors(&self, layers: usize, types: Types) -> Vec<TensorPlan> {
         let mut tensors = Vec::new();
         if let Some(factor) = self.rope_factor {
             tensors.push(vector(
@@ -236,18 +237,19 @@ impl Shape {
         }
         tensors.push(matrix(
             "token_embd.weight".into(),
-            dtype,
+            types.embedding(self.tied),
             self.vocabulary,
             self.hidden,
         ));
         for layer in 0..layers {
-            self.layer(&format!("blk.{layer}"), dtype, &mut tensors);
+            let types = types.layer(layer, layers);
+            self.layer(&format!("blk.{layer}"), types, &mut tensors);
         }
         tensors.push(ones("output_norm.weight".into(), self.hidden));
         if !self.tied {
             tensors.push(matrix(
                 "output.weight".into(),
-                dtype,
+                types.output(),
                 self.vocabulary,
                 self.hidden,
             ));
@@ -255,11 +257,16 @@ impl Shape {
         tensors
     }
 
-    fn layer(&self, prefix: &str, dtype: DType, tensors: &mut Vec<TensorPlan>) {
+    fn layer(&self, prefix: &str, types: LayerTypes, tensors: &mut Vec<TensorPlan>) {
         let name = |part: &str| format!("{prefix}.{part}");
         let (query, key) = (self.heads * self.head_size, self.kv_heads * self.head_size);
         tensors.push(ones(name("attn_norm.weight"), self.hidden));
-        for (part, rows) in [("attn_q", query), ("attn_k", key), ("attn_v", key)] {
+        let parts = [
+            ("attn_q", types.most, query),
+            ("attn_k", types.most, key),
+            ("attn_v", types.fine, key),
+        ];
+        for (part, dtype, rows) in parts {
             tensors.push(matrix(
                 name(&format!("{part}.weight")),
                 dtype,
@@ -276,26 +283,26 @@ impl Shape {
         }
         tensors.push(matrix(
             name("attn_output.weight"),
-            dtype,
+            types.most,
             self.hidden,
             query,
         ));
         tensors.push(ones(name("ffn_norm.weight"), self.hidden));
         tensors.push(matrix(
             name("ffn_gate.weight"),
-            dtype,
+            types.most,
             self.feed_forward,
             self.hidden,
         ));
         tensors.push(matrix(
             name("ffn_up.weight"),
-            dtype,
+            types.most,
             self.feed_forward,
             self.hidden,
         ));
         tensors.push(matrix(
             name("ffn_down.weight"),
-            dtype,
+            types.fine,
             self.hidden,
             self.feed_forward,
         ));

@@ -90,13 +90,18 @@ pub(super) fn watch(
     own: Option<&Handle>,
     running: &AtomicBool,
 ) -> Seen {
-    let mut seen = Seen::default();
+    let (mut seen, mut answered) = (Seen::default(), false);
     while running.load(Ordering::Relaxed) {
-        let Ok(map) = client.get("/memory") else {
-            break;
-        };
-        let kernel = own.and_then(Kernel::now);
-        seen.note(&map, shared_tokens, kernel);
+        match client.get("/memory") {
+            Ok(map) => {
+                seen.note(&map, shared_tokens, own.and_then(Kernel::now));
+                answered = true;
+            }
+            // Later ones are left out: the server is at work.
+            Err(_) if answered => {}
+            // It has no such map.
+            Err(_) => break,
+        }
         thread::sleep(PERIOD);
     }
     seen

@@ -257,7 +257,8 @@ fn summarise(
     }
     let (first_token, inter_token) = timing::samples(&replies);
     let donor = match &replies[..] {
-        [first, second, ..] if args.in_turn => Donor::of(first, second),
+        // With a gap the first two would not be the first two requests.
+        [first, second, ..] if args.in_turn && refused + failed == 0 => Donor::of(first, second),
         _ => None,
     };
     let prompt_tokens: u64 = replies.iter().map(|reply| reply.prompt_tokens).sum();

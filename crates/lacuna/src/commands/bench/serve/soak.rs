@@ -366,7 +366,7 @@ fn watch(engine: &Handle, running: &AtomicBool) -> Peaks {
         let status = engine.status();
         peaks.samples += 1;
         peaks.kernel_bytes = peaks.kernel_bytes.max(resident::kv_blocks());
-        peaks.committed_bytes = peaks.committed_bytes.max(status.ledger.committed.get());
+        peaks.committed_bytes = peaks.committed_bytes.max(engine.ledger().committed.get());
         peaks.running = peaks.running.max(status.running);
         peaks.waiting = peaks.waiting.max(status.waiting);
         thread::sleep(PERIOD);

@@ -1,0 +1,145 @@
+//! Which storage type each matrix of a synthetic model has.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::files::DType;
+
+/// The storage types of a model's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Types {
+    /// One type for all.
+    Uniform(DType),
+    /// The mixture that GGUF files called `Q4_K_M` have: `Q4_K`, and `Q6_K` where errors cost most:
+    /// the output, and the values and the second feed-forward matrix of half of the layers.
+    Q4KM,
+}
+
+/// The storage types within one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LayerTypes {
+    /// Of most matrices.
+    pub(super) most: DType,
+    /// Of `attn_v` and `ffn_down`.
+    pub(super) fine: DType,
+}
+
+impl Types {
+    /// The name that the command line takes and reports show.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Types::Uniform(dtype) => dtype.name(),
+            Types::Q4KM => "q4_k_m",
+        }
+    }
+
+    /// The type of the embedding table, which may be the output matrix too.
+    pub(super) fn embedding(self, is_output: bool) -> DType {
+        match self {
+            Types::Q4KM if !is_output => DType::Q4K,
+            _ => self.output(),
+        }
+    }
+
+    pub(super) fn output(self) -> DType {
+        match self {
+            Types::Uniform(dtype) => dtype,
+            Types::Q4KM => DType::Q6K,
+        }
+    }
+
+    /// The types of one of so many layers: the first and the last eighth, and every third between,
+    /// are stored finer.
+    pub(super) fn layer(self, layer: usize, layers: usize) -> LayerTypes {
+        let (most, finest) = match self {
+            Types::Uniform(dtype) => (dtype, dtype),
+            Types::Q4KM => (DType::Q4K, DType::Q6K),
+        };
+        let eighth = layers / 8;
+        let at_an_end = layer < eighth || layer >= 7 * layers / 8;
+        let fine = match at_an_end || (layer - eighth) % 3 == 2 {
+            true => finest,
+            false => most,
+        };
+        LayerTypes { most, fine }
+    }
+
+    /// llama.cpp's number for such a file (`enum llama_ftype`).
+    pub(super) fn file_type(self) -> u32 {
+        match self {
+            Types::Uniform(DType::F32) => 0,
+            Types::Uniform(DType::F16) => 1,
+            Types::Uniform(DType::Q4_0) => 2,
+            Types::Uniform(DType::Q4_1) => 3,
+            Types::Uniform(DType::Q8_0) => 7,
+            Types::Uniform(DType::Q5_0) => 8,
+            Types::Uniform(DType::Q5_1) => 9,
+            Types::Uniform(DType::Q4K) => 14,
+            Types::Q4KM => 15,
+            Types::Uniform(DType::Q5K) => 16,
+            Types::Uniform(DType::Q6K) => 18,
+            Types::Uniform(DType::Bf16) => 32,
+        }
+    }
+}
+
+impl From<DType> for Types {
+    fn from(dtype: DType) -> Self {
+        Types::Uniform(dtype)
+    }
+}
+
+impl fmt::Display for Types {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no storage type and no mixture of them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown weight type `{0}`; use f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q4_k_m, q5_k or q6_k"
+)]
+pub struct UnknownTypes(pub String);
+
+impl FromStr for Types {
+    type Err = UnknownTypes;
+
+    fn from_str(name: &str) -> Result<Self, UnknownTypes> {
+        if name.eq_ignore_ascii_case(Types::Q4KM.name()) {
+            return Ok(Types::Q4KM);
+        }
+        let dtype: Result<DType, _> = name.parse();
+        dtype
+            .map(Types::Uniform)
+            .map_err(|_| UnknownTypes(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_unknown_ones_are_refused() {
+        for types in [Types::Q4KM, Types::Uniform(DType::Q4K)] {
+            assert_eq!(types.name().parse(), Ok(types));
+            assert_eq!(types.name().to_uppercase().parse(), Ok(types));
+        }
+        assert!("q4_k_x".parse::<Types>().is_err());
+    }
+
+    #[test]
+    fn half_of_the_layers_of_a_mixture_are_stored_finer() {
+        let fine = |layer: &usize| Types::Q4KM.layer(*layer, 28).fine == DType::Q6K;
+        let found: Vec<usize> = (0..28).filter(fine).collect();
+        assert_eq!(found, [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]);
+        assert_eq!(Types::Q4KM.layer(0, 1).most, DType::Q4K);
+        assert_eq!(
+            Types::from(DType::Q8_0).layer(3, 28).fine,
+            DType::Q8_0,
+            "one type is one type"
+        );
+    }
+}
