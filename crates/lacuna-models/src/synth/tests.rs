@@ -228,7 +228,7 @@ fn a_model_is_described_as_its_file_is() {
 #[test]
 fn rotation_factors_are_those_of_published_files() {
     let shape = Shape::find("llama-3.2-1b").unwrap();
-    let tensors = shape.tensors(1, DType::Q8_0);
+    let tensors = shape.tensors(1, DType::Q8_0.into());
     let Contents::Given(factors) = &tensors[0].contents else {
         panic!("not given")
     };
@@ -250,7 +250,7 @@ fn rotation_factors_are_those_of_published_files() {
 fn every_shape_has_the_published_number_of_parameters() {
     let millions = |name| {
         let shape = Shape::find(name).unwrap();
-        let tensors = shape.tensors(shape.layers, DType::F32);
+        let tensors = shape.tensors(shape.layers, DType::F32.into());
         let elements: usize = tensors
             .iter()
             .map(|tensor| tensor.shape.iter().product::<usize>())
