@@ -22,20 +22,35 @@ impl Line {
     pub(crate) const ZERO: Self = Self([0; LANES]);
 }
 
+/// The weights of a block, of which a buffer holds many.
+pub(super) trait Lines: Copy + 'static {
+    /// The whole blocks of a buffer.
+    fn blocks(lines: &[Line]) -> &[Self];
+    fn blocks_mut(lines: &mut [Line]) -> &mut [Self];
+}
+
+impl<const N: usize> Lines for [Line; N] {
+    #[inline(always)]
+    fn blocks(lines: &[Line]) -> &[Self] {
+        lines.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn blocks_mut(lines: &mut [Line]) -> &mut [Self] {
+        lines.as_chunks_mut().0
+    }
+}
+
 /// Integer sums of `R` tiles of sixteen rows and `T` tokens.
 pub(super) type Dots<S, const R: usize, const T: usize> = [[<S as Simd>::U; T]; R];
 
 /// A kind of packed weights.
 pub(super) trait Packing: 'static {
     /// Thirty-two columns of sixteen rows.
-    type Words: Copy + 'static;
+    type Words: Lines;
 
     /// Blocks of columns per panel, a multiple of what any file block holds.
     const PANEL_BLOCKS: usize;
-
-    /// The whole blocks of a buffer.
-    fn blocks(lines: &[Line]) -> &[Self::Words];
-    fn blocks_mut(lines: &mut [Line]) -> &mut [Self::Words];
 
     /// Packs the weights of a block, whose bytes are `offset` too large.
     fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words);
@@ -59,16 +74,6 @@ impl Packing for Bytes {
     // Panels of 1024 columns stream from the second-level cache. Shorter ones would fit the first,
     // but write and read the sums more often, which costs more.
     const PANEL_BLOCKS: usize = 32;
-
-    #[inline(always)]
-    fn blocks(lines: &[Line]) -> &[Self::Words] {
-        lines.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn blocks_mut(lines: &mut [Line]) -> &mut [Self::Words] {
-        lines.as_chunks_mut().0
-    }
 
     #[inline(always)]
     fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words) {
@@ -107,16 +112,6 @@ impl Packing for Wide {
     type Words = [Line; 16];
     // What fits the first-level cache beside the activations.
     const PANEL_BLOCKS: usize = 16;
-
-    #[inline(always)]
-    fn blocks(lines: &[Line]) -> &[Self::Words] {
-        lines.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn blocks_mut(lines: &mut [Line]) -> &mut [Self::Words] {
-        lines.as_chunks_mut().0
-    }
 
     #[inline(always)]
     fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words) {
@@ -168,16 +163,6 @@ impl<const BITS: u32, const OFFSET: i32> Narrow<BITS, OFFSET> {
 impl<const BITS: u32, const OFFSET: i32> Packing for Narrow<BITS, OFFSET> {
     type Words = [Line; 8];
     const PANEL_BLOCKS: usize = 16;
-
-    #[inline(always)]
-    fn blocks(lines: &[Line]) -> &[Self::Words] {
-        lines.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn blocks_mut(lines: &mut [Line]) -> &mut [Self::Words] {
-        lines.as_chunks_mut().0
-    }
 
     #[inline(always)]
     fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words) {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::formats::Format;
-use super::packing::{Bytes, Line, Packing};
+use super::packing::{Bytes, Line, Lines, Packing};
 use super::panel::{Extra, Scales, Stored, Sums, step};
 use super::{load, parts, prefetch_ahead, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK};
@@ -220,7 +220,7 @@ impl<D: Format> Panels<'_, '_, D> {
         columns: &Range<usize>,
     ) {
         let first = index * P::PANEL_BLOCKS;
-        let words = P::blocks_mut(&mut self.buffer.words);
+        let words = P::Words::blocks_mut(&mut self.buffer.words);
         s.vectorize(Pack::<D, P> {
             tile,
             start: columns.start,
@@ -240,7 +240,7 @@ impl<D: Format> Panels<'_, '_, D> {
         part: &Part,
         ahead: &mut Ahead,
     ) {
-        let words = P::blocks(&self.buffer.words);
+        let words = P::Words::blocks(&self.buffer.words);
         let range = |r: usize| {
             let first = (panel * S::TILES + r) * P::PANEL_BLOCKS;
             first..first + part.columns.len()

@@ -14,11 +14,12 @@ use anyhow::Result;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use lacuna::EngineConfig;
-use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kernels::Cpu;
 use serde::Serialize;
 
 use crate::cli::BenchKernelsArgs;
 use crate::commands::bench::machine::Machine;
+use crate::commands::bench::processor;
 use crate::output;
 use cases::{Case, cases};
 use measure::{Bench, Extent, Limit, Limits, Measured};
@@ -79,10 +80,7 @@ pub(crate) fn run(args: &BenchKernelsArgs) -> Result<()> {
         threads: args.threads,
         ..EngineConfig::default()
     };
-    let cpu = Cpu::new(CpuConfig {
-        threads: config.thread_count()?,
-        level: None,
-    })?;
+    let cpu = processor(&config)?;
     let report = measure(&cpu, &cases, Extent::new(args.quick))?;
     if args.json {
         output::json(&report)

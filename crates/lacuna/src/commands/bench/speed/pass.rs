@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use lacuna::{EngineConfig, Model};
-use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kernels::Cpu;
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Layer, Sequence};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
@@ -12,6 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::cli::BenchSpeedArgs;
+use crate::commands::bench::processor;
 use crate::commands::bench::samples::median;
 
 /// Rows written at once into a context that is filled.
@@ -32,10 +33,7 @@ impl<'a> Bench<'a> {
             threads: args.threads,
             ..EngineConfig::default()
         };
-        let cpu = Cpu::new(CpuConfig {
-            threads: config.thread_count()?,
-            level: None,
-        })?;
+        let cpu = processor(&config)?;
         let most = |values: &[usize]| values.iter().copied().max().unwrap_or(0);
         let deepest = most(&args.depth) + args.generate + 1;
         let context_tokens = deepest.max(most(&args.prompt));
