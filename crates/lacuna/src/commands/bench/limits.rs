@@ -1,4 +1,4 @@
-//! What this machine reaches at best, measured in the run whose figures are compared with it.
+//! What this machine reaches at best, measured beside the figures that are compared with it.
 
 use lacuna_kernels::Cpu;
 use serde::Serialize;
@@ -7,28 +7,68 @@ use super::samples::median;
 
 /// Bytes that are read: many times the last-level cache of small machines.
 const READ_BYTES: usize = 256 << 20;
-const ROUNDS: usize = 7;
 
-/// Medians of several rounds, with all threads of the processor.
-#[derive(Clone, Copy, Debug, Serialize)]
+/// Medians over a run, with all threads of the processor; nothing for what was not measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Limits {
     /// Memory read per second, in 1e9 bytes.
-    pub(super) read_gb_per_s: f64,
+    pub(super) read_gb_per_s: Option<f64>,
     /// Products of 8-bit integers per second, in 1e9.
-    pub(super) int8_gmac_per_s: f64,
+    pub(super) int8_gmac_per_s: Option<f64>,
 }
 
-impl Limits {
-    pub(super) fn measure(cpu: &Cpu) -> Self {
-        let memory = vec![1; READ_BYTES];
-        Self {
-            read_gb_per_s: middle(|| cpu.measure_read(&memory)),
-            int8_gmac_per_s: middle(|| cpu.measure_int8_dot()),
-        }
+/// How long something took, and what part of a limit that was.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    pub(super) seconds: f64,
+    pub(super) of_limit: f64,
+}
+
+impl Share {
+    /// The middle time and the middle part; nothing of none.
+    pub(super) fn median(shares: &[Self]) -> Option<Self> {
+        let middle = |part: fn(&Self) -> f64| median(shares.iter().map(part).collect());
+        Some(Self {
+            seconds: middle(|share| share.seconds)?,
+            of_limit: middle(|share| share.of_limit)?,
+        })
     }
 }
 
-fn middle(mut measure: impl FnMut() -> f64) -> f64 {
-    let values = (0..ROUNDS).map(|_| measure() / 1e9).collect();
-    median(values).expect("there are rounds")
+/// Measures limits again and again. A machine's speed changes while other work comes and goes, so a
+/// figure is compared with a limit of the same moment.
+pub(super) struct Limiter {
+    memory: Vec<u8>,
+    reads: Vec<f64>,
+    products: Vec<f64>,
+}
+
+impl Limiter {
+    pub(super) fn new() -> Self {
+        Self {
+            memory: vec![1; READ_BYTES],
+            reads: Vec::new(),
+            products: Vec::new(),
+        }
+    }
+
+    /// Bytes per second that all threads read now, in 1e9.
+    pub(super) fn read(&mut self, cpu: &Cpu) -> f64 {
+        self.reads.push(cpu.measure_read(&self.memory) / 1e9);
+        self.reads[self.reads.len() - 1]
+    }
+
+    /// 8-bit products per second that all threads compute now, in 1e9.
+    pub(super) fn int8(&mut self, cpu: &Cpu) -> f64 {
+        self.products.push(cpu.measure_int8_dot() / 1e9);
+        self.products[self.products.len() - 1]
+    }
+
+    /// The middle of all that was measured.
+    pub(super) fn limits(self) -> Limits {
+        Limits {
+            read_gb_per_s: median(self.reads),
+            int8_gmac_per_s: median(self.products),
+        }
+    }
 }

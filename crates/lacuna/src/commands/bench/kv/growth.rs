@@ -16,13 +16,16 @@ use super::plot::{Axis, Line, Plot};
 use super::subject::Subject;
 use super::{Room, bar, cache, processor, room, rows, store};
 use crate::cli::BenchGrowthArgs;
-use crate::commands::bench::limits::Limits;
+use crate::commands::bench::limits::Limiter;
 use crate::commands::bench::machine::Machine;
-use crate::commands::bench::samples::{Samples, Tail};
+use crate::commands::bench::samples::{Samples, Tail, median};
 use crate::output;
 
 /// Tokens between two looks at the clock and at attention.
 const STRETCH: usize = 4_096;
+
+/// How often it is measured what memory delivers.
+const LIMIT_ROUNDS: usize = 7;
 
 #[derive(Serialize)]
 struct Report {
@@ -85,7 +88,9 @@ struct Resize {
 pub(crate) fn run(args: &BenchGrowthArgs) -> Result<()> {
     let subject = Subject::find(&args.kv, args.kv.kv_type)?;
     let cpu = processor()?;
-    let read_gb_per_s = Limits::measure(&cpu).read_gb_per_s;
+    let mut limiter = Limiter::new();
+    let rates = (0..LIMIT_ROUNDS).map(|_| limiter.read(&cpu)).collect();
+    let read_gb_per_s = median(rates).expect("there are rounds");
     let decode_step_us = subject.weight_bytes as f64 / read_gb_per_s / 1e3;
     let progress = bar(args.kv.policies.len())?;
     let mut policies = Vec::new();

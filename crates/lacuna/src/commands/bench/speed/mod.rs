@@ -9,7 +9,7 @@ mod work;
 
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna::{KvElements, Model};
+use lacuna::Model;
 use serde::Serialize;
 
 use crate::cli::BenchSpeedArgs;
@@ -42,7 +42,7 @@ struct Prefill {
     tokens_per_second: f64,
     /// Multiplications of weights and of cached rows per second, in 1e9.
     gmac_per_s: f64,
-    /// The same as a part of what the processor reaches in 8-bit integers.
+    /// The same as a part of what the processor reached in 8-bit integers before and after.
     of_limit: f64,
 }
 
@@ -57,7 +57,7 @@ struct Decode {
     step_ms: f64,
     /// Weights and cached rows read per second, in 1e9 bytes.
     gb_per_s: f64,
-    /// The same as a part of what memory delivers.
+    /// The same as a part of what memory delivered before and after.
     of_limit: f64,
 }
 
@@ -90,27 +90,33 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")?;
     let progress = ProgressBar::new(steps as u64).with_style(style);
     let mut bench = Bench::new(args, model)?;
-    let limits = Limits::measure(bench.cpu());
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
     for &elements in &args.kv_type {
         progress.set_message(format!("{elements} cache"));
         for &tokens in &prompts {
-            let time = bench.prompt(elements, tokens, args.repeats.get())?;
-            prefill.push(Prefill::new(&work, &limits, elements, tokens, time));
+            let macs = work.prompt_macs(tokens);
+            let share = bench.prompt(elements, tokens, macs, args.repeats.get())?;
+            prefill.push(Prefill {
+                tokens,
+                kv_type: elements.to_string(),
+                tokens_per_second: tokens as f64 / share.seconds,
+                gmac_per_s: macs as f64 / share.seconds / 1e9,
+                of_limit: share.of_limit,
+            });
             progress.inc(1);
         }
         for &(depth, sequences) in &batches {
-            let (time, row_bytes) = bench.steps(elements, depth, sequences, args.generate)?;
+            let row_bytes = model.config().kv_geometry(elements).bytes_per_token();
             let bytes = work.step_bytes(sequences, depth, row_bytes);
-            let gb_per_s = bytes as f64 / time / 1e9;
+            let share = bench.steps(elements, depth, sequences, bytes, args.generate)?;
             decode.push(Decode {
                 depth,
                 sequences,
                 kv_type: elements.to_string(),
-                tokens_per_second: sequences as f64 / time,
-                step_ms: time * 1e3,
-                gb_per_s,
-                of_limit: gb_per_s / limits.read_gb_per_s,
+                tokens_per_second: sequences as f64 / share.seconds,
+                step_ms: share.seconds * 1e3,
+                gb_per_s: bytes as f64 / share.seconds / 1e9,
+                of_limit: share.of_limit,
             });
             progress.inc(1);
         }
@@ -123,23 +129,10 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
         level: bench.cpu().level().name(),
         kv_policy: args.kv.to_string(),
         weight_bytes: work.weight_bytes,
-        limits,
+        limits: bench.limits(),
         prefill,
         decode,
     })
-}
-
-impl Prefill {
-    fn new(work: &Work, limits: &Limits, elements: KvElements, tokens: usize, time: f64) -> Self {
-        let gmac_per_s = work.prompt_macs(tokens) as f64 / time / 1e9;
-        Self {
-            tokens,
-            kv_type: elements.to_string(),
-            tokens_per_second: tokens as f64 / time,
-            gmac_per_s,
-            of_limit: gmac_per_s / limits.int8_gmac_per_s,
-        }
-    }
 }
 
 /// Every depth with every batch size, depth by depth.

@@ -12,11 +12,14 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::cli::BenchSpeedArgs;
+use crate::commands::bench::limits::{Limiter, Limits, Share};
 use crate::commands::bench::processor;
-use crate::commands::bench::samples::median;
 
 /// Rows written at once into a context that is filled.
 const FILLED_ROWS: usize = 256;
+
+/// Steps between two looks at what memory delivers.
+const STEPS_PER_LIMIT: usize = 4;
 
 pub(super) struct Bench<'a> {
     model: &'a Model,
@@ -25,6 +28,7 @@ pub(super) struct Bench<'a> {
     policy: KvPolicy,
     context_tokens: usize,
     random: ChaCha8Rng,
+    limiter: Limiter,
 }
 
 impl<'a> Bench<'a> {
@@ -55,6 +59,7 @@ impl<'a> Bench<'a> {
             policy: args.kv,
             context_tokens,
             random: ChaCha8Rng::seed_from_u64(0),
+            limiter: Limiter::new(),
         })
     }
 
@@ -62,25 +67,35 @@ impl<'a> Bench<'a> {
         &self.cpu
     }
 
-    /// The median time of computing a prompt of `tokens`, in seconds.
+    /// What the machine reached at best in all the time that was measured.
+    pub(super) fn limits(self) -> Limits {
+        self.limiter.limits()
+    }
+
+    /// The median time of computing a prompt of `tokens` with `macs` multiplications, and what part
+    /// of the 8-bit products of that time it is.
     pub(super) fn prompt(
         &mut self,
         elements: KvElements,
         tokens: usize,
+        macs: u64,
         repeats: usize,
-    ) -> Result<f64> {
+    ) -> Result<Share> {
         let cache = self.cache(elements)?;
-        let mut times = Vec::new();
+        let mut shares = Vec::new();
         // One pass more, which finds memory and caches cold and is not counted.
         for repeat in 0..=repeats {
             let ids = self.ids(tokens);
             let mut sequence = cache.sequence(self.context_tokens)?;
-            let time = self.compute(&mut sequence, &ids)?;
+            let before = self.limiter.int8(&self.cpu);
+            let seconds = self.compute(&mut sequence, &ids)?.as_secs_f64();
+            let rate = (before + self.limiter.int8(&self.cpu)) / 2.0;
+            let of_limit = macs as f64 / seconds / 1e9 / rate;
             if repeat > 0 {
-                times.push(time.as_secs_f64());
+                shares.push(Share { seconds, of_limit });
             }
         }
-        median(times).context("nothing was timed")
+        Share::median(&shares).context("nothing was timed")
     }
 
     fn compute(&mut self, sequence: &mut Sequence, ids: &[u32]) -> Result<Duration> {
@@ -105,31 +120,42 @@ impl<'a> Bench<'a> {
         Ok(start.elapsed())
     }
 
-    /// The median time of a step of `sequences` that hold `depth` rows, in seconds, and the bytes
-    /// of a row over all layers.
+    /// The median time of a step of `sequences` that hold `depth` rows, of which each reads `bytes`,
+    /// and what part of what memory delivered meanwhile that is.
     pub(super) fn steps(
         &mut self,
         elements: KvElements,
         depth: usize,
         sequences: usize,
+        bytes: u64,
         steps: usize,
-    ) -> Result<(f64, usize)> {
+    ) -> Result<Share> {
         let cache = self.cache(elements)?;
         let mut filled = Vec::new();
         for _ in 0..sequences {
             filled.push(self.filled(&cache, depth)?);
         }
-        let mut times = Vec::new();
-        for step in 0..=steps {
-            let ids = self.ids(sequences);
-            let start = Instant::now();
-            self.step(&mut filled, &ids)?;
-            if step > 0 {
+        let ids = self.ids(sequences);
+        self.step(&mut filled, &ids)?;
+        let mut shares = Vec::new();
+        let mut before = self.limiter.read(&self.cpu);
+        for start in (0..steps).step_by(STEPS_PER_LIMIT) {
+            let mut times = Vec::new();
+            for _ in start..steps.min(start + STEPS_PER_LIMIT) {
+                let ids = self.ids(sequences);
+                let start = Instant::now();
+                self.step(&mut filled, &ids)?;
                 times.push(start.elapsed().as_secs_f64());
             }
+            let after = self.limiter.read(&self.cpu);
+            let rate = (before + after) / 2.0;
+            before = after;
+            shares.extend(times.into_iter().map(|seconds| Share {
+                seconds,
+                of_limit: bytes as f64 / seconds / 1e9 / rate,
+            }));
         }
-        let time = median(times).context("nothing was timed")?;
-        Ok((time, cache.geometry().bytes_per_token()))
+        Share::median(&shares).context("nothing was timed")
     }
 
     fn step(&mut self, sequences: &mut [Sequence], ids: &[u32]) -> Result<()> {

@@ -12,10 +12,12 @@ pub(super) fn print(report: &Report) {
         report.level,
         report.kv_policy
     );
-    println!(
-        "limits: memory {:.1} GB/s, 8-bit products {:.0} GMAC/s",
-        report.limits.read_gb_per_s, report.limits.int8_gmac_per_s
-    );
+    if let Some(rate) = report.limits.read_gb_per_s {
+        println!("limit: memory read {rate:.1} GB/s");
+    }
+    if let Some(rate) = report.limits.int8_gmac_per_s {
+        println!("limit: 8-bit products {rate:.0} GMAC/s");
+    }
     if !report.prefill.is_empty() {
         println!(
             "\n{:>8}{:>9}{:>11}{:>9}{:>10}",
