@@ -311,6 +311,10 @@ fn run(shared: &Shared, mut scheduler: Scheduler) {
                 }
             }
         }
+        if scheduler.sweep() {
+            // What they held is free for as long as the step takes; so it is told before.
+            publish(shared, &scheduler, &mut published);
+        }
         stalled = !scheduler.step();
         publish(shared, &scheduler, &mut published);
     }

@@ -1,7 +1,8 @@
 //! The scheduler: which requests run, and what each step computes for them.
 //!
 //! ```text
-//! sweep -> admit -> schedule -> prepare -> forward -> sample -> accept        Scheduler::step
+//! sweep                                                                       Scheduler::sweep
+//! admit -> schedule -> prepare -> forward -> sample -> accept                 Scheduler::step
 //! ```
 //!
 //! * **S1** Requests are admitted in the order they came, except that one whose prompt a running
@@ -131,7 +132,6 @@ impl Scheduler {
     /// One step over everything that can go on. Returns whether anything was computed.
     pub(crate) fn step(&mut self) -> bool {
         let now = Instant::now();
-        self.sweep(now);
         self.tend(now);
         self.admit();
         self.schedule();
@@ -142,8 +142,10 @@ impl Scheduler {
         }
     }
 
-    /// Lets go of requests that are cancelled, overdue or unread.
-    fn sweep(&mut self, now: Instant) {
+    /// Lets go of requests that are cancelled, overdue or unread: before every step, so that none is
+    /// computed for nobody. Returns whether there were any.
+    pub(crate) fn sweep(&mut self) -> bool {
+        let (now, before) = (Instant::now(), self.running.len() + self.waiting.len());
         for index in (0..self.running.len()).rev() {
             let running = &mut self.running[index];
             running.job.stalled = match running.job.has_room(running.width()) {
@@ -163,6 +165,7 @@ impl Scheduler {
                 self.count_end(&waiting.job, end);
             }
         }
+        self.running.len() + self.waiting.len() < before
     }
 
     /// Ends a running request and gives its pages back.

@@ -92,7 +92,7 @@ fn finish(scheduler: &mut Scheduler, most: usize) {
 }
 
 #[test]
-fn the_step_after_a_client_has_gone_has_its_pages_back() {
+fn the_pages_of_a_client_that_has_gone_are_back_before_the_next_step() {
     let mut scheduler = scheduler();
     scheduler.config.prefix_cache.enabled = false;
     let stays = submit(&mut scheduler, 400..430, 200);
@@ -101,8 +101,9 @@ fn the_step_after_a_client_has_gone_has_its_pages_back() {
     let goes = submit(&mut scheduler, 500..550, 200);
     scheduler.step();
     assert!(scheduler.owned_bytes() > alone);
+    assert!(!scheduler.sweep(), "both are waited for");
     drop(goes);
-    scheduler.step();
+    assert!(scheduler.sweep());
     let grown = scheduler.prefix.grain().bytes(16);
     assert!(scheduler.owned_bytes() <= alone + grown);
     assert_eq!(
@@ -110,7 +111,7 @@ fn the_step_after_a_client_has_gone_has_its_pages_back() {
         (1, 1)
     );
     drop(stays);
-    scheduler.step();
+    assert!(scheduler.sweep());
     assert_eq!(scheduler.owned_bytes(), 0);
 }
 
