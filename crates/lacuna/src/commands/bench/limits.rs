@@ -17,24 +17,6 @@ pub(super) struct Limits {
     pub(super) int8_gmac_per_s: Option<f64>,
 }
 
-/// How long something took, and what part of a limit that was.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Share {
-    pub(super) seconds: f64,
-    pub(super) of_limit: f64,
-}
-
-impl Share {
-    /// The middle time and the middle part; nothing of none.
-    pub(super) fn median(shares: &[Self]) -> Option<Self> {
-        let middle = |part: fn(&Self) -> f64| median(shares.iter().map(part).collect());
-        Some(Self {
-            seconds: middle(|share| share.seconds)?,
-            of_limit: middle(|share| share.of_limit)?,
-        })
-    }
-}
-
 /// Measures limits again and again. A machine's speed changes while other work comes and goes, so a
 /// figure is compared with a limit of the same moment.
 pub(super) struct Limiter {

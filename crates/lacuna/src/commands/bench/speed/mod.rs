@@ -55,6 +55,8 @@ struct Decode {
     /// Over all sequences, by the median step.
     tokens_per_second: f64,
     step_ms: f64,
+    /// The step that 99 of 100 do not exceed.
+    step_p99_ms: f64,
     /// Weights and cached rows read per second, in 1e9 bytes.
     gb_per_s: f64,
     /// The same as a part of what memory delivered before and after.
@@ -95,28 +97,29 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
         progress.set_message(format!("{elements} cache"));
         for &tokens in &prompts {
             let macs = work.prompt_macs(tokens);
-            let share = bench.prompt(elements, tokens, macs, args.repeats.get())?;
+            let timed = bench.prompt(elements, tokens, macs, args.repeats.get())?;
             prefill.push(Prefill {
                 tokens,
                 kv_type: elements.to_string(),
-                tokens_per_second: tokens as f64 / share.seconds,
-                gmac_per_s: macs as f64 / share.seconds / 1e9,
-                of_limit: share.of_limit,
+                tokens_per_second: tokens as f64 / timed.seconds(),
+                gmac_per_s: macs as f64 / timed.seconds() / 1e9,
+                of_limit: timed.of_limit,
             });
             progress.inc(1);
         }
         for &(depth, sequences) in &batches {
             let row_bytes = model.config().kv_geometry(elements).bytes_per_token();
             let bytes = work.step_bytes(sequences, depth, row_bytes);
-            let share = bench.steps(elements, depth, sequences, bytes, args.generate)?;
+            let timed = bench.steps(elements, depth, sequences, bytes, args.generate)?;
             decode.push(Decode {
                 depth,
                 sequences,
                 kv_type: elements.to_string(),
-                tokens_per_second: sequences as f64 / share.seconds,
-                step_ms: share.seconds * 1e3,
-                gb_per_s: bytes as f64 / share.seconds / 1e9,
-                of_limit: share.of_limit,
+                tokens_per_second: sequences as f64 / timed.seconds(),
+                step_ms: timed.seconds() * 1e3,
+                step_p99_ms: timed.timing.p99_us / 1e3,
+                gb_per_s: bytes as f64 / timed.seconds() / 1e9,
+                of_limit: timed.of_limit,
             });
             progress.inc(1);
         }

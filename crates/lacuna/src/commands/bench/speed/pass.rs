@@ -12,14 +12,34 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::cli::BenchSpeedArgs;
-use crate::commands::bench::limits::{Limiter, Limits, Share};
+use crate::commands::bench::limits::{Limiter, Limits};
 use crate::commands::bench::processor;
+use crate::commands::bench::samples::{Samples, Timing, median};
 
 /// Rows written at once into a context that is filled.
 const FILLED_ROWS: usize = 256;
 
 /// Steps between two looks at what memory delivers.
 const STEPS_PER_LIMIT: usize = 4;
+
+/// How long calls took, and the middle of what part of a limit that was.
+pub(super) struct Timed {
+    pub(super) timing: Timing,
+    pub(super) of_limit: f64,
+}
+
+impl Timed {
+    fn new(times: Samples, parts: Vec<f64>) -> Result<Self> {
+        let figures = times.timing().zip(median(parts));
+        let (timing, of_limit) = figures.context("nothing was timed")?;
+        Ok(Self { timing, of_limit })
+    }
+
+    /// Of the middle call.
+    pub(super) fn seconds(&self) -> f64 {
+        self.timing.median_us / 1e6
+    }
+}
 
 pub(super) struct Bench<'a> {
     model: &'a Model,
@@ -72,30 +92,30 @@ impl<'a> Bench<'a> {
         self.limiter.limits()
     }
 
-    /// The median time of computing a prompt of `tokens` with `macs` multiplications, and what part
-    /// of the 8-bit products of that time it is.
+    /// Computes a prompt of `tokens`, `macs` multiplications: how long that takes, and what part of
+    /// the 8-bit products that the processor reaches it is.
     pub(super) fn prompt(
         &mut self,
         elements: KvElements,
         tokens: usize,
         macs: u64,
         repeats: usize,
-    ) -> Result<Share> {
+    ) -> Result<Timed> {
         let cache = self.cache(elements)?;
-        let mut shares = Vec::new();
+        let (mut times, mut parts) = (Samples::default(), Vec::new());
         // One pass more, which finds memory and caches cold and is not counted.
         for repeat in 0..=repeats {
             let ids = self.ids(tokens);
             let mut sequence = cache.sequence(self.context_tokens)?;
             let before = self.limiter.int8(&self.cpu);
-            let seconds = self.compute(&mut sequence, &ids)?.as_secs_f64();
+            let time = self.compute(&mut sequence, &ids)?;
             let rate = (before + self.limiter.int8(&self.cpu)) / 2.0;
-            let of_limit = macs as f64 / seconds / 1e9 / rate;
             if repeat > 0 {
-                shares.push(Share { seconds, of_limit });
+                times.push(time);
+                parts.push(macs as f64 / time.as_secs_f64() / 1e9 / rate);
             }
         }
-        Share::median(&shares).context("nothing was timed")
+        Timed::new(times, parts)
     }
 
     fn compute(&mut self, sequence: &mut Sequence, ids: &[u32]) -> Result<Duration> {
@@ -120,8 +140,8 @@ impl<'a> Bench<'a> {
         Ok(start.elapsed())
     }
 
-    /// The median time of a step of `sequences` that hold `depth` rows, of which each reads `bytes`,
-    /// and what part of what memory delivered meanwhile that is.
+    /// Computes a token more for each of `sequences` that hold `depth` rows, again and again: how long
+    /// a step takes, and what part of what memory delivers its `bytes` are.
     pub(super) fn steps(
         &mut self,
         elements: KvElements,
@@ -129,7 +149,7 @@ impl<'a> Bench<'a> {
         sequences: usize,
         bytes: u64,
         steps: usize,
-    ) -> Result<Share> {
+    ) -> Result<Timed> {
         let cache = self.cache(elements)?;
         let mut filled = Vec::new();
         for _ in 0..sequences {
@@ -137,25 +157,25 @@ impl<'a> Bench<'a> {
         }
         let ids = self.ids(sequences);
         self.step(&mut filled, &ids)?;
-        let mut shares = Vec::new();
+        let (mut times, mut parts) = (Samples::default(), Vec::new());
         let mut before = self.limiter.read(&self.cpu);
         for start in (0..steps).step_by(STEPS_PER_LIMIT) {
-            let mut times = Vec::new();
+            let mut group = Vec::new();
             for _ in start..steps.min(start + STEPS_PER_LIMIT) {
                 let ids = self.ids(sequences);
                 let start = Instant::now();
                 self.step(&mut filled, &ids)?;
-                times.push(start.elapsed().as_secs_f64());
+                group.push(start.elapsed());
             }
             let after = self.limiter.read(&self.cpu);
             let rate = (before + after) / 2.0;
             before = after;
-            shares.extend(times.into_iter().map(|seconds| Share {
-                seconds,
-                of_limit: bytes as f64 / seconds / 1e9 / rate,
-            }));
+            for time in group {
+                times.push(time);
+                parts.push(bytes as f64 / time.as_secs_f64() / 1e9 / rate);
+            }
         }
-        Share::median(&shares).context("nothing was timed")
+        Timed::new(times, parts)
     }
 
     fn step(&mut self, sequences: &mut [Sequence], ids: &[u32]) -> Result<()> {

@@ -36,18 +36,19 @@ pub(super) fn print(report: &Report) {
     }
     if !report.decode.is_empty() {
         println!(
-            "\n{:>8}{:>11}{:>9}{:>11}{:>10}{:>8}{:>10}",
-            "depth", "sequences", "cache", "tokens/s", "step ms", "GB/s", "of limit"
+            "\n{:>8}{:>11}{:>9}{:>11}{:>10}{:>8}{:>8}{:>10}",
+            "depth", "sequences", "cache", "tokens/s", "step ms", "p99", "GB/s", "of limit"
         );
     }
     for row in &report.decode {
         println!(
-            "{:>8}{:>11}{:>9}{:>11.1}{:>10.2}{:>8.1}{:>9.0}%",
+            "{:>8}{:>11}{:>9}{:>11.1}{:>10.2}{:>8.2}{:>8.1}{:>9.0}%",
             row.depth,
             row.sequences,
             row.kv_type,
             row.tokens_per_second,
             row.step_ms,
+            row.step_p99_ms,
             row.gb_per_s,
             row.of_limit * 100.0
         );
