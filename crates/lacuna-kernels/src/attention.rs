@@ -19,6 +19,7 @@ mod integers;
 mod partition;
 mod rows;
 mod scores;
+mod sequences;
 mod softmax;
 mod stored;
 mod values;
@@ -31,6 +32,8 @@ use crate::simd::{Kernel, LANES, Simd};
 use crate::threads::Pool;
 use crate::view::View;
 use partition::{Loaded, Partition};
+pub(crate) use sequences::Each;
+pub use sequences::{Cached, Sequences};
 use softmax::{Chunk, clear, finish, merge};
 
 /// Rows that are converted together.
@@ -179,13 +182,13 @@ impl Sight {
     }
 }
 
-/// One call of [`Cpu::attention`](crate::Cpu::attention).
-pub(crate) struct Attention<'a> {
-    pub(crate) q: &'a [f32],
-    pub(crate) k: &'a View<'a>,
-    pub(crate) v: &'a View<'a>,
-    pub(crate) first_position: usize,
-    pub(crate) shape: &'a AttentionShape,
+/// The queries of one sequence.
+struct Attention<'a> {
+    q: &'a [f32],
+    k: &'a View<'a>,
+    v: &'a View<'a>,
+    first_position: usize,
+    shape: &'a AttentionShape,
 }
 
 /// The queries of one task: some tokens of some KV heads.
@@ -220,16 +223,13 @@ pub(crate) fn scratch_len(tokens: usize, rows: usize, shape: &AttentionShape) ->
 }
 
 impl Attention<'_> {
-    /// # Panics
-    /// When sizes do not fit together.
-    pub(crate) fn run<W: AsMut<Buffers> + Send + 'static>(
+    fn run<W: AsMut<Buffers> + Send + 'static>(
         &self,
         pool: &Pool<W>,
         simd: impl Simd,
         out: &mut [f32],
         scratch: &mut [f32],
     ) {
-        self.check(out);
         let tokens = self.tokens();
         if tokens == 0 {
             return;
@@ -246,15 +246,11 @@ impl Attention<'_> {
         }
     }
 
-    fn check(&self, out: &[f32]) {
-        self.shape.check();
+    /// # Panics
+    /// When sizes do not fit together.
+    fn check(&self) {
         let shape = self.shape;
-        assert!(
-            self.q.len().is_multiple_of(self.width()) && out.len() == self.q.len(),
-            "queries and output are rows of {} elements",
-            self.width()
-        );
-        if out.is_empty() {
+        if self.q.is_empty() {
             return;
         }
         for view in [self.k, self.v] {
@@ -327,6 +323,7 @@ impl Attention<'_> {
             simd.vectorize(Whole {
                 attention: self,
                 task,
+                first_row: task.first_token,
                 buffers: worker.as_mut(),
                 out,
             });
@@ -387,6 +384,8 @@ impl Attention<'_> {
 struct Whole<'a, 'b> {
     attention: &'a Attention<'a>,
     task: Task,
+    /// Where the task's tokens begin in the output.
+    first_row: usize,
     buffers: &'a mut Buffers,
     out: Block<'b, f32>,
 }
@@ -432,7 +431,7 @@ impl Kernel for Whole<'_, '_> {
             let (row, member) = (query / shape.group(), query % shape.group());
             let (head, token) = (row / task.tokens, row % task.tokens);
             let start = (head * shape.group() + member) * shape.head_dim;
-            let out = &mut self.out.row(task.first_token + token)[start..][..shape.head_dim];
+            let out = &mut self.out.row(self.first_row + token)[start..][..shape.head_dim];
             finish(s, total, out);
         }
     }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use crate::activations::{Activations, Quantize, QuantizeSingle, stored_tokens, tokens_per_tile};
-use crate::attention::{self, Attention, AttentionShape};
+use crate::attention::{self, AttentionShape, Cached, Each, Sequences};
 use crate::element::ElementType;
 use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
@@ -583,11 +583,31 @@ impl Cpu {
         shape: &AttentionShape,
         scratch: &mut [f32],
     ) {
-        let call = Attention {
-            q,
-            k,
-            v,
+        let width = shape.query_heads * shape.head_dim;
+        let tokens = q.len().checked_div(width).unwrap_or(0);
+        let cached = Cached {
+            k: *k,
+            v: *v,
             first_position,
+        };
+        self.attention_each(out, q, &(tokens, cached), shape, scratch);
+    }
+
+    /// [`Cpu::attention`] of several sequences, in fewer operations than one each.
+    ///
+    /// # Panics
+    /// As [`Cpu::attention`].
+    pub fn attention_each(
+        &self,
+        out: &mut [f32],
+        q: &[f32],
+        sequences: &impl Sequences,
+        shape: &AttentionShape,
+        scratch: &mut [f32],
+    ) {
+        let call = Each {
+            q,
+            sequences,
             shape,
         };
         match self.proof {

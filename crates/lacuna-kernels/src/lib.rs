@@ -42,7 +42,7 @@ mod tile;
 mod view;
 
 pub use activations::Activations;
-pub use attention::AttentionShape;
+pub use attention::{AttentionShape, Cached, Sequences};
 pub use cpu::{Cpu, CpuConfig, CpuError, Level};
 pub use dtype::{DType, UnknownDType};
 pub use element::{ElementType, HeadDimError, UnknownElementType};

@@ -4,7 +4,9 @@ mod support;
 
 use std::num::NonZeroUsize;
 
-use lacuna_kernels::{AttentionShape, Cpu, DType, ElementType, Level, RowLayout, Run, View};
+use lacuna_kernels::{
+    AttentionShape, Cached, Cpu, DType, ElementType, Level, RowLayout, Run, Sequences, View,
+};
 use support::{Random, cpu, dequantize, levels};
 
 fn shape(query_heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
@@ -283,6 +285,69 @@ fn a_query_does_not_depend_on_its_batch_or_on_threads() {
                         let case = format!("{level:?} {shape:?} {tokens} at {first}");
                         assert_eq!(out, whole[part], "{case}");
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Sequences of one cache: where the queries of each begin in it, and how many they are.
+struct Together<'a> {
+    k: &'a Side,
+    v: &'a Side,
+    at: &'a [(usize, usize)],
+}
+
+impl Sequences for Together<'_> {
+    fn count(&self) -> usize {
+        self.at.len()
+    }
+
+    fn tokens(&self, index: usize) -> usize {
+        self.at[index].1
+    }
+
+    fn cached(&self, index: usize) -> Cached<'_> {
+        Cached {
+            k: self.k.view(),
+            v: self.v.view(),
+            first_position: self.at[index].0,
+        }
+    }
+}
+
+#[test]
+fn sequences_together_are_what_each_is_alone() {
+    let mixed = [
+        vec![(0, 1); 3],
+        vec![(40, 1), (590, 1), (0, 1), (255, 1), (256, 1)],
+        // One that takes longer than all others, prompts, and a sequence of nothing.
+        [vec![(599, 1), (3, 70), (9, 0)], vec![(7, 1); 40]].concat(),
+        (0..30)
+            .map(|i| (17 * i, 1 + usize::from(i == 20)))
+            .collect(),
+        vec![],
+    ];
+    for shape in [shape(4, 2, 64), windowed(shape(6, 2, 32), 20)] {
+        let k = Side::random(ElementType::Q8_0, &shape, 600, 4);
+        let v = Side::random(ElementType::F16, &shape, 600, 5);
+        let width = shape.query_heads * shape.head_dim;
+        for at in &mixed {
+            let tokens: usize = at.iter().map(|of| of.1).sum();
+            let q = Random::new(6).units(tokens * width);
+            let together = Together { k: &k, v: &v, at };
+            for (level, threads) in levels().into_iter().flat_map(|l| [(l, 1), (l, 2), (l, 3)]) {
+                let cpu = cpu(level, threads);
+                let mut out = vec![f32::NAN; q.len()];
+                let mut scratch = vec![0.0; Cpu::attention_scratch_len(1, 600, &shape)];
+                cpu.attention_each(&mut out, &q, &together, &shape, &mut scratch);
+                let mut rest = (&*q, &*out);
+                for (first, tokens) in at {
+                    let (q, later_q) = rest.0.split_at(tokens * width);
+                    let (out, later) = rest.1.split_at(tokens * width);
+                    let alone = attend(&cpu, q, &k.view(), &v.view(), *first, &shape);
+                    assert_eq!(out, alone, "{level:?}, {threads} threads, {at:?}");
+                    rest = (later_q, later);
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! without padding, and one token's result does not depend on what else is in the batch.
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use lacuna_kernels::{Activations, AttentionShape, Cpu};
+use lacuna_kernels::{Activations, AttentionShape, Cached, Cpu, Sequences};
 use lacuna_kv::{Layer, Sequence, Side};
 
 use crate::config::Config;
@@ -307,22 +307,16 @@ impl Pass<'_> {
         let attended = first(attended, self.tokens * queries);
         let states = bytemuck::cast_slice_mut(states);
         let mut start = 0;
-        for segment in segments {
+        for segment in &mut *segments {
             let end = start + segment.tokens.len();
             let new = start * keys..end * keys;
-            let sequence = &mut *segment.sequence;
-            sequence.store(self.cpu, layer, &key[new.clone()], &value[new]);
-            self.cpu.attention(
-                &mut attended[start * queries..end * queries],
-                &query[start * queries..end * queries],
-                &sequence.view(layer, Side::Key),
-                &sequence.view(layer, Side::Value),
-                sequence.len(),
-                &self.shape,
-                states,
-            );
+            let (key, value) = (&key[new.clone()], &value[new]);
+            segment.sequence.store(self.cpu, layer, key, value);
             start = end;
         }
+        let sequences = InLayer(segments, layer);
+        self.cpu
+            .attention_each(attended, query, &sequences, &self.shape, states);
     }
 
     fn attention_output(&mut self, block: &Block) {
@@ -419,6 +413,28 @@ impl Pass<'_> {
         self.cpu.rms_norm_in_place(chosen, norm, epsilon, width);
         let input = activations(self.cpu, chosen, rows, blocks);
         output.apply(self.cpu, first(logits, rows * vocabulary), &input);
+    }
+}
+
+/// What the tokens of each segment attend to in a layer.
+struct InLayer<'a, 'b>(&'a [Segment<'b>], Layer);
+
+impl Sequences for InLayer<'_, '_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn tokens(&self, index: usize) -> usize {
+        self.0[index].tokens.len()
+    }
+
+    fn cached(&self, index: usize) -> Cached<'_> {
+        let sequence = &self.0[index].sequence;
+        Cached {
+            k: sequence.view(self.1, Side::Key),
+            v: sequence.view(self.1, Side::Value),
+            first_position: sequence.len(),
+        }
     }
 }
 

@@ -1,0 +1,167 @@
+//! Attention of several sequences at once.
+//!
+//! Each has its own context, short or long. A short one is not worth sharing between threads, which
+//! would meet once for each; a long one is, or the others would wait for the thread that has it.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+
+use super::{Attention, AttentionShape, Buffers, TASKS_PER_THREAD, Task, Whole};
+use crate::grid::Grid;
+use crate::simd::Simd;
+use crate::threads::Pool;
+use crate::view::View;
+
+/// Rows of one sequence that its queries attend to.
+#[derive(Clone, Copy)]
+pub struct Cached<'a> {
+    /// Keys.
+    pub k: View<'a>,
+    /// Values.
+    pub v: View<'a>,
+    /// The row that belongs to the first of the queries.
+    pub first_position: usize,
+}
+
+impl Cached<'_> {
+    /// Rows that the first query sees.
+    fn seen(&self, shape: &AttentionShape) -> usize {
+        let window = shape.window.map_or(usize::MAX, NonZeroUsize::get);
+        window.min(self.first_position + 1)
+    }
+}
+
+/// Some sequences whose queries lie one after the other.
+pub trait Sequences: Sync {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// How many tokens of a sequence are queries.
+    fn tokens(&self, index: usize) -> usize;
+    /// What they attend to.
+    fn cached(&self, index: usize) -> Cached<'_>;
+}
+
+impl Sequences for (usize, Cached<'_>) {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn tokens(&self, _: usize) -> usize {
+        self.0
+    }
+
+    fn cached(&self, _: usize) -> Cached<'_> {
+        self.1
+    }
+}
+
+/// One call of [`Cpu::attention_each`](crate::Cpu::attention_each).
+pub(crate) struct Each<'a, Q> {
+    pub(crate) q: &'a [f32],
+    pub(crate) sequences: &'a Q,
+    pub(crate) shape: &'a AttentionShape,
+}
+
+impl<Q: Sequences> Each<'_, Q> {
+    /// A sequence that is a large part of the work is shared by all threads, one after the other. Of
+    /// the others each is a task of one operation.
+    ///
+    /// # Panics
+    /// When sizes do not fit together.
+    pub(crate) fn run<W: AsMut<Buffers> + Send + 'static>(
+        &self,
+        pool: &Pool<W>,
+        simd: impl Simd,
+        out: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        self.check(out);
+        let small = self.small(pool.threads());
+        let mut start = 0;
+        for index in 0..self.sequences.count() {
+            let end = start + self.elements(index);
+            if !small(index) {
+                let cached = self.sequences.cached(index);
+                let attention = self.attention(&cached, start..end);
+                attention.run(pool, simd, &mut out[start..end], scratch);
+            }
+            start = end;
+        }
+        if !(0..self.sequences.count()).any(small) {
+            return;
+        }
+        let width = self.width();
+        Grid::new(out, width, 1, width).run(pool, |out, worker| {
+            let row = out.rows().start;
+            let Some(index) = self.single(row).filter(|index| small(*index)) else {
+                return;
+            };
+            let cached = self.sequences.cached(index);
+            simd.vectorize(Whole {
+                attention: &self.attention(&cached, row * width..(row + 1) * width),
+                task: Task {
+                    first_token: 0,
+                    tokens: 1,
+                    first_head: 0,
+                    heads: self.shape.kv_heads,
+                },
+                first_row: row,
+                buffers: worker.as_mut(),
+                out,
+            });
+        });
+    }
+
+    fn check(&self, out: &[f32]) {
+        self.shape.check();
+        let elements: usize = (0..self.sequences.count()).map(|i| self.elements(i)).sum();
+        assert!(
+            self.q.len() == elements && out.len() == elements,
+            "queries and output are rows of {} elements, one for each token",
+            self.width()
+        );
+    }
+
+    fn width(&self) -> usize {
+        self.shape.query_heads * self.shape.head_dim
+    }
+
+    fn elements(&self, index: usize) -> usize {
+        self.sequences.tokens(index) * self.width()
+    }
+
+    fn attention<'b>(&'b self, cached: &'b Cached<'_>, elements: Range<usize>) -> Attention<'b> {
+        let attention = Attention {
+            q: &self.q[elements],
+            k: &cached.k,
+            v: &cached.v,
+            first_position: cached.first_position,
+            shape: self.shape,
+        };
+        attention.check();
+        attention
+    }
+
+    /// Which sequences are one query each, and so little of what all those see that threads finish
+    /// together if they are not shared.
+    fn small(&self, threads: usize) -> impl Fn(usize) -> bool + Copy + Sync {
+        let seen = |index: usize| match self.sequences.tokens(index) {
+            1 => self.sequences.cached(index).seen(self.shape),
+            _ => 0,
+        };
+        let all: usize = (0..self.sequences.count()).map(seen).sum();
+        let most = all / (threads * TASKS_PER_THREAD);
+        move |index| (1..=most).contains(&seen(index))
+    }
+
+    /// The sequence whose only query is `row`.
+    fn single(&self, row: usize) -> Option<usize> {
+        let mut start = 0;
+        let first = |index: &usize| {
+            start += self.sequences.tokens(*index);
+            start > row
+        };
+        let index = (0..self.sequences.count()).find(first)?;
+        (self.sequences.tokens(index) == 1).then_some(index)
+    }
+}
