@@ -27,7 +27,7 @@ use crate::activations::{Activations, BLOCK, WIDEST};
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Registers, Simd};
+use crate::simd::{Kernel, LANES, Registers, Simd, SingleToken};
 use crate::tile::Tile;
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use panels::Panels;
@@ -69,21 +69,8 @@ impl Kernel for Product<'_, '_> {
 impl Product<'_, '_> {
     fn format<S: Simd, D: Format>(mut self, s: S) {
         let format = PhantomData::<D>;
-        #[cfg(target_arch = "x86_64")]
-        if let (1, Some(avx2)) = (self.x.tokens(), s.avx2()) {
-            let first = self.out.cols().start;
-            let x = self.x.single();
-            return eight::multiply(avx2, self.weights, &x, first, self.out.row(0));
-        }
         if self.x.tokens() == 1 {
-            s.vectorize(Rows {
-                weights: self.weights,
-                x: self.x.single(),
-                first: self.out.cols().start,
-                out: self.out.row(0),
-                scratch: self.rows,
-                format,
-            });
+            self.single(s, format);
         } else if S::REGISTERS == Registers::Many && self.x.tokens() <= WIDEST {
             stream::multiply(s, self.weights, self.x, &mut self.out, format);
         } else {
@@ -99,6 +86,26 @@ impl Product<'_, '_> {
                 format,
             }
             .multiply(s);
+        }
+    }
+
+    fn single<S: Simd, D: Format>(mut self, s: S, format: PhantomData<D>) {
+        let (x, first) = (self.x.single(), self.out.cols().start);
+        // A constant, so that rows are not compiled for the level that takes eight.
+        if const { matches!(S::SINGLE_TOKEN, SingleToken::Rows) } {
+            s.vectorize(Rows {
+                weights: self.weights,
+                x,
+                first,
+                out: self.out.row(0),
+                scratch: self.rows,
+                format,
+            });
+            return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(avx2) = s.avx2() {
+            eight::multiply(avx2, self.weights, &x, first, self.out.row(0));
         }
     }
 }

@@ -15,7 +15,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Products, Registers, Simd};
+use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX2, FMA and F16C.
@@ -267,6 +267,7 @@ impl Simd for Avx2 {
     const TOKENS: usize = 4;
     const TILES: usize = 1;
     const PRODUCTS: Products = Products::Pairs;
+    const SINGLE_TOKEN: SingleToken = SingleToken::Eight;
     const START: i32 = 0;
     const SIGNED_BIAS: i32 = 0;
 
@@ -687,41 +688,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn u_quarters(self, x: [&[u8; 16]; 4]) -> Self::U {
-        // SAFETY: 1, 2.
-        unsafe {
-            let quarter = |i: usize| _mm_loadu_si128(x[i].as_ptr().cast());
-            [
-                _mm256_set_m128i(quarter(1), quarter(0)),
-                _mm256_set_m128i(quarter(3), quarter(2)),
-            ]
-        }
-    }
-
-    #[inline(always)]
     fn u_add(self, a: Self::U, b: Self::U) -> Self::U {
         both!(|a, b| _mm256_add_epi32(a, b))
     }
 
     #[inline(always)]
-    fn add_where(self, x: Self::U, bits: u64, value: u8) -> Self::U {
-        let bits = [bits as u32, (bits >> 32) as u32];
-        both!(|x, bits| _mm256_add_epi8(x, bytes_where(bits, value)))
-    }
-
-    #[inline(always)]
-    fn widen_bytes(self, x: [u64; 2]) -> Self::U {
-        both!(|x| _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(x as i64)))
-    }
-
-    #[inline(always)]
     fn widen_words(self, x: [&[u8; 16]; 2]) -> Self::U {
         both!(|x| _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast())))
-    }
-
-    #[inline(always)]
-    fn first_half(self, a: Self::U, b: Self::U) -> Self::U {
-        [a[0], b[1]]
     }
 
     #[inline(always)]
@@ -736,15 +709,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn f16_pairs(self, x: [u32; 2]) -> [Self::F; 2] {
-        let pairs = both!(|x| _mm256_cvtph_ps(_mm_set1_epi32(x as i32)));
-        [
-            both!(|pairs| _mm256_moveldup_ps(pairs)),
-            both!(|pairs| _mm256_movehdup_ps(pairs)),
-        ]
-    }
-
-    #[inline(always)]
     fn dot_unsigned(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
         both!(|sum, weights, activations| {
             let pairs = _mm256_maddubs_epi16(weights, activations);
@@ -753,33 +717,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_signed(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
-        both!(|sum, weights, activations| dot4(sum, weights, activations))
-    }
-
-    #[inline(always)]
     fn sum_quads(self, x: [Self::U; 4]) -> Self::U {
         let low = each!(x[0][0], |j| x[j][0]);
         let high = each!(x[0][0], |j| x[j][1]);
         // SAFETY: 1.
         unsafe { [sum_quads(low), sum_quads(high)] }
-    }
-
-    #[inline(always)]
-    fn split_quarters(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
-        // SAFETY: 1.
-        unsafe {
-            [
-                [
-                    _mm256_permute2x128_si256::<0x20>(a[0], a[1]),
-                    _mm256_permute2x128_si256::<0x20>(b[0], b[1]),
-                ],
-                [
-                    _mm256_permute2x128_si256::<0x31>(a[0], a[1]),
-                    _mm256_permute2x128_si256::<0x31>(b[0], b[1]),
-                ],
-            ]
-        }
     }
 
     #[inline(always)]

@@ -300,29 +300,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn u_quarters(self, x: [&[u8; 16]; 4]) -> U {
-        words(x)
-    }
-
-    #[inline(always)]
     fn u_add(self, a: U, b: U) -> U {
         zip(a, b, u32::wrapping_add)
-    }
-
-    #[inline(always)]
-    fn add_where(self, x: U, bits: u64, value: u8) -> U {
-        std::array::from_fn(|i| {
-            let bytes = x[i].to_le_bytes();
-            let bit = |j: usize| (bits >> (4 * i + j)) as u8 & 1;
-            u32::from_le_bytes(std::array::from_fn(|j| {
-                bytes[j].wrapping_add(bit(j) * value)
-            }))
-        })
-    }
-
-    #[inline(always)]
-    fn widen_bytes(self, x: [u64; 2]) -> U {
-        std::array::from_fn(|i| (x[i / 8] >> (8 * (i % 8))) as u32 & 0xFF)
     }
 
     #[inline(always)]
@@ -334,31 +313,12 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn first_half(self, a: U, b: U) -> U {
-        std::array::from_fn(|i| if i < 8 { a[i] } else { b[i] })
-    }
-
-    #[inline(always)]
     fn f16_each(self, x: [u16; 16]) -> F {
         map(x, |x| f16::from_bits(x).to_f32_const())
     }
 
     #[inline(always)]
-    fn f16_pairs(self, x: [u32; 2]) -> [F; 2] {
-        let half = |shift: u32| {
-            let value = x.map(|x| f16::from_bits((x >> shift) as u16).to_f32_const());
-            std::array::from_fn(|i| value[i / 8])
-        };
-        [half(0), half(16)]
-    }
-
-    #[inline(always)]
     fn dot_unsigned(self, sum: U, weights: U, activations: U) -> U {
-        self.dot_signed(sum, weights, activations)
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, sum: U, weights: U, activations: U) -> U {
         std::array::from_fn(|i| sum[i].wrapping_add_signed(dot_bytes(weights[i], activations[i])))
     }
 
@@ -368,17 +328,6 @@ impl Simd for Portable {
             let quad = &x[i % 4][i / 4 * 4..][..4];
             quad.iter().copied().fold(0, u32::wrapping_add)
         })
-    }
-
-    #[inline(always)]
-    fn split_quarters(self, a: U, b: U) -> [U; 2] {
-        let pick = |odd: usize| -> U {
-            std::array::from_fn(|i| {
-                let from = if i < 8 { a } else { b };
-                from[4 * (2 * (i / 4 % 2) + odd) + i % 4]
-            })
-        };
-        [pick(0), pick(1)]
     }
 
     #[inline(always)]
