@@ -17,6 +17,10 @@ test:
 test-vulkan:
     LACUNA_REQUIRE_VULKAN=1 cargo test -p lacuna-pages --features vulkan,vulkan-shaders --locked
 
+# The kernels' tests with AVX-512, on an emulated processor (Debian, root; 20 minutes the first time).
+test-avx512 filter="":
+    .ci/test-avx512 {{filter}}
+
 # The server with the official OpenAI client and a browser; installs both.
 test-server:
     .ci/test-server

@@ -30,6 +30,8 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 pub(crate) mod portable;
+#[cfg(test)]
+mod tests;
 
 use crate::tile::Tile;
 
@@ -415,77 +417,4 @@ pub(crate) fn padded<T: Copy + Default, const N: usize>(tail: &[T]) -> [T; N] {
     let mut out = [T::default(); N];
     out[..tail.len()].copy_from_slice(tail);
     out
-}
-
-#[cfg(all(test, target_arch = "x86_64"))]
-mod tests {
-    use super::*;
-
-    /// What the steps of [`Products::Pairs`] make of some weights and activations.
-    struct Steps<'a> {
-        weights: &'a [u32; LANES],
-        activations: &'a [u32; 8],
-    }
-
-    impl Kernel for Steps<'_> {
-        type Output = Vec<[u32; LANES]>;
-
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) -> Self::Output {
-            let weights = s.u_load(self.weights);
-            let small = s.u_and(weights, s.u_splat(0x0F0F_0F0F));
-            let [first, second] = s.widen(weights);
-            let (mut pairs, mut sum) = (s.u_splat(0), s.u_splat(7));
-            for x in self.activations {
-                pairs = s.add_pairs(pairs, small, *x);
-            }
-            for x in s.widen_all(self.activations) {
-                sum = s.dot2(s.dot2(sum, first, x), second, x);
-            }
-            let vectors = [first, second, pairs, s.sum_pairs(pairs), sum];
-            let stored = vectors.map(|vector| {
-                let mut lanes = [0; LANES];
-                s.u_store(vector, &mut lanes);
-                lanes
-            });
-            stored.into()
-        }
-    }
-
-    #[test]
-    fn products_in_pairs_are_their_definition_to_the_extremes() {
-        let Some(avx2) = avx2::Avx2::detect() else {
-            return;
-        };
-        let mut state = 1_u32;
-        let mut random = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            state ^ state >> 15
-        };
-        let extremes = [
-            0,
-            u32::MAX,
-            0x8080_8080,
-            0x7F7F_7F7F,
-            0x807F_0100,
-            0x0F0F_0F0F,
-        ];
-        for round in 0..200 {
-            let mut word = |at: usize| match extremes.get((round + at) % 9) {
-                Some(extreme) if round < 100 => *extreme,
-                _ => random(),
-            };
-            let weights: [u32; LANES] = each!(0, |i| word(i));
-            let activations: [u32; 8] = each!(0, |i| word(5 * i));
-            let steps = || Steps {
-                weights: &weights,
-                activations: &activations,
-            };
-            let (found, defined) = (
-                avx2.vectorize(steps()),
-                portable::Portable.vectorize(steps()),
-            );
-            assert_eq!(found, defined, "{weights:x?} times {activations:x?}");
-        }
-    }
 }
