@@ -17,9 +17,9 @@ test:
 test-vulkan:
     LACUNA_REQUIRE_VULKAN=1 cargo test -p lacuna-pages --features vulkan,vulkan-shaders --locked
 
-# The kernels' tests with AVX-512, on an emulated processor (Debian, root; 20 minutes the first time).
-test-avx512 filter="":
-    .ci/test-avx512 {{filter}}
+# The kernels' tests with AVX-512, on an emulated processor: all, or those whose names contain a filter.
+test-avx512 *filters:
+    .ci/test-avx512 {{filters}}
 
 # The server with the official OpenAI client and a browser; installs both.
 test-server:

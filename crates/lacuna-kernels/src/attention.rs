@@ -323,7 +323,6 @@ impl Attention<'_> {
             simd.vectorize(Whole {
                 attention: self,
                 task,
-                first_row: task.first_token,
                 buffers: worker.as_mut(),
                 out,
             });
@@ -384,8 +383,6 @@ impl Attention<'_> {
 struct Whole<'a, 'b> {
     attention: &'a Attention<'a>,
     task: Task,
-    /// Where the task's tokens begin in the output.
-    first_row: usize,
     buffers: &'a mut Buffers,
     out: Block<'b, f32>,
 }
@@ -431,7 +428,8 @@ impl Kernel for Whole<'_, '_> {
             let (row, member) = (query / shape.group(), query % shape.group());
             let (head, token) = (row / task.tokens, row % task.tokens);
             let start = (head * shape.group() + member) * shape.head_dim;
-            let out = &mut self.out.row(self.first_row + token)[start..][..shape.head_dim];
+            let row = self.out.rows().start + token;
+            let out = &mut self.out.row(row)[start..][..shape.head_dim];
             finish(s, total, out);
         }
     }

@@ -191,13 +191,19 @@ fn speed_is_told_for_every_prompt_depth_and_batch() {
         let bytes = number(&report, "/weight_bytes") + cached * element_bytes;
         assert!((number(row, "/gb_per_s") * step_s * 1e9 / bytes - 1.0).abs() < 1e-9);
     }
-    for limit in ["/limits/int8_gmac_per_s", "/limits/read_gb_per_s"] {
-        assert!(number(&report, limit) > 0.0);
-    }
-    for (rows, rate) in [(prefill, "/gmac_per_s"), (decode, "/gb_per_s")] {
+    for (rows, rate, limit) in [
+        (prefill, "/gmac_per_s", "/limits/int8_gmac_per_s"),
+        (decode, "/gb_per_s", "/limits/read_gb_per_s"),
+    ] {
         for row in rows.as_array().expect("rows") {
-            assert!(number(row, rate) > 0.0 && number(row, "/of_limit") > 0.0);
+            // The limit beside a row is not the middle one of the run, but of its magnitude.
+            let part = number(row, rate) / number(&report, limit);
+            let told = number(row, "/of_limit") / part;
+            assert!(part > 0.0 && (0.05..20.0).contains(&told), "{row}");
         }
+    }
+    for row in decode.as_array().expect("rows") {
+        assert!(number(row, "/step_p99_ms") >= number(row, "/step_ms"));
     }
 }
 

@@ -105,7 +105,6 @@ impl<Q: Sequences> Each<'_, Q> {
                     first_head: 0,
                     heads: self.shape.kv_heads,
                 },
-                first_row: row,
                 buffers: worker.as_mut(),
                 out,
             });

@@ -104,7 +104,8 @@ impl Product<'_, '_> {
             return;
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(avx2) = s.avx2() {
+        {
+            let avx2 = s.avx2().expect("the level that takes eight rows is AVX2");
             eight::multiply(avx2, self.weights, &x, first, self.out.row(0));
         }
     }

@@ -319,7 +319,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn dot_unsigned(self, sum: U, weights: U, activations: U) -> U {
-        std::array::from_fn(|i| sum[i].wrapping_add_signed(dot_bytes(weights[i], activations[i])))
+        self.dot_signed(sum, weights, activations)
     }
 
     #[inline(always)]

@@ -55,7 +55,7 @@ struct Decode {
     /// Over all sequences, by the median step.
     tokens_per_second: f64,
     step_ms: f64,
-    /// The step that 99 of 100 do not exceed.
+    /// The step that 99 of 100 do not exceed: the longest, of fewer.
     step_p99_ms: f64,
     /// Weights and cached rows read per second, in 1e9 bytes.
     gb_per_s: f64,
