@@ -90,23 +90,21 @@ fn a_cancelled_request_is_gone_within_a_step() {
     let mut config = config();
     config.prefix_cache.enabled = false;
     let service = start(config);
-    let mut stream = service
+    let stream = service
         .handle()
         .submit(endless(prompt(1, 100), 900))
         .expect("taken");
-    while !matches!(stream.try_recv(), Some(lacuna_engine::Event::Token { .. })) {
-        std::thread::yield_now();
-    }
-    assert!(owned(&service.handle().status()) > 0);
+    // The ledger of a status may be older than the first token. It does not miss the request, which
+    // waits when nobody reads what it has written.
+    eventually(&service, |status| owned(status) > 0);
     drop(stream);
     let steps = service.handle().status().counters.steps;
     let status = eventually(&service, |status| owned(status) == 0 && status.running == 0);
     assert_eq!(status.counters.cancelled, 1);
-    // One step was under way, and the figures are at most a tenth of a second old.
+    let after = status.counters.steps;
     assert!(
-        status.counters.steps < steps + 200,
-        "{steps} to {} steps",
-        status.counters.steps
+        after <= steps + 1,
+        "one step was under way: {steps} to {after}"
     );
 }
 
