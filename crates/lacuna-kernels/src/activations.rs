@@ -2,8 +2,7 @@
 //!
 //! Each token's row is cut into blocks of 32 values; a block is 32 signed bytes and one f32 scale,
 //! `max |x| / 127`. Tokens are stored in tiles of a few tokens, block by block, so that a kernel
-//! reads a tile front to back; a single token is stored as one array per field instead, whose
-//! lanes are blocks. Each token-block also holds sums that correct for offsets in the weights, 52
+//! reads a tile front to back; a single token may be stored as one array per field instead. Each token-block also holds sums that correct for offsets in the weights, 52
 //! bytes in all.
 //!
 //! A block with a value that is not finite gets a scale that is not finite, so that what is
@@ -19,13 +18,17 @@
 )]
 
 use crate::cpu::Level;
-use crate::simd::{Kernel, Registers, Simd};
+use crate::simd::{Kernel, Registers, Simd, SingleToken};
 
 /// Values per block.
 pub(crate) const BLOCK: usize = 32;
 
 /// The most tokens of a tile.
-pub(crate) const WIDEST: usize = 8;
+const WIDEST: usize = 8;
+
+/// The most tokens that stream weights from the file layout where registers are many: to unpack
+/// weights for each tile costs less than to pack panels.
+const STREAMED: usize = 16;
 
 /// Bytes per token and block.
 const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
@@ -74,30 +77,39 @@ pub(crate) struct ActivationRow<'a> {
     pub(crate) half_sums: [&'a [i32]; 2],
 }
 
-/// Few tokens are stored as one tile of 1, 2, 4 or 8.
+/// The most tokens that stream weights from the file layout sixteen rows at a time.
+pub(crate) const fn streamed<S: Simd>() -> usize {
+    match (S::REGISTERS, S::SINGLE_TOKEN) {
+        (Registers::Many, _) => STREAMED,
+        (Registers::Few, SingleToken::Sixteen) => 1,
+        (Registers::Few, SingleToken::Eight) => 0,
+    }
+}
+
+/// Few tokens are stored in whole tiles: of 8, then one of 1, 2, 4 or 8.
 const fn padded(tokens: usize) -> usize {
-    if tokens <= WIDEST {
-        tokens.next_power_of_two()
+    match tokens % WIDEST {
+        rest if rest > 0 && tokens <= STREAMED => tokens - rest + rest.next_power_of_two(),
+        _ => tokens,
+    }
+}
+
+/// Tokens per tile at a level whose kernels take many tokens `widest` at a time, and up to `streamed`
+/// as many as registers hold at once.
+pub(crate) fn tokens_per_tile(tokens: usize, widest: usize, streamed: usize) -> usize {
+    match tokens {
+        1 => 1,
+        few if few <= streamed => padded(few).min(WIDEST),
+        _ => widest,
+    }
+}
+
+/// Tokens that there is storage for: those of a small batch fill their tiles.
+pub(crate) fn stored_tokens(tokens: usize, streamed: usize) -> usize {
+    if tokens <= streamed {
+        padded(tokens)
     } else {
         tokens
-    }
-}
-
-/// Tokens per tile at a level whose kernels take many tokens `widest` at a time, and hold the few
-/// of a small batch in registers at once if they have many.
-pub(crate) fn tokens_per_tile(tokens: usize, widest: usize, registers: Registers) -> usize {
-    match registers {
-        _ if tokens == 1 => 1,
-        Registers::Many if tokens <= WIDEST => padded(tokens),
-        Registers::Many | Registers::Few => widest,
-    }
-}
-
-/// Tokens that there is storage for: those of a small batch fill their tile.
-pub(crate) fn stored_tokens(tokens: usize, registers: Registers) -> usize {
-    match registers {
-        Registers::Many => padded(tokens),
-        Registers::Few => tokens,
     }
 }
 
@@ -185,21 +197,14 @@ impl<'a> Activations<'a> {
         &self.x[token * self.cols..][..self.cols]
     }
 
-    /// Blocks of the only tile, which has `N` tokens, some of them perhaps unused.
-    ///
-    /// # Panics
-    /// When the activations are not quantized.
-    pub(crate) fn padded_tile<const N: usize>(&self) -> &'a [ActivationBlock<N>] {
-        assert!(
-            self.tile == N && self.tokens <= N,
-            "{} tokens in tiles of {}",
-            self.tokens,
-            self.tile
-        );
-        cast(self.quantized)
+    /// The tiles of a few tokens: where each starts, and how many tokens it has room for.
+    pub(crate) fn padded_tiles(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (tokens, tile) = (self.tokens, self.tile);
+        let starts = (0..tokens).step_by(tile);
+        starts.map(move |start| (start, padded(tokens - start).min(tile)))
     }
 
-    /// Blocks of the tile that starts at `token` and has `N` tokens.
+    /// Blocks of the tile that starts at `token` and has room for `N` tokens.
     ///
     /// # Panics
     /// When the activations are not quantized.
@@ -214,7 +219,7 @@ impl<'a> Activations<'a> {
         cast(&self.quantized[token * per_token..][..N * per_token])
     }
 
-    /// The blocks of the only token.
+    /// The blocks of the only token, of a level that takes it in eight rows.
     ///
     /// # Panics
     /// When there are several tokens or they are not quantized.
@@ -282,7 +287,7 @@ impl Quantize<'_> {
     }
 }
 
-/// Quantizes a single row into its bytes.
+/// Quantizes a single row into its bytes, as the level multiplies it.
 pub(crate) struct QuantizeSingle<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) out: &'a mut [u8],
@@ -292,16 +297,21 @@ impl Kernel for QuantizeSingle<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _simd: S) {
-        let blocks = self.x.len() / BLOCK;
-        let (q, rest) = self.out.split_at_mut(BLOCK * blocks);
+    fn run<S: Simd>(self, s: S) {
+        let Self { x, out } = self;
+        if const { matches!(S::SINGLE_TOKEN, SingleToken::Sixteen) } {
+            let (cols, tile) = (x.len(), 1);
+            return Quantize { x, cols, tile, out }.run(s);
+        }
+        let blocks = x.len() / BLOCK;
+        let (q, rest) = out.split_at_mut(BLOCK * blocks);
         let q = cast_mut::<[u32; 8]>(q);
         let (scale, rest) = rest.split_at_mut(4 * blocks);
         let (scaled_sum, rest) = rest.split_at_mut(4 * blocks);
         let (scale, scaled_sum) = (cast_mut::<f32>(scale), cast_mut::<f32>(scaled_sum));
         let (first, second) = rest.split_at_mut(4 * blocks);
         let (first, second) = (cast_mut::<i32>(first), cast_mut::<i32>(second));
-        for (index, x) in self.x.as_chunks::<BLOCK>().0.iter().enumerate() {
+        for (index, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
             let quantized = quantize_block(x);
             q[index] = quantized.q;
             scale[index] = quantized.scale;
@@ -402,6 +412,12 @@ mod tests {
         assert_eq!(size_of::<ActivationBlock<6>>(), 312);
         assert_eq!(Activations::storage_bytes(9, 64), Some(936));
         assert_eq!(Activations::storage_bytes(3, 64), Some(416), "a tile of 4");
+        assert_eq!(
+            Activations::storage_bytes(11, 64),
+            Some(12 * 104),
+            "8 and 4"
+        );
+        assert_eq!(Activations::storage_bytes(17, 64), Some(17 * 104));
         assert_eq!(Activations::storage_bytes(3, 60), None);
     }
 

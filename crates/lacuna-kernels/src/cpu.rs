@@ -4,7 +4,9 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use crate::activations::{Activations, Quantize, QuantizeSingle, stored_tokens, tokens_per_tile};
+use crate::activations::{
+    Activations, Quantize, QuantizeSingle, stored_tokens, streamed, tokens_per_tile,
+};
 use crate::attention::{self, AttentionShape, Cached, Each, Sequences};
 use crate::element::ElementType;
 use crate::elementwise::{self, RopeStyle};
@@ -144,7 +146,6 @@ impl Proof {
 /// What each thread owns, so that no operation allocates.
 struct Scratch {
     panel: quantized::PanelBuffer,
-    rows: Box<quantized::RowScratch>,
     float: float::Buffers,
     attention: attention::Buffers,
 }
@@ -153,7 +154,6 @@ impl Scratch {
     fn new() -> Self {
         Self {
             panel: quantized::PanelBuffer::new(),
-            rows: Box::new(quantized::RowScratch::EMPTY),
             float: float::Buffers::new(),
             attention: attention::Buffers::new(),
         }
@@ -265,7 +265,7 @@ impl Cpu {
             storage.len()
         );
         let per_token = Activations::storage_bytes(1, cols).expect("fewer than the bytes of all");
-        let storage = &mut storage[..stored_tokens(tokens, self.registers()) * per_token];
+        let storage = &mut storage[..stored_tokens(tokens, self.streamed()) * per_token];
         // A few tiles per task, because short rows are quantized in less than a microsecond.
         let tiles = (TASK_ELEMENTS / (tile * cols)).max(1);
         Grid::pieces(storage, tiles * tile * per_token).run(&self.pool, |mut block, _| {
@@ -339,7 +339,6 @@ impl Cpu {
                         out,
                         threads: self.pool.threads(),
                         panel: &mut scratch.panel,
-                        rows: &mut scratch.rows,
                     });
                 } else {
                     self.proof.run(float::Product {
@@ -656,6 +655,16 @@ impl Cpu {
         }
     }
 
+    fn streamed(&self) -> usize {
+        match self.proof {
+            Proof::Portable(_) => streamed::<Portable>(),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx2(_) => streamed::<Avx2>(),
+            #[cfg(target_arch = "x86_64")]
+            Proof::Avx512Vnni(_) => streamed::<Avx512Vnni>(),
+        }
+    }
+
     fn tokens_per_tile(&self, tokens: usize) -> usize {
         let widest = match self.proof {
             Proof::Portable(_) => Portable::TOKENS,
@@ -664,17 +673,17 @@ impl Cpu {
             #[cfg(target_arch = "x86_64")]
             Proof::Avx512Vnni(_) => Avx512Vnni::TOKENS,
         };
-        tokens_per_tile(tokens, widest, self.registers())
+        tokens_per_tile(tokens, widest, self.streamed())
     }
 
     /// How products with some matrices are cut into tasks: at multiples of what kernels handle
     /// together, so that threads finish together and claiming tasks costs nothing.
     fn share<const N: usize>(&self, tokens: usize, weights: [&Matrix<'_>; N]) -> Share<N> {
-        let alone = tokens == 1 && weights.iter().all(|w| w.dtype().is_quantized());
-        let (together, bytes) = match (alone, self.registers()) {
-            (true, Registers::Many) => (4 * LANES, 2 * TASK_BYTES),
-            (true, Registers::Few) => (LANES, TASK_BYTES / 2),
-            (false, _) => (2 * LANES, TASK_BYTES),
+        let quantized = weights.iter().all(|w| w.dtype().is_quantized());
+        let streams = quantized && tokens <= self.streamed().max(1);
+        let (together, bytes) = match streams {
+            true => (LANES, TASK_BYTES / 2),
+            false => (2 * LANES, TASK_BYTES),
         };
         let parts = weights.map(|w| Part {
             len: w.rows(),
@@ -682,7 +691,7 @@ impl Cpu {
             together,
             least: bytes.div_ceil(w.row_bytes().max(1)),
         });
-        let cut = match alone {
+        let cut = match streams {
             // Rows are read front to back, and faster the longer they are.
             true => Cut::Shrinking,
             false => Cut::Even {

@@ -111,7 +111,7 @@ fn blocks(cols: usize) -> impl Iterator<Item = Range<usize>> {
 fn prefetch_chunks<S: Simd, E: Element>(s: S, address: *const u8, chunk: usize) {
     let start = chunk * size_of::<E::Chunk>();
     for line in (0..CHUNKS * size_of::<E::Chunk>()).step_by(64) {
-        s.prefetch_line(address.wrapping_add(start + line));
+        s.prefetch_far(address.wrapping_add(start + line));
     }
 }
 

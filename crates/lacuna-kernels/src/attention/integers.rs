@@ -103,9 +103,7 @@ impl IntegerRows<'_> {
         let keys: [_; LANES] = each!([].as_slice(), |r| {
             &self.rows.pairs::<Q8_0>(row + r, &head)[..blocks]
         });
-        let next: [_; LANES] = each!(std::ptr::null(), |r| {
-            self.rows.ahead(row + LANES + r, &head)
-        });
+        let next: [_; LANES] = each!(std::ptr::null(), |r| self.rows.ahead(row + r, &head));
         let none: (&[QueryBlock], &[WideBlock]) = (&[], &[]);
         let queries: [_; T] = each!(none, |t| {
             let start = (first + t) * blocks;

@@ -125,9 +125,8 @@ impl<'a, E: Pair> Rows<'a, E> {
         let keys: [&[E::Stored]; R] = each!([].as_slice(), |j| &self
             .rows
             .pairs::<E>(first_row + j, &head)[..pairs]);
-        let next: [*const u8; R] = each!(std::ptr::null(), |j| self
-            .rows
-            .ahead(first_row + GROUP + j, &head));
+        let next: [*const u8; R] =
+            each!(std::ptr::null(), |j| self.rows.ahead(first_row + j, &head));
         let mut dots = [[zero; R]; T];
         for pair in 0..pairs {
             for next in next {

@@ -7,6 +7,10 @@ use super::elements::Pair;
 use crate::simd::Simd;
 use crate::view::View;
 
+/// How many rows before its use a row is fetched: what a memory access takes, a few times over, and
+/// little beside the second-level cache.
+const AHEAD: usize = 24;
+
 /// The rows of a partition and some of their heads.
 pub(super) struct StoredRows<'a> {
     /// See [`View::extents`].
@@ -58,9 +62,10 @@ impl<'a> StoredRows<'a> {
         E::split(&self.rows[row][head.clone()]).0
     }
 
-    /// Where a head of a row is that will be needed soon; it may be behind the needed ones.
+    /// Where a head is of the row that is to be fetched when `row` is used.
     #[inline(always)]
     pub(super) fn ahead(&self, row: usize, head: &Range<usize>) -> *const u8 {
+        let row = row + AHEAD;
         if row < self.visible.end {
             self.rows[row].as_ptr().wrapping_add(head.start)
         } else {
@@ -80,11 +85,11 @@ impl<'a> StoredRows<'a> {
     }
 }
 
-/// Fetches a pair to the nearest cache.
+/// Fetches a pair to the second-level cache.
 #[inline(always)]
 pub(super) fn prefetch<S: Simd, E: Pair>(s: S, head: *const u8, pair: usize) {
     let bytes = size_of::<E::Stored>();
     for line in 0..bytes.div_ceil(64) {
-        s.prefetch_line(head.wrapping_add(pair * bytes + 64 * line));
+        s.prefetch_far(head.wrapping_add(pair * bytes + 64 * line));
     }
 }

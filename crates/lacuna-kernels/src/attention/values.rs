@@ -192,7 +192,7 @@ impl<E: Pair> Add for Stored<'_, E> {
         let group = GroupRows::<E> {
             rows: each!((&[][..], std::ptr::null()), |j| {
                 let value = &self.rows.pairs::<E>(place + j, &head)[..pairs];
-                (value, self.rows.ahead(place + j + GROUP, &head))
+                (value, self.rows.ahead(place + j, &head))
             }),
             needed: rows,
             place,
@@ -265,7 +265,7 @@ impl<E: Pair> Stored<'_, E> {
 
 /// One head of the rows of a group.
 struct GroupRows<'a, E: Pair> {
-    /// Each row, and where the same row of the next group is.
+    /// Each row, and where what is fetched meanwhile is.
     rows: [(&'a [E::Stored], *const u8); GROUP],
     needed: Range<usize>,
     /// The place of the first row in the partition.

@@ -1,4 +1,4 @@
-//! One token with AVX2: eight rows side by side.
+//! One token with AVX2, and on levels that have it too: eight rows side by side.
 //!
 //! Lanes are rows, so terms are added as they come and none is kept, in the order of the blocks like
 //! everywhere. Bytes stay as they are in the file; what an offset of all weights adds is corrected
@@ -76,12 +76,13 @@ impl<'a, const PARTS: usize> Values<'a, PARTS> {
 struct Ahead(*const u8);
 
 impl Ahead {
-    /// Prefetches `bytes` of them from `start` on.
+    /// Prefetches `bytes` of them from `start` on to the second-level cache: eight rows and what is
+    /// read of them now would leave the first one little room.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn prefetch(self, start: usize, bytes: usize) {
         for line in (0..bytes).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T0>(self.0.wrapping_add(start + line).cast());
+            _mm_prefetch::<_MM_HINT_T1>(self.0.wrapping_add(start + line).cast());
         }
     }
 }

@@ -3,15 +3,12 @@
 //! Rows are lanes: word `g` of a block holds, for each of 16 rows, weights `4 * g .. 4 * g + 4`.
 //! A weight is `scale * (byte - OFFSET)`, plus a minimum per block where the type has one.
 //!
-//! For one token, sixteen blocks of one row are read instead, see [`super::rows`]: lanes are blocks,
-//! bytes stay unsigned, and what that adds is corrected with the sums of the activations. (AVX2 reads
-//! eight rows side by side: `super::eight`.)
+//! For one token, AVX2 and AVX-512 read eight rows instead: `super::eight`.
 
 use super::packing::{Bytes, Narrow, Packing, Wide};
 use super::panel::{Extra, PackedBlock};
-use super::rows::{Group, Order};
 use crate::dtype::DType;
-use crate::simd::{LANES, Simd, each};
+use crate::simd::{Simd, each};
 use crate::tile::Tile;
 
 /// A quantized storage type.
@@ -40,83 +37,6 @@ pub(super) trait Format {
         part: usize,
         header: &Self::Header<S>,
     ) -> PackedBlock<S>;
-
-    /// How activations lie beside the bytes of a row.
-    const ORDER: Order;
-
-    /// What has to be added to a byte as [`Format::group`] multiplies it.
-    fn offset<S: Simd>() -> i32;
-
-    /// The terms of sixteen blocks of a row, which are all of `bytes`: dot products times scales,
-    /// then minima or the second halves' terms.
-    fn group<S: Simd>(s: S, bytes: &[u8], x: &Group) -> [S::F; 2];
-}
-
-/// Bytes at a place that is known to exist.
-#[inline(always)]
-fn array<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
-    bytes[at..].first_chunk().expect("a group is whole blocks")
-}
-
-#[inline(always)]
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(*array(bytes, at))
-}
-
-#[inline(always)]
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(*array(bytes, at))
-}
-
-/// The binary16 at `at` of each of sixteen blocks.
-#[inline(always)]
-fn f16_of_blocks<S: Simd>(s: S, bytes: &[u8], block: usize, at: usize) -> S::F {
-    s.f16_each(each!(0, |b| u16_at(bytes, b * block + at)))
-}
-
-/// Corrected dot products times their scales.
-#[inline(always)]
-fn scaled<S: Simd>(s: S, dots: S::U, x: &Group, part: usize, scale: S::F) -> S::F {
-    let dots = s.u_add(dots, s.u_load(&x.correction[part]));
-    s.mul(s.i_to_f32(dots), scale)
-}
-
-/// Sums of eight vectors in [`Order::Halves`], to the lane of their block.
-#[inline(always)]
-fn sum_octets<S: Simd>(s: S, x: [S::U; 8]) -> S::U {
-    let low = s.sum_quads(each!(x[0], |i| x[i]));
-    let high = s.sum_quads(each!(x[0], |i| x[4 + i]));
-    let [a, b] = s.split_quarters(low, high);
-    s.u_add(a, b)
-}
-
-/// Dot products of sixteen blocks of 32 nibbles at `at`, with a fifth bit where there are some.
-#[inline(always)]
-fn nibble_dots<S: Simd>(
-    s: S,
-    bytes: &[u8],
-    x: &Group,
-    block: usize,
-    fifth_bits: Option<usize>,
-    at: usize,
-) -> S::U {
-    let mask = s.u_splat(0x0F0F_0F0F);
-    s.sum_quads(each!(mask, |v| {
-        let blocks: [usize; 4] = each!(0, |quarter| (v + 4 * quarter) * block);
-        let both = s.u_quarters(each!(array(bytes, 0), |q| array(bytes, blocks[q] + at)));
-        let mut halves = [s.u_and(both, mask), s.u_and(s.u_shr(both, 4), mask)];
-        if let Some(at) = fifth_bits {
-            let mut bits = [0; 2];
-            for q in 0..4 {
-                let word = u64::from(u32_at(bytes, blocks[q] + at));
-                bits[0] |= (word & 0xFFFF) << (16 * q);
-                bits[1] |= (word >> 16) << (16 * q);
-            }
-            halves = each!(mask, |half| s.add_where(halves[half], bits[half], 16));
-        }
-        let first = s.dot_unsigned(s.u_splat(0), halves[0], s.u_load(&x.q[2 * v]));
-        s.dot_unsigned(first, halves[1], s.u_load(&x.q[2 * v + 1]))
-    }))
 }
 
 /// Both halves of 16 bytes per row: the low nibbles are words 0 to 3, the high ones 4 to 7.
@@ -159,8 +79,7 @@ fn scale_and_min<S: Simd>(s: S, both: S::U) -> (S::F, S::F) {
 
 /// Implements [`Format`] for a type with 32 columns per block.
 macro_rules! simple_format {
-    ($name:ident, $extra:ident, $pairs:ty, $few:ty, $less:literal, |$s:ident, $tile:ident, $at:ident| $body:expr, $order:ident,
-     $offset:expr, |$t:ident, $bytes:ident, $x:ident| $group:expr) => {
+    ($name:ident, $extra:ident, $pairs:ty, $few:ty, $less:literal, |$s:ident, $tile:ident, $at:ident| $body:expr) => {
         pub(super) struct $name;
 
         impl Format for $name {
@@ -185,53 +104,18 @@ macro_rules! simple_format {
                 let $at = index * DType::$name.block_bytes();
                 $body
             }
-
-            const ORDER: Order = Order::$order;
-
-            #[inline(always)]
-            fn offset<S: Simd>() -> i32 {
-                $offset
-            }
-
-            #[inline(always)]
-            fn group<S: Simd>($t: S, $bytes: &[u8], $x: &Group) -> [S::F; 2] {
-                assert_eq!($bytes.len(), LANES * DType::$name.block_bytes());
-                $group
-            }
         }
     };
 }
 
-simple_format!(
-    Q8_0,
-    Nothing,
-    Wide,
-    Bytes,
-    0,
-    |s, tile, at| {
-        let scale = s.f16_column(tile, at);
-        PackedBlock {
-            words: columns32(s, tile, at + 2),
-            scale,
-            extra: scale,
-        }
-    },
-    Halves,
-    -S::SIGNED_BIAS,
-    |s, bytes, x| {
-        let dots = sum_octets(
-            s,
-            each!(s.u_splat(0), |v| {
-                let block = v % 4 + 8 * (v / 4);
-                let low = array(bytes, 34 * block + 2);
-                let weights = s.u_halves([low, array(bytes, 34 * (block + 4) + 2)]);
-                s.dot_signed(s.u_splat(0), weights, s.u_load(&x.q[v]))
-            }),
-        );
-        let scale = f16_of_blocks(s, bytes, 34, 0);
-        [scaled(s, dots, x, 0, scale), scale]
+simple_format!(Q8_0, Nothing, Wide, Bytes, 0, |s, tile, at| {
+    let scale = s.f16_column(tile, at);
+    PackedBlock {
+        words: columns32(s, tile, at + 2),
+        scale,
+        extra: scale,
     }
-);
+});
 
 simple_format!(
     Q4_0,
@@ -247,13 +131,6 @@ simple_format!(
             scale,
             extra: scale,
         }
-    },
-    Quarters,
-    -8,
-    |s, bytes, x| {
-        let dots = nibble_dots(s, bytes, x, 18, None, 2);
-        let scale = f16_of_blocks(s, bytes, 18, 0);
-        [scaled(s, dots, x, 0, scale), scale]
     }
 );
 
@@ -271,13 +148,6 @@ simple_format!(
             scale,
             extra,
         }
-    },
-    Quarters,
-    0,
-    |s, bytes, x| {
-        let dots = nibble_dots(s, bytes, x, 20, None, 4);
-        let scale = f16_of_blocks(s, bytes, 20, 0);
-        [scaled(s, dots, x, 0, scale), f16_of_blocks(s, bytes, 20, 2)]
     }
 );
 
@@ -299,13 +169,6 @@ simple_format!(
             scale,
             extra: scale,
         }
-    },
-    Quarters,
-    -16,
-    |s, bytes, x| {
-        let dots = nibble_dots(s, bytes, x, 22, Some(2), 6);
-        let scale = f16_of_blocks(s, bytes, 22, 0);
-        [scaled(s, dots, x, 0, scale), scale]
     }
 );
 
@@ -327,13 +190,6 @@ simple_format!(
             scale,
             extra,
         }
-    },
-    Quarters,
-    0,
-    |s, bytes, x| {
-        let dots = nibble_dots(s, bytes, x, 24, Some(4), 8);
-        let scale = f16_of_blocks(s, bytes, 24, 0);
-        [scaled(s, dots, x, 0, scale), f16_of_blocks(s, bytes, 24, 2)]
     }
 );
 
@@ -399,50 +255,6 @@ fn k_nibbles<S: Simd>(s: S, tile: &Tile<'_>, at: usize, part: usize) -> [S::U; 8
         .u_and(s.u_shr(shared[g], shift), s.u_splat(0x0F0F_0F0F)))
 }
 
-/// The 6-bit scales and minima of a `Q4K` or `Q5K` block, a byte each.
-#[inline(always)]
-fn k_scales(block: &[u8]) -> [u64; 2] {
-    let (first, second, third) = (u32_at(block, 4), u32_at(block, 8), u32_at(block, 12));
-    let (low, six, upper) = (0x0F0F_0F0F, 0x3F3F_3F3F, 0x3030_3030);
-    let scales = (third & low) | ((first >> 2) & upper);
-    let minima = ((third >> 4) & low) | ((second >> 2) & upper);
-    [
-        u64::from(first & six) | u64::from(scales) << 32,
-        u64::from(second & six) | u64::from(minima) << 32,
-    ]
-}
-
-/// The terms of two `Q4K` or `Q5K` blocks of a row; `weights(k, v)` are those of sub-blocks `v` and
-/// `v + 4` of block `k`.
-#[inline(always)]
-fn k_group<S: Simd>(s: S, blocks: [&[u8]; 2], x: &Group, weights: [S::U; 8]) -> [S::F; 2] {
-    let dots = sum_octets(
-        s,
-        each!(s.u_splat(0), |v| s.dot_unsigned(
-            s.u_splat(0),
-            weights[v],
-            s.u_load(&x.q[v])
-        )),
-    );
-    let (first, second) = (k_scales(blocks[0]), k_scales(blocks[1]));
-    let [d, dmin] = s.f16_pairs([u32_at(blocks[0], 0), u32_at(blocks[1], 0)]);
-    let scale = s.mul(d, s.i_to_f32(s.widen_bytes([first[0], second[0]])));
-    let min = s.i_to_f32(s.widen_bytes([first[1], second[1]]));
-    let minus_dmin = s.mul(dmin, s.splat(-1.0));
-    [s.mul(s.i_to_f32(dots), scale), s.mul(minus_dmin, min)]
-}
-
-/// The nibbles of sub-blocks `v % 4` and `v % 4 + 4` of block `v / 4`, which are at `at`.
-#[inline(always)]
-fn k_row_nibbles<S: Simd>(s: S, blocks: [&[u8]; 2], at: usize) -> [S::U; 8] {
-    let mask = s.u_splat(0x0F0F_0F0F);
-    each!(mask, |v| {
-        let (block, at) = (blocks[v / 4], at + 32 * (v % 4 / 2));
-        let both = s.u_halves([array(block, at), array(block, at + 64)]);
-        s.u_and(s.u_shr(both, 4 * (v % 2) as u32), mask)
-    })
-}
-
 pub(super) struct Q4K;
 
 impl Format for Q4K {
@@ -474,21 +286,6 @@ impl Format for Q4K {
             scale,
             extra,
         }
-    }
-
-    const ORDER: Order = Order::Halves;
-
-    #[inline(always)]
-    fn offset<S: Simd>() -> i32 {
-        0
-    }
-
-    #[inline(always)]
-    fn group<S: Simd>(s: S, bytes: &[u8], x: &Group) -> [S::F; 2] {
-        assert_eq!(bytes.len(), 2 * DType::Q4K.block_bytes());
-        let (first, second) = bytes.split_at(DType::Q4K.block_bytes());
-        let blocks = [first, second];
-        k_group(s, blocks, x, k_row_nibbles(s, blocks, 16))
     }
 }
 
@@ -528,32 +325,6 @@ impl Format for Q5K {
             scale,
             extra,
         }
-    }
-
-    const ORDER: Order = Order::Halves;
-
-    #[inline(always)]
-    fn offset<S: Simd>() -> i32 {
-        0
-    }
-
-    #[inline(always)]
-    fn group<S: Simd>(s: S, bytes: &[u8], x: &Group) -> [S::F; 2] {
-        assert_eq!(bytes.len(), 2 * DType::Q5K.block_bytes());
-        let (first, second) = bytes.split_at(DType::Q5K.block_bytes());
-        let blocks = [first, second];
-        let low = k_row_nibbles(s, blocks, 48);
-        let fifth = s.u_splat(0x1010_1010);
-        let weights = each!(fifth, |v| {
-            // Bit `v` of a byte for the first half, bit `v + 4` for the second.
-            let high = array(blocks[v / 4], 16);
-            let high = s.u_halves([high, high]);
-            let low_half = s.u_shl(high, 4 - (v % 4) as u32);
-            let high_half = s.u_shr(high, (v % 4) as u32);
-            let bits = s.first_half(low_half, high_half);
-            s.u_or(low[v], s.u_and(bits, fifth))
-        });
-        k_group(s, blocks, x, weights)
     }
 }
 
@@ -623,40 +394,5 @@ impl Format for Q6K {
             scale: header.scale(s, 2 * part),
             extra: header.scale(s, 2 * part + 1),
         }
-    }
-
-    const ORDER: Order = Order::Halves;
-
-    #[inline(always)]
-    fn offset<S: Simd>() -> i32 {
-        -32
-    }
-
-    #[inline(always)]
-    fn group<S: Simd>(s: S, bytes: &[u8], x: &Group) -> [S::F; 2] {
-        assert_eq!(bytes.len(), 2 * DType::Q6K.block_bytes());
-        let (first, second) = bytes.split_at(DType::Q6K.block_bytes());
-        let blocks = [first, second];
-        let dots: [_; 8] = each!(s.u_splat(0), |v| {
-            let (block, v4) = (blocks[v / 4], v % 4);
-            let at = 32 * (v4 % 2);
-            let low = s.u_halves([array(block, at), array(block, at + 64)]);
-            let high = s.u_halves([array(block, 128), array(block, 160)]);
-            let low = s.u_and(s.u_shr(low, 4 * (v4 / 2) as u32), s.u_splat(0x0F0F_0F0F));
-            let high = s.u_and(s.u_shr(high, 2 * v4 as u32), s.u_splat(0x0303_0303));
-            let weights = s.u_or(low, s.u_shl(high, 4));
-            s.dot_unsigned(s.u_splat(0), weights, s.u_load(&x.q[v]))
-        });
-        let low = s.sum_quads(each!(dots[0], |i| dots[i]));
-        let high = s.sum_quads(each!(dots[0], |i| dots[4 + i]));
-        let dots = s.split_quarters(low, high);
-        let d: [u32; 2] = each!(0, |i| u32::from(u16_at(blocks[i], 208)));
-        let [d, _] = s.f16_pairs(d);
-        let scales = s.widen_words([array(blocks[0], 192), array(blocks[1], 192)]);
-        each!(d, |half| {
-            let top = s.u_shl(scales, 24 - 8 * half as u32);
-            let scale = s.mul(d, s.i_to_f32(s.i_shr(top, 24)));
-            scaled(s, dots[half], x, half, scale)
-        })
     }
 }

@@ -4,9 +4,10 @@
 //! block after block. So a result depends on its row and its token alone: not on the other tokens,
 //! not on how rows are cut into tasks, and not on the level, as all levels fuse the same operations.
 //!
-//! One token streams rows from the file layout ([`rows`], with AVX2 `eight`), a few share them in
-//! registers if there are many ([`stream`]), and others share panels that are packed into a buffer of
-//! the worker ([`panels`]), as the level multiplies them fastest ([`packing`]).
+//! One token and a few stream rows from the file layout: one eight rows at a time (`eight`, with
+//! AVX2), a few sixteen, which they share in registers if there are many ([`stream`]). Others share
+//! panels that are packed into a buffer of the worker ([`panels`]), as the level multiplies them
+//! fastest ([`packing`]).
 
 #[cfg(target_arch = "x86_64")]
 mod eight;
@@ -14,24 +15,21 @@ mod formats;
 mod packing;
 mod panel;
 mod panels;
-mod rows;
 mod stream;
 
 pub(crate) use panels::Buffer as PanelBuffer;
-pub(crate) use rows::Scratch as RowScratch;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::activations::{Activations, BLOCK, WIDEST};
+use crate::activations::{Activations, BLOCK, streamed};
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Registers, Simd, SingleToken};
+use crate::simd::{Kernel, LANES, Simd, SingleToken};
 use crate::tile::Tile;
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use panels::Panels;
-use rows::Rows;
 
 /// How far ahead of its use a tile's block is prefetched, in bytes of each row.
 const PREFETCH_BYTES: usize = 544;
@@ -44,7 +42,6 @@ pub(crate) struct Product<'a, 'b> {
     /// Threads that share the rows.
     pub(crate) threads: usize,
     pub(crate) panel: &'a mut PanelBuffer,
-    pub(crate) rows: &'a mut RowScratch,
 }
 
 impl Kernel for Product<'_, '_> {
@@ -68,46 +65,29 @@ impl Kernel for Product<'_, '_> {
 
 impl Product<'_, '_> {
     fn format<S: Simd, D: Format>(mut self, s: S) {
-        let format = PhantomData::<D>;
-        if self.x.tokens() == 1 {
-            self.single(s, format);
-        } else if S::REGISTERS == Registers::Many && self.x.tokens() <= WIDEST {
-            stream::multiply(s, self.weights, self.x, &mut self.out, format);
-        } else {
-            // The others take the rows between.
-            let rows = self.out.cols();
-            let next_row = rows.end + (self.threads - 1) * rows.len();
-            Panels {
-                next_row,
-                weights: self.weights,
-                x: self.x,
-                out: &mut self.out,
-                buffer: self.panel,
-                format,
-            }
-            .multiply(s);
-        }
-    }
-
-    fn single<S: Simd, D: Format>(mut self, s: S, format: PhantomData<D>) {
-        let (x, first) = (self.x.single(), self.out.cols().start);
-        // A constant, so that rows are not compiled for the level that takes eight.
-        if const { matches!(S::SINGLE_TOKEN, SingleToken::Rows) } {
-            s.vectorize(Rows {
-                weights: self.weights,
-                x,
-                first,
-                out: self.out.row(0),
-                scratch: self.rows,
-                format,
-            });
-            return;
-        }
+        let tokens = self.x.tokens();
+        // Constants, so that no level compiles the ways of another.
         #[cfg(target_arch = "x86_64")]
-        {
-            let avx2 = s.avx2().expect("the level that takes eight rows is AVX2");
-            eight::multiply(avx2, self.weights, &x, first, self.out.row(0));
+        if const { matches!(S::SINGLE_TOKEN, SingleToken::Eight) } && tokens == 1 {
+            let avx2 = s.avx2().expect("a level that takes eight rows has AVX2");
+            let first = self.out.cols().start;
+            return eight::multiply(avx2, self.weights, &self.x.single(), first, self.out.row(0));
         }
+        if const { streamed::<S>() > 0 } && tokens <= streamed::<S>() {
+            return stream::multiply::<S, D>(s, self.weights, self.x, &mut self.out);
+        }
+        // The others take the rows between.
+        let rows = self.out.cols();
+        let next_row = rows.end + (self.threads - 1) * rows.len();
+        Panels {
+            next_row,
+            weights: self.weights,
+            x: self.x,
+            out: &mut self.out,
+            buffer: self.panel,
+            format: PhantomData::<D>,
+        }
+        .multiply(s);
     }
 }
 

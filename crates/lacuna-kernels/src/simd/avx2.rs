@@ -269,7 +269,6 @@ impl Simd for Avx2 {
     const PRODUCTS: Products = Products::Pairs;
     const SINGLE_TOKEN: SingleToken = SingleToken::Eight;
     const START: i32 = 0;
-    const SIGNED_BIAS: i32 = 0;
 
     #[inline(always)]
     fn avx2(self) -> Option<Avx2> {
@@ -714,14 +713,6 @@ impl Simd for Avx2 {
             let pairs = _mm256_maddubs_epi16(weights, activations);
             _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         })
-    }
-
-    #[inline(always)]
-    fn sum_quads(self, x: [Self::U; 4]) -> Self::U {
-        let low = each!(x[0][0], |j| x[j][0]);
-        let high = each!(x[0][0], |j| x[j][1]);
-        // SAFETY: 1.
-        unsafe { [sum_quads(low), sum_quads(high)] }
     }
 
     #[inline(always)]

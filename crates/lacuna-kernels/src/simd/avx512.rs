@@ -16,12 +16,13 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Products, Registers, Simd};
+use super::avx2::Avx2;
+use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
 use crate::tile::Tile;
 
-/// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI, and F16C.
+/// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI, beside AVX2.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512Vnni(());
+pub(crate) struct Avx512Vnni(Avx2);
 
 const MAGIC: f32 = 12_582_912.0;
 
@@ -32,11 +33,8 @@ impl Avx512Vnni {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni")
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
-        all.then_some(Self(()))
+            && is_x86_feature_detected!("avx512vnni");
+        Avx2::detect().filter(|_| all).map(Self)
     }
 }
 
@@ -164,8 +162,13 @@ impl Simd for Avx512Vnni {
     const TOKENS: usize = 6;
     const TILES: usize = 2;
     const PRODUCTS: Products = Products::Quads;
+    const SINGLE_TOKEN: SingleToken = SingleToken::Eight;
     const START: i32 = MAGIC.to_bits() as i32;
-    const SIGNED_BIAS: i32 = 128;
+
+    #[inline(always)]
+    fn avx2(self) -> Option<Avx2> {
+        Some(self.0)
+    }
 
     #[inline]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -492,33 +495,9 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn u_quarters(self, x: [&[u8; 16]; 4]) -> __m512i {
-        // SAFETY: 1, 2.
-        unsafe {
-            let quarter = |i: usize| _mm_loadu_si128(x[i].as_ptr().cast());
-            let z = _mm512_castsi128_si512(quarter(0));
-            let z = _mm512_inserti32x4::<1>(z, quarter(1));
-            let z = _mm512_inserti32x4::<2>(z, quarter(2));
-            _mm512_inserti32x4::<3>(z, quarter(3))
-        }
-    }
-
-    #[inline(always)]
     fn u_add(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    fn add_where(self, x: __m512i, bits: u64, value: u8) -> __m512i {
-        // SAFETY: 1.
-        unsafe { _mm512_mask_add_epi8(x, bits, x, _mm512_set1_epi8(value as i8)) }
-    }
-
-    #[inline(always)]
-    fn widen_bytes(self, x: [u64; 2]) -> __m512i {
-        // SAFETY: 1.
-        unsafe { _mm512_cvtepu8_epi32(_mm_set_epi64x(x[1] as i64, x[0] as i64)) }
     }
 
     #[inline(always)]
@@ -528,12 +507,6 @@ impl Simd for Avx512Vnni {
             let half = |i: usize| _mm_loadu_si128(x[i].as_ptr().cast());
             _mm512_cvtepu16_epi32(_mm256_set_m128i(half(1), half(0)))
         }
-    }
-
-    #[inline(always)]
-    fn first_half(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: 1.
-        unsafe { _mm512_mask_mov_epi32(b, 0x00FF, a) }
     }
 
     #[inline(always)]
@@ -548,58 +521,9 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn f16_pairs(self, x: [u32; 2]) -> [__m512; 2] {
-        // SAFETY: 1.
-        unsafe {
-            let both = _mm_cvtph_ps(_mm_setr_epi32(x[0] as i32, x[1] as i32, 0, 0));
-            let lanes = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
-            let upper = _mm512_add_epi32(lanes, _mm512_set1_epi32(1));
-            let both = _mm512_castps128_ps512(both);
-            [
-                _mm512_permutexvar_ps(lanes, both),
-                _mm512_permutexvar_ps(upper, both),
-            ]
-        }
-    }
-
-    #[inline(always)]
     fn dot_unsigned(self, sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_dpbusd_epi32(sum, weights, activations) }
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
-        // SAFETY: 1.
-        unsafe {
-            let biased = _mm512_xor_si512(weights, _mm512_set1_epi8(i8::MIN));
-            _mm512_dpbusd_epi32(sum, biased, activations)
-        }
-    }
-
-    #[inline(always)]
-    fn sum_quads(self, x: [__m512i; 4]) -> __m512i {
-        // SAFETY: 1.
-        unsafe {
-            let pairs =
-                |a, b| _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-            let (low, high) = (pairs(x[0], x[1]), pairs(x[2], x[3]));
-            _mm512_add_epi32(
-                _mm512_unpacklo_epi64(low, high),
-                _mm512_unpackhi_epi64(low, high),
-            )
-        }
-    }
-
-    #[inline(always)]
-    fn split_quarters(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
-        // SAFETY: 1.
-        unsafe {
-            [
-                _mm512_shuffle_i32x4::<0x88>(a, b),
-                _mm512_shuffle_i32x4::<0xDD>(a, b),
-            ]
-        }
     }
 
     #[inline(always)]

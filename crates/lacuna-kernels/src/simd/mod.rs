@@ -69,9 +69,9 @@ pub(crate) enum Products {
 /// How a level multiplies one token.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SingleToken {
-    /// Row after row, in vectors of columns.
-    Rows,
-    /// Eight rows side by side; for what is written for AVX2.
+    /// Sixteen rows side by side, like a few tokens.
+    Sixteen,
+    /// Eight rows side by side, as is written for AVX2.
     Eight,
 }
 
@@ -91,13 +91,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// How bytes of packed panels are multiplied.
     const PRODUCTS: Products;
     /// How one token is multiplied.
-    const SINGLE_TOKEN: SingleToken = SingleToken::Rows;
+    const SINGLE_TOKEN: SingleToken;
     /// What [`Simd::dot_start`] takes for nothing; the sum of the activations is in it too.
     const START: i32;
-    /// What [`Simd::dot_signed`] takes each weight for beyond its value.
-    const SIGNED_BIAS: i32;
 
-    /// This proof, where the level is AVX2: for what is written for it alone.
+    /// The proof that the CPU has AVX2, where the level has it: for what is written for it alone.
     #[cfg(target_arch = "x86_64")]
     fn avx2(self) -> Option<avx2::Avx2> {
         None
@@ -257,70 +255,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     }
     /// Thirty-two bytes, then thirty-two more.
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U;
-    /// Four times sixteen bytes.
-    #[inline(always)]
-    fn u_quarters(self, x: [&[u8; 16]; 4]) -> Self::U {
-        self.u_load(&each!(0, |i| word(x[i / 4], i % 4)))
-    }
     fn u_add(self, a: Self::U, b: Self::U) -> Self::U;
-    /// Adds `value` to the bytes of `x` whose bit is set.
-    #[inline(always)]
-    fn add_where(self, x: Self::U, bits: u64, value: u8) -> Self::U {
-        let lanes = lanes(self, x);
-        let added = |byte: u8, at: usize| byte.wrapping_add((bits >> at) as u8 % 2 * value);
-        self.u_load(&each!(0, |i| {
-            let bytes = lanes[i].to_le_bytes();
-            u32::from_le_bytes(each!(0, |j| added(bytes[j], 4 * i + j)))
-        }))
-    }
-    /// Sixteen bytes, one to a lane.
-    #[inline(always)]
-    fn widen_bytes(self, x: [u64; 2]) -> Self::U {
-        self.u_load(&each!(0, |i| u32::from(x[i / 8].to_le_bytes()[i % 8])))
-    }
     /// Sixteen little-endian u16, eight from each.
     fn widen_words(self, x: [&[u8; 16]; 2]) -> Self::U;
-    /// Lanes 0 to 7 of `a` and 8 to 15 of `b`.
-    #[inline(always)]
-    fn first_half(self, a: Self::U, b: Self::U) -> Self::U {
-        let (a, b) = (lanes(self, a), lanes(self, b));
-        self.u_load(&each!(0, |i| if i < 8 { a[i] } else { b[i] }))
-    }
     /// Sixteen binary16.
     fn f16_each(self, x: [u16; 16]) -> Self::F;
-    /// The binary16 in the lower halves of `x[0]` (lanes 0 to 7) and `x[1]` (8 to 15), then those in
-    /// the upper halves.
-    #[inline(always)]
-    fn f16_pairs(self, x: [u32; 2]) -> [Self::F; 2] {
-        let [a, b] = x.map(|pair| [pair as u16, (pair >> 16) as u16]);
-        each!(self.splat(0.0), |half| {
-            self.f16_each(each!(0, |i| if i < 8 { a[half] } else { b[half] }))
-        })
-    }
     /// Adds to each lane the product of four weights below 128, unsigned, and four signed bytes.
     fn dot_unsigned(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U;
-    /// Adds to each lane the product of four signed weights, each [`Simd::SIGNED_BIAS`] too large,
-    /// and four signed bytes.
-    #[inline(always)]
-    fn dot_signed(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U {
-        let (w, x) = (lanes(self, weights), lanes(self, activations));
-        let dots = each!(0, |i| {
-            let pairs = w[i].to_le_bytes().into_iter().zip(x[i].to_le_bytes());
-            let products = pairs.map(|(w, x)| i32::from(w as i8) * i32::from(x as i8));
-            products.sum::<i32>().cast_unsigned()
-        });
-        self.u_add(sum, self.u_load(&dots))
-    }
-    /// Lane `4 * q + j` of the result is the sum of lanes `4 * q .. 4 * q + 4` of `x[j]`.
-    fn sum_quads(self, x: [Self::U; 4]) -> Self::U;
-    /// Quarters 0 and 2 of `a` and of `b`, and quarters 1 and 3 of both.
-    #[inline(always)]
-    fn split_quarters(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
-        let from = [lanes(self, a), lanes(self, b)];
-        each!(a, |odd| {
-            self.u_load(&each!(0, |i| from[i / 8][4 * (2 * (i / 4 % 2) + odd) + i % 4]))
-        })
-    }
     /// Lane `r` of element `t` is the product of the signed bytes of row `r` and query `t`.
     #[inline(always)]
     fn dot_rows<const T: usize>(
@@ -365,12 +306,6 @@ fn lanes<S: Simd>(s: S, x: S::U) -> [u32; LANES] {
     let mut lanes = [0; LANES];
     s.u_store(x, &mut lanes);
     lanes
-}
-
-/// Four bytes of sixteen.
-#[inline(always)]
-fn word(bytes: &[u8; 16], index: usize) -> u32 {
-    u32::from_le_bytes(bytes.as_chunks().0[index])
 }
 
 /// Two signed bytes as 16-bit numbers in a word.

@@ -1,6 +1,6 @@
 //! The level every CPU has: plain Rust over arrays.
 
-use super::{Kernel, LANES, Products, Registers, Simd};
+use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
 use crate::tile::Tile;
 use half::f16;
 
@@ -48,8 +48,8 @@ impl Simd for Portable {
     const TOKENS: usize = 2;
     const TILES: usize = 1;
     const PRODUCTS: Products = Products::Quads;
+    const SINGLE_TOKEN: SingleToken = SingleToken::Sixteen;
     const START: i32 = 0;
-    const SIGNED_BIAS: i32 = 0;
 
     #[inline(never)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -319,14 +319,9 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn dot_unsigned(self, sum: U, weights: U, activations: U) -> U {
-        self.dot_signed(sum, weights, activations)
-    }
-
-    #[inline(always)]
-    fn sum_quads(self, x: [U; 4]) -> U {
-        std::array::from_fn(|i| {
-            let quad = &x[i % 4][i / 4 * 4..][..4];
-            quad.iter().copied().fold(0, u32::wrapping_add)
+        // Those below 128 are the same signed.
+        each!(0, |i| {
+            dot_bytes(weights[i], activations[i]).wrapping_add_unsigned(sum[i]) as u32
         })
     }
 

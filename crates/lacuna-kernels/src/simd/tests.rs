@@ -111,7 +111,7 @@ impl Inputs {
 
     #[inline(always)]
     fn integers<S: Simd>(&self, s: S, out: &mut Results) {
-        let [v, w, y, z] = each!(s.u_splat(0), |i| s.u_load(&self.words[i]));
+        let [v, w] = each!(s.u_splat(0), |i| s.u_load(&self.words[i]));
         out.extend([
             ("u_splat", words(s, s.u_splat(self.words[0][2]))),
             ("u_and", words(s, s.u_and(v, w))),
@@ -121,29 +121,16 @@ impl Inputs {
             ("bits_to_f32", floats(s, s.bits_to_f32(v))),
             ("i_to_f32", floats(s, s.i_to_f32(v))),
             ("f16_low", floats(s, s.f16_low(v))),
-            ("sum_quads", words(s, s.sum_quads([v, w, y, z]))),
-            ("first_half", words(s, s.first_half(v, w))),
         ]);
         for shift in 0..32 {
             out.push(("u_shl", words(s, s.u_shl(v, shift))));
             out.push(("u_shr", words(s, s.u_shr(v, shift))));
             out.push(("i_shr", words(s, s.i_shr(v, shift))));
         }
-        for x in s.split_quarters(v, w) {
-            out.push(("split_quarters", words(s, x)));
-        }
     }
 
     #[inline(always)]
     fn bytes_to_lanes<S: Simd>(&self, s: S, out: &mut Results) {
-        let v = s.u_load(&self.words[0]);
-        let quarters = [
-            self.bytes(0),
-            self.bytes(40),
-            self.bytes(103),
-            self.bytes(120),
-        ];
-        let pair = |i: usize| u64::from(self.words[1][i]) << 32 | u64::from(self.words[2][i]);
         let widened = s.widen_words([self.bytes(0), self.bytes(40)]);
         let each: [u16; LANES] = each!(0, |i| self.words[3][i] as u16);
         out.extend([
@@ -151,17 +138,9 @@ impl Inputs {
                 "u_halves",
                 words(s, s.u_halves([self.bytes(0), self.bytes(70)])),
             ),
-            ("u_quarters", words(s, s.u_quarters(quarters))),
-            ("widen_bytes", words(s, s.widen_bytes([pair(1), pair(2)]))),
             ("widen_words", words(s, widened)),
             ("f16_each", floats(s, s.f16_each(each))),
         ]);
-        for value in [1, 16, 0x80, 0xFF] {
-            out.push(("add_where", words(s, s.add_where(v, pair(0), value))));
-        }
-        for x in s.f16_pairs([self.words[2][1], self.words[2][9]]) {
-            out.push(("f16_pairs", floats(s, x)));
-        }
         let tile = Tile::strided(&self.bytes, STRIDE, ROW);
         for at in [0, 1, 17, 33] {
             out.push(("f16_column", floats(s, s.f16_column(&tile, at))));
@@ -175,21 +154,9 @@ impl Inputs {
     #[inline(always)]
     fn dot_products<S: Simd>(&self, s: S, out: &mut Results) {
         let [v, w] = each!(s.u_splat(0), |i| s.u_load(&self.words[i]));
-        let activations = self.activations();
-        let y = s.u_load(&activations);
+        let y = s.u_load(&self.activations());
         let small = s.u_and(w, s.u_splat(0x7F7F_7F7F));
         out.push(("dot_unsigned", words(s, s.dot_unsigned(v, small, y))));
-        // What signed weights are too large by is taken off by the activations.
-        let lanes = words(s, s.dot_signed(v, w, y)).into_iter().zip(activations);
-        let exact = lanes.map(|(dot, x)| {
-            let sum: i32 = x
-                .to_le_bytes()
-                .map(|x| i32::from(x.cast_signed()))
-                .iter()
-                .sum();
-            dot.wrapping_sub((S::SIGNED_BIAS * sum).cast_unsigned())
-        });
-        out.push(("dot_signed", exact.collect()));
         let queries: [[i16; 32]; 2] = each!([0; 32], |t| {
             self.bytes::<32>(200 + 32 * t)
                 .map(|x| i16::from(x.cast_signed()))
