@@ -49,7 +49,7 @@ const PARTITION_CHUNKS: usize = PARTITION / LANES;
 const PANEL_ROWS: usize = 128;
 
 /// Most queries (tokens times query heads) that one task holds ...
-const QUERIES: usize = 192;
+const QUERIES: usize = 256;
 
 /// ... and most chunks that they have.
 const QUERY_CHUNKS: usize = QUERIES * 8;

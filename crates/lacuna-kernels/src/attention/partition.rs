@@ -9,7 +9,7 @@ use super::integers::{
     IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock, WideBlock, widen,
 };
 use super::rows::{BlockRows, Convert};
-use super::scores::{self, HALVES, PackKeys, TILE, Tiles, Waiting, pack_queries, tile_len};
+use super::scores::{self, HALVES, PackKeys, PackQueries, TILE, Tiles, tile_len};
 use super::softmax::{Chunk, Soften};
 use super::stored::{Next, StoredRows};
 use super::values::{Panels, Stored, Sums};
@@ -59,7 +59,6 @@ pub(super) struct Buffers {
     copy: Box<[u8]>,
     /// `[queries, PARTITION_CHUNKS]`: scores, then weights.
     scores: Box<[Chunk]>,
-    waiting: Box<Waiting>,
 }
 
 impl Buffers {
@@ -79,7 +78,6 @@ impl Buffers {
             key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
             copy: vec![0; copy].into_boxed_slice(),
             scores: chunks(QUERIES * PARTITION_CHUNKS),
-            waiting: Box::new([[[Chunk::ZERO; HALVES]; TILE]; _]),
         }
     }
 }
@@ -125,7 +123,7 @@ impl<'a> Loaded<'a> {
         loaded.load(s);
         match method {
             Method::Rows => {}
-            Method::Tiles => loaded.pack::<S>(),
+            Method::Tiles => loaded.pack(s),
             Method::IntegerRows | Method::Integers => loaded.quantize(s),
         }
         loaded
@@ -151,12 +149,17 @@ impl<'a> Loaded<'a> {
         }
     }
 
-    fn pack<S: Simd>(&mut self) {
+    #[inline(always)]
+    fn pack<S: Simd>(&mut self, s: S) {
         let (chunks, queries) = (self.attention.shape.chunks(), self.head_queries());
         let heads = self.buffers.queries.chunks_exact(queries * chunks);
         let tiles = self.buffers.tiles.chunks_exact_mut(self.head_tiles::<S>());
         for (queries, tiles) in heads.zip(tiles).take(self.task.heads) {
-            pack_queries(queries, chunks, tile_len(S::REGISTERS), tiles);
+            s.vectorize(PackQueries {
+                queries,
+                chunks,
+                out: tiles,
+            });
         }
     }
 
@@ -375,7 +378,6 @@ impl<'b> Partition<'_, 'b> {
                 keys: &buffers.keys,
                 queries: packed,
                 scores: &mut buffers.scores[Self::scores_at(&tile, block.start)],
-                waiting: &mut buffers.waiting,
             });
         }
     }

@@ -178,15 +178,47 @@ impl Kernel for PackKeys<'_> {
     }
 }
 
-/// Packs queries, `[queries, chunks]`, by tiles of `tile`: `[tiles, LANES, chunks, tile]`, lanes in
-/// [`ORDER`].
-pub(super) fn pack_queries(queries: &[Chunk], chunks: usize, tile: usize, out: &mut [f32]) {
-    let tiles = queries.chunks(tile * chunks);
-    for (queries, out) in tiles.zip(out.chunks_exact_mut(tile * chunks * LANES)) {
-        for (t, query) in queries.chunks_exact(chunks).enumerate() {
-            for (c, chunk) in query.iter().enumerate() {
-                for (index, lane) in ORDER.into_iter().enumerate() {
-                    out[(index * chunks + c) * tile + t] = chunk.0[lane];
+/// Packs queries by tiles of [`tile_len`]: `[tiles, LANES, chunks, tile]`, lanes in [`ORDER`].
+pub(super) struct PackQueries<'a> {
+    /// `[queries, chunks]`.
+    pub(super) queries: &'a [Chunk],
+    pub(super) chunks: usize,
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for PackQueries<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match S::REGISTERS {
+            Registers::Many => self.tiles::<S, TILE>(s),
+            Registers::Few => self.tiles::<S, FEW_TILE>(s),
+        }
+    }
+}
+
+impl PackQueries<'_> {
+    #[inline(always)]
+    fn tiles<S: Simd, const T: usize>(self, s: S) {
+        let chunks = self.chunks;
+        let tiles = self.queries.chunks(T * chunks);
+        let out = self.out.as_chunks_mut::<T>().0;
+        for (queries, out) in tiles.zip(out.chunks_exact_mut(chunks * LANES)) {
+            let count = queries.len() / chunks;
+            for chunk in 0..chunks {
+                // Queries that do not exist are the last one again.
+                let rows = each!(s.splat(0.0), |t| {
+                    s.load(&queries[t.min(count - 1) * chunks + chunk].0)
+                });
+                let lanes = s.transpose(rows);
+                for index in 0..LANES {
+                    let mut all = [0.0; LANES];
+                    s.store(lanes[ORDER[index]], &mut all);
+                    let of_tile = all
+                        .first_chunk()
+                        .expect("a tile has at most sixteen queries");
+                    out[index * chunks + chunk] = *of_tile;
                 }
             }
         }
@@ -196,12 +228,6 @@ pub(super) fn pack_queries(queries: &[Chunk], chunks: usize, tile: usize, out: &
 /// The lanes in the order in which [`Simd::sum`] adds them as a tree.
 const ORDER: [usize; LANES] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
 
-/// Levels of that tree.
-const LEVELS: usize = 4;
-
-/// Sums of subtrees that wait for their sibling, by level.
-pub(super) type Waiting = [[[Chunk; HALVES]; TILE]; LEVELS];
-
 /// Sums of one tile of queries and the keys of a block, from packed copies.
 pub(super) struct Tiles<'a> {
     /// See [`PackKeys`].
@@ -210,7 +236,6 @@ pub(super) struct Tiles<'a> {
     pub(super) queries: &'a [f32],
     /// The chunks of the block in `[queries, PARTITION_CHUNKS]`, at most [`tile_len`] queries.
     pub(super) scores: &'a mut [Chunk],
-    pub(super) waiting: &'a mut Waiting,
 }
 
 impl Kernel for Tiles<'_> {
@@ -218,60 +243,90 @@ impl Kernel for Tiles<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        match S::REGISTERS {
-            Registers::Many => self.part::<S, TILE, HALVES>(s, 0),
-            Registers::Few => {
-                for half in 0..HALVES {
-                    self.part::<S, FEW_TILE, 1>(s, half);
-                }
+        for half in 0..HALVES {
+            match S::REGISTERS {
+                Registers::Many => self.part::<S, TILE>(s, half),
+                Registers::Few => self.part::<S, FEW_TILE>(s, half),
             }
         }
     }
 }
 
 impl Tiles<'_> {
-    /// All `T` queries and `N` vectors of keys.
+    /// All `T` queries and one vector of keys.
     #[inline(always)]
-    fn part<S: Simd, const T: usize, const N: usize>(&mut self, s: S, half: usize) {
+    fn part<S: Simd, const T: usize>(&mut self, s: S, half: usize) {
         let queries = self.queries.as_chunks::<T>().0;
-        let chunks = queries.len() / LANES;
-        for index in 0..LANES {
-            let keys = &self.keys[index * chunks * HALVES..][..chunks * HALVES];
-            let queries = &queries[index * chunks..][..chunks];
-            let mut sums = [[s.splat(0.0); N]; T];
-            for (keys, q) in keys.as_chunks::<HALVES>().0.iter().zip(queries) {
-                let k: [_; N] = each!(s.splat(0.0), |n| s.load(&keys[half + n].0));
-                for t in 0..T {
-                    let q = s.splat(q[t]);
-                    for n in 0..N {
-                        sums[t][n] = s.fma(q, k[n], sums[t][n]);
-                    }
-                }
-            }
-            let level = index.trailing_ones() as usize;
-            for sibling in &self.waiting[..level] {
-                for t in 0..T {
-                    for n in 0..N {
-                        sums[t][n] = s.add(s.load(&sibling[t][n].0), sums[t][n]);
-                    }
-                }
-            }
-            if let Some(waiting) = self.waiting.get_mut(level) {
-                for t in 0..T {
-                    for n in 0..N {
-                        s.store(sums[t][n], &mut waiting[t][n].0);
-                    }
-                }
-            } else {
-                // Constant indices keep the sums in registers; the last tile may not be full.
-                for t in 0..T {
-                    for n in 0..N {
-                        if let Some(out) = self.scores.get_mut(t * PARTITION_CHUNKS + half + n) {
-                            s.store(sums[t][n], &mut out.0);
-                        }
-                    }
-                }
+        let packed = Packed {
+            keys: self.keys.as_chunks().0,
+            queries,
+            chunks: queries.len() / LANES,
+            half,
+        };
+        let sums = packed.sums(s);
+        // Constant indices keep the sums in registers; the last tile may not be full.
+        for t in 0..T {
+            if let Some(out) = self.scores.get_mut(t * PARTITION_CHUNKS + half) {
+                s.store(sums[t], &mut out.0);
             }
         }
     }
+}
+
+/// What a tile's sums are of.
+#[derive(Clone, Copy)]
+struct Packed<'a, const T: usize> {
+    keys: &'a [[Chunk; HALVES]],
+    queries: &'a [[f32; T]],
+    chunks: usize,
+    /// Which vector of keys.
+    half: usize,
+}
+
+/// The tree of sums is written out: those of a lane and of two subtrees that wait for their sibling
+/// fit registers.
+impl<const T: usize> Packed<'_, T> {
+    #[inline(always)]
+    fn sums<S: Simd>(self, s: S) -> [S::F; T] {
+        let (low, high) = (self.eight(s, 0), self.eight(s, 8));
+        add(s, &low, &high)
+    }
+
+    #[inline(always)]
+    fn eight<S: Simd>(self, s: S, first: usize) -> [S::F; T] {
+        let (low, high) = (self.four(s, first), self.four(s, first + 4));
+        add(s, &low, &high)
+    }
+
+    #[inline(always)]
+    fn four<S: Simd>(self, s: S, first: usize) -> [S::F; T] {
+        let (low, high) = (self.two(s, first), self.two(s, first + 2));
+        add(s, &low, &high)
+    }
+
+    #[inline(always)]
+    fn two<S: Simd>(self, s: S, first: usize) -> [S::F; T] {
+        let (low, high) = (self.lane(s, first), self.lane(s, first + 1));
+        add(s, &low, &high)
+    }
+
+    /// The sums of one lane over all chunks.
+    #[inline(always)]
+    fn lane<S: Simd>(self, s: S, index: usize) -> [S::F; T] {
+        let keys = &self.keys[index * self.chunks..][..self.chunks];
+        let queries = &self.queries[index * self.chunks..][..self.chunks];
+        let mut sums = [s.splat(0.0); T];
+        for (keys, q) in keys.iter().zip(queries) {
+            let k = s.load(&keys[self.half].0);
+            for t in 0..T {
+                sums[t] = s.fma(s.splat(q[t]), k, sums[t]);
+            }
+        }
+        sums
+    }
+}
+
+#[inline(always)]
+fn add<S: Simd, const T: usize>(s: S, a: &[S::F; T], b: &[S::F; T]) -> [S::F; T] {
+    each!(a[0], |t| s.add(a[t], b[t]))
 }

@@ -135,23 +135,30 @@ unsafe fn load_rows(tile: &Tile<'_>, j: usize, at: usize) -> __m512i {
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn transpose(x: [__m512; 16]) -> [__m512; 16] {
-    let quarters: [[__m512i; 4]; 4] = each!([_mm512_setzero_si512(); 4], |i| {
-        transpose4(each!(_mm512_setzero_si512(), |j| _mm512_castps_si512(
-            x[4 * i + j]
-        )))
-    });
-    each!(x[0], |c| {
-        let (q, lane) = (quarters.map(|q| _mm512_castsi512_ps(q[c % 4])), c / 4);
-        let pick = |a, b| match lane % 2 {
-            0 => _mm512_shuffle_f32x4::<0x88>(a, b),
-            _ => _mm512_shuffle_f32x4::<0xDD>(a, b),
-        };
-        let (low, high) = (pick(q[0], q[1]), pick(q[2], q[3]));
-        match lane / 2 {
-            0 => _mm512_shuffle_f32x4::<0x88>(low, high),
-            _ => _mm512_shuffle_f32x4::<0xDD>(low, high),
-        }
-    })
+    let zero = _mm512_setzero_si512();
+    let rows: [_; 16] = each!(zero, |r| _mm512_castps_si512(x[r]));
+    let quarters = |i: usize| transpose4([rows[i], rows[i + 1], rows[i + 2], rows[i + 3]]);
+    let quarters = [quarters(0), quarters(4), quarters(8), quarters(12)];
+    // Columns `k`, `k + 4`, `k + 8` and `k + 12`. All of it is written out: a loop that the compiler
+    // leaves rolled would keep the rows in memory.
+    let columns = |k: usize| {
+        let q: [_; 4] = each!(x[0], |i| _mm512_castsi512_ps(quarters[i][k]));
+        let even = |a, b| _mm512_shuffle_f32x4::<0x88>(a, b);
+        let odd = |a, b| _mm512_shuffle_f32x4::<0xDD>(a, b);
+        let (first, second) = (even(q[0], q[1]), odd(q[0], q[1]));
+        let (third, fourth) = (even(q[2], q[3]), odd(q[2], q[3]));
+        [
+            even(first, third),
+            even(second, fourth),
+            odd(first, third),
+            odd(second, fourth),
+        ]
+    };
+    let [a, b, c, d] = [columns(0), columns(1), columns(2), columns(3)];
+    [
+        a[0], b[0], c[0], d[0], a[1], b[1], c[1], d[1], a[2], b[2], c[2], d[2], a[3], b[3], c[3],
+        d[3],
+    ]
 }
 
 impl Simd for Avx512Vnni {
