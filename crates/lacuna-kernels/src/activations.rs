@@ -26,9 +26,9 @@ pub(crate) const BLOCK: usize = 32;
 /// The most tokens of a tile.
 const WIDEST: usize = 8;
 
-/// The most tokens that stream weights from the file layout where registers are many: to unpack
-/// weights for each tile costs less than to pack panels.
-const STREAMED: usize = 16;
+/// The most tokens that stream weights from the file layout where registers are many. More would
+/// be read again for every sixteen rows, which a panel has more of.
+const STREAMED: usize = 64;
 
 /// Bytes per token and block.
 const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
@@ -263,6 +263,7 @@ impl Kernel for Quantize<'_> {
             4 => self.tile::<S, 4>(),
             5 => self.tile::<S, 5>(),
             6 => self.tile::<S, 6>(),
+            7 => self.tile::<S, 7>(),
             8 => self.tile::<S, 8>(),
             tokens => unreachable!("a tile of {tokens} tokens"),
         }

@@ -75,7 +75,7 @@ fn every_type_and_level_matches_f64() {
             (37, 3 * block),
             (96, 4 * block),
         ] {
-            for tokens in [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 33] {
+            for tokens in [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 33, 65, 71] {
                 check(dtype, rows, cols, tokens);
             }
         }
@@ -88,6 +88,9 @@ fn rows_longer_than_a_panel_match_f64() {
         check(dtype, 33, 3072, 1);
         check(dtype, 33, 2304, 7);
         check(dtype, 33, 4864, 1);
+        check(dtype, 33, 3328, 67);
+        // More columns than are kept for the second tile of tokens.
+        check(dtype, 17, 24_832, 9);
     }
 }
 
@@ -95,6 +98,7 @@ fn rows_longer_than_a_panel_match_f64() {
 fn more_rows_than_panels_and_fewer_than_lanes_match_f64() {
     for dtype in DType::ALL {
         check(dtype, 700, 256, 13);
+        check(dtype, 700, 256, 68);
         check(dtype, 700, 256, 1);
         for tokens in [1, 2, 3, 8, 13] {
             check(dtype, 5, 512, tokens);
@@ -184,7 +188,7 @@ fn dequantized_rows_are_the_definition() {
 #[test]
 fn a_token_does_not_depend_on_its_batch_or_on_threads() {
     for dtype in DType::ALL {
-        let (rows, cols, tokens) = (83, 1280, 33);
+        let (rows, cols, tokens) = (83, 1280, 69);
         let bytes = random_matrix(dtype, rows, cols, 1.0, 11);
         let w = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
         let x = Random::new(5).units(tokens * cols);
@@ -196,7 +200,7 @@ fn a_token_does_not_depend_on_its_batch_or_on_threads() {
                 .collect();
             for threads in [1, 2, 3] {
                 let cpu = cpu(level, threads);
-                for batch in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33] {
+                for batch in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33, 69] {
                     let out = product(&cpu, &w, &x[..batch * cols], batch);
                     let same = out
                         .iter()
@@ -263,7 +267,7 @@ fn a_matrix_may_lie_at_any_alignment() {
 #[test]
 fn products_of_one_input_are_the_same_together_and_apart() {
     for cols in [256, 2304] {
-        let x = Random::new(31).units(33 * cols);
+        let x = Random::new(31).units(66 * cols);
         for dtypes in [
             [DType::Q8_0, DType::Q8_0, DType::Q8_0],
             [DType::Q4K, DType::Q6K, DType::Q4_0],
@@ -277,7 +281,7 @@ fn products_of_one_input_are_the_same_together_and_apart() {
                 Matrix::new(dtypes[i], rows[i], cols, &bytes[i]).expect("a valid shape")
             });
             for level in levels() {
-                for (threads, tokens) in [(1, 1), (2, 1), (3, 1), (2, 3), (3, 33)] {
+                for (threads, tokens) in [(1, 1), (2, 1), (3, 1), (2, 3), (3, 33), (2, 66)] {
                     let cpu = cpu(level, threads);
                     let x = &x[..tokens * cols];
                     let apart = w.map(|w| product(&cpu, &w, x, tokens));

@@ -74,7 +74,7 @@ impl Product<'_, '_> {
             return eight::multiply(avx2, self.weights, &self.x.single(), first, self.out.row(0));
         }
         if const { streamed::<S>() > 0 } && tokens <= streamed::<S>() {
-            return stream::multiply::<S, D>(s, self.weights, self.x, &mut self.out);
+            return stream::multiply::<S, D>(s, self.weights, self.x, &mut self.out, self.panel);
         }
         // The others take the rows between.
         let rows = self.out.cols();

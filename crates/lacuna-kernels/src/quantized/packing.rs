@@ -16,7 +16,7 @@ use crate::simd::{LANES, Simd, each};
 /// One word of sixteen rows.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(crate) struct Line([u32; LANES]);
+pub(crate) struct Line(pub(super) [u32; LANES]);
 
 impl Line {
     pub(crate) const ZERO: Self = Self([0; LANES]);
@@ -71,9 +71,9 @@ pub(super) struct Bytes;
 
 impl Packing for Bytes {
     type Words = [Line; 8];
-    // Panels of 1024 columns stream from the second-level cache. Shorter ones would fit the first,
-    // but write and read the sums more often, which costs more.
-    const PANEL_BLOCKS: usize = 32;
+    // Long panels stream from the second-level cache. Shorter ones would fit the first, but write and
+    // read the sums more often, which costs more.
+    const PANEL_BLOCKS: usize = 96;
 
     #[inline(always)]
     fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words) {

@@ -17,6 +17,27 @@ pub(super) enum Extra {
     SecondScale,
 }
 
+/// [`Extra`] as a type, so that one kernel serves all storage types that share it.
+pub(super) trait HasExtra {
+    const EXTRA: Extra;
+}
+
+pub(super) struct Plain;
+pub(super) struct WithMinimum;
+pub(super) struct WithSecondScale;
+
+impl HasExtra for Plain {
+    const EXTRA: Extra = Extra::Nothing;
+}
+
+impl HasExtra for WithMinimum {
+    const EXTRA: Extra = Extra::Minimum;
+}
+
+impl HasExtra for WithSecondScale {
+    const EXTRA: Extra = Extra::SecondScale;
+}
+
 /// Thirty-two columns of sixteen rows, in registers.
 #[derive(Clone, Copy)]
 pub(super) struct PackedBlock<S: Simd> {

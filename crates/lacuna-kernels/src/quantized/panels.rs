@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use super::formats::Format;
 use super::packing::{Bytes, Line, Lines, Packing};
-use super::panel::{Extra, Scales, Stored, Sums, step};
+use super::panel::{
+    Extra, HasExtra, Plain, Scales, Stored, Sums, WithMinimum, WithSecondScale, step,
+};
 use super::{load, parts, prefetch_ahead, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK};
 use crate::grid::Block;
@@ -21,7 +23,7 @@ const PANELS: usize = 4;
 const MOST_TILES: usize = 2;
 
 /// Most blocks of columns in a panel.
-const MOST_BLOCKS: usize = 32;
+const MOST_BLOCKS: usize = 96;
 
 /// Most lines that the weights of a tile take in a panel: eight per block where panels are longest;
 /// twice as many per block take half the blocks.
@@ -34,18 +36,20 @@ const FEW_TOKENS: usize = 24;
 /// tile.
 const TOKENS_TOGETHER: usize = 96;
 
+/// Blocks of columns of sixteen rows that a [`Buffer`] has room for, as bytes.
+pub(super) const BUFFER_BLOCKS: usize = PANELS * MOST_TILES * MOST_BLOCKS;
+
 /// Where a worker packs panels: tile after tile, block after block.
 pub(crate) struct Buffer {
-    words: Box<[Line]>,
-    scales: Box<[Scales]>,
+    pub(super) words: Box<[Line]>,
+    pub(super) scales: Box<[Scales]>,
 }
 
 impl Buffer {
     pub(crate) fn new() -> Self {
-        let tiles = PANELS * MOST_TILES;
         Self {
-            words: vec![Line::ZERO; tiles * MOST_LINES].into_boxed_slice(),
-            scales: vec![Scales::ZERO; tiles * MOST_BLOCKS].into_boxed_slice(),
+            words: vec![Line::ZERO; PANELS * MOST_TILES * MOST_LINES].into_boxed_slice(),
+            scales: vec![Scales::ZERO; BUFFER_BLOCKS].into_boxed_slice(),
         }
     }
 }
@@ -401,25 +405,4 @@ impl<P: Packing, E: HasExtra, const R: usize, const T: usize> Kernel
             }
         }
     }
-}
-
-/// [`Extra`] as a type, so that one kernel serves all storage types that share it.
-trait HasExtra {
-    const EXTRA: Extra;
-}
-
-struct Plain;
-struct WithMinimum;
-struct WithSecondScale;
-
-impl HasExtra for Plain {
-    const EXTRA: Extra = Extra::Nothing;
-}
-
-impl HasExtra for WithMinimum {
-    const EXTRA: Extra = Extra::Minimum;
-}
-
-impl HasExtra for WithSecondScale {
-    const EXTRA: Extra = Extra::SecondScale;
 }

@@ -1,16 +1,22 @@
-//! A few tokens: sixteen rows at a time are unpacked in registers and multiplied with all of them.
+//! A few tokens: sixteen rows at a time are unpacked in registers and multiplied with a tile of them,
+//! and kept for the tiles after it.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::formats::Format;
-use super::panel::{Sums, step};
-use super::{parts, store};
-use crate::activations::{ActivationBlock, Activations, streamed};
+use super::packing::{Bytes, Lines, Packing};
+use super::panel::{Extra, HasExtra, Plain, Stored, Sums, WithMinimum, WithSecondScale, step};
+use super::panels::{BUFFER_BLOCKS, Buffer};
+use super::{load, parts, store};
+use crate::activations::{ActivationBlock, Activations, BLOCK, streamed};
 use crate::grid::Block;
 use crate::matrix::Matrix;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::tile::Tile;
+
+/// The weights of a block, kept.
+type Words = <Bytes as Packing>::Words;
 
 /// Writes the products of the rows of `out` with at most [`streamed`] tokens.
 pub(super) fn multiply<S: Simd, D: Format>(
@@ -18,83 +24,114 @@ pub(super) fn multiply<S: Simd, D: Format>(
     weights: &Matrix<'_>,
     x: &Activations<'_>,
     out: &mut Block<'_, f32>,
+    buffer: &mut Buffer,
 ) {
+    let blocks = x.cols() / BLOCK;
     let (mut start, end) = (0, out.cols().len());
     while start < end {
         let tile = Tile::new(weights, out.cols().start + start);
-        for (token, room) in x.padded_tiles() {
-            let call = Call {
-                tile: &tile,
-                x,
-                tokens: token..x.tokens().min(token + room),
-                start,
-                out,
-            };
-            match room {
-                1 => call.run::<S, D, 1>(s),
-                2 => call.run::<S, D, 2>(s),
-                4 => call.run::<S, D, 4>(s),
-                8 => call.run::<S, D, 8>(s),
-                count => unreachable!("a tile of {count} tokens"),
+        for column in (0..blocks).step_by(BUFFER_BLOCKS) {
+            let columns = column..blocks.min(column + BUFFER_BLOCKS);
+            for (token, room) in x.padded_tiles() {
+                let call = Call {
+                    tile: &tile,
+                    x,
+                    columns: columns.clone(),
+                    tokens: token..x.tokens().min(token + room),
+                    start,
+                    out,
+                    buffer,
+                };
+                match room {
+                    1 => call.run::<S, D, 1>(s),
+                    2 => call.run::<S, D, 2>(s),
+                    4 => call.run::<S, D, 4>(s),
+                    8 => call.run::<S, D, 8>(s),
+                    count => unreachable!("a tile of {count} tokens"),
+                }
             }
         }
         start += tile.lanes().len();
     }
 }
 
-/// Sixteen rows and a tile of tokens.
+/// Sixteen rows, some blocks of columns and a tile of tokens.
 struct Call<'a, 'b> {
     tile: &'a Tile<'a>,
     x: &'a Activations<'a>,
+    columns: Range<usize>,
     /// Those of the tile that exist.
     tokens: Range<usize>,
     /// Where the rows are in the block of the output.
     start: usize,
     out: &'a mut Block<'b, f32>,
+    buffer: &'a mut Buffer,
 }
 
-impl Call<'_, '_> {
+impl<'a> Call<'a, '_> {
     fn run<S: Simd, D: Format, const T: usize>(self, s: S) {
         // A constant, so that kernels which a level does not have are not compiled.
         if const { T > streamed::<S>() } {
             unreachable!("{T} tokens, of at most {}", streamed::<S>());
         }
-        s.vectorize(Stream::<D, T> {
-            x: self.x.tile(self.tokens.start),
-            call: self,
-            format: PhantomData,
-        });
+        if self.tokens.start == 0 {
+            return s.vectorize(Unpacked::<D, T>(self, PhantomData));
+        }
+        match D::EXTRA {
+            Extra::Nothing => s.vectorize(Kept::<Plain, T>(self, PhantomData)),
+            Extra::Minimum => s.vectorize(Kept::<WithMinimum, T>(self, PhantomData)),
+            Extra::SecondScale => s.vectorize(Kept::<WithSecondScale, T>(self, PhantomData)),
+        }
+    }
+
+    /// The activations of the tile, which has room for `T` tokens.
+    #[inline(always)]
+    fn activations<const T: usize>(&self) -> &'a [ActivationBlock<T>] {
+        &self.x.tile(self.tokens.start)[self.columns.clone()]
+    }
+
+    /// The sums of the columns before.
+    #[inline(always)]
+    fn load<S: Simd, const T: usize>(&mut self, s: S) -> Sums<S, 1, T> {
+        let mut sums = [s.splat(0.0); T];
+        if self.columns.start > 0 {
+            for (t, sums) in sums.iter_mut().enumerate().take(self.tokens.len()) {
+                let out = &self.out.row(self.tokens.start + t)[self.start..];
+                *sums = load(s, out, &self.tile.lanes());
+            }
+        }
+        [sums]
+    }
+
+    #[inline(always)]
+    fn store<S: Simd, const T: usize>(self, s: S, sums: &Sums<S, 1, T>) {
+        for (t, sums) in sums[0].iter().enumerate().take(self.tokens.len()) {
+            let out = &mut self.out.row(self.tokens.start + t)[self.start..];
+            store(s, *sums, out, &self.tile.lanes());
+        }
     }
 }
 
-/// A [`Call`] whose tile has room for `T` tokens.
-struct Stream<'a, 'b, D, const T: usize> {
-    call: Call<'a, 'b>,
-    x: &'a [ActivationBlock<T>],
-    format: PhantomData<D>,
-}
+/// A [`Call`] from the file layout.
+struct Unpacked<'a, 'b, D, const T: usize>(Call<'a, 'b>, PhantomData<D>);
 
-impl<D: Format, const T: usize> Kernel for Stream<'_, '_, D, T> {
+impl<D: Format, const T: usize> Kernel for Unpacked<'_, '_, D, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Call {
-            tile,
-            tokens,
-            start,
-            out,
-            ..
-        } = self.call;
+        let mut call = self.0;
+        let (tile, first) = (call.tile, call.columns.start / parts::<D>());
+        let keeps = call.x.tokens() > call.tokens.end;
         let group_bytes = LANES * D::DTYPE.block_bytes();
-        let mut sums: Sums<S, 1, T> = [[s.splat(0.0); T]];
-        for (index, x) in self.x.chunks_exact(parts::<D>()).enumerate() {
-            // Tokens after the first ones find the rows in a cache. While they are read, the next
-            // sixteen are fetched front to back.
-            if tokens.start == 0 {
-                for line in (0..group_bytes).step_by(64) {
-                    s.prefetch_far(tile.address(LANES, index * group_bytes + line));
-                }
+        let mut sums = call.load::<S, T>(s);
+        let x = call.activations::<T>().chunks_exact(parts::<D>());
+        let words = Words::blocks_mut(&mut call.buffer.words).chunks_exact_mut(parts::<D>());
+        let scales = call.buffer.scales.chunks_exact_mut(parts::<D>());
+        for (index, ((x, words), scales)) in (first..).zip(x.zip(words).zip(scales)) {
+            // While sixteen rows are read, the next sixteen are prefetched front to back.
+            for line in (0..group_bytes).step_by(64) {
+                s.prefetch_far(tile.address(LANES, index * group_bytes + line));
             }
             let header = D::header(s, tile, index);
             for (part, x) in x.iter().enumerate() {
@@ -102,12 +139,38 @@ impl<D: Format, const T: usize> Kernel for Stream<'_, '_, D, T> {
                 for g in 0..8 {
                     block.words[g] = s.weights(block.words[g], D::OFFSET.wrapping_neg() as i8);
                 }
+                if keeps {
+                    for g in 0..8 {
+                        s.u_store(block.words[g], &mut words[part][g].0);
+                    }
+                    scales[part].store(s, &block);
+                }
                 step(s, D::EXTRA, &block, x, &mut sums);
             }
         }
-        for (t, sums) in sums[0].iter().enumerate().take(tokens.len()) {
-            let out = &mut out.row(tokens.start + t)[start..];
-            store(s, *sums, out, &tile.lanes());
+        call.store(s, &sums);
+    }
+}
+
+/// A [`Call`] with what the first tile has kept.
+struct Kept<'a, 'b, E, const T: usize>(Call<'a, 'b>, PhantomData<E>);
+
+impl<E: HasExtra, const T: usize> Kernel for Kept<'_, '_, E, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut call = self.0;
+        let mut sums = call.load::<S, T>(s);
+        let words = Words::blocks(&call.buffer.words);
+        let blocks = words.iter().zip(&call.buffer.scales);
+        for (x, (words, scales)) in call.activations::<T>().iter().zip(blocks) {
+            let weights = Stored::<Bytes, 1> {
+                words: [words],
+                scales: [scales],
+            };
+            step(s, E::EXTRA, &weights, x, &mut sums);
         }
+        call.store(s, &sums);
     }
 }
