@@ -52,8 +52,9 @@ pub(super) struct Buffers {
     integers: Box<[QueryBlock]>,
     /// ... and those widened.
     wide: Box<[WideBlock]>,
-    /// One head of a block's keys, `[rows, pairs]`, or of values, `[pairs, rows]`.
-    rows: Box<[[Chunk; 2]]>,
+    /// One pair of chunks of a head's values.
+    values: Box<[[Chunk; 2]; PANEL_ROWS]>,
+    /// One head of a block's keys.
     keys: Box<[Chunk]>,
     key_blocks: Box<[KeyBlock]>,
     copy: Box<[u8]>,
@@ -73,7 +74,7 @@ impl Buffers {
             tiles: vec![0.0; tiles].into_boxed_slice(),
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
             wide: vec![[0; _]; QUERY_CHUNKS / 2].into_boxed_slice(),
-            rows: vec![[Chunk::ZERO; 2]; PANEL_ROWS * CHUNKS / 2].into_boxed_slice(),
+            values: Box::new([[Chunk::ZERO; 2]; _]),
             keys: chunks(BLOCK_ROWS * CHUNKS),
             key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
             copy: vec![0; copy].into_boxed_slice(),
@@ -356,17 +357,11 @@ impl<'b> Partition<'_, 'b> {
         let index = block.head - self.loaded.task.first_head;
         let first = index * queries;
         let buffers = &mut *self.loaded.buffers;
-        s.vectorize(Convert {
-            block,
-            out: buffers.rows.as_flattened_mut(),
-            row_chunks: chunks,
-            pair_chunks: 2,
-            ahead,
-        });
         s.vectorize(PackKeys {
-            keys: buffers.rows.as_flattened(),
+            block,
             chunks,
             out: &mut buffers.keys,
+            ahead,
         });
         let len = tile_len(S::REGISTERS);
         let tiles = buffers.tiles[index * tiles..][..tiles].chunks_exact(len * chunks * LANES);
@@ -469,27 +464,28 @@ impl<'b> Partition<'_, 'b> {
         for (start, needed) in blocks(rows, PANEL_ROWS) {
             for head in self.loaded.heads() {
                 let mut ahead = self.ahead(Side::Values, start, PANEL_ROWS, rows, head);
-                s.vectorize(Convert {
-                    block: &BlockRows {
-                        view,
-                        head,
-                        start,
-                        rows: needed.clone(),
-                    },
-                    out: self.loaded.buffers.rows.as_flattened_mut(),
-                    row_chunks: 2,
-                    pair_chunks: 2 * PANEL_ROWS,
-                    ahead: &mut ahead,
-                });
                 let queries = self.seeing(head, start..start + PANEL_ROWS);
-                let buffers = &self.loaded.buffers;
-                let sums = self.sums(states, &buffers.scores, &queries, start, PANEL_ROWS);
-                s.vectorize(Panels {
-                    values: &buffers.rows,
-                    sums,
-                    pair: 0,
-                    ahead: &mut ahead,
-                });
+                let block = BlockRows {
+                    view,
+                    head,
+                    start,
+                    rows: needed.clone(),
+                };
+                for pair in 0..self.loaded.attention.shape.chunks() / 2 {
+                    s.vectorize(Convert {
+                        block: &block,
+                        pair,
+                        out: &mut self.loaded.buffers.values[..],
+                        ahead: &mut ahead,
+                    });
+                    let buffers = &self.loaded.buffers;
+                    s.vectorize(Panels {
+                        values: &buffers.values,
+                        sums: self.sums(states, &buffers.scores, &queries, start, PANEL_ROWS),
+                        pair,
+                        ahead: &mut ahead,
+                    });
+                }
             }
         }
     }

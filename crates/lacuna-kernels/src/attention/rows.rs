@@ -1,4 +1,4 @@
-//! Cached rows of one head, as f32 and as a tile.
+//! Cached rows of one head: some pairs of chunks as f32, the heads themselves, and a tile of them.
 
 use std::ops::Range;
 use std::slice::Chunks;
@@ -29,14 +29,43 @@ impl<'a> BlockRows<'a> {
         (count, bytes.chunks(self.view.layout().row_stride))
     }
 
+    /// The rows that are needed of sixteen.
+    fn needed(&self, half: usize) -> Range<usize> {
+        let first = self.start + half * LANES;
+        self.rows.start.max(first)..self.rows.end.min(first + LANES)
+    }
+
     /// Sixteen rows of the block, if any of them is needed; for those that are not the nearest one
-    /// that is stands. `copy` has room for sixteen heads.
+    /// that is stands.
+    #[inline(always)]
+    pub(super) fn heads(&self, half: usize) -> Option<[&'a [u8]; LANES]> {
+        let needed = self.needed(half);
+        if needed.is_empty() {
+            return None;
+        }
+        let (first, bytes) = (self.start + half * LANES, self.view.layout().head_bytes());
+        let mut heads = [&[][..]; LANES];
+        let mut rows = needed.clone();
+        while !rows.is_empty() {
+            let (count, run) = self.run(&rows);
+            for (head, out) in run.zip(&mut heads[rows.start - first..]).take(count) {
+                *out = &head[..bytes];
+            }
+            rows.start += count;
+        }
+        let place = needed.start - first..needed.end - first;
+        for lane in 0..LANES {
+            heads[lane] = heads[lane.clamp(place.start, place.end - 1)];
+        }
+        Some(heads)
+    }
+
+    /// The same as a tile. `copy` has room for sixteen heads.
     pub(super) fn tile<'b>(&self, half: usize, copy: &'b mut [u8]) -> Option<Tile<'b>>
     where
         'a: 'b,
     {
-        let first = self.start + half * LANES;
-        let rows = self.rows.start.max(first)..self.rows.end.min(first + LANES);
+        let rows = self.needed(half);
         if rows.is_empty() {
             return None;
         }
@@ -46,23 +75,20 @@ impl<'a> BlockRows<'a> {
         if count == LANES {
             return Some(Tile::strided(span, layout.row_stride, bytes));
         }
-        for (lane, copy) in copy.chunks_exact_mut(bytes).take(LANES).enumerate() {
-            let row = (first + lane).clamp(rows.start, rows.end - 1);
-            copy.copy_from_slice(self.view.head(row, self.head));
+        for (copy, head) in copy.chunks_exact_mut(bytes).zip(self.heads(half)?) {
+            copy.copy_from_slice(head);
         }
         Some(Tile::strided(copy, bytes, bytes))
     }
 }
 
-/// Writes rows as f32, zeros behind their last element.
+/// Writes one pair of chunks of each row as f32, zeros behind the last element.
 pub(super) struct Convert<'a, 'b> {
     pub(super) block: &'a BlockRows<'a>,
-    /// The first pair of chunks of the block's first row.
-    pub(super) out: &'a mut [Chunk],
-    /// Chunks from a row to the next ...
-    pub(super) row_chunks: usize,
-    /// ... and from a pair to the next.
-    pub(super) pair_chunks: usize,
+    /// Which pair.
+    pub(super) pair: usize,
+    /// Those of the rows of the block.
+    pub(super) out: &'a mut [[Chunk; 2]],
     pub(super) ahead: &'a mut Ahead<'b>,
 }
 
@@ -83,27 +109,24 @@ impl Convert<'_, '_> {
         let mut rows = self.block.rows.clone();
         while !rows.is_empty() {
             let (count, heads) = self.block.run(&rows);
-            let first = (rows.start - self.block.start) * self.row_chunks;
-            for (row, head) in heads.enumerate() {
+            let first = rows.start - self.block.start;
+            for (head, out) in heads.zip(&mut self.out[first..first + count]) {
                 self.ahead.fetch::<S, 1>(s);
-                let out = &mut self.out[first + row * self.row_chunks..];
-                let (pairs, tail) = E::split(&head[..bytes]);
-                for (index, pair) in pairs.iter().enumerate() {
-                    store::<S, E>(s, pair, &mut out[index * self.pair_chunks..]);
-                }
-                if !tail.is_empty() {
-                    let out = &mut out[pairs.len() * self.pair_chunks..];
-                    store::<S, E>(s, &E::pad(tail), out);
-                }
+                let [first, second] = E::load(s, &stored::<E>(&head[..bytes], self.pair));
+                s.store(first, &mut out[0].0);
+                s.store(second, &mut out[1].0);
             }
             rows.start += count;
         }
     }
 }
 
+/// A pair of a head, which may be its end.
 #[inline(always)]
-fn store<S: Simd, E: Pair>(s: S, pair: &E::Stored, out: &mut [Chunk]) {
-    let [first, second] = E::load(s, pair);
-    s.store(first, &mut out[0].0);
-    s.store(second, &mut out[1].0);
+pub(super) fn stored<E: Pair>(head: &[u8], pair: usize) -> E::Stored {
+    let (pairs, tail) = E::split(head);
+    match pairs.get(pair) {
+        Some(pair) => *pair,
+        None => E::pad(tail),
+    }
 }

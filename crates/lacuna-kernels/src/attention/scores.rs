@@ -8,7 +8,9 @@
 
 use std::marker::PhantomData;
 
-use super::elements::Pair;
+use super::ahead::Ahead;
+use super::elements::{Pair, with_element};
+use super::rows::{BlockRows, stored};
 use super::softmax::Chunk;
 use super::stored::{StoredRows, prefetch};
 use super::{BLOCK_ROWS, PARTITION_CHUNKS};
@@ -150,30 +152,52 @@ impl<'a, E: Pair> Rows<'a, E> {
     }
 }
 
-/// Transposes the keys of a block: `[LANES, chunks, HALVES]`, sixteen keys to a chunk, lanes in
-/// [`ORDER`].
-pub(super) struct PackKeys<'a> {
-    /// `[BLOCK_ROWS, chunks]`.
-    pub(super) keys: &'a [Chunk],
+/// Converts and transposes the keys of a block: `[LANES, chunks, HALVES]`, sixteen keys to a chunk,
+/// lanes in [`ORDER`].
+pub(super) struct PackKeys<'a, 'b> {
+    pub(super) block: &'a BlockRows<'a>,
     pub(super) chunks: usize,
     pub(super) out: &'a mut [Chunk],
+    pub(super) ahead: &'a mut Ahead<'b>,
 }
 
-impl Kernel for PackKeys<'_> {
+impl Kernel for PackKeys<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        with_element!(self.block.view.layout().element, |E| self.pack::<S, E>(s));
+    }
+}
+
+impl PackKeys<'_, '_> {
+    #[inline(always)]
+    fn pack<S: Simd, E: Pair>(mut self, s: S) {
         for half in 0..HALVES {
-            let keys = &self.keys[half * LANES * self.chunks..][..LANES * self.chunks];
-            for chunk in 0..self.chunks {
-                let rows = each!(s.splat(0.0), |j| s.load(&keys[j * self.chunks + chunk].0));
-                let lanes = s.transpose(rows);
-                for index in 0..LANES {
-                    let place = (index * self.chunks + chunk) * HALVES + half;
-                    s.store(lanes[ORDER[index]], &mut self.out[place].0);
+            let Some(heads) = self.block.heads(half) else {
+                continue;
+            };
+            for pair in 0..self.chunks / 2 {
+                for _ in 0..4 {
+                    self.ahead.fetch::<S, 1>(s);
                 }
+                // One chunk after the other, because both of sixteen keys would not fit registers.
+                let first = each!(s.splat(0.0), |j| E::load(s, &stored::<E>(heads[j], pair))
+                    [0]);
+                self.transpose(s, first, 2 * pair, half);
+                let second = each!(s.splat(0.0), |j| E::load(s, &stored::<E>(heads[j], pair))
+                    [1]);
+                self.transpose(s, second, 2 * pair + 1, half);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn transpose<S: Simd>(&mut self, s: S, rows: [S::F; LANES], chunk: usize, half: usize) {
+        let lanes = s.transpose(rows);
+        for index in 0..LANES {
+            let place = (index * self.chunks + chunk) * HALVES + half;
+            s.store(lanes[ORDER[index]], &mut self.out[place].0);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Sums of values times weights, in the order of rows.
 //!
 //! As with scores there are two ways: [`Stored`] converts each value in a register, best for few
-//! queries; [`Panels`] reads a copy in f32.
+//! queries; [`Panels`] reads a copy in f32, a pair of chunks after the other.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -289,12 +289,11 @@ fn add<S: Simd, const T: usize, const C: usize, const L: usize>(
     }
 }
 
-/// Adds rows from a copy, one pair of chunks after another, for the queries of one head.
+/// Adds one pair of chunks of rows, from a copy, for the queries of one head.
 pub(super) struct Panels<'a, 'b> {
-    /// `[pairs, PANEL_ROWS]`.
-    pub(super) values: &'a [[Chunk; 2]],
+    pub(super) values: &'a [[Chunk; 2]; PANEL_ROWS],
     pub(super) sums: Sums<'a>,
-    /// The pair at hand.
+    /// Which pair.
     pub(super) pair: usize,
     pub(super) ahead: &'a mut Ahead<'b>,
 }
@@ -307,28 +306,25 @@ impl Kernel for Panels<'_, '_> {
         let count = self.sums.queries();
         let (earliest, latest) = (self.sums.visible(0), self.sums.visible(count - 1));
         let all_see_all = latest.start == 0 && earliest.end == PANEL_ROWS;
-        for pair in 0..self.sums.chunks / 2 {
-            self.pair = pair;
-            let mut first = 0;
-            while first < count {
-                self.ahead.fetch::<S, 8>(s);
-                match count - first {
-                    12.. if S::REGISTERS == Registers::Many => {
-                        self.tile::<S, 12>(s, first, all_see_all);
-                        first += 12;
-                    }
-                    6.. if S::REGISTERS == Registers::Few => {
-                        self.tile::<S, 6>(s, first, all_see_all);
-                        first += 6;
-                    }
-                    4.. => {
-                        self.tile::<S, 4>(s, first, all_see_all);
-                        first += 4;
-                    }
-                    left => {
-                        self.add_singly(s, first..count, 0..PANEL_ROWS);
-                        first += left;
-                    }
+        let mut first = 0;
+        while first < count {
+            self.ahead.fetch::<S, 8>(s);
+            match count - first {
+                12.. if S::REGISTERS == Registers::Many => {
+                    self.tile::<S, 12>(s, first, all_see_all);
+                    first += 12;
+                }
+                6.. if S::REGISTERS == Registers::Few => {
+                    self.tile::<S, 6>(s, first, all_see_all);
+                    first += 6;
+                }
+                4.. => {
+                    self.tile::<S, 4>(s, first, all_see_all);
+                    first += 4;
+                }
+                left => {
+                    self.add_singly(s, first..count, 0..PANEL_ROWS);
+                    first += left;
                 }
             }
         }
@@ -376,9 +372,7 @@ impl Panels<'_, '_> {
         half: usize,
         rows: &Range<usize>,
     ) {
-        let values = &self.values[self.pair * PANEL_ROWS..][..PANEL_ROWS]
-            .as_chunks::<LANES>()
-            .0;
+        let values = self.values.as_chunks::<LANES>().0;
         let place = 2 * self.pair + half;
         let mut sums = self.sums.load::<S, T, C>(s, first, place);
         for chunk in rows.start / LANES..rows.end.div_ceil(LANES) {
