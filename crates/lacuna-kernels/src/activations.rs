@@ -18,7 +18,7 @@
 )]
 
 use crate::cpu::Level;
-use crate::simd::{Kernel, Registers, Simd, SingleToken};
+use crate::simd::{Kernel, Registers, Simd, SingleToken, each};
 
 /// Values per block.
 pub(crate) const BLOCK: usize = 32;
@@ -35,9 +35,6 @@ const BLOCK_BYTES: usize = size_of::<ActivationBlock<1>>();
 
 /// Below this a block counts as zero; its reciprocal would overflow.
 const SMALLEST: f32 = 1e-35;
-
-/// The bits of 1.5 * 2^23 as a float.
-const MAGIC_BITS: i32 = 0x4B40_0000;
 
 /// One block of `N` tokens.
 #[derive(Clone, Copy)]
@@ -255,16 +252,16 @@ impl Kernel for Quantize<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _simd: S) {
+    fn run<S: Simd>(self, s: S) {
         match self.tile {
-            1 => self.tile::<S, 1>(),
-            2 => self.tile::<S, 2>(),
-            3 => self.tile::<S, 3>(),
-            4 => self.tile::<S, 4>(),
-            5 => self.tile::<S, 5>(),
-            6 => self.tile::<S, 6>(),
-            7 => self.tile::<S, 7>(),
-            8 => self.tile::<S, 8>(),
+            1 => self.tile::<S, 1>(s),
+            2 => self.tile::<S, 2>(s),
+            3 => self.tile::<S, 3>(s),
+            4 => self.tile::<S, 4>(s),
+            5 => self.tile::<S, 5>(s),
+            6 => self.tile::<S, 6>(s),
+            7 => self.tile::<S, 7>(s),
+            8 => self.tile::<S, 8>(s),
             tokens => unreachable!("a tile of {tokens} tokens"),
         }
     }
@@ -272,7 +269,7 @@ impl Kernel for Quantize<'_> {
 
 impl Quantize<'_> {
     #[inline(always)]
-    fn tile<S: Simd, const N: usize>(self) {
+    fn tile<S: Simd, const N: usize>(self, s: S) {
         let blocks = cast_mut::<ActivationBlock<N>>(self.out);
         for (token, row) in self.x.chunks_exact(self.cols).enumerate() {
             let rows = row.as_chunks::<BLOCK>().0;
@@ -282,7 +279,7 @@ impl Quantize<'_> {
                 "the storage is not that of the tile"
             );
             for (x, block) in rows.iter().zip(blocks.iter_mut()) {
-                quantize_block(x).enter::<S, N>(token, block);
+                quantize_block(s, x).enter::<S, N>(token, block);
             }
         }
     }
@@ -313,7 +310,7 @@ impl Kernel for QuantizeSingle<'_> {
         let (first, second) = rest.split_at_mut(4 * blocks);
         let (first, second) = (cast_mut::<i32>(first), cast_mut::<i32>(second));
         for (index, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
-            let quantized = quantize_block(x);
+            let quantized = quantize_block(s, x);
             q[index] = quantized.q;
             scale[index] = quantized.scale;
             scaled_sum[index] = quantized.scaled_sum;
@@ -347,60 +344,24 @@ impl QuantizedBlock {
     }
 }
 
-/// Quantizes a block; the same operations, in the same order, at every level.
+/// Quantizes a block; to the same at every level.
 #[inline(always)]
-pub(crate) fn quantize_block(x: &[f32; BLOCK]) -> QuantizedBlock {
-    // Loops over arrays, which are vectorised where closures would not be. Compared as integers, so
-    // that a NaN is the largest; without a sign they are in order as signed ones too.
-    let mut lanes = [0_i32; 8];
-    for eight in x.as_chunks::<8>().0 {
-        for lane in 0..8 {
-            lanes[lane] = lanes[lane].max((eight[lane].to_bits() & 0x7FFF_FFFF) as i32);
-        }
-    }
-    let mut largest = 0;
-    for lane in lanes {
-        largest = largest.max(lane);
-    }
-    let largest = f32::from_bits(largest as u32);
-    let scale = if largest < SMALLEST {
-        0.0
+pub(crate) fn quantize_block<S: Simd>(s: S, x: &[f32; BLOCK]) -> QuantizedBlock {
+    let [first, second] = each!(s.splat(0.0), |i| s.load(&x.as_chunks().0[i]));
+    let largest = s.largest([first, second]);
+    let [scale, inverse] = if largest < SMALLEST {
+        [0.0; 2]
     } else {
-        largest / 127.0
+        [largest / 127.0, 127.0 / largest]
     };
-    let inverse = if largest < SMALLEST {
-        0.0
-    } else {
-        127.0 / largest
-    };
-    let mut q = [0_i32; BLOCK];
-    for i in 0..BLOCK {
-        q[i] = round(x[i] * inverse);
-    }
-    let mut half_sums = [0; 2];
-    for (sum, half) in half_sums.iter_mut().zip(q.as_chunks::<16>().0) {
-        for q in half {
-            *sum += q;
-        }
-    }
-    let mut words = [0; 8];
-    for (word, q) in words.iter_mut().zip(q.as_chunks::<4>().0) {
-        let byte = |i: usize| (q[i] as u32 & 0xFF) << (8 * i);
-        *word = byte(0) | byte(1) | byte(2) | byte(3);
-    }
+    let inverse = s.splat(inverse);
+    let (q, half_sums) = s.to_bytes([s.mul(first, inverse), s.mul(second, inverse)]);
     QuantizedBlock {
-        q: words,
+        q,
         scale,
         scaled_sum: scale * (half_sums[0] + half_sums[1]) as f32,
         half_sums,
     }
-}
-
-/// To nearest even, for `|x| <= 127`; anything in `-128..=127` if `x` is not a number.
-#[inline(always)]
-fn round(x: f32) -> i32 {
-    let bits = (x + 12_582_912.0).to_bits() as i32; // 1.5 * 2^23
-    i32::from(bits.wrapping_sub(MAGIC_BITS) as i8)
 }
 
 #[cfg(test)]
@@ -420,12 +381,5 @@ mod tests {
         );
         assert_eq!(Activations::storage_bytes(17, 64), Some(17 * 104));
         assert_eq!(Activations::storage_bytes(3, 60), None);
-    }
-
-    #[test]
-    fn rounding_is_to_nearest_even() {
-        for (x, expected) in [(0.5, 0), (1.5, 2), (-2.5, -2), (126.6, 127), (-127.0, -127)] {
-            assert_eq!(round(x), expected);
-        }
     }
 }

@@ -76,7 +76,7 @@ fn scale_bytes<S: Simd>(s: S, scale: f32) -> [u8; 2] {
 #[inline(always)]
 fn q8_0_block<S: Simd>(s: S) -> impl Fn(&[f32; BLOCK], &mut [u8; 34]) {
     move |x, out| {
-        let block = quantize_block(x);
+        let block = quantize_block(s, x);
         out[..2].copy_from_slice(&scale_bytes(s, block.scale));
         for (out, word) in out[2..].as_chunks_mut::<4>().0.iter_mut().zip(block.q) {
             *out = word.to_le_bytes();

@@ -30,12 +30,12 @@ impl Kernel for QuantizeQueries<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, s: S) {
         for (chunks, out) in self.queries.as_chunks::<2>().0.iter().zip(self.out) {
             let mut x = [0.0; BLOCK];
             x[..LANES].copy_from_slice(&chunks[0].0);
             x[LANES..].copy_from_slice(&chunks[1].0);
-            quantize_block(&x).enter::<S, 1>(0, out);
+            quantize_block(s, &x).enter::<S, 1>(0, out);
         }
     }
 }

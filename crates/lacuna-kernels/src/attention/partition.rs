@@ -143,7 +143,12 @@ impl<'a> Loaded<'a> {
                 for (query, out) in queries.zip(&mut out) {
                     out.fill(Chunk::ZERO);
                     for (chunk, out) in query.chunks(LANES).zip(out) {
-                        s.store(s.mul(s.load(&padded(chunk)), scale), &mut out.0);
+                        // Whole chunks without a copy of unknown length.
+                        let query = match chunk.as_array() {
+                            Some(whole) => s.load(whole),
+                            None => s.load(&padded(chunk)),
+                        };
+                        s.store(s.mul(query, scale), &mut out.0);
                     }
                 }
             }

@@ -94,8 +94,14 @@ pub(super) fn merge<S: Simd>(s: S, total: &mut [Chunk], part: &[Chunk]) {
 pub(super) fn finish<S: Simd>(s: S, total: &[Chunk], out: &mut [f32]) {
     let sum = s.splat(total[0].0[1]);
     for (total, out) in total[1..].iter().zip(out.chunks_mut(LANES)) {
-        let mut lanes = [0.0; LANES];
-        s.store(s.div(s.load(&total.0), sum), &mut lanes);
-        out.copy_from_slice(&lanes[..out.len()]);
+        let value = s.div(s.load(&total.0), sum);
+        match out.as_mut_array() {
+            Some(whole) => s.store(value, whole),
+            None => {
+                let mut lanes = [0.0; LANES];
+                s.store(value, &mut lanes);
+                out.copy_from_slice(&lanes[..out.len()]);
+            }
+        }
     }
 }

@@ -69,9 +69,8 @@ impl Product<'_, '_> {
         // Constants, so that no level compiles the ways of another.
         #[cfg(target_arch = "x86_64")]
         if const { matches!(S::SINGLE_TOKEN, SingleToken::Eight) } && tokens == 1 {
-            let avx2 = s.avx2().expect("a level that takes eight rows has AVX2");
             let first = self.out.cols().start;
-            return eight::multiply(avx2, self.weights, &self.x.single(), first, self.out.row(0));
+            return eight::multiply(s, self.weights, &self.x.single(), first, self.out.row(0));
         }
         if const { streamed::<S>() > 0 } && tokens <= streamed::<S>() {
             return stream::multiply::<S, D>(s, self.weights, self.x, &mut self.out, self.panel);

@@ -97,6 +97,53 @@ fn dot4(sum: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
+/// See [`Simd::largest`].
+#[target_feature(enable = "avx2")]
+#[inline]
+fn largest(x: [__m256; 4]) -> f32 {
+    let bits = |x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX));
+    let by16 = _mm256_max_epi32(bits(x[0]), bits(x[1]));
+    let by8 = _mm256_max_epi32(by16, _mm256_max_epi32(bits(x[2]), bits(x[3])));
+    let by4 = _mm_max_epi32(
+        _mm256_castsi256_si128(by8),
+        _mm256_extracti128_si256::<1>(by8),
+    );
+    let by2 = _mm_max_epi32(by4, _mm_shuffle_epi32::<0b1110>(by4));
+    let most = _mm_max_epi32(by2, _mm_shuffle_epi32::<1>(by2));
+    f32::from_bits(_mm_cvtsi128_si32(most).cast_unsigned())
+}
+
+/// See [`Simd::to_bytes`].
+#[target_feature(enable = "avx2")]
+#[inline]
+fn to_bytes(x: [__m256; 4]) -> ([u32; 8], [i32; 2]) {
+    let whole = |x| _mm256_cvtps_epi32(x);
+    let low = _mm256_packs_epi32(whole(x[0]), whole(x[1]));
+    let high = _mm256_packs_epi32(whole(x[2]), whole(x[3]));
+    // Words of the packed bytes are 0 2 4 6, 1 3 5 7.
+    let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+    let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    let quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    bytes_and_sums(bytes, quads)
+}
+
+/// Bytes as words, and the sums of the first and the last four lanes.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(crate) fn bytes_and_sums(bytes: __m256i, lanes: __m256i) -> ([u32; 8], [i32; 2]) {
+    let pairs = _mm256_add_epi32(lanes, _mm256_shuffle_epi32::<0b1110>(lanes));
+    let sums = _mm256_add_epi32(pairs, _mm256_shuffle_epi32::<1>(pairs));
+    let mut words = [0; 8];
+    // SAFETY: 2.
+    unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), bytes) };
+    let sums = [
+        _mm256_extract_epi32::<0>(sums),
+        _mm256_extract_epi32::<4>(sums),
+    ];
+    (words, sums)
+}
+
 /// The same value, which the compiler takes for another: it would add the terms of a sum as a tree,
 /// sum by sum, and run out of registers; so they are added one by one, in the order of the source.
 #[target_feature(enable = "avx2")]
@@ -604,6 +651,18 @@ impl Simd for Avx2 {
         // SAFETY: 1, 3.
         let (low, high) = unsafe { (columns(tile, 0, at), columns(tile, 8, at)) };
         each!([low[0]; 2], |group| [low[group], high[group]])
+    }
+
+    #[inline(always)]
+    fn largest(self, x: [Self::F; 2]) -> f32 {
+        // SAFETY: 1.
+        unsafe { largest([x[0][0], x[0][1], x[1][0], x[1][1]]) }
+    }
+
+    #[inline(always)]
+    fn to_bytes(self, x: [Self::F; 2]) -> ([u32; 8], [i32; 2]) {
+        // SAFETY: 1.
+        unsafe { to_bytes([x[0][0], x[0][1], x[1][0], x[1][1]]) }
     }
 
     #[inline(always)]

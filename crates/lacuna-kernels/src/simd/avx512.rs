@@ -16,7 +16,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::Avx2;
+use super::avx2::{Avx2, bytes_and_sums};
 use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
 use crate::tile::Tile;
 
@@ -114,6 +114,25 @@ fn sum(x: __m512) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(by2, _mm_movehdup_ps(by2)))
 }
 
+/// See [`Simd::largest`].
+#[target_feature(enable = "avx512f,avx512dq")]
+#[inline]
+fn largest(x: [__m512; 2]) -> f32 {
+    let magnitude = |x| _mm512_castps_si512(_mm512_abs_ps(x));
+    let both = _mm512_max_epi32(magnitude(x[0]), magnitude(x[1]));
+    f32::from_bits(_mm512_reduce_max_epi32(both).cast_unsigned())
+}
+
+/// See [`Simd::to_bytes`].
+#[target_feature(enable = "avx512f,avx512vl,avx512vnni")]
+#[inline]
+fn to_bytes(x: [__m512; 2]) -> ([u32; 8], [i32; 2]) {
+    let half = |x| _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));
+    let bytes = _mm256_set_m128i(half(x[1]), half(x[0]));
+    let quads = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    bytes_and_sums(bytes, quads)
+}
+
 /// Sixteen bytes at `at` of rows `j, j + 4, j + 8, j + 12`.
 ///
 /// # Safety
@@ -175,6 +194,11 @@ impl Simd for Avx512Vnni {
     #[inline(always)]
     fn avx2(self) -> Option<Avx2> {
         Some(self.0)
+    }
+
+    #[inline(always)]
+    fn avx512(self) -> Option<Self> {
+        Some(self)
     }
 
     #[inline]
@@ -477,6 +501,18 @@ impl Simd for Avx512Vnni {
                 load_rows(tile, 3, at),
             ])
         }
+    }
+
+    #[inline(always)]
+    fn largest(self, x: [__m512; 2]) -> f32 {
+        // SAFETY: 1.
+        unsafe { largest(x) }
+    }
+
+    #[inline(always)]
+    fn to_bytes(self, x: [__m512; 2]) -> ([u32; 8], [i32; 2]) {
+        // SAFETY: 1.
+        unsafe { to_bytes(x) }
     }
 
     #[inline(always)]

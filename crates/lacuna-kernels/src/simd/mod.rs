@@ -101,6 +101,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         None
     }
 
+    /// The same of AVX-512 VNNI.
+    #[cfg(target_arch = "x86_64")]
+    fn avx512(self) -> Option<avx512::Avx512Vnni> {
+        None
+    }
+
     /// Runs `kernel` compiled for this level.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
 
@@ -195,6 +201,37 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Panics
     /// When `at + 16` exceeds the row.
     fn columns(self, tile: &Tile<'_>, at: usize) -> [Self::U; 4];
+
+    /// The largest magnitude of all lanes; not a number if one is not.
+    #[inline(always)]
+    fn largest(self, x: [Self::F; 2]) -> f32 {
+        let mut largest = 0;
+        for x in x {
+            let mut lanes = [0.0_f32; LANES];
+            self.store(x, &mut lanes);
+            for lane in lanes {
+                // As integers, of which those that are not numbers are the largest.
+                largest = largest.max(lane.to_bits() & 0x7FFF_FFFF);
+            }
+        }
+        f32::from_bits(largest)
+    }
+    /// Lanes between -127 and 127 as signed bytes, to nearest even, four to a word, and the sums of
+    /// both vectors' bytes. A lane that is not a number may become any byte.
+    #[inline(always)]
+    fn to_bytes(self, x: [Self::F; 2]) -> ([u32; 8], [i32; 2]) {
+        let (mut words, mut sums) = ([0; 8], [0; 2]);
+        for half in 0..2 {
+            let mut lanes = [0.0_f32; LANES];
+            self.store(x[half], &mut lanes);
+            let bytes: [i8; LANES] = each!(0, |i| lanes[i].round_ties_even() as i8);
+            sums[half] = bytes.iter().map(|byte| i32::from(*byte)).sum();
+            for i in 0..4 {
+                words[4 * half + i] = word(each!(0, |j| bytes[4 * i + j]));
+            }
+        }
+        (words, sums)
+    }
 
     /// Prepares bytes as weights for [`Simd::dot4`]: each byte plus `offset`, wrapping, is the
     /// signed weight.
@@ -306,6 +343,12 @@ fn lanes<S: Simd>(s: S, x: S::U) -> [u32; LANES] {
     let mut lanes = [0; LANES];
     s.u_store(x, &mut lanes);
     lanes
+}
+
+/// Four signed bytes.
+#[inline(always)]
+fn word(bytes: [i8; 4]) -> u32 {
+    u32::from_le_bytes(each!(0, |i| bytes[i].cast_unsigned()))
 }
 
 /// Two signed bytes as 16-bit numbers in a word.

@@ -88,6 +88,21 @@ impl Inputs {
             ("max", floats(s, s.max(a, b))),
             ("exp2_whole", floats(s, s.exp2_whole(s.load(&whole)))),
         ]);
+        out.push(("largest", vec![bits(s.largest([a, b]))]));
+        for times in [1.0, 0.5, 127.0] {
+            let within = |x: f32| {
+                let x = x * times;
+                if x.is_nan() {
+                    0.5
+                } else {
+                    x.clamp(-127.0, 127.0)
+                }
+            };
+            let x = each!(a, |i| s.load(&self.floats[i].map(within)));
+            let (words, sums) = s.to_bytes(x);
+            out.push(("to_bytes, words", words.into()));
+            out.push(("to_bytes, sums", sums.map(i32::cast_unsigned).into()));
+        }
         for n in 0..=LANES + 1 {
             out.push(("keep_first", floats(s, s.keep_first(a, n, b))));
         }

@@ -1,4 +1,5 @@
-//! One token with AVX2, and on levels that have it too: eight rows side by side.
+//! One token with AVX2, and on levels that have it too: eight rows side by side. With AVX-512 types of
+//! 256 columns have a way of their own, [`avx512`].
 //!
 //! Lanes are rows, so terms are added as they come and none is kept, in the order of the blocks like
 //! everywhere. Bytes stay as they are in the file; what an offset of all weights adds is corrected
@@ -10,6 +11,8 @@
 //! 2. Loads and stores go through references to arrays that are at least as long, unaligned.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
+mod avx512;
+
 use std::arch::x86_64::*;
 
 use super::formats::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
@@ -17,7 +20,7 @@ use crate::activations::ActivationRow;
 use crate::dtype::DType;
 use crate::matrix::Matrix;
 use crate::simd::avx2::{Avx2, bytes_where, sum_quads, transpose4};
-use crate::simd::each;
+use crate::simd::{Simd, each};
 
 /// Rows side by side.
 const ROWS: usize = 8;
@@ -30,24 +33,30 @@ const AHEAD_BYTES: usize = 8 << 10;
 type Blocks<'a, const BYTES: usize> = [&'a [u8; BYTES]; ROWS];
 
 /// Writes the products of the rows from `first` on, as many as `out` holds, with one token.
-pub(super) fn multiply(
-    _: Avx2,
+pub(super) fn multiply<S: Simd>(
+    s: S,
     weights: &Matrix<'_>,
     x: &ActivationRow<'_>,
     first: usize,
     out: &mut [f32],
 ) {
+    if let Some(avx512) = s.avx512()
+        && let Some(()) = avx512::multiply(avx512, weights, x, first, out)
+    {
+        return;
+    }
+    let _: Avx2 = s.avx2().expect("a level that takes eight rows has AVX2");
     // SAFETY: 1.
     unsafe {
         match weights.dtype() {
-            DType::Q8_0 => rows::<Q8_0, 34, 1>(weights, x, first, out),
-            DType::Q4_0 => rows::<Q4_0, 18, 1>(weights, x, first, out),
-            DType::Q4_1 => rows::<Q4_1, 20, 1>(weights, x, first, out),
-            DType::Q5_0 => rows::<Q5_0, 22, 1>(weights, x, first, out),
-            DType::Q5_1 => rows::<Q5_1, 24, 1>(weights, x, first, out),
-            DType::Q4K => rows::<Q4K, 144, 8>(weights, x, first, out),
-            DType::Q5K => rows::<Q5K, 176, 8>(weights, x, first, out),
-            DType::Q6K => rows::<Q6K, 210, 8>(weights, x, first, out),
+            DType::Q8_0 => all_rows::<Q8_0, 34, 1>(weights, x, first, out),
+            DType::Q4_0 => all_rows::<Q4_0, 18, 1>(weights, x, first, out),
+            DType::Q4_1 => all_rows::<Q4_1, 20, 1>(weights, x, first, out),
+            DType::Q5_0 => all_rows::<Q5_0, 22, 1>(weights, x, first, out),
+            DType::Q5_1 => all_rows::<Q5_1, 24, 1>(weights, x, first, out),
+            DType::Q4K => all_rows::<Q4K, 144, 8>(weights, x, first, out),
+            DType::Q5K => all_rows::<Q5K, 176, 8>(weights, x, first, out),
+            DType::Q6K => all_rows::<Q6K, 210, 8>(weights, x, first, out),
             DType::F32 | DType::F16 | DType::Bf16 => unreachable!("not a quantized matrix"),
         }
     }
@@ -99,6 +108,17 @@ trait Eight<const BYTES: usize, const PARTS: usize> {
 
 /// See [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
+fn all_rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
+    weights: &Matrix<'_>,
+    x: &ActivationRow<'_>,
+    first: usize,
+    out: &mut [f32],
+) {
+    rows::<D, BYTES, PARTS>(weights, x, first, out);
+}
+
+/// The rows from `first` on, for a function that has the instructions of `D`.
+#[inline(always)]
 fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     weights: &Matrix<'_>,
     x: &ActivationRow<'_>,
@@ -115,14 +135,15 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
             each!(Default::default(), |r| &row(r).as_chunks().0[..blocks]);
         // While eight rows are read, eight of the next are prefetched front to back.
         let next = row(0).as_ptr().wrapping_add(ahead);
-        let mut sum = _mm256_setzero_ps();
+        // SAFETY: 1.
+        let mut sum = unsafe { _mm256_setzero_ps() };
         for block in 0..blocks {
             let ahead = Ahead(next.wrapping_add(block * ROWS * BYTES));
             let rows = each!(&[0; BYTES], |r| &rows[r][block]);
             sum = D::add(&rows, &Values::of(x, block), ahead, sum);
         }
         let mut lanes = [0.0; ROWS];
-        // SAFETY: 2.
+        // SAFETY: 1, 2.
         unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
         out.copy_from_slice(&lanes[..out.len()]);
     }

@@ -1,0 +1,283 @@
+//! Types of 256 columns with AVX-512 VNNI: four rows to a register, two sub-blocks at a time.
+//!
+//! The integers are those of AVX2, and floats are added as there, eight rows to a register.
+//!
+//! # Safety
+//! 1. The functions with target features are reached through [`multiply`] only, which has the proof
+//!    that the CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2, FMA and F16C.
+//! 2. Loads go through references to arrays that are at least as long, unaligned.
+#![expect(unsafe_code, reason = "intrinsics; see # Safety")]
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+use super::{Ahead, Blocks, Eight, Header, ROWS, Values, f16_of_rows, load16, pair, rows};
+use crate::activations::ActivationRow;
+use crate::dtype::DType;
+use crate::matrix::Matrix;
+use crate::quantized::formats::{Q4K, Q5K, Q6K};
+use crate::simd::avx2::transpose4;
+use crate::simd::avx512::Avx512Vnni;
+use crate::simd::each;
+
+/// Writes the products of the rows from `first` on with one token, if they are of a type that this
+/// module multiplies.
+pub(super) fn multiply(
+    _: Avx512Vnni,
+    weights: &Matrix<'_>,
+    x: &ActivationRow<'_>,
+    first: usize,
+    out: &mut [f32],
+) -> Option<()> {
+    // SAFETY: 1.
+    unsafe {
+        match weights.dtype() {
+            DType::Q4K => all_rows::<Wide<Q4K>, 144>(weights, x, first, out),
+            DType::Q5K => all_rows::<Wide<Q5K>, 176>(weights, x, first, out),
+            DType::Q6K => all_rows::<Wide<Q6K>, 210>(weights, x, first, out),
+            _ => return None,
+        }
+    }
+    Some(())
+}
+
+/// See [`multiply`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn all_rows<D: Eight<BYTES, 8>, const BYTES: usize>(
+    weights: &Matrix<'_>,
+    x: &ActivationRow<'_>,
+    first: usize,
+    out: &mut [f32],
+) {
+    rows::<D, BYTES, 8>(weights, x, first, out);
+}
+
+/// A storage type, as this module multiplies it.
+struct Wide<D>(PhantomData<D>);
+
+impl Eight<144, 8> for Wide<Q4K> {
+    #[inline(always)]
+    fn add(rows: &Blocks<'_, 144>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+        // SAFETY: 1.
+        unsafe { k_add(rows, x, ahead, None, 16, sum) }
+    }
+}
+
+impl Eight<176, 8> for Wide<Q5K> {
+    #[inline(always)]
+    fn add(rows: &Blocks<'_, 176>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+        // SAFETY: 1.
+        unsafe { k_add(rows, x, ahead, Some(16), 48, sum) }
+    }
+}
+
+impl Eight<210, 8> for Wide<Q6K> {
+    #[inline(always)]
+    fn add(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+        // SAFETY: 1.
+        unsafe { q6_k(rows, x, ahead, sum) }
+    }
+}
+
+/// Sixteen bytes at `at` of each row: of the first four, and of the others.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn quads<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> [__m512i; 2] {
+    let zero = _mm512_setzero_si512();
+    each!(zero, |four| {
+        let low = _mm256_set_m128i(load16(rows[4 * four + 1], at), load16(rows[4 * four], at));
+        let high = _mm256_set_m128i(
+            load16(rows[4 * four + 3], at),
+            load16(rows[4 * four + 2], at),
+        );
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+    })
+}
+
+/// Half a block of activations, four times.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn half(x: &Values<'_, 8>, block: usize, half: usize) -> __m512i {
+    let words = &x.q[block].as_chunks::<4>().0[half];
+    // SAFETY: 2.
+    _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(words.as_ptr().cast()) })
+}
+
+/// Lanes 0 to 7: the sums over four lanes each of the rows of `first`, lanes 8 to 15 those of `second`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn sum_rows(first: [__m512i; 2], second: [__m512i; 2]) -> __m512i {
+    let pairs = |[a, b]: [__m512i; 2]| {
+        _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b))
+    };
+    let (first, second) = (pairs(first), pairs(second));
+    let sums = _mm512_add_epi32(
+        _mm512_unpacklo_epi64(first, second),
+        _mm512_unpackhi_epi64(first, second),
+    );
+    // Quarter `q` has rows `q` and `q + 4` of the first, then of the second.
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_permutexvar_epi32(order, sums)
+}
+
+/// Eight lanes, twice.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn twice(x: __m256i) -> __m512i {
+    _mm512_broadcast_i64x4(x)
+}
+
+/// The first eight lanes and the last.
+#[target_feature(enable = "avx512f,avx512dq")]
+#[inline]
+fn halves(x: __m512) -> [__m256; 2] {
+    [_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x)]
+}
+
+/// `a` in the first eight lanes and `b` in the last.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn both(a: i32, b: i32) -> __m512i {
+    _mm512_mask_set1_epi32(_mm512_set1_epi32(a), 0xFF00, b)
+}
+
+/// Adds the terms of a `Q4K` or `Q5K` block, whose nibbles are at `nibbles`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn k_add<const BYTES: usize>(
+    rows: &Blocks<'_, BYTES>,
+    x: &Values<'_, 8>,
+    ahead: Ahead,
+    fifth: Option<usize>,
+    nibbles: usize,
+    mut sum: __m256,
+) -> __m256 {
+    let zero = _mm512_setzero_si512();
+    let header = Header::read(rows);
+    let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(header.d)));
+    let minus_dmin = _mm512_castsi512_ps(twice(_mm256_castps_si256(header.minus_dmin)));
+    let bytes: [_; 4] = each!(zero, |i| twice(header.bytes[i]));
+    // Without fifth bits they are read for nothing, which the compiler leaves out.
+    let at = fifth.unwrap_or(nibbles);
+    let bits = [quads(rows, at), quads(rows, at + 16)];
+    for two in 0..4 {
+        ahead.prefetch(two * ROWS * BYTES / 4, ROWS * BYTES / 4);
+        let mut dots = [[zero; 2]; 2];
+        for index in 0..2 {
+            let shared = quads(rows, nibbles + 32 * two + 16 * index);
+            for part in 0..2 {
+                let values = half(x, 2 * two + part, index);
+                for four in 0..2 {
+                    let shifted = match part {
+                        0 => shared[four],
+                        _ => _mm512_srli_epi16::<4>(shared[four]),
+                    };
+                    let mut weights = _mm512_and_si512(shifted, _mm512_set1_epi8(15));
+                    if fifth.is_some() {
+                        weights = with_fifth(weights, bits[index][four], 2 * two + part);
+                    }
+                    dots[part][four] = _mm512_dpbusd_epi32(dots[part][four], weights, values);
+                }
+            }
+        }
+        let shift = 8 * (2 * two as i32 % 4);
+        let shifts = both(shift, shift + 8);
+        let scale = byte_of(bytes[two / 2], shifts, d);
+        let minimum = halves(byte_of(bytes[2 + two / 2], shifts, minus_dmin));
+        let dots = _mm512_cvtepi32_ps(sum_rows(dots[0], dots[1]));
+        let terms = halves(_mm512_mul_ps(dots, scale));
+        for part in 0..2 {
+            let block = 2 * two + part;
+            sum = _mm256_fmadd_ps(terms[part], _mm256_set1_ps(x.scale[block]), sum);
+            sum = _mm256_fmadd_ps(minimum[part], _mm256_set1_ps(x.scaled_sum[block]), sum);
+        }
+    }
+    sum
+}
+
+/// Six bits of each word, `shifts` from its end, times `unit`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn byte_of(words: __m512i, shifts: __m512i, unit: __m512) -> __m512 {
+    let byte = _mm512_and_si512(_mm512_srlv_epi32(words, shifts), _mm512_set1_epi32(63));
+    _mm512_mul_ps(unit, _mm512_cvtepi32_ps(byte))
+}
+
+/// Nibbles with the fifth bits of sub-block `part`.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn with_fifth(nibbles: __m512i, bits: __m512i, part: usize) -> __m512i {
+    let (up, down) = (4_usize.saturating_sub(part), part.saturating_sub(4));
+    let bits = _mm512_sll_epi16(bits, _mm_cvtsi32_si128(up as i32));
+    let bits = _mm512_srl_epi16(bits, _mm_cvtsi32_si128(down as i32));
+    // Nibbles, or bits where the mask has them.
+    _mm512_ternarylogic_epi32::<0xF8>(nibbles, bits, _mm512_set1_epi8(16))
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead, mut sum: __m256) -> __m256 {
+    let zero = _mm512_setzero_si512();
+    let d = f16_of_rows(rows, 208);
+    let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));
+    let scales = transpose4(each!(_mm256_setzero_si256(), |r| pair(rows, r, 192)));
+    for upper in 0..2 {
+        // Blocks 0 and 2, then 1 and 3, because two share the bytes of their nibbles.
+        let mut dots = [zero; 4];
+        for block in 0..2 {
+            ahead.prefetch((2 * upper + block) * ROWS * 210 / 4, ROWS * 210 / 4);
+            [dots[block], dots[block + 2]] = q6_k_dots(rows, x, upper, block);
+        }
+        for quarter in 0..4 {
+            let block = 4 * upper + quarter;
+            // The two bytes of this block, in the upper ends of words.
+            let end = 24 - 16 * (quarter as i32 % 2);
+            let words = twice(scales[2 * upper + quarter / 2]);
+            let top = _mm512_sllv_epi32(words, both(end, end - 8));
+            let scale = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top)));
+            let lacking = both(-32 * x.half_sums[0][block], -32 * x.half_sums[1][block]);
+            let dots = _mm512_add_epi32(dots[quarter], lacking);
+            for terms in halves(_mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale)) {
+                sum = _mm256_fmadd_ps(terms, _mm256_set1_ps(x.scale[block]), sum);
+            }
+        }
+    }
+    sum
+}
+
+/// Dot products of blocks `block` and `block + 2` of half a file block: lanes 0 to 7 of the first half
+/// of each, lanes 8 to 15 of the second.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[inline]
+fn q6_k_dots(
+    rows: &Blocks<'_, 210>,
+    x: &Values<'_, 8>,
+    upper: usize,
+    block: usize,
+) -> [__m512i; 2] {
+    let zero = _mm512_setzero_si512();
+    let (four, two) = (_mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
+    let mut dots = [[[zero; 2]; 2]; 2];
+    for index in 0..2 {
+        let low = quads(rows, 64 * upper + 32 * block + 16 * index);
+        let high = quads(rows, 128 + 32 * upper + 16 * index);
+        for rows in 0..2 {
+            let (up, down) = match block {
+                0 => (_mm512_slli_epi16::<4>(high[rows]), high[rows]),
+                _ => (
+                    _mm512_slli_epi16::<2>(high[rows]),
+                    _mm512_srli_epi16::<2>(high[rows]),
+                ),
+            };
+            let nibbles = [low[rows], _mm512_srli_epi16::<4>(low[rows])];
+            let bits = [up, down];
+            for second in 0..2 {
+                let low = _mm512_and_si512(nibbles[second], four);
+                let weights = _mm512_ternarylogic_epi32::<0xF8>(low, bits[second], two);
+                let values = half(x, 4 * upper + block + 2 * second, index);
+                dots[second][index][rows] = _mm512_dpbusd_epi32(zero, weights, values);
+            }
+        }
+    }
+    each!(zero, |second| sum_rows(dots[second][0], dots[second][1]))
+}
