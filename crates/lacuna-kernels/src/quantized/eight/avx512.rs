@@ -11,7 +11,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::{Ahead, Blocks, Eight, Header, ROWS, Values, f16_of_rows, load16, pair, rows};
+use super::{Ahead, Blocks, Cache, Eight, Header, ROWS, Values, f16_of_rows, load16, pair, rows};
 use crate::activations::ActivationRow;
 use crate::dtype::DType;
 use crate::matrix::Matrix;
@@ -57,7 +57,12 @@ struct Wide<D>(PhantomData<D>);
 
 impl Eight<144, 8> for Wide<Q4K> {
     #[inline(always)]
-    fn add(rows: &Blocks<'_, 144>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+    fn add<C: Cache>(
+        rows: &Blocks<'_, 144>,
+        x: &Values<'_, 8>,
+        ahead: Ahead<C>,
+        sum: __m256,
+    ) -> __m256 {
         // SAFETY: 1.
         unsafe { k_add(rows, x, ahead, None, 16, sum) }
     }
@@ -65,7 +70,12 @@ impl Eight<144, 8> for Wide<Q4K> {
 
 impl Eight<176, 8> for Wide<Q5K> {
     #[inline(always)]
-    fn add(rows: &Blocks<'_, 176>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+    fn add<C: Cache>(
+        rows: &Blocks<'_, 176>,
+        x: &Values<'_, 8>,
+        ahead: Ahead<C>,
+        sum: __m256,
+    ) -> __m256 {
         // SAFETY: 1.
         unsafe { k_add(rows, x, ahead, Some(16), 48, sum) }
     }
@@ -73,7 +83,12 @@ impl Eight<176, 8> for Wide<Q5K> {
 
 impl Eight<210, 8> for Wide<Q6K> {
     #[inline(always)]
-    fn add(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+    fn add<C: Cache>(
+        rows: &Blocks<'_, 210>,
+        x: &Values<'_, 8>,
+        ahead: Ahead<C>,
+        sum: __m256,
+    ) -> __m256 {
         // SAFETY: 1.
         unsafe { q6_k(rows, x, ahead, sum) }
     }
@@ -147,7 +162,7 @@ fn both(a: i32, b: i32) -> __m512i {
 fn k_add<const BYTES: usize>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
-    ahead: Ahead,
+    ahead: Ahead<impl Cache>,
     fifth: Option<usize>,
     nibbles: usize,
     mut sum: __m256,
@@ -216,7 +231,12 @@ fn with_fifth(nibbles: __m512i, bits: __m512i, part: usize) -> __m512i {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead, mut sum: __m256) -> __m256 {
+fn q6_k(
+    rows: &Blocks<'_, 210>,
+    x: &Values<'_, 8>,
+    ahead: Ahead<impl Cache>,
+    mut sum: __m256,
+) -> __m256 {
     let zero = _mm512_setzero_si512();
     let d = f16_of_rows(rows, 208);
     let d = _mm512_castsi512_ps(twice(_mm256_castps_si256(d)));

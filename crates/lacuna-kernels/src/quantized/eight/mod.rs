@@ -25,9 +25,9 @@ use crate::simd::{Simd, each};
 /// Rows side by side.
 const ROWS: usize = 8;
 
-/// How far ahead of their use rows are prefetched at least: what memory gives in a few of its
-/// latencies.
-const AHEAD_BYTES: usize = 8 << 10;
+/// The most bytes of eight rows that are fetched to the first-level cache while eight others are read:
+/// a third of it. More would take the place of what is read before them.
+const NEAREST_BYTES: usize = 10 << 10;
 
 /// A file block of each row.
 type Blocks<'a, const BYTES: usize> = [&'a [u8; BYTES]; ROWS];
@@ -84,18 +84,47 @@ impl<'a, const PARTS: usize> Values<'a, PARTS> {
     }
 }
 
+/// Where bytes are fetched to. A type, because a branch for each line takes as long as the fetch.
+trait Cache: Copy {
+    /// Prefetches a line.
+    fn prefetch(self, line: *const u8);
+}
+
+#[derive(Clone, Copy)]
+struct First;
+
+impl Cache for First {
+    #[inline(always)]
+    fn prefetch(self, line: *const u8) {
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Second;
+
+impl Cache for Second {
+    #[inline(always)]
+    fn prefetch(self, line: *const u8) {
+        // SAFETY: a prefetch reads nothing and cannot fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    }
+}
+
 /// Bytes that are read soon, as many as the blocks that are read now.
 #[derive(Clone, Copy)]
-struct Ahead(*const u8);
+struct Ahead<C> {
+    start: *const u8,
+    to: C,
+}
 
-impl Ahead {
-    /// Prefetches `bytes` of them from `start` on to the second-level cache: eight rows and what is
-    /// read of them now would leave the first one little room.
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn prefetch(self, start: usize, bytes: usize) {
+impl<C: Cache> Ahead<C> {
+    /// Prefetches `bytes` of them from `at` on.
+    #[inline(always)]
+    fn prefetch(self, at: usize, bytes: usize) {
         for line in (0..bytes).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T1>(self.0.wrapping_add(start + line).cast());
+            self.to.prefetch(self.start.wrapping_add(at + line));
         }
     }
 }
@@ -103,7 +132,12 @@ impl Ahead {
 /// A storage type whose blocks are `BYTES` bytes, and `PARTS` times 32 columns.
 trait Eight<const BYTES: usize, const PARTS: usize> {
     /// Adds the terms of a file block of each row, in the order of its columns.
-    fn add(rows: &Blocks<'_, BYTES>, x: &Values<'_, PARTS>, ahead: Ahead, sum: __m256) -> __m256;
+    fn add<C: Cache>(
+        rows: &Blocks<'_, BYTES>,
+        x: &Values<'_, PARTS>,
+        ahead: Ahead<C>,
+        sum: __m256,
+    ) -> __m256;
 }
 
 /// See [`multiply`].
@@ -125,22 +159,36 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     first: usize,
     out: &mut [f32],
 ) {
+    match ROWS * weights.row_bytes() {
+        ..=NEAREST_BYTES => rows_ahead::<D, First, BYTES, PARTS>(weights, x, first, out, First),
+        _ => rows_ahead::<D, Second, BYTES, PARTS>(weights, x, first, out, Second),
+    }
+}
+
+/// [`rows`], of which the next are fetched to a cache.
+#[inline(always)]
+fn rows_ahead<D: Eight<BYTES, PARTS>, C: Cache, const BYTES: usize, const PARTS: usize>(
+    weights: &Matrix<'_>,
+    x: &ActivationRow<'_>,
+    first: usize,
+    out: &mut [f32],
+    to: C,
+) {
     let blocks = x.q.len() / PARTS;
     let last = weights.rows() - 1;
-    let ahead = AHEAD_BYTES.next_multiple_of(ROWS * weights.row_bytes());
     for (index, out) in out.chunks_mut(ROWS).enumerate() {
         // Rows that do not exist are the last one again.
         let row = |r: usize| weights.row((first + index * ROWS + r).min(last));
         let rows: [&[[u8; BYTES]]; ROWS] =
             each!(Default::default(), |r| &row(r).as_chunks().0[..blocks]);
-        // While eight rows are read, eight of the next are prefetched front to back.
-        let next = row(0).as_ptr().wrapping_add(ahead);
+        // While eight rows are read, the next eight are prefetched front to back.
+        let next = row(0).as_ptr().wrapping_add(ROWS * weights.row_bytes());
         // SAFETY: 1.
         let mut sum = unsafe { _mm256_setzero_ps() };
         for block in 0..blocks {
-            let ahead = Ahead(next.wrapping_add(block * ROWS * BYTES));
+            let start = next.wrapping_add(block * ROWS * BYTES);
             let rows = each!(&[0; BYTES], |r| &rows[r][block]);
-            sum = D::add(&rows, &Values::of(x, block), ahead, sum);
+            sum = D::add(&rows, &Values::of(x, block), Ahead { start, to }, sum);
         }
         let mut lanes = [0.0; ROWS];
         // SAFETY: 1, 2.
@@ -242,7 +290,12 @@ fn sum_halves(x: [__m256i; 4]) -> __m256i {
 
 impl Eight<34, 1> for Q8_0 {
     #[inline(always)]
-    fn add(rows: &Blocks<'_, 34>, x: &Values<'_, 1>, ahead: Ahead, sum: __m256) -> __m256 {
+    fn add<C: Cache>(
+        rows: &Blocks<'_, 34>,
+        x: &Values<'_, 1>,
+        ahead: Ahead<C>,
+        sum: __m256,
+    ) -> __m256 {
         // SAFETY: 1.
         unsafe {
             ahead.prefetch(0, ROWS * 34);
@@ -310,10 +363,10 @@ macro_rules! nibbles {
     ($name:ident, $len:literal, $fifth:expr, $at:literal, $offset:literal, $minimum:literal) => {
         impl Eight<$len, 1> for $name {
             #[inline(always)]
-            fn add(
+            fn add<C: Cache>(
                 rows: &Blocks<'_, $len>,
                 x: &Values<'_, 1>,
-                ahead: Ahead,
+                ahead: Ahead<C>,
                 sum: __m256,
             ) -> __m256 {
                 // SAFETY: 1.
@@ -409,7 +462,7 @@ fn fifth_bits(bits: __m256i, part: usize) -> __m256i {
 fn k_add<const BYTES: usize>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
-    ahead: Ahead,
+    ahead: Ahead<impl Cache>,
     fifth: Option<usize>,
     nibbles: usize,
     mut sum: __m256,
@@ -464,7 +517,12 @@ fn k_dots<const BYTES: usize>(
 
 impl Eight<144, 8> for Q4K {
     #[inline(always)]
-    fn add(rows: &Blocks<'_, 144>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+    fn add<C: Cache>(
+        rows: &Blocks<'_, 144>,
+        x: &Values<'_, 8>,
+        ahead: Ahead<C>,
+        sum: __m256,
+    ) -> __m256 {
         // SAFETY: 1.
         unsafe { k_add(rows, x, ahead, None, 16, sum) }
     }
@@ -472,7 +530,12 @@ impl Eight<144, 8> for Q4K {
 
 impl Eight<176, 8> for Q5K {
     #[inline(always)]
-    fn add(rows: &Blocks<'_, 176>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+    fn add<C: Cache>(
+        rows: &Blocks<'_, 176>,
+        x: &Values<'_, 8>,
+        ahead: Ahead<C>,
+        sum: __m256,
+    ) -> __m256 {
         // SAFETY: 1.
         unsafe { k_add(rows, x, ahead, Some(16), 48, sum) }
     }
@@ -480,7 +543,12 @@ impl Eight<176, 8> for Q5K {
 
 impl Eight<210, 8> for Q6K {
     #[inline(always)]
-    fn add(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead, sum: __m256) -> __m256 {
+    fn add<C: Cache>(
+        rows: &Blocks<'_, 210>,
+        x: &Values<'_, 8>,
+        ahead: Ahead<C>,
+        sum: __m256,
+    ) -> __m256 {
         // SAFETY: 1.
         unsafe { q6_k(rows, x, ahead, sum) }
     }
@@ -488,7 +556,12 @@ impl Eight<210, 8> for Q6K {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn q6_k(rows: &Blocks<'_, 210>, x: &Values<'_, 8>, ahead: Ahead, mut sum: __m256) -> __m256 {
+fn q6_k(
+    rows: &Blocks<'_, 210>,
+    x: &Values<'_, 8>,
+    ahead: Ahead<impl Cache>,
+    mut sum: __m256,
+) -> __m256 {
     let zero = _mm256_setzero_si256();
     let d = f16_of_rows(rows, 208);
     let scales = transpose4(each!(zero, |r| pair(rows, r, 192)));
