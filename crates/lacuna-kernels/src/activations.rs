@@ -2,8 +2,8 @@
 //!
 //! Each token's row is cut into blocks of 32 values; a block is 32 signed bytes and one f32 scale,
 //! `max |x| / 127`. Tokens are stored in tiles of a few tokens, block by block, so that a kernel
-//! reads a tile front to back; a single token may be stored as one array per field instead. Each token-block also holds sums that correct for offsets in the weights, 52
-//! bytes in all.
+//! reads a tile front to back; a single token may be stored as one array per field instead. Each
+//! token-block also holds sums that correct for offsets in the weights, 52 bytes in all.
 //!
 //! A block with a value that is not finite gets a scale that is not finite, so that what is
 //! computed from it is not finite either.

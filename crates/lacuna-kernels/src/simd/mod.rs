@@ -4,7 +4,7 @@
 //! value of a level is the proof that the CPU has its instructions: it is made by the level's
 //! `detect` only, so the kernels themselves are safe code. Everything is inlined into the one
 //! function per kernel and level that enables the instructions, [`Simd::vectorize`]. What is written
-//! for one level alone asks for its proof: `Simd::avx2`.
+//! for one level alone asks for its proof: `Simd::avx2`, `Simd::avx512`.
 //!
 //! Lane sums have one fixed order at all levels: lanes `i` and `i + 8`, then `i + 4`, `i + 2`,
 //! `i + 1`. With fused multiply-add, results are the same on all levels; the portable level uses

@@ -220,8 +220,7 @@ impl Load {
         let half = Half {
             flowing: AtomicUsize::new(0),
             go: AtomicBool::new(false),
-            gone: AtomicU64::new(0),
-            cancelled: engine.status().counters.cancelled,
+            attached: AtomicU64::new(clients as u64),
             engine,
         };
         let ask = |number: usize| {
@@ -231,6 +230,7 @@ impl Load {
             let outcome = self.client.complete(&question, || {
                 half.leaves(*place.get_or_insert_with(|| half.flowing.fetch_add(1, Relaxed)))
             });
+            half.attached.fetch_sub(1, Relaxed);
             matches!(outcome, Ok(Outcome::HungUp)).then(|| half.let_go())
         };
         thread::scope(|scope| {
@@ -253,10 +253,8 @@ struct Half<'a> {
     /// Replies that have begun.
     flowing: AtomicUsize,
     go: AtomicBool,
-    /// Clients that have hung up.
-    gone: AtomicU64,
-    /// Requests that had been cancelled before.
-    cancelled: u64,
+    /// Clients that neither have hung up nor have their reply.
+    attached: AtomicU64,
     engine: &'a Handle,
 }
 
@@ -283,14 +281,16 @@ impl Half<'_> {
         }
     }
 
-    /// Waits until the engine has let go of one more request than others have given up.
+    /// Waits until the engine holds no more requests than there are clients. (One that a client gave up
+    /// may have come to its end by itself, so it is not those cancelled that count.)
     fn let_go(&self) -> Leaving {
         let (at, steps) = (Instant::now(), self.engine.status().counters.steps);
-        let gone = self.gone.fetch_add(1, Relaxed) + 1;
         loop {
             let counters = self.engine.status().counters;
+            let over = counters.finished + counters.cancelled + counters.failed;
+            let held = counters.requests.saturating_sub(over);
             let waited = at.elapsed();
-            if counters.cancelled >= self.cancelled + gone || waited > PATIENCE {
+            if held <= self.attached.load(Relaxed) || waited > PATIENCE {
                 return Leaving {
                     clients: 1,
                     milliseconds: waited.as_secs_f64() * 1e3,
