@@ -75,10 +75,11 @@ fn a_streamed_completion_is_the_whole_one_in_pieces() {
     assert!(events.iter().all(|event| event.get("usage").is_none()));
 }
 
-/// A stream of which one event has been read.
+/// A stream of which one event has been read. With its seed a reply is long; others end after a few
+/// tokens.
 fn begun(server: &Server, max_tokens: usize) -> BufReader<TcpStream> {
     let body =
-        question(json!({"stream": true, "max_tokens": max_tokens, "seed": 1, "temperature": 1.0}));
+        question(json!({"stream": true, "max_tokens": max_tokens, "seed": 5, "temperature": 1.0}));
     let mut stream = connect(server);
     let bytes = request("POST", CHAT, &[], body.to_string().as_bytes());
     stream.write_all(&bytes).expect("sent");
@@ -116,13 +117,14 @@ fn a_client_that_goes_away_gives_its_pages_back() {
 #[test]
 fn a_client_that_waits_for_a_whole_reply_can_go_away_too() {
     let server = start_with(|config| config.service.prefix_cache.enabled = false);
-    let body = question(json!({"max_tokens": 900, "temperature": 1.0})).to_string();
+    // Eight, because one that is drawn at random may end after a few tokens.
+    let body = question(json!({"max_tokens": 900, "temperature": 1.0, "n": 8})).to_string();
     let mut stream = connect(&server);
     stream
         .write_all(&request("POST", CHAT, &[], body.as_bytes()))
         .expect("sent");
     let engine = server.engine();
-    until("it runs", || engine.status().sessions.len() == 1);
+    until("it runs", || !engine.status().sessions.is_empty());
     drop(stream);
     assert_nothing_held(&server);
     assert_eq!(server.engine().status().counters.cancelled, 1);
