@@ -11,7 +11,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::{Ahead, Blocks, Cache, Eight, Header, ROWS, Values, f16_of_rows, load16, pair, rows};
+use super::{Ahead, Blocks, Eight, Header, ROWS, Values, f16_of_rows, load16, pair, rows};
 use crate::activations::ActivationRow;
 use crate::dtype::DType;
 use crate::matrix::Matrix;
@@ -20,25 +20,23 @@ use crate::simd::avx2::transpose4;
 use crate::simd::avx512::Avx512Vnni;
 use crate::simd::each;
 
-/// Writes the products of the rows from `first` on with one token, if they are of a type that this
-/// module multiplies.
+/// Writes the products of the rows from `first` on, of a type of 256 columns, with one token.
 pub(super) fn multiply(
     _: Avx512Vnni,
     weights: &Matrix<'_>,
     x: &ActivationRow<'_>,
     first: usize,
     out: &mut [f32],
-) -> Option<()> {
+) {
     // SAFETY: 1.
     unsafe {
         match weights.dtype() {
             DType::Q4K => all_rows::<Wide<Q4K>, 144>(weights, x, first, out),
             DType::Q5K => all_rows::<Wide<Q5K>, 176>(weights, x, first, out),
             DType::Q6K => all_rows::<Wide<Q6K>, 210>(weights, x, first, out),
-            _ => return None,
+            dtype => unreachable!("{dtype} has no blocks of 256 columns"),
         }
     }
-    Some(())
 }
 
 /// See [`multiply`].
@@ -57,10 +55,10 @@ struct Wide<D>(PhantomData<D>);
 
 impl Eight<144, 8> for Wide<Q4K> {
     #[inline(always)]
-    fn add<C: Cache>(
+    fn add<const CACHE: i32>(
         rows: &Blocks<'_, 144>,
         x: &Values<'_, 8>,
-        ahead: Ahead<C>,
+        ahead: Ahead<CACHE>,
         sum: __m256,
     ) -> __m256 {
         // SAFETY: 1.
@@ -70,10 +68,10 @@ impl Eight<144, 8> for Wide<Q4K> {
 
 impl Eight<176, 8> for Wide<Q5K> {
     #[inline(always)]
-    fn add<C: Cache>(
+    fn add<const CACHE: i32>(
         rows: &Blocks<'_, 176>,
         x: &Values<'_, 8>,
-        ahead: Ahead<C>,
+        ahead: Ahead<CACHE>,
         sum: __m256,
     ) -> __m256 {
         // SAFETY: 1.
@@ -83,10 +81,10 @@ impl Eight<176, 8> for Wide<Q5K> {
 
 impl Eight<210, 8> for Wide<Q6K> {
     #[inline(always)]
-    fn add<C: Cache>(
+    fn add<const CACHE: i32>(
         rows: &Blocks<'_, 210>,
         x: &Values<'_, 8>,
-        ahead: Ahead<C>,
+        ahead: Ahead<CACHE>,
         sum: __m256,
     ) -> __m256 {
         // SAFETY: 1.
@@ -159,10 +157,10 @@ fn both(a: i32, b: i32) -> __m512i {
 /// Adds the terms of a `Q4K` or `Q5K` block, whose nibbles are at `nibbles`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn k_add<const BYTES: usize>(
+fn k_add<const BYTES: usize, const CACHE: i32>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
-    ahead: Ahead<impl Cache>,
+    ahead: Ahead<CACHE>,
     fifth: Option<usize>,
     nibbles: usize,
     mut sum: __m256,
@@ -231,10 +229,10 @@ fn with_fifth(nibbles: __m512i, bits: __m512i, part: usize) -> __m512i {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline]
-fn q6_k(
+fn q6_k<const CACHE: i32>(
     rows: &Blocks<'_, 210>,
     x: &Values<'_, 8>,
-    ahead: Ahead<impl Cache>,
+    ahead: Ahead<CACHE>,
     mut sum: __m256,
 ) -> __m256 {
     let zero = _mm512_setzero_si512();

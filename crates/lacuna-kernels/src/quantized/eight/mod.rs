@@ -40,15 +40,14 @@ pub(super) fn multiply<S: Simd>(
     first: usize,
     out: &mut [f32],
 ) {
-    if let Some(avx512) = s.avx512()
-        && let Some(()) = avx512::multiply(avx512, weights, x, first, out)
-    {
-        return;
+    let dtype = weights.dtype();
+    if let (Some(avx512), DType::Q4K | DType::Q5K | DType::Q6K) = (s.avx512(), dtype) {
+        return avx512::multiply(avx512, weights, x, first, out);
     }
     let _: Avx2 = s.avx2().expect("a level that takes eight rows has AVX2");
     // SAFETY: 1.
     unsafe {
-        match weights.dtype() {
+        match dtype {
             DType::Q8_0 => all_rows::<Q8_0, 34, 1>(weights, x, first, out),
             DType::Q4_0 => all_rows::<Q4_0, 18, 1>(weights, x, first, out),
             DType::Q4_1 => all_rows::<Q4_1, 20, 1>(weights, x, first, out),
@@ -84,47 +83,18 @@ impl<'a, const PARTS: usize> Values<'a, PARTS> {
     }
 }
 
-/// Where bytes are fetched to. A type, because a branch for each line takes as long as the fetch.
-trait Cache: Copy {
-    /// Prefetches a line.
-    fn prefetch(self, line: *const u8);
-}
-
+/// Bytes that are read soon, as many as the blocks that are read now, and the hint that says which cache
+/// they are fetched to: a constant, because a branch for each line takes as long as the fetch.
 #[derive(Clone, Copy)]
-struct First;
+struct Ahead<const CACHE: i32>(*const u8);
 
-impl Cache for First {
+impl<const CACHE: i32> Ahead<CACHE> {
+    /// Prefetches `bytes` of them from `start` on.
     #[inline(always)]
-    fn prefetch(self, line: *const u8) {
-        // SAFETY: a prefetch reads nothing and cannot fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Second;
-
-impl Cache for Second {
-    #[inline(always)]
-    fn prefetch(self, line: *const u8) {
-        // SAFETY: a prefetch reads nothing and cannot fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
-    }
-}
-
-/// Bytes that are read soon, as many as the blocks that are read now.
-#[derive(Clone, Copy)]
-struct Ahead<C> {
-    start: *const u8,
-    to: C,
-}
-
-impl<C: Cache> Ahead<C> {
-    /// Prefetches `bytes` of them from `at` on.
-    #[inline(always)]
-    fn prefetch(self, at: usize, bytes: usize) {
+    fn prefetch(self, start: usize, bytes: usize) {
         for line in (0..bytes).step_by(64) {
-            self.to.prefetch(self.start.wrapping_add(at + line));
+            // SAFETY: a prefetch reads nothing and cannot fault.
+            unsafe { _mm_prefetch::<CACHE>(self.0.wrapping_add(start + line).cast()) };
         }
     }
 }
@@ -132,10 +102,10 @@ impl<C: Cache> Ahead<C> {
 /// A storage type whose blocks are `BYTES` bytes, and `PARTS` times 32 columns.
 trait Eight<const BYTES: usize, const PARTS: usize> {
     /// Adds the terms of a file block of each row, in the order of its columns.
-    fn add<C: Cache>(
+    fn add<const CACHE: i32>(
         rows: &Blocks<'_, BYTES>,
         x: &Values<'_, PARTS>,
-        ahead: Ahead<C>,
+        ahead: Ahead<CACHE>,
         sum: __m256,
     ) -> __m256;
 }
@@ -160,19 +130,18 @@ fn rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
     out: &mut [f32],
 ) {
     match ROWS * weights.row_bytes() {
-        ..=NEAREST_BYTES => rows_ahead::<D, First, BYTES, PARTS>(weights, x, first, out, First),
-        _ => rows_ahead::<D, Second, BYTES, PARTS>(weights, x, first, out, Second),
+        ..=NEAREST_BYTES => rows_ahead::<D, BYTES, PARTS, _MM_HINT_T0>(weights, x, first, out),
+        _ => rows_ahead::<D, BYTES, PARTS, _MM_HINT_T1>(weights, x, first, out),
     }
 }
 
 /// [`rows`], of which the next are fetched to a cache.
 #[inline(always)]
-fn rows_ahead<D: Eight<BYTES, PARTS>, C: Cache, const BYTES: usize, const PARTS: usize>(
+fn rows_ahead<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize, const CACHE: i32>(
     weights: &Matrix<'_>,
     x: &ActivationRow<'_>,
     first: usize,
     out: &mut [f32],
-    to: C,
 ) {
     let blocks = x.q.len() / PARTS;
     let last = weights.rows() - 1;
@@ -186,9 +155,9 @@ fn rows_ahead<D: Eight<BYTES, PARTS>, C: Cache, const BYTES: usize, const PARTS:
         // SAFETY: 1.
         let mut sum = unsafe { _mm256_setzero_ps() };
         for block in 0..blocks {
-            let start = next.wrapping_add(block * ROWS * BYTES);
+            let ahead = Ahead::<CACHE>(next.wrapping_add(block * ROWS * BYTES));
             let rows = each!(&[0; BYTES], |r| &rows[r][block]);
-            sum = D::add(&rows, &Values::of(x, block), Ahead { start, to }, sum);
+            sum = D::add(&rows, &Values::of(x, block), ahead, sum);
         }
         let mut lanes = [0.0; ROWS];
         // SAFETY: 1, 2.
@@ -290,10 +259,10 @@ fn sum_halves(x: [__m256i; 4]) -> __m256i {
 
 impl Eight<34, 1> for Q8_0 {
     #[inline(always)]
-    fn add<C: Cache>(
+    fn add<const CACHE: i32>(
         rows: &Blocks<'_, 34>,
         x: &Values<'_, 1>,
-        ahead: Ahead<C>,
+        ahead: Ahead<CACHE>,
         sum: __m256,
     ) -> __m256 {
         // SAFETY: 1.
@@ -363,10 +332,10 @@ macro_rules! nibbles {
     ($name:ident, $len:literal, $fifth:expr, $at:literal, $offset:literal, $minimum:literal) => {
         impl Eight<$len, 1> for $name {
             #[inline(always)]
-            fn add<C: Cache>(
+            fn add<const CACHE: i32>(
                 rows: &Blocks<'_, $len>,
                 x: &Values<'_, 1>,
-                ahead: Ahead<C>,
+                ahead: Ahead<CACHE>,
                 sum: __m256,
             ) -> __m256 {
                 // SAFETY: 1.
@@ -459,10 +428,10 @@ fn fifth_bits(bits: __m256i, part: usize) -> __m256i {
 /// Adds the terms of a `Q4K` or `Q5K` block, whose nibbles are at `nibbles`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn k_add<const BYTES: usize>(
+fn k_add<const BYTES: usize, const CACHE: i32>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
-    ahead: Ahead<impl Cache>,
+    ahead: Ahead<CACHE>,
     fifth: Option<usize>,
     nibbles: usize,
     mut sum: __m256,
@@ -517,10 +486,10 @@ fn k_dots<const BYTES: usize>(
 
 impl Eight<144, 8> for Q4K {
     #[inline(always)]
-    fn add<C: Cache>(
+    fn add<const CACHE: i32>(
         rows: &Blocks<'_, 144>,
         x: &Values<'_, 8>,
-        ahead: Ahead<C>,
+        ahead: Ahead<CACHE>,
         sum: __m256,
     ) -> __m256 {
         // SAFETY: 1.
@@ -530,10 +499,10 @@ impl Eight<144, 8> for Q4K {
 
 impl Eight<176, 8> for Q5K {
     #[inline(always)]
-    fn add<C: Cache>(
+    fn add<const CACHE: i32>(
         rows: &Blocks<'_, 176>,
         x: &Values<'_, 8>,
-        ahead: Ahead<C>,
+        ahead: Ahead<CACHE>,
         sum: __m256,
     ) -> __m256 {
         // SAFETY: 1.
@@ -543,10 +512,10 @@ impl Eight<176, 8> for Q5K {
 
 impl Eight<210, 8> for Q6K {
     #[inline(always)]
-    fn add<C: Cache>(
+    fn add<const CACHE: i32>(
         rows: &Blocks<'_, 210>,
         x: &Values<'_, 8>,
-        ahead: Ahead<C>,
+        ahead: Ahead<CACHE>,
         sum: __m256,
     ) -> __m256 {
         // SAFETY: 1.
@@ -556,10 +525,10 @@ impl Eight<210, 8> for Q6K {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn q6_k(
+fn q6_k<const CACHE: i32>(
     rows: &Blocks<'_, 210>,
     x: &Values<'_, 8>,
-    ahead: Ahead<impl Cache>,
+    ahead: Ahead<CACHE>,
     mut sum: __m256,
 ) -> __m256 {
     let zero = _mm256_setzero_si256();
