@@ -78,6 +78,12 @@ impl<'a> Tile<'a> {
         self.lanes.clone()
     }
 
+    /// A row.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.stride..][..self.row_bytes]
+    }
+
     /// The address of byte `at` of a row, which need not exist.
     #[inline(always)]
     pub(crate) fn address(&self, row: usize, at: usize) -> *const u8 {

@@ -307,6 +307,17 @@ impl<'a> View<'a> {
         (end - rows.start, bytes)
     }
 
+    /// The bytes of `count` rows from `row` on, and of all heads, if they are in one run.
+    ///
+    /// # Panics
+    /// When `row` is out of range.
+    pub(crate) fn run_of(&self, row: usize, count: usize) -> Option<&'a [u8]> {
+        assert!(self.rows().contains(&row), "row {row} of {:?}", self.rows());
+        let run = self.run(row);
+        let ends = row + count > run.start_row + run.rows;
+        (!ends).then(|| &run.bytes[self.place(&run, row, 0)..])
+    }
+
     #[inline]
     fn place(&self, run: &Run<'a>, row: usize, head: usize) -> usize {
         (row - run.start_row) * self.layout.row_stride + head * self.layout.head_stride

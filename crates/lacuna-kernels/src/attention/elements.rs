@@ -2,28 +2,52 @@
 
 use crate::simd::{LANES, Simd, padded};
 
-/// Thirty-two elements.
+/// Thirty-two elements, which may be stored as integers in units of their own.
 pub(super) trait Pair: 'static {
     /// How they are stored.
-    type Stored: Copy;
+    type Stored: Copy + AsRef<[u8]>;
+    /// Where their unit is, a binary16, if it is anything but 1.
+    const UNIT: Option<usize>;
 
     /// Whole pairs and the bytes after them.
     fn split(head: &[u8]) -> (&[Self::Stored], &[u8]);
     /// The pair that starts with `tail` and goes on with zeros.
     fn pad(tail: &[u8]) -> Self::Stored;
-    /// Thirty-two elements as f32.
-    fn load<S: Simd>(s: S, pair: &Self::Stored) -> [S::F; 2];
+    /// The elements, in units, as f32.
+    fn in_units<S: Simd>(s: S, pair: &Self::Stored) -> [S::F; 2];
+
+    /// What one unit is worth.
+    #[inline(always)]
+    fn unit(pair: &Self::Stored) -> u16 {
+        let Some(at) = Self::UNIT else { return ONE };
+        let bytes = pair.as_ref();
+        u16::from_le_bytes([bytes[at], bytes[at + 1]])
+    }
+
+    /// The elements as f32.
+    #[inline(always)]
+    fn load<S: Simd>(s: S, pair: &Self::Stored) -> [S::F; 2] {
+        let elements = Self::in_units(s, pair);
+        if Self::UNIT.is_none() {
+            return elements;
+        }
+        let unit = s.splat_f16(Self::unit(pair));
+        [s.mul(unit, elements[0]), s.mul(unit, elements[1])]
+    }
 }
 
+/// Implements [`Pair`] for a type: the bytes of a pair, where its unit is, and how its elements become
+/// f32.
 macro_rules! pair {
-    ($name:ident, $bytes:literal, |$s:ident, $pair:ident| $load:expr) => {
+    ($name:ident, $bytes:literal, $unit:expr, |$s:ident, $pair:ident| $load:expr) => {
         pub(super) struct $name;
 
         impl Pair for $name {
             type Stored = [u8; $bytes];
+            const UNIT: Option<usize> = $unit;
 
             #[inline(always)]
-            fn load<S: Simd>($s: S, $pair: &Self::Stored) -> [S::F; 2] {
+            fn in_units<S: Simd>($s: S, $pair: &Self::Stored) -> [S::F; 2] {
                 $load
             }
 
@@ -40,31 +64,28 @@ macro_rules! pair {
     };
 }
 
-pair!(F32, 128, |s, pair| {
+/// 1 as a binary16.
+const ONE: u16 = 0x3C00;
+
+pair!(F32, 128, None, |s, pair| {
     let half = pair.as_chunks().0;
     [s.load_f32_bytes(&half[0]), s.load_f32_bytes(&half[1])]
 });
-pair!(F16, 64, |s, pair| {
+pair!(F16, 64, None, |s, pair| {
     let half = pair.as_chunks().0;
     [s.load_f16(&half[0]), s.load_f16(&half[1])]
 });
-pair!(Bf16, 64, |s, pair| {
+pair!(Bf16, 64, None, |s, pair| {
     let half = pair.as_chunks().0;
     [s.load_bf16(&half[0]), s.load_bf16(&half[1])]
 });
-pair!(Q8_0, 34, |s, block| {
-    let scale = s.splat_f16([block[0], block[1]]);
+pair!(Q8_0, 34, Some(0), |s, block| {
     let half = block[2..].as_chunks::<LANES>().0;
-    [
-        s.mul(scale, s.load_i8(&half[0])),
-        s.mul(scale, s.load_i8(&half[1])),
-    ]
+    [s.load_i8(&half[0]), s.load_i8(&half[1])]
 });
-pair!(Q4_0, 18, |s, block| {
-    let scale = s.splat_f16([block[0], block[1]]);
+pair!(Q4_0, 18, Some(0), |s, block| {
     let nibbles = block[2..].as_chunks::<LANES>().0;
-    let [low, high] = s.load_nibbles(&nibbles[0]);
-    [s.mul(scale, low), s.mul(scale, high)]
+    s.load_nibbles(&nibbles[0])
 });
 
 /// Evaluates an expression with the [`Pair`] of an [`ElementType`](crate::ElementType); `q8_0` may have

@@ -4,15 +4,14 @@
 //! the same steps: exact integer sums over 32 elements, scaled and added block by block.
 //!
 //! There are two ways to the same sums: [`IntegerRows`] takes keys as they are stored, best for few
-//! queries where registers are few; [`Integers`] reads a packed copy of sixteen keys.
+//! queries; [`Integers`] reads a packed copy of sixteen keys.
 
-use super::PARTITION_CHUNKS;
 use super::ahead::Ahead;
-use super::elements::Q8_0;
 use super::rows::BlockRows;
 use super::scores::HALVES;
 use super::softmax::Chunk;
-use super::stored::{StoredRows, prefetch};
+use super::stored::{HeadTile, TiledRows};
+use super::{PARTITION, PARTITION_CHUNKS};
 use crate::activations::{ActivationBlock, BLOCK, quantize_block};
 use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
@@ -40,29 +39,16 @@ impl Kernel for QuantizeQueries<'_> {
     }
 }
 
-/// Thirty-two quantized elements of one query, widened for [`IntegerRows`].
-pub(super) type WideBlock = [i16; BLOCK];
-
-/// Widens the elements of blocks.
-pub(super) fn widen(blocks: &[QueryBlock], out: &mut [WideBlock]) {
-    for (block, out) in blocks.iter().zip(out) {
-        let bytes = block.q[0].iter().flat_map(|word| word.to_le_bytes());
-        for (byte, out) in bytes.zip(out) {
-            *out = byte.cast_signed().into();
-        }
-    }
-}
-
 /// Sums of few queries and the keys of a partition, from rows as they are stored: with little to
 /// compute, packing would be what the time goes to.
 ///
 /// Goes through memory in order: sixteen rows at a time, all heads of them.
 pub(super) struct IntegerRows<'a> {
-    pub(super) rows: &'a StoredRows<'a>,
+    pub(super) rows: TiledRows<'a>,
+    /// Room for rows that do not lie in one run.
+    pub(super) copy: &'a mut [u8],
     /// `[queries, blocks]`.
     pub(super) queries: &'a [QueryBlock],
-    /// The same, widened.
-    pub(super) wide: &'a [WideBlock],
     /// `[queries, PARTITION_CHUNKS]`.
     pub(super) scores: &'a mut [Chunk],
 }
@@ -73,6 +59,7 @@ impl Kernel for IntegerRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.rows.queries_per_head {
+            n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
             n if n.is_multiple_of(2) => self.all::<S, 2>(s),
             _ => self.all::<S, 1>(s),
         }
@@ -82,60 +69,50 @@ impl Kernel for IntegerRows<'_> {
 impl IntegerRows<'_> {
     /// All queries, `T` of a head together.
     #[inline(always)]
-    fn all<S: Simd, const T: usize>(mut self, s: S) {
+    fn all<S: Simd, const T: usize>(self, s: S) {
         let per_head = self.rows.queries_per_head;
-        let visible = &self.rows.visible;
-        for chunk in visible.start / LANES..visible.end.div_ceil(LANES) {
+        let blocks = self.queries.len() / (self.rows.heads.len() * per_head);
+        for rows in self.rows.sixteens() {
             for head in 0..self.rows.heads.len() {
+                let keys = rows.head(head, self.copy);
                 for first in (head * per_head..(head + 1) * per_head).step_by(T) {
-                    self.tile::<S, T>(s, chunk, head, first);
+                    let queries = &self.queries[first * blocks..][..T * blocks];
+                    let sums = tile::<S, T>(s, &keys, queries);
+                    let place = first * PARTITION_CHUNKS + rows.start % PARTITION / LANES;
+                    let scores = self.scores[place..].iter_mut().step_by(PARTITION_CHUNKS);
+                    for (sums, scores) in sums.into_iter().zip(scores) {
+                        s.store(sums, &mut scores.0);
+                    }
                 }
             }
         }
     }
+}
 
-    /// Sixteen rows of one head and `T` queries.
-    #[inline(always)]
-    fn tile<S: Simd, const T: usize>(&mut self, s: S, chunk: usize, head: usize, first: usize) {
-        let blocks = self.queries.len() / (self.rows.heads.len() * self.rows.queries_per_head);
-        let head = self.rows.head_range(head);
-        let row = chunk * LANES;
-        let keys: [_; LANES] = each!([].as_slice(), |r| {
-            &self.rows.pairs::<Q8_0>(row + r, &head)[..blocks]
-        });
-        let next: [_; LANES] = each!(std::ptr::null(), |r| self.rows.ahead(row + r, &head));
-        let none: (&[QueryBlock], &[WideBlock]) = (&[], &[]);
-        let queries: [_; T] = each!(none, |t| {
-            let start = (first + t) * blocks;
-            (
-                &self.queries[start..][..blocks],
-                &self.wide[start..][..blocks],
-            )
-        });
-        let mut sums = [s.splat(0.0); T];
-        for block in 0..blocks {
-            for next in next {
-                prefetch::<S, Q8_0>(s, next, block);
-            }
-            let rows = each!(&[0; BLOCK], |r| {
-                keys[r][block]
-                    .last_chunk()
-                    .expect("a block ends with its elements")
-            });
-            let dots = s.dot_rows::<T>(rows, each!(&[0; BLOCK], |t| &queries[t].1[block]));
-            let scale = s.f16_each(each!(0, |r| {
-                u16::from_le_bytes([keys[r][block][0], keys[r][block][1]])
-            }));
-            for t in 0..T {
-                let unit = s.splat(queries[t].0[block].scale[0]);
-                sums[t] = s.dot_end(dots[t], scale, unit, sums[t]);
-            }
+/// Sums of sixteen keys of one head and `T` of its queries.
+#[inline(always)]
+fn tile<S: Simd, const T: usize>(s: S, keys: &HeadTile<'_>, queries: &[QueryBlock]) -> [S::F; T] {
+    const BYTES: usize = ElementType::Q8_0.block_bytes();
+    let blocks = queries.len() / T;
+    let queries: [_; T] = each!(queries, |t| &queries[t * blocks..][..blocks]);
+    let mut sums = [s.splat(0.0); T];
+    for block in 0..blocks {
+        let at = block * BYTES;
+        for row in 0..LANES {
+            keys.prefetch(s, row, at, BYTES);
         }
+        let scale = s.f16_column(&keys.tile, at);
+        let dots = s.dot_rows::<T>(
+            &keys.tile,
+            at + 2,
+            each!(&queries[0][block], |t| &queries[t][block]),
+        );
         for t in 0..T {
-            let out = &mut self.scores[(first + t) * PARTITION_CHUNKS + chunk];
-            s.store(sums[t], &mut out.0);
+            let unit = s.splat(queries[t][block].scale[0]);
+            sums[t] = s.dot_end(dots[t], scale, unit, sums[t]);
         }
     }
+    sums
 }
 
 /// Thirty-two elements of sixteen keys.

@@ -4,21 +4,19 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::ahead::Ahead;
-use super::elements::with_element;
-use super::integers::{
-    IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock, WideBlock, widen,
-};
+use super::elements::{Pair, with_element};
+use super::integers::{IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock};
 use super::rows::{BlockRows, Convert};
 use super::scores::{self, HALVES, PackKeys, PackQueries, TILE, Tiles, tile_len};
 use super::softmax::{Chunk, Soften};
-use super::stored::{Next, StoredRows};
+use super::stored::{Next, StoredRows, TiledRows};
 use super::values::{Panels, Stored, Sums};
 use super::{
     Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
     QUERY_CHUNKS, Task,
 };
 use crate::element::ElementType;
-use crate::simd::{Kernel, LANES, Registers, Simd, padded};
+use crate::simd::{Kernel, LANES, Simd, padded};
 use crate::view::View;
 
 /// Queries of one KV head from which on a packed copy of the keys pays.
@@ -50,10 +48,10 @@ pub(super) struct Buffers {
     tiles: Box<[f32]>,
     /// The same in integers.
     integers: Box<[QueryBlock]>,
-    /// ... and those widened.
-    wide: Box<[WideBlock]>,
     /// One pair of chunks of a head's values.
     values: Box<[[Chunk; 2]; PANEL_ROWS]>,
+    /// ... and their units.
+    units: Box<[u16; PANEL_ROWS]>,
     /// One head of a block's keys.
     keys: Box<[Chunk]>,
     key_blocks: Box<[KeyBlock]>,
@@ -68,13 +66,13 @@ impl Buffers {
         let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
         // Even a KV head of one query takes a whole tile.
         let tiles = TILE * QUERY_CHUNKS * LANES;
-        let copy = LANES * ElementType::Q8_0.bytes(AttentionShape::MAX_HEAD_DIM);
+        let copy = LANES * ElementType::F32.bytes(AttentionShape::MAX_HEAD_DIM);
         Self {
             queries: chunks(QUERY_CHUNKS),
             tiles: vec![0.0; tiles].into_boxed_slice(),
             integers: vec![QueryBlock::ZERO; QUERY_CHUNKS / 2].into_boxed_slice(),
-            wide: vec![[0; _]; QUERY_CHUNKS / 2].into_boxed_slice(),
             values: Box::new([[Chunk::ZERO; 2]; _]),
+            units: Box::new([0; _]),
             keys: chunks(BLOCK_ROWS * CHUNKS),
             key_blocks: vec![KeyBlock::ZERO; CHUNKS / 2 * HALVES].into_boxed_slice(),
             copy: vec![0; copy].into_boxed_slice(),
@@ -111,9 +109,8 @@ impl<'a> Loaded<'a> {
         let method = match is_many(attention.shape, &task) {
             false if !integers => Method::Rows,
             true if !integers => Method::Tiles,
-            // Where a vector is one register and there are many, packing costs little.
-            false if S::REGISTERS == Registers::Few => Method::IntegerRows,
-            _ => Method::Integers,
+            false => Method::IntegerRows,
+            true => Method::Integers,
         };
         let mut loaded = Self {
             attention,
@@ -176,9 +173,6 @@ impl<'a> Loaded<'a> {
             queries: &self.buffers.queries[..count],
             out: &mut self.buffers.integers,
         });
-        if self.method == Method::IntegerRows {
-            widen(&self.buffers.integers[..count / 2], &mut self.buffers.wide);
-        }
     }
 
     /// Queries of one KV head.
@@ -303,17 +297,33 @@ impl<'b> Partition<'_, 'b> {
         }
     }
 
-    /// Rows as they are stored, and what is needed after them.
-    fn stored_rows(&self, side: Side, rows: &Range<usize>) -> StoredRows<'b> {
-        let (next, first_row) = match side {
+    /// Where this worker goes on behind `rows`.
+    fn next(&self, side: Side, rows: &Range<usize>) -> Next<'b> {
+        let (side, first_row) = match side {
             Side::Keys => (Side::Values, rows.start),
             Side::Values => (Side::Keys, self.next * PARTITION),
         };
-        let next = Next {
-            view: self.view(next),
+        Next {
+            view: self.view(side),
             first_row,
-        };
+        }
+    }
+
+    /// Rows as they are stored.
+    fn tiled_rows(&self, side: Side, rows: &Range<usize>) -> TiledRows<'b> {
+        TiledRows {
+            view: self.view(side),
+            rows: rows.clone(),
+            heads: self.loaded.heads(),
+            queries_per_head: self.loaded.head_queries(),
+            next: self.next(side, rows),
+        }
+    }
+
+    /// Rows as they are stored, and what is needed after them.
+    fn stored_rows(&self, side: Side, rows: &Range<usize>) -> StoredRows<'b> {
         let (heads, queries) = (self.loaded.heads(), self.loaded.head_queries());
+        let next = self.next(side, rows);
         StoredRows::new(self.view(side), rows, heads, queries, next)
     }
 
@@ -337,12 +347,12 @@ impl<'b> Partition<'_, 'b> {
     #[inline(always)]
     fn stored_integer_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
         let count = self.loaded.queries() * self.loaded.attention.shape.chunks() / 2;
-        let stored = self.stored_rows(Side::Keys, rows);
+        let rows = self.tiled_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
         s.vectorize(IntegerRows {
-            rows: &stored,
+            rows,
+            copy: &mut buffers.copy,
             queries: &buffers.integers[..count],
-            wide: &buffers.wide[..count],
             scores: &mut buffers.scores,
         });
     }
@@ -447,24 +457,27 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        let stored = self.stored_rows(Side::Values, rows);
+        let rows = self.tiled_rows(Side::Values, rows);
         let states = std::mem::take(&mut self.states);
         let queries = 0..self.loaded.queries();
+        let mut copy = std::mem::take(&mut self.loaded.buffers.copy);
         let weights = &self.loaded.buffers.scores;
         let sums = self.sums(states, weights, &queries, self.index * PARTITION, PARTITION);
         with_element!(self.loaded.attention.v.layout().element, |E| s.vectorize(
             Stored::<E> {
-                rows: &stored,
+                rows,
+                copy: &mut copy,
                 sums,
-                head: 0..0,
                 element: PhantomData,
             }
         ));
+        self.loaded.buffers.copy = copy;
     }
 
     #[inline(always)]
     fn copied_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
         let view = self.view(Side::Values);
+        let has_unit = with_element!(view.layout().element, |E| E::UNIT.is_some());
         let states = std::mem::take(&mut self.states);
         for (start, needed) in blocks(rows, PANEL_ROWS) {
             for head in self.loaded.heads() {
@@ -481,11 +494,13 @@ impl<'b> Partition<'_, 'b> {
                         block: &block,
                         pair,
                         out: &mut self.loaded.buffers.values[..],
+                        units: &mut self.loaded.buffers.units[..],
                         ahead: &mut ahead,
                     });
                     let buffers = &self.loaded.buffers;
                     s.vectorize(Panels {
                         values: &buffers.values,
+                        units: has_unit.then_some(&*buffers.units),
                         sums: self.sums(states, &buffers.scores, &queries, start, PANEL_ROWS),
                         pair,
                         ahead: &mut ahead,

@@ -82,13 +82,15 @@ impl<'a> BlockRows<'a> {
     }
 }
 
-/// Writes one pair of chunks of each row as f32, zeros behind the last element.
+/// Writes one pair of chunks of each row as f32, in units, zeros behind the last element.
 pub(super) struct Convert<'a, 'b> {
     pub(super) block: &'a BlockRows<'a>,
     /// Which pair.
     pub(super) pair: usize,
     /// Those of the rows of the block.
     pub(super) out: &'a mut [[Chunk; 2]],
+    /// What their units are worth.
+    pub(super) units: &'a mut [u16],
     pub(super) ahead: &'a mut Ahead<'b>,
 }
 
@@ -110,9 +112,13 @@ impl Convert<'_, '_> {
         while !rows.is_empty() {
             let (count, heads) = self.block.run(&rows);
             let first = rows.start - self.block.start;
-            for (head, out) in heads.zip(&mut self.out[first..first + count]) {
+            let out = self.out[first..first + count].iter_mut();
+            let out = out.zip(&mut self.units[first..first + count]);
+            for (head, (out, unit)) in heads.zip(out) {
                 self.ahead.fetch::<S, 1>(s);
-                let [first, second] = E::load(s, &stored::<E>(&head[..bytes], self.pair));
+                let stored = stored::<E>(&head[..bytes], self.pair);
+                *unit = E::unit(&stored);
+                let [first, second] = E::in_units(s, &stored);
                 s.store(first, &mut out[0].0);
                 s.store(second, &mut out[1].0);
             }

@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use super::PARTITION;
 use super::elements::Pair;
-use crate::simd::Simd;
-use crate::view::View;
+use super::rows::BlockRows;
+use crate::simd::{LANES, Simd};
+use crate::tile::Tile;
+use crate::view::{RowLayout, View};
 
 /// How many rows before its use a row is fetched: what a memory access takes, a few times over, and
 /// little beside the second-level cache.
@@ -91,5 +93,104 @@ pub(super) fn prefetch<S: Simd, E: Pair>(s: S, head: *const u8, pair: usize) {
     let bytes = size_of::<E::Stored>();
     for line in 0..bytes.div_ceil(64) {
         s.prefetch_far(head.wrapping_add(pair * bytes + 64 * line));
+    }
+}
+
+/// The rows of a partition and some of their heads, sixteen rows at a time.
+#[derive(Clone)]
+pub(super) struct TiledRows<'a> {
+    pub(super) view: &'a View<'a>,
+    /// Those that are needed.
+    pub(super) rows: Range<usize>,
+    pub(super) heads: Range<usize>,
+    pub(super) queries_per_head: usize,
+    /// Where rows go on behind those that are needed.
+    pub(super) next: Next<'a>,
+}
+
+impl<'a> TiledRows<'a> {
+    /// All sixteens of which some rows are needed.
+    pub(super) fn sixteens(&self) -> impl Iterator<Item = Sixteen<'_, 'a>> {
+        let first = self.rows.start / LANES * LANES;
+        (first..self.rows.end).step_by(LANES).map(|start| {
+            let needed = self.rows.start <= start && start + LANES <= self.rows.end;
+            let (view, next) = match start + LANES {
+                next if next < self.rows.end => (self.view, next),
+                _ => (self.next.view, self.next.first_row),
+            };
+            let next = match view.rows().contains(&next) {
+                true => view.head(next, 0),
+                false => &[],
+            };
+            Sixteen {
+                rows: self,
+                start,
+                run: needed.then(|| self.view.run_of(start, LANES)).flatten(),
+                next: next.as_ptr(),
+                next_layout: view.layout(),
+            }
+        })
+    }
+}
+
+/// Sixteen rows of which some are needed.
+pub(super) struct Sixteen<'a, 'b> {
+    rows: &'a TiledRows<'b>,
+    /// The first of them.
+    pub(super) start: usize,
+    /// Their bytes, if all are needed and lie in one run.
+    run: Option<&'b [u8]>,
+    /// What is fetched meanwhile.
+    next: *const u8,
+    next_layout: &'b RowLayout,
+}
+
+impl<'b> Sixteen<'_, 'b> {
+    /// One of the heads. `copy` has room for it.
+    #[inline(always)]
+    pub(super) fn head<'c>(&self, index: usize, copy: &'c mut [u8]) -> HeadTile<'c>
+    where
+        'b: 'c,
+    {
+        let TiledRows { view, rows, .. } = self.rows;
+        let (head, layout) = (self.rows.heads.start + index, view.layout());
+        let tile = match self.run {
+            Some(bytes) => {
+                let bytes = &bytes[head * layout.head_stride..];
+                Tile::strided(bytes, layout.row_stride, layout.head_bytes())
+            }
+            None => {
+                let block = BlockRows {
+                    view,
+                    head,
+                    start: self.start,
+                    rows: rows.clone(),
+                };
+                block.tile(0, copy).expect("some of the rows are needed")
+            }
+        };
+        HeadTile {
+            tile,
+            next: self.next.wrapping_add(head * self.next_layout.head_stride),
+            stride: self.next_layout.row_stride,
+        }
+    }
+}
+
+/// A head of sixteen rows, and of those that are fetched meanwhile.
+pub(super) struct HeadTile<'a> {
+    pub(super) tile: Tile<'a>,
+    next: *const u8,
+    stride: usize,
+}
+
+impl HeadTile<'_> {
+    /// Fetches `bytes` from `at` on of a later row to the second-level cache.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(&self, s: S, row: usize, at: usize, bytes: usize) {
+        let next = self.next.wrapping_add(row * self.stride + at);
+        for line in (0..bytes).step_by(64) {
+            s.prefetch_far(next.wrapping_add(line));
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Sums of values times weights, in the order of rows.
 //!
 //! As with scores there are two ways: [`Stored`] converts each value in a register, best for few
-//! queries; [`Panels`] reads a copy in f32, a pair of chunks after the other.
+//! queries; [`Panels`] reads a copy in f32, a pair of chunks after the other. Values that are stored in
+//! units stay so: it is the weights that are multiplied by them, sixteen at a time.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -9,7 +10,7 @@ use std::ops::Range;
 use super::ahead::Ahead;
 use super::elements::Pair;
 use super::softmax::Chunk;
-use super::stored::{StoredRows, prefetch};
+use super::stored::{HeadTile, TiledRows};
 use super::{PANEL_ROWS, PARTITION, PARTITION_CHUNKS, Sight};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
@@ -144,70 +145,24 @@ impl<A: Add> Kernel for Singly<'_, A> {
 
 /// Adds the rows of a partition as they are stored.
 ///
-/// Goes through memory in order: eight rows at a time, all heads of them.
+/// Goes through memory in order: sixteen rows at a time, all heads of them.
 pub(super) struct Stored<'a, E> {
-    pub(super) rows: &'a StoredRows<'a>,
+    pub(super) rows: TiledRows<'a>,
+    /// Room for rows that do not lie in one run.
+    pub(super) copy: &'a mut [u8],
     pub(super) sums: Sums<'a>,
-    /// The bytes of the head at hand.
-    pub(super) head: Range<usize>,
     pub(super) element: PhantomData<E>,
 }
-
-/// Rows that are taken together.
-const GROUP: usize = 8;
 
 impl<E: Pair> Kernel for Stored<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let start = self.sums.start;
-        let Range { start: from, end } = self.rows.visible;
-        for row in (from / GROUP * GROUP..end).step_by(GROUP) {
-            self.sums.start = start + row;
-            self.sums.rows = GROUP;
-            match self.rows.queries_per_head {
-                n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => {
-                    self.all::<S, 4>(s);
-                }
-                n if n.is_multiple_of(2) => self.all::<S, 2>(s),
-                _ => self.all::<S, 1>(s),
-            }
-        }
-    }
-}
-
-impl<E: Pair> Add for Stored<'_, E> {
-    fn sums(&self) -> &Sums<'_> {
-        &self.sums
-    }
-
-    #[inline(always)]
-    fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>) {
-        if rows.is_empty() {
-            return;
-        }
-        let (head, pairs) = (self.head.clone(), self.sums.chunks / 2);
-        let place = self.sums.start % PARTITION;
-        let group = GroupRows::<E> {
-            rows: each!((&[][..], std::ptr::null()), |j| {
-                let value = &self.rows.pairs::<E>(place + j, &head)[..pairs];
-                (value, self.rows.ahead(place + j, &head))
-            }),
-            needed: rows,
-            place,
-        };
-        let many = S::REGISTERS == Registers::Many;
-        let mut pair = 0;
-        while pair < pairs {
-            let left = pairs - pair;
-            if many && T <= 2 && left >= 4 {
-                pair += self.tile::<S, T, 8>(s, first, pair, &group);
-            } else if many && T > 2 && left >= 2 {
-                pair += self.tile::<S, T, 4>(s, first, pair, &group);
-            } else {
-                pair += self.tile::<S, T, 2>(s, first, pair, &group);
-            }
+    fn run<S: Simd>(self, s: S) {
+        match self.rows.queries_per_head {
+            n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
+            n if n.is_multiple_of(2) => self.all::<S, 2>(s),
+            _ => self.all::<S, 1>(s),
         }
     }
 }
@@ -215,83 +170,119 @@ impl<E: Pair> Add for Stored<'_, E> {
 impl<E: Pair> Stored<'_, E> {
     /// All queries, `T` of a head together.
     #[inline(always)]
-    fn all<S: Simd, const T: usize>(&mut self, s: S) {
+    fn all<S: Simd, const T: usize>(mut self, s: S) {
         let queries = self.rows.queries_per_head;
-        let (earliest, latest) = (self.sums.visible(0), self.sums.visible(queries - 1));
-        let all_see_all = latest.start == 0 && earliest.end == GROUP;
-        for head in 0..self.rows.heads.len() {
-            self.head = self.rows.head_range(head);
-            let queries = head * queries..(head + 1) * queries;
-            if all_see_all {
-                // Not a constant range: a loop over rows that is unrolled runs out of registers.
-                for first in queries.step_by(T) {
-                    self.add::<S, T>(s, first, earliest.clone());
+        self.sums.rows = LANES;
+        for rows in self.rows.sixteens() {
+            self.sums.start = rows.start;
+            let (earliest, latest) = (self.sums.visible(0), self.sums.visible(queries - 1));
+            let all_see_all = latest.start == 0 && earliest.end == LANES;
+            for head in 0..self.rows.heads.len() {
+                let mut tile = StoredTile::<E> {
+                    rows: rows.head(head, self.copy),
+                    sums: &mut self.sums,
+                    element: PhantomData,
+                };
+                let queries = head * queries..(head + 1) * queries;
+                if all_see_all {
+                    // Not a constant range: a loop over rows that is unrolled runs out of registers.
+                    for first in queries.step_by(T) {
+                        tile.add::<S, T>(s, first, earliest.clone());
+                    }
+                } else {
+                    tile.add_singly(s, queries, 0..LANES);
                 }
-            } else {
-                self.add_singly(s, queries, 0..GROUP);
             }
         }
     }
+}
 
-    /// `C` chunks, which are whole pairs; returns how many pairs.
+/// One head of sixteen rows as they are stored.
+struct StoredTile<'a, 'b, E> {
+    rows: HeadTile<'a>,
+    sums: &'a mut Sums<'b>,
+    element: PhantomData<E>,
+}
+
+impl<E: Pair> Add for StoredTile<'_, '_, E> {
+    fn sums(&self) -> &Sums<'_> {
+        self.sums
+    }
+
     #[inline(always)]
-    fn tile<S: Simd, const T: usize, const C: usize>(
+    fn add<S: Simd, const T: usize>(&mut self, s: S, first: usize, rows: Range<usize>) {
+        if rows.is_empty() {
+            return;
+        }
+        let pairs = self.sums.chunks / 2;
+        let many = S::REGISTERS == Registers::Many;
+        let mut pair = 0;
+        while pair < pairs {
+            let left = pairs - pair;
+            if many && T <= 2 && left >= 4 {
+                pair += self.pairs::<S, T, 4, 8>(s, first, pair, &rows);
+            } else if many && T > 2 && left >= 2 {
+                pair += self.pairs::<S, T, 2, 4>(s, first, pair, &rows);
+            } else {
+                pair += self.pairs::<S, T, 1, 2>(s, first, pair, &rows);
+            }
+        }
+    }
+}
+
+impl<E: Pair> StoredTile<'_, '_, E> {
+    /// `P` pairs, which are `C` chunks; returns how many pairs.
+    #[inline(always)]
+    fn pairs<S: Simd, const T: usize, const P: usize, const C: usize>(
         &mut self,
         s: S,
         first: usize,
         pair: usize,
-        group: &GroupRows<'_, E>,
+        rows: &Range<usize>,
     ) -> usize {
-        let weights = self.sums.weights::<T>(first, group.place / LANES);
-        let weights: [&[f32; GROUP]; T] = each!(&[0.0; GROUP], |t| {
-            let weights = &weights[t].as_chunks().0;
-            &weights[group.place % LANES / GROUP]
-        });
-        let mut sums = self.sums.load::<S, T, C>(s, first, 2 * pair);
-        for row in group.needed.clone() {
-            let (value, next) = group.rows[row];
-            let value = &value[pair..][..C / 2];
-            let mut values = [s.splat(0.0); C];
-            for n in 0..C / 2 {
-                prefetch::<S, E>(s, next, pair + n);
-                [values[2 * n], values[2 * n + 1]] = E::load(s, &value[n]);
+        let bytes = size_of::<E::Stored>();
+        let weights = self
+            .sums
+            .weights::<T>(first, self.sums.start % PARTITION / LANES);
+        let mut in_units = [[[0.0; LANES]; T]; P];
+        if let Some(at) = E::UNIT {
+            for n in 0..P {
+                let unit = s.f16_column(&self.rows.tile, (pair + n) * bytes + at);
+                for t in 0..T {
+                    s.store(s.mul(s.load(weights[t]), unit), &mut in_units[n][t]);
+                }
             }
-            add(s, &weights, row, &values, &mut sums);
+        }
+        let mut sums = self.sums.load::<S, T, C>(s, first, 2 * pair);
+        for row in rows.clone() {
+            self.rows.prefetch(s, row, pair * bytes, P * bytes);
+            let value = &E::split(self.rows.tile.row(row)).0[pair..];
+            let value: &[E::Stored; P] = value.first_chunk().expect("pairs of a head");
+            for n in 0..P {
+                let value = E::in_units(s, &value[n]);
+                for t in 0..T {
+                    let weight = match E::UNIT {
+                        Some(_) => in_units[n][t][row],
+                        None => weights[t][row],
+                    };
+                    let weight = s.splat(weight);
+                    for half in 0..2 {
+                        let sum = &mut sums[t][2 * n + half];
+                        *sum = s.fma(weight, value[half], *sum);
+                    }
+                }
+            }
         }
         self.sums.store(s, first, 2 * pair, &sums);
-        C / 2
-    }
-}
-
-/// One head of the rows of a group.
-struct GroupRows<'a, E: Pair> {
-    /// Each row, and where what is fetched meanwhile is.
-    rows: [(&'a [E::Stored], *const u8); GROUP],
-    needed: Range<usize>,
-    /// The place of the first row in the partition.
-    place: usize,
-}
-
-/// Adds `C` chunks of one row for `T` queries.
-#[inline(always)]
-fn add<S: Simd, const T: usize, const C: usize, const L: usize>(
-    s: S,
-    weights: &[&[f32; L]; T],
-    lane: usize,
-    value: &[S::F; C],
-    sums: &mut [[S::F; C]; T],
-) {
-    for t in 0..T {
-        let weight = s.splat(weights[t][lane]);
-        for c in 0..C {
-            sums[t][c] = s.fma(weight, value[c], sums[t][c]);
-        }
+        P
     }
 }
 
 /// Adds one pair of chunks of rows, from a copy, for the queries of one head.
 pub(super) struct Panels<'a, 'b> {
     pub(super) values: &'a [[Chunk; 2]; PANEL_ROWS],
+    /// What their units are worth, if they have one.
+    pub(super) units: Option<&'a [u16; PANEL_ROWS]>,
     pub(super) sums: Sums<'a>,
     /// Which pair.
     pub(super) pair: usize,
@@ -373,16 +364,30 @@ impl Panels<'_, '_> {
         rows: &Range<usize>,
     ) {
         let values = self.values.as_chunks::<LANES>().0;
+        let units = self.units.map(|units| units.as_chunks::<LANES>().0);
         let place = 2 * self.pair + half;
         let mut sums = self.sums.load::<S, T, C>(s, first, place);
         for chunk in rows.start / LANES..rows.end.div_ceil(LANES) {
-            let weights = self.sums.start % PARTITION / LANES + chunk;
-            let weights = self.sums.weights::<T>(first, weights);
+            let place = self.sums.start % PARTITION / LANES + chunk;
+            let mut weights = self.sums.weights::<T>(first, place);
+            let mut in_units = [[0.0; LANES]; T];
+            if let Some(units) = units {
+                let unit = s.f16_each(units[chunk]);
+                for t in 0..T {
+                    s.store(s.mul(s.load(weights[t]), unit), &mut in_units[t]);
+                }
+                weights = each!(weights[0], |t| &in_units[t]);
+            }
             let values = &values[chunk];
             let lane = |row: usize| row.saturating_sub(chunk * LANES).min(LANES);
             for lane in lane(rows.start)..lane(rows.end) {
                 let value: [_; C] = each!(s.splat(0.0), |c| s.load(&values[lane][half + c].0));
-                add(s, &weights, lane, &value, &mut sums);
+                for t in 0..T {
+                    let weight = s.splat(weights[t][lane]);
+                    for c in 0..C {
+                        sums[t][c] = s.fma(weight, value[c], sums[t][c]);
+                    }
+                }
             }
         }
         self.sums.store(s, first, place, &sums);

@@ -16,6 +16,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
+use crate::activations::ActivationBlock;
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX2, FMA and F16C.
@@ -204,36 +205,60 @@ fn fold_integers_within(a: __m256i, b: __m256i) -> __m256i {
     _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
 }
 
+/// Thirty-two signed bytes as 16-bit numbers.
+///
+/// # Safety
+/// All of them can be read.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn widen_bytes(bytes: *const u8) -> [__m256i; 2] {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        [
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes.cast())),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes.add(16).cast())),
+        ]
+    }
+}
+
 /// Sums of products of a row of signed bytes and each query, two and two of each half.
 ///
 /// Words, because products of bytes take a third instruction for the signs, on the two ports that
 /// multiply.
+///
+/// # Safety
+/// The row has 32 bytes.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn row_products<const T: usize>(row: &[u8; 32], queries: &[[__m256i; 2]; T]) -> [__m256i; T] {
-    // SAFETY: 2.
-    let [low, high] = unsafe {
-        [
-            _mm256_cvtepi8_epi16(_mm_loadu_si128(row.as_ptr().cast())),
-            _mm256_cvtepi8_epi16(_mm_loadu_si128(row[16..].as_ptr().cast())),
-        ]
-    };
+unsafe fn row_products<const T: usize>(
+    row: *const u8,
+    queries: &[[__m256i; 2]; T],
+) -> [__m256i; T] {
+    // SAFETY: by the caller's promise.
+    let [low, high] = unsafe { widen_bytes(row) };
     each!(_mm256_setzero_si256(), |t| _mm256_add_epi32(
         _mm256_madd_epi16(low, queries[t][0]),
         _mm256_madd_epi16(high, queries[t][1]),
     ))
 }
 
-/// Lane `r` of element `t` is the product of row `r` and query `t`.
+/// Lane `r` of element `t` is the product of the 32 bytes at `at` of row `first + r` and query `t`.
+///
+/// # Safety
+/// `at + 32` does not exceed the rows.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn dot_rows<const T: usize>(rows: [&[u8; 32]; 8], queries: &[[__m256i; 2]; T]) -> [__m256i; T] {
+unsafe fn dot_rows<const T: usize>(
+    tile: &Tile<'_>,
+    first: usize,
+    at: usize,
+    queries: &[[__m256i; 2]; T],
+) -> [__m256i; T] {
     let zero = _mm256_setzero_si256();
+    // SAFETY: 3, by the caller's promise.
+    let row = |r: usize| unsafe { row_products(tile.ptr(first + r, at), queries) };
     let halves = |j: usize| {
-        let (a, b) = (
-            row_products(rows[j], queries),
-            row_products(rows[j + 4], queries),
-        );
+        let (a, b) = (row(j), row(j + 4));
         each!(zero, |t| fold_integer_halves(a[t], b[t]))
     };
     let pairs = |j: usize| {
@@ -429,9 +454,9 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn splat_f16(self, x: [u8; 2]) -> Self::F {
+    fn splat_f16(self, x: u16) -> Self::F {
         // SAFETY: 1.
-        unsafe { [_mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(x))); 2] }
+        unsafe { [_mm256_cvtph_ps(_mm_set1_epi16(x.cast_signed())); 2] }
     }
 
     #[inline(always)]
@@ -777,17 +802,21 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn dot_rows<const T: usize>(
         self,
-        rows: [&[u8; 32]; 16],
-        queries: [&[i16; 32]; T],
+        tile: &Tile<'_>,
+        at: usize,
+        blocks: [&ActivationBlock<1>; T],
     ) -> [Self::U; T] {
-        // SAFETY: 1, 2.
+        assert!(
+            at + 32 <= tile.row_bytes(),
+            "a block at {at} exceeds the row"
+        );
+        // SAFETY: 1, 3; a block has 32 bytes.
         unsafe {
-            let q = each!([_mm256_setzero_si256(); 2], |t| [
-                _mm256_loadu_si256(queries[t].as_ptr().cast()),
-                _mm256_loadu_si256(queries[t][16..].as_ptr().cast()),
-            ]);
-            let low: [_; T] = dot_rows(each!(rows[0], |r| rows[r]), &q);
-            let high: [_; T] = dot_rows(each!(rows[0], |r| rows[8 + r]), &q);
+            let q = each!([_mm256_setzero_si256(); 2], |t| widen_bytes(
+                blocks[t].q[0].as_ptr().cast()
+            ));
+            let low: [_; T] = dot_rows(tile, 0, at, &q);
+            let high: [_; T] = dot_rows(tile, 8, at, &q);
             each!([low[0]; 2], |t| [low[t], high[t]])
         }
     }

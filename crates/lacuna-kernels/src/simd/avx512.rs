@@ -18,6 +18,7 @@ use std::arch::x86_64::*;
 
 use super::avx2::{Avx2, bytes_and_sums};
 use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
+use crate::activations::ActivationBlock;
 use crate::tile::Tile;
 
 /// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI, beside AVX2.
@@ -148,6 +149,30 @@ unsafe fn load_rows(tile: &Tile<'_>, j: usize, at: usize) -> __m512i {
         let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(row(2)), row(3));
         _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
     }
+}
+
+/// See [`Simd::dot_rows`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[inline]
+fn dot_rows<const T: usize>(
+    simd: Avx512Vnni,
+    tile: &Tile<'_>,
+    at: usize,
+    blocks: &[&ActivationBlock<1>; T],
+) -> [__m512i; T] {
+    let start = |t: usize| _mm512_set1_epi32(blocks[t].start[0]);
+    let mut sums: [_; T] = each!(_mm512_setzero_si512(), |t| start(t));
+    for half in 0..2 {
+        let words = simd.columns(tile, at + 16 * half);
+        for g in 0..4 {
+            let word = _mm512_xor_si512(words[g], _mm512_set1_epi8(-128));
+            for t in 0..T {
+                let values = _mm512_set1_epi32(blocks[t].q[0][4 * half + g] as i32);
+                sums[t] = _mm512_dpbusd_epi32(sums[t], word, values);
+            }
+        }
+    }
+    sums
 }
 
 /// See [`Simd::transpose`].
@@ -282,9 +307,9 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn splat_f16(self, x: [u8; 2]) -> __m512 {
+    fn splat_f16(self, x: u16) -> __m512 {
         // SAFETY: 1.
-        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(i16::from_le_bytes(x))) }
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(x.cast_signed())) }
     }
 
     #[inline(always)]
@@ -567,6 +592,17 @@ impl Simd for Avx512Vnni {
     fn dot_unsigned(self, sum: __m512i, weights: __m512i, activations: __m512i) -> __m512i {
         // SAFETY: 1.
         unsafe { _mm512_dpbusd_epi32(sum, weights, activations) }
+    }
+
+    #[inline(always)]
+    fn dot_rows<const T: usize>(
+        self,
+        tile: &Tile<'_>,
+        at: usize,
+        blocks: [&ActivationBlock<1>; T],
+    ) -> [__m512i; T] {
+        // SAFETY: 1.
+        unsafe { dot_rows(self, tile, at, &blocks) }
     }
 
     #[inline(always)]

@@ -33,6 +33,7 @@ pub(crate) mod portable;
 #[cfg(test)]
 mod tests;
 
+use crate::activations::{ActivationBlock, BLOCK};
 use crate::tile::Tile;
 
 /// Lanes of every vector.
@@ -128,7 +129,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Eight f32 in lanes 0 to 7, and again in lanes 8 to 15.
     fn load_twice(self, x: &[f32; 8]) -> Self::F;
     /// A little-endian binary16 in every lane.
-    fn splat_f16(self, x: [u8; 2]) -> Self::F;
+    fn splat_f16(self, x: u16) -> Self::F;
     /// Little-endian binary16, rounded to nearest even.
     fn store_f16(self, x: Self::F, out: &mut [u8; 32]);
 
@@ -299,18 +300,26 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn f16_each(self, x: [u16; 16]) -> Self::F;
     /// Adds to each lane the product of four weights below 128, unsigned, and four signed bytes.
     fn dot_unsigned(self, sum: Self::U, weights: Self::U, activations: Self::U) -> Self::U;
-    /// Lane `r` of element `t` is the product of the signed bytes of row `r` and query `t`.
+    /// Lane `r` of element `t` is the product of the 32 signed bytes at `at` of row `r` and block `t`,
+    /// as [`Simd::dot_end`] takes it.
+    ///
+    /// # Panics
+    /// When `at + 32` exceeds the row.
     #[inline(always)]
     fn dot_rows<const T: usize>(
         self,
-        rows: [&[u8; 32]; 16],
-        queries: [&[i16; 32]; T],
+        tile: &Tile<'_>,
+        at: usize,
+        blocks: [&ActivationBlock<1>; T],
     ) -> [Self::U; T] {
         each!(self.u_splat(0), |t| {
             let mut lanes = [0; LANES];
-            for (lane, row) in lanes.iter_mut().zip(rows) {
-                let products = row.iter().zip(queries[t]);
-                let products = products.map(|(x, q)| i32::from(x.cast_signed()) * i32::from(*q));
+            for (row, lane) in lanes.iter_mut().enumerate() {
+                let row = &tile.row(row)[at..at + BLOCK];
+                let bytes = blocks[t].q[0].iter().flat_map(|word| word.to_le_bytes());
+                let products = row.iter().zip(bytes);
+                let products =
+                    products.map(|(x, q)| i32::from(x.cast_signed()) * i32::from(q.cast_signed()));
                 *lane = products.sum::<i32>().cast_unsigned();
             }
             self.u_load(&lanes)

@@ -112,8 +112,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn splat_f16(self, x: [u8; 2]) -> F {
-        [f16::from_le_bytes(x).to_f32_const(); LANES]
+    fn splat_f16(self, x: u16) -> F {
+        [f16::from_bits(x).to_f32_const(); LANES]
     }
 
     #[inline(always)]

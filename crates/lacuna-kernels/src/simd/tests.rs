@@ -65,7 +65,10 @@ impl Inputs {
             ("load_nibbles, high", floats(s, high)),
             ("load_f16_halves", floats(s, halves)),
             ("load_twice", floats(s, s.load_twice(first))),
-            ("splat_f16", floats(s, s.splat_f16(*self.bytes(5)))),
+            (
+                "splat_f16",
+                floats(s, s.splat_f16(u16::from_le_bytes(*self.bytes(5)))),
+            ),
             ("splat", floats(s, s.splat(self.floats[0][3]))),
         ]);
         let mut stored = [0; 32];
@@ -172,14 +175,6 @@ impl Inputs {
         let y = s.u_load(&self.activations());
         let small = s.u_and(w, s.u_splat(0x7F7F_7F7F));
         out.push(("dot_unsigned", words(s, s.dot_unsigned(v, small, y))));
-        let queries: [[i16; 32]; 2] = each!([0; 32], |t| {
-            self.bytes::<32>(200 + 32 * t)
-                .map(|x| i16::from(x.cast_signed()))
-        });
-        let rows: [&[u8; 32]; LANES] = each!(&[0; 32], |r| self.bytes(STRIDE * r));
-        for x in s.dot_rows(rows, [&queries[0], &queries[1]]) {
-            out.push(("dot_rows", words(s, x)));
-        }
         let [first, second] = s.widen(w);
         let small = s.u_and(w, s.u_splat(0x0F0F_0F0F));
         let (mut pairs, mut sum) = (s.u_splat(0), v);
@@ -203,20 +198,33 @@ impl Inputs {
             if scale.abs() < 65_536.0 { scale } else { 0.375 }
         });
         let (scale, unit) = (s.load(&scale), s.splat(self.floats[3][0]));
-        let activations = &self.activations()[..8];
-        let bytes = activations.iter().flat_map(|x| x.to_le_bytes());
-        let sum: i32 = bytes.map(|x| i32::from(x.cast_signed())).sum();
+        let activations = self.activations();
+        let activations = activations.as_chunks::<8>().0;
+        let blocks: [_; 2] = each!(ActivationBlock::<1>::ZERO, |t| {
+            let bytes = activations[t].iter().flat_map(|x| x.to_le_bytes());
+            let sum: i32 = bytes.map(|x| i32::from(x.cast_signed())).sum();
+            ActivationBlock {
+                q: [activations[t]],
+                start: [S::START - 128 * sum],
+                ..ActivationBlock::ZERO
+            }
+        });
+        let tile = Tile::strided(&self.bytes, STRIDE, ROW);
+        let mut dots = s.dot_rows(&tile, 3, [&blocks[0], &blocks[1]]).to_vec();
         for (offset, mask) in [
             (0, 0x7F7F_7F7F),
             (-8, 0x0F0F_0F0F),
             (-16, 0x1F1F_1F1F),
             (-32, 0x3F3F_3F3F),
         ] {
-            let mut dot = s.dot_start(S::START - 128 * sum);
-            for (i, x) in activations.iter().enumerate() {
+            let mut dot = s.dot_start(blocks[0].start[0]);
+            for (i, x) in activations[0].iter().enumerate() {
                 let weights = s.u_and(s.u_load(&self.words[i % 4]), s.u_splat(mask));
                 dot = s.dot4(dot, s.weights(weights, offset), *x);
             }
+            dots.push(dot);
+        }
+        for dot in dots {
             let added = s.dot_end(dot, scale, unit, s.load(&self.floats[2]));
             let added = floats(s, added).into_iter().map(unsigned_zero);
             out.push(("a block", added.collect()));
