@@ -244,43 +244,6 @@ impl<'a> View<'a> {
         self.span(&(row..row + 1), &(head..head + 1)).1
     }
 
-    /// The bytes of rows, each from the start of its first head to the end of its last, by place
-    /// behind row `start`. For rows that are not in `rows` the first one that is stands.
-    ///
-    /// # Panics
-    /// When there is no row, one is out of range, or one is `N` or more behind `start`.
-    pub(crate) fn extents<const N: usize>(
-        &self,
-        start: usize,
-        rows: &Range<usize>,
-    ) -> [&'a [u8]; N] {
-        let layout = &self.layout;
-        let extent = (layout.heads - 1) * layout.head_stride + layout.head_bytes();
-        let mut extents = [[].as_slice(); N];
-        let mut left = rows.clone();
-        while !left.is_empty() {
-            let (count, _) = self.span(&left, &(0..1));
-            let run = self.run(left.start);
-            let bytes = &run.bytes[self.place(&run, left.start, 0)..];
-            let extents = &mut extents[left.start - start..][..count];
-            for (index, row) in extents.iter_mut().enumerate() {
-                *row = &bytes[index * layout.row_stride..][..extent];
-            }
-            left.start += count;
-        }
-        let first = extents[rows.start - start];
-        for row in extents.iter_mut().filter(|row| row.is_empty()) {
-            *row = first;
-        }
-        extents
-    }
-
-    /// Where a head lies in the bytes of [`View::extents`].
-    pub(crate) fn head_range(&self, head: usize) -> Range<usize> {
-        let start = head * self.layout.head_stride;
-        start..start + self.layout.head_bytes()
-    }
-
     /// Whether the heads of a row lie behind one another without gaps.
     pub(crate) fn heads_are_adjacent(&self) -> bool {
         self.layout.head_stride == self.layout.head_bytes()

@@ -9,7 +9,7 @@ use super::integers::{IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQue
 use super::rows::{BlockRows, Convert};
 use super::scores::{self, HALVES, PackKeys, PackQueries, TILE, Tiles, tile_len};
 use super::softmax::{Chunk, Soften};
-use super::stored::{Next, StoredRows, TiledRows};
+use super::stored::{Next, TiledRows};
 use super::values::{Panels, Stored, Sums};
 use super::{
     Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
@@ -320,22 +320,16 @@ impl<'b> Partition<'_, 'b> {
         }
     }
 
-    /// Rows as they are stored, and what is needed after them.
-    fn stored_rows(&self, side: Side, rows: &Range<usize>) -> StoredRows<'b> {
-        let (heads, queries) = (self.loaded.heads(), self.loaded.head_queries());
-        let next = self.next(side, rows);
-        StoredRows::new(self.view(side), rows, heads, queries, next)
-    }
-
     #[inline(always)]
     fn stored_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
         let count = self.loaded.queries() * self.loaded.attention.shape.chunks();
-        let stored = self.stored_rows(Side::Keys, rows);
+        let rows = self.tiled_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
         with_element!(
             self.loaded.attention.k.layout().element,
             |E| s.vectorize(scores::Rows::<E> {
-                rows: &stored,
+                rows,
+                copy: &mut buffers.copy,
                 queries: buffers.queries[..count].as_chunks().0,
                 scores: &mut buffers.scores,
                 element: PhantomData,

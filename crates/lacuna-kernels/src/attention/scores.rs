@@ -12,8 +12,8 @@ use super::ahead::Ahead;
 use super::elements::{Pair, with_element};
 use super::rows::{BlockRows, stored};
 use super::softmax::Chunk;
-use super::stored::{StoredRows, prefetch};
-use super::{BLOCK_ROWS, PARTITION_CHUNKS};
+use super::stored::{HeadTile, TiledRows};
+use super::{BLOCK_ROWS, PARTITION, PARTITION_CHUNKS};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
 /// Vectors of keys per block.
@@ -37,9 +37,11 @@ const FEW_TILE: usize = 6;
 /// Sums of few queries and the keys of a partition, from rows as they are stored: with little to
 /// compute, a copy would be what the time goes to.
 ///
-/// Goes through memory in order: four rows at a time, all heads of them.
+/// Goes through memory in order: sixteen rows at a time, all heads of them.
 pub(super) struct Rows<'a, E> {
-    pub(super) rows: &'a StoredRows<'a>,
+    pub(super) rows: TiledRows<'a>,
+    /// Room for rows that do not lie in one run.
+    pub(super) copy: &'a mut [u8],
     /// `[queries, pairs]`.
     pub(super) queries: &'a [[Chunk; 2]],
     /// `[queries, PARTITION_CHUNKS]`.
@@ -47,11 +49,10 @@ pub(super) struct Rows<'a, E> {
     pub(super) element: PhantomData<E>,
 }
 
-/// Rows that are taken together, and queries.
+/// Rows that share each load of a query.
 const GROUP: usize = 4;
 
-/// Those of the rows that are taken together where registers are few: a sum per query and row stays
-/// in a register.
+/// Those of them where registers are few: a sum per query and row stays in a register.
 const FEW_ROWS: usize = 2;
 
 impl<E: Pair> Kernel for Rows<'_, E> {
@@ -59,97 +60,84 @@ impl<E: Pair> Kernel for Rows<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let many = S::REGISTERS == Registers::Many;
         match self.rows.queries_per_head {
-            n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
-            n if n.is_multiple_of(2) => self.all::<S, 2>(s),
-            _ => self.all::<S, 1>(s),
+            n if n.is_multiple_of(4) && many => self.all::<S, 4, GROUP>(s),
+            n if n.is_multiple_of(2) && many => self.all::<S, 2, GROUP>(s),
+            n if n.is_multiple_of(2) => self.all::<S, 2, FEW_ROWS>(s),
+            _ => self.all::<S, 1, GROUP>(s),
         }
     }
 }
 
-impl<'a, E: Pair> Rows<'a, E> {
-    /// All queries, `T` of a head together.
+impl<E: Pair> Rows<'_, E> {
+    /// All queries, `T` of a head together with `R` rows.
     #[inline(always)]
-    fn all<S: Simd, const T: usize>(self, s: S) {
-        let count = self.rows.heads.len() * self.rows.queries_per_head;
-        let pairs = self.queries.len() / count;
-        let groups = self.rows.visible.start / GROUP..self.rows.visible.end.div_ceil(GROUP);
-        for first_row in groups.map(|group| group * GROUP) {
-            // The head at hand and how many of its queries are done; divisions would take long.
-            let (mut head, mut done) = (0, 0);
-            for first in (0..count).step_by(GROUP) {
-                // One vector per query and row.
-                let mut sums = [s.splat(0.0); GROUP * GROUP];
-                for (slot, query) in (first..count.min(first + GROUP)).step_by(T).enumerate() {
-                    let queries = &self.queries[query * pairs..][..T * pairs];
-                    let sums = &mut sums[slot * T * GROUP..][..T * GROUP];
-                    match S::REGISTERS {
-                        Registers::Few if T > 1 => {
-                            for row in (0..GROUP).step_by(FEW_ROWS) {
-                                self.dots::<S, T, FEW_ROWS>(s, head, first_row, row, queries, sums);
+    fn all<S: Simd, const T: usize, const R: usize>(self, s: S) {
+        let per_head = self.rows.queries_per_head;
+        let pairs = self.queries.len() / (self.rows.heads.len() * per_head);
+        // Rows whose sums are one vector per query and row.
+        let together = LANES / T;
+        for rows in self.rows.sixteens() {
+            let chunk = rows.start % PARTITION / LANES;
+            for head in 0..self.rows.heads.len() {
+                let keys = rows.head(head, self.copy);
+                for first in (head * per_head..(head + 1) * per_head).step_by(T) {
+                    let queries = &self.queries[first * pairs..][..T * pairs];
+                    let out = &mut self.scores[first * PARTITION_CHUNKS + chunk..];
+                    for row in (0..LANES).step_by(together) {
+                        let mut sums = [s.splat(0.0); LANES];
+                        for place in (0..together).step_by(R) {
+                            let dots = dots::<S, E, T, R>(s, &keys, row + place, queries);
+                            for t in 0..T {
+                                for j in 0..R {
+                                    sums[t * together + place + j] = dots[t][j];
+                                }
                             }
                         }
-                        _ => self.dots::<S, T, GROUP>(s, head, first_row, 0, queries, sums),
+                        let mut scores = [0.0; LANES];
+                        s.store(s.sum_each(sums), &mut scores);
+                        let scores = scores.chunks_exact(together);
+                        for (scores, out) in scores.zip(out.iter_mut().step_by(PARTITION_CHUNKS)) {
+                            out.0[row..row + together].copy_from_slice(scores);
+                        }
                     }
-                    done += T;
-                    if done == self.rows.queries_per_head {
-                        (head, done) = (head + 1, 0);
-                    }
-                }
-                let mut scores = [0.0; LANES];
-                s.store(s.sum_each(sums), &mut scores);
-                let out = self.scores[first * PARTITION_CHUNKS + first_row / LANES..]
-                    .iter_mut()
-                    .step_by(PARTITION_CHUNKS);
-                for (scores, out) in scores.as_chunks::<GROUP>().0.iter().zip(out) {
-                    out.0[first_row % LANES..][..GROUP].copy_from_slice(scores);
                 }
             }
         }
     }
+}
 
-    /// Lane-wise sums of products of `T` queries of one head and `R` rows of a group, from `row` on;
-    /// `sums` is `[T, GROUP]`.
-    #[inline(always)]
-    fn dots<S: Simd, const T: usize, const R: usize>(
-        &self,
-        s: S,
-        head: usize,
-        first_row: usize,
-        row: usize,
-        queries: &[[Chunk; 2]],
-        sums: &mut [S::F],
-    ) {
-        let (zero, pairs) = (s.splat(0.0), queries.len() / T);
-        let q: [_; T] = each!([].as_slice(), |t| &queries[t * pairs..][..pairs]);
-        let head = self.rows.head_range(head);
-        let first_row = first_row + row;
-        let keys: [&[E::Stored]; R] = each!([].as_slice(), |j| &self
-            .rows
-            .pairs::<E>(first_row + j, &head)[..pairs]);
-        let next: [*const u8; R] =
-            each!(std::ptr::null(), |j| self.rows.ahead(first_row + j, &head));
-        let mut dots = [[zero; R]; T];
-        for pair in 0..pairs {
-            for next in next {
-                prefetch::<S, E>(s, next, pair);
-            }
-            let k: [_; R] = each!([zero; 2], |j| E::load(s, &keys[j][pair]));
-            for half in 0..2 {
-                for t in 0..T {
-                    let q = s.load(&q[t][pair][half].0);
-                    for j in 0..R {
-                        dots[t][j] = s.fma(q, k[j][half], dots[t][j]);
-                    }
+/// Lane-wise sums of products of `T` queries of one head and `R` rows from `first` on.
+#[inline(always)]
+fn dots<S: Simd, E: Pair, const T: usize, const R: usize>(
+    s: S,
+    keys: &HeadTile<'_>,
+    first: usize,
+    queries: &[[Chunk; 2]],
+) -> [[S::F; R]; T] {
+    let (pairs, bytes) = (queries.len() / T, size_of::<E::Stored>());
+    let q: [_; T] = each!([].as_slice(), |t| &queries[t * pairs..][..pairs]);
+    let rows: [&[E::Stored]; R] = each!([].as_slice(), |j| {
+        &E::split(keys.tile.row(first + j)).0[..pairs]
+    });
+    let zero = s.splat(0.0);
+    let mut dots = [[zero; R]; T];
+    for pair in 0..pairs {
+        for j in 0..R {
+            keys.prefetch(s, first + j, pair * bytes, bytes);
+        }
+        let k: [_; R] = each!([zero; 2], |j| E::load(s, &rows[j][pair]));
+        for half in 0..2 {
+            for t in 0..T {
+                let q = s.load(&q[t][pair][half].0);
+                for j in 0..R {
+                    dots[t][j] = s.fma(q, k[j][half], dots[t][j]);
                 }
             }
         }
-        for t in 0..T {
-            for j in 0..R {
-                sums[t * GROUP + row + j] = dots[t][j];
-            }
-        }
     }
+    dots
 }
 
 /// Converts and transposes the keys of a block: `[LANES, chunks, HALVES]`, sixteen keys to a chunk,

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use super::PARTITION;
-use super::elements::Pair;
 use super::rows::BlockRows;
 use crate::simd::{LANES, Simd};
 use crate::tile::Tile;
@@ -13,87 +11,11 @@ use crate::view::{RowLayout, View};
 /// little beside the second-level cache.
 const AHEAD: usize = 24;
 
-/// The rows of a partition and some of their heads.
-pub(super) struct StoredRows<'a> {
-    /// See [`View::extents`].
-    rows: [&'a [u8]; PARTITION],
-    /// Which of them are needed.
-    pub(super) visible: Range<usize>,
-    view: &'a View<'a>,
-    pub(super) heads: Range<usize>,
-    pub(super) queries_per_head: usize,
-    /// Where rows go on behind those that are needed.
-    next: Next<'a>,
-}
-
 /// Rows that will be needed soon.
 #[derive(Clone, Copy)]
 pub(super) struct Next<'a> {
     pub(super) view: &'a View<'a>,
     pub(super) first_row: usize,
-}
-
-impl<'a> StoredRows<'a> {
-    pub(super) fn new(
-        view: &'a View<'a>,
-        rows: &Range<usize>,
-        heads: Range<usize>,
-        queries_per_head: usize,
-        next: Next<'a>,
-    ) -> Self {
-        let start = rows.start / PARTITION * PARTITION;
-        Self {
-            rows: view.extents(start, rows),
-            visible: rows.start - start..rows.end - start,
-            view,
-            heads,
-            queries_per_head,
-            next,
-        }
-    }
-
-    /// Where one of the heads lies in a row.
-    #[inline(always)]
-    pub(super) fn head_range(&self, index: usize) -> Range<usize> {
-        self.view.head_range(self.heads.start + index)
-    }
-
-    /// One head of a row.
-    #[inline(always)]
-    pub(super) fn pairs<E: Pair>(&self, row: usize, head: &Range<usize>) -> &'a [E::Stored] {
-        E::split(&self.rows[row][head.clone()]).0
-    }
-
-    /// Where a head is of the row that is to be fetched when `row` is used.
-    #[inline(always)]
-    pub(super) fn ahead(&self, row: usize, head: &Range<usize>) -> *const u8 {
-        let row = row + AHEAD;
-        if row < self.visible.end {
-            self.rows[row].as_ptr().wrapping_add(head.start)
-        } else {
-            self.behind(row - self.visible.end, head)
-        }
-    }
-
-    #[cold]
-    fn behind(&self, row: usize, head: &Range<usize>) -> *const u8 {
-        let Next { view, first_row } = self.next;
-        let row = first_row + row;
-        // The head's place may differ, but all heads are asked for.
-        match view.rows().contains(&row) {
-            true => view.head(row, 0).as_ptr().wrapping_add(head.start),
-            false => self.rows[self.visible.start].as_ptr(),
-        }
-    }
-}
-
-/// Fetches a pair to the second-level cache.
-#[inline(always)]
-pub(super) fn prefetch<S: Simd, E: Pair>(s: S, head: *const u8, pair: usize) {
-    let bytes = size_of::<E::Stored>();
-    for line in 0..bytes.div_ceil(64) {
-        s.prefetch_far(head.wrapping_add(pair * bytes + 64 * line));
-    }
 }
 
 /// The rows of a partition and some of their heads, sixteen rows at a time.
@@ -114,13 +36,13 @@ impl<'a> TiledRows<'a> {
         let first = self.rows.start / LANES * LANES;
         (first..self.rows.end).step_by(LANES).map(|start| {
             let needed = self.rows.start <= start && start + LANES <= self.rows.end;
-            let (view, next) = match start + LANES {
+            let (view, next) = match start + AHEAD {
                 next if next < self.rows.end => (self.view, next),
-                _ => (self.next.view, self.next.first_row),
+                next => (self.next.view, self.next.first_row + next - self.rows.end),
             };
             let next = match view.rows().contains(&next) {
                 true => view.head(next, 0),
-                false => &[],
+                false => self.view.head(self.rows.start, 0),
             };
             Sixteen {
                 rows: self,
