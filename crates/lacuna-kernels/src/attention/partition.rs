@@ -471,7 +471,6 @@ impl<'b> Partition<'_, 'b> {
     #[inline(always)]
     fn copied_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
         let view = self.view(Side::Values);
-        let has_unit = with_element!(view.layout().element, |E| E::UNIT.is_some());
         let states = std::mem::take(&mut self.states);
         for (start, needed) in blocks(rows, PANEL_ROWS) {
             for head in self.loaded.heads() {
@@ -491,16 +490,36 @@ impl<'b> Partition<'_, 'b> {
                         units: &mut self.loaded.buffers.units[..],
                         ahead: &mut ahead,
                     });
-                    let buffers = &self.loaded.buffers;
-                    s.vectorize(Panels {
-                        values: &buffers.values,
-                        units: has_unit.then_some(&*buffers.units),
-                        sums: self.sums(states, &buffers.scores, &queries, start, PANEL_ROWS),
-                        pair,
-                        ahead: &mut ahead,
+                    let element = view.layout().element;
+                    with_element!(element, |E| match E::UNIT {
+                        Some(_) =>
+                            self.panel::<S, true>(s, states, &queries, start, pair, &mut ahead),
+                        None =>
+                            self.panel::<S, false>(s, states, &queries, start, pair, &mut ahead),
                     });
                 }
             }
         }
+    }
+
+    /// Adds a copy of one pair of chunks of the panel at `start`.
+    #[inline(always)]
+    fn panel<S: Simd, const HAVE_UNITS: bool>(
+        &mut self,
+        s: S,
+        states: &mut [Chunk],
+        queries: &Range<usize>,
+        start: usize,
+        pair: usize,
+        ahead: &mut Ahead<'_>,
+    ) {
+        let buffers = &self.loaded.buffers;
+        s.vectorize(Panels::<HAVE_UNITS> {
+            values: &buffers.values,
+            units: &buffers.units,
+            sums: self.sums(states, &buffers.scores, queries, start, PANEL_ROWS),
+            pair,
+            ahead,
+        });
     }
 }

@@ -279,17 +279,17 @@ impl<E: Pair> StoredTile<'_, '_, E> {
 }
 
 /// Adds one pair of chunks of rows, from a copy, for the queries of one head.
-pub(super) struct Panels<'a, 'b> {
+pub(super) struct Panels<'a, 'b, const HAVE_UNITS: bool> {
     pub(super) values: &'a [[Chunk; 2]; PANEL_ROWS],
-    /// What their units are worth, if they have one.
-    pub(super) units: Option<&'a [u16; PANEL_ROWS]>,
+    /// What their units are worth.
+    pub(super) units: &'a [u16; PANEL_ROWS],
     pub(super) sums: Sums<'a>,
     /// Which pair.
     pub(super) pair: usize,
     pub(super) ahead: &'a mut Ahead<'b>,
 }
 
-impl Kernel for Panels<'_, '_> {
+impl<const HAVE_UNITS: bool> Kernel for Panels<'_, '_, HAVE_UNITS> {
     type Output = ();
 
     #[inline(always)]
@@ -322,7 +322,7 @@ impl Kernel for Panels<'_, '_> {
     }
 }
 
-impl Panels<'_, '_> {
+impl<const HAVE_UNITS: bool> Panels<'_, '_, HAVE_UNITS> {
     #[inline(always)]
     fn tile<S: Simd, const T: usize>(&mut self, s: S, first: usize, all_see_all: bool) {
         if all_see_all {
@@ -333,7 +333,7 @@ impl Panels<'_, '_> {
     }
 }
 
-impl Add for Panels<'_, '_> {
+impl<const HAVE_UNITS: bool> Add for Panels<'_, '_, HAVE_UNITS> {
     fn sums(&self) -> &Sums<'_> {
         &self.sums
     }
@@ -353,7 +353,32 @@ impl Add for Panels<'_, '_> {
     }
 }
 
-impl Panels<'_, '_> {
+impl<const HAVE_UNITS: bool> Panels<'_, '_, HAVE_UNITS> {
+    /// The weights of `T` queries for one chunk of rows.
+    #[inline(always)]
+    fn weights<const T: usize>(&self, first: usize, chunk: usize) -> [&[f32; LANES]; T] {
+        let place = self.sums.start % PARTITION / LANES + chunk;
+        self.sums.weights(first, place)
+    }
+
+    /// Multiplies them by the units of the rows; `out` holds those of an even and of an odd chunk.
+    #[inline(always)]
+    fn multiply<S: Simd, const T: usize>(
+        &self,
+        s: S,
+        first: usize,
+        chunk: usize,
+        out: &mut [[[f32; LANES]; T]; 2],
+    ) {
+        if HAVE_UNITS {
+            let units = s.f16_each(self.units.as_chunks().0[chunk]);
+            let weights = self.weights::<T>(first, chunk);
+            for t in 0..T {
+                s.store(s.mul(s.load(weights[t]), units), &mut out[chunk % 2][t]);
+            }
+        }
+    }
+
     /// Adds `C` chunks of the pair at hand, from `half` on, of some rows for `T` queries.
     #[inline(always)]
     fn chunks<S: Simd, const T: usize, const C: usize>(
@@ -364,20 +389,20 @@ impl Panels<'_, '_> {
         rows: &Range<usize>,
     ) {
         let values = self.values.as_chunks::<LANES>().0;
-        let units = self.units.map(|units| units.as_chunks::<LANES>().0);
         let place = 2 * self.pair + half;
         let mut sums = self.sums.load::<S, T, C>(s, first, place);
-        for chunk in rows.start / LANES..rows.end.div_ceil(LANES) {
-            let place = self.sums.start % PARTITION / LANES + chunk;
-            let mut weights = self.sums.weights::<T>(first, place);
-            let mut in_units = [[0.0; LANES]; T];
-            if let Some(units) = units {
-                let unit = s.f16_each(units[chunk]);
-                for t in 0..T {
-                    s.store(s.mul(s.load(weights[t]), unit), &mut in_units[t]);
-                }
-                weights = each!(weights[0], |t| &in_units[t]);
+        let chunks = rows.start / LANES..rows.end.div_ceil(LANES);
+        let mut in_units = [[[0.0; LANES]; T]; 2];
+        self.multiply(s, first, chunks.start, &mut in_units);
+        for chunk in chunks.clone() {
+            // One chunk ahead, because what was just written takes long to be read.
+            if chunk + 1 < chunks.end {
+                self.multiply(s, first, chunk + 1, &mut in_units);
             }
+            let weights = match HAVE_UNITS {
+                true => each!(&in_units[0][0], |t| &in_units[chunk % 2][t]),
+                false => self.weights::<T>(first, chunk),
+            };
             let values = &values[chunk];
             let lane = |row: usize| row.saturating_sub(chunk * LANES).min(LANES);
             for lane in lane(rows.start)..lane(rows.end) {
