@@ -73,6 +73,12 @@ impl<'a> Tile<'a> {
         self.row_bytes
     }
 
+    /// Bytes from a row to the next.
+    #[inline(always)]
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// The lanes of the rows asked for.
     pub(crate) fn lanes(&self) -> Range<usize> {
         self.lanes.clone()

@@ -14,6 +14,7 @@
 //!    every row lies within the tile's bytes.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::avx2::{Avx2, bytes_and_sums};
@@ -134,16 +135,39 @@ fn to_bytes(x: [__m512; 2]) -> ([u32; 8], [i32; 2]) {
     bytes_and_sums(bytes, quads)
 }
 
-/// Sixteen bytes at `at` of rows `j, j + 4, j + 8, j + 12`.
+/// Byte `at` of every fourth row. The compiler does not see where the pointers come from: it would keep
+/// the distances of sixteen rows from the first, which are more than there are registers, and compute
+/// them again and again.
 ///
 /// # Safety
-/// `at + 16` does not exceed the rows.
+/// `at` lies within the rows.
+#[expect(
+    clippy::pointers_in_nomem_asm_block,
+    reason = "nothing is read or written through them"
+)]
+#[inline(always)]
+unsafe fn quarters(tile: &Tile<'_>, at: usize) -> [*const u8; 4] {
+    each!(std::ptr::null(), |r| {
+        // SAFETY: by the caller's promise.
+        let mut row = unsafe { tile.ptr(4 * r, at) };
+        // SAFETY: there are no instructions; the operand stays as it is.
+        unsafe {
+            asm!("/* {} */", inout(reg) row, options(pure, nomem, nostack, preserves_flags));
+        }
+        row
+    })
+}
+
+/// Sixteen bytes of the `j`-th rows behind those that [`quarters`] points to, `stride` bytes apart.
+///
+/// # Safety
+/// They can be read.
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn load_rows(tile: &Tile<'_>, j: usize, at: usize) -> __m512i {
-    // SAFETY: 3, by the caller's promise.
+unsafe fn load_rows(quarters: [*const u8; 4], j: usize, stride: usize) -> __m512i {
+    // SAFETY: by the caller's promise.
     unsafe {
-        let row = |r: usize| _mm_loadu_si128(tile.ptr(j + 4 * r, at).cast());
+        let row = |r: usize| _mm_loadu_si128(quarters[r].add(j * stride).cast());
         // Halves first: to insert rows one by one takes longer.
         let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(row(0)), row(1));
         let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(row(2)), row(3));
@@ -487,9 +511,13 @@ impl Simd for Avx512Vnni {
             "a column at {at} exceeds the row"
         );
         // SAFETY: 3.
-        self.f16_each(each!(0, |r| unsafe {
-            tile.ptr(r, at).cast::<u16>().read_unaligned()
-        }))
+        unsafe {
+            let (quarters, stride) = (quarters(tile, at), tile.stride());
+            self.f16_each(each!(0, |r| {
+                let row = quarters[r / 4].add(r % 4 * stride);
+                row.cast::<u16>().read_unaligned()
+            }))
+        }
     }
 
     #[inline(always)]
@@ -499,9 +527,13 @@ impl Simd for Avx512Vnni {
             "a gather at {at} exceeds the row"
         );
         // SAFETY: 3.
-        let x: [i32; LANES] = each!(0, |r| unsafe {
-            tile.ptr(r, at).cast::<i32>().read_unaligned()
-        });
+        let x: [i32; LANES] = unsafe {
+            let (quarters, stride) = (quarters(tile, at), tile.stride());
+            each!(0, |r| {
+                let row = quarters[r / 4].add(r % 4 * stride);
+                row.cast::<i32>().read_unaligned()
+            })
+        };
         // SAFETY: 1. Lanes are inserted one by one: a gather is slower.
         unsafe {
             let z = _mm512_castsi128_si512(_mm_setr_epi32(x[0], x[1], x[2], x[3]));
@@ -519,11 +551,12 @@ impl Simd for Avx512Vnni {
         );
         // SAFETY: 1, 3.
         unsafe {
+            let (quarters, stride) = (quarters(tile, at), tile.stride());
             transpose4([
-                load_rows(tile, 0, at),
-                load_rows(tile, 1, at),
-                load_rows(tile, 2, at),
-                load_rows(tile, 3, at),
+                load_rows(quarters, 0, stride),
+                load_rows(quarters, 1, stride),
+                load_rows(quarters, 2, stride),
+                load_rows(quarters, 3, stride),
             ])
         }
     }
