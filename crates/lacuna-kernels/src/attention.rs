@@ -48,6 +48,10 @@ const PARTITION_CHUNKS: usize = PARTITION / LANES;
 /// Rows of values that are copied together, for many queries.
 const PANEL_ROWS: usize = 128;
 
+/// How many tokens before its use the row of a token is fetched: rows of one head are too far apart to
+/// be fetched by themselves.
+const TOKENS_AHEAD: usize = 4;
+
 /// Most queries (tokens times query heads) that one task holds ...
 const QUERIES: usize = 256;
 
@@ -429,6 +433,9 @@ impl Kernel for Whole<'_, '_> {
             let (head, token) = (row / task.tokens, row % task.tokens);
             let start = (head * shape.group() + member) * shape.head_dim;
             let row = self.out.rows().start + token;
+            for line in (start..start + shape.head_dim).step_by(LANES) {
+                s.prefetch_line(self.out.address(row + TOKENS_AHEAD, line));
+            }
             let out = &mut self.out.row(row)[start..][..shape.head_dim];
             finish(s, total, out);
         }

@@ -13,7 +13,7 @@ use super::stored::{Next, TiledRows};
 use super::values::{Panels, Stored, Sums};
 use super::{
     Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
-    QUERY_CHUNKS, Task,
+    QUERY_CHUNKS, TOKENS_AHEAD, Task,
 };
 use crate::element::ElementType;
 use crate::simd::{Kernel, LANES, Simd, padded};
@@ -130,7 +130,7 @@ impl<'a> Loaded<'a> {
     #[inline(always)]
     fn load<S: Simd>(&mut self, s: S) {
         let (shape, task) = (self.attention.shape, self.task);
-        let scale = s.splat(shape.scale);
+        let (scale, width) = (s.splat(shape.scale), shape.query_heads * shape.head_dim);
         let mut out = self.buffers.queries.chunks_exact_mut(shape.chunks());
         for head in task.first_head..task.first_head + task.heads {
             for token in task.all_tokens() {
@@ -140,6 +140,8 @@ impl<'a> Loaded<'a> {
                 for (query, out) in queries.zip(&mut out) {
                     out.fill(Chunk::ZERO);
                     for (chunk, out) in query.chunks(LANES).zip(out) {
+                        let later = chunk.as_ptr().wrapping_add(TOKENS_AHEAD * width);
+                        s.prefetch_line(later.cast());
                         // Whole chunks without a copy of unknown length.
                         let query = match chunk.as_array() {
                             Some(whole) => s.load(whole),
