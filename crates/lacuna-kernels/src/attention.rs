@@ -408,22 +408,27 @@ impl Kernel for Whole<'_, '_> {
         let per_query = attention.shape.state_chunks();
         let states = loaded.queries() * per_query;
         let (partial, total) = (&mut partial[..states], &mut total[..states]);
-        clear(total, per_query);
         let sight = attention.sight(task.first_token);
-        for index in partitions_of(&sight.of_tokens(task.tokens)) {
+        let partitions = partitions_of(&sight.of_tokens(task.tokens));
+        for index in partitions.clone() {
+            // The first partition is what others are merged into.
+            let first = index == partitions.start;
             s.vectorize(Partition {
                 loaded: &mut loaded,
                 index,
                 next: index + 1,
-                states: partial,
+                states: if first { total } else { partial },
             });
             let states = total
                 .chunks_exact_mut(per_query)
                 .zip(partial.chunks_exact(per_query));
             for (query, (total, partial)) in states.enumerate() {
                 let token = query / attention.shape.group() % task.tokens;
-                if partitions_of(&sight.of(token)).contains(&index) {
-                    merge(s, total, partial);
+                match partitions_of(&sight.of(token)).contains(&index) {
+                    true if first => {}
+                    true => merge(s, total, partial),
+                    false if first => clear(total, per_query),
+                    false => {}
                 }
             }
         }
