@@ -248,9 +248,9 @@ const PAIRS: [[ElementType; 2]; 3] = [
 #[test]
 fn a_query_does_not_depend_on_its_batch_or_on_threads() {
     let shapes = [
-        shape(4, 2, 64),
+        shape(4, 2, 160),
         shape(8, 1, 20),
-        shape(12, 3, 32),
+        shape(8, 2, 96),
         shape(7, 1, 64),
         windowed(shape(5, 5, 96), 300),
         windowed(shape(6, 2, 32), 20),

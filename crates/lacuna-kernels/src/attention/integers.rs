@@ -10,7 +10,7 @@ use super::ahead::Ahead;
 use super::rows::BlockRows;
 use super::scores::HALVES;
 use super::softmax::Chunk;
-use super::stored::{HeadTile, TiledRows};
+use super::stored::{HeadTile, StoredRows};
 use super::{PARTITION, PARTITION_CHUNKS};
 use crate::activations::{ActivationBlock, BLOCK, quantize_block};
 use crate::element::ElementType;
@@ -44,7 +44,7 @@ impl Kernel for QuantizeQueries<'_> {
 ///
 /// Goes through memory in order: sixteen rows at a time, all heads of them.
 pub(super) struct IntegerRows<'a> {
-    pub(super) rows: TiledRows<'a>,
+    pub(super) rows: StoredRows<'a>,
     /// Room for rows that do not lie in one run.
     pub(super) copy: &'a mut [u8],
     /// `[queries, blocks]`.

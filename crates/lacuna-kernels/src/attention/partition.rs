@@ -9,7 +9,7 @@ use super::integers::{IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQue
 use super::rows::{BlockRows, Convert};
 use super::scores::{self, HALVES, PackKeys, PackQueries, TILE, Tiles, tile_len};
 use super::softmax::{Chunk, Soften};
-use super::stored::{Next, TiledRows};
+use super::stored::{Next, StoredRows};
 use super::values::{Panels, Stored, Sums};
 use super::{
     Attention, AttentionShape, BLOCK_ROWS, PANEL_ROWS, PARTITION, PARTITION_CHUNKS, QUERIES,
@@ -312,8 +312,8 @@ impl<'b> Partition<'_, 'b> {
     }
 
     /// Rows as they are stored.
-    fn tiled_rows(&self, side: Side, rows: &Range<usize>) -> TiledRows<'b> {
-        TiledRows {
+    fn stored_rows(&self, side: Side, rows: &Range<usize>) -> StoredRows<'b> {
+        StoredRows {
             view: self.view(side),
             rows: rows.clone(),
             heads: self.loaded.heads(),
@@ -325,7 +325,7 @@ impl<'b> Partition<'_, 'b> {
     #[inline(always)]
     fn stored_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
         let count = self.loaded.queries() * self.loaded.attention.shape.chunks();
-        let rows = self.tiled_rows(Side::Keys, rows);
+        let rows = self.stored_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
         with_element!(
             self.loaded.attention.k.layout().element,
@@ -343,7 +343,7 @@ impl<'b> Partition<'_, 'b> {
     #[inline(always)]
     fn stored_integer_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
         let count = self.loaded.queries() * self.loaded.attention.shape.chunks() / 2;
-        let rows = self.tiled_rows(Side::Keys, rows);
+        let rows = self.stored_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
         s.vectorize(IntegerRows {
             rows,
@@ -453,7 +453,7 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_values<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        let rows = self.tiled_rows(Side::Values, rows);
+        let rows = self.stored_rows(Side::Values, rows);
         let states = std::mem::take(&mut self.states);
         let queries = 0..self.loaded.queries();
         let mut copy = std::mem::take(&mut self.loaded.buffers.copy);

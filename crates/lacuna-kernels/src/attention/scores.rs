@@ -12,7 +12,7 @@ use super::ahead::Ahead;
 use super::elements::{Pair, with_element};
 use super::rows::{BlockRows, stored};
 use super::softmax::Chunk;
-use super::stored::{HeadTile, TiledRows};
+use super::stored::{HeadTile, StoredRows};
 use super::{BLOCK_ROWS, PARTITION, PARTITION_CHUNKS};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
@@ -39,7 +39,7 @@ const FEW_TILE: usize = 6;
 ///
 /// Goes through memory in order: sixteen rows at a time, all heads of them.
 pub(super) struct Rows<'a, E> {
-    pub(super) rows: TiledRows<'a>,
+    pub(super) rows: StoredRows<'a>,
     /// Room for rows that do not lie in one run.
     pub(super) copy: &'a mut [u8],
     /// `[queries, pairs]`.

@@ -19,8 +19,7 @@ pub(super) struct Next<'a> {
 }
 
 /// The rows of a partition and some of their heads, sixteen rows at a time.
-#[derive(Clone)]
-pub(super) struct TiledRows<'a> {
+pub(super) struct StoredRows<'a> {
     pub(super) view: &'a View<'a>,
     /// Those that are needed.
     pub(super) rows: Range<usize>,
@@ -30,7 +29,7 @@ pub(super) struct TiledRows<'a> {
     pub(super) next: Next<'a>,
 }
 
-impl<'a> TiledRows<'a> {
+impl<'a> StoredRows<'a> {
     /// All sixteens of which some rows are needed.
     pub(super) fn sixteens(&self) -> impl Iterator<Item = Sixteen<'_, 'a>> {
         let first = self.rows.start / LANES * LANES;
@@ -57,7 +56,7 @@ impl<'a> TiledRows<'a> {
 
 /// Sixteen rows of which some are needed.
 pub(super) struct Sixteen<'a, 'b> {
-    rows: &'a TiledRows<'b>,
+    rows: &'a StoredRows<'b>,
     /// The first of them.
     pub(super) start: usize,
     /// Their bytes, if all are needed and lie in one run.
@@ -74,7 +73,7 @@ impl<'b> Sixteen<'_, 'b> {
     where
         'b: 'c,
     {
-        let TiledRows { view, rows, .. } = self.rows;
+        let StoredRows { view, rows, .. } = self.rows;
         let (head, layout) = (self.rows.heads.start + index, view.layout());
         let tile = match self.run {
             Some(bytes) => {

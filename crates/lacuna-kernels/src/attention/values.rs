@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::ahead::Ahead;
 use super::elements::Pair;
 use super::softmax::Chunk;
-use super::stored::{HeadTile, TiledRows};
+use super::stored::{HeadTile, StoredRows};
 use super::{PANEL_ROWS, PARTITION, PARTITION_CHUNKS, Sight};
 use crate::simd::{Kernel, LANES, Registers, Simd, each};
 
@@ -147,7 +147,7 @@ impl<A: Add> Kernel for Singly<'_, A> {
 ///
 /// Goes through memory in order: sixteen rows at a time, all heads of them.
 pub(super) struct Stored<'a, E> {
-    pub(super) rows: TiledRows<'a>,
+    pub(super) rows: StoredRows<'a>,
     /// Room for rows that do not lie in one run.
     pub(super) copy: &'a mut [u8],
     pub(super) sums: Sums<'a>,
