@@ -2,7 +2,8 @@
 //!
 //! # Safety
 //! 1. `base + row * stride .. + row_bytes` lies within `bytes` for every `row < 16`; [`Tile::new`]
-//!    establishes it from the matrix, [`Tile::strided`] checks it, and nothing changes it.
+//!    establishes it from the matrix, [`Tile::strided`] checks it, [`Tile::part`] ends before a row of
+//!    another tile does, and nothing changes it.
 //! 2. [`Tile::ptr`] requires that what is read after it lies within the row.
 #![expect(
     unsafe_code,
@@ -64,6 +65,26 @@ impl<'a> Tile<'a> {
             stride,
             row_bytes,
             lanes: 0..LANES,
+        }
+    }
+
+    /// `len` bytes at `at` of each row: with a constant length, reads in them need no check of their own.
+    ///
+    /// # Panics
+    /// When they exceed the row.
+    #[inline(always)]
+    pub(crate) fn part(&self, at: usize, len: usize) -> Self {
+        let fits = self
+            .row_bytes
+            .checked_sub(len)
+            .is_some_and(|last| at <= last);
+        assert!(fits, "{len} bytes at {at} exceed the row");
+        // 1: a part of a row ends where the row does, or before.
+        Self {
+            bytes: &self.bytes[at..],
+            stride: self.stride,
+            row_bytes: len,
+            lanes: self.lanes.clone(),
         }
     }
 

@@ -101,10 +101,11 @@ fn tile<S: Simd, const T: usize>(s: S, keys: &HeadTile<'_>, queries: &[QueryBloc
         for row in 0..LANES {
             keys.prefetch(s, row, at, BYTES);
         }
-        let scale = s.f16_column(&keys.tile, at);
+        let of_block = keys.tile.part(at, BYTES);
+        let scale = s.f16_column(&of_block, 0);
         let dots = s.dot_rows::<T>(
-            &keys.tile,
-            at + 2,
+            &of_block,
+            2,
             each!(&queries[0][block], |t| &queries[t][block]),
         );
         for t in 0..T {

@@ -39,6 +39,13 @@ pub(super) trait Format {
     ) -> PackedBlock<S>;
 }
 
+/// File block `index` of each row.
+#[inline(always)]
+fn file_block<'a, D: Format>(tile: &Tile<'a>, index: usize) -> Tile<'a> {
+    let bytes = D::DTYPE.block_bytes();
+    tile.part(index * bytes, bytes)
+}
+
 /// Both halves of 16 bytes per row: the low nibbles are words 0 to 3, the high ones 4 to 7.
 #[inline(always)]
 fn nibbles<S: Simd>(s: S, bytes: [S::U; 4]) -> [S::U; 8] {
@@ -79,7 +86,7 @@ fn scale_and_min<S: Simd>(s: S, both: S::U) -> (S::F, S::F) {
 
 /// Implements [`Format`] for a type with 32 columns per block.
 macro_rules! simple_format {
-    ($name:ident, $extra:ident, $pairs:ty, $few:ty, $less:literal, |$s:ident, $tile:ident, $at:ident| $body:expr) => {
+    ($name:ident, $extra:ident, $pairs:ty, $few:ty, $less:literal, |$s:ident, $tile:ident| $body:expr) => {
         pub(super) struct $name;
 
         impl Format for $name {
@@ -101,17 +108,17 @@ macro_rules! simple_format {
                 _: usize,
                 (): &(),
             ) -> PackedBlock<S> {
-                let $at = index * DType::$name.block_bytes();
+                let $tile = &file_block::<Self>($tile, index);
                 $body
             }
         }
     };
 }
 
-simple_format!(Q8_0, Nothing, Wide, Bytes, 0, |s, tile, at| {
-    let scale = s.f16_column(tile, at);
+simple_format!(Q8_0, Nothing, Wide, Bytes, 0, |s, tile| {
+    let scale = s.f16_column(tile, 0);
     PackedBlock {
-        words: columns32(s, tile, at + 2),
+        words: columns32(s, tile, 2),
         scale,
         extra: scale,
     }
@@ -123,9 +130,9 @@ simple_format!(
     Narrow<4, 8>,
     Narrow<4, 8>,
     8,
-    |s, tile, at| {
-        let scale = s.f16_column(tile, at);
-        let words = nibbles(s, s.columns(tile, at + 2));
+    |s, tile| {
+        let scale = s.f16_column(tile, 0);
+        let words = nibbles(s, s.columns(tile, 2));
         PackedBlock {
             words,
             scale,
@@ -140,9 +147,9 @@ simple_format!(
     Narrow<4, 0>,
     Narrow<4, 0>,
     0,
-    |s, tile, at| {
-        let (scale, extra) = scale_and_min(s, s.gather(tile, at));
-        let words = nibbles(s, s.columns(tile, at + 4));
+    |s, tile| {
+        let (scale, extra) = scale_and_min(s, s.gather(tile, 0));
+        let words = nibbles(s, s.columns(tile, 4));
         PackedBlock {
             words,
             scale,
@@ -157,12 +164,12 @@ simple_format!(
     Narrow<5, 16>,
     Narrow<5, 16>,
     16,
-    |s, tile, at| {
-        let scale = s.f16_column(tile, at);
+    |s, tile| {
+        let scale = s.f16_column(tile, 0);
         let words = or_fifth_bits(
             s,
-            nibbles(s, s.columns(tile, at + 6)),
-            s.gather(tile, at + 2),
+            nibbles(s, s.columns(tile, 6)),
+            s.gather(tile, 2),
         );
         PackedBlock {
             words,
@@ -178,12 +185,12 @@ simple_format!(
     Narrow<5, 0>,
     Narrow<5, 0>,
     0,
-    |s, tile, at| {
-        let (scale, extra) = scale_and_min(s, s.gather(tile, at));
+    |s, tile| {
+        let (scale, extra) = scale_and_min(s, s.gather(tile, 0));
         let words = or_fifth_bits(
             s,
-            nibbles(s, s.columns(tile, at + 8)),
-            s.gather(tile, at + 4),
+            nibbles(s, s.columns(tile, 8)),
+            s.gather(tile, 4),
         );
         PackedBlock {
             words,
@@ -212,8 +219,8 @@ impl<S: Simd> Copy for KHeader<S> {}
 
 impl<S: Simd> KHeader<S> {
     #[inline(always)]
-    fn read(s: S, tile: &Tile<'_>, at: usize) -> Self {
-        let [both, first, second, third] = s.columns(tile, at);
+    fn read(s: S, tile: &Tile<'_>) -> Self {
+        let [both, first, second, third] = s.columns(tile, 0);
         let (d, dmin) = scale_and_min(s, both);
         Self {
             d,
@@ -267,7 +274,7 @@ impl Format for Q4K {
 
     #[inline(always)]
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> KHeader<S> {
-        KHeader::read(s, tile, index * DType::Q4K.block_bytes())
+        KHeader::read(s, &file_block::<Self>(tile, index))
     }
 
     #[inline(always)]
@@ -278,9 +285,9 @@ impl Format for Q4K {
         part: usize,
         header: &KHeader<S>,
     ) -> PackedBlock<S> {
-        let at = index * DType::Q4K.block_bytes();
+        let tile = &file_block::<Self>(tile, index);
         let (scale, extra) = header.sub_block(s, part);
-        let words = k_nibbles(s, tile, at + 16, part);
+        let words = k_nibbles(s, tile, 16, part);
         PackedBlock {
             words,
             scale,
@@ -301,7 +308,7 @@ impl Format for Q5K {
 
     #[inline(always)]
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> KHeader<S> {
-        KHeader::read(s, tile, index * DType::Q5K.block_bytes())
+        KHeader::read(s, &file_block::<Self>(tile, index))
     }
 
     #[inline(always)]
@@ -312,10 +319,10 @@ impl Format for Q5K {
         part: usize,
         header: &KHeader<S>,
     ) -> PackedBlock<S> {
-        let at = index * DType::Q5K.block_bytes();
+        let tile = &file_block::<Self>(tile, index);
         let (scale, extra) = header.sub_block(s, part);
-        let low = k_nibbles(s, tile, at + 48, part);
-        let high = columns32(s, tile, at + 16);
+        let low = k_nibbles(s, tile, 48, part);
+        let high = columns32(s, tile, 16);
         let words = each!(s.u_splat(0), |g| {
             let bit = s.u_and(s.u_shr(high[g], part as u32), s.u_splat(0x0101_0101));
             s.u_or(low[g], s.u_shl(bit, 4))
@@ -364,10 +371,10 @@ impl Format for Q6K {
 
     #[inline(always)]
     fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Q6KHeader<S> {
-        let at = index * DType::Q6K.block_bytes();
+        let tile = &file_block::<Self>(tile, index);
         Q6KHeader {
-            d: s.f16_column(tile, at + 208),
-            scales: s.columns(tile, at + 192),
+            d: s.f16_column(tile, 208),
+            scales: s.columns(tile, 192),
         }
     }
 
@@ -379,10 +386,10 @@ impl Format for Q6K {
         part: usize,
         header: &Q6KHeader<S>,
     ) -> PackedBlock<S> {
-        let at = index * DType::Q6K.block_bytes();
+        let tile = &file_block::<Self>(tile, index);
         let (half, quarter) = (part / 4, part % 4);
-        let low = columns32(s, tile, at + 64 * half + 32 * (quarter % 2));
-        let high = columns32(s, tile, at + 128 + 32 * half);
+        let low = columns32(s, tile, 64 * half + 32 * (quarter % 2));
+        let high = columns32(s, tile, 128 + 32 * half);
         let (low_shift, high_shift) = (4 * (quarter / 2) as u32, 2 * quarter as u32);
         let words = each!(s.u_splat(0), |g| {
             let low = s.u_and(s.u_shr(low[g], low_shift), s.u_splat(0x0F0F_0F0F));
