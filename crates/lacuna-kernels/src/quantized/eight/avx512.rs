@@ -11,7 +11,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::{Ahead, Blocks, Eight, Header, ROWS, Values, f16_of_rows, load16, pair, rows};
+use super::{Ahead, Blocks, Eight, Header, ROWS, Values, eight, f16_of_rows, load16, pair, rows};
 use crate::activations::ActivationRow;
 use crate::dtype::DType;
 use crate::matrix::Matrix;
@@ -53,44 +53,17 @@ fn all_rows<D: Eight<BYTES, 8>, const BYTES: usize>(
 /// A storage type, as this module multiplies it.
 struct Wide<D>(PhantomData<D>);
 
-impl Eight<144, 8> for Wide<Q4K> {
-    #[inline(always)]
-    fn add<const CACHE: i32>(
-        rows: &Blocks<'_, 144>,
-        x: &Values<'_, 8>,
-        ahead: Ahead<CACHE>,
-        sum: __m256,
-    ) -> __m256 {
-        // SAFETY: 1.
-        unsafe { k_add(rows, x, ahead, None, 16, sum) }
-    }
-}
+eight!(Wide<Q4K>, 144, 8, |rows, x, ahead, sum| {
+    k_add(rows, x, ahead, None, 16, sum)
+});
 
-impl Eight<176, 8> for Wide<Q5K> {
-    #[inline(always)]
-    fn add<const CACHE: i32>(
-        rows: &Blocks<'_, 176>,
-        x: &Values<'_, 8>,
-        ahead: Ahead<CACHE>,
-        sum: __m256,
-    ) -> __m256 {
-        // SAFETY: 1.
-        unsafe { k_add(rows, x, ahead, Some(16), 48, sum) }
-    }
-}
+eight!(Wide<Q5K>, 176, 8, |rows, x, ahead, sum| {
+    k_add(rows, x, ahead, Some(16), 48, sum)
+});
 
-impl Eight<210, 8> for Wide<Q6K> {
-    #[inline(always)]
-    fn add<const CACHE: i32>(
-        rows: &Blocks<'_, 210>,
-        x: &Values<'_, 8>,
-        ahead: Ahead<CACHE>,
-        sum: __m256,
-    ) -> __m256 {
-        // SAFETY: 1.
-        unsafe { q6_k(rows, x, ahead, sum) }
-    }
-}
+eight!(Wide<Q6K>, 210, 8, |rows, x, ahead, sum| {
+    q6_k(rows, x, ahead, sum)
+});
 
 /// Sixteen bytes at `at` of each row: of the first four, and of the others.
 #[target_feature(enable = "avx512f")]

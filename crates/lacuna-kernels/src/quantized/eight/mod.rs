@@ -110,6 +110,28 @@ trait Eight<const BYTES: usize, const PARTS: usize> {
     ) -> __m256;
 }
 
+/// Implements [`Eight`] for a type: the bytes and parts of a block, and how it is added.
+macro_rules! eight {
+    (
+        $name:ty, $bytes:literal, $parts:literal,
+        |$rows:ident, $x:ident, $ahead:ident, $sum:ident| $body:expr
+    ) => {
+        impl Eight<$bytes, $parts> for $name {
+            #[inline(always)]
+            fn add<const CACHE: i32>(
+                $rows: &Blocks<'_, $bytes>,
+                $x: &Values<'_, $parts>,
+                $ahead: Ahead<CACHE>,
+                $sum: __m256,
+            ) -> __m256 {
+                // SAFETY: 1.
+                unsafe { $body }
+            }
+        }
+    };
+}
+use eight;
+
 /// See [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
 fn all_rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
@@ -257,21 +279,10 @@ fn sum_halves(x: [__m256i; 4]) -> __m256i {
     )
 }
 
-impl Eight<34, 1> for Q8_0 {
-    #[inline(always)]
-    fn add<const CACHE: i32>(
-        rows: &Blocks<'_, 34>,
-        x: &Values<'_, 1>,
-        ahead: Ahead<CACHE>,
-        sum: __m256,
-    ) -> __m256 {
-        // SAFETY: 1.
-        unsafe {
-            ahead.prefetch(0, ROWS * 34);
-            q8_0(rows, x, sum)
-        }
-    }
-}
+eight!(Q8_0, 34, 1, |rows, x, ahead, sum| {
+    ahead.prefetch(0, ROWS * 34);
+    q8_0(rows, x, sum)
+});
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
@@ -330,28 +341,17 @@ fn nibble_dots<const BYTES: usize>(
 /// has some, and its nibbles, the offset of all weights, and whether there is a minimum.
 macro_rules! nibbles {
     ($name:ident, $len:literal, $fifth:expr, $at:literal, $offset:literal, $minimum:literal) => {
-        impl Eight<$len, 1> for $name {
-            #[inline(always)]
-            fn add<const CACHE: i32>(
-                rows: &Blocks<'_, $len>,
-                x: &Values<'_, 1>,
-                ahead: Ahead<CACHE>,
-                sum: __m256,
-            ) -> __m256 {
-                // SAFETY: 1.
-                unsafe {
-                    ahead.prefetch(0, ROWS * $len);
-                    let dots = nibble_dots(rows, halves(x, 0), $fifth, $at);
-                    let dots = _mm256_add_epi32(dots, lacking(x, 0, $offset));
-                    let sum = add_dots(x, 0, dots, f16_of_rows(rows, 0), sum);
-                    if $minimum {
-                        add_minimum(x, 0, f16_of_rows(rows, 2), sum)
-                    } else {
-                        sum
-                    }
-                }
+        eight!($name, $len, 1, |rows, x, ahead, sum| {
+            ahead.prefetch(0, ROWS * $len);
+            let dots = nibble_dots(rows, halves(x, 0), $fifth, $at);
+            let dots = _mm256_add_epi32(dots, lacking(x, 0, $offset));
+            let sum = add_dots(x, 0, dots, f16_of_rows(rows, 0), sum);
+            if $minimum {
+                add_minimum(x, 0, f16_of_rows(rows, 2), sum)
+            } else {
+                sum
             }
-        }
+        });
     };
 }
 
@@ -484,44 +484,17 @@ fn k_dots<const BYTES: usize>(
     each!(mask, |i| sum_halves(pairs[i]))
 }
 
-impl Eight<144, 8> for Q4K {
-    #[inline(always)]
-    fn add<const CACHE: i32>(
-        rows: &Blocks<'_, 144>,
-        x: &Values<'_, 8>,
-        ahead: Ahead<CACHE>,
-        sum: __m256,
-    ) -> __m256 {
-        // SAFETY: 1.
-        unsafe { k_add(rows, x, ahead, None, 16, sum) }
-    }
-}
+eight!(Q4K, 144, 8, |rows, x, ahead, sum| {
+    k_add(rows, x, ahead, None, 16, sum)
+});
 
-impl Eight<176, 8> for Q5K {
-    #[inline(always)]
-    fn add<const CACHE: i32>(
-        rows: &Blocks<'_, 176>,
-        x: &Values<'_, 8>,
-        ahead: Ahead<CACHE>,
-        sum: __m256,
-    ) -> __m256 {
-        // SAFETY: 1.
-        unsafe { k_add(rows, x, ahead, Some(16), 48, sum) }
-    }
-}
+eight!(Q5K, 176, 8, |rows, x, ahead, sum| {
+    k_add(rows, x, ahead, Some(16), 48, sum)
+});
 
-impl Eight<210, 8> for Q6K {
-    #[inline(always)]
-    fn add<const CACHE: i32>(
-        rows: &Blocks<'_, 210>,
-        x: &Values<'_, 8>,
-        ahead: Ahead<CACHE>,
-        sum: __m256,
-    ) -> __m256 {
-        // SAFETY: 1.
-        unsafe { q6_k(rows, x, ahead, sum) }
-    }
-}
+eight!(Q6K, 210, 8, |rows, x, ahead, sum| {
+    q6_k(rows, x, ahead, sum)
+});
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
