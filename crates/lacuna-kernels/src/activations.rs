@@ -17,7 +17,7 @@
     reason = "caller-provided bytes hold the blocks; see # Safety"
 )]
 
-use crate::cpu::Level;
+use crate::level::Level;
 use crate::simd::{Kernel, Registers, Simd, SingleToken, each};
 
 /// Values per block.

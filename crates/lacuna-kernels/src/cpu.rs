@@ -2,7 +2,6 @@
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::str::FromStr;
 
 use crate::activations::{
     Activations, Quantize, QuantizeSingle, stored_tokens, streamed, tokens_per_tile,
@@ -11,11 +10,10 @@ use crate::attention::{self, AttentionShape, Cached, Each, Sequences};
 use crate::element::ElementType;
 use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
+use crate::level::{Level, Proof, with_simd};
 use crate::matrix::Matrix;
 use crate::share::{Cut, Part, Share};
-use crate::simd::{Kernel, LANES, Registers, Simd, portable::Portable};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
+use crate::simd::{Kernel, LANES, Registers, Simd};
 use crate::store::Store;
 use crate::threads::Pool;
 use crate::view::View;
@@ -33,61 +31,24 @@ const TASK_BYTES: usize = 48 * 1024;
 /// Tasks per thread that let threads finish together when one is slowed down.
 const TASKS_PER_THREAD: usize = 8;
 
-/// A set of instructions the kernels are compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Level {
-    /// What the compilation target guarantees.
-    Portable,
-    /// x86-64 with AVX2, FMA and F16C.
-    Avx2,
-    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
-    Avx512Vnni,
-}
-
-impl Level {
-    /// Every level, slowest first.
-    pub const ALL: [Level; 3] = [Level::Portable, Level::Avx2, Level::Avx512Vnni];
-
-    /// The name that `LACUNA_CPU` takes and reports show.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Level::Portable => "portable",
-            Level::Avx2 => "avx2",
-            Level::Avx512Vnni => "avx512vnni",
-        }
-    }
-}
-
-impl FromStr for Level {
-    type Err = CpuError;
-
-    fn from_str(name: &str) -> Result<Self, CpuError> {
-        let mut levels = Level::ALL.into_iter();
-        levels
-            .find(|level| level.name() == name)
-            .ok_or_else(|| CpuError::UnknownLevel(name.into()))
-    }
-}
-
 /// Why a [`Cpu`] cannot be had.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuError {
     /// The name is no level.
-    #[error("unknown CPU level `{0}`; use portable, avx2 or avx512vnni")]
+    #[error("unknown CPU level `{0}`; use {names}", names = names(Level::available()))]
     UnknownLevel(String),
     /// This CPU lacks instructions of the level.
-    #[error("this CPU does not have the instructions of level {}; its best is {}", wanted.name(), best.name())]
-    Unavailable {
-        /// The level asked for.
-        wanted: Level,
-        /// The best level this CPU has.
-        best: Level,
-    },
+    #[error("this CPU does not have the instructions of level {}; use {names}", .0.name(), names = names(Level::available()))]
+    Unavailable(Level),
     /// The system refused to start a thread.
     #[error("cannot start a worker thread; use fewer threads")]
     Threads(#[source] io::Error),
+}
+
+fn names(levels: impl Iterator<Item = Level>) -> String {
+    let names: Vec<_> = levels.map(Level::name).collect();
+    names.join(" or ")
 }
 
 /// How a [`Cpu`] is set up.
@@ -105,40 +66,6 @@ impl Default for CpuConfig {
         Self {
             threads,
             level: None,
-        }
-    }
-}
-
-/// The proof of one level.
-#[derive(Clone, Copy)]
-enum Proof {
-    Portable(Portable),
-    #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
-    #[cfg(target_arch = "x86_64")]
-    Avx512Vnni(Avx512Vnni),
-}
-
-impl Proof {
-    fn detect(level: Level) -> Option<Self> {
-        match level {
-            Level::Portable => Some(Proof::Portable(Portable)),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => Avx2::detect().map(Proof::Avx2),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512Vnni => Avx512Vnni::detect().map(Proof::Avx512Vnni),
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => None,
-        }
-    }
-
-    fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        match self {
-            Proof::Portable(simd) => simd.vectorize(kernel),
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx2(simd) => simd.vectorize(kernel),
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx512Vnni(simd) => simd.vectorize(kernel),
         }
     }
 }
@@ -194,25 +121,11 @@ impl Cpu {
         let level = match (config.level, forced) {
             (Some(level), _) => level,
             (None, Some(name)) => name.parse()?,
-            (None, None) => Self::detect_level(),
+            (None, None) => Level::best(),
         };
-        let best = Self::detect_level();
-        let proof = Proof::detect(level).ok_or(CpuError::Unavailable {
-            wanted: level,
-            best,
-        })?;
+        let proof = Proof::detect(level).ok_or(CpuError::Unavailable(level))?;
         let pool = Pool::new(config.threads, Scratch::new).map_err(CpuError::Threads)?;
         Ok(Self { level, proof, pool })
-    }
-
-    /// The best level this CPU has.
-    pub fn detect_level() -> Level {
-        let available = |level: &Level| Proof::detect(*level).is_some();
-        Level::ALL
-            .into_iter()
-            .rev()
-            .find(available)
-            .unwrap_or(Level::Portable)
     }
 
     /// The level in use.
@@ -609,13 +522,7 @@ impl Cpu {
             sequences,
             shape,
         };
-        match self.proof {
-            Proof::Portable(simd) => call.run(&self.pool, simd, out, scratch),
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx2(simd) => call.run(&self.pool, simd, out, scratch),
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx512Vnni(simd) => call.run(&self.pool, simd, out, scratch),
-        }
+        with_simd!(self.proof, |simd| call.run(&self.pool, simd, out, scratch));
     }
 
     /// Calls `task(first_row, rows)` for pieces of whole rows of `width`, which may be cut anywhere.
@@ -646,33 +553,24 @@ impl Cpu {
     }
 
     pub(crate) fn registers(&self) -> Registers {
-        match self.proof {
-            Proof::Portable(_) => Portable::REGISTERS,
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx2(_) => Avx2::REGISTERS,
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx512Vnni(_) => Avx512Vnni::REGISTERS,
+        fn of<S: Simd>(_: S) -> Registers {
+            S::REGISTERS
         }
+        with_simd!(self.proof, |simd| of(simd))
     }
 
     fn streamed(&self) -> usize {
-        match self.proof {
-            Proof::Portable(_) => streamed::<Portable>(),
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx2(_) => streamed::<Avx2>(),
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx512Vnni(_) => streamed::<Avx512Vnni>(),
+        fn of<S: Simd>(_: S) -> usize {
+            streamed::<S>()
         }
+        with_simd!(self.proof, |simd| of(simd))
     }
 
     fn tokens_per_tile(&self, tokens: usize) -> usize {
-        let widest = match self.proof {
-            Proof::Portable(_) => Portable::TOKENS,
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx2(_) => Avx2::TOKENS,
-            #[cfg(target_arch = "x86_64")]
-            Proof::Avx512Vnni(_) => Avx512Vnni::TOKENS,
-        };
+        fn of<S: Simd>(_: S) -> usize {
+            S::TOKENS
+        }
+        let widest = with_simd!(self.proof, |simd| of(simd));
         tokens_per_tile(tokens, widest, self.streamed())
     }
 

@@ -95,6 +95,10 @@ impl<'a> Tile<'a> {
     }
 
     /// Bytes from a row to the next.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "read by levels of x86-64")
+    )]
     #[inline(always)]
     pub(crate) fn stride(&self) -> usize {
         self.stride

@@ -26,7 +26,7 @@ use crate::activations::{Activations, BLOCK, streamed};
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd, SingleToken};
+use crate::simd::{Kernel, LANES, Simd};
 use crate::tile::Tile;
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use panels::Panels;
@@ -68,7 +68,7 @@ impl Product<'_, '_> {
         let tokens = self.x.tokens();
         // Constants, so that no level compiles the ways of another.
         #[cfg(target_arch = "x86_64")]
-        if const { matches!(S::SINGLE_TOKEN, SingleToken::Eight) } && tokens == 1 {
+        if const { matches!(S::SINGLE_TOKEN, crate::simd::SingleToken::Eight) } && tokens == 1 {
             let first = self.out.cols().start;
             return eight::multiply(s, self.weights, &self.x.single(), first, self.out.row(0));
         }

@@ -29,6 +29,8 @@ pub(crate) use each;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 pub(crate) mod portable;
 #[cfg(test)]
 mod tests;
@@ -64,6 +66,10 @@ pub(crate) enum Products {
     Quads,
     /// In two steps. Small ones are summed in 16 bits first, by [`Simd::add_pairs`]; others are
     /// widened to 16 bits and summed in 32, by [`Simd::dot2`].
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "only levels of x86-64 do")
+    )]
     Pairs,
 }
 
@@ -73,6 +79,10 @@ pub(crate) enum SingleToken {
     /// Sixteen rows side by side, like a few tokens.
     Sixteen,
     /// Eight rows side by side, as is written for AVX2.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "only levels of x86-64 do")
+    )]
     Eight,
 }
 

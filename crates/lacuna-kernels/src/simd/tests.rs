@@ -1,7 +1,7 @@
 //! Every operation of every level against the portable one, from ordinary inputs to the extremes.
 
 use super::*;
-use crate::Level;
+use crate::level::{Level, Proof};
 
 /// What operations are given.
 struct Inputs {
@@ -251,15 +251,7 @@ impl Kernel for &Inputs {
 
 /// Runs a kernel at `level`, if this CPU has it.
 fn at<K: Kernel>(level: Level, kernel: K) -> Option<K::Output> {
-    match level {
-        Level::Portable => Some(portable::Portable.vectorize(kernel)),
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => avx2::Avx2::detect().map(|s| s.vectorize(kernel)),
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512Vnni => avx512::Avx512Vnni::detect().map(|s| s.vectorize(kernel)),
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => None,
-    }
+    Proof::detect(level).map(|proof| proof.run(kernel))
 }
 
 /// Numbers that look random, the same in every run.

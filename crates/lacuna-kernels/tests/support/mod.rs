@@ -42,10 +42,7 @@ impl Random {
 
 /// Every level this CPU has.
 pub(crate) fn levels() -> Vec<Level> {
-    Level::ALL
-        .into_iter()
-        .filter(|level| *level <= Cpu::detect_level())
-        .collect()
+    Level::available().collect()
 }
 
 pub(crate) fn cpu(level: Level, threads: usize) -> Cpu {
