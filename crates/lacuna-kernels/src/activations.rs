@@ -79,7 +79,7 @@ pub(crate) const fn streamed<S: Simd>() -> usize {
     match (S::REGISTERS, S::SINGLE_TOKEN) {
         (Registers::Many, _) => STREAMED,
         (Registers::Few, SingleToken::Sixteen) => 1,
-        (Registers::Few, SingleToken::Eight) => 0,
+        (Registers::Few, SingleToken::Eight | SingleToken::EachRow) => 0,
     }
 }
 
@@ -216,7 +216,7 @@ impl<'a> Activations<'a> {
         cast(&self.quantized[token * per_token..][..N * per_token])
     }
 
-    /// The blocks of the only token, of a level that takes it in eight rows.
+    /// The blocks of the only token, of a level that has a way of its own for it.
     ///
     /// # Panics
     /// When there are several tokens or they are not quantized.

@@ -5,7 +5,7 @@
 //! not on how rows are cut into tasks, and not on the level, as all levels fuse the same operations.
 //!
 //! One token and a few stream rows from the file layout: one eight rows at a time (`eight`, with
-//! AVX2), a few sixteen, which they share in registers if there are many ([`stream`]). Others share
+//! AVX2) or sixteen (`rows`, with NEON), a few sixteen, which they share in registers if there are many ([`stream`]). Others share
 //! panels that are packed into a buffer of the worker ([`panels`]), as the level multiplies them
 //! fastest ([`packing`]).
 
@@ -15,6 +15,8 @@ mod formats;
 mod packing;
 mod panel;
 mod panels;
+#[cfg(target_arch = "aarch64")]
+mod rows;
 mod stream;
 
 pub(crate) use panels::Buffer as PanelBuffer;
@@ -26,6 +28,8 @@ use crate::activations::{Activations, BLOCK, streamed};
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use crate::simd::SingleToken;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::tile::Tile;
 use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
@@ -68,9 +72,14 @@ impl Product<'_, '_> {
         let tokens = self.x.tokens();
         // Constants, so that no level compiles the ways of another.
         #[cfg(target_arch = "x86_64")]
-        if const { matches!(S::SINGLE_TOKEN, crate::simd::SingleToken::Eight) } && tokens == 1 {
+        if const { matches!(S::SINGLE_TOKEN, SingleToken::Eight) } && tokens == 1 {
             let first = self.out.cols().start;
             return eight::multiply(s, self.weights, &self.x.single(), first, self.out.row(0));
+        }
+        #[cfg(target_arch = "aarch64")]
+        if const { matches!(S::SINGLE_TOKEN, SingleToken::EachRow) } && tokens == 1 {
+            let first = self.out.cols().start;
+            return rows::multiply(s, self.weights, &self.x.single(), first, self.out.row(0));
         }
         if const { streamed::<S>() > 0 } && tokens <= streamed::<S>() {
             return stream::multiply::<S, D>(s, self.weights, self.x, &mut self.out, self.panel);

@@ -84,6 +84,12 @@ pub(crate) enum SingleToken {
         expect(dead_code, reason = "only levels of x86-64 do")
     )]
     Eight,
+    /// Sixteen rows one after the other, as is written for NEON.
+    #[cfg_attr(
+        not(target_arch = "aarch64"),
+        expect(dead_code, reason = "only levels of 64-bit ARM do")
+    )]
+    EachRow,
 }
 
 /// A level: the lane operations and the proof that this CPU has them.
@@ -116,6 +122,17 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     #[cfg(target_arch = "x86_64")]
     fn avx512(self) -> Option<avx512::Avx512Vnni> {
         None
+    }
+
+    /// Adds products of sixteen signed bytes and as many others, which are not -128, four to a lane.
+    #[cfg(target_arch = "aarch64")]
+    fn dot_sixteen(
+        self,
+        sum: std::arch::aarch64::int32x4_t,
+        a: std::arch::aarch64::int8x16_t,
+        b: std::arch::aarch64::int8x16_t,
+    ) -> std::arch::aarch64::int32x4_t {
+        neon::Bytes::dot(neon::Widening, sum, a, b)
     }
 
     /// Runs `kernel` compiled for this level.

@@ -189,7 +189,7 @@ fn sum_fours(x: [float32x4_t; 4]) -> float32x4_t {
 /// Lane `j` is the sum of the lanes of `x[j]`.
 #[target_feature(enable = "neon")]
 #[inline]
-fn sum_integers(x: [int32x4_t; 4]) -> uint32x4_t {
+pub(crate) fn sum_integers(x: [int32x4_t; 4]) -> uint32x4_t {
     let pairs = [vpaddq_s32(x[0], x[1]), vpaddq_s32(x[2], x[3])];
     vreinterpretq_u32_s32(vpaddq_s32(pairs[0], pairs[1]))
 }
@@ -304,8 +304,13 @@ impl<B: Bytes> Simd for Neon<B> {
     const TOKENS: usize = 4;
     const TILES: usize = 1;
     const PRODUCTS: Products = Products::Quads;
-    const SINGLE_TOKEN: SingleToken = SingleToken::Sixteen;
+    const SINGLE_TOKEN: SingleToken = SingleToken::EachRow;
     const START: i32 = 0;
+
+    #[inline(always)]
+    fn dot_sixteen(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+        self.0.dot(sum, a, b)
+    }
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {

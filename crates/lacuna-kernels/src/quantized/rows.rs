@@ -1,0 +1,268 @@
+//! One token with NEON: sixteen rows side by side, each multiplied as it lies in memory.
+//!
+//! A row's products of four columns are a lane of a register of its own; the lanes are added only when
+//! there are four rows of them. What an offset of all weights adds is corrected with the sums of the
+//! activations, where the sum of a row starts. Scales come from the format, for sixteen rows at once.
+//!
+//! # Safety
+//! 1. Every 64-bit ARM that this is compiled for has NEON.
+//! 2. Loads go through references to arrays that are as long.
+#![expect(unsafe_code, reason = "intrinsics; see # Safety")]
+
+use std::arch::aarch64::*;
+use std::marker::PhantomData;
+
+use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::panel::Extra;
+use super::{parts, store};
+use crate::activations::ActivationRow;
+use crate::dtype::DType;
+use crate::matrix::Matrix;
+use crate::simd::neon::sum_integers;
+use crate::simd::{Kernel, LANES, Simd, each};
+use crate::tile::Tile;
+
+/// The 32 weights of a row's block, too large by [`Format::OFFSET`].
+type Weights = [uint8x16_t; 2];
+
+/// A storage type, a row at a time.
+trait Row: Format {
+    /// The `part`-th 32 columns of a file block.
+    fn weights(block: &[u8], part: usize) -> Weights;
+}
+
+/// Implements [`Row`] for a type: how weights are read.
+macro_rules! row {
+    ($name:ident, |$block:ident, $part:ident| $body:expr) => {
+        impl Row for $name {
+            #[inline(always)]
+            fn weights($block: &[u8], $part: usize) -> Weights {
+                // SAFETY: 1.
+                unsafe { $body }
+            }
+        }
+    };
+}
+
+row!(Q8_0, |block, _part| two(block, 2));
+row!(Q4_0, |block, _part| nibbles(block, 2));
+row!(Q4_1, |block, _part| nibbles(block, 4));
+row!(Q5_0, |block, _part| with_fifth(
+    nibbles(block, 6),
+    bits(block, 2)
+));
+row!(Q5_1, |block, _part| with_fifth(
+    nibbles(block, 8),
+    bits(block, 4)
+));
+row!(Q4K, |block, part| k_nibbles(block, 16, part));
+row!(Q5K, |block, part| with_fifth(
+    k_nibbles(block, 48, part),
+    two(block, 16).map(|x| vtstq_u8(x, vdupq_n_u8(1 << part)))
+));
+row!(Q6K, |block, part| {
+    let (half, quarter) = (part / 4, part % 4);
+    let low = k_nibble(two(block, 64 * half + 32 * (quarter % 2)), quarter / 2);
+    let high = two(block, 128 + 32 * half);
+    let up = vdupq_n_s8(4 - 2 * quarter as i8);
+    each!(low[0], |i| {
+        let top = vandq_u8(vshlq_u8(high[i], up), vdupq_n_u8(0x30));
+        vorrq_u8(low[i], top)
+    })
+});
+
+/// Sixteen bytes at `at`.
+#[target_feature(enable = "neon")]
+#[inline]
+fn sixteen(block: &[u8], at: usize) -> uint8x16_t {
+    let bytes: &[u8; 16] = block[at..].first_chunk().expect("inside the block");
+    // SAFETY: 2.
+    unsafe { vld1q_u8(bytes.as_ptr()) }
+}
+
+/// Thirty-two bytes at `at`.
+#[target_feature(enable = "neon")]
+#[inline]
+fn two(block: &[u8], at: usize) -> Weights {
+    [sixteen(block, at), sixteen(block, at + 16)]
+}
+
+/// The low nibbles of sixteen bytes at `at`, then the high ones.
+#[target_feature(enable = "neon")]
+#[inline]
+fn nibbles(block: &[u8], at: usize) -> Weights {
+    let both = sixteen(block, at);
+    [vandq_u8(both, vdupq_n_u8(15)), vshrq_n_u8::<4>(both)]
+}
+
+/// The low nibbles of 32 bytes, or the high ones.
+#[target_feature(enable = "neon")]
+#[inline]
+fn k_nibble(both: Weights, high: usize) -> Weights {
+    match high {
+        0 => both.map(|x| vandq_u8(x, vdupq_n_u8(15))),
+        _ => both.map(|x| vshrq_n_u8::<4>(x)),
+    }
+}
+
+/// The nibbles of a sub-block, from 32 bytes that two share.
+#[target_feature(enable = "neon")]
+#[inline]
+fn k_nibbles(block: &[u8], at: usize, part: usize) -> Weights {
+    k_nibble(two(block, at + 32 * (part / 2)), part % 2)
+}
+
+/// All ones in the bytes whose bit, of the 32 at `at`, is set.
+#[target_feature(enable = "neon")]
+#[inline]
+fn bits(block: &[u8], at: usize) -> Weights {
+    const BYTE: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1];
+    const BIT: u64 = 0x8040_2010_0804_0201;
+    let bits: &[u8; 4] = block[at..].first_chunk().expect("inside the block");
+    let all = vreinterpretq_u8_u32(vdupq_n_u32(u32::from_le_bytes(*bits)));
+    let bit = vreinterpretq_u8_u64(vdupq_n_u64(BIT));
+    let byte = sixteen(&BYTE, 0);
+    [byte, vaddq_u8(byte, vdupq_n_u8(2))].map(|byte| vtstq_u8(vqtbl1q_u8(all, byte), bit))
+}
+
+/// Sets bit 4 of the weights that `set` is all ones for.
+#[target_feature(enable = "neon")]
+#[inline]
+fn with_fifth(weights: Weights, set: Weights) -> Weights {
+    let fifth = |i: usize| vorrq_u8(weights[i], vandq_u8(set[i], vdupq_n_u8(16)));
+    [fifth(0), fifth(1)]
+}
+
+/// Products of sixteen rows and 32 columns, each row's in a lane: of the first sixteen columns and of the
+/// others, or of all where there is one scale for them.
+#[inline(always)]
+fn dots<S: Simd, D: Row>(
+    s: S,
+    tile: &Tile<'_>,
+    index: usize,
+    part: usize,
+    x: &ActivationRow<'_>,
+) -> [S::U; 2] {
+    let bytes = D::DTYPE.block_bytes();
+    let at = index * parts::<D>() + part;
+    let lacking = |half: usize| -i32::from(D::OFFSET) * x.half_sums[half][at];
+    let both = D::EXTRA != Extra::SecondScale;
+    let starts = match both {
+        true => [lacking(0) + lacking(1), 0],
+        false => [lacking(0), lacking(1)],
+    };
+    let mut lanes = [[0; LANES]; 2];
+    for four in 0..LANES / 4 {
+        // SAFETY: 1, 2.
+        unsafe {
+            // The lanes of a row are added in the end, so any may start with what is lacking.
+            let zero = vdupq_n_s32(0);
+            let starts = starts.map(|start| vsetq_lane_s32::<0>(start, zero));
+            let words = x.q[at].as_chunks::<4>().0;
+            let values = [0, 1].map(|half| vld1q_u32(words[half].as_ptr()));
+            let mut sums = [[zero; 4]; 2];
+            for r in 0..4 {
+                let block = &tile.row(4 * four + r)[index * bytes..][..bytes];
+                let weights = D::weights(block, part);
+                let dot = |sum, half: usize| {
+                    let values = vreinterpretq_s8_u32(values[half]);
+                    s.dot_sixteen(sum, vreinterpretq_s8_u8(weights[half]), values)
+                };
+                sums[0][r] = dot(starts[0], 0);
+                match both {
+                    true => sums[0][r] = dot(sums[0][r], 1),
+                    false => sums[1][r] = dot(starts[1], 1),
+                }
+            }
+            for half in 0..2 {
+                let four = &mut lanes[half].as_chunks_mut::<4>().0[four];
+                vst1q_u32(four.as_mut_ptr(), sum_integers(sums[half]));
+            }
+        }
+    }
+    lanes.map(|lanes| s.u_load(&lanes))
+}
+
+/// Writes the products of the rows from `first` on, as many as `out` holds, with one token.
+pub(super) fn multiply<S: Simd>(
+    s: S,
+    weights: &Matrix<'_>,
+    x: &ActivationRow<'_>,
+    first: usize,
+    out: &mut [f32],
+) {
+    let call = Call {
+        weights,
+        x,
+        first,
+        out,
+    };
+    match weights.dtype() {
+        DType::Q8_0 => s.vectorize(Rows::<Q8_0>(call, PhantomData)),
+        DType::Q4_0 => s.vectorize(Rows::<Q4_0>(call, PhantomData)),
+        DType::Q4_1 => s.vectorize(Rows::<Q4_1>(call, PhantomData)),
+        DType::Q5_0 => s.vectorize(Rows::<Q5_0>(call, PhantomData)),
+        DType::Q5_1 => s.vectorize(Rows::<Q5_1>(call, PhantomData)),
+        DType::Q4K => s.vectorize(Rows::<Q4K>(call, PhantomData)),
+        DType::Q5K => s.vectorize(Rows::<Q5K>(call, PhantomData)),
+        DType::Q6K => s.vectorize(Rows::<Q6K>(call, PhantomData)),
+        DType::F32 | DType::F16 | DType::Bf16 => unreachable!("not a quantized matrix"),
+    }
+}
+
+/// What [`multiply`] is given.
+struct Call<'a> {
+    weights: &'a Matrix<'a>,
+    x: &'a ActivationRow<'a>,
+    first: usize,
+    out: &'a mut [f32],
+}
+
+/// [`multiply`] of one storage type.
+struct Rows<'a, D>(Call<'a>, PhantomData<D>);
+
+impl<D: Row> Kernel for Rows<'_, D> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Call {
+            weights,
+            x,
+            mut first,
+            mut out,
+        } = self.0;
+        let bytes = D::DTYPE.block_bytes();
+        while !out.is_empty() {
+            let tile = Tile::new(weights, first);
+            let mut sums = s.splat(0.0);
+            for index in 0..x.q.len() / parts::<D>() {
+                // While sixteen rows are read, the next sixteen are prefetched front to back.
+                for line in (0..LANES * bytes).step_by(64) {
+                    s.prefetch_far(tile.address(LANES, index * LANES * bytes + line));
+                }
+                let header = D::header(s, &tile, index);
+                for part in 0..parts::<D>() {
+                    // Of which the words are not read.
+                    let block = D::block(s, &tile, index, part, &header);
+                    let [all, second] = dots::<S, D>(s, &tile, index, part, x);
+                    let at = index * parts::<D>() + part;
+                    let unit = s.splat(x.scale[at]);
+                    sums = s.dot_end(all, block.scale, unit, sums);
+                    match D::EXTRA {
+                        Extra::Nothing => {}
+                        Extra::SecondScale => sums = s.dot_end(second, block.extra, unit, sums),
+                        Extra::Minimum => {
+                            sums = s.fused(block.extra, s.splat(x.scaled_sum[at]), sums);
+                        }
+                    }
+                }
+            }
+            let lanes = tile.lanes();
+            let count = lanes.len().min(out.len());
+            store(s, sums, out, &(lanes.start..lanes.start + count));
+            out = &mut out[count..];
+            first += count;
+        }
+    }
+}
