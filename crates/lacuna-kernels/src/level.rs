@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use crate::cpu::CpuError;
 #[cfg(target_arch = "aarch64")]
-use crate::simd::neon::{Dotprod, Neon, Widening};
+use crate::simd::neon::{Dotprod, I8mm, Neon, Widening};
 use crate::simd::{Kernel, Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2::Avx2, avx512::Avx512Vnni};
@@ -23,16 +23,19 @@ pub enum Level {
     Neon,
     /// 64-bit ARM with dot products of bytes too: most since 2018.
     NeonDotprod,
+    /// 64-bit ARM with products of matrices of bytes too: many since 2021.
+    NeonI8mm,
 }
 
 impl Level {
     /// Every level of every architecture, the slower ones of each first.
-    pub const ALL: [Level; 5] = [
+    pub const ALL: [Level; 6] = [
         Level::Portable,
         Level::Avx2,
         Level::Avx512Vnni,
         Level::Neon,
         Level::NeonDotprod,
+        Level::NeonI8mm,
     ];
 
     /// The levels that this CPU has, slowest first.
@@ -55,6 +58,7 @@ impl Level {
             Level::Avx512Vnni => "avx512vnni",
             Level::Neon => "neon",
             Level::NeonDotprod => "neondotprod",
+            Level::NeonI8mm => "neoni8mm",
         }
     }
 }
@@ -82,6 +86,8 @@ pub(crate) enum Proof {
     Neon(Neon<Widening>),
     #[cfg(target_arch = "aarch64")]
     NeonDotprod(Neon<Dotprod>),
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(Neon<I8mm>),
 }
 
 /// An expression of the lane operations that a [`Proof`] is of.
@@ -98,6 +104,8 @@ macro_rules! with_simd {
             Proof::Neon($simd) => $body,
             #[cfg(target_arch = "aarch64")]
             Proof::NeonDotprod($simd) => $body,
+            #[cfg(target_arch = "aarch64")]
+            Proof::NeonI8mm($simd) => $body,
         }
     }};
 }
@@ -116,6 +124,8 @@ impl Proof {
             Level::Neon => Neon::detect().map(Proof::Neon),
             #[cfg(target_arch = "aarch64")]
             Level::NeonDotprod => Neon::detect().map(Proof::NeonDotprod),
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonI8mm => Neon::detect().map(Proof::NeonI8mm),
             // Those of another architecture.
             _ => None,
         }

@@ -1,7 +1,8 @@
 //! How packed blocks lie in a panel, and their integer products.
 //!
 //! What is fastest depends on the level and on how large weights are. Where an instruction adds
-//! products of bytes in 32 bits, weights are packed as bytes ([`Bytes`]). Elsewhere products of two
+//! products of bytes in 32 bits, weights are packed as bytes ([`Bytes`], or [`Squares`] where it takes two
+//! tokens at once). Elsewhere products of two
 //! bytes are added in 16 bits first: small weights stay bytes and several products are added before
 //! they are widened ([`Narrow`]), and weights of 8 bits are packed as 16-bit numbers ([`Wide`]). The
 //! sums are the same integers.
@@ -98,6 +99,63 @@ impl Packing for Bytes {
                 let word = s.u_load(&weights[r][g].0);
                 for t in 0..T {
                     sums[r][t] = s.dot4(sums[r][t], word, x.q[t][g]);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Bytes, eight columns of a row side by side, multiplied by [`Simd::dot_squares`]: line `2 * g` holds words
+/// `2 * g` and `2 * g + 1` of the first eight rows, the next one of the others.
+pub(super) struct Squares;
+
+impl Packing for Squares {
+    type Words = [Line; 8];
+    const PANEL_BLOCKS: usize = Bytes::PANEL_BLOCKS;
+
+    #[inline(always)]
+    fn pack<S: Simd>(s: S, block: &PackedBlock<S>, offset: u8, out: &mut Self::Words) {
+        let word = |g: usize| s.weights(block.words[g], offset.wrapping_neg() as i8);
+        for g in (0..8).step_by(2) {
+            let [first, second] = s.zip(word(g), word(g + 1));
+            s.u_store(first, &mut out[g].0);
+            s.u_store(second, &mut out[g + 1].0);
+        }
+    }
+
+    #[inline(always)]
+    fn dots<S: Simd, const R: usize, const T: usize>(
+        s: S,
+        weights: &[&Self::Words; R],
+        x: &ActivationBlock<T>,
+        _: &[i32; T],
+        range: Range<usize>,
+    ) -> Dots<S, R, T> {
+        debug_assert_eq!(S::START, 0, "sums start at 0");
+        // Of tokens `t` and `t + 1`, where `t` is even: of eight rows, and of eight more. The last token
+        // of an odd number is multiplied twice.
+        let mut squares = [[[s.u_splat(0); 2]; T]; R];
+        for g in range.step_by(2) {
+            for t in (0..T).step_by(2) {
+                let (first, second) = (&x.q[t], &x.q[(t + 1).min(T - 1)]);
+                let values = [first[g], first[g + 1], second[g], second[g + 1]];
+                for r in 0..R {
+                    for half in 0..2 {
+                        let word = s.u_load(&weights[r][g + half].0);
+                        let sums = &mut squares[r][t][half];
+                        *sums = s.dot_squares(*sums, word, values);
+                    }
+                }
+            }
+        }
+        let mut sums = [[s.u_splat(0); T]; R];
+        for r in 0..R {
+            for t in (0..T).step_by(2) {
+                let [even, odd] = s.unzip(squares[r][t][0], squares[r][t][1]);
+                sums[r][t] = even;
+                if t + 1 < T {
+                    sums[r][t + 1] = odd;
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::formats::Format;
-use super::packing::{Bytes, Line, Lines, Packing};
+use super::packing::{Bytes, Line, Lines, Packing, Squares};
 use super::panel::{
     Extra, HasExtra, Plain, Scales, Stored, Sums, WithMinimum, WithSecondScale, step,
 };
@@ -133,6 +133,9 @@ impl<D: Format> Panels<'_, '_, D> {
         // A constant, so that no level compiles the packings of another.
         if const { matches!(S::PRODUCTS, Products::Quads) } {
             return self.packed::<S, Bytes>(s);
+        }
+        if const { matches!(S::PRODUCTS, Products::Squares) } {
+            return self.packed::<S, Squares>(s);
         }
         if self.x.tokens() <= FEW_TOKENS {
             self.packed::<S, D::FewPairs>(s);

@@ -71,6 +71,12 @@ pub(crate) enum Products {
         expect(dead_code, reason = "only levels of x86-64 do")
     )]
     Pairs,
+    /// By [`Simd::dot_squares`], in one instruction.
+    #[cfg_attr(
+        not(target_arch = "aarch64"),
+        expect(dead_code, reason = "only levels of 64-bit ARM do")
+    )]
+    Squares,
 }
 
 /// How a level multiplies one token.
@@ -317,6 +323,46 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn sum_pairs(self, sums: Self::U) -> Self::U {
         self.dot2(self.u_splat(0), sums, 0x0001_0001)
+    }
+    /// The lanes of both in turn: those of the first halves, and of the second ones.
+    #[inline(always)]
+    fn zip(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
+        let (a, b) = (lanes(self, a), lanes(self, b));
+        let zipped: [[u32; LANES]; 2] = each!([0; LANES], |half| each!(0, |i| {
+            let at = LANES / 2 * half + i / 2;
+            if i % 2 == 0 { a[at] } else { b[at] }
+        }));
+        each!(self.u_splat(0), |half| self.u_load(&zipped[half]))
+    }
+    /// The even lanes of both, and the odd ones: what [`Simd::zip`] was given.
+    #[inline(always)]
+    fn unzip(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
+        let (a, b) = (lanes(self, a), lanes(self, b));
+        let unzipped: [[u32; LANES]; 2] = each!([0; LANES], |odd| each!(0, |i| {
+            let at = 2 * i + odd;
+            if at < LANES { a[at] } else { b[at - LANES] }
+        }));
+        each!(self.u_splat(0), |odd| self.u_load(&unzipped[odd]))
+    }
+    /// Products of eight rows and two tokens: of lanes `2 * r` and `2 * r + 1` of the weights, eight signed
+    /// bytes of row `r`, and eight of the activations. To lane `2 * r` that of the first two words is
+    /// added, to the next one that of the others.
+    #[inline(always)]
+    fn dot_squares(self, sums: Self::U, weights: Self::U, activations: [u32; 4]) -> Self::U {
+        let (sums, weights) = (lanes(self, sums), lanes(self, weights));
+        let sums = each!(0, |i| {
+            let mut sum = sums[i];
+            for word in 0..2 {
+                let w = weights[i / 2 * 2 + word].to_le_bytes();
+                let x = activations[i % 2 * 2 + word].to_le_bytes();
+                for (w, x) in w.into_iter().zip(x) {
+                    let product = i32::from(w.cast_signed()) * i32::from(x.cast_signed());
+                    sum = sum.wrapping_add_signed(product);
+                }
+            }
+            sum
+        });
+        self.u_load(&sums)
     }
     /// Thirty-two bytes, then thirty-two more.
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U;

@@ -4,8 +4,8 @@
 //! not in the compiler's library yet, and are written as assembly.
 //!
 //! # Safety
-//! 1. Every 64-bit ARM that this is compiled for has NEON. A [`Dotprod`] exists only if the CPU has its
-//!    instructions too: `detect` is its only maker. So executing them is sound.
+//! 1. Every 64-bit ARM that this is compiled for has NEON. A [`Dotprod`], or an [`I8mm`], exists only if
+//!    the CPU has its instructions too: `detect` is its only maker. So executing them is sound.
 //! 2. Loads and stores go through references to arrays that are at least as long.
 //! 3. Reads of a [`Tile`] are within its rows (the bounds are asserted once for all rows), and
 //!    every row lies within the tile's bytes.
@@ -49,8 +49,24 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
     /// Runs `kernel` compiled for these instructions.
     fn enter<K: Kernel>(simd: Neon<Self>, kernel: K) -> K::Output;
 
+    /// How packed panels are multiplied.
+    const PRODUCTS: Products;
+
     /// Adds to each lane the products of four bytes and four others, which are not -128.
     fn dot(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t;
+
+    /// Adds the products of both halves of `a`, eight bytes, with both of `b`.
+    #[inline(always)]
+    fn square(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+        // SAFETY: 1.
+        unsafe {
+            let (zero, halves) = (vdupq_n_s32(0), vreinterpretq_s64_s8(a));
+            let first = vreinterpretq_s8_s64(vtrn1q_s64(halves, halves));
+            let second = vreinterpretq_s8_s64(vtrn2q_s64(halves, halves));
+            let products = vpaddq_s32(self.dot(zero, first, b), self.dot(zero, second, b));
+            vaddq_s32(sum, products)
+        }
+    }
 }
 
 /// What every 64-bit ARM has: products of 16 bits.
@@ -58,6 +74,8 @@ pub(crate) trait Bytes: Copy + Send + Sync + 'static {
 pub(crate) struct Widening;
 
 impl Bytes for Widening {
+    const PRODUCTS: Products = Products::Quads;
+
     fn detect() -> Option<Self> {
         // Words are read from memory as they are.
         cfg!(target_endian = "little").then_some(Self)
@@ -108,6 +126,8 @@ fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 }
 
 impl Bytes for Dotprod {
+    const PRODUCTS: Products = Products::Quads;
+
     fn detect() -> Option<Self> {
         Widening::detect().filter(|_| is_aarch64_feature_detected!("dotprod"))?;
         Some(Self(()))
@@ -123,6 +143,60 @@ impl Bytes for Dotprod {
     fn dot(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
         // SAFETY: 1.
         unsafe { sdot(sum, a, b) }
+    }
+}
+
+/// Proof that the CPU has products of small matrices of bytes, beside dot products.
+#[derive(Clone, Copy)]
+pub(crate) struct I8mm(Dotprod);
+
+#[target_feature(enable = "dotprod,i8mm")]
+#[inline(never)]
+fn enter_i8mm<K: Kernel>(simd: Neon<I8mm>, kernel: K) -> K::Output {
+    kernel.run(simd)
+}
+
+#[target_feature(enable = "i8mm")]
+#[inline]
+fn smmla(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    let mut sum = sum;
+    // SAFETY: 1; it reads and writes these registers only.
+    unsafe {
+        asm!(
+            "smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            sum = inout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
+impl Bytes for I8mm {
+    const PRODUCTS: Products = Products::Squares;
+
+    fn detect() -> Option<Self> {
+        Dotprod::detect()
+            .filter(|_| is_aarch64_feature_detected!("i8mm"))
+            .map(Self)
+    }
+
+    #[inline]
+    fn enter<K: Kernel>(simd: Neon<Self>, kernel: K) -> K::Output {
+        // SAFETY: 1.
+        unsafe { enter_i8mm(simd, kernel) }
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+        self.0.dot(sum, a, b)
+    }
+
+    #[inline(always)]
+    fn square(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+        // SAFETY: 1.
+        unsafe { smmla(sum, a, b) }
     }
 }
 
@@ -303,7 +377,7 @@ impl<B: Bytes> Simd for Neon<B> {
     const REGISTERS: Registers = Registers::Few;
     const TOKENS: usize = 4;
     const TILES: usize = 1;
-    const PRODUCTS: Products = Products::Quads;
+    const PRODUCTS: Products = B::PRODUCTS;
     const SINGLE_TOKEN: SingleToken = SingleToken::EachRow;
     const START: i32 = 0;
 
@@ -713,6 +787,37 @@ impl<B: Bytes> Simd for Neon<B> {
             }
         }
         out
+    }
+
+    #[inline(always)]
+    fn zip(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
+        each!(a, |half| four!(i => {
+            let (a, b) = (a[2 * half + i / 2], b[2 * half + i / 2]);
+            if i % 2 == 0 { vzip1q_u32(a, b) } else { vzip2q_u32(a, b) }
+        }))
+    }
+
+    #[inline(always)]
+    fn unzip(self, a: Self::U, b: Self::U) -> [Self::U; 2] {
+        let all = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]];
+        [
+            four!(i => vuzp1q_u32(all[2 * i], all[2 * i + 1])),
+            four!(i => vuzp2q_u32(all[2 * i], all[2 * i + 1])),
+        ]
+    }
+
+    #[inline(always)]
+    fn dot_squares(self, sums: Self::U, weights: Self::U, activations: [u32; 4]) -> Self::U {
+        // SAFETY: 1, 2.
+        let x = unsafe { vreinterpretq_s8_u32(vld1q_u32(activations.as_ptr())) };
+        // SAFETY: 1.
+        each!(sums[0], |i| unsafe {
+            let (sum, weights) = (
+                vreinterpretq_s32_u32(sums[i]),
+                vreinterpretq_s8_u32(weights[i]),
+            );
+            vreinterpretq_u32_s32(self.0.square(sum, weights, x))
+        })
     }
 
     #[inline(always)]

@@ -187,6 +187,11 @@ impl Inputs {
         for x in [first, second, pairs, s.sum_pairs(pairs), sum] {
             out.push(("products in pairs", words(s, x)));
         }
+        let x = *self.activations().first_chunk().expect("four of sixteen");
+        let squares = s.dot_squares(v, w, x);
+        for x in [s.zip(v, w), s.unzip(v, w), [squares, squares]].as_flattened() {
+            out.push(("products of two tokens", words(s, *x)));
+        }
     }
 
     /// A block of 32 products, of weights with the offsets that storage types have.
