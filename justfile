@@ -21,6 +21,10 @@ test-vulkan:
 test-avx512 *filters:
     .ci/test-avx512 {{filters}}
 
+# The kernels' tests as a 64-bit ARM, emulated; `--program` runs the demo model too.
+test-neon *options:
+    .ci/test-neon {{options}}
+
 # The server with the official OpenAI client and a browser; installs both.
 test-server:
     .ci/test-server

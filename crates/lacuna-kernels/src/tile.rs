@@ -110,9 +110,17 @@ impl<'a> Tile<'a> {
     }
 
     /// A row.
+    ///
+    /// # Panics
+    /// When `row` is not below 16.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &'a [u8] {
-        &self.bytes[row * self.stride..][..self.row_bytes]
+        assert!(row < LANES, "row {row} of {LANES}");
+        // SAFETY: by 1 all rows lie within `bytes`.
+        unsafe {
+            let start = self.bytes.as_ptr().add(row * self.stride);
+            std::slice::from_raw_parts(start, self.row_bytes)
+        }
     }
 
     /// The address of byte `at` of a row, which need not exist.

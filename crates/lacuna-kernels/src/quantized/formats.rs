@@ -41,7 +41,7 @@ pub(super) trait Format {
 
 /// File block `index` of each row.
 #[inline(always)]
-fn file_block<'a, D: Format>(tile: &Tile<'a>, index: usize) -> Tile<'a> {
+pub(super) fn file_block<'a, D: Format>(tile: &Tile<'a>, index: usize) -> Tile<'a> {
     let bytes = D::DTYPE.block_bytes();
     tile.part(index * bytes, bytes)
 }

@@ -12,7 +12,7 @@
 use std::arch::aarch64::*;
 use std::marker::PhantomData;
 
-use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, file_block};
 use super::panel::Extra;
 use super::{parts, store};
 use crate::activations::ActivationRow;
@@ -62,12 +62,13 @@ row!(Q5K, |block, part| with_fifth(
 ));
 row!(Q6K, |block, part| {
     let (half, quarter) = (part / 4, part % 4);
-    let low = k_nibble(two(block, 64 * half + 32 * (quarter % 2)), quarter / 2);
+    let low = two(block, 64 * half + 32 * (quarter % 2));
+    let down = vdupq_n_s8(-4 * (quarter as i8 / 2));
     let high = two(block, 128 + 32 * half);
     let up = vdupq_n_s8(4 - 2 * quarter as i8);
     each!(low[0], |i| {
         let top = vandq_u8(vshlq_u8(high[i], up), vdupq_n_u8(0x30));
-        vorrq_u8(low[i], top)
+        vorrq_u8(vandq_u8(vshlq_u8(low[i], down), vdupq_n_u8(15)), top)
     })
 });
 
@@ -133,54 +134,105 @@ fn with_fifth(weights: Weights, set: Weights) -> Weights {
     [fifth(0), fifth(1)]
 }
 
-/// Products of sixteen rows and 32 columns, each row's in a lane: of the first sixteen columns and of the
-/// others, or of all where there is one scale for them.
-#[inline(always)]
-fn dots<S: Simd, D: Row>(
-    s: S,
-    tile: &Tile<'_>,
-    index: usize,
-    part: usize,
-    x: &ActivationRow<'_>,
-) -> [S::U; 2] {
-    let bytes = D::DTYPE.block_bytes();
-    let at = index * parts::<D>() + part;
-    let lacking = |half: usize| -i32::from(D::OFFSET) * x.half_sums[half][at];
-    let both = D::EXTRA != Extra::SecondScale;
-    let starts = match both {
-        true => [lacking(0) + lacking(1), 0],
-        false => [lacking(0), lacking(1)],
-    };
-    let mut lanes = [[0; LANES]; 2];
-    for four in 0..LANES / 4 {
+/// What rows are multiplied with: 32 values, and what the sums of the first and of the last sixteen start
+/// with, in any lane, because the lanes of a row are added in the end.
+struct Values {
+    q: [int8x16_t; 2],
+    starts: [int32x4_t; 2],
+}
+
+impl Values {
+    #[inline(always)]
+    fn of<D: Row>(x: &ActivationRow<'_>, at: usize) -> Self {
+        let lacking: [i32; 2] = each!(0, |half| -i32::from(D::OFFSET) * x.half_sums[half][at]);
+        let starts = match D::EXTRA {
+            Extra::SecondScale => lacking,
+            _ => [lacking[0] + lacking[1], 0],
+        };
+        let words = x.q[at].as_chunks::<4>().0;
         // SAFETY: 1, 2.
         unsafe {
-            // The lanes of a row are added in the end, so any may start with what is lacking.
             let zero = vdupq_n_s32(0);
-            let starts = starts.map(|start| vsetq_lane_s32::<0>(start, zero));
-            let words = x.q[at].as_chunks::<4>().0;
-            let values = [0, 1].map(|half| vld1q_u32(words[half].as_ptr()));
-            let mut sums = [[zero; 4]; 2];
-            for r in 0..4 {
-                let block = &tile.row(4 * four + r)[index * bytes..][..bytes];
-                let weights = D::weights(block, part);
-                let dot = |sum, half: usize| {
-                    let values = vreinterpretq_s8_u32(values[half]);
-                    s.dot_sixteen(sum, vreinterpretq_s8_u8(weights[half]), values)
-                };
-                sums[0][r] = dot(starts[0], 0);
-                match both {
-                    true => sums[0][r] = dot(sums[0][r], 1),
-                    false => sums[1][r] = dot(starts[1], 1),
-                }
-            }
-            for half in 0..2 {
-                let four = &mut lanes[half].as_chunks_mut::<4>().0[four];
-                vst1q_u32(four.as_mut_ptr(), sum_integers(sums[half]));
+            Self {
+                q: [0, 1].map(|half| vreinterpretq_s8_u32(vld1q_u32(words[half].as_ptr()))),
+                starts: starts.map(|start| vsetq_lane_s32::<0>(start, zero)),
             }
         }
     }
-    lanes.map(|lanes| s.u_load(&lanes))
+}
+
+/// Products of four rows and 32 columns, each row's in a lane: all of them, or the first half and the
+/// second one where they have scales of their own.
+#[inline(always)]
+fn four<S: Simd, D: Row>(
+    s: S,
+    block: &Tile<'_>,
+    first: usize,
+    part: usize,
+    x: &Values,
+) -> [uint32x4_t; 2] {
+    let mut sums = [x.starts; 4];
+    for r in 0..4 {
+        let weights = D::weights(block.row(first + r), part);
+        for half in 0..2 {
+            // SAFETY: 1.
+            let weights = unsafe { vreinterpretq_s8_u8(weights[half]) };
+            // Both halves are one sum where there is one scale.
+            let to = if D::EXTRA == Extra::SecondScale {
+                half
+            } else {
+                0
+            };
+            sums[r][to] = s.dot_sixteen(sums[r][to], weights, x.q[half]);
+        }
+    }
+    // SAFETY: 1.
+    [0, 1].map(|half| unsafe { sum_integers(each!(x.starts[0], |r| sums[r][half])) })
+}
+
+/// [`four`], of sixteen rows.
+#[inline(always)]
+fn dots<S: Simd, D: Row>(s: S, block: &Tile<'_>, part: usize, x: &Values) -> [S::U; 2] {
+    let quarters = [
+        four::<S, D>(s, block, 0, part, x),
+        four::<S, D>(s, block, 4, part, x),
+        four::<S, D>(s, block, 8, part, x),
+        four::<S, D>(s, block, 12, part, x),
+    ];
+    each!(s.u_splat(0), |half| {
+        let mut lanes = [0; LANES];
+        for (four, quarter) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(&quarters) {
+            // SAFETY: 1, 2.
+            unsafe { vst1q_u32(four.as_mut_ptr(), quarter[half]) };
+        }
+        s.u_load(&lanes)
+    })
+}
+
+/// A file block of sixteen rows.
+struct Place<'a, S: Simd, D: Row> {
+    tile: &'a Tile<'a>,
+    index: usize,
+    block: Tile<'a>,
+    header: D::Header<S>,
+}
+
+impl<S: Simd, D: Row> Place<'_, S, D> {
+    /// Adds the products of the `part`-th 32 columns.
+    #[inline(always)]
+    fn add(&self, s: S, part: usize, x: &ActivationRow<'_>, sums: S::F) -> S::F {
+        let at = self.index * parts::<D>() + part;
+        let [all, second] = dots::<S, D>(s, &self.block, part, &Values::of::<D>(x, at));
+        // Of which the words are not read.
+        let scales = D::block(s, self.tile, self.index, part, &self.header);
+        let unit = s.splat(x.scale[at]);
+        let sums = s.dot_end(all, scales.scale, unit, sums);
+        match D::EXTRA {
+            Extra::Nothing => sums,
+            Extra::SecondScale => s.dot_end(second, scales.extra, unit, sums),
+            Extra::Minimum => s.fused(scales.extra, s.splat(x.scaled_sum[at]), sums),
+        }
+    }
 }
 
 /// Writes the products of the rows from `first` on, as many as `out` holds, with one token.
@@ -233,28 +285,26 @@ impl<D: Row> Kernel for Rows<'_, D> {
             mut out,
         } = self.0;
         let bytes = D::DTYPE.block_bytes();
+        let blocks = weights.cols() / D::DTYPE.block_len();
         while !out.is_empty() {
             let tile = Tile::new(weights, first);
             let mut sums = s.splat(0.0);
-            for index in 0..x.q.len() / parts::<D>() {
+            for index in 0..blocks {
                 // While sixteen rows are read, the next sixteen are prefetched front to back.
                 for line in (0..LANES * bytes).step_by(64) {
                     s.prefetch_far(tile.address(LANES, index * LANES * bytes + line));
                 }
-                let header = D::header(s, &tile, index);
-                for part in 0..parts::<D>() {
-                    // Of which the words are not read.
-                    let block = D::block(s, &tile, index, part, &header);
-                    let [all, second] = dots::<S, D>(s, &tile, index, part, x);
-                    let at = index * parts::<D>() + part;
-                    let unit = s.splat(x.scale[at]);
-                    sums = s.dot_end(all, block.scale, unit, sums);
-                    match D::EXTRA {
-                        Extra::Nothing => {}
-                        Extra::SecondScale => sums = s.dot_end(second, block.extra, unit, sums),
-                        Extra::Minimum => {
-                            sums = s.fused(block.extra, s.splat(x.scaled_sum[at]), sums);
-                        }
+                let place = Place::<S, D> {
+                    tile: &tile,
+                    index,
+                    block: file_block::<D>(&tile, index),
+                    header: D::header(s, &tile, index),
+                };
+                // Two at a time, so that which nibbles are read is known when this is compiled.
+                for part in (0..parts::<D>()).step_by(2) {
+                    sums = place.add(s, part, x, sums);
+                    if parts::<D>() > 1 {
+                        sums = place.add(s, part + 1, x, sums);
                     }
                 }
             }
