@@ -13,7 +13,7 @@ use crate::grid::Grid;
 use crate::level::{Level, Proof, with_simd};
 use crate::matrix::Matrix;
 use crate::share::{Cut, Part, Share};
-use crate::simd::{Kernel, LANES, Registers, Simd};
+use crate::simd::{Kernel, LANES, Simd};
 use crate::store::Store;
 use crate::threads::Pool;
 use crate::view::View;
@@ -550,13 +550,6 @@ impl Cpu {
     /// Calls `task` for every index below `tasks`, on all threads.
     pub(crate) fn for_each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
         self.pool.run(tasks, |index, _| task(index));
-    }
-
-    pub(crate) fn registers(&self) -> Registers {
-        fn of<S: Simd>(_: S) -> Registers {
-            S::REGISTERS
-        }
-        with_simd!(self.proof, |simd| of(simd))
     }
 
     fn streamed(&self) -> usize {

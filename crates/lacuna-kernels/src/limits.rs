@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use crate::cpu::Cpu;
-use crate::simd::{Kernel, LANES, Registers, Simd, each};
+use crate::simd::{Kernel, LANES, Products, Registers, Simd, each};
 
 /// Bytes that a task reads.
 const READ_TASK: usize = 1 << 20;
@@ -65,7 +65,7 @@ impl Cpu {
 
     fn measure_arithmetic(&self, kernel: impl Fn() -> Arithmetic + Sync) -> f64 {
         let tasks = self.threads() * ARITHMETIC_TASKS;
-        let products = kernel().products(self.registers());
+        let products = self.execute(PerStep(kernel()));
         let elapsed = self.measure(tasks, |_| kernel());
         (tasks * STEPS * products) as f64 / elapsed.as_secs_f64()
     }
@@ -112,20 +112,12 @@ struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// Products per step.
-    fn products(&self, registers: Registers) -> usize {
-        let chains = match registers {
-            Registers::Many => 16,
-            Registers::Few => 4,
-        };
-        chains * LANES * if self.integers { 4 } else { 1 }
-    }
-
     #[inline(always)]
     fn chains<S: Simd, const N: usize>(&self, s: S) {
         let (words, numbers) = ([[0x0102_0304; LANES]; N], [[0.5; LANES]; N]);
         if self.integers {
             let x: [_; N] = each!(s.u_splat(0), |j| s.u_load(&black_box(words)[j]));
+            let quads: [[_; 4]; N] = black_box([[words[0][0]; 4]; N]);
             let mut sums = [[s.u_splat(0); N]; N];
             for _ in 0..STEPS {
                 // Read anew, so that no product is computed once for all steps.
@@ -133,7 +125,11 @@ impl Arithmetic {
                 for i in 0..N {
                     let weight = s.u_load(&weights[i]);
                     for j in 0..N {
-                        sums[i][j] = s.dot_unsigned(sums[i][j], weight, x[j]);
+                        let sum = &mut sums[i][j];
+                        *sum = match S::PRODUCTS {
+                            Products::Squares => s.dot_squares(*sum, weight, quads[j]),
+                            _ => s.dot_unsigned(*sum, weight, x[j]),
+                        };
                     }
                 }
             }
@@ -170,6 +166,27 @@ impl Kernel for Arithmetic {
             Registers::Many => self.chains::<S, 4>(s),
             Registers::Few => self.chains::<S, 2>(s),
         }
+    }
+}
+
+/// Products per step of [`Arithmetic`].
+struct PerStep(Arithmetic);
+
+impl Kernel for PerStep {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> usize {
+        let chains = match S::REGISTERS {
+            Registers::Many => 16,
+            Registers::Few => 4,
+        };
+        let products = match (self.0.integers, S::PRODUCTS) {
+            (false, _) => 1,
+            (true, Products::Squares) => 8,
+            (true, _) => 4,
+        };
+        chains * LANES * products
     }
 }
 
