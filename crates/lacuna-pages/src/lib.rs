@@ -2,7 +2,7 @@
 //!
 //! A [`Pool`] owns physical pages of one [`Device`]; a [`Buffer`] is reserved address space whose
 //! pages are attached, shared, sealed, given back and moved by page table, while the addresses stay
-//! as they are. On Linux the [`HostDevice`] does it with the CPU's own page table; anywhere else
+//! as they are. On Linux and Android the [`HostDevice`] does it with the CPU's own page table; anywhere else
 //! the [`DenseDevice`] stands behind the same buffers.
 //!
 //! ```

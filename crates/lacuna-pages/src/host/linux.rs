@@ -56,6 +56,10 @@ use crate::units::{ByteLength, PageSize};
 
 const NAME: &str = "host";
 
+/// `MADV_COLLAPSE` of the kernel's interface, the same on every architecture Rust has; `libc` names it for glibc
+/// alone.
+const MADV_COLLAPSE: libc::c_int = 25;
+
 /// Bytes of the system's huge page on x86-64, and on 64-bit Arm with base pages of 4 KiB.
 const HUGE_PAGE: u64 = 2 << 20;
 
@@ -286,7 +290,7 @@ impl HostDevice {
             // refusal leaves the mapping as it was.
             let _ = unsafe {
                 let start = pointer.byte_add(skipped as usize);
-                libc::madvise(start, whole as usize, libc::MADV_COLLAPSE)
+                libc::madvise(start, whole as usize, MADV_COLLAPSE)
             };
         }
         Ok(())

@@ -1,14 +1,14 @@
 //! The host device: pages of memfd heaps attached to reserved address space by the CPU's own page
-//! table. Linux only; elsewhere [`HostDevice::new`] is a typed error and the dense device serves.
+//! table. Linux and Android only; elsewhere [`HostDevice::new`] is a typed error and the dense device serves.
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", target_os = "android"))]
 mod linux;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", target_os = "android"))]
 pub use linux::HostDevice;
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
 mod elsewhere;
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub use elsewhere::HostDevice;
 
 /// How much of the system the host device may use.
