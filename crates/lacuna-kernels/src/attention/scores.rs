@@ -244,7 +244,7 @@ const ORDER: [usize; LANES] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7,
 pub(super) struct Tiles<'a> {
     /// See [`PackKeys`].
     pub(super) keys: &'a [Chunk],
-    /// One tile of [`pack_queries`].
+    /// One tile of [`PackQueries`].
     pub(super) queries: &'a [f32],
     /// The chunks of the block in `[queries, PARTITION_CHUNKS]`, at most [`tile_len`] queries.
     pub(super) scores: &'a mut [Chunk],
