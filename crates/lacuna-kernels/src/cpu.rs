@@ -36,18 +36,18 @@ const TASKS_PER_THREAD: usize = 8;
 #[non_exhaustive]
 pub enum CpuError {
     /// The name is no level.
-    #[error("unknown CPU level `{0}`; use {names}", names = names(Level::available()))]
+    #[error("unknown CPU level `{0}`; use {names}", names = available_names())]
     UnknownLevel(String),
     /// This CPU lacks instructions of the level.
-    #[error("this CPU does not have the instructions of level {}; use {names}", .0.name(), names = names(Level::available()))]
+    #[error("this CPU does not have the instructions of level {}; use {names}", .0.name(), names = available_names())]
     Unavailable(Level),
     /// The system refused to start a thread.
     #[error("cannot start a worker thread; use fewer threads")]
     Threads(#[source] io::Error),
 }
 
-fn names(levels: impl Iterator<Item = Level>) -> String {
-    let names: Vec<_> = levels.map(Level::name).collect();
+fn available_names() -> String {
+    let names: Vec<_> = Level::available().map(Level::name).collect();
     names.join(" or ")
 }
 

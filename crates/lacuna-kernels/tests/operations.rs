@@ -285,7 +285,10 @@ fn levels_have_names_and_unavailable_ones_are_refused() {
         });
         match result {
             Ok(cpu) => assert_eq!(cpu.level(), level),
-            Err(error) => assert!(matches!(error, CpuError::Unavailable(_))),
+            Err(error) => {
+                assert!(matches!(error, CpuError::Unavailable(refused) if refused == level));
+                assert!(error.to_string().contains(Level::best().name()), "{error}");
+            }
         }
     }
     assert!(matches!(

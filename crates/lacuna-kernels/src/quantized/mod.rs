@@ -5,9 +5,9 @@
 //! not on how rows are cut into tasks, and not on the level, as all levels fuse the same operations.
 //!
 //! One token and a few stream rows from the file layout: one eight rows at a time (`eight`, with
-//! AVX2) or sixteen (`rows`, with NEON), a few sixteen, which they share in registers if there are many ([`stream`]). Others share
-//! panels that are packed into a buffer of the worker ([`panels`]), as the level multiplies them
-//! fastest ([`packing`]).
+//! AVX2) or sixteen (`rows`, with NEON), a few sixteen, which they share in registers if there are
+//! many ([`stream`]). Others share panels that are packed into a buffer of the worker ([`panels`]),
+//! as the level multiplies them fastest ([`packing`]).
 
 #[cfg(target_arch = "x86_64")]
 mod eight;

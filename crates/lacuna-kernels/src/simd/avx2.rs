@@ -15,7 +15,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
+use super::{Kernel, Products, Registers, Simd, SingleToken};
 use crate::activations::ActivationBlock;
 use crate::tile::Tile;
 
@@ -696,11 +696,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_start(self, _bias: i32) -> Self::U {
-        self.u_splat(0)
-    }
-
-    #[inline(always)]
     fn widen(self, bytes: Self::U) -> [Self::U; 2] {
         // SAFETY: 1.
         let (first, second) = unsafe {
@@ -829,24 +824,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn dot_end(
-        self,
-        sum: Self::U,
-        scale: Self::F,
-        activation_scale: Self::F,
-        acc: Self::F,
-    ) -> Self::F {
-        self.fma(self.mul(self.i_to_f32(sum), scale), activation_scale, acc)
-    }
-
-    #[inline(always)]
-    fn prefetch(self, tile: &Tile<'_>, at: usize) {
-        for row in 0..LANES {
-            self.prefetch_line(tile.address(row, at));
-        }
-    }
-
-    #[inline(always)]
     fn prefetch_line(self, address: *const u8) {
         // SAFETY: a prefetch reads nothing and cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
@@ -856,13 +833,5 @@ impl Simd for Avx2 {
     fn prefetch_far(self, address: *const u8) {
         // SAFETY: a prefetch reads nothing and cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
-    }
-
-    #[inline(always)]
-    fn prefetch_bytes(self, bytes: &[u8]) {
-        for line in bytes.chunks(64) {
-            // SAFETY: a prefetch reads nothing and cannot fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
-        }
     }
 }

@@ -655,13 +655,6 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
-    fn prefetch(self, tile: &Tile<'_>, at: usize) {
-        for row in 0..LANES {
-            self.prefetch_line(tile.address(row, at));
-        }
-    }
-
-    #[inline(always)]
     fn prefetch_line(self, address: *const u8) {
         // SAFETY: a prefetch reads nothing and cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
@@ -671,13 +664,5 @@ impl Simd for Avx512Vnni {
     fn prefetch_far(self, address: *const u8) {
         // SAFETY: a prefetch reads nothing and cannot fault.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
-    }
-
-    #[inline(always)]
-    fn prefetch_bytes(self, bytes: &[u8]) {
-        for line in bytes.chunks(64) {
-            // SAFETY: a prefetch reads nothing and cannot fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) }
-        }
     }
 }

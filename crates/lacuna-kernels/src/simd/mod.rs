@@ -272,7 +272,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn weights(self, bytes: Self::U, offset: i8) -> Self::U;
     /// Start of an integer sum. `bias` is [`ActivationBlock`](crate::activations)'s start value,
     /// which some levels use to correct an unsigned representation of the weights.
-    fn dot_start(self, bias: i32) -> Self::U;
+    #[inline(always)]
+    fn dot_start(self, _bias: i32) -> Self::U {
+        self.u_splat(0)
+    }
     /// Signed bytes as 16-bit numbers: bytes 0 and 1 of each lane, and bytes 2 and 3.
     #[inline(always)]
     fn widen(self, bytes: Self::U) -> [Self::U; 2] {
@@ -401,22 +404,35 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Adds to each lane the product of four weights and four signed bytes.
     fn dot4(self, sum: Self::U, weights: Self::U, activations: u32) -> Self::U;
     /// `round(dot * scale) * activation_scale + acc`, fused: the canonical step over a block.
+    #[inline(always)]
     fn dot_end(
         self,
         sum: Self::U,
         scale: Self::F,
         activation_scale: Self::F,
         acc: Self::F,
-    ) -> Self::F;
+    ) -> Self::F {
+        self.fused(self.mul(self.i_to_f32(sum), scale), activation_scale, acc)
+    }
     /// Hints that the byte at `at` past the start of each row will be read soon; it may lie
     /// anywhere.
-    fn prefetch(self, tile: &Tile<'_>, at: usize);
+    #[inline(always)]
+    fn prefetch(self, tile: &Tile<'_>, at: usize) {
+        for row in 0..LANES {
+            self.prefetch_line(tile.address(row, at));
+        }
+    }
     /// Hints that the cache line of an address, which may be any, will be read soon.
     fn prefetch_line(self, address: *const u8);
     /// The same, less soon: it goes to the second-level cache.
     fn prefetch_far(self, address: *const u8);
     /// Hints that `bytes` will be read within a few microseconds.
-    fn prefetch_bytes(self, bytes: &[u8]);
+    #[inline(always)]
+    fn prefetch_bytes(self, bytes: &[u8]) {
+        for line in bytes.chunks(64) {
+            self.prefetch_far(line.as_ptr());
+        }
+    }
 }
 
 /// The lanes of a vector.

@@ -14,7 +14,7 @@
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
+use super::{Kernel, Products, Registers, Simd, SingleToken};
 use crate::activations::{ActivationBlock, BLOCK};
 use crate::tile::Tile;
 
@@ -44,13 +44,14 @@ impl<B: Bytes> Neon<B> {
 
 /// Products of signed bytes; a value is the proof that the CPU has the instructions.
 pub(crate) trait Bytes: Copy + Send + Sync + 'static {
+    /// How packed panels are multiplied.
+    const PRODUCTS: Products;
+
+    /// The proof, if this CPU has them.
     fn detect() -> Option<Self>;
 
     /// Runs `kernel` compiled for these instructions.
     fn enter<K: Kernel>(simd: Neon<Self>, kernel: K) -> K::Output;
-
-    /// How packed panels are multiplied.
-    const PRODUCTS: Products;
 
     /// Adds to each lane the products of four bytes and four others, which are not -128.
     fn dot(self, sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t;
@@ -218,13 +219,6 @@ fn bytes<const N: usize>(x: &[u8; N], at: usize) -> uint8x16_t {
     unsafe { vld1q_u8(x.as_ptr()) }
 }
 
-/// Four bytes in every lane.
-#[target_feature(enable = "neon")]
-#[inline]
-fn splat_bytes(x: u32) -> int8x16_t {
-    vreinterpretq_s8_u32(vdupq_n_u32(x))
-}
-
 /// Eight binary16 as floats.
 #[target_feature(enable = "neon")]
 #[inline]
@@ -365,7 +359,7 @@ macro_rules! four {
         four!(i => { $(let $x = $x[i];)+ $body })
     };
     ($i:ident => $body:expr) => {
-        // SAFETY: 1.
+        // SAFETY: 1, and where it loads 2 or 3: bounds are asserted before.
         std::array::from_fn(|$i| unsafe { $body })
     };
 }
@@ -579,7 +573,6 @@ impl<B: Bytes> Simd for Neon<B> {
 
     #[inline(always)]
     fn u_load(self, x: &[u32; 16]) -> Self::U {
-        // 2, too.
         four!(i => vld1q_u32(x.as_chunks::<4>().0[i].as_ptr()))
     }
 
@@ -706,11 +699,6 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
-    fn dot_start(self, _bias: i32) -> Self::U {
-        self.u_splat(0)
-    }
-
-    #[inline(always)]
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U {
         four!(i => vreinterpretq_u32_u8(bytes(x[i / 2], i % 2 * 16)))
     }
@@ -733,7 +721,6 @@ impl<B: Bytes> Simd for Neon<B> {
 
     #[inline(always)]
     fn f16_each(self, x: [u16; 16]) -> Self::F {
-        // 2, too.
         four!(i => vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(
             x.as_chunks::<4>().0[i].as_ptr()
         ))))
@@ -763,7 +750,7 @@ impl<B: Bytes> Simd for Neon<B> {
         // SAFETY: 1, 2.
         let (zero, q) = unsafe {
             let words = |t: usize, half: usize| blocks[t].q[0].as_chunks::<4>().0[half].as_ptr();
-            let q: [[_; 2]; T] = each!([splat_bytes(0); 2], |t| each!(splat_bytes(0), |half| {
+            let q: [[_; 2]; T] = each!([vdupq_n_s8(0); 2], |t| each!(vdupq_n_s8(0), |half| {
                 vreinterpretq_s8_u32(vld1q_u32(words(t, half)))
             }));
             (vdupq_n_s32(0), q)
@@ -826,24 +813,6 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
-    fn dot_end(
-        self,
-        sum: Self::U,
-        scale: Self::F,
-        activation_scale: Self::F,
-        acc: Self::F,
-    ) -> Self::F {
-        self.fma(self.mul(self.i_to_f32(sum), scale), activation_scale, acc)
-    }
-
-    #[inline(always)]
-    fn prefetch(self, tile: &Tile<'_>, at: usize) {
-        for row in 0..LANES {
-            self.prefetch_line(tile.address(row, at));
-        }
-    }
-
-    #[inline(always)]
     fn prefetch_line(self, address: *const u8) {
         // SAFETY: a prefetch reads nothing and cannot fault.
         unsafe {
@@ -858,11 +827,19 @@ impl<B: Bytes> Simd for Neon<B> {
             asm!("prfm pldl2keep, [{}]", in(reg) address, options(readonly, nostack, preserves_flags));
         }
     }
+}
 
-    #[inline(always)]
-    fn prefetch_bytes(self, bytes: &[u8]) {
-        for line in bytes.chunks(64) {
-            self.prefetch_far(line.as_ptr());
-        }
+/// [`Simd::dot_sixteen`] of words, to test it.
+#[cfg(test)]
+#[inline(always)]
+pub(super) fn dot_sixteen<S: Simd>(s: S, sum: [u32; 4], a: [u32; 4], b: [u32; 4]) -> [u32; 4] {
+    let mut out = [0; 4];
+    // SAFETY: 1, 2.
+    unsafe {
+        let [sum, a, b] = [sum, a, b].map(|x| vld1q_u32(x.as_ptr()));
+        let (a, b) = (vreinterpretq_s8_u32(a), vreinterpretq_s8_u32(b));
+        let sums = s.dot_sixteen(vreinterpretq_s32_u32(sum), a, b);
+        vst1q_u32(out.as_mut_ptr(), vreinterpretq_u32_s32(sums));
     }
+    out
 }

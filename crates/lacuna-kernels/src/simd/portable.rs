@@ -290,11 +290,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot_start(self, _bias: i32) -> U {
-        [0; LANES]
-    }
-
-    #[inline(always)]
     fn u_halves(self, x: [&[u8; 32]; 2]) -> U {
         words(x)
     }
@@ -333,19 +328,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn dot_end(self, sum: U, scale: F, activation_scale: F, acc: F) -> F {
-        self.fused(self.mul(self.i_to_f32(sum), scale), activation_scale, acc)
-    }
-
-    #[inline(always)]
-    fn prefetch(self, _tile: &Tile<'_>, _at: usize) {}
-
-    #[inline(always)]
     fn prefetch_line(self, _address: *const u8) {}
 
     #[inline(always)]
     fn prefetch_far(self, _: *const u8) {}
-
-    #[inline(always)]
-    fn prefetch_bytes(self, _bytes: &[u8]) {}
 }

@@ -188,10 +188,28 @@ impl Inputs {
             out.push(("products in pairs", words(s, x)));
         }
         let x = *self.activations().first_chunk().expect("four of sixteen");
+        #[cfg(target_arch = "aarch64")]
+        out.push(("dot_sixteen", self.dot_sixteen(s)));
         let squares = s.dot_squares(v, w, x);
         for x in [s.zip(v, w), s.unzip(v, w), [squares, squares]].as_flattened() {
             out.push(("products of two tokens", words(s, *x)));
         }
+    }
+
+    /// Also of the definition, because the portable level has instructions for it too.
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    fn dot_sixteen<S: Simd>(&self, s: S) -> Vec<u32> {
+        let (start, a, b) = (self.words[0], self.words[1], self.activations());
+        let four = |x: &[u32; LANES]| *x.first_chunk::<4>().expect("four of sixteen");
+        let found = neon::dot_sixteen(s, four(&start), four(&a), four(&b));
+        for lane in 0..4 {
+            let products = a[lane].to_le_bytes().into_iter().zip(b[lane].to_le_bytes());
+            let products = products.map(|(a, b)| i32::from(a as i8) * i32::from(b as i8));
+            let defined = products.fold(start[lane] as i32, i32::wrapping_add);
+            assert_eq!(found[lane] as i32, defined, "lane {lane} of dot_sixteen");
+        }
+        found.into()
     }
 
     /// A block of 32 products, of weights with the offsets that storage types have.

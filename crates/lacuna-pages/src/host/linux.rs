@@ -56,8 +56,8 @@ use crate::units::{ByteLength, PageSize};
 
 const NAME: &str = "host";
 
-/// `MADV_COLLAPSE` of the kernel's interface, the same on every architecture Rust has; `libc` names it for glibc
-/// alone.
+/// `MADV_COLLAPSE` of the kernel's interface, the same on every architecture; `libc` names it for
+/// glibc alone.
 const MADV_COLLAPSE: libc::c_int = 25;
 
 /// Bytes of the system's huge page on x86-64, and on 64-bit Arm with base pages of 4 KiB.
