@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::config::{ApiKeys, ServerConfig};
 use crate::http::body::{Bodies, Received};
 use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
 use crate::structured::{Grammars, Rule};
 
 /// What every handler shares.
@@ -67,6 +68,11 @@ impl App {
     pub(crate) fn reply_id(&self, prefix: &str) -> String {
         let number = self.replies.fetch_add(1, Ordering::Relaxed);
         format!("{prefix}-{:x}-{number}", self.started)
+    }
+
+    /// Collects what a request says without effect, as the server is set up to take that.
+    pub(crate) fn ignored(&self) -> Ignored {
+        Ignored::new(self.config.strict_fields)
     }
 
     /// Receives a body and works on it away from the threads that serve connections.

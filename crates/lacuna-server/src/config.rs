@@ -18,6 +18,8 @@ pub struct ServerConfig {
     pub keys: ApiKeys,
     /// What a client may ask for.
     pub limits: RequestLimits,
+    /// Whether what would be ignored in a request is refused instead. Default no.
+    pub strict_fields: bool,
     /// The engine.
     pub service: ServiceConfig,
     /// How long requests under way may still take once the server is to end. Default 30 s.
@@ -48,6 +50,7 @@ impl Default for ServerConfig {
             model_name: "model".to_owned(),
             keys: ApiKeys::default(),
             limits: RequestLimits::default(),
+            strict_fields: false,
             service: ServiceConfig::default(),
             grace: Duration::from_secs(30),
         }

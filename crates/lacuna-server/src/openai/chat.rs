@@ -53,14 +53,19 @@ pub(crate) async fn complete(
 }
 
 fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form), ApiError> {
+    let mut ignored = app.ignored();
     let parameters = Parameters::take(&mut object)?;
     let chat: ChatRequest = body::read(object)?;
     app.check_model(chat.model.as_deref())?;
     let delivery = parameters.delivery()?;
     let logprobs = chat.logprobs()?;
-    let tools = Tools::new(chat.tools.unwrap_or_default(), chat.tool_choice)?;
+    let tools = Tools::new(
+        chat.tools.unwrap_or_default(),
+        chat.tool_choice,
+        &mut ignored,
+    )?;
     let syntax = ToolSyntax::of(app.model().tokenizer());
-    let rule = Rule::new(chat.response_format, &tools, syntax)?;
+    let rule = Rule::new(chat.response_format, &tools, syntax, &mut ignored)?;
     let messages = messages::for_template(chat.messages)?;
     let variables = chat.chat_template_kwargs.unwrap_or_default();
     let prompt = app.conversation(&messages, tools.offered(), variables)?;
@@ -72,7 +77,7 @@ fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form),
         .are_offered()
         .then(|| CallReader::new(syntax, tools.names(), &id));
     let form = Form::new(app, id, Dialect::Chat { calls }, delivery, &request);
-    Ok((request, form))
+    Ok((request, form.ignoring(ignored)))
 }
 
 impl ChatRequest {

@@ -58,6 +58,7 @@ pub(crate) async fn complete(
 }
 
 fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form), ApiError> {
+    let mut ignored = app.ignored();
     let parameters = Parameters::take(&mut object)?;
     let completion: CompletionRequest = body::read(object)?;
     app.check_model(completion.model.as_deref())?;
@@ -72,13 +73,14 @@ fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form),
         completion.response_format,
         &Tools::default(),
         ToolSyntax::Bare,
+        &mut ignored,
     )?;
     let prompt = completion.prompt.tokens(app)?;
     let mut request = parameters.request(prompt, Some(DEFAULT_TOKENS))?;
     request.logprobs = completion.logprobs;
     request.constraint = app.constraint(rule)?;
     let form = Form::new(app, app.reply_id("cmpl"), Dialect::Text, delivery, &request);
-    Ok((request, form))
+    Ok((request, form.ignoring(ignored)))
 }
 
 impl Prompt {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::app::{App, seconds_now};
 use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
 use crate::openai::events;
 use crate::openai::logprobs::{self, Scored};
 use crate::openai::parameters::Delivery;
@@ -34,6 +35,7 @@ pub(crate) struct Form {
     delivery: Delivery,
     choices: usize,
     model: Arc<Model>,
+    ignored: Ignored,
 }
 
 /// What an event adds to one choice.
@@ -65,10 +67,13 @@ pub(crate) struct Reader {
 
 /// Sends the reply to a request as its form says.
 pub(crate) async fn send(stream: Stream, form: Form) -> Result<Response, ApiError> {
-    match form.delivery {
-        Delivery::Whole => Ok(Json(collect(stream, &form).await?).into_response()),
-        Delivery::Stream { usage } => events::respond(stream, form, usage).await,
-    }
+    let ignored = form.ignored.clone();
+    let mut response = match form.delivery {
+        Delivery::Whole => Json(collect(stream, &form).await?).into_response(),
+        Delivery::Stream { usage } => events::respond(stream, form, usage).await?,
+    };
+    ignored.attach(&mut response);
+    Ok(response)
 }
 
 /// Waits for the end and puts the parts together.
@@ -207,7 +212,13 @@ impl Form {
             delivery,
             choices: request.choices.get(),
             model: Arc::clone(app.model()),
+            ignored: Ignored::default(),
         }
+    }
+
+    /// The same, for a request of which that has no effect.
+    pub(crate) fn ignoring(self, ignored: Ignored) -> Self {
+        Self { ignored, ..self }
     }
 
     pub(crate) fn reader(&self) -> Reader {

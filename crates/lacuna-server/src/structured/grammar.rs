@@ -5,6 +5,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
+use crate::structured::schema;
 use crate::structured::tools::{Choice, ToolSyntax, Tools};
 
 /// `response_format`.
@@ -61,11 +63,12 @@ impl Rule {
         format: Option<Format>,
         tools: &Tools,
         syntax: ToolSyntax,
+        ignored: &mut Ignored,
     ) -> Result<Option<Self>, ApiError> {
         let json = match format {
             None | Some(Format::Text) => None,
             Some(Format::JsonObject) => Some(json!({"type": "object"})),
-            Some(Format::JsonSchema { json_schema }) => Some(object(json_schema.schema)?),
+            Some(Format::JsonSchema { json_schema }) => Some(read(json_schema.schema, ignored)?),
         };
         Ok(match (tools.choice(), json, syntax) {
             (Choice::Required, ..) => Some(Self::Calls {
@@ -122,12 +125,11 @@ fn compact(mut schema: Value) -> Value {
     schema
 }
 
-fn object(schema: Value) -> Result<Value, ApiError> {
-    if schema.is_object() {
-        return Ok(schema);
+fn read(mut schema: Value, ignored: &mut Ignored) -> Result<Value, ApiError> {
+    let path = "response_format.json_schema.schema";
+    if !schema.is_object() {
+        return Err(ApiError::field(path, "`schema` must be a JSON object"));
     }
-    Err(ApiError::field(
-        "response_format.json_schema.schema",
-        "`schema` must be a JSON object",
-    ))
+    schema::prune(&mut schema, path, ignored)?;
+    Ok(schema)
 }

@@ -7,6 +7,7 @@
 pub(crate) mod calls;
 mod constraint;
 mod grammar;
+mod schema;
 pub(crate) mod tools;
 mod vocabulary;
 

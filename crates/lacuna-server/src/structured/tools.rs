@@ -5,7 +5,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
 use crate::structured::grammar::OPEN;
+use crate::structured::schema;
 
 /// Tools at most, as OpenAI has it.
 const MOST_TOOLS: usize = 128;
@@ -102,7 +104,11 @@ impl ToolSyntax {
 
 impl Tools {
     /// Checks the tools and applies the choice: one that names a tool leaves only that.
-    pub(crate) fn new(tools: Vec<Value>, choice: Option<ToolChoice>) -> Result<Self, ApiError> {
+    pub(crate) fn new(
+        tools: Vec<Value>,
+        choice: Option<ToolChoice>,
+        ignored: &mut Ignored,
+    ) -> Result<Self, ApiError> {
         if tools.len() > MOST_TOOLS {
             return Err(ApiError::field(
                 "tools",
@@ -111,8 +117,13 @@ impl Tools {
         }
         let functions = tools.iter().enumerate();
         let functions = functions
-            .map(|(index, tool)| Function::read(tool).ok_or_else(|| malformed(index)))
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|(index, tool)| {
+                let mut function = Function::read(tool).ok_or_else(|| malformed(index))?;
+                let path = format!("tools[{index}].function.parameters");
+                schema::prune(&mut function.parameters, &path, ignored)?;
+                Ok(function)
+            })
+            .collect::<Result<Vec<_>, ApiError>>()?;
         let mut all = Self {
             choice: if tools.is_empty() {
                 Choice::None

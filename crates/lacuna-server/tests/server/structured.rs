@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{CHAT, COMPLETION, assert_nothing_held, post, posted, question, start};
+use crate::support::{
+    CHAT, COMPLETION, assert_nothing_held, post, posted, question, start, start_with,
+};
 
 fn person() -> Value {
     json!({
@@ -169,4 +171,40 @@ fn results_of_calls_are_part_of_the_conversation() {
         &question(json!({"messages": messages, "tools": tools()})),
     );
     assert_eq!(reply["choices"][0]["message"]["role"], "assistant");
+}
+
+#[test]
+fn schema_keywords_that_cannot_be_followed_are_named_or_in_strict_mode_refused() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "x": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": true},
+            "y": {"type": "string", "maxLength": 4, "format": "postcode"},
+        },
+        "required": ["x", "y"],
+        "additionalProperties": false,
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+    let at = "response_format.json_schema.schema.properties";
+    let server = start();
+    for stream in [false, true] {
+        let fields = json!({"response_format": format, "max_tokens": 100, "stream": stream});
+        let response = post(&server, CHAT, &question(fields));
+        assert_eq!(response.status, 200, "{response:?}");
+        assert_eq!(
+            response.header("x-lacuna-ignored"),
+            Some(format!("{at}.x.uniqueItems,{at}.y.format").as_str())
+        );
+    }
+    let plain = post(&server, CHAT, &question(json!({})));
+    assert_eq!(plain.header("x-lacuna-ignored"), None);
+
+    let strict = start_with(|config| config.strict_fields = true);
+    let fields = json!({"response_format": format, "max_tokens": 100});
+    let refused = post(&strict, CHAT, &question(fields));
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert_eq!(
+        refused.json()["error"]["param"],
+        format!("{at}.x.uniqueItems")
+    );
 }

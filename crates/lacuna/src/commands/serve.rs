@@ -38,6 +38,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
             request: Duration::from_secs(args.request_timeout),
             ..RequestLimits::default()
         },
+        strict_fields: false,
         service: service(&args.service, &args.engine),
         grace: Duration::from_secs(args.grace),
     };
