@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lacuna_pages::ByteLength;
 
+use crate::request_memory::{HeldMemory, MemoryRefusal};
 use crate::sampler::{Sampling, SamplingError};
 
 /// When a generation ends.
@@ -34,6 +35,9 @@ pub struct Request {
     pub deadline: Option<Duration>,
     /// For this long from the prompt's end on, its page groups are the last to be evicted.
     pub pin_prefix: Option<Duration>,
+    /// What has been taken from the service's [`crate::RequestMemory`] for it already. Submission
+    /// brings it to what the request holds until it ends, and takes that if this is `None`.
+    pub memory: Option<HeldMemory>,
 }
 
 impl Request {
@@ -49,8 +53,24 @@ impl Request {
             constraint: None,
             deadline: None,
             pin_prefix: None,
+            memory: None,
         }
     }
+
+    /// Bytes the request holds from its submission to its end: its prompt once for each choice, what
+    /// decides their tokens, and events that are not read.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let prompt = self.prompt.capacity() * size_of::<u32>();
+        let stops: usize = self.limits.stop.iter().map(String::capacity).sum();
+        let constraint = self.constraint.as_ref().map_or(0, |it| it.held_bytes());
+        let choice = prompt + stops + constraint + Self::CHOICE_BYTES;
+        Self::BYTES.saturating_add(choice.saturating_mul(self.choices.get()))
+    }
+
+    /// A request's own fields and the channel of its events, which holds a few hundred small ones.
+    const BYTES: usize = 32 << 10;
+    /// A choice's own fields: its sampler, the text it holds back, and its path in the cache.
+    const CHOICE_BYTES: usize = 8 << 10;
 }
 
 /// Restricts the tokens that may come next, for example to a grammar.
@@ -78,6 +98,11 @@ pub trait Constraint: Send {
 
     /// Whether the text is complete, so that nothing but its end may follow.
     fn is_complete(&self) -> bool;
+
+    /// Bytes that it holds at most, until the text is complete. Zero where that is next to nothing.
+    fn held_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// A constraint that cannot be met or evaluated.
@@ -145,6 +170,9 @@ pub enum Refusal {
         /// Alternatives possible.
         most: usize,
     },
+    /// Requests hold too much memory for another one of this size.
+    #[error(transparent)]
+    Memory(#[from] MemoryRefusal),
     /// A sampling setting is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),

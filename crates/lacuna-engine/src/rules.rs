@@ -7,6 +7,7 @@ use lacuna_pages::ByteLength;
 use crate::budget::{capacity, projected_bytes};
 
 use crate::request::{Refusal, Request};
+use crate::request_memory::RequestMemory;
 
 /// The limits that hold for every request.
 #[derive(Debug, Clone)]
@@ -19,6 +20,7 @@ pub(crate) struct Rules {
     pub(crate) kv_bytes: u64,
     pub(crate) grain: Grain,
     pub(crate) cache: KvCache,
+    pub(crate) request_memory: RequestMemory,
 }
 
 impl Rules {
@@ -55,6 +57,16 @@ impl Rules {
             }),
             _ => self.capacity(request),
         }
+    }
+
+    /// Takes what the request holds until its end from the account, or keeps as much of what it has.
+    pub(crate) fn hold(&self, request: &mut Request) -> Result<(), Refusal> {
+        let bytes = request.held_bytes();
+        match &mut request.memory {
+            Some(held) => held.resize(bytes)?,
+            none => *none = Some(self.request_memory.try_take(bytes)?),
+        }
+        Ok(())
     }
 
     fn capacity(&self, request: &Request) -> Result<usize, Refusal> {

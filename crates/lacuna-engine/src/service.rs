@@ -11,6 +11,7 @@ use lacuna_pages::{ByteLength, Ledger};
 use crate::engine::{Engine, EngineConfig};
 use crate::error::EngineError;
 use crate::request::{Refusal, Request};
+use crate::request_memory::RequestMemory;
 use crate::rules::Rules;
 use crate::scheduler::{Scheduler, Waiting};
 use crate::status::Status;
@@ -37,6 +38,10 @@ pub struct ServiceConfig {
     pub prefix_cache: PrefixCacheConfig,
     /// How long a request whose events are not read keeps its place. Default 30 s.
     pub unread_patience: Duration,
+    /// Bytes that requests may hold outside the KV cache, from their first byte to their end: bodies,
+    /// parsed and tokenized text, and what waits for its turn. Default 64 MiB; below some 8 MiB, longer
+    /// conversations are refused.
+    pub request_memory: ByteLength,
 }
 
 /// What is kept of prompts for requests that begin the same way.
@@ -60,6 +65,7 @@ impl Default for ServiceConfig {
             mixed_tokens: 64,
             prefix_cache: PrefixCacheConfig::default(),
             unread_patience: Duration::from_secs(30),
+            request_memory: ByteLength::new(64 << 20),
         }
     }
 }
@@ -196,9 +202,10 @@ impl Handle {
     ///
     /// # Errors
     /// [`Refusal`]; nothing is held for the request then.
-    pub fn submit(&self, request: Request) -> Result<Stream, Refusal> {
+    pub fn submit(&self, mut request: Request) -> Result<Stream, Refusal> {
         let rules = &self.shared.rules;
         let checked = rules.check(&request);
+        let checked = checked.and_then(|capacity| rules.hold(&mut request).map(|()| capacity));
         let made = checked.and_then(|capacity| Waiting::new(request, capacity));
         let mut inbox = self.shared.lock();
         let taken = made.and_then(|(waiting, stream)| inbox.take(waiting, rules).map(|()| stream));
@@ -216,6 +223,7 @@ impl Handle {
         let inbox = self.shared.lock();
         let mut status = inbox.status.clone();
         status.waiting = inbox.waiting;
+        status.request_memory = self.shared.rules.request_memory.status();
         status.counters.requests = inbox.requests;
         status.counters.refused = inbox.refused;
         status
@@ -225,6 +233,12 @@ impl Handle {
     #[must_use]
     pub fn ledger(&self) -> Ledger {
         self.shared.rules.cache.ledger()
+    }
+
+    /// The account of what requests hold, for what is taken before they are submitted.
+    #[must_use]
+    pub fn request_memory(&self) -> &RequestMemory {
+        &self.shared.rules.request_memory
     }
 
     /// The model that is served.

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use lacuna_pages::{ByteLength, Ledger};
 
+use crate::request_memory::RequestMemoryStatus;
+
 /// A service at one moment. Totals are as of the last step; the ledger, the sessions and the cache's
 /// figures are of one moment after a step, so that they add up, and may be a tenth of a second older.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +24,8 @@ pub struct Status {
     pub waiting: usize,
     /// The prefix cache.
     pub cache: CacheStatus,
+    /// What requests hold outside the KV cache.
+    pub request_memory: RequestMemoryStatus,
     /// Totals since the start.
     pub counters: Counters,
     /// Times since the start.

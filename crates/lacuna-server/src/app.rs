@@ -6,17 +6,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
-use lacuna_engine::{Constraint, Handle, Request, Stream};
+use lacuna_engine::{Constraint, Handle, HeldMemory, Request, Stream};
 use lacuna_models::Model;
 use lacuna_models::template::{Chat, ChatTemplate, Message, TemplateError};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use crate::config::{ApiKeys, ServerConfig};
-use crate::http::body::{Bodies, Received};
+use crate::http::body::Bodies;
 use crate::http::error::ApiError;
+use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
 use crate::structured::{Grammars, Rule};
+
+/// What is done with a body, as far as it decides what memory that takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Purpose {
+    /// Its texts go through a chat template.
+    Conversation,
+    /// Its texts are tokenized as they are.
+    Text,
+}
+
+/// What came of a body, and the memory taken for it.
+#[derive(Debug)]
+pub(crate) struct Prepared<T> {
+    pub(crate) value: T,
+    pub(crate) memory: HeldMemory,
+}
 
 /// What every handler shares.
 #[derive(Debug)]
@@ -52,7 +69,7 @@ impl App {
             started: seconds_now(),
             template,
             tool_template,
-            bodies: Bodies::new(config.limits.clone()),
+            bodies: Bodies::new(config.limits.clone(), engine.request_memory().clone()),
             preparing: Arc::new(Semaphore::new(cores)),
             replies: AtomicU64::new(0),
             config,
@@ -75,26 +92,35 @@ impl App {
         Ignored::new(self.config.strict_fields)
     }
 
-    /// Receives a body and works on it away from the threads that serve connections.
+    /// Receives a body and works on it away from the threads that serve connections, in memory that
+    /// is taken from the account before.
     pub(crate) async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
         body: Body,
+        purpose: Purpose,
         work: impl FnOnce(&Self, Map<String, Value>) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let received: Received = self.bodies.receive(body).await?;
+    ) -> Result<Prepared<T>, ApiError> {
+        let received = self.bodies.receive(body).await?;
         let place = Arc::clone(&self.preparing).acquire_owned().await;
+        let memory = self.bodies.take(purpose.bytes(&received.extent)).await?;
         let app = Arc::clone(self);
         let done = tokio::task::spawn_blocking(move || {
-            // Held to the end even if the client is gone before.
+            // Both are held to the end even if the client is gone before.
             let _place = place;
-            work(&app, received.object()?)
+            let value = work(&app, received.object()?)?;
+            Ok(Prepared { value, memory })
         })
         .await;
         done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
     }
 
-    /// Hands a request to the engine.
-    pub(crate) fn submit(&self, mut request: Request) -> Result<Stream, ApiError> {
+    /// Hands a request to the engine, with the memory that was taken for it.
+    pub(crate) fn submit(
+        &self,
+        mut request: Request,
+        memory: HeldMemory,
+    ) -> Result<Stream, ApiError> {
+        request.memory = Some(memory);
         request.deadline = Some(self.config.limits.request);
         Ok(self.engine.submit(request)?)
     }
@@ -143,6 +169,26 @@ impl App {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl Purpose {
+    /// Bytes of memory it takes at most to turn a body of that extent into tokens.
+    fn bytes(self, extent: &Extent) -> usize {
+        /// What a template's messages and their values, its output and text on the way to it take of
+        /// each character, most of which are copied once into each.
+        const RENDERED: usize = 8;
+        /// What the tokenizer takes of each character.
+        const TOKENIZED: usize = 192;
+        /// A few small fields, errors, and stacks of parsers.
+        const LEAST: usize = 64 << 10;
+        // What is parsed is read into types, whose lists may be there beside the parsed ones.
+        let parsed = 2 * extent.structure_bytes() + extent.text_bytes();
+        let rendered = match self {
+            Self::Conversation => RENDERED * extent.text_bytes(),
+            Self::Text => extent.text_bytes(),
+        };
+        LEAST + parsed + rendered + TOKENIZED * extent.text_bytes()
     }
 }
 

@@ -31,8 +31,9 @@ pub struct ServerConfig {
 pub struct RequestLimits {
     /// Bytes of a request body. Default 4 MiB.
     pub body_bytes: usize,
-    /// Bytes of all request bodies that are being received. Default 64 MiB.
-    pub all_bodies_bytes: usize,
+    /// How long a request waits for [`ServiceConfig::request_memory`] that others hold before it is
+    /// refused. Default 10 s.
+    pub memory_wait: Duration,
     /// How long a request's head, and then its body, may take to arrive. Default 30 s.
     pub receive: Duration,
     /// How long a client may leave bytes unread before its connection is given up. Default 60 s.
@@ -61,7 +62,7 @@ impl Default for RequestLimits {
     fn default() -> Self {
         Self {
             body_bytes: 4 << 20,
-            all_bodies_bytes: 64 << 20,
+            memory_wait: Duration::from_secs(10),
             receive: Duration::from_secs(30),
             send: Duration::from_secs(60),
             request: Duration::from_secs(600),

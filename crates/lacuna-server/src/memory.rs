@@ -34,6 +34,11 @@ fn json(model: &str, status: &Status) -> Value {
             "group_tokens": pages.group_tokens,
             "token_bytes": pages.token.get(),
         },
+        "request_memory": {
+            "limit_bytes": status.request_memory.limit.get(),
+            "held_bytes": status.request_memory.held.get(),
+            "highest_bytes": status.request_memory.highest.get(),
+        },
         "ledger": ledger(&status.ledger),
         "cache": {
             "groups": cache.groups,

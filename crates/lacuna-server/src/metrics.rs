@@ -57,7 +57,7 @@ impl Collector for Engine {
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 16] = [
+const GAUGES: [Row<f64>; 18] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -125,6 +125,16 @@ const GAUGES: [Row<f64>; 16] = [
         "lacuna_copied_weight_bytes",
         "Weights copied out of the file",
         |status| status.budget.weights.get() as f64,
+    ),
+    (
+        "lacuna_request_memory_bytes",
+        "Memory that requests hold outside the KV cache",
+        |status| status.request_memory.held.get() as f64,
+    ),
+    (
+        "lacuna_request_memory_limit_bytes",
+        "Memory that requests may hold outside the KV cache",
+        |status| status.request_memory.limit.get() as f64,
     ),
     (
         "lacuna_kernel_mappings",

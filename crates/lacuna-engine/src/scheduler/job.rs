@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::logprobs;
 use crate::request::{Constraint, Refusal, Request};
+use crate::request_memory::HeldMemory;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::stream::{Event, Failure, FinishReason, Stream, TokenLogprobs};
 use crate::transcript::Transcript;
@@ -34,6 +35,8 @@ pub(crate) struct Job {
     /// Since when the client has not read enough for another step.
     pub(crate) stalled: Option<Instant>,
     outbox: mpsc::Sender<Event>,
+    /// Given back when the request ends.
+    _memory: Option<HeldMemory>,
 }
 
 /// One continuation: its tokens and everything that decides the next one.
@@ -113,7 +116,7 @@ impl Waiting {
     const UNREAD_EVENTS: usize = 256;
 
     /// A job for `request`, and where its events come out.
-    pub(crate) fn new(request: Request, capacity: usize) -> Result<(Self, Stream), Refusal> {
+    pub(crate) fn new(mut request: Request, capacity: usize) -> Result<(Self, Stream), Refusal> {
         let choices = request.choices.get();
         let room = Self::UNREAD_EVENTS.max(2 * Job::events_per_step(choices));
         let (outbox, receiver) = mpsc::channel(room);
@@ -132,6 +135,7 @@ impl Waiting {
             pin_prefix: request.pin_prefix,
             stalled: None,
             outbox,
+            _memory: request.memory.take(),
         };
         let mut choices = (0..choices)
             .map(|number| Choice::new(number, &request))

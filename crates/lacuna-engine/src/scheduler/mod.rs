@@ -32,6 +32,7 @@ use crate::budget::{Budget, Reading};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::pressure;
+use crate::request_memory::RequestMemory;
 use crate::rules::Rules;
 use crate::service::ServiceConfig;
 use crate::status::{Counters, Latencies};
@@ -106,6 +107,7 @@ impl Scheduler {
             kv_bytes: self.budget.kv,
             grain: self.prefix.grain().clone(),
             cache: self.engine.kv_cache().clone(),
+            request_memory: RequestMemory::new(self.config.request_memory),
         }
     }
 

@@ -2,61 +2,121 @@
 //! field is wrong.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream, HttpBody};
 use axum::http::StatusCode;
+use lacuna_engine::{HeldMemory, RequestMemory};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::RequestLimits;
 use crate::http::error::ApiError;
+use crate::http::extent::Extent;
 
-/// Receives bodies so that all of them together stay within a number of bytes.
+/// A body up to this size is received whatever larger ones hold.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// How much of a body that is refused is read, and for how long.
+const DISCARDED_BYTES: usize = 16 << 20;
+const DISCARD: Duration = Duration::from_secs(5);
+
+/// Receives bodies into memory of the account.
 #[derive(Debug, Clone)]
 pub(crate) struct Bodies {
     limits: RequestLimits,
-    /// One permit per byte.
-    room: Arc<Semaphore>,
+    memory: RequestMemory,
+    /// Bytes of the account that larger bodies may hold while they are received: half of it, so that
+    /// those which have arrived find the memory to go on and all of them are not waiting for each
+    /// other.
+    large: Arc<Semaphore>,
+    large_bytes: usize,
 }
 
-/// A body, and its share of the room for all of them.
+/// A body, and the memory for it.
 #[derive(Debug)]
 pub(crate) struct Received {
     bytes: Vec<u8>,
-    _room: Option<OwnedSemaphorePermit>,
+    pub(crate) extent: Extent,
+    memory: HeldMemory,
+    large: Option<OwnedSemaphorePermit>,
 }
 
 impl Bodies {
-    pub(crate) fn new(limits: RequestLimits) -> Self {
-        let bytes = limits.all_bodies_bytes.min(u32::MAX as usize);
+    pub(crate) fn new(limits: RequestLimits, memory: RequestMemory) -> Self {
+        let large_bytes = usize::try_from(memory.limit().get() / 2).unwrap_or(usize::MAX);
+        let large_bytes = large_bytes.min(Semaphore::MAX_PERMITS);
         Self {
             limits,
-            room: Arc::new(Semaphore::new(bytes)),
+            memory,
+            large: Arc::new(Semaphore::new(large_bytes)),
+            large_bytes,
         }
     }
 
-    /// The whole body.
+    /// The whole body. One that is refused is read to its end all the same, into nothing: who is still
+    /// sending when the connection closes may never see the answer.
     pub(crate) async fn receive(&self, body: Body) -> Result<Received, ApiError> {
-        tokio::time::timeout(self.limits.receive, self.collect(body))
-            .await
-            .map_err(|_| {
-                ApiError::new(
-                    StatusCode::REQUEST_TIMEOUT,
-                    "timeout",
-                    format!("the body took longer than {:?}", self.limits.receive),
-                )
-            })?
+        let length = body.size_hint().exact();
+        let mut body = body.into_data_stream();
+        let received = self.collect(length, &mut body);
+        let in_time = tokio::time::timeout(self.limits.receive + self.limits.memory_wait, received);
+        let received = in_time.await.unwrap_or_else(|_| {
+            Err(ApiError::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                format!("the body took longer than {:?}", self.limits.receive),
+            ))
+        });
+        if received.is_err() {
+            let discarded = discard(&mut body);
+            tokio::time::timeout(DISCARD, discarded).await.ok();
+        }
+        received
     }
 
-    async fn collect(&self, body: Body) -> Result<Received, ApiError> {
-        let limit = self.limits.body_bytes;
-        let mut body = body.into_data_stream();
-        let mut received = Received {
-            bytes: Vec::new(),
-            _room: None,
+    /// Takes memory, waiting for it as long as a request may.
+    pub(crate) async fn take(&self, bytes: usize) -> Result<HeldMemory, ApiError> {
+        let taken = tokio::time::timeout(self.limits.memory_wait, self.memory.take(bytes)).await;
+        Ok(taken.unwrap_or_else(|_| Err(self.memory.full(bytes)))?)
+    }
+
+    async fn room_for(&self, bytes: usize) -> Result<Received, ApiError> {
+        let large = match bytes > SMALL_BYTES {
+            false => None,
+            true => {
+                let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+                let waiting = Arc::clone(&self.large).acquire_many_owned(permits);
+                let large = tokio::time::timeout(self.limits.memory_wait, waiting).await;
+                // The semaphore is never closed.
+                let large = large.ok().and_then(Result::ok);
+                Some(large.ok_or_else(|| self.memory.full(bytes))?)
+            }
         };
-        while let Some(chunk) = next(&mut body).await {
+        let memory = self.take(bytes).await?;
+        Ok(Received {
+            bytes: Vec::with_capacity(bytes),
+            extent: Extent::default(),
+            memory,
+            large,
+        })
+    }
+
+    async fn collect(
+        &self,
+        length: Option<u64>,
+        body: &mut BodyDataStream,
+    ) -> Result<Received, ApiError> {
+        let limit = self.limits.body_bytes.min(self.large_bytes);
+        let first = match length {
+            // Told before a byte of it is held.
+            Some(length) if length > limit as u64 => return Err(too_large(limit)),
+            Some(length) => usize::try_from(length).unwrap_or(limit),
+            None => SMALL_BYTES.min(limit),
+        };
+        let mut received = self.room_for(first).await?;
+        while let Some(chunk) = next(body).await {
             let chunk = chunk.map_err(|error| {
                 ApiError::new(
                     StatusCode::BAD_REQUEST,
@@ -64,37 +124,40 @@ impl Bodies {
                     format!("the body could not be read to its end: {error}"),
                 )
             })?;
-            if received.bytes.len() + chunk.len() > limit {
+            let bytes = received.bytes.len() + chunk.len();
+            if bytes > limit {
                 return Err(too_large(limit));
             }
-            received.hold(self.reserve(chunk.len())?);
+            if bytes > received.bytes.capacity() {
+                let capacity = bytes.max(2 * received.bytes.capacity()).min(limit);
+                self.grow(&mut received, capacity)?;
+            }
+            received.extent.read(&chunk);
             received.bytes.extend_from_slice(&chunk);
         }
         Ok(received)
     }
 
-    fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.room).try_acquire_many_owned(permits);
-        room.map_err(|_| {
-            ApiError::unavailable(
-                "bodies_full",
-                "too many request bodies are being received; try again in a second",
-            )
-        })
+    /// Room for a body whose length was not announced, which does not wait for more: it holds some.
+    fn grow(&self, received: &mut Received, bytes: usize) -> Result<(), ApiError> {
+        let held = received.large.as_ref().map_or(0, |it| it.num_permits());
+        let permits = u32::try_from(bytes - held).unwrap_or(u32::MAX);
+        let large = Arc::clone(&self.large).try_acquire_many_owned(permits);
+        let large = large.map_err(|_| self.memory.full(bytes))?;
+        match &mut received.large {
+            Some(held) => held.merge(large),
+            none => *none = Some(large),
+        }
+        received.memory.resize(bytes)?;
+        let more = bytes - received.bytes.len();
+        received.bytes.reserve_exact(more);
+        Ok(())
     }
 }
 
 impl Received {
-    fn hold(&mut self, room: OwnedSemaphorePermit) {
-        match &mut self._room {
-            Some(held) => held.merge(room),
-            none => *none = Some(room),
-        }
-    }
-
-    /// The JSON object in it.
-    pub(crate) fn object(&self) -> Result<Map<String, Value>, ApiError> {
+    /// The JSON object in it, for which `memory` has been taken. The body itself is given back.
+    pub(crate) fn object(self) -> Result<Map<String, Value>, ApiError> {
         serde_json::from_slice(&self.bytes).map_err(|error| {
             ApiError::new(
                 StatusCode::BAD_REQUEST,
@@ -124,6 +187,17 @@ fn too_large(limit: usize) -> ApiError {
         "body_too_large",
         format!("the body has more than the {limit} bytes that are accepted"),
     )
+}
+
+/// Reads what is left of a body into nothing.
+async fn discard(body: &mut BodyDataStream) {
+    let mut bytes = 0;
+    while let Some(Ok(chunk)) = next(body).await {
+        bytes += chunk.len();
+        if bytes > DISCARDED_BYTES {
+            break;
+        }
+    }
 }
 
 /// The next item of a stream.

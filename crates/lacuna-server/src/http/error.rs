@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use lacuna_engine::{Failure, Refusal};
+use lacuna_engine::{Failure, MemoryRefusal, Refusal};
 use lacuna_models::PromptError;
 use lacuna_models::template::TemplateError;
 use lacuna_models::tokenizer::TokenizerError;
@@ -116,6 +116,7 @@ impl From<Refusal> for ApiError {
                 retry_after: Some(*retry_after),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
             },
+            Refusal::Memory(refusal) => (*refusal).into(),
             Refusal::ShuttingDown => Self::unavailable("shutting_down", message),
             Refusal::PromptTooLong { .. } => bad("context_length_exceeded", "prompt"),
             Refusal::TooLarge { .. } => bad("budget_exceeded", "max_tokens"),
@@ -126,6 +127,18 @@ impl From<Refusal> for ApiError {
             Refusal::TooManyLogprobs { .. } => bad("invalid_value", "logprobs"),
             Refusal::Sampling(error) => bad("invalid_value", error.setting),
             _ => Self::new(StatusCode::BAD_REQUEST, "refused", message),
+        }
+    }
+}
+
+impl From<MemoryRefusal> for ApiError {
+    fn from(refusal: MemoryRefusal) -> Self {
+        let message = refusal.to_string();
+        match refusal {
+            MemoryRefusal::TooLarge { .. } => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+            }
+            MemoryRefusal::Full { .. } => Self::unavailable("request_memory_full", message),
         }
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod access;
 pub(crate) mod body;
 pub(crate) mod connections;
 pub(crate) mod error;
+pub(crate) mod extent;
 pub(crate) mod ignored;
 mod patience;
 pub(crate) mod routes;

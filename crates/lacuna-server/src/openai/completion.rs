@@ -10,7 +10,7 @@ use lacuna_models::tokenizer::Special;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::app::App;
+use crate::app::{App, Purpose};
 use crate::http::body;
 use crate::http::error::ApiError;
 use crate::openai::parameters::Parameters;
@@ -52,8 +52,9 @@ pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let (request, form) = app.prepare(body, prepare).await?;
-    let stream = app.submit(request)?;
+    let prepared = app.prepare(body, Purpose::Text, prepare).await?;
+    let (request, form) = prepared.value;
+    let stream = app.submit(request, prepared.memory)?;
     reply::send(stream, form).await
 }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use lacuna_models::tokenizer::{AddSpecial, Decode, ParseSpecial, Special};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::app::App;
+use crate::app::{App, Prepared, Purpose};
 use crate::http::body;
 use crate::http::error::ApiError;
 use crate::openai::messages::{self, ChatMessage};
@@ -36,21 +37,33 @@ struct Detokenize {
     tokens: Vec<u32>,
 }
 
+#[derive(Debug, Serialize)]
+struct Tokenized {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+}
+
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     body: Body,
-) -> Result<Json<Value>, ApiError> {
-    app.prepare(body, encode).await
+) -> Result<Response, ApiError> {
+    reply(app.prepare(body, Purpose::Conversation, encode).await?)
 }
 
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     body: Body,
-) -> Result<Json<Value>, ApiError> {
-    app.prepare(body, decode).await
+) -> Result<Response, ApiError> {
+    reply(app.prepare(body, Purpose::Text, decode).await?)
 }
 
-fn encode(app: &App, object: Map<String, Value>) -> Result<Json<Value>, ApiError> {
+/// The reply, written while the memory for its parts is held.
+fn reply(prepared: Prepared<impl Serialize>) -> Result<Response, ApiError> {
+    Ok(Json(&prepared.value).into_response())
+}
+
+fn encode(app: &App, object: Map<String, Value>) -> Result<Tokenized, ApiError> {
     let asked: Tokenize = body::read(object)?;
     app.check_model(asked.model.as_deref())?;
     let tokens = match (asked.prompt, asked.messages) {
@@ -74,14 +87,14 @@ fn encode(app: &App, object: Map<String, Value>) -> Result<Json<Value>, ApiError
             ));
         }
     };
-    Ok(Json(json!({
-        "count": tokens.len(),
-        "max_model_len": app.engine.context_tokens(),
-        "tokens": tokens,
-    })))
+    Ok(Tokenized {
+        count: tokens.len(),
+        max_model_len: app.engine.context_tokens(),
+        tokens,
+    })
 }
 
-fn decode(app: &App, object: Map<String, Value>) -> Result<Json<Value>, ApiError> {
+fn decode(app: &App, object: Map<String, Value>) -> Result<Value, ApiError> {
     let asked: Detokenize = body::read(object)?;
     app.check_model(asked.model.as_deref())?;
     let text = app
@@ -89,5 +102,5 @@ fn decode(app: &App, object: Map<String, Value>) -> Result<Json<Value>, ApiError
         .tokenizer()
         .decode(&asked.tokens, Decode::MARKUP);
     let text = text.map_err(|error| ApiError::field("tokens", error.to_string()))?;
-    Ok(Json(json!({"prompt": text})))
+    Ok(json!({"prompt": text}))
 }

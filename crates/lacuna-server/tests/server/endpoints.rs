@@ -256,6 +256,10 @@ fn the_memory_map_is_the_ledger() {
     assert_eq!(map["sessions"], json!([]));
     assert_eq!(map["counters"]["generated_tokens"], generated);
     assert!(map["pages"]["group_tokens"].as_u64() > Some(0));
+    let memory = server.engine().status().request_memory;
+    assert_eq!(map["request_memory"]["limit_bytes"], memory.limit.get());
+    assert_eq!(map["request_memory"]["held_bytes"], 0);
+    assert!(map["request_memory"]["highest_bytes"].as_u64() > Some(0));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use lacuna_pages::ByteLength;
 use serde_json::json;
 
 use crate::support::{
@@ -28,12 +29,44 @@ fn a_body_over_the_limit_is_refused_whether_announced_or_not() {
 }
 
 #[test]
-fn bodies_that_take_all_the_room_are_refused_for_now() {
-    let server = start_with(|config| config.limits.all_bodies_bytes = 2_000);
-    let response = raw(&server, &request("POST", CHAT, &[], &vec![b' '; 3_000]));
-    assert_eq!(response.status, 503);
+fn a_request_waits_for_memory_that_others_hold_and_is_told_when_it_waited_in_vain() {
+    let server = start_with(|config| config.limits.memory_wait = Duration::from_millis(300));
+    let engine = server.engine();
+    let memory = engine.request_memory();
+    let all = usize::try_from(memory.limit().get()).expect("it fits");
+    let others = memory.try_take(all).expect("nobody else is there");
+    let response = post(&server, CHAT, &question(json!({})));
+    assert_eq!(response.status, 503, "{response:?}");
     assert!(response.header("retry-after").is_some());
+    assert_eq!(
+        response.json()["error"]["code"],
+        "request_memory_full",
+        "{response:?}"
+    );
+    drop(others);
     posted(&server, CHAT, &question(json!({})));
+}
+
+#[test]
+fn a_body_that_the_memory_can_never_hold_is_refused_with_the_limit() {
+    let server = start_with(|config| {
+        config.service.request_memory = ByteLength::new(1 << 20);
+    });
+    // Half of the memory is for bodies that arrive, the other for those that have.
+    let body = vec![b' '; (1 << 19) + 1];
+    let response = raw(&server, &request("POST", CHAT, &[], &body));
+    assert_eq!(response.status, 413, "{response:?}");
+    assert!(response.body.contains("524288"), "{response:?}");
+    // Small as text, but not once it is parsed.
+    let nested = format!("{{\"messages\": [{}1]}}", "[],".repeat(50_000));
+    let response = raw(&server, &request("POST", CHAT, &[], nested.as_bytes()));
+    assert_eq!(response.status, 413, "{response:?}");
+    assert_eq!(response.json()["error"]["code"], "request_too_large");
+    assert!(response.body.contains("1 MiB"), "{response:?}");
+    posted(&server, CHAT, &question(json!({})));
+    until("everything is given back", || {
+        server.engine().status().request_memory.held.get() == 0
+    });
 }
 
 #[test]

@@ -1,0 +1,153 @@
+//! What requests take of the heap is what the account says they hold, or less.
+//!
+//! Every body here was chosen to take much more than its text: the account has to know before.
+#![expect(
+    unsafe_code,
+    reason = "a global allocator that counts is unsafe to implement"
+)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lacuna_models::Model;
+use lacuna_models::files::ModelFiles;
+use lacuna_pages::ByteLength;
+use lacuna_server::{Server, ServerConfig};
+use serde_json::json;
+
+/// Bytes allocated now, and the most there were since it was last set.
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+/// The system's allocator, counting bytes.
+struct Counting;
+
+// SAFETY: every call is passed to the system's allocator as it came. `realloc` is the default one: a
+// new block, a copy, and the old one freed, so that both count at once.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What connections and threads take besides, whatever a request holds.
+const BESIDES: usize = 512 << 10;
+
+fn model() -> Arc<Model> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    let files = ModelFiles::open(&root.join("lacuna-demo-q8_0.gguf")).expect("committed");
+    Arc::new(Model::load(files).expect("the demo model"))
+}
+
+fn start(model: &Arc<Model>) -> Server {
+    let mut config = ServerConfig {
+        address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        ..ServerConfig::default()
+    };
+    config.service.engine.threads = Some(NonZeroUsize::MIN);
+    config.service.request_memory = ByteLength::new(1 << 30);
+    Server::start(Arc::clone(model), config).expect("the server starts")
+}
+
+fn post(server: &Server, path: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(server.address()).expect("the server listens");
+    let length = body.len();
+    write!(
+        stream,
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .expect("sent");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("a reply");
+    reply
+}
+
+fn user(content: &str) -> String {
+    json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).to_string()
+}
+
+fn bodies() -> Vec<(&'static str, String)> {
+    const CHAT: &str = "/v1/chat/completions";
+    const TEXT: &str = "/v1/completions";
+    let list = |item: &str, count| format!("[{}0]", item.repeat(count));
+    let words = "The quick brown fox jumps over the lazy dog. ".repeat(2_000);
+    vec![
+        (CHAT, format!("{{\"messages\": {}}}", list("[],", 60_000))),
+        (CHAT, format!("{{\"messages\": {}}}", list("{},", 60_000))),
+        (
+            CHAT,
+            format!("{{\"tools\": {}}}", list("{\"\":0},", 30_000)),
+        ),
+        (CHAT, format!("{{\"metadata\": {}}}", list("\"\",", 60_000))),
+        (
+            CHAT,
+            format!("{{\"metadata\": {}{}}}", "[".repeat(100), "]".repeat(100)),
+        ),
+        (
+            CHAT,
+            format!("{{\"messages\": [{{\"role\": {}}}]}}", list("1,", 100_000)),
+        ),
+        (TEXT, format!("{{\"prompt\": {}}}", list("1,", 100_000))),
+        (TEXT, format!("{{\"prompt\": {}}}", list("[1],", 60_000))),
+        (TEXT, format!("{{\"prompt\": {}}}", list("\"a\",", 60_000))),
+        (TEXT, json!({"prompt": words, "max_tokens": 1}).to_string()),
+        (TEXT, json!({"prompt": "a".repeat(90_000)}).to_string()),
+        (TEXT, json!({"prompt": "\n".repeat(90_000)}).to_string()),
+        (CHAT, user(&words)),
+        (CHAT, user(&"a".repeat(90_000))),
+        (CHAT, user(&"<|im_start|>".repeat(7_000))),
+        (CHAT, user(&"\u{1F600}".repeat(20_000))),
+        ("/tokenize", json!({"prompt": words}).to_string()),
+        (
+            "/detokenize",
+            format!("{{\"tokens\": {}}}", list("1,", 100_000)),
+        ),
+    ]
+}
+
+#[test]
+fn the_account_holds_what_a_request_takes_before_it_takes_it() {
+    let model = model();
+    for (path, body) in bodies() {
+        let server = start(&model);
+        // What is made once, when it is first needed.
+        post(&server, "/v1/chat/completions", &user("hello"));
+        let before = NOW.load(Ordering::Relaxed);
+        MOST.store(before, Ordering::Relaxed);
+        let reply = post(&server, path, &body);
+        let taken = MOST.load(Ordering::Relaxed) - before;
+        let account = server.engine().status().request_memory;
+        let held = usize::try_from(account.highest.get()).expect("it fits");
+        let what = format!(
+            "{path} {body:.30}... of {} bytes took {:.1} and held {:.1} for each: {}",
+            body.len(),
+            taken as f64 / body.len() as f64,
+            held as f64 / body.len() as f64,
+            reply.lines().next().unwrap_or_default(),
+        );
+        println!("{what}");
+        // The reply is read here, too.
+        let besides = BESIDES + 2 * reply.len();
+        assert!(taken <= held + besides, "{what}");
+        while server.engine().status().request_memory.held.get() > 0 {
+            std::thread::yield_now();
+        }
+    }
+}
