@@ -6,6 +6,7 @@
 pub mod architecture;
 mod config;
 mod decoder;
+mod demo;
 mod error;
 pub mod files;
 mod model;
@@ -18,6 +19,7 @@ mod weights;
 
 pub use config::{Config, Rope, RopeScaling};
 pub use decoder::{LogitRows, Segment};
+pub use demo::demo;
 pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError};
 pub use model::{Model, describe, load_tokenizer};
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};

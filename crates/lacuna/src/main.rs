@@ -1,17 +1,14 @@
 //! The `lacuna` command.
 
-mod bytes;
 mod cli;
 mod commands;
-mod models;
-mod output;
-mod resident;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use lacuna_cli::output;
 
-use crate::cli::{BenchCommand, Cli, Command};
+use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
@@ -23,15 +20,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => commands::logits::run(&args),
         Command::Perplexity(args) => commands::perplexity::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
-        Command::Bench(BenchCommand::Pages(args)) => commands::bench::pages::run(&args),
-        Command::Bench(BenchCommand::Serve(args)) => commands::bench::serve::run(&args),
-        Command::Bench(BenchCommand::Soak(args)) => commands::bench::serve::soak::run(&args),
-        Command::Bench(BenchCommand::Speed(args)) => commands::bench::speed::run(&args),
-        Command::Bench(BenchCommand::Kernels(args)) => commands::bench::kernels::run(&args),
-        Command::Bench(BenchCommand::Memory(args)) => commands::bench::kv::memory::run(&args),
-        Command::Bench(BenchCommand::Growth(args)) => commands::bench::kv::growth::run(&args),
-        Command::Bench(BenchCommand::Batch(args)) => commands::bench::kv::batch::run(&args),
-        Command::Bench(BenchCommand::Prefix(args)) => commands::bench::kv::prefix::run(&args),
+        Command::Bench(args) => lacuna_bench::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,8 +6,8 @@ use lacuna::{ElementType, Model};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
-use crate::commands::open;
-use crate::output;
+use lacuna_cli::open;
+use lacuna_cli::output;
 
 #[derive(Serialize)]
 struct Report {

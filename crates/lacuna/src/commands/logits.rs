@@ -5,8 +5,9 @@ use lacuna::KvReport;
 use serde::Serialize;
 
 use crate::cli::LogitsArgs;
-use crate::commands::{open, scoring_engine};
-use crate::output;
+use crate::commands::scoring_engine;
+use lacuna_cli::open;
+use lacuna_cli::output;
 
 #[derive(Serialize)]
 struct Report {

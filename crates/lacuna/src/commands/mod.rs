@@ -1,6 +1,5 @@
 //! What each command does.
 
-pub(crate) mod bench;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
@@ -14,39 +13,17 @@ use std::io::Read;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use lacuna::{Engine, EngineConfig, FiniteCheck, Model};
-
-use crate::cli::{EngineArgs, ModelArgs};
-
-/// Opens the model that was named, downloading it first where that is what the name says.
-fn open(args: &ModelArgs) -> Result<Arc<Model>> {
-    let files = crate::models::open_files(args)?;
-    let model = Model::load(files).with_context(|| format!("cannot load `{}`", args.model))?;
-    Ok(Arc::new(model))
-}
+use lacuna::{Engine, Model};
+use lacuna_cli::EngineArgs;
 
 /// Sets up an engine as the arguments say.
 fn engine(model: Arc<Model>, args: &EngineArgs) -> Result<Engine> {
-    Ok(Engine::new(model, &config(args))?)
+    Ok(Engine::new(model, &args.config())?)
 }
 
 /// The same, set up to score texts.
 fn scoring_engine(model: Arc<Model>, args: &EngineArgs) -> Result<Engine> {
-    Ok(Engine::new(model, &config(args).scoring())?)
-}
-
-fn config(args: &EngineArgs) -> EngineConfig {
-    EngineConfig {
-        threads: args.threads,
-        kv_policy: args.kv,
-        kv_elements: args.kv_type,
-        context_tokens: args.ctx.map(usize::from),
-        finite_check: match args.check_finite {
-            true => FiniteCheck::EachLayer,
-            false => FiniteCheck::Off,
-        },
-        ..EngineConfig::default()
-    }
+    Ok(Engine::new(model, &args.config().scoring())?)
 }
 
 /// `text`, or all of standard input.

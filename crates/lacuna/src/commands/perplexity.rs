@@ -11,8 +11,9 @@ use lacuna::{Engine, Special};
 use serde::Serialize;
 
 use crate::cli::PerplexityArgs;
-use crate::commands::{open, scoring_engine};
-use crate::output;
+use crate::commands::scoring_engine;
+use lacuna_cli::open;
+use lacuna_cli::output;
 
 #[derive(Serialize)]
 struct Report {

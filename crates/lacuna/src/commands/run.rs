@@ -10,9 +10,10 @@ use lacuna::{
 use serde::Serialize;
 
 use crate::cli::RunArgs;
-use crate::commands::{engine, open, text_or_stdin};
-use crate::output;
-use crate::resident::Resident;
+use crate::commands::{engine, text_or_stdin};
+use lacuna_cli::open;
+use lacuna_cli::output;
+use lacuna_cli::resident::Resident;
 
 #[derive(Serialize)]
 struct Report {

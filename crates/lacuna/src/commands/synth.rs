@@ -8,8 +8,8 @@ use lacuna::synth::{Model, Shape};
 use serde::Serialize;
 
 use crate::cli::SynthArgs;
-use crate::models::Bars;
-use crate::output::{self, Usage};
+use lacuna_cli::Bars;
+use lacuna_cli::output::{self, Usage};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &SynthArgs) -> Result<()> {
         model = model.layers(layers.get())?;
     }
     let start = Instant::now();
-    model.write_file(&args.output, &mut Bars::new())?;
+    model.write_file(&args.output, &mut Bars::default())?;
     let report = Report {
         shape: &args.shape,
         dtype: args.dtype.name(),

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::cli::TokenizeArgs;
 use crate::commands::text_or_stdin;
-use crate::models::open_files;
-use crate::output;
+use lacuna_cli::open_files;
+use lacuna_cli::output;
 
 #[derive(Serialize)]
 struct Report {

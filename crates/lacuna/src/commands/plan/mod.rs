@@ -10,8 +10,8 @@ use lacuna::{Config, DType, synth};
 use lacuna_kv::KvCache;
 
 use crate::cli::PlanArgs;
-use crate::models::open_files;
-use crate::output::{self, Usage};
+use lacuna_cli::open_files;
+use lacuna_cli::output::{self, Usage};
 use report::Report;
 
 /// What is planned for.

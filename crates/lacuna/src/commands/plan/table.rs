@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 
 use super::report::{Activations, Fit, Kv, Report, Sum, Weights};
-use crate::output;
+use lacuna_cli::output;
 
 /// Prints the report on standard output.
 pub(super) fn print(report: &Report<'_>) -> Result<()> {

@@ -1,0 +1,329 @@
+//! What can be asked of the benchmarks.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
+use lacuna_kv::{KvElements, KvPolicy};
+
+use crate::kernels::KernelKind;
+use crate::pages::DeviceKind;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// What mapping, sharing and giving back pages costs, and what it saves
+    Pages(BenchPagesArgs),
+    /// How a server bears many sessions: waiting times, speed, memory, reuse
+    Serve(BenchServeArgs),
+    /// Whether a server keeps to its budget under more clients than it can hold
+    Soak(BenchSoakArgs),
+    /// Tokens per second of a model, and what part of the machine that is
+    Speed(BenchSpeedArgs),
+    /// What each kernel reaches, and what part of the machine that is
+    Kernels(BenchKernelsArgs),
+    /// KV memory against tokens, for each way of holding it
+    Memory(BenchMemoryArgs),
+    /// What a KV cache that grows costs each step
+    Growth(BenchGrowthArgs),
+    /// How many sequences fit a KV budget
+    Batch(BenchBatchArgs),
+    /// What sessions that share a prefix take
+    Prefix(BenchPrefixArgs),
+}
+
+/// Whose KV cache is measured, and which ways of holding it.
+#[derive(Debug, Args)]
+pub(crate) struct KvBenchArgs {
+    /// A shape that `lacuna synth` knows, or a model as in `lacuna run`; weights are not read
+    #[arg(default_value = "qwen3-4b")]
+    pub(crate) model: String,
+    /// Layers, instead of the model's own number, where its cache does not fit the machine
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<NonZeroUsize>,
+    /// The policies to compare
+    #[arg(
+        long = "kv",
+        value_name = "POLICY",
+        num_args = 1..,
+        default_values = ["sparse", "dense", "grow:mlx", "grow:double-linear", "grow:double-linear:4096", "paged"]
+    )]
+    pub(crate) policies: Vec<KvPolicy>,
+    /// Storage of KV elements
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub(crate) kv_type: KvElements,
+    /// Draw the result as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench memory qwen3-4b --ctx 32768 --plot memory.svg")]
+pub(crate) struct BenchMemoryArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens the context holds
+    #[arg(long, value_name = "TOKENS", default_value = "32768")]
+    pub(crate) ctx: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna bench serve --model demo --sessions 32 --shared-prefix 256 --rate 8
+  lacuna bench serve --model m.gguf --sessions 64 --max-running 64 --shared-prefix 2048 --in-turn
+  lacuna bench serve --url http://127.0.0.1:8080 --sessions 64 --rate 4 --json
+
+A server at --url can be any that speaks OpenAI's /v1/completions; its memory is reported if it is
+Lacuna's. Prompts are random words, and their lengths in tokens are the server's count. A steady
+batch is the time in which every request has its first token and none has ended.")]
+pub(crate) struct BenchServeArgs {
+    /// Server to measure
+    #[arg(long, required_unless_present = "model", conflicts_with = "model")]
+    pub(crate) url: Option<String>,
+    /// Key to present to it
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "LACUNA_API_KEY",
+        hide_env_values = true
+    )]
+    pub(crate) api_key: Option<String>,
+    /// Model to serve and measure in this process, instead of a server
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// Requests to send
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub(crate) sessions: NonZeroUsize,
+    /// Tokens that all prompts begin with
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub(crate) shared_prefix: usize,
+    /// Requests per second, on average; they arrive at random times. 0 sends all at once
+    #[arg(long, value_name = "PER_SECOND", default_value_t = 4.0)]
+    pub(crate) rate: f64,
+    /// Send the second request when the first one's reply has begun, and the others when the
+    /// second one's has: what the first computed, the second finds while the first still runs
+    #[arg(long)]
+    pub(crate) in_turn: bool,
+    #[command(flatten)]
+    pub(crate) lengths: LengthArgs,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// What requests look like.
+#[derive(Debug, Args)]
+pub(crate) struct LengthArgs {
+    /// Tokens of a prompt of its own, on average
+    #[arg(long, value_name = "TOKENS", default_value = "64")]
+    pub(crate) prompt_tokens: NonZeroUsize,
+    /// Tokens of a reply at most, on average
+    #[arg(long, value_name = "TOKENS", default_value = "64")]
+    pub(crate) reply_tokens: NonZeroUsize,
+    /// How far lengths are from their average: 0.5 is from half of it to half as much again
+    #[arg(long, value_name = "PART", default_value_t = 0.5)]
+    pub(crate) spread: f64,
+    /// 0 always takes the likeliest token; 1 draws as the model says
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f64,
+    /// Seed of lengths, words and times
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna bench soak --model demo --budget 16MiB
+  lacuna bench soak --model demo --budget 16MiB --max-queue 8 --seconds 30 --json
+
+Clients ask again and again until the time is up; some hang up in the middle of a reply. In the end
+all of them get a reply at once and half of them hang up. The kernel's account of KV pages is read
+throughout. The exit code is 1 when a request failed, the budget was exceeded, or anything was still
+held after the last client had gone.")]
+pub(crate) struct BenchSoakArgs {
+    /// Model to serve in this process
+    #[arg(long)]
+    pub(crate) model: String,
+    /// How long
+    #[arg(long, value_name = "SECONDS", default_value = "300")]
+    pub(crate) seconds: NonZeroU64,
+    /// Clients, each with one request at a time [default: twice as many as the budget holds]
+    #[arg(long, value_name = "N")]
+    pub(crate) clients: Option<NonZeroUsize>,
+    /// Tokens that all prompts begin with
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub(crate) shared_prefix: usize,
+    /// The part of requests whose client hangs up in the middle of the reply
+    #[arg(long, value_name = "PART", default_value_t = 0.1)]
+    pub(crate) hang_up: f64,
+    #[command(flatten)]
+    pub(crate) lengths: LengthArgs,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  lacuna bench growth qwen3-4b --layers 18 --tokens 65536 --plot growth.svg"
+)]
+pub(crate) struct BenchGrowthArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens to grow to, one at a time
+    #[arg(long, value_name = "TOKENS", default_value = "65536")]
+    pub(crate) tokens: NonZeroUsize,
+    /// Stop a policy that has not got there by then
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    pub(crate) seconds: NonZeroU64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench batch qwen3-4b --budget 8GiB --ctx 16384")]
+pub(crate) struct BenchBatchArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// KV memory of all sequences together
+    #[arg(long, value_name = "BYTES", default_value = "8GiB")]
+    pub(crate) budget: ByteCount,
+    /// Tokens of the longest sequence; the shortest has 512
+    #[arg(long, value_name = "TOKENS", default_value = "16384")]
+    pub(crate) ctx: NonZeroUsize,
+    /// Seed of the lengths
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench prefix qwen3-4b --prefix 8192 --sessions 8")]
+pub(crate) struct BenchPrefixArgs {
+    #[command(flatten)]
+    pub(crate) kv: KvBenchArgs,
+    /// Tokens that all sessions begin with
+    #[arg(long, value_name = "TOKENS", default_value = "8192")]
+    pub(crate) prefix: NonZeroUsize,
+    /// Sessions beside the first
+    #[arg(long, value_name = "N", default_value = "8")]
+    pub(crate) sessions: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  lacuna bench speed m.gguf\n  lacuna bench speed m.gguf -p 512,4096 --depth 0,4096 --kv-type f16 q8_0 --json"
+)]
+pub(crate) struct BenchSpeedArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Lengths of prompts to compute, in tokens; 0 for none
+    #[arg(
+        short,
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
+    pub(crate) prompt: Vec<usize>,
+    /// Tokens to generate at each depth; 0 for none
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value = "64")]
+    pub(crate) generate: usize,
+    /// Tokens in the context before the first one generated
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "0,4096"
+    )]
+    pub(crate) depth: Vec<usize>,
+    /// Sequences that generate at once
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub(crate) batch: Vec<usize>,
+    /// Storage of KV elements, as in `lacuna run`; several to compare them
+    #[arg(long, value_name = "TYPE", num_args = 1.., default_value = "f16")]
+    pub(crate) kv_type: Vec<KvElements>,
+    /// How KV memory is held
+    #[arg(long, value_name = "POLICY", default_value = "sparse")]
+    pub(crate) kv: KvPolicy,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Times each prompt is computed; the median counts
+    #[arg(long, value_name = "N", default_value = "3")]
+    pub(crate) repeats: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  lacuna bench pages --json")]
+pub(crate) struct BenchPagesArgs {
+    /// Whose pages: host (the processor's page table), host-huge (the same, with long mappings moved
+    /// into huge pages), dense (all memory at once), or vulkan (a GPU's page table, where there is a
+    /// driver)
+    #[arg(long, default_value = "host")]
+    pub(crate) device: DeviceKind,
+    /// Fewer and smaller measurements, in a fraction of the time and the memory
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna bench kernels --type q8_0
+  lacuna bench kernels --kernel matmul --type f16,q4_k --tokens 1,8 --threads 2
+  lacuna bench kernels --kernel attention,rope --json
+
+Weights and cached rows are gone through in turn, so that they come from memory and not from a cache.
+A kernel is compared with the limit that it would meet first, measured in turn with it. The limit of
+8-bit products sums them in 32 bits; kernels that sum smaller products in 16 bits can exceed it.")]
+pub(crate) struct BenchKernelsArgs {
+    /// Kernels to measure [default: all]
+    #[arg(long = "kernel", value_name = "KERNEL", value_delimiter = ',')]
+    pub(crate) kernels: Vec<KernelKind>,
+    /// Storage types of weights and of cached rows [default: all, and kernels that have none]
+    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',')]
+    pub(crate) types: Vec<String>,
+    /// Tokens of a call
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16,512"
+    )]
+    pub(crate) tokens: Vec<NonZeroUsize>,
+    /// Cached rows that attention reads; more than 16 tokens at once only to 4096
+    #[arg(
+        long = "depth",
+        value_name = "ROWS",
+        value_delimiter = ',',
+        default_value = "512,4096,16384"
+    )]
+    pub(crate) depths: Vec<NonZeroUsize>,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// One round over little memory, to see that all works; the figures mean nothing
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}

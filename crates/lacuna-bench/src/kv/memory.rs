@@ -1,0 +1,185 @@
+//! `lacuna bench memory`: committed bytes against tokens, by the ledger and by the kernel.
+
+use anyhow::Result;
+use lacuna_kv::KvCache;
+use serde::Serialize;
+
+use super::plot::{Axis, Line, Plot};
+use super::subject::Subject;
+use super::{Room, bar, cache, kernel_bytes, room};
+use crate::arguments::BenchMemoryArgs;
+use crate::machine::Machine;
+use lacuna_cli::output;
+
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    model: String,
+    layers: usize,
+    kv_type: String,
+    bytes_per_token: usize,
+    context_tokens: usize,
+    policies: Vec<Curve>,
+}
+
+#[derive(Serialize)]
+struct Curve {
+    policy: String,
+    page_bytes: usize,
+    points: Vec<Point>,
+    /// Why the curve ends early.
+    ended: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Point {
+    tokens: usize,
+    /// What the tokens' rows take: the least that can be.
+    row_bytes: usize,
+    /// By the cache's own account.
+    committed_bytes: usize,
+    /// The most that was committed on the way here.
+    peak_bytes: usize,
+    /// What the kernel keeps for the process beyond what it kept before the sequence was made.
+    kernel_bytes: Option<u64>,
+}
+
+pub(crate) fn run(args: &BenchMemoryArgs) -> Result<()> {
+    let subject = Subject::find(&args.kv, args.kv.kv_type)?;
+    let tokens = args.ctx.get();
+    let progress = bar(args.kv.policies.len())?;
+    let mut policies = Vec::new();
+    for &policy in &args.kv.policies {
+        progress.set_message(policy.to_string());
+        policies.push(curve(&subject, &cache(&subject, policy)?, tokens)?);
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    let report = Report {
+        machine: Machine::this(),
+        model: subject.name.clone(),
+        layers: subject.geometry.layers,
+        kv_type: args.kv.kv_type.to_string(),
+        bytes_per_token: subject.bytes_per_token(),
+        context_tokens: tokens,
+        policies,
+    };
+    if let Some(path) = &args.kv.plot {
+        plot(&report).save(path)?;
+    }
+    if args.kv.json {
+        output::json(&report)
+    } else {
+        print(&report);
+        Ok(())
+    }
+}
+
+/// The empty sequence and eight lengths up to `most`, each twice the one before it, with two thirds of
+/// each between them: those do not end with a page.
+fn lengths(most: usize) -> Vec<usize> {
+    let steps = (0..8).rev().flat_map(|power| {
+        let length = most >> power;
+        [length * 2 / 3, length]
+    });
+    let mut lengths: Vec<usize> = std::iter::once(0).chain(steps).collect();
+    lengths.dedup();
+    lengths
+}
+
+fn curve(subject: &Subject, cache: &KvCache, context: usize) -> Result<Curve> {
+    let before = kernel_bytes();
+    let mut curve = Curve {
+        policy: cache.policy().to_string(),
+        page_bytes: cache.page_bytes(),
+        points: Vec::new(),
+        ended: None,
+    };
+    let mut sequence = match room(cache.sequence(context))? {
+        Room::Had(sequence) => sequence,
+        Room::Lacking(error) => {
+            curve.ended = Some(error.to_string());
+            return Ok(curve);
+        }
+    };
+    for tokens in lengths(context) {
+        let missing = tokens - sequence.len();
+        if let Room::Lacking(error) = room(sequence.prepare(missing))? {
+            curve.ended = Some(error.to_string());
+            break;
+        }
+        sequence.accept(missing);
+        let report = sequence.report();
+        curve.points.push(Point {
+            tokens,
+            row_bytes: tokens * subject.bytes_per_token(),
+            committed_bytes: report.committed_bytes,
+            peak_bytes: report.peak_committed_bytes,
+            kernel_bytes: kernel_bytes()
+                .zip(before)
+                .map(|(now, before)| now.saturating_sub(before)),
+        });
+    }
+    Ok(curve)
+}
+
+fn print(report: &Report) {
+    println!("{}", report.machine.line());
+    println!(
+        "{}: KV of {} layers in {}, {} bytes per token, context {}\n",
+        report.model, report.layers, report.kv_type, report.bytes_per_token, report.context_tokens
+    );
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    println!(
+        "{:<26}{:>9}{:>11}{:>14}{:>12}{:>12}",
+        "MiB", "tokens", "rows", "committed", "by kernel", "peak"
+    );
+    for curve in &report.policies {
+        for point in &curve.points {
+            let kernel = point
+                .kernel_bytes
+                .map_or("-".to_owned(), |bytes| format!("{:.1}", mib(bytes)));
+            println!(
+                "{:<26}{:>9}{:>11.1}{:>14.1}{kernel:>12}{:>12.1}",
+                curve.policy,
+                point.tokens,
+                mib(point.row_bytes as u64),
+                mib(point.committed_bytes as u64),
+                mib(point.peak_bytes as u64),
+            );
+        }
+        if let Some(why) = &curve.ended {
+            println!("{:<26}ended: {why}", curve.policy);
+        }
+    }
+}
+
+fn plot(report: &Report) -> Plot {
+    let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+    let line = |curve: &Curve| Line {
+        name: curve.policy.clone(),
+        points: curve
+            .points
+            .iter()
+            .map(|point| (point.tokens as f64, gib(point.committed_bytes)))
+            .collect(),
+    };
+    Plot {
+        title: format!("KV memory of {}, {} cache", report.model, report.kv_type),
+        x: Axis::linear("tokens in the context"),
+        y: Axis::linear("GiB committed"),
+        lines: report.policies.iter().map(line).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lengths;
+
+    #[test]
+    fn lengths_double_up_to_the_context() {
+        assert_eq!(lengths(1_024)[..6], [0, 5, 8, 10, 16, 21]);
+        assert_eq!(lengths(1_024).last(), Some(&1_024));
+        assert_eq!(lengths(3), [0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,90 @@
+//! Whose cache is measured: a published model's shape, or that of a model file.
+
+use std::num::NonZeroUsize;
+
+use anyhow::{Result, ensure};
+use lacuna_kernels::AttentionShape;
+use lacuna_kernels::DType;
+use lacuna_kv::Geometry;
+use lacuna_kv::KvElements;
+use lacuna_models::Model;
+use lacuna_models::synth::{self, Shape};
+
+use crate::arguments::KvBenchArgs;
+use lacuna_cli::output::Usage;
+use lacuna_cli::{ModelArgs, open_files};
+
+pub(super) struct Subject {
+    pub(super) name: String,
+    pub(super) geometry: Geometry,
+    pub(super) attention: AttentionShape,
+    /// Bytes of the model's weights; of a shape, in q8_0.
+    pub(super) weight_bytes: u64,
+}
+
+impl Subject {
+    pub(super) fn find(args: &KvBenchArgs, elements: KvElements) -> Result<Self> {
+        let mut subject = match Shape::find(&args.model) {
+            Ok(shape) => Self::of_shape(shape, elements)?,
+            Err(_) => Self::of_file(args, elements)?,
+        };
+        if let Some(layers) = args.layers.map(NonZeroUsize::get) {
+            let whole = subject.geometry.layers;
+            ensure!(
+                layers <= whole,
+                Usage(format!("--layers {layers}: {} has {whole}", subject.name))
+            );
+            subject.geometry.layers = layers;
+        }
+        Ok(subject)
+    }
+
+    fn of_shape(shape: &'static Shape, elements: KvElements) -> Result<Self> {
+        Ok(Self {
+            name: shape.name.to_owned(),
+            geometry: Geometry {
+                layers: shape.layers,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_size,
+                key_element: elements.key,
+                value_element: elements.value,
+            },
+            attention: attention(shape.heads, shape.kv_heads, shape.head_size),
+            weight_bytes: synth::Model::new(shape, DType::Q8_0).file_len()?,
+        })
+    }
+
+    fn of_file(args: &KvBenchArgs, elements: KvElements) -> Result<Self> {
+        let model = Model::load(open_files(&ModelArgs {
+            model: args.model.clone(),
+            json: args.json,
+        })?)?;
+        let config = model.config();
+        Ok(Self {
+            name: args.model.clone(),
+            geometry: Geometry {
+                layers: config.layers,
+                kv_heads: config.kv_heads,
+                head_dim: config.head_dim,
+                key_element: elements.key,
+                value_element: elements.value,
+            },
+            attention: attention(config.query_heads, config.kv_heads, config.head_dim),
+            weight_bytes: model.weight_bytes(),
+        })
+    }
+
+    pub(super) fn bytes_per_token(&self) -> usize {
+        self.geometry.bytes_per_token()
+    }
+}
+
+fn attention(query_heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
+    AttentionShape {
+        query_heads,
+        kv_heads,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        window: None,
+    }
+}

@@ -1,0 +1,46 @@
+//! `lacuna bench`: what this machine makes of the work, measured and not estimated.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod kernels;
+mod kv;
+mod limits;
+mod machine;
+mod pages;
+mod samples;
+mod serve;
+mod speed;
+
+use anyhow::Result;
+use lacuna_engine::EngineConfig;
+use lacuna_kernels::{Cpu, CpuConfig};
+
+pub use arguments::BenchArgs;
+use arguments::BenchCommand;
+
+/// Measures what the arguments ask for, and prints it.
+///
+/// # Errors
+/// What stands in the way of the measurement, or, for `soak`, a promise that did not hold.
+pub fn run(args: &BenchArgs) -> Result<()> {
+    match &args.command {
+        BenchCommand::Pages(args) => pages::run(args),
+        BenchCommand::Serve(args) => serve::run(args),
+        BenchCommand::Soak(args) => serve::soak::run(args),
+        BenchCommand::Speed(args) => speed::run(args),
+        BenchCommand::Kernels(args) => kernels::run(args),
+        BenchCommand::Memory(args) => kv::memory::run(args),
+        BenchCommand::Growth(args) => kv::growth::run(args),
+        BenchCommand::Batch(args) => kv::batch::run(args),
+        BenchCommand::Prefix(args) => kv::prefix::run(args),
+    }
+}
+
+/// The processor, with as many threads as an engine would use.
+fn processor(config: &EngineConfig) -> Result<Cpu> {
+    let threads = config.thread_count()?;
+    Ok(Cpu::new(CpuConfig {
+        threads,
+        level: None,
+    })?)
+}

@@ -1,0 +1,145 @@
+//! `lacuna bench speed`: tokens per second of a whole model, and what part of the machine that is.
+//!
+//! Contexts are filled with random rows instead of computed ones: what attention reads is as large
+//! and as far apart, and a context of 16,384 tokens is there at once.
+
+mod pass;
+mod table;
+mod work;
+
+use anyhow::{Result, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use lacuna_models::Model;
+use serde::Serialize;
+
+use crate::arguments::BenchSpeedArgs;
+use crate::limits::Limits;
+use crate::machine::Machine;
+use lacuna_cli::open_files;
+use lacuna_cli::output;
+use pass::Bench;
+use work::Work;
+
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    model: String,
+    threads: usize,
+    level: &'static str,
+    kv_policy: String,
+    weight_bytes: u64,
+    limits: Limits,
+    prefill: Vec<Prefill>,
+    decode: Vec<Decode>,
+}
+
+/// Prompts computed in one session, from an empty context.
+#[derive(Serialize)]
+struct Prefill {
+    tokens: usize,
+    kv_type: String,
+    /// Median over the repeats.
+    tokens_per_second: f64,
+    /// Multiplications of weights and of cached rows per second, in 1e9.
+    gmac_per_s: f64,
+    /// The same as a part of what the processor reached in 8-bit integers before and after.
+    of_limit: f64,
+}
+
+/// One token for each of some sequences of equal length.
+#[derive(Serialize)]
+struct Decode {
+    depth: usize,
+    sequences: usize,
+    kv_type: String,
+    /// Over all sequences, by the median step.
+    tokens_per_second: f64,
+    step_ms: f64,
+    /// The step that 99 of 100 do not exceed: the longest, of fewer.
+    step_p99_ms: f64,
+    /// Weights and cached rows read per second, in 1e9 bytes.
+    gb_per_s: f64,
+    /// The same as a part of what memory delivered before and after.
+    of_limit: f64,
+}
+
+pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
+    ensure!(
+        args.generate > 0 || args.prompt.iter().any(|&tokens| tokens > 0),
+        output::Usage(
+            "there is nothing to measure: ask for prompt tokens with -p or generated ones with -n"
+                .into()
+        )
+    );
+    let model = Model::load(open_files(&args.model)?)?;
+    let report = measure(args, &model)?;
+    if args.model.json {
+        output::json(&report)
+    } else {
+        table::print(&report);
+        Ok(())
+    }
+}
+
+fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
+    let work = Work::of(model);
+    let prompts: Vec<usize> = args.prompt.iter().copied().filter(|&p| p > 0).collect();
+    let batches = match args.generate {
+        0 => Vec::new(),
+        _ => pairs(&args.depth, &args.batch),
+    };
+    let steps = args.kv_type.len() * (prompts.len() + batches.len());
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")?;
+    let progress = ProgressBar::new(steps as u64).with_style(style);
+    let mut bench = Bench::new(args, model)?;
+    let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+    for &elements in &args.kv_type {
+        progress.set_message(format!("{elements} cache"));
+        for &tokens in &prompts {
+            let macs = work.prompt_macs(tokens);
+            let timed = bench.prompt(elements, tokens, macs, args.repeats.get())?;
+            prefill.push(Prefill {
+                tokens,
+                kv_type: elements.to_string(),
+                tokens_per_second: tokens as f64 / timed.seconds(),
+                gmac_per_s: macs as f64 / timed.seconds() / 1e9,
+                of_limit: timed.of_limit,
+            });
+            progress.inc(1);
+        }
+        for &(depth, sequences) in &batches {
+            let row_bytes = model.config().kv_geometry(elements).bytes_per_token();
+            let bytes = work.step_bytes(sequences, depth, row_bytes);
+            let timed = bench.steps(elements, depth, sequences, bytes, args.generate)?;
+            decode.push(Decode {
+                depth,
+                sequences,
+                kv_type: elements.to_string(),
+                tokens_per_second: sequences as f64 / timed.seconds(),
+                step_ms: timed.seconds() * 1e3,
+                step_p99_ms: timed.timing.p99_us / 1e3,
+                gb_per_s: bytes as f64 / timed.seconds() / 1e9,
+                of_limit: timed.of_limit,
+            });
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    Ok(Report {
+        machine: Machine::this(),
+        model: args.model.model.clone(),
+        threads: bench.cpu().threads(),
+        level: bench.cpu().level().name(),
+        kv_policy: args.kv.to_string(),
+        weight_bytes: work.weight_bytes,
+        limits: bench.limits(),
+        prefill,
+        decode,
+    })
+}
+
+/// Every depth with every batch size, depth by depth.
+fn pairs(depths: &[usize], batches: &[usize]) -> Vec<(usize, usize)> {
+    let at = |&depth: &usize| batches.iter().map(move |&batch| (depth, batch));
+    depths.iter().flat_map(at).collect()
+}

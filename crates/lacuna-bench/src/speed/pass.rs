@@ -1,0 +1,235 @@
+//! Timed forward passes over sequences that are filled with random rows.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use lacuna_engine::EngineConfig;
+use lacuna_kernels::Cpu;
+use lacuna_kv::{KvCache, KvElements, KvPolicy, Layer, Sequence};
+use lacuna_models::Model;
+use lacuna_models::plan::ArenaPlan;
+use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use crate::arguments::BenchSpeedArgs;
+use crate::limits::{Limiter, Limits};
+use crate::processor;
+use crate::samples::{Samples, Timing, median};
+
+/// Rows written at once into a context that is filled.
+const FILLED_ROWS: usize = 256;
+
+/// Steps between two looks at what memory delivers.
+const STEPS_PER_LIMIT: usize = 4;
+
+/// How long calls took, and the middle of what part of a limit that was.
+pub(super) struct Timed {
+    pub(super) timing: Timing,
+    pub(super) of_limit: f64,
+}
+
+impl Timed {
+    fn new(times: Samples, parts: Vec<f64>) -> Result<Self> {
+        let figures = times.timing().zip(median(parts));
+        let (timing, of_limit) = figures.context("nothing was timed")?;
+        Ok(Self { timing, of_limit })
+    }
+
+    /// Of the middle call.
+    pub(super) fn seconds(&self) -> f64 {
+        self.timing.median_us / 1e6
+    }
+}
+
+pub(super) struct Bench<'a> {
+    model: &'a Model,
+    cpu: Cpu,
+    scratch: Scratch,
+    policy: KvPolicy,
+    context_tokens: usize,
+    random: ChaCha8Rng,
+    limiter: Limiter,
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(args: &BenchSpeedArgs, model: &'a Model) -> Result<Self> {
+        let config = EngineConfig {
+            threads: args.threads,
+            ..EngineConfig::default()
+        };
+        let cpu = processor(&config)?;
+        let most = |values: &[usize]| values.iter().copied().max().unwrap_or(0);
+        let deepest = most(&args.depth) + args.generate + 1;
+        let context_tokens = deepest.max(most(&args.prompt));
+        let tokens = config
+            .batch_tokens
+            .min(context_tokens)
+            .max(most(&args.batch));
+        let limits = BatchLimits {
+            tokens,
+            logit_rows: most(&args.batch).max(1),
+            context_tokens,
+        };
+        let plan = ArenaPlan::new(model.config(), limits)?;
+        let scratch = Scratch::new(model.config(), plan)?;
+        Ok(Self {
+            model,
+            cpu,
+            scratch,
+            policy: args.kv,
+            context_tokens,
+            random: ChaCha8Rng::seed_from_u64(0),
+            limiter: Limiter::new(),
+        })
+    }
+
+    pub(super) fn cpu(&self) -> &Cpu {
+        &self.cpu
+    }
+
+    /// What the machine reached at best in all the time that was measured.
+    pub(super) fn limits(self) -> Limits {
+        self.limiter.limits()
+    }
+
+    /// Computes a prompt of `tokens`, `macs` multiplications: how long that takes, and what part of
+    /// the 8-bit products that the processor reaches it is.
+    pub(super) fn prompt(
+        &mut self,
+        elements: KvElements,
+        tokens: usize,
+        macs: u64,
+        repeats: usize,
+    ) -> Result<Timed> {
+        let cache = self.cache(elements)?;
+        let (mut times, mut parts) = (Samples::default(), Vec::new());
+        // One pass more, which finds memory and caches cold and is not counted.
+        for repeat in 0..=repeats {
+            let ids = self.ids(tokens);
+            let mut sequence = cache.sequence(self.context_tokens)?;
+            let before = self.limiter.int8(&self.cpu);
+            let time = self.compute(&mut sequence, &ids)?;
+            let rate = (before + self.limiter.int8(&self.cpu)) / 2.0;
+            if repeat > 0 {
+                times.push(time);
+                parts.push(macs as f64 / time.as_secs_f64() / 1e9 / rate);
+            }
+        }
+        Timed::new(times, parts)
+    }
+
+    fn compute(&mut self, sequence: &mut Sequence, ids: &[u32]) -> Result<Duration> {
+        let start = Instant::now();
+        let chunk = self.scratch.limits().tokens;
+        for (index, tokens) in ids.chunks(chunk).enumerate() {
+            let last = (index + 1) * chunk >= ids.len();
+            sequence.prepare(tokens.len())?;
+            let segment = Segment {
+                tokens,
+                sequence,
+                logits: if last {
+                    LogitRows::Last
+                } else {
+                    LogitRows::None
+                },
+            };
+            self.model
+                .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+            sequence.accept(tokens.len());
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Computes a token more for each of `sequences` that hold `depth` rows, again and again: how long
+    /// a step takes, and what part of what memory delivers its `bytes` are.
+    pub(super) fn steps(
+        &mut self,
+        elements: KvElements,
+        depth: usize,
+        sequences: usize,
+        bytes: u64,
+        steps: usize,
+    ) -> Result<Timed> {
+        let cache = self.cache(elements)?;
+        let mut filled = Vec::new();
+        for _ in 0..sequences {
+            filled.push(self.filled(&cache, depth)?);
+        }
+        let ids = self.ids(sequences);
+        self.step(&mut filled, &ids)?;
+        let (mut times, mut parts) = (Samples::default(), Vec::new());
+        let mut before = self.limiter.read(&self.cpu);
+        for start in (0..steps).step_by(STEPS_PER_LIMIT) {
+            let mut group = Vec::new();
+            for _ in start..steps.min(start + STEPS_PER_LIMIT) {
+                let ids = self.ids(sequences);
+                let start = Instant::now();
+                self.step(&mut filled, &ids)?;
+                group.push(start.elapsed());
+            }
+            let after = self.limiter.read(&self.cpu);
+            let rate = (before + after) / 2.0;
+            before = after;
+            for time in group {
+                times.push(time);
+                parts.push(bytes as f64 / time.as_secs_f64() / 1e9 / rate);
+            }
+        }
+        Timed::new(times, parts)
+    }
+
+    fn step(&mut self, sequences: &mut [Sequence], ids: &[u32]) -> Result<()> {
+        for sequence in &mut *sequences {
+            sequence.prepare(1)?;
+        }
+        let segment = |(sequence, tokens)| Segment {
+            tokens,
+            sequence,
+            logits: LogitRows::Last,
+        };
+        let mut segments: Vec<Segment<'_>> = sequences
+            .iter_mut()
+            .zip(ids.chunks(1))
+            .map(segment)
+            .collect();
+        self.model
+            .forward(&self.cpu, &mut segments, &mut self.scratch)?;
+        for sequence in sequences {
+            sequence.accept(1);
+        }
+        Ok(())
+    }
+
+    /// A sequence that holds `depth` random rows.
+    fn filled(&mut self, cache: &KvCache, depth: usize) -> Result<Sequence> {
+        let geometry = cache.geometry();
+        let mut sequence = cache.sequence(self.context_tokens)?;
+        let mut rows = vec![0.0; FILLED_ROWS * geometry.row_elements()];
+        for value in &mut rows {
+            *value = self.random.next_u32() as f32 / u32::MAX as f32 - 0.5;
+        }
+        for start in (0..depth).step_by(FILLED_ROWS) {
+            let count = FILLED_ROWS.min(depth - start);
+            let rows = &rows[..count * geometry.row_elements()];
+            sequence.prepare(count)?;
+            for layer in 0..geometry.layers {
+                sequence.store(&self.cpu, Layer(layer), rows, rows);
+            }
+            sequence.accept(count);
+        }
+        Ok(sequence)
+    }
+
+    fn cache(&self, elements: KvElements) -> Result<KvCache> {
+        let geometry = self.model.config().kv_geometry(elements);
+        Ok(KvCache::new(geometry, self.policy)?)
+    }
+
+    fn ids(&mut self, tokens: usize) -> Vec<u32> {
+        let vocabulary = self.model.config().vocabulary as u32;
+        (0..tokens)
+            .map(|_| self.random.next_u32() % vocabulary)
+            .collect()
+    }
+}

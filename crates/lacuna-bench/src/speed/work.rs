@@ -1,0 +1,89 @@
+//! What computing a token takes: multiplications and bytes, from the model's shapes.
+
+use lacuna_models::Config;
+use lacuna_models::Model;
+
+pub(super) struct Work {
+    /// Bytes of all tensors.
+    pub(super) weight_bytes: u64,
+    /// Weight bytes read to compute one token, or a few at once.
+    pass_bytes: u64,
+    /// Multiplications with the weights of all blocks, per token.
+    block_macs: u64,
+    /// Multiplications for one row of logits.
+    logit_macs: u64,
+    /// Multiplications of one query with one cached row, in all layers.
+    row_macs: u64,
+}
+
+impl Work {
+    pub(super) fn of(model: &Model) -> Self {
+        let config = model.config();
+        let tensors = model.files().tensors();
+        // An embedding table that is not the output matrix too is read a row at a time.
+        let has_output = tensors
+            .iter()
+            .any(|tensor| matches!(tensor.name, "output.weight" | "lm_head.weight"));
+        let embedding = tensors
+            .iter()
+            .find(|tensor| {
+                matches!(
+                    tensor.name,
+                    "token_embd.weight" | "model.embed_tokens.weight"
+                )
+            })
+            .map_or(0, |tensor| tensor.bytes as u64);
+        let weight_bytes = model.weight_bytes();
+        Self {
+            weight_bytes,
+            pass_bytes: weight_bytes - if has_output { embedding } else { 0 },
+            block_macs: block_macs(config),
+            logit_macs: (config.hidden * config.vocabulary) as u64,
+            row_macs: (2 * config.layers * config.query_heads * config.head_dim) as u64,
+        }
+    }
+
+    /// Multiplications for a prompt of `tokens` in an empty context, with one row of logits.
+    pub(super) fn prompt_macs(&self, tokens: usize) -> u64 {
+        let tokens = tokens as u64;
+        let rows_seen = tokens * (tokens + 1) / 2;
+        tokens * self.block_macs + self.logit_macs + rows_seen * self.row_macs
+    }
+
+    /// Bytes read for one more token of each of `sequences` that hold `depth` rows of
+    /// `row_bytes` over all layers.
+    pub(super) fn step_bytes(&self, sequences: usize, depth: usize, row_bytes: usize) -> u64 {
+        self.pass_bytes + (sequences * (depth + 1) * row_bytes) as u64
+    }
+}
+
+fn block_macs(config: &Config) -> u64 {
+    let queries = config.query_heads * config.head_dim;
+    let keys = config.kv_heads * config.head_dim;
+    let attention = config.hidden * (2 * queries + 2 * keys);
+    let feed_forward = 3 * config.hidden * config.feed_forward;
+    (config.layers * (attention + feed_forward)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demo_model_reads_all_its_weights_for_a_token() {
+        let model = Model::load(lacuna_models::demo()).expect("the demo model loads");
+        let work = Work::of(&model);
+        assert_eq!(work.step_bytes(0, 0, 1), model.weight_bytes());
+        assert_eq!(
+            work.step_bytes(2, 9, 100) - work.step_bytes(0, 0, 1),
+            2 * 10 * 100
+        );
+        let [one, two, three] = [1, 2, 3].map(|tokens| work.prompt_macs(tokens));
+        let second = two - one;
+        assert_eq!(
+            three - two,
+            second + work.row_macs,
+            "each token sees one row more"
+        );
+    }
+}

@@ -1,0 +1,109 @@
+//! Arguments that several commands take, and the settings they stand for.
+
+use std::num::NonZeroUsize;
+
+use clap::Args;
+use lacuna_engine::{EngineConfig, PrefixCacheConfig, ServiceConfig};
+use lacuna_kv::{KvElements, KvPolicy};
+use lacuna_models::FiniteCheck;
+use lacuna_pages::ByteLength;
+
+use crate::bytes::ByteCount;
+
+const MODEL_HELP: &str =
+    "`demo`, a GGUF file, a Hugging Face folder, or a hub id such as Qwen/Qwen3-0.6B";
+
+/// Where the model is and how the result is printed.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// The model, by any of the names that [`crate::open_files`] takes.
+    #[arg(help = MODEL_HELP, long_help = MODEL_HELP)]
+    pub model: String,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How the engine is set up.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// Tokens the context holds [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    pub ctx: Option<NonZeroUsize>,
+    /// How KV memory is held: sparse (pages as tokens arrive), dense (all at start), paged or
+    /// paged:TOKENS (blocks that a table finds), grow:mlx or grow:double-linear[:CELLS] (copies to
+    /// grow); sparse and dense also as :head-major or :interleaved=LAYERS
+    #[arg(long, value_name = "POLICY", default_value = "sparse")]
+    pub kv: KvPolicy,
+    /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub kv_type: KvElements,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// Look for values that are not finite after each layer, and stop with its name
+    #[arg(long)]
+    pub check_finite: bool,
+}
+
+/// How a server is set up, besides its engine.
+#[derive(Debug, Args)]
+pub struct ServiceArgs {
+    /// Memory for KV pages, prefix cache, activations and copied weights together, such as 2GiB or
+    /// 512MiB [default: what the system has available]
+    #[arg(long, value_name = "BYTES")]
+    pub budget: Option<ByteCount>,
+    /// Replies that are generated at once at most
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub max_running: NonZeroUsize,
+    /// Requests that may wait; those beyond are told to try again
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_queue: usize,
+    /// Tokens computed in one step at most
+    #[arg(long, value_name = "TOKENS", default_value = "256")]
+    pub step_tokens: NonZeroUsize,
+    /// Tokens of prompts computed in one step at most while replies flow: fewer keep them smoother
+    #[arg(long, value_name = "TOKENS", default_value = "64")]
+    pub mixed_tokens: NonZeroUsize,
+    /// Compute every prompt from its first token, instead of sharing what begins the same
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+}
+
+impl EngineArgs {
+    /// The engine that the arguments describe.
+    #[must_use]
+    pub fn config(&self) -> EngineConfig {
+        EngineConfig {
+            threads: self.threads,
+            kv_policy: self.kv,
+            kv_elements: self.kv_type,
+            context_tokens: self.ctx.map(usize::from),
+            finite_check: match self.check_finite {
+                true => FiniteCheck::EachLayer,
+                false => FiniteCheck::Off,
+            },
+            ..EngineConfig::default()
+        }
+    }
+}
+
+impl ServiceArgs {
+    /// The service that the arguments describe, over an engine as `engine` says.
+    #[must_use]
+    pub fn config(&self, engine: &EngineArgs) -> ServiceConfig {
+        ServiceConfig {
+            engine: engine.config(),
+            budget: self.budget.map(|budget| ByteLength::new(budget.0)),
+            max_running: self.max_running.get(),
+            max_waiting: self.max_queue,
+            step_tokens: self.step_tokens.get(),
+            mixed_tokens: self.mixed_tokens.get(),
+            prefix_cache: PrefixCacheConfig {
+                enabled: !self.no_prefix_cache,
+                ..PrefixCacheConfig::default()
+            },
+            ..ServiceConfig::default()
+        }
+    }
+}

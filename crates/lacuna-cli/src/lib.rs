@@ -1,0 +1,12 @@
+//! What the commands share: arguments, opening a model with progress shown, output, exit codes.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod bytes;
+mod open;
+pub mod output;
+pub mod resident;
+
+pub use arguments::{EngineArgs, ModelArgs, ServiceArgs};
+pub use bytes::{ByteCount, NotBytes};
+pub use open::{Bars, open, open_files, served_name};

@@ -1,0 +1,105 @@
+//! Opening the model an argument names, downloading it first where that is what the name says.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use lacuna_models::Model;
+use lacuna_models::files::hub::{Hub, Settings};
+use lacuna_models::files::{ModelFiles, ModelSource, Progress};
+
+use crate::arguments::ModelArgs;
+
+/// The files of the model that was named.
+///
+/// # Errors
+/// What the files, or the hub, are refused for.
+pub fn open_files(args: &ModelArgs) -> Result<ModelFiles> {
+    let path = match ModelSource::parse(&args.model)? {
+        ModelSource::Demo => return Ok(lacuna_models::demo()),
+        ModelSource::File(path) | ModelSource::Folder(path) => path,
+        ModelSource::Hub(id) => {
+            let hub = Hub::new(Settings::from_env()?);
+            hub.fetch(&id, &mut Bars::default())
+                .with_context(|| format!("cannot fetch `{}`", args.model))?
+        }
+    };
+    Ok(ModelFiles::open(&path)?)
+}
+
+/// The model that was named, ready to run.
+///
+/// # Errors
+/// What the files, or the hub, are refused for.
+pub fn open(args: &ModelArgs) -> Result<Arc<Model>> {
+    let files = open_files(args)?;
+    let model = Model::load(files).with_context(|| format!("cannot load `{}`", args.model))?;
+    Ok(Arc::new(model))
+}
+
+/// The name to serve a model under: a hub id as it is; of a path, the last part without `.gguf`.
+#[must_use]
+pub fn served_name(model: &str) -> String {
+    let path = Path::new(model);
+    if !path.exists() {
+        return model.to_owned();
+    }
+    let part = match path.extension() {
+        Some(extension) if extension == "gguf" => path.file_stem(),
+        _ => path.file_name(),
+    };
+    part.map_or_else(
+        || model.to_owned(),
+        |part| part.to_string_lossy().into_owned(),
+    )
+}
+
+/// Progress bars on standard error, where that is a terminal.
+pub struct Bars(ProgressBar);
+
+impl Default for Bars {
+    /// No bar until something begins.
+    fn default() -> Self {
+        Self(ProgressBar::hidden())
+    }
+}
+
+impl Progress for Bars {
+    fn begin(&mut self, item: &str, total: Option<u64>) {
+        let template = match total {
+            Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+            None => "{msg} {spinner} {bytes} {bytes_per_sec}",
+        };
+        let style = ProgressStyle::with_template(template).expect("a valid template");
+        let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);
+        if !std::io::stderr().is_terminal() {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        self.0 = bar.with_style(style).with_message(item.to_owned());
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+
+    fn finish(&mut self) {
+        self.0.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::served_name;
+
+    #[test]
+    fn a_file_is_served_under_its_name_and_a_hub_id_as_it_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("tiny-q8_0.gguf");
+        std::fs::write(&file, "").expect("written");
+        assert_eq!(served_name(&file.to_string_lossy()), "tiny-q8_0");
+        assert_eq!(served_name("demo"), "demo");
+        assert_eq!(served_name("Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B");
+    }
+}
