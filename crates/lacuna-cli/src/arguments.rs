@@ -60,8 +60,13 @@ pub struct ServiceArgs {
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_queue: usize,
     /// Tokens computed in one step at most
-    #[arg(long, value_name = "TOKENS", default_value = "256")]
-    pub step_tokens: NonZeroUsize,
+    #[arg(
+        long,
+        alias = "step-tokens",
+        value_name = "TOKENS",
+        default_value = "256"
+    )]
+    pub max_batched_tokens: NonZeroUsize,
     /// Tokens of prompts computed in one step at most while replies flow: fewer keep them smoother
     #[arg(long, value_name = "TOKENS", default_value = "64")]
     pub mixed_tokens: NonZeroUsize,
@@ -97,7 +102,7 @@ impl ServiceArgs {
             budget: self.budget.map(|budget| ByteLength::new(budget.0)),
             max_running: self.max_running.get(),
             max_waiting: self.max_queue,
-            step_tokens: self.step_tokens.get(),
+            max_batched_tokens: self.max_batched_tokens.get(),
             mixed_tokens: self.mixed_tokens.get(),
             prefix_cache: PrefixCacheConfig {
                 enabled: !self.no_prefix_cache,

@@ -50,7 +50,7 @@ impl Budget {
     }
 }
 
-/// KV bytes of `choices` continuations of one prompt when each has `tokens` tokens: the whole
+/// KV bytes of `choices` choices of one prompt when each has `tokens` tokens: the whole
 /// groups of the prompt once, everything else for each.
 pub(crate) fn projected_bytes(grain: &Grain, prompt: usize, tokens: usize, choices: usize) -> u64 {
     let group = grain.group_tokens().get();
@@ -61,7 +61,7 @@ pub(crate) fn projected_bytes(grain: &Grain, prompt: usize, tokens: usize, choic
         .saturating_add(own.saturating_mul(choices as u64))
 }
 
-/// The most tokens that each of `choices` continuations of a prompt can reach, alone, within
+/// The most tokens that each of `choices` choices of a prompt can reach, alone, within
 /// `limit` bytes, up to `context`.
 pub(crate) fn capacity(
     grain: &Grain,

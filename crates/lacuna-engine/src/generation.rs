@@ -7,7 +7,7 @@ use crate::error::EngineError;
 use crate::request::Limits;
 use crate::session::Session;
 use crate::stream::FinishReason;
-use crate::transcript::Transcript;
+use crate::transcript::{Outcome, Transcript};
 
 /// Times of a generation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +49,6 @@ pub struct Generation<'a> {
     engine: &'a mut Engine,
     session: &'a mut Session,
     transcript: Transcript,
-    left: usize,
     finish: Option<FinishReason>,
     generated: Vec<u32>,
     started: Instant,
@@ -84,8 +83,7 @@ impl<'a> Generation<'a> {
         Ok(Self {
             engine,
             session,
-            transcript: Transcript::new(limits.stop),
-            left: limits.max_tokens.unwrap_or(usize::MAX),
+            transcript: Transcript::new(&limits, prompt, context),
             finish: None,
             generated: Vec::new(),
             started: Instant::now(),
@@ -101,26 +99,24 @@ impl<'a> Generation<'a> {
         if self.finish.is_some() {
             return Ok(None);
         }
-        if self.left == 0 {
-            return Ok(Some(self.end(FinishReason::MaxTokens)));
+        if !self.transcript.wants_tokens() {
+            let (shown, reason) = self.transcript.end(FinishReason::MaxTokens);
+            self.finish = Some(reason);
+            return Ok(Some(shown));
         }
         let token = self.next_token()?;
-        if self.engine.model().tokenizer().is_end_of_generation(token) {
-            return Ok(Some(self.end(FinishReason::EndOfText)));
+        let tokenizer = self.engine.model().tokenizer();
+        let outcome = self.transcript.advance(tokenizer, token, false)?;
+        if !matches!(outcome, Outcome::EndsBefore(..)) {
+            self.generated.push(token);
         }
-        self.generated.push(token);
-        self.left -= 1;
-        let mut shown = self
-            .transcript
-            .push(self.engine.model().tokenizer(), token)?;
-        if self.transcript.stopped() {
-            self.finish = Some(FinishReason::StopString);
-        } else if self.left == 0 {
-            shown += &self.end(FinishReason::MaxTokens);
-        } else if self.session.tokens().len() > self.session.capacity() {
-            shown += &self.end(FinishReason::ContextFull);
-        }
-        Ok(Some(shown))
+        Ok(Some(match outcome {
+            Outcome::Continues(shown) => shown,
+            Outcome::EndsWith(shown, reason) | Outcome::EndsBefore(shown, reason) => {
+                self.finish = Some(reason);
+                shown
+            }
+        }))
     }
 
     fn next_token(&mut self) -> Result<u32, EngineError> {
@@ -137,16 +133,6 @@ impl<'a> Generation<'a> {
             self.timing.decode = now - self.timing.first_token;
         }
         Ok(token)
-    }
-
-    /// Records the end and returns the text held back for it.
-    fn end(&mut self, reason: FinishReason) -> String {
-        self.finish = Some(reason);
-        let shown = self.transcript.finish();
-        if self.transcript.stopped() {
-            self.finish = Some(FinishReason::StopString);
-        }
-        shown
     }
 
     /// Why it ended, once it has.

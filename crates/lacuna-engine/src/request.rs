@@ -11,7 +11,8 @@ use crate::sampler::{Sampling, SamplingError};
 /// When a generation ends.
 #[derive(Debug, Clone, Default)]
 pub struct Limits {
-    /// Tokens to generate at most. `None`: until the model ends or the context is full.
+    /// Tokens to generate at most. `None`: until the model ends or the context is full. `Some(0)`:
+    /// none; the text ends at once with [`crate::FinishReason::MaxTokens`].
     pub max_tokens: Option<usize>,
     /// Text that ends the generation, and is not part of it.
     pub stop: Vec<String>,
@@ -21,11 +22,11 @@ pub struct Limits {
 pub struct Request {
     /// Tokens to continue; at least one.
     pub prompt: Vec<u32>,
-    /// Continuations wanted. The prompt is computed once and forked.
+    /// Choices wanted. The prompt is computed once and forked.
     pub choices: NonZeroUsize,
     /// How tokens are chosen. Choice `i` draws with `seed + i`.
     pub sampling: Sampling,
-    /// When a continuation ends.
+    /// When a choice ends.
     pub limits: Limits,
     /// `Some(n)`: log-probabilities of each chosen token and of the `n` likeliest ones.
     pub logprobs: Option<usize>,
@@ -38,10 +39,13 @@ pub struct Request {
     /// What has been taken from the service's [`crate::RequestMemory`] for it already. Submission
     /// brings it to what the request holds until it ends, and takes that if this is `None`.
     pub memory: Option<HeldMemory>,
+    /// Lower values start earlier and give their memory up later; among equals, those that came
+    /// first. Default 0.
+    pub priority: i32,
 }
 
 impl Request {
-    /// A request for one continuation of `prompt`, with default sampling and no limits.
+    /// A request for one choice after `prompt`, with default sampling and no limits.
     #[must_use]
     pub fn new(prompt: Vec<u32>) -> Self {
         Self {
@@ -54,6 +58,7 @@ impl Request {
             deadline: None,
             pin_prefix: None,
             memory: None,
+            priority: 0,
         }
     }
 
@@ -79,7 +84,7 @@ impl Request {
 /// chosen. A token that ends the text is chosen only if `mask` left it possible, and is not passed
 /// to `accept`.
 pub trait Constraint: Send {
-    /// A constraint in the same state, for another continuation.
+    /// A constraint in the same state, for another choice.
     fn fork(&self) -> Box<dyn Constraint>;
 
     /// Sets the logits (of vocabulary size) of every token that may not come next to negative
@@ -154,7 +159,7 @@ pub enum Refusal {
         /// Tokens there are.
         vocabulary: usize,
     },
-    /// More continuations than can run at once.
+    /// More choices than can run at once.
     #[error("{asked} choices asked for, but at most {most} run at once")]
     TooManyChoices {
         /// Choices asked for.

@@ -11,8 +11,8 @@ use lacuna_pages::{ByteLength, Ledger};
 use crate::engine::{Engine, EngineConfig};
 use crate::error::EngineError;
 use crate::request::{Refusal, Request};
+use crate::request_limits::RequestLimits;
 use crate::request_memory::RequestMemory;
-use crate::rules::Rules;
 use crate::scheduler::{Scheduler, Waiting};
 use crate::status::Status;
 use crate::stream::Stream;
@@ -25,12 +25,13 @@ pub struct ServiceConfig {
     /// Bytes that KV pages, the prefix cache, activations and copied weights may take together.
     /// `None`: what the system has available.
     pub budget: Option<ByteLength>,
-    /// Continuations that run at once at most. Default 32.
+    /// Choices that run at once at most. Default 32.
     pub max_running: usize,
     /// Requests that may wait. Default 256.
     pub max_waiting: usize,
-    /// Tokens computed in one step at most. Each takes activation memory. Default 256.
-    pub step_tokens: usize,
+    /// Tokens computed in one step at most, over all requests. Each takes activation memory. Default
+    /// 256.
+    pub max_batched_tokens: usize,
     /// Tokens of prompts computed in one step at most while replies are generated, which wait for
     /// the step. Default 64.
     pub mixed_tokens: usize,
@@ -61,7 +62,7 @@ impl Default for ServiceConfig {
             budget: None,
             max_running: 32,
             max_waiting: 256,
-            step_tokens: 256,
+            max_batched_tokens: 256,
             mixed_tokens: 64,
             prefix_cache: PrefixCacheConfig::default(),
             unread_patience: Duration::from_secs(30),
@@ -106,7 +107,7 @@ pub struct Handle {
 #[derive(Debug)]
 struct Shared {
     model: Arc<Model>,
-    rules: Rules,
+    request_limits: RequestLimits,
     inbox: Mutex<Inbox>,
     wake: Condvar,
 }
@@ -118,7 +119,7 @@ struct Inbox {
     refused: u64,
     /// Requests that wait to run, these arrivals included.
     waiting: usize,
-    /// Continuations that run, as of the last step.
+    /// Choices that run, as of the last step.
     places_taken: usize,
     closing: Option<Grace>,
     status: Status,
@@ -141,13 +142,13 @@ impl Service {
     /// the system refuses memory or threads.
     pub fn start(model: Arc<Model>, config: ServiceConfig) -> Result<Self, EngineError> {
         let mut engine_config = config.engine.clone();
-        engine_config.batch_tokens = config.step_tokens.max(config.max_running);
+        engine_config.batch_tokens = config.max_batched_tokens.max(config.max_running);
         engine_config.sequences = config.max_running;
         let engine = Engine::new(Arc::clone(&model), &engine_config)?;
         let scheduler = Scheduler::new(engine, config)?;
         let shared = Arc::new(Shared {
             model,
-            rules: scheduler.rules(),
+            request_limits: scheduler.request_limits(),
             inbox: Mutex::new(Inbox {
                 status: scheduler.status(),
                 ..Inbox::default()
@@ -203,12 +204,14 @@ impl Handle {
     /// # Errors
     /// [`Refusal`]; nothing is held for the request then.
     pub fn submit(&self, mut request: Request) -> Result<Stream, Refusal> {
-        let rules = &self.shared.rules;
-        let checked = rules.check(&request);
-        let checked = checked.and_then(|capacity| rules.hold(&mut request).map(|()| capacity));
-        let made = checked.and_then(|capacity| Waiting::new(request, capacity));
+        let request_limits = &self.shared.request_limits;
+        let checked = request_limits.check(&request);
+        let checked =
+            checked.and_then(|capacity| request_limits.hold(&mut request).map(|()| capacity));
+        let made = checked.and_then(|capacity| Waiting::new(request, capacity, Instant::now()));
         let mut inbox = self.shared.lock();
-        let taken = made.and_then(|(waiting, stream)| inbox.take(waiting, rules).map(|()| stream));
+        let taken =
+            made.and_then(|(waiting, stream)| inbox.take(waiting, request_limits).map(|()| stream));
         inbox.refused += u64::from(taken.is_err());
         drop(inbox);
         if taken.is_ok() {
@@ -223,7 +226,7 @@ impl Handle {
         let inbox = self.shared.lock();
         let mut status = inbox.status.clone();
         status.waiting = inbox.waiting;
-        status.request_memory = self.shared.rules.request_memory.status();
+        status.request_memory = self.shared.request_limits.request_memory.status();
         status.counters.requests = inbox.requests;
         status.counters.refused = inbox.refused;
         status
@@ -232,13 +235,13 @@ impl Handle {
     /// The KV pool's byte accounts as of now, where [`Handle::status`] has them as of a step.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
-        self.shared.rules.cache.ledger()
+        self.shared.request_limits.cache.ledger()
     }
 
     /// The account of what requests hold, for what is taken before they are submitted.
     #[must_use]
     pub fn request_memory(&self) -> &RequestMemory {
-        &self.shared.rules.request_memory
+        &self.shared.request_limits.request_memory
     }
 
     /// The model that is served.
@@ -247,10 +250,10 @@ impl Handle {
         &self.shared.model
     }
 
-    /// Tokens that a prompt and its continuation may have together.
+    /// Tokens that a prompt and what follows it may have together.
     #[must_use]
     pub fn context_tokens(&self) -> usize {
-        self.shared.rules.context_tokens
+        self.shared.request_limits.context_tokens
     }
 }
 
@@ -261,14 +264,21 @@ impl Shared {
 }
 
 impl Inbox {
-    fn take(&mut self, mut waiting: Waiting, rules: &Rules) -> Result<(), Refusal> {
+    fn take(
+        &mut self,
+        mut waiting: Waiting,
+        request_limits: &RequestLimits,
+    ) -> Result<(), Refusal> {
         if self.closing.is_some() {
             return Err(Refusal::ShuttingDown);
         }
-        if self.waiting >= rules.max_waiting + rules.max_running.saturating_sub(self.places_taken) {
+        if self.waiting
+            >= request_limits.max_waiting
+                + request_limits.max_running.saturating_sub(self.places_taken)
+        {
             return Err(Refusal::QueueFull {
                 waiting: self.waiting,
-                retry_after: self.retry_after(rules),
+                retry_after: self.retry_after(request_limits),
             });
         }
         waiting.job.id = self.requests;
@@ -279,10 +289,10 @@ impl Inbox {
     }
 
     /// When the queue will have moved by one, at the rate requests have been served so far.
-    fn retry_after(&self, rules: &Rules) -> Duration {
+    fn retry_after(&self, request_limits: &RequestLimits) -> Duration {
         let served = &self.status.latencies.end_to_end;
         let mean = served.sum().as_secs_f64() / served.count().max(1) as f64;
-        let seconds = mean / rules.max_running as f64;
+        let seconds = mean / request_limits.max_running as f64;
         Duration::from_secs_f64(seconds.clamp(1.0, 60.0))
     }
 }

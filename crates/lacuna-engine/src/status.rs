@@ -16,7 +16,7 @@ pub struct Status {
     pub budget: BudgetStatus,
     /// Sizes that make page counts readable.
     pub pages: PageSizes,
-    /// Continuations that hold pages, oldest first.
+    /// Choices that hold pages, oldest first.
     pub sessions: Vec<SessionStatus>,
     /// Requests that are running.
     pub running: usize,
@@ -62,12 +62,12 @@ pub struct PageSizes {
     pub token: ByteLength,
 }
 
-/// One continuation and its pages.
+/// One choice and its pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionStatus {
     /// The request, numbered from the service's start.
     pub request: u64,
-    /// Which continuation of it.
+    /// Which choice of it.
     pub choice: usize,
     /// What it is doing.
     pub phase: Phase,
@@ -81,7 +81,7 @@ pub struct SessionStatus {
     pub groups: Vec<GroupRun>,
 }
 
-/// What a running continuation is doing.
+/// What a running choice is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Its prompt is being computed.
@@ -159,7 +159,7 @@ pub struct Counters {
 pub struct Latencies {
     /// From submission to the first token.
     pub first_token: Histogram,
-    /// Between tokens of one continuation.
+    /// Between tokens of one choice.
     pub inter_token: Histogram,
     /// From submission to the end.
     pub end_to_end: Histogram,

@@ -19,9 +19,9 @@ pub enum Event {
         /// Why no more were, unless all were that can be.
         miss: Option<Miss>,
     },
-    /// A continuation has one more token.
+    /// A choice has one more token.
     Token {
-        /// Which continuation, from zero.
+        /// Which choice, from zero.
         choice: usize,
         /// The token.
         token: u32,
@@ -31,9 +31,9 @@ pub enum Event {
         /// If asked for.
         logprobs: Option<TokenLogprobs>,
     },
-    /// A continuation has ended.
+    /// A choice has ended.
     Finished {
-        /// Which continuation, from zero.
+        /// Which choice, from zero.
         choice: usize,
         /// Why.
         reason: FinishReason,
@@ -130,7 +130,7 @@ impl FinishReason {
     }
 }
 
-/// Tokens of one continuation.
+/// Tokens of one choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.

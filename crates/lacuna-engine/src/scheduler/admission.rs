@@ -2,60 +2,113 @@
 
 use lacuna_kv::prefix::{self, Grain, Start};
 
-use super::{End, Job, Running, Scheduler, Session, Waiting};
+use super::{End, Job, Running, Scheduler, Session, Waiting, sessions};
 use crate::stream::{Event, Failure, Miss};
 
 /// What becomes of a waiting request now.
 enum Verdict {
     Start,
-    /// A running request is computing what this one begins with.
-    WaitForDonor,
-    /// No place or no memory, for this one and those behind it.
-    Wait,
+    /// A running request, the donor, is computing what this one begins with.
+    WaitForDonor(Donor),
+    /// Its prompt needs more memory than is free; one that needs less may go first.
+    WaitForMemory,
+    /// No place, for this one and those behind it.
+    WaitForPlace,
+}
+
+/// A session that computes what a waiting request begins with.
+struct Donor {
+    /// Which one, counted over all running requests.
+    session: usize,
+    /// After how many more of its tokens the request can start.
+    tokens: usize,
 }
 
 impl Scheduler {
-    /// Starts waiting requests, in order, while there are places and memory.
+    /// How many requests are looked at behind the first one that waits for memory: looking costs a
+    /// hash per page group of each of their prompts, in every step.
+    const LOOKED_AT: usize = 8;
+
+    /// Starts waiting requests, in order, while there are places and memory. One that waits for
+    /// memory lets others by that find enough, but not for ever.
     pub(super) fn admit(&mut self) {
-        let mut index = 0;
-        while index < self.waiting.len() {
-            match self.judge(&self.waiting[index]) {
-                Verdict::Wait => break,
-                Verdict::WaitForDonor => index += 1,
-                Verdict::Start => {
-                    let Some(waiting) = self.waiting.remove(index) else {
-                        return;
-                    };
-                    if let Some(later) = self.start(waiting) {
-                        self.waiting.insert(index, later);
-                        return;
+        sessions(&mut self.running).for_each(|session| session.awaited = None);
+        let (mut index, mut end) = (0, usize::MAX);
+        // Those before `index` that wait for memory.
+        let mut short: Vec<usize> = Vec::new();
+        while index < self.waiting.len().min(end) {
+            let waiting = &self.waiting[index];
+            if !short.iter().all(|&at| self.waiting[at].lets_by(waiting)) {
+                return;
+            }
+            match self.judge(waiting) {
+                Verdict::WaitForPlace => return,
+                Verdict::WaitForDonor(donor) => {
+                    self.note_awaited(&donor);
+                    index += 1;
+                }
+                Verdict::WaitForMemory => {
+                    if short.is_empty() {
+                        end = index + 1 + Self::LOOKED_AT;
+                    }
+                    short.push(index);
+                    index += 1;
+                }
+                Verdict::Start if self.start_at(index) => {
+                    end = end.saturating_sub(1);
+                    for &at in &short {
+                        self.waiting[at].overtaken += 1;
                     }
                 }
+                Verdict::Start => return,
             }
         }
     }
 
-    /// Continuations that run, or will without waiting again.
+    /// Starts the waiting request at `index`. Returns whether it could.
+    fn start_at(&mut self, index: usize) -> bool {
+        let Some(waiting) = self.waiting.remove(index) else {
+            return false;
+        };
+        let later = self.start(waiting);
+        let started = later.is_none();
+        if let Some(later) = later {
+            self.waiting.insert(index, later);
+        }
+        started
+    }
+
+    /// A prompt is as urgent as the shortest request that waits for it.
+    fn note_awaited(&mut self, donor: &Donor) {
+        if let Some(session) = sessions(&mut self.running).nth(donor.session) {
+            let sooner = session
+                .awaited
+                .map_or(donor.tokens, |other| other.min(donor.tokens));
+            session.awaited = Some(sooner);
+        }
+    }
+
+    /// Choices that run, or will without waiting again.
     pub(crate) fn places_taken(&self) -> usize {
         self.running.iter().map(Running::width).sum()
     }
 
     fn judge(&self, waiting: &Waiting) -> Verdict {
         if self.places_taken() + waiting.choices.len() > self.config.max_running {
-            return Verdict::Wait;
+            return Verdict::WaitForPlace;
         }
         let Some(leader) = waiting.choices.front() else {
             return Verdict::Start;
         };
         let reusable = self.reusable(&leader.tokens);
-        if self.donor_will_have_more(&leader.tokens, reusable.tokens) {
-            return Verdict::WaitForDonor;
+        if let Some(donor) = self.donor(&leader.tokens, reusable.tokens) {
+            return Verdict::WaitForDonor(donor);
         }
         let needed = self.bytes_to_start(waiting, reusable.tokens);
         let free = self.free_for_admission(reusable.unused_groups);
         match self.running.is_empty() || needed <= free {
             true => Verdict::Start,
-            false => Verdict::Wait,
+            false => Verdict::WaitForMemory,
         }
     }
 
@@ -76,28 +129,40 @@ impl Scheduler {
         }
     }
 
-    /// Whether a running request is about to have at least a group more of `tokens` than `held`.
-    fn donor_will_have_more(&self, tokens: &[u32], held: usize) -> bool {
-        let group = self.prefix.grain().group_tokens().get();
+    /// The running session that is about to have at least a group more of `tokens` than `held`, and
+    /// soonest.
+    fn donor(&self, tokens: &[u32], held: usize) -> Option<Donor> {
         if !self.config.prefix_cache.enabled {
-            return false;
+            return None;
         }
-        let running = self
-            .running
-            .iter()
-            .filter(|running| running.job.stalled.is_none());
-        let mut donors = running
-            .flat_map(|running| &running.sessions)
-            .filter(|session| session.pending() > 1);
-        donors.any(|session| {
-            let theirs = session.choice.tokens.iter();
-            let common = theirs.zip(tokens).take_while(|(a, b)| a == b).count();
-            let common = common.min(tokens.len() - 1) / group * group;
-            common >= held + group && session.sequence.len() < common
-        })
+        let group = self.prefix.grain().group_tokens().get();
+        let running = self.running.iter();
+        let sessions = running.flat_map(|running| {
+            let computes = running.job.stalled.is_none();
+            running
+                .sessions
+                .iter()
+                .map(move |session| (session, computes))
+        });
+        let donors = sessions
+            .enumerate()
+            .filter_map(|(index, (session, computes))| {
+                if !computes || session.pending() <= 1 {
+                    return None;
+                }
+                let theirs = session.choice.tokens.iter();
+                let common = theirs.zip(tokens).take_while(|(a, b)| a == b).count();
+                let common = common.min(tokens.len() - 1) / group * group;
+                let donates = common >= held + group && session.sequence.len() < common;
+                donates.then(|| Donor {
+                    session: index,
+                    tokens: common - session.sequence.len(),
+                })
+            });
+        donors.min_by_key(|donor| donor.tokens)
     }
 
-    /// Bytes of new pages until every continuation has its first token, and a group more. Only whole
+    /// Bytes of new pages until every choice has its first token, and a group more. Only whole
     /// groups are shared: the pages of one that matches in part are copied.
     fn bytes_to_start(&self, waiting: &Waiting, held: usize) -> u64 {
         let grain = self.prefix.grain();
@@ -159,6 +224,7 @@ impl Scheduler {
         let Waiting {
             mut job,
             mut choices,
+            ..
         } = waiting;
         let reused = start.sequence.len();
         if job.reused_tokens.is_none() {
@@ -171,8 +237,10 @@ impl Scheduler {
             followers: choices,
             job,
         };
-        let id = running.job.id;
-        let place = self.running.partition_point(|other| other.job.id < id);
+        let rank = running.job.rank();
+        let place = self
+            .running
+            .partition_point(|other| other.job.rank() < rank);
         self.running.insert(place, running);
     }
 
@@ -180,7 +248,8 @@ impl Scheduler {
         job.reused_tokens = Some(reused_tokens);
         self.counters.prompt_tokens += job.prompt_tokens as u64;
         self.counters.reused_tokens += reused_tokens as u64;
-        self.latencies.queue.observe(job.arrived.elapsed());
+        let waited = self.system.now().duration_since(job.arrived);
+        self.latencies.queue.observe(waited);
         job.send(Event::Started {
             prompt_tokens: job.prompt_tokens,
             reused_tokens,

@@ -1,17 +1,18 @@
-//! After the batch: pages are entered into the prefix cache, continuations fork off, tokens go out.
+//! After the batch: pages are entered into the prefix cache, choices fork off, tokens go out.
 
 use std::time::Instant;
 
 use lacuna_kv::prefix::PrefixCache;
+use lacuna_models::tokenizer::Tokenizer;
 
-use super::{End, Job, Outcome, Running, Sampled, Scheduler, Session, Waiting};
-use crate::engine::Engine;
+use super::{End, Job, Running, Sampled, Scheduler, Session, Waiting};
 use crate::status::Latencies;
 use crate::stream::{Event, Failure, FinishReason, Usage};
+use crate::transcript::Outcome;
 
 impl Scheduler {
     /// Lets others have what has been computed: full groups enter the prefix cache, and
-    /// continuations fork off a prompt that is complete.
+    /// choices fork off a prompt that is complete.
     pub(super) fn share(&mut self, now: Instant) {
         for running in &mut self.running {
             if self.config.prefix_cache.enabled {
@@ -29,7 +30,7 @@ impl Scheduler {
     }
 
     /// Hands sampled tokens out, and ends what is complete.
-    pub(super) fn deliver(&mut self) {
+    pub(super) fn deliver(&mut self, now: Instant) {
         for index in (0..self.running.len()).rev() {
             let mut running = self.running.remove(index);
             let mut failure = None;
@@ -37,15 +38,18 @@ impl Scheduler {
                 let Some(sampled) = session.sampled.take() else {
                     continue;
                 };
-                note_token(&mut self.latencies, &running.job, session);
                 let before = session.choice.generated;
-                match sampled.and_then(|sampled| take(&self.engine, &running.job, session, sampled))
-                {
+                match sampled.and_then(|sampled| {
+                    take(self.engine.tokenizer(), &running.job, session, sampled)
+                }) {
                     Ok(Progress::Continues) => {}
                     Ok(Progress::Ended) => session.ended = true,
                     Err(error) => failure = Some(error),
                 }
-                self.counters.generated_tokens += (session.choice.generated - before) as u64;
+                if session.choice.generated > before {
+                    self.counters.generated_tokens += 1;
+                    note_token(&mut self.latencies, &running.job, session, now);
+                }
             }
             match failure {
                 Some(failure) => self.close(running, End::Failed(failure)),
@@ -54,7 +58,7 @@ impl Scheduler {
         }
     }
 
-    /// Puts a request back without its ended sessions, if any continuation is left.
+    /// Puts a request back without its ended sessions, if any choice is left.
     fn keep_unfinished(&mut self, index: usize, mut running: Running) {
         let (ended, left): (Vec<_>, Vec<_>) = std::mem::take(&mut running.sessions)
             .into_iter()
@@ -70,10 +74,7 @@ impl Scheduler {
             self.close(running, End::Finished);
         } else if running.sessions.is_empty() {
             // The session they were to fork off has ended before there was memory for it.
-            self.waiting.push_front(Waiting {
-                job: running.job,
-                choices: running.followers,
-            });
+            self.enqueue(Waiting::again(running.job, running.followers));
         } else {
             self.running.insert(index, running);
         }
@@ -92,7 +93,7 @@ fn pin_prompt(prefix: &mut PrefixCache, running: &mut Running, now: Instant) {
     }
 }
 
-/// Starts the continuations that fork off the first session, once that has the prompt. They compute
+/// Starts the choices that fork off the first session, once that has the prompt. They compute
 /// the prompt's last token again, for logits of their own.
 fn fork_followers(prefix: &mut PrefixCache, running: &mut Running) {
     let Running {
@@ -121,15 +122,14 @@ fn fork_followers(prefix: &mut PrefixCache, running: &mut Running) {
     sessions.extend(forked);
 }
 
-/// Whether a continuation goes on.
+/// Whether a choice goes on.
 enum Progress {
     Continues,
     Ended,
 }
 
 /// Takes note of how long the session's next token took.
-fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session) {
-    let now = Instant::now();
+fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session, now: Instant) {
     match session.choice.last_token.replace(now) {
         None => latencies.first_token.observe(now - job.arrived),
         Some(last) => latencies.inter_token.observe(now - last),
@@ -138,18 +138,13 @@ fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session) {
 
 /// Gives a sampled token to its session and its client.
 fn take(
-    engine: &Engine,
+    tokenizer: &Tokenizer,
     job: &Job,
     session: &mut Session,
     sampled: Sampled,
 ) -> Result<Progress, Failure> {
     let choice = &mut session.choice;
-    let outcome = choice.advance(
-        sampled.token,
-        job.max_tokens,
-        job.capacity,
-        engine.model().tokenizer(),
-    )?;
+    let outcome = choice.advance(sampled.token, tokenizer)?;
     let number = choice.number;
     let event = |text| Event::Token {
         choice: number,

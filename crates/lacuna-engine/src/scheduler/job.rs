@@ -1,4 +1,4 @@
-//! A request on its way: what its continuations share, and what each of them has of its own.
+//! A request on its way: what its choices share, and what each of them has of its own.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,21 +13,19 @@ use crate::logprobs;
 use crate::request::{Constraint, Refusal, Request};
 use crate::request_memory::HeldMemory;
 use crate::sampler::{Candidates, Sampler, Sampling};
-use crate::stream::{Event, Failure, FinishReason, Stream, TokenLogprobs};
-use crate::transcript::Transcript;
+use crate::stream::{Event, Failure, Stream, TokenLogprobs};
+use crate::transcript::{Outcome, Transcript};
 
 use super::schedule::Demand;
 
-/// What all continuations of a request share.
+/// What all choices of a request share.
 pub(crate) struct Job {
     /// Its place in the order of arrival, once it has been taken.
     pub(crate) id: u64,
     pub(crate) prompt_tokens: usize,
     /// Prompt tokens found in the cache when the request started; `None` before.
     pub(crate) reused_tokens: Option<usize>,
-    pub(crate) max_tokens: usize,
-    /// Tokens a continuation may have, its prompt included.
-    pub(crate) capacity: usize,
+    pub(crate) priority: i32,
     pub(crate) logprobs: Option<usize>,
     pub(crate) arrived: Instant,
     pub(crate) deadline: Option<Instant>,
@@ -39,10 +37,10 @@ pub(crate) struct Job {
     _memory: Option<HeldMemory>,
 }
 
-/// One continuation: its tokens and everything that decides the next one.
+/// One choice: its tokens and everything that decides the next one.
 pub(crate) struct Choice {
     pub(crate) number: usize,
-    /// The prompt, then what was generated. Empty until the continuation forks off, unless it is the
+    /// The prompt, then what was generated. Empty until the choice forks off, unless it is the
     /// first, so that a request that waits holds its prompt once.
     pub(crate) tokens: Vec<u32>,
     pub(crate) generated: usize,
@@ -52,12 +50,14 @@ pub(crate) struct Choice {
     constraint: Option<Box<dyn Constraint>>,
 }
 
-/// A continuation that runs, and so has a KV cache.
+/// A choice that runs, and so has a KV cache.
 pub(crate) struct Session {
     pub(crate) choice: Choice,
     pub(crate) sequence: Sequence,
     /// The groups of the prefix cache it uses.
     pub(crate) path: Path,
+    /// After how many tokens a request that waits for this session's pages can start, if one does.
+    pub(crate) awaited: Option<usize>,
     /// Tokens to compute in this step.
     pub(crate) scheduled: usize,
     /// What the step chose for it, until it is handed out.
@@ -70,17 +70,19 @@ pub(crate) struct Session {
 pub(crate) struct Waiting {
     pub(crate) job: Job,
     pub(crate) choices: VecDeque<Choice>,
+    /// How often others have started before it because they took less memory.
+    pub(crate) overtaken: u32,
 }
 
 /// A request that has been admitted.
 pub(crate) struct Running {
     pub(crate) job: Job,
     pub(crate) sessions: Vec<Session>,
-    /// Continuations that fork off the first session once the prompt is computed.
+    /// Choices that fork off the first session once the prompt is computed.
     pub(crate) followers: VecDeque<Choice>,
 }
 
-/// Working memory for choosing tokens, for one continuation after the other.
+/// Working memory for choosing tokens, for one choice after the other.
 pub(crate) struct Workspace {
     masked: Vec<f32>,
     candidates: Candidates,
@@ -101,32 +103,28 @@ pub(crate) struct Sampled {
     pub(crate) logprobs: Option<TokenLogprobs>,
 }
 
-/// What a token made of a continuation.
-pub(crate) enum Outcome {
-    /// It goes on, and this can be shown.
-    Continues(String),
-    /// It ended with this token, which is part of it.
-    EndsWith(String, FinishReason),
-    /// It ended before this token.
-    EndsBefore(String, FinishReason),
-}
-
 impl Waiting {
     /// Most events a client may leave unread before its request pauses.
     const UNREAD_EVENTS: usize = 256;
+    /// How often a request that waits for memory may be overtaken. Short requests hardly notice it
+    /// then, and it waits for what runs and for these few, not for all that come.
+    pub(crate) const MOST_OVERTAKEN: u32 = 16;
 
-    /// A job for `request`, and where its events come out.
-    pub(crate) fn new(mut request: Request, capacity: usize) -> Result<(Self, Stream), Refusal> {
+    /// A job for `request`, which arrives now, and where its events come out. `capacity` is the
+    /// number of tokens that each choice may have, its prompt included.
+    pub(crate) fn new(
+        mut request: Request,
+        capacity: usize,
+        arrived: Instant,
+    ) -> Result<(Self, Stream), Refusal> {
         let choices = request.choices.get();
         let room = Self::UNREAD_EVENTS.max(2 * Job::events_per_step(choices));
         let (outbox, receiver) = mpsc::channel(room);
-        let arrived = Instant::now();
         let job = Job {
             id: 0,
             prompt_tokens: request.prompt.len(),
             reused_tokens: None,
-            max_tokens: request.limits.max_tokens.unwrap_or(usize::MAX),
-            capacity,
+            priority: request.priority,
             logprobs: request.logprobs,
             arrived,
             deadline: request
@@ -138,17 +136,38 @@ impl Waiting {
             _memory: request.memory.take(),
         };
         let mut choices = (0..choices)
-            .map(|number| Choice::new(number, &request))
+            .map(|number| Choice::new(number, &request, capacity))
             .collect::<Result<VecDeque<_>, _>>()?;
         if let Some(leader) = choices.front_mut() {
             leader.tokens = request.prompt;
         }
-        Ok((Self { job, choices }, Stream::new(receiver)))
+        let waiting = Self {
+            job,
+            choices,
+            overtaken: 0,
+        };
+        Ok((waiting, Stream::new(receiver)))
+    }
+}
+
+impl Waiting {
+    /// A request that has run and has to wait again. It keeps its place: nobody overtakes it.
+    pub(crate) fn again(job: Job, choices: VecDeque<Choice>) -> Self {
+        Self {
+            job,
+            choices,
+            overtaken: Self::MOST_OVERTAKEN,
+        }
+    }
+
+    /// Whether `other`, which comes after it, may start before it while it waits for memory.
+    pub(crate) fn lets_by(&self, other: &Self) -> bool {
+        self.overtaken < Self::MOST_OVERTAKEN && self.job.priority == other.job.priority
     }
 }
 
 impl Running {
-    /// Continuations there are, or will be.
+    /// Choices there are, or will be.
     pub(crate) fn width(&self) -> usize {
         self.sessions.len() + self.followers.len()
     }
@@ -158,12 +177,19 @@ impl Running {
         let stalled = self.job.stalled.is_some();
         self.sessions.iter().map(move |session| Demand {
             pending: if stalled { 0 } else { session.pending() },
+            awaited: session.awaited,
+            priority: self.job.priority,
         })
     }
 }
 
 impl Job {
-    /// Events that a step may give a request of `choices` continuations.
+    /// What it runs by, earlier first: its priority, then its arrival.
+    pub(crate) fn rank(&self) -> (i32, u64) {
+        (self.priority, self.id)
+    }
+
+    /// Events that a step may give a request of `choices` choices.
     const fn events_per_step(choices: usize) -> usize {
         2 * choices + 2
     }
@@ -190,7 +216,7 @@ impl Job {
 }
 
 impl Choice {
-    fn new(number: usize, request: &Request) -> Result<Self, Refusal> {
+    fn new(number: usize, request: &Request, capacity: usize) -> Result<Self, Refusal> {
         let sampling = Sampling {
             seed: request.sampling.seed.wrapping_add(number as u64),
             ..request.sampling.clone()
@@ -201,7 +227,7 @@ impl Choice {
             generated: 0,
             last_token: None,
             sampler: Sampler::new(sampling)?,
-            transcript: Transcript::new(request.limits.stop.iter().cloned()),
+            transcript: Transcript::new(&request.limits, request.prompt.len(), capacity),
             constraint: request
                 .constraint
                 .as_ref()
@@ -209,7 +235,7 @@ impl Choice {
         })
     }
 
-    /// Gives a continuation its prompt, unless it has been under way before.
+    /// Gives a choice its prompt, unless it has been under way before.
     pub(crate) fn begin(&mut self, prompt: &[u32]) {
         if self.tokens.is_empty() {
             self.tokens = prompt.to_vec();
@@ -237,60 +263,23 @@ impl Choice {
         Ok(Sampled { token, logprobs })
     }
 
-    /// Takes the token up. `capacity` is the number of tokens there is room for.
+    /// Takes the token up.
     pub(crate) fn advance(
         &mut self,
         token: u32,
-        max_tokens: usize,
-        capacity: usize,
         tokenizer: &Tokenizer,
     ) -> Result<Outcome, Failure> {
-        if tokenizer.is_end_of_generation(token) {
-            return Ok(Outcome::EndsBefore(
-                self.transcript.finish(),
-                self.reason(FinishReason::EndOfText),
-            ));
-        }
-        if let Some(constraint) = &mut self.constraint {
-            constraint.accept(token)?;
-        }
-        self.tokens.push(token);
-        self.generated += 1;
-        let shown = self.transcript.push(tokenizer, token);
-        let shown = shown.map_err(|error| Failure::Engine(error.to_string()))?;
-        Ok(match self.end(max_tokens, capacity) {
-            None => Outcome::Continues(shown),
-            Some(reason) => {
-                let shown = shown + &self.transcript.finish();
-                Outcome::EndsWith(shown, self.reason(reason))
+        let mut complete = false;
+        if self.transcript.takes(tokenizer, token) {
+            if let Some(constraint) = &mut self.constraint {
+                constraint.accept(token)?;
+                complete = constraint.is_complete();
             }
-        })
-    }
-
-    fn end(&self, max_tokens: usize, capacity: usize) -> Option<FinishReason> {
-        let complete = self
-            .constraint
-            .as_ref()
-            .is_some_and(|constraint| constraint.is_complete());
-        if self.transcript.stopped() {
-            Some(FinishReason::StopString)
-        } else if complete {
-            Some(FinishReason::ConstraintComplete)
-        } else if self.generated >= max_tokens {
-            Some(FinishReason::MaxTokens)
-        } else if self.tokens.len() > capacity {
-            Some(FinishReason::ContextFull)
-        } else {
-            None
+            self.tokens.push(token);
+            self.generated += 1;
         }
-    }
-
-    /// The reason to give: a stop string that only came up with the last text takes precedence.
-    fn reason(&self, reason: FinishReason) -> FinishReason {
-        match self.transcript.stopped() {
-            true => FinishReason::StopString,
-            false => reason,
-        }
+        let outcome = self.transcript.advance(tokenizer, token, complete);
+        outcome.map_err(|error| Failure::Engine(error.to_string()))
     }
 }
 
@@ -300,6 +289,7 @@ impl Session {
             choice,
             sequence,
             path,
+            awaited: None,
             scheduled: 0,
             sampled: None,
             ended: false,

@@ -5,18 +5,19 @@
 //! admit -> schedule -> prepare -> forward -> sample -> accept                 Scheduler::step
 //! ```
 //!
-//! * **S1** Requests are admitted in the order they came, except that one whose prompt a running
-//!   request is computing waits for those pages and lets others by.
-//! * **S2** `running` is ordered from the oldest to the newest, and memory is taken from the newest:
-//!   the oldest always goes on.
+//! * **S1** Requests are admitted by priority and then in the order they came, but for two kinds that
+//!   let others by: one whose prompt a running request is computing waits for those pages, and one
+//!   for which memory is short waits for that, overtaken a bounded number of times.
+//! * **S2** `running` is ordered by priority and then from the oldest to the newest, and memory is
+//!   taken from the last: the first always goes on.
 //! * **S3** A session's path names exactly the groups it has in use; it goes back when the session
 //!   ends, whichever way.
 
 mod admission;
 mod deliver;
 mod job;
+mod preemption;
 mod report;
-mod room;
 mod schedule;
 #[cfg(test)]
 mod tests;
@@ -28,21 +29,22 @@ use lacuna_kv::prefix::PrefixCache;
 use lacuna_models::Segment;
 use lacuna_pages::{ByteLength, available_memory};
 
-use crate::budget::{Budget, Reading};
+use crate::budget::Budget;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::pressure;
+use crate::request_limits::RequestLimits;
 use crate::request_memory::RequestMemory;
-use crate::rules::Rules;
+use crate::runner::ModelRunner;
 use crate::service::ServiceConfig;
 use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
-pub(crate) use job::{Job, Outcome, Running, Sampled, Session, Waiting, Workspace};
+use crate::system::{Host, System};
+pub(crate) use job::{Job, Running, Sampled, Session, Waiting, Workspace};
 use schedule::{Demand, StepLimits, schedule};
 
 /// Requests under way on one engine.
 pub(crate) struct Scheduler {
-    engine: Engine,
+    engine: Box<dyn ModelRunner>,
     config: ServiceConfig,
     prefix: PrefixCache,
     budget: Budget,
@@ -53,8 +55,7 @@ pub(crate) struct Scheduler {
     /// Since when nothing could be computed although nothing else was in the way.
     starved: Option<Instant>,
     tended: Option<Instant>,
-    /// What the system says about its memory.
-    system: fn() -> Reading,
+    system: Box<dyn System>,
     counters: Counters,
     latencies: Latencies,
     workspace: Workspace,
@@ -70,16 +71,29 @@ impl Scheduler {
     /// # Errors
     /// [`EngineError::BudgetTooSmall`], or [`EngineError::Kv`] when the limit cannot be set.
     pub(crate) fn new(engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
-        let prefix = PrefixCache::new(engine.kv_cache().clone());
         let budget = Budget::new(
             config.budget,
             engine.plan().arena.bytes() as u64,
             engine.plan().weights.copied_bytes(),
             available_memory(),
-            prefix.grain(),
+            &engine.kv_cache().grain(),
         )?;
+        Self::over(Box::new(engine), budget, config, Box::new(Host))
+    }
+
+    /// A scheduler over any model, on any system.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] when the limit cannot be set.
+    pub(crate) fn over(
+        engine: Box<dyn ModelRunner>,
+        budget: Budget,
+        config: ServiceConfig,
+        system: Box<dyn System>,
+    ) -> Result<Self, EngineError> {
         engine.kv_cache().set_limit(ByteLength::new(budget.kv))?;
-        let workspace = Workspace::new(engine.model().config().vocabulary);
+        let prefix = PrefixCache::new(engine.kv_cache().clone());
+        let workspace = Workspace::new(engine.vocabulary());
         Ok(Self {
             kv_limit: budget.kv,
             engine,
@@ -90,7 +104,7 @@ impl Scheduler {
             running: Vec::new(),
             starved: None,
             tended: None,
-            system: pressure::read,
+            system,
             counters: Counters::default(),
             latencies: Latencies::default(),
             workspace,
@@ -98,10 +112,10 @@ impl Scheduler {
     }
 
     /// What holds for every request.
-    pub(crate) fn rules(&self) -> Rules {
-        Rules {
+    pub(crate) fn request_limits(&self) -> RequestLimits {
+        RequestLimits {
             context_tokens: self.engine.context_tokens(),
-            vocabulary: self.engine.model().config().vocabulary,
+            vocabulary: self.engine.vocabulary(),
             max_running: self.config.max_running,
             max_waiting: self.config.max_waiting,
             kv_bytes: self.budget.kv,
@@ -111,9 +125,13 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request that has been checked.
+    /// Takes a request that has been checked, or that has to wait again.
     pub(crate) fn enqueue(&mut self, waiting: Waiting) {
-        self.waiting.push_back(waiting);
+        let rank = waiting.job.rank();
+        let place = self
+            .waiting
+            .partition_point(|other| other.job.rank() < rank);
+        self.waiting.insert(place, waiting);
     }
 
     /// Requests that wait to run.
@@ -133,7 +151,7 @@ impl Scheduler {
 
     /// One step over everything that can go on. Returns whether anything was computed.
     pub(crate) fn step(&mut self) -> bool {
-        let now = Instant::now();
+        let now = self.system.now();
         self.tend(now);
         self.admit();
         self.schedule();
@@ -147,7 +165,7 @@ impl Scheduler {
     /// Lets go of requests that are cancelled, overdue or unread: before every step, so that none is
     /// computed for nobody. Returns whether there were any.
     pub(crate) fn sweep(&mut self) -> bool {
-        let (now, before) = (Instant::now(), self.running.len() + self.waiting.len());
+        let (now, before) = (self.system.now(), self.running.len() + self.waiting.len());
         for index in (0..self.running.len()).rev() {
             let running = &mut self.running[index];
             running.job.stalled = match running.job.has_room(running.width()) {
@@ -181,7 +199,7 @@ impl Scheduler {
     /// Gives a session's pages back; what it computed may stay in the prefix cache.
     fn let_go(&mut self, session: Session) -> job::Choice {
         drop(session.sequence);
-        self.prefix.leave(session.path, Instant::now());
+        self.prefix.leave(session.path, self.system.now());
         session.choice
     }
 
@@ -189,7 +207,8 @@ impl Scheduler {
         match end {
             End::Finished => {
                 self.counters.finished += 1;
-                self.latencies.end_to_end.observe(job.arrived.elapsed());
+                let took = self.system.now().duration_since(job.arrived);
+                self.latencies.end_to_end.observe(took);
             }
             End::Cancelled => self.counters.cancelled += 1,
             End::Failed(failure) => {
@@ -234,7 +253,7 @@ impl Scheduler {
             return Ok(Vec::new());
         }
         self.counters.steps += 1;
-        let vocabulary = self.engine.model().config().vocabulary;
+        let vocabulary = self.engine.vocabulary();
         let logits = self.engine.forward(&mut segments)?;
         let mut rows = logits.chunks_exact(vocabulary);
         let mut samples = Vec::new();
@@ -257,7 +276,7 @@ impl Scheduler {
     /// Makes the computed rows valid, shares them, and hands the chosen tokens out. Returns whether
     /// anything was computed.
     fn accept(&mut self, samples: Vec<Result<Sampled, Failure>>) -> bool {
-        let now = Instant::now();
+        let now = self.system.now();
         let mut samples = samples.into_iter();
         let mut computed = false;
         for session in sessions(&mut self.running).filter(|session| session.scheduled > 0) {
@@ -268,7 +287,7 @@ impl Scheduler {
                 .accept(std::mem::take(&mut session.scheduled));
         }
         self.share(now);
-        self.deliver();
+        self.deliver(now);
         computed
     }
 

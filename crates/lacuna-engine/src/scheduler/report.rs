@@ -1,7 +1,5 @@
 //! The scheduler's figures.
 
-use std::time::Instant;
-
 use lacuna_kv::prefix::{Pins, Tree};
 use lacuna_pages::ByteLength;
 
@@ -29,7 +27,7 @@ impl Scheduler {
             cache: CacheStatus {
                 groups: self.prefix.tree().len(),
                 unused_groups: self.prefix.tree().unused(),
-                pinned_groups: self.prefix.tree().pinned(Instant::now()),
+                pinned_groups: self.prefix.tree().pinned(self.system.now()),
             },
             ..Status::default()
         };
@@ -37,7 +35,7 @@ impl Scheduler {
         status
     }
 
-    /// Enters what costs nothing to say.
+    /// Copies the cheap counters.
     pub(crate) fn totals(&self, status: &mut Status) {
         status.running = self.running.len();
         status.counters = self.counters;

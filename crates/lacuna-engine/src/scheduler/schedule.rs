@@ -1,10 +1,31 @@
 //! Which tokens of which session go into a step: a pure function.
+//!
+//! ```text
+//! one token each              sessions that generate, in turns when there are too many
+//! a share of what is left     the first prompt, so that it goes on whatever else comes
+//! the rest, shortest first    prompts, each as far as somebody waits for it
+//! what is left then           prompts in order
+//! ```
+//!
+//! The shortest goes first because that is what waits least in all: a short prompt delays a long one
+//! by little, and a long one a short one by much. The share keeps that from being for ever.
 
 /// What a session would like to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
     /// Tokens it has pending; zero when it cannot go on now.
     pub(crate) pending: usize,
+    /// After how many of them a request that waits for their pages can start, if one does.
+    pub(crate) awaited: Option<usize>,
+    /// Lower values go first.
+    pub(crate) priority: i32,
+}
+
+impl Demand {
+    /// Tokens until somebody gets something from them.
+    fn goal(&self) -> usize {
+        self.awaited.unwrap_or(self.pending).min(self.pending)
+    }
 }
 
 /// Tokens and rows of logits of one step, and tokens of prompts beside generation.
@@ -15,42 +36,72 @@ pub(crate) struct StepLimits {
     pub(crate) mixed: usize,
 }
 
-/// Tokens to compute for each of `demands`, oldest first. Sessions with a single pending token
-/// come first, so that generation goes on while prompts are computed; what is left of the token
-/// budget goes to prompts in order, but no more than `mixed` beside generation, which waits for them.
-/// `first` rotates which session is served first when there are more than fit.
-pub(crate) fn schedule(demands: &[Demand], limits: StepLimits, first: usize) -> Vec<usize> {
-    let mut counts = vec![0; demands.len()];
-    let StepLimits {
-        mut tokens,
-        mut rows,
-        mixed,
-    } = limits;
-    let order = |index: usize| (index + first) % demands.len().max(1);
-    for index in (0..demands.len()).map(order) {
-        if demands[index].pending == 1 && tokens > 0 && rows > 0 {
-            counts[index] = 1;
-            tokens -= 1;
-            rows -= 1;
+/// The first prompt gets at least one in this many of the tokens that a step has for prompts: however
+/// many shorter ones come, it takes four times as many steps at most, and they have three quarters
+/// of each.
+const FIRST_SHARE: usize = 4;
+
+/// Tokens to compute for each of `demands`, which are in the order of their requests. Sessions with a
+/// single pending token come first, so that generation goes on while prompts are computed; what is
+/// left of the tokens goes to prompts, but no more than `mixed` beside generation, which waits for
+/// them. `turn` rotates which session generates first when there are more than fit.
+pub(crate) fn schedule(demands: &[Demand], limits: StepLimits, turn: usize) -> Vec<usize> {
+    let mut step = Step {
+        counts: vec![0; demands.len()],
+        tokens: limits.tokens,
+        rows: limits.rows,
+    };
+    let rotated = |index: usize| (index + turn) % demands.len().max(1);
+    for index in (0..demands.len()).map(rotated) {
+        if demands[index].pending == 1 && step.rows > 0 {
+            step.give(index, demands[index], 1);
         }
     }
-    if rows < limits.rows {
-        tokens = tokens.min(mixed);
+    if step.rows < limits.rows {
+        step.tokens = step.tokens.min(limits.mixed);
     }
-    for (count, demand) in counts.iter_mut().zip(demands) {
-        if demand.pending <= 1 || tokens == 0 {
-            continue;
-        }
-        let mut taken = demand.pending.min(tokens);
-        if taken == demand.pending {
+    let is_prompt = |&index: &usize| demands[index].pending > 1;
+    let mut prompts: Vec<usize> = (0..demands.len()).filter(is_prompt).collect();
+    if let Some(&first) = prompts.first() {
+        let share = step.tokens.div_ceil(FIRST_SHARE);
+        step.give(first, demands[first], share);
+    }
+    prompts.sort_by_key(|&index| (demands[index].priority, demands[index].goal()));
+    for &index in &prompts {
+        let goal = demands[index].goal();
+        step.give(
+            index,
+            demands[index],
+            goal.saturating_sub(step.counts[index]),
+        );
+    }
+    prompts.sort_unstable();
+    for &index in &prompts {
+        step.give(index, demands[index], usize::MAX);
+    }
+    step.counts
+}
+
+/// A step while it is filled.
+struct Step {
+    counts: Vec<usize>,
+    tokens: usize,
+    rows: usize,
+}
+
+impl Step {
+    /// Takes up to `most` more tokens of a session.
+    fn give(&mut self, index: usize, demand: Demand, most: usize) {
+        let left = demand.pending - self.counts[index];
+        let mut taken = left.min(self.tokens).min(most);
+        if taken > 0 && taken == left {
             // Without a row for the logits the last token waits for the next step.
-            taken -= usize::from(rows == 0);
-            rows = rows.saturating_sub(1);
+            taken -= usize::from(self.rows == 0);
+            self.rows = self.rows.saturating_sub(1);
         }
-        *count = taken;
-        tokens -= taken;
+        self.counts[index] += taken;
+        self.tokens -= taken;
     }
-    counts
 }
 
 #[cfg(test)]
@@ -59,18 +110,21 @@ mod tests {
 
     use super::*;
 
-    fn planned(pending: &[usize], tokens: usize, rows: usize, first: usize) -> Vec<usize> {
-        let demands: Vec<Demand> = pending.iter().map(|&pending| Demand { pending }).collect();
-        let mixed = tokens;
-        schedule(
-            &demands,
-            StepLimits {
-                tokens,
-                rows,
-                mixed,
-            },
-            first,
-        )
+    fn demands(pending: &[usize]) -> Vec<Demand> {
+        let demand = |&pending: &usize| Demand {
+            pending,
+            ..Demand::default()
+        };
+        pending.iter().map(demand).collect()
+    }
+
+    fn planned(pending: &[usize], tokens: usize, rows: usize, turn: usize) -> Vec<usize> {
+        let limits = StepLimits {
+            tokens,
+            rows,
+            mixed: tokens,
+        };
+        schedule(&demands(pending), limits, turn)
     }
 
     #[test]
@@ -80,52 +134,110 @@ mod tests {
             rows: 8,
             mixed: 16,
         };
-        let planned = |pending: &[usize]| {
-            let demands: Vec<Demand> = pending.iter().map(|&pending| Demand { pending }).collect();
-            schedule(&demands, limits, 0)
-        };
-        assert_eq!(planned(&[100, 50]), [64, 0], "nobody waits for them");
-        assert_eq!(planned(&[1, 100, 50]), [1, 16, 0]);
+        let planned = |pending: &[usize]| schedule(&demands(pending), limits, 0);
+        assert_eq!(planned(&[100]), [64], "nobody waits for it");
+        assert_eq!(planned(&[1, 100]), [1, 16]);
         assert_eq!(planned(&[10, 1, 50]), [10, 1, 6]);
     }
 
     #[test]
     fn generation_goes_before_prompts_and_prompts_fill_the_rest() {
-        assert_eq!(planned(&[100, 1, 50, 1], 64, 8, 0), [62, 1, 0, 1]);
+        assert_eq!(planned(&[100, 1, 1], 64, 8, 0), [62, 1, 1]);
         assert_eq!(planned(&[10, 1, 50, 1], 64, 8, 0), [10, 1, 50, 1]);
+    }
+
+    #[test]
+    fn the_shortest_prompts_go_first_and_the_first_in_order_gets_its_share() {
+        assert_eq!(planned(&[1000, 7, 300, 5], 64, 8, 0), [16, 7, 36, 5]);
+        assert_eq!(
+            planned(&[1000, 7, 5], 64, 8, 0),
+            [52, 7, 5],
+            "the share is no limit"
+        );
+        assert_eq!(
+            planned(&[8, 1000, 20], 64, 8, 0),
+            [8, 36, 20],
+            "the first is the shortest"
+        );
+    }
+
+    #[test]
+    fn prompts_of_one_length_are_finished_one_after_the_other() {
+        assert_eq!(planned(&[40, 40, 40], 64, 8, 0), [40, 24, 0]);
+    }
+
+    #[test]
+    fn a_long_prompt_is_read_as_far_as_a_short_request_waits_for_it() {
+        let limits = StepLimits {
+            tokens: 64,
+            rows: 8,
+            mixed: 64,
+        };
+        let mut demands = demands(&[1000, 900, 50]);
+        assert_eq!(schedule(&demands, limits, 0), [16, 0, 48]);
+        demands[1].awaited = Some(20);
+        assert_eq!(schedule(&demands, limits, 0), [16, 20, 28]);
+        demands[1].awaited = Some(5000);
+        assert_eq!(schedule(&demands, limits, 0), [16, 0, 48]);
+    }
+
+    #[test]
+    fn a_lower_priority_value_goes_before_a_shorter_prompt() {
+        let limits = StepLimits {
+            tokens: 64,
+            rows: 8,
+            mixed: 64,
+        };
+        let mut demands = demands(&[1000, 900, 50]);
+        demands[2].priority = 1;
+        assert_eq!(schedule(&demands, limits, 0), [16, 48, 0]);
     }
 
     #[test]
     fn too_many_sessions_take_turns() {
         assert_eq!(planned(&[1, 1, 1], 2, 8, 0), [1, 1, 0]);
         assert_eq!(planned(&[1, 1, 1], 2, 8, 2), [1, 0, 1]);
+        assert_eq!(planned(&[1, 1, 1], 8, 2, 1), [0, 1, 1]);
     }
 
     #[test]
     fn without_a_row_of_logits_the_last_token_waits() {
         assert_eq!(planned(&[1, 5], 64, 1, 0), [1, 4]);
         assert_eq!(planned(&[0, 5], 64, 1, 0), [0, 5]);
+        assert_eq!(planned(&[9, 5], 64, 1, 0), [9, 4]);
     }
 
     proptest! {
         #[test]
         fn limits_hold_and_something_is_done(
-            pending in prop::collection::vec(0usize..40, 0..12),
+            pending in prop::collection::vec((0usize..40, prop::option::of(1usize..50), -1i32..2), 0..12),
             tokens in 1usize..50,
             rows in 1usize..8,
             mixed in 1usize..50,
-            first in 0usize..20,
+            turn in 0usize..20,
         ) {
-            let demands: Vec<Demand> = pending.iter().map(|&pending| Demand { pending }).collect();
-            let counts = schedule(&demands, StepLimits { tokens, rows, mixed }, first);
-            let generated = counts.iter().zip(&pending).any(|(&count, &pending)| count == 1 && pending == 1);
-            let prompts = counts.iter().zip(&pending).filter(|(_, pending)| **pending > 1);
-            prop_assert!(!generated || prompts.map(|(count, _)| count).sum::<usize>() <= mixed);
-            prop_assert!(counts.iter().sum::<usize>() <= tokens);
-            let finished = counts.iter().zip(&pending).filter(|(count, pending)| **count > 0 && count == pending);
-            prop_assert!(finished.count() <= rows);
-            prop_assert!(counts.iter().zip(&pending).all(|(count, pending)| count <= pending));
-            prop_assert_eq!(counts.iter().any(|&count| count > 0), pending.iter().any(|&pending| pending > 0));
+            let demand = |&(pending, awaited, priority)| Demand { pending, awaited, priority };
+            let demands: Vec<Demand> = pending.iter().map(demand).collect();
+            let counts = schedule(&demands, StepLimits { tokens, rows, mixed }, turn);
+            let both = || counts.iter().zip(demands.iter().map(|demand| demand.pending));
+            let generated = both().filter(|&(&count, pending)| count == 1 && pending == 1).count();
+            let prompts = || both().filter(|&(_, pending)| pending > 1);
+            let read: usize = prompts().map(|(count, _)| count).sum();
+            prop_assert!(generated == 0 || read <= mixed);
+            prop_assert!(generated + read <= tokens);
+            let finished = both().filter(|&(&count, pending)| count > 0 && count == pending).count();
+            prop_assert!(finished <= rows);
+            prop_assert!(both().all(|(&count, pending)| count <= pending));
+            let something = both().any(|(_, pending)| pending > 0);
+            prop_assert_eq!(generated + read > 0, something);
+            let left = (tokens - generated).min(if generated > 0 { mixed } else { tokens });
+            // Nothing is left lying that could be computed, but for last tokens without a row.
+            let wanted: usize = prompts().map(|(_, pending)| pending).sum();
+            prop_assert!(read + prompts().count() >= left.min(wanted) || read == left.min(wanted));
+            if let Some((&count, pending)) = prompts().next() {
+                let share = left.div_ceil(FIRST_SHARE).min(pending);
+                prop_assert!(count + 1 >= share, "{} of a share of {}", count, share);
+            }
         }
     }
 }

@@ -1,18 +1,24 @@
 //! Steps made by hand.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use lacuna_models::Model;
 use lacuna_models::files::ModelFiles;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::engine::EngineConfig;
-use crate::request::{Limits, Request};
+use crate::generation::Generation;
+use crate::request::{Constraint, ConstraintError, Limits, Request};
 use crate::sampler::Sampling;
-use crate::stream::Stream;
+use crate::stream::{FinishReason, Stream};
+use crate::system::FakeSystem;
 
-fn model() -> Arc<Model> {
+/// The demo model, loaded once.
+pub(super) fn demo_model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     let load = || {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
@@ -23,51 +29,76 @@ fn model() -> Arc<Model> {
     Arc::clone(MODEL.get_or_init(load))
 }
 
-fn plenty() -> Reading {
-    Reading {
-        available: Some(1 << 40),
-        stalled_percent: 0.0,
-    }
-}
-
-fn nothing_left() -> Reading {
-    Reading {
-        available: Some(0),
-        stalled_percent: 0.0,
-    }
+/// A scheduler on a system of the test's.
+fn on_a_fake_system() -> (Scheduler, FakeSystem) {
+    let (mut scheduler, system) = (scheduler(), FakeSystem::new());
+    scheduler.system = Box::new(system.clone());
+    (scheduler, system)
 }
 
 fn scheduler() -> Scheduler {
+    with_context(512)
+}
+
+fn with_context(tokens: usize) -> Scheduler {
     let config = ServiceConfig {
         budget: Some(ByteLength::mebibytes(64)),
         engine: EngineConfig {
-            context_tokens: Some(512),
+            context_tokens: Some(tokens),
             batch_tokens: 64,
             sequences: 4,
             ..EngineConfig::default()
         },
         ..ServiceConfig::default()
     };
-    let engine = Engine::new(model(), &config.engine).expect("this machine runs it");
+    let engine = Engine::new(demo_model(), &config.engine).expect("this machine runs it");
     let mut scheduler = Scheduler::new(engine, config).expect("room for it");
-    scheduler.system = plenty;
+    scheduler.system = Box::new(FakeSystem::new());
     scheduler
 }
 
-fn submit(scheduler: &mut Scheduler, prompt: std::ops::Range<u32>, tokens: usize) -> Stream {
-    let request = Request {
+fn greedy(prompt: std::ops::Range<u32>, tokens: usize) -> Request {
+    Request {
         sampling: Sampling::greedy(),
         limits: Limits {
             max_tokens: Some(tokens),
             stop: Vec::new(),
         },
         ..Request::new(prompt.collect())
-    };
-    let capacity = scheduler.rules().check(&request).expect("it could run");
-    let (mut waiting, stream) = Waiting::new(request, capacity).expect("valid settings");
-    waiting.job.id = (scheduler.waiting.len() + scheduler.running.len()) as u64;
+    }
+}
+
+fn submit(scheduler: &mut Scheduler, prompt: std::ops::Range<u32>, tokens: usize) -> Stream {
+    enqueue(scheduler, greedy(prompt, tokens))
+}
+
+fn enqueue(scheduler: &mut Scheduler, request: Request) -> Stream {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+    let limits = scheduler.request_limits();
+    let capacity = limits.check(&request).expect("it could run");
+    let now = scheduler.system.now();
+    let (mut waiting, stream) = Waiting::new(request, capacity, now).expect("valid settings");
+    waiting.job.id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     scheduler.enqueue(waiting);
     stream
+}
+
+/// The running requests, by the first token of their prompts.
+fn running(scheduler: &Scheduler) -> Vec<u32> {
+    let sessions = scheduler
+        .running
+        .iter()
+        .flat_map(|running| &running.sessions);
+    sessions.map(|session| session.choice.tokens[0]).collect()
+}
+
+fn failure(stream: &mut Stream) -> Option<Failure> {
+    while let Some(event) = stream.try_recv() {
+        if let Event::Failed(failure) = event {
+            return Some(failure);
+        }
+    }
+    None
 }
 
 fn tokens(mut stream: Stream) -> Vec<u32> {
@@ -144,21 +175,416 @@ fn a_system_short_of_memory_gets_the_newest_pages_back_and_answers_stay_the_same
             tokens(stream)
         })
         .collect();
-    let mut scheduler = scheduler();
+    let (mut scheduler, system) = on_a_fake_system();
     let streams = [400..440, 500..540].map(|prompt| submit(&mut scheduler, prompt, 30));
     for _ in 0..10 {
         scheduler.step();
     }
     let before = scheduler.owned_bytes();
-    scheduler.system = nothing_left;
-    scheduler.tended = None;
+    system.set_memory(0, 0.0);
+    system.pass(Scheduler::TEND_INTERVAL);
     scheduler.step();
     assert_eq!(scheduler.counters.preemptions, 1);
     assert_eq!(scheduler.running.len(), 1, "the oldest stays");
     assert!(scheduler.owned_bytes() < before);
     assert!(scheduler.kv_limit < scheduler.budget.kv);
-    scheduler.system = plenty;
-    scheduler.tended = None;
+    system.set_memory(1 << 40, 0.0);
+    system.pass(Scheduler::TEND_INTERVAL);
     finish(&mut scheduler, 200);
     assert_eq!(streams.map(tokens).to_vec(), expected);
+}
+
+#[test]
+fn each_starved_request_waits_its_own_time_before_it_fails() {
+    // A first request found no memory for twenty seconds and failed, as it should. The second one
+    // was held to the same twenty seconds, and so failed in its first step.
+    let (mut scheduler, system) = on_a_fake_system();
+    system.set_memory(0, 0.0);
+    let just_before = Scheduler::STARVATION.checked_sub(Duration::from_millis(1));
+    for _ in 0..2 {
+        let mut stream = submit(&mut scheduler, 400..440, 5);
+        scheduler.step();
+        assert_eq!(failure(&mut stream), None, "it has only just come");
+        system.pass(just_before.expect("longer than that"));
+        scheduler.step();
+        assert_eq!(failure(&mut stream), None, "the system may still give");
+        system.pass(Duration::from_millis(1));
+        scheduler.step();
+        assert!(matches!(
+            failure(&mut stream),
+            Some(Failure::OutOfMemory(_))
+        ));
+        assert!(scheduler.is_idle());
+    }
+    system.set_memory(1 << 40, 0.0);
+    system.pass(Scheduler::TEND_INTERVAL);
+    let stream = submit(&mut scheduler, 400..440, 5);
+    finish(&mut scheduler, 20);
+    assert_eq!(tokens(stream).len(), 5, "memory is back");
+}
+
+#[test]
+fn a_request_of_a_lower_priority_value_starts_before_those_that_came_first() {
+    let (mut scheduler, _) = on_a_fake_system();
+    scheduler.config.max_running = 1;
+    let ranked = |first: u32, priority| Request {
+        priority,
+        ..greedy(first..first + 20, 3)
+    };
+    let requests = [(400, 0), (430, 2), (460, -1), (490, 2), (520, 1)];
+    let streams =
+        requests.map(|(first, priority)| enqueue(&mut scheduler, ranked(first, priority)));
+    let mut order = Vec::new();
+    while !scheduler.is_idle() {
+        scheduler.step();
+        order.extend(running(&scheduler));
+        order.dedup();
+    }
+    assert_eq!(order, [460, 400, 520, 430, 490]);
+    assert!(streams.map(tokens).iter().all(|tokens| tokens.len() == 3));
+}
+
+#[test]
+fn memory_is_taken_from_the_request_that_matters_least() {
+    let (mut scheduler, system) = on_a_fake_system();
+    let ranked = |first: u32, priority| Request {
+        priority,
+        ..greedy(first..first + 20, 40)
+    };
+    let requests = [(400, 3), (430, 0), (460, 1)];
+    let streams =
+        requests.map(|(first, priority)| enqueue(&mut scheduler, ranked(first, priority)));
+    scheduler.step();
+    assert_eq!(running(&scheduler), [430, 460, 400]);
+    assert!(scheduler.preempt_last());
+    assert_eq!(running(&scheduler), [430, 460], "the oldest matters least");
+    system.set_memory(0, 0.0);
+    system.pass(Scheduler::TEND_INTERVAL);
+    scheduler.step();
+    assert_eq!(running(&scheduler), [430]);
+    system.set_memory(1 << 40, 0.0);
+    system.pass(Scheduler::TEND_INTERVAL);
+    finish(&mut scheduler, 200);
+    assert!(streams.map(tokens).iter().all(|tokens| tokens.len() == 40));
+}
+
+/// What a client sees of a text in the end.
+#[derive(Debug, PartialEq, Eq)]
+struct Text {
+    tokens: Vec<u32>,
+    text: String,
+    reason: FinishReason,
+}
+
+fn served(request: Request, context: usize) -> Text {
+    let mut scheduler = with_context(context);
+    let mut stream = enqueue(&mut scheduler, request);
+    finish(&mut scheduler, 2 * context);
+    let (mut tokens, mut shown) = (Vec::new(), String::new());
+    while let Some(event) = stream.try_recv() {
+        match event {
+            Event::Started { .. } => {}
+            Event::Token { token, text, .. } => {
+                tokens.push(token);
+                shown += &text;
+            }
+            Event::Finished {
+                reason,
+                text,
+                usage,
+                ..
+            } => {
+                assert_eq!(usage.generated_tokens, tokens.len());
+                return Text {
+                    tokens,
+                    text: shown + &text,
+                    reason,
+                };
+            }
+            Event::Failed(failure) => panic!("{failure}"),
+        }
+    }
+    panic!("no end after {shown:?}")
+}
+
+fn generated(request: Request, context: usize) -> Text {
+    let config = EngineConfig {
+        context_tokens: Some(context),
+        ..EngineConfig::default()
+    };
+    let mut engine = Engine::new(demo_model(), &config).expect("this machine runs it");
+    let mut session = engine.session(request.sampling).expect("valid settings");
+    session.extend(&request.prompt);
+    let generation = Generation::new(&mut engine, &mut session, request.limits);
+    let mut generation = generation.expect("a prompt that fits");
+    let mut text = String::new();
+    while let Some(piece) = generation.next_piece().expect("a step") {
+        text += &piece;
+    }
+    Text {
+        tokens: generation.tokens().to_vec(),
+        text,
+        reason: generation.finish_reason().expect("it has ended"),
+    }
+}
+
+#[test]
+fn a_limit_of_no_tokens_ends_at_once_with_nothing() {
+    // The service gave one token, and a generation none.
+    let nothing = Text {
+        tokens: Vec::new(),
+        text: String::new(),
+        reason: FinishReason::MaxTokens,
+    };
+    assert_eq!(served(greedy(400..420, 0), 64), nothing);
+    assert_eq!(generated(greedy(400..420, 0), 64), nothing);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_generation_and_the_service_give_the_same_text_and_end(
+        first in 300u32..900,
+        length in 1usize..30,
+        room in 0usize..30,
+        max_tokens in prop::option::of(0usize..30),
+        seed in any::<u64>(),
+        stop in prop::option::of((0usize..60, 1usize..6)),
+    ) {
+        let request = |stop: Vec<String>, max_tokens| Request {
+            sampling: Sampling { seed, ..Sampling::default() },
+            limits: Limits { max_tokens, stop },
+            ..Request::new((first..first + length as u32).collect())
+        };
+        let context = length + room;
+        // A stop string that does come up, unless it begins past the end.
+        let whole = generated(request(Vec::new(), Some(30)), context).text;
+        let stop = stop.map(|(from, characters)| whole.chars().skip(from).take(characters).collect());
+        let request = || request(stop.iter().cloned().collect(), max_tokens);
+        prop_assert_eq!(served(request(), context), generated(request(), context));
+    }
+}
+
+/// A prompt of its own for each `seed`.
+fn prompt(seed: u32, length: u32) -> Vec<u32> {
+    let token = |index: u32| 300 + (seed * 389 + index * 31) % 2000;
+    (0..length).map(token).collect()
+}
+
+fn after(prompt: Vec<u32>, tokens: usize) -> Request {
+    Request {
+        prompt,
+        ..greedy(0..1, tokens)
+    }
+}
+
+/// Forbids the end of the text.
+struct Endless;
+
+impl Constraint for Endless {
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Self)
+    }
+
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
+        for end in demo_model().tokenizer().end_of_generation() {
+            logits[end as usize] = f32::NEG_INFINITY;
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, _token: u32) -> Result<(), ConstraintError> {
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+}
+
+/// A request that gives exactly `tokens` tokens.
+fn endless(prompt: Vec<u32>, tokens: usize) -> Request {
+    Request {
+        constraint: Some(Box::new(Endless)),
+        ..after(prompt, tokens)
+    }
+}
+
+/// Whether a request has its first token; `seen` gets all that are there.
+fn has_token(stream: &mut Stream, seen: &mut Vec<u32>) -> bool {
+    while let Some(event) = stream.try_recv() {
+        if let Event::Token { token, .. } = event {
+            seen.push(token);
+        }
+    }
+    !seen.is_empty()
+}
+
+/// What `requests` give one after the other.
+fn one_by_one(requests: impl IntoIterator<Item = Request>) -> Vec<Vec<u32>> {
+    let alone = |request| {
+        let mut scheduler = with_context(2048);
+        let stream = enqueue(&mut scheduler, request);
+        finish(&mut scheduler, 1000);
+        tokens(stream)
+    };
+    requests.into_iter().map(alone).collect()
+}
+
+#[test]
+fn short_prompts_behind_a_long_one_have_their_first_token_within_a_tenth_of_its_time() {
+    // Eight short prompts waited until a prompt of 6,000 tokens had been read: 10 s instead of 0.01.
+    // Here it is 24 full steps, so that a tenth of them is two.
+    let long = || after(prompt(0, 24 * 64), 4);
+    let short = |seed| after(prompt(seed, 5), 12);
+    let expected = one_by_one(std::iter::once(long()).chain((1..9).map(short)));
+    let mut scheduler = with_context(2048);
+    let mut streams = vec![enqueue(&mut scheduler, long())];
+    let mut seen = vec![Vec::new(); 9];
+    (0..4).for_each(|_| assert!(scheduler.step()));
+    streams.extend((1..9).map(|seed| enqueue(&mut scheduler, short(seed))));
+    (0..2).for_each(|_| assert!(scheduler.step()));
+    for (stream, seen) in streams.iter_mut().zip(&mut seen).skip(1) {
+        assert!(has_token(stream, seen), "two steps are enough for all");
+    }
+    // Twelve more steps for the short ones, in which the long one has what they leave.
+    finish(&mut scheduler, 20 + 12);
+    for (stream, seen) in streams.iter_mut().zip(&mut seen) {
+        has_token(stream, seen);
+    }
+    assert_eq!(seen, expected, "and nobody's answer is another one");
+}
+
+#[test]
+fn a_long_prompt_is_read_to_its_end_however_many_short_ones_come() {
+    let mut scheduler = with_context(2048);
+    scheduler.config.max_running = 4;
+    let (mut long, mut seen) = (
+        enqueue(&mut scheduler, after(prompt(0, 12 * 64), 1)),
+        Vec::new(),
+    );
+    let mut streams = Vec::new();
+    let mut steps = 0;
+    while !has_token(&mut long, &mut seen) {
+        while scheduler.waiting.len() < 4 {
+            let short = after(prompt(steps + 1, 60), 1);
+            streams.push(enqueue(&mut scheduler, short));
+        }
+        scheduler.step();
+        steps += 1;
+        assert!(steps <= 4 * 12, "a quarter of every step is its own");
+    }
+    assert!(steps > 2 * 12, "the short ones did get the larger part");
+}
+
+#[test]
+fn a_short_prompt_that_begins_like_a_long_one_does_not_wait_for_its_end() {
+    // It waits for the pages that the long one is about to have, and these come first.
+    let mut scheduler = with_context(2048);
+    let streams =
+        [prompt(0, 1000), prompt(1, 1000)].map(|prompt| enqueue(&mut scheduler, after(prompt, 1)));
+    scheduler.step();
+    let before = scheduler.running[1].sessions[0].sequence.len();
+    let begins_alike = [&prompt(1, before as u32 + 64)[..], &prompt(2, 5)].concat();
+    let (mut short, mut seen) = (enqueue(&mut scheduler, after(begins_alike, 1)), Vec::new());
+    let first = (1..10).find(|_| {
+        scheduler.step();
+        has_token(&mut short, &mut seen)
+    });
+    assert!(first.is_some_and(|steps| steps <= 4), "{first:?} steps");
+    drop(streams);
+}
+
+/// A scheduler whose pages hold `groups` groups.
+fn with_groups(groups: u64) -> Scheduler {
+    let mut scheduler = with_context(2048);
+    let grain = scheduler.prefix.grain();
+    let limit = groups * grain.bytes(grain.group_tokens().get());
+    (scheduler.budget.kv, scheduler.kv_limit) = (limit, limit);
+    let cache = scheduler.engine.kv_cache();
+    cache
+        .set_limit(ByteLength::new(limit))
+        .expect("a page or more");
+    scheduler.config.prefix_cache.enabled = false;
+    scheduler
+}
+
+#[test]
+fn a_short_request_passes_a_long_one_that_waits_for_memory_but_not_for_ever() {
+    let mut scheduler = with_groups(20);
+    let group = scheduler.prefix.grain().group_tokens().get() as u32;
+    let holder = enqueue(&mut scheduler, endless(prompt(0, 10 * group), 100));
+    scheduler.step();
+    let long = enqueue(&mut scheduler, after(prompt(1, 15 * group), 1));
+    let mut shorts = 0;
+    let mut streams = Vec::new();
+    for _ in 0..60 {
+        if scheduler.waiting.len() < 3 {
+            streams.push(enqueue(&mut scheduler, after(prompt(2 + shorts, 4), 1)));
+            shorts += 1;
+        }
+        scheduler.step();
+    }
+    let finished = scheduler.counters.finished;
+    assert_eq!(
+        finished,
+        u64::from(Waiting::MOST_OVERTAKEN),
+        "so many went before the long one, and then none"
+    );
+    drop(holder);
+    scheduler.sweep();
+    scheduler.step();
+    assert_eq!(
+        scheduler.running[0].job.prompt_tokens,
+        15 * group as usize,
+        "it is the next to start"
+    );
+    drop(long);
+}
+
+#[test]
+fn a_request_that_was_preempted_is_not_overtaken() {
+    let mut scheduler = with_groups(20);
+    let group = scheduler.prefix.grain().group_tokens().get() as u32;
+    let streams = [10, 8].map(|groups| {
+        enqueue(
+            &mut scheduler,
+            endless(prompt(groups, groups * group - 8), 60),
+        )
+    });
+    (0..20).for_each(|_| assert!(scheduler.step()));
+    assert!(scheduler.preempt_last());
+    let first = scheduler.running[0].job.id;
+    // The rest of the memory is taken, so that the preempted one does not come back at once.
+    scheduler.kv_limit =
+        scheduler.owned_bytes() + 2 * scheduler.prefix.grain().bytes(group as usize);
+    let short = enqueue(&mut scheduler, after(prompt(99, 4), 1));
+    scheduler.admit();
+    let running: Vec<u64> = scheduler
+        .running
+        .iter()
+        .map(|running| running.job.id)
+        .collect();
+    assert_eq!(running, [first]);
+    drop((streams, short));
+}
+
+#[test]
+fn one_of_another_priority_does_not_pass_a_request_that_waits_for_memory() {
+    for (priority, passes) in [(0, true), (1, false)] {
+        let mut scheduler = with_groups(20);
+        let group = scheduler.prefix.grain().group_tokens().get() as u32;
+        let holder = enqueue(&mut scheduler, endless(prompt(0, 10 * group), 100));
+        scheduler.step();
+        let long = enqueue(&mut scheduler, after(prompt(1, 15 * group), 1));
+        let short = Request {
+            priority,
+            ..after(prompt(2, 4), 1)
+        };
+        let short = enqueue(&mut scheduler, short);
+        scheduler.admit();
+        assert_eq!(scheduler.running.len() == 2, passes, "priority {priority}");
+        drop((holder, long, short));
+    }
 }

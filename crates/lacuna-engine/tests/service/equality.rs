@@ -136,7 +136,7 @@ fn prompts_in_small_pieces_give_what_whole_prompts_give() {
     let requests = || (0..4u32).map(|seed| greedy(prompt(40 + seed, 50), 8));
     let expected: Vec<_> = requests().map(alone).collect();
     let mut config = config();
-    config.step_tokens = 7;
+    config.max_batched_tokens = 7;
     config.max_running = 5;
     assert_eq!(together(&start(config), requests().collect()), expected);
 }
@@ -146,7 +146,7 @@ fn more_sessions_than_a_step_has_tokens_take_turns() {
     let requests = || (0..6u32).map(|seed| greedy(prompt(50 + seed, 4), 6));
     let expected: Vec<_> = requests().map(alone).collect();
     let mut config = config();
-    config.step_tokens = 1;
+    config.max_batched_tokens = 1;
     config.max_running = 6;
     assert_eq!(together(&start(config), requests().collect()), expected);
 }

@@ -40,7 +40,7 @@ pub(crate) fn start(config: ServiceConfig) -> Service {
 pub(crate) fn tight(groups: u64, prefix_cache: bool) -> ServiceConfig {
     let mut config = config();
     config.max_running = 8;
-    config.step_tokens = 32;
+    config.max_batched_tokens = 32;
     config.prefix_cache.enabled = prefix_cache;
     let status = start(config.clone()).handle().status();
     let fixed = status.budget.activations.get() + status.budget.weights.get();
@@ -72,7 +72,7 @@ pub(crate) fn greedy(prompt: Vec<u32>, tokens: usize) -> Request {
     }
 }
 
-/// One continuation, whole.
+/// One choice, whole.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Answer {
     pub(crate) tokens: Vec<u32>,
@@ -81,7 +81,7 @@ pub(crate) struct Answer {
     pub(crate) reused: usize,
 }
 
-/// All continuations of a request, or the failure's message.
+/// All choices of a request, or the failure's message.
 pub(crate) fn finish(mut stream: Stream) -> Result<Vec<Answer>, String> {
     let mut answers: Vec<Answer> = Vec::new();
     while let Some(event) = stream.blocking_recv() {

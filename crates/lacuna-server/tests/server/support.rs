@@ -33,7 +33,7 @@ pub(crate) fn config() -> ServerConfig {
         ..ServerConfig::default()
     };
     config.service.engine.threads = Some(NonZeroUsize::MIN);
-    config.service.step_tokens = 64;
+    config.service.max_batched_tokens = 64;
     config
 }
 

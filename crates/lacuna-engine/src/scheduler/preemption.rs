@@ -1,7 +1,7 @@
-//! Finding memory: pages for the step, and what gives way when there are too few.
+//! Finding memory: pages for the step, and what is given up for them when there are too few.
 //!
-//! In this order: cached groups that nobody uses, then the newest requests, which are computed again
-//! later from what the cache still has of them.
+//! In this order: cached groups that nobody uses, then the last of the running requests, which are
+//! preempted: computed again later from what the cache still has of them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::stream::Failure;
 
 impl Scheduler {
     /// How often the system is asked how much memory it has, and the cache for what has expired.
-    const TEND_INTERVAL: Duration = Duration::from_millis(250);
+    pub(super) const TEND_INTERVAL: Duration = Duration::from_millis(250);
 
     /// Bytes of pages that a session or the cache holds.
     pub(super) fn owned_bytes(&self) -> u64 {
@@ -40,10 +40,10 @@ impl Scheduler {
             self.budget.kv,
             committed,
             self.owned_bytes(),
-            (self.system)(),
+            self.system.memory(),
         );
         self.set_limit(limit.max(self.engine.kv_cache().page_bytes() as u64));
-        while self.owned_bytes() > self.kv_limit && self.give_way(0) {}
+        while self.owned_bytes() > self.kv_limit && self.evict_or_preempt(0) {}
     }
 
     /// A limit that cannot be set leaves the one there was, which held so far.
@@ -57,34 +57,36 @@ impl Scheduler {
         }
     }
 
-    /// Maps the pages the step will write to, for the oldest request first.
+    /// Maps the pages the step will write to, for the first request first.
     pub(super) fn prepare(&mut self, now: Instant) {
-        let mut index = 0;
+        let (mut index, mut shortage) = (0, None);
         while index < self.running.len() {
             for session in 0..self.running[index].sessions.len() {
-                self.prepare_session(index, session);
+                shortage = self.prepare_session(index, session).err().or(shortage);
             }
             index += 1;
         }
-        self.note_starvation(now);
+        self.note_starvation(now, shortage.as_ref());
     }
 
-    fn prepare_session(&mut self, index: usize, session: usize) {
+    /// # Errors
+    /// Why the session gets no pages in this step although everything after it was given up.
+    fn prepare_session(&mut self, index: usize, session: usize) -> Result<(), KvError> {
         loop {
             let one = &mut self.running[index].sessions[session];
             let Err(error) = one.sequence.prepare(one.scheduled) else {
-                return;
+                return Ok(());
             };
-            if !self.make_room(&error, index) {
+            if !self.reclaim(&error, index) {
                 self.running[index].sessions[session].scheduled = 0;
-                return;
+                return Err(error);
             }
         }
     }
 
     /// Frees what `error` says is short, without touching requests up to `keep`. Returns whether
     /// anything was freed.
-    fn make_room(&mut self, error: &KvError, keep: usize) -> bool {
+    fn reclaim(&mut self, error: &KvError, keep: usize) -> bool {
         let page = self.engine.kv_cache().page_bytes() as u64;
         let short = match error {
             KvError::Pages(lacuna_pages::Error::OutOfPages {
@@ -95,7 +97,7 @@ impl Scheduler {
         let before = self.owned_bytes();
         let mut gave = false;
         while before.saturating_sub(self.owned_bytes()) < short {
-            if !self.give_way(keep) {
+            if !self.evict_or_preempt(keep) {
                 return gave;
             }
             gave = true;
@@ -103,17 +105,17 @@ impl Scheduler {
         true
     }
 
-    /// Gives up one thing: a cached group, or the newest request after `keep`.
-    fn give_way(&mut self, keep: usize) -> bool {
-        if self.prefix.evict(Instant::now()) {
+    /// Gives up one thing: a cached group, or the last request after `keep`.
+    fn evict_or_preempt(&mut self, keep: usize) -> bool {
+        if self.prefix.evict(self.system.now()) {
             self.counters.evicted_groups += 1;
             return true;
         }
-        self.running.len() > keep + 1 && self.preempt_newest()
+        self.running.len() > keep + 1 && self.preempt_last()
     }
 
-    /// Takes the newest request's pages; it waits, before all others, to be computed again.
-    fn preempt_newest(&mut self) -> bool {
+    /// Takes the pages of the last request; it waits, in its old place, to be computed again.
+    pub(super) fn preempt_last(&mut self) -> bool {
         let Some(running) = self.running.pop() else {
             return false;
         };
@@ -121,16 +123,13 @@ impl Scheduler {
         let sessions = running.sessions.into_iter();
         let mut choices: VecDeque<_> = sessions.map(|session| self.let_go(session)).collect();
         choices.extend(running.followers);
-        self.waiting.push_front(Waiting {
-            job: running.job,
-            choices,
-        });
+        self.enqueue(Waiting::again(running.job, choices));
         true
     }
 
-    /// When nothing can be computed for want of memory, the newest gives way, and one that is alone
-    /// fails: at once if it has all there is, after a while if the system may give some back.
-    fn note_starvation(&mut self, now: Instant) {
+    /// When nothing can be computed for want of memory, the last request is preempted, and one that is
+    /// alone fails: at once if it has all there is, after a while if the system may give some back.
+    fn note_starvation(&mut self, now: Instant, shortage: Option<&KvError>) {
         let idle = |session: &Session| session.scheduled == 0;
         let starved = self
             .running
@@ -147,13 +146,35 @@ impl Scheduler {
         }
         let since = *self.starved.get_or_insert(now);
         if self.running.len() > 1 {
-            self.preempt_newest();
-        } else if self.kv_limit == self.budget.kv || now - since >= Self::STARVATION {
-            let limit = ByteLength::new(self.kv_limit);
-            if let Some(running) = self.running.pop() {
-                let failure = Failure::OutOfMemory(format!("{limit} of KV cache are not enough"));
-                self.close(running, End::Failed(failure));
-            }
+            self.preempt_last();
+            return;
         }
+        let refused = shortage.filter(|error| !is_limit(error));
+        let final_word = refused.is_none() && self.kv_limit == self.budget.kv;
+        if !final_word && now.duration_since(since) < Self::STARVATION {
+            return;
+        }
+        let why = refused.map_or_else(
+            || {
+                format!(
+                    "{} of KV cache are not enough",
+                    ByteLength::new(self.kv_limit)
+                )
+            },
+            ToString::to_string,
+        );
+        if let Some(running) = self.running.pop() {
+            self.close(running, End::Failed(Failure::OutOfMemory(why)));
+        }
+        // Whoever runs next has not waited for anything yet.
+        self.starved = None;
     }
+}
+
+/// Whether the pool's limit is what stood in the way, and not the system.
+fn is_limit(error: &KvError) -> bool {
+    matches!(
+        error,
+        KvError::Pages(lacuna_pages::Error::OutOfPages { .. })
+    )
 }

@@ -11,7 +11,7 @@ use crate::request_memory::RequestMemory;
 
 /// The limits that hold for every request.
 #[derive(Debug, Clone)]
-pub(crate) struct Rules {
+pub(crate) struct RequestLimits {
     pub(crate) context_tokens: usize,
     pub(crate) vocabulary: usize,
     pub(crate) max_running: usize,
@@ -23,11 +23,11 @@ pub(crate) struct Rules {
     pub(crate) request_memory: RequestMemory,
 }
 
-impl Rules {
+impl RequestLimits {
     /// Most alternatives listed with a token's log-probability.
     const MOST_LOGPROBS: usize = 128;
 
-    /// Refuses what could never run. Returns the tokens that each continuation may have, its prompt
+    /// Refuses what could never run. Returns the tokens that each choice may have, its prompt
     /// included: as many as the context and the budget allow.
     pub(crate) fn check(&self, request: &Request) -> Result<usize, Refusal> {
         request.sampling.validate()?;

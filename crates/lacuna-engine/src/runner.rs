@@ -1,0 +1,58 @@
+//! What the scheduler needs of a model: the seam at which a simulation puts one without arithmetic.
+
+use lacuna_kv::KvCache;
+use lacuna_models::tokenizer::Tokenizer;
+use lacuna_models::{BatchLimits, Segment};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+/// A model that computes batches over sequences of one KV cache.
+pub(crate) trait ModelRunner: Send {
+    /// Runs `segments`, all prepared, and returns the rows of logits they ask for.
+    ///
+    /// # Errors
+    /// [`EngineError`] before anything is computed.
+    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError>;
+
+    /// The largest batch one pass takes.
+    fn batch_limits(&self) -> BatchLimits;
+
+    /// Where sequences come from.
+    fn kv_cache(&self) -> &KvCache;
+
+    /// Tokens a sequence may hold.
+    fn context_tokens(&self) -> usize;
+
+    /// Logits of one row.
+    fn vocabulary(&self) -> usize;
+
+    /// What turns tokens into text.
+    fn tokenizer(&self) -> &Tokenizer;
+}
+
+impl ModelRunner for Engine {
+    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
+        Self::forward(self, segments)
+    }
+
+    fn batch_limits(&self) -> BatchLimits {
+        Self::batch_limits(self)
+    }
+
+    fn kv_cache(&self) -> &KvCache {
+        Self::kv_cache(self)
+    }
+
+    fn context_tokens(&self) -> usize {
+        Self::context_tokens(self)
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.model().config().vocabulary
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        self.model().tokenizer()
+    }
+}

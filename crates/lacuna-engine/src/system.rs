@@ -1,0 +1,79 @@
+//! What a scheduler asks the system for. A simulation answers in its place.
+
+use std::time::Instant;
+
+use crate::budget::Reading;
+use crate::pressure;
+
+/// The time and the memory there is.
+pub(crate) trait System: Send {
+    /// The time now.
+    fn now(&self) -> Instant;
+
+    /// How short of memory the system is.
+    fn memory(&self) -> Reading;
+}
+
+/// The system this process runs on.
+#[derive(Debug)]
+pub(crate) struct Host;
+
+impl System for Host {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn memory(&self) -> Reading {
+        pressure::read()
+    }
+}
+
+/// A system whose time and memory a test sets. Clones are the same system.
+#[cfg(test)]
+#[derive(Clone)]
+pub(crate) struct FakeSystem(std::sync::Arc<std::sync::Mutex<(Instant, Reading)>>);
+
+#[cfg(test)]
+impl FakeSystem {
+    /// One with plenty of memory.
+    pub(crate) fn new() -> Self {
+        let plenty = Reading {
+            available: Some(1 << 40),
+            stalled_percent: 0.0,
+        };
+        Self(std::sync::Arc::new(std::sync::Mutex::new((
+            Instant::now(),
+            plenty,
+        ))))
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, (Instant, Reading)> {
+        self.0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&self, time: std::time::Duration) {
+        self.state().0 += time;
+    }
+
+    /// Changes what it says about its memory.
+    pub(crate) fn set_memory(&self, available: u64, stalled_percent: f32) {
+        self.state().1 = Reading {
+            available: Some(available),
+            stalled_percent,
+        };
+    }
+}
+
+#[cfg(test)]
+impl System for FakeSystem {
+    fn now(&self) -> Instant {
+        self.state().0
+    }
+
+    fn memory(&self) -> Reading {
+        self.state().1
+    }
+}
