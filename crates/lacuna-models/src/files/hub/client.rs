@@ -24,6 +24,9 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 const LIST_LIMIT: u64 = 64 << 20;
 /// Bytes read at a time.
 const PIECE: usize = 1 << 18;
+/// The longest file taken when neither the list nor the answer says how long it is. Hubs say it of
+/// weights; what is left are configurations and tokenizers, of which the largest have tens of MB.
+const UNDECLARED_LIMIT: u64 = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct Client {
@@ -113,7 +116,8 @@ impl Client {
         })
     }
 
-    /// Downloads the rest of a file into `partial`, and checks all of it.
+    /// Downloads the rest of a file into `partial`, and checks all of it. No more than the declared
+    /// length is ever written.
     pub(super) fn download(
         &self,
         id: &HubId,
@@ -250,7 +254,13 @@ impl<'a> Transfer<'a> {
             return Err(self.corrupt("the server sent another part than was asked for"));
         }
         let body = response.into_body();
-        let total = self.file.size.or_else(|| body.content_length());
+        let announced = body.content_length().map(|rest| self.received + rest);
+        let total = self.file.size.or(announced);
+        if let (Some(total), Some(announced)) = (total, announced)
+            && announced > total
+        {
+            return Err(self.too_long(Some(total), announced)?);
+        }
         progress.begin(&self.file.path, total);
         progress.advance(self.received);
         self.copy(body, total, progress)?;
@@ -264,12 +274,18 @@ impl<'a> Transfer<'a> {
         total: Option<u64>,
         progress: &mut dyn Progress,
     ) -> Result<(), Error> {
+        let most = total.unwrap_or(UNDECLARED_LIMIT);
         let mut reader = body.into_with_config().limit(u64::MAX).reader();
         let mut piece = vec![0; PIECE];
         loop {
-            match reader.read(&mut piece) {
+            // One byte past the end shows that there is more; that byte is not written.
+            let wanted = (most - self.received).saturating_add(1).min(PIECE as u64) as usize;
+            match reader.read(&mut piece[..wanted]) {
                 Ok(0) if total.is_none_or(|total| self.received >= total) => return Ok(()),
                 Ok(0) => return Err(self.interrupted(total, "the connection was closed")),
+                Ok(count) if count as u64 > most - self.received => {
+                    return Err(self.too_long(total, self.received + count as u64)?);
+                }
                 Ok(count) => {
                     self.partial.append(&piece[..count])?;
                     self.hash.update(&piece[..count]);
@@ -295,6 +311,23 @@ impl<'a> Transfer<'a> {
         };
         self.partial.restart()?;
         Err(self.corrupt(&reason))
+    }
+
+    /// Discards what is there: contents of another length cannot become the right ones.
+    fn too_long(&mut self, declared: Option<u64>, received: u64) -> Result<Error, Error> {
+        self.partial.restart()?;
+        let file = self.file.path.clone();
+        Ok(match declared {
+            Some(declared) => Error::TooLong {
+                file,
+                declared,
+                received,
+            },
+            None => Error::Undeclared {
+                file,
+                limit: UNDECLARED_LIMIT,
+            },
+        })
     }
 
     fn interrupted(&self, expected: Option<u64>, reason: &str) -> Error {

@@ -116,6 +116,30 @@ pub enum Error {
         /// How it differs.
         reason: String,
     },
+    /// More arrived, or was announced, than the hub says the file has.
+    #[error(
+        "the download of {file} goes on past its {declared} bytes (to {received} at least), and was \
+         discarded; check HF_ENDPOINT, and whether the file was replaced meanwhile"
+    )]
+    TooLong {
+        /// The file.
+        file: String,
+        /// Bytes the hub says it has.
+        declared: u64,
+        /// Bytes that arrived or were announced.
+        received: u64,
+    },
+    /// Nobody said how long the file is, and it is longer than anything taken then.
+    #[error(
+        "the hub does not say how long {file} is, and it has more than {limit} bytes; it was discarded: \
+         check HF_ENDPOINT"
+    )]
+    Undeclared {
+        /// The file.
+        file: String,
+        /// Bytes taken of a file of unknown length.
+        limit: u64,
+    },
     /// Another process is downloading the same file.
     #[error("another process is downloading {}; wait for it", path.display())]
     Busy {

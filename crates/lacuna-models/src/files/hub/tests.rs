@@ -22,6 +22,14 @@ enum Manner {
     IgnoreRange,
     /// Sends other bytes than it announced.
     Corrupt,
+    /// Sends the contents over and over, in chunks, until nobody reads any more.
+    Endless,
+    /// Announces these bytes more than the contents have, and sends them.
+    Longer(usize),
+    /// Announces only this many bytes, and sends them.
+    Shorter(usize),
+    /// Says nothing of lengths, neither in the list nor with the contents, and goes on for ever.
+    Undeclared,
     /// Answers everything with this status.
     Status(u16),
 }
@@ -124,7 +132,7 @@ fn answer(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             stream,
             "200 OK",
             "",
-            listing(&state.files).as_bytes(),
+            listing(&state.files, state.manner != Manner::Undeclared).as_bytes(),
             usize::MAX,
         );
     }
@@ -132,16 +140,25 @@ fn answer(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         .strip_prefix(&format!("/owner/name/resolve/{COMMIT}/"))
         .and_then(|name| state.files.get(name));
     match contents {
+        Some(contents) if matches!(state.manner, Manner::Endless | Manner::Undeclared) => {
+            let contents = contents.clone();
+            // The next request must not wait for this one's end.
+            drop(state);
+            send_without_end(stream, &contents)
+        }
         Some(contents) => send_contents(stream, contents, range.unwrap_or(0), state.manner),
         None => send(stream, "404 Not Found", "", b"", usize::MAX),
     }
 }
 
-fn listing(files: &HashMap<String, Vec<u8>>) -> String {
+fn listing(files: &HashMap<String, Vec<u8>>, sizes: bool) -> String {
     let siblings: Vec<String> = files
         .iter()
         .map(|(name, bytes)| {
             let (size, hash) = (bytes.len(), sha256(bytes));
+            if !sizes {
+                return format!(r#"{{"rfilename":"{name}","blobId":"00ff"}}"#);
+            }
             format!(r#"{{"rfilename":"{name}","size":{size},"blobId":"00ff","lfs":{{"sha256":"{hash}","size":{size}}}}}"#)
         })
         .collect();
@@ -165,6 +182,11 @@ fn send_contents(
     match manner {
         Manner::Corrupt => send(stream, "200 OK", "", &vec![b'!'; contents.len()], cut),
         Manner::IgnoreRange => send(stream, "200 OK", "", contents, cut),
+        Manner::Longer(more) => {
+            let longer = [contents, &vec![b'!'; more]].concat();
+            send(stream, "200 OK", "", &longer, cut)
+        }
+        Manner::Shorter(bytes) => send(stream, "200 OK", "", &contents[..bytes], cut),
         _ if start > 0 => {
             let range = format!(
                 "Content-Range: bytes {start}-{}/{}\r\n",
@@ -180,6 +202,18 @@ fn send_contents(
             )
         }
         _ => send(stream, "200 OK", "", contents, cut),
+    }
+}
+
+fn send_without_end(mut stream: &TcpStream, piece: &[u8]) -> std::io::Result<()> {
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    )?;
+    loop {
+        write!(stream, "{:x}\r\n", piece.len())?;
+        stream.write_all(piece)?;
+        stream.write_all(b"\r\n")?;
     }
 }
 
@@ -355,6 +389,93 @@ fn contents_that_are_not_what_was_announced_are_discarded() {
     server.behave(Manner::Proper);
     let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
     assert_eq!(std::fs::read(path).unwrap(), b"0123456789");
+}
+
+/// The bytes of every file below a folder.
+fn bytes_below(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => bytes_below(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    entries.map(bytes).sum()
+}
+
+#[test]
+fn a_download_that_goes_on_past_its_length_is_stopped_and_discarded() {
+    let contents = vec![7; 300_000];
+    let server = Server::start(&[("m.gguf", &contents)]);
+    for (manner, reached) in [(Manner::Endless, 300_001), (Manner::Longer(5), 300_005)] {
+        let cache = tempfile::tempdir().unwrap();
+        let hub = server.hub(cache.path());
+        server.behave(manner);
+        // Without a bound this did not return before the disk was full.
+        let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+        let Error::TooLong {
+            file,
+            declared,
+            received,
+        } = &error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!((file.as_str(), *declared), ("m.gguf", 300_000));
+        assert_eq!(*received, reached, "{error}");
+        assert_eq!(bytes_below(cache.path()), 0, "nothing of it is kept");
+        server.behave(Manner::Proper);
+        let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+        assert!(std::fs::read(path).unwrap() == contents);
+    }
+}
+
+#[test]
+fn a_continued_download_is_bounded_too() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"0123456789")]);
+    let hub = server.hub(cache.path());
+    server.behave(Manner::CutAfter(4));
+    hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    assert_eq!(bytes_below(cache.path()), 4);
+    server.behave(Manner::Endless);
+    let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    assert!(matches!(error, Error::TooLong { .. }), "{error}");
+    assert_eq!(bytes_below(cache.path()), 0);
+}
+
+#[test]
+fn a_download_that_announces_less_than_the_list_said_is_kept_to_be_continued() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"0123456789")]);
+    let hub = server.hub(cache.path());
+    server.behave(Manner::Shorter(6));
+    let error = hub.fetch(&id("owner/name"), &mut ()).unwrap_err();
+    let Error::Interrupted {
+        received, expected, ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((*received, *expected), (6, Some(10)));
+    server.requests();
+    server.behave(Manner::Proper);
+    let path = hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), b"0123456789");
+    assert!(server.requests()[1].ends_with(" 6"));
+}
+
+#[test]
+fn a_download_of_which_nobody_says_the_length_ends_too() {
+    let cache = tempfile::tempdir().unwrap();
+    let contents = vec![7; 1 << 20];
+    let server = Server::start(&[("m.gguf", &contents)]);
+    server.behave(Manner::Undeclared);
+    let error = server
+        .hub(cache.path())
+        .fetch(&id("owner/name"), &mut ())
+        .unwrap_err();
+    assert!(matches!(error, Error::Undeclared { .. }), "{error}");
+    assert_eq!(bytes_below(cache.path()), 0);
 }
 
 #[test]
