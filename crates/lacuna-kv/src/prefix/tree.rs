@@ -66,11 +66,11 @@ pub enum Inserted {
     Collided,
 }
 
-/// Groups by what they hold, `P` being where their rows are.
+/// Groups by what they hold, `P` being where their rows are and `S` making the keyed hash.
 #[derive(Debug)]
-pub struct Tree<P> {
+pub struct Tree<P, S = RandomState> {
     group_tokens: usize,
-    hasher: RandomState,
+    hasher: S,
     groups: HashMap<GroupId, Group<P>>,
     by_chain: HashMap<u64, GroupId>,
     roots: Vec<GroupId>,
@@ -108,12 +108,21 @@ impl<P> Group<P> {
 }
 
 impl<P> Tree<P> {
-    /// An empty tree of groups of `group_tokens` tokens.
+    /// An empty tree of groups of `group_tokens` tokens, with a hash key of its own.
     #[must_use]
     pub fn new(group_tokens: NonZeroUsize) -> Self {
+        Self::with_hasher(group_tokens, RandomState::new())
+    }
+}
+
+impl<P, S: BuildHasher> Tree<P, S> {
+    /// An empty tree of groups of `group_tokens` tokens that are hashed by `hasher`. However often
+    /// its hashes collide, what is found is what was asked for; only less is kept.
+    #[must_use]
+    pub fn with_hasher(group_tokens: NonZeroUsize, hasher: S) -> Self {
         Self {
             group_tokens: group_tokens.get(),
-            hasher: RandomState::new(),
+            hasher,
             groups: HashMap::new(),
             by_chain: HashMap::new(),
             roots: Vec::new(),

@@ -1,4 +1,6 @@
 //! The prefix cache: its tree against a naive list, and its pages against computed rows.
 
+mod collisions;
+mod hashing;
 mod model;
 mod pages;

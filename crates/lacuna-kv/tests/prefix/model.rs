@@ -1,13 +1,19 @@
 //! Random histories, every answer compared with a list that is searched from end to end.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::prefix::{GroupId, Inserted, Miss, Tree};
 use proptest::prelude::*;
 
+use crate::hashing::Narrow;
+
 const GROUP: usize = 2;
-const TIME_TO_LIVE: Duration = Duration::from_millis(9);
+const TIME_TO_LIVE: Duration = Duration::from_millis(3);
+/// Steps that fall into the same millisecond, so that groups are last used at the same time.
+const STEPS_PER_TICK: u64 = 3;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -28,7 +34,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => prompt.prop_map(Step::Start),
         5 => (0usize..4).prop_map(Step::Grow),
         2 => (0usize..4).prop_map(Step::Leave),
-        1 => (0usize..4, 0u64..20).prop_map(|(path, time)| Step::Pin(path, time)),
+        1 => (0usize..4, 0u64..7).prop_map(|(path, time)| Step::Pin(path, time)),
         2 => Just(Step::Evict),
         1 => Just(Step::Expire),
     ];
@@ -50,6 +56,19 @@ struct Entry {
 struct Running {
     tokens: Vec<u32>,
     path: Vec<GroupId>,
+    /// A group of it collided, so none after it can be found.
+    closed: bool,
+}
+
+/// How far the hashes of a tree can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hashes {
+    /// 64 bits, which do not collide in so few groups.
+    Distinct,
+    /// Some collide.
+    Few,
+    /// All are the same.
+    One,
 }
 
 #[derive(Default)]
@@ -71,14 +90,18 @@ impl List {
             .collect()
     }
 
-    fn tail(&self, tokens: &[u32], groups: usize) -> usize {
+    /// The group after `groups` that shares most tokens, the oldest of several, and how many.
+    fn tail(&self, tokens: &[u32], groups: usize) -> Option<(GroupId, NonZeroUsize)> {
         let start = groups * GROUP;
-        let children = self.children(&tokens[..start]);
-        let common = |entry: &Entry| {
+        let mut longest: Option<(GroupId, NonZeroUsize)> = None;
+        for entry in self.children(&tokens[..start]) {
             let same = entry.tokens[start..].iter().zip(&tokens[start..]);
-            same.take_while(|(a, b)| a == b).count()
-        };
-        children.map(common).max().unwrap_or(0)
+            let same = NonZeroUsize::new(same.take_while(|(a, b)| a == b).count());
+            if same > longest.map(|(_, longest)| longest) {
+                longest = same.map(|same| (entry.id, same));
+            }
+        }
+        longest
     }
 
     fn children<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = &'a Entry> {
@@ -94,7 +117,7 @@ impl List {
         let gone = self.gone.iter().rev().find(|(tokens, _)| tokens == wanted);
         Some(match gone {
             Some(&(_, why)) => why,
-            None if groups == 0 && self.tail(tokens, 0) == 0 => Miss::Unseen,
+            None if groups == 0 && self.tail(tokens, 0).is_none() => Miss::Unseen,
             None if self.children(&tokens[..start]).next().is_none() => Miss::Ended,
             None => Miss::Diverged,
         })
@@ -150,29 +173,35 @@ impl List {
     }
 }
 
-fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let mut tree: Tree<Vec<u32>> = Tree::new(NonZeroUsize::new(GROUP).expect("two"));
+fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(), TestCaseError> {
+    let group_tokens = NonZeroUsize::new(GROUP).expect("two");
+    let mut tree: Tree<Vec<u32>, _> = Tree::with_hasher(group_tokens, hasher);
     let mut list = List::default();
     let mut running: Vec<Running> = Vec::new();
     let begin = Instant::now();
     for (tick, step) in (0..).zip(steps) {
-        let now = begin + Duration::from_millis(tick);
+        let now = begin + Duration::from_millis(tick / STEPS_PER_TICK);
         match step {
             Step::Start(tokens) => {
                 let found = tree.find(&tokens);
                 prop_assert_eq!(&found.groups, &list.groups(&tokens));
-                let tail = found.tail.map_or(0, |(_, tokens)| tokens.get());
-                prop_assert_eq!(tail, list.tail(&tokens, found.groups.len()));
-                prop_assert_eq!(found.miss, list.miss(&tokens, found.groups.len()));
+                prop_assert_eq!(found.tail, list.tail(&tokens, found.groups.len()));
+                let miss = list.miss(&tokens, found.groups.len());
+                if hashes == Hashes::Distinct {
+                    prop_assert_eq!(found.miss, miss);
+                } else {
+                    prop_assert_eq!(found.miss.is_some(), miss.is_some(), "a reason is a guess");
+                }
                 tree.acquire(&found.groups);
                 list.each(&found.groups, |entry| entry.users += 1);
                 running.push(Running {
                     tokens,
                     path: found.groups,
+                    closed: false,
                 });
             }
             Step::Grow(index) => {
-                let Some(one) = running.get_mut(index) else {
+                let Some(one) = running.get_mut(index).filter(|one| !one.closed) else {
                     continue;
                 };
                 let start = one.path.len() * GROUP;
@@ -199,7 +228,12 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
                         list.each(&[id], |entry| entry.users += 1);
                         one.path.push(id);
                     }
-                    Inserted::Collided => prop_assert!(false, "64 bits do not collide here"),
+                    Inserted::Collided => {
+                        prop_assert_ne!(hashes, Hashes::Distinct);
+                        prop_assert_eq!(list.position(&all), None);
+                        prop_assert!(!list.entries.is_empty());
+                        one.closed = true;
+                    }
                 }
             }
             Step::Leave(index) => {
@@ -226,6 +260,9 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Expire => prop_assert_eq!(tree.expire(now, TIME_TO_LIVE), list.expire(now)),
         }
         prop_assert_eq!(tree.len(), list.entries.len());
+        prop_assert!(hashes != Hashes::One || tree.len() <= 1);
+        let pinned = (0..tree.len()).filter(|&index| list.is_pinned(index, now));
+        prop_assert_eq!(tree.pinned(now), pinned.count());
         prop_assert_eq!(
             tree.unused(),
             list.entries.iter().filter(|entry| entry.users == 0).count()
@@ -248,6 +285,12 @@ proptest! {
 
     #[test]
     fn every_answer_is_that_of_a_naive_list(steps in steps()) {
-        run(steps)?;
+        run(steps, RandomState::new(), Hashes::Distinct)?;
+    }
+
+    #[test]
+    fn hashes_that_collide_change_what_is_kept_and_not_what_is_found(steps in steps()) {
+        run(steps.clone(), Narrow { bits: 3 }, Hashes::Few)?;
+        run(steps, Narrow { bits: 0 }, Hashes::One)?;
     }
 }
