@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use lacuna_kv::prefix::Namespace;
 use lacuna_pages::ByteLength;
 
 use crate::request_memory::{HeldMemory, MemoryRefusal};
@@ -34,6 +35,9 @@ pub struct Request {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Time from submission until the request fails with [`crate::Failure::Deadline`].
     pub deadline: Option<Duration>,
+    /// Who shares computed prompts with it: requests of the same namespace, and no others, not even
+    /// while they run. Default [`Namespace::COMMON`].
+    pub prefix_namespace: Namespace,
     /// For this long from the prompt's end on, its page groups are the last to be evicted.
     pub pin_prefix: Option<Duration>,
     /// What has been taken from the service's [`crate::RequestMemory`] for it already. Submission
@@ -56,6 +60,7 @@ impl Request {
             logprobs: None,
             constraint: None,
             deadline: None,
+            prefix_namespace: Namespace::COMMON,
             pin_prefix: None,
             memory: None,
             priority: 0,

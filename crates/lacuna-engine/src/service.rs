@@ -122,6 +122,8 @@ struct Inbox {
     /// Choices that run, as of the last step.
     places_taken: usize,
     closing: Option<Grace>,
+    /// Whether the thread has ended, for whatever reason.
+    ended: bool,
     status: Status,
 }
 
@@ -232,6 +234,12 @@ impl Handle {
         status
     }
 
+    /// Whether the service's thread runs. It ends with a shutdown, and with a panic.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        !self.shared.lock().ended
+    }
+
     /// The KV pool's byte accounts as of now, where [`Handle::status`] has them as of a step.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
@@ -306,6 +314,7 @@ impl Drop for Closed<'_> {
         inbox.closing.get_or_insert(Grace::Immediate);
         inbox.arrivals.clear();
         inbox.waiting = 0;
+        inbox.ended = true;
     }
 }
 

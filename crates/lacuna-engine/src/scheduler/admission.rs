@@ -1,6 +1,6 @@
 //! Which waiting requests start: those that have a place, and memory to compute their prompt.
 
-use lacuna_kv::prefix::{self, Grain, Start};
+use lacuna_kv::prefix::{self, Grain, Namespace, Start};
 
 use super::{End, Job, Running, Scheduler, Session, Waiting, sessions};
 use crate::stream::{Event, Failure, Miss};
@@ -100,8 +100,9 @@ impl Scheduler {
         let Some(leader) = waiting.choices.front() else {
             return Verdict::Start;
         };
-        let reusable = self.reusable(&leader.tokens);
-        if let Some(donor) = self.donor(&leader.tokens, reusable.tokens) {
+        let namespace = waiting.job.namespace;
+        let reusable = self.reusable(namespace, &leader.tokens);
+        if let Some(donor) = self.donor(namespace, &leader.tokens, reusable.tokens) {
             return Verdict::WaitForDonor(donor);
         }
         let needed = self.bytes_to_start(waiting, reusable.tokens);
@@ -112,11 +113,11 @@ impl Scheduler {
         }
     }
 
-    fn reusable(&self, tokens: &[u32]) -> Reusable {
+    fn reusable(&self, namespace: Namespace, tokens: &[u32]) -> Reusable {
         if !self.config.prefix_cache.enabled {
             return Reusable::default();
         }
-        let (found, tokens) = self.prefix.find(tokens);
+        let (found, tokens) = self.prefix.find(namespace, tokens);
         let unused = |id| {
             self.prefix
                 .tree()
@@ -129,16 +130,17 @@ impl Scheduler {
         }
     }
 
-    /// The running session that is about to have at least a group more of `tokens` than `held`, and
-    /// soonest.
-    fn donor(&self, tokens: &[u32], held: usize) -> Option<Donor> {
+    /// The running session of the same namespace that is about to have at least a group more of
+    /// `tokens` than `held`, and soonest. Waiting for another namespace's would tell how it begins.
+    fn donor(&self, namespace: Namespace, tokens: &[u32], held: usize) -> Option<Donor> {
         if !self.config.prefix_cache.enabled {
             return None;
         }
         let group = self.prefix.grain().group_tokens().get();
         let running = self.running.iter();
         let sessions = running.flat_map(|running| {
-            let computes = running.job.stalled.is_none();
+            let job = &running.job;
+            let computes = job.stalled.is_none() && job.namespace == namespace;
             running
                 .sessions
                 .iter()
@@ -206,7 +208,9 @@ impl Scheduler {
         };
         let capacity = self.engine.context_tokens();
         let start = match self.config.prefix_cache.enabled {
-            true => self.prefix.start(&leader.tokens, capacity),
+            true => self
+                .prefix
+                .start(waiting.job.namespace, &leader.tokens, capacity),
             false => self.prefix.start_apart(capacity),
         };
         match start {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
-use lacuna_kv::prefix::Path;
+use lacuna_kv::prefix::{Namespace, Path};
 use lacuna_models::tokenizer::Tokenizer;
 use lacuna_models::{LogitRows, Segment};
 use tokio::sync::mpsc;
@@ -29,6 +29,7 @@ pub(crate) struct Job {
     pub(crate) logprobs: Option<usize>,
     pub(crate) arrived: Instant,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) namespace: Namespace,
     pub(crate) pin_prefix: Option<Duration>,
     /// Since when the client has not read enough for another step.
     pub(crate) stalled: Option<Instant>,
@@ -130,6 +131,7 @@ impl Waiting {
             deadline: request
                 .deadline
                 .and_then(|after| arrived.checked_add(after)),
+            namespace: request.prefix_namespace,
             pin_prefix: request.pin_prefix,
             stalled: None,
             outbox,

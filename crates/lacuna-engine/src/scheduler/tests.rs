@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use lacuna_kv::prefix::Namespace;
 use lacuna_models::Model;
 use lacuna_models::files::ModelFiles;
 
@@ -162,6 +163,21 @@ fn a_step_mixes_prompts_and_generation() {
         "one token for the first, the rest for the second's prompt"
     );
     drop(first);
+}
+
+#[test]
+fn a_prompt_that_another_namespace_is_computing_is_not_waited_for() {
+    for (namespace, running) in [(Namespace::COMMON, 1), (Namespace::new(1), 2)] {
+        let mut scheduler = scheduler();
+        let first = submit(&mut scheduler, 400..600, 4);
+        scheduler.step();
+        let second = submit(&mut scheduler, 400..600, 4);
+        scheduler.waiting[0].job.namespace = namespace;
+        scheduler.step();
+        assert_eq!(scheduler.running.len(), running, "{namespace:?}");
+        finish(&mut scheduler, 100);
+        assert_eq!(tokens(first), tokens(second));
+    }
 }
 
 #[test]

@@ -3,5 +3,6 @@
 mod bounds;
 mod equality;
 mod memory;
+mod namespaces;
 mod requests;
 mod support;

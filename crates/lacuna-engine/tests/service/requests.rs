@@ -337,3 +337,40 @@ fn an_immediate_end_fails_what_is_under_way() {
             .contains("shutting down")
     );
 }
+
+/// A constraint with a bug.
+struct Panics;
+
+impl Constraint for Panics {
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Self)
+    }
+
+    fn mask(&mut self, _logits: &mut [f32]) -> Result<(), ConstraintError> {
+        panic!("a bug in a constraint");
+    }
+
+    fn accept(&mut self, _token: u32) -> Result<(), ConstraintError> {
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_service_whose_thread_has_panicked_is_not_alive_and_takes_nothing() {
+    let service = start(config());
+    let handle = service.handle();
+    assert!(handle.is_alive());
+    let request = Request {
+        constraint: Some(Box::new(Panics)),
+        ..greedy(prompt(1, 12), 4)
+    };
+    let mut stream = handle.submit(request).expect("taken");
+    while stream.blocking_recv().is_some() {}
+    eventually(&service, |_| !handle.is_alive());
+    let refused = handle.submit(greedy(prompt(1, 12), 4)).err();
+    assert_eq!(refused, Some(Refusal::ShuttingDown));
+}

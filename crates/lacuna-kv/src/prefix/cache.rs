@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::grain::Grain;
+use super::namespace::Namespace;
 use super::pins::Pins;
-use super::tree::{Found, GroupId, Inserted, Miss, Tree};
+use super::tree::{Found, GroupId, Inserted, Miss, Parent, Tree};
 use crate::cache::KvCache;
 use crate::error::KvError;
 use crate::sequence::Sequence;
@@ -24,6 +25,7 @@ pub struct PrefixCache {
 #[derive(Debug, Default)]
 #[must_use = "groups stay in use until they are given back"]
 pub struct Path {
+    namespace: Namespace,
     groups: Vec<GroupId>,
     /// Later groups cannot be entered: memory cannot be kept, or hashes collide.
     closed: bool,
@@ -45,6 +47,17 @@ impl Path {
     #[must_use]
     pub fn groups(&self) -> &[GroupId] {
         &self.groups
+    }
+
+    /// Whose groups they are.
+    #[must_use]
+    pub fn namespace(&self) -> Namespace {
+        self.namespace
+    }
+
+    fn end(&self) -> Parent {
+        let last = self.groups.last().copied();
+        last.map_or(Parent::Root(self.namespace), Parent::Group)
     }
 }
 
@@ -72,11 +85,12 @@ impl PrefixCache {
         &self.tree
     }
 
-    /// How much of `tokens` a sequence could start with: whole groups, and tokens in all. At least
-    /// the last token is left, so that computing it can give logits.
+    /// How much of `tokens` a sequence of `namespace` could start with: whole groups, and tokens in
+    /// all. At least the last token is left, so that computing it can give logits.
     #[must_use]
-    pub fn find(&self, tokens: &[u32]) -> (Found, usize) {
-        let mut found = self.tree.find(&tokens[..tokens.len().saturating_sub(1)]);
+    pub fn find(&self, namespace: Namespace, tokens: &[u32]) -> (Found, usize) {
+        let before_last = &tokens[..tokens.len().saturating_sub(1)];
+        let mut found = self.tree.find(namespace, before_last);
         let worth = self.grain.group_tokens().get() / Self::TAIL_FRACTION;
         found.tail = found
             .tail
@@ -97,12 +111,18 @@ impl PrefixCache {
     /// computing one token, so an eighth is on the safe side.
     const TAIL_FRACTION: usize = 8;
 
-    /// A new sequence of up to `capacity` tokens that holds as much of `tokens` as is kept.
+    /// A new sequence of up to `capacity` tokens that holds as much of `tokens` as is kept in
+    /// `namespace`, which its own groups will enter.
     ///
     /// # Errors
     /// [`KvError`] when address space or mappings cannot be had. Nothing has changed then.
-    pub fn start(&mut self, tokens: &[u32], capacity: usize) -> Result<Start, KvError> {
-        let (mut found, held) = self.find(tokens);
+    pub fn start(
+        &mut self,
+        namespace: Namespace,
+        tokens: &[u32],
+        capacity: usize,
+    ) -> Result<Start, KvError> {
+        let (mut found, held) = self.find(namespace, tokens);
         let mut sequence = self.cache.sequence(capacity)?;
         let tail = found.tail.map(|(id, _)| id);
         let used = found.groups.iter().copied().chain(tail);
@@ -115,6 +135,7 @@ impl PrefixCache {
         Ok(Start {
             sequence,
             path: Path {
+                namespace,
                 groups: found.groups,
                 closed: false,
             },
@@ -130,8 +151,8 @@ impl PrefixCache {
         Ok(Start {
             sequence: self.cache.sequence(capacity)?,
             path: Path {
-                groups: Vec::new(),
                 closed: true,
+                ..Path::default()
             },
             miss: None,
         })
@@ -153,7 +174,7 @@ impl PrefixCache {
         while path.groups.len() < full && !path.closed {
             let start = path.groups.len() * group;
             let rows = start..start + group;
-            let parent = path.groups.last().copied();
+            let parent = path.end();
             let Some(pins) = sequence.pin(rows.clone())? else {
                 path.closed = true;
                 break;
@@ -172,6 +193,7 @@ impl PrefixCache {
         let groups = path.groups[..whole].to_vec();
         self.tree.acquire(&groups);
         Path {
+            namespace: path.namespace,
             closed: path.closed,
             groups,
         }

@@ -2,7 +2,9 @@
 //!
 //! A group stands for `group_tokens` tokens that follow its parent's. It is found by a keyed hash
 //! chained over its ancestors and then verified, by its parent and token by token, so that a
-//! collision is a miss and never another conversation's rows.
+//! collision is a miss and never another conversation's rows. Each namespace has a root of its own,
+//! from which the hashes start and the parents lead: what is below one root cannot be found from
+//! another.
 //!
 //! ```text
 //! root -- [t0..t31] -- [t32..t63] -- [t64..t95]     users 2, 2, 1
@@ -24,10 +26,20 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use super::gone::Gone;
+use super::namespace::Namespace;
 
 /// A group of a tree, never taken for another one: ids are not used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u64);
+
+/// What a group comes after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parent {
+    /// Nothing: it is the first of a namespace's sequences.
+    Root(Namespace),
+    /// Another group.
+    Group(GroupId),
+}
 
 /// Why a prompt was not found to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,7 +85,8 @@ pub struct Tree<P, S = RandomState> {
     hasher: S,
     groups: HashMap<GroupId, Group<P>>,
     by_chain: HashMap<u64, GroupId>,
-    roots: Vec<GroupId>,
+    /// The first groups of each namespace that has any.
+    roots: HashMap<Namespace, Vec<GroupId>>,
     evictable: BTreeSet<(Instant, Reverse<usize>, GroupId)>,
     gone: Gone,
     unused: usize,
@@ -82,7 +95,7 @@ pub struct Tree<P, S = RandomState> {
 
 #[derive(Debug)]
 struct Group<P> {
-    parent: Option<GroupId>,
+    parent: Parent,
     chain: u64,
     tokens: Box<[u32]>,
     depth: usize,
@@ -125,7 +138,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
             hasher,
             groups: HashMap::new(),
             by_chain: HashMap::new(),
-            roots: Vec::new(),
+            roots: HashMap::new(),
             evictable: BTreeSet::new(),
             gone: Gone::default(),
             unused: 0,
@@ -174,34 +187,43 @@ impl<P, S: BuildHasher> Tree<P, S> {
             .map(|group| (&group.payload, group.users))
     }
 
-    /// The longest part of `tokens` that is kept.
+    /// The longest part of `tokens` that is kept in `namespace`.
     #[must_use]
-    pub fn find(&self, tokens: &[u32]) -> Found {
+    pub fn find(&self, namespace: Namespace, tokens: &[u32]) -> Found {
         let mut groups: Vec<GroupId> = Vec::new();
+        let mut last = Parent::Root(namespace);
         let mut rest = tokens;
-        let mut chain = 0;
+        let mut chain = self.chain_of(last);
         let mut miss = None;
         while let Some((wanted, after)) = rest.split_at_checked(self.group_tokens) {
             chain = self.chain(chain, wanted);
-            let Some(id) = self.verified(chain, groups.last().copied(), wanted) else {
+            let Some(id) = self.verified(chain, last, wanted) else {
                 miss = Some(chain);
                 break;
             };
             groups.push(id);
+            last = Parent::Group(id);
             rest = after;
         }
-        let last = groups.last().copied();
         let tail = self.longest_start(last, rest);
         let miss = miss.map(|chain| self.why(chain, last, tail.is_some()));
         Found { groups, tail, miss }
     }
 
-    fn why(&self, chain: u64, last: Option<GroupId>, tail: bool) -> Miss {
+    fn why(&self, chain: u64, last: Parent, tail: bool) -> Miss {
         match self.gone.get(chain) {
             Some(miss) => miss,
-            None if last.is_none() && !tail => Miss::Unseen,
+            None if matches!(last, Parent::Root(_)) && !tail => Miss::Unseen,
             None if self.children(last).is_empty() => Miss::Ended,
             None => Miss::Diverged,
+        }
+    }
+
+    /// What everything up to `parent` hashes to.
+    fn chain_of(&self, parent: Parent) -> u64 {
+        match parent {
+            Parent::Root(namespace) => self.hasher.hash_one(namespace),
+            Parent::Group(id) => self.groups[&id].chain,
         }
     }
 
@@ -213,22 +235,21 @@ impl<P, S: BuildHasher> Tree<P, S> {
         hasher.finish()
     }
 
-    fn verified(&self, chain: u64, parent: Option<GroupId>, tokens: &[u32]) -> Option<GroupId> {
+    fn verified(&self, chain: u64, parent: Parent, tokens: &[u32]) -> Option<GroupId> {
         let id = *self.by_chain.get(&chain)?;
         let group = &self.groups[&id];
         (group.parent == parent && *group.tokens == *tokens).then_some(id)
     }
 
-    fn children(&self, parent: Option<GroupId>) -> &[GroupId] {
-        parent.map_or(&self.roots, |parent| &self.groups[&parent].children)
+    fn children(&self, parent: Parent) -> &[GroupId] {
+        match parent {
+            Parent::Root(namespace) => self.roots.get(&namespace).map_or(&[], Vec::as_slice),
+            Parent::Group(id) => &self.groups[&id].children,
+        }
     }
 
     /// The child of `parent` that shares most first tokens with `tokens`.
-    fn longest_start(
-        &self,
-        parent: Option<GroupId>,
-        tokens: &[u32],
-    ) -> Option<(GroupId, NonZeroUsize)> {
+    fn longest_start(&self, parent: Parent, tokens: &[u32]) -> Option<(GroupId, NonZeroUsize)> {
         let common = |id: &GroupId| {
             let kept = self.groups[id].tokens.iter();
             let same = kept.zip(tokens).take_while(|(a, b)| a == b).count();
@@ -245,17 +266,17 @@ impl<P, S: BuildHasher> Tree<P, S> {
     /// When `tokens` is not one group long or `parent` is not in the tree.
     pub fn insert(
         &mut self,
-        parent: Option<GroupId>,
+        parent: Parent,
         tokens: &[u32],
         now: Instant,
         payload: impl FnOnce() -> P,
     ) -> Inserted {
         assert_eq!(tokens.len(), self.group_tokens, "one group at a time");
-        let (before, depth) = match parent {
-            None => (0, 0),
-            Some(id) => (self.groups[&id].chain, self.groups[&id].depth + 1),
+        let depth = match parent {
+            Parent::Root(_) => 0,
+            Parent::Group(id) => self.groups[&id].depth + 1,
         };
-        let chain = self.chain(before, tokens);
+        let chain = self.chain(self.chain_of(parent), tokens);
         if let Some(id) = self.verified(chain, parent, tokens) {
             self.acquire(&[id]);
             return Inserted::Known(id);
@@ -282,10 +303,10 @@ impl<P, S: BuildHasher> Tree<P, S> {
         Inserted::New(id)
     }
 
-    fn siblings(&mut self, parent: Option<GroupId>) -> &mut Vec<GroupId> {
+    fn siblings(&mut self, parent: Parent) -> &mut Vec<GroupId> {
         match parent {
-            None => &mut self.roots,
-            Some(parent) => {
+            Parent::Root(namespace) => self.roots.entry(namespace).or_default(),
+            Parent::Group(parent) => {
                 let parent = self.groups.get_mut(&parent);
                 &mut parent.expect("T2: ancestors are there").children
             }
@@ -365,12 +386,19 @@ impl<P, S: BuildHasher> Tree<P, S> {
         self.by_chain.remove(&group.chain);
         self.unused -= 1;
         self.gone.note(group.chain, why);
-        self.siblings(group.parent).retain(|&child| child != id);
-        if let Some(parent) = group.parent {
-            let above = &self.groups[&parent];
-            if above.is_evictable() {
-                self.evictable.insert(above.order(parent));
+        let siblings = self.siblings(group.parent);
+        siblings.retain(|&child| child != id);
+        let last = siblings.is_empty();
+        match group.parent {
+            Parent::Group(parent) => {
+                let above = &self.groups[&parent];
+                if above.is_evictable() {
+                    self.evictable.insert(above.order(parent));
+                }
             }
+            // Clients make up namespaces; those that hold nothing must not add up.
+            Parent::Root(namespace) if last => drop(self.roots.remove(&namespace)),
+            Parent::Root(_) => {}
         }
         group.payload
     }

@@ -5,7 +5,7 @@ use std::hash::BuildHasher;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use lacuna_kv::prefix::{GroupId, Inserted, Miss, Tree};
+use lacuna_kv::prefix::{GroupId, Inserted, Miss, Namespace, Parent, Tree};
 use proptest::prelude::*;
 
 use crate::hashing::Narrow;
@@ -17,8 +17,8 @@ const STEPS_PER_TICK: u64 = 3;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Begin with what is kept of a prompt.
-    Start(Vec<u32>),
+    /// Begin with what is kept of a prompt in a namespace.
+    Start(Namespace, Vec<u32>),
     /// A sequence computes its next group.
     Grow(usize),
     /// A sequence ends.
@@ -30,8 +30,11 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let prompt = prop::collection::vec(0u32..2, 0..9);
+    // Two clients that mostly ask the same, and one that is rare, so that roots come and go.
+    let namespace = prop_oneof![4 => Just(0u128), 3 => Just(1), 1 => Just(u128::MAX)];
     let step = prop_oneof![
-        3 => prompt.prop_map(Step::Start),
+        3 => (namespace.prop_map(Namespace::new), prompt)
+            .prop_map(|(namespace, prompt)| Step::Start(namespace, prompt)),
         5 => (0usize..4).prop_map(Step::Grow),
         2 => (0usize..4).prop_map(Step::Leave),
         1 => (0usize..4, 0u64..7).prop_map(|(path, time)| Step::Pin(path, time)),
@@ -44,6 +47,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// A kept group: all tokens up to its end.
 #[derive(Debug)]
 struct Entry {
+    namespace: Namespace,
     tokens: Vec<u32>,
     id: GroupId,
     users: usize,
@@ -54,6 +58,7 @@ struct Entry {
 /// A sequence: its prompt, and how many groups of it are in the tree.
 #[derive(Debug)]
 struct Running {
+    namespace: Namespace,
     tokens: Vec<u32>,
     path: Vec<GroupId>,
     /// A group of it collided, so none after it can be found.
@@ -74,27 +79,33 @@ enum Hashes {
 #[derive(Default)]
 struct List {
     entries: Vec<Entry>,
-    gone: Vec<(Vec<u32>, Miss)>,
+    gone: Vec<(Namespace, Vec<u32>, Miss)>,
 }
 
 impl List {
-    fn position(&self, tokens: &[u32]) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.tokens == tokens)
+    fn position(&self, namespace: Namespace, tokens: &[u32]) -> Option<usize> {
+        let same = |entry: &Entry| entry.namespace == namespace && entry.tokens == tokens;
+        self.entries.iter().position(same)
     }
 
-    fn groups(&self, tokens: &[u32]) -> Vec<GroupId> {
+    fn groups(&self, namespace: Namespace, tokens: &[u32]) -> Vec<GroupId> {
         let prefixes = (1..=tokens.len() / GROUP).map(|groups| &tokens[..groups * GROUP]);
         prefixes
-            .map_while(|prefix| self.position(prefix))
+            .map_while(|prefix| self.position(namespace, prefix))
             .map(|index| self.entries[index].id)
             .collect()
     }
 
     /// The group after `groups` that shares most tokens, the oldest of several, and how many.
-    fn tail(&self, tokens: &[u32], groups: usize) -> Option<(GroupId, NonZeroUsize)> {
+    fn tail(
+        &self,
+        namespace: Namespace,
+        tokens: &[u32],
+        groups: usize,
+    ) -> Option<(GroupId, NonZeroUsize)> {
         let start = groups * GROUP;
         let mut longest: Option<(GroupId, NonZeroUsize)> = None;
-        for entry in self.children(&tokens[..start]) {
+        for entry in self.children(namespace, &tokens[..start]) {
             let same = entry.tokens[start..].iter().zip(&tokens[start..]);
             let same = NonZeroUsize::new(same.take_while(|(a, b)| a == b).count());
             if same > longest.map(|(_, longest)| longest) {
@@ -104,21 +115,29 @@ impl List {
         longest
     }
 
-    fn children<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = &'a Entry> {
-        let child = |entry: &&Entry| {
-            entry.tokens.len() == tokens.len() + GROUP && entry.tokens.starts_with(tokens)
+    fn children<'a>(
+        &'a self,
+        namespace: Namespace,
+        tokens: &'a [u32],
+    ) -> impl Iterator<Item = &'a Entry> {
+        let child = move |entry: &&Entry| {
+            entry.namespace == namespace
+                && entry.tokens.len() == tokens.len() + GROUP
+                && entry.tokens.starts_with(tokens)
         };
         self.entries.iter().filter(child)
     }
 
-    fn miss(&self, tokens: &[u32], groups: usize) -> Option<Miss> {
+    fn miss(&self, namespace: Namespace, tokens: &[u32], groups: usize) -> Option<Miss> {
         let (start, end) = (groups * GROUP, (groups + 1) * GROUP);
         let wanted = tokens.get(..end)?;
-        let gone = self.gone.iter().rev().find(|(tokens, _)| tokens == wanted);
+        let mut gone = self.gone.iter().rev();
+        let gone = gone.find(|(whose, tokens, _)| *whose == namespace && tokens == wanted);
+        let mut children = self.children(namespace, &tokens[..start]);
         Some(match gone {
-            Some(&(_, why)) => why,
-            None if groups == 0 && self.tail(tokens, 0).is_none() => Miss::Unseen,
-            None if self.children(&tokens[..start]).next().is_none() => Miss::Ended,
+            Some(&(_, _, why)) => why,
+            None if groups == 0 && self.tail(namespace, tokens, 0).is_none() => Miss::Unseen,
+            None if children.next().is_none() => Miss::Ended,
             None => Miss::Diverged,
         })
     }
@@ -126,7 +145,8 @@ impl List {
     fn evictable(&self) -> Vec<usize> {
         let free = |index: &usize| {
             let entry = &self.entries[*index];
-            entry.users == 0 && self.children(&entry.tokens).next().is_none()
+            let mut children = self.children(entry.namespace, &entry.tokens);
+            entry.users == 0 && children.next().is_none()
         };
         let mut free: Vec<usize> = (0..self.entries.len()).filter(free).collect();
         free.sort_by_key(|&index| {
@@ -144,7 +164,7 @@ impl List {
 
     fn remove(&mut self, index: usize, why: Miss) -> Vec<u32> {
         let entry = self.entries.remove(index);
-        self.gone.push((entry.tokens.clone(), why));
+        self.gone.push((entry.namespace, entry.tokens.clone(), why));
         entry.tokens
     }
 
@@ -182,11 +202,12 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
     for (tick, step) in (0..).zip(steps) {
         let now = begin + Duration::from_millis(tick / STEPS_PER_TICK);
         match step {
-            Step::Start(tokens) => {
-                let found = tree.find(&tokens);
-                prop_assert_eq!(&found.groups, &list.groups(&tokens));
-                prop_assert_eq!(found.tail, list.tail(&tokens, found.groups.len()));
-                let miss = list.miss(&tokens, found.groups.len());
+            Step::Start(namespace, tokens) => {
+                let found = tree.find(namespace, &tokens);
+                let groups = found.groups.len();
+                prop_assert_eq!(&found.groups, &list.groups(namespace, &tokens));
+                prop_assert_eq!(found.tail, list.tail(namespace, &tokens, groups));
+                let miss = list.miss(namespace, &tokens, groups);
                 if hashes == Hashes::Distinct {
                     prop_assert_eq!(found.miss, miss);
                 } else {
@@ -195,6 +216,7 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                 tree.acquire(&found.groups);
                 list.each(&found.groups, |entry| entry.users += 1);
                 running.push(Running {
+                    namespace,
                     tokens,
                     path: found.groups,
                     closed: false,
@@ -209,11 +231,13 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                     continue;
                 };
                 let all = one.tokens[..start + GROUP].to_vec();
-                let parent = one.path.last().copied();
+                let root = Parent::Root(one.namespace);
+                let parent = one.path.last().copied().map_or(root, Parent::Group);
                 match tree.insert(parent, tokens, now, || all.clone()) {
                     Inserted::New(id) => {
-                        prop_assert_eq!(list.position(&all), None);
+                        prop_assert_eq!(list.position(one.namespace, &all), None);
                         list.entries.push(Entry {
+                            namespace: one.namespace,
                             tokens: all,
                             id,
                             users: 1,
@@ -223,14 +247,14 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                         one.path.push(id);
                     }
                     Inserted::Known(id) => {
-                        let index = list.position(&all);
+                        let index = list.position(one.namespace, &all);
                         prop_assert_eq!(index.map(|index| list.entries[index].id), Some(id));
                         list.each(&[id], |entry| entry.users += 1);
                         one.path.push(id);
                     }
                     Inserted::Collided => {
                         prop_assert_ne!(hashes, Hashes::Distinct);
-                        prop_assert_eq!(list.position(&all), None);
+                        prop_assert_eq!(list.position(one.namespace, &all), None);
                         prop_assert!(!list.entries.is_empty());
                         one.closed = true;
                     }

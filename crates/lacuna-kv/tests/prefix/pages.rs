@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::prefix::{Path, PrefixCache};
+use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
 use lacuna_kv::{Geometry, KvCache, Layer, Sequence, Side};
 
 /// Rows of 512 and 256 bytes: an 8 KiB page holds 16 rows of K and 32 of V.
@@ -60,7 +60,12 @@ impl Bench {
     }
 
     fn start(&mut self, tokens: &[u32]) -> Held {
-        let start = self.cache.start(tokens, CAPACITY).expect("memory");
+        self.start_in(Namespace::COMMON, tokens)
+    }
+
+    fn start_in(&mut self, namespace: Namespace, tokens: &[u32]) -> Held {
+        let start = self.cache.start(namespace, tokens, CAPACITY);
+        let start = start.expect("memory");
         Held {
             sequence: start.sequence,
             path: start.path,
@@ -184,6 +189,31 @@ fn a_running_sequences_pages_start_another() {
 }
 
 #[test]
+fn what_one_namespace_holds_starts_nothing_in_another() {
+    for mut bench in benches() {
+        let prompt = prompt(150, 9, 0);
+        let donor = bench.run(&prompt);
+        let other = Namespace::new(7);
+        let mut second = bench.start_in(other, &prompt);
+        assert_eq!(second.sequence.len(), 0, "not even part of a group");
+        bench.compute(&mut second, 50);
+        bench.assert_rows(&second);
+        // Its groups are its namespace's own, and so are those of what forks off it.
+        let forked = bench.cache.fork(&second.path, 150);
+        assert_eq!(forked.namespace(), other);
+        bench.cache.leave(forked, Instant::now());
+        let third = bench.start_in(other, &prompt);
+        assert!(third.sequence.len() > 100);
+        assert!(second.path.groups().starts_with(third.path.groups()));
+        let shared = |group| donor.path.groups().contains(group);
+        assert!(!third.path.groups().iter().any(shared));
+        for held in [donor, second, third] {
+            bench.leave(held);
+        }
+    }
+}
+
+#[test]
 fn a_partly_matching_group_is_used_as_far_as_it_goes_and_left_as_it_was() {
     for mut bench in benches() {
         let group = bench.cache.grain().group_tokens().get();
@@ -246,7 +276,12 @@ fn every_eviction_gives_one_groups_bytes_back() {
         assert!(bench.cache.evict(Instant::now()));
         assert_eq!(bench.owned(), grain.bytes(left * group));
         assert_eq!(
-            bench.cache.find(&tokens(1, 5 * group)).0.groups.len(),
+            bench
+                .cache
+                .find(Namespace::COMMON, &tokens(1, 5 * group))
+                .0
+                .groups
+                .len(),
             left,
             "deepest first"
         );
