@@ -12,11 +12,13 @@ use lacuna_models::template::{Chat, ChatTemplate, Message, TemplateError};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-use crate::config::{ApiKeys, ServerConfig};
+use crate::config::ServerConfig;
 use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
+use crate::keys::ApiKeys;
+use crate::sharing::Sharing;
 use crate::structured::{Grammars, Rule};
 
 /// What is done with a body, as far as it decides what memory that takes.
@@ -41,6 +43,7 @@ pub(crate) struct App {
     pub(crate) engine: Handle,
     pub(crate) model_name: Arc<str>,
     pub(crate) keys: ApiKeys,
+    pub(crate) sharing: Sharing,
     grammars: Grammars,
     /// When the server started, in seconds since 1970.
     pub(crate) started: u64,
@@ -56,7 +59,11 @@ pub(crate) struct App {
 impl App {
     /// # Errors
     /// [`TemplateError`] when the model's chat template does not compile.
-    pub(crate) fn new(engine: Handle, config: ServerConfig) -> Result<Self, TemplateError> {
+    pub(crate) fn new(
+        engine: Handle,
+        config: ServerConfig,
+        sharing: Sharing,
+    ) -> Result<Self, TemplateError> {
         let tokenizer = engine.model().tokenizer();
         let template = ChatTemplate::of(tokenizer)?;
         let tool_template = tokenizer.named_chat_template("tool_use");
@@ -65,6 +72,7 @@ impl App {
         Ok(Self {
             model_name: config.model_name.as_str().into(),
             keys: config.keys.clone(),
+            sharing,
             grammars: Grammars::default(),
             started: seconds_now(),
             template,

@@ -1,11 +1,11 @@
 //! How a server is set up.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use lacuna_engine::ServiceConfig;
-use subtle::ConstantTimeEq;
+
+use crate::keys::ApiKeys;
 
 /// How a server is set up.
 #[derive(Debug, Clone)]
@@ -16,6 +16,9 @@ pub struct ServerConfig {
     pub model_name: String,
     /// Keys of which a client must present one. Without any, only a loopback address is accepted.
     pub keys: ApiKeys,
+    /// Whether all keys share computed prompts. Each can then find out, by `cached_tokens` and by
+    /// time, how prompts of the others begin. Default false.
+    pub share_prefixes: bool,
     /// What a client may ask for.
     pub limits: RequestLimits,
     /// Whether what would be ignored in a request is refused instead. Default no.
@@ -50,6 +53,7 @@ impl Default for ServerConfig {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
             model_name: "model".to_owned(),
             keys: ApiKeys::default(),
+            share_prefixes: false,
             limits: RequestLimits::default(),
             strict_fields: false,
             service: ServiceConfig::default(),
@@ -68,50 +72,5 @@ impl Default for RequestLimits {
             request: Duration::from_secs(600),
             connections: 1024,
         }
-    }
-}
-
-/// Keys that open the server. Never printed.
-#[derive(Clone, Default)]
-pub struct ApiKeys(Vec<String>);
-
-impl ApiKeys {
-    /// The keys in `keys`, surrounding space removed; empty ones count for nothing.
-    pub fn new(keys: impl IntoIterator<Item = String>) -> Self {
-        let keys = keys.into_iter().map(|key| key.trim().to_owned());
-        Self(keys.filter(|key| !key.is_empty()).collect())
-    }
-
-    /// Whether no key is asked for.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether `presented` is one of the keys. The time it takes depends on lengths alone.
-    pub(crate) fn accepts(&self, presented: &str) -> bool {
-        let found = self.0.iter().fold(subtle::Choice::from(0), |found, key| {
-            found | key.as_bytes().ct_eq(presented.as_bytes())
-        });
-        found.into()
-    }
-}
-
-impl fmt::Debug for ApiKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ApiKeys({})", self.0.len())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ApiKeys;
-
-    #[test]
-    fn any_of_the_keys_opens_and_nothing_else() {
-        let keys = ApiKeys::new(["one".into(), " two\n".into(), String::new()]);
-        assert!(keys.accepts("one") && keys.accepts("two"));
-        assert!(!keys.accepts("") && !keys.accepts("tw") && !keys.accepts("twoo"));
-        assert_eq!(format!("{keys:?}"), "ApiKeys(2)");
     }
 }

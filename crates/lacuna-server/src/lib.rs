@@ -24,12 +24,15 @@
 mod app;
 mod config;
 mod http;
+mod keys;
 mod memory;
 mod metrics;
 mod openai;
 mod page;
 mod server;
+mod sharing;
 mod structured;
 
-pub use config::{ApiKeys, RequestLimits, ServerConfig};
+pub use config::{RequestLimits, ServerConfig};
+pub use keys::{ApiKeys, KeyFileError, KeyProblem};
 pub use server::{Server, StartError};

@@ -14,7 +14,10 @@ use tokio::task::JoinHandle;
 
 use crate::app::App;
 use crate::config::ServerConfig;
-use crate::http::{connections, routes};
+use crate::http::connections;
+use crate::http::probes::Probes;
+use crate::http::routes::Routers;
+use crate::sharing::Sharing;
 
 /// Threads that move bytes; the engine's own compute.
 const CONNECTION_THREADS: usize = 2;
@@ -85,9 +88,14 @@ impl Server {
         let address = listener.local_addr().map_err(listen)?;
         let service = Service::start(model, config.service.clone())?;
         let (grace, limits) = (config.grace, config.limits.clone());
-        let app = Arc::new(App::new(service.handle(), config)?);
+        let sharing = Sharing::new(config.share_prefixes).map_err(StartError::Runtime)?;
+        let app = Arc::new(App::new(service.handle(), config, sharing)?);
         let (stop, stopped) = watch::channel(false);
-        let serving = connections::serve(listener, routes::router(app), limits, stopped);
+        let probes = Probes {
+            engine: service.handle(),
+            stopping: stopped.clone(),
+        };
+        let serving = connections::serve(listener, Routers::new(&app, &probes), limits, stopped);
         Ok(Self {
             address,
             grace,
@@ -131,7 +139,8 @@ impl Server {
         again.abort();
     }
 
-    /// Takes no more connections, lets requests under way finish within the grace time, and ends.
+    /// Takes no more requests, lets those under way finish within the grace time, and ends. Until
+    /// they have, probes are answered: the server lives, and is not ready.
     pub fn shutdown(self) {
         // The connections' task holds the other end until it is done.
         self.stop.send_replace(true);

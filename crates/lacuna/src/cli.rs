@@ -148,7 +148,8 @@ pub(crate) struct ServeArgs {
     /// Name clients ask for the model by [default: from the model's own]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Key a client must present; other users of this machine can see it, unlike one in a file
+    /// Key a client must present, of 8 characters or more; other users of this machine can see it,
+    /// unlike one in a file
     #[arg(
         long,
         value_name = "KEY",
@@ -156,9 +157,13 @@ pub(crate) struct ServeArgs {
         hide_env_values = true
     )]
     pub(crate) api_key: Option<String>,
-    /// File with keys, one to a line
+    /// File with keys, one to a line; blank lines and lines that begin with # are none
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// Let all API keys share computed prompts: less memory and time, but each key can find out,
+    /// from `cached_tokens` and from how long a reply takes, how prompts of the others begin
+    #[arg(long)]
+    pub(crate) share_prefixes: bool,
     /// Seconds a request may take in all
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub(crate) request_timeout: u64,

@@ -61,13 +61,38 @@ fn it_says_where_it_is_and_ends_when_asked_to() {
 fn keys_come_from_a_file_and_are_asked_for() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("keys");
-    std::fs::write(&file, "\nsecret\n").expect("written");
+    std::fs::write(&file, "# the router's\n\nsecret-key\n").expect("written");
     let (mut child, address, _) = serve(&["--api-key-file", &file.to_string_lossy()]);
     assert!(get(&address, "/v1/models", "").starts_with("HTTP/1.1 401"));
-    let reply = get(&address, "/v1/models", "authorization: Bearer secret\r\n");
+    let reply = get(
+        &address,
+        "/v1/models",
+        "authorization: Bearer secret-key\r\n",
+    );
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
     child.kill().expect("it runs");
     child.wait().expect("it ends");
+}
+
+#[test]
+fn a_key_file_with_a_line_that_is_no_key_is_refused_by_its_number() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("keys");
+    for (text, said) in [
+        ("first-key\nsecond key\n", "line 2"),
+        ("# all\nshort\n", "line 2"),
+        ("# none yet\n", "no key"),
+    ] {
+        std::fs::write(&file, text).expect("written");
+        let output = lacuna(&["serve", "demo", "--api-key-file", &file.to_string_lossy()]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(said), "{error}");
+        assert!(
+            !error.contains("second") && !error.contains("short"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -9,22 +9,59 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
 use crate::http::error::ApiError;
+use crate::sharing::Client;
 
-/// Lets a request through, or answers it with 401 or 403.
-pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let allowed = same_site(headers)
-        .and_then(|()| local_name(&app, headers))
-        .and_then(|()| key(&app, request.uri().path(), headers));
-    match allowed {
-        Ok(()) => next.run(request).await,
+/// Lets a request through, with the [`Client`] it is from, or answers it with 400, 401 or 403.
+pub(crate) async fn guard(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    match check(&app, &request) {
+        Ok(client) => {
+            request.extensions_mut().insert(client);
+            next.run(request).await
+        }
         Err(error) => error.into_response(),
+    }
+}
+
+fn check(app: &App, request: &Request) -> Result<Client, ApiError> {
+    let headers = request.headers();
+    let host = host(request)?;
+    same_site(headers, host.as_ref())?;
+    local_name(app, host.as_ref())?;
+    key(app, request.uri().path(), headers)
+}
+
+/// The name and port that the client knows the server by. Only HTTP/1.0 may leave it out; a target
+/// that is a whole URL says it instead of the header (RFC 9112, 3.2).
+fn host(request: &Request) -> Result<Option<Authority>, ApiError> {
+    let bad = |message| {
+        Err(ApiError::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_host",
+            message,
+        ))
+    };
+    let mut headers = request.headers().get_all(header::HOST).iter();
+    let host = match (headers.next(), headers.next()) {
+        (Some(host), None) => host.as_bytes(),
+        (None, _) if request.version() < Version::HTTP_11 => return Ok(None),
+        (None, _) => return bad("the request has no `Host`"),
+        (Some(_), Some(_)) => return bad("the request has more than one `Host`"),
+    };
+    match Authority::try_from(host) {
+        Ok(host) if !host.as_str().contains('@') => {
+            Ok(Some(request.uri().authority().cloned().unwrap_or(host)))
+        }
+        _ => bad("`Host` is not a name or address"),
     }
 }
 
@@ -33,7 +70,7 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
 }
 
 /// Browsers say which page a request comes from; only the server's own may send any.
-fn same_site(headers: &HeaderMap) -> Result<(), ApiError> {
+fn same_site(headers: &HeaderMap, host: Option<&Authority>) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
     };
@@ -41,7 +78,7 @@ fn same_site(headers: &HeaderMap) -> Result<(), ApiError> {
     let site = origin
         .strip_prefix("http://")
         .or(origin.strip_prefix("https://"));
-    if site.is_some() && site == text(headers, header::HOST) {
+    if site.is_some() && site == host.map(Authority::as_str) {
         return Ok(());
     }
     Err(ApiError::new(
@@ -52,12 +89,8 @@ fn same_site(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Without keys, the name the client used must be one that always means this machine.
-fn local_name(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
-    let Some(host) = headers.get(header::HOST) else {
-        return Ok(());
-    };
-    let host = host.to_str().unwrap_or("").parse::<Authority>();
-    let local = host.is_ok_and(|host| is_local(host.host()));
+fn local_name(app: &App, host: Option<&Authority>) -> Result<(), ApiError> {
+    let local = host.is_none_or(|host| is_local(host.host()));
     if local || !app.keys.is_empty() {
         return Ok(());
     }
@@ -75,17 +108,17 @@ fn is_local(host: &str) -> bool {
         || bare.parse::<IpAddr>().is_ok()
 }
 
-fn key(app: &App, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-    if app.keys.is_empty() || path == "/health" || crate::page::is_asset(path) {
-        return Ok(());
+fn key(app: &App, path: &str, headers: &HeaderMap) -> Result<Client, ApiError> {
+    if app.keys.is_empty() || matches!(path, "/health" | "/ready") || crate::page::is_asset(path) {
+        return Ok(Client(None));
     }
     let presented = text(headers, header::AUTHORIZATION)
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, key)| key.trim());
-    match presented {
-        Some(presented) if app.keys.accepts(presented) => Ok(()),
-        Some(_) => Err(unauthorized("the API key is not one of this server's")),
+    match presented.map(|presented| app.keys.find(presented)) {
+        Some(Some(number)) => Ok(Client(Some(number))),
+        Some(None) => Err(unauthorized("the API key is not one of this server's")),
         None => Err(unauthorized(
             "an API key is needed: send `Authorization: Bearer KEY`",
         )),

@@ -1,5 +1,11 @@
 //! Connections: accepted up to a number, read under a time limit, and finished before the end.
+//!
+//! Beyond the places there are a few spare ones, so that a server with all places taken, or one that
+//! is ending, can still say how it is. On a spare place one request is answered, and only probes get
+//! more than a refusal. The newest connection takes the place of the oldest: what comes and asks is
+//! answered, and what comes and waits is soon pushed out.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,17 +13,24 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::config::RequestLimits;
-use crate::http::patience::Patient;
+use crate::http::peer::{Peer, Watched};
+use crate::http::routes::Routers;
+use crate::http::socket::Socket;
 
 /// Bytes of a request's head at most.
-const HEAD_BYTES: usize = 64 << 10;
+pub(crate) const HEAD_BYTES: usize = 64 << 10;
 /// How long to wait after the system refused a connection, for want of file descriptors mostly.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Spare places. A probe is answered unless this many connections come between it and its request.
+const SPARE: usize = 16;
+/// How long a request's head may take on a spare place.
+const SPARE_RECEIVE: Duration = Duration::from_secs(5);
+/// Open files that are not connections: the model, what pages are made of, the runtime.
+const OTHER_FILES: u64 = 128;
 /// The whole answer to a connection too many; its request is not read.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
 content-type: application/json\r\ncontent-length: 123\r\n\r\n\
@@ -26,46 +39,84 @@ content-type: application/json\r\ncontent-length: 123\r\n\r\n\
 /// Serves connections until `stop` says so, then lets those there are finish their request.
 pub(crate) async fn serve(
     listener: TcpListener,
-    router: Router,
+    routers: Routers,
     limits: RequestLimits,
     mut stop: watch::Receiver<bool>,
 ) {
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let places = Arc::new(Semaphore::new(places(limits.connections)));
     let graceful = GracefulShutdown::new();
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.receive)
-        .max_buf_size(HEAD_BYTES);
+    let protocol = protocol(limits.receive);
+    let mut spare = Spare::new(&limits);
     loop {
         let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(_) => {
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            },
+            stream = accept(&listener) => stream,
             () = stopped(&mut stop) => break,
         };
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            refuse(&stream);
+            spare.serve(stream, routers.full.clone());
             continue;
         };
-        // Tokens are small and wanted at once. Where the system refuses, they come later.
-        stream.set_nodelay(true).ok();
-        let service = TowerToHyperService::new(router.clone());
-        let stream = TokioIo::new(Patient::new(stream, limits.send));
-        let connection = builder.serve_connection(stream, service);
+        let peer = Peer::new(stream, limits.send);
+        let connection = connection(&protocol, &peer, routers.all.clone(), limits.send);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            // A connection that breaks is its client's affair.
-            connection.await.ok();
+            until_gone(connection, &peer).await;
             drop(place);
         });
     }
-    drop(listener);
-    graceful.shutdown().await;
+    let finished = graceful.shutdown();
+    tokio::pin!(finished);
+    loop {
+        tokio::select! {
+            () = &mut finished => break,
+            stream = accept(&listener) => spare.serve(stream, routers.ending.clone()),
+        }
+    }
+}
+
+async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}
+
+/// How requests are read.
+fn protocol(receive: Duration) -> http1::Builder {
+    let mut protocol = http1::Builder::new();
+    protocol
+        .timer(TokioTimer::new())
+        .header_read_timeout(receive)
+        .max_buf_size(HEAD_BYTES)
+        // The buffer may grow past its bound by what one read brings.
+        .max_header_size(HEAD_BYTES)
+        // The end of what a client sends is not the end of its interest; see `peer`.
+        .half_close(true);
+    protocol
+}
+
+/// The requests of one connection, one after another.
+fn connection(
+    protocol: &http1::Builder,
+    peer: &Arc<Peer>,
+    router: Router,
+    patience: Duration,
+) -> http1::Connection<TokioIo<Socket>, Watched> {
+    let socket = Socket::new(Arc::clone(peer), patience);
+    let service = Watched::new(router, Arc::clone(peer));
+    protocol.serve_connection(TokioIo::new(socket), service)
+}
+
+/// Runs a connection to its end. One that breaks is its client's affair.
+async fn until_gone<T>(connection: impl Future<Output = T>, peer: &Peer) {
+    tokio::select! {
+        // The protocol first, because it may change what the other looks at.
+        biased;
+        _ = connection => peer.linger().await,
+        () = peer.gone() => {}
+    }
 }
 
 /// Waits until the server is to stop, or is gone.
@@ -73,9 +124,63 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     stop.wait_for(|stop| *stop).await.ok();
 }
 
-/// Says that there is no place, as far as that goes without waiting.
-fn refuse(stream: &TcpStream) {
-    stream.try_write(FULL).ok();
+/// The spare places.
+struct Spare {
+    protocol: http1::Builder,
+    send: Duration,
+    /// For each connection, what ends it when dropped; the oldest first.
+    taken: VecDeque<oneshot::Sender<()>>,
+}
+
+impl Spare {
+    fn new(limits: &RequestLimits) -> Self {
+        let mut protocol = protocol(limits.receive.min(SPARE_RECEIVE));
+        protocol.keep_alive(false);
+        Self {
+            protocol,
+            send: limits.send,
+            taken: VecDeque::with_capacity(SPARE),
+        }
+    }
+
+    fn serve(&mut self, stream: TcpStream, router: Router) {
+        while self.taken.len() >= SPARE {
+            self.taken.pop_front();
+        }
+        let (place, pushed_out) = oneshot::channel();
+        self.taken.push_back(place);
+        let peer = Peer::new(stream, self.send);
+        let connection = connection(&self.protocol, &peer, router, self.send);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = until_gone(connection, &peer) => {}
+                _ = pushed_out => peer.turn_away(FULL),
+            }
+        });
+    }
+}
+
+/// Connections that can be had at once: those `asked` for, or as many as the system lets the process
+/// open files. Raises the process's own limit if need be, up to what it may.
+#[cfg(unix)]
+fn places(asked: usize) -> usize {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+
+    let others = OTHER_FILES + SPARE as u64;
+    let needed = (asked as u64).saturating_add(others);
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < needed) {
+        limit.current = Some(limit.maximum.map_or(needed, |most| most.min(needed)));
+        setrlimit(Resource::Nofile, limit).ok();
+    }
+    let open = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let room = open.saturating_sub(others).max(1);
+    asked.min(usize::try_from(room).unwrap_or(usize::MAX))
+}
+
+#[cfg(not(unix))]
+fn places(asked: usize) -> usize {
+    asked
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@ use lacuna_models::template::TemplateError;
 use lacuna_models::tokenizer::TokenizerError;
 use serde_json::{Value, json};
 
+use crate::http::connections::HEAD_BYTES;
+
 /// A request that gets no answer, and what its client is told.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
@@ -102,6 +104,38 @@ impl IntoResponse for ApiError {
         }
         response
     }
+}
+
+/// In place of `reply`, if it is the protocol's own to a head it cannot read, which has no body: one
+/// that says what is wrong, as every other error does. Every other reply with such a status has a
+/// body.
+pub(crate) fn unreadable(reply: &[u8]) -> Option<Vec<u8>> {
+    let head = std::str::from_utf8(reply).ok()?.strip_suffix("\r\n\r\n")?;
+    let line = head.strip_prefix("HTTP/1.1 ")?.lines().next()?;
+    head.lines().find(|line| *line == "content-length: 0")?;
+    let (code, message) = match line.get(..3)? {
+        "400" => (
+            "invalid_http",
+            "the request is not valid HTTP/1.1".to_owned(),
+        ),
+        "414" => (
+            "head_too_large",
+            "the request's target is too long".to_owned(),
+        ),
+        "431" => (
+            "head_too_large",
+            format!("the request's head has more than 100 lines or {HEAD_BYTES} bytes"),
+        ),
+        _ => return None,
+    };
+    let error = ApiError::new(StatusCode::BAD_REQUEST, code, message);
+    let body = error.body().to_string();
+    let length = body.len();
+    let reply = format!(
+        "HTTP/1.1 {line}\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    );
+    Some(reply.into_bytes())
 }
 
 impl From<Refusal> for ApiError {

@@ -6,5 +6,7 @@ pub(crate) mod connections;
 pub(crate) mod error;
 pub(crate) mod extent;
 pub(crate) mod ignored;
-mod patience;
+mod peer;
+pub(crate) mod probes;
 pub(crate) mod routes;
+mod socket;

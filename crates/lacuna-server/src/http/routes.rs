@@ -9,28 +9,61 @@ use axum::routing::{get, post};
 use crate::app::App;
 use crate::http::access;
 use crate::http::error::ApiError;
+use crate::http::probes::{self, Probes};
 use crate::openai::{chat, completion, models, tokens};
 use crate::{memory, metrics, page};
 
-pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/chat/completions", post(chat::complete))
-        .route("/v1/completions", post(completion::complete))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*name}", get(models::one))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/health", get(models::health))
+/// What answers, by how the server is.
+#[derive(Debug, Clone)]
+pub(crate) struct Routers {
+    /// Everything there is.
+    pub(crate) all: Router,
+    /// Probes and metrics alone, while all places for connections are taken.
+    pub(crate) full: Router,
+    /// Probes and metrics alone, while the server is ending.
+    pub(crate) ending: Router,
+}
+
+impl Routers {
+    pub(crate) fn new(app: &Arc<App>, probes: &Probes) -> Self {
+        let all = Router::new()
+            .route("/v1/chat/completions", post(chat::complete))
+            .route("/v1/completions", post(completion::complete))
+            .route("/v1/models", get(models::list))
+            .route("/v1/models/{*name}", get(models::one))
+            .route("/tokenize", post(tokens::tokenize))
+            .route("/detokenize", post(tokens::detokenize))
+            .route("/memory", get(memory::map))
+            .merge(page::routes())
+            .fallback(nowhere);
+        let too_many = || async {
+            let message = "too many connections; try again";
+            ApiError::unavailable("too_many_connections", message)
+        };
+        let ending = || async { probes::ending() };
+        Self {
+            all: finish(all, app, probes),
+            full: finish(Router::new().fallback(too_many), app, probes),
+            ending: finish(Router::new().fallback(ending), app, probes),
+        }
+    }
+}
+
+/// Adds what is the same for all of them.
+fn finish(router: Router<Arc<App>>, app: &Arc<App>, probes: &Probes) -> Router {
+    let probe_routes = Router::new()
+        .route("/health", get(probes::health))
+        .route("/ready", get(probes::ready))
+        .with_state(probes.clone());
+    router
         .route("/metrics", get(metrics::text))
-        .route("/memory", get(memory::map))
-        .merge(page::routes())
-        .fallback(nowhere)
+        .merge(probe_routes)
         .method_not_allowed_fallback(not_so)
         .layer(axum::middleware::from_fn_with_state(
-            Arc::clone(&app),
+            Arc::clone(app),
             access::guard,
         ))
-        .with_state(app)
+        .with_state(Arc::clone(app))
 }
 
 async fn nowhere(uri: Uri) -> ApiError {

@@ -1,40 +1,66 @@
-//! A connection that is given up when its client stops reading.
+//! What the protocol reads from and writes to: a client's stream, given up when the client stops
+//! reading, and never an error without a body.
 //!
 //! The system retries for a quarter of an hour before it says that a client has vanished; until then
 //! the connection would keep its place and what was to be sent.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
+use crate::http::error::unreadable;
+use crate::http::peer::Peer;
+
 /// Fails a write that has made no progress for a time.
 #[derive(Debug)]
-pub(crate) struct Patient<S> {
-    stream: S,
+pub(crate) struct Socket {
+    peer: Arc<Peer>,
     patience: Duration,
     /// Runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
+    /// What is sent in place of a reply that the protocol made up by itself.
+    instead: Vec<u8>,
 }
 
-impl<S: Unpin> Patient<S> {
-    pub(crate) fn new(stream: S, patience: Duration) -> Self {
+impl Socket {
+    pub(crate) fn new(peer: Arc<Peer>, patience: Duration) -> Self {
         Self {
-            stream,
+            peer,
             patience,
             waiting: None,
+            instead: Vec::new(),
         }
+    }
+
+    fn poll_send(
+        &mut self,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let ([reply], true) = (slices, self.peer.is_flushed())
+            && let Some(instead) = unreadable(reply)
+        {
+            // Sent when the protocol flushes, which it does before it closes the connection.
+            self.instead = instead;
+            return Poll::Ready(Ok(reply.len()));
+        }
+        self.peer.set_flushed(false);
+        self.watch(context, |peer, context| {
+            peer.poll_write(context, |stream| stream.try_write_vectored(slices))
+        })
     }
 
     fn watch<T>(
         &mut self,
         context: &mut Context<'_>,
-        write: impl FnOnce(Pin<&mut S>, &mut Context<'_>) -> Poll<io::Result<T>>,
+        write: impl FnOnce(&Peer, &mut Context<'_>) -> Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        let written = write(Pin::new(&mut self.stream), context);
+        let written = write(&self.peer, context);
         if written.is_ready() {
             self.waiting = None;
             return written;
@@ -48,44 +74,57 @@ impl<S: Unpin> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl AsyncRead for Socket {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        self.peer.poll_read(context, buffer)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl AsyncWrite for Socket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.watch(context, |stream, context| stream.poll_write(context, bytes))
+        self.poll_send(context, &[IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
+        slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.watch(context, |stream, context| {
-            stream.poll_write_vectored(context, slices)
-        })
+        self.poll_send(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        true
     }
 
+    /// The protocol calls this when it has nothing left to write.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.watch(context, AsyncWrite::poll_flush)
+        while !self.instead.is_empty() {
+            let instead = std::mem::take(&mut self.instead);
+            let written = self.watch(context, |peer, context| {
+                peer.poll_write(context, |stream| stream.try_write(&instead))
+            });
+            let sent = if let Poll::Ready(Ok(sent)) = &written {
+                *sent
+            } else {
+                0
+            };
+            self.instead.extend_from_slice(&instead[sent..]);
+            ready!(written)?;
+        }
+        self.peer.set_flushed(true);
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.watch(context, AsyncWrite::poll_shutdown)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.peer.finish_sending())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -15,6 +16,7 @@ use crate::http::error::ApiError;
 use crate::openai::messages::{self, ChatMessage};
 use crate::openai::parameters::Parameters;
 use crate::openai::reply::{self, Dialect, Form};
+use crate::sharing::Client;
 use crate::structured::calls::CallReader;
 use crate::structured::tools::{ToolChoice, ToolSyntax, Tools};
 use crate::structured::{Format, Rule};
@@ -45,15 +47,21 @@ struct ChatRequest {
 
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let prepared = app.prepare(body, Purpose::Conversation, prepare).await?;
+    let work = move |app: &App, object| prepare(app, client, object);
+    let prepared = app.prepare(body, Purpose::Conversation, work).await?;
     let (request, form) = prepared.value;
     let stream = app.submit(request, prepared.memory)?;
     reply::send(stream, form).await
 }
 
-fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form), ApiError> {
+fn prepare(
+    app: &App,
+    client: Client,
+    mut object: Map<String, Value>,
+) -> Result<(Request, Form), ApiError> {
     let mut ignored = app.ignored();
     let parameters = Parameters::take(&mut object)?;
     let chat: ChatRequest = body::read(object)?;
@@ -71,6 +79,7 @@ fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form),
     let variables = chat.chat_template_kwargs.unwrap_or_default();
     let prompt = app.conversation(&messages, tools.offered(), variables)?;
     let mut request = parameters.request(prompt, None)?;
+    request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
     request.logprobs = logprobs;
     request.constraint = app.constraint(rule)?;
     let id = app.reply_id("chatcmpl");

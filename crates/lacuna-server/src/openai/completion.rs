@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
@@ -15,6 +16,7 @@ use crate::http::body;
 use crate::http::error::ApiError;
 use crate::openai::parameters::Parameters;
 use crate::openai::reply::{self, Dialect, Form};
+use crate::sharing::Client;
 use crate::structured::tools::{ToolSyntax, Tools};
 use crate::structured::{Format, Rule};
 
@@ -50,15 +52,21 @@ enum Prompt {
 
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let prepared = app.prepare(body, Purpose::Text, prepare).await?;
+    let work = move |app: &App, object| prepare(app, client, object);
+    let prepared = app.prepare(body, Purpose::Text, work).await?;
     let (request, form) = prepared.value;
     let stream = app.submit(request, prepared.memory)?;
     reply::send(stream, form).await
 }
 
-fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form), ApiError> {
+fn prepare(
+    app: &App,
+    client: Client,
+    mut object: Map<String, Value>,
+) -> Result<(Request, Form), ApiError> {
     let mut ignored = app.ignored();
     let parameters = Parameters::take(&mut object)?;
     let completion: CompletionRequest = body::read(object)?;
@@ -78,6 +86,7 @@ fn prepare(app: &App, mut object: Map<String, Value>) -> Result<(Request, Form),
     )?;
     let prompt = completion.prompt.tokens(app)?;
     let mut request = parameters.request(prompt, Some(DEFAULT_TOKENS))?;
+    request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
     request.logprobs = completion.logprobs;
     request.constraint = app.constraint(rule)?;
     let form = Form::new(app, app.reply_id("cmpl"), Dialect::Text, delivery, &request);

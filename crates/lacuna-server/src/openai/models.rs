@@ -1,4 +1,4 @@
-//! `GET /v1/models`, `GET /v1/models/{name}` and `GET /health`.
+//! `GET /v1/models` and `GET /v1/models/{name}`.
 
 use std::sync::Arc;
 
@@ -19,10 +19,6 @@ pub(crate) async fn one(
 ) -> Result<Json<Value>, ApiError> {
     app.check_model(Some(&name))?;
     Ok(Json(card(&app)))
-}
-
-pub(crate) async fn health() -> Json<Value> {
-    Json(json!({"status": "ok"}))
 }
 
 fn card(app: &App) -> Value {

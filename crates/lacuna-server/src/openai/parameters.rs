@@ -40,7 +40,8 @@ const UNSUPPORTED: [&str; 11] = [
 ];
 
 /// The fields of [`Parameters`].
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 15] = [
+    "cache_salt",
     "max_tokens",
     "max_completion_tokens",
     "temperature",
@@ -66,6 +67,7 @@ const MOST_STOP_BYTES: usize = 1024;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Parameters {
+    cache_salt: Option<String>,
     max_tokens: Option<NonZeroUsize>,
     max_completion_tokens: Option<NonZeroUsize>,
     temperature: Option<f32>,
@@ -147,6 +149,17 @@ impl Parameters {
             },
             ..Request::new(prompt)
         })
+    }
+
+    /// What separates the request's computed prompt from others of the same key.
+    pub(crate) fn cache_salt(&self) -> Result<Option<&str>, ApiError> {
+        match self.cache_salt.as_deref() {
+            Some("") => Err(ApiError::field(
+                "cache_salt",
+                "`cache_salt` must not be empty; leave it out to share with all requests of the key",
+            )),
+            salt => Ok(salt),
+        }
     }
 
     /// How the reply is sent.

@@ -3,9 +3,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use lacuna_server::{ApiKeys, Server, StartError};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::{CHAT, config, get, model, question, raw, request, start, start_with};
+use crate::support::{
+    CHAT, COMPLETION, config, get, model, post, question, raw, request, start, start_with,
+};
 
 fn status(server: &Server, path: &str, headers: &[(&str, &str)]) -> u16 {
     raw(server, &request("GET", path, headers, b"")).status
@@ -13,8 +15,8 @@ fn status(server: &Server, path: &str, headers: &[(&str, &str)]) -> u16 {
 
 #[test]
 fn with_keys_only_those_who_have_one_come_in() {
-    let keys = || ApiKeys::new(["first".to_owned(), "second".to_owned()]);
-    let server = start_with(|config| config.keys = keys());
+    let keys = ApiKeys::new(["first-key", "second-key"]).expect("keys");
+    let server = start_with(|config| config.keys = keys);
     for path in ["/v1/models", "/metrics", "/memory", "/nowhere"] {
         let refused = get(&server, path);
         assert_eq!(refused.status, 401, "{path}");
@@ -23,9 +25,9 @@ fn with_keys_only_those_who_have_one_come_in() {
         for wrong in [
             "Bearer wrong",
             "Bearer ",
-            "Basic first",
-            "first",
-            "Bearer firs",
+            "Basic first-key",
+            "first-key",
+            "Bearer first-ke",
         ] {
             assert_eq!(
                 status(&server, path, &[("authorization", wrong)]),
@@ -39,10 +41,11 @@ fn with_keys_only_those_who_have_one_come_in() {
         raw(&server, &request("POST", CHAT, headers, body.as_bytes())).status
     };
     assert_eq!(asked(&[]), 401);
-    assert_eq!(asked(&[("authorization", "Bearer first")]), 200);
-    assert_eq!(asked(&[("authorization", "bearer second")]), 200);
-    assert_eq!(get(&server, "/health").status, 200);
-    assert_eq!(get(&server, "/").status, 200);
+    assert_eq!(asked(&[("authorization", "Bearer first-key")]), 200);
+    assert_eq!(asked(&[("authorization", "bearer second-key")]), 200);
+    for open in ["/health", "/ready", "/"] {
+        assert_eq!(get(&server, open).status, 200, "{open}");
+    }
 }
 
 #[test]
@@ -54,7 +57,7 @@ fn an_address_others_reach_needs_a_key() {
     assert!(matches!(refused, StartError::OpenToAll { .. }), "{refused}");
     let server = start_with(|config| {
         config.address = open;
-        config.keys = ApiKeys::new(["key".to_owned()]);
+        config.keys = ApiKeys::new(["first-key"]).expect("a key");
     });
     let port = server.address().port().to_string();
     assert_ne!(port, "0");
@@ -90,4 +93,87 @@ fn an_address_in_use_is_said_to_be() {
     let refused = Server::start(model(), second).expect_err("in use");
     assert!(matches!(refused, StartError::Listen { .. }), "{refused}");
     assert!(refused.to_string().contains(&server.address().to_string()));
+}
+
+/// What a request under `key` gets, and how much of its prompt was found.
+fn asked_as(server: &Server, key: &str, path: &str, body: &Value) -> (Value, u64) {
+    let headers = [("authorization", &*format!("Bearer {key}"))];
+    let reply = raw(
+        server,
+        &request("POST", path, &headers, body.to_string().as_bytes()),
+    );
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let reply = reply.json();
+    let cached = reply.pointer("/usage/prompt_tokens_details/cached_tokens");
+    let cached = cached.and_then(Value::as_u64).expect("a number");
+    (reply["choices"].clone(), cached)
+}
+
+/// The two interfaces, with the same long prompt, and what `more` says.
+fn long_prompts(more: &Value) -> [(&'static str, Value); 2] {
+    let long = "Ownership is a set of rules. ".repeat(20);
+    let mut chat = question(json!({}));
+    chat["messages"][0]["content"] = long.as_str().into();
+    let mut text = json!({"prompt": long, "temperature": 0, "max_tokens": 8});
+    for body in [&mut chat, &mut text] {
+        let fields = more.as_object().expect("fields").clone();
+        body.as_object_mut().expect("fields").extend(fields);
+    }
+    [(CHAT, chat), (COMPLETION, text)]
+}
+
+#[test]
+fn a_key_is_not_told_what_another_has_asked() {
+    let keys = ApiKeys::new(["first-key", "second-key"]).expect("keys");
+    let server = start_with(|config| config.keys = keys);
+    for (path, body) in long_prompts(&json!({})) {
+        let (first, none) = asked_as(&server, "first-key", path, &body);
+        assert_eq!(none, 0, "{path}");
+        // This was nearly the whole prompt.
+        let (second, none) = asked_as(&server, "second-key", path, &body);
+        assert_eq!((second, none), (first.clone(), 0), "{path}");
+        for key in ["first-key", "second-key"] {
+            let (again, own) = asked_as(&server, key, path, &body);
+            assert_eq!(again, first, "{path}");
+            assert!(own > 50, "{path} {key}: {own} tokens of its own");
+        }
+    }
+}
+
+#[test]
+fn keys_share_prompts_where_the_server_is_told_so() {
+    let keys = ApiKeys::new(["first-key", "second-key"]).expect("keys");
+    let server = start_with(|config| {
+        config.keys = keys;
+        config.share_prefixes = true;
+    });
+    let [(path, body), _] = long_prompts(&json!({}));
+    let (first, none) = asked_as(&server, "first-key", path, &body);
+    let (second, shared) = asked_as(&server, "second-key", path, &body);
+    assert_eq!((second, none), (first, 0));
+    assert!(shared > 50, "{shared} tokens");
+    let [(path, salted), _] = long_prompts(&json!({"cache_salt": "a"}));
+    let cached = |key| asked_as(&server, key, path, &salted).1;
+    assert_eq!(cached("first-key"), 0, "a salt separates all the same");
+    assert!(cached("second-key") > 50, "and is shared");
+}
+
+#[test]
+fn a_salt_separates_prompts_of_one_client() {
+    let server = start();
+    for path in [0, 1] {
+        let cached = |more: Value| {
+            let (path, body) = &long_prompts(&more)[path];
+            asked_as(&server, "", path, body).1
+        };
+        assert_eq!(cached(json!({})), 0);
+        assert_eq!(cached(json!({"cache_salt": "a"})), 0);
+        assert_eq!(cached(json!({"cache_salt": "b"})), 0);
+        assert!(cached(json!({"cache_salt": "a"})) > 50);
+        assert!(cached(json!({"cache_salt": null})) > 50);
+    }
+    let [(path, body), _] = long_prompts(&json!({"cache_salt": ""}));
+    let refused = post(&server, path, &body);
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.json()["error"]["param"], "cache_salt");
 }

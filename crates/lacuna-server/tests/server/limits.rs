@@ -70,6 +70,21 @@ fn a_body_that_the_memory_can_never_hold_is_refused_with_the_limit() {
 }
 
 #[test]
+fn a_client_that_sends_too_much_hears_of_it_when_it_is_done() {
+    let server = start_with(|config| config.limits.body_bytes = 10_000);
+    // Far more than the system holds between the two: whoever closed at once with all of that unread
+    // took the reply away from a client that reads it last.
+    let body = vec![b' '; 32 << 20];
+    let mut stream = connect(&server);
+    stream
+        .write_all(&request("POST", CHAT, &[], &body))
+        .expect("all of it can be sent");
+    let refused = read(&mut stream);
+    assert_eq!(refused.status, 413, "{refused:?}");
+    assert_eq!(refused.json()["error"]["code"], "body_too_large");
+}
+
+#[test]
 fn a_body_that_does_not_come_is_not_waited_for() {
     let server = start_with(|config| config.limits.receive = Duration::from_millis(300));
     let whole = request("POST", CHAT, &[], &[b' '; 1000]);
@@ -105,7 +120,9 @@ fn a_connection_nobody_reads_from_gives_its_place_up() {
     unread.write_all(kept.as_bytes()).ok();
     until("another is served", || {
         let mut stream = connect(&server);
-        stream.write_all(&request("GET", "/health", &[], b"")).ok();
+        stream
+            .write_all(&request("GET", "/v1/models", &[], b""))
+            .ok();
         let mut reply = [0; 12];
         stream.read_exact(&mut reply).is_ok() && &reply == b"HTTP/1.1 200"
     });
@@ -207,7 +224,9 @@ fn ten_thousand_connections_leave_room_for_those_that_come_after() {
             idle.clear();
             return false;
         };
-        stream.write_all(&request("GET", "/health", &[], b"")).ok();
+        stream
+            .write_all(&request("GET", "/v1/models", &[], b""))
+            .ok();
         let mut reply = [0; 12];
         stream.read_exact(&mut reply).is_ok() && &reply == b"HTTP/1.1 200"
     });

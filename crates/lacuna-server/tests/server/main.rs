@@ -2,7 +2,10 @@
 
 mod access;
 mod endpoints;
+mod half_closed;
 mod limits;
+mod probes;
+mod protocol;
 mod refusals;
 mod streams;
 mod structured;

@@ -77,7 +77,7 @@ fn a_streamed_completion_is_the_whole_one_in_pieces() {
 
 /// A stream of which one event has been read. With its seed a reply is long; others end after a few
 /// tokens.
-fn begun(server: &Server, max_tokens: usize) -> BufReader<TcpStream> {
+pub(crate) fn begun(server: &Server, max_tokens: usize) -> BufReader<TcpStream> {
     let body =
         question(json!({"stream": true, "max_tokens": max_tokens, "seed": 5, "temperature": 1.0}));
     let mut stream = connect(server);

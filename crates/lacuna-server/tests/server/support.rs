@@ -80,7 +80,11 @@ impl Response {
 }
 
 pub(crate) fn connect(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.address()).expect("the server listens");
+    connect_to(server.address())
+}
+
+pub(crate) fn connect_to(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("the server listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream
 }
@@ -97,7 +101,12 @@ pub(crate) fn read(stream: &mut TcpStream) -> Response {
     let mut bytes = Vec::new();
     let ended = stream.read_to_end(&mut bytes);
     let text = String::from_utf8(bytes).expect("text");
-    let (head, body) = text
+    // Interim responses may come before the one.
+    let mut rest = text.as_str();
+    while let Some(after) = rest.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n") {
+        rest = after;
+    }
+    let (head, body) = rest
         .split_once("\r\n\r\n")
         .unwrap_or_else(|| panic!("a response: {text:?}, {ended:?}"));
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());

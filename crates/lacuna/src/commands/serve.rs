@@ -1,5 +1,6 @@
 //! `lacuna serve`: the engine over HTTP, until the process is asked to end.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         address: SocketAddr::new(args.host, args.port),
         model_name: name.clone(),
         keys: keys(args)?,
+        share_prefixes: args.share_prefixes,
         limits: RequestLimits {
             request: Duration::from_secs(args.request_timeout),
             ..RequestLimits::default()
@@ -47,16 +49,18 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 }
 
 fn keys(args: &ServeArgs) -> Result<ApiKeys> {
-    let mut keys: Vec<String> = args.api_key.iter().cloned().collect();
+    let usage = |problem: String| anyhow::Error::from(output::Usage(problem));
+    let mut keys =
+        ApiKeys::new(args.api_key.as_deref()).map_err(|error| usage(error.to_string()))?;
     if let Some(path) = &args.api_key_file {
-        let file = std::fs::read_to_string(path)
+        let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the keys in `{}`", path.display()))?;
-        keys.extend(file.lines().map(str::to_owned));
-    }
-    let asked = !keys.is_empty() || args.api_key_file.is_some();
-    let keys = ApiKeys::new(keys);
-    if asked && keys.is_empty() {
-        return Err(output::Usage("the API key is empty".to_owned()).into());
+        let wrong = |problem: &dyn Display| usage(format!("`{}`: {problem}", path.display()));
+        let of_file = ApiKeys::from_lines(&text).map_err(|error| wrong(&error))?;
+        if of_file.is_empty() {
+            return Err(wrong(&"there is no key in it"));
+        }
+        keys.extend(of_file);
     }
     Ok(keys)
 }

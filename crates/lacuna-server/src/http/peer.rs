@@ -1,0 +1,224 @@
+//! The client at the other end, and whether it is still there while its reply is computed.
+//!
+//! A client that goes away and one that has only finished sending (`shutdown` of its writing side)
+//! look alike at first: from both comes the end of the stream. The first is to be cancelled at once,
+//! the second to get its reply. What tells them apart is how their system takes the next bytes: those
+//! of a closed connection are answered with a reset.
+//!
+//! ```text
+//! the end of the stream comes
+//!   while a reply is being sent          its next token is such bytes
+//!   while a reply is still computed      `100 Continue` is: clients skip it before the reply
+//!   between two requests                 the protocol closes the connection
+//! a reset comes                          the connection is dropped, and so the request
+//! ```
+//!
+//! Whoever never sends an end finds no trace of this. HTTP/1.0 knows no interim responses; there, and
+//! where a client's machine has vanished, the system's keep-alive probes find out (`KEEP_ALIVE`).
+
+use std::future::{pending, poll_fn};
+use std::io;
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response, Version};
+use hyper::body::Incoming;
+use hyper_util::service::TowerToHyperService;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+/// Asks whether anyone is there: the one interim response that every client must be able to skip,
+/// whether it expects it or not (RFC 9110, 15.2.1). Some libraries skip no other.
+const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+/// A connection over which nothing comes is probed after this time, and given up when three probes
+/// in turn, a third of it apart, are not answered. A system forgets a connection that a process of
+/// its own has closed after a minute (Linux), and answers a probe with a reset from then on.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+/// How long to go on reading from a connection that is over. Closing it with bytes unread would make
+/// the system reset it, and take a refusal away from a client that is still sending its body.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A connection's stream, and how far the protocol on it is. All of it is used by one task.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    stream: TcpStream,
+    /// Everything of the replies so far has been handed to the system.
+    flushed: AtomicBool,
+    /// A request of HTTP/1.1 has come and nothing of its reply is there yet.
+    waits: AtomicBool,
+    /// Some request has come.
+    asked: AtomicBool,
+}
+
+impl Peer {
+    /// A client that may leave bytes unread for `send` (where the system can be told so).
+    pub(crate) fn new(stream: TcpStream, send: Duration) -> Arc<Self> {
+        // Tokens are small and wanted at once. Where the system refuses this or what follows, tokens
+        // and news of lost clients come later.
+        stream.set_nodelay(true).ok();
+        let socket = SockRef::from(&stream);
+        let probes = TcpKeepalive::new().with_time(KEEP_ALIVE);
+        #[cfg(any(target_os = "linux", target_os = "android", target_os = "macos"))]
+        let probes = probes.with_interval(KEEP_ALIVE / 3).with_retries(3);
+        socket.set_tcp_keepalive(&probes).ok();
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        socket.set_tcp_user_timeout(Some(send)).ok();
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        let _ = send;
+        Arc::new(Self {
+            stream,
+            flushed: AtomicBool::new(true),
+            waits: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+        })
+    }
+
+    /// Resolves when the client is gone. To be polled after the protocol, by the same task.
+    pub(crate) async fn gone(&self) {
+        tokio::select! {
+            _ = self.stream.ready(Interest::ERROR) => {}
+            () = self.cannot_be_asked() => {}
+        }
+    }
+
+    /// Asks a client that has finished sending whether it is there; what it answers is an error of
+    /// the stream. Resolves when it has left so much unread that it cannot even be asked.
+    async fn cannot_be_asked(&self) {
+        poll_fn(|context| self.poll_finished_sending(context)).await;
+        match self.stream.try_write(INTERIM) {
+            Ok(written) if written == INTERIM.len() => pending().await,
+            // Bytes are on their way to it already: they ask.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => pending().await,
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    /// Whether the end of the stream has come, with a request waiting and no message half sent.
+    ///
+    /// Nothing needs to wake the task when those two change: the protocol changes them, in this task.
+    fn poll_finished_sending(&self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.waits.load(Ordering::Relaxed) || !self.is_flushed() {
+            return Poll::Pending;
+        }
+        let mut byte = [0];
+        let peeked = self.stream.poll_peek(context, &mut ReadBuf::new(&mut byte));
+        match ready!(peeked) {
+            Ok(0) => Poll::Ready(()),
+            // More of this request, or the next one; an error wakes the other half of `gone`.
+            Ok(_) | Err(_) => Poll::Pending,
+        }
+    }
+
+    /// Sends `reply`, as far as that goes without waiting, to a client that has asked nothing yet.
+    pub(crate) fn turn_away(&self, reply: &[u8]) {
+        if !self.asked.load(Ordering::Relaxed) {
+            self.stream.try_write(reply).ok();
+        }
+    }
+
+    /// Waits until the client has closed a connection that is over, as long as that is worth it.
+    pub(crate) async fn linger(&self) {
+        self.finish_sending().ok();
+        tokio::time::timeout(LINGER, self.discard()).await.ok();
+    }
+
+    /// Reads until nothing more can come.
+    async fn discard(&self) {
+        let mut discarded = vec![0; 1 << 14];
+        while self.stream.readable().await.is_ok() {
+            match self.stream.try_read(&mut discarded) {
+                Ok(0) => return,
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+
+    pub(super) fn is_flushed(&self) -> bool {
+        self.flushed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_flushed(&self, flushed: bool) {
+        self.flushed.store(flushed, Ordering::Relaxed);
+    }
+
+    pub(super) fn poll_read(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.stream.poll_read_ready(context))?;
+            match self.stream.try_read(buffer.initialize_unfilled()) {
+                Ok(read) => {
+                    buffer.advance(read);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// Writes with `write` once the system takes bytes.
+    pub(super) fn poll_write(
+        &self,
+        context: &mut Context<'_>,
+        write: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(context))?;
+            match write(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+
+    pub(super) fn finish_sending(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).shutdown(Shutdown::Write)
+    }
+}
+
+/// A router that says when a request comes and when its reply begins.
+#[derive(Debug, Clone)]
+pub(super) struct Watched {
+    router: TowerToHyperService<Router>,
+    peer: Arc<Peer>,
+}
+
+impl Watched {
+    pub(super) fn new(router: Router, peer: Arc<Peer>) -> Self {
+        Self {
+            router: TowerToHyperService::new(router),
+            peer,
+        }
+    }
+}
+
+impl hyper::service::Service<Request<Incoming>> for Watched {
+    type Response = Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let peer = Arc::clone(&self.peer);
+        peer.asked.store(true, Ordering::Relaxed);
+        let interim = request.version() == Version::HTTP_11;
+        peer.waits.store(interim, Ordering::Relaxed);
+        let reply = self.router.call(request);
+        Box::pin(async move {
+            let reply = reply.await;
+            peer.waits.store(false, Ordering::Relaxed);
+            reply
+        })
+    }
+}

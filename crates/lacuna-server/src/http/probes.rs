@@ -1,0 +1,53 @@
+//! `GET /health` and `GET /ready`: what asks whether the server lives, and whether to send it work.
+
+use axum::Json;
+use axum::extract::State;
+use lacuna_engine::Handle;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::http::error::ApiError;
+
+/// What the probes look at.
+#[derive(Debug, Clone)]
+pub(crate) struct Probes {
+    pub(crate) engine: Handle,
+    /// Whether the server is to end.
+    pub(crate) stopping: watch::Receiver<bool>,
+}
+
+/// Whether the process does what it is there for; one that does not should be started anew. A
+/// server that is ending is well.
+pub(crate) async fn health(State(probes): State<Probes>) -> Result<Json<Value>, ApiError> {
+    if !*probes.stopping.borrow() {
+        probes.check_engine()?;
+    }
+    Ok(Json(json!({"status": "ok"})))
+}
+
+/// Whether new requests are taken. A full queue is no reason to say no: requests are told when to
+/// come back, and other servers would only be the next to fill.
+pub(crate) async fn ready(State(probes): State<Probes>) -> Result<Json<Value>, ApiError> {
+    if *probes.stopping.borrow() {
+        return Err(ending());
+    }
+    probes.check_engine()?;
+    Ok(Json(json!({"status": "ready"})))
+}
+
+impl Probes {
+    fn check_engine(&self) -> Result<(), ApiError> {
+        if self.engine.is_alive() {
+            return Ok(());
+        }
+        Err(ApiError::unavailable(
+            "engine_stopped",
+            "the engine has stopped after an error; restart the server",
+        ))
+    }
+}
+
+/// What is answered while the server is ending.
+pub(crate) fn ending() -> ApiError {
+    ApiError::unavailable("shutting_down", "the server is ending")
+}
