@@ -314,31 +314,50 @@ mod tests {
         }
     }
 
+    /// The runs of pages that `is` says yes to, by looking at each.
+    fn runs(pages: u32, is: impl Fn(u32) -> bool) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for start in (0..pages).filter(|&page| is(page)) {
+            match runs.last_mut() {
+                Some(run) if run.start + run.length == start => run.length += 1,
+                _ => runs.push(Run { start, length: 1 }),
+            }
+        }
+        runs
+    }
+
     proptest! {
+        /// Of each page: taken, available, or idle.
         #[test]
         fn searches_agree_with_a_scan(
-            taken in proptest::collection::vec(any::<bool>(), 1..200),
-            from in 0u32..200,
+            states in proptest::collection::vec(0..3u8, 1..200),
+            from in 0u32..300,
             wanted in 1u32..20,
         ) {
-            let pages = taken.len() as u32;
-            let mut heap = Heap::committed(pages, Purpose::Pool);
-            for (page, _) in taken.iter().enumerate().filter(|(_, taken)| **taken) {
-                heap.take(page as u32);
+            let pages = states.len() as u32;
+            let mut heap = Heap::uncommitted(pages);
+            for (page, &state) in (0..pages).zip(&states) {
+                if state != 1 {
+                    heap.take(page);
+                }
+                if state == 2 {
+                    heap.note_committed(page);
+                    heap.put(page);
+                }
             }
             prop_assert!(heap.counts_agree());
-            let free = |page: u32| page < pages && !taken[page as usize];
-            let start = (from..pages).find(|&page| free(page));
-            let run = start.map(|start| Run {
-                start,
-                length: (start..pages).take_while(|&page| free(page)).count() as u32,
-            });
-            prop_assert_eq!(heap.run_from(Which::Idle, from), run);
-            if let Some(found) = heap.find(Which::Available, wanted) {
-                prop_assert!((found.start..found.start + found.length).all(free));
-                prop_assert!(found.length <= wanted);
-            } else {
-                prop_assert!(taken.iter().all(|&taken| taken));
+            prop_assert_eq!(heap.is_empty(), states.iter().all(|&state| state > 0));
+            for (which, least) in [(Which::Available, 1), (Which::Idle, 2)] {
+                let all = runs(pages, |page| states[page as usize] >= least);
+                let rest = runs(pages, |page| page >= from && states[page as usize] >= least);
+                let next = rest.first().copied();
+                prop_assert_eq!(heap.run_from(which, from), next);
+                let cut = |run: Run| Run { length: run.length.min(wanted), ..run };
+                let here = next.filter(|run| run.start == from).map(cut);
+                prop_assert_eq!(heap.run_at(which, from, wanted), here);
+                let long = all.iter().find(|run| run.length >= wanted).copied().map(cut);
+                let longer = |a: Run, b: Run| if b.length > a.length { b } else { a };
+                prop_assert_eq!(heap.find(which, wanted), long.or(all.into_iter().reduce(longer)));
             }
         }
     }

@@ -361,6 +361,10 @@ pub(crate) fn place(heap: HeapId, page: u32, page_size: PageSize) -> Place {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
     use super::super::allocator::BufferId;
     use super::*;
     use crate::device::Access;
@@ -493,5 +497,158 @@ mod tests {
             }
             assert_eq!(table.regions().saturating_sub(before), added);
         }
+    }
+
+    /// Virtual pages of each of two buffers.
+    const PAGES: u64 = 8;
+
+    /// What a device maps where.
+    type Mapped = BTreeMap<(SpaceId, u64), (PhysicalPage, Access)>;
+
+    /// Does what a device does, page by page.
+    fn perform(mapped: &mut Mapped, operation: &Operation) {
+        let pages = |address: Address, length: ByteLength| {
+            let first = address.offset / SIZE.bytes();
+            (first..first + length.get() / SIZE.bytes()).map(move |page| (address.space, page))
+        };
+        match *operation {
+            Operation::Map {
+                address,
+                place,
+                length,
+                access,
+            } => {
+                let first = (place.offset / SIZE.bytes()) as u32;
+                for (at, index) in pages(address, length).zip(first..) {
+                    let heap = place.heap;
+                    mapped.insert(at, (PhysicalPage { heap, index }, access));
+                }
+            }
+            Operation::Unmap { address, length } => {
+                pages(address, length).for_each(|at| assert!(mapped.remove(&at).is_some()));
+            }
+            Operation::Protect {
+                address,
+                length,
+                access,
+            } => {
+                for at in pages(address, length) {
+                    mapped.get_mut(&at).expect("protected where mapped").1 = access;
+                }
+            }
+            other => panic!("{other:?} commits, copies or zeroes"),
+        }
+    }
+
+    /// A slot of a page that is often the neighbour of its neighbour's.
+    fn slot(page: u64) -> impl Strategy<Value = Slot> {
+        let place = (0..3u32, 0..3u32).prop_map(move |(heap, shift)| PhysicalPage {
+            heap: HeapId(heap / 2),
+            index: page as u32 + shift / 2,
+        });
+        prop_oneof![
+            2 => Just(Slot::Hole),
+            1 => Just(Slot::Swapped),
+            3 => place.clone().prop_map(Slot::Writable),
+            3 => place.prop_map(Slot::Sealed),
+        ]
+    }
+
+    /// Of each page of both buffers what its slot is, and what it is to become.
+    fn changes() -> impl Strategy<Value = Vec<(Slot, Option<Slot>)>> {
+        let each = |page| (slot(page), proptest::option::weighted(0.7, slot(page)));
+        let changes: Vec<_> = (0..2 * PAGES).map(|index| each(index % PAGES)).collect();
+        changes
+    }
+
+    proptest! {
+        #[test]
+        fn operations_bring_edits_about_and_are_undone_from_anywhere(changes in changes()) {
+            let mut tables = [(); 2].map(|()| Table::new(PageCount::new(PAGES)));
+            let (mut before, mut after) = (Mapped::new(), Mapped::new());
+            let mut edits = Vec::new();
+            for (index, &(from, to)) in changes.iter().enumerate() {
+                let (target, page) = (index / PAGES as usize, index as u64 % PAGES);
+                let virtual_page = VirtualPage::new(page);
+                tables[target].make_room(virtual_page).unwrap();
+                tables[target].set(virtual_page, from);
+                let space = SpaceId(target as u32);
+                before.extend(from.mapping().map(|mapping| ((space, page), mapping)));
+                after.extend(to.unwrap_or(from).mapping().map(|mapping| ((space, page), mapping)));
+                edits.extend(to.map(|to| Edit { target, space, ..edit(page, from, to) }));
+            }
+            let only_detaches = edits.iter().all(|edit| edit.to.page().is_none());
+            let plan = compiled(edits, &[]);
+            let mut mapped = before.clone();
+            for (done, operation) in plan.operations().iter().enumerate() {
+                let mut undone = mapped.clone();
+                plan.undo_edits(done, SIZE).iter().for_each(|back| perform(&mut undone, back));
+                prop_assert_eq!(&undone, &before);
+                perform(&mut mapped, operation);
+            }
+            prop_assert_eq!(mapped, after);
+
+            let regions = |tables: &[Table]| tables.iter().map(Table::regions).sum::<u64>();
+            let held = regions(&tables);
+            let added = plan.regions_added(|target| &tables[target]);
+            for edit in &plan.edits {
+                tables[edit.target].set(edit.page, edit.to);
+            }
+            let more = regions(&tables).saturating_sub(held);
+            prop_assert_eq!(added, if only_detaches { 0 } else { more });
+        }
+    }
+
+    #[test]
+    fn what_lies_side_by_side_in_one_space_and_heap_is_one_operation() {
+        let sealed = |index| Slot::Sealed(physical(index));
+        let writable = |index| Slot::Writable(physical(index));
+        let operations = |edits: &[Edit]| compiled(edits.to_vec(), &[]).operations().len();
+        let unmapped = [
+            edit(0, writable(0), Slot::Hole),
+            edit(1, sealed(7), Slot::Hole),
+        ];
+        assert_eq!(operations(&unmapped), 1);
+        let apart = [unmapped[0], edit(2, sealed(7), Slot::Hole)];
+        assert_eq!(operations(&apart), 2);
+        let elsewhere = Edit {
+            space: SpaceId(1),
+            ..unmapped[1]
+        };
+        assert_eq!(operations(&[unmapped[0], elsewhere]), 2);
+        let sealing = [
+            edit(0, writable(4), sealed(4)),
+            edit(1, writable(9), sealed(9)),
+        ];
+        assert_eq!(operations(&sealing), 1);
+        let unsealing = edit(1, sealed(9), writable(9));
+        assert_eq!(operations(&[sealing[0], unsealing]), 2);
+        let shared = [
+            edit(0, Slot::Hole, sealed(4)),
+            edit(1, Slot::Hole, sealed(5)),
+        ];
+        assert_eq!(operations(&shared), 1);
+        assert_eq!(
+            operations(&[shared[0], edit(1, Slot::Hole, writable(5))]),
+            2
+        );
+        assert_eq!(operations(&[shared[0], edit(1, Slot::Hole, sealed(6))]), 2);
+        assert_eq!(operations(&[edit(0, sealed(4), sealed(4))]), 0, "as it was");
+    }
+
+    #[test]
+    fn new_pages_side_by_side_are_zeroed_by_one_operation() {
+        let zeroed = |page, index| Edit {
+            contents: Contents::Zeroed,
+            ..edit(page, Slot::Hole, Slot::Writable(physical(index)))
+        };
+        let plan = compiled(vec![zeroed(0, 8), zeroed(1, 3), zeroed(5, 4)], &[]);
+        let zero = |page, count| Operation::Zero {
+            address: at(page),
+            length: pages(count),
+        };
+        assert_eq!(plan.operations()[3..], [zero(0, 2), zero(5, 1)]);
+        assert_eq!(plan.map_calls(), 3);
+        assert!(plan.undo_commits(5).is_empty());
     }
 }

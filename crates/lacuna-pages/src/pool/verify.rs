@@ -198,3 +198,115 @@ fn verify_totals(state: &State) -> Result<(), BrokenInvariant> {
         format!("{committed} pages are committed, the allocator says otherwise")
     })
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::pool::heap::Which;
+    use crate::{HostDevice, PageRange, PageSize, PoolConfig};
+
+    /// A pool, and a buffer whose first two pages of four are mapped, the second sealed.
+    fn sound() -> (Pool, Buffer) {
+        let config = PoolConfig {
+            page_size: PageSize::KIB_64,
+            ..PoolConfig::default()
+        };
+        let pool = Pool::new(HostDevice::new().unwrap(), config).unwrap();
+        let mut buffer = pool.reserve(crate::ByteLength::kibibytes(256), "").unwrap();
+        buffer.ensure_mapped(0..2 << 16).unwrap();
+        buffer.seal(PageRange::of(1..2)).unwrap();
+        pool.verify([&buffer]).unwrap();
+        (pool, buffer)
+    }
+
+    /// Damages the books, and has the invariant named that no longer holds. What is dropped then is
+    /// not to be trusted, so it is not dropped.
+    #[track_caller]
+    fn broken(damage: impl FnOnce(&mut State, PhysicalPage)) -> &'static str {
+        let (pool, buffer) = sound();
+        let first = buffer.table.get(VirtualPage::new(0)).page().unwrap();
+        damage(&mut pool.lock(), first);
+        let error = pool.verify([&buffer]).unwrap_err();
+        std::mem::forget((buffer, pool));
+        assert!(error.to_string().starts_with(error.invariant));
+        error.invariant
+    }
+
+    fn owners(state: &mut State, page: PhysicalPage) -> &mut crate::pool::heap::Owners {
+        let heap = state.books.allocator.heap_mut(page.heap);
+        heap.owners_mut(page.index)
+    }
+
+    fn available(state: &State, page: PhysicalPage) -> u32 {
+        let heap = state.books.allocator.heap(page.heap);
+        heap.run_from(Which::Available, 0).unwrap().start
+    }
+
+    #[test]
+    fn a_page_in_no_place_is_noticed() {
+        let taken = broken(|state, page| {
+            let index = available(state, page);
+            state.books.allocator.heap_mut(page.heap).take(index);
+        });
+        assert_eq!(taken, "M1");
+    }
+
+    #[test]
+    fn memory_that_only_its_heap_knows_of_is_noticed() {
+        let committed = broken(|state, page| {
+            let index = available(state, page);
+            let heap = state.books.allocator.heap_mut(page.heap);
+            heap.take(index);
+            heap.note_committed(index);
+            heap.put(index);
+        });
+        assert_eq!(committed, "M1");
+    }
+
+    #[test]
+    fn a_mapping_that_no_table_has_is_noticed() {
+        assert_eq!(
+            broken(|state, page| owners(state, page).mappings += 1),
+            "M2"
+        );
+        let (pool, buffer) = sound();
+        assert_eq!(pool.verify([]).unwrap_err().invariant, "M2");
+        pool.verify([&buffer]).unwrap();
+    }
+
+    #[test]
+    fn regions_that_are_miscounted_are_noticed() {
+        let (pool, buffer) = sound();
+        let (id, regions) = (buffer.id, buffer.table.regions());
+        pool.lock().books.set_regions(id, regions + 1);
+        assert_eq!(pool.verify([&buffer]).unwrap_err().invariant, "M2");
+        pool.lock().books.set_regions(id, regions);
+        pool.verify([&buffer]).unwrap();
+    }
+
+    #[test]
+    fn a_writable_page_with_another_owner_is_noticed() {
+        assert_eq!(broken(|state, page| owners(state, page).pins += 1), "M3");
+        assert_eq!(broken(|state, page| owners(state, page).lost += 1), "M3");
+    }
+
+    #[test]
+    fn a_page_owned_without_memory_is_noticed() {
+        let owned = broken(|state, page| {
+            let index = available(state, page);
+            owners(state, PhysicalPage { index, ..page }).pins = 1;
+        });
+        assert_eq!(owned, "M4");
+    }
+
+    #[test]
+    fn parts_that_do_not_add_up_are_noticed() {
+        let sum = broken(|state, page| {
+            let index = available(state, page);
+            let free = PhysicalPage { index, ..page };
+            state.books.pin(free);
+            owners(state, free).pins = 0;
+        });
+        assert_eq!(sum, "M2");
+    }
+}

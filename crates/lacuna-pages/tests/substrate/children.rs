@@ -25,7 +25,13 @@ pub(crate) fn in_child(test: &str, body: impl FnOnce()) -> Option<Output> {
         return None;
     }
     let program = std::env::current_exe().unwrap();
-    let arguments = [test, "--exact", "--nocapture", "--test-threads=1"];
+    let arguments = [
+        test,
+        "--exact",
+        "--nocapture",
+        "--test-threads=1",
+        "--include-ignored",
+    ];
     Some(
         Command::new(program)
             .args(arguments)

@@ -67,6 +67,7 @@ impl World {
         self.pool
             .verify([&self.donor, &self.second, &self.third])
             .unwrap();
+        assert_eq!(self.handle.log().committed(), self.ledger().committed);
     }
 
     /// Checks the contents that `new` describes.
@@ -358,6 +359,44 @@ fn memory_that_cannot_be_given_back_stays_on_the_books() {
     handle.fail(Failing::Nothing);
     pool.trim();
     assert_eq!(pool.ledger().committed, ByteLength::ZERO);
+}
+
+/// A pool of one heap in which every other page is in use, so that what lies idle goes back in as
+/// many pieces as there are pages.
+fn in_pieces() -> (Pool, Handle, Buffer) {
+    let (pool, handle) = probed(small(), Guise::Plain);
+    let mut buffer = filled(&pool, 16, 0);
+    for page in (1..16).step_by(2) {
+        buffer.unmap(range(page, page + 1)).unwrap();
+    }
+    assert_eq!(pool.ledger().idle, pages(8));
+    (pool, handle, buffer)
+}
+
+/// A giving back that stops half-way has given back what it came to and no more: pages that the
+/// device still holds and the books do not would be beyond the limit for ever.
+#[test]
+fn a_giving_back_that_fails_in_the_middle_counts_what_went_back() {
+    for n in 0..8 {
+        let (pool, handle, buffer) = in_pieces();
+        handle.fail(Failing::From(n));
+        pool.trim();
+        let ledger = pool.ledger();
+        assert_eq!(handle.log().committed(), ledger.committed, "call {n}");
+        assert_eq!(ledger.committed, pages(16 - n), "call {n}");
+        assert_eq!(ledger.idle, pages(8 - n), "call {n}");
+        assert_eq!(ledger.counts.pages_decommitted, n, "call {n}");
+        pool.verify([&buffer]).unwrap();
+        handle.fail(Failing::Nothing);
+        pool.trim();
+        let ledger = pool.ledger();
+        assert_eq!((ledger.committed, ledger.idle), (pages(8), pages(0)));
+        assert_eq!(handle.log().committed(), pages(8));
+        for page in (0..16).step_by(2) {
+            assert_page(&buffer, page, page);
+        }
+        pool.verify([&buffer]).unwrap();
+    }
 }
 
 #[test]

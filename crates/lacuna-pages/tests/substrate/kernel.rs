@@ -39,6 +39,16 @@ fn proportional_set_size() -> u64 {
         * 1024
 }
 
+/// Shared memory that is in this process's page tables.
+fn resident_shared_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssShmem:"));
+    let kibibytes = line.unwrap().trim().strip_suffix("kB").unwrap();
+    kibibytes.trim().parse::<u64>().unwrap() << 10
+}
+
 pub(crate) fn kernel_mappings() -> u64 {
     fs::read_to_string("/proc/self/maps")
         .unwrap()
@@ -123,6 +133,36 @@ fn two_buffers_share_a_thousand_pages_and_the_kernel_sees_one_copy() {
         pool.trim();
         assert_eq!(pool.ledger().committed, ByteLength::ZERO);
         assert_eq!(heap_blocks(), ByteLength::ZERO);
+    });
+}
+
+/// Idle pages beside pages in use can only be punched out of their heap's file: here the kernel is
+/// asked whether it has them back, since the heap itself stays.
+#[test]
+fn idle_pages_of_a_heap_in_use_go_back_to_the_kernel() {
+    let test = "kernel::idle_pages_of_a_heap_in_use_go_back_to_the_kernel";
+    succeeds_in_child(test, || {
+        let pool = host(PoolConfig::default());
+        let mut buffer = pool.reserve(ByteLength::mebibytes(8), "").unwrap();
+        fill(&mut buffer, 100);
+        let shared_memory = resident_shared_memory();
+        for page in (1..100).step_by(2) {
+            buffer.unmap(range(page, page + 1)).unwrap();
+        }
+        assert_eq!(heap_blocks(), ByteLength::kibibytes(64 * 100), "kept idle");
+        pool.trim();
+        assert_eq!(pool.ledger().committed, ByteLength::kibibytes(64 * 50));
+        assert_blocks(&pool);
+        assert_eq!(
+            resident_shared_memory(),
+            shared_memory - (64 << 10) * 50,
+            "unmapped pages are resident nowhere"
+        );
+        for page in (0..100usize).step_by(2) {
+            let bytes = buffer.bytes(page << 16..(page + 1) << 16).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == page as u8));
+        }
+        pool.verify([&buffer]).unwrap();
     });
 }
 
@@ -228,9 +268,8 @@ fn huge_mappings() -> u64 {
         * 1024
 }
 
-#[test]
-fn long_mappings_move_into_huge_pages_where_the_kernel_has_them() {
-    let test = "kernel::long_mappings_move_into_huge_pages_where_the_kernel_has_them";
+/// Maps four huge pages twice where they are asked for, then looks at `check` and at the contents.
+fn with_huge_pages(test: &str, check: fn()) {
     succeeds_in_child(test, || {
         let device = HostDevice::with_config(HostConfig {
             huge_pages: HugePages::Collapse,
@@ -252,10 +291,7 @@ fn long_mappings_move_into_huge_pages_where_the_kernel_has_them() {
         second
             .share_from(&first, range(0, 4), VirtualPage::new(0))
             .unwrap();
-        match huge_mappings() {
-            0 => eprintln!("skipped the count: the kernel has no huge pages to give"),
-            huge => assert!(huge >= 2 << 20, "{huge} bytes in huge pages"),
-        }
+        check();
         assert_eq!(
             first.bytes(0..length).unwrap(),
             second.bytes(0..length).unwrap()
@@ -265,5 +301,22 @@ fn long_mappings_move_into_huge_pages_where_the_kernel_has_them() {
         drop((first, second));
         pool.trim();
         assert_eq!(heap_blocks(), ByteLength::ZERO);
+    });
+}
+
+#[test]
+fn asking_for_huge_pages_changes_no_contents_and_no_accounts() {
+    with_huge_pages(
+        "kernel::asking_for_huge_pages_changes_no_contents_and_no_accounts",
+        || {},
+    );
+}
+
+#[test]
+#[ignore = "needs a kernel with huge pages to give: see MADV_COLLAPSE"]
+fn long_mappings_move_into_huge_pages() {
+    with_huge_pages("kernel::long_mappings_move_into_huge_pages", || {
+        let huge = huge_mappings();
+        assert!(huge >= 2 << 20, "{huge} bytes in huge pages");
     });
 }

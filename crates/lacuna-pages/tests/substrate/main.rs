@@ -10,6 +10,7 @@ mod conformance;
 mod faults;
 #[cfg(target_os = "linux")]
 mod geometry;
+mod giving_back;
 mod growth;
 #[cfg(target_os = "linux")]
 mod kernel;
@@ -19,3 +20,5 @@ mod queue;
 mod storm;
 mod support;
 mod threads;
+#[cfg(all(target_os = "linux", feature = "vulkan"))]
+mod vulkan;

@@ -1,7 +1,7 @@
 //! Devices whose batches are done later: pages wait for their readers.
 
 use lacuna_pages::device::{Fence, FenceState, Operation, Patience};
-use lacuna_pages::{Error, PoolConfig, VirtualPage};
+use lacuna_pages::{Error, Pages, PoolConfig, VirtualPage};
 
 use crate::support::{Guise, PAGE, assert_page, filled, pages, probed, range, small};
 
@@ -32,6 +32,36 @@ fn an_unmapped_page_is_not_used_again_before_its_fence() {
     assert_eq!(pool.ledger().retiring, pages(0));
     assert_page(&buffer, 4, 4);
     pool.verify([&buffer, &other]).unwrap();
+}
+
+#[test]
+fn the_latest_of_all_readers_is_waited_for_however_they_were_told_of() {
+    let (pool, handle) = probed(small(), Guise::Queue);
+    let mut buffer = filled(&pool, 4, 0);
+    for fence in [5, 9, 3] {
+        buffer.read_until(Fence(fence));
+    }
+    buffer.unmap(range(0, 1)).unwrap();
+    assert_eq!(handle.log().batches.last().unwrap().1, Fence(9));
+    drop(buffer);
+    assert_eq!(handle.log().releases, [Fence(9)]);
+}
+
+#[test]
+fn a_batch_for_several_buffers_waits_for_the_readers_of_all() {
+    for (first, second) in [(4, 7), (7, 4)] {
+        let (pool, handle) = probed(small(), Guise::Queue);
+        let mut buffers = [filled(&pool, 2, 0), filled(&pool, 2, 10)];
+        buffers[0].read_until(Fence(first));
+        buffers[1].read_until(Fence(second));
+        let mut all = buffers
+            .each_mut()
+            .map(|buffer| Pages::new(buffer, range(0, 1)));
+        pool.seal(&mut all).unwrap();
+        assert_eq!(handle.log().batches.last().unwrap().1, Fence(7));
+        pool.unmap(&mut all).unwrap();
+        assert_eq!(handle.log().batches.last().unwrap().1, Fence(7));
+    }
 }
 
 #[test]

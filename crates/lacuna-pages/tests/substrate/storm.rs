@@ -25,15 +25,7 @@ fn after_a_storm_memory_returns_to_the_low_watermark_and_to_nothing_on_trim() {
     }
 }
 
-#[cfg(feature = "vulkan")]
-#[test]
-fn after_a_storm_on_the_vulkan_device_memory_returns_just_so() {
-    if let Some(device) = crate::support::open_vulkan() {
-        storm(&Pool::new(device, config()).unwrap());
-    }
-}
-
-fn config() -> PoolConfig {
+pub(crate) fn config() -> PoolConfig {
     PoolConfig {
         high_watermark: pages(64),
         low_watermark: pages(24),
@@ -42,7 +34,7 @@ fn config() -> PoolConfig {
 }
 
 /// A thousand buffers, twenty of them at a time.
-fn storm(pool: &Pool) {
+pub(crate) fn storm(pool: &Pool) {
     let by_the_heap = pool.capabilities().commitment == Commitment::PerHeap;
     let mut random = Random(1);
     let mut live: Vec<(Buffer, u64, u64)> = Vec::new();

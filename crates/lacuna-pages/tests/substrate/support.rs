@@ -4,6 +4,7 @@
     reason = "a device is unsafe to implement, and the wrapper is one"
 )]
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -50,14 +51,41 @@ pub(crate) struct Log {
     /// Calls that could have failed since `failing` was set; each operation of a batch is one.
     pub(crate) calls: u64,
     pub(crate) batches: Vec<(Vec<Operation>, Fence)>,
+    /// What each reservation that was released waited for.
+    pub(crate) releases: Vec<Fence>,
     pub(crate) heaps: u64,
     pub(crate) spaces: u64,
     /// Fences up to this one are signalled.
     pub(crate) signalled: u64,
     last_fence: u64,
+    /// The pages that hold memory, by what the device was asked for and did.
+    held: BTreeSet<(HeapId, u64)>,
 }
 
 impl Log {
+    /// Memory that the device has given and not taken back, whatever the books say.
+    pub(crate) fn committed(&self) -> ByteLength {
+        pages(self.held.len() as u64)
+    }
+
+    /// Notes an operation that was done.
+    fn note(&mut self, operation: &Operation) {
+        let page = |place: Place, length: ByteLength| {
+            let first = place.offset / PAGE as u64;
+            let count = length.get() / PAGE as u64;
+            (first..first + count).map(move |page| (place.heap, page))
+        };
+        match *operation {
+            Operation::Commit { place, length } => self.held.extend(page(place, length)),
+            Operation::Decommit { place, length } => {
+                for page in page(place, length) {
+                    assert!(self.held.remove(&page), "{page:?} is given back twice");
+                }
+            }
+            _ => {}
+        }
+    }
+
     fn fails(&mut self) -> bool {
         let call = self.calls;
         self.calls += 1;
@@ -163,7 +191,10 @@ unsafe impl<D: Device> Device for Probe<D> {
     fn release(&mut self, space: SpaceId, after: Fence) -> Result<Fence, DeviceError> {
         self.check()?;
         self.inner.release(space, after)?;
-        self.handle.log().spaces -= 1;
+        let mut log = self.handle.log();
+        log.spaces -= 1;
+        log.releases.push(after);
+        drop(log);
         Ok(self.fence())
     }
 
@@ -177,14 +208,22 @@ unsafe impl<D: Device> Device for Probe<D> {
                 .apply(&commit, Fence::DONE)
                 .map_err(|error| error.cause)?;
         }
-        self.handle.log().heaps += 1;
+        let mut log = self.handle.log();
+        if self.capabilities.commitment == Commitment::PerHeap {
+            let place = Place { heap, offset: 0 };
+            log.note(&Operation::Commit { place, length });
+        }
+        log.heaps += 1;
+        drop(log);
         Ok(heap)
     }
 
     fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
         self.check()?;
         self.inner.destroy_heap(heap)?;
-        self.handle.log().heaps -= 1;
+        let mut log = self.handle.log();
+        log.heaps -= 1;
+        log.held.retain(|&(other, _)| other != heap);
         Ok(())
     }
 
@@ -198,6 +237,7 @@ unsafe impl<D: Device> Device for Probe<D> {
                     applied: applied + error.applied,
                     ..error
                 })?;
+            self.handle.log().note(operation);
         }
         self.handle.log().batches.push((batch.to_vec(), after));
         Ok(self.fence())
@@ -249,15 +289,20 @@ pub(crate) fn host(config: PoolConfig) -> Pool {
 pub(crate) fn probed(config: PoolConfig, guise: Guise) -> (Pool, Handle) {
     #[cfg(feature = "vulkan")]
     if guise == Guise::Vulkan {
-        let (device, handle) = Probe::new(open_vulkan().unwrap(), guise);
+        let (device, handle) = Probe::new(crate::vulkan::open(), guise);
         return (Pool::new(device, config).unwrap(), handle);
     }
     let (device, handle) = Probe::new(HostDevice::new().unwrap(), guise);
     (Pool::new(device, config).unwrap(), handle)
 }
 
-/// One pool on every kind of device.
+/// One pool on every kind of device, or only one on a graphics device in a process that was started
+/// for it.
 pub(crate) fn every_pool(config: PoolConfig) -> Vec<Pool> {
+    #[cfg(feature = "vulkan")]
+    if crate::vulkan::is_under_test() {
+        return vec![probed(config, Guise::Vulkan).0];
+    }
     let guises = [
         Guise::Plain,
         Guise::PerHeap,
@@ -267,46 +312,16 @@ pub(crate) fn every_pool(config: PoolConfig) -> Vec<Pool> {
     let mut pools: Vec<Pool> = guises.map(|guise| probed(config, guise).0).into();
     pools.push(host(config));
     pools.push(Pool::new(DenseDevice::new(), config).unwrap());
-    pools.extend(vulkan(config));
     pools
-}
-
-/// A pool on a graphics device, where there is one that has the page size.
-#[cfg(feature = "vulkan")]
-fn vulkan(config: PoolConfig) -> Option<Pool> {
-    let device = open_vulkan()?;
-    Some(Pool::new(Probe::new(device, Guise::Vulkan).0, config).unwrap())
 }
 
 /// The guises under which every call is made to fail.
 pub(crate) fn failing_guises() -> Vec<Guise> {
-    let host = [Guise::Plain, Guise::PerHeap, Guise::Queue];
     #[cfg(feature = "vulkan")]
-    let host = host.into_iter().chain(open_vulkan().map(|_| Guise::Vulkan));
-    host.into_iter().collect()
-}
-
-#[cfg(not(feature = "vulkan"))]
-fn vulkan(_: PoolConfig) -> Option<Pool> {
-    None
-}
-
-/// The Vulkan device, or a loud word that there is none.
-#[cfg(feature = "vulkan")]
-pub(crate) fn open_vulkan() -> Option<lacuna_pages::VulkanDevice> {
-    let reason = match lacuna_pages::VulkanDevice::open() {
-        Ok(device) if device.capabilities().page_sizes.contains(&PAGE_SIZE) => return Some(device),
-        Ok(device) => format!("{} has no pages of {PAGE_SIZE}", device.driver_name()),
-        Err(error @ DeviceError::Unavailable { .. }) => error.to_string(),
-        Err(error) => panic!("{error}"),
-    };
-    let required = std::env::var_os("LACUNA_REQUIRE_VULKAN").is_some();
-    assert!(!required, "LACUNA_REQUIRE_VULKAN is set, but {reason}");
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    // Not `eprintln!`, which the test harness swallows.
-    let message = format!("{test}: skipped: no sparse Vulkan device ({reason})\n");
-    let _ = std::io::Write::write_all(&mut std::io::stderr(), message.as_bytes());
-    None
+    if crate::vulkan::is_under_test() {
+        return vec![Guise::Vulkan];
+    }
+    vec![Guise::Plain, Guise::PerHeap, Guise::Queue]
 }
 
 /// Those of them on which pages can be shared.

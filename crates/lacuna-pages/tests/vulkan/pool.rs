@@ -8,15 +8,15 @@ use lacuna_pages::{
 
 use super::*;
 
-fn pool_with(config: PoolConfig) -> Option<(Pool, VulkanQueue)> {
-    let device = open()?;
+fn pool_with(config: PoolConfig) -> (Pool, VulkanQueue) {
+    let device = open();
     assert_eq!(device.capabilities().commitment, Commitment::PerHeap);
     let queue = device.queue();
     let config = PoolConfig {
         heap_bytes: ByteLength::mebibytes(4),
         ..config
     };
-    Some((Pool::new(device, config).unwrap(), queue))
+    (Pool::new(device, config).unwrap(), queue)
 }
 
 fn at(buffer: &Buffer, page: u64) -> Address {
@@ -24,10 +24,9 @@ fn at(buffer: &Buffer, page: u64) -> Address {
 }
 
 #[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn buffers_grow_side_by_side_and_keep_their_contents() {
-    let Some((pool, queue)) = pool_with(PoolConfig::default()) else {
-        return;
-    };
+    let (pool, queue) = pool_with(PoolConfig::default());
     let mut buffers: Vec<_> = (0..6)
         .map(|_| pool.reserve(ByteLength::mebibytes(16), "layer").unwrap())
         .collect();
@@ -56,10 +55,9 @@ fn buffers_grow_side_by_side_and_keep_their_contents() {
 }
 
 #[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_copy_on_write_copies_one_page() {
-    let Some((pool, queue)) = pool_with(PoolConfig::default()) else {
-        return;
-    };
+    let (pool, queue) = pool_with(PoolConfig::default());
     let mut first = pool.reserve(ByteLength::mebibytes(4), "first").unwrap();
     let mut second = pool.reserve(ByteLength::mebibytes(4), "second").unwrap();
     first.ensure_mapped(0..10 * PAGE as usize).unwrap();
@@ -89,10 +87,9 @@ fn a_copy_on_write_copies_one_page() {
 }
 
 #[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_pin_outlives_the_buffer_that_wrote_the_page() {
-    let Some((pool, queue)) = pool_with(PoolConfig::default()) else {
-        return;
-    };
+    let (pool, queue) = pool_with(PoolConfig::default());
     let mut first = pool.reserve(ByteLength::mebibytes(1), "").unwrap();
     first.ensure_mapped(0..2 * PAGE as usize).unwrap();
     queue.write(at(&first, 0), &noise(1, 2 * PAGE)).unwrap();
@@ -110,6 +107,7 @@ fn a_pin_outlives_the_buffer_that_wrote_the_page() {
 }
 
 #[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_window_over_a_hundred_thousand_rows_keeps_memory_flat() {
     const ROW: u64 = 2_048;
     const WINDOW: u64 = 1_024;
@@ -118,9 +116,7 @@ fn a_window_over_a_hundred_thousand_rows_keeps_memory_flat() {
         limit,
         ..PoolConfig::default()
     };
-    let Some((pool, queue)) = pool_with(config) else {
-        return;
-    };
+    let (pool, queue) = pool_with(config);
     let rows = 100_000u64;
     let length = ByteLength::new(rows * ROW);
     let mut buffer = pool.reserve(length, "window").unwrap();
@@ -152,14 +148,13 @@ fn a_window_over_a_hundred_thousand_rows_keeps_memory_flat() {
 }
 
 #[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn recycled_pages_hold_zeros_if_asked_to() {
     let config = PoolConfig {
         recycle: Recycle::Zeroed,
         ..PoolConfig::default()
     };
-    let Some((pool, queue)) = pool_with(config) else {
-        return;
-    };
+    let (pool, queue) = pool_with(config);
     for round in 0..3 {
         let mut buffer = pool.reserve(ByteLength::mebibytes(4), "").unwrap();
         buffer.ensure_mapped(0..64 * PAGE as usize).unwrap();
@@ -171,10 +166,9 @@ fn recycled_pages_hold_zeros_if_asked_to() {
 }
 
 #[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn the_host_does_not_see_a_buffer_and_is_told_so() {
-    let Some((pool, _)) = pool_with(PoolConfig::default()) else {
-        return;
-    };
+    let (pool, _) = pool_with(PoolConfig::default());
     let mut buffer = pool.reserve(ByteLength::mebibytes(1), "").unwrap();
     let report = buffer.ensure_mapped(0..4096).unwrap();
     buffer.write(4096, &[]).unwrap();
@@ -188,10 +182,9 @@ fn the_host_does_not_see_a_buffer_and_is_told_so() {
 }
 
 #[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_storm_of_buffers_leaves_nothing_behind() {
-    let Some((pool, queue)) = pool_with(PoolConfig::default()) else {
-        return;
-    };
+    let (pool, queue) = pool_with(PoolConfig::default());
     let mut alive: Vec<Buffer> = Vec::new();
     for round in 0..120u64 {
         let mut buffer = pool.reserve(ByteLength::mebibytes(2), "").unwrap();
