@@ -15,7 +15,15 @@ test:
 
 # The Vulkan device's tests; `.ci/install-vulkan` installs a software driver to run them on.
 test-vulkan:
-    LACUNA_REQUIRE_VULKAN=1 cargo test -p lacuna-pages --features vulkan-shaders --locked
+    .ci/test-vulkan
+
+# The property tests on random cases; with a seed, on those that it was printed with.
+test-random *seed:
+    .ci/test-random {{seed}}
+
+# Small mistakes in pages, kv and scheduler, each of which a test should notice. Takes hours.
+mutants *options:
+    .ci/test-mutants {{options}}
 
 # The kernels' tests with AVX-512, on an emulated processor: all, or those whose names contain a filter.
 test-avx512 *filters:

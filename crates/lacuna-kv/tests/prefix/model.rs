@@ -305,7 +305,8 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    // Twice as many as usual: each costs little.
+    #![proptest_config(ProptestConfig::with_cases(2 * ProptestConfig::default().cases))]
 
     #[test]
     fn every_answer_is_that_of_a_naive_list(steps in steps()) {

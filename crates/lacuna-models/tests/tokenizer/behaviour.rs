@@ -677,8 +677,6 @@ fn tokenizers() -> &'static [Tokenizer] {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     #[test]
     fn decoding_undoes_encoding(text in "\\PC{0,40}|[ \\n\\t'the12é日\u{2028}<|>]{0,60}") {
         // SentencePiece writes its visible space for a space, so a text with one reads as the other.
