@@ -11,7 +11,7 @@ mod refusals;
 
 use lacuna_pages::device::{Access, Address, HeapId, HostCopies, Operation, Place, SpaceId};
 use lacuna_pages::vulkan::VulkanQueue;
-use lacuna_pages::{ByteLength, Device, VulkanDevice};
+use lacuna_pages::{ByteLength, Device, DeviceError, VulkanDevice};
 
 const PAGE: u64 = 65_536;
 
