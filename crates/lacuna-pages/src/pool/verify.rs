@@ -199,7 +199,8 @@ fn verify_totals(state: &State) -> Result<(), BrokenInvariant> {
     })
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::pool::heap::Which;
