@@ -77,7 +77,9 @@ impl Progress for Bars {
         if !std::io::stderr().is_terminal() {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
-        self.0 = bar.with_style(style).with_message(item.to_owned());
+        self.0 = bar
+            .with_style(style)
+            .with_message(crate::output::name(item));
     }
 
     fn advance(&mut self, bytes: u64) {

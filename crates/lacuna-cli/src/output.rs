@@ -1,11 +1,17 @@
 //! What a command leaves on the terminal: results on standard output, everything else on standard
 //! error, and an exit code of 2 for arguments that make no sense and 1 for what went wrong.
+//!
+//! Nothing else in the program prints. Output that cannot be written ends the command: quietly when
+//! whoever read it has gone, as `head` does, and with an error when the disk is full. What a file or
+//! a model says cannot steer the terminal: control characters are shown as escapes.
 
-use std::io::{self, Write};
+use std::fmt;
+use std::io::{self, IsTerminal, StdoutLock, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use lacuna_engine::EngineError;
+use lacuna_kv::KvError;
 use lacuna_models::plan::PlanError;
 use lacuna_server::StartError;
 use serde::Serialize;
@@ -15,35 +21,175 @@ use serde::Serialize;
 #[error("{0}")]
 pub struct Usage(pub String);
 
+/// Standard output that cannot be written to.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output: {0}")]
+pub struct OutputError(io::Error);
+
 /// Prints one JSON object and a line feed on standard output.
+///
+/// # Errors
+/// [`OutputError`], as for everything that is printed there.
 pub fn json(value: &impl Serialize) -> Result<()> {
+    on_stdout(|out| {
+        serde_json::to_writer(&mut *out, value)?;
+        writeln!(out)
+    })
+}
+
+/// Prints for people on standard output what `write` writes.
+///
+/// # Errors
+/// [`OutputError`].
+pub fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    on_stdout(|out| write(&mut Escaping(out)))
+}
+
+/// Prints text that is itself the result, such as a model's: on a terminal without what would steer
+/// it, elsewhere as it is.
+///
+/// # Errors
+/// [`OutputError`].
+pub fn text(text: &str) -> Result<()> {
+    on_stdout(|out| match out.is_terminal() {
+        true => Escaping(out).write_all(text.as_bytes()),
+        false => out.write_all(text.as_bytes()),
+    })
+}
+
+fn on_stdout(write: impl FnOnce(&mut StdoutLock<'_>) -> io::Result<()>) -> Result<()> {
     let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, value)?;
-    writeln!(out)?;
-    Ok(())
+    let written = write(&mut out).and_then(|()| out.flush());
+    Ok(written.map_err(OutputError)?)
+}
+
+/// Prints a line for people on standard error. There is nobody to tell when that fails.
+#[macro_export]
+macro_rules! tell {
+    ($($line:tt)*) => {
+        $crate::output::line(format_args!($($line)*))
+    };
+}
+
+/// What [`tell!`](crate::tell) does.
+#[doc(hidden)]
+pub fn line(line: fmt::Arguments<'_>) {
+    let mut out = Escaping(io::stderr().lock());
+    writeln!(out, "{line}").ok();
+}
+
+/// A name from a file as a part of a line: without line feeds, which would begin one of its own.
+#[must_use]
+pub fn name(name: &str) -> String {
+    name.chars()
+        .map(|c| match is_steering(c) || matches!(c, '\n' | '\t') {
+            true => c.escape_default().to_string(),
+            false => c.to_string(),
+        })
+        .collect()
+}
+
+/// Whether a terminal would do something else with `c` than show it and go on: control characters
+/// but line feed and tab, and those that change the order in which others are shown.
+fn is_steering(c: char) -> bool {
+    let is_order =
+        matches!(c, '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
+    is_order || (c.is_control() && !matches!(c, '\n' | '\t'))
+}
+
+/// Writes text with escapes, such as `\u{1b}`, for the characters that would steer a terminal.
+struct Escaping<W>(W);
+
+impl<W: Write> Write for Escaping<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for chunk in bytes.utf8_chunks() {
+            let mut plain = chunk.valid();
+            while let Some(at) = plain.find(is_steering) {
+                let (before, rest) = plain.split_at(at);
+                let mut after = rest.chars();
+                let escaped = after.next().map(char::escape_default);
+                self.0.write_all(before.as_bytes())?;
+                write!(
+                    self.0,
+                    "{}",
+                    escaped.into_iter().flatten().collect::<String>()
+                )?;
+                plain = after.as_str();
+            }
+            self.0.write_all(plain.as_bytes())?;
+            if !chunk.invalid().is_empty() {
+                self.0.write_all("\u{FFFD}".as_bytes())?;
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Prints what the command line asks to be shown (help, version) or what is wrong with it.
+pub fn usage(error: &clap::Error) -> ExitCode {
+    match error.print() {
+        Err(cause) if !error.use_stderr() => report(&OutputError(cause).into()),
+        _ => ExitCode::from(if error.use_stderr() { 2 } else { 0 }),
+    }
 }
 
 /// Prints `error` with its causes and says how the process should exit.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    if error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+    if let Some(OutputError(cause)) = error.downcast_ref()
+        && cause.kind() == io::ErrorKind::BrokenPipe
     {
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {error:#}");
+    tell!("error: {error:#}");
+    if let Some(advice) = advice(error) {
+        tell!("help: {advice}");
+    }
     ExitCode::from(if is_usage(error) { 2 } else { 1 })
 }
 
-fn is_usage(error: &anyhow::Error) -> bool {
-    let engine = match error.downcast_ref() {
-        Some(StartError::OpenToAll { .. }) => return true,
+/// The engine's error in `error`, if it is one.
+fn engine(error: &anyhow::Error) -> Option<&EngineError> {
+    match error.downcast_ref() {
         Some(StartError::Engine(error)) => Some(error),
         _ => error.downcast_ref(),
-    };
-    error.downcast_ref::<Usage>().is_some()
+    }
+}
+
+/// Which options have to do with `error`. The libraries' own messages name none, because whoever
+/// calls a library has no options.
+fn advice(error: &anyhow::Error) -> Option<&'static str> {
+    if let Some(PlanError::BatchTooLarge { .. }) = error.downcast_ref() {
+        return Some("--batch takes the tokens of one pass");
+    }
+    Some(match engine(error)? {
+        EngineError::TooManyThreads { .. } => "--threads takes the number of threads",
+        EngineError::PromptTooLong { .. } | EngineError::Kv(KvError::ContextFull { .. }) => {
+            "--ctx takes the tokens of the context"
+        }
+        EngineError::Kv(KvError::NoPageSize) => "--kv dense needs no pages",
+        EngineError::Plan(PlanError::BatchTooLarge { .. }) => {
+            "--step-tokens takes the tokens of one pass"
+        }
+        EngineError::BudgetTooSmall { .. } => {
+            "--budget takes the bytes, --ctx and --step-tokens what they are spent on"
+        }
+        EngineError::NotFinite(_) => {
+            "--check-finite looks after every layer and names the first one that is damaged"
+        }
+        _ => return None,
+    })
+}
+
+fn is_usage(error: &anyhow::Error) -> bool {
+    let opens = matches!(error.downcast_ref(), Some(StartError::OpenToAll { .. }));
+    opens
+        || error.downcast_ref::<Usage>().is_some()
         || matches!(
-            engine,
+            engine(error),
             Some(
                 EngineError::TooManyThreads { .. }
                     | EngineError::Plan(PlanError::EmptyContext | PlanError::EmptyBatch)
@@ -63,7 +209,34 @@ pub fn bytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::*;
+
+    fn escaped(text: &str) -> String {
+        let mut out = Vec::new();
+        write!(Escaping(&mut out), "{text}").expect("memory takes it");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn what_would_steer_a_terminal_is_shown_instead() {
+        assert_eq!(
+            escaped("a\u{1b}[2Jb\r\u{7}\u{7f}\u{9b}c\n\td"),
+            "a\\u{1b}[2Jb\\r\\u{7}\\u{7f}\\u{9b}c\n\td"
+        );
+        assert_eq!(escaped("\u{202e}gpj.exe"), "\\u{202e}gpj.exe");
+        assert_eq!(escaped("él, 東京, 🦀"), "él, 東京, 🦀");
+        assert_eq!(name("two\nlines\u{1b}"), "two\\nlines\\u{1b}");
+    }
+
+    #[test]
+    fn an_output_that_is_full_is_an_error_and_one_that_nobody_reads_is_not() {
+        let full = OutputError(io::ErrorKind::StorageFull.into());
+        assert_eq!(report(&full.into()), ExitCode::from(1));
+        let closed = OutputError(io::ErrorKind::BrokenPipe.into());
+        assert_eq!(report(&closed.into()), ExitCode::SUCCESS);
+        let elsewhere = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert_eq!(report(&elsewhere.into()), ExitCode::from(1));
+    }
 
     #[test]
     fn bytes_are_readable() {

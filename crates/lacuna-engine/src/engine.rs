@@ -9,6 +9,7 @@ use lacuna_models::plan::{Demand, Logits, Plan, WeightPlan};
 use lacuna_models::{BatchLimits, FiniteCheck, LogitRows, Model, Scratch, Segment};
 
 use crate::error::EngineError;
+use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
 
@@ -152,8 +153,13 @@ impl Engine {
             .model
             .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
         let (sampler, history) = (&mut session.sampler, &session.tokens);
-        let token = (rows != LogitRows::None)
-            .then(|| sampler.sample(logits, history, &mut self.candidates));
+        let token = match rows {
+            LogitRows::None => None,
+            LogitRows::Last | LogitRows::All => {
+                row::check_finite(logits)?;
+                Some(sampler.sample(logits, history, &mut self.candidates))
+            }
+        };
         session.sequence.accept(chunk.len());
         session.tokens.extend(token);
         Ok(token)
@@ -164,7 +170,8 @@ impl Engine {
     /// for rows: one, unless the engine is set up for [`EngineConfig::scoring`].
     ///
     /// # Errors
-    /// [`EngineError`] when a token is out of range or the context is too short.
+    /// [`EngineError`] when a token is out of range, the context is too short, or a row is not
+    /// finite.
     pub fn score(
         &mut self,
         tokens: &[u32],
@@ -183,6 +190,7 @@ impl Engine {
                 .model
                 .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
             for (offset, row) in logits.chunks_exact(vocabulary).enumerate() {
+                row::check_finite(row)?;
                 each(sequence.len() + offset, row);
             }
             sequence.accept(chunk.len());

@@ -2,13 +2,23 @@
 
 use std::num::NonZeroUsize;
 
+/// Logits that no token can be chosen from: at least one is infinite or no number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the model's logits are not finite, from that of token {token} on; its weights or the KV rows of the text so far are damaged, or its activations overflow"
+)]
+pub struct NotFinite {
+    /// The first token that has such a logit.
+    pub token: usize,
+}
+
 /// A step that was not made. The session is as it was before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
     /// More threads than processors would only wait for each other.
     #[error(
-        "{asked} threads asked for, but this machine has {available}; use --threads {available} or fewer"
+        "{asked} threads asked for, but this machine has {available}; use {available} or fewer"
     )]
     TooManyThreads {
         /// Threads asked for.
@@ -24,7 +34,7 @@ pub enum EngineError {
     EmptyPrompt,
     /// The prompt alone fills the context.
     #[error(
-        "the prompt has {prompt} tokens, but the context holds {context}; raise --ctx or shorten the prompt"
+        "the prompt has {prompt} tokens, but the context holds {context}; make the context longer or the prompt shorter"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -41,12 +51,15 @@ pub enum EngineError {
     /// The model could not run the batch.
     #[error(transparent)]
     Forward(#[from] lacuna_models::ForwardError),
+    /// The model's output is of no use.
+    #[error(transparent)]
+    NotFinite(#[from] NotFinite),
     /// The processor could not be set up.
     #[error(transparent)]
     Cpu(#[from] lacuna_kernels::CpuError),
     /// The budget does not even hold what every request needs.
     #[error(
-        "a budget of {budget} is too small: the model needs {least} to run at all; raise --budget, or lower --ctx or the batch"
+        "a budget of {budget} is too small: the model needs {least} to run at all; raise the budget, or use a shorter context or a smaller batch"
     )]
     BudgetTooSmall {
         /// What was asked for, or what the system has.

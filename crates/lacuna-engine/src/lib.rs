@@ -34,7 +34,7 @@ mod system;
 mod transcript;
 
 pub use engine::{Engine, EngineConfig};
-pub use error::EngineError;
+pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};
 pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
 pub use request_memory::{HeldMemory, MemoryRefusal, RequestMemory, RequestMemoryStatus};

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use lacuna_kv::prefix::Namespace;
+use lacuna_models::files::LostFile;
 use lacuna_pages::ByteLength;
 
 use crate::request_memory::{HeldMemory, MemoryRefusal};
@@ -186,6 +187,9 @@ pub enum Refusal {
     /// A sampling setting is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// A file of the model was lost while it was in use.
+    #[error(transparent)]
+    LostFile(#[from] LostFile),
     /// The service is shutting down, or has stopped after an error.
     #[error("the service is shutting down and takes no more requests")]
     ShuttingDown,

@@ -4,6 +4,8 @@
 //! time the row takes to be read, and sampling is a small part of a step for any batch. Values that
 //! are not numbers are below all others.
 
+use crate::error::NotFinite;
+
 /// Values looked at together. A row has few enough blocks to sort their highest values.
 pub(crate) const BLOCK: usize = 64;
 
@@ -28,6 +30,27 @@ pub(crate) fn highest(row: &[f32]) -> f32 {
         .chain(rest)
         .copied()
         .fold(f32::NEG_INFINITY, higher)
+}
+
+/// Whether a token can be chosen from `row`, as the model gives it: what forbids tokens does so
+/// later, on a copy.
+///
+/// # Errors
+/// [`NotFinite`], with the first value that is infinite or no number.
+pub(crate) fn check_finite(row: &[f32]) -> Result<(), NotFinite> {
+    for (index, block) in row.chunks(BLOCK).enumerate() {
+        // No early exit within a block, so that the comparisons are vectorised.
+        if block
+            .iter()
+            .fold(false, |found, value| found | !value.is_finite())
+        {
+            let within = block.iter().position(|value| !value.is_finite());
+            return Err(NotFinite {
+                token: index * BLOCK + within.unwrap_or(0),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// The first token of the highest logit; the first of all if none is a number.
@@ -226,6 +249,12 @@ mod tests {
             prop_assert_eq!(highest(&row), best);
             let first = row.iter().position(|&value| value == best).unwrap_or(0);
             prop_assert_eq!(likeliest(&row) as usize, first);
+        }
+
+        #[test]
+        fn a_row_is_refused_for_its_first_value_that_is_not_finite(row in rows()) {
+            let first = row.iter().position(|value| !value.is_finite());
+            prop_assert_eq!(check_finite(&row).err().map(|error| error.token), first);
         }
 
         #[test]

@@ -207,7 +207,8 @@ impl Handle {
     /// [`Refusal`]; nothing is held for the request then.
     pub fn submit(&self, mut request: Request) -> Result<Stream, Refusal> {
         let request_limits = &self.shared.request_limits;
-        let checked = request_limits.check(&request);
+        let whole = self.model().files().check().map_err(Refusal::from);
+        let checked = whole.and_then(|()| request_limits.check(&request));
         let checked =
             checked.and_then(|capacity| request_limits.hold(&mut request).map(|()| capacity));
         let made = checked.and_then(|capacity| Waiting::new(request, capacity, Instant::now()));

@@ -3,8 +3,11 @@
 use std::task::{Context, Poll};
 
 use lacuna_kv::prefix;
+use lacuna_models::ForwardError;
+use lacuna_models::files::LostFile;
 use tokio::sync::mpsc;
 
+use crate::error::{EngineError, NotFinite};
 use crate::request::ConstraintError;
 
 /// One thing that happened to a request.
@@ -157,12 +160,28 @@ pub enum Failure {
     /// The text cannot be made to conform.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
+    /// The model's output is of no use.
+    #[error(transparent)]
+    NotFinite(#[from] NotFinite),
+    /// A file of the model was lost while it was in use.
+    #[error(transparent)]
+    LostFile(#[from] LostFile),
     /// The model could not be run.
     #[error("{0}")]
     Engine(String),
     /// The service stopped before the request was done.
     #[error("the service is shutting down")]
     ShuttingDown,
+}
+
+impl From<&EngineError> for Failure {
+    fn from(error: &EngineError) -> Self {
+        match error {
+            EngineError::Forward(ForwardError::Lost(lost)) => Self::LostFile(lost.clone()),
+            EngineError::NotFinite(error) => Self::NotFinite(*error),
+            error => Self::Engine(error.to_string()),
+        }
+    }
 }
 
 /// Events of one request. Dropping it cancels the request within a step.

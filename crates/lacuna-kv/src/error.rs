@@ -18,7 +18,7 @@ pub enum KvError {
     },
     /// The sequence has reached the context it was made for.
     #[error(
-        "the context of {capacity} tokens is full: {held} held and {requested} more asked for; raise --ctx or shorten the prompt"
+        "the context of {capacity} tokens is full: {held} held and {requested} more asked for; make the context longer or the prompt shorter"
     )]
     ContextFull {
         /// Tokens the sequence was made for.
@@ -74,7 +74,7 @@ pub enum KvError {
         block_tokens: usize,
     },
     /// The device offers no page size at all.
-    #[error("the device offers no page size; use --kv dense")]
+    #[error("the device offers no page size; use the dense policy")]
     NoPageSize,
     /// The substrate could not reserve or commit.
     #[error(transparent)]

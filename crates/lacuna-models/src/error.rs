@@ -67,6 +67,9 @@ pub enum LoadError {
     /// The file could not be opened, mapped or parsed.
     #[error(transparent)]
     Files(#[from] crate::files::Error),
+    /// A file was lost while it was read.
+    #[error(transparent)]
+    Lost(#[from] crate::files::LostFile),
     /// The description does not hold together.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -151,6 +154,9 @@ pub enum ForwardError {
         /// The first token of the batch that has one, or row of logits.
         row: usize,
     },
+    /// A file of the weights was lost before the pass was done.
+    #[error(transparent)]
+    Lost(#[from] crate::files::LostFile),
     /// The sequence was not prepared for exactly these tokens.
     #[error("{prepared} rows are prepared in the KV cache for {tokens} tokens; call prepare first")]
     NotPrepared {

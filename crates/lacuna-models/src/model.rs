@@ -29,6 +29,12 @@ impl Model {
     /// # Errors
     /// [`LoadError`], naming the part that is missing, damaged or not supported.
     pub fn load(files: ModelFiles) -> Result<Self, LoadError> {
+        let loaded = Self::connect(files.clone());
+        files.check()?;
+        loaded
+    }
+
+    fn connect(files: ModelFiles) -> Result<Self, LoadError> {
         let (description, names) = description(&files)?;
         let source = Source::new(files.tensors(), names, &description);
         let decoder = Decoder::load(&description.config, &source)?;
@@ -47,16 +53,17 @@ impl Model {
     /// sequence but not accepted.
     ///
     /// # Errors
-    /// [`ForwardError`] before anything is computed.
+    /// [`ForwardError`]: before anything is computed, or because the result is of no use.
     pub fn forward<'a>(
         &self,
         cpu: &Cpu,
         segments: &mut [Segment<'_>],
         scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], ForwardError> {
-        let rows = self
-            .decoder
-            .forward(self.config(), cpu, segments, scratch)?;
+        let computed = self.decoder.forward(self.config(), cpu, segments, scratch);
+        // First, because whatever a lost file's zeros led to is no news.
+        self.files.check()?;
+        let rows = computed?;
         let [logits] = scratch.at(Step::Return, [Buffer::Logits]);
         Ok(&bytemuck::cast_slice(logits)[..rows * self.config().vocabulary])
     }
@@ -110,7 +117,9 @@ impl Model {
 /// # Errors
 /// [`LoadError`], naming what is missing, damaged or not supported.
 pub fn describe(files: &ModelFiles) -> Result<Description, LoadError> {
-    Ok(description(files)?.0)
+    let described = description(files);
+    files.check()?;
+    Ok(described?.0)
 }
 
 /// The description of a model and how its tensors are named.
@@ -132,6 +141,12 @@ fn description(files: &ModelFiles) -> Result<(Description, Names), LoadError> {
 /// # Errors
 /// [`LoadError`], naming what is missing or not supported.
 pub fn load_tokenizer(files: &ModelFiles) -> Result<Tokenizer, LoadError> {
+    let loaded = tokenizer(files);
+    files.check()?;
+    loaded
+}
+
+fn tokenizer(files: &ModelFiles) -> Result<Tokenizer, LoadError> {
     Ok(match files.metadata() {
         Metadata::Gguf(metadata) => {
             let vocabulary = vocabulary(metadata).map_err(ConfigError::from)?;

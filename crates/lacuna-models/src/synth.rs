@@ -6,8 +6,7 @@
 //! noise; its cost is the real one.
 //!
 //! The file is a function of shape, element types, layer count and seed, byte for byte. It is
-//! written in one pass with a megabyte of memory besides the header, into a `.part` file that is
-//! renamed when complete.
+//! written in one pass with a megabyte of memory besides the header.
 //!
 //! ```
 //! use lacuna_models::files::{DType, Mapping, ModelFiles};
@@ -28,7 +27,6 @@ mod vocabulary;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -37,7 +35,7 @@ pub use types::{Types, UnknownTypes};
 
 use crate::architecture::Description;
 use crate::error::ConfigError;
-use crate::files::{DType, Mapping, Progress, gguf};
+use crate::files::{DType, Mapping, OutputFile, Progress, gguf};
 use crate::plan::{Weight, WeightPlan};
 use blocks::Generator;
 use shapes::{Contents, TensorPlan};
@@ -181,7 +179,7 @@ impl Model {
     }
 
     /// Writes the file, replacing one that is there; until it is complete it is called
-    /// `<path>.part`.
+    /// `<path>.part`. A device or a pipe gets it as it is made.
     ///
     /// # Errors
     /// [`Error::Blocks`], [`Error::DiskFull`] or [`Error::Write`]; no file is left then.
@@ -189,19 +187,13 @@ impl Model {
         let tensors = self.tensors();
         let header = self.header(&tensors)?;
         let needed = header.file_len();
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let part = PathBuf::from(part);
         progress.begin(&path.display().to_string(), Some(needed));
-        let written = File::create(&part)
+        let written = OutputFile::create(path)
             .map_err(gguf::WriteError::from)
             .and_then(|file| self.write(header, &tensors, file, progress))
-            .and_then(|file| Ok(file.sync_data()?))
-            .and_then(|()| Ok(fs::rename(&part, path)?));
-        match written {
-            Ok(()) => progress.finish(),
-            // What is left of an incomplete file is of no use; failing to remove it adds nothing.
-            Err(_) => drop(fs::remove_file(&part)),
+            .and_then(|file| Ok(file.finish()?));
+        if written.is_ok() {
+            progress.finish();
         }
         written.map_err(|source| failed(path, needed, source))
     }

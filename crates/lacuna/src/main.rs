@@ -2,6 +2,8 @@
 
 mod cli;
 mod commands;
+#[cfg(unix)]
+mod refusals;
 
 use std::process::ExitCode;
 
@@ -11,7 +13,13 @@ use lacuna_cli::output;
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    #[cfg(unix)]
+    refusals::prepare();
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => return output::usage(&error),
+    };
+    let done = match command {
         Command::Run(args) => commands::run::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),

@@ -522,10 +522,9 @@ fn damaged_files_are_refused_whole() {
     refuses(&["run", folder_path, "-p", "x"], 1, &["config.json"]);
 }
 
-#[test]
-fn a_weight_that_is_no_number_is_found_in_its_layer_when_asked_for() {
-    let source =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/lacuna-demo-q8_0.gguf");
+/// A copy of the demo model with one block of a matrix scaled by what is no number.
+fn demo_with_a_weight_that_is_no_number(folder: &Path) -> String {
+    let source = demo_file("lacuna-demo-q8_0.gguf");
     let mut bytes = std::fs::read(&source).expect("committed");
     let files = lacuna::ModelFiles::open(&source).expect("a model");
     let down = files
@@ -534,26 +533,86 @@ fn a_weight_that_is_no_number_is_found_in_its_layer_when_asked_for() {
         .expect("there");
     // The scale of the first block.
     bytes[down.file_range().start..][..2].copy_from_slice(&0x7E00_u16.to_le_bytes());
-    let folder = tempfile::tempdir().expect("a folder");
-    let damaged = folder.path().join("damaged.gguf");
+    let damaged = folder.join("damaged.gguf");
     std::fs::write(&damaged, bytes).expect("written");
-    let damaged = damaged.to_str().expect("text");
-    let run = ["run", damaged, "--raw", "-p", "What", "-n", "2"];
-    let checked = lacuna(&[&run[..], &["--check-finite"]].concat());
-    let error = String::from_utf8_lossy(&checked.stderr);
-    assert_eq!(checked.status.code(), Some(1), "{error}");
-    assert!(error.contains("layer 2"), "{error}");
-    assert!(lacuna(&run).status.success(), "unasked, it goes on");
-    let whole = source.to_str().expect("text");
-    let sound = [
-        "run",
-        whole,
-        "--raw",
-        "-p",
-        "What",
-        "-n",
-        "2",
-        "--check-finite",
-    ];
-    assert!(lacuna(&sound).status.success());
+    damaged.to_str().expect("text").to_owned()
+}
+
+#[test]
+fn a_weight_that_is_no_number_is_found_in_its_layer_when_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let damaged = demo_with_a_weight_that_is_no_number(folder.path());
+    let run = ["--raw", "-p", "What", "-n", "2", "--check-finite"];
+    refuses(&[&["run", &damaged], &run[..]].concat(), 1, &["layer 2"]);
+    assert!(
+        lacuna(&[&["run", "demo"], &run[..]].concat())
+            .status
+            .success()
+    );
+}
+
+/// Such logits used to end the reply as if the model had said it was done: exit code 0, and
+/// `perplexity NaN`.
+#[test]
+fn logits_that_are_not_finite_are_an_error_of_every_command_that_computes_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let damaged = demo_with_a_weight_that_is_no_number(folder.path());
+    let text = demo_file("heldout.txt");
+    let text = text.to_str().expect("text");
+    for args in [
+        &["run", &damaged, "--raw", "-p", "What", "-n", "2"][..],
+        &["run", &damaged, "-p", "What", "-n", "2", "--json"],
+        &["run", &damaged, "-p", "What", "-n", "2", "--temp", "1"],
+        &["logits", &damaged, "--tokens", "300,301"],
+        &["perplexity", &damaged, text, "--ctx", "32"],
+    ] {
+        refuses(args, 1, &["not finite", "--check-finite"]);
+        let output = lacuna(args);
+        assert!(output.stdout.is_empty(), "nothing looks like a result");
+    }
+}
+
+/// Whoever calls a library has no command line: what to do is said in words there, and in options
+/// by `output.rs`.
+#[test]
+fn no_text_of_a_library_names_an_option_of_the_command_line() {
+    const PROGRAM: [&str; 5] = ["lacuna", "lacuna-bench", "lacuna-cli", "tests", "target"];
+    let mut folders = vec![root().join("crates")];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .expect("text");
+            if path.is_dir() && !PROGRAM.contains(&name) {
+                folders.push(path);
+            } else if name.ends_with(".rs") && name != "tests.rs" {
+                files += 1;
+                names_no_option(&path);
+            }
+        }
+    }
+    assert!(files > 100, "the libraries are looked at: {files} files");
+}
+
+fn names_no_option(path: &Path) {
+    let source = std::fs::read_to_string(path).expect("text");
+    // Tests at the end of a file may start programs.
+    let source = source.split("\n#[cfg(test)]\nmod tests {").next();
+    for (number, line) in source.unwrap_or_default().lines().enumerate() {
+        let is_option = |at: usize| {
+            let before = line[..at].chars().next_back();
+            before.is_some_and(|c| " \"'`(".contains(c))
+                && line[at + 2..].starts_with(|c: char| c.is_ascii_lowercase())
+        };
+        let mut places = line.match_indices("--").map(|(at, _)| at);
+        assert!(
+            line.trim_start().starts_with("//") || !places.any(is_option),
+            "{}:{}: {line}",
+            path.display(),
+            number + 1
+        );
+    }
 }

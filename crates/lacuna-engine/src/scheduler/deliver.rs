@@ -16,7 +16,9 @@ impl Scheduler {
     pub(super) fn share(&mut self, now: Instant) {
         for running in &mut self.running {
             if self.config.prefix_cache.enabled {
-                for session in &mut running.sessions {
+                // Rows that led to a token that could not be chosen are of no use to others.
+                let useful = |session: &&mut Session| !matches!(session.sampled, Some(Err(_)));
+                for session in running.sessions.iter_mut().filter(useful) {
                     let (path, tokens) = (&mut session.path, &session.choice.tokens);
                     // A group that cannot be sealed is not shared; its rows are as good as before.
                     self.prefix

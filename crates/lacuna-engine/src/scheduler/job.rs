@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use crate::logprobs;
 use crate::request::{Constraint, Refusal, Request};
 use crate::request_memory::HeldMemory;
+use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::stream::{Event, Failure, Stream, TokenLogprobs};
 use crate::transcript::{Outcome, Transcript};
@@ -251,6 +252,7 @@ impl Choice {
         logprobs: Option<usize>,
         workspace: &mut Workspace,
     ) -> Result<Sampled, Failure> {
+        row::check_finite(logits)?;
         let Workspace { masked, candidates } = workspace;
         let token = match &mut self.constraint {
             None => self.sampler.sample(logits, &self.tokens, candidates),

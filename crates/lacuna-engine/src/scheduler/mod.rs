@@ -297,7 +297,7 @@ impl Scheduler {
             let scheduled = |session: &Session| session.scheduled > 0;
             if self.running[index].sessions.iter().any(scheduled) {
                 let running = self.running.remove(index);
-                self.close(running, End::Failed(Failure::Engine(error.to_string())));
+                self.close(running, End::Failed(Failure::from(error)));
             }
         }
         true

@@ -42,6 +42,10 @@ fn scheduler() -> Scheduler {
 }
 
 fn with_context(tokens: usize) -> Scheduler {
+    scheduler_of(demo_model(), tokens)
+}
+
+fn scheduler_of(model: Arc<Model>, tokens: usize) -> Scheduler {
     let config = ServiceConfig {
         budget: Some(ByteLength::mebibytes(64)),
         engine: EngineConfig {
@@ -52,7 +56,7 @@ fn with_context(tokens: usize) -> Scheduler {
         },
         ..ServiceConfig::default()
     };
-    let engine = Engine::new(demo_model(), &config.engine).expect("this machine runs it");
+    let engine = Engine::new(model, &config.engine).expect("this machine runs it");
     let mut scheduler = Scheduler::new(engine, config).expect("room for it");
     scheduler.system = Box::new(FakeSystem::new());
     scheduler
@@ -602,5 +606,85 @@ fn one_of_another_priority_does_not_pass_a_request_that_waits_for_memory() {
         scheduler.admit();
         assert_eq!(scheduler.running.len() == 2, passes, "priority {priority}");
         drop((holder, long, short));
+    }
+}
+
+/// Puts values that are no numbers where the last computed row of `session` is.
+fn poison(scheduler: &mut Scheduler, running: usize) {
+    let sequence = &mut scheduler.running[running].sessions[0].sequence;
+    sequence.truncate(sequence.len() - 1).expect("held");
+    sequence.prepare(1).expect("room");
+    let config = lacuna_kernels::CpuConfig {
+        threads: std::num::NonZeroUsize::MIN,
+        level: None,
+    };
+    let cpu = lacuna_kernels::Cpu::new(config).expect("a processor");
+    let model = demo_model();
+    let row = vec![f32::NAN; model.config().kv_width()];
+    for layer in 0..model.config().layers {
+        sequence.store(&cpu, lacuna_kv::Layer(layer), &row, &row);
+    }
+    sequence.accept(1);
+}
+
+/// Such logits used to end the reply as if the model had said it was done.
+#[test]
+fn a_reply_whose_logits_are_not_finite_fails_and_fails_alone() {
+    let mut scheduler = scheduler();
+    let alone = submit(&mut scheduler, 500..510, 8);
+    finish(&mut scheduler, 20);
+    let expected = tokens(alone);
+    let mut damaged = submit(&mut scheduler, 400..410, 8);
+    let sound = submit(&mut scheduler, 500..510, 8);
+    scheduler.step();
+    scheduler.step();
+    assert_eq!(scheduler.running.len(), 2);
+    poison(&mut scheduler, 0);
+    finish(&mut scheduler, 20);
+    assert_eq!(tokens(sound), expected);
+    let mut last = None;
+    while let Some(event) = damaged.try_recv() {
+        last = Some(event);
+    }
+    assert!(
+        matches!(last, Some(Event::Failed(Failure::NotFinite(_)))),
+        "{last:?}"
+    );
+    assert_eq!(scheduler.counters.failed, 1);
+}
+
+/// The file used to take the process with it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_model_file_that_shrinks_ends_the_replies_under_way_and_is_named() {
+    lacuna_models::files::guard_mappings().expect("a handler");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("copy.gguf");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    std::fs::copy(demo.join("lacuna-demo-q8_0.gguf"), &path).expect("copied");
+    let files = ModelFiles::open(&path).expect("a model");
+    let mut scheduler = scheduler_of(Arc::new(Model::load(files).expect("a model")), 512);
+    let mut streams = [400..410, 500..510].map(|prompt| submit(&mut scheduler, prompt, 50));
+    for _ in 0..4 {
+        scheduler.step();
+    }
+    let file = std::fs::File::options().write(true).open(&path);
+    file.expect("there").set_len(100).expect("shortened");
+    let before = scheduler.counters.generated_tokens;
+    scheduler.step();
+    assert_eq!(scheduler.counters.failed, 2);
+    assert_eq!(
+        scheduler.counters.generated_tokens, before,
+        "no token of what zeros led to"
+    );
+    for stream in &mut streams {
+        let mut last = None;
+        while let Some(event) = stream.try_recv() {
+            last = Some(event);
+        }
+        let Some(Event::Failed(Failure::LostFile(lost))) = last else {
+            panic!("{last:?}");
+        };
+        assert_eq!(lost.path, path);
     }
 }

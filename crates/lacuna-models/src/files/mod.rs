@@ -12,14 +12,16 @@ pub mod hub;
 pub mod huggingface;
 mod mapping;
 mod model;
+mod output;
 mod progress;
 pub mod safetensors;
 mod source;
 mod tensor;
 
 pub use lacuna_kernels::{DType, UnknownDType};
-pub use mapping::{Error as MappingError, Mapping};
+pub use mapping::{Error as MappingError, LostFile, Mapping, guard_mappings};
 pub use model::{Error, Metadata, ModelFiles};
+pub use output::OutputFile;
 pub use progress::Progress;
 pub use source::{HubId, ModelSource, SourceError};
 pub use tensor::{Error as TensorError, Summary, Tensor, Tensors, TypeTotal};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::mapping::{self, Mapping};
+use super::mapping::{self, LostFile, Mapping};
 use super::tensor::Tensors;
 use super::{gguf, huggingface};
 
@@ -72,7 +72,10 @@ impl ModelFiles {
         if path.is_dir() {
             return Self::open_folder(path);
         }
-        let data = Mapping::open(path)?;
+        Mapping::open(path)?.read(|data| Self::open_file(path, data))
+    }
+
+    fn open_file(path: &Path, data: &Mapping) -> Result<Self, Error> {
         let is_gguf = data.starts_with(&gguf::MAGIC);
         if !is_gguf
             && path
@@ -83,7 +86,7 @@ impl ModelFiles {
                 path: path.to_owned(),
             });
         }
-        Self::from_gguf(data).map_err(|source| Error::Gguf {
+        Self::from_gguf(data.clone()).map_err(|source| Error::Gguf {
             path: path.to_owned(),
             source,
         })
@@ -118,6 +121,16 @@ impl ModelFiles {
     /// All tensors.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
+    }
+
+    /// Whether the files are still there whole, as far as anyone has looked: see
+    /// [`guard_mappings`](super::guard_mappings). Costs a load for each file.
+    ///
+    /// # Errors
+    /// [`LostFile`], for the first that is not. What was read or computed since the last check is of
+    /// no use then.
+    pub fn check(&self) -> Result<(), LostFile> {
+        self.tensors.mappings().iter().try_for_each(Mapping::check)
     }
 }
 

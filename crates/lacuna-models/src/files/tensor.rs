@@ -125,6 +125,8 @@ pub struct Tensors {
     entries: Vec<Entry>,
     /// Positions in `entries`, sorted by name.
     by_name: Vec<usize>,
+    /// What the tensors lie in, each once.
+    mappings: Vec<Mapping>,
 }
 
 /// What [`Tensors::iter`] says of a tensor, whether or not its type is supported.
@@ -198,13 +200,22 @@ impl Tensors {
             .find(|pair| entries[pair[0]].name == entries[pair[1]].name);
         match twice {
             Some(pair) => Err(entries[pair[0]].name.to_string()),
-            None => Ok(Self { entries, by_name }),
+            None => Ok(Self {
+                mappings: distinct(&entries),
+                entries,
+                by_name,
+            }),
         }
     }
 
     /// The table of several files' tensors together; the error is the name that occurs twice.
     pub(super) fn merge(parts: impl IntoIterator<Item = Self>) -> Result<Self, String> {
         Self::new(parts.into_iter().flat_map(|part| part.entries).collect())
+    }
+
+    /// The files (or memory) the tensors lie in, each once.
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
     }
 
     /// Number of tensors.
@@ -286,6 +297,17 @@ impl Tensors {
             .ok()?;
         Some(&self.entries[self.by_name[at]])
     }
+}
+
+/// The mappings of `entries`, each once. Tensors of a file come one after another.
+fn distinct(entries: &[Entry]) -> Vec<Mapping> {
+    let mut mappings: Vec<Mapping> = Vec::new();
+    for entry in entries {
+        if !mappings.iter().rev().any(|known| known.is(&entry.data)) {
+            mappings.push(entry.data.clone());
+        }
+    }
+    mappings
 }
 
 fn tensor(entry: &Entry) -> Result<Tensor, Error> {

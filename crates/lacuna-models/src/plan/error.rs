@@ -8,17 +8,17 @@ use crate::scratch::BatchLimits;
 #[non_exhaustive]
 pub enum PlanError {
     /// A context of no tokens.
-    #[error("a context of 0 tokens can hold nothing; use --ctx 1 or more")]
+    #[error("a context of 0 tokens can hold nothing; it takes 1 or more")]
     EmptyContext,
     /// A batch of no tokens.
-    #[error("a batch of 0 tokens computes nothing; use --batch 1 or more")]
+    #[error("a batch of 0 tokens computes nothing; it takes 1 or more")]
     EmptyBatch,
     /// No sequence at all.
-    #[error("0 sequences need no plan; use --sequences 1 or more")]
+    #[error("0 sequences need no plan; it takes 1 or more")]
     NoSequence,
     /// Activations no address space can hold.
     #[error(
-        "activations for {} tokens and {} rows of logits do not fit the address space; use a smaller --batch",
+        "activations for {} tokens and {} rows of logits do not fit the address space; use a smaller batch",
         limits.tokens, limits.logit_rows
     )]
     BatchTooLarge {

@@ -7,6 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Failure, MemoryRefusal, Refusal};
 use lacuna_models::PromptError;
+use lacuna_models::files::LostFile;
 use lacuna_models::template::TemplateError;
 use lacuna_models::tokenizer::TokenizerError;
 use serde_json::{Value, json};
@@ -151,6 +152,7 @@ impl From<Refusal> for ApiError {
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
             },
             Refusal::Memory(refusal) => (*refusal).into(),
+            Refusal::LostFile(lost) => lost.into(),
             Refusal::ShuttingDown => Self::unavailable("shutting_down", message),
             Refusal::PromptTooLong { .. } => bad("context_length_exceeded", "prompt"),
             Refusal::TooLarge { .. } => bad("budget_exceeded", "max_tokens"),
@@ -177,6 +179,18 @@ impl From<MemoryRefusal> for ApiError {
     }
 }
 
+impl From<&LostFile> for ApiError {
+    /// Names the file without its folder, which is nobody's business. There is no time after which
+    /// to try again.
+    fn from(lost: &LostFile) -> Self {
+        let name = lost.path.file_name().unwrap_or_default().to_string_lossy();
+        let message = format!(
+            "the model's file `{name}` has become shorter or unreadable while it was in use; the server has to be started again with a whole one"
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "model_file_lost", message)
+    }
+}
+
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         let message = failure.to_string();
@@ -184,7 +198,13 @@ impl From<Failure> for ApiError {
             Failure::Deadline => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
             Failure::Unread => Self::new(StatusCode::REQUEST_TIMEOUT, "unread", message),
             Failure::OutOfMemory(_) => Self::unavailable("out_of_memory", message),
+            Failure::LostFile(lost) => (&lost).into(),
             Failure::ShuttingDown => Self::unavailable("shutting_down", message),
+            Failure::NotFinite(_) => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "logits_not_finite",
+                message,
+            ),
             Failure::Constraint(_) => Self {
                 param: Some("response_format".to_owned()),
                 ..Self::new(StatusCode::BAD_REQUEST, "constraint_failed", message)

@@ -37,13 +37,14 @@ pub(crate) async fn ready(State(probes): State<Probes>) -> Result<Json<Value>, A
 
 impl Probes {
     fn check_engine(&self) -> Result<(), ApiError> {
-        if self.engine.is_alive() {
-            return Ok(());
+        if !self.engine.is_alive() {
+            return Err(ApiError::unavailable(
+                "engine_stopped",
+                "the engine has stopped after an error; restart the server",
+            ));
         }
-        Err(ApiError::unavailable(
-            "engine_stopped",
-            "the engine has stopped after an error; restart the server",
-        ))
+        let whole = self.engine.model().files().check();
+        whole.map_err(|lost| ApiError::from(&lost))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod endpoints;
+mod failures;
 mod half_closed;
 mod limits;
 mod probes;

@@ -1,5 +1,7 @@
 //! `lacuna inspect`: what a model file holds, without computing anything.
 
+use std::io::{self, Write};
+
 use anyhow::Result;
 use lacuna::files::TypeTotal;
 use lacuna::{ElementType, Model};
@@ -91,50 +93,71 @@ fn row(total: &TypeTotal) -> Tensors {
 }
 
 fn print(report: &Report) -> Result<()> {
-    let size = output::bytes;
-    println!("architecture    {}", report.architecture);
-    println!("layers          {}", report.layers);
-    println!("hidden          {}", report.hidden);
-    println!(
+    output::print(|out| {
+        shapes(out, report)?;
+        weights(out, report)?;
+        vocabulary(out, report)
+    })
+}
+
+fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(out, "architecture    {}", report.architecture)?;
+    writeln!(out, "layers          {}", report.layers)?;
+    writeln!(out, "hidden          {}", report.hidden)?;
+    writeln!(
+        out,
         "heads           {} query, {} key/value, {} elements each",
         report.query_heads, report.kv_heads, report.head_dim
-    );
-    println!("feed-forward    {}", report.feed_forward);
-    println!("vocabulary      {}", report.vocabulary);
-    println!("context         {} tokens", report.context);
-    println!("rope            {}", report.rope);
-    println!("parameters      {:.1} M", report.parameters as f64 / 1e6);
-    println!("weights         {}", size(report.weight_bytes));
+    )?;
+    writeln!(out, "feed-forward    {}", report.feed_forward)?;
+    writeln!(out, "vocabulary      {}", report.vocabulary)?;
+    writeln!(out, "context         {} tokens", report.context)?;
+    writeln!(out, "rope            {}", output::name(&report.rope))
+}
+
+fn weights(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(
+        out,
+        "parameters      {:.1} M",
+        report.parameters as f64 / 1e6
+    )?;
+    writeln!(
+        out,
+        "weights         {}",
+        output::bytes(report.weight_bytes)
+    )?;
     for row in &report.tensors {
-        println!(
+        writeln!(
+            out,
             "  {:<13} {:>5} tensors, {}",
-            row.r#type,
+            output::name(&row.r#type),
             row.count,
-            size(row.bytes)
-        );
+            output::bytes(row.bytes)
+        )?;
     }
-    let tokenizer = &report.tokenizer;
-    let pre = tokenizer
-        .pre_tokenizer
-        .as_deref()
-        .unwrap_or("as its file says");
-    println!(
-        "tokenizer       {}, {} tokens, pre-tokenizer {pre}",
-        tokenizer.algorithm, tokenizer.vocabulary
-    );
-    println!(
-        "chat template   {}",
-        if tokenizer.chat_template {
-            "yes"
-        } else {
-            "none"
-        }
-    );
-    let KvBytes { f16, f32 } = report.kv_bytes_per_token;
-    println!(
-        "KV per token    {} f16, {} f32",
-        size(f16 as u64),
-        size(f32 as u64)
-    );
     Ok(())
+}
+
+fn vocabulary(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let tokenizer = &report.tokenizer;
+    let pre = tokenizer.pre_tokenizer.as_deref();
+    writeln!(
+        out,
+        "tokenizer       {}, {} tokens, pre-tokenizer {}",
+        tokenizer.algorithm,
+        tokenizer.vocabulary,
+        output::name(pre.unwrap_or("as its file says"))
+    )?;
+    let template = match tokenizer.chat_template {
+        true => "yes",
+        false => "none",
+    };
+    writeln!(out, "chat template   {template}")?;
+    let KvBytes { f16, f32 } = report.kv_bytes_per_token;
+    writeln!(
+        out,
+        "KV per token    {} f16, {} f32",
+        output::bytes(f16 as u64),
+        output::bytes(f32 as u64)
+    )
 }

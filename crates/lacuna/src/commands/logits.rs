@@ -1,5 +1,7 @@
 //! `lacuna logits`: rows of logits, for checking against other engines.
 
+use std::io::{self, Write};
+
 use anyhow::Result;
 use lacuna::KvReport;
 use serde::Serialize;
@@ -31,23 +33,32 @@ pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
         });
     }
     let first = args.tokens.len() - logits.len();
-    for (position, row) in (first..).zip(&logits) {
-        print_row(position, row, engine.model().tokenizer());
-    }
-    Ok(())
+    output::print(|out| {
+        for (position, row) in (first..).zip(&logits) {
+            print_row(out, position, row, engine.model().tokenizer())?;
+        }
+        Ok(())
+    })
 }
 
 /// The ten likeliest continuations of one position.
-fn print_row(position: usize, row: &[f32], tokenizer: &lacuna::Tokenizer) {
-    println!(
+fn print_row(
+    out: &mut dyn Write,
+    position: usize,
+    row: &[f32],
+    tokenizer: &lacuna::Tokenizer,
+) -> io::Result<()> {
+    writeln!(
+        out,
         "after position {position}, {} logits; the highest:",
         row.len()
-    );
+    )?;
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
     for token in order.into_iter().take(10) {
         let id = u32::try_from(token).expect("a vocabulary fits u32");
         let text = tokenizer.token_text(id).unwrap_or_default();
-        println!("{token:>8}  {:>10.4}  {text:?}", row[token]);
+        writeln!(out, "{token:>8}  {:>10.4}  {text:?}", row[token])?;
     }
+    Ok(())
 }

@@ -33,11 +33,13 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     if args.model.json {
         return output::json(&report);
     }
-    println!(
-        "perplexity {:.4} over {} tokens in {} windows of {}",
-        report.perplexity, report.tokens, report.windows, report.context
-    );
-    Ok(())
+    output::print(|out| {
+        writeln!(
+            out,
+            "perplexity {:.4} over {} tokens in {} windows of {}",
+            report.perplexity, report.tokens, report.windows, report.context
+        )
+    })
 }
 
 fn measure(engine: &mut Engine, tokens: &[u32]) -> Result<Report> {
@@ -65,8 +67,15 @@ fn measure(engine: &mut Engine, tokens: &[u32]) -> Result<Report> {
         progress.inc(1);
     }
     progress.finish_and_clear();
+    let perplexity = (nats / scored as f64).exp();
+    // Rows are finite here, but may be so far apart that their difference is beyond any number.
+    if !perplexity.is_finite() {
+        bail!(
+            "the perplexity is {perplexity}: the model's weights are damaged, or not for this text"
+        );
+    }
     Ok(Report {
-        perplexity: (nats / scored as f64).exp(),
+        perplexity,
         tokens: scored,
         windows: windows.len(),
         context,

@@ -1,6 +1,6 @@
 //! `lacuna run`: generate text from a prompt, or chat on a terminal.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use anyhow::{Result, bail};
 use lacuna::{
@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::cli::RunArgs;
 use crate::commands::{engine, text_or_stdin};
 use lacuna_cli::open;
-use lacuna_cli::output;
 use lacuna_cli::resident::Resident;
+use lacuna_cli::{output, tell};
 
 #[derive(Serialize)]
 struct Report {
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 /// Talks until end of input. Each turn reuses what the KV cache holds of the conversation.
 fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()> {
     let mut history: Vec<Message> = system(args).collect();
-    eprintln!(
+    tell!(
         "{}: type a message; an empty line or Ctrl-D ends the chat",
         args.model.model
     );
@@ -87,7 +87,7 @@ fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()
         match turn(engine, session, &history, &line, args) {
             Ok(answer) => history.push(Message::new("assistant", answer)),
             Err(error) => {
-                eprintln!("error: {error:#}; this message was left out");
+                tell!("error: {error:#}; this message was left out");
                 history.pop();
             }
         }
@@ -174,9 +174,7 @@ fn generate(
     while let Some(piece) = generation.next_piece()? {
         text.push_str(&piece);
         if !args.model.json {
-            let mut out = io::stdout().lock();
-            out.write_all(piece.as_bytes())?;
-            out.flush()?;
+            output::text(&piece)?;
         }
     }
     let timing = generation.timing();
@@ -214,10 +212,9 @@ fn kv(report: KvReport, page_bytes: usize) -> Kv {
 
 /// One line of figures on standard error, after the text.
 fn summarise(report: &Report) -> Result<()> {
-    println!();
-    io::stdout().flush()?;
+    output::text("\n")?;
     let percent = 100.0 * report.kv.committed_bytes as f64 / report.kv.dense_bytes as f64;
-    eprintln!(
+    tell!(
         "{} prompt + {} generated tokens | first token {:.0} ms | prefill {:.1} t/s, decode {:.1} t/s | KV {} of {} dense ({percent:.1} %)",
         report.prompt_tokens,
         report.generated_tokens,

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lacuna_cli::{open, output, served_name};
+use lacuna_cli::{open, output, served_name, tell};
+use lacuna_engine::Handle;
 use lacuna_pages::ByteLength;
 use lacuna_server::{ApiKeys, RequestLimits, Server, ServerConfig};
 use serde::Serialize;
@@ -44,6 +45,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let server = Server::start(model, config)?;
     let signals = server.signals()?;
     announce(&server, &name, args.model.json)?;
+    tell_of_lost_files(server.engine());
     server.run_until(signals);
     Ok(())
 }
@@ -81,11 +83,28 @@ fn announce(server: &Server, name: &str, json: bool) -> Result<()> {
         Some(bytes) => format!("budget {}", output::bytes(bytes)),
         None => "no budget".to_owned(),
     };
-    eprintln!(
+    tell!(
         "{name} on {} | context {} tokens | {budget}, {} for KV pages | Ctrl-C ends it",
         ready.url,
         ready.context_tokens,
         output::bytes(ready.kv_bytes),
     );
     Ok(())
+}
+
+/// Says on standard error when a file of the model is lost. Clients are told with every request;
+/// whoever runs the server may not be one.
+fn tell_of_lost_files(engine: Handle) {
+    /// How soon it is said. Looking costs a load for each file.
+    const INTERVAL: Duration = Duration::from_secs(1);
+    let watch = move || {
+        loop {
+            if let Err(lost) = engine.model().files().check() {
+                return tell!("error: {lost}; until then every request is refused");
+            }
+            std::thread::sleep(INTERVAL);
+        }
+    };
+    // Without the thread only this line is missing.
+    std::thread::Builder::new().spawn(watch).ok();
 }

@@ -38,12 +38,14 @@ pub(crate) fn run(args: &SynthArgs) -> Result<()> {
     if args.json {
         return output::json(&report);
     }
-    println!(
-        "{}: {} of {} weights in {:.1} s",
-        report.path,
-        output::bytes(report.bytes),
-        report.dtype,
-        report.seconds
-    );
-    Ok(())
+    output::print(|out| {
+        writeln!(
+            out,
+            "{}: {} of {} weights in {:.1} s",
+            report.path,
+            output::bytes(report.bytes),
+            report.dtype,
+            report.seconds
+        )
+    })
 }

@@ -27,13 +27,13 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
     if args.model.json {
         return output::json(&report);
     }
-    if args.decode {
-        println!("{}", report.text);
+    let line = if args.decode {
+        report.text
     } else {
         let ids: Vec<String> = report.tokens.iter().map(u32::to_string).collect();
-        println!("{}", ids.join(" "));
-    }
-    Ok(())
+        ids.join(" ")
+    };
+    output::text(&(line + "\n"))
 }
 
 fn encode(tokenizer: &Tokenizer, text: String, args: &TokenizeArgs) -> Result<Report> {

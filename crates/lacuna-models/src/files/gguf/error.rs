@@ -207,6 +207,9 @@ pub enum Error {
         /// Why.
         source: mapping::Error,
     },
+    /// A sibling of a split model was lost while it was read.
+    #[error(transparent)]
+    Lost(#[from] mapping::LostFile),
     /// A sibling of a split model is damaged.
     #[error("{}: {source}", path.display())]
     Shard {

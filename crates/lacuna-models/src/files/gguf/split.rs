@@ -79,13 +79,14 @@ fn collect(first: File, part: &Part, stem: &Path) -> Result<File, Error> {
             count: part.count,
             source,
         })?;
-        let file = File::parse(data)
+        let file = File::parse(data.clone())
             .and_then(|file| check_part(&file, number, part.count).map(|()| file))
             .map_err(|source| Error::Shard {
                 path,
                 source: Box::new(source),
-            })?;
-        parts.push(file.tensors);
+            });
+        data.check()?;
+        parts.push(file?.tensors);
     }
     let tensors = Tensors::merge(parts).map_err(|name| Error::DuplicateTensor { name })?;
     if let Some(expected) = part.tensors {

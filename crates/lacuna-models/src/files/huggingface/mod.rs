@@ -245,10 +245,11 @@ fn is_plain(name: &str) -> bool {
 }
 
 fn weights(path: &Path) -> Result<Tensors, Error> {
-    let data = Mapping::open(path)?;
-    safetensors::parse(&data).map_err(|source| Error::Weights {
-        path: path.to_owned(),
-        source,
+    Mapping::open(path)?.read(|data| {
+        safetensors::parse(data).map_err(|source| Error::Weights {
+            path: path.to_owned(),
+            source,
+        })
     })
 }
 

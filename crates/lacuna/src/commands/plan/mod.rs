@@ -3,8 +3,11 @@
 mod report;
 mod table;
 
+use std::io::{self, Write};
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
-use lacuna::files::ModelSource;
+use lacuna::files::{ModelSource, OutputFile};
 use lacuna::plan::{Budget, Change, Demand, Plan, PlanError, Verdict, WeightPlan};
 use lacuna::{Config, DType, synth};
 use lacuna_kv::KvCache;
@@ -36,7 +39,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         .map(|budget| plan.within(Budget(budget.0), &config, &demand))
         .transpose()?;
     if let Some(path) = &args.map {
-        std::fs::write(path, plan.map().to_string())
+        write(path, &plan.map().to_string())
             .with_context(|| format!("cannot write `{}`", path.display()))?;
     }
     let report = Report::new(args, &config, &demand, &plan, verdict.as_ref());
@@ -49,6 +52,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         Some(Verdict::Exceeds { changes, .. }) => bail!(refusal(&changes)),
         _ => Ok(()),
     }
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OutputFile::create(path)?;
+    file.write_all(text.as_bytes())?;
+    file.finish()
 }
 
 /// The model that was named: its files, or else the shape of that name.

@@ -9,7 +9,10 @@ use lacuna_cli::output;
 
 /// Prints the report on standard output.
 pub(super) fn print(report: &Report<'_>) -> Result<()> {
-    let mut out = io::stdout().lock();
+    output::print(|out| write(out, report))
+}
+
+fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     writeln!(
         out,
         "{} ({}, {} layers): {} x {} tokens of context, {} in one pass, {} of logits",
@@ -21,17 +24,17 @@ pub(super) fn print(report: &Report<'_>) -> Result<()> {
         report.batch_tokens,
         count(report.logit_rows, "row"),
     )?;
-    activations(&mut out, &report.activations)?;
-    kv(&mut out, &report.kv)?;
-    weights(&mut out, &report.weights)?;
-    totals(&mut out, &report.empty, &report.full)?;
+    activations(out, &report.activations)?;
+    kv(out, &report.kv)?;
+    weights(out, &report.weights)?;
+    totals(out, &report.empty, &report.full)?;
     if let Some(fit) = &report.budget {
-        budget(&mut out, fit)?;
+        budget(out, fit)?;
     }
     Ok(())
 }
 
-fn activations(out: &mut impl Write, arena: &Activations) -> Result<()> {
+fn activations(out: &mut dyn Write, arena: &Activations) -> io::Result<()> {
     writeln!(
         out,
         "\nactivations: one arena of {} ({} B); its buffers side by side would take {}",
@@ -61,7 +64,7 @@ fn activations(out: &mut impl Write, arena: &Activations) -> Result<()> {
     Ok(())
 }
 
-fn kv(out: &mut impl Write, kv: &Kv) -> Result<()> {
+fn kv(out: &mut dyn Write, kv: &Kv) -> io::Result<()> {
     writeln!(
         out,
         "\nKV cache: {}, K {}, V {}; {} B per token; {} of {} B pages; {} reserved",
@@ -92,7 +95,7 @@ fn kv(out: &mut impl Write, kv: &Kv) -> Result<()> {
     Ok(())
 }
 
-fn weights(out: &mut impl Write, weights: &Weights) -> Result<()> {
+fn weights(out: &mut dyn Write, weights: &Weights) -> io::Result<()> {
     writeln!(
         out,
         "\nweights: {}, mapped from the file; norms and biases are copied, {}",
@@ -103,7 +106,7 @@ fn weights(out: &mut impl Write, weights: &Weights) -> Result<()> {
         writeln!(
             out,
             "  {:<8}{:>12}{:>20} B  {}",
-            row.r#type,
+            output::name(&row.r#type),
             count(row.tensors, "tensor"),
             row.bytes,
             size(row.bytes)
@@ -112,7 +115,7 @@ fn weights(out: &mut impl Write, weights: &Weights) -> Result<()> {
     Ok(())
 }
 
-fn totals(out: &mut impl Write, empty: &Sum, full: &Sum) -> Result<()> {
+fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
     writeln!(
         out,
         "\n{:<14}{:>12}{:>16}",
@@ -137,7 +140,7 @@ const PARTS: [(&str, Part); 5] = [
     ("peak", |sum| sum.peak_bytes),
 ];
 
-fn budget(out: &mut impl Write, fit: &Fit) -> Result<()> {
+fn budget(out: &mut dyn Write, fit: &Fit) -> io::Result<()> {
     let budget = size(fit.bytes);
     if fit.fits {
         writeln!(out, "\nfits {budget}: {} to spare", size(fit.spare_bytes))?;

@@ -6,7 +6,7 @@
 //!
 //! # Safety
 //!
-//! This module opens `unsafe` for one call: mapping a file. `mmap` is unsafe because another
+//! This module opens `unsafe` for one call, mapping a file, and `guard.rs` for what it lists itself. `mmap` is unsafe because another
 //! process may change the file while we hold `&[u8]` to it.
 //!
 //! 1. *Lifetime.* The mapping lives in the same `Arc` as every slice handed out borrows from, and is
@@ -16,20 +16,29 @@
 //! 3. *Change underneath.* We cannot stop another process from changing the file, and do not promise
 //!    a meaningful result if one does. What we do promise: no parser trusts a second read to equal
 //!    the first (lengths are re-checked on every access, text is re-validated), and weights are only
-//!    ever read as plain numbers, for which every bit pattern is a value. A file that is *truncated*
-//!    while mapped makes later reads fail with `SIGBUS`, as for every program that maps files:
-//!    replace model files by renaming a new one over them, never in place.
+//!    ever read as plain numbers, for which every bit pattern is a value. Other contents of the
+//!    same length go unnoticed: replace model files by renaming a new one over them, never in place.
+//!    A file that is *truncated* while mapped makes later reads fail with `SIGBUS`, as for every
+//!    program that maps files; what becomes of them is up to [`guard_mappings`].
 
 #![expect(
     unsafe_code,
     reason = "mapping a file is the one operation here the compiler cannot check"
 )]
 
+#[cfg(any(target_os = "linux", target_os = "android", target_os = "macos"))]
+mod guard;
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+#[path = "unguarded.rs"]
+mod guard;
+
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use guard::Guard;
 
 /// Why a file could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +84,40 @@ pub enum Error {
         /// What the operating system said.
         source: io::Error,
     },
+    /// More files are mapped than can be watched over.
+    #[error("{}: too many files are open; close a model first", path.display())]
+    TooMany {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The file was lost after it had been mapped.
+    #[error(transparent)]
+    Lost(#[from] LostFile),
+}
+
+/// A mapped file whose contents are gone: it was made shorter, or its disk fails.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{}: has become shorter or unreadable while it was in use; put it back whole and start again",
+    path.display()
+)]
+pub struct LostFile {
+    /// The path as given.
+    pub path: PathBuf,
+}
+
+/// Lets the process live on when a mapped file cannot be read any more, for example because it was
+/// truncated. Its bytes read as zeros from then on, and [`Mapping::check`] says so; models check
+/// after every pass.
+///
+/// This installs a handler of `SIGBUS` for the whole process, which passes on what has nothing to do
+/// with a [`Mapping`]. A library does not do that unasked: programs call it when they start. Without
+/// it such a read ends the process by that signal. Does nothing where there are no such signals.
+///
+/// # Errors
+/// When the system refuses the handler.
+pub fn guard_mappings() -> io::Result<()> {
+    guard::install()
 }
 
 /// Immutable bytes, shared by reference count: a mapped file, or memory that stands in for one.
@@ -92,7 +135,12 @@ pub struct Mapping {
 }
 
 enum Source {
-    File { map: memmap2::Mmap, path: PathBuf },
+    File {
+        // Before the map: it must be gone when the memory is unmapped.
+        guard: Guard,
+        map: memmap2::Mmap,
+        path: PathBuf,
+    },
     Owned(Vec<u8>),
     Static(&'static [u8]),
 }
@@ -118,10 +166,11 @@ impl Mapping {
             path: path.to_owned(),
             source,
         })?;
-        Ok(Self::new(Source::File {
-            map,
-            path: path.to_owned(),
-        }))
+        let path = path.to_owned();
+        match Guard::new(&map) {
+            Some(guard) => Ok(Self::new(Source::File { guard, map, path })),
+            None => Err(Error::TooMany { path }),
+        }
     }
 
     /// Stands in for a file with bytes that live as long as the program, such as `include_bytes!`.
@@ -135,6 +184,34 @@ impl Mapping {
             Source::File { path, .. } => Some(path),
             Source::Owned(_) | Source::Static(_) => None,
         }
+    }
+
+    /// Whether the bytes are still those of the file, as far as anyone has looked. Costs a load.
+    ///
+    /// # Errors
+    /// [`LostFile`] once a part of the file could not be read; what was read since then is zeros.
+    pub fn check(&self) -> Result<(), LostFile> {
+        match &*self.source {
+            Source::File { guard, path, .. } if guard.is_lost() => {
+                Err(LostFile { path: path.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What `read` makes of the bytes, good or bad, unless the file turns out to be lost.
+    pub(super) fn read<T, E: From<Error>>(
+        &self,
+        read: impl FnOnce(&Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let result = read(self);
+        self.check().map_err(Error::from)?;
+        result
+    }
+
+    /// Whether both are clones of one mapping.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.source, &other.source)
     }
 
     fn new(source: Source) -> Self {

@@ -1,0 +1,195 @@
+//! Files that are written: whole or not at all, and never in the place of something that is no file.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A file being written. It appears, or replaces the one that was there, when it is finished; what
+/// is dropped before leaves nothing behind.
+///
+/// A link stays a link, and what it leads to is replaced. Devices and pipes cannot be replaced by a
+/// file: what is written goes to them as it comes.
+#[derive(Debug)]
+pub struct OutputFile {
+    file: File,
+    /// Where the file is until it is finished, and where then. `None` for devices and pipes.
+    places: Option<Places>,
+}
+
+#[derive(Debug)]
+struct Places {
+    part: PathBuf,
+    path: PathBuf,
+}
+
+impl OutputFile {
+    /// Starts a file that is to be at `path`. A pipe is waited for until someone reads it.
+    ///
+    /// # Errors
+    /// When there is a folder, or what the system says; nothing is there then that was not before.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        match fs::metadata(path) {
+            Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            Ok(there) if !there.is_file() => Ok(Self {
+                file: OpenOptions::new().write(true).open(path)?,
+                places: None,
+            }),
+            Ok(there) => Self::beside(fs::canonicalize(path)?, Some(&there)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Err(_) => match fs::read_link(path) {
+                // A link to what is not there yet.
+                Ok(target) => Self::create(&path.parent().unwrap_or(path).join(target)),
+                Err(_) => Self::beside(path.to_owned(), None),
+            },
+        }
+    }
+
+    /// Starts a file beside `path`, which `replaced` is at now.
+    fn beside(path: PathBuf, replaced: Option<&Metadata>) -> io::Result<Self> {
+        let mut part = path.clone().into_os_string();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        // One that was left by a process that was killed. Whatever has the name otherwise is not
+        // opened: it could be a link to anywhere.
+        match fs::remove_file(&part) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = File::create_new(&part)?;
+        let output = Self {
+            file,
+            places: Some(Places { part, path }),
+        };
+        if let Some(replaced) = replaced
+            && replaced.permissions() != output.file.metadata()?.permissions()
+        {
+            output.file.set_permissions(replaced.permissions())?;
+        }
+        Ok(output)
+    }
+
+    /// Puts the file where it is to be.
+    ///
+    /// # Errors
+    /// What the system says; no file is left then, and one that was there before stays.
+    pub fn finish(mut self) -> io::Result<()> {
+        let Some(Places { part, path }) = &self.places else {
+            return Ok(());
+        };
+        self.file.sync_data()?;
+        fs::rename(part, path)?;
+        self.places = None;
+        Ok(())
+    }
+}
+
+impl Write for OutputFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for OutputFile {
+    fn drop(&mut self) {
+        if let Some(Places { part, .. }) = &self.places {
+            // What is left of an incomplete file is of no use; failing to remove it adds nothing.
+            fs::remove_file(part).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, text: &str) -> io::Result<()> {
+        let mut output = OutputFile::create(path)?;
+        output.write_all(text.as_bytes())?;
+        output.finish()
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_replaced_when_it_is_whole_and_not_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        write(&path, "first").unwrap();
+        let mut output = OutputFile::create(&path).unwrap();
+        output.write_all(b"half of the seco").unwrap();
+        drop(output);
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        write(&path, "second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        assert_eq!(names(folder.path()), ["file"]);
+        assert!(write(folder.path(), "a folder").is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_one_and_a_private_file_stays_private() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("file"), folder.path().join("link"));
+        symlink("file", &link).unwrap();
+        write(&link, "made").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"made");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        write(&link, "replaced").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"replaced");
+        assert!(link.is_symlink());
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_has_the_name_of_the_unfinished_file_is_not_written_through() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("file"), folder.path().join("other"));
+        fs::write(&other, "precious").unwrap();
+        std::os::unix::fs::symlink("other", folder.path().join("file.part")).unwrap();
+        write(&path, "new").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"precious");
+        assert_eq!(names(folder.path()), ["file", "other"]);
+    }
+
+    /// A privileged user's `-o /dev/null` used to leave a file in the device's place.
+    #[cfg(unix)]
+    #[test]
+    fn devices_and_pipes_are_written_to_and_stay() {
+        use std::os::unix::fs::FileTypeExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        write(&link, "gone").unwrap();
+        let kind = |path: &Path| fs::metadata(path).unwrap().file_type();
+        assert!(kind(Path::new("/dev/null")).is_char_device());
+        assert!(link.is_symlink());
+        let full = write(Path::new("/dev/full"), "too much");
+        assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
+
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        let reader = {
+            let pipe = pipe.clone();
+            std::thread::spawn(move || fs::read(pipe).unwrap())
+        };
+        write(&pipe, "through").unwrap();
+        assert_eq!(reader.join().unwrap(), b"through");
+        assert!(kind(&pipe).is_fifo());
+    }
+}
