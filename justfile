@@ -33,6 +33,11 @@ test-avx512 *filters:
 test-neon *options:
     .ci/test-neon {{options}}
 
+# The scheduler, the prefix cache and the pool through everything that can happen, with new seeds for so
+# many seconds. A failure names its seed: LACUNA_SIMULATION_SEED=... runs that one again.
+simulate seconds="60":
+    LACUNA_SIMULATION_SECONDS={{seconds}} cargo test -p lacuna-engine --lib --locked simulation::whatever -- --nocapture
+
 # The server with the official OpenAI client and a browser; installs both.
 test-server:
     .ci/test-server

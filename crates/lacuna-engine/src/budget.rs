@@ -50,6 +50,19 @@ impl Budget {
     }
 }
 
+#[cfg(test)]
+impl Budget {
+    /// A budget for KV pages and nothing else.
+    pub(crate) fn for_kv_alone(kv: u64) -> Self {
+        Self {
+            total: Some(kv),
+            activations: 0,
+            weights: 0,
+            kv,
+        }
+    }
+}
+
 /// KV bytes of `choices` choices of one prompt when each has `tokens` tokens: the whole
 /// groups of the prompt once, everything else for each.
 pub(crate) fn projected_bytes(grain: &Grain, prompt: usize, tokens: usize, choices: usize) -> u64 {
@@ -92,7 +105,7 @@ pub(crate) struct Reading {
 }
 
 /// Bytes left to the rest of the system.
-const RESERVE: u64 = 64 << 20;
+pub(crate) const RESERVE: u64 = 64 << 20;
 /// The share of time waiting for memory from which on nothing more is taken.
 const STALLED_PERCENT: f32 = 10.0;
 

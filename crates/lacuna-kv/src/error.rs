@@ -73,6 +73,9 @@ pub enum KvError {
         /// Tokens of a block.
         block_tokens: usize,
     },
+    /// The device failed in the middle of a change and could not undo it, so rows are gone.
+    #[error("rows of the sequence were lost with a failure of the device; compute it again")]
+    RowsLost,
     /// The device offers no page size at all.
     #[error("the device offers no page size; use the dense policy")]
     NoPageSize,

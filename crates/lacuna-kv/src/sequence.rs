@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use lacuna_kernels::{Cpu, View};
-use lacuna_pages::Pool;
+use lacuna_pages::{Buffer, Pool};
 
 use crate::error::KvError;
 use crate::geometry::{Geometry, Layer, Side};
@@ -84,8 +84,8 @@ impl Sequence {
     /// there already.
     ///
     /// # Errors
-    /// [`KvError::ContextFull`]; [`KvError::Pages`] or [`KvError::NotNow`] when memory cannot be had.
-    /// Every row is as it was then, and so is the memory, unless a policy that copies to grow was
+    /// [`KvError::ContextFull`]; [`KvError::Pages`] or [`KvError::NotNow`] when memory cannot be had;
+    /// [`KvError::RowsLost`] once [`Sequence::has_lost_rows`]. Every row is as it was then, and so is the memory, unless a policy that copies to grow was
     /// half-way through its layers.
     pub fn prepare(&mut self, rows: usize) -> Result<(), KvError> {
         if rows > self.capacity - self.accepted {
@@ -95,7 +95,11 @@ impl Sequence {
                 requested: rows,
             });
         }
-        self.store.prepare(self.accepted..self.accepted + rows)?;
+        let prepared = self.store.prepare(self.accepted..self.accepted + rows);
+        if self.has_lost_rows() {
+            return Err(KvError::RowsLost);
+        }
+        prepared?;
         self.prepared = rows;
         Ok(())
     }
@@ -245,6 +249,20 @@ impl Sequence {
             }),
             false => Ok(len),
         }
+    }
+
+    /// Whether rows are gone because the device failed in the middle of a change and then to undo it.
+    /// Nothing can be read or computed any more; what other sequences share is still theirs.
+    #[must_use]
+    pub fn has_lost_rows(&self) -> bool {
+        self.store.has_lost_rows()
+    }
+
+    /// The buffers that are this sequence's alone, for [`Pool::verify`]: none where rows lie in blocks
+    /// that sequences have in common.
+    #[must_use]
+    pub fn buffers(&self) -> Vec<&Buffer> {
+        self.store.buffers()
     }
 
     /// Where this sequence's bytes are.

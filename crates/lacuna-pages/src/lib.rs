@@ -38,6 +38,7 @@ mod buffer;
 mod dense;
 pub mod device;
 mod error;
+pub mod faults;
 mod host;
 mod ledger;
 mod pool;

@@ -14,11 +14,44 @@
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! A [`Service`] runs many requests at once under a byte budget, and shares the pages of prompts that
+//! begin alike:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! let model = Arc::new(lacuna::Model::load(lacuna::demo())?);
+//! let config = lacuna::ServiceConfig {
+//!     budget: Some(lacuna::ByteLength::mebibytes(64)),
+//!     ..Default::default()
+//! };
+//! let service = lacuna::Service::start(Arc::clone(&model), config)?;
+//! let streams = ["What is ownership?", "What is a trait?"].map(|question| {
+//!     let prompt = model.prompt(&[lacuna::Message::new("user", question)])?;
+//!     let limits = lacuna::Limits { max_tokens: Some(8), ..Default::default() };
+//!     let request = lacuna::Request { limits, ..lacuna::Request::new(prompt) };
+//!     Ok::<_, Box<dyn std::error::Error>>(service.handle().submit(request)?)
+//! });
+//! for stream in streams {
+//!     let mut stream = stream?;
+//!     while let Some(event) = stream.blocking_recv() {
+//!         match event {
+//!             lacuna::Event::Token { text, .. } => print!("{text}"),
+//!             lacuna::Event::Finished { text, reason, .. } => println!("{text} ({})", reason.name()),
+//!             lacuna::Event::Failed(failure) => return Err(failure.into()),
+//!             lacuna::Event::Started { .. } => {}
+//!         }
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub use lacuna_engine::{
-    Engine, EngineConfig, EngineError, FinishReason, Generation, Limits, Penalties, Sampling,
-    SamplingError, Session,
+    Constraint, ConstraintError, Engine, EngineConfig, EngineError, Event, Failure, FinishReason,
+    Generation, Grace, Handle, Limits, Miss, Penalties, PrefixCacheConfig, Refusal, Request,
+    Sampling, SamplingError, Service, ServiceConfig, Session, Status, Stream, TokenLogprobs, Usage,
 };
 pub use lacuna_kernels::{DType, ElementType};
 pub use lacuna_kv::{KvElements, KvPolicy, KvReport};
@@ -31,3 +64,4 @@ pub use lacuna_models::{
     Config, FiniteCheck, LoadError, Model, PromptError, demo, describe, load_tokenizer,
 };
 pub use lacuna_models::{plan, synth};
+pub use lacuna_pages::ByteLength;

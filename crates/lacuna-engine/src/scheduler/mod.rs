@@ -20,6 +20,8 @@ mod preemption;
 mod report;
 mod schedule;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;

@@ -64,7 +64,11 @@ impl Scheduler {
             for session in 0..self.running[index].sessions.len() {
                 shortage = self.prepare_session(index, session).err().or(shortage);
             }
-            index += 1;
+            let lost = |session: &Session| session.sequence.has_lost_rows();
+            match self.running[index].sessions.iter().any(lost) {
+                true => self.preempt(index),
+                false => index += 1,
+            }
         }
         self.note_starvation(now, shortage.as_ref());
     }
@@ -77,7 +81,8 @@ impl Scheduler {
             let Err(error) = one.sequence.prepare(one.scheduled) else {
                 return Ok(());
             };
-            if !self.reclaim(&error, index) {
+            let lost = matches!(error, KvError::RowsLost);
+            if lost || !self.reclaim(&error, index) {
                 self.running[index].sessions[session].scheduled = 0;
                 return Err(error);
             }
@@ -114,17 +119,20 @@ impl Scheduler {
         self.running.len() > keep + 1 && self.preempt_last()
     }
 
-    /// Takes the pages of the last request; it waits, in its old place, to be computed again.
+    /// Takes the pages of the last request. Returns whether there was one.
     pub(super) fn preempt_last(&mut self) -> bool {
-        let Some(running) = self.running.pop() else {
-            return false;
-        };
+        let last = self.running.len().checked_sub(1);
+        last.map(|last| self.preempt(last)).is_some()
+    }
+
+    /// Takes a request's pages; it waits, in its old place, to be computed again.
+    fn preempt(&mut self, index: usize) {
+        let running = self.running.remove(index);
         self.counters.preemptions += 1;
         let sessions = running.sessions.into_iter();
         let mut choices: VecDeque<_> = sessions.map(|session| self.let_go(session)).collect();
         choices.extend(running.followers);
         self.enqueue(Waiting::again(running.job, choices));
-        true
     }
 
     /// When nothing can be computed for want of memory, the last request is preempted, and one that is

@@ -17,7 +17,8 @@ use std::ops::Range;
 use lacuna_kernels::{Cpu, Run, Runs, View};
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{
-    Buffer, ByteLength, PagePin, PageRange, Pages, Pool, Request, Share, Source, VirtualPage,
+    Buffer, ByteLength, Error as PagesError, PagePin, PageRange, Pages, Pool, Request, Share,
+    Source, VirtualPage,
 };
 
 use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
@@ -56,6 +57,7 @@ pub(crate) struct FlatStore {
     copied_bytes: usize,
     zeroed_bytes: usize,
     peak_committed_bytes: usize,
+    lost_rows: bool,
 }
 
 /// One buffer and the state of its pages, all in bytes from its start and at page boundaries.
@@ -136,6 +138,7 @@ impl FlatStore {
             copied_bytes: 0,
             zeroed_bytes: 0,
             peak_committed_bytes: 0,
+            lost_rows: false,
         };
         store.zeroed_bytes = store.extents.iter().map(|extent| extent.mapped).sum();
         store.note_peak();
@@ -191,7 +194,8 @@ impl FlatStore {
             let (_, extent) = extent.expect("indices of buffers, ascending");
             requests.push(Request::new(&mut extent.buffer, range.clone()));
         }
-        let report = self.pool.ensure_writable(&mut requests)?;
+        let report = self.pool.ensure_writable(&mut requests);
+        let report = self.note_lost(report)?;
         let page = self.page_bytes();
         for (index, range) in ranges {
             let extent = &mut self.extents[*index];
@@ -201,6 +205,12 @@ impl FlatStore {
         self.copied_bytes += page * report.pages_copied.get() as usize;
         self.note_peak();
         Ok(())
+    }
+
+    /// Takes note of a change that failed and could not be undone: its pages are holes now.
+    fn note_lost<T>(&mut self, result: Result<T, PagesError>) -> Result<T, KvError> {
+        self.lost_rows |= matches!(result, Err(PagesError::Undo { .. }));
+        Ok(result?)
     }
 
     fn note_peak(&mut self) {
@@ -220,7 +230,8 @@ impl FlatStore {
                 extent.whole_pages(range)
             })
             .collect();
-        Ok(self.pool.unmap(&mut requests)?)
+        let unmapped = self.pool.unmap(&mut requests);
+        self.note_lost(unmapped)
     }
 
     /// Whether pages are attached and detached at all.
@@ -246,7 +257,8 @@ impl FlatStore {
             .filter(|(extent, end)| extent.sealed < **end)
             .map(|(extent, &end)| extent.whole_pages(extent.sealed..end))
             .collect();
-        self.pool.seal(&mut unsealed)?;
+        let sealed = self.pool.seal(&mut unsealed);
+        self.note_lost(sealed)?;
         for (extent, end) in self.extents.iter_mut().zip(ends) {
             extent.sealed = extent.sealed.max(end);
         }
@@ -307,15 +319,20 @@ impl Runs for FlatStore {
 
 impl Store for FlatStore {
     fn prepare(&mut self, rows: Range<usize>) -> Result<(), KvError> {
-        if rows.is_empty() {
+        if rows.is_empty() || self.lost_rows {
             return Ok(());
         }
         let missing = self.missing(&rows, Ahead::Mapped);
-        self.make_writable(&missing).or_else(|_| {
-            // What is mapped ahead must not cost a token its place.
-            let missing = self.missing(&rows, Ahead::LeftOut);
-            self.make_writable(&missing)
-        })
+        match self.make_writable(&missing) {
+            Ok(()) => Ok(()),
+            // Another try would put fresh memory where rows were.
+            Err(error) if self.lost_rows => Err(error),
+            Err(_) => {
+                // What is mapped ahead must not cost a token its place.
+                let missing = self.missing(&rows, Ahead::LeftOut);
+                self.make_writable(&missing)
+            }
+        }
     }
 
     fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
@@ -437,6 +454,14 @@ impl Store for FlatStore {
         }
         self.note_peak();
         Ok(())
+    }
+
+    fn has_lost_rows(&self) -> bool {
+        self.lost_rows
+    }
+
+    fn buffers(&self) -> Vec<&Buffer> {
+        self.extents.iter().map(|extent| &extent.buffer).collect()
     }
 
     fn usage(&self) -> Usage {

@@ -210,6 +210,11 @@ impl Store for GrowStore {
         Ok(Box::new(copy))
     }
 
+    fn buffers(&self) -> Vec<&Buffer> {
+        let buffers = self.pieces.iter().map(|piece| piece.buffer.as_ref());
+        buffers.flatten().collect()
+    }
+
     fn usage(&self) -> Usage {
         let committed_bytes = self.pieces.iter().map(Piece::committed).sum();
         Usage {

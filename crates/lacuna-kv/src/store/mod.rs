@@ -11,6 +11,7 @@ use std::fmt;
 use std::ops::Range;
 
 use lacuna_kernels::{Cpu, View};
+use lacuna_pages::Buffer;
 
 pub(crate) use flat::{Commit, FlatStore};
 pub(crate) use grow::GrowStore;
@@ -56,6 +57,16 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn adopt(&mut self, pins: &[&Pins]) -> Result<(), KvError> {
         debug_assert!(pins.is_empty(), "a store that pins nothing adopts nothing");
         Ok(())
+    }
+
+    /// Whether memory that held rows is gone although nobody gave it back.
+    fn has_lost_rows(&self) -> bool {
+        false
+    }
+
+    /// The buffers that are this store's alone.
+    fn buffers(&self) -> Vec<&Buffer> {
+        Vec::new()
     }
 
     /// Where the bytes are.

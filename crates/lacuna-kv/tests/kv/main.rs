@@ -1,6 +1,7 @@
 //! Sequences over real pages, under every policy.
 
 mod equality;
+mod faults;
 mod footprints;
 mod model;
 mod sharing;

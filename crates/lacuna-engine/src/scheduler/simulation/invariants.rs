@@ -1,0 +1,77 @@
+//! What holds after every step.
+
+use std::collections::BTreeMap;
+
+use lacuna_pages::Pool;
+
+use crate::scheduler::Scheduler;
+
+/// Checks the scheduler's invariants and the pool's, and that both agree about who holds what.
+///
+/// # Panics
+/// When one does not hold.
+pub(super) fn check(scheduler: &Scheduler, pool: &Pool) {
+    order(scheduler);
+    let users = users(scheduler);
+    let tree = scheduler.prefix.tree();
+    for (id, users) in &users {
+        let kept = tree.get(*id).map(|(_, users)| users);
+        assert_eq!(kept, Some(*users), "S3: a group's users");
+    }
+    assert_eq!(tree.unused(), tree.len() - users.len(), "S3: unused groups");
+    let running = scheduler.running.iter();
+    let sequences = running.flat_map(|running| &running.sessions);
+    let buffers = sequences.flat_map(|session| session.sequence.buffers());
+    if let Err(broken) = pool.verify(buffers) {
+        panic!("{broken}");
+    }
+    let group = scheduler.prefix.grain().group_tokens().get();
+    let group_bytes = scheduler.prefix.grain().bytes(group);
+    let ledger = pool.ledger();
+    assert_eq!(
+        ledger.pinned.get(),
+        tree.len() as u64 * group_bytes,
+        "pinned pages are those of the cache's groups"
+    );
+    assert!(
+        ledger.committed.get() <= scheduler.budget.kv,
+        "the budget holds: {ledger:?}"
+    );
+}
+
+/// S1 and S2, and places.
+fn order(scheduler: &Scheduler) {
+    let waiting = scheduler.waiting.iter().map(|waiting| waiting.job.rank());
+    assert!(waiting.is_sorted(), "S1: requests wait in order");
+    let running = scheduler.running.iter().map(|running| running.job.rank());
+    assert!(running.is_sorted(), "S2: requests run in order");
+    assert!(scheduler.places_taken() <= scheduler.config.max_running);
+    for waiting in &scheduler.waiting {
+        let leader = waiting.choices.front().expect("a choice that waits");
+        assert!(leader.tokens.len() >= waiting.job.prompt_tokens);
+    }
+    for running in &scheduler.running {
+        assert!(!running.sessions.is_empty(), "a request that runs");
+        for session in &running.sessions {
+            assert!(session.pending() > 0, "there is a next token to compute");
+            assert_eq!(session.scheduled, 0, "the step is over");
+            assert!(session.sampled.is_none(), "and handed out");
+        }
+    }
+}
+
+/// How many sessions use each group of the prefix cache.
+fn users(scheduler: &Scheduler) -> BTreeMap<lacuna_kv::prefix::GroupId, usize> {
+    let group = scheduler.prefix.grain().group_tokens().get();
+    let mut users = BTreeMap::new();
+    for running in &scheduler.running {
+        for session in &running.sessions {
+            let groups = session.path.groups();
+            assert!(groups.len() * group <= session.sequence.len(), "S3");
+            for &id in groups {
+                *users.entry(id).or_insert(0) += 1;
+            }
+        }
+    }
+    users
+}

@@ -1,0 +1,423 @@
+//! The scheduler, the prefix cache and the pool, driven through everything that can happen to them.
+//!
+//! A seed decides what requests come, what their clients do, how time passes, how much memory the
+//! system has and which calls of the device fail or are late. The clock, the system's memory and the
+//! arithmetic are replaced; the scheduler, the prefix cache, the sequences, the pool and the pages
+//! are the real ones. After every step all invariants are checked, and whatever a client has read is
+//! compared with what its request gives alone.
+//!
+//! `cargo test` runs a few fixed seeds. `LACUNA_SIMULATION_SECONDS` runs new seeds for that long, and
+//! `LACUNA_SIMULATION_SEED` one seed again; a failure names its seed.
+
+mod client;
+mod invariants;
+mod model;
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lacuna_kernels::ElementType;
+use lacuna_kv::{Geometry, KvCache, KvPolicy};
+use lacuna_models::Model;
+use lacuna_pages::faults::{Completion, Failing, Faults, FaultyDevice};
+use lacuna_pages::{HostDevice, PageSize, Pool, PoolConfig};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use super::tests::demo_model;
+use super::*;
+use crate::budget::Budget;
+use crate::request_limits::RequestLimits;
+use crate::system::FakeSystem;
+use client::{Client, Habit, Spec};
+use model::PseudoModel;
+
+/// What a run is made of: rarer events for some seeds than for others, so that calm and storm differ.
+struct Weather {
+    /// One request in so many ticks.
+    arrivals: u32,
+    /// One fault of the device in so many ticks; none for zero.
+    faults: u32,
+    /// One change of the system's memory in so many ticks; none for zero.
+    shortages: u32,
+}
+
+/// One run.
+struct Simulation {
+    seed: u64,
+    random: ChaCha8Rng,
+    weather: Weather,
+    scheduler: Scheduler,
+    limits: RequestLimits,
+    pool: Pool,
+    device: Faults,
+    system: FakeSystem,
+    model: Arc<Model>,
+    /// Makes the next forward pass fail.
+    breaks: Arc<AtomicBool>,
+    clients: Vec<Client>,
+    arrived: u64,
+    /// The most the pool may have committed: its limit, or what it held when that was lowered.
+    committed: u64,
+    trace: DefaultHasher,
+    tally: Tally,
+}
+
+/// What came up in some runs.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
+struct Tally {
+    steps: u64,
+    finished: u64,
+    cancelled: u64,
+    out_of_memory: u64,
+    overdue: u64,
+    unread: u64,
+    broken: u64,
+    preempted: u64,
+    evicted: u64,
+    expired: u64,
+    reused: u64,
+}
+
+const CONTEXT: usize = 200;
+const GEOMETRY: Geometry = Geometry {
+    layers: 2,
+    kv_heads: 1,
+    head_dim: 64,
+    key_element: ElementType::F32,
+    value_element: ElementType::F32,
+};
+
+impl Simulation {
+    fn new(seed: u64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mut one_of = |choices: &[u32]| choices[below(&mut random, choices.len())];
+        let weather = Weather {
+            arrivals: one_of(&[3, 6, 15]),
+            faults: one_of(&[0, 0, 3, 20]),
+            shortages: one_of(&[0, 10, 60]),
+        };
+        let completion = match one_of(&[0, 0, 1]) {
+            0 => Completion::Immediate,
+            _ => Completion::Late,
+        };
+        let groups = u64::from(one_of(&[6, 12, 40]));
+        let config = ServiceConfig {
+            max_running: one_of(&[1, 3, 6]) as usize,
+            mixed_tokens: one_of(&[4, 12]) as usize,
+            unread_patience: Duration::from_secs(3),
+            prefix_cache: crate::service::PrefixCacheConfig {
+                enabled: one_of(&[0, 1, 1, 1]) == 1,
+                time_to_live: Some(Duration::from_secs(8)),
+            },
+            ..ServiceConfig::default()
+        };
+        let host = HostDevice::new().expect("a host with pages");
+        let (device, faults) = FaultyDevice::new(host, completion);
+        let pool = Pool::new(device, small_pages()).expect("valid settings");
+        let cache = KvCache::over(pool.clone(), GEOMETRY, KvPolicy::default()).expect("a cache");
+        let kv = groups * cache.grain().bytes(cache.grain().group_tokens().get());
+        let (model, breaks) = (demo_model(), Arc::new(AtomicBool::new(false)));
+        let tokens = (one_of(&[6, 24]) as usize).max(config.max_running);
+        let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, Arc::clone(&breaks));
+        let system = FakeSystem::new();
+        let budget = Budget::for_kv_alone(kv);
+        let scheduler = Scheduler::over(Box::new(runner), budget, config, Box::new(system.clone()))
+            .expect("a limit of more than a page");
+        Self {
+            seed,
+            limits: scheduler.request_limits(),
+            random,
+            weather,
+            scheduler,
+            pool,
+            device: faults,
+            system,
+            model,
+            breaks,
+            clients: Vec::new(),
+            arrived: 0,
+            committed: 0,
+            trace: DefaultHasher::new(),
+            tally: Tally::default(),
+        }
+    }
+
+    fn one_in(&mut self, count: u32) -> bool {
+        count > 0 && below(&mut self.random, count as usize) == 0
+    }
+
+    fn within(&mut self, range: Range<usize>) -> usize {
+        range.start + below(&mut self.random, range.len())
+    }
+
+    /// Lets time pass, things happen, and the scheduler make a step.
+    fn tick(&mut self) {
+        let milliseconds = match self.one_in(50) {
+            true => 5000,
+            false => self.within(1..300) as u64,
+        };
+        self.system.pass(Duration::from_millis(milliseconds));
+        self.change_the_system();
+        self.trouble_the_device();
+        if self.one_in(self.weather.arrivals) {
+            self.submit();
+        }
+        if self.one_in(300) {
+            self.breaks.store(true, Ordering::Relaxed);
+        }
+        self.step();
+    }
+
+    fn step(&mut self) {
+        self.scheduler.sweep();
+        self.scheduler.step();
+        self.tally.steps += 1;
+        let ledger = self.scheduler.engine.kv_cache().ledger();
+        invariants::check(&self.scheduler, &self.pool);
+        self.committed = ledger
+            .committed
+            .get()
+            .min(self.committed.max(self.scheduler.kv_limit));
+        assert_eq!(
+            self.committed,
+            ledger.committed.get(),
+            "memory was taken beyond the limit"
+        );
+        for index in 0..self.clients.len() {
+            if self.clients[index].acts(&mut self.random) {
+                self.clients[index].read(&mut self.trace, &mut self.tally);
+            }
+        }
+        let running = self.scheduler.running.iter();
+        let order: Vec<u64> = running.map(|running| running.job.id).collect();
+        let waiting = self.scheduler.waiting.len();
+        (order, waiting, ledger.committed, ledger.pinned).hash(&mut self.trace);
+        self.clients.retain(|client| !client.is_over());
+    }
+
+    fn change_the_system(&mut self) {
+        if !self.one_in(self.weather.shortages) {
+            return;
+        }
+        let committed = self.pool.ledger().committed.get();
+        let reserve = crate::budget::RESERVE;
+        let available = match self.within(0..4) {
+            0 => 0,
+            1 => reserve.saturating_sub(committed / 2),
+            _ => 1 << 40,
+        };
+        let stalled_percent = [0.0, 0.0, 50.0][self.within(0..3)];
+        self.system.set_memory(available, stalled_percent);
+    }
+
+    fn trouble_the_device(&mut self) {
+        if self.one_in(3) {
+            self.device.complete();
+        }
+        if self.one_in(self.weather.faults) {
+            let call = self.within(0..12) as u64;
+            let failing = match self.within(0..8) {
+                0 => Failing::From(call),
+                _ => Failing::Once(call),
+            };
+            self.device.fail(failing);
+        } else if self.one_in(4) {
+            self.device.fail(Failing::Nothing);
+        }
+    }
+
+    fn submit(&mut self) {
+        let habit = Habit::random(&mut self.random);
+        let spec = Spec::random(&mut self.random, &habit);
+        let Ok(capacity) = self.limits.check(&spec.request()) else {
+            return;
+        };
+        let spec = spec.with_stop_string(&mut self.random, capacity, &self.model);
+        let now = self.system.now();
+        let made = Waiting::new(spec.request(), capacity, now);
+        let (mut waiting, stream) = made.expect("valid settings");
+        waiting.job.id = self.arrived;
+        self.arrived += 1;
+        self.scheduler.enqueue(waiting);
+        let expected = spec.alone(capacity, &self.model);
+        self.clients
+            .push(Client::new(spec, stream, habit, expected));
+    }
+
+    /// Ends the run: nothing new comes, nothing fails any more, and everything must come to an end
+    /// and leave nothing behind.
+    fn finish(mut self) -> (u64, Tally) {
+        self.device.fail(Failing::Nothing);
+        self.system.set_memory(1 << 40, 0.0);
+        // A token a step for each request in turn, and the time that unread ones wait.
+        let work: usize = self.clients.iter().map(Client::work).sum();
+        let most = work + 40 * self.clients.len() + 500;
+        let calm = (0..most).find(|_| {
+            self.system.pass(Duration::from_millis(100));
+            self.device.complete();
+            self.step();
+            self.scheduler.is_idle()
+        });
+        let status = self.scheduler.status();
+        assert!(
+            calm.is_some(),
+            "{} requests wait after {most} steps: {status:#?}",
+            self.scheduler.waiting.len()
+        );
+        for client in &mut self.clients {
+            client.read(&mut self.trace, &mut self.tally);
+            assert!(client.is_over(), "a request without an end");
+        }
+        let status = self.scheduler.status();
+        let counters = status.counters;
+        let ended = counters.finished + counters.cancelled + counters.failed;
+        assert_eq!(ended, self.arrived, "every request is counted once");
+        while self.scheduler.prefix.evict(self.system.now()) {}
+        self.device.complete();
+        self.pool.trim();
+        let ledger = self.pool.ledger();
+        assert_eq!((ledger.buffers, ledger.mapped.get()), (0, 0));
+        assert_eq!(ledger.committed, ledger.lost, "{ledger:?}");
+        self.tally.cancelled = counters.cancelled;
+        self.tally.preempted = counters.preemptions;
+        self.tally.evicted = counters.evicted_groups;
+        self.tally.expired = counters.expired_groups;
+        self.tally.reused = counters.reused_tokens;
+        self.tally.hash(&mut self.trace);
+        (self.trace.finish(), self.tally.clone())
+    }
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let seed = self.seed;
+            eprintln!("run it again with LACUNA_SIMULATION_SEED={seed}");
+        }
+    }
+}
+
+/// Small pages and heaps, so that a run crosses their boundaries often.
+fn small_pages() -> PoolConfig {
+    let kibibytes = lacuna_pages::ByteLength::kibibytes;
+    PoolConfig {
+        page_size: PageSize::KIB_4,
+        heap_bytes: kibibytes(64),
+        high_watermark: kibibytes(128),
+        low_watermark: kibibytes(32),
+        ..PoolConfig::default()
+    }
+}
+
+/// A number below `end`, which is not zero.
+fn below(random: &mut ChaCha8Rng, end: usize) -> usize {
+    (random.next_u64() % end as u64) as usize
+}
+
+/// The whole run of a seed: the hash of everything that happened, and what came up.
+fn run(seed: u64, ticks: usize) -> (u64, Tally) {
+    let mut simulation = Simulation::new(seed);
+    for _ in 0..ticks {
+        simulation.tick();
+    }
+    simulation.finish()
+}
+
+const TICKS: usize = 400;
+/// Runs of `cargo test`: enough for all that is counted to come up, and few enough to be quick.
+const SEEDS: u64 = 16;
+
+fn environment(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is not a number: {value}")),
+    )
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.finished += other.finished;
+        self.cancelled += other.cancelled;
+        self.out_of_memory += other.out_of_memory;
+        self.overdue += other.overdue;
+        self.unread += other.unread;
+        self.broken += other.broken;
+        self.preempted += other.preempted;
+        self.evicted += other.evicted;
+        self.expired += other.expired;
+        self.reused += other.reused;
+    }
+
+    /// Everything that a simulation is for has come up.
+    fn is_complete(&self) -> bool {
+        let Self {
+            steps,
+            finished,
+            cancelled,
+            out_of_memory,
+            overdue,
+            unread,
+            broken,
+            preempted,
+            evicted,
+            expired,
+            reused,
+        } = self.clone();
+        let all = [
+            steps,
+            finished,
+            cancelled,
+            out_of_memory,
+            overdue,
+            unread,
+            broken,
+            preempted,
+            evicted,
+            expired,
+            reused,
+        ];
+        all.into_iter().all(|count| count > 0)
+    }
+}
+
+#[test]
+fn whatever_happens_every_request_ends_once_and_reads_as_it_does_alone() {
+    if let Some(seed) = environment("LACUNA_SIMULATION_SEED") {
+        run(seed, TICKS);
+        return;
+    }
+    let Some(seconds) = environment("LACUNA_SIMULATION_SECONDS") else {
+        let mut all = Tally::default();
+        (0..SEEDS).for_each(|seed| all.add(&run(seed, TICKS).1));
+        assert!(all.is_complete(), "something never came up: {all:?}");
+        return;
+    };
+    let (start, mut seed, mut runs) = (Instant::now(), fresh_seed(), 0);
+    let mut all = Tally::default();
+    while start.elapsed() < Duration::from_secs(seconds) {
+        all.add(&run(seed, TICKS).1);
+        (seed, runs) = (seed.wrapping_add(1), runs + 1);
+    }
+    eprintln!("{runs} runs: {all:?}");
+}
+
+/// A seed that is most likely new.
+fn fresh_seed() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as u64) >> 8
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in [3, 7, 11] {
+        assert_eq!(run(seed, TICKS), run(seed, TICKS), "seed {seed}");
+    }
+    assert_ne!(run(3, 50).0, run(7, 50).0, "seeds make a difference");
+}

@@ -1,0 +1,162 @@
+//! A model without arithmetic: logits are a hash of the tokens that the KV cache holds.
+//!
+//! Every pass writes each token and its position into all rows and reads all of them back, so a page
+//! that is lost, mixed up or handed out twice changes the text or is found at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kv::{KvCache, Layer, Side};
+use lacuna_models::tokenizer::Tokenizer;
+use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Segment};
+
+use super::{CONTEXT, GEOMETRY};
+use crate::error::EngineError;
+use crate::runner::ModelRunner;
+
+pub(super) struct PseudoModel {
+    /// For its vocabulary.
+    model: Arc<Model>,
+    cpu: Cpu,
+    cache: KvCache,
+    limits: BatchLimits,
+    logits: Vec<f32>,
+    breaks: Arc<AtomicBool>,
+}
+
+impl PseudoModel {
+    pub(super) fn new(
+        model: Arc<Model>,
+        cache: KvCache,
+        tokens: usize,
+        breaks: Arc<AtomicBool>,
+    ) -> Self {
+        let cpu = Cpu::new(CpuConfig {
+            threads: std::num::NonZeroUsize::MIN,
+            level: None,
+        });
+        Self {
+            model,
+            cpu: cpu.expect("a processor"),
+            cache,
+            limits: BatchLimits {
+                tokens,
+                logit_rows: tokens,
+                context_tokens: CONTEXT,
+            },
+            logits: Vec::new(),
+            breaks,
+        }
+    }
+
+    fn write(&self, segment: &mut Segment<'_>) {
+        let width = GEOMETRY.row_elements();
+        let start = segment.sequence.len();
+        for layer in 0..GEOMETRY.layers {
+            let rows = |side: f32| -> Vec<f32> {
+                let mut rows = vec![0.0; segment.tokens.len() * width];
+                let places = rows.chunks_exact_mut(width).zip(segment.tokens);
+                for (offset, (row, &token)) in places.enumerate() {
+                    row[0] = token as f32;
+                    row[1] = (start + offset) as f32;
+                    row[2] = layer as f32 + side;
+                }
+                rows
+            };
+            let (keys, values) = (rows(0.25), rows(0.75));
+            (segment.sequence).store(&self.cpu, Layer(layer), &keys, &values);
+        }
+    }
+}
+
+/// The tokens that a sequence's rows hold, which must be the same in all layers.
+fn read(segment: &Segment<'_>) -> Vec<u32> {
+    let mut all: Option<Vec<u32>> = None;
+    for layer in 0..GEOMETRY.layers {
+        for (side, mark) in Side::BOTH.into_iter().zip([0.25, 0.75]) {
+            let view = segment.sequence.view(Layer(layer), side);
+            let token = |position: usize| {
+                let row = view.head(position, 0);
+                let [token, place, of] = [0, 1, 2].map(|index| {
+                    let bytes = &row[4 * index..4 * index + 4];
+                    f32::from_ne_bytes(bytes.try_into().expect("four bytes"))
+                });
+                assert_eq!(place, position as f32, "a row in another's place");
+                assert_eq!(of, layer as f32 + mark, "a row of another buffer");
+                token as u32
+            };
+            let tokens: Vec<u32> = view.rows().map(token).collect();
+            assert_eq!(*all.get_or_insert_with(|| tokens.clone()), tokens);
+        }
+    }
+    all.expect("there are layers")
+}
+
+/// Logits after `tokens`, for a vocabulary of the length of `row`.
+pub(super) fn logits_after(tokens: &[u32], tokenizer: &Tokenizer, row: &mut [f32]) {
+    let mix = |state: u64, next: u64| {
+        let mixed = (state ^ next).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    };
+    let state = tokens
+        .iter()
+        .fold(1, |state, &token| mix(state, u64::from(token)));
+    for (token, logit) in (0u64..).zip(row.iter_mut()) {
+        *logit = (mix(state, token) >> 40) as f32 / (1 << 21) as f32;
+    }
+    // A text ends now and then.
+    if (state >> 33).is_multiple_of(300) {
+        for token in tokenizer.end_of_generation() {
+            row[token as usize] = 100.0;
+        }
+    }
+}
+
+impl ModelRunner for PseudoModel {
+    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
+        if self.breaks.swap(false, Ordering::Relaxed) {
+            let broken = ForwardError::NotPrepared {
+                prepared: 0,
+                tokens: 0,
+            };
+            return Err(broken.into());
+        }
+        let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+        assert!(tokens <= self.limits.tokens, "{tokens} tokens in a step");
+        let vocabulary = self.vocabulary();
+        self.logits.clear();
+        for segment in segments {
+            assert_eq!(segment.sequence.prepared(), segment.tokens.len());
+            self.write(segment);
+            let held = read(segment);
+            assert!(held.ends_with(segment.tokens));
+            if segment.logits == LogitRows::Last {
+                let start = self.logits.len();
+                self.logits.resize(start + vocabulary, 0.0);
+                logits_after(&held, self.model.tokenizer(), &mut self.logits[start..]);
+            }
+        }
+        Ok(&self.logits)
+    }
+
+    fn batch_limits(&self) -> BatchLimits {
+        self.limits
+    }
+
+    fn kv_cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    fn context_tokens(&self) -> usize {
+        CONTEXT
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.model.config().vocabulary
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        self.model.tokenizer()
+    }
+}

@@ -1,0 +1,181 @@
+//! A device that refuses calls, ends batches halfway and is late, as it is told: for tests of what
+//! stands on a pool. Feature `faults`.
+//!
+//! # Safety
+//!
+//! The wrapper keeps the promises of [`Device`] as the device inside does. A batch is passed on one
+//! operation at a time and stops at the first failure, told or real, so [`BatchError::applied`] is
+//! exact; a fence that is late is one whose effect is there already.
+#![expect(unsafe_code, reason = "a device is unsafe to implement")]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::{
+    BatchError, Capabilities, Device, DeviceError, Fence, FenceState, HeapId, HostView, Operation,
+    Ordering, Patience, SpaceId,
+};
+use crate::units::ByteLength;
+
+/// Which calls fail. Each operation of a batch is a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Failing {
+    /// None.
+    #[default]
+    Nothing,
+    /// Only the n-th from now, from zero.
+    Once(u64),
+    /// The n-th from now and every later one.
+    From(u64),
+}
+
+/// When what a device does is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Completion {
+    /// With the call.
+    #[default]
+    Immediate,
+    /// When [`Faults::complete`] says so, or somebody waits for it, as on a device with a queue.
+    Late,
+}
+
+#[derive(Debug, Default)]
+struct Orders {
+    failing: Failing,
+    calls: u64,
+    submitted: u64,
+    completed: u64,
+}
+
+/// Tells a [`FaultyDevice`] what to do. Clones tell the same device.
+#[derive(Clone, Debug, Default)]
+pub struct Faults(Arc<Mutex<Orders>>);
+
+impl Faults {
+    fn orders(&self) -> MutexGuard<'_, Orders> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which calls fail from now on.
+    pub fn fail(&self, failing: Failing) {
+        let mut orders = self.orders();
+        orders.failing = failing;
+        orders.calls = 0;
+    }
+
+    /// Whatever was late is done.
+    pub fn complete(&self) {
+        let mut orders = self.orders();
+        orders.completed = orders.submitted;
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        let mut orders = self.orders();
+        let call = orders.calls;
+        orders.calls += 1;
+        let fails = match orders.failing {
+            Failing::Nothing => false,
+            Failing::Once(at) => call == at,
+            Failing::From(at) => call >= at,
+        };
+        match fails {
+            true => Err(DeviceError::System {
+                call: "injected",
+                code: 5,
+            }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A device that does what another does, with faults.
+#[derive(Debug)]
+pub struct FaultyDevice<D> {
+    inner: D,
+    completion: Completion,
+    capabilities: Capabilities,
+    faults: Faults,
+}
+
+impl<D: Device> FaultyDevice<D> {
+    /// Wraps `inner`. Without orders it does what `inner` does, `completion` apart.
+    pub fn new(inner: D, completion: Completion) -> (Self, Faults) {
+        let mut capabilities = inner.capabilities().clone();
+        if completion == Completion::Late {
+            capabilities.ordering = Ordering::Queue;
+        }
+        let faults = Faults::default();
+        let device = Self {
+            inner,
+            completion,
+            capabilities,
+            faults: faults.clone(),
+        };
+        (device, faults)
+    }
+
+    fn fence(&self) -> Fence {
+        match self.completion {
+            Completion::Immediate => Fence::DONE,
+            Completion::Late => {
+                let mut orders = self.faults.orders();
+                orders.submitted += 1;
+                Fence(orders.submitted)
+            }
+        }
+    }
+}
+
+// SAFETY: see the module's documentation.
+unsafe impl<D: Device> Device for FaultyDevice<D> {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn reserve(&mut self, length: ByteLength) -> Result<SpaceId, DeviceError> {
+        self.faults.check()?;
+        self.inner.reserve(length)
+    }
+
+    fn release(&mut self, space: SpaceId, _after: Fence) -> Result<Fence, DeviceError> {
+        self.faults.check()?;
+        self.inner.release(space, Fence::DONE)?;
+        Ok(self.fence())
+    }
+
+    fn create_heap(&mut self, length: ByteLength) -> Result<HeapId, DeviceError> {
+        self.faults.check()?;
+        self.inner.create_heap(length)
+    }
+
+    fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
+        self.faults.check()?;
+        self.inner.destroy_heap(heap)
+    }
+
+    fn apply(&mut self, batch: &[Operation], _after: Fence) -> Result<Fence, BatchError> {
+        for (applied, operation) in batch.iter().enumerate() {
+            let done = self.faults.check();
+            done.map_err(|cause| BatchError { applied, cause })?;
+            let done = self.inner.apply(&[*operation], Fence::DONE);
+            done.map_err(|error| BatchError {
+                applied: applied + error.applied,
+                ..error
+            })?;
+        }
+        Ok(self.fence())
+    }
+
+    fn wait(&mut self, fence: Fence, patience: Patience) -> Result<FenceState, DeviceError> {
+        if self.completion == Completion::Late && patience == Patience::Block {
+            self.faults.complete();
+        }
+        match fence.0 <= self.faults.orders().completed {
+            true => Ok(FenceState::Signalled),
+            false => Ok(FenceState::Pending),
+        }
+    }
+
+    fn host_view(&self, space: SpaceId) -> Option<HostView> {
+        self.inner.host_view(space)
+    }
+}
