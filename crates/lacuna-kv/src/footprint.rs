@@ -121,16 +121,13 @@ impl Pages {
         let (mut zeroed, mut before, mut held) = (0, 0, 0);
         for run in runs {
             zeroed += self.zeroed(run);
-            (before, held) = (run.last_but_one(held), run.last());
+            (before, held) = (run.last_but_one(), run.last());
         }
         let bytes: usize = self.buffers(Layout::TokenMajor, held).sum();
         Footprint {
             reserved_bytes: bytes,
             committed_bytes: bytes,
-            peak_committed_bytes: match held {
-                0 => 0,
-                _ => self.peak(schedule, before, held),
-            },
+            peak_committed_bytes: self.peak(schedule, before, held),
             copied_bytes: growth.copied_cells.saturating_mul(cell_bytes),
             zeroed_bytes: saturated(zeroed),
             resizes: growth.resizes,

@@ -243,6 +243,37 @@ mod tests {
     }
 
     #[test]
+    fn a_context_of_the_whole_address_space_is_one_token_too_long() {
+        let token = Geometry {
+            layers: 1,
+            kv_heads: 1,
+            head_dim: 2,
+            key_element: ElementType::F32,
+            value_element: ElementType::F32,
+        };
+        assert_eq!(token.bytes_per_token(), 16);
+        let tokens = Geometry::ADDRESS_SPACE / 16;
+        assert_eq!(
+            token.bytes(tokens - 1).unwrap(),
+            Geometry::ADDRESS_SPACE - 16
+        );
+        let Err(KvError::ContextTooLarge {
+            bytes_per_token,
+            limit,
+            ..
+        }) = token.bytes(tokens)
+        else {
+            panic!("{tokens} tokens fit");
+        };
+        assert_eq!((bytes_per_token, limit), (16, Geometry::ADDRESS_SPACE));
+    }
+
+    #[test]
+    fn sides_are_called_k_and_v() {
+        assert_eq!(Side::BOTH.map(|side| side.to_string()), ["K", "V"]);
+    }
+
+    #[test]
     fn absurd_contexts_are_refused() {
         for tokens in [usize::MAX, usize::MAX / 2048, 1 << 40] {
             assert!(matches!(
@@ -273,7 +304,15 @@ mod tests {
                 Err(KvError::EmptyGeometry { .. })
             ));
         }
-        for (layers, head_dim) in [(usize::MAX, 128), (1 << 20, 1 << 40)] {
+        let most = |head_dim| Geometry {
+            layers: 1 << 20,
+            kv_heads: 1 << 10,
+            head_dim,
+            ..QWEN3_4B
+        };
+        assert!(most((1 << 14) - 1).validate().is_ok());
+        // Of the last, K and V of elements of four bytes are exactly the address space.
+        for (layers, head_dim) in [(usize::MAX, 128), (1 << 20, 1 << 40), (1 << 27, 1 << 14)] {
             let absurd = Geometry {
                 layers,
                 head_dim,

@@ -119,12 +119,9 @@ impl Run {
         self.first + self.step * (self.count - 1)
     }
 
-    /// The last but one, or `before` the run.
-    pub(crate) fn last_but_one(self, before: usize) -> usize {
-        match self.count {
-            1 => before,
-            _ => self.last() - self.step,
-        }
+    /// The size before the last, which for a run of one is the last of the run before.
+    pub(crate) fn last_but_one(self) -> usize {
+        self.last() - self.step
     }
 
     /// All sizes together.
@@ -268,6 +265,18 @@ mod tests {
             prop_assert_eq!((growth.cells, growth.resizes), (last, sizes.len().saturating_sub(1)));
             prop_assert_eq!(growth.copied_cells, sizes.iter().sum::<usize>() - last);
         }
+    }
+
+    #[test]
+    fn growth_is_linear_from_the_switch_on() {
+        let schedule = GrowthSchedule::DoubleLinear { switch_cells: 4096 };
+        let after = |cells: usize| schedule.cells(cells, cells..cells + 1, 1 << 30, 1 << 20);
+        assert_eq!(
+            [2048, 4096, 5120].map(after),
+            [4096, 4096 + 1024, 5120 + 1024]
+        );
+        let growth = schedule.after(10_000, 1 << 30, 1 << 20);
+        assert_eq!((growth.cells, growth.resizes), (10_240, 4 + 6));
     }
 
     #[test]

@@ -78,7 +78,8 @@ impl Layout {
         let row = geometry.row_bytes(side);
         Place {
             buffer: 2 * (layer.0 / together) + usize::from(side == Side::Value),
-            offset: (layer.0 % together) * self.tile_tokens() * row,
+            // Only tiles of one token hold rows of several layers.
+            offset: (layer.0 % together) * row,
         }
     }
 }
@@ -133,5 +134,52 @@ impl Tiles {
             true => needed + page_bytes,
             false => needed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lacuna_kernels::ElementType;
+
+    use super::*;
+
+    #[test]
+    fn heads_of_sixteen_tokens_lie_together_and_so_do_layers() {
+        let geometry = Geometry {
+            layers: 5,
+            kv_heads: 2,
+            head_dim: 32,
+            key_element: ElementType::F32,
+            value_element: ElementType::F16,
+        };
+        let tiles = |layout: Layout| {
+            let tiles = layout.tiles(&geometry);
+            tiles
+                .map(|tiles| (tiles.tokens, tiles.bytes))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(tiles(Layout::TokenMajor), [(1, 256), (1, 128)].repeat(5));
+        assert_eq!(
+            tiles(Layout::HeadMajor),
+            [(16, 16 * 256), (16, 16 * 128)].repeat(5)
+        );
+        let two = Layout::Interleaved(NonZeroUsize::new(2).expect("two"));
+        let mut pairs = [(1, 512), (1, 256)].repeat(2);
+        pairs.extend([(1, 256), (1, 128)]);
+        assert_eq!(tiles(two), pairs, "the last layer is alone");
+        let place = two.place(&geometry, Layer(3), Side::Value);
+        assert_eq!((place.buffer, place.offset), (3, 128));
+        let place = Layout::HeadMajor.place(&geometry, Layer(3), Side::Value);
+        assert_eq!((place.buffer, place.offset), (7, 0));
+    }
+
+    #[test]
+    fn buffers_are_named_by_their_first_layer_and_side() {
+        let names = |layout: Layout| [0, 1, 2, 5].map(|index| layout.label(index));
+        let each = ["layer 0 K", "layer 0 V", "layer 1 K", "layer 2 V"];
+        assert_eq!(names(Layout::TokenMajor), each);
+        let four = Layout::Interleaved(NonZeroUsize::new(4).expect("four"));
+        let fours = ["layer 0 K", "layer 0 V", "layer 4 K", "layer 8 V"];
+        assert_eq!(names(four), fours);
     }
 }

@@ -27,6 +27,7 @@ fn granted(pool: &mut BlockPool, blocks: usize) -> Vec<BlockId> {
 #[test]
 fn a_demand_is_met_in_whole_blocks_beyond_those_held() {
     let mut pool = BlockPool::new(SIXTEEN, 100);
+    assert_eq!(pool.block_tokens(), SIXTEEN);
     let mut count = |demand| match pool.allocate(&demand) {
         Allocation::Granted(blocks) => blocks.len(),
         Allocation::NotNow { .. } => usize::MAX,

@@ -29,3 +29,30 @@ impl Gone {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_few_thousand_are_remembered_and_those_before_forgotten() {
+        let mut gone = Gone::default();
+        let remembered = Gone::REMEMBERED as u64;
+        (0..remembered).for_each(|chain| gone.note(chain, Miss::Evicted));
+        gone.note(3, Miss::Expired);
+        assert_eq!(gone.get(3), Some(Miss::Expired), "why it left last");
+        assert_eq!(
+            gone.get(0),
+            Some(Miss::Evicted),
+            "as many as are remembered"
+        );
+        gone.note(remembered, Miss::Expired);
+        assert_eq!(gone.get(0), None, "one more, so the first is forgotten");
+        assert_eq!(gone.get(1), Some(Miss::Evicted));
+        assert_eq!(gone.get(remembered), Some(Miss::Expired));
+        assert_eq!(
+            (gone.why.len(), gone.order.len()),
+            (Gone::REMEMBERED, Gone::REMEMBERED)
+        );
+    }
+}

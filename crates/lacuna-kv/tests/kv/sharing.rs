@@ -190,6 +190,39 @@ fn released_rows_stay_gone_until_the_sequence_starts_again() {
     }
 }
 
+/// A window that has passed leaves holes where the sequence began, so what a start from the
+/// beginning gives back is not what a truncation to any other length does.
+#[test]
+fn a_sequence_truncated_to_nothing_after_a_window_is_as_good_as_new() {
+    let cpu = cpu();
+    for policy in POLICIES {
+        let cache = cache(policy);
+        let mut sequence = cache.sequence(400).expect("address space");
+        for window in [250, 300] {
+            extend(&cpu, &mut sequence, 300);
+            let fork = sequence.fork().expect("memory");
+            sequence.release_before(window).expect("pages go back");
+            sequence.truncate(0).expect("everything goes back");
+            assert_eq!((sequence.first_held(), sequence.len()), (0, 0));
+            let report = sequence.report();
+            match policy.starts_with("sparse") || policy.starts_with("paged") {
+                true => assert_eq!(report.committed_bytes, 0, "{policy}"),
+                false => assert_eq!(report.shared_bytes, 0, "{policy}"),
+            }
+            assert_rows(&fork);
+            extend(&cpu, &mut sequence, 200);
+            assert_rows(&sequence);
+            let again = sequence.fork().expect("memory");
+            sequence.truncate(0).expect("everything goes back");
+            assert_rows(&again);
+        }
+        let peak = sequence.report().peak_committed_bytes;
+        if policy.starts_with("sparse:") || policy == "sparse" {
+            assert!(peak <= bound(300 + 16), "{policy}: {peak}");
+        }
+    }
+}
+
 #[test]
 fn policies_that_cannot_share_copy_and_say_so() {
     let cpu = cpu();

@@ -1,6 +1,7 @@
 //! Sequences over real pages: contents, bytes and the number of device batches.
 
 use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, Side};
+use lacuna_pages::ByteLength;
 
 use crate::support::{GEOMETRY, PAGE, POLICIES, assert_rows, cache, cpu, extend, pool, store};
 
@@ -190,4 +191,47 @@ fn absurd_shapes_are_refused() {
     ));
     let absurd = cache("sparse").sequence(usize::MAX);
     assert!(matches!(absurd, Err(KvError::ContextTooLarge { .. })));
+}
+
+#[test]
+fn a_limit_holds_for_all_sequences_until_it_is_raised() {
+    for name in POLICIES {
+        let cache = cache(name);
+        assert_eq!(Ok(cache.policy()), name.parse());
+        assert_eq!(cache.geometry(), GEOMETRY);
+        let long = || {
+            let mut sequence = cache.sequence(5000)?;
+            sequence.prepare(5000).map(|()| sequence)
+        };
+        assert!(cache.set_limit(ByteLength::ZERO).is_err(), "no page at all");
+        cache.set_limit(ByteLength::mebibytes(1)).expect("a limit");
+        let error = long().expect_err("two mebibytes too many");
+        let refused = matches!(
+            error,
+            KvError::Pages(lacuna_pages::Error::OutOfPages { .. }) | KvError::NotNow { .. }
+        );
+        assert!(refused, "{name}: {error}");
+        cache.set_limit(ByteLength::mebibytes(16)).expect("a limit");
+        long().expect(name);
+    }
+}
+
+/// A step that was begun is forgotten with the tokens before it: what it prepared is no row.
+#[test]
+fn truncating_in_the_middle_of_a_step_ends_the_step() {
+    let cpu = cpu();
+    for name in POLICIES {
+        let mut sequence = cache(name).sequence(100).expect("memory");
+        extend(&cpu, &mut sequence, 50);
+        sequence.prepare(7).expect("room");
+        assert_eq!(sequence.prepared(), 7);
+        sequence.truncate(20).expect("pages go back");
+        assert_eq!((sequence.len(), sequence.prepared()), (20, 0));
+        assert_rows(&sequence);
+        extend(&cpu, &mut sequence, 60);
+        assert_rows(&sequence);
+        assert!(!sequence.is_empty());
+        sequence.truncate(0).expect("pages go back");
+        assert!(sequence.is_empty());
+    }
 }

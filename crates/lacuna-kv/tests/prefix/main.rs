@@ -2,5 +2,6 @@
 
 mod collisions;
 mod hashing;
+mod letting_go;
 mod model;
 mod pages;

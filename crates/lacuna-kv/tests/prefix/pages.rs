@@ -1,7 +1,7 @@
 //! Sequences that start from kept pages hold the rows they would have computed.
 
 use std::num::NonZeroUsize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
@@ -316,4 +316,101 @@ fn a_policy_that_cannot_keep_pages_finds_nothing() {
         bench.leave(second);
         assert!(bench.cache.tree().is_empty(), "{policy}");
     }
+}
+
+/// A fork uses the groups it begins with, so they stay when the sequence it came from is gone.
+#[test]
+fn a_fork_keeps_the_whole_groups_it_begins_with() {
+    let mut bench = Bench::new(EVEN);
+    let group = bench.cache.grain().group_tokens().get();
+    let held = bench.run(&tokens(0, 3 * group + 5));
+    let fork = bench.cache.fork(&held.path, 2 * group + 1);
+    assert_eq!(fork.groups(), &held.path.groups()[..2]);
+    let all = bench.cache.fork(&held.path, 100 * group);
+    assert_eq!(all.groups(), held.path.groups());
+    bench.leave(held);
+    bench.cache.leave(all, Instant::now());
+    assert!(bench.cache.evict(Instant::now()), "the third");
+    assert!(!bench.cache.evict(Instant::now()), "two are in use");
+    let found = bench
+        .cache
+        .find(Namespace::COMMON, &tokens(0, 3 * group))
+        .0
+        .groups;
+    assert_eq!(found, fork.groups());
+    bench.cache.leave(fork, Instant::now());
+    while bench.cache.evict(Instant::now()) {}
+    assert!(bench.cache.tree().is_empty());
+}
+
+#[test]
+fn the_pinned_beginning_of_a_prompt_leaves_after_everything_else() {
+    let mut bench = Bench::new(EVEN);
+    let group = bench.cache.grain().group_tokens().get();
+    let pinned = bench.run(&tokens(0, 3 * group));
+    let other = bench.run(&tokens(1, 3 * group));
+    let now = Instant::now();
+    let until = now + Duration::from_secs(3600);
+    bench.cache.pin(&pinned.path, 2 * group, until);
+    assert_eq!(bench.cache.tree().pinned(now), 2);
+    bench.leave(pinned);
+    bench.leave(other);
+    for _ in 0..4 {
+        assert!(bench.cache.evict(Instant::now()));
+    }
+    assert!(
+        bench
+            .cache
+            .find(Namespace::COMMON, &tokens(1, 3 * group))
+            .0
+            .groups
+            .is_empty()
+    );
+    assert_eq!(
+        bench
+            .cache
+            .find(Namespace::COMMON, &tokens(0, 3 * group))
+            .0
+            .groups
+            .len(),
+        2
+    );
+    assert!(
+        !bench.cache.expire(Instant::now(), Duration::ZERO),
+        "pinned"
+    );
+    assert!(bench.cache.expire(until, Duration::ZERO));
+    assert!(bench.cache.evict(until) && !bench.cache.evict(until));
+}
+
+/// Copying a group to go on in the middle of it has to be worth it: an eighth of its tokens.
+#[test]
+fn a_tail_of_less_than_an_eighth_of_a_group_is_computed_again() {
+    let mut bench = Bench::new(EVEN);
+    let group = bench.cache.grain().group_tokens().get();
+    let donor = bench.run(&tokens(0, 2 * group));
+    for (tail, held) in [(0, 0), (group / 8 - 1, 0), (group / 8, group / 8)] {
+        let (found, tokens) = bench
+            .cache
+            .find(Namespace::COMMON, &prompt(group + tail, 20, 1));
+        assert_eq!(tokens, group + held, "a tail of {tail}");
+        assert_eq!(found.tail.map_or(0, |(_, tail)| tail.get()), held);
+    }
+    bench.leave(donor);
+}
+
+#[test]
+fn a_sequence_that_starts_apart_neither_finds_nor_leaves_anything() {
+    let mut bench = Bench::new(EVEN);
+    let group = bench.cache.grain().group_tokens().get();
+    let start = bench.cache.start_apart(CAPACITY).expect("address space");
+    let mut apart = Held {
+        sequence: start.sequence,
+        path: start.path,
+        tokens: tokens(0, 3 * group),
+    };
+    bench.compute(&mut apart, 20);
+    bench.assert_rows(&apart);
+    assert!(apart.path.groups().is_empty() && bench.cache.tree().is_empty());
+    bench.leave(apart);
 }
