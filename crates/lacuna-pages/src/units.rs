@@ -348,6 +348,92 @@ mod tests {
     }
 
     #[test]
+    fn a_page_size_has_a_smallest_and_a_largest() {
+        assert_eq!(PageSize::new(4096), Ok(PageSize::KIB_4));
+        assert_eq!(PageSize::new(1 << 30).map(PageSize::bytes), Ok(1 << 30));
+        assert!(PageSize::new(2048).is_err());
+        let names = [
+            PageSize::KIB_4,
+            PageSize::KIB_16,
+            PageSize::KIB_256,
+            PageSize::MIB_2,
+        ];
+        assert_eq!(
+            names.map(PageSize::bytes),
+            [4 << 10, 16 << 10, 256 << 10, 2 << 20]
+        );
+    }
+
+    #[test]
+    fn lengths_add_up_without_wrapping() {
+        let (most, one) = (ByteLength::new(u64::MAX), ByteLength::new(1));
+        assert_eq!(most.checked_add(one), None);
+        assert_eq!(one.checked_add(one), Some(ByteLength::new(2)));
+        assert_eq!(one.saturating_sub(most), ByteLength::ZERO);
+        assert_eq!(most.saturating_sub(one).get(), u64::MAX - 1);
+        for units in [
+            ByteLength::kibibytes,
+            ByteLength::mebibytes,
+            ByteLength::gibibytes,
+        ] {
+            assert_eq!(units(u64::MAX), most);
+        }
+        let lengths = [
+            ByteLength::kibibytes(3),
+            ByteLength::mebibytes(3),
+            ByteLength::gibibytes(3),
+        ];
+        assert_eq!(lengths.map(ByteLength::get), [3 << 10, 3 << 20, 3 << 30]);
+        let size = PageSize::KIB_4;
+        assert_eq!(size.pages_for(ByteLength::new(4097)), PageCount::new(2));
+        assert_eq!(size.bytes_of(PageCount::new(3)).get(), 3 * 4096);
+        assert_eq!(size.bytes_of(PageCount::new(u64::MAX)), most);
+    }
+
+    #[test]
+    fn ranges_count_what_they_name() {
+        let bytes = ByteRange::from(3..10);
+        assert_eq!((bytes.length().get(), bytes.is_empty()), (7, false));
+        assert!(ByteRange::new(3, 3).is_empty() && ByteRange::new(4, 3).is_empty());
+        assert_eq!(ByteRange::new(4, 3).length(), ByteLength::ZERO);
+        let pages = PageRange::of(2..5);
+        assert_eq!(
+            (pages.count(), pages.is_empty()),
+            (PageCount::new(3), false)
+        );
+        let (start, end) = (VirtualPage::new(6), VirtualPage::new(5));
+        assert!(PageRange::of(5..5).is_empty() && PageRange { start, end }.is_empty());
+        let indices: Vec<u64> = pages.iter().map(VirtualPage::index).collect();
+        assert_eq!(indices, [2, 3, 4]);
+        assert_eq!(PageRange::one(VirtualPage::new(7)), PageRange::of(7..8));
+        assert!(PageRange::one(VirtualPage::new(u64::MAX)).is_empty());
+        assert_eq!(PageSize::KIB_16.offset_of(VirtualPage::new(3)), 3 << 14);
+        let page = |index| PhysicalPage {
+            heap: HeapId(2),
+            index,
+        };
+        assert_eq!(page(4).next(), Some(page(5)));
+        assert_eq!(page(u32::MAX).next(), None);
+    }
+
+    #[test]
+    fn everything_is_called_what_it_is() {
+        assert_eq!(ByteRange::new(3, 10).to_string(), "3..10");
+        let counts = [0, 1, 2].map(|count| PageCount::new(count).to_string());
+        assert_eq!(counts, ["0 pages", "1 page", "2 pages"]);
+        assert_eq!(VirtualPage::new(7).to_string(), "virtual page 7");
+        assert_eq!(PageRange::of(2..5).to_string(), "virtual pages 2..5");
+        let page = PhysicalPage {
+            heap: HeapId(2),
+            index: 4,
+        };
+        assert_eq!(page.to_string(), "page 4 of heap 2");
+        assert_eq!(ByteLength::kibibytes(3).to_string(), "3 KiB");
+        assert_eq!(ByteLength::gibibytes(2).to_string(), "2 GiB");
+        assert_eq!(ByteLength::ZERO.to_string(), "0 bytes");
+    }
+
+    #[test]
     fn touching_rounds_outwards_and_within_rounds_inwards() {
         let size = PageSize::KIB_4;
         let range = ByteRange::new(4_000, 12_300);

@@ -548,3 +548,249 @@ fn address_space(call: &'static str, errno: Errno, length: ByteLength) -> Device
         _ => system(call, errno),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: ByteLength = ByteLength::kibibytes(64);
+
+    #[test]
+    fn a_refusal_says_what_ran_out() {
+        for errno in [Errno::NOMEM, Errno::NOSPC, Errno::DQUOT, Errno::FAULT] {
+            let expected = DeviceError::OutOfMemory {
+                call: "fallocate",
+                code: errno.raw_os_error(),
+                length: PAGE,
+            };
+            assert_eq!(memory("fallocate", errno, PAGE), expected);
+        }
+        for errno in [Errno::NOMEM, Errno::AGAIN] {
+            let expected = DeviceError::OutOfAddressSpace {
+                call: "mmap",
+                code: errno.raw_os_error(),
+                length: PAGE,
+            };
+            assert_eq!(address_space("mmap", errno, PAGE), expected);
+        }
+        let other = DeviceError::System {
+            call: "call",
+            code: Errno::PERM.raw_os_error(),
+        };
+        assert_eq!(memory("call", Errno::PERM, PAGE), other);
+        assert_eq!(address_space("call", Errno::PERM, PAGE), other);
+    }
+
+    #[test]
+    fn a_call_that_a_signal_interrupts_is_made_again() {
+        let mut calls = 0;
+        let interrupted_twice = retry(|| {
+            calls += 1;
+            if calls < 3 {
+                Err(Errno::INTR)
+            } else {
+                Ok(calls)
+            }
+        });
+        assert_eq!(interrupted_twice, Ok(3));
+        assert_eq!(retry(|| Err::<(), _>(Errno::IO)), Err(Errno::IO));
+    }
+
+    #[test]
+    fn numbers_that_came_free_are_given_again() {
+        let mut slots = Vec::new();
+        assert_eq!([0; 3].map(|zero| insert(&mut slots, zero)), [0, 1, 2]);
+        slots[1] = None;
+        assert_eq!(insert(&mut slots, 7), 1);
+        assert_eq!(insert(&mut slots, 8), 3);
+        assert_eq!(slots, [Some(0), Some(7), Some(0), Some(8)]);
+    }
+
+    #[test]
+    fn the_share_of_mappings_is_of_what_the_kernel_allows() {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+        let allowed: u64 = text.trim().parse().unwrap();
+        for percent in [1, 50, 95] {
+            let config = HostConfig {
+                mapping_share_percent: percent,
+                ..HostConfig::DEFAULT
+            };
+            let device = HostDevice::with_config(config).unwrap();
+            let limit = device.capabilities().mapping_limit;
+            assert_eq!(limit, Some(allowed / 100 * u64::from(percent)));
+        }
+    }
+
+    #[test]
+    fn a_reservation_that_asks_for_huge_pages_begins_at_one() {
+        let mut device = HostDevice::with_config(HostConfig {
+            huge_pages: HugePages::Collapse,
+            ..HostConfig::DEFAULT
+        })
+        .unwrap();
+        for length in [PAGE, ByteLength::mebibytes(3), ByteLength::mebibytes(4)] {
+            let space = device.reserve(length).unwrap();
+            let Some(HostView::Pointer(base)) = device.host_view(space) else {
+                panic!("the host sees its own memory");
+            };
+            assert_eq!(base.addr().get() as u64 % HUGE_PAGE, 0);
+            device.release(space, Fence::DONE).unwrap();
+            assert!(device.host_view(space).is_none());
+        }
+    }
+
+    /// A device with a heap and a reservation of two pages each.
+    fn device() -> (HostDevice, Place, Address) {
+        let mut device = HostDevice::new().unwrap();
+        let two = ByteLength::kibibytes(128);
+        let heap = device.create_heap(two).unwrap();
+        let space = device.reserve(two).unwrap();
+        (
+            device,
+            Place { heap, offset: 0 },
+            Address { space, offset: 0 },
+        )
+    }
+
+    #[test]
+    fn an_operation_outside_what_there_is_touches_nothing() {
+        let (mut device, place, address) = device();
+        let commit = Operation::Commit {
+            place,
+            length: ByteLength::kibibytes(128),
+        };
+        let map = |address, place, length| Operation::Map {
+            address,
+            place,
+            length,
+            access: Access::ReadWrite,
+        };
+        device
+            .apply(&[commit, map(address, place, PAGE)], Fence::DONE)
+            .unwrap();
+        let Some(HostView::Pointer(base)) = device.host_view(address.space) else {
+            panic!("the host sees its own memory");
+        };
+        // SAFETY: the first page was just mapped for writing, and nothing else knows of it.
+        unsafe { base.write_volatile(9) };
+        let second = PAGE.get();
+        let three = ByteLength::kibibytes(192);
+        let at = |offset| Address { offset, ..address };
+        let within = |offset| Place { offset, ..place };
+        let elsewhere = Address {
+            space: SpaceId(7),
+            offset: 0,
+        };
+        let nowhere = Place {
+            heap: HeapId(7),
+            offset: 0,
+        };
+        let (length, access) = (PAGE, Access::Read);
+        for operation in [
+            Operation::Commit {
+                place,
+                length: three,
+            },
+            Operation::Commit {
+                place: within(second + 1),
+                length,
+            },
+            Operation::Commit {
+                place: within(u64::MAX),
+                length,
+            },
+            Operation::Commit {
+                place: nowhere,
+                length,
+            },
+            Operation::Decommit {
+                place: within(second + 1),
+                length,
+            },
+            Operation::Decommit {
+                place: nowhere,
+                length,
+            },
+            map(at(second + 1), place, length),
+            map(at(u64::MAX), place, length),
+            map(address, within(second + 1), length),
+            map(elsewhere, place, length),
+            map(address, nowhere, length),
+            map(address, place, ByteLength::ZERO),
+            Operation::Unmap {
+                address,
+                length: three,
+            },
+            Operation::Unmap {
+                address: elsewhere,
+                length,
+            },
+            Operation::Unmap {
+                address,
+                length: ByteLength::ZERO,
+            },
+            Operation::Protect {
+                address: at(second + 1),
+                length,
+                access,
+            },
+            Operation::Protect {
+                address: elsewhere,
+                length,
+                access,
+            },
+            Operation::Copy {
+                from: at(second + 1),
+                to: place,
+                length,
+            },
+            Operation::Copy {
+                from: address,
+                to: within(second + 1),
+                length,
+            },
+            Operation::Zero {
+                address,
+                length: three,
+            },
+            Operation::Zero {
+                address: elsewhere,
+                length,
+            },
+        ] {
+            let error = device.apply(&[operation], Fence::DONE).unwrap_err();
+            assert_eq!(error.applied, 0);
+            let invalid = matches!(error.cause, DeviceError::Invalid { device: NAME, .. });
+            assert!(invalid, "{operation:?}: {}", error.cause);
+        }
+        // SAFETY: the first page is still mapped: that is what this test is about.
+        assert_eq!(unsafe { base.read_volatile() }, 9);
+        let last = Operation::Zero { address, length };
+        device
+            .apply(
+                &[map(at(second), within(second), length), last],
+                Fence::DONE,
+            )
+            .unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { base.read_volatile() }, 0);
+    }
+
+    #[test]
+    fn what_there_is_not_cannot_be_given_back_and_nothing_cannot_be_had() {
+        let (mut device, place, address) = device();
+        assert!(device.create_heap(ByteLength::ZERO).is_err());
+        assert!(device.reserve(ByteLength::ZERO).is_err());
+        assert!(device.reserve(ByteLength::new(u64::MAX)).is_err());
+        device.destroy_heap(place.heap).unwrap();
+        assert!(device.destroy_heap(place.heap).is_err());
+        assert!(device.destroy_heap(HeapId(9)).is_err());
+        device.release(address.space, Fence::DONE).unwrap();
+        assert!(device.release(address.space, Fence::DONE).is_err());
+        assert!(device.release(SpaceId(9), Fence::DONE).is_err());
+        assert_eq!(
+            device.wait(Fence(3), Patience::Poll),
+            Ok(FenceState::Signalled)
+        );
+    }
+}

@@ -166,6 +166,59 @@ fn idle_pages_of_a_heap_in_use_go_back_to_the_kernel() {
     });
 }
 
+/// A page that is mapped is there: the first access makes no fault that memory could be short for.
+#[test]
+fn mapped_pages_are_resident_before_they_are_touched() {
+    let test = "kernel::mapped_pages_are_resident_before_they_are_touched";
+    succeeds_in_child(test, || {
+        let pool = host(PoolConfig::default());
+        let length = ByteLength::mebibytes(8);
+        let [mut first, mut second] = [(); 2].map(|()| pool.reserve(length, "").unwrap());
+        let before = resident_shared_memory();
+        first.ensure_mapped(0..100 << 16).unwrap();
+        assert_eq!(resident_shared_memory() - before, 100 << 16);
+        first.seal(range(0, 100)).unwrap();
+        second
+            .share_from(&first, range(0, 100), VirtualPage::new(0))
+            .unwrap();
+        assert_eq!(resident_shared_memory() - before, 200 << 16);
+    });
+}
+
+#[test]
+fn a_pool_that_is_dropped_leaves_no_mapping_and_no_file() {
+    let test = "kernel::a_pool_that_is_dropped_leaves_no_mapping_and_no_file";
+    succeeds_in_child(test, || {
+        let lines = || {
+            let maps = fs::read_to_string("/proc/self/maps").unwrap();
+            let ours = maps.lines().filter(|line| line.contains("lacuna-heap"));
+            ours.count()
+        };
+        let reserved = || {
+            let status = fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+            let kibibytes = line.unwrap().trim().strip_suffix("kB").unwrap();
+            kibibytes.trim().parse::<u64>().unwrap() << 10
+        };
+        let before = reserved();
+        for huge_pages in [HugePages::Never, HugePages::Collapse] {
+            let config = HostConfig {
+                huge_pages,
+                ..HostConfig::DEFAULT
+            };
+            let device = HostDevice::with_config(config).unwrap();
+            let pool = Pool::new(device, PoolConfig::default()).unwrap();
+            let mut buffer = pool.reserve(ByteLength::gibibytes(64), "").unwrap();
+            fill(&mut buffer, 3);
+            assert!(lines() > 0 && reserved() - before >= 64 << 30);
+            assert!(reserved() - before < 65 << 30, "what aligning took beyond");
+            drop((buffer, pool));
+            assert_eq!((lines(), heap_blocks()), (0, ByteLength::ZERO));
+            assert!(reserved() - before < 1 << 30);
+        }
+    });
+}
+
 #[test]
 fn a_window_over_a_hundred_thousand_rows_keeps_memory_flat() {
     let test = "kernel::a_window_over_a_hundred_thousand_rows_keeps_memory_flat";
