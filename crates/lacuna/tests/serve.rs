@@ -15,10 +15,16 @@ fn lacuna(args: &[&str]) -> Output {
 
 /// A server and the address in the line it prints.
 fn serve(args: &[&str]) -> (Child, String, Value) {
+    serve_saying(args, Stdio::inherit())
+}
+
+/// The same, with what it says on standard error going to `said`.
+fn serve_saying(args: &[&str], said: Stdio) -> (Child, String, Value) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_lacuna"))
         .args(["serve", "demo", "--port", "0", "--json", "--threads", "1"])
         .args(args)
         .stdout(Stdio::piped())
+        .stderr(said)
         .spawn()
         .expect("the program starts");
     let mut line = String::new();
@@ -57,21 +63,75 @@ fn it_says_where_it_is_and_ends_when_asked_to() {
     assert!(child.wait().expect("it ends").success());
 }
 
-#[test]
-fn keys_come_from_a_file_and_are_asked_for() {
+/// A file with two keys in a folder that lasts as long as the test.
+fn key_file() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("keys");
-    std::fs::write(&file, "# the router's\n\nsecret-key\n").expect("written");
-    let (mut child, address, _) = serve(&["--api-key-file", &file.to_string_lossy()]);
+    std::fs::write(
+        &file,
+        "# the router's\n\nfirst-key\n# and the other\nsecond-key\n",
+    )
+    .expect("written");
+    let path = file.to_string_lossy().into_owned();
+    (folder, path)
+}
+
+#[test]
+fn keys_come_from_a_file_are_asked_for_and_written_nowhere() {
+    let (folder, file) = key_file();
+    let log = folder.path().join("log");
+    let said = std::fs::File::create(&log).expect("created");
+    let (mut child, address, ready) = serve_saying(&["--api-key-file", &file], said.into());
     assert!(get(&address, "/v1/models", "").starts_with("HTTP/1.1 401"));
-    let reply = get(
-        &address,
-        "/v1/models",
-        "authorization: Bearer secret-key\r\n",
-    );
-    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    for (key, status) in [
+        ("first-key", "200"),
+        ("second-key", "200"),
+        ("wrong-key", "401"),
+    ] {
+        let header = format!("authorization: Bearer {key}\r\n");
+        let reply = get(&address, "/v1/models", &header);
+        assert!(reply.starts_with(&format!("HTTP/1.1 {status}")), "{reply}");
+        assert!(!reply.contains(key), "{reply}");
+        for path in ["/memory", "/metrics"] {
+            let figures = get(&address, path, &header);
+            assert!(!figures.contains("-key"), "{figures}");
+        }
+    }
     child.kill().expect("it runs");
     child.wait().expect("it ends");
+    let said = std::fs::read_to_string(log).expect("text") + &ready.to_string();
+    assert!(!said.contains("-key"), "{said}");
+}
+
+#[test]
+fn keys_share_computed_prompts_only_where_the_flag_says_so() {
+    let (_folder, file) = key_file();
+    let prompt = "Ownership is a set of rules. ".repeat(20);
+    let body = serde_json::json!({"prompt": prompt, "max_tokens": 1}).to_string();
+    for (flags, shared) in [(&[][..], false), (&["--share-prefixes"], true)] {
+        let args = [&["--api-key-file", &file], flags].concat();
+        let (mut child, address, _) = serve(&args);
+        let cached = ["first-key", "second-key"].map(|key| {
+            let mut stream = TcpStream::connect(&address).expect("it listens");
+            write!(
+                stream,
+                "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+                 authorization: Bearer {key}\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            )
+            .expect("sent");
+            let mut reply = String::new();
+            stream.read_to_string(&mut reply).expect("a reply");
+            let (_, json) = reply.split_once("\r\n\r\n").expect("a body");
+            let reply: Value = serde_json::from_str(json).expect("JSON");
+            let cached = reply.pointer("/usage/prompt_tokens_details/cached_tokens");
+            cached.and_then(Value::as_u64).expect("a number")
+        });
+        assert_eq!(cached[0], 0);
+        assert_eq!(cached[1] > 0, shared, "{flags:?}: {cached:?}");
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+    }
 }
 
 #[test]

@@ -15,6 +15,8 @@
 //! * **T2** Only a group without children leaves, so a group's ancestors are always there.
 //! * **T3** The evictable groups are exactly the unused ones without children, ordered by when they
 //!   were last used, deepest first.
+//! * **T4** A group's ancestors lead to the root of the namespace it was inserted for, and a search
+//!   begins at its own namespace's.
 //!
 //! Finding a prompt costs a hash per group; everything else is logarithmic in the groups there are.
 
