@@ -166,6 +166,12 @@ impl<P, S: BuildHasher> Tree<P, S> {
         self.groups.is_empty()
     }
 
+    /// Namespaces of which anything is kept.
+    #[must_use]
+    pub fn namespaces(&self) -> usize {
+        self.roots.len()
+    }
+
     /// Groups that nobody uses; all of them can be evicted.
     #[must_use]
     pub fn unused(&self) -> usize {

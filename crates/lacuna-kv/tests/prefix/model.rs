@@ -287,6 +287,17 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
         prop_assert!(hashes != Hashes::One || tree.len() <= 1);
         let pinned = (0..tree.len()).filter(|&index| list.is_pinned(index, now));
         prop_assert_eq!(tree.pinned(now), pinned.count());
+        let mut namespaces: Vec<Namespace> = Vec::new();
+        for entry in &list.entries {
+            if !namespaces.contains(&entry.namespace) {
+                namespaces.push(entry.namespace);
+            }
+        }
+        prop_assert_eq!(
+            tree.namespaces(),
+            namespaces.len(),
+            "none that holds nothing"
+        );
         prop_assert_eq!(
             tree.unused(),
             list.entries.iter().filter(|entry| entry.users == 0).count()
