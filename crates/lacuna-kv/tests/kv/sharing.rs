@@ -224,6 +224,19 @@ fn a_sequence_truncated_to_nothing_after_a_window_is_as_good_as_new() {
 }
 
 #[test]
+fn a_fork_of_blocks_copies_the_rows_of_the_last_one() {
+    let cpu = cpu();
+    for (policy, rest) in [("paged", 300 % 16), ("paged:7", 300 % 7)] {
+        let mut first = cache(policy).sequence(400).expect("address space");
+        extend(&cpu, &mut first, 300);
+        let fork = first.fork().expect("memory");
+        let copied = fork.report().copied_bytes;
+        assert_eq!(copied, rest * GEOMETRY.bytes_per_token(), "{policy}");
+        assert_rows(&fork);
+    }
+}
+
+#[test]
 fn policies_that_cannot_share_copy_and_say_so() {
     let cpu = cpu();
     for policy in POLICIES {

@@ -1,6 +1,6 @@
 //! Sequences over real pages: contents, bytes and the number of device batches.
 
-use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, Side};
+use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, Sequence, Side};
 use lacuna_pages::ByteLength;
 
 use crate::support::{GEOMETRY, PAGE, POLICIES, assert_rows, cache, cpu, extend, pool, store};
@@ -233,5 +233,41 @@ fn truncating_in_the_middle_of_a_step_ends_the_step() {
         assert!(!sequence.is_empty());
         sequence.truncate(0).expect("pages go back");
         assert!(sequence.is_empty());
+    }
+}
+
+/// After a long prompt most buffers want their next page at once. A token takes its share of them, so
+/// that none is slower than what was promised.
+#[test]
+fn catching_up_with_what_is_mapped_ahead_is_spread_over_tokens() {
+    let cpu = cpu();
+    let policy = KvPolicy::default();
+    let cache = KvCache::over(pool(policy, None), GEOMETRY, policy).expect("a cache");
+    let mut sequence = cache.sequence(1000).expect("address space");
+    // All but a thirtieth of the eighth page of each buffer.
+    extend(&cpu, &mut sequence, 340);
+    let mapped = |sequence: &mut Sequence| {
+        let before = cache.ledger().counts.pages_mapped;
+        extend(&cpu, sequence, 1);
+        cache.ledger().counts.pages_mapped - before
+    };
+    assert_eq!(mapped(&mut sequence), 3, "twice a token's bytes, and one");
+    assert_eq!(mapped(&mut sequence), 3, "the rest");
+    assert_rows(&sequence);
+}
+
+#[test]
+fn every_policy_works_on_pages_of_the_host_too() {
+    let cpu = cpu();
+    for name in POLICIES {
+        let host = pool(KvPolicy::default(), None);
+        let policy = name.parse().expect("a policy");
+        let cache = KvCache::over(host, GEOMETRY, policy).expect("a cache");
+        let mut sequence = cache.sequence(400).expect("memory");
+        extend(&cpu, &mut sequence, 300);
+        let mut fork = sequence.fork().expect("memory");
+        extend(&cpu, &mut fork, 50);
+        drop(sequence);
+        assert_rows(&fork);
     }
 }

@@ -182,6 +182,12 @@ fn a_running_sequences_pages_start_another() {
         let grain = bench.cache.grain();
         let found = grain.whole_tokens(150 / grain.group_tokens());
         assert_eq!(second.sequence.len(), found);
+        let whole = found / grain.group_tokens();
+        assert_eq!(
+            second.path.groups().len(),
+            whole,
+            "those it has all rows of"
+        );
         bench.compute(&mut second, 5);
         bench.assert_rows(&second);
         bench.assert_rows(&donor);
@@ -413,4 +419,21 @@ fn a_sequence_that_starts_apart_neither_finds_nor_leaves_anything() {
     bench.assert_rows(&apart);
     assert!(apart.path.groups().is_empty() && bench.cache.tree().is_empty());
     bench.leave(apart);
+}
+
+/// Pages that were mapped for a sequence are its own to give up, whoever filled them.
+#[test]
+fn a_sequence_gives_up_the_pages_it_started_with() {
+    for mut bench in benches() {
+        let donor = bench.run(&tokens(0, 150));
+        let mut second = bench.start(&prompt(150, 40, 1));
+        assert!(!second.sequence.is_empty());
+        let report = second.sequence.report();
+        assert!(report.committed_bytes > 0);
+        assert_eq!(report.peak_committed_bytes, report.committed_bytes);
+        second.sequence.truncate(0).expect("pages go back");
+        assert_eq!(second.sequence.report().committed_bytes, 0);
+        bench.cache.leave(second.path, Instant::now());
+        bench.assert_rows(&donor);
+    }
 }
