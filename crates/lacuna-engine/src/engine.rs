@@ -12,6 +12,7 @@ use crate::error::EngineError;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
+use crate::transcript::Transcript;
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]
@@ -97,6 +98,8 @@ pub struct Engine {
     cache: KvCache,
     scratch: Scratch,
     candidates: Candidates,
+    /// Tokens that may not come next.
+    barred: Vec<u32>,
     plan: Plan,
 }
 
@@ -118,6 +121,7 @@ impl Engine {
         let scratch = Scratch::new(shape, plan.arena.clone())?.checking(config.finite_check);
         Ok(Self {
             candidates: Candidates::new(shape.vocabulary),
+            barred: Vec::new(),
             model,
             cpu,
             cache,
@@ -141,6 +145,25 @@ impl Engine {
     /// # Errors
     /// [`EngineError`]; the session is as it was before the step.
     pub fn step(&mut self, session: &mut Session) -> Result<Option<u32>, EngineError> {
+        self.barred.clear();
+        self.step_without_barred(session)
+    }
+
+    /// [`Engine::step`], where the next token is one that `transcript` does not bar.
+    ///
+    /// # Errors
+    /// As for [`Engine::step`].
+    pub(crate) fn step_with(
+        &mut self,
+        session: &mut Session,
+        transcript: &Transcript,
+    ) -> Result<Option<u32>, EngineError> {
+        let ends = self.model.tokenizer().end_of_generation();
+        transcript.barred(ends, &mut self.barred);
+        self.step_without_barred(session)
+    }
+
+    fn step_without_barred(&mut self, session: &mut Session) -> Result<Option<u32>, EngineError> {
         let (chunk, rows) = session.schedule(self.scratch.limits().tokens);
         session.sequence.prepare(chunk.len())?;
         let tokens = &session.tokens[chunk.clone()];
@@ -157,7 +180,8 @@ impl Engine {
             LogitRows::None => None,
             LogitRows::Last | LogitRows::All => {
                 row::check_finite(logits)?;
-                Some(sampler.sample(logits, history, &mut self.candidates))
+                let candidates = &mut self.candidates;
+                Some(sampler.sample_without(&self.barred, logits, history, candidates))
             }
         };
         session.sequence.accept(chunk.len());

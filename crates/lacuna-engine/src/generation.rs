@@ -121,7 +121,7 @@ impl<'a> Generation<'a> {
 
     fn next_token(&mut self) -> Result<u32, EngineError> {
         let token = loop {
-            if let Some(token) = self.engine.step(self.session)? {
+            if let Some(token) = self.engine.step_with(self.session, &self.transcript)? {
                 break token;
             }
         };

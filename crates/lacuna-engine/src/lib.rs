@@ -45,5 +45,5 @@ pub use status::{
     BudgetStatus, CacheStatus, Counters, GroupRun, GroupState, Histogram, Latencies, PageSizes,
     Phase, SessionStatus, Status,
 };
-pub use stop::StopFilter;
-pub use stream::{Event, Failure, FinishReason, Miss, Stream, TokenLogprobs, Usage};
+pub use stop::{StopFilter, StopText};
+pub use stream::{Event, Failure, FinishReason, Miss, PromptToken, Stream, TokenLogprobs, Usage};

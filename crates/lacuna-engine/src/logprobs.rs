@@ -9,8 +9,10 @@ pub(crate) fn of(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
     let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
     let mut ranked = Vec::new();
     row::top(logits, top, &mut Vec::new(), &mut ranked);
+    let score = logits[chosen as usize];
     TokenLogprobs {
-        chosen: logprob(logits[chosen as usize]),
+        chosen: logprob(score),
+        rank: row::not_less(logits, score),
         top: ranked
             .into_iter()
             .map(|candidate| (candidate.token, logprob(candidate.score)))
@@ -31,6 +33,8 @@ mod tests {
         let total: f32 = found.top.iter().map(|entry| entry.1.exp()).sum();
         assert!((total - 1.0).abs() < 1e-6, "{total}");
         assert_eq!(found.chosen, found.top[3].1);
+        assert_eq!(found.rank, 4);
+        assert_eq!(of(&logits, 1, 0).rank, 2, "the last of those as likely");
     }
 
     #[test]

@@ -5,19 +5,34 @@ use std::time::Duration;
 
 use lacuna_kv::prefix::Namespace;
 use lacuna_models::files::LostFile;
+use lacuna_models::tokenizer::SpecialText;
 use lacuna_pages::ByteLength;
 
 use crate::request_memory::{HeldMemory, MemoryRefusal};
 use crate::sampler::{Sampling, SamplingError};
+use crate::stop::StopText;
 
-/// When a generation ends.
+/// When a generation ends, and what is shown of it.
 #[derive(Debug, Clone, Default)]
 pub struct Limits {
     /// Tokens to generate at most. `None`: until the model ends or the context is full. `Some(0)`:
     /// none; the text ends at once with [`crate::FinishReason::MaxTokens`].
     pub max_tokens: Option<usize>,
-    /// Text that ends the generation, and is not part of it.
+    /// Before there are so many tokens, no token that would end the text can come, unless its
+    /// constraint leaves no other, and no stop string is looked for. At most `max_tokens`.
+    pub min_tokens: usize,
+    /// Text that ends the generation.
     pub stop: Vec<String>,
+    /// Tokens that end the generation, beside those by which the model says that it is done.
+    pub stop_tokens: Vec<u32>,
+    /// Whether what ended the generation is shown: a stop string, or the text of a token, if that
+    /// is not a control token that `special` hides.
+    pub stop_text: StopText,
+    /// Whether the tokens by which the model says that it is done are like any other. A text that
+    /// has a constraint then ends where nothing else may follow.
+    pub ignore_eos: bool,
+    /// Whether control tokens appear in the text.
+    pub special: SpecialText,
 }
 
 /// One prompt and how to continue it.
@@ -32,6 +47,10 @@ pub struct Request {
     pub limits: Limits,
     /// `Some(n)`: log-probabilities of each chosen token and of the `n` likeliest ones.
     pub logprobs: Option<usize>,
+    /// `Some(n)`: log-probabilities of the prompt's tokens from the second on, and of the `n`
+    /// likeliest ones in the place of each, in [`crate::Event::PromptScored`]. Only what has been
+    /// handed out is then taken from the prefix cache.
+    pub prompt_logprobs: Option<usize>,
     /// What the text must conform to. Every choice gets its own clone.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Time from submission until the request fails with [`crate::Failure::Deadline`].
@@ -59,6 +78,7 @@ impl Request {
             sampling: Sampling::default(),
             limits: Limits::default(),
             logprobs: None,
+            prompt_logprobs: None,
             constraint: None,
             deadline: None,
             prefix_namespace: Namespace::COMMON,
@@ -74,9 +94,22 @@ impl Request {
         let prompt = self.prompt.capacity() * size_of::<u32>();
         let stops: usize = self.limits.stop.iter().map(String::capacity).sum();
         let constraint = self.constraint.as_ref().map_or(0, |it| it.held_bytes());
-        let choice = prompt + stops + constraint + Self::CHOICE_BYTES;
-        Self::BYTES.saturating_add(choice.saturating_mul(self.choices.get()))
+        let biases = self.sampling.logit_bias.len() * size_of::<(u32, f32)>();
+        let ends = self.limits.stop_tokens.capacity() * size_of::<u32>();
+        let choice = prompt + stops + ends + constraint + self.scored_bytes() + Self::CHOICE_BYTES;
+        let choices = choice.saturating_mul(self.choices.get());
+        choices.saturating_add(Self::BYTES + biases)
     }
+
+    /// Bytes of the prompt's log-probabilities in the reply: each choice may repeat them.
+    fn scored_bytes(&self) -> usize {
+        let listed = self.prompt_logprobs.map_or(0, |top| top + 1);
+        self.prompt.len() * listed * Self::LOGPROB_BYTES
+    }
+
+    /// A token and its log-probability: here some 16 bytes, and as JSON, which names everything, in a
+    /// tree of values and then as text some 500 more.
+    const LOGPROB_BYTES: usize = 512;
 
     /// A request's own fields and the channel of its events, which holds a few hundred small ones.
     const BYTES: usize = 32 << 10;
@@ -164,6 +197,24 @@ pub enum Refusal {
         token: u32,
         /// Tokens there are.
         vocabulary: usize,
+    },
+    /// A token in a setting, which the model does not have.
+    #[error("`{setting}` names token {token}, but the vocabulary has {vocabulary} tokens")]
+    SettingOutOfRange {
+        /// Name of the setting.
+        setting: &'static str,
+        /// The token.
+        token: u32,
+        /// Tokens there are.
+        vocabulary: usize,
+    },
+    /// The least number of tokens is more than the greatest.
+    #[error("at least {least} tokens asked for, but at most {most}")]
+    MinTokens {
+        /// Tokens at least.
+        least: usize,
+        /// Tokens at most.
+        most: usize,
     },
     /// More choices than can run at once.
     #[error("{asked} choices asked for, but at most {most} run at once")]

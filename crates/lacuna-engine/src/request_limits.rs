@@ -6,7 +6,7 @@ use lacuna_pages::ByteLength;
 
 use crate::budget::{capacity, projected_bytes};
 
-use crate::request::{Refusal, Request};
+use crate::request::{Limits, Refusal, Request};
 use crate::request_memory::RequestMemory;
 
 /// The limits that hold for every request.
@@ -50,12 +50,40 @@ impl RequestLimits {
         if let Some(&token) = beyond {
             return Err(Refusal::TokenOutOfRange { token, vocabulary });
         }
-        match request.logprobs {
-            Some(asked) if asked > Self::MOST_LOGPROBS => Err(Refusal::TooManyLogprobs {
-                asked,
-                most: Self::MOST_LOGPROBS,
+        let asked = request.logprobs.max(request.prompt_logprobs);
+        if let Some(asked) = asked.filter(|&asked| asked > Self::MOST_LOGPROBS) {
+            let most = Self::MOST_LOGPROBS;
+            return Err(Refusal::TooManyLogprobs { asked, most });
+        }
+        self.check_settings(request)?;
+        self.capacity(request)
+    }
+
+    fn check_settings(&self, request: &Request) -> Result<(), Refusal> {
+        let Limits {
+            min_tokens,
+            max_tokens,
+            ref stop_tokens,
+            ..
+        } = request.limits;
+        if let Some(most) = max_tokens.filter(|&most| most < min_tokens) {
+            let least = min_tokens;
+            return Err(Refusal::MinTokens { least, most });
+        }
+        let biased = request.sampling.logit_bias.iter();
+        let biased = biased.map(|&(token, _)| ("logit_bias", token));
+        let stops = stop_tokens.iter().map(|&token| ("stop_token_ids", token));
+        let vocabulary = self.vocabulary;
+        match biased
+            .chain(stops)
+            .find(|&(_, token)| token as usize >= vocabulary)
+        {
+            None => Ok(()),
+            Some((setting, token)) => Err(Refusal::SettingOutOfRange {
+                setting,
+                token,
+                vocabulary,
             }),
-            _ => self.capacity(request),
         }
     }
 

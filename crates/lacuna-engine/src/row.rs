@@ -134,6 +134,11 @@ pub(crate) fn total(weights: &[f32]) -> f64 {
     weights.chunks(BLOCK).map(block_total).sum()
 }
 
+/// How many of `row` are not less than `bar`.
+pub(crate) fn not_less(row: &[f32], bar: f32) -> usize {
+    row.iter().map(|&value| usize::from(value >= bar)).sum()
+}
+
 /// The logarithm of the sum of `exp(logit)`.
 pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
     let highest = highest(row);

@@ -1,7 +1,9 @@
 //! Choosing the next token from a row of logits.
 //!
-//! The order is: penalties, then greedy choice if `temperature` is 0; otherwise temperature, top-k,
+//! The order is: biases, penalties, then greedy choice if `temperature` is 0; otherwise temperature, top-k,
 //! top-p, min-p, and one draw. The generator is seeded, so the same seed gives the same text.
+
+use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -21,6 +23,8 @@ pub struct Sampling {
     pub min_p: f32,
     /// What tokens seen before are penalised by, and how far back.
     pub penalties: Penalties,
+    /// Added to the logits of these tokens, -100 to 100 each, before anything else is done.
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// Seed of the generator.
     pub seed: u64,
 }
@@ -57,6 +61,7 @@ impl Default for Sampling {
             top_p: 0.95,
             min_p: 0.05,
             penalties: Penalties::default(),
+            logit_bias: Arc::default(),
             seed: 0,
         }
     }
@@ -128,8 +133,13 @@ impl Sampling {
                 "a finite number",
             ),
         ];
+        let biases = self.logit_bias.iter().map(|&(_, bias)| {
+            let holds = (-100.0..=100.0).contains(&bias);
+            ("logit_bias", bias, holds, "-100 to 100")
+        });
         match checks
             .into_iter()
+            .chain(biases)
             .find(|(_, value, holds, _)| !(*holds && value.is_finite()))
         {
             None => Ok(()),
@@ -194,14 +204,34 @@ impl Sampler {
     /// # Panics
     /// When `logits` is empty.
     pub fn sample(&mut self, logits: &[f32], history: &[u32], candidates: &mut Candidates) -> u32 {
+        self.sample_without(&[], logits, history, candidates)
+    }
+
+    /// [`Sampler::sample`] of the tokens that are not `barred`, as far as there are any.
+    pub(crate) fn sample_without(
+        &mut self,
+        barred: &[u32],
+        logits: &[f32],
+        history: &[u32],
+        candidates: &mut Candidates,
+    ) -> u32 {
         assert!(!logits.is_empty(), "a model has at least one token");
-        if !self.sampling.penalties.apply_at_all() {
+        let penalised = self.sampling.penalties.apply_at_all();
+        if !penalised && self.sampling.logit_bias.is_empty() && barred.is_empty() {
             return self.choose(logits, candidates);
         }
         let mut scores = std::mem::take(&mut candidates.scores);
         scores.clear();
         scores.extend_from_slice(logits);
-        self.penalise(history, &mut scores, &mut candidates.recent);
+        for &(token, bias) in &*self.sampling.logit_bias {
+            if let Some(score) = scores.get_mut(token as usize) {
+                *score += bias;
+            }
+        }
+        if penalised {
+            self.penalise(history, &mut scores, &mut candidates.recent);
+        }
+        bar(&mut scores, barred);
         let token = match self.narrows() || self.is_greedy() {
             true => self.choose(&scores, candidates),
             false => self.choose_of_all(&mut scores, &mut candidates.list),
@@ -339,6 +369,19 @@ impl Sampler {
     }
 }
 
+/// Makes the `barred` tokens impossible, unless no others are possible.
+fn bar(scores: &mut [f32], barred: &[u32]) {
+    let open = |(token, score): (u32, &f32)| *score > f32::NEG_INFINITY && !barred.contains(&token);
+    if barred.is_empty() || !(0..).zip(&*scores).any(open) {
+        return;
+    }
+    for &token in barred {
+        if let Some(score) = scores.get_mut(token as usize) {
+            *score = f32::NEG_INFINITY;
+        }
+    }
+}
+
 /// Keeps the fewest candidates that reach `target`, sorted from the highest down, or all. Sorts no
 /// more than it has to: they are usually few of many.
 fn keep_top_p(list: &mut Vec<Candidate>, target: f64) {
@@ -464,6 +507,60 @@ mod tests {
                 (*count as f64 / 20_000.0 - share).abs() < 0.015,
                 "{counts:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_bias_moves_its_token_only_and_comes_before_penalties() {
+        let biased = |bias: Vec<(u32, f32)>, penalties| Sampling {
+            logit_bias: bias.into(),
+            penalties,
+            ..Sampling::greedy()
+        };
+        let none = Penalties::default();
+        let logits = [1.0, 3.0, 2.0];
+        let chosen = |sampling| sampler(sampling).sample(&logits, &[1]);
+        assert_eq!(chosen(biased(vec![(1, -100.0)], none.clone())), 2);
+        assert_eq!(chosen(biased(vec![(0, 2.5)], none.clone())), 0);
+        assert_eq!(
+            chosen(biased(vec![(9, 100.0)], none.clone())),
+            1,
+            "there is no token 9"
+        );
+        let halved = Penalties {
+            repetition: 2.0,
+            ..none.clone()
+        };
+        assert_eq!(
+            chosen(biased(vec![(1, 0.9)], halved)),
+            2,
+            "3.9 / 2 < 2, but 3 / 2 + 0.9 is not"
+        );
+        for bias in [100.5, -101.0, f32::NAN, f32::INFINITY] {
+            Sampler::new(biased(vec![(0, bias)], none.clone())).expect_err("out of range");
+        }
+        let drawn = drawn(
+            Sampling {
+                logit_bias: vec![(1, 2f32.ln())].into(),
+                ..open()
+            },
+            &[0.0, 0.0],
+        );
+        assert!(
+            (drawn[1] as f64 / 20_000.0 - 2.0 / 3.0).abs() < 0.015,
+            "{drawn:?}"
+        );
+    }
+
+    #[test]
+    fn barred_tokens_come_only_where_nothing_else_can() {
+        for sampling in [Sampling::greedy(), open(), Sampling::default()] {
+            let Sole(mut sampler, mut candidates) = sampler(sampling);
+            let mut sample =
+                |logits: &[f32]| sampler.sample_without(&[1, 7], logits, &[], &mut candidates);
+            assert_ne!(sample(&[0.0, 90.0, 0.0]), 1);
+            let only = [f32::NEG_INFINITY, 2.0, f32::NEG_INFINITY];
+            assert_eq!(sample(&only), 1);
         }
     }
 
@@ -618,7 +715,7 @@ mod tests {
             repetition in 0.1f32..3.0,
         ) {
             let penalties = Penalties { repetition, ..Penalties::default() };
-            let mut sampler = sampler(Sampling { temperature, top_k, top_p, min_p, penalties, seed: 1 });
+            let mut sampler = sampler(Sampling { temperature, top_k, top_p, min_p, penalties, seed: 1, ..Sampling::default() });
             let token = sampler.sample(&logits, &history);
             prop_assert!((token as usize) < logits.len());
         }

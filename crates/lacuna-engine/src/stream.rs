@@ -22,6 +22,9 @@ pub enum Event {
         /// Why no more were, unless all were that can be.
         miss: Option<Miss>,
     },
+    /// The next tokens of the prompt have been scored, from its second token on and in order; only
+    /// if that was asked for, and before the first token of any choice.
+    PromptScored(Vec<PromptToken>),
     /// A choice has one more token.
     Token {
         /// Which choice, from zero.
@@ -94,12 +97,23 @@ impl From<prefix::Miss> for Miss {
     }
 }
 
+/// A token of a prompt and how likely it was.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptToken {
+    /// The token.
+    pub token: u32,
+    /// After all tokens before it.
+    pub logprobs: TokenLogprobs,
+}
+
 /// Log-probability of a chosen token, by the model's logits as they are before penalties,
 /// temperature and constraints.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the chosen token.
+    /// Of the chosen token, or the one that is there in a prompt.
     pub chosen: f32,
+    /// Its place among all tokens, from 1 for the likeliest; with others as likely, their last.
+    pub rank: usize,
     /// The likeliest tokens, from the likeliest down.
     pub top: Vec<(u32, f32)>,
 }
@@ -109,8 +123,10 @@ pub struct TokenLogprobs {
 pub enum FinishReason {
     /// The model said it was done.
     EndOfText,
-    /// A stop string came up.
-    StopString,
+    /// The stop string of that place in [`crate::Limits::stop`] came up.
+    StopString(usize),
+    /// That token of [`crate::Limits::stop_tokens`] came up.
+    StopToken(u32),
     /// As many tokens as asked for.
     MaxTokens,
     /// No room for another token.
@@ -125,7 +141,8 @@ impl FinishReason {
     pub fn name(self) -> &'static str {
         match self {
             Self::EndOfText => "end_of_text",
-            Self::StopString => "stop_string",
+            Self::StopString(_) => "stop_string",
+            Self::StopToken(_) => "stop_token",
             Self::MaxTokens => "max_tokens",
             Self::ContextFull => "context_full",
             Self::ConstraintComplete => "constraint_complete",

@@ -96,6 +96,7 @@ impl SamplingArgs {
                 window: self.repeat_last_n,
             },
             seed: self.seed,
+            ..Sampling::default()
         }
     }
 }

@@ -100,9 +100,9 @@ impl Scheduler {
         let Some(leader) = waiting.choices.front() else {
             return Verdict::Start;
         };
-        let namespace = waiting.job.namespace;
-        let reusable = self.reusable(namespace, &leader.tokens);
-        if let Some(donor) = self.donor(namespace, &leader.tokens, reusable.tokens) {
+        let (namespace, tokens) = (waiting.job.namespace, leader.reusable_tokens());
+        let reusable = self.reusable(namespace, tokens);
+        if let Some(donor) = self.donor(namespace, tokens, reusable.tokens) {
             return Verdict::WaitForDonor(donor);
         }
         let needed = self.bytes_to_start(waiting, reusable.tokens);
@@ -208,9 +208,10 @@ impl Scheduler {
         };
         let capacity = self.engine.context_tokens();
         let start = match self.config.prefix_cache.enabled {
-            true => self
-                .prefix
-                .start(waiting.job.namespace, &leader.tokens, capacity),
+            true => {
+                let tokens = leader.reusable_tokens();
+                self.prefix.start(waiting.job.namespace, tokens, capacity)
+            }
             false => self.prefix.start_apart(capacity),
         };
         match start {

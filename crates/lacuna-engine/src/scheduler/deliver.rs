@@ -37,6 +37,11 @@ impl Scheduler {
             let mut running = self.running.remove(index);
             let mut failure = None;
             for session in &mut running.sessions {
+                match session.choice.take_scored() {
+                    Ok(scored) if scored.is_empty() => {}
+                    Ok(scored) => running.job.send(Event::PromptScored(scored)),
+                    Err(error) => failure = Some(error),
+                }
                 let Some(sampled) = session.sampled.take() else {
                     continue;
                 };

@@ -14,7 +14,7 @@ use crate::request::{Constraint, Refusal, Request};
 use crate::request_memory::HeldMemory;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
-use crate::stream::{Event, Failure, Stream, TokenLogprobs};
+use crate::stream::{Event, Failure, PromptToken, Stream, TokenLogprobs};
 use crate::transcript::{Outcome, Transcript};
 
 use super::schedule::Demand;
@@ -50,6 +50,20 @@ pub(crate) struct Choice {
     sampler: Sampler,
     transcript: Transcript,
     constraint: Option<Box<dyn Constraint>>,
+    /// Only for the first choice, whose prompt the others share.
+    scoring: Option<Scoring>,
+}
+
+/// The log-probabilities of a prompt's tokens, on their way.
+struct Scoring {
+    /// The likeliest tokens that are listed in the place of each.
+    top: usize,
+    /// Rows of the prompt whose logits have been read: each scores the token after it.
+    rows: usize,
+    /// Rows there are to read: all but the last token's.
+    last: usize,
+    /// What has been read and not handed out.
+    scored: Result<Vec<PromptToken>, Failure>,
 }
 
 /// A choice that runs, and so has a KV cache.
@@ -86,14 +100,19 @@ pub(crate) struct Running {
 
 /// Working memory for choosing tokens, for one choice after the other.
 pub(crate) struct Workspace {
+    /// Tokens by which the model says that it is done.
+    ends: Vec<u32>,
     masked: Vec<f32>,
+    barred: Vec<u32>,
     candidates: Candidates,
 }
 
 impl Workspace {
-    pub(crate) fn new(vocabulary: usize) -> Self {
+    pub(crate) fn new(vocabulary: usize, tokenizer: &Tokenizer) -> Self {
         Self {
+            ends: tokenizer.end_of_generation().collect(),
             masked: Vec::new(),
+            barred: Vec::new(),
             candidates: Candidates::new(vocabulary),
         }
     }
@@ -142,6 +161,12 @@ impl Waiting {
             .map(|number| Choice::new(number, &request, capacity))
             .collect::<Result<VecDeque<_>, _>>()?;
         if let Some(leader) = choices.front_mut() {
+            leader.scoring = request.prompt_logprobs.map(|top| Scoring {
+                top,
+                rows: 0,
+                last: request.prompt.len() - 1,
+                scored: Ok(Vec::new()),
+            });
             leader.tokens = request.prompt;
         }
         let waiting = Self {
@@ -180,6 +205,7 @@ impl Running {
         let stalled = self.job.stalled.is_some();
         self.sessions.iter().map(move |session| Demand {
             pending: if stalled { 0 } else { session.pending() },
+            scored: session.choice.is_scored(),
             awaited: session.awaited,
             priority: self.job.priority,
         })
@@ -194,7 +220,7 @@ impl Job {
 
     /// Events that a step may give a request of `choices` choices.
     const fn events_per_step(choices: usize) -> usize {
-        2 * choices + 2
+        2 * choices + 3
     }
 
     /// Whether the client reads, so that another step's events find room.
@@ -224,13 +250,18 @@ impl Choice {
             seed: request.sampling.seed.wrapping_add(number as u64),
             ..request.sampling.clone()
         };
+        let transcript = Transcript::new(&request.limits, request.prompt.len(), capacity);
         Ok(Self {
             number,
             tokens: Vec::new(),
             generated: 0,
             last_token: None,
             sampler: Sampler::new(sampling)?,
-            transcript: Transcript::new(&request.limits, request.prompt.len(), capacity),
+            transcript: match request.constraint {
+                Some(_) => transcript.constrained(),
+                None => transcript,
+            },
+            scoring: None,
             constraint: request
                 .constraint
                 .as_ref()
@@ -253,18 +284,69 @@ impl Choice {
         workspace: &mut Workspace,
     ) -> Result<Sampled, Failure> {
         row::check_finite(logits)?;
-        let Workspace { masked, candidates } = workspace;
-        let token = match &mut self.constraint {
-            None => self.sampler.sample(logits, &self.tokens, candidates),
+        let Workspace {
+            ends,
+            masked,
+            barred,
+            candidates,
+        } = workspace;
+        self.transcript.barred(ends.iter().copied(), barred);
+        let possible = match &mut self.constraint {
+            None => logits,
             Some(constraint) => {
                 masked.clear();
                 masked.extend_from_slice(logits);
                 constraint.mask(masked)?;
-                self.sampler.sample(masked, &self.tokens, candidates)
+                masked
             }
         };
+        let token = self
+            .sampler
+            .sample_without(barred, possible, &self.tokens, candidates);
         let logprobs = logprobs.map(|top| logprobs::of(logits, token, top));
         Ok(Sampled { token, logprobs })
+    }
+
+    /// The tokens whose rows may come from elsewhere. What has yet to be scored must be computed.
+    pub(crate) fn reusable_tokens(&self) -> &[u32] {
+        match &self.scoring {
+            // The last of these stays pending in any case.
+            Some(scoring) => &self.tokens[..=scoring.rows],
+            None => &self.tokens,
+        }
+    }
+
+    /// Whether each row of the prompt is needed, and not only the last.
+    pub(crate) fn is_scored(&self) -> bool {
+        (self.scoring.as_ref()).is_some_and(|scoring| scoring.rows < scoring.last)
+    }
+
+    /// Reads the prompt's rows of logits from row `start` on.
+    pub(crate) fn score<'a>(&mut self, start: usize, rows: impl Iterator<Item = &'a [f32]>) {
+        let Some(scoring) = &mut self.scoring else {
+            return;
+        };
+        for (row, logits) in (start..scoring.last).zip(rows) {
+            if row != scoring.rows {
+                continue;
+            }
+            scoring.rows += 1;
+            if let Err(error) = row::check_finite(logits) {
+                scoring.scored = Err(error.into());
+            } else if let Ok(scored) = &mut scoring.scored {
+                let token = self.tokens[row + 1];
+                let logprobs = logprobs::of(logits, token, scoring.top);
+                scored.push(PromptToken { token, logprobs });
+            }
+        }
+    }
+
+    /// What has been scored since the last time.
+    pub(crate) fn take_scored(&mut self) -> Result<Vec<PromptToken>, Failure> {
+        match &mut self.scoring {
+            Some(scoring) => std::mem::replace(&mut scoring.scored, Ok(Vec::new())),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Takes the token up.
@@ -275,7 +357,9 @@ impl Choice {
     ) -> Result<Outcome, Failure> {
         let mut complete = false;
         if self.transcript.takes(tokenizer, token) {
-            if let Some(constraint) = &mut self.constraint {
+            if let Some(constraint) = &mut self.constraint
+                && !self.transcript.ends_at(tokenizer, token)
+            {
                 constraint.accept(token)?;
                 complete = constraint.is_complete();
             }
@@ -308,6 +392,7 @@ impl Session {
     /// The tokens of this step.
     pub(crate) fn segment(&mut self) -> Segment<'_> {
         let logits = match self.gets_token() {
+            _ if self.choice.is_scored() => LogitRows::All,
             true => LogitRows::Last,
             false => LogitRows::None,
         };
@@ -316,6 +401,14 @@ impl Session {
             tokens: &self.choice.tokens[start..start + self.scheduled],
             sequence: &mut self.sequence,
             logits,
+        }
+    }
+
+    /// Rows of logits that this step computes for it.
+    pub(crate) fn logit_rows(&self) -> usize {
+        match self.choice.is_scored() {
+            true => self.scheduled,
+            false => usize::from(self.gets_token()),
         }
     }
 

@@ -42,7 +42,7 @@ use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
 use crate::system::{Host, System};
 pub(crate) use job::{Job, Running, Sampled, Session, Waiting, Workspace};
-use schedule::{Demand, StepLimits, schedule};
+use schedule::{Demand, StepLimits, ration_rows, schedule};
 
 /// Requests under way on one engine.
 pub(crate) struct Scheduler {
@@ -95,7 +95,7 @@ impl Scheduler {
     ) -> Result<Self, EngineError> {
         engine.kv_cache().set_limit(ByteLength::new(budget.kv))?;
         let prefix = PrefixCache::new(engine.kv_cache().clone());
-        let workspace = Workspace::new(engine.vocabulary());
+        let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer());
         Ok(Self {
             kv_limit: budget.kv,
             engine,
@@ -233,12 +233,13 @@ impl Scheduler {
     /// Decides what this step computes.
     fn schedule(&mut self) {
         let limits = self.engine.batch_limits();
+        let mut demands: Vec<Demand> = self.running.iter().flat_map(Running::demands).collect();
+        let rows = ration_rows(&mut demands, limits.logit_rows);
         let limits = StepLimits {
             tokens: limits.tokens,
-            rows: limits.logit_rows,
+            rows,
             mixed: self.config.mixed_tokens.max(1),
         };
-        let demands: Vec<Demand> = self.running.iter().flat_map(Running::demands).collect();
         let counts = schedule(&demands, limits, self.counters.steps as usize);
         for (session, count) in sessions(&mut self.running).zip(counts) {
             session.scheduled = count;
@@ -256,20 +257,19 @@ impl Scheduler {
         }
         self.counters.steps += 1;
         let vocabulary = self.engine.vocabulary();
-        let logits = self.engine.forward(&mut segments)?;
-        let mut rows = logits.chunks_exact(vocabulary);
+        let mut logits = self.engine.forward(&mut segments)?;
         let mut samples = Vec::new();
         for running in &mut self.running {
             let logprobs = running.job.logprobs;
-            for session in running
-                .sessions
-                .iter_mut()
-                .filter(|session| session.gets_token())
-            {
-                let row = rows
-                    .next()
-                    .expect("one row for each session that gets a token");
-                samples.push(session.choice.sample(row, logprobs, &mut self.workspace));
+            for session in &mut running.sessions {
+                let (rows, rest) = logits.split_at(session.logit_rows() * vocabulary);
+                logits = rest;
+                let (gets_token, start) = (session.gets_token(), session.sequence.len());
+                let (choice, rows) = (&mut session.choice, rows.chunks_exact(vocabulary));
+                if gets_token && let Some(last) = rows.clone().next_back() {
+                    samples.push(choice.sample(last, logprobs, &mut self.workspace));
+                }
+                choice.score(start, rows);
             }
         }
         Ok(samples)

@@ -15,6 +15,8 @@
 pub(crate) struct Demand {
     /// Tokens it has pending; zero when it cannot go on now.
     pub(crate) pending: usize,
+    /// Whether each of them needs a row of logits, and not only the last.
+    pub(crate) scored: bool,
     /// After how many of them a request that waits for their pages can start, if one does.
     pub(crate) awaited: Option<usize>,
     /// Lower values go first.
@@ -34,6 +36,24 @@ pub(crate) struct StepLimits {
     pub(crate) tokens: usize,
     pub(crate) rows: usize,
     pub(crate) mixed: usize,
+}
+
+/// Cuts the demands of sessions that need a row of logits for each token to the rows that are left
+/// when every session has one. Returns the rows there are for demands of the usual kind, of which each
+/// takes one at its end.
+pub(crate) fn ration_rows(demands: &mut [Demand], rows: usize) -> usize {
+    let asking = demands.iter().filter(|demand| demand.pending > 0).count();
+    let mut spare = rows.saturating_sub(asking);
+    let mut taken = 0;
+    let scored = demands
+        .iter_mut()
+        .filter(|demand| demand.scored && demand.pending > 0);
+    for demand in scored {
+        let more = spare.min(demand.pending - 1);
+        demand.pending = 1 + more;
+        (spare, taken) = (spare - more, taken + more);
+    }
+    rows - taken
 }
 
 /// The first prompt gets at least one in this many of the tokens that a step has for prompts: however
@@ -194,6 +214,26 @@ mod tests {
     }
 
     #[test]
+    fn scored_prompts_share_the_rows_that_others_leave() {
+        let rationed = |pending: &[usize], scored: &[bool], rows| {
+            let mut demands = demands(pending);
+            for (demand, &scored) in demands.iter_mut().zip(scored) {
+                demand.scored = scored;
+            }
+            let left = ration_rows(&mut demands, rows);
+            let pending: Vec<usize> = demands.iter().map(|demand| demand.pending).collect();
+            (pending, left)
+        };
+        assert_eq!(rationed(&[100], &[true], 8), (vec![8], 1));
+        let others = rationed(&[100, 1, 50, 0], &[true, false, false, false], 8);
+        assert_eq!(others, (vec![6, 1, 50, 0], 3));
+        let two = rationed(&[4, 100, 100], &[true, true, true], 8);
+        assert_eq!(two, (vec![4, 3, 1], 3), "the first takes what it can");
+        assert_eq!(rationed(&[9, 1], &[true, false], 2), (vec![1, 1], 2));
+        assert_eq!(rationed(&[9], &[false], 2), (vec![9], 2));
+    }
+
+    #[test]
     fn too_many_sessions_take_turns() {
         assert_eq!(planned(&[1, 1, 1], 2, 8, 0), [1, 1, 0]);
         assert_eq!(planned(&[1, 1, 1], 2, 8, 2), [1, 0, 1]);
@@ -216,7 +256,7 @@ mod tests {
             mixed in 1usize..50,
             turn in 0usize..20,
         ) {
-            let demand = |&(pending, awaited, priority)| Demand { pending, awaited, priority };
+            let demand = |&(pending, awaited, priority)| Demand { pending, awaited, priority, scored: false };
             let demands: Vec<Demand> = pending.iter().map(demand).collect();
             let counts = schedule(&demands, StepLimits { tokens, rows, mixed }, turn);
             let both = || counts.iter().zip(demands.iter().map(|demand| demand.pending));

@@ -67,7 +67,7 @@ fn greedy(prompt: std::ops::Range<u32>, tokens: usize) -> Request {
         sampling: Sampling::greedy(),
         limits: Limits {
             max_tokens: Some(tokens),
-            stop: Vec::new(),
+            ..Limits::default()
         },
         ..Request::new(prompt.collect())
     }
@@ -303,7 +303,7 @@ fn served(request: Request, context: usize) -> Text {
     let (mut tokens, mut shown) = (Vec::new(), String::new());
     while let Some(event) = stream.try_recv() {
         match event {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::PromptScored(_) => {}
             Event::Token { token, text, .. } => {
                 tokens.push(token);
                 shown += &text;
@@ -371,10 +371,20 @@ proptest! {
         max_tokens in prop::option::of(0usize..30),
         seed in any::<u64>(),
         stop in prop::option::of((0usize..60, 1usize..6)),
+        min_tokens in 0usize..8,
+        ignore_eos: bool,
+        stop_token in prop::option::of(300u32..900),
     ) {
-        let request = |stop: Vec<String>, max_tokens| Request {
+        let request = |stop: Vec<String>, max_tokens: Option<usize>| Request {
             sampling: Sampling { seed, ..Sampling::default() },
-            limits: Limits { max_tokens, stop },
+            limits: Limits {
+                max_tokens,
+                min_tokens: min_tokens.min(max_tokens.unwrap_or(usize::MAX)),
+                stop,
+                stop_tokens: stop_token.into_iter().collect(),
+                ignore_eos,
+                ..Limits::default()
+            },
             ..Request::new((first..first + length as u32).collect())
         };
         let context = length + room;

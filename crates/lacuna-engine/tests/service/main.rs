@@ -2,7 +2,9 @@
 
 mod bounds;
 mod equality;
+mod limits;
 mod memory;
 mod namespaces;
 mod requests;
+mod scoring;
 mod support;

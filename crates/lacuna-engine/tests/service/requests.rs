@@ -23,11 +23,12 @@ fn a_stop_string_ends_the_text_before_it() {
         limits: Limits {
             max_tokens: Some(24),
             stop: vec![stop.clone()],
+            ..Limits::default()
         },
         ..greedy(prompt(1, 12), 24)
     };
     let found = alone(request);
-    assert_eq!(found[0].reason, Some(FinishReason::StopString));
+    assert_eq!(found[0].reason, Some(FinishReason::StopString(0)));
     assert_eq!(
         found[0].text,
         text[..text.find(&stop).expect("it is in there")]

@@ -66,7 +66,7 @@ pub(crate) fn greedy(prompt: Vec<u32>, tokens: usize) -> Request {
         sampling: Sampling::greedy(),
         limits: Limits {
             max_tokens: Some(tokens),
-            stop: Vec::new(),
+            ..Limits::default()
         },
         ..Request::new(prompt)
     }
@@ -86,7 +86,7 @@ pub(crate) fn finish(mut stream: Stream) -> Result<Vec<Answer>, String> {
     let mut answers: Vec<Answer> = Vec::new();
     while let Some(event) = stream.blocking_recv() {
         match event {
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::PromptScored(_) => {}
             Event::Token {
                 choice,
                 token,

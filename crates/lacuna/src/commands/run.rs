@@ -168,6 +168,7 @@ fn generate(
     let limits = Limits {
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),
+        ..Limits::default()
     };
     let mut generation = Generation::new(engine, session, limits)?;
     let mut text = String::new();
