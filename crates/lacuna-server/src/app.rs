@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
-use lacuna_engine::{Constraint, Handle, HeldMemory, Request, Stream};
+use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
 use lacuna_models::Model;
 use lacuna_models::template::{Chat, ChatTemplate, Message, TemplateError};
 use serde_json::{Map, Value};
@@ -18,6 +18,7 @@ use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
 use crate::keys::ApiKeys;
+use crate::openai::streams::Streams;
 use crate::sharing::Sharing;
 use crate::structured::{Grammars, Rule};
 
@@ -89,6 +90,11 @@ impl App {
         self.engine.model()
     }
 
+    /// Choices that run at once at most.
+    pub(crate) fn max_running(&self) -> usize {
+        self.config.service.max_running
+    }
+
     /// A name for a reply, different from those before it.
     pub(crate) fn reply_id(&self, prefix: &str) -> String {
         let number = self.replies.fetch_add(1, Ordering::Relaxed);
@@ -122,15 +128,21 @@ impl App {
         done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
     }
 
-    /// Hands a request to the engine, with the memory that was taken for it.
+    /// Hands the requests of one reply to the engine, with the memory that was taken for them: for the
+    /// first, as the engine takes what others need itself. If one is refused, so are all.
     pub(crate) fn submit(
         &self,
-        mut request: Request,
+        requests: Vec<Request>,
         memory: HeldMemory,
-    ) -> Result<Stream, ApiError> {
-        request.memory = Some(memory);
-        request.deadline = Some(self.config.limits.request);
-        Ok(self.engine.submit(request)?)
+    ) -> Result<Streams, ApiError> {
+        let mut memory = Some(memory);
+        let streams = requests.into_iter().map(|mut request| {
+            request.memory = memory.take();
+            request.deadline = Some(self.config.limits.request);
+            self.engine.submit(request)
+        });
+        let streams = streams.collect::<Result<Vec<_>, _>>()?;
+        Ok(Streams::new(streams))
     }
 
     /// What holds a reply to `rule`, if there is one.

@@ -32,6 +32,7 @@ mod page;
 mod server;
 mod sharing;
 mod structured;
+mod worker;
 
 pub use config::{RequestLimits, ServerConfig};
 pub use keys::{ApiKeys, KeyFileError, KeyProblem};

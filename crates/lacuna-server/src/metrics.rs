@@ -38,6 +38,7 @@ struct Engine(Handle);
 impl Collector for Engine {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let status = self.0.status();
+        cache_config(&status, &mut encoder)?;
         for (name, help, value) in GAUGES {
             let gauge = ConstGauge::new(value(&status));
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
@@ -52,6 +53,22 @@ impl Collector for Engine {
         }
         Ok(())
     }
+}
+
+/// Routers that follow what is in a prefix cache count it in blocks, here page groups.
+fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let block_tokens = status.pages.group_tokens.to_string();
+    let blocks = status.budget.kv.get() / status.pages.group.get().max(1);
+    let labels = [
+        ("block_size", block_tokens),
+        ("num_gpu_blocks", blocks.to_string()),
+    ];
+    let (name, help) = (
+        "vllm:cache_config_info",
+        "Tokens of a KV block, and blocks there can be",
+    );
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    ConstGauge::new(1u64).encode(metric.encode_family(&labels)?)
 }
 
 /// Name, description, and where the figure is.

@@ -165,6 +165,9 @@ pub(crate) struct ServeArgs {
     /// from `cached_tokens` and from how long a reply takes, how prompts of the others begin
     #[arg(long)]
     pub(crate) share_prefixes: bool,
+    /// Refuse requests with fields that are not known instead of ignoring those
+    #[arg(long)]
+    pub(crate) strict_fields: bool,
     /// Seconds a request may take in all
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub(crate) request_timeout: u64,

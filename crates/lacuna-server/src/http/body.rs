@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::config::RequestLimits;
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
+use crate::http::ignored::Ignored;
 
 /// A body up to this size is received whatever larger ones hold.
 const SMALL_BYTES: usize = 64 << 10;
@@ -168,17 +169,54 @@ impl Received {
     }
 }
 
-/// `object` as a `T`; fields it does not know are errors.
-pub(crate) fn read<T: DeserializeOwned>(object: Map<String, Value>) -> Result<T, ApiError> {
-    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| {
-        let path = error.path().to_string();
-        let message = error.into_inner().to_string();
+/// `object` as a `T`; fields it does not know are noted as ignored.
+pub(crate) fn read<T: DeserializeOwned>(
+    object: Map<String, Value>,
+    ignored: &mut Ignored,
+) -> Result<T, ApiError> {
+    let mut track = serde_path_to_error::Track::new();
+    let mut refused = Ok(());
+    let mut note = |path: serde_ignored::Path<'_>| {
+        if refused.is_ok() {
+            let mut name = String::new();
+            write_path(&path, &mut name);
+            refused = ignored.note(&name);
+        }
+    };
+    let value = serde_path_to_error::Deserializer::new(Value::Object(object), &mut track);
+    let read = T::deserialize(serde_ignored::Deserializer::new(value, &mut note));
+    let value = read.map_err(|error| {
+        let path = track.path().to_string();
+        let message = error.to_string();
         if path == "." {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message)
         } else {
             ApiError::field(path.clone(), format!("`{path}`: {message}"))
         }
-    })
+    })?;
+    refused.map(|()| value)
+}
+
+/// A path as errors have it, such as `messages[0].content`.
+fn write_path(path: &serde_ignored::Path<'_>, name: &mut String) {
+    use serde_ignored::Path;
+    match path {
+        Path::Root => {}
+        Path::Seq { parent, index } => {
+            write_path(parent, name);
+            *name += &format!("[{index}]");
+        }
+        Path::Map { parent, key } => {
+            write_path(parent, name);
+            if !name.is_empty() {
+                name.push('.');
+            }
+            *name += key;
+        }
+        Path::Some { parent }
+        | Path::NewtypeStruct { parent }
+        | Path::NewtypeVariant { parent } => write_path(parent, name),
+    }
 }
 
 fn too_large(limit: usize) -> ApiError {
@@ -203,4 +241,55 @@ async fn discard(body: &mut BodyDataStream) {
 /// The next item of a stream.
 async fn next<S: futures_core::Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
     std::future::poll_fn(|context| std::pin::Pin::new(&mut *stream).poll_next(context)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    struct Outer {
+        list: Vec<Option<Inner>>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Inner {
+        known: u32,
+    }
+
+    fn outer(value: Value, ignored: &mut Ignored) -> Result<Outer, ApiError> {
+        let Value::Object(object) = value else {
+            panic!("an object");
+        };
+        read(object, ignored)
+    }
+
+    #[test]
+    fn unknown_fields_are_named_wherever_they_are() {
+        let body =
+            json!({"list": [{"known": 1, "x": {"y": 2}}, null, {"known": 2, "z": 0}], "w": []});
+        let mut ignored = Ignored::new(false);
+        let read = outer(body.clone(), &mut ignored).expect("valid");
+        let known = read.list.iter().flatten().map(|inner| inner.known);
+        assert_eq!(known.collect::<Vec<_>>(), [1, 2]);
+        let mut named: Vec<&str> = ignored.paths().split(',').collect();
+        named.sort_unstable();
+        assert_eq!(named, ["list[0].x", "list[2].z", "w"]);
+        let error = outer(body, &mut Ignored::new(true))
+            .expect_err("strict")
+            .body();
+        assert_eq!(error["error"]["param"], "list[0].x");
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_whatever_else_is_ignored() {
+        let body = json!({"a": 1, "list": [{"known": "one"}]});
+        let error = outer(body, &mut Ignored::new(false))
+            .expect_err("not a number")
+            .body();
+        assert_eq!(error["error"]["param"], "list[0].known");
+    }
 }

@@ -159,6 +159,8 @@ impl From<Refusal> for ApiError {
             Refusal::EmptyPrompt | Refusal::TokenOutOfRange { .. } => {
                 bad("invalid_value", "prompt")
             }
+            Refusal::SettingOutOfRange { setting, .. } => bad("invalid_value", setting),
+            Refusal::MinTokens { .. } => bad("invalid_value", "min_tokens"),
             Refusal::TooManyChoices { .. } => bad("invalid_value", "n"),
             Refusal::TooManyLogprobs { .. } => bad("invalid_value", "logprobs"),
             Refusal::Sampling(error) => bad("invalid_value", error.setting),

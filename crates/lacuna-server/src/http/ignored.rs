@@ -44,9 +44,11 @@ impl Ignored {
                 format!("`{path}` has no effect on this server; leave it out"),
             ));
         }
+        if self.full {
+            return Ok(());
+        }
         let encoded = encoded(path);
-        let noted = self.paths.split(',').any(|other| other == encoded);
-        if noted || self.full {
+        if self.paths.split(',').any(|other| other == encoded) {
             return Ok(());
         }
         let separator = if self.paths.is_empty() { "" } else { "," };
@@ -58,6 +60,12 @@ impl Ignored {
             self.paths += &encoded;
         }
         Ok(())
+    }
+
+    /// What the header will say.
+    #[cfg(test)]
+    pub(crate) fn paths(&self) -> &str {
+        &self.paths
     }
 
     /// Adds the header to a response, if there is anything to say.

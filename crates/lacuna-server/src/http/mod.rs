@@ -1,5 +1,6 @@
 //! What is the same for every endpoint: connections, access, bodies, errors, routes.
 
+mod absent;
 pub(crate) mod access;
 pub(crate) mod body;
 pub(crate) mod connections;

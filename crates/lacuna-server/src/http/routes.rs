@@ -7,11 +7,11 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post};
 
 use crate::app::App;
-use crate::http::access;
 use crate::http::error::ApiError;
 use crate::http::probes::{self, Probes};
+use crate::http::{absent, access};
 use crate::openai::{chat, completion, models, tokens};
-use crate::{memory, metrics, page};
+use crate::{memory, metrics, page, worker};
 
 /// What answers, by how the server is.
 #[derive(Debug, Clone)]
@@ -34,6 +34,11 @@ impl Routers {
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
             .route("/memory", get(memory::map))
+            .route("/version", get(worker::version))
+            .route("/server_info", get(worker::server_info))
+            .route("/get_server_info", get(worker::server_info))
+            .route("/model_info", get(worker::model_info))
+            .route("/get_model_info", get(worker::model_info))
             .merge(page::routes())
             .fallback(nowhere);
         let too_many = || async {
@@ -67,11 +72,12 @@ fn finish(router: Router<Arc<App>>, app: &Arc<App>, probes: &Probes) -> Router {
 }
 
 async fn nowhere(uri: Uri) -> ApiError {
-    ApiError::new(
-        StatusCode::NOT_FOUND,
-        "not_found",
-        format!("there is nothing at `{}`", uri.path()),
-    )
+    let path = uri.path();
+    let (code, message) = match absent::purpose(path) {
+        Some(purpose) => ("not_supported", format!("this server does not {purpose}")),
+        None => ("not_found", format!("there is nothing at `{path}`")),
+    };
+    ApiError::new(StatusCode::NOT_FOUND, code, message)
 }
 
 async fn not_so(method: Method, uri: Uri) -> ApiError {

@@ -13,19 +13,16 @@ use serde_json::{Map, Value};
 use crate::app::{App, Purpose};
 use crate::http::body;
 use crate::http::error::ApiError;
+use crate::openai::fields;
 use crate::openai::messages::{self, ChatMessage};
-use crate::openai::parameters::Parameters;
-use crate::openai::reply::{self, Dialect, Form};
+use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
+use crate::openai::reply::{self, Dialect, Form, Note};
 use crate::sharing::Client;
 use crate::structured::calls::CallReader;
 use crate::structured::tools::{ToolChoice, ToolSyntax, Tools};
 use crate::structured::{Format, Rule};
 
-/// Alternatives per token at most, as OpenAI has it.
-const MOST_TOP_LOGPROBS: usize = 20;
-
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct ChatRequest {
     messages: Vec<ChatMessage>,
     #[serde(default)]
@@ -53,8 +50,8 @@ pub(crate) async fn complete(
     let work = move |app: &App, object| prepare(app, client, object);
     let prepared = app.prepare(body, Purpose::Conversation, work).await?;
     let (request, form) = prepared.value;
-    let stream = app.submit(request, prepared.memory)?;
-    reply::send(stream, form).await
+    let streams = app.submit(vec![request], prepared.memory)?;
+    reply::send(streams, form).await
 }
 
 fn prepare(
@@ -63,8 +60,17 @@ fn prepare(
     mut object: Map<String, Value>,
 ) -> Result<(Request, Form), ApiError> {
     let mut ignored = app.ignored();
-    let parameters = Parameters::take(&mut object)?;
-    let chat: ChatRequest = body::read(object)?;
+    let parameters = Parameters::take(&mut object, &mut ignored)?;
+    if parameters.echoes() {
+        return Err(ApiError::field(
+            "echo",
+            "`echo` is for completions; leave it out",
+        ));
+    }
+    let mut chat: ChatRequest = body::read(object, &mut ignored)?;
+    if let Some(tools) = &mut chat.tools {
+        fields::take_unknown_of_tools(tools, &mut ignored)?;
+    }
     app.check_model(chat.model.as_deref())?;
     let delivery = parameters.delivery()?;
     let logprobs = chat.logprobs()?;
@@ -78,6 +84,10 @@ fn prepare(
     let messages = messages::for_template(chat.messages)?;
     let variables = chat.chat_template_kwargs.unwrap_or_default();
     let prompt = app.conversation(&messages, tools.offered(), variables)?;
+    let note = Note {
+        echo: None,
+        first: prompt.first().copied(),
+    };
     let mut request = parameters.request(prompt, None)?;
     request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
     request.logprobs = logprobs;
@@ -86,7 +96,9 @@ fn prepare(
     let calls = tools
         .are_offered()
         .then(|| CallReader::new(syntax, tools.names(), &id));
-    let form = Form::new(app, id, Dialect::Chat { calls }, delivery, &request);
+    let requests = std::slice::from_ref(&request);
+    let form = Form::new(app, id, Dialect::Chat { calls }, delivery, requests);
+    let form = form.about(vec![note], parameters.prompt_logprobs());
     Ok((request, form.ignoring(ignored)))
 }
 
@@ -94,13 +106,13 @@ impl ChatRequest {
     fn logprobs(&self) -> Result<Option<usize>, ApiError> {
         let wanted = self.logprobs == Some(true);
         match self.top_logprobs {
-            Some(_) if !wanted => Err(ApiError::field(
+            Some(1..) if !wanted => Err(ApiError::field(
                 "top_logprobs",
                 "`top_logprobs` needs `logprobs: true`",
             )),
-            Some(top) if top > MOST_TOP_LOGPROBS => Err(ApiError::field(
+            Some(top) if top > MOST_LOGPROBS => Err(ApiError::field(
                 "top_logprobs",
-                format!("`top_logprobs` is {top}, expected 0 to {MOST_TOP_LOGPROBS}"),
+                format!("`top_logprobs` is {top}, expected 0 to {MOST_LOGPROBS}"),
             )),
             top => Ok(wanted.then_some(top.unwrap_or(0))),
         }

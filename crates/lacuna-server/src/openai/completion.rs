@@ -7,47 +7,40 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use lacuna_engine::Request;
-use lacuna_models::tokenizer::Special;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::app::{App, Purpose};
 use crate::http::body;
 use crate::http::error::ApiError;
-use crate::openai::parameters::Parameters;
-use crate::openai::reply::{self, Dialect, Form};
+use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
+use crate::openai::prompts::Prompts;
+use crate::openai::reply::{self, Dialect, Form, Note};
 use crate::sharing::Client;
 use crate::structured::tools::{ToolSyntax, Tools};
 use crate::structured::{Format, Rule};
 
 /// Tokens of a reply that sets no bound, as OpenAI has it.
 const DEFAULT_TOKENS: usize = 16;
-/// Alternatives per token at most.
-const MOST_LOGPROBS: usize = 20;
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct CompletionRequest {
-    prompt: Prompt,
+    prompt: Prompts,
     #[serde(default)]
     model: Option<String>,
     #[serde(default)]
-    logprobs: Option<usize>,
+    logprobs: Option<Logprobs>,
     /// As for chats; OpenAI itself has it only there.
     #[serde(default)]
     response_format: Option<Format>,
 }
 
+/// A number; routers know chats, too, and send `false` for none.
 #[derive(Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a string, a list of token ids, or a list of one of these"
-)]
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-    Texts(Vec<String>),
-    Lists(Vec<Vec<u32>>),
+#[serde(untagged, expecting = "expected a number")]
+enum Logprobs {
+    Top(usize),
+    Asked(bool),
 }
 
 pub(crate) async fn complete(
@@ -57,60 +50,68 @@ pub(crate) async fn complete(
 ) -> Result<Response, ApiError> {
     let work = move |app: &App, object| prepare(app, client, object);
     let prepared = app.prepare(body, Purpose::Text, work).await?;
-    let (request, form) = prepared.value;
-    let stream = app.submit(request, prepared.memory)?;
-    reply::send(stream, form).await
+    let (requests, form) = prepared.value;
+    let streams = app.submit(requests, prepared.memory)?;
+    reply::send(streams, form).await
 }
 
 fn prepare(
     app: &App,
     client: Client,
     mut object: Map<String, Value>,
-) -> Result<(Request, Form), ApiError> {
+) -> Result<(Vec<Request>, Form), ApiError> {
     let mut ignored = app.ignored();
-    let parameters = Parameters::take(&mut object)?;
-    let completion: CompletionRequest = body::read(object)?;
+    let parameters = Parameters::take(&mut object, &mut ignored)?;
+    let completion: CompletionRequest = body::read(object, &mut ignored)?;
     app.check_model(completion.model.as_deref())?;
     let delivery = parameters.delivery()?;
-    if completion.logprobs.is_some_and(|top| top > MOST_LOGPROBS) {
-        return Err(ApiError::field(
-            "logprobs",
-            format!("`logprobs` must be 0 to {MOST_LOGPROBS}"),
-        ));
-    }
+    let logprobs = completion.logprobs.map_or(Ok(None), Logprobs::top)?;
     let rule = Rule::new(
         completion.response_format,
         &Tools::default(),
         ToolSyntax::Bare,
         &mut ignored,
     )?;
-    let prompt = completion.prompt.tokens(app)?;
-    let mut request = parameters.request(prompt, Some(DEFAULT_TOKENS))?;
-    request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
-    request.logprobs = completion.logprobs;
-    request.constraint = app.constraint(rule)?;
-    let form = Form::new(app, app.reply_id("cmpl"), Dialect::Text, delivery, &request);
-    Ok((request, form.ignoring(ignored)))
-}
-
-impl Prompt {
-    fn tokens(self, app: &App) -> Result<Vec<u32>, ApiError> {
-        let encode = |text: &str| app.model().tokenizer().encode(text, Special::PROMPT);
-        match self {
-            Self::Text(text) => Ok(encode(&text)?),
-            Self::Tokens(tokens) => Ok(tokens),
-            Self::Texts(texts) => Ok(encode(&only(texts)?)?),
-            Self::Lists(lists) => only(lists),
-        }
+    let constraint = app.constraint(rule)?;
+    let namespace = app.sharing.namespace(client, parameters.cache_salt()?);
+    let prompts = completion.prompt.read(app)?;
+    let (mut requests, mut notes) = (Vec::new(), Vec::new());
+    for prompt in prompts {
+        notes.push(Note {
+            echo: match parameters.echoes() {
+                true => Some(prompt.text(app)?),
+                false => None,
+            },
+            first: prompt.tokens.first().copied(),
+        });
+        let mut request = parameters.request(prompt.tokens, Some(DEFAULT_TOKENS))?;
+        request.prefix_namespace = namespace;
+        request.logprobs = logprobs;
+        let echoed = logprobs.filter(|_| parameters.echoes());
+        request.prompt_logprobs = request.prompt_logprobs.max(echoed);
+        request.constraint = constraint.as_ref().map(|constraint| constraint.fork());
+        requests.push(request);
     }
+    let form = Form::new(
+        app,
+        app.reply_id("cmpl"),
+        Dialect::Text,
+        delivery,
+        &requests,
+    );
+    let form = form.about(notes, parameters.prompt_logprobs());
+    Ok((requests, form.ignoring(ignored)))
 }
 
-fn only<T>(mut prompts: Vec<T>) -> Result<T, ApiError> {
-    match (prompts.pop(), prompts.len()) {
-        (Some(prompt), 0) => Ok(prompt),
-        _ => Err(ApiError::field(
-            "prompt",
-            "one prompt per request; send several requests, they are computed together",
-        )),
+impl Logprobs {
+    fn top(self) -> Result<Option<usize>, ApiError> {
+        match self {
+            Self::Asked(false) => Ok(None),
+            Self::Top(top) if top <= MOST_LOGPROBS => Ok(Some(top)),
+            Self::Top(_) | Self::Asked(true) => Err(ApiError::field(
+                "logprobs",
+                format!("`logprobs` must be 0 to {MOST_LOGPROBS}"),
+            )),
+        }
     }
 }

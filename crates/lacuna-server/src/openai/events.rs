@@ -11,16 +11,18 @@ use std::task::{Context, Poll};
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use lacuna_engine::{Event, Stream};
+use lacuna_engine::Event;
 use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
+use crate::openai::parameters::UsageChunks;
 use crate::openai::reply::{Dialect, Form, Part, Reader, broken_off};
+use crate::openai::streams::Streams;
 
 struct Events {
-    stream: Stream,
+    streams: Streams,
     /// Events that were waited for before the stream began.
-    waiting: VecDeque<Event>,
+    waiting: VecDeque<(usize, Event)>,
     chunks: Chunks,
     ended: bool,
 }
@@ -29,7 +31,7 @@ struct Events {
 struct Chunks {
     form: Form,
     reader: Reader,
-    usage: bool,
+    usage: UsageChunks,
     /// Per choice, the character at which its next token begins.
     offsets: Vec<usize>,
 }
@@ -37,19 +39,20 @@ struct Chunks {
 /// Starts the stream once the first token is there, so that what fails before is still an error
 /// with its own status.
 pub(crate) async fn respond(
-    mut stream: Stream,
+    mut streams: Streams,
     form: Form,
-    usage: bool,
+    usage: UsageChunks,
 ) -> Result<Response, ApiError> {
     let mut waiting = VecDeque::new();
     loop {
-        match stream.recv().await.ok_or_else(broken_off)? {
-            Event::Failed(failure) => return Err(failure.into()),
-            event @ Event::Started { .. } => waiting.push_back(event),
-            event => {
-                waiting.push_back(event);
-                break;
-            }
+        let (prompt, event) = streams.recv().await.ok_or_else(broken_off)?;
+        if let Event::Failed(failure) = event {
+            return Err(failure.into());
+        }
+        let begins = matches!(event, Event::Token { .. } | Event::Finished { .. });
+        waiting.push_back((prompt, event));
+        if begins {
+            break;
         }
     }
     let chunks = Chunks {
@@ -59,7 +62,7 @@ pub(crate) async fn respond(
         usage,
     };
     let events = Events {
-        stream,
+        streams,
         waiting,
         chunks,
         ended: false,
@@ -79,7 +82,7 @@ impl futures_core::Stream for Events {
         while !this.ended {
             let event = match this.waiting.pop_front() {
                 Some(event) => Some(event),
-                None => std::task::ready!(this.stream.poll_recv(context)),
+                None => std::task::ready!(this.streams.poll_recv(context)),
             };
             let mut out = String::new();
             this.ended = this.chunks.write(event, &mut out);
@@ -93,14 +96,14 @@ impl futures_core::Stream for Events {
 
 impl Chunks {
     /// Writes what `event` adds, and says whether it was the last.
-    fn write(&mut self, event: Option<Event>, out: &mut String) -> bool {
-        if let Some(Event::Started { .. }) = event {
-            self.open(out);
-            return false;
-        }
+    fn write(&mut self, event: Option<(usize, Event)>, out: &mut String) -> bool {
+        let opens = matches!(event, Some((_, Event::Started { .. })));
         let read = event
             .ok_or_else(broken_off)
-            .and_then(|event| self.reader.read(event));
+            .and_then(|(prompt, event)| self.reader.read(prompt, event));
+        if opens {
+            self.open(out);
+        }
         match read {
             Ok(part) => self.part(part, out),
             Err(error) => {
@@ -111,7 +114,7 @@ impl Chunks {
         if !self.reader.is_finished() {
             return false;
         }
-        if self.usage {
+        if self.usage != UsageChunks::None {
             let mut chunk = self.chunk(Vec::new());
             chunk["usage"] = self.reader.figures.json();
             data(out, &chunk);
@@ -171,7 +174,8 @@ impl Chunks {
             "index": part.choice,
             "delta": delta,
             "logprobs": self.form.chat_logprobs(part),
-            "finish_reason": part.finish,
+            "finish_reason": part.finish.as_ref().map(|finish| finish.reason),
+            "stop_reason": part.finish.as_ref().map(|finish| &finish.stop),
         })
     }
 
@@ -187,8 +191,10 @@ impl Chunks {
             "model": &*self.form.model_name,
             "choices": choices,
         });
-        if self.usage {
-            chunk["usage"] = Value::Null;
+        match self.usage {
+            UsageChunks::None => {}
+            UsageChunks::Last => chunk["usage"] = Value::Null,
+            UsageChunks::Every => chunk["usage"] = self.reader.figures.json(),
         }
         chunk
     }

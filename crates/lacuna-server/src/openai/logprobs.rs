@@ -7,20 +7,21 @@ use serde_json::{Map, Value, json};
 /// JSON has no infinity; this is what OpenAI sends for a token that cannot come.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// A generated token with its log-probabilities.
+/// A token with its log-probabilities, which the first one of a prompt has none of.
 #[derive(Debug, Clone)]
 pub(crate) struct Scored {
     pub(crate) token: u32,
-    pub(crate) logprobs: TokenLogprobs,
+    pub(crate) logprobs: Option<TokenLogprobs>,
 }
 
 /// The form of chats: an object per token.
 pub(crate) fn for_chat(model: &Model, scored: &[Scored]) -> Value {
+    let scored = scored.iter();
+    let scored = scored.filter_map(|scored| Some((scored.token, scored.logprobs.as_ref()?)));
     let content: Vec<Value> = scored
-        .iter()
-        .map(|scored| {
-            let mut entry = chat_entry(model, scored.token, scored.logprobs.chosen);
-            let top = scored.logprobs.top.iter();
+        .map(|(token, logprobs)| {
+            let mut entry = chat_entry(model, token, logprobs.chosen);
+            let top = logprobs.top.iter();
             entry["top_logprobs"] = top
                 .map(|&(token, logprob)| chat_entry(model, token, logprob))
                 .collect();
@@ -30,7 +31,8 @@ pub(crate) fn for_chat(model: &Model, scored: &[Scored]) -> Value {
     json!({"content": content, "refusal": null})
 }
 
-/// The form of completions: lists side by side. `offset` is the character of the reply at which the
+/// The form of completions: lists side by side. Every token is listed among the likeliest ones of
+/// its place, be it one of them or not. `offset` is the character of the reply at which the
 /// first token's text begins; the next one is returned with it.
 pub(crate) fn for_text(model: &Model, scored: &[Scored], offset: usize) -> (Value, usize) {
     let mut at = offset;
@@ -41,12 +43,14 @@ pub(crate) fn for_text(model: &Model, scored: &[Scored], offset: usize) -> (Valu
         offsets.push(at);
         at += name.chars().count();
         tokens.push(name);
-        chosen.push(finite(logprobs.chosen));
-        let top = logprobs.top.iter();
-        let top: Map<String, Value> = top
-            .map(|&(token, logprob)| (text(model, token), finite(logprob).into()))
-            .collect();
-        tops.push(top);
+        chosen.push(logprobs.as_ref().map(|logprobs| finite(logprobs.chosen)));
+        tops.push(logprobs.as_ref().map(|logprobs| {
+            let own = (*token, logprobs.chosen);
+            let listed = logprobs.top.iter().copied().chain([own]);
+            listed
+                .map(|(token, logprob)| (text(model, token), finite(logprob).into()))
+                .collect::<Map<String, Value>>()
+        }));
     }
     let lists = json!({
         "tokens": tokens,
@@ -55,6 +59,31 @@ pub(crate) fn for_text(model: &Model, scored: &[Scored], offset: usize) -> (Valu
         "text_offset": offsets,
     });
     (lists, at)
+}
+
+/// The form that vLLM has for prompts: for each token, what it and the likeliest ones in its place
+/// are, by their ids. `top` is the number of those that are listed.
+pub(crate) fn for_prompt(model: &Model, scored: &[Scored], top: usize) -> Value {
+    let entry = |token: u32, logprob: f32, rank: usize| {
+        let entry = json!({
+            "logprob": finite(logprob),
+            "rank": rank,
+            "decoded_token": text(model, token),
+        });
+        (token.to_string(), entry)
+    };
+    let tokens = scored.iter().map(|scored| {
+        let Some(logprobs) = &scored.logprobs else {
+            return Value::Null;
+        };
+        let likeliest = logprobs.top.iter().take(top).zip(1..);
+        let mut listed: Map<String, Value> = likeliest
+            .map(|(&(token, logprob), rank)| entry(token, logprob, rank))
+            .collect();
+        listed.extend([entry(scored.token, logprobs.chosen, logprobs.rank)]);
+        Value::Object(listed)
+    });
+    tokens.collect()
 }
 
 fn chat_entry(model: &Model, token: u32, logprob: f32) -> Value {

@@ -1,13 +1,16 @@
 //! Messages of a conversation, as clients send them and as chat templates take them.
 
+use std::fmt;
+
 use lacuna_models::template::Message;
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
 use crate::http::error::ApiError;
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct ChatMessage {
     role: Role,
     #[serde(default)]
@@ -20,8 +23,16 @@ pub(crate) struct ChatMessage {
     tool_call_id: Option<String>,
     #[serde(default)]
     reasoning_content: Option<String>,
+    /// A later name for it.
+    #[serde(default)]
+    reasoning: Option<String>,
     #[serde(default)]
     refusal: Option<String>,
+    /// What clients keep of a message for themselves, or for caches that are told what to keep.
+    #[serde(default, rename = "id")]
+    _id: Option<Value>,
+    #[serde(default, rename = "cache_control")]
+    _cache_control: Option<Value>,
     /// Parts of replies that are never filled here; clients send replies back as they are.
     #[serde(default, rename = "annotations")]
     _annotations: Option<Vec<Value>>,
@@ -46,22 +57,32 @@ enum Role {
     Tool,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of `text` parts")]
+#[derive(Debug)]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-enum Part {
-    Text { text: String },
-    Refusal { refusal: String },
+struct Part {
+    #[serde(rename = "type")]
+    kind: PartKind,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    refusal: Option<String>,
+    #[serde(default, rename = "cache_control")]
+    _cache_control: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename_all = "snake_case")]
+enum PartKind {
+    Text,
+    Refusal,
+}
+
+#[derive(Debug, Deserialize)]
 struct ToolCall {
     #[serde(default)]
     id: Option<String>,
@@ -79,10 +100,38 @@ enum FunctionKind {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Function {
     name: String,
     arguments: String,
+}
+
+/// Written out, because a derived choice between the two would lose the paths of what is in parts.
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrParts;
+
+        impl<'de> Visitor<'de> for TextOrParts {
+            type Value = Content;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of `text` parts")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::Text(text.to_owned()))
+            }
+
+            fn visit_string<E: de::Error>(self, text: String) -> Result<Content, E> {
+                Ok(Content::Text(text))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
+            }
+        }
+
+        deserializer.deserialize_any(TextOrParts)
+    }
 }
 
 /// The messages as the template takes them.
@@ -101,9 +150,14 @@ pub(crate) fn for_template(messages: Vec<ChatMessage>) -> Result<Vec<Message>, A
 
 impl ChatMessage {
     fn for_template(self, index: usize) -> Result<Message, ApiError> {
-        let content = self.content.map(Content::text).or(self.refusal);
+        let content = self
+            .content
+            .map(|content| content.text(index))
+            .transpose()?;
+        let content = content.or(self.refusal);
+        let reasoning = self.reasoning_content.or(self.reasoning);
         let calls = self.tool_calls.unwrap_or_default();
-        if content.is_none() && calls.is_empty() {
+        if content.is_none() && calls.is_empty() && reasoning.is_none() {
             return Err(ApiError::field(
                 format!("messages[{index}].content"),
                 "a message needs `content`",
@@ -117,7 +171,7 @@ impl ChatMessage {
         let texts = [
             ("name", self.name),
             ("tool_call_id", self.tool_call_id),
-            ("reasoning_content", self.reasoning_content),
+            ("reasoning_content", reasoning),
         ];
         for (field, text) in texts {
             if let Some(text) = text {
@@ -144,17 +198,21 @@ impl Role {
 }
 
 impl Content {
-    /// One text: most templates know no parts.
-    fn text(self) -> String {
-        match self {
-            Self::Text(text) => text,
-            Self::Parts(parts) => {
-                let texts = parts.into_iter().map(|part| match part {
-                    Part::Text { text } | Part::Refusal { refusal: text } => text,
-                });
-                texts.collect::<Vec<_>>().join("\n")
-            }
-        }
+    /// One text, of message `index`: most templates know no parts.
+    fn text(self, index: usize) -> Result<String, ApiError> {
+        let parts = match self {
+            Self::Text(text) => return Ok(text),
+            Self::Parts(parts) => parts.into_iter().enumerate(),
+        };
+        let texts = parts.map(|(place, part)| {
+            let (name, text) = match part.kind {
+                PartKind::Text => ("text", part.text),
+                PartKind::Refusal => ("refusal", part.refusal),
+            };
+            let field = || format!("messages[{index}].content[{place}].{name}");
+            text.ok_or_else(|| ApiError::field(field(), format!("`{}` is missing", field())))
+        });
+        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
     }
 }
 
@@ -201,13 +259,32 @@ mod tests {
     }
 
     #[test]
+    fn what_clients_keep_in_messages_is_taken() {
+        let messages = read(json!([
+            {"role": "user", "id": "msg-1", "name": "ann", "content": [
+                {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "assistant", "content": null, "reasoning": "because", "tool_calls": null},
+            {"role": "assistant", "content": "b", "reasoning_content": "so", "reasoning": "no"},
+            {"role": "user", "content": [], "cache_control": null},
+        ]))
+        .expect("valid");
+        assert_eq!(messages[0].more["name"], "ann");
+        assert_eq!(messages[0].content, "a");
+        assert_eq!(messages[1].more["reasoning_content"], "because");
+        assert_eq!(messages[2].more["reasoning_content"], "so");
+        assert_eq!(messages[3], Message::new("user", ""));
+    }
+
+    #[test]
     fn what_no_template_can_take_is_refused() {
         for bad in [
             json!([]),
             json!([{"role": "user"}]),
             json!([{"role": "wizard", "content": "x"}]),
             json!([{"role": "user", "content": 5}]),
-            json!([{"role": "user", "content": "x", "colour": "red"}]),
+            json!([{"role": "user", "content": [{"type": "text"}]}]),
+            json!([{"role": "user", "content": [{"text": "x"}]}]),
+            json!([{"role": "user", "content": null, "tool_calls": []}]),
             json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
         ] {
             assert!(read(bad.clone()).is_err(), "{bad}");

@@ -1,49 +1,26 @@
 //! What chats and completions have in common: sampling, limits, and the form of the reply.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
-use lacuna_engine::{Limits, Penalties, Request, Sampling};
+use lacuna_engine::{Limits, Penalties, Request, Sampling, StopText};
+use lacuna_models::tokenizer::SpecialText;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::http::body;
 use crate::http::error::ApiError;
-
-/// Fields that say nothing to a server with one model and one queue: accepted, and without effect.
-pub(crate) const IGNORED: [&str; 10] = [
-    "metadata",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "reasoning_effort",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-    "verbosity",
-];
-
-/// Fields that would change the reply elsewhere, but not here: refused unless they ask for nothing.
-const UNSUPPORTED: [&str; 11] = [
-    "audio",
-    "best_of",
-    "echo",
-    "function_call",
-    "functions",
-    "logit_bias",
-    "modalities",
-    "prediction",
-    "prompt_embeds",
-    "suffix",
-    "web_search_options",
-];
+use crate::http::ignored::Ignored;
+use crate::openai::fields;
 
 /// The fields of [`Parameters`].
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 25] = [
     "cache_salt",
     "max_tokens",
     "max_completion_tokens",
+    "min_tokens",
     "temperature",
     "top_p",
     "top_k",
@@ -51,11 +28,20 @@ const FIELDS: [&str; 15] = [
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "logit_bias",
     "seed",
     "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
     "n",
+    "best_of",
+    "priority",
+    "prompt_logprobs",
     "stream",
     "stream_options",
+    "echo",
 ];
 
 /// Stop strings at most.
@@ -63,13 +49,19 @@ const MOST_STOPS: usize = 16;
 /// Bytes of a stop string at most.
 const MOST_STOP_BYTES: usize = 1024;
 
+/// Tokens that end a reply at most.
+const MOST_STOP_TOKENS: usize = 256;
+/// Alternatives listed for each token at most, as OpenAI has it.
+pub(crate) const MOST_LOGPROBS: usize = 20;
+
 /// Sampling, limits, and the form of the reply.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub(crate) struct Parameters {
     cache_salt: Option<String>,
-    max_tokens: Option<NonZeroUsize>,
-    max_completion_tokens: Option<NonZeroUsize>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    min_tokens: Option<usize>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<i64>,
@@ -77,17 +69,30 @@ pub(crate) struct Parameters {
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     repetition_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
     seed: Option<i64>,
     stop: Option<OneOrMany>,
+    stop_token_ids: Option<Vec<u32>>,
+    include_stop_str_in_output: Option<bool>,
+    ignore_eos: Option<bool>,
+    skip_special_tokens: Option<bool>,
     n: Option<NonZeroUsize>,
+    /// Choices made, of which the best `n` would be sent: only all of them can be.
+    best_of: Option<NonZeroUsize>,
+    priority: Option<i32>,
+    prompt_logprobs: Option<usize>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    /// Whether completions begin with their prompt.
+    echo: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 struct StreamOptions {
     include_usage: Option<bool>,
+    /// Figures with every chunk, as vLLM has it.
+    continuous_usage_stats: Option<bool>,
     /// Padding against traffic analysis, which nobody here sends: no effect.
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: Option<bool>,
@@ -107,30 +112,62 @@ pub(crate) enum Delivery {
     Whole,
     /// Token by token.
     Stream {
-        /// Whether the last chunk carries figures.
-        usage: bool,
+        /// Which chunks carry figures.
+        usage: UsageChunks,
     },
+}
+
+/// Which chunks of a stream carry figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UsageChunks {
+    None,
+    /// One more after all the others.
+    Last,
+    /// That one, and each of the others.
+    Every,
 }
 
 impl Parameters {
     /// Takes the common fields out of a request and leaves those of its own kind.
-    pub(crate) fn take(object: &mut Map<String, Value>) -> Result<Self, ApiError> {
-        for field in IGNORED {
-            object.remove(field);
-        }
-        for field in UNSUPPORTED {
-            let asked = object.remove(field);
-            if asked.is_some_and(|value| !asks_for_nothing(&value)) {
-                return Err(ApiError::field(
-                    field,
-                    format!("`{field}` is not supported by this server; leave it out"),
-                ));
-            }
-        }
+    pub(crate) fn take(
+        object: &mut Map<String, Value>,
+        ignored: &mut Ignored,
+    ) -> Result<Self, ApiError> {
+        fields::take_without_effect(object)?;
         let fields = FIELDS
             .iter()
             .filter_map(|&field| object.remove_entry(field));
-        body::read(fields.collect())
+        let parameters: Self = body::read(fields.collect(), ignored)?;
+        parameters.check()?;
+        Ok(parameters)
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        within("temperature", self.temperature, 0.0, 2.0)?;
+        within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        let choices = self.choices();
+        if let Some(made) = self.best_of.filter(|&made| made != choices) {
+            return Err(ApiError::field(
+                "best_of",
+                format!(
+                    "`best_of` is {made}, but all choices that are made are sent: it must be `n`, {choices}"
+                ),
+            ));
+        }
+        if self.prompt_logprobs.is_some_and(|top| top > MOST_LOGPROBS) {
+            return Err(ApiError::field(
+                "prompt_logprobs",
+                format!("`prompt_logprobs` must be 0 to {MOST_LOGPROBS}"),
+            ));
+        }
+        if self.prompt_logprobs.is_some() && self.stream == Some(true) {
+            return Err(ApiError::field(
+                "prompt_logprobs",
+                "`prompt_logprobs` are not sent as a stream; leave out `stream`",
+            ));
+        }
+        Ok(())
     }
 
     /// The request to the engine. `default_tokens` bounds a reply that sets no bound of its own.
@@ -139,14 +176,26 @@ impl Parameters {
         prompt: Vec<u32>,
         default_tokens: Option<usize>,
     ) -> Result<Request, ApiError> {
-        let max_tokens = self.max_completion_tokens.or(self.max_tokens);
         Ok(Request {
-            choices: self.n.unwrap_or(NonZeroUsize::MIN),
+            choices: self.choices(),
             sampling: self.sampling()?,
             limits: Limits {
-                max_tokens: max_tokens.map(NonZeroUsize::get).or(default_tokens),
+                max_tokens: self.max_tokens()?.or(default_tokens),
+                min_tokens: self.min_tokens.unwrap_or(0),
                 stop: self.stops()?,
+                stop_tokens: self.stop_tokens()?,
+                stop_text: match self.include_stop_str_in_output {
+                    Some(true) => StopText::Show,
+                    _ => StopText::Hide,
+                },
+                ignore_eos: self.ignore_eos == Some(true),
+                special: match self.skip_special_tokens {
+                    Some(false) => SpecialText::Show,
+                    _ => SpecialText::Skip,
+                },
             },
+            priority: self.priority.unwrap_or(0),
+            prompt_logprobs: self.prompt_logprobs,
             ..Request::new(prompt)
         })
     }
@@ -162,25 +211,61 @@ impl Parameters {
         }
     }
 
+    /// Replies that are wanted for each prompt.
+    fn choices(&self) -> NonZeroUsize {
+        self.n.unwrap_or(NonZeroUsize::MIN)
+    }
+
+    pub(crate) fn prompt_logprobs(&self) -> Option<usize> {
+        self.prompt_logprobs
+    }
+
+    pub(crate) fn echoes(&self) -> bool {
+        self.echo == Some(true)
+    }
+
+    /// No token at all is enough for a reply that has something to say of the prompt.
+    fn max_tokens(&self) -> Result<Option<usize>, ApiError> {
+        let (field, most) = match self.max_completion_tokens {
+            Some(most) => ("max_completion_tokens", Some(most)),
+            None => ("max_tokens", self.max_tokens),
+        };
+        if most == Some(0) && !self.echoes() && self.prompt_logprobs.is_none() {
+            return Err(ApiError::field(
+                field,
+                format!("`{field}` must be at least 1, or 0 with `echo` or `prompt_logprobs`"),
+            ));
+        }
+        Ok(most)
+    }
+
     /// How the reply is sent.
     pub(crate) fn delivery(&self) -> Result<Delivery, ApiError> {
-        let options = self.stream_options.as_ref();
-        match (self.stream == Some(true), options) {
-            (false, None) => Ok(Delivery::Whole),
-            (false, Some(_)) => Err(ApiError::field(
+        let Some(options) = self.stream_options.as_ref() else {
+            return Ok(match self.stream {
+                Some(true) => Delivery::Stream {
+                    usage: UsageChunks::None,
+                },
+                _ => Delivery::Whole,
+            });
+        };
+        if self.stream != Some(true) {
+            return Err(ApiError::field(
                 "stream_options",
                 "`stream_options` needs `stream: true`",
-            )),
-            (true, options) => Ok(Delivery::Stream {
-                usage: options.and_then(|options| options.include_usage) == Some(true),
-            }),
+            ));
         }
+        let last = options.include_usage == Some(true);
+        Ok(Delivery::Stream {
+            usage: match options.continuous_usage_stats {
+                Some(true) if last => UsageChunks::Every,
+                _ if last => UsageChunks::Last,
+                _ => UsageChunks::None,
+            },
+        })
     }
 
     fn sampling(&self) -> Result<Sampling, ApiError> {
-        within("temperature", self.temperature, 0.0, 2.0)?;
-        within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
-        within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         let seed = self.seed.map_or_else(any_seed, i64::cast_unsigned);
         Ok(Sampling {
             temperature: self.temperature.unwrap_or(1.0),
@@ -193,6 +278,7 @@ impl Parameters {
                 frequency: self.frequency_penalty.unwrap_or(0.0),
                 ..Penalties::default()
             },
+            logit_bias: self.logit_bias()?,
             seed,
         })
     }
@@ -204,6 +290,35 @@ impl Parameters {
             Some(top_k) => usize::try_from(top_k)
                 .map_err(|_| ApiError::field("top_k", "`top_k` must be -1, 0 or more")),
         }
+    }
+
+    /// JSON has text alone for the names of fields, so tokens come as text.
+    fn logit_bias(&self) -> Result<Arc<[(u32, f32)]>, ApiError> {
+        let biases = self.logit_bias.iter().flatten();
+        let biases = biases.map(|(token, &bias)| {
+            let field = || format!("logit_bias.{token}");
+            within(&field(), Some(bias), -100.0, 100.0)?;
+            let token = token.parse();
+            let token = token.map_err(|_| {
+                ApiError::field(
+                    field(),
+                    "`logit_bias` has ids of tokens as the names of its fields",
+                )
+            })?;
+            Ok((token, bias))
+        });
+        biases.collect()
+    }
+
+    fn stop_tokens(&self) -> Result<Vec<u32>, ApiError> {
+        let tokens = self.stop_token_ids.clone().unwrap_or_default();
+        if tokens.len() > MOST_STOP_TOKENS {
+            return Err(ApiError::field(
+                "stop_token_ids",
+                format!("at most {MOST_STOP_TOKENS} tokens end a reply"),
+            ));
+        }
+        Ok(tokens)
     }
 
     fn stops(&self) -> Result<Vec<String>, ApiError> {
@@ -219,18 +334,6 @@ impl Parameters {
             ));
         }
         Ok(stops)
-    }
-}
-
-/// Whether a value says what leaving the field out says.
-fn asks_for_nothing(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Bool(true) => false,
-        Value::Number(number) => number.as_u64() == Some(1),
-        Value::String(text) => text.is_empty() || text == "none",
-        Value::Array(items) => items.iter().all(|item| item == "text"),
-        Value::Object(fields) => fields.is_empty(),
     }
 }
 
@@ -259,13 +362,14 @@ mod tests {
         let Value::Object(mut object) = value else {
             panic!("an object");
         };
-        Parameters::take(&mut object).map(|parameters| (parameters, object))
+        let mut strict = Ignored::new(true);
+        Parameters::take(&mut object, &mut strict).map(|parameters| (parameters, object))
     }
 
-    fn check(value: Value) -> Result<(), ApiError> {
+    fn check(value: Value) -> Result<Request, ApiError> {
         let (parameters, _) = take(value)?;
         parameters.delivery()?;
-        parameters.request(vec![1], None).map(|_| ())
+        parameters.request(vec![1], None)
     }
 
     #[test]
@@ -278,23 +382,38 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_would_change_the_reply_is_refused_unless_it_asks_for_nothing() {
-        for nothing in [
-            json!({"echo": false}),
-            json!({"best_of": 1}),
-            json!({"logit_bias": {}}),
-            json!({"modalities": ["text"]}),
-        ] {
-            check(nothing.clone()).unwrap_or_else(|error| panic!("{nothing}: {error:?}"));
+    fn each_field_reaches_the_engine() {
+        let request = check(json!({
+            "max_tokens": 9, "min_tokens": 2, "stop": "x", "stop_token_ids": [5, 6],
+            "include_stop_str_in_output": true, "ignore_eos": true, "skip_special_tokens": false,
+            "logit_bias": {"7": -100, "8": 1.5}, "n": 2, "best_of": 2, "priority": -3,
+            "prompt_logprobs": 1, "top_k": -1,
+        }))
+        .expect("valid");
+        let limits = &request.limits;
+        assert_eq!((limits.max_tokens, limits.min_tokens), (Some(9), 2));
+        assert_eq!(
+            (limits.stop.len(), &limits.stop_tokens[..]),
+            (1, &[5, 6][..])
+        );
+        assert_eq!(limits.stop_text, StopText::Show);
+        assert_eq!(
+            (limits.ignore_eos, limits.special),
+            (true, SpecialText::Show)
+        );
+        assert_eq!(*request.sampling.logit_bias, [(7, -100.0), (8, 1.5)]);
+        assert_eq!((request.choices.get(), request.priority), (2, -3));
+        assert_eq!(request.prompt_logprobs, Some(1));
+    }
+
+    #[test]
+    fn a_reply_of_no_tokens_must_have_something_to_say() {
+        for said in [json!({"echo": true}), json!({"prompt_logprobs": 0})] {
+            let mut body = said;
+            body["max_tokens"] = json!(0);
+            check(body.clone()).unwrap_or_else(|error| panic!("{body}: {error:?}"));
         }
-        for something in [
-            json!({"echo": true}),
-            json!({"best_of": 2}),
-            json!({"logit_bias": {"1": -100}}),
-            json!({"modalities": ["audio"]}),
-        ] {
-            check(something).expect_err("not supported");
-        }
+        assert!(check(json!({"max_tokens": 0})).is_err());
     }
 
     #[test]
@@ -303,20 +422,53 @@ mod tests {
             (json!({"max_tokens": 0}), "max_tokens"),
             (json!({"max_tokens": -1}), "max_tokens"),
             (json!({"max_tokens": 1e30}), "max_tokens"),
+            (json!({"max_completion_tokens": 0}), "max_completion_tokens"),
+            (json!({"min_tokens": -1}), "min_tokens"),
             (json!({"n": 0}), "n"),
+            (json!({"best_of": 2}), "best_of"),
             (json!({"temperature": 2.5}), "temperature"),
             (json!({"temperature": "hot"}), "temperature"),
             (json!({"top_k": -2}), "top_k"),
             (json!({"stop": [1]}), "stop"),
             (json!({"stop": vec!["x"; 17]}), "stop"),
+            (json!({"stop_token_ids": [-1]}), "stop_token_ids[0]"),
+            (json!({"stop_token_ids": vec![1; 257]}), "stop_token_ids"),
+            (json!({"logit_bias": {"1": 101}}), "logit_bias.1"),
+            (json!({"logit_bias": {"one": 1}}), "logit_bias.one"),
+            (json!({"ignore_eos": "yes"}), "ignore_eos"),
+            (json!({"priority": 1e12}), "priority"),
+            (json!({"prompt_logprobs": 21}), "prompt_logprobs"),
+            (
+                json!({"prompt_logprobs": 1, "stream": true}),
+                "prompt_logprobs",
+            ),
             (
                 json!({"stream_options": {"what": 1}}),
                 "stream_options.what",
             ),
             (json!({"stream_options": {}}), "stream_options"),
         ] {
-            let body = check(value.clone()).expect_err("refused").body();
+            let body = check(value.clone()).err().expect("refused").body();
             assert_eq!(body["error"]["param"], field, "{value}: {body}");
+        }
+    }
+
+    #[test]
+    fn figures_come_with_the_chunks_that_were_asked_for() {
+        for (options, usage) in [
+            (Value::Null, UsageChunks::None),
+            (json!({}), UsageChunks::None),
+            (json!({"continuous_usage_stats": true}), UsageChunks::None),
+            (json!({"include_usage": true}), UsageChunks::Last),
+            (
+                json!({"include_usage": true, "continuous_usage_stats": true}),
+                UsageChunks::Every,
+            ),
+        ] {
+            let body = json!({"stream": true, "stream_options": options});
+            let (parameters, _) = take(body).expect("valid");
+            let delivery = parameters.delivery().expect("valid");
+            assert_eq!(delivery, Delivery::Stream { usage });
         }
     }
 }

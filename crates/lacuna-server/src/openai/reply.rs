@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use lacuna_engine::{Event, FinishReason, Request, Stream};
+use lacuna_engine::{Event, FinishReason, PromptToken, Request};
 use lacuna_models::Model;
 use serde_json::{Value, json};
 
@@ -14,6 +14,7 @@ use crate::http::ignored::Ignored;
 use crate::openai::events;
 use crate::openai::logprobs::{self, Scored};
 use crate::openai::parameters::Delivery;
+use crate::openai::streams::Streams;
 use crate::structured::calls::{Call, CallReader, Piece};
 
 /// Which of the two interfaces the reply is for.
@@ -33,9 +34,26 @@ pub(crate) struct Form {
     pub(crate) model_name: Arc<str>,
     pub(crate) dialect: Dialect,
     delivery: Delivery,
+    /// Choices of each prompt. They are counted through, prompt by prompt.
     choices: usize,
+    prompts: Vec<Note>,
+    /// The likeliest tokens that are listed in the place of each token of the prompt, if it is to be
+    /// scored beside the reply.
+    prompt_logprobs: Option<usize>,
+    /// Alternatives to each token that are wanted in the reply.
+    logprobs: Option<usize>,
+    stops: Vec<String>,
     model: Arc<Model>,
     ignored: Ignored,
+}
+
+/// What a reply has to say of a prompt.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Note {
+    /// What the reply begins with.
+    pub(crate) echo: Option<String>,
+    /// The first token, which has no probability.
+    pub(crate) first: Option<u32>,
 }
 
 /// What an event adds to one choice.
@@ -45,7 +63,15 @@ pub(crate) struct Part {
     pub(crate) text: String,
     pub(crate) calls: Vec<Call>,
     pub(crate) scored: Vec<Scored>,
-    pub(crate) finish: Option<&'static str>,
+    pub(crate) finish: Option<Finish>,
+}
+
+/// How a choice ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Finish {
+    pub(crate) reason: &'static str,
+    /// The stop string or token that came up, as vLLM tells it.
+    pub(crate) stop: Value,
 }
 
 /// Tokens of a reply.
@@ -59,34 +85,53 @@ pub(crate) struct Figures {
 /// Turns events into parts.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    choices: Vec<Option<CallReader>>,
+    choices: Vec<Choice>,
+    prompts: Vec<Prompted>,
+    stops: Vec<String>,
     unfinished: usize,
-    called: Vec<usize>,
     pub(crate) figures: Figures,
 }
 
+/// A choice as far as it has come.
+#[derive(Debug, Clone)]
+struct Choice {
+    /// Finds calls in the text.
+    reader: Option<CallReader>,
+    called: usize,
+    begun: bool,
+}
+
+/// A prompt as far as it has been scored.
+#[derive(Debug)]
+struct Prompted {
+    note: Note,
+    scored: Vec<Scored>,
+    /// Alternatives to each of its tokens that the reply begins with, if it does with them.
+    top: Option<usize>,
+}
+
 /// Sends the reply to a request as its form says.
-pub(crate) async fn send(stream: Stream, form: Form) -> Result<Response, ApiError> {
+pub(crate) async fn send(streams: Streams, form: Form) -> Result<Response, ApiError> {
     let ignored = form.ignored.clone();
     let mut response = match form.delivery {
-        Delivery::Whole => Json(collect(stream, &form).await?).into_response(),
-        Delivery::Stream { usage } => events::respond(stream, form, usage).await?,
+        Delivery::Whole => Json(collect(streams, &form).await?).into_response(),
+        Delivery::Stream { usage } => events::respond(streams, form, usage).await?,
     };
     ignored.attach(&mut response);
     Ok(response)
 }
 
 /// Waits for the end and puts the parts together.
-async fn collect(mut stream: Stream, form: &Form) -> Result<Value, ApiError> {
+async fn collect(mut streams: Streams, form: &Form) -> Result<Value, ApiError> {
     let mut reader = form.reader();
-    let mut whole: Vec<Part> = (0..form.choices).map(Part::of).collect();
+    let mut whole: Vec<Part> = (0..form.choices()).map(Part::of).collect();
     while !reader.is_finished() {
-        let event = stream.recv().await.ok_or_else(broken_off)?;
-        if let Some(part) = reader.read(event)? {
+        let (prompt, event) = streams.recv().await.ok_or_else(broken_off)?;
+        if let Some(part) = reader.read(prompt, event)? {
             whole[part.choice].append(part);
         }
     }
-    Ok(form.whole(&whole, reader.figures))
+    Ok(form.whole(&whole, &reader))
 }
 
 /// The engine went away before the request was done.
@@ -106,15 +151,28 @@ impl Part {
         self.text += &other.text;
         self.calls.extend(other.calls);
         self.scored.extend(other.scored);
-        self.finish = other.finish.or(self.finish);
+        self.finish = other.finish.or(self.finish.take());
     }
 }
 
 impl Reader {
-    /// What `event` adds. Choices are checked against the request's number.
-    pub(crate) fn read(&mut self, event: Event) -> Result<Option<Part>, ApiError> {
+    /// What an event of prompt number `prompt` adds. Choices are checked against the request's number.
+    pub(crate) fn read(&mut self, prompt: usize, event: Event) -> Result<Option<Part>, ApiError> {
+        let each = self.choices.len() / self.prompts.len();
         let part = match event {
-            Event::Started { .. } => return Ok(None),
+            Event::Started {
+                prompt_tokens,
+                reused_tokens,
+                ..
+            } => {
+                self.figures.prompt_tokens += prompt_tokens;
+                self.figures.reused_tokens += reused_tokens;
+                return Ok(None);
+            }
+            Event::PromptScored(scored) => {
+                self.prompts[prompt].add(scored);
+                return Ok(None);
+            }
             Event::Failed(failure) => return Err(failure.into()),
             Event::Token {
                 choice,
@@ -122,29 +180,40 @@ impl Reader {
                 text,
                 logprobs,
             } => {
-                let mut part = Part::of(choice);
-                part.scored
-                    .extend(logprobs.map(|logprobs| Scored { token, logprobs }));
+                let mut part = self.part(prompt, prompt * each + choice);
+                if logprobs.is_some() {
+                    part.scored.push(Scored { token, logprobs });
+                }
                 self.add(&mut part, |reader| reader.push(&text), &text);
+                self.figures.generated_tokens += 1;
                 part
             }
             Event::Finished {
                 choice,
                 reason,
                 text,
-                usage,
+                ..
             } => {
-                let mut part = Part::of(choice);
+                let mut part = self.part(prompt, prompt * each + choice);
                 self.add(&mut part, |reader| reader.finish(&text), &text);
-                part.finish = Some(self.finish_reason(choice, reason));
-                self.figures.prompt_tokens = usage.prompt_tokens;
-                self.figures.reused_tokens = usage.reused_tokens;
-                self.figures.generated_tokens += usage.generated_tokens;
+                part.finish = Some(self.finish(part.choice, reason));
                 self.unfinished -= 1;
                 part
             }
         };
         Ok(Some(part))
+    }
+
+    /// What an event of a choice adds to; the first begins with what is to be repeated of the prompt.
+    fn part(&mut self, prompt: usize, choice: usize) -> Part {
+        let mut part = Part::of(choice);
+        let prompt = &self.prompts[prompt];
+        let first = !std::mem::replace(&mut self.choices[choice].begun, true);
+        if let Some(echo) = prompt.note.echo.as_ref().filter(|_| first) {
+            part.text = echo.clone();
+            part.scored = prompt.echoed();
+        }
+        part
     }
 
     /// Adds text to a part, through what looks for calls in it if anything does.
@@ -154,7 +223,8 @@ impl Reader {
         read: impl FnOnce(&mut CallReader) -> Vec<Piece>,
         text: &str,
     ) {
-        let Some(reader) = &mut self.choices[part.choice] else {
+        let choice = &mut self.choices[part.choice];
+        let Some(reader) = &mut choice.reader else {
             part.text += text;
             return;
         };
@@ -164,24 +234,68 @@ impl Reader {
                 Piece::Call(call) => part.calls.push(call),
             }
         }
-        self.called[part.choice] += part.calls.len();
+        choice.called += part.calls.len();
     }
 
-    fn finish_reason(&self, choice: usize, reason: FinishReason) -> &'static str {
-        match reason {
-            FinishReason::MaxTokens | FinishReason::ContextFull => "length",
-            _ if self.called[choice] > 0 => "tool_calls",
-            _ => "stop",
+    fn finish(&self, choice: usize, reason: FinishReason) -> Finish {
+        Finish {
+            reason: match reason {
+                FinishReason::MaxTokens | FinishReason::ContextFull => "length",
+                _ if self.choices[choice].called > 0 => "tool_calls",
+                _ => "stop",
+            },
+            stop: match reason {
+                FinishReason::StopString(stop) => self.stops[stop].as_str().into(),
+                FinishReason::StopToken(token) => token.into(),
+                _ => Value::Null,
+            },
         }
     }
 
     /// Calls that choice has made so far.
     pub(crate) fn called(&self, choice: usize) -> usize {
-        self.called[choice]
+        self.choices[choice].called
     }
 
     pub(crate) fn is_finished(&self) -> bool {
         self.unfinished == 0
+    }
+}
+
+impl Prompted {
+    fn new(note: &Note, top: Option<usize>) -> Self {
+        let first = note.first.map(|token| Scored {
+            token,
+            logprobs: None,
+        });
+        Self {
+            note: note.clone(),
+            scored: first.into_iter().collect(),
+            top,
+        }
+    }
+
+    fn add(&mut self, scored: Vec<PromptToken>) {
+        let scored = scored.into_iter().map(|scored| Scored {
+            token: scored.token,
+            logprobs: Some(scored.logprobs),
+        });
+        self.scored.extend(scored);
+    }
+
+    /// Its tokens as those of a reply, with as many alternatives as that has.
+    fn echoed(&self) -> Vec<Scored> {
+        let Some(top) = self.top else {
+            return Vec::new();
+        };
+        let mut scored = self.scored.clone();
+        for logprobs in scored
+            .iter_mut()
+            .filter_map(|scored| scored.logprobs.as_mut())
+        {
+            logprobs.top.truncate(top);
+        }
+        scored
     }
 }
 
@@ -202,17 +316,33 @@ impl Form {
         id: String,
         dialect: Dialect,
         delivery: Delivery,
-        request: &Request,
+        requests: &[Request],
     ) -> Self {
+        // They differ in their prompts alone.
+        let first = requests.first();
+        let stops = first.map(|request| request.limits.stop.clone());
         Self {
             id,
             created: seconds_now(),
             model_name: Arc::clone(&app.model_name),
             dialect,
             delivery,
-            choices: request.choices.get(),
+            choices: first.map_or(1, |request| request.choices.get()),
+            prompts: vec![Note::default(); requests.len()],
+            prompt_logprobs: None,
+            logprobs: first.and_then(|request| request.logprobs),
+            stops: stops.unwrap_or_default(),
             model: Arc::clone(app.model()),
             ignored: Ignored::default(),
+        }
+    }
+
+    /// The same, with what it says of each prompt, and whether they are scored beside the reply.
+    pub(crate) fn about(self, prompts: Vec<Note>, prompt_logprobs: Option<usize>) -> Self {
+        Self {
+            prompts,
+            prompt_logprobs,
+            ..self
         }
     }
 
@@ -226,19 +356,29 @@ impl Form {
             Dialect::Chat { calls } => calls.clone(),
             Dialect::Text => None,
         };
+        let choice = Choice {
+            reader: calls,
+            called: 0,
+            begun: false,
+        };
+        let prompts = self.prompts.iter();
         Reader {
-            choices: vec![calls; self.choices],
-            unfinished: self.choices,
-            called: vec![0; self.choices],
+            choices: vec![choice; self.choices()],
+            prompts: prompts
+                .map(|note| Prompted::new(note, self.logprobs))
+                .collect(),
+            stops: self.stops.clone(),
+            unfinished: self.choices(),
             figures: Figures::default(),
         }
     }
 
+    /// Choices of all prompts.
     pub(crate) fn choices(&self) -> usize {
-        self.choices
+        self.choices * self.prompts.len()
     }
 
-    fn whole(&self, parts: &[Part], figures: Figures) -> Value {
+    fn whole(&self, parts: &[Part], reader: &Reader) -> Value {
         let (object, choices): (_, Vec<Value>) = match self.dialect {
             Dialect::Chat { .. } => (
                 "chat.completion",
@@ -246,17 +386,36 @@ impl Form {
             ),
             Dialect::Text => (
                 "text_completion",
-                parts.iter().map(|part| self.text(part, 0).0).collect(),
+                parts
+                    .iter()
+                    .map(|part| {
+                        let (mut choice, _) = self.text(part, 0);
+                        let prompt = &reader.prompts[part.choice / self.choices];
+                        self.score_prompt(&mut choice, prompt);
+                        choice
+                    })
+                    .collect(),
             ),
         };
-        json!({
+        let mut whole = json!({
             "id": self.id,
             "object": object,
             "created": self.created,
             "model": &*self.model_name,
             "choices": choices,
-            "usage": figures.json(),
-        })
+            "usage": reader.figures.json(),
+        });
+        if let (Dialect::Chat { .. }, [prompt]) = (&self.dialect, &reader.prompts[..]) {
+            self.score_prompt(&mut whole, prompt);
+        }
+        whole
+    }
+
+    /// Adds the scores of a prompt if they are wanted: to a choice, or in chats to the reply.
+    fn score_prompt(&self, place: &mut Value, prompt: &Prompted) {
+        if let Some(top) = self.prompt_logprobs {
+            place["prompt_logprobs"] = logprobs::for_prompt(&self.model, &prompt.scored, top);
+        }
     }
 
     fn message(&self, part: &Part) -> Value {
@@ -270,7 +429,8 @@ impl Form {
             "index": part.choice,
             "message": message,
             "logprobs": self.chat_logprobs(part),
-            "finish_reason": part.finish,
+            "finish_reason": part.finish.as_ref().map(|finish| finish.reason),
+            "stop_reason": part.finish.as_ref().map(|finish| &finish.stop),
         })
     }
 
@@ -289,7 +449,8 @@ impl Form {
             "index": part.choice,
             "text": part.text,
             "logprobs": scores,
-            "finish_reason": part.finish,
+            "finish_reason": part.finish.as_ref().map(|finish| finish.reason),
+            "stop_reason": part.finish.as_ref().map(|finish| &finish.stop),
         });
         (choice, next)
     }

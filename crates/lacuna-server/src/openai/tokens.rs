@@ -13,10 +13,10 @@ use serde_json::{Map, Value, json};
 use crate::app::{App, Prepared, Purpose};
 use crate::http::body;
 use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
 use crate::openai::messages::{self, ChatMessage};
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Tokenize {
     #[serde(default)]
     model: Option<String>,
@@ -30,7 +30,6 @@ struct Tokenize {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Detokenize {
     #[serde(default)]
     model: Option<String>,
@@ -59,12 +58,16 @@ pub(crate) async fn detokenize(
 }
 
 /// The reply, written while the memory for its parts is held.
-fn reply(prepared: Prepared<impl Serialize>) -> Result<Response, ApiError> {
-    Ok(Json(&prepared.value).into_response())
+fn reply(prepared: Prepared<(impl Serialize, Ignored)>) -> Result<Response, ApiError> {
+    let (value, ignored) = &prepared.value;
+    let mut response = Json(value).into_response();
+    ignored.attach(&mut response);
+    Ok(response)
 }
 
-fn encode(app: &App, object: Map<String, Value>) -> Result<Tokenized, ApiError> {
-    let asked: Tokenize = body::read(object)?;
+fn encode(app: &App, object: Map<String, Value>) -> Result<(Tokenized, Ignored), ApiError> {
+    let mut ignored = app.ignored();
+    let asked: Tokenize = body::read(object, &mut ignored)?;
     app.check_model(asked.model.as_deref())?;
     let tokens = match (asked.prompt, asked.messages) {
         (Some(text), None) => {
@@ -87,20 +90,22 @@ fn encode(app: &App, object: Map<String, Value>) -> Result<Tokenized, ApiError> 
             ));
         }
     };
-    Ok(Tokenized {
+    let tokenized = Tokenized {
         count: tokens.len(),
         max_model_len: app.engine.context_tokens(),
         tokens,
-    })
+    };
+    Ok((tokenized, ignored))
 }
 
-fn decode(app: &App, object: Map<String, Value>) -> Result<Value, ApiError> {
-    let asked: Detokenize = body::read(object)?;
+fn decode(app: &App, object: Map<String, Value>) -> Result<(Value, Ignored), ApiError> {
+    let mut ignored = app.ignored();
+    let asked: Detokenize = body::read(object, &mut ignored)?;
     app.check_model(asked.model.as_deref())?;
     let text = app
         .model()
         .tokenizer()
         .decode(&asked.tokens, Decode::MARKUP);
     let text = text.map_err(|error| ApiError::field("tokens", error.to_string()))?;
-    Ok(json!({"prompt": text}))
+    Ok((json!({"prompt": text}), ignored))
 }

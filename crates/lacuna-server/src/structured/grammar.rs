@@ -11,21 +11,28 @@ use crate::structured::tools::{Choice, ToolSyntax, Tools};
 
 /// `response_format`.
 #[derive(Debug, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum Format {
+pub(crate) struct Format {
+    #[serde(rename = "type")]
+    kind: FormatKind,
+    #[serde(default)]
+    json_schema: Option<NamedSchema>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FormatKind {
     /// Anything.
     Text,
     /// Any JSON object.
     JsonObject,
     /// JSON of a schema.
-    JsonSchema { json_schema: NamedSchema },
+    JsonSchema,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NamedSchema {
-    #[serde(rename = "name")]
-    _name: String,
+struct NamedSchema {
+    #[serde(default, rename = "name")]
+    _name: Option<String>,
     #[serde(default, rename = "description")]
     _description: Option<String>,
     schema: Value,
@@ -57,6 +64,21 @@ pub(crate) const OPEN: &str = "<tool_call>";
 /// Marks its end.
 pub(crate) const CLOSE: &str = "</tool_call>";
 
+impl Format {
+    /// The schema a reply must conform to, if it must to any.
+    fn schema(self) -> Result<Option<Value>, ApiError> {
+        match (self.kind, self.json_schema) {
+            (FormatKind::Text, _) => Ok(None),
+            (FormatKind::JsonObject, _) => Ok(Some(json!({"type": "object"}))),
+            (FormatKind::JsonSchema, Some(named)) => Ok(Some(named.schema)),
+            (FormatKind::JsonSchema, None) => Err(ApiError::field(
+                "response_format.json_schema",
+                "`response_format.json_schema` is missing",
+            )),
+        }
+    }
+}
+
 impl Rule {
     /// What follows from the request's settings; `None` when the reply may be anything.
     pub(crate) fn new(
@@ -65,10 +87,9 @@ impl Rule {
         syntax: ToolSyntax,
         ignored: &mut Ignored,
     ) -> Result<Option<Self>, ApiError> {
-        let json = match format {
-            None | Some(Format::Text) => None,
-            Some(Format::JsonObject) => Some(json!({"type": "object"})),
-            Some(Format::JsonSchema { json_schema }) => Some(read(json_schema.schema, ignored)?),
+        let json = match format.map(Format::schema).transpose()?.flatten() {
+            None => None,
+            Some(schema) => Some(read(schema, ignored)?),
         };
         Ok(match (tools.choice(), json, syntax) {
             (Choice::Required, ..) => Some(Self::Calls {

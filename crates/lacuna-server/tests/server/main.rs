@@ -3,6 +3,7 @@
 mod access;
 mod endpoints;
 mod failures;
+mod fields;
 mod half_closed;
 mod limits;
 mod probes;

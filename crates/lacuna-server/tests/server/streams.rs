@@ -115,6 +115,22 @@ fn a_client_that_goes_away_gives_its_pages_back() {
 }
 
 #[test]
+fn a_client_that_goes_away_cancels_all_of_its_prompts() {
+    let server = start_with(|config| config.service.prefix_cache.enabled = false);
+    let body = json!({"prompt": ["a", "b", "c", "d"], "max_tokens": 900, "ignore_eos": true});
+    let mut stream = connect(&server);
+    let body = body.to_string();
+    stream
+        .write_all(&request("POST", "/v1/completions", &[], body.as_bytes()))
+        .expect("sent");
+    let engine = server.engine();
+    until("all of them run", || engine.status().sessions.len() == 4);
+    drop(stream);
+    assert_nothing_held(&server);
+    assert_eq!(server.engine().status().counters.cancelled, 4);
+}
+
+#[test]
 fn a_client_that_waits_for_a_whole_reply_can_go_away_too() {
     let server = start_with(|config| config.service.prefix_cache.enabled = false);
     // Eight, because one that is drawn at random may end after a few tokens.

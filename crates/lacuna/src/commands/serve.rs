@@ -38,7 +38,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
             request: Duration::from_secs(args.request_timeout),
             ..RequestLimits::default()
         },
-        strict_fields: false,
+        strict_fields: args.strict_fields,
         service: args.service.config(&args.engine),
         grace: Duration::from_secs(args.grace),
     };

@@ -127,12 +127,53 @@ def tools(client):
     assert list(json.loads(call.function.arguments)) == ["name", "age"]
 
 
+def further_fields(client):
+    request = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 12}
+    plain = client.chat.completions.with_raw_response.create(**request)
+    assert "x-lacuna-ignored" not in plain.headers
+    text = plain.parse().choices[0].message.content
+    extra = {"ignore_eos": False, "skip_special_tokens": True, "return_hidden_states": False}
+    routed = client.chat.completions.with_raw_response.create(**request, extra_body=extra)
+    assert "x-lacuna-ignored" not in routed.headers
+    assert routed.parse().choices[0].message.content == text
+    unknown = client.chat.completions.with_raw_response.create(**request, extra_body={"colour": 1})
+    assert unknown.headers["x-lacuna-ignored"] == "colour"
+    assert unknown.parse().choices[0].message.content == text
+    stop = text[4:7]
+    ended = client.chat.completions.create(
+        **request, stop=stop, extra_body={"include_stop_str_in_output": True}
+    )
+    assert ended.choices[0].message.content == text[: text.index(stop) + len(stop)]
+    assert ended.choices[0].stop_reason == stop
+
+
+def prompts(client):
+    request = {"model": MODEL, "temperature": 0, "max_tokens": 8}
+    several = ["# Ownership\n\n", "fn main() {"]
+    reply = client.completions.create(**request, prompt=several, n=2)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+    for index, prompt in enumerate(several):
+        alone = client.completions.create(**request, prompt=prompt)
+        for choice in reply.choices[2 * index : 2 * index + 2]:
+            assert choice.text == alone.choices[0].text
+    # As harnesses score texts: the prompt's own tokens, and one more that nobody looks at.
+    scored = client.completions.create(
+        model=MODEL, prompt=several[0], echo=True, logprobs=1, max_tokens=1, temperature=0
+    )
+    scores = scored.choices[0].logprobs
+    assert len(scores.tokens) == scored.usage.prompt_tokens + 1
+    assert scores.token_logprobs[0] is None and scores.top_logprobs[0] is None
+    for token, score, top in list(zip(scores.tokens, scores.token_logprobs, scores.top_logprobs))[1:]:
+        assert top[token] == score <= max(top.values()) <= 0
+
+
 def errors(client):
     for wrong, kind in [
         ({"model": "other"}, openai.NotFoundError),
         ({"messages": []}, openai.BadRequestError),
         ({"temperature": 9}, openai.BadRequestError),
-        ({"extra_body": {"colour": "red"}}, openai.BadRequestError),
+        ({"extra_body": {"use_beam_search": True}}, openai.BadRequestError),
+        ({"logit_bias": {"1": 101}}, openai.BadRequestError),
         ({"messages": [{"role": "user", "content": "word " * 4000}]}, openai.BadRequestError),
     ]:
         try:
@@ -145,7 +186,18 @@ def errors(client):
 
 def main():
     client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0, timeout=120)
-    for check in [models, chats, completions, several_choices, logprobs, structured, tools, errors]:
+    for check in [
+        models,
+        chats,
+        completions,
+        several_choices,
+        logprobs,
+        structured,
+        tools,
+        further_fields,
+        prompts,
+        errors,
+    ]:
         check(client)
 
 

@@ -62,7 +62,7 @@ impl Spec {
             choices: if unread { 3 } else { choices },
             limits: Limits {
                 max_tokens: if unread { None } else { max_tokens },
-                stop: Vec::new(),
+                ..Limits::default()
             },
             sampling,
             priority: [0, 0, 0, -1, 2][within(0, 5)],
@@ -104,7 +104,7 @@ impl Spec {
         let made = Waiting::new(self.request(), capacity, Instant::now());
         let (waiting, _stream) = made.expect("valid settings");
         let vocabulary = model.config().vocabulary;
-        let mut workspace = Workspace::new(vocabulary);
+        let mut workspace = Workspace::new(vocabulary, model.tokenizer());
         let mut logits = vec![0.0; vocabulary];
         let texts = waiting.choices.into_iter().map(|mut choice| {
             choice.begin(&self.prompt);
@@ -231,6 +231,7 @@ impl Client {
                 assert_eq!(prompt_tokens, self.spec.prompt.len());
                 self.started = true;
             }
+            Event::PromptScored(_) => panic!("no client asks for scores"),
             Event::Token {
                 choice,
                 token,
