@@ -88,12 +88,15 @@ fn assert_scores(found: &[PromptToken], prompt: &[u32]) {
 #[test]
 fn a_prompt_scored_in_pieces_is_what_the_whole_text_gives() {
     let text = prompt(1, 90);
+    let mut first = None;
     for (running, step) in [(1, 64), (4, 64), (32, 256), (8, 8)] {
         let mut config = config();
         (config.max_running, config.max_batched_tokens) = (running, step);
         let service = start(config);
         let (found, reused, tokens) = scores(&service, scored(text.clone(), 4));
         assert_scores(&found, &text);
+        let first = first.get_or_insert_with(|| found.clone());
+        assert_eq!(*first, found, "to the last bit");
         assert_eq!(
             (reused, tokens),
             (0, alone(greedy(text.clone(), 4))[0].tokens.clone())
