@@ -166,6 +166,20 @@ fn a_window_gives_back_the_pages_behind_it() {
 }
 
 #[test]
+fn a_window_gives_back_the_blocks_behind_it() {
+    let cpu = cpu();
+    let cache = cache("paged");
+    let block = (16 * GEOMETRY.bytes_per_token()).next_multiple_of(cache.page_bytes());
+    let mut sequence = cache.sequence(400).expect("address space");
+    extend(&cpu, &mut sequence, 300);
+    for (position, blocks) in [(0, 19), (15, 19), (16, 18), (200, 7), (300, 1)] {
+        sequence.release_before(position).expect("blocks go back");
+        assert_eq!(sequence.report().committed_bytes, blocks * block);
+        assert_rows(&sequence);
+    }
+}
+
+#[test]
 fn released_rows_stay_gone_until_the_sequence_starts_again() {
     let cpu = cpu();
     for policy in POLICIES {

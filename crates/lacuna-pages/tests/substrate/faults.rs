@@ -336,6 +336,7 @@ fn a_buffer_the_device_will_not_release_is_released_later() {
     drop(third);
     let ledger = pool.ledger();
     assert_eq!(ledger.buffers, 3, "books change only after the device");
+    pool.verify([&second]).unwrap();
     handle.fail(Failing::Nothing);
     pool.trim();
     assert_eq!(pool.ledger().buffers, 1);
@@ -369,7 +370,8 @@ fn in_pieces() -> (Pool, Handle, Buffer) {
     for page in (1..16).step_by(2) {
         buffer.unmap(range(page, page + 1)).unwrap();
     }
-    assert_eq!(pool.ledger().idle, pages(8));
+    let ledger = pool.ledger();
+    assert_eq!((ledger.idle, ledger.counts.pages_committed), (pages(8), 16));
     (pool, handle, buffer)
 }
 

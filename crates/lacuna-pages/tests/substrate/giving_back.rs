@@ -116,5 +116,7 @@ fn whole_heaps_go_back_and_none_of_them_half() {
     pool.trim();
     assert_eq!(pool.ledger().committed, pages(16), "the one in use");
     assert_eq!(handle.log().committed(), pages(16));
+    let counts = pool.ledger().counts;
+    assert_eq!((counts.pages_committed, counts.pages_decommitted), (80, 64));
     pool.verify([&buffer]).unwrap();
 }

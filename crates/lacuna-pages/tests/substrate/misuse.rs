@@ -46,6 +46,15 @@ fn a_configuration_that_cannot_work_is_refused() {
     ] {
         assert!(matches!(refuse(config), Error::Config { .. }), "{config:?}");
     }
+    let most = ByteLength::gibibytes(64);
+    let largest = |heap_bytes| PoolConfig {
+        heap_bytes,
+        page_size: PageSize::KIB_4,
+        ..PoolConfig::default()
+    };
+    Pool::new(DenseDevice::new(), largest(most)).unwrap();
+    let more = ByteLength::new(most.get() + 4096);
+    assert!(matches!(refuse(largest(more)), Error::Config { .. }));
     for share in [0, 96] {
         let config = HostConfig {
             mapping_share_percent: share,
