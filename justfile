@@ -42,6 +42,10 @@ simulate seconds="60":
 test-server:
     .ci/test-server
 
+# Fails each system call of `run` and `serve` once, and walks limits on memory and files; needs strace.
+test-system-faults *program:
+    .ci/test-system-faults {{program}}
+
 # Generate text with the demo model.
 demo prompt="What is ownership?":
     cargo run --release --locked -- run demo -p "{{prompt}}" -n 64

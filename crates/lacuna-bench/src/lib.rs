@@ -1,5 +1,6 @@
 //! `lacuna bench`: what this machine makes of the work, measured and not estimated.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)] // `lacuna_cli::output` prints
 
 mod arguments;
 mod kernels;

@@ -1,5 +1,6 @@
 //! What the commands share: arguments, opening a model with progress shown, output, exit codes.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)] // `output` prints
 
 mod arguments;
 mod bytes;

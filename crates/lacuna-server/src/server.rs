@@ -1,7 +1,9 @@
 //! A server's life: start, serve, finish what is under way, end.
 
+use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use lacuna_engine::{EngineError, Grace, Handle, Service};
@@ -76,12 +78,7 @@ impl Server {
         if config.keys.is_empty() && !address.ip().is_loopback() {
             return Err(StartError::OpenToAll { address });
         }
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(CONNECTION_THREADS)
-            .thread_name("lacuna-http")
-            .enable_all()
-            .build()
-            .map_err(StartError::Runtime)?;
+        let runtime = runtime().map_err(StartError::Runtime)?;
         let listen = |source| StartError::Listen { address, source };
         let listener = runtime.block_on(TcpListener::bind(address));
         let listener = listener.map_err(listen)?;
@@ -149,6 +146,36 @@ impl Server {
         self.runtime.block_on(flushed).ok();
         self.runtime.shutdown_background();
     }
+}
+
+/// The threads that move bytes, and those on which requests are prepared.
+fn runtime() -> io::Result<Runtime> {
+    check_threads()?;
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(CONNECTION_THREADS)
+        .thread_name("lacuna-http")
+        // The one made below stays. Without it, a request that comes when the system gives no
+        // thread would wait for ever.
+        .thread_keep_alive(Duration::MAX)
+        .enable_all()
+        .build()?;
+    runtime.spawn_blocking(|| ());
+    Ok(runtime)
+}
+
+/// Whether the system gives as many threads at once as the runtime makes, which panics, or waits for
+/// ever, when it is given fewer.
+fn check_threads() -> io::Result<()> {
+    let gate = Mutex::new(());
+    thread::scope(|scope| {
+        let closed = gate.lock();
+        let wait = || drop(gate.lock());
+        let made: io::Result<Vec<_>> = (0..=CONNECTION_THREADS)
+            .map(|_| thread::Builder::new().spawn_scoped(scope, wait))
+            .collect();
+        drop(closed);
+        made.map(drop)
+    })
 }
 
 /// What asks the process to end; from [`Server::signals`].

@@ -1,4 +1,5 @@
 //! The `lacuna` command.
+#![deny(clippy::print_stdout, clippy::print_stderr)] // `lacuna_cli::output` prints
 
 mod cli;
 mod commands;

@@ -85,7 +85,7 @@ pub(crate) fn run(args: &BenchKernelsArgs) -> Result<()> {
     if args.json {
         output::json(&report)
     } else {
-        table::print(&report);
+        output::print(|out| table::print(out, &report))?;
         Ok(())
     }
 }

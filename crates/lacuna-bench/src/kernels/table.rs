@@ -1,10 +1,12 @@
 //! The report as a table.
 
+use std::io::{self, Write};
+
 use super::{Limit, Report, Row};
 
-pub(super) fn print(report: &Report) {
-    println!("{}", report.machine.line());
-    println!("{} threads, {}", report.threads, report.level);
+pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(out, "{} threads, {}", report.threads, report.level)?;
     let limits = &report.limits;
     for (name, rate, unit) in [
         ("memory read", limits.read_gb_per_s, "GB/s"),
@@ -16,16 +18,18 @@ pub(super) fn print(report: &Report) {
         ("f32 multiply-adds", limits.f32_gmac_per_s, "GMAC/s"),
     ] {
         if let Some(rate) = rate {
-            println!("limit: {name} {rate:.1} {unit}");
+            writeln!(out, "limit: {name} {rate:.1} {unit}")?;
         }
     }
-    println!(
+    writeln!(
+        out,
         "\n{:<10}{:>6}{:>13}{:>8}{:>12}{:>8}{:>9}  of limit",
         "kernel", "type", "shape", "tokens", "us", "GB/s", "GMAC/s"
-    );
+    )?;
     for row in &report.kernels {
-        println!("{}", line(row));
+        writeln!(out, "{}", line(row))?;
     }
+    Ok(())
 }
 
 fn line(row: &Row) -> String {

@@ -1,5 +1,7 @@
 //! `lacuna bench batch`: how many sequences of mixed lengths fit a fixed KV budget.
 
+use std::io::{self, Write};
+
 use anyhow::Result;
 use lacuna_kv::KvPolicy;
 use lacuna_kv::{KvCache, Sequence};
@@ -73,7 +75,7 @@ pub(crate) fn run(args: &BenchBatchArgs) -> Result<()> {
     if args.kv.json {
         output::json(&report)
     } else {
-        print(&report);
+        output::print(|out| print(out, &report))?;
         Ok(())
     }
 }
@@ -148,22 +150,25 @@ fn admit(cache: &KvCache, context: usize, length: usize) -> Result<Room<Sequence
     })
 }
 
-fn print(report: &Report) {
-    println!("{}", report.machine.line());
-    println!(
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(
+        out,
         "{}: KV of {} layers in {}, budget {}, sequences of {SHORTEST} to {} tokens\n",
         report.model,
         report.layers,
         report.kv_type,
         output::bytes(report.budget_bytes),
         report.context_tokens
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "{:<26}{:>10}{:>10}{:>15}{:>12}{:>13}",
         "", "sequences", "tokens", "committed MiB", "used", "of budget"
-    );
+    )?;
     for row in &report.policies {
-        println!(
+        writeln!(
+            out,
             "{:<26}{:>10}{:>10}{:>15.0}{:>11.1}%{:>12.1}%",
             row.policy,
             row.sequences,
@@ -171,8 +176,9 @@ fn print(report: &Report) {
             row.committed_bytes as f64 / f64::from(1 << 20),
             row.utilisation * 100.0,
             row.budget_used * 100.0
-        );
+        )?;
     }
+    Ok(())
 }
 
 fn plot(report: &Report) -> Plot {

@@ -4,6 +4,7 @@
 //! same for every policy. A policy that copies so much that it would take minutes is stopped, and the
 //! report says where.
 
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -124,7 +125,7 @@ pub(crate) fn run(args: &BenchGrowthArgs) -> Result<()> {
     if args.kv.json {
         output::json(&report)
     } else {
-        print(&report);
+        output::print(|out| print(out, &report))?;
         Ok(())
     }
 }
@@ -250,9 +251,10 @@ fn resize_table() -> Vec<Resize> {
         .into()
 }
 
-fn print(report: &Report) {
-    println!("{}", report.machine.line());
-    println!(
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(
+        out,
         "{}: KV of {} layers in {}, {} bytes per token; a decode step takes {:.0} ms or more ({:.1} GB/s)\n",
         report.model,
         report.layers,
@@ -260,8 +262,9 @@ fn print(report: &Report) {
         report.bytes_per_token,
         report.decode_step_us / 1e3,
         report.read_gb_per_s
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "{:<24}{:>8}{:>9}{:>9}{:>9}{:>10}{:>8}{:>11}{:>11}{:>9}{:>11}",
         "us a step",
         "tokens",
@@ -274,11 +277,12 @@ fn print(report: &Report) {
         "zeroed",
         "resizes",
         "peak MiB"
-    );
+    )?;
     let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
     for row in &report.policies {
         if let (Some(step), Some(part)) = (row.step, row.p999_of_decode_step) {
-            println!(
+            writeln!(
+                out,
                 "{:<24}{:>8}{:>9.1}{:>9.1}{:>9.1}{:>10.0}{:>7.2}%{:>11.0}{:>11.0}{:>9}{:>11.0}",
                 row.policy,
                 row.tokens,
@@ -291,26 +295,35 @@ fn print(report: &Report) {
                 mib(row.zeroed_bytes),
                 row.resizes,
                 mib(row.peak_bytes)
-            );
+            )?;
         }
         if let Some(why) = &row.ended {
-            println!("{:<24}{why}", "");
+            writeln!(out, "{:<24}{why}", "")?;
         }
     }
-    println!("\nattention of one token, ms");
+    writeln!(out, "\nattention of one token, ms")?;
     for row in &report.policies {
         if let Some(last) = row.attention.last() {
-            println!("{:<24}{:>8}{:>9.1}", row.policy, last.tokens, last.ms);
+            writeln!(out, "{:<24}{:>8}{:>9.1}", row.policy, last.tokens, last.ms)?;
         }
     }
-    println!("\na dynamically resized cache, 64 KiB a cell, by its published schedule");
-    println!("{:>8}{:>9}{:>8}{:>9}", "tokens", "cells", "MiB", "resizes");
+    writeln!(
+        out,
+        "\na dynamically resized cache, 64 KiB a cell, by its published schedule"
+    )?;
+    writeln!(
+        out,
+        "{:>8}{:>9}{:>8}{:>9}",
+        "tokens", "cells", "MiB", "resizes"
+    )?;
     for row in &report.resize_table {
-        println!(
+        writeln!(
+            out,
             "{:>8}{:>9}{:>8}{:>9}",
             row.tokens, row.cells, row.mib, row.resizes
-        );
+        )?;
     }
+    Ok(())
 }
 
 fn plot(report: &Report) -> Plot {

@@ -1,5 +1,7 @@
 //! `lacuna bench memory`: committed bytes against tokens, by the ledger and by the kernel.
 
+use std::io::{self, Write};
+
 use anyhow::Result;
 use lacuna_kv::KvCache;
 use serde::Serialize;
@@ -70,7 +72,7 @@ pub(crate) fn run(args: &BenchMemoryArgs) -> Result<()> {
     if args.kv.json {
         output::json(&report)
     } else {
-        print(&report);
+        output::print(|out| print(out, &report))?;
         Ok(())
     }
 }
@@ -123,35 +125,39 @@ fn curve(subject: &Subject, cache: &KvCache, context: usize) -> Result<Curve> {
     Ok(curve)
 }
 
-fn print(report: &Report) {
-    println!("{}", report.machine.line());
-    println!(
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(
+        out,
         "{}: KV of {} layers in {}, {} bytes per token, context {}\n",
         report.model, report.layers, report.kv_type, report.bytes_per_token, report.context_tokens
-    );
+    )?;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    println!(
+    writeln!(
+        out,
         "{:<26}{:>9}{:>11}{:>14}{:>12}{:>12}",
         "MiB", "tokens", "rows", "committed", "by kernel", "peak"
-    );
+    )?;
     for curve in &report.policies {
         for point in &curve.points {
             let kernel = point
                 .kernel_bytes
                 .map_or("-".to_owned(), |bytes| format!("{:.1}", mib(bytes)));
-            println!(
+            writeln!(
+                out,
                 "{:<26}{:>9}{:>11.1}{:>14.1}{kernel:>12}{:>12.1}",
                 curve.policy,
                 point.tokens,
                 mib(point.row_bytes as u64),
                 mib(point.committed_bytes as u64),
                 mib(point.peak_bytes as u64),
-            );
+            )?;
         }
         if let Some(why) = &curve.ended {
-            println!("{:<26}ended: {why}", curve.policy);
+            writeln!(out, "{:<26}ended: {why}", curve.policy)?;
         }
     }
+    Ok(())
 }
 
 fn plot(report: &Report) -> Plot {

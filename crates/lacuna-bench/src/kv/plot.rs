@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
+use lacuna_models::files::OutputFile;
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
@@ -72,7 +73,8 @@ impl Plot {
             };
             drawn.map_err(|error| anyhow!("cannot draw the plot: {error}"))?;
         }
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        OutputFile::write_whole(path, text.as_bytes())
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn draw<Y>(

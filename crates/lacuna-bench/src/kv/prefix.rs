@@ -1,5 +1,6 @@
 //! `lacuna bench prefix`: sessions that begin alike, and what each of them takes to be ready.
 
+use std::io::{self, Write};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -73,7 +74,7 @@ pub(crate) fn run(args: &BenchPrefixArgs) -> Result<()> {
     if args.kv.json {
         output::json(&report)
     } else {
-        print(&report);
+        output::print(|out| print(out, &report))?;
         Ok(())
     }
 }
@@ -158,35 +159,39 @@ fn ready(
     Ok(Room::Had(session))
 }
 
-fn print(report: &Report) {
-    println!("{}", report.machine.line());
-    println!(
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(
+        out,
         "{}: KV of {} layers in {}, a prefix of {} tokens ({})\n",
         report.model,
         report.layers,
         report.kv_type,
         report.prefix_tokens,
         output::bytes(report.prefix_bytes as u64)
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "{:<26}{:>9}{:>12}{:>15}{:>15}{:>12}",
         "", "sessions", "ready ms", "committed MiB", "by kernel MiB", "copied MiB"
-    );
+    )?;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     for row in &report.policies {
         let ready = row.ready_median_us.unwrap_or(0.0) / 1e3;
-        println!(
+        writeln!(
+            out,
             "{:<26}{:>9}{ready:>12.2}{:>15.0}{:>15.0}{:>12.0}",
             row.policy,
             row.sessions,
             mib(row.committed_bytes),
             mib(row.kernel_bytes.unwrap_or(0)),
             mib(row.copied_bytes as u64)
-        );
+        )?;
         if let Some(why) = &row.ended {
-            println!("{:<26}ended: {why}", "");
+            writeln!(out, "{:<26}ended: {why}", "")?;
         }
     }
+    Ok(())
 }
 
 fn plot(report: &Report) -> Plot {

@@ -136,7 +136,7 @@ pub(crate) fn run(args: &BenchPagesArgs) -> Result<()> {
     if args.json {
         output::json(&report)
     } else {
-        table::print(&report);
+        output::print(|out| table::print(out, &report))?;
         Ok(())
     }
 }

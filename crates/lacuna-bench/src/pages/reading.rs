@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use lacuna_cli::tell;
 use lacuna_pages::device::Aliasing;
 use lacuna_pages::{Buffer, ByteLength, Error, PageRange, PageSize, PoolConfig, VirtualPage};
 use memmap2::MmapMut;
@@ -106,7 +107,7 @@ fn huge_array(length: usize) -> Result<MmapMut> {
     let mut array = MmapMut::map_anon(length).context("cannot allocate the array")?;
     #[cfg(target_os = "linux")]
     if let Err(error) = array.advise(memmap2::Advice::HugePage) {
-        eprintln!("the array is in small pages: {error}");
+        tell!("the array is in small pages: {error}");
     }
     array.fill(1);
     Ok(array)

@@ -6,6 +6,7 @@ mod memory;
 pub(crate) mod soak;
 mod timing;
 
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use lacuna_cli::{EngineArgs, ModelArgs, ServiceArgs, open, output, served_name};
+use lacuna_cli::{EngineArgs, ModelArgs, ServiceArgs, open, output, served_name, tell};
 use lacuna_engine::Handle;
 use lacuna_server::{Server, ServerConfig};
 use serde::Serialize;
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
     if args.json {
         return output::json(&report);
     }
-    print(&report);
+    output::print(|out| print(out, &report))?;
     Ok(())
 }
 
@@ -249,7 +250,7 @@ fn summarise(
             Ok(Outcome::Refused { .. }) => refused += 1,
             Ok(Outcome::HungUp) => {}
             Err(error) => {
-                eprintln!("a request failed: {error:#}");
+                tell!("a request failed: {error:#}");
                 failed += 1;
             }
         }
@@ -286,9 +287,10 @@ fn summarise(
     }
 }
 
-fn print(report: &Report) {
-    println!("{}", report.machine.line());
-    println!(
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(
+        out,
         "{}: {} sessions at {} per second: {} finished, {} refused, {} failed in {:.1} s",
         report.model,
         report.sessions,
@@ -297,8 +299,9 @@ fn print(report: &Report) {
         report.refused,
         report.failed,
         report.seconds,
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "generated {} tokens, {:.1} t/s; prompts {} tokens, {} from the cache",
         report.generated_tokens,
         report.generated_tokens_per_second,
@@ -307,17 +310,18 @@ fn print(report: &Report) {
             "{:.1} %",
             100.0 * rate
         )),
-    );
-    print_times(report);
+    )?;
+    print_times(out, report)?;
     if let Some(bytes) = report.peak_committed_bytes {
-        println!("KV committed at most: {}", output::bytes(bytes));
+        writeln!(out, "KV committed at most: {}", output::bytes(bytes))?;
     }
     if let Some(kv) = &report.kv {
-        print_kv(kv, report.copied_pages);
+        print_kv(out, kv, report.copied_pages)?;
     }
+    Ok(())
 }
 
-fn print_times(report: &Report) {
+fn print_times(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let steady = report.steady.map(|steady| steady.inter_token);
     for (name, timing) in [
         ("first token", report.first_token),
@@ -325,22 +329,25 @@ fn print_times(report: &Report) {
         ("in the steady batch", steady),
     ] {
         if let Some(timing) = timing {
-            println!(
+            writeln!(
+                out,
                 "{name}: median {:.1} ms, p99 {:.1} ms, {:.2}x",
                 timing.median_us / 1e3,
                 timing.p99_us / 1e3,
                 timing.p99_us / timing.median_us,
-            );
+            )?;
         }
     }
     if let Some(steady) = report.steady {
-        println!(
+        writeln!(
+            out,
             "steady batch: {} replies for {:.1} s, {:.1} t/s",
             steady.replies, steady.seconds, steady.tokens_per_second
-        );
+        )?;
     }
     if let Some(donor) = report.donor {
-        println!(
+        writeln!(
+            out,
             "first token of the first request: {:.1} ms; of the second, {}: {:.1} ms, {:.1} %",
             donor.first_ms,
             match donor.first_was_running {
@@ -349,36 +356,42 @@ fn print_times(report: &Report) {
             },
             donor.second_ms,
             100.0 * donor.second_over_first,
-        );
+        )?;
     }
+    Ok(())
 }
 
-fn print_kv(kv: &Kv, copied_pages: Option<u64>) {
-    println!(
+fn print_kv(out: &mut dyn Write, kv: &Kv, copied_pages: Option<u64>) -> io::Result<()> {
+    writeln!(
+        out,
         "KV of {} sessions with {} tokens, {} of them shared: rows {}, mapped {}",
         kv.sessions,
         kv.tokens,
         kv.shared_tokens,
         output::bytes(kv.rows_bytes),
         output::bytes(kv.mapped_bytes),
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "  beyond rows: {:.2} pages per buffer and session, {:.2} at most; {} pages copied",
         kv.excess_pages,
         kv.most_excess_pages,
         copied_pages.unwrap_or(0),
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "  committed {}: {} cached for nobody, {} idle",
         output::bytes(kv.committed_bytes),
         output::bytes(kv.cached_bytes),
         output::bytes(kv.idle_bytes),
-    );
+    )?;
     if let Some(kernel) = kv.kernel {
-        println!(
+        writeln!(
+            out,
             "  by the kernel {} where the ledger says {}",
             output::bytes(kernel.kernel_bytes),
             output::bytes(kernel.ledger_bytes),
-        );
+        )?;
     }
+    Ok(())
 }

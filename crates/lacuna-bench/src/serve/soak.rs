@@ -1,5 +1,6 @@
 //! `lacuna bench soak`: more clients than the budget holds, for a while, and what is left after.
 
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::Mutex;
@@ -16,7 +17,7 @@ use super::load::Shape;
 use super::{check, load, shape, start};
 use crate::arguments::BenchSoakArgs;
 use crate::machine::Machine;
-use lacuna_cli::{output, resident};
+use lacuna_cli::{output, resident, tell};
 
 /// How often the kernel's account is read.
 const PERIOD: Duration = Duration::from_millis(20);
@@ -103,7 +104,7 @@ pub(crate) fn run(args: &BenchSoakArgs) -> Result<()> {
     if args.json {
         output::json(&report)?;
     } else {
-        print(&report);
+        output::print(|out| print(out, &report))?;
     }
     ensure!(report.passed, "the server did not keep to its budget");
     Ok(())
@@ -338,7 +339,7 @@ impl Requests {
                 return UNTOLD_PAUSE;
             }
             Err(error) => {
-                eprintln!("a request failed: {error:#}");
+                tell!("a request failed: {error:#}");
                 self.failed += 1;
             }
         }
@@ -394,30 +395,34 @@ fn mapped(status: &Status) -> u64 {
     status.ledger.unique.get() + status.ledger.shared.get()
 }
 
-fn print(report: &Report) {
+fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let (requests, peaks) = (&report.requests, &report.peaks);
-    println!("{}", report.machine.line());
-    println!(
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(
+        out,
         "{}: {} clients for {:.0} s; the budget holds {} of their longest requests at once",
         report.model, report.clients, report.seconds, report.budget_holds
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "requests: {} finished, {} told to come back, {} hung up, {} failed, {} refused without a time",
         requests.finished,
         requests.refused,
         requests.hung_up,
         requests.failed,
         requests.refused_bare
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "generated {} tokens; {} running and {} waiting at most; {} preemptions, {} groups evicted",
         report.generated_tokens,
         peaks.running,
         peaks.waiting,
         report.preemptions,
         report.evicted_groups
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "KV pages at most {} by the kernel, {} by the ledger, of {} ({} readings)",
         peaks
             .kernel_bytes
@@ -425,15 +430,18 @@ fn print(report: &Report) {
         output::bytes(peaks.committed_bytes),
         output::bytes(report.kv_bytes),
         peaks.samples
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "{} clients hung up at once: let go after {:.1} ms and {} steps at most",
         report.leaving.clients, report.leaving.milliseconds, report.leaving.steps
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "left: {} mapped, {} in the prefix cache, whose groups are {}",
         output::bytes(report.left_bytes),
         output::bytes(report.cached_bytes),
         output::bytes(report.group_bytes)
-    );
+    )?;
+    Ok(())
 }

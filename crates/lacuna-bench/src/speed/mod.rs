@@ -76,7 +76,7 @@ pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
     if args.model.json {
         output::json(&report)
     } else {
-        table::print(&report);
+        output::print(|out| table::print(out, &report))?;
         Ok(())
     }
 }

@@ -1,47 +1,54 @@
 //! The report as tables.
 
+use std::io::{self, Write};
+
 use super::Report;
 
-pub(super) fn print(report: &Report) {
-    println!("{}", report.machine.line());
-    println!(
+pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    writeln!(out, "{}", report.machine.line())?;
+    writeln!(
+        out,
         "{}: {:.2} GB of weights, {} threads, {}, --kv {}",
         report.model,
         report.weight_bytes as f64 / 1e9,
         report.threads,
         report.level,
         report.kv_policy
-    );
+    )?;
     if let Some(rate) = report.limits.read_gb_per_s {
-        println!("limit: memory read {rate:.1} GB/s");
+        writeln!(out, "limit: memory read {rate:.1} GB/s")?;
     }
     if let Some(rate) = report.limits.int8_gmac_per_s {
-        println!("limit: 8-bit products {rate:.0} GMAC/s");
+        writeln!(out, "limit: 8-bit products {rate:.0} GMAC/s")?;
     }
     if !report.prefill.is_empty() {
-        println!(
+        writeln!(
+            out,
             "\n{:>8}{:>9}{:>11}{:>9}{:>10}",
             "prompt", "cache", "tokens/s", "GMAC/s", "of limit"
-        );
+        )?;
     }
     for row in &report.prefill {
-        println!(
+        writeln!(
+            out,
             "{:>8}{:>9}{:>11.1}{:>9.0}{:>9.0}%",
             row.tokens,
             row.kv_type,
             row.tokens_per_second,
             row.gmac_per_s,
             row.of_limit * 100.0
-        );
+        )?;
     }
     if !report.decode.is_empty() {
-        println!(
+        writeln!(
+            out,
             "\n{:>8}{:>11}{:>9}{:>11}{:>10}{:>8}{:>8}{:>10}",
             "depth", "sequences", "cache", "tokens/s", "step ms", "p99", "GB/s", "of limit"
-        );
+        )?;
     }
     for row in &report.decode {
-        println!(
+        writeln!(
+            out,
             "{:>8}{:>11}{:>9}{:>11.1}{:>10.2}{:>8.2}{:>8.1}{:>9.0}%",
             row.depth,
             row.sequences,
@@ -51,6 +58,7 @@ pub(super) fn print(report: &Report) {
             row.step_p99_ms,
             row.gb_per_s,
             row.of_limit * 100.0
-        );
+        )?;
     }
+    Ok(())
 }

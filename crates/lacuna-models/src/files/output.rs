@@ -44,6 +44,16 @@ impl OutputFile {
         }
     }
 
+    /// Writes a file of these contents to `path`.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create) and [`finish`](Self::finish).
+    pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
+        let mut output = Self::create(path)?;
+        output.write_all(contents)?;
+        output.finish()
+    }
+
     /// Starts a file beside `path`, which `replaced` is at now.
     fn beside(path: PathBuf, replaced: Option<&Metadata>) -> io::Result<Self> {
         let mut part = path.clone().into_os_string();
@@ -107,9 +117,7 @@ mod tests {
     use super::*;
 
     fn write(path: &Path, text: &str) -> io::Result<()> {
-        let mut output = OutputFile::create(path)?;
-        output.write_all(text.as_bytes())?;
-        output.finish()
+        OutputFile::write_whole(path, text.as_bytes())
     }
 
     fn names(folder: &Path) -> Vec<String> {

@@ -3,9 +3,6 @@
 mod report;
 mod table;
 
-use std::io::{self, Write};
-use std::path::Path;
-
 use anyhow::{Context, Result, bail};
 use lacuna::files::{ModelSource, OutputFile};
 use lacuna::plan::{Budget, Change, Demand, Plan, PlanError, Verdict, WeightPlan};
@@ -39,7 +36,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         .map(|budget| plan.within(Budget(budget.0), &config, &demand))
         .transpose()?;
     if let Some(path) = &args.map {
-        write(path, &plan.map().to_string())
+        OutputFile::write_whole(path, plan.map().to_string().as_bytes())
             .with_context(|| format!("cannot write `{}`", path.display()))?;
     }
     let report = Report::new(args, &config, &demand, &plan, verdict.as_ref());
@@ -52,12 +49,6 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         Some(Verdict::Exceeds { changes, .. }) => bail!(refusal(&changes)),
         _ => Ok(()),
     }
-}
-
-fn write(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = OutputFile::create(path)?;
-    file.write_all(text.as_bytes())?;
-    file.finish()
 }
 
 /// The model that was named: its files, or else the shape of that name.
