@@ -96,9 +96,9 @@ impl Request {
         let constraint = self.constraint.as_ref().map_or(0, |it| it.held_bytes());
         let biases = self.sampling.logit_bias.len() * size_of::<(u32, f32)>();
         let ends = self.limits.stop_tokens.capacity() * size_of::<u32>();
-        let choice = prompt + stops + ends + constraint + self.scored_bytes() + Self::CHOICE_BYTES;
+        let choice = prompt + stops + ends + self.scored_bytes() + Self::CHOICE_BYTES;
         let choices = choice.saturating_mul(self.choices.get());
-        choices.saturating_add(Self::BYTES + biases)
+        choices.saturating_add(Self::BYTES + biases + constraint)
     }
 
     /// Bytes of the prompt's log-probabilities in the reply: each choice may repeat them.
@@ -143,7 +143,8 @@ pub trait Constraint: Send {
     /// Whether the text is complete, so that nothing but its end may follow.
     fn is_complete(&self) -> bool;
 
-    /// Bytes that it holds at most, until the text is complete. Zero where that is next to nothing.
+    /// Bytes that it and its forks hold together until the text is complete, as a rule. Zero where that
+    /// is next to nothing.
     fn held_bytes(&self) -> usize {
         0
     }

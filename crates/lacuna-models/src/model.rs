@@ -11,7 +11,7 @@ use crate::files::{Metadata, ModelFiles};
 use crate::plan::{Buffer, Step};
 use crate::scratch::Scratch;
 use crate::template::{Chat, ChatTemplate, Message};
-use crate::tokenizer::{GgufVocabulary, Tokenizer};
+use crate::tokenizer::{EncodeLimits, GgufVocabulary, Tokenizer};
 use crate::weights::{Names, Source};
 
 /// A loaded model. Immutable: KV caches and activations are passed in.
@@ -98,6 +98,18 @@ impl Model {
     /// # Errors
     /// [`PromptError`] when the template fails or refuses the messages.
     pub fn prompt(&self, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
+        self.prompt_within(messages, &EncodeLimits::default())
+    }
+
+    /// The same, if the prompt keeps within `limits`.
+    ///
+    /// # Errors
+    /// [`PromptError`]; also when the prompt is longer, which is found before all of it is tokenized.
+    pub fn prompt_within(
+        &self,
+        messages: &[Message],
+        limits: &EncodeLimits,
+    ) -> Result<Vec<u32>, PromptError> {
         let template = ChatTemplate::of(&self.tokenizer)?;
         let text = |id: Option<u32>| id.and_then(|id| self.tokenizer.token_text(id));
         let (bos, eos) = (text(self.tokenizer.bos()), text(self.tokenizer.eos()));
@@ -108,7 +120,8 @@ impl Model {
             ..Chat::default()
         };
         let rendered = template.render(&chat)?;
-        Ok(self.tokenizer.encode(&rendered, template.special())?)
+        let special = template.special();
+        Ok(self.tokenizer.encode_within(&rendered, special, limits)?)
     }
 }
 

@@ -39,6 +39,7 @@ mod dense;
 pub mod device;
 mod error;
 pub mod faults;
+mod freed;
 mod host;
 mod ledger;
 mod pool;
@@ -53,6 +54,7 @@ pub use buffer::Buffer;
 pub use dense::DenseDevice;
 pub use device::{Capabilities, Device, DeviceError};
 pub use error::{Error, SwapError};
+pub use freed::{return_freed_memory, return_large_blocks};
 pub use host::{HostConfig, HostDevice, HugePages};
 pub use ledger::{BufferLedger, Counts, Ledger};
 pub use pool::{

@@ -9,6 +9,8 @@ use axum::body::Body;
 use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
 use lacuna_models::Model;
 use lacuna_models::template::{Chat, ChatTemplate, Message, TemplateError};
+use lacuna_models::tokenizer::EncodeLimits;
+use lacuna_pages::return_freed_memory;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
@@ -29,6 +31,8 @@ pub(crate) enum Purpose {
     Conversation,
     /// Its texts are tokenized as they are.
     Text,
+    /// Its texts are tokenized, however many tokens that makes, and the tokens sent back.
+    Tokens,
 }
 
 /// What came of a body, and the memory taken for it.
@@ -115,14 +119,31 @@ impl App {
         work: impl FnOnce(&Self, Map<String, Value>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<Prepared<T>, ApiError> {
         let received = self.bodies.receive(body).await?;
+        let limits = self.encode_limits();
+        if !matches!(purpose, Purpose::Tokens) {
+            // Longer than any prompt, so it is none, and nothing else has to be that long.
+            let longest = received.extent.longest_text_bytes();
+            let fits = self
+                .model()
+                .tokenizer()
+                .check_length(longest, limits.tokens);
+            fits.map_err(|error| ApiError::from(error).of(purpose.field()))?;
+        }
         let place = Arc::clone(&self.preparing).acquire_owned().await;
-        let memory = self.bodies.take(purpose.bytes(&received.extent)).await?;
+        let bytes = purpose.bytes(&received.extent, &limits);
+        let memory = self.bodies.take(bytes).await?;
         let app = Arc::clone(self);
         let done = tokio::task::spawn_blocking(move || {
             // Both are held to the end even if the client is gone before.
             let _place = place;
-            let value = work(&app, received.object()?)?;
-            Ok(Prepared { value, memory })
+            let value = received.object().and_then(|object| work(&app, object));
+            if memory.bytes() > TRIMMED_BYTES {
+                return_freed_memory();
+            }
+            Ok(Prepared {
+                value: value?,
+                memory,
+            })
         })
         .await;
         done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
@@ -137,6 +158,7 @@ impl App {
     ) -> Result<Streams, ApiError> {
         let mut memory = Some(memory);
         let streams = requests.into_iter().map(|mut request| {
+            request.prompt.shrink_to_fit();
             request.memory = memory.take();
             request.deadline = Some(self.config.limits.request);
             self.engine.submit(request)
@@ -160,6 +182,7 @@ impl App {
         messages: &[Message],
         tools: &[Value],
         variables: Map<String, Value>,
+        limits: &EncodeLimits,
     ) -> Result<Vec<u32>, ApiError> {
         let tokenizer = self.model().tokenizer();
         let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
@@ -177,8 +200,29 @@ impl App {
             _ => &self.template,
         };
         let rendered = template.render(&chat)?;
-        let tokens = tokenizer.encode(&rendered, template.special());
-        tokens.map_err(|error| ApiError::field("messages", error.to_string()))
+        let tokens = tokenizer.encode_within(&rendered, template.special(), limits);
+        tokens.map_err(|error| ApiError::from(error).of("messages"))
+    }
+
+    /// What the tokens of a prompt may come to.
+    pub(crate) fn encode_limits(&self) -> EncodeLimits {
+        /// Most texts take no more.
+        const LEAST: u64 = 1 << 20;
+        /// Words of 64 KiB, which are none.
+        const MOST: u64 = 16 << 20;
+        let share = self.engine.request_memory().limit().get() / 8;
+        EncodeLimits {
+            tokens: self.engine.context_tokens(),
+            workspace_bytes: share.clamp(LEAST, MOST) as usize,
+        }
+    }
+
+    /// The same for tokens that are not to be continued.
+    pub(crate) fn any_tokens(&self) -> EncodeLimits {
+        EncodeLimits {
+            tokens: usize::MAX,
+            ..self.encode_limits()
+        }
     }
 
     /// Refuses a model this server does not have.
@@ -193,24 +237,49 @@ impl App {
 }
 
 impl Purpose {
+    /// The field that has the text.
+    fn field(self) -> &'static str {
+        match self {
+            Self::Conversation => "messages",
+            Self::Text | Self::Tokens => "prompt",
+        }
+    }
+
     /// Bytes of memory it takes at most to turn a body of that extent into tokens.
-    fn bytes(self, extent: &Extent) -> usize {
+    fn bytes(self, extent: &Extent, limits: &EncodeLimits) -> usize {
         /// What a template's messages and their values, its output and text on the way to it take of
         /// each character, most of which are copied once into each.
         const RENDERED: usize = 8;
-        /// What the tokenizer takes of each character.
-        const TOKENIZED: usize = 192;
+        /// What is read into types, normalized text, and tokens in a list that grows.
+        const ENCODED: usize = 6;
+        /// Tokens of one character each, in a list that grows, and written in a reply that grows.
+        const WRITTEN: usize = 32;
         /// A few small fields, errors, and stacks of parsers.
         const LEAST: usize = 64 << 10;
+        let text = extent.text_bytes();
         // What is parsed is read into types, whose lists may be there beside the parsed ones.
-        let parsed = 2 * extent.structure_bytes() + extent.text_bytes();
-        let rendered = match self {
-            Self::Conversation => RENDERED * extent.text_bytes(),
-            Self::Text => extent.text_bytes(),
-        };
-        LEAST + parsed + rendered + TOKENIZED * extent.text_bytes()
+        let parsed = 2 * extent.structure_bytes() + text;
+        let merged = text
+            .saturating_mul(MERGED_BYTES)
+            .min(limits.workspace_bytes);
+        LEAST
+            + parsed
+            + merged
+            + match self {
+                Self::Conversation => (RENDERED + ENCODED) * text,
+                Self::Text => ENCODED * text,
+                Self::Tokens => (RENDERED + ENCODED + WRITTEN) * text,
+            }
     }
 }
+
+/// After a request that took more, what it freed is given back to the system before the account has it
+/// again.
+const TRIMMED_BYTES: usize = 4 << 20;
+
+/// What the tokenizer takes at most of each byte of a short text, and of a longer one what its limits
+/// let it.
+const MERGED_BYTES: usize = 256;
 
 pub(crate) fn seconds_now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -18,7 +18,7 @@ use lacuna_models::Model;
 use lacuna_models::files::ModelFiles;
 use lacuna_pages::ByteLength;
 use lacuna_server::{Server, ServerConfig};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 /// Bytes allocated now, and the most there were since it was last set.
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -83,6 +83,45 @@ fn user(content: &str) -> String {
     json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).to_string()
 }
 
+/// An object of many fields, each one of many words or a number.
+fn wide_schema(fields: usize) -> Value {
+    let words: Vec<String> = (0..20).map(|word| format!("word number {word}")).collect();
+    let field = |name| {
+        let value = json!({"anyOf": [{"enum": words}, {"type": "number", "minimum": 17}]});
+        (format!("field_{name}"), value)
+    };
+    let properties: Map<String, Value> = (0..fields).map(field).collect();
+    json!({"type": "object", "properties": properties})
+}
+
+fn deep_schema(levels: usize) -> Value {
+    (0..levels).fold(json!({"type": "string", "pattern": "^[a-z]{1,40}$"}), |inner, _| {
+        json!({"type": "array", "items": {"type": "object", "properties": {"a": inner}}})
+    })
+}
+
+fn with_schema(schema: &Value, choices: usize) -> String {
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    json!({
+        "messages": [{"role": "user", "content": "hello"}],
+        "response_format": format, "n": choices, "max_tokens": 40,
+    })
+    .to_string()
+}
+
+fn with_tools(tools: usize) -> String {
+    let tool = |number| {
+        let function = json!({"name": format!("tool_{number}"), "parameters": wide_schema(3)});
+        json!({"type": "function", "function": function})
+    };
+    let tools: Vec<Value> = (0..tools).map(tool).collect();
+    json!({
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": tools, "tool_choice": "required", "max_tokens": 40,
+    })
+    .to_string()
+}
+
 fn bodies() -> Vec<(&'static str, String)> {
     const CHAT: &str = "/v1/chat/completions";
     const TEXT: &str = "/v1/completions";
@@ -116,6 +155,19 @@ fn bodies() -> Vec<(&'static str, String)> {
         (CHAT, user(&"\u{1F600}".repeat(20_000))),
         ("/tokenize", json!({"prompt": words}).to_string()),
         (
+            "/tokenize",
+            json!({"prompt": "a".repeat(90_000)}).to_string(),
+        ),
+        (
+            "/tokenize",
+            json!({"prompt": "\u{1F600}".repeat(20_000)}).to_string(),
+        ),
+        ("/tokenize", user(&words).replace(",\"max_tokens\":1", "")),
+        (CHAT, with_schema(&wide_schema(200), 1)),
+        (CHAT, with_schema(&wide_schema(200), 8)),
+        (CHAT, with_schema(&deep_schema(40), 1)),
+        (CHAT, with_tools(100)),
+        (
             "/detokenize",
             format!("{{\"tokens\": {}}}", list("1,", 100_000)),
         ),
@@ -128,7 +180,11 @@ fn the_account_holds_what_a_request_takes_before_it_takes_it() {
     for (path, body) in bodies() {
         let server = start(&model);
         // What is made once, when it is first needed.
-        post(&server, "/v1/chat/completions", &user("hello"));
+        post(
+            &server,
+            "/v1/chat/completions",
+            &with_schema(&json!({"type": "object"}), 1),
+        );
         let before = NOW.load(Ordering::Relaxed);
         MOST.store(before, Ordering::Relaxed);
         let reply = post(&server, path, &body);

@@ -58,7 +58,8 @@ pub use lacuna_kv::{KvElements, KvPolicy, KvReport};
 pub use lacuna_models::files::{self, ModelFiles};
 pub use lacuna_models::template::Message;
 pub use lacuna_models::tokenizer::{
-    AddSpecial, Decode, Description as TokenizerDescription, ParseSpecial, Special, Tokenizer,
+    AddSpecial, Decode, Description as TokenizerDescription, EncodeLimits, ParseSpecial, Special,
+    Tokenizer,
 };
 pub use lacuna_models::{
     Config, FiniteCheck, LoadError, Model, PromptError, demo, describe, load_tokenizer,

@@ -14,6 +14,7 @@ use lacuna_cli::output;
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    lacuna_pages::return_large_blocks();
     #[cfg(unix)]
     refusals::prepare();
     let command = match Cli::try_parse() {

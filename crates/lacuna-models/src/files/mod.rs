@@ -19,6 +19,7 @@ mod source;
 mod tensor;
 
 pub use lacuna_kernels::{DType, UnknownDType};
+pub(crate) use mapping::open_regular;
 pub use mapping::{Error as MappingError, LostFile, Mapping, guard_mappings};
 pub use model::{Error, Metadata, ModelFiles};
 pub use output::OutputFile;

@@ -59,6 +59,10 @@ pub enum TokenizerError {
         source: std::io::Error,
     },
 
+    /// A file cannot be opened, or is none that has contents of its own.
+    #[error(transparent)]
+    File(#[from] crate::files::MappingError),
+
     /// A component was rejected by its library.
     #[error("tokenizer.json: the {part} cannot be used: {detail}")]
     Part {
@@ -76,6 +80,50 @@ pub enum TokenizerError {
     PreTokenizer {
         /// The library's reason.
         detail: String,
+    },
+
+    /// The text is longer than so many tokens can be.
+    #[error(
+        "the text has {bytes} bytes, more than the {limit} that {tokens} tokens can hold: shorten it"
+    )]
+    TooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Bytes at most.
+        limit: usize,
+        /// Tokens at most.
+        tokens: usize,
+    },
+
+    /// The text has more tokens than asked for at most.
+    #[error("the text has more than {limit} tokens: shorten it")]
+    TooManyTokens {
+        /// Tokens at most.
+        limit: usize,
+    },
+
+    /// A part of the text can only be tokenized as a whole, and is too long for the memory there is.
+    #[error(
+        "the text has {bytes} bytes in a row that can only be tokenized together, more than the {limit}          that there is memory for: divide it by spaces or line breaks"
+    )]
+    Unbroken {
+        /// Bytes in a row.
+        bytes: usize,
+        /// Bytes at most.
+        limit: usize,
+    },
+
+    /// A step of `tokenizer.json` makes much more of a text than it was.
+    #[error(
+        "tokenizer.json: {step} would make {bytes} bytes of a text, more than the {limit} that any          text needs; the file is broken or hostile"
+    )]
+    Growth {
+        /// Which step.
+        step: String,
+        /// Bytes it would come to.
+        bytes: usize,
+        /// Bytes at most.
+        limit: usize,
     },
 
     /// The text holds something the vocabulary has no token for.

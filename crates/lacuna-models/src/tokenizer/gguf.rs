@@ -2,18 +2,20 @@
 
 use std::collections::HashMap;
 
+use tokenizers::AddedToken;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, PreTokenizerWrapper};
 
+use super::bigrams::Bigrams;
 use super::error::{TokenizerError, VocabularyError, excerpt};
+use super::normalizer::Normalizer;
 use super::pieces::{Pieces, Spelling, TokenKind};
-use super::pipeline::{Algorithm, Pipeline, SpacePrefix, Step};
+use super::pipeline::{Algorithm, Pipeline, SpacePrefix};
 use super::pre::{self, PreTokenizer, WholeWords};
 use super::sentencepiece::SentencePiece;
-use super::special::{FixedIds, end_of_generation};
+use super::special::end_of_generation;
 use super::stream::Leading;
-use super::{MAX_TOKENS, Tokenizer};
+use super::words::Step;
+use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 
 /// The `tokenizer.ggml.*` metadata of a GGUF file.
 ///
@@ -150,9 +152,11 @@ impl GgufVocabulary<'_> {
         let rule = pre::find(self.pre)?;
         let merges = self.merges.as_ref().ok_or(VocabularyError::NoMerges)?;
         let (vocab, pairs) = self.vocab_and_merges(merges)?;
+        let merged = rule.whole_words == WholeWords::Merge;
+        let bigrams = merged.then(|| Bigrams::of(vocab.keys().map(String::as_str)));
         let model = BPE::builder()
             .vocab_and_merges(vocab, pairs)
-            .ignore_merges(rule.whole_words == WholeWords::Token)
+            .ignore_merges(!merged)
             .build()
             .map_err(|error| TokenizerError::Part {
                 part: "model",
@@ -160,9 +164,10 @@ impl GgufVocabulary<'_> {
             })?;
         self.finish(Parts {
             algorithm: Algorithm::Bpe {
-                normalizer: None,
+                normalizer: Normalizer::default(),
                 steps: steps(rule)?,
                 model: Box::new(model),
+                bigrams,
             },
             spelling: Spelling::ByteLevel,
             leading: Leading::Keep,
@@ -274,9 +279,11 @@ impl GgufVocabulary<'_> {
         }
         let (tokens, ids) = self.added_tokens(parts.spelling);
         let stated = [eos, self.eot, self.eom].into_iter().flatten();
-        let ends = end_of_generation(stated, |name| ids.0.get(name).copied());
+        let ends = end_of_generation(stated, |name| ids.get(name).copied());
+        let pipeline = Pipeline::new(parts.algorithm, &tokens, ids)?;
         Ok(Tokenizer {
-            pipeline: Pipeline::new(parts.algorithm, &tokens, &ids)?,
+            longest_token_bytes: longest_token_bytes(&pipeline, &pieces, parts.spelling),
+            pipeline,
             pieces,
             leading: parts.leading,
             bos,
@@ -300,15 +307,15 @@ impl GgufVocabulary<'_> {
     /// The tokens to cut out of a text before merging.
     ///
     /// SentencePiece cuts user-defined pieces itself, after its space prefix.
-    fn added_tokens(&self, spelling: Spelling) -> (Vec<AddedToken>, FixedIds) {
+    fn added_tokens(&self, spelling: Spelling) -> (Vec<AddedToken>, HashMap<String, u32>) {
         let mut tokens = Vec::new();
-        let mut ids = FixedIds::default();
+        let mut ids = HashMap::new();
         for (id, text, kind) in self.entries() {
             let special = kind.is_special();
             let cut =
                 special || (kind == TokenKind::UserDefined && spelling == Spelling::ByteLevel);
-            if cut && !text.is_empty() && !ids.0.contains_key(text) {
-                ids.0.insert(text.to_owned(), id);
+            if cut && !text.is_empty() && !ids.contains_key(text) {
+                ids.insert(text.to_owned(), id);
                 tokens.push(AddedToken::from(text, special).normalized(false));
             }
         }
@@ -349,9 +356,6 @@ fn steps(rule: &PreTokenizer) -> Result<Vec<Step>, TokenizerError> {
             })?,
         );
     }
-    let alphabet = ByteLevel::new(false, false, false);
-    steps.push(Step::Rule(Box::new(PreTokenizerWrapper::ByteLevel(
-        alphabet,
-    ))));
+    steps.push(Step::Alphabet);
     Ok(steps)
 }

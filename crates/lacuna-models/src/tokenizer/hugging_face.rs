@@ -10,12 +10,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
+use crate::files::{MappingError, open_regular};
+
 use super::error::{TokenizerError, VocabularyError, excerpt};
 use super::parts::{self, Decoder, Surround};
 use super::pieces::{Pieces, TokenKind, byte_token};
 use super::pipeline::{Algorithm, Pipeline};
-use super::special::{FixedIds, end_of_generation};
-use super::{MAX_TOKENS, Tokenizer};
+use super::special::end_of_generation;
+use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 
 mod bpe;
 
@@ -88,19 +90,22 @@ impl Tokenizer {
         let algorithm = Algorithm::Bpe {
             normalizer,
             steps,
+            bigrams: bpe.bigrams(),
             model: Box::new(bpe.build()?),
         };
         let (tokens, ids) = split(added);
-        let pipeline = Pipeline::new(algorithm, &tokens, &ids)?;
+        let special_ids = ids.clone();
+        let pipeline = Pipeline::new(algorithm, &tokens, ids)?;
         let named = |name: Option<&String>| name.and_then(|name| pipeline.id(name));
         let bos = named(settings.bos.as_ref()).or(settings.bos_id);
         let eos = named(settings.eos.as_ref()).or(settings.end_ids.first().copied());
-        let special = |name: &str| ids.0.get(name).copied();
+        let special = |name: &str| special_ids.get(name).copied();
         let stated = settings.end_ids.iter().copied().chain(eos);
         let ends = end_of_generation(stated.filter(|id| (*id as usize) < pieces.len()), special);
         let Surround { before, after } = surround.or_else(|| settings.surround(bos, eos));
         check_surround(&before, &after, &pieces)?;
         Ok(Tokenizer {
+            longest_token_bytes: longest_token_bytes(&pipeline, &pieces, decoder.spelling),
             pipeline,
             leading: decoder.leading,
             bos: bos.filter(|id| (*id as usize) < pieces.len()),
@@ -342,13 +347,13 @@ fn pieces(bpe: &Bpe, added: &[Added], decoder: Decoder) -> Result<Pieces, Tokeni
     Ok(pieces)
 }
 
-fn split(added: Vec<Added>) -> (Vec<AddedToken>, FixedIds) {
+fn split(added: Vec<Added>) -> (Vec<AddedToken>, HashMap<String, u32>) {
     let tokens = added.iter().map(Added::to_crate).collect();
     let ids = added
         .into_iter()
         .map(|token| (token.content, token.id))
         .collect();
-    (tokens, FixedIds(ids))
+    (tokens, ids)
 }
 
 fn check_surround(before: &[u32], after: &[u32], pieces: &Pieces) -> Result<(), VocabularyError> {
@@ -385,10 +390,10 @@ fn read(path: &Path) -> Result<Option<String>, TokenizerError> {
         path: path.to_owned(),
         source,
     };
-    let file = match std::fs::File::open(path) {
+    let file = match open_regular(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
+        Err(MappingError::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error.into()),
     };
     let mut text = String::new();
     file.take(MAX_FILE_BYTES + 1)

@@ -5,12 +5,16 @@
 //! Two algorithms are run: byte-level BPE by the `tokenizers` crate, and SentencePiece's scored
 //! merging. What either cannot run is an error when it is built, never a guess.
 //!
-//! Encoding costs `O(n log n)` in the text; decoding costs the bytes it writes. A vocabulary of
-//! 150,000 tokens takes a fraction of a second to build and some 30 MB.
+//! Encoding costs `O(n log n)` in the text, and memory for the longest word in it; decoding costs the
+//! bytes it writes. A vocabulary of 150,000 tokens takes a fraction of a second to build and some
+//! 30 MB.
 
+mod added;
+mod bigrams;
 mod error;
 mod gguf;
 mod hugging_face;
+mod normalizer;
 mod parts;
 mod pieces;
 mod pipeline;
@@ -18,6 +22,7 @@ mod pre;
 mod sentencepiece;
 mod special;
 mod stream;
+mod words;
 
 use std::collections::BTreeSet;
 
@@ -29,7 +34,7 @@ pub use hugging_face::HuggingFaceFiles;
 pub use pieces::TokenKind;
 pub use stream::{Decode, SpecialText, TextStart, TextStream};
 
-use pieces::Pieces;
+use pieces::{Pieces, Spelling};
 use pipeline::Pipeline;
 use stream::Leading;
 
@@ -83,6 +88,40 @@ impl Special {
     };
 }
 
+/// What encoding a text may come to; without limits by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodeLimits {
+    /// Tokens that the text may have, those added around it included.
+    pub tokens: usize,
+    /// Bytes that may be held besides the text and its ids. Nearly every text takes some 1 MiB; one
+    /// without words, or under a normalizer that needs the whole text, 256 bytes for each of its own.
+    pub workspace_bytes: usize,
+}
+
+impl Default for EncodeLimits {
+    fn default() -> EncodeLimits {
+        EncodeLimits {
+            tokens: usize::MAX,
+            workspace_bytes: usize::MAX,
+        }
+    }
+}
+
+impl EncodeLimits {
+    fn check(&self, ids: &[u32]) -> Result<(), TokenizerError> {
+        match ids.len() > self.tokens {
+            true => Err(TokenizerError::TooManyTokens { limit: self.tokens }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Bytes of text that a token stands for at most, where there is a bound.
+fn longest_token_bytes(pipeline: &Pipeline, pieces: &Pieces, spelling: Spelling) -> Option<usize> {
+    let longest = pieces.longest(spelling);
+    pipeline.shrinks_to_one_in()?.checked_mul(longest)
+}
+
 /// What a vocabulary is, for people and for `inspect`.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
@@ -133,6 +172,7 @@ pub struct Description {
 #[derive(Debug)]
 pub struct Tokenizer {
     pipeline: Pipeline,
+    longest_token_bytes: Option<usize>,
     pieces: Pieces,
     leading: Leading,
     bos: Option<u32>,
@@ -150,15 +190,52 @@ impl Tokenizer {
     ///
     /// The result is never cut to a length. Fails on text the vocabulary has no tokens for.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
-        if special.add == AddSpecial::Yes {
-            ids.extend_from_slice(&self.before);
-        }
-        self.pipeline.encode(text, special.parse, &mut ids)?;
-        if special.add == AddSpecial::Yes {
-            ids.extend_from_slice(&self.after);
-        }
+        self.encode_within(text, special, &EncodeLimits::default())
+    }
+
+    /// The ids of `text`, the same as [`encode`](Self::encode) has, if they keep within `limits`.
+    ///
+    /// Fails with [`TokenizerError::TooLong`] before anything is done where the length alone says so,
+    /// with [`TokenizerError::TooManyTokens`] as soon as there are, and with
+    /// [`TokenizerError::Unbroken`] before more memory is taken than may be.
+    pub fn encode_within(
+        &self,
+        text: &str,
+        special: Special,
+        limits: &EncodeLimits,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        self.check_length(text.len(), limits.tokens)?;
+        let around = match special.add {
+            AddSpecial::Yes => (&self.before[..], &self.after[..]),
+            AddSpecial::No => Default::default(),
+        };
+        let guess = (text.len() / 3).min(limits.tokens) + around.0.len() + around.1.len() + 1;
+        let mut ids = Vec::with_capacity(guess);
+        ids.extend_from_slice(around.0);
+        self.pipeline
+            .encode(text, special.parse, limits, &mut ids)?;
+        ids.extend_from_slice(around.1);
+        limits.check(&ids)?;
         Ok(ids)
+    }
+
+    /// Bytes that a text of so many tokens may have; `None` where nothing can be said, because white
+    /// space or whole runs of characters may become nothing or one token.
+    pub fn most_text_bytes(&self, tokens: usize) -> Option<usize> {
+        self.longest_token_bytes
+            .map(|longest| longest.saturating_mul(tokens))
+    }
+
+    /// Refuses a text whose length alone says that it has more than `tokens` tokens.
+    pub fn check_length(&self, bytes: usize, tokens: usize) -> Result<(), TokenizerError> {
+        match self.most_text_bytes(tokens) {
+            Some(limit) if bytes > limit => Err(TokenizerError::TooLong {
+                bytes,
+                limit,
+                tokens,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The text of `ids`, the same that a [`TextStream`] gives in parts.

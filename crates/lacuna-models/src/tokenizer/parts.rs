@@ -6,14 +6,16 @@
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::tokenizer::normalizer::SplitDelimiterBehavior;
-use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
 use super::error::{TokenizerError, excerpt};
+use super::normalizer::{self, Effect, Normalizer};
 use super::pieces::Spelling;
-use super::pipeline::Step;
+
 use super::stream::Leading;
+use super::words::{Pattern, Step};
 
 const NORMALIZER: &str = "normalizer";
 const PRE_TOKENIZER: &str = "pre_tokenizer";
@@ -45,28 +47,60 @@ impl Surround {
     }
 }
 
-/// The normalizer, if the file has one.
-pub(super) fn normalizer(
-    value: Option<Value>,
-) -> Result<Option<NormalizerWrapper>, TokenizerError> {
-    let Some(value) = value.filter(|value| !value.is_null()) else {
-        return Ok(None);
-    };
-    check_normalizer(&value)?;
-    build(NORMALIZER, &value).map(Some)
+/// The normalizer; one without steps if the file has none.
+pub(super) fn normalizer(value: Option<Value>) -> Result<Normalizer, TokenizerError> {
+    let mut steps = Vec::new();
+    if let Some(value) = value.filter(|value| !value.is_null()) {
+        add_normalizer(&value, &mut steps)?;
+    }
+    Ok(Normalizer::new(steps))
 }
 
-fn check_normalizer(value: &Value) -> Result<(), TokenizerError> {
-    match kind(value) {
-        "NFC" | "NFD" | "NFKC" | "NFKD" | "Lowercase" | "Prepend" | "StripAccents" | "Strip" => {
-            Ok(())
+fn add_normalizer(value: &Value, steps: &mut Vec<normalizer::Step>) -> Result<(), TokenizerError> {
+    let name = kind(value);
+    let effect = match name {
+        "Sequence" => {
+            return list(value, "normalizers")
+                .iter()
+                .try_for_each(|inner| add_normalizer(inner, steps));
         }
-        "Replace" if replaced(value).is_some_and(|(pattern, _)| !pattern.is_empty()) => Ok(()),
-        "Sequence" => list(value, "normalizers")
-            .iter()
-            .try_for_each(check_normalizer),
-        other => Err(unsupported(NORMALIZER, other)),
-    }
+        // Some characters of four bytes are one of ASCII with a font; those whose only relation is
+        // canonical have three bytes for one, and compose.
+        "NFKC" | "NFKD" => Effect::Local {
+            shrinks_to_one_in: 8,
+        },
+        "NFC" | "NFD" | "Lowercase" => Effect::Local {
+            shrinks_to_one_in: 4,
+        },
+        "Prepend" => {
+            let text = value.get("prepend").and_then(Value::as_str);
+            Effect::Prepend(text.map_or(0, str::len))
+        }
+        "StripAccents" | "Strip" => Effect::Remove,
+        "Replace" => replacement(value)?,
+        other => return Err(unsupported(NORMALIZER, other)),
+    };
+    steps.push(normalizer::Step {
+        name: name.to_owned(),
+        wrapper: build(NORMALIZER, value)?,
+        effect,
+    });
+    Ok(())
+}
+
+fn replacement(value: &Value) -> Result<Effect, TokenizerError> {
+    let found = replaced(value).filter(|(pattern, _)| !pattern.is_empty());
+    let (pattern, content) = found.ok_or_else(|| unsupported(NORMALIZER, "Replace"))?;
+    let is_literal = value["pattern"].get("String").is_some();
+    let found = match is_literal {
+        true => fancy_regex::Regex::new(&fancy_regex::escape(pattern)),
+        false => fancy_regex::Regex::new(pattern),
+    };
+    Ok(Effect::Replace {
+        found: found.map_err(|error| part(NORMALIZER, error))?,
+        content: content.to_owned(),
+        literal: is_literal.then(|| pattern.to_owned()),
+    })
 }
 
 /// The cuts into words, in order.
@@ -87,8 +121,9 @@ fn add_steps(value: &Value, steps: &mut Vec<Step>) -> Result<(), TokenizerError>
         }
         "Split" => steps.push(split_step(value)?),
         "ByteLevel" => add_byte_level(build(PRE_TOKENIZER, value)?, steps)?,
-        "Digits" | "Punctuation" | "Whitespace" | "WhitespaceSplit" | "Metaspace"
-        | "UnicodeScripts" | "CharDelimiterSplit" => {
+        "Digits" => steps.push(digits_step(value)),
+        "Punctuation" | "Whitespace" | "WhitespaceSplit" | "Metaspace" | "UnicodeScripts"
+        | "CharDelimiterSplit" => {
             let rule: PreTokenizerWrapper = build(PRE_TOKENIZER, value)?;
             steps.push(Step::Rule(Box::new(rule)));
         }
@@ -97,41 +132,55 @@ fn add_steps(value: &Value, steps: &mut Vec<Step>) -> Result<(), TokenizerError>
     Ok(())
 }
 
+/// Each digit alone, or runs of them.
+fn digits_step(value: &Value) -> Step {
+    let individual = value.get("individual_digits").and_then(Value::as_bool);
+    Step::Split {
+        pattern: Pattern::Numeric,
+        behavior: match individual {
+            Some(true) => SplitDelimiterBehavior::Isolated,
+            _ => SplitDelimiterBehavior::Contiguous,
+        },
+        inverted: false,
+    }
+}
+
 /// The byte-level step, with its own word pattern as a step that reports when it gives up.
 fn add_byte_level(byte_level: ByteLevel, steps: &mut Vec<Step>) -> Result<(), TokenizerError> {
-    let mut alphabet = byte_level;
-    // With a prefix the crate's step has to do both: the prefix belongs in front of the cut.
-    if byte_level.use_regex && !byte_level.add_prefix_space {
-        steps.push(Step::isolate(super::pre::GPT2).map_err(|error| part(PRE_TOKENIZER, error))?);
-        alphabet = byte_level.use_regex(false);
+    if byte_level.add_prefix_space {
+        // The prefix belongs in front of the cut, so the crate's step does both.
+        let rule = PreTokenizerWrapper::ByteLevel(byte_level);
+        steps.push(Step::Rule(Box::new(rule)));
+        return Ok(());
     }
-    steps.push(Step::Rule(Box::new(PreTokenizerWrapper::ByteLevel(
-        alphabet,
-    ))));
+    if byte_level.use_regex {
+        steps.push(Step::isolate(super::pre::GPT2).map_err(|error| part(PRE_TOKENIZER, error))?);
+    }
+    steps.push(Step::Alphabet);
     Ok(())
 }
 
 fn split_step(value: &Value) -> Result<Step, TokenizerError> {
     #[derive(Deserialize)]
-    enum Pattern {
+    enum Text {
         String(String),
         Regex(String),
     }
     #[derive(Deserialize)]
     struct Split {
-        pattern: Pattern,
+        pattern: Text,
         behavior: SplitDelimiterBehavior,
         #[serde(default)]
         invert: bool,
     }
     let split: Split = build(PRE_TOKENIZER, value)?;
     let pattern = match split.pattern {
-        Pattern::Regex(pattern) => pattern,
-        Pattern::String(text) => fancy_regex::escape(&text).into_owned(),
+        Text::Regex(pattern) => pattern,
+        Text::String(text) => fancy_regex::escape(&text).into_owned(),
     };
     let pattern = fancy_regex::Regex::new(&pattern).map_err(|error| part(PRE_TOKENIZER, error))?;
     Ok(Step::Split {
-        pattern: Box::new(pattern),
+        pattern: Pattern::Regex(Box::new(pattern)),
         behavior: split.behavior,
         inverted: split.invert,
     })

@@ -104,6 +104,20 @@ impl Pieces {
         Some((self.bytes.get(start..end)?, self.kinds[index]))
     }
 
+    /// Bytes of text that one token stands for at most. A space may have been written as the three
+    /// bytes of SentencePiece's.
+    pub(super) fn longest(&self, spelling: Spelling) -> usize {
+        let written = |bytes: &[u8]| match spelling {
+            Spelling::ByteLevel => bytes.len(),
+            Spelling::SentencePiece => {
+                bytes.len() + 2 * bytes.iter().filter(|byte| **byte == b' ').count()
+            }
+        };
+        let tokens = (0u32..).map_while(|id| self.get(id));
+        // A character without a token is one, too.
+        tokens.map(|(bytes, _)| written(bytes)).fold(4, usize::max)
+    }
+
     pub(super) fn count(&self, wanted: impl Fn(TokenKind) -> bool) -> usize {
         self.kinds.iter().filter(|kind| wanted(**kind)).count()
     }
@@ -155,6 +169,18 @@ fn byte_of(character: char) -> Option<u8> {
     }
 }
 
+/// The character of GPT-2's alphabet that stands for a byte.
+pub(super) fn character_of(byte: u8) -> char {
+    let code = match byte {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => u32::from(byte),
+        0x00..=0x20 => 0x100 + u32::from(byte),
+        0x7F..=0xA0 => 0x121 + u32::from(byte) - 0x7F,
+        0xAD => 0x143,
+    };
+    // All of them are characters.
+    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,6 +195,9 @@ mod tests {
             }
         }
         assert!(seen.iter().all(|seen| *seen));
+        for byte in 0..=u8::MAX {
+            assert_eq!(byte_of(character_of(byte)), Some(byte));
+        }
         assert_eq!(byte_of('Ġ'), Some(b' '));
         assert_eq!(byte_of('Ċ'), Some(b'\n'));
         assert_eq!(byte_of('ŀ'), Some(0x9E));

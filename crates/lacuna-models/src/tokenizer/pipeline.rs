@@ -1,34 +1,44 @@
-//! Text to ids: special tokens cut out, then words, then merging.
+//! Text to ids: added tokens cut out, then words, then merging.
 //!
-//! The steps are those of the `tokenizers` crate, called one by one instead of through its
-//! `Tokenizer`: that one silently merges the rest of a text into one word when a split pattern gives
-//! up, silently drops characters that have no token, truncates to a length in the file, and cannot
-//! choose per call whether special tokens are found in the text.
+//! The `tokenizers` crate merges; what comes before is done here, one word after another. Its own
+//! `Tokenizer` holds a hundred bytes and more for every byte of a text at once, silently merges the
+//! rest of a text into one word when a split pattern gives up, silently drops characters that have no
+//! token, truncates to a length in the file, and cannot choose per call whether special tokens are
+//! found in the text.
+//!
+//! So what encoding holds does not depend on the length of the text, but for its ids: a word is merged
+//! at a time, and encoding ends when there are more ids than asked for. Two things are only correct as
+//! a whole, and refused when the whole takes too much memory: a word in which no place
+//! [may be cut](Bigrams), and text under rules of the crate.
 
-use fancy_regex::Regex;
+use std::collections::HashMap;
+
 use tokenizers::models::bpe::BPE;
-use tokenizers::tokenizer::normalizer::SplitDelimiterBehavior;
-use tokenizers::tokenizer::pattern::Invert;
-use tokenizers::{
-    AddedToken, AddedVocabulary, Model, NormalizerWrapper, OffsetReferential, OffsetType,
-    PreTokenizedString, PreTokenizer, PreTokenizerWrapper, Token,
-};
+use tokenizers::tokenizer::normalizer::{NormalizedString, Range};
+use tokenizers::{AddedToken, Model, OffsetReferential, OffsetType, PreTokenizedString};
 
-use super::error::{TokenizerError, VocabularyError, excerpt};
-use super::sentencepiece::{SentencePiece, escape};
-use super::special::FixedIds;
-use super::{ParseSpecial, TokenKind};
+use super::added::{AddedTokens, Part};
+use super::bigrams::Bigrams;
+use super::error::{TokenizerError, excerpt};
+use super::normalizer::{Normalizer, check_unbroken};
+use super::sentencepiece::{SentencePiece, VISIBLE_SPACE, escape};
+use super::words::{self, Step};
+use super::{EncodeLimits, ParseSpecial, TokenKind};
 
-/// How many words each thread remembers the merging of. The crate never frees them.
-const CACHED_WORDS: usize = 1024;
+/// Words are merged as a whole up to this size, and longer ones where they cannot be cut. Larger than
+/// words in any language, and little to hold.
+const SEGMENT_BYTES: usize = 4096;
+/// What merging takes of each byte of a word at most: symbols and candidates as `usize` and `u32`, and
+/// tokens with their text and offsets, in lists that grow by doubling.
+const MERGED_BYTES: usize = 256;
+/// What rules of the `tokenizers` crate take of each byte of a text: words, each with its original, and
+/// offsets of both.
+const RULED_BYTES: usize = 256;
 
 /// Text to ids, for one vocabulary.
 #[derive(Debug)]
 pub(super) struct Pipeline {
-    /// Finds every added token.
-    markup: AddedVocabulary,
-    /// Finds those added tokens that are not special.
-    plain: AddedVocabulary,
+    added: AddedTokens,
     algorithm: Algorithm,
 }
 
@@ -37,9 +47,11 @@ pub(super) struct Pipeline {
 pub(super) enum Algorithm {
     /// Ranked merges within words.
     Bpe {
-        normalizer: Option<NormalizerWrapper>,
+        normalizer: Normalizer,
         steps: Vec<Step>,
         model: Box<BPE>,
+        /// Where words may be cut; `None` if they merge only as a whole.
+        bigrams: Option<Bigrams>,
     },
     /// Scored merges over the whole text.
     SentencePiece {
@@ -55,88 +67,53 @@ pub(super) enum SpacePrefix {
     Leave,
 }
 
-/// One cut of the text into words.
-#[derive(Debug)]
-pub(super) enum Step {
-    /// By a pattern.
-    Split {
-        pattern: Box<Regex>,
-        behavior: SplitDelimiterBehavior,
-        inverted: bool,
-    },
-    /// By a rule of the `tokenizers` crate that has no pattern to give up on.
-    Rule(Box<PreTokenizerWrapper>),
-}
-
-impl Step {
-    /// The step that isolates each match of `pattern`.
-    pub(super) fn isolate(pattern: &str) -> Result<Step, fancy_regex::Error> {
-        Ok(Step::Split {
-            pattern: Box::new(Regex::new(pattern)?),
-            behavior: SplitDelimiterBehavior::Isolated,
-            inverted: false,
-        })
-    }
-
-    fn apply(&self, text: &mut PreTokenizedString) -> Result<(), TokenizerError> {
-        let result = match self {
-            Step::Rule(rule) => rule.pre_tokenize(text),
-            Step::Split {
-                pattern,
-                behavior,
-                inverted: false,
-            } => text.split(|_, part| part.split(pattern.as_ref(), *behavior)),
-            Step::Split {
-                pattern,
-                behavior,
-                inverted: true,
-            } => text.split(|_, part| part.split(Invert(pattern.as_ref()), *behavior)),
-        };
-        result.map_err(|error| TokenizerError::PreTokenizer {
-            detail: error.to_string(),
-        })
-    }
-}
-
 impl Pipeline {
     /// Joins an algorithm with the added tokens, whose ids are `ids`.
     pub(super) fn new(
         mut algorithm: Algorithm,
         added: &[AddedToken],
-        ids: &FixedIds,
+        ids: HashMap<String, u32>,
     ) -> Result<Pipeline, TokenizerError> {
+        let none = Normalizer::default();
         let normalizer = match &mut algorithm {
             Algorithm::Bpe {
                 model, normalizer, ..
             } => {
-                model.resize_cache(CACHED_WORDS);
-                normalizer.as_ref()
+                // The crate would keep words for each thread that ever encoded, up to 8 MB each.
+                model.resize_cache(0);
+                normalizer
             }
-            Algorithm::SentencePiece { .. } => None,
+            Algorithm::SentencePiece { .. } => &none,
         };
-        let mut markup = AddedVocabulary::new();
-        markup
-            .add_tokens(added.iter().cloned(), ids, normalizer)
-            .map_err(|error| {
-                TokenizerError::Vocabulary(VocabularyError::Special {
-                    detail: error.to_string(),
-                })
-            })?;
-        let mut plain = markup.clone();
-        plain.set_encode_special_tokens(true);
-        Ok(Pipeline {
-            markup,
-            plain,
-            algorithm,
-        })
+        let added = AddedTokens::new(added, ids, normalizer)?;
+        Ok(Pipeline { added, algorithm })
     }
 
     pub(super) fn id(&self, text: &str) -> Option<u32> {
-        let added = self.markup.get_vocab().get(text).copied();
-        added.or_else(|| match &self.algorithm {
+        self.added.id(text).or_else(|| match &self.algorithm {
             Algorithm::Bpe { model, .. } => model.token_to_id(text),
             Algorithm::SentencePiece { model, .. } => model.id(text),
         })
+    }
+
+    /// How many bytes of a text may count as one, where it shrinks before it is merged; `None` if any
+    /// number may.
+    pub(super) fn shrinks_to_one_in(&self) -> Option<usize> {
+        match &self.algorithm {
+            _ if self.added.take_white_space() => None,
+            Algorithm::Bpe {
+                normalizer,
+                steps,
+                model,
+                ..
+            } => {
+                let joins = model.fuse_unk && model.unk_token.is_some();
+                let removes = joins || steps.iter().any(Step::removes);
+                normalizer.shrinks_to_one_in().filter(|_| !removes)
+            }
+            Algorithm::SentencePiece { model, .. } if !model.joins_unknown() => Some(1),
+            Algorithm::SentencePiece { .. } => None,
+        }
     }
 
     pub(super) fn algorithm(&self) -> &'static str {
@@ -148,8 +125,8 @@ impl Pipeline {
 
     /// The token as the vocabulary spells it, given what it decodes to.
     pub(super) fn text(&self, id: u32, bytes: &[u8], kind: TokenKind) -> Option<String> {
-        if let Some(added) = self.markup.get_added_tokens_decoder().get(&id) {
-            return Some(added.content.clone());
+        if let Some(text) = self.added.text(id) {
+            return Some(text.to_owned());
         }
         match (&self.algorithm, kind) {
             (Algorithm::Bpe { model, .. }, _) => model.id_to_token(id),
@@ -160,90 +137,198 @@ impl Pipeline {
         }
     }
 
-    /// Appends the ids of `text`.
+    /// Appends the ids of `text`, as long as there are no more than `limits` allow.
     pub(super) fn encode(
         &self,
         text: &str,
         parse: ParseSpecial,
+        limits: &EncodeLimits,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        if text.is_empty() {
-            return Ok(());
-        }
-        let added = match parse {
-            ParseSpecial::Yes => &self.markup,
-            ParseSpecial::No => &self.plain,
+        let specials = parse == ParseSpecial::Yes;
+        let encoder = Encoder {
+            pipeline: self,
+            specials,
+            limits,
         };
-        match &self.algorithm {
+        self.added.raw().cut(text, specials, |part| {
+            match part {
+                Part::Token(id) => ids.push(id),
+                Part::Text(part) => encoder.encode(text, part, ids)?,
+            }
+            limits.check(ids)
+        })
+    }
+}
+
+/// One text on its way.
+struct Encoder<'a> {
+    pipeline: &'a Pipeline,
+    specials: bool,
+    limits: &'a EncodeLimits,
+}
+
+impl Encoder<'_> {
+    /// Appends the ids of a part of `whole` that has no token which is found in text as it is.
+    fn encode(&self, whole: &str, part: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        match &self.pipeline.algorithm {
             Algorithm::Bpe {
-                normalizer,
-                steps,
-                model,
+                normalizer, steps, ..
             } => {
-                let text = added.extract_and_normalize(normalizer.as_ref(), text);
-                encode_words(text, steps, model, ids)
+                if steps.iter().any(|step| matches!(step, Step::Rule(_))) {
+                    let starts = std::ptr::eq(whole.as_ptr(), part.as_ptr());
+                    return self.encode_ruled(part, starts, normalizer, steps, ids);
+                }
+                let text = normalizer.normalize(part, self.limits.workspace_bytes)?;
+                self.cut(
+                    &text,
+                    |part, ids| words::cut(part, steps, &mut |word| self.encode_word(word, ids)),
+                    ids,
+                )
             }
-            Algorithm::SentencePiece { model, prefix } => {
-                let text = added.extract_and_normalize::<NormalizerWrapper>(None, text);
-                encode_pieces(&text, model, *prefix, ids)
-            }
+            Algorithm::SentencePiece { model, prefix } => self.cut(
+                part,
+                |part, ids| {
+                    let space = (*prefix == SpacePrefix::Add).then_some(VISIBLE_SPACE);
+                    self.encode_pieces(space, part, model, ids)
+                },
+                ids,
+            ),
         }
     }
-}
 
-fn encode_words(
-    mut text: PreTokenizedString,
-    steps: &[Step],
-    model: &BPE,
-    ids: &mut Vec<u32>,
-) -> Result<(), TokenizerError> {
-    for step in steps {
-        step.apply(&mut text)?;
-    }
-    for (word, _, found) in splits(&text) {
-        match found {
-            Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
-            None => encode_word(word, model, ids)?,
-        }
-    }
-    Ok(())
-}
-
-fn encode_word(word: &str, model: &BPE, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
-    let unencodable = || TokenizerError::Unencodable {
-        text: excerpt(word),
-    };
-    let tokens = model.tokenize(word).map_err(|_| unencodable())?;
-    // The crate leaves out characters it has no token for; the lengths then fall short.
-    let covered = tokens.last().map_or(0, |token| token.offsets.1);
-    if covered != word.len() {
-        return Err(unencodable());
-    }
-    ids.extend(tokens.iter().map(|token| token.id));
-    Ok(())
-}
-
-fn encode_pieces(
-    text: &PreTokenizedString,
-    model: &SentencePiece,
-    prefix: SpacePrefix,
-    ids: &mut Vec<u32>,
-) -> Result<(), TokenizerError> {
-    for (part, _, found) in splits(text) {
-        match found {
-            Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
-            None if part.is_empty() => {}
-            None if prefix == SpacePrefix::Add => {
-                model.encode(&escape(&format!(" {part}")), ids)?
+    /// Cuts the tokens out that are found in normalized text, and hands the rest on.
+    fn cut(
+        &self,
+        text: &str,
+        mut encode: impl FnMut(&str, &mut Vec<u32>) -> Result<(), TokenizerError>,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        let added = self.pipeline.added.normalized();
+        added.cut(text, self.specials, |part| {
+            match part {
+                Part::Token(id) => ids.push(id),
+                Part::Text(part) => encode(part, ids)?,
             }
-            None => model.encode(&escape(part), ids)?,
-        }
+            self.limits.check(ids)
+        })
     }
-    Ok(())
+
+    /// The same for a text that rules of the crate cut: they know where in the text they are, so it
+    /// stays one with its offsets.
+    fn encode_ruled(
+        &self,
+        part: &str,
+        starts: bool,
+        normalizer: &Normalizer,
+        steps: &[Step],
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        check_unbroken(part.len(), RULED_BYTES, self.limits.workspace_bytes)?;
+        let mut text = match starts {
+            true => NormalizedString::from(part),
+            false => {
+                let before = NormalizedString::from(format!(" {part}"));
+                before.slice(Range::Original(1..)).unwrap_or_default()
+            }
+        };
+        normalizer.apply(&mut text, true)?;
+        let normalized = text.get().to_owned();
+        self.cut(
+            &normalized,
+            |part, ids| {
+                let at = part.as_ptr().addr() - normalized.as_ptr().addr();
+                let part = text.slice(Range::Normalized(at..at + part.len()));
+                let mut part = PreTokenizedString::from(part.unwrap_or_default());
+                let most = words::most_bytes(normalized.len());
+                for step in steps {
+                    apply(step, &mut part, most)?;
+                }
+                let words = part.get_splits(OffsetReferential::Normalized, OffsetType::None);
+                words
+                    .into_iter()
+                    .try_for_each(|(word, ..)| self.encode_word(word, ids))
+            },
+            ids,
+        )
+    }
+
+    /// Appends the ids of a word, in parts where it is long and can be cut.
+    fn encode_word(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let Algorithm::Bpe { model, bigrams, .. } = &self.pipeline.algorithm else {
+            return Ok(());
+        };
+        let Some(bigrams) = bigrams.as_ref().filter(|_| word.len() > SEGMENT_BYTES) else {
+            return self.merge(word, model, ids);
+        };
+        let (mut start, mut last) = (0, None);
+        for (at, character) in word.char_indices() {
+            let cut = last.is_some_and(|last| !bigrams.may_join(last, character));
+            if cut && at - start >= SEGMENT_BYTES / 2 {
+                self.merge(&word[start..at], model, ids)?;
+                start = at;
+            }
+            last = Some(character);
+        }
+        self.merge(&word[start..], model, ids)
+    }
+
+    fn merge(&self, word: &str, model: &BPE, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        check_unbroken(word.len(), MERGED_BYTES, self.limits.workspace_bytes)?;
+        let unencodable = || TokenizerError::Unencodable {
+            text: excerpt(word),
+        };
+        let tokens = model.tokenize(word).map_err(|_| unencodable())?;
+        // The crate leaves out characters it has no token for; the lengths then fall short.
+        let covered = tokens.last().map_or(0, |token| token.offsets.1);
+        if covered != word.len() {
+            return Err(unencodable());
+        }
+        ids.extend(tokens.iter().map(|token| token.id));
+        self.limits.check(ids)
+    }
+
+    /// Appends the ids of a text under SentencePiece, which merges across spaces where its pieces do.
+    fn encode_pieces(
+        &self,
+        space: Option<char>,
+        text: &str,
+        model: &SentencePiece,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        let escaped = text.chars().map(|character| match character {
+            ' ' => VISIBLE_SPACE,
+            other => other,
+        });
+        let mut unknown_before = false;
+        let mut segment = String::new();
+        for character in space.into_iter().chain(escaped) {
+            let last = segment.chars().next_back();
+            let cut = last.is_some_and(|last| model.parts(last, character));
+            if cut && segment.len() >= SEGMENT_BYTES / 2 {
+                model.encode(&segment, &mut unknown_before, ids)?;
+                self.limits.check(ids)?;
+                segment.clear();
+            }
+            segment.push(character);
+            check_unbroken(segment.len(), MERGED_BYTES, self.limits.workspace_bytes)?;
+        }
+        model.encode(&segment, &mut unknown_before, ids)?;
+        self.limits.check(ids)
+    }
 }
 
-type Part<'a> = (&'a str, (usize, usize), &'a Option<Vec<Token>>);
-
-fn splits(text: &PreTokenizedString) -> Vec<Part<'_>> {
-    text.get_splits(OffsetReferential::Normalized, OffsetType::None)
+/// Cuts a text that is held with its offsets.
+fn apply(step: &Step, text: &mut PreTokenizedString, most: usize) -> Result<(), TokenizerError> {
+    step.apply(text)?;
+    let words = text.get_splits(OffsetReferential::Normalized, OffsetType::None);
+    let bytes = words.iter().map(|(word, ..)| word.len()).sum();
+    match bytes > most {
+        true => Err(TokenizerError::Growth {
+            step: step.name().to_owned(),
+            bytes,
+            limit: most,
+        }),
+        false => Ok(()),
+    }
 }

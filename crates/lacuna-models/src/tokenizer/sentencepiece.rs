@@ -9,6 +9,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
 
+use super::bigrams::Bigrams;
 use super::error::{TokenizerError, VocabularyError, excerpt};
 use super::pieces::{TokenKind, byte_token};
 
@@ -27,7 +28,13 @@ pub(super) struct SentencePiece {
     bytes: Box<[Option<u32>; 256]>,
     unknown: Option<u32>,
     user_defined: Vec<Box<str>>,
+    /// Where a text may be cut; `None` where pieces are merged through but not put out, since how one
+    /// of those comes apart depends on where it was last merged in the whole text.
+    bigrams: Option<Bigrams>,
 }
+
+/// What a space is in a piece.
+pub(super) const VISIBLE_SPACE: char = '\u{2581}';
 
 impl SentencePiece {
     /// Builds the vocabulary; of equal pieces the first counts.
@@ -41,6 +48,7 @@ impl SentencePiece {
             bytes: Box::new([None; 256]),
             unknown,
             user_defined: Vec::new(),
+            bigrams: None,
         };
         for (index, (text, kind, score)) in tokens.enumerate() {
             if score.is_nan() {
@@ -60,6 +68,8 @@ impl SentencePiece {
         }
         model.user_defined.sort_unstable();
         model.user_defined.dedup();
+        let cuttable = model.pieces.values().all(|piece| !piece.unused);
+        model.bigrams = cuttable.then(|| Bigrams::of(model.pieces.keys().map(|text| &**text)));
         Ok(model)
     }
 
@@ -89,8 +99,25 @@ impl SentencePiece {
         self.pieces.get(text).map(|piece| piece.id)
     }
 
-    /// Appends the ids of `text`, in which spaces are already [escaped](escape).
-    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    /// Whether a text may be cut between these two, each part being encoded for itself.
+    pub(super) fn parts(&self, first: char, second: char) -> bool {
+        let bigrams = self.bigrams.as_ref();
+        bigrams.is_some_and(|bigrams| !bigrams.may_join(first, second))
+    }
+
+    /// Whether a run of characters without a piece is one token, however long.
+    pub(super) fn joins_unknown(&self) -> bool {
+        self.unknown.is_some() && self.bytes.iter().any(Option::is_none)
+    }
+
+    /// Appends the ids of `text`, in which spaces are already [visible](VISIBLE_SPACE).
+    /// `unknown_before` says whether the text before it ended with a character without a piece.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        unknown_before: &mut bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
         let mut chain = Chain {
             model: self,
             text,
@@ -104,7 +131,7 @@ impl SentencePiece {
             model: self,
             splits: &chain.splits,
             ids,
-            unknown_before: false,
+            unknown_before,
         };
         parts
             .map(|symbol| symbol.text(text))
@@ -158,7 +185,7 @@ impl SentencePiece {
 
 /// Replaces spaces by SentencePiece's visible space.
 pub(super) fn escape(text: &str) -> String {
-    text.replace(' ', "\u{2581}")
+    text.replace(' ', VISIBLE_SPACE.encode_utf8(&mut [0; 3]))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -272,7 +299,7 @@ struct Output<'a> {
     model: &'a SentencePiece,
     splits: &'a HashMap<&'a str, usize>,
     ids: &'a mut Vec<u32>,
-    unknown_before: bool,
+    unknown_before: &'a mut bool,
 }
 
 impl Output<'_> {
@@ -286,7 +313,7 @@ impl Output<'_> {
                 }
                 (Some(piece), _) => {
                     self.ids.push(piece.id);
-                    self.unknown_before = false;
+                    *self.unknown_before = false;
                 }
                 (None, _) => self.push_character(part)?,
             }
@@ -303,13 +330,13 @@ impl Output<'_> {
         match (bytes, self.model.unknown) {
             (Some(bytes), _) => {
                 self.ids.extend(bytes);
-                self.unknown_before = false;
+                *self.unknown_before = false;
             }
             (None, Some(unknown)) => {
-                if !self.unknown_before {
+                if !*self.unknown_before {
                     self.ids.push(unknown);
                 }
-                self.unknown_before = true;
+                *self.unknown_before = true;
             }
             (None, None) => {
                 return Err(TokenizerError::Unencodable {
@@ -318,5 +345,69 @@ impl Output<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PIECES: [(&str, f32); 12] = [
+        ("\u{2581}", -9.0),
+        ("a", -9.0),
+        ("b", -9.0),
+        ("c", -9.0),
+        ("\u{2581}a", -2.0),
+        ("\u{2581}\u{2581}", -4.0),
+        ("\u{2581}\u{2581}\u{2581}", -3.0),
+        ("ab", -3.0),
+        ("bab", -1.0),
+        ("\u{2581}ab", -2.5),
+        ("c\u{2581}", -5.0),
+        ("日本", -1.0),
+    ];
+
+    fn ids(model: &SentencePiece, parts: &[&str]) -> Vec<u32> {
+        let (mut ids, mut unknown_before) = (Vec::new(), false);
+        for part in parts {
+            model
+                .encode(part, &mut unknown_before, &mut ids)
+                .expect("an unknown token");
+        }
+        ids
+    }
+
+    proptest! {
+        #[test]
+        fn a_text_cut_at_every_place_where_it_may_be_is_encoded_as_the_whole(
+            text in "[abcd\u{2581}日本é]{0,60}",
+            user_defined in any::<bool>(),
+        ) {
+            let mut pieces = PIECES.map(|(text, score)| (text, TokenKind::Normal, score));
+            if user_defined {
+                pieces[10].1 = TokenKind::UserDefined;
+            }
+            let model = SentencePiece::new(pieces.into_iter(), Some(99)).expect("scores");
+            let mut parts = Vec::new();
+            let (mut start, mut last) = (0, None);
+            for (at, character) in text.char_indices() {
+                if last.is_some_and(|last| model.parts(last, character)) {
+                    parts.push(&text[start..at]);
+                    start = at;
+                }
+                last = Some(character);
+            }
+            parts.push(&text[start..]);
+            prop_assert_eq!(ids(&model, &parts), ids(&model, &[&text]));
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_with_pieces_that_are_not_put_out_is_never_cut() {
+        let pieces = [("a", TokenKind::Normal, 0.0), ("b", TokenKind::Unused, 0.0)];
+        let model = SentencePiece::new(pieces.into_iter(), None).expect("scores");
+        assert!(!model.parts('a', 'b') && !model.parts('x', 'y'));
     }
 }

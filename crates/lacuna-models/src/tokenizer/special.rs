@@ -1,52 +1,6 @@
-//! Special tokens: their ids, and which of them end a generation.
+//! Special tokens: which of them end a generation.
 
-use std::collections::{BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
-
-use tokenizers::models::bpe::{BPE, BpeTrainer};
-use tokenizers::{Model, Token};
-
-/// Token texts with the ids they have in the file.
-///
-/// The `tokenizers` crate gives added tokens the ids that a model knows them by, and counts on for
-/// the others. A file states every id, so this stands in for the model and states them.
-#[derive(Debug, Default)]
-pub(super) struct FixedIds(pub(super) HashMap<String, u32>);
-
-impl Model for FixedIds {
-    type Trainer = BpeTrainer;
-
-    fn tokenize(&self, _: &str) -> tokenizers::Result<Vec<Token>> {
-        Ok(Vec::new())
-    }
-
-    fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.0.get(token).copied()
-    }
-
-    fn id_to_token(&self, id: u32) -> Option<String> {
-        self.0
-            .iter()
-            .find(|entry| *entry.1 == id)
-            .map(|entry| entry.0.clone())
-    }
-
-    fn get_vocab(&self) -> HashMap<String, u32> {
-        self.0.clone()
-    }
-
-    fn get_vocab_size(&self) -> usize {
-        self.0.len()
-    }
-
-    fn save(&self, _: &Path, _: Option<&str>) -> tokenizers::Result<Vec<PathBuf>> {
-        Ok(Vec::new())
-    }
-
-    fn get_trainer(&self) -> <Self as Model>::Trainer {
-        BPE::default().get_trainer()
-    }
-}
+use std::collections::BTreeSet;
 
 /// Texts of tokens that end a turn or a document in the published models.
 const END_NAMES: &[&str] = &[

@@ -6,6 +6,7 @@
 )]
 
 mod behaviour;
+mod limits;
 mod load;
 mod metadata;
 mod reference;

@@ -43,6 +43,14 @@ impl ApiError {
         }
     }
 
+    /// The same about another field.
+    pub(crate) fn of(self, param: &str) -> Self {
+        Self {
+            param: Some(param.to_owned()),
+            ..self
+        }
+    }
+
     /// The service cannot do it now.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -241,6 +249,17 @@ impl From<PromptError> for ApiError {
 
 impl From<TokenizerError> for ApiError {
     fn from(error: TokenizerError) -> Self {
-        Self::field("prompt", error.to_string())
+        let too_long = matches!(
+            error,
+            TokenizerError::TooLong { .. } | TokenizerError::TooManyTokens { .. }
+        );
+        let refused = Self::field("prompt", error.to_string());
+        match too_long {
+            true => Self {
+                code: "context_length_exceeded",
+                ..refused
+            },
+            false => refused,
+        }
     }
 }

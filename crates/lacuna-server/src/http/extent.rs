@@ -14,6 +14,7 @@ pub(crate) struct Extent {
     entries: usize,
     strings: usize,
     text_bytes: usize,
+    longest_text_bytes: usize,
     state: State,
 }
 
@@ -50,6 +51,7 @@ impl Extent {
                 State::Text(length) => match byte {
                     b'"' => {
                         self.text_bytes += length;
+                        self.longest_text_bytes = self.longest_text_bytes.max(length);
                         State::Outside
                     }
                     b'\\' => State::Escape(length + 1),
@@ -82,6 +84,11 @@ impl Extent {
     /// Bytes of all strings together, at least. An escape is at most six times what it stands for.
     pub(crate) fn text_bytes(&self) -> usize {
         self.text_bytes
+    }
+
+    /// Bytes of the longest string, at least.
+    pub(crate) fn longest_text_bytes(&self) -> usize {
+        self.longest_text_bytes
     }
 
     /// Bytes of everything but the characters of strings, at most.

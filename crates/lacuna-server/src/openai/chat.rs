@@ -83,7 +83,7 @@ fn prepare(
     let rule = Rule::new(chat.response_format, &tools, syntax, &mut ignored)?;
     let messages = messages::for_template(chat.messages)?;
     let variables = chat.chat_template_kwargs.unwrap_or_default();
-    let prompt = app.conversation(&messages, tools.offered(), variables)?;
+    let prompt = app.conversation(&messages, tools.offered(), variables, &app.encode_limits())?;
     let note = Note {
         echo: None,
         first: prompt.first().copied(),

@@ -44,7 +44,8 @@ impl Prompts {
             ));
         }
         let encoded = |text: String| -> Result<Prompt, ApiError> {
-            let tokens = app.model().tokenizer().encode(&text, Special::PROMPT)?;
+            let tokenizer = app.model().tokenizer();
+            let tokens = tokenizer.encode_within(&text, Special::PROMPT, &app.encode_limits())?;
             let text = Some(text);
             Ok(Prompt { tokens, text })
         };

@@ -47,7 +47,7 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     body: Body,
 ) -> Result<Response, ApiError> {
-    reply(app.prepare(body, Purpose::Conversation, encode).await?)
+    reply(app.prepare(body, Purpose::Tokens, encode).await?)
 }
 
 pub(crate) async fn detokenize(
@@ -69,6 +69,7 @@ fn encode(app: &App, object: Map<String, Value>) -> Result<(Tokenized, Ignored),
     let mut ignored = app.ignored();
     let asked: Tokenize = body::read(object, &mut ignored)?;
     app.check_model(asked.model.as_deref())?;
+    let limits = app.any_tokens();
     let tokens = match (asked.prompt, asked.messages) {
         (Some(text), None) => {
             let special = Special {
@@ -78,10 +79,12 @@ fn encode(app: &App, object: Map<String, Value>) -> Result<(Tokenized, Ignored),
                 },
                 parse: ParseSpecial::No,
             };
-            app.model().tokenizer().encode(&text, special)?
+            app.model()
+                .tokenizer()
+                .encode_within(&text, special, &limits)?
         }
         (None, Some(messages)) => {
-            app.conversation(&messages::for_template(messages)?, &[], Map::new())?
+            app.conversation(&messages::for_template(messages)?, &[], Map::new(), &limits)?
         }
         _ => {
             return Err(ApiError::field(

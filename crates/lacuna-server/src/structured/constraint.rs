@@ -18,6 +18,11 @@ const MOST_LEXER_STATES: usize = 10_000;
 /// Symbols of one grammar at most.
 const MOST_SYMBOLS: usize = 100_000;
 
+/// What a grammar takes at least, and for each byte of its schema: symbols, lexer and parser states.
+/// Schemas of fields, words and numbers take some 50 for each byte.
+const GRAMMAR_BYTES: usize = 1 << 20;
+const SCHEMA_BYTES: usize = 64;
+
 /// Makes constraints. The vocabulary's tables are built when the first one is asked for.
 #[derive(Default)]
 pub(crate) struct Grammars(OnceLock<Option<Arc<Compiler>>>);
@@ -45,13 +50,14 @@ impl Grammars {
             .as_ref()
             .ok_or_else(|| ApiError::internal("this model's vocabulary allows no constraints"))?;
         let matcher = compiler.compile(rule)?;
+        let bytes = GRAMMAR_BYTES + SCHEMA_BYTES * rule.schema_bytes();
         Ok(match rule {
-            Rule::Json(_) | Rule::Calls { .. } => Box::new(Grammar(matcher)),
+            Rule::Json(_) | Rule::Calls { .. } => Box::new(Grammar { matcher, bytes }),
             Rule::CallsAfterMarker { .. } => Box::new(AfterMarker {
                 vocabulary: Arc::clone(&compiler.vocabulary),
                 seen: Vec::new(),
                 begun: false,
-                grammar: Grammar(matcher),
+                grammar: Grammar { matcher, bytes },
             }),
         })
     }
@@ -97,15 +103,23 @@ impl Compiler {
 
 /// Every token must follow a grammar.
 #[derive(Clone)]
-struct Grammar(Matcher);
+struct Grammar {
+    matcher: Matcher,
+    /// Bytes of memory that following it takes.
+    bytes: usize,
+}
 
 impl Constraint for Grammar {
+    fn held_bytes(&self) -> usize {
+        self.bytes
+    }
+
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(self.clone())
     }
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
-        let mask = self.0.compute_mask_or_eos().map_err(failed)?;
+        let mask = self.matcher.compute_mask_or_eos().map_err(failed)?;
         if forbid(&mask, logits) == 0 {
             return Err(ConstraintError("no token may come next".to_owned()));
         }
@@ -113,13 +127,13 @@ impl Constraint for Grammar {
     }
 
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
-        self.0.consume_token(token).map_err(failed)
+        self.matcher.consume_token(token).map_err(failed)
     }
 
     fn is_complete(&self) -> bool {
-        self.0.is_stopped()
-            && self.0.stop_reason().is_ok()
-            && self.0.stop_reason() != StopReason::NotStopped
+        self.matcher.is_stopped()
+            && self.matcher.stop_reason().is_ok()
+            && self.matcher.stop_reason() != StopReason::NotStopped
     }
 }
 
@@ -154,6 +168,10 @@ impl AfterMarker {
 }
 
 impl Constraint for AfterMarker {
+    fn held_bytes(&self) -> usize {
+        self.grammar.held_bytes()
+    }
+
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(self.clone())
     }
@@ -174,9 +192,9 @@ impl Constraint for AfterMarker {
         };
         // A token may hold the marker and more. Where the more is no call, the text is left alone.
         let rest = self.vocabulary.tokenize_bytes(&rest);
-        let taken = self.grammar.0.clone().try_consume_tokens(&rest);
+        let taken = self.grammar.matcher.clone().try_consume_tokens(&rest);
         if taken.is_ok_and(|taken| taken == rest.len()) {
-            self.grammar.0.consume_tokens(&rest).map_err(failed)?;
+            self.grammar.matcher.consume_tokens(&rest).map_err(failed)?;
             self.begun = true;
         }
         self.seen.clear();

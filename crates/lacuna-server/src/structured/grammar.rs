@@ -106,6 +106,15 @@ impl Rule {
         })
     }
 
+    /// Bytes of the schema as text.
+    pub(super) fn schema_bytes(&self) -> usize {
+        match self {
+            Self::Json(schema) | Self::Calls { schema, .. } | Self::CallsAfterMarker { schema } => {
+                schema.to_string().len()
+            }
+        }
+    }
+
     /// The grammar of the reply, or of what follows the marker in it.
     pub(super) fn grammar(&self) -> TopLevelGrammar {
         match self {

@@ -123,7 +123,7 @@ fn prompts_that_cannot_be_continued_are_refused() {
         refused(&server, COMPLETION, &json!({"prompt": prompt}), Some(param));
     }
     let chat = json!({"messages": [{"role": "user", "content": long}]});
-    refused(&server, CHAT, &chat, Some("prompt"));
+    refused(&server, CHAT, &chat, Some("messages"));
     assert_nothing_held(&server);
 }
 

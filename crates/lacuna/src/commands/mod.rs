@@ -31,9 +31,20 @@ fn text_or_stdin(text: Option<&str>) -> Result<String> {
     if let Some(text) = text {
         return Ok(text.to_owned());
     }
+    let text = stdin_up_to(usize::MAX)?;
+    Ok(text.unwrap_or_default())
+}
+
+/// All of standard input, or `None` as soon as it has more than so many bytes.
+fn stdin_up_to(most: usize) -> Result<Option<String>> {
     let mut input = Vec::new();
     std::io::stdin()
+        .take((most as u64).saturating_add(1))
         .read_to_end(&mut input)
         .context("cannot read standard input")?;
-    String::from_utf8(input).context("standard input is not UTF-8 text")
+    if input.len() > most {
+        return Ok(None);
+    }
+    let text = String::from_utf8(input).context("standard input is not UTF-8 text")?;
+    Ok(Some(text))
 }

@@ -2,15 +2,15 @@
 
 use std::io::{self, IsTerminal};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use lacuna::{
-    AddSpecial, Engine, Generation, KvReport, Limits, Message, Model, ParseSpecial, Session,
+    AddSpecial, EncodeLimits, Engine, Generation, KvReport, Limits, Message, ParseSpecial, Session,
     Special,
 };
 use serde::Serialize;
 
 use crate::cli::RunArgs;
-use crate::commands::{engine, text_or_stdin};
+use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::open;
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, tell};
@@ -59,12 +59,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         }
         return chat(&mut engine, &mut session, args);
     }
-    let text = text_or_stdin(args.prompt.as_deref())?;
+    let text = match &args.prompt {
+        Some(prompt) => prompt.clone(),
+        None => stdin_for(&engine)?,
+    };
     let prompt = if args.raw {
-        raw_turn(engine.model(), &session, &text)?
+        raw_turn(&engine, &session, &text)?
     } else {
         let messages: Vec<Message> = system(args).chain([Message::new("user", text)]).collect();
-        engine.model().prompt(&messages)?
+        engine.model().prompt_within(&messages, &limits(&engine))?
     };
     let report = generate(&mut engine, &mut session, &prompt, args)?;
     if args.model.json {
@@ -104,9 +107,9 @@ fn turn(
     args: &RunArgs,
 ) -> Result<String> {
     let prompt = if args.raw {
-        raw_turn(engine.model(), session, line)?
+        raw_turn(engine, session, line)?
     } else {
-        engine.model().prompt(history)?
+        engine.model().prompt_within(history, &limits(engine))?
     };
     let report = generate(engine, session, &prompt, args)?;
     summarise(&report)?;
@@ -130,21 +133,44 @@ fn ask(editor: &mut rustyline::DefaultEditor) -> Result<Option<String>> {
 
 /// Without a template, a turn simply continues the text so far. Special tokens that are written in
 /// it count as such: whoever types at a terminal may.
-fn raw_turn(model: &Model, session: &Session, line: &str) -> Result<Vec<u32>> {
+fn raw_turn(engine: &Engine, session: &Session, line: &str) -> Result<Vec<u32>> {
     let add = if session.tokens().is_empty() {
         AddSpecial::Yes
     } else {
         AddSpecial::No
     };
+    let special = Special {
+        add,
+        parse: ParseSpecial::Yes,
+    };
     let mut tokens = session.tokens().to_vec();
-    tokens.extend(model.tokenizer().encode(
-        line,
-        Special {
-            add,
-            parse: ParseSpecial::Yes,
-        },
-    )?);
+    let tokenizer = engine.model().tokenizer();
+    tokens.extend(tokenizer.encode_within(line, special, &limits(engine))?);
     Ok(tokens)
+}
+
+/// What a prompt may come to.
+fn limits(engine: &Engine) -> EncodeLimits {
+    EncodeLimits {
+        tokens: engine.context_tokens(),
+        // Enough for a mebibyte without a space.
+        workspace_bytes: 256 << 20,
+    }
+}
+
+/// Standard input, of which no more is read than the context can hold.
+fn stdin_for(engine: &Engine) -> Result<String> {
+    /// Where white space may count for nothing and no length is too long.
+    const MOST_BYTES: usize = 64 << 20;
+    let tokens = engine.context_tokens();
+    let most = engine.model().tokenizer().most_text_bytes(tokens);
+    let most = most.unwrap_or(MOST_BYTES);
+    stdin_up_to(most)?.with_context(|| {
+        format!(
+            "standard input has more than the {most} bytes that a context of {tokens} tokens can hold; \
+             shorten it"
+        )
+    })
 }
 
 /// The message that comes before the conversation, if there is one.

@@ -26,6 +26,10 @@ pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// Which weights are in which of several files.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
+/// Bytes of `config.json` and the index at most. The index of the largest published models, with
+/// hundreds of thousands of tensors, has some 15 MB.
+const MAX_JSON_BYTES: usize = 64 << 20;
+
 /// Why a Hugging Face folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -57,6 +61,16 @@ pub enum Error {
         path: PathBuf,
         /// What the JSON parser said.
         source: serde_json::Error,
+    },
+    /// A JSON file is larger than any that is published.
+    #[error("{}: has {bytes} bytes, more than the {limit} that are read", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: usize,
+        /// What is read at most.
+        limit: usize,
     },
     /// A value in `config.json` that no model can have, or that is not supported.
     #[error("{}: `{field}` is {found}, and {expected} is needed", path.display())]
@@ -265,6 +279,13 @@ fn json_in<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>, 
     let Some(bytes) = file_in(folder, name)? else {
         return Ok(None);
     };
+    if bytes.len() > MAX_JSON_BYTES {
+        return Err(Error::TooLarge {
+            path: folder.join(name),
+            bytes: bytes.len(),
+            limit: MAX_JSON_BYTES,
+        });
+    }
     let parsed = serde_json::from_slice(&bytes);
     parsed.map(Some).map_err(|source| Error::Json {
         path: folder.join(name),

@@ -154,12 +154,7 @@ impl Mapping {
     /// Every [`Error`] variant; anything but a non-empty regular file is refused before it is
     /// opened, so that a pipe cannot block the caller.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        check_kind(
-            path,
-            &std::fs::metadata(path).map_err(|e| unreadable(path, e))?,
-        )?;
-        let file = File::open(path).map_err(|e| unreadable(path, e))?;
-        check_kind(path, &file.metadata().map_err(|e| unreadable(path, e))?)?;
+        let file = open_regular(path)?;
         // SAFETY: (1) `Source` owns the mapping and slices borrow from it; (2) `Mmap::map` maps
         // read-only and private; (3) contents are only re-read with checks, as the module explains.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|source| Error::Map {
@@ -246,6 +241,18 @@ impl std::fmt::Debug for Mapping {
             .field("len", &self.len())
             .finish()
     }
+}
+
+/// Opens a regular file that is not empty, following links. Anything else is refused before it is
+/// opened: to open a pipe is to wait for its other end.
+pub(crate) fn open_regular(path: &Path) -> Result<File, Error> {
+    let kind = |metadata: io::Result<_>| {
+        check_kind(path, &metadata.map_err(|error| unreadable(path, error))?)
+    };
+    kind(std::fs::metadata(path))?;
+    let file = File::open(path).map_err(|error| unreadable(path, error))?;
+    kind(file.metadata())?;
+    Ok(file)
 }
 
 fn check_kind(path: &Path, metadata: &std::fs::Metadata) -> Result<(), Error> {

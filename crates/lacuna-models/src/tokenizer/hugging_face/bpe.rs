@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 
+use super::super::bigrams::Bigrams;
 use super::super::error::{TokenizerError, VocabularyError, excerpt};
 
 /// A byte-pair model: tokens, and pairs of them to merge.
@@ -88,6 +89,13 @@ impl Bpe {
             }
         }
         Ok(())
+    }
+
+    /// Where words may be cut. Not where a word that is a token is not merged, or where what has no
+    /// token becomes other tokens together.
+    pub(super) fn bigrams(&self) -> Option<Bigrams> {
+        let merges_alone = !self.ignore_merges && !self.fuse_unk && !self.byte_fallback;
+        merges_alone.then(|| Bigrams::of(self.vocab.keys().map(String::as_str)))
     }
 
     pub(super) fn build(self) -> Result<BPE, TokenizerError> {
