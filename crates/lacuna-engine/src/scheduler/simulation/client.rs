@@ -1,5 +1,6 @@
 //! Requests and those who send them: what is asked, how it is read, and what must come back.
 
+use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -9,10 +10,11 @@ use rand_chacha::ChaCha8Rng;
 
 use super::model::logits_after;
 use super::{CONTEXT, Tally, below};
+use crate::logprobs;
 use crate::request::{Limits, Request};
 use crate::sampler::Sampling;
 use crate::scheduler::{Waiting, Workspace};
-use crate::stream::{Event, Failure, FinishReason, Stream};
+use crate::stream::{Event, Failure, FinishReason, PromptToken, Stream};
 use crate::transcript::Outcome;
 
 /// What a request asks.
@@ -24,6 +26,7 @@ pub(super) struct Spec {
     priority: i32,
     deadline: Option<Duration>,
     pin_prefix: Option<Duration>,
+    prompt_logprobs: Option<usize>,
 }
 
 /// One choice, as far as it has come or as it must become.
@@ -68,6 +71,7 @@ impl Spec {
             priority: [0, 0, 0, -1, 2][within(0, 5)],
             deadline: (within(0, 8) == 0).then(|| Duration::from_millis(within(1, 9000) as u64)),
             pin_prefix: (within(0, 6) == 0).then(|| Duration::from_secs(within(1, 60) as u64)),
+            prompt_logprobs: (within(0, 6) == 0).then(|| within(0, 3)),
         }
     }
 
@@ -95,8 +99,24 @@ impl Spec {
             priority: self.priority,
             deadline: self.deadline,
             pin_prefix: self.pin_prefix,
+            prompt_logprobs: self.prompt_logprobs,
             ..Request::new(self.prompt.clone())
         }
+    }
+
+    /// The scores of its prompt, if it asks for them.
+    pub(super) fn scores(&self, model: &Model) -> Vec<PromptToken> {
+        let Some(top) = self.prompt_logprobs else {
+            return Vec::new();
+        };
+        let mut logits = vec![0.0; model.config().vocabulary];
+        let scores = (1..self.prompt.len()).map(|place| {
+            logits_after(&self.prompt[..place], model.tokenizer(), &mut logits);
+            let token = self.prompt[place];
+            let logprobs = logprobs::of(&logits, token, top);
+            PromptToken { token, logprobs }
+        });
+        scores.collect()
     }
 
     /// What the request gives when there is nothing else: no batch, no cache, no pages.
@@ -168,11 +188,20 @@ pub(super) struct Client {
     failed: bool,
     seen: Vec<Text>,
     expected: Vec<Text>,
+    /// Of the prompt's tokens, those that have yet to come.
+    scores: VecDeque<PromptToken>,
 }
 
 impl Client {
-    pub(super) fn new(spec: Spec, stream: Stream, habit: Habit, expected: Vec<Text>) -> Self {
+    pub(super) fn new(
+        spec: Spec,
+        stream: Stream,
+        habit: Habit,
+        expected: Vec<Text>,
+        scores: Vec<PromptToken>,
+    ) -> Self {
         Self {
+            scores: scores.into(),
             seen: vec![Text::default(); spec.choices],
             spec,
             stream: Some(stream),
@@ -231,7 +260,11 @@ impl Client {
                 assert_eq!(prompt_tokens, self.spec.prompt.len());
                 self.started = true;
             }
-            Event::PromptScored(_) => panic!("no client asks for scores"),
+            Event::PromptScored(scored) => {
+                for score in scored {
+                    assert_eq!(Some(score), self.scores.pop_front());
+                }
+            }
             Event::Token {
                 choice,
                 token,
@@ -265,6 +298,7 @@ impl Client {
 
     fn ongoing(&mut self, choice: usize) -> &mut Text {
         assert!(self.started, "nothing comes before the start");
+        assert!(self.scores.is_empty(), "nor before the prompt's scores");
         assert_eq!(self.seen[choice].reason, None, "a choice ends once");
         &mut self.seen[choice]
     }

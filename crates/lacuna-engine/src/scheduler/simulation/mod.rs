@@ -122,7 +122,8 @@ impl Simulation {
         let kv = groups * cache.grain().bytes(cache.grain().group_tokens().get());
         let (model, breaks) = (demo_model(), Arc::new(AtomicBool::new(false)));
         let tokens = (one_of(&[6, 24]) as usize).max(config.max_running);
-        let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, Arc::clone(&breaks));
+        let rows = config.max_running;
+        let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks));
         let system = FakeSystem::new();
         let budget = Budget::for_kv_alone(kv);
         let scheduler = Scheduler::over(Box::new(runner), budget, config, Box::new(system.clone()))
@@ -244,8 +245,9 @@ impl Simulation {
         self.arrived += 1;
         self.scheduler.enqueue(waiting);
         let expected = spec.alone(capacity, &self.model);
+        let scores = spec.scores(&self.model);
         self.clients
-            .push(Client::new(spec, stream, habit, expected));
+            .push(Client::new(spec, stream, habit, expected, scores));
     }
 
     /// Ends the run: nothing new comes, nothing fails any more, and everything must come to an end

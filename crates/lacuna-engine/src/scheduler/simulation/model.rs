@@ -30,6 +30,7 @@ impl PseudoModel {
         model: Arc<Model>,
         cache: KvCache,
         tokens: usize,
+        logit_rows: usize,
         breaks: Arc<AtomicBool>,
     ) -> Self {
         let cpu = Cpu::new(CpuConfig {
@@ -42,7 +43,7 @@ impl PseudoModel {
             cache,
             limits: BatchLimits {
                 tokens,
-                logit_rows: tokens,
+                logit_rows,
                 context_tokens: CONTEXT,
             },
             logits: Vec::new(),
@@ -131,12 +132,20 @@ impl ModelRunner for PseudoModel {
             self.write(segment);
             let held = read(segment);
             assert!(held.ends_with(segment.tokens));
-            if segment.logits == LogitRows::Last {
+            let rows = match segment.logits {
+                LogitRows::None => 0,
+                LogitRows::Last => 1,
+                LogitRows::All => segment.tokens.len(),
+            };
+            for end in held.len() - rows..held.len() {
                 let start = self.logits.len();
                 self.logits.resize(start + vocabulary, 0.0);
-                logits_after(&held, self.model.tokenizer(), &mut self.logits[start..]);
+                let row = &mut self.logits[start..];
+                logits_after(&held[..=end], self.model.tokenizer(), row);
             }
         }
+        let rows = self.logits.len() / vocabulary;
+        assert!(rows <= self.limits.logit_rows, "{rows} rows in a step");
         Ok(&self.logits)
     }
 
