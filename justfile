@@ -46,6 +46,10 @@ test-server:
 test-system-faults *program:
     .ci/test-system-faults {{program}}
 
+# `run` and `serve` under memory limits of the system; needs root. `--quick` for four limits instead of ten.
+test-memory-limits *options:
+    .ci/test-memory-limits {{options}}
+
 # Generate text with the demo model.
 demo prompt="What is ownership?":
     cargo run --release --locked -- run demo -p "{{prompt}}" -n 64

@@ -49,8 +49,8 @@ pub struct EngineArgs {
 /// How a server is set up, besides its engine.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {
-    /// Memory for KV pages, prefix cache, activations and copied weights together, such as 2GiB or
-    /// 512MiB [default: what the system has available]
+    /// Bytes that the process may commit, such as 2GiB or 512MiB: everything but the pages of files,
+    /// which are weights and the program [default: what the system can spare]
     #[arg(long, value_name = "BYTES")]
     pub budget: Option<ByteCount>,
     /// Replies that are generated at once at most
@@ -98,8 +98,10 @@ impl ServiceArgs {
     #[must_use]
     pub fn config(&self, engine: &EngineArgs) -> ServiceConfig {
         ServiceConfig {
-            engine: engine.config(),
-            budget: self.budget.map(|budget| ByteLength::new(budget.0)),
+            engine: EngineConfig {
+                budget: self.budget.map(|budget| ByteLength::new(budget.0)),
+                ..engine.config()
+            },
             max_running: self.max_running.get(),
             max_waiting: self.max_queue,
             max_batched_tokens: self.max_batched_tokens.get(),

@@ -10,4 +10,4 @@ pub mod resident;
 
 pub use arguments::{EngineArgs, ModelArgs, ServiceArgs};
 pub use bytes::{ByteCount, NotBytes};
-pub use open::{Bars, open, open_files, served_name};
+pub use open::{Bars, open, open_files, open_to_run, served_name, warn_of_context};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use lacuna_engine::EngineConfig;
 use lacuna_models::Model;
 use lacuna_models::files::hub::{Hub, Settings};
 use lacuna_models::files::{ModelFiles, ModelSource, Progress};
@@ -37,6 +38,34 @@ pub fn open(args: &ModelArgs) -> Result<Arc<Model>> {
     let files = open_files(args)?;
     let model = Model::load(files).with_context(|| format!("cannot load `{}`", args.model))?;
     Ok(Arc::new(model))
+}
+
+/// The same for a model that is to run as `config` says: what could not is refused before it is loaded.
+///
+/// # Errors
+/// As [`open`], and [`lacuna_engine::EngineError`] for what does not fit the budget or the system.
+pub fn open_to_run(args: &ModelArgs, config: &EngineConfig) -> Result<Arc<Model>> {
+    let cannot_load = || format!("cannot load `{}`", args.model);
+    let files = open_files(args)?;
+    let made = lacuna_models::describe(&files)
+        .with_context(cannot_load)?
+        .config;
+    if let Some(asked) = config.context_tokens {
+        warn_of_context(asked, made.context_tokens);
+    }
+    config.check(&files, &made)?;
+    Ok(Arc::new(Model::load(files).with_context(cannot_load)?))
+}
+
+/// Says so when a context is longer than what the model was made for. It is allowed, since some models
+/// bear it.
+pub fn warn_of_context(asked: usize, made_for: usize) {
+    if asked > made_for {
+        crate::tell!(
+            "warning: --ctx {asked} is more than the {made_for} tokens that the model was made for; \
+             what it writes beyond them is likely to make no sense"
+        );
+    }
 }
 
 /// The name to serve a model under: a hub id as it is; of a path, the last part without `.gguf`.

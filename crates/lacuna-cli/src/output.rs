@@ -13,6 +13,7 @@ use anyhow::Result;
 use lacuna_engine::EngineError;
 use lacuna_kv::KvError;
 use lacuna_models::plan::PlanError;
+use lacuna_pages::Error as PagesError;
 use lacuna_server::StartError;
 use serde::Serialize;
 
@@ -159,6 +160,23 @@ fn engine(error: &anyhow::Error) -> Option<&EngineError> {
     }
 }
 
+/// `error` with what could be asked for instead, if memory is what it lacks: `advice` names options of
+/// the command that take less.
+#[must_use]
+pub fn advise(error: anyhow::Error, advice: &str) -> anyhow::Error {
+    let (what, raise) = match engine(&error) {
+        Some(EngineError::BudgetTooSmall(_) | EngineError::ProcessTooLarge { .. }) => {
+            ("", "raise --budget, or ")
+        }
+        Some(EngineError::MemoryShort { .. }) => ("", ""),
+        Some(EngineError::Kv(KvError::Pages(PagesError::OutOfPages { .. }))) => {
+            ("the memory for KV pages is full: ", "raise --budget, or ")
+        }
+        _ => return error,
+    };
+    anyhow::anyhow!("{what}{error:#}; {raise}{advice}")
+}
+
 /// Which options have to do with `error`. The libraries' own messages name none, because whoever
 /// calls a library has no options.
 fn advice(error: &anyhow::Error) -> Option<&'static str> {
@@ -172,10 +190,7 @@ fn advice(error: &anyhow::Error) -> Option<&'static str> {
         }
         EngineError::Kv(KvError::NoPageSize) => "--kv dense needs no pages",
         EngineError::Plan(PlanError::BatchTooLarge { .. }) => {
-            "--step-tokens takes the tokens of one pass"
-        }
-        EngineError::BudgetTooSmall { .. } => {
-            "--budget takes the bytes, --ctx and --step-tokens what they are spent on"
+            "--max-batched-tokens takes the tokens of one pass"
         }
         EngineError::NotFinite(_) => {
             "--check-finite looks after every layer and names the first one that is damaged"

@@ -1,65 +1,98 @@
-//! What may be held, and what a request comes to: pure arithmetic over bytes.
+//! What may be held and what a request comes to: arithmetic over bytes, and the readings it starts
+//! from. How a budget is divided is the plan's affair ([`lacuna_models::plan::Budget`]).
 
 use lacuna_kv::prefix::Grain;
-use lacuna_pages::ByteLength;
+use lacuna_models::plan::{BudgetTooSmall, Parts};
+use lacuna_pages::{ByteLength, ProcessMemory, SystemMemory};
 
+use crate::engine::Accounting;
 use crate::error::EngineError;
 
-/// The byte budget and its fixed part.
+/// What this process may have of the system's memory, as of one reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Budget {
-    /// What was asked for; `None` when only the system limits.
-    pub(crate) total: Option<u64>,
-    /// Activation memory.
-    pub(crate) activations: u64,
-    /// Weights copied out of the file.
-    pub(crate) weights: u64,
-    /// What is left for KV pages.
-    pub(crate) kv: u64,
+pub(crate) struct Had {
+    /// What the system can spare beyond its reserve.
+    spare: Option<u64>,
+    reserve: u64,
+    /// What the process has taken already of what its plan calls for.
+    taken: u64,
 }
 
-impl Budget {
-    /// Divides the budget up. `available` is what the system would still give; it holds where no
-    /// budget was asked for.
-    ///
-    /// # Errors
-    /// [`EngineError::BudgetTooSmall`] when not even one page per buffer is left for KV.
-    pub(crate) fn new(
-        total: Option<ByteLength>,
-        activations: u64,
-        weights: u64,
-        available: Option<ByteLength>,
-        grain: &Grain,
-    ) -> Result<Self, EngineError> {
-        let fixed = activations + weights;
-        let whole = total.or(available).map_or(u64::MAX, ByteLength::get);
-        let least = grain.bytes(1);
-        let kv = whole.saturating_sub(fixed);
-        if kv < least {
-            return Err(EngineError::BudgetTooSmall {
-                budget: ByteLength::new(whole),
-                least: ByteLength::new(fixed + least),
-            });
+impl Had {
+    /// As of now, for a process that is to commit `needed` and whose model may be loaded by now.
+    pub(crate) fn now(accounting: Accounting, needed: &Parts) -> Self {
+        let (system, process) = (SystemMemory::read(), ProcessMemory::read());
+        let held = process.map_or(0, |process| process.anonymous.get());
+        Self {
+            spare: system.spare().map(ByteLength::get),
+            reserve: system.reserve().get(),
+            taken: match accounting {
+                Accounting::Planned => held.min(needed.loaded()),
+                Accounting::Measured => held,
+            },
         }
-        Ok(Self {
-            total: total.map(ByteLength::get),
-            activations,
-            weights,
-            kv,
-        })
+    }
+
+    /// What the process may commit in all: what was asked for, or as much of it as there is.
+    pub(crate) fn budget(self, asked: Option<ByteLength>) -> Option<u64> {
+        let there = self.spare.map(|spare| spare + self.taken);
+        asked.map(ByteLength::get).into_iter().chain(there).min()
+    }
+
+    /// Whether it is the budget that is too small, or the system.
+    pub(crate) fn refusal(self, error: BudgetTooSmall, asked: Option<ByteLength>) -> EngineError {
+        match asked {
+            Some(asked) if asked.get() <= error.budget => EngineError::BudgetTooSmall(error),
+            _ => EngineError::MemoryShort {
+                spare: ByteLength::new(error.budget),
+                reserve: ByteLength::new(self.reserve),
+                needed: error.needed,
+            },
+        }
     }
 }
 
-#[cfg(test)]
-impl Budget {
-    /// A budget for KV pages and nothing else.
-    pub(crate) fn for_kv_alone(kv: u64) -> Self {
-        Self {
-            total: Some(kv),
-            activations: 0,
-            weights: 0,
-            kv,
-        }
+/// The process beside its plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process {
+    accounting: Accounting,
+    /// All planned parts but KV pages.
+    planned: u64,
+    /// What it had beyond the plan when the model was loaded. What was set up later takes the rest of
+    /// its parts as it is used, so this much stays.
+    loaded_beyond: u64,
+}
+
+impl Process {
+    pub(crate) fn after_loading(accounting: Accounting, planned: &Parts) -> Self {
+        let mut process = Self {
+            accounting,
+            planned: planned.loaded(),
+            loaded_beyond: 0,
+        };
+        process.loaded_beyond = process.beyond_plan(process.held(0));
+        process.planned = planned.besides_kv();
+        process
+    }
+
+    /// Anonymous memory besides `kv_bytes` of it that are KV pages, where that is to be known.
+    pub(crate) fn held(&self, kv_bytes: u64) -> Option<u64> {
+        let read = match self.accounting {
+            Accounting::Planned => None,
+            Accounting::Measured => ProcessMemory::read(),
+        };
+        read.map(|process| process.anonymous.get().saturating_sub(kv_bytes))
+    }
+
+    /// What is beyond the plan when so much is held.
+    pub(crate) fn beyond_plan(&self, held: Option<u64>) -> u64 {
+        let beyond = held.map_or(0, |held| held.saturating_sub(self.planned));
+        beyond.max(self.loaded_beyond)
+    }
+
+    /// What the plan has promised to other parts and they have not taken yet.
+    fn promised(&self, held: Option<u64>) -> u64 {
+        held.map_or(0, |held| self.planned.saturating_sub(held))
     }
 }
 
@@ -95,31 +128,68 @@ pub(crate) fn capacity(
     low
 }
 
-/// What the system says about memory.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What the system says about memory, as far as the limit of KV pages follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Reading {
     /// Bytes that could still be committed.
     pub(crate) available: Option<u64>,
-    /// Share of the last ten seconds in which something waited for memory, in percent.
+    /// Those of them that are better left.
+    pub(crate) reserve: u64,
+    /// Share of the last ten seconds in which everything waited for memory, in percent.
     pub(crate) stalled_percent: f32,
+    /// What the process has beyond the plan, KV pages aside.
+    pub(crate) beyond_plan: u64,
+    /// What its other parts are still to take; zero where that is not known.
+    pub(crate) promised: u64,
 }
 
-/// Bytes left to the rest of the system.
-pub(crate) const RESERVE: u64 = 64 << 20;
+impl Reading {
+    /// As of now, when `kv_bytes` of the process's anonymous memory are KV pages.
+    pub(crate) fn now(process: &Process, kv_bytes: u64) -> Self {
+        let (system, held) = (SystemMemory::read(), process.held(kv_bytes));
+        Self {
+            available: system.available.map(ByteLength::get),
+            reserve: system.reserve().get(),
+            stalled_percent: system.stalled_percent,
+            beyond_plan: process.beyond_plan(held),
+            promised: process.promised(held),
+        }
+    }
+}
+
 /// The share of time waiting for memory from which on nothing more is taken.
 const STALLED_PERCENT: f32 = 10.0;
 
-/// What KV pages may take now, of `kv` bytes: what they hold, and of what the system has beyond a
-/// reserve as much as they like; while others wait for memory, no more than is in use.
-pub(crate) fn working_limit(kv: u64, committed: u64, in_use: u64, reading: Reading) -> u64 {
+/// What KV pages hold and may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KvDemand {
+    /// The most there may ever be.
+    pub(crate) share: u64,
+    /// What is committed now.
+    pub(crate) committed: u64,
+    /// The part of it that is in use.
+    pub(crate) in_use: u64,
+    /// What the first request needs to go on.
+    pub(crate) first: u64,
+    /// Bytes of files that are read again with each token. The system would give them up for pages,
+    /// and then every token waits for the disk.
+    pub(crate) mapped: u64,
+}
+
+/// What KV pages may take now: what they hold, and of what the system can spare beside the weights and
+/// the process's other parts as much as they like; while everything waits for memory, no more than is
+/// in use. Never less than the first request needs, so that something always ends.
+pub(crate) fn working_limit(kv: KvDemand, reading: Reading) -> u64 {
     let Some(available) = reading.available else {
-        return kv;
+        return kv.share;
     };
-    let room = (committed + available).saturating_sub(RESERVE);
-    match reading.stalled_percent >= STALLED_PERCENT {
-        true => kv.min(room).min(in_use),
-        false => kv.min(room),
-    }
+    let others = reading.reserve + kv.mapped + reading.promised;
+    let room = (kv.committed + available).saturating_sub(others);
+    let wanted = match reading.stalled_percent >= STALLED_PERCENT {
+        true => room.min(kv.in_use),
+        false => room,
+    };
+    wanted.max(kv.first).min(kv.share)
 }
 
 #[cfg(test)]
@@ -178,40 +248,125 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn reading(available: u64) -> Reading {
-        Reading {
-            available: Some(available),
-            stalled_percent: 0.0,
+    #[test]
+    fn a_budget_is_what_was_asked_for_or_as_much_of_it_as_there_is() {
+        let had = |spare| Had {
+            spare,
+            reserve: 8 * MIB,
+            taken: 20 * MIB,
+        };
+        let asked = |mebibytes| Some(ByteLength::mebibytes(mebibytes));
+        assert_eq!(had(Some(100 * MIB)).budget(asked(64)), Some(64 * MIB));
+        assert_eq!(had(Some(30 * MIB)).budget(asked(64)), Some(50 * MIB));
+        assert_eq!(had(Some(30 * MIB)).budget(None), Some(50 * MIB));
+        assert_eq!(had(None).budget(None), None);
+        let error = |budget| BudgetTooSmall {
+            budget,
+            needed: Parts::default(),
+        };
+        let refusal = |budget, wanted| had(None).refusal(error(budget), wanted);
+        assert!(matches!(
+            refusal(64 * MIB, asked(64)),
+            EngineError::BudgetTooSmall(_)
+        ));
+        assert!(matches!(
+            refusal(50 * MIB, asked(64)),
+            EngineError::MemoryShort { .. }
+        ));
+        assert!(matches!(
+            refusal(50 * MIB, None),
+            EngineError::MemoryShort { .. }
+        ));
+    }
+
+    #[test]
+    fn only_what_is_measured_can_be_beyond_the_plan() {
+        let nothing_planned = Parts::default();
+        let process = |accounting| Process::after_loading(accounting, &nothing_planned);
+        let planned = process(Accounting::Planned);
+        assert_eq!(planned.held(0), None);
+        assert_eq!((planned.beyond_plan(None), planned.promised(None)), (0, 0));
+        if cfg!(target_os = "linux") {
+            let measured = process(Accounting::Measured);
+            assert!(measured.loaded_beyond > 0, "this test's own heap");
+            assert_eq!(measured.beyond_plan(Some(0)), measured.loaded_beyond);
+            let roomy = Process {
+                planned: 100 * MIB,
+                loaded_beyond: 3 * MIB,
+                ..measured
+            };
+            let (less, more) = (Some(40 * MIB), Some(120 * MIB));
+            assert_eq!(
+                (roomy.beyond_plan(less), roomy.promised(less)),
+                (3 * MIB, 60 * MIB)
+            );
+            assert_eq!(
+                (roomy.beyond_plan(more), roomy.promised(more)),
+                (20 * MIB, 0)
+            );
         }
     }
 
+    fn reading(available: u64) -> Reading {
+        Reading {
+            available: Some(available),
+            ..Reading::default()
+        }
+    }
+
+    /// 100 MiB are committed, of which 90 are in use, and 512 are the most.
+    const HELD: KvDemand = KvDemand {
+        share: 512 * MIB,
+        committed: 100 * MIB,
+        in_use: 90 * MIB,
+        first: 10 * MIB,
+        mapped: 0,
+    };
+
     #[test]
     fn the_whole_share_may_be_used_while_the_system_has_plenty() {
-        assert_eq!(
-            working_limit(512 * MIB, 100 * MIB, 90 * MIB, reading(4096 * MIB)),
-            512 * MIB
-        );
+        assert_eq!(working_limit(HELD, reading(4096 * MIB)), 512 * MIB);
         let silent = Reading {
             available: None,
             stalled_percent: 99.0,
+            ..Reading::default()
         };
-        assert_eq!(
-            working_limit(512 * MIB, 100 * MIB, 90 * MIB, silent),
-            512 * MIB
-        );
+        assert_eq!(working_limit(HELD, silent), 512 * MIB);
     }
 
     #[test]
-    fn a_short_system_lowers_the_limit_below_what_is_held() {
-        assert_eq!(
-            working_limit(512 * MIB, 100 * MIB, 90 * MIB, reading(164 * MIB)),
-            200 * MIB
-        );
-        assert_eq!(
-            working_limit(512 * MIB, 100 * MIB, 90 * MIB, reading(4 * MIB)),
-            40 * MIB
-        );
-        assert_eq!(working_limit(512 * MIB, 10 * MIB, 10 * MIB, reading(0)), 0);
+    fn a_short_system_lowers_the_limit() {
+        assert_eq!(working_limit(HELD, reading(100 * MIB)), 200 * MIB);
+    }
+
+    #[test]
+    fn a_system_that_is_into_its_reserve_gets_pages_back() {
+        let short = Reading {
+            reserve: 64 * MIB,
+            ..reading(4 * MIB)
+        };
+        assert_eq!(working_limit(HELD, short), 40 * MIB);
+    }
+
+    #[test]
+    fn mapped_weights_keep_their_place() {
+        let mapped = KvDemand {
+            mapped: 94 * MIB,
+            ..HELD
+        };
+        assert_eq!(working_limit(mapped, reading(100 * MIB)), 106 * MIB);
+        assert_eq!(working_limit(mapped, reading(4 * MIB)), 10 * MIB);
+    }
+
+    #[test]
+    fn what_the_first_request_needs_is_never_taken_from_it() {
+        // The story of a server that refused every request: one page was left to all of them.
+        let nothing = KvDemand {
+            committed: 0,
+            in_use: 0,
+            ..HELD
+        };
+        assert_eq!(working_limit(nothing, reading(0)), 10 * MIB);
     }
 
     #[test]
@@ -220,9 +375,26 @@ mod tests {
             stalled_percent: 25.0,
             ..reading(4096 * MIB)
         };
-        assert_eq!(
-            working_limit(512 * MIB, 100 * MIB, 90 * MIB, stalled),
-            90 * MIB
-        );
+        assert_eq!(working_limit(HELD, stalled), 90 * MIB);
+        let fresh = KvDemand { in_use: 0, ..HELD };
+        assert_eq!(working_limit(fresh, stalled), 10 * MIB);
+    }
+
+    proptest! {
+        #[test]
+        fn the_limit_lies_between_what_runs_and_the_share(
+            share in 0u64..1000, committed in 0u64..1000, in_use in 0u64..1000,
+            first in 0u64..1000, promised in 0u64..1000, mapped in 0u64..1000,
+            available in proptest::option::of(0u64..1000), stalled_percent in 0.0f32..20.0,
+        ) {
+            let kv = KvDemand { share, committed, in_use, first, mapped };
+            let limit = working_limit(kv, Reading { available, reserve: 0, stalled_percent, promised, beyond_plan: 0 });
+            prop_assert!(limit <= share && limit >= first.min(share));
+            if let Some(available) = available {
+                prop_assert!(limit <= first.max(committed + available), "more than there is");
+                let more = Reading { available: Some(available + 1), reserve: 0, stalled_percent, promised, beyond_plan: 0 };
+                prop_assert!(working_limit(kv, more) >= limit, "more memory never lowers it");
+            }
+        }
     }
 }

@@ -5,13 +5,17 @@ use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
-use lacuna_models::plan::{Demand, Logits, Plan, WeightPlan};
-use lacuna_models::{BatchLimits, FiniteCheck, LogitRows, Model, Scratch, Segment};
+use lacuna_models::files::ModelFiles;
+use lacuna_models::plan::{Budget, Demand, Logits, Plan, VocabularySize, WeightPlan};
+use lacuna_models::{BatchLimits, Config, FiniteCheck, LogitRows, Model, Scratch, Segment};
+use lacuna_pages::ByteLength;
 
+use crate::budget::{Had, Process};
 use crate::error::EngineError;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
+use crate::system::Host;
 use crate::transcript::Transcript;
 
 /// How an engine is set up.
@@ -35,6 +39,26 @@ pub struct EngineConfig {
     pub logits: Logits,
     /// Whether values that are not finite are looked for. Default off.
     pub finite_check: FiniteCheck,
+    /// Bytes that the process may commit: everything that [`lacuna_models::plan::Budget`] lists.
+    /// `None`: what the system can spare.
+    pub budget: Option<ByteLength>,
+    /// Bytes that requests may hold outside the KV cache, from their first byte to their end: bodies,
+    /// parsed and tokenized text, and what waits for its turn. `None`: an eighth of the budget, at
+    /// least 2 and at most 64 MiB. Below some 8 MiB, longer conversations are refused.
+    pub request_memory: Option<ByteLength>,
+    /// What the budget is held against. Default: the plan.
+    pub accounting: Accounting,
+}
+
+/// What a budget is held against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Accounting {
+    /// The plan. For a process that does other things too, whose memory is not this engine's affair.
+    #[default]
+    Planned,
+    /// The process: its anonymous memory is read from the kernel, and what it has beyond the plan is
+    /// taken from KV pages. For a process that runs this engine and nothing else.
+    Measured,
 }
 
 impl Default for EngineConfig {
@@ -48,6 +72,9 @@ impl Default for EngineConfig {
             sequences: 1,
             logits: Logits::Last,
             finite_check: FiniteCheck::Off,
+            budget: None,
+            request_memory: None,
+            accounting: Accounting::default(),
         }
     }
 }
@@ -80,14 +107,46 @@ impl EngineConfig {
     }
 
     /// What is planned for when a model made for `context_tokens` tokens runs with this.
-    #[must_use]
-    pub fn demand(&self, context_tokens: usize) -> Demand {
-        Demand {
+    fn demand(&self, context_tokens: usize) -> Result<Demand, EngineError> {
+        Ok(Demand {
             context_tokens: self.context_tokens.unwrap_or(context_tokens),
             batch_tokens: self.batch_tokens,
             logits: self.logits,
             sequences: self.sequences,
+            threads: self.thread_count()?.get(),
+            budget_bytes: self.budget.map(ByteLength::get),
+            request_bytes: self.request_memory.map(ByteLength::get),
+        })
+    }
+
+    /// Refuses what could never run, from the model's description and before anything is taken.
+    ///
+    /// # Errors
+    /// [`EngineError`] as [`Engine::new`] for what does not fit the budget or the system.
+    pub fn check(&self, files: &ModelFiles, config: &Config) -> Result<(), EngineError> {
+        self.prepare(files, config).map(drop)
+    }
+
+    /// The KV cache, the plan and the divided budget of a model.
+    fn prepare(
+        &self,
+        files: &ModelFiles,
+        config: &Config,
+    ) -> Result<(KvCache, Plan, Budget), EngineError> {
+        let cache = KvCache::new(config.kv_geometry(self.kv_elements), self.kv_policy)?;
+        let vocabulary = VocabularySize::of(files, config);
+        let weights = WeightPlan::of(files.tensors());
+        let mut demand = self.demand(config.context_tokens)?;
+        let mut plan = Plan::new(config, weights.clone(), vocabulary, &cache, &demand)?;
+        let had = Had::now(self.accounting, &plan.least());
+        demand.budget_bytes = had.budget(self.budget);
+        if demand.budget_bytes != plan.budget_bytes {
+            plan = Plan::new(config, weights, vocabulary, &cache, &demand)?;
         }
+        let budget = plan
+            .budget()
+            .map_err(|error| had.refusal(error, self.budget))?;
+        Ok((cache, plan, budget))
     }
 }
 
@@ -101,23 +160,32 @@ pub struct Engine {
     /// Tokens that may not come next.
     barred: Vec<u32>,
     plan: Plan,
+    budget: Budget,
+    process: Process,
 }
 
 impl Engine {
     /// Sets up threads, activation memory and a KV pool for `model`.
     ///
     /// # Errors
-    /// [`EngineError`] when a setting is out of range or the system refuses memory or threads.
+    /// [`EngineError`] when a setting is out of range, the budget does not hold what the first token
+    /// needs, or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
+        let shape = model.config();
+        let (cache, plan, budget) = config.prepare(model.files(), shape)?;
+        let process = Process::after_loading(config.accounting, &budget.parts);
+        let beyond = process.beyond_plan(None);
+        let kv_bytes = budget.parts.kv_bytes.saturating_sub(beyond);
+        if kv_bytes < plan.least().kv_bytes {
+            return Err(EngineError::ProcessTooLarge {
+                needed: ByteLength::new(plan.least().bytes() + beyond),
+            });
+        }
+        cache.set_limit(ByteLength::new(kv_bytes))?;
         let cpu = Cpu::new(CpuConfig {
             threads: config.thread_count()?,
             level: None,
         })?;
-        let shape = model.config();
-        let demand = config.demand(shape.context_tokens);
-        let cache = KvCache::new(shape.kv_geometry(config.kv_elements), config.kv_policy)?;
-        let weights = WeightPlan::of(model.files().tensors());
-        let plan = Plan::new(shape, weights, &cache, &demand)?;
         let scratch = Scratch::new(shape, plan.arena.clone())?.checking(config.finite_check);
         Ok(Self {
             candidates: Candidates::new(shape.vocabulary),
@@ -127,6 +195,8 @@ impl Engine {
             cache,
             scratch,
             plan,
+            budget,
+            process,
         })
     }
 
@@ -257,6 +327,28 @@ impl Engine {
     #[must_use]
     pub fn context_tokens(&self) -> usize {
         self.plan.kv.context_tokens
+    }
+
+    /// What the process may commit, and for what.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Bytes that the process has beyond the plan, KV pages aside, and so that KV pages do not get.
+    /// Costs a small file to read; zero where the plan alone counts.
+    #[must_use]
+    pub fn beyond_plan(&self) -> u64 {
+        let held = self.process.held(self.cache.anonymous_bytes());
+        self.process.beyond_plan(held)
+    }
+
+    /// The system this process runs on.
+    pub(crate) fn host(&self) -> Host {
+        Host {
+            process: self.process,
+            cache: self.cache.clone(),
+        }
     }
 
     /// Where its bytes go.

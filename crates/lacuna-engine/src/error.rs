@@ -2,6 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use lacuna_pages::ByteLength;
+
 /// Logits that no token can be chosen from: at least one is infinite or no number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -57,15 +59,30 @@ pub enum EngineError {
     /// The processor could not be set up.
     #[error(transparent)]
     Cpu(#[from] lacuna_kernels::CpuError),
-    /// The budget does not even hold what every request needs.
+    /// The budget does not hold what the first token needs.
+    #[error(transparent)]
+    BudgetTooSmall(#[from] lacuna_models::plan::BudgetTooSmall),
+    /// The system cannot spare what the first token needs.
     #[error(
-        "a budget of {budget} is too small: the model needs {least} to run at all; raise the budget, or use a shorter context or a smaller batch"
+        "not enough memory: the system can spare {} beside a reserve of {}, but the first token needs {} ({needed})",
+        mebibytes(*spare), mebibytes(*reserve), mebibytes(ByteLength::new(needed.bytes()))
     )]
-    BudgetTooSmall {
-        /// What was asked for, or what the system has.
-        budget: lacuna_pages::ByteLength,
-        /// Activations, copied weights and one page of each KV buffer.
-        least: lacuna_pages::ByteLength,
+    MemoryShort {
+        /// What there is for this process, with what it has already.
+        spare: ByteLength,
+        /// What is left to the kernel and to others.
+        reserve: ByteLength,
+        /// What there would have to be.
+        needed: lacuna_models::plan::Parts,
+    },
+    /// The process holds so much more than was planned that nothing is left for KV pages.
+    #[error(
+        "the budget is too small: with what this process has taken for the model, the first token \
+         needs {}", mebibytes(*needed)
+    )]
+    ProcessTooLarge {
+        /// The least budget with which it would run.
+        needed: ByteLength,
     },
     /// The engine's thread could not be started.
     #[error("the engine's thread could not be started: {0}")]
@@ -76,4 +93,9 @@ pub enum EngineError {
     /// Text could not be turned into tokens, or back.
     #[error(transparent)]
     Tokenizer(#[from] lacuna_models::tokenizer::TokenizerError),
+}
+
+/// `length` for people.
+fn mebibytes(length: ByteLength) -> String {
+    format!("{:.1} MiB", length.get() as f64 / (1u64 << 20) as f64)
 }

@@ -17,7 +17,6 @@ mod engine;
 mod error;
 mod generation;
 mod logprobs;
-mod pressure;
 mod request;
 mod request_limits;
 mod request_memory;
@@ -33,7 +32,7 @@ mod stream;
 mod system;
 mod transcript;
 
-pub use engine::{Engine, EngineConfig};
+pub use engine::{Accounting, Engine, EngineConfig};
 pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};
 pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};

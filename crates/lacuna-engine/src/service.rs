@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lacuna_models::Model;
-use lacuna_pages::{ByteLength, Ledger};
+use lacuna_pages::Ledger;
 
 use crate::engine::{Engine, EngineConfig};
 use crate::error::EngineError;
@@ -14,7 +14,7 @@ use crate::request::{Refusal, Request};
 use crate::request_limits::RequestLimits;
 use crate::request_memory::RequestMemory;
 use crate::scheduler::{Scheduler, Waiting};
-use crate::status::Status;
+use crate::status::{Status, retry_after};
 use crate::stream::Stream;
 
 /// How a service is set up.
@@ -22,9 +22,6 @@ use crate::stream::Stream;
 pub struct ServiceConfig {
     /// The engine under it.
     pub engine: EngineConfig,
-    /// Bytes that KV pages, the prefix cache, activations and copied weights may take together.
-    /// `None`: what the system has available.
-    pub budget: Option<ByteLength>,
     /// Choices that run at once at most. Default 32.
     pub max_running: usize,
     /// Requests that may wait. Default 256.
@@ -39,10 +36,19 @@ pub struct ServiceConfig {
     pub prefix_cache: PrefixCacheConfig,
     /// How long a request whose events are not read keeps its place. Default 30 s.
     pub unread_patience: Duration,
-    /// Bytes that requests may hold outside the KV cache, from their first byte to their end: bodies,
-    /// parsed and tokenized text, and what waits for its turn. Default 64 MiB; below some 8 MiB, longer
-    /// conversations are refused.
-    pub request_memory: ByteLength,
+}
+
+impl ServiceConfig {
+    /// How the engine is set up for the service's steps. However many choices run, a step gives a
+    /// token to as many as it has tokens, and the others have theirs in the next ones.
+    #[must_use]
+    pub fn engine_config(&self) -> EngineConfig {
+        EngineConfig {
+            batch_tokens: self.max_batched_tokens,
+            sequences: self.max_running.min(self.max_batched_tokens),
+            ..self.engine.clone()
+        }
+    }
 }
 
 /// What is kept of prompts for requests that begin the same way.
@@ -59,14 +65,12 @@ impl Default for ServiceConfig {
     fn default() -> Self {
         Self {
             engine: EngineConfig::default(),
-            budget: None,
             max_running: 32,
             max_waiting: 256,
             max_batched_tokens: 256,
             mixed_tokens: 64,
             prefix_cache: PrefixCacheConfig::default(),
             unread_patience: Duration::from_secs(30),
-            request_memory: ByteLength::new(64 << 20),
         }
     }
 }
@@ -143,10 +147,7 @@ impl Service {
     /// [`EngineError`] when a setting is out of range, the budget is too small to run anything, or
     /// the system refuses memory or threads.
     pub fn start(model: Arc<Model>, config: ServiceConfig) -> Result<Self, EngineError> {
-        let mut engine_config = config.engine.clone();
-        engine_config.batch_tokens = config.max_batched_tokens.max(config.max_running);
-        engine_config.sequences = config.max_running;
-        let engine = Engine::new(Arc::clone(&model), &engine_config)?;
+        let engine = Engine::new(Arc::clone(&model), &config.engine_config())?;
         let scheduler = Scheduler::new(engine, config)?;
         let shared = Arc::new(Shared {
             model,
@@ -287,7 +288,7 @@ impl Inbox {
         {
             return Err(Refusal::QueueFull {
                 waiting: self.waiting,
-                retry_after: self.retry_after(request_limits),
+                retry_after: retry_after(&self.status.latencies, request_limits.max_running),
             });
         }
         waiting.job.id = self.requests;
@@ -295,14 +296,6 @@ impl Inbox {
         self.waiting += 1;
         self.arrivals.push_back(waiting);
         Ok(())
-    }
-
-    /// When the queue will have moved by one, at the rate requests have been served so far.
-    fn retry_after(&self, request_limits: &RequestLimits) -> Duration {
-        let served = &self.status.latencies.end_to_end;
-        let mean = served.sum().as_secs_f64() / served.count().max(1) as f64;
-        let seconds = mean / request_limits.max_running as f64;
-        Duration::from_secs_f64(seconds.clamp(1.0, 60.0))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lacuna_models::plan::Budget;
 use lacuna_pages::{ByteLength, Ledger};
 
 use crate::request_memory::RequestMemoryStatus;
@@ -35,15 +36,12 @@ pub struct Status {
 /// The byte budget and what it is made of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BudgetStatus {
-    /// The budget asked for; `None` when only the system limits.
-    pub budget: Option<ByteLength>,
-    /// Activation memory.
-    pub activations: ByteLength,
-    /// Weights copied out of the file into anonymous memory.
-    pub weights: ByteLength,
-    /// What the budget leaves for KV pages.
-    pub kv: ByteLength,
-    /// What KV pages may take now: `kv`, or less while the system is short of memory.
+    /// What was planned.
+    pub plan: Budget,
+    /// What the process has beyond the plan, which KV pages do not get.
+    pub beyond_plan: ByteLength,
+    /// What KV pages may take now: their part, or less while the process is beyond its plan or the
+    /// system is short of memory.
     pub kv_now: ByteLength,
     /// What holding whole contexts from the start would take for the sessions there are.
     pub dense: ByteLength,
@@ -165,6 +163,14 @@ pub struct Latencies {
     pub end_to_end: Histogram,
     /// From submission to running.
     pub queue: Histogram,
+}
+
+/// When the queue will have moved by one, at the rate requests have been served so far.
+pub(crate) fn retry_after(latencies: &Latencies, max_running: usize) -> Duration {
+    let served = &latencies.end_to_end;
+    let mean = served.sum().as_secs_f64() / served.count().max(1) as f64;
+    let seconds = mean / max_running as f64;
+    Duration::from_secs_f64(seconds.clamp(1.0, 60.0))
 }
 
 /// Counts of durations by upper bound.

@@ -1,6 +1,7 @@
 //! What comes back for a request: events, in order, until every choice is finished.
 
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use lacuna_kv::prefix;
 use lacuna_models::ForwardError;
@@ -168,6 +169,12 @@ pub enum Failure {
     /// The request's deadline passed.
     #[error("the request took longer than its deadline allows")]
     Deadline,
+    /// It found no place or memory, and as many requests as may wait do so already.
+    #[error("too many requests wait; try again in {} s", retry_after.as_secs().max(1))]
+    QueueFull {
+        /// When a place is likely to be free.
+        retry_after: Duration,
+    },
     /// Events were not read for too long.
     #[error("the reply was not read for too long")]
     Unread,

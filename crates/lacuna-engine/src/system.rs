@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use crate::budget::Reading;
-use crate::pressure;
+use lacuna_kv::KvCache;
+
+use crate::budget::{Process, Reading};
 
 /// The time and the memory there is.
 pub(crate) trait System: Send {
@@ -16,7 +17,12 @@ pub(crate) trait System: Send {
 
 /// The system this process runs on.
 #[derive(Debug)]
-pub(crate) struct Host;
+pub(crate) struct Host {
+    /// What the process has planned to take.
+    pub(crate) process: Process,
+    /// The part of it that is KV pages.
+    pub(crate) cache: KvCache,
+}
 
 impl System for Host {
     fn now(&self) -> Instant {
@@ -24,7 +30,7 @@ impl System for Host {
     }
 
     fn memory(&self) -> Reading {
-        pressure::read()
+        Reading::now(&self.process, self.cache.anonymous_bytes())
     }
 }
 
@@ -35,11 +41,15 @@ pub(crate) struct FakeSystem(std::sync::Arc<std::sync::Mutex<(Instant, Reading)>
 
 #[cfg(test)]
 impl FakeSystem {
+    /// What it would rather keep.
+    pub(crate) const RESERVE: u64 = 64 << 20;
+
     /// One with plenty of memory.
     pub(crate) fn new() -> Self {
         let plenty = Reading {
             available: Some(1 << 40),
-            stalled_percent: 0.0,
+            reserve: Self::RESERVE,
+            ..Reading::default()
         };
         Self(std::sync::Arc::new(std::sync::Mutex::new((
             Instant::now(),
@@ -58,12 +68,15 @@ impl FakeSystem {
         self.state().0 += time;
     }
 
+    /// Changes what the process has beyond its plan.
+    pub(crate) fn set_beyond_plan(&self, bytes: u64) {
+        self.state().1.beyond_plan = bytes;
+    }
+
     /// Changes what it says about its memory.
     pub(crate) fn set_memory(&self, available: u64, stalled_percent: f32) {
-        self.state().1 = Reading {
-            available: Some(available),
-            stalled_percent,
-        };
+        let mut state = self.state();
+        (state.1.available, state.1.stalled_percent) = (Some(available), stalled_percent);
     }
 }
 

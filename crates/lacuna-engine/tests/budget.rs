@@ -41,7 +41,7 @@ fn watch(service: &Service, done: &AtomicBool) -> (u64, u64) {
 #[cfg(target_os = "linux")]
 fn twice_as_many_clients_as_fit_stay_within_the_budget_and_all_finish() {
     let service = start(tight(20, true));
-    let kv = service.handle().status().budget.kv.get();
+    let kv = service.handle().status().budget.plan.parts.kv_bytes;
     // Six groups each at the end: three fit, and sixteen ask.
     let request = |client: u32| endless(prompt(client, 40), 50);
     let done = AtomicBool::new(false);

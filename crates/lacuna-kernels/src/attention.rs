@@ -146,6 +146,10 @@ impl Buffers {
             total: states(),
         }
     }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.pass.bytes() + size_of_val(&*self.partial) + size_of_val(&*self.total)
+    }
 }
 
 /// What a token and those after it see.

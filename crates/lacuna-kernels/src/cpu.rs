@@ -85,6 +85,10 @@ impl Scratch {
             attention: attention::Buffers::new(),
         }
     }
+
+    fn bytes(&self) -> usize {
+        self.panel.bytes() + self.float.bytes() + self.attention.bytes()
+    }
 }
 
 impl AsMut<attention::Buffers> for Scratch {
@@ -126,6 +130,11 @@ impl Cpu {
         let proof = Proof::detect(level).ok_or(CpuError::Unavailable(level))?;
         let pool = Pool::new(config.threads, Scratch::new).map_err(CpuError::Threads)?;
         Ok(Self { level, proof, pool })
+    }
+
+    /// Bytes of the buffers that each thread has for itself.
+    pub fn bytes_per_thread() -> usize {
+        Scratch::new().bytes()
     }
 
     /// The level in use.

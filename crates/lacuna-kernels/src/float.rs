@@ -92,6 +92,10 @@ impl Buffers {
         Self(vec![0.0; LANES + panels::PANEL_LEN + tokens::GROUP_LEN].into_boxed_slice())
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+
     /// The panel of rows and the group of tokens.
     fn split(&mut self) -> (&mut [f32], &mut [f32]) {
         let start = self.0.as_ptr().align_offset(64).min(LANES);

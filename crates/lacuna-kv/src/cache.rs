@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use lacuna_pages::device::Commitment;
 use lacuna_pages::{
     ByteLength, DenseDevice, Device, Error as PagesError, HostDevice, Ledger, PageSize, Pool,
-    PoolConfig, available_memory,
+    PoolConfig, SystemMemory,
 };
 
 use crate::error::KvError;
@@ -34,8 +35,8 @@ enum Stores {
 }
 
 impl KvCache {
-    /// Opens the device for `policy` and chooses a page size for `geometry`. What the system has
-    /// available now is the limit of all its sequences together, so that running out is an error
+    /// Opens the device for `policy` and chooses a page size for `geometry`. What the system can
+    /// spare now is the limit of all its sequences together, so that running out is an error
     /// and not the end of the process.
     ///
     /// # Errors
@@ -140,6 +141,27 @@ impl KvCache {
         Ok(())
     }
 
+    /// The most memory behind one sequence made for `capacity` tokens on its way to `tokens`; nothing for
+    /// what no sequence can have.
+    #[must_use]
+    pub fn sequence_peak_bytes(&self, capacity: usize, tokens: usize) -> u64 {
+        let page_size = self.pool.page_size();
+        let footprint = self
+            .policy
+            .footprint(&self.geometry, page_size, capacity, tokens);
+        footprint.map_or(0, |footprint| footprint.peak_committed_bytes as u64)
+    }
+
+    /// The part of what is committed that the kernel counts as anonymous memory: nothing where pages
+    /// are shared memory, so that sequences can share them, and else all of it.
+    #[must_use]
+    pub fn anonymous_bytes(&self) -> u64 {
+        match self.pool.capabilities().commitment {
+            Commitment::WithReservation => self.ledger().committed.get(),
+            Commitment::PerPage | Commitment::PerHeap => 0,
+        }
+    }
+
     /// The pool's byte accounts.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
@@ -156,7 +178,8 @@ fn open(
     let offered = &device.capabilities().page_sizes;
     let page_size = geometry.page_size(offered, layers_together);
     let page_size = page_size.ok_or(KvError::NoPageSize)?;
-    let limit = available_memory().map(|available| available.max(page_size.length()));
+    let spare = SystemMemory::read().spare();
+    let limit = spare.map(|spare| spare.max(page_size.length()));
     let config = PoolConfig {
         page_size,
         limit,

@@ -4,9 +4,11 @@ use lacuna_kernels::{DType, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy};
 use lacuna_models::Config;
 use lacuna_models::plan::{
-    Budget, Buffer, Change, Demand, Logits, Plan, PlanError, Verdict, WeightPlan,
+    Buffer, Change, Demand, Logits, Parts, Plan, PlanError, Verdict, VocabularySize, WeightPlan,
+    request_bytes,
 };
 use lacuna_models::synth::{self, Shape};
+use proptest::prelude::*;
 
 const F16: KvElements = KvElements::both(ElementType::F16);
 const F32: KvElements = KvElements::both(ElementType::F32);
@@ -30,7 +32,14 @@ impl Subject {
     fn plan(&self, policy: &str, elements: KvElements, demand: &Demand) -> Result<Plan, PlanError> {
         let policy: KvPolicy = policy.parse().expect("a policy");
         let cache = KvCache::new(self.config.kv_geometry(elements), policy)?;
-        Plan::new(&self.config, self.weights.clone(), &cache, demand)
+        let vocabulary = VocabularySize::usual(&self.config);
+        Plan::new(
+            &self.config,
+            self.weights.clone(),
+            vocabulary,
+            &cache,
+            demand,
+        )
     }
 }
 
@@ -40,6 +49,9 @@ fn demand(context_tokens: usize) -> Demand {
         batch_tokens: 512,
         logits: Logits::Last,
         sequences: 1,
+        threads: 2,
+        budget_bytes: None,
+        request_bytes: None,
     }
 }
 
@@ -65,12 +77,12 @@ fn published_kv_sizes_come_out_exactly() {
             let what = format!("{name} {policy} {elements}");
             assert_eq!(plan.kv.row_bytes(context), bytes, "{what}");
             assert_eq!(plan.kv.reserved_bytes(), bytes, "{what}: whole pages");
-            assert_eq!(plan.full().kv_committed, bytes, "{what}");
+            assert_eq!(plan.full().parts.kv_bytes, bytes, "{what}");
         }
         let sparse = subject
             .plan("sparse", elements, &demand(context))
             .expect("it fits");
-        assert_eq!(sparse.empty().kv_committed, 0, "{name}");
+        assert_eq!(sparse.empty().parts.kv_bytes, 0, "{name}");
     }
     let qwen = Subject::named("qwen3-4b");
     let plan = qwen.plan("sparse", F16, &demand(1)).expect("it fits");
@@ -86,7 +98,7 @@ fn qwen3_0_6b_at_1024_tokens_takes_under_300_megabytes_without_its_weights() {
         ..demand(1_024)
     };
     let plan = qwen.plan("dense", F32, &whole).expect("it fits");
-    let bytes = plan.full().activations + plan.full().kv_committed;
+    let bytes = plan.full().parts.activation_bytes + plan.full().parts.kv_bytes;
     assert!(bytes <= 300_000_000, "{bytes}");
     assert_eq!(plan.arena.placement(Buffer::Rotations).bytes, 524_288);
     assert_eq!(plan.arena.placement(Buffer::Logits).bytes, 151_936 * 4);
@@ -97,7 +109,7 @@ fn qwen3_0_6b_at_1024_tokens_takes_under_300_megabytes_without_its_weights() {
     };
     let plan = qwen.plan("dense", F32, &every_row).expect("it fits");
     assert_eq!(plan.arena.placement(Buffer::Logits).bytes, 622_329_856);
-    let bytes = plan.full().activations + plan.full().kv_committed;
+    let bytes = plan.full().parts.activation_bytes + plan.full().parts.kv_bytes;
     assert!(bytes < 966_807_552, "{bytes}");
 }
 
@@ -254,12 +266,19 @@ fn a_real_cache_of_every_policy_commits_what_the_plan_says() {
 fn a_budget_is_met_or_what_would_meet_it_is_named() {
     let subject = Subject::named("qwen3-0.6b");
     let demand = demand(32_768);
-    let plan = subject.plan("sparse", F32, &demand).expect("it fits");
-    let needed = plan.full().bytes();
-    let within = |bytes| {
-        plan.within(Budget(bytes), &subject.config, &demand)
-            .expect("a verdict")
+    let plan = |budget, context_tokens| {
+        let demand = Demand {
+            budget_bytes: Some(budget),
+            context_tokens,
+            ..demand
+        };
+        subject.plan("sparse", F32, &demand).expect("it fits")
     };
+    let within = |budget| {
+        let verdict = plan(budget, 32_768).verdict(&subject.config, &demand);
+        verdict.expect("a verdict").expect("a budget")
+    };
+    let needed = plan(8 << 30, 32_768).full().bytes();
     assert_eq!(within(needed), Verdict::Fits { spare: 0 });
     assert_eq!(within(needed + 5), Verdict::Fits { spare: 5 });
 
@@ -281,46 +300,131 @@ fn a_budget_is_met_or_what_would_meet_it_is_named() {
     let Some(&Change::Context(longest)) = changes.first() else {
         panic!("{changes:?}")
     };
-    let bytes = |context_tokens| {
-        let shorter = Demand {
-            context_tokens,
-            ..demand
-        };
-        subject
-            .plan("sparse", F32, &shorter)
-            .expect("it fits")
-            .full()
-            .bytes()
-    };
+    let bytes = |context_tokens| plan(budget, context_tokens).full().bytes();
     assert!(bytes(longest) <= budget && bytes(longest + 1) > budget);
 
     let none = Verdict::Exceeds {
-        excess: needed - 1_000,
+        excess: plan(10 << 20, 32_768).full().bytes() - (10 << 20),
         changes: Vec::new(),
     };
-    assert_eq!(within(1_000), none, "less than the weights");
+    assert_eq!(
+        within(10 << 20),
+        none,
+        "not even the program and its vocabulary"
+    );
 }
 
 #[test]
 fn smaller_elements_are_proposed_where_they_are_enough() {
     let subject = Subject::named("qwen3-0.6b");
-    let demand = demand(8_192);
-    let plan = subject.plan("sparse", F32, &demand).expect("it fits");
-    let half = subject
-        .plan("sparse", F16, &demand)
-        .expect("it fits")
-        .full()
-        .bytes();
-    let verdict = plan
-        .within(Budget(half), &subject.config, &demand)
-        .expect("a verdict");
-    let Verdict::Exceeds { changes, .. } = verdict else {
+    let full = |elements, budget_bytes| {
+        let demand = Demand {
+            budget_bytes,
+            ..demand(8_192)
+        };
+        let plan = subject.plan("sparse", elements, &demand).expect("it fits");
+        (demand, plan)
+    };
+    let half = full(F16, Some(4 << 30)).1.full().bytes();
+    let (demand, plan) = full(F32, Some(half));
+    let verdict = plan.verdict(&subject.config, &demand).expect("a verdict");
+    let Some(Verdict::Exceeds { changes, .. }) = verdict else {
         panic!("twice the cache")
     };
     assert!(
         changes.contains(&Change::KvElements(ElementType::F16)),
         "{changes:?}"
     );
+}
+
+#[test]
+fn mapped_weights_are_beside_the_budget_and_everything_else_is_in_it() {
+    let subject = Subject::named("qwen3-0.6b");
+    let budget = 512 << 20;
+    let demand = Demand {
+        budget_bytes: Some(budget),
+        ..demand(1_024)
+    };
+    let plan = subject.plan("sparse", F16, &demand).expect("it fits");
+    let divided = plan.budget().expect("it holds the first token");
+    assert_eq!(divided.mapped_weight_bytes, plan.weights.mapped_bytes());
+    assert!(divided.mapped_weight_bytes > budget, "and yet it fits");
+    assert_eq!(divided.parts.bytes(), budget, "the parts are the budget");
+    let full = plan.full().parts;
+    assert_eq!(divided.parts.besides_kv(), full.besides_kv());
+    let unlimited = Demand {
+        budget_bytes: None,
+        ..demand
+    };
+    let plan = subject.plan("sparse", F16, &unlimited).expect("it fits");
+    assert_eq!(
+        plan.verdict(&subject.config, &unlimited).expect("none"),
+        None
+    );
+    assert_eq!(plan.budget().expect("no limit").parts.kv_bytes, u64::MAX);
+}
+
+#[test]
+fn a_budget_below_the_first_token_is_refused_with_what_it_takes() {
+    let subject = Subject::named("qwen3-0.6b");
+    for policy in ["sparse", "dense", "paged", "grow:mlx", "grow:double-linear"] {
+        let plan = |budget_bytes| {
+            let demand = Demand {
+                budget_bytes: Some(budget_bytes),
+                ..demand(1_024)
+            };
+            subject.plan(policy, F16, &demand).expect("a plan")
+        };
+        let refused = plan(10 << 20).budget().expect_err("too small");
+        assert_eq!(refused.budget, 10 << 20);
+        assert!(refused.to_string().contains("vocabulary"), "{refused}");
+        // What requests get grows with the budget, so the least is found where they agree.
+        let mut least = refused.needed.bytes();
+        for _ in 0..64 {
+            least = plan(least).least().bytes();
+        }
+        let exact = plan(least).budget().expect("the least");
+        assert_eq!(exact.parts, plan(least).least(), "{policy}");
+        let less = plan(least - 1).budget().expect_err("a byte too few");
+        assert!(less.needed.bytes() >= least - 1, "{policy}");
+    }
+}
+
+#[test]
+fn requests_get_an_eighth_within_bounds() {
+    assert_eq!(request_bytes(Some(1 << 20)), 2 << 20);
+    assert_eq!(request_bytes(Some(64 << 20)), 8 << 20);
+    assert_eq!(request_bytes(Some(1 << 40)), 64 << 20);
+    assert_eq!(request_bytes(None), 64 << 20);
+}
+
+proptest! {
+    #[test]
+    fn a_divided_budget_adds_up_and_more_of_it_never_leaves_less_for_kv(
+        budget in 100u64 << 20..1 << 40, more in 0u64..1 << 30, context in 1usize..8_192,
+        sequences in 1usize..64, threads in 1usize..32, batch in 1usize..512,
+    ) {
+        let subject = Subject::named("qwen3-0.6b");
+        let parts = |budget_bytes| -> Option<Parts> {
+            let demand = Demand {
+                context_tokens: context,
+                batch_tokens: batch,
+                sequences,
+                threads,
+                budget_bytes: Some(budget_bytes),
+                request_bytes: None,
+                logits: Logits::Last,
+            };
+            let plan = subject.plan("sparse", F16, &demand).expect("a plan");
+            plan.budget().ok().map(|budget| budget.parts)
+        };
+        if let Some(found) = parts(budget) {
+            prop_assert_eq!(found.bytes(), budget);
+            let richer = parts(budget + more).expect("more is enough too");
+            prop_assert!(richer.kv_bytes >= found.kv_bytes);
+            prop_assert!(richer.request_bytes >= found.request_bytes);
+        }
+    }
 }
 
 #[test]
@@ -332,20 +436,20 @@ fn demands_that_nothing_can_meet_name_the_limit() {
             .expect_err("nothing can meet it");
         error.to_string()
     };
-    assert!(refused(demand(0)).contains("--ctx"));
+    assert!(refused(demand(0)).contains("context"));
     assert!(
         refused(Demand {
             batch_tokens: 0,
             ..demand(10)
         })
-        .contains("--batch")
+        .contains("batch")
     );
     assert!(
         refused(Demand {
             sequences: 0,
             ..demand(10)
         })
-        .contains("--sequences")
+        .contains("sequence")
     );
     assert!(refused(demand(1 << 40)).contains("address space"));
     assert!(refused(demand(usize::MAX)).contains("address space"));

@@ -33,7 +33,6 @@
 //! * **M7** `Drop` never panics and never fails: what the device refuses is tried again later, and
 //!   stays owned until then.
 
-mod available;
 mod buffer;
 mod dense;
 pub mod device;
@@ -44,12 +43,12 @@ mod host;
 mod ledger;
 mod pool;
 mod slices;
+mod system;
 mod table;
 mod units;
 #[cfg(feature = "vulkan")]
 pub mod vulkan;
 
-pub use available::available_memory;
 pub use buffer::Buffer;
 pub use dense::DenseDevice;
 pub use device::{Capabilities, Device, DeviceError};
@@ -60,6 +59,7 @@ pub use ledger::{BufferLedger, Counts, Ledger};
 pub use pool::{
     BrokenInvariant, MapReport, PagePin, Pages, Pool, PoolConfig, Recycle, Request, Share, Source,
 };
+pub use system::{ProcessMemory, SystemMemory, available_memory};
 pub use units::{ByteLength, ByteRange, PageCount, PageRange, PageSize, PhysicalPage, VirtualPage};
 #[cfg(feature = "vulkan")]
 pub use vulkan::VulkanDevice;

@@ -34,7 +34,7 @@ pub struct ServerConfig {
 pub struct RequestLimits {
     /// Bytes of a request body. Default 4 MiB.
     pub body_bytes: usize,
-    /// How long a request waits for [`ServiceConfig::request_memory`] that others hold before it is
+    /// How long a request waits for [`lacuna_engine::EngineConfig::request_memory`] that others hold before it is
     /// refused. Default 10 s.
     pub memory_wait: Duration,
     /// How long a request's head, and then its body, may take to arrive. Default 30 s.

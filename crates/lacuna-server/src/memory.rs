@@ -20,14 +20,11 @@ fn json(model: &str, status: &Status) -> Value {
         "model": model,
         "running": status.running,
         "waiting": status.waiting,
-        "budget": {
-            "budget_bytes": budget.budget.map(ByteLength::get),
-            "activation_bytes": budget.activations.get(),
-            "copied_weight_bytes": budget.weights.get(),
-            "kv_bytes": budget.kv.get(),
+        "budget": with(json!(budget.plan), json!({
+            "beyond_plan_bytes": budget.beyond_plan.get(),
             "kv_bytes_now": budget.kv_now.get(),
             "dense_bytes": budget.dense.get(),
-        },
+        })),
         "pages": {
             "page_bytes": pages.page.get(),
             "group_bytes": pages.group.get(),
@@ -48,6 +45,14 @@ fn json(model: &str, status: &Status) -> Value {
         "sessions": status.sessions.iter().map(session).collect::<Vec<_>>(),
         "counters": counters(status),
     })
+}
+
+/// The fields of both objects.
+fn with(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+        object.extend(more);
+    }
+    object
 }
 
 fn ledger(ledger: &Ledger) -> Value {

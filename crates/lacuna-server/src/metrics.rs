@@ -58,7 +58,7 @@ impl Collector for Engine {
 /// Routers that follow what is in a prefix cache count it in blocks, here page groups.
 fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let block_tokens = status.pages.group_tokens.to_string();
-    let blocks = status.budget.kv.get() / status.pages.group.get().max(1);
+    let blocks = status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1);
     let labels = [
         ("block_size", block_tokens),
         ("num_gpu_blocks", blocks.to_string()),
@@ -136,12 +136,12 @@ const GAUGES: [Row<f64>; 18] = [
         |status| status.budget.dense.get() as f64,
     ),
     ("lacuna_activation_bytes", "Activation memory", |status| {
-        status.budget.activations.get() as f64
+        status.budget.plan.parts.activation_bytes as f64
     }),
     (
         "lacuna_copied_weight_bytes",
         "Weights copied out of the file",
-        |status| status.budget.weights.get() as f64,
+        |status| status.budget.plan.parts.copied_weight_bytes as f64,
     ),
     (
         "lacuna_request_memory_bytes",
@@ -235,7 +235,7 @@ const COUNTERS: [Row<u64>; 15] = [
 fn kv_usage(status: &Status) -> f64 {
     let ledger = &status.ledger;
     let held = ledger.unique.get() + ledger.shared.get() + ledger.pinned_only.get();
-    held as f64 / (status.budget.kv.get() as f64).max(1.0)
+    held as f64 / (status.budget.plan.parts.kv_bytes as f64).max(1.0)
 }
 
 /// Of all sessions: the ledger knows pages, not rows.

@@ -18,7 +18,7 @@ pub(crate) async fn version() -> Json<Value> {
 /// `GET /server_info` and `/get_server_info`.
 pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
     let status = app.engine.status();
-    let groups = status.budget.kv.get() / status.pages.group.get().max(1);
+    let groups = status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1);
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model_id": &*app.model_name,

@@ -62,7 +62,7 @@ fn start(model: &Arc<Model>) -> Server {
         ..ServerConfig::default()
     };
     config.service.engine.threads = Some(NonZeroUsize::MIN);
-    config.service.request_memory = ByteLength::new(1 << 30);
+    config.service.engine.request_memory = Some(ByteLength::new(1 << 30));
     Server::start(Arc::clone(model), config).expect("the server starts")
 }
 

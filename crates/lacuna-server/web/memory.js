@@ -65,11 +65,11 @@ function speed(tokens) {
 
 function bars({ ledger, budget }, parts) {
   const limit = budget.budget_bytes ?? budget.kv_bytes_now;
-  const besides = budget.activation_bytes + budget.copied_weight_bytes;
+  const besides = budget.budget_bytes - budget.kv_bytes + budget.beyond_plan_bytes;
   const scale = Math.max(limit, budget.dense_bytes, ledger.committed_bytes, 1);
   const rows = [
     ["KV committed", ledger.committed_bytes, Object.entries(parts)],
-    [budget.budget_bytes ? `Budget, ${bytes(besides)} of it activations` : "Available to KV", limit, [["limit", limit]]],
+    [budget.budget_bytes ? `Budget, ${bytes(besides)} of it besides KV` : "Available to KV", limit, [["limit", limit]]],
     ["Dense would take", budget.dense_bytes, [["dense", budget.dense_bytes]]],
   ];
   element("bars").replaceChildren(...rows.map(([name, total, segments]) => bar(name, total, segments, scale)));

@@ -1,9 +1,10 @@
 //! The command line: what can be asked for. What is done about it is in [`crate::commands`].
 
 use std::net::IpAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 use lacuna::plan::Logits;
 use lacuna::{KvElements, KvPolicy, Penalties, Sampling};
@@ -106,6 +107,7 @@ impl SamplingArgs {
   lacuna run demo -p \"What is ownership?\" -n 64
   lacuna run model.gguf                       chat in the terminal
   lacuna run Qwen/Qwen3-0.6B -p Hi --temp 0.7 --json
+  lacuna run model.gguf -p Hi --budget 512MiB
   echo \"Once upon\" | lacuna run model.gguf --raw -n 100")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -125,6 +127,9 @@ pub(crate) struct RunArgs {
     /// End at this text (may be given several times)
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
+    /// Bytes that the process may commit, as for `serve` [default: what the system can spare]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) budget: Option<ByteCount>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
@@ -147,7 +152,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
     /// Name clients ask for the model by [default: from the model's own]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: Option<String>,
     /// Key a client must present, of 8 characters or more; other users of this machine can see it,
     /// unlike one in a file
@@ -169,8 +174,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) strict_fields: bool,
     /// Seconds a request may take in all
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    pub(crate) request_timeout: u64,
+    #[arg(long, value_name = "SECONDS", default_value = "600")]
+    pub(crate) request_timeout: NonZeroU64,
     /// Seconds that replies under way may still take when the server is asked to end
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) grace: u64,
@@ -190,7 +195,8 @@ pub(crate) struct InspectArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "The model may also be the name of a shape `synth` knows; nothing is opened then.
-A plan that does not fit the budget is printed all the same, and the exit code is 1.
+A plan that does not fit the budget is printed all the same, and the exit code is 1. What is planned
+for is `run`; `serve` is --sequences 32 --batch 256, its --max-running and --max-batched-tokens.
 
 Examples:
   lacuna plan model.gguf --ctx 32768
@@ -210,6 +216,9 @@ pub(crate) struct PlanArgs {
     /// Sequences there are at once, each with a context of its own
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) sequences: NonZeroUsize,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
     /// How KV memory is held, as for `run`
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
@@ -222,7 +231,7 @@ pub(crate) struct PlanArgs {
     /// Type of a shape's matrices [default: q8_0]
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<lacuna::DType>,
-    /// Bytes that everything together may take, such as 2GiB
+    /// Bytes that the process may commit, as for `run` and `serve`: pages of files are beside them
     #[arg(long, value_name = "BYTES")]
     pub(crate) budget: Option<ByteCount>,
     /// File to write the map to: a line for each buffer

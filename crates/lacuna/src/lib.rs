@@ -49,9 +49,10 @@
 #![forbid(unsafe_code)]
 
 pub use lacuna_engine::{
-    Constraint, ConstraintError, Engine, EngineConfig, EngineError, Event, Failure, FinishReason,
-    Generation, Grace, Handle, Limits, Miss, Penalties, PrefixCacheConfig, Refusal, Request,
-    Sampling, SamplingError, Service, ServiceConfig, Session, Status, Stream, TokenLogprobs, Usage,
+    Accounting, Constraint, ConstraintError, Engine, EngineConfig, EngineError, Event, Failure,
+    FinishReason, Generation, Grace, Handle, Limits, Miss, Penalties, PrefixCacheConfig, Refusal,
+    Request, Sampling, SamplingError, Service, ServiceConfig, Session, Status, Stream,
+    TokenLogprobs, Usage,
 };
 pub use lacuna_kernels::{DType, ElementType};
 pub use lacuna_kv::{KvElements, KvPolicy, KvReport};

@@ -310,17 +310,9 @@ fn published_kv_sizes_come_out_of_plan() {
             json(&lacuna(&[&args[..], &["--kv", "dense"]].concat())),
         );
         assert_eq!(number(&sparse, "/kv/row_bytes"), bytes, "{shape}");
-        assert_eq!(
-            number(&sparse, "/full/kv_committed_bytes"),
-            bytes,
-            "{shape}"
-        );
-        assert_eq!(number(&sparse, "/empty/kv_committed_bytes"), 0, "{shape}");
-        assert_eq!(
-            number(&dense, "/empty/kv_committed_bytes"),
-            bytes,
-            "{shape}"
-        );
+        assert_eq!(number(&sparse, "/full/kv_bytes"), bytes, "{shape}");
+        assert_eq!(number(&sparse, "/empty/kv_bytes"), 0, "{shape}");
+        assert_eq!(number(&dense, "/empty/kv_bytes"), bytes, "{shape}");
     }
     let qwen = json(&lacuna(&["plan", "qwen3-4b", "--json"]));
     assert_eq!(number(&qwen, "/kv/bytes_per_token"), 147_456);
@@ -364,7 +356,7 @@ fn a_plan_is_the_same_every_time_and_its_map_too() {
 
 #[test]
 fn a_budget_that_is_too_small_is_reported_with_what_to_change() {
-    let args = "plan qwen3-4b --ctx 32768 --budget 6GiB --json";
+    let args = "plan qwen3-4b --ctx 32768 --budget 3GiB --json";
     let output = lacuna(&args.split(' ').collect::<Vec<_>>());
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
@@ -378,14 +370,33 @@ fn a_budget_that_is_too_small_is_reported_with_what_to_change() {
 
     let (flag, tokens) = change.split_once(' ').expect("an argument");
     let args = [
-        "plan", "qwen3-4b", flag, tokens, "--budget", "6GiB", "--json",
+        "plan", "qwen3-4b", flag, tokens, "--budget", "3GiB", "--json",
     ];
     assert_eq!(json(&lacuna(&args))["budget"]["fits"], true);
     refuses(
-        &["plan", "qwen3-4b", "--budget", "1GiB"],
+        &["plan", "qwen3-4b", "--budget", "20MiB"],
         1,
         &["smaller model"],
     );
+}
+
+#[test]
+fn a_context_beyond_what_the_model_was_made_for_is_allowed_with_a_warning() {
+    for args in [
+        "run demo -p Hi -n 1 --ctx 5000",
+        "plan demo --ctx 5000",
+        "logits demo --tokens 1,2 --ctx 5000",
+    ] {
+        let output = lacuna(&args.split(' ').collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args}: {said}");
+        assert!(
+            said.contains("--ctx 5000") && said.contains("1024 tokens"),
+            "{said}"
+        );
+    }
+    let output = lacuna(&["plan", "demo", "--ctx", "1024"]);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
 #[test]
@@ -473,7 +484,7 @@ fn what_cannot_be_done_exits_with_1_and_says_why() {
 fn a_context_that_memory_cannot_hold_is_an_error_and_not_the_end_of_the_machine() {
     let args = "run demo -p x -n 2 --ctx 1000000000 --json --kv";
     let run = |kv| args.split(' ').chain([kv]).collect::<Vec<_>>();
-    refuses(&run("dense"), 1, &["limit"]);
+    refuses(&run("dense"), 1, &["not enough memory", "--ctx"]);
     let report = json(&lacuna(&run("sparse")));
     let reserved = number(&report, "/kv/reserved_bytes");
     assert!(reserved > 1_000_000_000_000, "address space is not memory");

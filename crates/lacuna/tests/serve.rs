@@ -162,6 +162,11 @@ fn arguments_that_make_no_sense_are_refused() {
         (&["serve", "demo", "--api-key", ""], "empty"),
         (&["serve", "demo", "--budget", "much"], "2GiB"),
         (&["serve", "demo", "--max-running", "0"], "--max-running"),
+        (
+            &["serve", "demo", "--request-timeout", "0"],
+            "--request-timeout",
+        ),
+        (&["serve", "demo", "--name", ""], "--name"),
         (&["bench", "serve"], "--url"),
         (
             &["bench", "serve", "--model", "demo", "--rate=-1"],

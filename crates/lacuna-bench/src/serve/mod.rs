@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use lacuna_cli::{EngineArgs, ModelArgs, ServiceArgs, open, output, served_name, tell};
+use lacuna_cli::{EngineArgs, ModelArgs, ServiceArgs, open_to_run, output, served_name, tell};
 use lacuna_engine::Handle;
 use lacuna_server::{Server, ServerConfig};
 use serde::Serialize;
@@ -119,7 +119,8 @@ fn start(
         ..ServerConfig::default()
     };
     config.limits.connections = config.limits.connections.max(connections);
-    Ok(Server::start(open(&files)?, config)?)
+    let engine = config.service.engine_config();
+    Ok(Server::start(open_to_run(&files, &engine)?, config)?)
 }
 
 fn measure(client: &Client, args: &BenchServeArgs, own: Option<&Handle>) -> Result<Report> {

@@ -137,8 +137,8 @@ fn soak(args: &BenchSoakArgs, address: SocketAddr, engine: &Handle) -> Result<Re
         clients,
         budget_holds: holds,
         seconds: start.elapsed().as_secs_f64(),
-        budget_bytes: after.budget.budget.map(|budget| budget.get()),
-        kv_bytes: after.budget.kv.get(),
+        budget_bytes: after.budget.plan.budget_bytes,
+        kv_bytes: after.budget.plan.parts.kv_bytes,
         requests,
         generated_tokens: after.counters.generated_tokens,
         preemptions: after.counters.preemptions,
@@ -160,7 +160,7 @@ fn budget_holds(args: &BenchSoakArgs, client: &Client, shape: Shape, status: &St
     let own = most(args.lengths.prompt_tokens.get()) + most(args.lengths.reply_tokens.get());
     let group_tokens = status.pages.group_tokens.max(1);
     let shared = client.tokens(&load::shared(shape)).unwrap_or(0) / group_tokens;
-    let groups = (status.budget.kv.get() / status.pages.group.get().max(1)) as usize;
+    let groups = (status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1)) as usize;
     (groups.saturating_sub(shared) / own.div_ceil(group_tokens)).max(1)
 }
 

@@ -3,6 +3,7 @@
 use lacuna_kv::prefix::{self, Grain, Namespace, Start};
 
 use super::{End, Job, Running, Scheduler, Session, Waiting, sessions};
+use crate::status::retry_after;
 use crate::stream::{Event, Failure, Miss};
 
 /// What becomes of a waiting request now.
@@ -29,9 +30,17 @@ impl Scheduler {
     /// hash per page group of each of their prompts, in every step.
     const LOOKED_AT: usize = 8;
 
-    /// Starts waiting requests, in order, while there are places and memory. One that waits for
-    /// memory lets others by that find enough, but not for ever.
+    /// Starts waiting requests, in order, while there are places and memory; of those that have to
+    /// wait, no more stay than the queue is long.
     pub(super) fn admit(&mut self) {
+        let donors = self.start_waiting();
+        self.refuse_beyond_queue(donors);
+    }
+
+    /// Starts what can start. One that waits for memory lets others by that find enough, but not for
+    /// ever. Returns how many wait for nothing but what a running request is computing.
+    fn start_waiting(&mut self) -> usize {
+        let mut donors = 0;
         sessions(&mut self.running).for_each(|session| session.awaited = None);
         let (mut index, mut end) = (0, usize::MAX);
         // Those before `index` that wait for memory.
@@ -39,11 +48,12 @@ impl Scheduler {
         while index < self.waiting.len().min(end) {
             let waiting = &self.waiting[index];
             if !short.iter().all(|&at| self.waiting[at].lets_by(waiting)) {
-                return;
+                break;
             }
             match self.judge(waiting) {
-                Verdict::WaitForPlace => return,
+                Verdict::WaitForPlace => break,
                 Verdict::WaitForDonor(donor) => {
+                    donors += 1;
                     self.note_awaited(&donor);
                     index += 1;
                 }
@@ -60,7 +70,25 @@ impl Scheduler {
                         self.waiting[at].overtaken += 1;
                     }
                 }
-                Verdict::Start => return,
+                Verdict::Start => break,
+            }
+        }
+        donors
+    }
+
+    /// Refuses the last of the waiting requests that are too many for the queue, `donors` of them
+    /// aside. Whether a request finds memory is not known when it comes, so one that came while places
+    /// were free can turn out to be one too many. Those that have run already stay.
+    fn refuse_beyond_queue(&mut self, donors: usize) {
+        let never_ran = |waiting: &Waiting| waiting.job.reused_tokens.is_none();
+        let queued = self.waiting.iter().filter(|one| never_ran(one)).count();
+        let excess = queued.saturating_sub(donors + self.config.max_waiting);
+        let retry_after = retry_after(&self.latencies, self.config.max_running);
+        for _ in 0..excess {
+            let last = self.waiting.iter().rposition(never_ran);
+            if let Some(waiting) = last.and_then(|index| self.waiting.remove(index)) {
+                let failure = Failure::QueueFull { retry_after };
+                self.count_end(&waiting.job, End::Failed(failure));
             }
         }
     }

@@ -29,9 +29,10 @@ use std::time::{Duration, Instant};
 
 use lacuna_kv::prefix::PrefixCache;
 use lacuna_models::Segment;
-use lacuna_pages::{ByteLength, available_memory};
+use lacuna_models::plan::Budget;
+use lacuna_pages::ByteLength;
 
-use crate::budget::Budget;
+use crate::budget::Reading;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::request_limits::RequestLimits;
@@ -40,7 +41,7 @@ use crate::runner::ModelRunner;
 use crate::service::ServiceConfig;
 use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
-use crate::system::{Host, System};
+use crate::system::System;
 pub(crate) use job::{Job, Running, Sampled, Session, Waiting, Workspace};
 use schedule::{Demand, StepLimits, ration_rows, schedule};
 
@@ -50,6 +51,8 @@ pub(crate) struct Scheduler {
     config: ServiceConfig,
     prefix: PrefixCache,
     budget: Budget,
+    /// What the system said about memory when it was last asked.
+    memory: Reading,
     /// What KV pages may take now.
     kv_limit: u64,
     waiting: VecDeque<Waiting>,
@@ -71,16 +74,10 @@ impl Scheduler {
     /// A scheduler over an engine of its own.
     ///
     /// # Errors
-    /// [`EngineError::BudgetTooSmall`], or [`EngineError::Kv`] when the limit cannot be set.
+    /// [`EngineError::Kv`] when the limit cannot be set.
     pub(crate) fn new(engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
-        let budget = Budget::new(
-            config.budget,
-            engine.plan().arena.bytes() as u64,
-            engine.plan().weights.copied_bytes(),
-            available_memory(),
-            &engine.kv_cache().grain(),
-        )?;
-        Self::over(Box::new(engine), budget, config, Box::new(Host))
+        let (budget, host) = (*engine.budget(), engine.host());
+        Self::over(Box::new(engine), budget, config, Box::new(host))
     }
 
     /// A scheduler over any model, on any system.
@@ -93,11 +90,14 @@ impl Scheduler {
         config: ServiceConfig,
         system: Box<dyn System>,
     ) -> Result<Self, EngineError> {
-        engine.kv_cache().set_limit(ByteLength::new(budget.kv))?;
+        let memory = system.memory();
+        let kv_limit = kv_share(&budget, memory).max(engine.kv_cache().page_bytes() as u64);
+        engine.kv_cache().set_limit(ByteLength::new(kv_limit))?;
         let prefix = PrefixCache::new(engine.kv_cache().clone());
         let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer());
         Ok(Self {
-            kv_limit: budget.kv,
+            kv_limit,
+            memory,
             engine,
             config,
             prefix,
@@ -120,11 +120,16 @@ impl Scheduler {
             vocabulary: self.engine.vocabulary(),
             max_running: self.config.max_running,
             max_waiting: self.config.max_waiting,
-            kv_bytes: self.budget.kv,
+            kv_bytes: self.kv_share(),
             grain: self.prefix.grain().clone(),
             cache: self.engine.kv_cache().clone(),
-            request_memory: RequestMemory::new(self.config.request_memory),
+            request_memory: RequestMemory::new(ByteLength::new(self.budget.parts.request_bytes)),
         }
+    }
+
+    /// What KV pages may come to while the system has plenty.
+    fn kv_share(&self) -> u64 {
+        kv_share(&self.budget, self.memory)
     }
 
     /// Takes a request that has been checked, or that has to wait again.
@@ -304,6 +309,11 @@ impl Scheduler {
         }
         true
     }
+}
+
+/// The part of KV pages, less what the process has beyond the plan for its other parts.
+fn kv_share(budget: &Budget, memory: Reading) -> u64 {
+    budget.parts.kv_bytes.saturating_sub(memory.beyond_plan)
 }
 
 /// How a request ends.

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use lacuna_kv::KvError;
 use lacuna_pages::ByteLength;
 
-use super::{End, Scheduler, Session, Waiting};
-use crate::budget::working_limit;
+use super::job::Choice;
+use super::{End, Job, Scheduler, Session, Waiting};
+use crate::budget::{KvDemand, projected_bytes, working_limit};
 use crate::stream::Failure;
 
 impl Scheduler {
@@ -35,15 +36,46 @@ impl Scheduler {
                 self.counters.expired_groups += 1;
             }
         }
-        let committed = self.engine.kv_cache().ledger().committed.get();
-        let limit = working_limit(
-            self.budget.kv,
-            committed,
-            self.owned_bytes(),
-            self.system.memory(),
-        );
+        self.memory = self.system.memory();
+        let limit = working_limit(self.kv_demand(), self.memory);
         self.set_limit(limit.max(self.engine.kv_cache().page_bytes() as u64));
         while self.owned_bytes() > self.kv_limit && self.evict_or_preempt(0) {}
+    }
+
+    fn kv_demand(&self) -> KvDemand {
+        KvDemand {
+            share: self.kv_share(),
+            committed: self.engine.kv_cache().ledger().committed.get(),
+            in_use: self.owned_bytes(),
+            first: self.first_needs(),
+            mapped: self.budget.mapped_weight_bytes,
+        }
+    }
+
+    /// Bytes of pages with which the first request goes on, or the first that waits begins: its
+    /// tokens so far and a group more for each choice, as if nothing were cached.
+    fn first_needs(&self) -> u64 {
+        match (self.running.first(), self.waiting.front()) {
+            (Some(first), _) => {
+                let choices = first.sessions.iter().map(|session| &session.choice);
+                self.needs(&first.job, choices.chain(&first.followers))
+            }
+            (None, Some(first)) => self.needs(&first.job, first.choices.iter()),
+            (None, None) => 0,
+        }
+    }
+
+    fn needs<'a>(&self, job: &Job, choices: impl Iterator<Item = &'a Choice>) -> u64 {
+        let lengths = choices.map(|choice| choice.tokens.len());
+        let (count, longest) = lengths.fold((0, job.prompt_tokens), |(count, longest), length| {
+            (count + 1, longest.max(length))
+        });
+        let (cache, grain) = (self.engine.kv_cache(), self.prefix.grain());
+        let context = self.engine.context_tokens();
+        let tokens = (longest + grain.group_tokens().get()).min(context);
+        let shared = projected_bytes(grain, job.prompt_tokens, tokens, count);
+        // What takes whole contexts, or copies to grow, needs at least this for one sequence.
+        shared.max(cache.sequence_peak_bytes(context, tokens))
     }
 
     /// A limit that cannot be set leaves the one there was, which held so far.
@@ -158,7 +190,7 @@ impl Scheduler {
             return;
         }
         let refused = shortage.filter(|error| !is_limit(error));
-        let final_word = refused.is_none() && self.kv_limit == self.budget.kv;
+        let final_word = refused.is_none() && self.kv_limit >= self.budget.parts.kv_bytes;
         if !final_word && now.duration_since(since) < Self::STARVATION {
             return;
         }

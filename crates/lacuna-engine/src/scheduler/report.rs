@@ -50,10 +50,8 @@ impl Scheduler {
             .map(|running| running.sessions.len())
             .sum();
         BudgetStatus {
-            budget: self.budget.total.map(ByteLength::new),
-            activations: ByteLength::new(self.budget.activations),
-            weights: ByteLength::new(self.budget.weights),
-            kv: ByteLength::new(self.budget.kv),
+            plan: self.budget,
+            beyond_plan: ByteLength::new(self.memory.beyond_plan),
             kv_now: ByteLength::new(self.kv_limit),
             dense: ByteLength::new(context.saturating_mul(sessions as u64)),
         }

@@ -47,8 +47,8 @@ fn with_context(tokens: usize) -> Scheduler {
 
 fn scheduler_of(model: Arc<Model>, tokens: usize) -> Scheduler {
     let config = ServiceConfig {
-        budget: Some(ByteLength::mebibytes(64)),
         engine: EngineConfig {
+            budget: Some(ByteLength::mebibytes(64)),
             context_tokens: Some(tokens),
             batch_tokens: 64,
             sequences: 4,
@@ -207,7 +207,7 @@ fn a_system_short_of_memory_gets_the_newest_pages_back_and_answers_stay_the_same
     assert_eq!(scheduler.counters.preemptions, 1);
     assert_eq!(scheduler.running.len(), 1, "the oldest stays");
     assert!(scheduler.owned_bytes() < before);
-    assert!(scheduler.kv_limit < scheduler.budget.kv);
+    assert!(scheduler.kv_limit < scheduler.budget.parts.kv_bytes);
     system.set_memory(1 << 40, 0.0);
     system.pass(Scheduler::TEND_INTERVAL);
     finish(&mut scheduler, 200);
@@ -215,13 +215,76 @@ fn a_system_short_of_memory_gets_the_newest_pages_back_and_answers_stay_the_same
 }
 
 #[test]
+fn a_system_without_any_memory_to_spare_does_not_stop_the_first_request() {
+    // In a group that held little but the model's own file, one page was left to all requests.
+    let (mut scheduler, system) = on_a_fake_system();
+    system.set_memory(0, 0.0);
+    let streams = [400..440, 500..540].map(|prompt| submit(&mut scheduler, prompt, 30));
+    for _ in 0..500 {
+        system.pass(Scheduler::TEND_INTERVAL);
+        scheduler.step();
+    }
+    assert!(scheduler.is_idle());
+    assert!(streams.map(tokens).iter().all(|tokens| tokens.len() == 30));
+}
+
+#[test]
+fn what_the_process_has_beyond_its_plan_comes_out_of_kv_pages() {
+    let (mut scheduler, system) = on_a_fake_system();
+    let streams = [400..440, 500..540].map(|prompt| submit(&mut scheduler, prompt, 30));
+    for _ in 0..5 {
+        scheduler.step();
+    }
+    let (planned, held) = (scheduler.budget.parts.kv_bytes, scheduler.owned_bytes());
+    assert_eq!(scheduler.kv_limit, planned);
+    system.set_beyond_plan(planned - held / 2);
+    system.pass(Scheduler::TEND_INTERVAL);
+    scheduler.step();
+    assert_eq!(scheduler.kv_limit, held / 2);
+    assert!(
+        scheduler.owned_bytes() <= held / 2,
+        "the budget is kept at once"
+    );
+    let committed = scheduler.engine.kv_cache().ledger().committed.get();
+    assert!(committed <= held / 2, "and nothing lies idle beyond it");
+    assert_eq!(
+        scheduler.status().budget.beyond_plan.get(),
+        planned - held / 2
+    );
+    system.set_beyond_plan(0);
+    system.pass(Scheduler::TEND_INTERVAL);
+    finish(&mut scheduler, 200);
+    assert!(streams.map(tokens).iter().all(|tokens| tokens.len() == 30));
+}
+
+#[test]
+fn no_more_requests_wait_than_the_queue_is_long_whatever_made_them_wait() {
+    // A queue of eight let nineteen wait: places were free, but memory was not.
+    let mut scheduler = with_groups(20);
+    let group = scheduler.prefix.grain().group_tokens().get() as u32;
+    scheduler.config.max_waiting = 2;
+    let mut streams: Vec<Stream> = (0..9)
+        .map(|seed| enqueue(&mut scheduler, after(prompt(seed, 9 * group), 1)))
+        .collect();
+    scheduler.step();
+    let (running, waiting) = (scheduler.running.len(), scheduler.waiting.len());
+    assert_eq!(waiting, 2);
+    let full = |stream: &mut Stream| matches!(failure(stream), Some(Failure::QueueFull { .. }));
+    let refused: Vec<bool> = streams.iter_mut().map(full).collect();
+    let expected: Vec<bool> = (0..9).map(|index| index >= running + waiting).collect();
+    assert_eq!(refused, expected, "the last ones");
+}
+
+#[test]
 fn each_starved_request_waits_its_own_time_before_it_fails() {
     // A first request found no memory for twenty seconds and failed, as it should. The second one
     // was held to the same twenty seconds, and so failed in its first step.
     let (mut scheduler, system) = on_a_fake_system();
-    system.set_memory(0, 0.0);
+    system.set_beyond_plan(1 << 40);
     let just_before = Scheduler::STARVATION.checked_sub(Duration::from_millis(1));
     for _ in 0..2 {
+        // It is taken by the limits of the start, when there was nothing beyond the plan.
+        scheduler.memory.beyond_plan = 0;
         let mut stream = submit(&mut scheduler, 400..440, 5);
         scheduler.step();
         assert_eq!(failure(&mut stream), None, "it has only just come");
@@ -236,7 +299,7 @@ fn each_starved_request_waits_its_own_time_before_it_fails() {
         ));
         assert!(scheduler.is_idle());
     }
-    system.set_memory(1 << 40, 0.0);
+    system.set_beyond_plan(0);
     system.pass(Scheduler::TEND_INTERVAL);
     let stream = submit(&mut scheduler, 400..440, 5);
     finish(&mut scheduler, 20);
@@ -531,7 +594,7 @@ fn with_groups(groups: u64) -> Scheduler {
     let mut scheduler = with_context(2048);
     let grain = scheduler.prefix.grain();
     let limit = groups * grain.bytes(grain.group_tokens().get());
-    (scheduler.budget.kv, scheduler.kv_limit) = (limit, limit);
+    (scheduler.budget.parts.kv_bytes, scheduler.kv_limit) = (limit, limit);
     let cache = scheduler.engine.kv_cache();
     cache
         .set_limit(ByteLength::new(limit))

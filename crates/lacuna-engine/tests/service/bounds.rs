@@ -5,17 +5,19 @@ use std::sync::Arc;
 use lacuna_engine::{EngineError, Refusal, Request, Service};
 use lacuna_pages::ByteLength;
 
-use crate::support::{config, finish, greedy, model, prompt, start};
+use crate::support::{config, finish, greedy, leaving, model, prompt, start};
 
 #[test]
 fn a_budget_that_holds_nothing_is_refused_with_what_it_takes() {
     let mut config = config();
-    config.budget = Some(ByteLength::kibibytes(100));
+    config.engine.budget = Some(ByteLength::kibibytes(100));
     let error = Service::start(Arc::clone(&model()), config.clone()).expect_err("too small");
-    let EngineError::BudgetTooSmall { least, .. } = error else {
+    let EngineError::BudgetTooSmall(error) = error else {
         panic!("{error}");
     };
-    config.budget = Some(least);
+    // What requests get is an eighth of the budget, which was almost nothing.
+    let needed = error.needed.bytes();
+    config.engine.budget = Some(ByteLength::new(needed + needed / 7));
     let service = start(config);
     finish(
         service
@@ -30,8 +32,7 @@ fn a_budget_that_holds_nothing_is_refused_with_what_it_takes() {
 fn a_request_that_could_never_fit_is_refused_and_one_that_fits_exactly_runs() {
     let mut config = config();
     let status = start(config.clone()).handle().status();
-    let fixed = status.budget.activations.get() + status.budget.weights.get();
-    config.budget = Some(ByteLength::new(fixed + 4 * status.pages.group.get()));
+    config.engine.budget = Some(leaving(&status, 4 * status.pages.group.get()));
     let service = start(config);
     let most = 4 * status.pages.group_tokens;
     let submit = |request| service.handle().submit(request);

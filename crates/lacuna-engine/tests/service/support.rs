@@ -10,6 +10,7 @@ use lacuna_engine::{
 };
 use lacuna_models::Model;
 use lacuna_models::files::{Mapping, ModelFiles};
+use lacuna_models::plan::request_bytes;
 use lacuna_pages::ByteLength;
 
 /// The demo model, loaded once.
@@ -43,9 +44,20 @@ pub(crate) fn tight(groups: u64, prefix_cache: bool) -> ServiceConfig {
     config.max_batched_tokens = 32;
     config.prefix_cache.enabled = prefix_cache;
     let status = start(config.clone()).handle().status();
-    let fixed = status.budget.activations.get() + status.budget.weights.get();
-    config.budget = Some(ByteLength::new(fixed + groups * status.pages.group.get()));
+    config.engine.budget = Some(leaving(&status, groups * status.pages.group.get()));
     config
+}
+
+/// The budget that leaves a service with the settings of `status` so many bytes for KV.
+pub(crate) fn leaving(status: &Status, kv_bytes: u64) -> ByteLength {
+    let parts = status.budget.plan.parts;
+    let others = parts.besides_kv() - parts.request_bytes + kv_bytes;
+    // What requests get depends on the budget: an eighth of it within bounds.
+    let mut budget = others;
+    for _ in 0..64 {
+        budget = others + request_bytes(Some(budget));
+    }
+    ByteLength::new(budget)
 }
 
 /// Tokens that look like text: a stretch of the demo's vocabulary, different for each `seed`.

@@ -79,6 +79,29 @@ impl Buffers {
             scores: chunks(QUERIES * PARTITION_CHUNKS),
         }
     }
+
+    pub(super) fn bytes(&self) -> usize {
+        let Self {
+            queries,
+            tiles,
+            integers,
+            values,
+            units,
+            keys,
+            key_blocks,
+            copy,
+            scores,
+        } = self;
+        size_of_val(&**queries)
+            + size_of_val(&**tiles)
+            + size_of_val(&**integers)
+            + size_of_val(&**values)
+            + size_of_val(&**units)
+            + size_of_val(&**keys)
+            + size_of_val(&**key_blocks)
+            + size_of_val(&**copy)
+            + size_of_val(&**scores)
+    }
 }
 
 /// A task whose queries are in its worker's buffers.

@@ -52,6 +52,10 @@ impl Buffer {
             scales: vec![Scales::ZERO; BUFFER_BLOCKS].into_boxed_slice(),
         }
     }
+
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.words) + size_of_val(&*self.scales)
+    }
 }
 
 /// Weights that will be packed next, fetched a few lines at a time while tokens are multiplied with

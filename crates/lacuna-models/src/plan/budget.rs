@@ -1,7 +1,18 @@
-//! Whether a plan fits a number of bytes, and what would make it fit.
+//! One byte budget for a process, divided up; whether a plan fits it, and what would make it fit.
+//!
+//! **What counts.** Everything the process commits: memory that no file stands behind, KV pages
+//! included. That is what the kernel calls anonymous and shared memory. **What does not.** Weights and
+//! the program are mapped from files; the system can evict their pages and read them again. They are
+//! named beside the budget.
+//!
+//! What can be worked out is ([`Plan`]); the rest follows rules with a reserve; requests get a share;
+//! KV pages get what is left.
+
+use std::fmt::{self, Display, Formatter};
 
 use lacuna_kernels::ElementType;
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
+use serde::Serialize;
 
 use crate::config::Config;
 use crate::plan::arena::ArenaPlan;
@@ -9,11 +20,159 @@ use crate::plan::error::PlanError;
 use crate::plan::kv::KvPlan;
 use crate::plan::{Demand, Plan};
 
-/// A number of bytes for weights, activations and KV cache together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget(pub u64);
+/// What a process commits, by what it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Parts {
+    /// The program's own data and what the allocator keeps.
+    pub program_bytes: u64,
+    /// The tokenizer, the file's metadata, and the tables of structured output.
+    pub vocabulary_bytes: u64,
+    /// Buffers and stacks of the threads that compute.
+    pub thread_bytes: u64,
+    /// Candidates that a token is chosen from.
+    pub sampling_bytes: u64,
+    /// Norms and biases, which are copied out of the file.
+    pub copied_weight_bytes: u64,
+    /// The arena of a forward pass.
+    pub activation_bytes: u64,
+    /// Requests, from their first byte to their end, apart from their KV rows.
+    pub request_bytes: u64,
+    /// KV pages, those of the prefix cache and idle ones included.
+    pub kv_bytes: u64,
+}
 
-/// Whether a plan stays within a budget until its contexts are full.
+impl Parts {
+    /// All but KV pages.
+    #[must_use]
+    pub fn besides_kv(&self) -> u64 {
+        self.program_bytes
+            + self.vocabulary_bytes
+            + self.thread_bytes
+            + self.sampling_bytes
+            + self.copied_weight_bytes
+            + self.activation_bytes
+            + self.request_bytes
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.besides_kv().saturating_add(self.kv_bytes)
+    }
+
+    /// What there is once the model is loaded and nothing has been set up to run it.
+    #[must_use]
+    pub fn loaded(&self) -> u64 {
+        self.program_bytes + self.vocabulary_bytes + self.copied_weight_bytes
+    }
+}
+
+/// A budget, divided up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Budget {
+    /// Bytes that the process may commit; `None` when nothing is known that would limit it.
+    pub budget_bytes: Option<u64>,
+    /// What they are for. They come to the budget exactly, if there is one.
+    #[serde(flatten)]
+    pub parts: Parts,
+    /// Beside it: weights in the mapped file.
+    pub mapped_weight_bytes: u64,
+}
+
+/// A budget that does not hold what the first token needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a budget of {} is too small: the first token needs {} ({needed})",
+    mebibytes(*budget), mebibytes(needed.bytes())
+)]
+pub struct BudgetTooSmall {
+    /// What there is.
+    pub budget: u64,
+    /// What there would have to be.
+    pub needed: Parts,
+}
+
+impl Display for Parts {
+    /// What takes something, by name.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let parts = [
+            ("program", self.program_bytes),
+            ("vocabulary", self.vocabulary_bytes),
+            ("threads", self.thread_bytes),
+            ("sampling", self.sampling_bytes),
+            ("copied weights", self.copied_weight_bytes),
+            ("activations", self.activation_bytes),
+            ("requests", self.request_bytes),
+            ("KV pages", self.kv_bytes),
+        ];
+        let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+        for (index, (name, bytes)) in parts.enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{name} {}", mebibytes(bytes))?;
+        }
+        Ok(())
+    }
+}
+
+/// `bytes` for people.
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1u64 << 20) as f64)
+}
+
+/// What requests may hold of `budget`, apart from their KV rows: an eighth, at least 2 MiB, which is a
+/// conversation of some thousand tokens, and at most 64, which is as much as is ever received at once.
+#[must_use]
+pub fn request_bytes(budget: Option<u64>) -> u64 {
+    let eighth = budget.map_or(u64::MAX, |budget| budget / 8);
+    eighth.clamp(2 << 20, 64 << 20)
+}
+
+impl Plan {
+    /// Everything but KV pages.
+    pub(super) fn fixed(&self) -> Parts {
+        Parts {
+            program_bytes: self.program.program_bytes,
+            vocabulary_bytes: self.program.vocabulary_bytes,
+            thread_bytes: self.program.thread_bytes,
+            sampling_bytes: self.program.sampling_bytes,
+            copied_weight_bytes: self.weights.copied_bytes(),
+            activation_bytes: self.arena.bytes() as u64,
+            request_bytes: self.request_bytes,
+            kv_bytes: 0,
+        }
+    }
+
+    /// What must be there for the first token of one request.
+    #[must_use]
+    pub fn least(&self) -> Parts {
+        Parts {
+            kv_bytes: self.kv.sequence_peak_bytes(1),
+            ..self.fixed()
+        }
+    }
+
+    /// Divides the budget that was planned for.
+    ///
+    /// # Errors
+    /// [`BudgetTooSmall`] when it is less than [`Plan::least`].
+    pub fn budget(&self) -> Result<Budget, BudgetTooSmall> {
+        let (fixed, needed) = (self.fixed(), self.least());
+        let kv_bytes = match self.budget_bytes {
+            Some(budget) if budget < needed.bytes() => {
+                return Err(BudgetTooSmall { budget, needed });
+            }
+            Some(budget) => budget - fixed.bytes(),
+            None => u64::MAX,
+        };
+        Ok(Budget {
+            budget_bytes: self.budget_bytes,
+            parts: Parts { kv_bytes, ..fixed },
+            mapped_weight_bytes: self.weights.mapped_bytes(),
+        })
+    }
+}
+
+/// Whether a plan stays within its budget until its contexts are full.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It does.
@@ -25,7 +184,7 @@ pub enum Verdict {
     Exceeds {
         /// Bytes too many.
         excess: u64,
-        /// Changes each of which makes it fit. None when the weights alone are too much.
+        /// Changes each of which makes it fit. None when all else alone is too much.
         changes: Vec<Change>,
     },
 }
@@ -45,33 +204,32 @@ pub enum Change {
 const SMALLEST_BATCH: usize = 16;
 
 impl Plan {
-    /// Whether this plan of `config` stays within `budget` until its contexts are full, and if not
-    /// what to change in `demand`.
+    /// Whether this plan of `config` stays within its budget until its contexts are full, and if not
+    /// what to change in `demand`. `None` without a budget.
     ///
     /// # Errors
     /// [`PlanError`] as [`Plan::new`].
-    pub fn within(
-        &self,
-        budget: Budget,
-        config: &Config,
-        demand: &Demand,
-    ) -> Result<Verdict, PlanError> {
+    pub fn verdict(&self, config: &Config, demand: &Demand) -> Result<Option<Verdict>, PlanError> {
+        let Some(budget) = self.budget_bytes else {
+            return Ok(None);
+        };
         let full = self.full();
         let needed = full.peak_bytes();
-        if let Some(spare) = budget.0.checked_sub(needed) {
-            return Ok(Verdict::Fits { spare });
+        if let Some(spare) = budget.checked_sub(needed) {
+            return Ok(Some(Verdict::Fits { spare }));
         }
+        let others = full.parts.besides_kv() - full.parts.activation_bytes;
         let search = Search {
             config,
             demand,
             policy: self.kv.policy,
             geometry: self.kv.geometry,
-            room: budget.0.saturating_sub(full.weights + full.copied),
+            room: budget.saturating_sub(others),
         };
-        Ok(Verdict::Exceeds {
-            excess: needed - budget.0,
+        Ok(Some(Verdict::Exceeds {
+            excess: needed - budget,
             changes: search.changes()?,
-        })
+        }))
     }
 }
 

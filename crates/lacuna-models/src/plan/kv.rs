@@ -155,6 +155,12 @@ impl KvPlan {
         self.of_all(committed_bytes) + (peak_committed_bytes - committed_bytes) as u64
     }
 
+    /// The most memory behind one sequence on its way to `tokens` tokens.
+    #[must_use]
+    pub fn sequence_peak_bytes(&self, tokens: usize) -> u64 {
+        self.footprint(tokens).peak_committed_bytes as u64
+    }
+
     fn footprint(&self, tokens: usize) -> Footprint {
         let tokens = tokens.min(self.context_tokens);
         self.policy

@@ -1,12 +1,11 @@
 //! Where every byte goes, from a model's description and its directory of tensors alone.
 //!
-//! A [`Plan`] has three parts. The [`ArenaPlan`] is what a forward pass executes from: every
+//! A [`Plan`] has four parts. The [`ArenaPlan`] is what a forward pass executes from: every
 //! activation buffer at a fixed offset of one arena, proved by [`ArenaPlan::verify`]. The [`KvPlan`]
-//! says what sequences reserve and what they commit as tokens arrive, and the [`WeightPlan`] what
-//! is mapped from the file. Planning touches no weight and commits no memory; the same input
-//! gives the same plan, byte for byte.
-//!
-//! Not in it: the vocabulary, what each thread needs for itself, and the program.
+//! says what sequences reserve and what they commit as tokens arrive, the [`WeightPlan`] what
+//! is mapped from the file and copied out of it, and the [`ProgramPlan`] what the process takes
+//! besides. Planning touches no weight and commits no memory; the same input gives the same plan,
+//! byte for byte. [`Plan::budget`] divides one number of bytes up among them all.
 
 mod arena;
 mod budget;
@@ -14,6 +13,7 @@ mod error;
 mod kv;
 mod map;
 mod pass;
+mod program;
 mod verify;
 mod weights;
 
@@ -25,11 +25,12 @@ use crate::config::Config;
 use crate::scratch::BatchLimits;
 
 pub use arena::{ALIGNMENT, ArenaPlan, Placement};
-pub use budget::{Budget, Change, Verdict};
+pub use budget::{Budget, BudgetTooSmall, Change, Parts, Verdict, request_bytes};
 pub use error::{PlanError, PlanFault};
 pub use kv::{KvBuffer, KvPlan, KvRows};
 pub(crate) use pass::attention_shape;
 pub use pass::{Buffer, Element, Lifetime, Shape, Step};
+pub use program::{ProgramPlan, VocabularySize};
 pub use weights::{Weight, WeightPlan};
 
 /// Which rows of logits a forward pass must have room for.
@@ -80,6 +81,12 @@ pub struct Demand {
     pub logits: Logits,
     /// Sequences there are at once, each with a context of its own.
     pub sequences: usize,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Bytes that the process may commit in all. `None`: as many as it takes.
+    pub budget_bytes: Option<u64>,
+    /// Of those, bytes that requests may hold apart from their KV rows. `None`: [`request_bytes`].
+    pub request_bytes: Option<u64>,
 }
 
 impl Demand {
@@ -115,49 +122,48 @@ pub struct Plan {
     pub kv: KvPlan,
     /// Weights.
     pub weights: WeightPlan,
+    /// The rest of the process.
+    pub program: ProgramPlan,
+    /// What requests may hold together, apart from their KV rows.
+    pub request_bytes: u64,
+    /// What all of it may come to.
+    pub budget_bytes: Option<u64>,
 }
 
 /// Bytes of a plan at one number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Total {
-    /// Weights in the mapped file.
-    pub weights: u64,
-    /// Norms and biases copied out of it.
-    pub copied: u64,
-    /// The arena.
-    pub activations: u64,
-    /// Memory behind KV caches.
-    pub kv_committed: u64,
-    /// The most there was behind them on the way.
-    pub kv_peak: u64,
+    /// What is committed, by what it is for.
+    pub parts: Parts,
+    /// The most there was behind KV caches on the way.
+    pub kv_peak_bytes: u64,
+    /// Beside it: weights in the mapped file.
+    pub mapped_weight_bytes: u64,
 }
 
 impl Total {
-    /// All of them.
+    /// Everything committed.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.besides_kv() + self.kv_committed
+        self.parts.bytes()
     }
 
-    /// The most that all of them came to on the way.
+    /// The most that everything committed came to on the way.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
-        self.besides_kv() + self.kv_peak
-    }
-
-    fn besides_kv(&self) -> u64 {
-        self.weights + self.copied + self.activations
+        self.parts.besides_kv() + self.kv_peak_bytes
     }
 }
 
 impl Plan {
-    /// Plans a model of `config` and `weights` with sequences of `cache`.
+    /// Plans a model of `config`, `weights` and `vocabulary` with sequences of `cache`.
     ///
     /// # Errors
     /// [`PlanError`] for a demand that nothing can meet.
     pub fn new(
         config: &Config,
         weights: WeightPlan,
+        vocabulary: VocabularySize,
         cache: &KvCache,
         demand: &Demand,
     ) -> Result<Self, PlanError> {
@@ -165,6 +171,10 @@ impl Plan {
             arena: ArenaPlan::new(config, demand.limits()?)?,
             kv: KvPlan::new(cache, demand)?,
             weights,
+            program: ProgramPlan::new(config, vocabulary, demand),
+            request_bytes: (demand.request_bytes)
+                .unwrap_or_else(|| request_bytes(demand.budget_bytes)),
+            budget_bytes: demand.budget_bytes,
         })
     }
 
@@ -172,18 +182,21 @@ impl Plan {
     #[must_use]
     pub fn total(&self, tokens: usize) -> Total {
         Total {
-            weights: self.weights.mapped_bytes(),
-            copied: self.weights.copied_bytes(),
-            activations: self.arena.bytes() as u64,
-            kv_committed: self.kv.committed_bytes(tokens),
-            kv_peak: self.kv.peak_bytes(tokens),
+            parts: Parts {
+                kv_bytes: self.kv.committed_bytes(tokens),
+                ..self.fixed()
+            },
+            kv_peak_bytes: self.kv.peak_bytes(tokens),
+            mapped_weight_bytes: self.weights.mapped_bytes(),
         }
     }
 
-    /// Bytes before the first token.
+    /// Bytes before the first request.
     #[must_use]
     pub fn empty(&self) -> Total {
-        self.total(0)
+        let mut total = self.total(0);
+        total.parts.request_bytes = 0;
+        total
     }
 
     /// Bytes with every context full.

@@ -205,6 +205,10 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         let message = failure.to_string();
         match failure {
+            Failure::QueueFull { retry_after } => Self {
+                retry_after: Some(retry_after),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+            },
             Failure::Deadline => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
             Failure::Unread => Self::new(StatusCode::REQUEST_TIMEOUT, "unread", message),
             Failure::OutOfMemory(_) => Self::unavailable("out_of_memory", message),

@@ -50,7 +50,7 @@ fn a_request_waits_for_memory_that_others_hold_and_is_told_when_it_waited_in_vai
 #[test]
 fn a_body_that_the_memory_can_never_hold_is_refused_with_the_limit() {
     let server = start_with(|config| {
-        config.service.request_memory = ByteLength::new(1 << 20);
+        config.service.engine.request_memory = Some(ByteLength::new(1 << 20));
     });
     // Half of the memory is for bodies that arrive, the other for those that have.
     let body = vec![b' '; (1 << 19) + 1];

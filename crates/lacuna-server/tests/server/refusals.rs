@@ -173,7 +173,7 @@ fn schemas_that_nothing_conforms_to_are_refused() {
 #[test]
 fn a_request_beyond_the_budget_is_refused_and_others_go_on() {
     let server = start_with(|config| {
-        config.service.budget = Some(lacuna_pages::ByteLength::new(6 << 20));
+        config.service.engine.budget = Some(lacuna_pages::ByteLength::mebibytes(20));
         config.service.max_running = 64;
     });
     let response = post(

@@ -7,8 +7,7 @@ use lacuna::KvReport;
 use serde::Serialize;
 
 use crate::cli::LogitsArgs;
-use crate::commands::scoring_engine;
-use lacuna_cli::open;
+use crate::commands::engine;
 use lacuna_cli::output;
 
 #[derive(Serialize)]
@@ -18,7 +17,7 @@ struct Report {
 }
 
 pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
-    let mut engine = scoring_engine(open(&args.model)?, &args.engine)?;
+    let mut engine = engine(&args.model, args.engine.config().scoring())?;
     let last = args.tokens.len() - 1;
     let mut logits = Vec::new();
     let _: KvReport = engine.score(&args.tokens, |position, row| {

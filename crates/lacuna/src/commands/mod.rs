@@ -10,20 +10,18 @@ pub(crate) mod synth;
 pub(crate) mod tokenize;
 
 use std::io::Read;
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use lacuna::{Engine, Model};
-use lacuna_cli::EngineArgs;
+use lacuna::{Accounting, Engine, EngineConfig};
+use lacuna_cli::{ModelArgs, open_to_run};
 
-/// Sets up an engine as the arguments say.
-fn engine(model: Arc<Model>, args: &EngineArgs) -> Result<Engine> {
-    Ok(Engine::new(model, &args.config())?)
-}
-
-/// The same, set up to score texts.
-fn scoring_engine(model: Arc<Model>, args: &EngineArgs) -> Result<Engine> {
-    Ok(Engine::new(model, &args.config().scoring())?)
+/// The model that was named, ready to run in a process that does nothing else.
+fn engine(args: &ModelArgs, config: EngineConfig) -> Result<Engine> {
+    let config = EngineConfig {
+        accounting: Accounting::Measured,
+        ..config
+    };
+    Ok(Engine::new(open_to_run(args, &config)?, &config)?)
 }
 
 /// `text`, or all of standard input.

@@ -11,8 +11,7 @@ use lacuna::{Engine, Special};
 use serde::Serialize;
 
 use crate::cli::PerplexityArgs;
-use crate::commands::scoring_engine;
-use lacuna_cli::open;
+use crate::commands::engine;
 use lacuna_cli::output;
 
 #[derive(Serialize)]
@@ -27,7 +26,7 @@ struct Report {
 pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     let text = fs::read_to_string(&args.file)
         .with_context(|| format!("cannot read `{}` as UTF-8 text", args.file.display()))?;
-    let mut engine = scoring_engine(open(&args.model)?, &args.engine)?;
+    let mut engine = engine(&args.model, args.engine.config().scoring())?;
     let tokens = engine.model().tokenizer().encode(&text, Special::NONE)?;
     let report = measure(&mut engine, &tokens)?;
     if args.model.json {

@@ -3,15 +3,16 @@
 use std::io::{self, IsTerminal};
 
 use anyhow::{Context, Result, bail};
+use lacuna::plan::Budget;
 use lacuna::{
-    AddSpecial, EncodeLimits, Engine, Generation, KvReport, Limits, Message, ParseSpecial, Session,
-    Special,
+    AddSpecial, EncodeLimits, Engine, EngineConfig, Generation, KvReport, Limits, Message,
+    ParseSpecial, Session, Special,
 };
+use lacuna_pages::ByteLength;
 use serde::Serialize;
 
 use crate::cli::RunArgs;
 use crate::commands::{engine, stdin_up_to};
-use lacuna_cli::open;
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, tell};
 
@@ -34,6 +35,9 @@ struct Report {
 struct Memory {
     weight_bytes: u64,
     activation_bytes: usize,
+    budget: Budget,
+    /// What the process has beyond the plan, KV pages aside.
+    beyond_plan_bytes: u64,
     resident: Option<Resident>,
 }
 
@@ -48,8 +52,20 @@ struct Kv {
     dense_bytes: usize,
 }
 
+/// What takes less memory.
+const ADVICE: &str = "use --kv sparse, a smaller --kv-type, a shorter --ctx, fewer --threads, or a smaller \
+                      model (`lacuna plan` says what takes how much)";
+
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let mut engine = engine(open(&args.model)?, &args.engine)?;
+    answer(args).map_err(|error| output::advise(error, ADVICE))
+}
+
+fn answer(args: &RunArgs) -> Result<()> {
+    let config = EngineConfig {
+        budget: args.budget.map(|budget| ByteLength::new(budget.0)),
+        ..args.engine.config()
+    };
+    let mut engine = engine(&args.model, config)?;
     let mut session = engine.session(args.sampling.sampling())?;
     if args.prompt.is_none() && io::stdin().is_terminal() {
         if args.model.json {
@@ -189,8 +205,13 @@ fn generate(
 ) -> Result<Report> {
     session.rewrite(prompt)?;
     let page_bytes = engine.kv_cache().page_bytes();
-    let (weight_bytes, activation_bytes) =
-        (engine.model().weight_bytes(), engine.plan().arena.bytes());
+    let mut memory = Memory {
+        weight_bytes: engine.model().weight_bytes(),
+        activation_bytes: engine.plan().arena.bytes(),
+        budget: *engine.budget(),
+        beyond_plan_bytes: engine.beyond_plan(),
+        resident: None,
+    };
     let limits = Limits {
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),
@@ -205,6 +226,7 @@ fn generate(
         }
     }
     let timing = generation.timing();
+    memory.resident = Resident::now();
     Ok(Report {
         text,
         prompt_tokens: prompt.len(),
@@ -217,11 +239,7 @@ fn generate(
         prefill_tps: timing.prefill_tokens_per_second(),
         decode_tps: timing.decode_tokens_per_second(),
         kv: kv(generation.session().kv(), page_bytes),
-        memory: Memory {
-            weight_bytes,
-            activation_bytes,
-            resident: Resident::now(),
-        },
+        memory,
     })
 }
 

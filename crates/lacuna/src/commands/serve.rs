@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lacuna_cli::{open, output, served_name, tell};
+use lacuna::Accounting;
+use lacuna::plan::Budget;
+use lacuna_cli::{open_to_run, output, served_name, tell};
 use lacuna_engine::Handle;
-use lacuna_pages::ByteLength;
 use lacuna_server::{ApiKeys, RequestLimits, Server, ServerConfig};
 use serde::Serialize;
 
@@ -19,12 +20,22 @@ struct Ready<'a> {
     url: String,
     model: &'a str,
     context_tokens: usize,
-    budget_bytes: Option<u64>,
-    kv_bytes: u64,
+    #[serde(flatten)]
+    budget: Budget,
 }
 
+/// What takes less memory.
+const ADVICE: &str = "use fewer --max-batched-tokens or --max-running, --kv sparse, a smaller --kv-type, a shorter \
+                      --ctx, fewer --threads, or a smaller model (`lacuna plan` says what takes how much)";
+
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
-    let model = open(&args.model)?;
+    serve(args).map_err(|error| output::advise(error, ADVICE))
+}
+
+fn serve(args: &ServeArgs) -> Result<()> {
+    let mut service = args.service.config(&args.engine);
+    service.engine.accounting = Accounting::Measured;
+    let model = open_to_run(&args.model, &service.engine_config())?;
     let name = match &args.name {
         Some(name) => name.clone(),
         None => served_name(&args.model.model),
@@ -35,11 +46,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         keys: keys(args)?,
         share_prefixes: args.share_prefixes,
         limits: RequestLimits {
-            request: Duration::from_secs(args.request_timeout),
+            request: Duration::from_secs(args.request_timeout.get()),
             ..RequestLimits::default()
         },
         strict_fields: args.strict_fields,
-        service: args.service.config(&args.engine),
+        service,
         grace: Duration::from_secs(args.grace),
     };
     let server = Server::start(model, config)?;
@@ -73,21 +84,20 @@ fn announce(server: &Server, name: &str, json: bool) -> Result<()> {
         url: format!("http://{}", server.address()),
         model: name,
         context_tokens: server.engine().context_tokens(),
-        budget_bytes: status.budget.budget.map(ByteLength::get),
-        kv_bytes: status.budget.kv.get(),
+        budget: status.budget.plan,
     };
     if json {
         return output::json(&ready);
     }
-    let budget = match ready.budget_bytes {
-        Some(bytes) => format!("budget {}", output::bytes(bytes)),
+    let budget = match ready.budget.budget_bytes {
+        Some(bytes) => format!("budget {}: {}", output::bytes(bytes), ready.budget.parts),
         None => "no budget".to_owned(),
     };
     tell!(
-        "{name} on {} | context {} tokens | {budget}, {} for KV pages | Ctrl-C ends it",
+        "{name} on {} | context {} tokens | {budget} | mapped weights {} | Ctrl-C ends it",
         ready.url,
         ready.context_tokens,
-        output::bytes(ready.kv_bytes),
+        output::bytes(ready.budget.mapped_weight_bytes),
     );
     Ok(())
 }

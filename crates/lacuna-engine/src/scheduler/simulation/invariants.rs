@@ -34,7 +34,7 @@ pub(super) fn check(scheduler: &Scheduler, pool: &Pool) {
         "pinned pages are those of the cache's groups"
     );
     assert!(
-        ledger.committed.get() <= scheduler.budget.kv,
+        ledger.committed.get() <= scheduler.budget.parts.kv_bytes,
         "the budget holds: {ledger:?}"
     );
 }

@@ -29,7 +29,6 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::tests::demo_model;
 use super::*;
-use crate::budget::Budget;
 use crate::request_limits::RequestLimits;
 use crate::system::FakeSystem;
 use client::{Client, Habit, Spec};
@@ -125,7 +124,7 @@ impl Simulation {
         let rows = config.max_running;
         let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks));
         let system = FakeSystem::new();
-        let budget = Budget::for_kv_alone(kv);
+        let budget = kv_alone(kv);
         let scheduler = Scheduler::over(Box::new(runner), budget, config, Box::new(system.clone()))
             .expect("a limit of more than a page");
         Self {
@@ -205,7 +204,7 @@ impl Simulation {
             return;
         }
         let committed = self.pool.ledger().committed.get();
-        let reserve = crate::budget::RESERVE;
+        let reserve = FakeSystem::RESERVE;
         let available = match self.within(0..4) {
             0 => 0,
             1 => reserve.saturating_sub(committed / 2),
@@ -422,4 +421,18 @@ fn the_same_seed_is_the_same_run() {
         assert_eq!(run(seed, TICKS), run(seed, TICKS), "seed {seed}");
     }
     assert_ne!(run(3, 50).0, run(7, 50).0, "seeds make a difference");
+}
+
+/// A budget for `kv_bytes` of KV pages, with as much for requests as they like.
+fn kv_alone(kv_bytes: u64) -> Budget {
+    let parts = lacuna_models::plan::Parts {
+        request_bytes: 64 << 20,
+        kv_bytes,
+        ..Default::default()
+    };
+    Budget {
+        budget_bytes: Some(parts.bytes()),
+        parts,
+        mapped_weight_bytes: 0,
+    }
 }

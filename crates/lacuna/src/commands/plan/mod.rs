@@ -5,36 +5,34 @@ mod table;
 
 use anyhow::{Context, Result, bail};
 use lacuna::files::{ModelSource, OutputFile};
-use lacuna::plan::{Budget, Change, Demand, Plan, PlanError, Verdict, WeightPlan};
-use lacuna::{Config, DType, synth};
+use lacuna::plan::{Change, Demand, Plan, PlanError, Verdict, VocabularySize, WeightPlan};
+use lacuna::{Config, DType, EngineConfig, synth};
 use lacuna_kv::KvCache;
 
 use crate::cli::PlanArgs;
-use lacuna_cli::open_files;
 use lacuna_cli::output::{self, Usage};
+use lacuna_cli::{open_files, warn_of_context};
 use report::Report;
 
 /// What is planned for.
 struct Subject {
     config: Config,
     weights: WeightPlan,
+    vocabulary: VocabularySize,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
-    let Subject { config, weights } = subject(args)?;
-    let demand = Demand {
-        context_tokens: args.ctx.map_or(config.context_tokens, usize::from),
-        batch_tokens: args.batch.get(),
-        logits: args.logits,
-        sequences: args.sequences.get(),
-    };
+    let Subject {
+        config,
+        weights,
+        vocabulary,
+    } = subject(args)?;
+    let demand = demand(args, config.context_tokens)?;
+    warn_of_context(demand.context_tokens, config.context_tokens);
     let cache = KvCache::new(config.kv_geometry(args.kv_type), args.kv).map_err(PlanError::from)?;
-    let plan = Plan::new(&config, weights, &cache, &demand)?;
+    let plan = Plan::new(&config, weights, vocabulary, &cache, &demand)?;
     debug_assert_eq!(plan.arena.verify(&config), Ok(()), "the plan holds");
-    let verdict = args
-        .budget
-        .map(|budget| plan.within(Budget(budget.0), &config, &demand))
-        .transpose()?;
+    let verdict = plan.verdict(&config, &demand)?;
     if let Some(path) = &args.map {
         OutputFile::write_whole(path, plan.map().to_string().as_bytes())
             .with_context(|| format!("cannot write `{}`", path.display()))?;
@@ -49,6 +47,23 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         Some(Verdict::Exceeds { changes, .. }) => bail!(refusal(&changes)),
         _ => Ok(()),
     }
+}
+
+/// What is asked for, of a model made for contexts of `made_for` tokens.
+fn demand(args: &PlanArgs, made_for: usize) -> Result<Demand> {
+    let engine = EngineConfig {
+        threads: args.threads,
+        ..EngineConfig::default()
+    };
+    Ok(Demand {
+        context_tokens: args.ctx.map_or(made_for, usize::from),
+        batch_tokens: args.batch.get(),
+        logits: args.logits,
+        sequences: args.sequences.get(),
+        threads: engine.thread_count()?.get(),
+        budget_bytes: args.budget.map(|budget| budget.0),
+        request_bytes: None,
+    })
 }
 
 /// The model that was named: its files, or else the shape of that name.
@@ -72,8 +87,10 @@ fn subject(args: &PlanArgs) -> Result<Subject> {
 
 fn from_shape(shape: &'static synth::Shape, dtype: DType) -> Result<Subject> {
     let model = synth::Model::new(shape, dtype);
+    let config = model.description()?.config;
     Ok(Subject {
-        config: model.description()?.config,
+        vocabulary: VocabularySize::usual(&config),
+        config,
         weights: model.weights()?,
     })
 }
@@ -83,6 +100,7 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
     Ok(Subject {
+        vocabulary: VocabularySize::of(&files, &description.config),
         config: description.config,
         weights: WeightPlan::of(files.tensors()),
     })
@@ -91,8 +109,8 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
 /// What a plan that is too large ends with.
 fn refusal(changes: &[Change]) -> String {
     let Some((last, others)) = changes.split_last() else {
-        return "the plan does not fit the budget: the weights alone are too large; use a smaller model \
-                or a smaller weight type"
+        return "the plan does not fit the budget, whatever its context and batch; raise --budget, or \
+                use a smaller model"
             .to_owned();
     };
     let mut text = "the plan does not fit the budget; it would with ".to_owned();

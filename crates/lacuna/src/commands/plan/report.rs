@@ -1,7 +1,7 @@
 //! The plan as `--json` prints it.
 
 use lacuna::Config;
-use lacuna::plan::{Demand, KvPlan, Placement, Plan, Total, Verdict, WeightPlan};
+use lacuna::plan::{Budget, Demand, KvPlan, Parts, Placement, Plan, Total, Verdict, WeightPlan};
 use lacuna_kv::Side;
 use serde::Serialize;
 
@@ -91,18 +91,23 @@ pub(super) struct WeightType {
 
 #[derive(Serialize)]
 pub(super) struct Sum {
-    pub(super) weight_bytes: u64,
-    pub(super) copied_bytes: u64,
-    pub(super) activation_bytes: u64,
-    pub(super) kv_committed_bytes: u64,
+    /// What is committed, by what it is for.
+    #[serde(flatten)]
+    pub(super) parts: Parts,
+    /// All of that.
     pub(super) bytes: u64,
     /// The most it came to on the way.
     pub(super) peak_bytes: u64,
+    /// Beside it: weights in the mapped file, which the system can evict.
+    pub(super) mapped_weight_bytes: u64,
 }
 
 #[derive(Serialize)]
 pub(super) struct Fit {
     pub(super) bytes: u64,
+    /// How it is divided, as `run` and `serve` do; none when even one token is too much.
+    pub(super) parts: Option<Budget>,
+    /// Whether all contexts can be full.
     pub(super) fits: bool,
     pub(super) spare_bytes: u64,
     pub(super) excess_bytes: u64,
@@ -134,7 +139,7 @@ impl<'a> Report<'a> {
             weights: weights(&plan.weights),
             empty: sum(plan.empty()),
             full: sum(plan.full()),
-            budget: budget.map(|(budget, verdict)| fit(budget.0, verdict)),
+            budget: budget.map(|(budget, verdict)| fit(budget.0, plan, verdict)),
         }
     }
 }
@@ -205,22 +210,21 @@ fn weights(plan: &WeightPlan) -> Weights {
 
 fn sum(total: Total) -> Sum {
     Sum {
-        weight_bytes: total.weights,
-        copied_bytes: total.copied,
-        activation_bytes: total.activations,
-        kv_committed_bytes: total.kv_committed,
+        parts: total.parts,
         bytes: total.bytes(),
         peak_bytes: total.peak_bytes(),
+        mapped_weight_bytes: total.mapped_weight_bytes,
     }
 }
 
-fn fit(bytes: u64, verdict: &Verdict) -> Fit {
+fn fit(bytes: u64, plan: &Plan, verdict: &Verdict) -> Fit {
     let (spare_bytes, excess_bytes, changes) = match verdict {
         Verdict::Fits { spare } => (*spare, 0, &[][..]),
         Verdict::Exceeds { excess, changes } => (0, *excess, &changes[..]),
     };
     Fit {
         bytes,
+        parts: plan.budget().ok(),
         fits: excess_bytes == 0,
         spare_bytes,
         excess_bytes,

@@ -118,12 +118,12 @@ fn weights(out: &mut dyn Write, weights: &Weights) -> io::Result<()> {
 fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
     writeln!(
         out,
-        "\n{:<14}{:>12}{:>16}",
+        "\n{:<16}{:>12}{:>16}",
         "total", "empty", "context full"
     )?;
     for (name, part) in PARTS {
         let (empty, full) = (size(part(empty)), size(part(full)));
-        writeln!(out, "  {name:<12}{empty:>12}{full:>16}")?;
+        writeln!(out, "  {name:<14}{empty:>12}{full:>16}")?;
     }
     Ok(())
 }
@@ -132,16 +132,25 @@ fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
 type Part = fn(&Sum) -> u64;
 
 /// What makes up a total, and the total.
-const PARTS: [(&str, Part); 5] = [
-    ("weights", |sum| sum.weight_bytes + sum.copied_bytes),
-    ("activations", |sum| sum.activation_bytes),
-    ("KV cache", |sum| sum.kv_committed_bytes),
-    ("all", |sum| sum.bytes),
+const PARTS: [(&str, Part); 11] = [
+    ("program", |sum| sum.parts.program_bytes),
+    ("vocabulary", |sum| sum.parts.vocabulary_bytes),
+    ("threads", |sum| sum.parts.thread_bytes),
+    ("sampling", |sum| sum.parts.sampling_bytes),
+    ("copied weights", |sum| sum.parts.copied_weight_bytes),
+    ("activations", |sum| sum.parts.activation_bytes),
+    ("requests", |sum| sum.parts.request_bytes),
+    ("KV cache", |sum| sum.parts.kv_bytes),
+    ("committed", |sum| sum.bytes),
     ("peak", |sum| sum.peak_bytes),
+    ("mapped weights", |sum| sum.mapped_weight_bytes),
 ];
 
 fn budget(out: &mut dyn Write, fit: &Fit) -> io::Result<()> {
     let budget = size(fit.bytes);
+    if let Some(divided) = &fit.parts {
+        writeln!(out, "\nof {budget}: {}", divided.parts)?;
+    }
     if fit.fits {
         writeln!(out, "\nfits {budget}: {} to spare", size(fit.spare_bytes))?;
     } else {
