@@ -7,8 +7,9 @@
 //!
 //! ```text
 //! the end of the stream comes
-//!   while a reply is being sent          its next token is such bytes
-//!   while a reply is still computed      `100 Continue` is: clients skip it before the reply
+//!   while a reply is still computed      `100 Continue` is such bytes: clients skip it before a reply
+//!   while one is streamed                a comment is, which is no event; its next token would come late
+//!   while one is sent whole              it is such bytes itself
 //!   between two requests                 the protocol closes the connection
 //! a reset comes                          the connection is dropped, and so the request
 //! ```
@@ -21,14 +22,14 @@ use std::io;
 use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::{Request, Response, Version};
-use hyper::body::Incoming;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Request, Response, Version, header};
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_util::service::TowerToHyperService;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{Interest, ReadBuf};
@@ -37,6 +38,10 @@ use tokio::net::TcpStream;
 /// Asks whether anyone is there: the one interim response that every client must be able to skip,
 /// whether it expects it or not (RFC 9110, 15.2.1). Some libraries skip no other.
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+/// The same within a stream of events: a chunk with a comment, between two chunks of the reply.
+const COMMENT: &[u8] = b"3\r\n:\n\n\r\n";
+/// The type of a reply that comments can be put into.
+const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 /// A connection over which nothing comes is probed after this time, and given up when three probes
 /// in turn, a third of it apart, are not answered. A system forgets a connection that a process of
 /// its own has closed after a minute (Linux), and answers a probe with a reset from then on.
@@ -52,10 +57,22 @@ pub(crate) struct Peer {
     stream: TcpStream,
     /// Everything of the replies so far has been handed to the system.
     flushed: AtomicBool,
-    /// A request of HTTP/1.1 has come and nothing of its reply is there yet.
-    waits: AtomicBool,
+    /// What may be sent now, as a [`Question`].
+    question: AtomicU8,
     /// Some request has come.
     asked: AtomicBool,
+}
+
+/// What may be sent, between two messages, to find out whether the client is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Question {
+    /// Nothing: no reply is due, or it is not one that anything can be put into.
+    None,
+    /// [`INTERIM`]: a request of HTTP/1.1 has come, and nothing of its reply is there yet.
+    Interim,
+    /// [`COMMENT`]: its reply is a stream of events.
+    Comment,
 }
 
 impl Peer {
@@ -76,7 +93,7 @@ impl Peer {
         Arc::new(Self {
             stream,
             flushed: AtomicBool::new(true),
-            waits: AtomicBool::new(false),
+            question: AtomicU8::new(Question::None as u8),
             asked: AtomicBool::new(false),
         })
     }
@@ -92,26 +109,31 @@ impl Peer {
     /// Asks a client that has finished sending whether it is there; what it answers is an error of
     /// the stream. Resolves when it has left so much unread that it cannot even be asked.
     async fn cannot_be_asked(&self) {
-        poll_fn(|context| self.poll_finished_sending(context)).await;
-        match self.stream.try_write(INTERIM) {
-            Ok(written) if written == INTERIM.len() => pending().await,
+        let question = poll_fn(|context| self.poll_finished_sending(context)).await;
+        match self.stream.try_write(question) {
+            Ok(written) if written == question.len() => pending().await,
             // Bytes are on their way to it already: they ask.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => pending().await,
             Ok(_) | Err(_) => {}
         }
     }
 
-    /// Whether the end of the stream has come, with a request waiting and no message half sent.
+    /// What to ask once the end of the stream has come and no message is half sent.
     ///
-    /// Nothing needs to wake the task when those two change: the protocol changes them, in this task.
-    fn poll_finished_sending(&self, context: &mut Context<'_>) -> Poll<()> {
-        if !self.waits.load(Ordering::Relaxed) || !self.is_flushed() {
-            return Poll::Pending;
-        }
+    /// Nothing needs to wake the task when the question or what is sent changes: the protocol changes
+    /// them, in this task.
+    fn poll_finished_sending(&self, context: &mut Context<'_>) -> Poll<&'static [u8]> {
+        let question = self.question.load(Ordering::Relaxed);
+        let question = match question {
+            _ if !self.is_flushed() => return Poll::Pending,
+            asked if asked == Question::Interim as u8 => INTERIM,
+            asked if asked == Question::Comment as u8 => COMMENT,
+            _ => return Poll::Pending,
+        };
         let mut byte = [0];
         let peeked = self.stream.poll_peek(context, &mut ReadBuf::new(&mut byte));
         match ready!(peeked) {
-            Ok(0) => Poll::Ready(()),
+            Ok(0) => Poll::Ready(question),
             // More of this request, or the next one; an error wakes the other half of `gone`.
             Ok(_) | Err(_) => Poll::Pending,
         }
@@ -140,6 +162,10 @@ impl Peer {
                 Ok(_) | Err(_) => {}
             }
         }
+    }
+
+    fn may_be_asked(&self, question: Question) {
+        self.question.store(question as u8, Ordering::Relaxed);
     }
 
     pub(super) fn is_flushed(&self) -> bool {
@@ -213,12 +239,54 @@ impl hyper::service::Service<Request<Incoming>> for Watched {
         let peer = Arc::clone(&self.peer);
         peer.asked.store(true, Ordering::Relaxed);
         let interim = request.version() == Version::HTTP_11;
-        peer.waits.store(interim, Ordering::Relaxed);
+        peer.may_be_asked(if interim {
+            Question::Interim
+        } else {
+            Question::None
+        });
         let reply = self.router.call(request);
         Box::pin(async move {
-            let reply = reply.await;
-            peer.waits.store(false, Ordering::Relaxed);
-            reply
+            let reply = reply.await?;
+            let events = reply.headers().get(header::CONTENT_TYPE) == Some(&EVENT_STREAM);
+            if !(interim && events) {
+                peer.may_be_asked(Question::None);
+                return Ok(reply);
+            }
+            peer.may_be_asked(Question::Comment);
+            Ok(reply.map(|body| Body::new(Events { body, peer })))
         })
+    }
+}
+
+/// The body of a stream of events, which ends the time for comments when it ends.
+struct Events {
+    body: Body,
+    peer: Arc<Peer>,
+}
+
+impl Drop for Events {
+    /// The protocol lets go of a body before it writes the last chunk, which nothing may follow.
+    fn drop(&mut self) {
+        self.peer.may_be_asked(Question::None);
+    }
+}
+
+impl hyper::body::Body for Events {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -6,6 +6,7 @@ use std::net::{Shutdown, TcpStream};
 use lacuna_server::Server;
 use serde_json::{Value, json};
 
+use crate::streams::begun;
 use crate::support::{
     CHAT, assert_nothing_held, connect, posted, question, read, request, start, start_with, until,
 };
@@ -52,6 +53,21 @@ fn a_client_that_has_finished_sending_gets_its_reply() {
     assert_eq!(health.status, 200);
     assert_nothing_held(&server);
     assert_eq!(server.engine().status().counters.cancelled, 0);
+}
+
+#[test]
+fn a_client_that_finishes_sending_within_its_stream_gets_all_of_it_and_a_comment() {
+    let server = start();
+    let mut stream = begun(&server, 200);
+    stream
+        .get_ref()
+        .shutdown(Shutdown::Write)
+        .expect("half closed");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).expect("to the end");
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    assert_eq!(rest.matches("\r\n3\r\n:\n\n\r\n").count(), 1, "{rest}");
+    assert!(rest.ends_with("0\r\n\r\n"), "{rest}");
 }
 
 #[test]
