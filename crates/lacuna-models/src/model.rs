@@ -119,9 +119,8 @@ impl Model {
             eos_token: eos.as_deref(),
             ..Chat::default()
         };
-        let rendered = template.render(&chat)?;
-        let special = template.special();
-        Ok(self.tokenizer.encode_within(&rendered, special, limits)?)
+        let rendered = template.render_marked(&chat, &self.tokenizer)?;
+        Ok(self.tokenizer.encode_marked(&rendered, limits)?)
     }
 }
 

@@ -199,8 +199,8 @@ impl App {
             Some(template) if !tools.is_empty() => template,
             _ => &self.template,
         };
-        let rendered = template.render(&chat)?;
-        let tokens = tokenizer.encode_within(&rendered, template.special(), limits);
+        let rendered = template.render_marked(&chat, tokenizer)?;
+        let tokens = tokenizer.encode_marked(&rendered, limits);
         tokens.map_err(|error| ApiError::from(error).of("messages"))
     }
 

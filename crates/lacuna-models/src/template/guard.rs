@@ -15,7 +15,7 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Expression, Output, State, Value};
 use minijinja::{filters, tests};
 
-use super::{NAME, TemplateError, failed};
+use super::{NAME, TemplateError, failed, marks};
 
 /// Bytes that a rendering may copy or compare whatever the conversation.
 const ALLOWANCE: usize = 32 << 20;
@@ -415,7 +415,16 @@ fn contained(state: &mut State, operands: &[Value]) -> Result<Value, Error> {
         ValueKind::Map => charge_whole(state, item)?,
         _ => charge_whole(state, container)?,
     }
-    evaluate(|expressions| &expressions.contained, operands)
+    let stand_ins = marks::stand_ins(state);
+    if stand_ins.is_empty() || container.kind() == ValueKind::Map {
+        return evaluate(|expressions| &expressions.contained, operands);
+    }
+    let item = match item.as_str() {
+        Some(_) => marks::meant(item, &stand_ins),
+        None => item.clone(),
+    };
+    let meant = [item, marks::meant(container, &stand_ins)];
+    evaluate(|expressions| &expressions.contained, &meant)
 }
 
 fn compare(
@@ -425,7 +434,27 @@ fn compare(
 ) -> Result<Value, Error> {
     let (first, second) = pair(operands)?;
     charge_smaller(state, first, second)?;
-    Ok(Value::from(comparison(first, second)))
+    compare_meant(state, first, second, comparison).map(Value::from)
+}
+
+/// Compares what two values mean.
+fn compare_meant(
+    state: &mut State,
+    first: &Value,
+    second: &Value,
+    comparison: fn(&Value, &Value) -> bool,
+) -> Result<bool, Error> {
+    let stand_ins = marks::stand_ins(state);
+    if stand_ins.is_empty() || first.kind() != second.kind() {
+        return Ok(comparison(first, second));
+    }
+    if first.as_str().is_none() {
+        // Both are gone through here, not only the smaller.
+        charge_whole(state, first)?;
+        charge_whole(state, second)?;
+    }
+    let meant = |value| marks::meant(value, &stand_ins);
+    Ok(comparison(&meant(first), &meant(second)))
 }
 
 /// Takes bytes from the allowance.
@@ -533,7 +562,12 @@ fn method(
 ) -> Result<Value, Error> {
     let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
     charge_text_operation(state, name, &all)?;
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
+    marks::text_operation(state, name, &all, |state, all| match all {
+        [value, arguments @ ..] => {
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
+        }
+        [] => Err(ErrorKind::MissingArgument.into()),
+    })
 }
 
 /// Charges for an operation on texts: what it is given, and what it can make of that.
@@ -610,7 +644,7 @@ fn text_filter<'state>(
     all: &[Value],
 ) -> Result<Value, Error> {
     charge_text_operation(state, name, all)?;
-    original.call(state, all)
+    marks::text_operation(state, name, all, |state, all| original.call(state, all))
 }
 
 fn list_filter(state: &mut State, original: &Value, all: &[Value]) -> Result<Value, Error> {
@@ -671,10 +705,22 @@ fn install_tests(environment: &mut Environment<'static>) {
                 *name,
                 move |state: &mut State, first: Value, second: Value| {
                     charge_smaller(state, &first, &second)?;
-                    Ok::<bool, Error>(comparison(&first, &second))
+                    compare_meant(state, &first, &second, comparison)
                 },
             );
         }
+    }
+    for (name, original) in [
+        ("startingwith", Value::from_function(tests::is_startingwith)),
+        ("endingwith", Value::from_function(tests::is_endingwith)),
+    ] {
+        environment.add_test(name, move |state: &mut State, text: Value, end: Value| {
+            charge_whole(state, &text)?;
+            charge_whole(state, &end)?;
+            let stand_ins = marks::stand_ins(state);
+            let both = [text, end].map(|value| marks::meant(&value, &stand_ins));
+            original.call(state, &both).map(|found| found.is_true())
+        });
     }
     environment.add_test("in", |state: &mut State, item: Value, container: Value| {
         contained(state, &[item, container]).map(|found| found.is_true())

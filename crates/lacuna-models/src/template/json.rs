@@ -3,13 +3,17 @@
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
+
+use super::marks;
+use crate::tokenizer::StandIns;
 
 /// Deeper values are refused; nothing a template is given is nested as deep.
 const MAX_NESTING: usize = 128;
 
 /// `value|tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`.
 pub(super) fn tojson(
+    state: &mut State,
     value: &Value,
     indent: Option<Value>,
     options: Kwargs,
@@ -30,6 +34,7 @@ pub(super) fn tojson(
         between,
         colon,
         depth: 0,
+        stand_ins: marks::stand_ins(state),
     };
     writer.value(value)?;
     Ok(Value::from_safe_string(writer.text))
@@ -75,6 +80,7 @@ struct Writer {
     between: String,
     colon: String,
     depth: usize,
+    stand_ins: StandIns,
 }
 
 impl Writer {
@@ -180,9 +186,9 @@ impl Writer {
     fn string(&mut self, text: &str) {
         self.text.push('"');
         for character in text.chars() {
-            match character {
-                '"' => self.text.push_str("\\\""),
-                '\\' => self.text.push_str("\\\\"),
+            // A stand-in is written as it is, after what belongs in front of what is meant.
+            match self.stand_ins.meant(character) {
+                '"' | '\\' => self.text.extend(['\\', character]),
                 '\n' => self.text.push_str("\\n"),
                 '\r' => self.text.push_str("\\r"),
                 '\t' => self.text.push_str("\\t"),
@@ -190,7 +196,7 @@ impl Writer {
                 '\u{c}' => self.text.push_str("\\f"),
                 control if control < ' ' => self.escape(control),
                 other if self.ensure_ascii && !(' '..='~').contains(&other) => self.escape(other),
-                other => self.text.push(other),
+                _ => self.text.push(character),
             }
         }
         self.text.push('"');

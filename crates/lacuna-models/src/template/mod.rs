@@ -8,6 +8,7 @@
 mod clock;
 mod guard;
 mod json;
+mod marks;
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Map;
 use thiserror::Error as ThisError;
 
-use crate::tokenizer::{Special, Tokenizer};
+use crate::tokenizer::{MarkedText, Seen, Special, StandIns, Tokenizer};
 
 /// Bytes of source; the largest published templates have some 30 kB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
@@ -68,12 +69,35 @@ pub enum TemplateError {
         resource: &'static str,
     },
 
+    /// What it is given leaves no character to mark texts with.
+    #[error(
+        "the messages have every character that could mark where they begin and end; leave some of \
+         U+02EF to U+02FF and U+1D800 to U+1D9FF out"
+    )]
+    Unmarkable,
+
     /// It failed in some other way.
     #[error("the chat template failed: {detail}")]
     Failed {
         /// What and where.
         detail: String,
     },
+}
+
+impl TemplateError {
+    /// The same, in the words that are meant.
+    fn plain(self, stand_ins: &StandIns) -> TemplateError {
+        let plain = |text: String| stand_ins.plain(&text).into_owned();
+        match self {
+            TemplateError::Raised { message } => TemplateError::Raised {
+                message: plain(message),
+            },
+            TemplateError::Failed { detail } => TemplateError::Failed {
+                detail: plain(detail),
+            },
+            other => other,
+        }
+    }
 }
 
 /// One message of a conversation.
@@ -158,6 +182,8 @@ pub enum TemplateOrigin {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Option<Environment<'static>>,
+    /// What its source holds that must not be taken for a mark.
+    seen: Seen,
 }
 
 impl ChatTemplate {
@@ -174,6 +200,8 @@ impl ChatTemplate {
             detail: error.to_string(),
         };
         let mut environment = environment().map_err(syntax)?;
+        let mut seen = Seen::default();
+        seen.candidates_in(source);
         let source = without_generation_marks(source).into_owned();
         guard::check_source(&source, environment.syntax()).map_err(syntax)?;
         environment
@@ -182,12 +210,16 @@ impl ChatTemplate {
         guard::finish(&mut environment).map_err(syntax)?;
         Ok(ChatTemplate {
             environment: Some(environment),
+            seen,
         })
     }
 
     /// The stand-in for a model that brings no template; see [`TemplateOrigin::Concatenation`].
     pub fn concatenation() -> ChatTemplate {
-        ChatTemplate { environment: None }
+        ChatTemplate {
+            environment: None,
+            seen: Seen::default(),
+        }
     }
 
     /// The template that a model brings, or the stand-in.
@@ -207,8 +239,8 @@ impl ChatTemplate {
 
     /// How its output is to be encoded.
     ///
-    /// A template writes its special tokens as text. Text in messages that looks like a special
-    /// token becomes one too, in this as in every runtime that follows `transformers`.
+    /// A template writes its special tokens as text; [`render_marked`](Self::render_marked) tells
+    /// them from what messages say.
     pub fn special(&self) -> Special {
         match self.origin() {
             TemplateOrigin::Given => Special::RENDERED,
@@ -220,8 +252,29 @@ impl ChatTemplate {
     pub fn render(&self, chat: &Chat) -> Result<String, TemplateError> {
         match &self.environment {
             None => Ok(concatenate(chat.messages)),
-            Some(environment) => guard::render(environment, variables(chat)),
+            Some(environment) => {
+                let given = given(chat);
+                guard::render(environment, variables(chat, given, &StandIns::default()))
+            }
         }
+    }
+
+    /// The text for a conversation, of which `tokenizer` will take only the template's own words
+    /// for special tokens: what messages, tools and variables say is text, whatever it looks like.
+    pub fn render_marked(
+        &self,
+        chat: &Chat,
+        tokenizer: &Tokenizer,
+    ) -> Result<MarkedText, TemplateError> {
+        let Some(environment) = &self.environment else {
+            let text = concatenate(chat.messages);
+            return Ok(MarkedText::new(text, StandIns::default(), self.special()));
+        };
+        let mut given = given(chat);
+        let stand_ins = marks::mark(tokenizer.marker(), &self.seen, &mut given)?;
+        let text = guard::render(environment, variables(chat, given, &stand_ins))
+            .map_err(|error| error.plain(&stand_ins))?;
+        Ok(MarkedText::new(text, stand_ins, self.special()))
     }
 }
 
@@ -277,14 +330,24 @@ fn without_generation_marks(source: &str) -> Cow<'_, str> {
     Cow::Owned(result)
 }
 
-fn variables(chat: &Chat) -> Value {
-    let mut all = serde_json::Map::new();
-    all.extend(chat.variables.clone());
+/// The variables that others have written.
+fn given(chat: &Chat) -> Map<String, serde_json::Value> {
+    let mut all = chat.variables.clone();
     let messages = chat
         .messages
         .iter()
         .filter_map(|message| serde_json::to_value(message).ok());
     all.insert("messages".to_owned(), messages.collect());
+    let tools = chat
+        .tools
+        .map_or(serde_json::Value::Null, |tools| tools.to_vec().into());
+    all.insert("tools".to_owned(), tools);
+    all
+}
+
+/// All variables: those, and ours.
+fn variables(chat: &Chat, given: Map<String, serde_json::Value>, stand_ins: &StandIns) -> Value {
+    let mut all = given;
     let add = chat.generation_prompt == GenerationPrompt::Add;
     all.insert("add_generation_prompt".to_owned(), add.into());
     for (name, token) in [("bos_token", chat.bos_token), ("eos_token", chat.eos_token)] {
@@ -292,10 +355,7 @@ fn variables(chat: &Chat) -> Value {
             all.insert(name.to_owned(), token.into());
         }
     }
-    let tools = chat
-        .tools
-        .map_or(serde_json::Value::Null, |tools| tools.to_vec().into());
-    all.insert("tools".to_owned(), tools);
+    all.insert(marks::VARIABLE.to_owned(), stand_ins.pairs().into());
     let now = clock::seconds(chat.now.unwrap_or_else(SystemTime::now));
     all.insert(clock::VARIABLE.to_owned(), now.into());
     Value::from(Serde(all))

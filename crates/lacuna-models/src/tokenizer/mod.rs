@@ -14,6 +14,7 @@ mod bigrams;
 mod error;
 mod gguf;
 mod hugging_face;
+mod marked;
 mod normalizer;
 mod parts;
 mod pieces;
@@ -31,6 +32,8 @@ use serde::Serialize;
 pub use error::{TokenizerError, VocabularyError};
 pub use gguf::GgufVocabulary;
 pub use hugging_face::HuggingFaceFiles;
+pub use marked::MarkedText;
+pub(crate) use marked::{Marker, Seen, StandIns};
 pub use pieces::TokenKind;
 pub use stream::{Decode, SpecialText, TextStart, TextStream};
 
@@ -204,7 +207,33 @@ impl Tokenizer {
         special: Special,
         limits: &EncodeLimits,
     ) -> Result<Vec<u32>, TokenizerError> {
-        self.check_length(text.len(), limits.tokens)?;
+        self.encode_with(text, &StandIns::default(), special, limits)
+    }
+
+    /// The ids of what a chat template wrote: special tokens are its own alone, and what looks like
+    /// one in a message is text. Otherwise as [`encode_within`](Self::encode_within).
+    pub fn encode_marked(
+        &self,
+        text: &MarkedText,
+        limits: &EncodeLimits,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let (marked, stand_ins) = text.marked();
+        self.encode_with(marked, stand_ins, text.special(), limits)
+    }
+
+    /// What marks texts from others for this vocabulary.
+    pub(crate) fn marker(&self) -> &Marker {
+        self.pipeline.marker()
+    }
+
+    fn encode_with(
+        &self,
+        text: &str,
+        stand_ins: &StandIns,
+        special: Special,
+        limits: &EncodeLimits,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        self.check_length(stand_ins.plain_bytes(text), limits.tokens)?;
         let around = match special.add {
             AddSpecial::Yes => (&self.before[..], &self.after[..]),
             AddSpecial::No => Default::default(),
@@ -213,7 +242,7 @@ impl Tokenizer {
         let mut ids = Vec::with_capacity(guess);
         ids.extend_from_slice(around.0);
         self.pipeline
-            .encode(text, special.parse, limits, &mut ids)?;
+            .encode(text, stand_ins, special.parse, limits, &mut ids)?;
         ids.extend_from_slice(around.1);
         limits.check(&ids)?;
         Ok(ids)

@@ -20,6 +20,7 @@ use tokenizers::{AddedToken, Model, OffsetReferential, OffsetType, PreTokenizedS
 use super::added::{AddedTokens, Part};
 use super::bigrams::Bigrams;
 use super::error::{TokenizerError, excerpt};
+use super::marked::{Marker, StandIns, restore};
 use super::normalizer::{Normalizer, check_unbroken};
 use super::sentencepiece::{SentencePiece, VISIBLE_SPACE, escape};
 use super::words::{self, Step};
@@ -39,6 +40,7 @@ const RULED_BYTES: usize = 256;
 #[derive(Debug)]
 pub(super) struct Pipeline {
     added: AddedTokens,
+    marker: Marker,
     algorithm: Algorithm,
 }
 
@@ -85,8 +87,17 @@ impl Pipeline {
             }
             Algorithm::SentencePiece { .. } => &none,
         };
+        let marker = Marker::new(added)?;
         let added = AddedTokens::new(added, ids, normalizer)?;
-        Ok(Pipeline { added, algorithm })
+        Ok(Pipeline {
+            added,
+            marker,
+            algorithm,
+        })
+    }
+
+    pub(super) fn marker(&self) -> &Marker {
+        &self.marker
     }
 
     pub(super) fn id(&self, text: &str) -> Option<u32> {
@@ -137,10 +148,12 @@ impl Pipeline {
         }
     }
 
-    /// Appends the ids of `text`, as long as there are no more than `limits` allow.
+    /// Appends the ids of `text`, in which characters may stand for others, as long as there are no
+    /// more than `limits` allow.
     pub(super) fn encode(
         &self,
         text: &str,
+        stand_ins: &StandIns,
         parse: ParseSpecial,
         limits: &EncodeLimits,
         ids: &mut Vec<u32>,
@@ -149,6 +162,7 @@ impl Pipeline {
         let encoder = Encoder {
             pipeline: self,
             specials,
+            stand_ins,
             limits,
         };
         self.added.raw().cut(text, specials, |part| {
@@ -165,6 +179,8 @@ impl Pipeline {
 struct Encoder<'a> {
     pipeline: &'a Pipeline,
     specials: bool,
+    /// They keep their place until no added token is looked for any more.
+    stand_ins: &'a StandIns,
     limits: &'a EncodeLimits,
 }
 
@@ -182,7 +198,10 @@ impl Encoder<'_> {
                 let text = normalizer.normalize(part, self.limits.workspace_bytes)?;
                 self.cut(
                     &text,
-                    |part, ids| words::cut(part, steps, &mut |word| self.encode_word(word, ids)),
+                    |part, ids| {
+                        let part = self.stand_ins.plain(part);
+                        words::cut(&part, steps, &mut |word| self.encode_word(word, ids))
+                    },
                     ids,
                 )
             }
@@ -190,7 +209,7 @@ impl Encoder<'_> {
                 part,
                 |part, ids| {
                     let space = (*prefix == SpacePrefix::Add).then_some(VISIBLE_SPACE);
-                    self.encode_pieces(space, part, model, ids)
+                    self.encode_pieces(space, &self.stand_ins.plain(part), model, ids)
                 },
                 ids,
             ),
@@ -239,7 +258,9 @@ impl Encoder<'_> {
             |part, ids| {
                 let at = part.as_ptr().addr() - normalized.as_ptr().addr();
                 let part = text.slice(Range::Normalized(at..at + part.len()));
-                let mut part = PreTokenizedString::from(part.unwrap_or_default());
+                let mut part = part.unwrap_or_default();
+                restore(&mut part, self.stand_ins);
+                let mut part = PreTokenizedString::from(part);
                 let most = words::most_bytes(normalized.len());
                 for step in steps {
                     apply(step, &mut part, most)?;

@@ -7,4 +7,5 @@
 
 mod behaviour;
 mod hostile;
+mod marked;
 mod reference;
