@@ -8,13 +8,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::body::Body;
 use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
 use lacuna_models::Model;
-use lacuna_models::template::{Chat, ChatTemplate, Message, TemplateError};
+use lacuna_models::template::{Message, TemplateError};
 use lacuna_models::tokenizer::EncodeLimits;
 use lacuna_pages::return_freed_memory;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use crate::config::ServerConfig;
+use crate::conversation::Conversations;
 use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
@@ -22,6 +23,7 @@ use crate::http::ignored::Ignored;
 use crate::keys::ApiKeys;
 use crate::openai::streams::Streams;
 use crate::sharing::Sharing;
+use crate::structured::tools::ToolSyntax;
 use crate::structured::{Grammars, Rule};
 
 /// What is done with a body, as far as it decides what memory that takes.
@@ -53,8 +55,7 @@ pub(crate) struct App {
     /// When the server started, in seconds since 1970.
     pub(crate) started: u64,
     config: ServerConfig,
-    template: ChatTemplate,
-    tool_template: Option<ChatTemplate>,
+    conversations: Conversations,
     bodies: Bodies,
     /// Requests that are being turned into tokens; more at once than cores would only take memory.
     preparing: Arc<Semaphore>,
@@ -70,9 +71,7 @@ impl App {
         sharing: Sharing,
     ) -> Result<Self, TemplateError> {
         let tokenizer = engine.model().tokenizer();
-        let template = ChatTemplate::of(tokenizer)?;
-        let tool_template = tokenizer.named_chat_template("tool_use");
-        let tool_template = tool_template.map(ChatTemplate::compile).transpose()?;
+        let conversations = Conversations::new(tokenizer)?;
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Ok(Self {
             model_name: config.model_name.as_str().into(),
@@ -80,8 +79,7 @@ impl App {
             sharing,
             grammars: Grammars::default(),
             started: seconds_now(),
-            template,
-            tool_template,
+            conversations,
             bodies: Bodies::new(config.limits.clone(), engine.request_memory().clone()),
             preparing: Arc::new(Semaphore::new(cores)),
             replies: AtomicU64::new(0),
@@ -176,6 +174,16 @@ impl App {
             .transpose()
     }
 
+    /// Whether the model's own template tells it of tools.
+    pub(crate) fn teaches_tools(&self) -> bool {
+        self.conversations.teaches_tools()
+    }
+
+    /// How the model is taught to write calls of tools.
+    pub(crate) fn tool_syntax(&self) -> ToolSyntax {
+        self.conversations.syntax()
+    }
+
     /// Tokens of a conversation that asks for a reply.
     pub(crate) fn conversation(
         &self,
@@ -185,23 +193,8 @@ impl App {
         limits: &EncodeLimits,
     ) -> Result<Vec<u32>, ApiError> {
         let tokenizer = self.model().tokenizer();
-        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token_text(id));
-        let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
-        let chat = Chat {
-            messages,
-            bos_token: bos.as_deref(),
-            eos_token: eos.as_deref(),
-            tools: (!tools.is_empty()).then_some(tools),
-            variables,
-            ..Chat::default()
-        };
-        let template = match &self.tool_template {
-            Some(template) if !tools.is_empty() => template,
-            _ => &self.template,
-        };
-        let rendered = template.render_marked(&chat, tokenizer)?;
-        let tokens = tokenizer.encode_marked(&rendered, limits);
-        tokens.map_err(|error| ApiError::from(error).of("messages"))
+        self.conversations
+            .tokens(tokenizer, messages, tools, variables, limits)
     }
 
     /// What the tokens of a prompt may come to.
@@ -248,8 +241,9 @@ impl Purpose {
     /// Bytes of memory it takes at most to turn a body of that extent into tokens.
     fn bytes(self, extent: &Extent, limits: &EncodeLimits) -> usize {
         /// What a template's messages and their values, its output and text on the way to it take of
-        /// each character, most of which are copied once into each.
-        const RENDERED: usize = 8;
+        /// each character, most of which are copied once into each. Marks of what is not the
+        /// template's own take two bytes.
+        const RENDERED: usize = 16;
         /// What is read into types, normalized text, and tokens in a list that grows.
         const ENCODED: usize = 6;
         /// Tokens of one character each, in a list that grows, and written in a reply that grows.

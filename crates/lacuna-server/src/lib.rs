@@ -23,6 +23,7 @@
 
 mod app;
 mod config;
+mod conversation;
 mod http;
 mod keys;
 mod memory;

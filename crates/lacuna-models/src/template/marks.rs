@@ -117,7 +117,7 @@ pub(super) fn text_operation(
     state: &mut State,
     name: &str,
     all: &[Value],
-    run: impl FnOnce(&mut State, &[Value]) -> Result<Value, Error>,
+    mut run: impl FnMut(&mut State, &[Value]) -> Result<Value, Error>,
 ) -> Result<Value, Error> {
     let stand_ins = stand_ins(state);
     let text = all.first().and_then(Value::as_str);
@@ -139,6 +139,12 @@ pub(super) fn text_operation(
             };
             let whole = plain.first().and_then(Value::as_str).unwrap_or_default();
             Ok(same_parts(&mut Cursor::new(marked, whole), &parts, between))
+        }
+        // Where a word begins depends on the punctuation before it.
+        "capitalize" | "title" => {
+            let changed = run(state, &plain())?;
+            let text = changed.as_str().unwrap_or_default();
+            with_marks(marked, text, &stand_ins).map_or_else(|| run(state, all), Ok)
         }
         "replace" => {
             let plain = plain();
@@ -198,6 +204,17 @@ impl<'a> Cursor<'a> {
         }
         taken
     }
+}
+
+/// `text` with the stand-ins of `marked`, if the two differ in the case of letters alone.
+fn with_marks(marked: &str, text: &str, stand_ins: &StandIns) -> Option<Value> {
+    let same_length = marked.chars().count() == text.chars().count();
+    let both = marked.chars().zip(text.chars());
+    let character = |(shown, changed)| match stand_ins.meant(shown) == changed {
+        true => shown,
+        false => changed,
+    };
+    same_length.then(|| Value::from(both.map(character).collect::<String>()))
 }
 
 /// `text.replace(old, new, count)`; `None` where the arguments are not these.

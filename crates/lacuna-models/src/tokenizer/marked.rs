@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use aho_corasick::{AhoCorasick, MatchKind};
-use tokenizers::tokenizer::normalizer::NormalizedString;
 use tokenizers::AddedToken;
+use tokenizers::tokenizer::normalizer::NormalizedString;
 
 use super::Special;
 use super::error::VocabularyError;

@@ -8,6 +8,7 @@ use axum::body::{Body, BodyDataStream, HttpBody};
 use axum::http::StatusCode;
 use lacuna_engine::{HeldMemory, RequestMemory};
 use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -15,6 +16,7 @@ use crate::config::RequestLimits;
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
+use crate::http::wording::reworded;
 
 /// A body up to this size is received whatever larger ones hold.
 const SMALL_BYTES: usize = 64 << 10;
@@ -118,11 +120,11 @@ impl Bodies {
         };
         let mut received = self.room_for(first).await?;
         while let Some(chunk) = next(body).await {
-            let chunk = chunk.map_err(|error| {
+            let chunk = chunk.map_err(|_| {
                 ApiError::new(
                     StatusCode::BAD_REQUEST,
                     "incomplete_body",
-                    format!("the body could not be read to its end: {error}"),
+                    "the connection broke off before the body's end",
                 )
             })?;
             let bytes = received.bytes.len() + chunk.len();
@@ -163,7 +165,7 @@ impl Received {
             ApiError::new(
                 StatusCode::BAD_REQUEST,
                 "invalid_json",
-                format!("the body is not a JSON object: {error}"),
+                not_an_object(&error),
             )
         })
     }
@@ -187,7 +189,7 @@ pub(crate) fn read<T: DeserializeOwned>(
     let read = T::deserialize(serde_ignored::Deserializer::new(value, &mut note));
     let value = read.map_err(|error| {
         let path = track.path().to_string();
-        let message = error.to_string();
+        let message = reworded(&error.to_string());
         if path == "." {
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message)
         } else {
@@ -216,6 +218,17 @@ fn write_path(path: &serde_ignored::Path<'_>, name: &mut String) {
         Path::Some { parent }
         | Path::NewtypeStruct { parent }
         | Path::NewtypeVariant { parent } => write_path(parent, name),
+    }
+}
+
+fn not_an_object(error: &serde_json::Error) -> String {
+    let (line, column) = (error.line(), error.column());
+    match error.classify() {
+        Category::Data => "the body is JSON, but not an object; send `{...}`".to_owned(),
+        Category::Eof => "the body ends before its JSON does".to_owned(),
+        _ => format!(
+            "the body is not JSON, or nested too deep: see line {line}, column {column} of it"
+        ),
     }
 }
 

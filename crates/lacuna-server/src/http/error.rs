@@ -230,14 +230,23 @@ impl From<Failure> for ApiError {
 
 impl From<TemplateError> for ApiError {
     fn from(error: TemplateError) -> Self {
+        let refused = |message: String| Self {
+            code: "template_failed",
+            ..Self::field("messages", message)
+        };
         match error {
             TemplateError::Syntax { .. } | TemplateError::TooLarge { .. } => {
-                Self::internal(error.to_string())
+                Self::internal("the model's chat template cannot be used")
             }
-            _ => Self {
-                code: "template_failed",
-                ..Self::field("messages", error.to_string())
-            },
+            TemplateError::Raised { message } => refused(format!(
+                "the model's chat template refuses these messages, in its own words: {message}"
+            )),
+            TemplateError::Failed { .. } => refused(
+                "the model's chat template fails on these messages; it may not know one of their \
+                 roles, their order, or a variable of `chat_template_kwargs`"
+                    .to_owned(),
+            ),
+            error => refused(error.to_string()),
         }
     }
 }
@@ -257,7 +266,13 @@ impl From<TokenizerError> for ApiError {
             error,
             TokenizerError::TooLong { .. } | TokenizerError::TooManyTokens { .. }
         );
-        let refused = Self::field("prompt", error.to_string());
+        let message = match &error {
+            TokenizerError::PreTokenizer { .. } => {
+                "the model's tokenizer gives up on this text; send it in smaller parts".to_owned()
+            }
+            error => error.to_string(),
+        };
+        let refused = Self::field("prompt", message);
         match too_long {
             true => Self {
                 code: "context_length_exceeded",

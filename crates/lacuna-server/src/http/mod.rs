@@ -11,3 +11,4 @@ mod peer;
 pub(crate) mod probes;
 pub(crate) mod routes;
 mod socket;
+mod wording;

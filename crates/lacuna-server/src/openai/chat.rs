@@ -19,7 +19,7 @@ use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
 use crate::openai::reply::{self, Dialect, Form, Note};
 use crate::sharing::Client;
 use crate::structured::calls::CallReader;
-use crate::structured::tools::{ToolChoice, ToolSyntax, Tools};
+use crate::structured::tools::{ToolChoice, Tools};
 use crate::structured::{Format, Rule};
 
 #[derive(Debug, Deserialize)]
@@ -74,12 +74,9 @@ fn prepare(
     app.check_model(chat.model.as_deref())?;
     let delivery = parameters.delivery()?;
     let logprobs = chat.logprobs()?;
-    let tools = Tools::new(
-        chat.tools.unwrap_or_default(),
-        chat.tool_choice,
-        &mut ignored,
-    )?;
-    let syntax = ToolSyntax::of(app.model().tokenizer());
+    let tools = Tools::new(chat.tools.unwrap_or_default(), chat.tool_choice)?
+        .called_once(!app.teaches_tools());
+    let syntax = app.tool_syntax();
     let rule = Rule::new(chat.response_format, &tools, syntax, &mut ignored)?;
     let messages = messages::for_template(chat.messages)?;
     let variables = chat.chat_template_kwargs.unwrap_or_default();

@@ -1,6 +1,6 @@
 //! The prompts of a completion, and what its reply says of them.
 
-use lacuna_models::tokenizer::{Decode, Special};
+use lacuna_models::tokenizer::{Decode, ParseSpecial, Special};
 use serde::Deserialize;
 
 use crate::app::App;
@@ -44,8 +44,13 @@ impl Prompts {
             ));
         }
         let encoded = |text: String| -> Result<Prompt, ApiError> {
+            // As with every other server, a prompt may spell out the model's special tokens.
+            let special = Special {
+                parse: ParseSpecial::Yes,
+                ..Special::PROMPT
+            };
             let tokenizer = app.model().tokenizer();
-            let tokens = tokenizer.encode_within(&text, Special::PROMPT, &app.encode_limits())?;
+            let tokens = tokenizer.encode_within(&text, special, &app.encode_limits())?;
             let text = Some(text);
             Ok(Prompt { tokens, text })
         };

@@ -25,8 +25,12 @@ struct Tokenize {
     prompt: Option<String>,
     #[serde(default)]
     messages: Option<Vec<ChatMessage>>,
+    /// Whether to put the tokens around a prompt that the model expects there; yes by default.
     #[serde(default)]
     add_special_tokens: Option<bool>,
+    /// Whether special tokens are found in a prompt, as in those of completions; yes by default.
+    #[serde(default)]
+    parse_special: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -77,7 +81,10 @@ fn encode(app: &App, object: Map<String, Value>) -> Result<(Tokenized, Ignored),
                     Some(false) => AddSpecial::No,
                     _ => AddSpecial::Yes,
                 },
-                parse: ParseSpecial::No,
+                parse: match asked.parse_special {
+                    Some(false) => ParseSpecial::No,
+                    _ => ParseSpecial::Yes,
+                },
             };
             app.model()
                 .tokenizer()

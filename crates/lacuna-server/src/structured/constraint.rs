@@ -10,7 +10,7 @@ use llguidance::{Matcher, ParserFactory};
 use toktrie::{SimpleVob, TokEnv};
 
 use crate::http::error::ApiError;
-use crate::structured::grammar::{OPEN, Rule};
+use crate::structured::grammar::{OPEN, Rule, SCHEMA};
 use crate::structured::vocabulary;
 
 /// Lexer states of one request at most; each takes some 2 kB.
@@ -79,24 +79,27 @@ impl Compiler {
     }
 
     fn compile(&self, rule: &Rule) -> Result<Matcher, ApiError> {
-        let refused = |error: String| {
-            let (param, what) = match rule {
-                Rule::Json(_) => ("response_format", "the schema cannot be followed"),
-                _ => ("tools", "the tools' parameters cannot be followed"),
+        let refused = |error: &str| {
+            let path = match rule {
+                Rule::Json(_) => SCHEMA,
+                _ => "tools",
             };
-            ApiError::field(param, format!("{what}: {error}"))
+            ApiError::field(
+                path,
+                format!("`{path}` cannot be followed: {}", reason(error)),
+            )
         };
         let parser = self.factory.create_parser(rule.grammar());
         let mut matcher = Matcher::new(parser);
         if let Some(error) = matcher.get_error() {
-            return Err(refused(error));
+            return Err(refused(&error));
         }
         // A grammar no text conforms to shows when its first token is asked for.
         let mask = matcher.compute_mask_or_eos();
         match mask {
             Ok(mask) if !mask.is_zero() => Ok(matcher),
-            Ok(_) => Err(refused("no text conforms to it".to_owned())),
-            Err(error) => Err(refused(error.to_string())),
+            Ok(_) => Err(refused(UNSATISFIABLE)),
+            Err(error) => Err(refused(&error.to_string())),
         }
     }
 }
@@ -119,15 +122,15 @@ impl Constraint for Grammar {
     }
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(failed)?;
+        let mask = self.matcher.compute_mask_or_eos().map_err(|_| dead_end())?;
         if forbid(&mask, logits) == 0 {
-            return Err(ConstraintError("no token may come next".to_owned()));
+            return Err(dead_end());
         }
         Ok(())
     }
 
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
-        self.matcher.consume_token(token).map_err(failed)
+        self.matcher.consume_token(token).map_err(|_| dead_end())
     }
 
     fn is_complete(&self) -> bool {
@@ -194,7 +197,8 @@ impl Constraint for AfterMarker {
         let rest = self.vocabulary.tokenize_bytes(&rest);
         let taken = self.grammar.matcher.clone().try_consume_tokens(&rest);
         if taken.is_ok_and(|taken| taken == rest.len()) {
-            self.grammar.matcher.consume_tokens(&rest).map_err(failed)?;
+            let taken = self.grammar.matcher.consume_tokens(&rest);
+            taken.map_err(|_| dead_end())?;
             self.begun = true;
         }
         self.seen.clear();
@@ -225,6 +229,45 @@ fn forbid(mask: &SimpleVob, logits: &mut [f32]) -> usize {
     left
 }
 
-fn failed(error: impl fmt::Display) -> ConstraintError {
-    ConstraintError(error.to_string())
+/// No token may come next, or following the schema has become too much work.
+fn dead_end() -> ConstraintError {
+    ConstraintError(
+        "no further token can be told to conform to the schema; make its patterns and bounds simpler"
+            .to_owned(),
+    )
+}
+
+/// How the library's errors begin where nothing conforms.
+const UNSATISFIABLE: &str = "Unsatisfiable schema";
+
+/// Why the library refuses a grammar, for who wrote the schema. What its errors say beyond this is
+/// about the library itself.
+fn reason(error: &str) -> &'static str {
+    const REASONS: [(&str, &str); 7] = [
+        (UNSATISFIABLE, "nothing conforms to it"),
+        (
+            "min/maxProperties only supported",
+            "`minProperties` and `maxProperties` can only be followed where every property under \
+             `properties` is required",
+        ),
+        (
+            "patternProperty",
+            "no name may match two patterns of `patternProperties`",
+        ),
+        (
+            "circular references",
+            "a schema that refers to itself must have nothing beside its `$ref`",
+        ),
+        ("too large", "it is too large"),
+        ("limit", "it is too large"),
+        (
+            "regex",
+            "a `pattern` in it cannot be followed: look-around and references to groups are not known",
+        ),
+    ];
+    let found = REASONS.iter().find(|(part, _)| error.contains(part));
+    found.map_or(
+        "its patterns or bounds are beyond what can be decided token by token; make them simpler",
+        |(_, reason)| reason,
+    )
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
-use crate::structured::schema;
+use crate::structured::schema::{Definitions, Impossible};
 use crate::structured::tools::{Choice, ToolSyntax, Tools};
 
 /// `response_format`.
@@ -51,13 +51,18 @@ pub(crate) enum Rule {
         /// What JSON of one call must be.
         schema: Value,
         syntax: ToolSyntax,
+        one_call: bool,
     },
     /// Anything, but what follows the marker of a call must be one.
     CallsAfterMarker {
         /// What JSON of one call must be.
         schema: Value,
+        one_call: bool,
     },
 }
+
+/// Where a reply's schema stands in a request.
+pub(super) const SCHEMA: &str = "response_format.json_schema.schema";
 
 /// Marks a call's beginning in [`ToolSyntax::Tagged`].
 pub(crate) const OPEN: &str = "<tool_call>";
@@ -89,17 +94,19 @@ impl Rule {
     ) -> Result<Option<Self>, ApiError> {
         let json = match format.map(Format::schema).transpose()?.flatten() {
             None => None,
-            Some(schema) => Some(read(schema, ignored)?),
+            Some(schema) => Some(read(&schema, ignored)?),
         };
         Ok(match (tools.choice(), json, syntax) {
             (Choice::Required, ..) => Some(Self::Calls {
-                schema: tools.schema(syntax),
+                schema: tools.schema(syntax, ignored)?,
                 syntax,
+                one_call: tools.are_called_once(),
             }),
             (_, Some(schema), _) => Some(Self::Json(schema)),
             (Choice::Auto, None, ToolSyntax::Tagged) if tools.are_offered() => {
                 Some(Self::CallsAfterMarker {
-                    schema: tools.schema(syntax),
+                    schema: tools.schema(syntax, ignored)?,
+                    one_call: tools.are_called_once(),
                 })
             }
             _ => None,
@@ -109,9 +116,9 @@ impl Rule {
     /// Bytes of the schema as text.
     pub(super) fn schema_bytes(&self) -> usize {
         match self {
-            Self::Json(schema) | Self::Calls { schema, .. } | Self::CallsAfterMarker { schema } => {
-                schema.to_string().len()
-            }
+            Self::Json(schema)
+            | Self::Calls { schema, .. }
+            | Self::CallsAfterMarker { schema, .. } => schema.to_string().len(),
         }
     }
 
@@ -122,21 +129,26 @@ impl Rule {
             | Self::Calls {
                 schema,
                 syntax: ToolSyntax::Bare | ToolSyntax::BareParameters,
+                ..
             } => TopLevelGrammar::from_json_schema(compact(schema.clone())),
-            Self::Calls { schema, .. } => tagged(schema, &format!("{OPEN}\n")),
-            Self::CallsAfterMarker { schema } => tagged(schema, "\n"),
+            Self::Calls {
+                schema, one_call, ..
+            } => tagged(schema, &format!("{OPEN}\n"), *one_call),
+            Self::CallsAfterMarker { schema, one_call } => tagged(schema, "\n", *one_call),
         }
     }
 }
 
 /// Calls between markers, one after another; `start` is what the first begins with.
-fn tagged(schema: &Value, start: &str) -> TopLevelGrammar {
+fn tagged(schema: &Value, start: &str, one_call: bool) -> TopLevelGrammar {
     let text = |text: &str| Value::from(text).to_string();
+    let again = text(&format!("\n{OPEN}\n"));
+    let more = format!("({again} body {})*", text(&format!("\n{CLOSE}")));
     TopLevelGrammar::from_lark(format!(
-        "start: {first} body {close} ({again} body {close})*\nbody: %json {schema}\n",
+        "start: {first} body {close} {more}\nbody: %json {schema}\n",
         first = text(start),
         close = text(&format!("\n{CLOSE}")),
-        again = text(&format!("\n{OPEN}\n")),
+        more = if one_call { String::new() } else { more },
         schema = compact(schema.clone()),
     ))
 }
@@ -155,11 +167,22 @@ fn compact(mut schema: Value) -> Value {
     schema
 }
 
-fn read(mut schema: Value, ignored: &mut Ignored) -> Result<Value, ApiError> {
-    let path = "response_format.json_schema.schema";
+fn read(schema: &Value, ignored: &mut Ignored) -> Result<Value, ApiError> {
+    let path = SCHEMA;
     if !schema.is_object() {
         return Err(ApiError::field(path, "`schema` must be a JSON object"));
     }
-    schema::prune(&mut schema, path, ignored)?;
-    Ok(schema)
+    let mut definitions = Definitions::new(ignored);
+    let root = definitions.read(schema, path)?;
+    if let Some(impossible) = definitions.satisfiable().impossible(&root, path) {
+        return Err(nothing_conforms(impossible));
+    }
+    Ok(definitions.finish(root))
+}
+
+/// No reply could be given.
+pub(super) fn nothing_conforms(impossible: Impossible) -> ApiError {
+    let Impossible { path, why } = impossible;
+    let message = format!("nothing conforms to `{path}`: {why}");
+    ApiError::field(path, message)
 }

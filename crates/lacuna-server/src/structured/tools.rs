@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
-use crate::structured::grammar::OPEN;
-use crate::structured::schema;
+use crate::structured::grammar::{OPEN, nothing_conforms};
+use crate::structured::schema::Definitions;
 
 /// Tools at most, as OpenAI has it.
 const MOST_TOOLS: usize = 128;
@@ -70,12 +70,16 @@ pub(crate) struct Tools {
     offered: Vec<Value>,
     functions: Vec<Function>,
     choice: Choice,
+    one_call: bool,
 }
 
 #[derive(Debug)]
 struct Function {
+    /// Its place among the tools.
+    index: usize,
     name: String,
-    parameters: Value,
+    /// Absent where the tool takes no arguments.
+    parameters: Option<Value>,
 }
 
 impl ToolSyntax {
@@ -104,11 +108,7 @@ impl ToolSyntax {
 
 impl Tools {
     /// Checks the tools and applies the choice: one that names a tool leaves only that.
-    pub(crate) fn new(
-        tools: Vec<Value>,
-        choice: Option<ToolChoice>,
-        ignored: &mut Ignored,
-    ) -> Result<Self, ApiError> {
+    pub(crate) fn new(tools: Vec<Value>, choice: Option<ToolChoice>) -> Result<Self, ApiError> {
         if tools.len() > MOST_TOOLS {
             return Err(ApiError::field(
                 "tools",
@@ -117,13 +117,8 @@ impl Tools {
         }
         let functions = tools.iter().enumerate();
         let functions = functions
-            .map(|(index, tool)| {
-                let mut function = Function::read(tool).ok_or_else(|| malformed(index))?;
-                let path = format!("tools[{index}].function.parameters");
-                schema::prune(&mut function.parameters, &path, ignored)?;
-                Ok(function)
-            })
-            .collect::<Result<Vec<_>, ApiError>>()?;
+            .map(|(index, tool)| Function::read(index, tool).ok_or_else(|| malformed(index)))
+            .collect::<Result<Vec<_>, _>>()?;
         let mut all = Self {
             choice: if tools.is_empty() {
                 Choice::None
@@ -132,6 +127,7 @@ impl Tools {
             },
             offered: tools,
             functions,
+            one_call: false,
         };
         all.apply(choice)?;
         Ok(all)
@@ -156,6 +152,16 @@ impl Tools {
         Ok(())
     }
 
+    /// The same, with no more than one call in a reply that is held to calls: models that were not
+    /// trained to call tools go on with one after another.
+    pub(crate) fn called_once(self, one_call: bool) -> Self {
+        Self { one_call, ..self }
+    }
+
+    pub(crate) fn are_called_once(&self) -> bool {
+        self.one_call
+    }
+
     /// The tools as they were sent, for the chat template.
     pub(crate) fn offered(&self) -> &[Value] {
         &self.offered
@@ -173,27 +179,37 @@ impl Tools {
         self.functions.iter().map(|function| function.name.clone())
     }
 
-    /// What the JSON of one call must be.
-    pub(crate) fn schema(&self, syntax: ToolSyntax) -> Value {
+    /// What the JSON of one call must be. References in a tool's parameters begin there, so each
+    /// tool is a document of its own.
+    pub(crate) fn schema(
+        &self,
+        syntax: ToolSyntax,
+        ignored: &mut Ignored,
+    ) -> Result<Value, ApiError> {
+        let mut definitions = Definitions::new(ignored);
+        let functions = self.functions.iter();
+        let parameters = functions
+            .map(|function| function.arguments(&mut definitions))
+            .collect::<Result<Vec<_>, _>>()?;
         let arguments = syntax.arguments();
-        let one = |function: &Function| {
+        let one = |(function, parameters): (&Function, Value)| {
             json!({
                 "type": "object",
                 "properties": {
                     "name": {"const": function.name},
-                    arguments: function.parameters,
+                    arguments: parameters,
                 },
                 "required": ["name", arguments],
                 "additionalProperties": false,
             })
         };
-        let calls: Vec<Value> = self.functions.iter().map(one).collect();
-        json!({"anyOf": calls})
+        let calls: Vec<Value> = self.functions.iter().zip(parameters).map(one).collect();
+        Ok(definitions.finish(json!({"anyOf": calls})))
     }
 }
 
 impl Function {
-    fn read(tool: &Value) -> Option<Self> {
+    fn read(index: usize, tool: &Value) -> Option<Self> {
         let function = tool
             .get("function")
             .filter(|_| tool["type"] == "function")?;
@@ -203,14 +219,54 @@ impl Function {
             return None;
         }
         let parameters = match function.get("parameters") {
-            None | Some(Value::Null) => json!({"type": "object", "properties": {}}),
-            Some(parameters) if parameters.is_object() => parameters.clone(),
+            None | Some(Value::Null) => None,
+            Some(parameters) if parameters.is_object() => Some(parameters.clone()),
             Some(_) => return None,
         };
         Some(Self {
+            index,
             name: name.to_owned(),
             parameters,
         })
+    }
+
+    /// What the arguments of a call must be.
+    fn arguments(&self, definitions: &mut Definitions<'_>) -> Result<Value, ApiError> {
+        let Some(parameters) = &self.parameters else {
+            return Ok(json!({"type": "object", "properties": {}, "additionalProperties": false}));
+        };
+        let path = format!("tools[{}].function.parameters", self.index);
+        let mut schema = definitions.read(parameters, &path)?;
+        let known = definitions.satisfiable();
+        if let Some(impossible) = known.impossible(&schema, &path) {
+            return Err(nothing_conforms(impossible));
+        }
+        if !known.can_be(&schema, "object") {
+            let message = format!("`{path}` must describe an object, one property per argument");
+            return Err(ApiError::field(path, message));
+        }
+        close(&mut schema);
+        Ok(schema)
+    }
+}
+
+/// Keeps arguments that nothing describes out of a call, unless the parameters speak of further ones.
+fn close(parameters: &mut Value) {
+    const OPEN: [&str; 7] = [
+        "$ref",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "const",
+        "enum",
+        "patternProperties",
+    ];
+    let Value::Object(fields) = parameters else {
+        return;
+    };
+    if !OPEN.iter().any(|keyword| fields.contains_key(*keyword)) {
+        fields.insert("type".to_owned(), "object".into());
+        fields.insert("additionalProperties".to_owned(), false.into());
     }
 }
 

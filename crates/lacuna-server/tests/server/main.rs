@@ -4,6 +4,7 @@ mod access;
 mod endpoints;
 mod failures;
 mod fields;
+mod forged;
 mod half_closed;
 mod limits;
 mod probes;

@@ -145,13 +145,244 @@ fn a_required_call_is_made_and_its_arguments_conform() {
 }
 
 #[test]
-fn tools_that_are_not_called_leave_the_reply_as_it_is() {
+fn tools_are_in_the_prompt_even_of_a_template_that_ignores_them_unless_none_may_be_called() {
     let server = start();
-    let plain = posted(&server, CHAT, &question(json!({})));
-    for choice in ["auto", "none"] {
-        let fields = json!({"tools": tools(), "tool_choice": choice});
+    let reply = |fields: Value| posted(&server, CHAT, &question(fields));
+    let plain = reply(json!({}));
+    let none = reply(json!({"tools": tools(), "tool_choice": "none"}));
+    assert_eq!(none["choices"], plain["choices"]);
+    assert_eq!(
+        none["usage"]["prompt_tokens"],
+        plain["usage"]["prompt_tokens"]
+    );
+    let prompt = |reply: &Value| reply["usage"]["prompt_tokens"].as_u64().expect("a number");
+    let one = reply(json!({"tools": [tools()[0]], "tool_choice": "auto"}));
+    let two = reply(json!({"tools": tools(), "tool_choice": "auto"}));
+    assert!(prompt(&plain) < prompt(&one) && prompt(&one) < prompt(&two));
+}
+
+/// Tools of two documents whose definitions have the same names, one of them recursive.
+fn nested_tools() -> Value {
+    let tool = |name: &str, colour: &str| {
+        json!({"type": "function", "function": {"name": name, "parameters": {
+            "$defs": {
+                "Colour": {"enum": [colour], "type": "string"},
+                "Node": {
+                    "type": "object",
+                    "properties": {
+                        "colour": {"$ref": "#/$defs/Colour"},
+                        "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/Node"}]},
+                    },
+                    "required": ["colour", "next"],
+                    "additionalProperties": false,
+                },
+            },
+            "type": "object",
+            "properties": {"first": {"$ref": "#/$defs/Node"}, "again": {"$ref": "#/properties/first"}},
+            "required": ["first", "again"],
+        }}})
+    };
+    json!([tool("paint", "red"), tool("erase", "green")])
+}
+
+#[test]
+fn references_are_relative_to_each_tools_own_parameters() {
+    let server = start();
+    for (name, colour) in [("paint", "red"), ("erase", "green")] {
+        let choice = json!({"type": "function", "function": {"name": name}});
+        let fields = json!({"tools": nested_tools(), "tool_choice": choice, "max_tokens": 200});
         let reply = posted(&server, CHAT, &question(fields));
-        assert_eq!(reply["choices"], plain["choices"]);
+        let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
+        assert_eq!(call["name"], name, "{reply}");
+        let arguments = call["arguments"].as_str().expect("text");
+        let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+        assert_eq!(arguments["first"]["colour"], colour);
+        assert_eq!(arguments["again"]["colour"], colour);
+        assert_eq!(arguments.as_object().expect("an object").len(), 2);
+    }
+    for choice in ["required", "auto"] {
+        let fields = json!({"tools": nested_tools(), "tool_choice": choice, "max_tokens": 100});
+        posted(&server, CHAT, &question(fields));
+    }
+}
+
+#[test]
+fn a_tool_without_parameters_gets_none() {
+    let server = start();
+    for function in [
+        json!({"name": "now"}),
+        json!({"name": "now", "parameters": null}),
+        json!({"name": "now", "parameters": {}}),
+        json!({"name": "now", "parameters": {"type": "object", "properties": {}}}),
+    ] {
+        let tools = json!([{"type": "function", "function": function}]);
+        let fields = json!({"tools": tools, "tool_choice": "required", "max_tokens": 60});
+        let reply = posted(&server, CHAT, &question(fields));
+        let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
+        assert_eq!(call["arguments"], "{}", "{function}: {reply}");
+    }
+}
+
+/// What a client is told must not be the words of a library.
+fn assert_own_words(error: &Value) {
+    let message = error["message"].as_str().expect("a message");
+    for word in [
+        "invalid type",
+        "f32",
+        "u64",
+        "usize",
+        "struct ",
+        "enum ",
+        "Unimplemented",
+        "Unsatisfiable",
+        "unsatisfiable",
+        "anyhow",
+        "grammar",
+        "lark",
+        "lexer",
+        "regex",
+        "chat_template:",
+        "minijinja",
+        "invalid operation",
+        "line 1 column",
+        "expected value",
+    ] {
+        assert!(!message.contains(word), "{word}: {message}");
+    }
+}
+
+#[test]
+fn schemas_that_nothing_conforms_to_are_refused_where_they_stand() {
+    let server = start();
+    let string = json!({"type": "string"});
+    for (schema, place) in [
+        (json!({"not": {}}), ".not"),
+        (json!({"enum": []}), ""),
+        (json!({"type": "integer", "enum": ["a"]}), ""),
+        (json!({"type": "integer", "minimum": 3, "maximum": 2}), ""),
+        (
+            json!({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}),
+            "",
+        ),
+        (
+            json!({"type": "number", "multipleOf": 10, "minimum": 1, "maximum": 9}),
+            "",
+        ),
+        (
+            json!({"type": "string", "minLength": 3, "maxLength": 2}),
+            "",
+        ),
+        (json!({"type": "array", "minItems": 2, "maxItems": 1}), ""),
+        (
+            json!({"type": "array", "items": false, "minItems": 1}),
+            ".items",
+        ),
+        (json!({"allOf": [string, {"type": "integer"}]}), ""),
+        (json!({"anyOf": []}), ".anyOf"),
+        (
+            json!({"type": "object", "properties": {"x": false}, "required": ["x"]}),
+            ".properties.x",
+        ),
+        (
+            json!({"type": "object", "additionalProperties": false, "required": ["x"]}),
+            ".additionalProperties",
+        ),
+        (
+            json!({"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}),
+            "",
+        ),
+        (
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+            "",
+        ),
+        (
+            json!({"type": "string", "allOf": [{"pattern": "^a$"}, {"pattern": "^b$"}]}),
+            "",
+        ),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+        let fields = json!({"response_format": format, "max_tokens": 50});
+        let response = post(&server, CHAT, &question(fields));
+        assert_eq!(response.status, 400, "{schema}: {response:?}");
+        let error = &response.json()["error"];
+        let path = format!("response_format.json_schema.schema{place}");
+        let param = error["param"].as_str().expect("a field");
+        assert!(param.starts_with(&path), "{schema}: {error}");
+        assert_own_words(error);
+
+        let tools = json!([{"type": "function", "function": {"name": "f", "parameters":
+            {"type": "object", "properties": {"y": schema}, "required": ["y"]}}}]);
+        let fields = json!({"tools": tools, "tool_choice": "required", "max_tokens": 50});
+        if schema.get("$ref").is_none() && !schema.to_string().contains("\"#\"") {
+            let response = post(&server, CHAT, &question(fields));
+            assert_eq!(response.status, 400, "{schema}: {response:?}");
+            assert_own_words(&response.json()["error"]);
+        }
+    }
+    assert_nothing_held(&server);
+}
+
+#[test]
+fn schemas_that_cannot_be_followed_are_refused_in_plain_words() {
+    let server = start();
+    for (schema, place) in [
+        (
+            json!({"properties": {"x": {"$ref": "other.json"}}}),
+            ".properties.x.$ref",
+        ),
+        (
+            json!({"properties": {"x": {"$ref": "#/$defs/missing"}}}),
+            ".properties.x.$ref",
+        ),
+        (json!({"if": {"type": "string"}, "then": false}), ".if"),
+        (json!({"type": "text"}), ".type"),
+        (json!({"required": "x"}), ".required"),
+        (json!({"minLength": -1}), ".minLength"),
+        (json!({"items": 3}), ".items"),
+        (json!({"multipleOf": 1e-300}), ".multipleOf"),
+        (json!({"type": "string", "pattern": "(?=a)b"}), ""),
+        (json!({"type": "string", "pattern": "("}), ""),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+        let fields = json!({"response_format": format, "max_tokens": 50});
+        let response = post(&server, CHAT, &question(fields));
+        assert_eq!(response.status, 400, "{schema}: {response:?}");
+        let error = &response.json()["error"];
+        let path = format!("response_format.json_schema.schema{place}");
+        assert_eq!(error["param"], path, "{schema}");
+        assert_own_words(error);
+    }
+    let not_object = json!([{"type": "function",
+        "function": {"name": "f", "parameters": {"type": "string"}}}]);
+    let fields = json!({"tools": not_object, "tool_choice": "required"});
+    let error = &post(&server, CHAT, &question(fields)).json()["error"];
+    assert_eq!(error["param"], "tools[0].function.parameters");
+}
+
+#[test]
+fn alternatives_that_exclude_each_other_are_followed_and_others_named() {
+    let server = start();
+    let pet = |kind: &str| {
+        json!({"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"],
+               "additionalProperties": false})
+    };
+    let apart = json!({
+        "$defs": {"Cat": pet("cat"), "Dog": pet("dog")},
+        "type": "object",
+        "properties": {"pet": {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]}},
+        "required": ["pet"], "additionalProperties": false,
+    });
+    let both =
+        json!({"oneOf": [{"type": "integer", "maximum": 9}, {"type": "integer", "minimum": 5}]});
+    for (schema, named) in [
+        (apart, None),
+        (both, Some("response_format.json_schema.schema.oneOf")),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "p", "schema": schema}});
+        let fields = json!({"response_format": format, "max_tokens": 60});
+        let response = post(&server, CHAT, &question(fields));
+        assert_eq!(response.status, 200, "{response:?}");
+        assert_eq!(response.header("x-lacuna-ignored"), named);
     }
 }
 
@@ -165,12 +396,19 @@ fn results_of_calls_are_part_of_the_conversation() {
         {"role": "tool", "tool_call_id": "1", "content": "sunny"},
         {"role": "user", "content": "And tomorrow?"},
     ]);
-    let reply = posted(
-        &server,
-        CHAT,
-        &question(json!({"messages": messages, "tools": tools()})),
-    );
-    assert_eq!(reply["choices"][0]["message"]["role"], "assistant");
+    let with = |messages: &Value| {
+        let fields = json!({"messages": messages, "tools": tools(), "tool_choice": "none"});
+        let reply = posted(&server, CHAT, &question(fields));
+        assert_eq!(reply["choices"][0]["message"]["role"], "assistant");
+        reply["usage"]["prompt_tokens"].as_u64().expect("a number")
+    };
+    let all = with(&messages);
+    let mut other = messages.clone();
+    other[2]["content"] = json!("sunny, and later on it will rain");
+    assert!(with(&other) > all, "the result is in the prompt");
+    let mut other = messages;
+    other[1]["tool_calls"][0]["function"]["arguments"] = json!("{\"city\": \"Paris and Rome\"}");
+    assert!(with(&other) > all, "the call is in the prompt");
 }
 
 #[test]

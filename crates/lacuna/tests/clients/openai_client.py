@@ -5,9 +5,11 @@ Prints nothing and exits with 0 if everything is as the client's users expect.
 
 import json
 import sys
+from typing import Literal
 
 import openai
 from openai import OpenAI
+from pydantic import BaseModel
 
 MODEL = "demo"
 QUESTION = [{"role": "user", "content": "What is ownership?"}]
@@ -21,6 +23,29 @@ PERSON = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+
+
+class Point(BaseModel):
+    name: Literal["here", "there"]
+    reached: bool
+
+
+class Route(BaseModel):
+    """Goes from one point to another."""
+
+    start: Point
+    end: Point
+
+
+class Area(BaseModel):
+    """Looks around a point."""
+
+    around: Point
+    far: bool
+
+
+NESTED = [openai.pydantic_function_tool(Route), openai.pydantic_function_tool(Area)]
+NO_PARAMETERS = {"type": "function", "function": {"name": "now"}}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": PERSON}}
 
 
@@ -167,6 +192,32 @@ def prompts(client):
         assert top[token] == score <= max(top.values()) <= 0
 
 
+def nested_tools(client):
+    def call(choice):
+        reply = client.chat.completions.create(
+            model=MODEL,
+            messages=QUESTION,
+            tools=NESTED + [NO_PARAMETERS],
+            tool_choice=choice,
+            max_tokens=120,
+            seed=3,
+        )
+        return reply.choices[0].message.tool_calls
+
+    models = {"Route": Route, "Area": Area}
+    for name, model in models.items():
+        [called, *_] = call({"type": "function", "function": {"name": name}})
+        assert called.function.name == name
+        model.model_validate_json(called.function.arguments)
+    [called, *_] = call("required")
+    if called.function.name in models:
+        models[called.function.name].model_validate_json(called.function.arguments)
+    [called, *_] = call({"type": "function", "function": {"name": "now"}})
+    assert (called.function.name, called.function.arguments) == ("now", "{}")
+    # Whether a tool is called is the model's to say, but the schemas are taken.
+    call("auto")
+
+
 def errors(client):
     for wrong, kind in [
         ({"model": "other"}, openai.NotFoundError),
@@ -194,6 +245,7 @@ def main():
         logprobs,
         structured,
         tools,
+        nested_tools,
         further_fields,
         prompts,
         errors,

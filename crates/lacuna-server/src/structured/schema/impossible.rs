@@ -1,0 +1,303 @@
+//! Schemas that nothing conforms to.
+//!
+//! A grammar of one would either not compile or, where a value must contain another of its own kind
+//! without end, never let a reply finish. What is found here is certain; what is not found may still
+//! be impossible, by its patterns for example.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::{Definition, TYPES, types, values};
+
+/// Which of the definitions something conforms to.
+#[derive(Debug)]
+pub(crate) struct Satisfiable<'a> {
+    definitions: &'a BTreeMap<String, Definition>,
+    /// Names of those that something finite conforms to.
+    possible: BTreeSet<&'a str>,
+}
+
+/// Why nothing conforms, and where.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Impossible {
+    /// The part of the request that says so.
+    pub(crate) path: String,
+    /// A sentence that continues "nothing conforms to it:".
+    pub(crate) why: String,
+}
+
+impl Impossible {
+    fn new(path: &str, why: impl Into<String>) -> Self {
+        Self {
+            path: path.to_owned(),
+            why: why.into(),
+        }
+    }
+}
+
+/// The schemas that all hold at one place.
+type Together<'a> = Vec<&'a Value>;
+
+impl<'a> Satisfiable<'a> {
+    pub(super) fn new(definitions: &'a BTreeMap<String, Definition>) -> Self {
+        let mut known = Self {
+            definitions,
+            possible: BTreeSet::new(),
+        };
+        // Nothing is taken for possible that does not end: a definition is possible once it can be
+        // met with those that are known to be.
+        loop {
+            let before = known.possible.len();
+            for (name, definition) in definitions {
+                if !known.possible.contains(name.as_str())
+                    && known
+                        .impossible(&definition.schema, &definition.path)
+                        .is_none()
+                {
+                    known.possible.insert(name);
+                }
+            }
+            if known.possible.len() == before {
+                return known;
+            }
+        }
+    }
+
+    /// Why nothing conforms to a schema that stands at `path`, if that is certain.
+    pub(crate) fn impossible(&self, schema: &Value, path: &str) -> Option<Impossible> {
+        if *schema == Value::Bool(false) {
+            return Some(Impossible::new(path, "it is `false`"));
+        }
+        let mut together = Together::new();
+        if let Some(impossible) = self.gather(schema, path, &mut together, 0) {
+            return Some(impossible);
+        }
+        let listed = together.iter().find_map(|schema| values(schema));
+        if let Some(listed) = listed {
+            let conforms =
+                |value: &&Value| together.iter().all(|schema| may_conform(value, schema));
+            return match listed.iter().any(conforms) {
+                true => None,
+                false => Some(Impossible::new(
+                    path,
+                    "none of the values that it lists conforms to the rest of it",
+                )),
+            };
+        }
+        let mut why = None;
+        for name in TYPES {
+            if together.iter().all(|schema| allows(schema, name)) {
+                why = Some(self.impossible_as(name, &together, path)?);
+            }
+        }
+        Some(why.unwrap_or_else(|| Impossible::new(path, "its types exclude each other")))
+    }
+
+    /// Whether something that conforms can be of the type with that name.
+    pub(crate) fn can_be(&self, schema: &Value, name: &str) -> bool {
+        let mut together = Together::new();
+        self.gather(schema, "", &mut together, 0).is_none()
+            && together.iter().all(|schema| allows(schema, name))
+    }
+
+    /// Adds a schema and those that hold with it; or tells why they cannot.
+    fn gather<'s>(
+        &'s self,
+        schema: &'s Value,
+        path: &str,
+        together: &mut Together<'s>,
+        depth: usize,
+    ) -> Option<Impossible> {
+        const MOST: usize = 64;
+        if depth > MOST || together.len() > MOST {
+            return None;
+        }
+        together.push(schema);
+        if let Some(name) = schema.get("$ref").and_then(reference) {
+            let definition = self.definitions.get(name)?;
+            if !self.possible.contains(name) {
+                let why = "it needs a value of its own kind inside, without end, or refers to a \
+                           schema that nothing conforms to";
+                return Some(Impossible::new(path, why));
+            }
+            let impossible = self.gather(&definition.schema, &definition.path, together, depth + 1);
+            if impossible.is_some() {
+                return impossible;
+            }
+        }
+        for (index, part) in items(schema, "allOf").iter().enumerate() {
+            if *part == Value::Bool(false) {
+                return Some(Impossible::new(
+                    &format!("{path}.allOf[{index}]"),
+                    "it is `false`",
+                ));
+            }
+            let impossible = self.gather(part, path, together, depth + 1);
+            if impossible.is_some() {
+                return impossible;
+            }
+        }
+        let any_of = schema.get("anyOf")?.as_array()?;
+        let mut why = Some(Impossible::new(&format!("{path}.anyOf"), "it is empty"));
+        for (index, part) in any_of.iter().enumerate() {
+            why = self.impossible(part, &format!("{path}.anyOf[{index}]"));
+            if why.is_none() {
+                break;
+            }
+        }
+        why
+    }
+
+    /// Why no value of a type conforms to all of the schemas.
+    fn impossible_as(&self, name: &str, together: &Together<'_>, path: &str) -> Option<Impossible> {
+        match name {
+            "number" | "integer" => numbers(together, name == "integer", path),
+            "string" => limits(together, "minLength", "maxLength", path),
+            "array" => limits(together, "minItems", "maxItems", path)
+                .or_else(|| self.needed_items(together, path)),
+            "object" => limits(together, "minProperties", "maxProperties", path)
+                .or_else(|| self.needed_properties(together, path)),
+            _ => None,
+        }
+    }
+
+    fn needed_items(&self, together: &Together<'_>, path: &str) -> Option<Impossible> {
+        let needed = bound(together, "minItems").fold(0.0, f64::max);
+        together.iter().find_map(|schema| {
+            // The old form of `prefixItems` is a list under `items`.
+            let prefix = [items(schema, "prefixItems"), items(schema, "items")].concat();
+            let mut first = prefix
+                .iter()
+                .enumerate()
+                .take_while(|(index, _)| (*index as f64) < needed);
+            let in_prefix = first.find_map(|(index, item)| {
+                self.impossible(item, &format!("{path}.prefixItems[{index}]"))
+            });
+            let rest = schema.get("items").filter(|items| !items.is_array());
+            in_prefix.or_else(|| {
+                let rest = rest.filter(|_| needed > prefix.len() as f64)?;
+                self.impossible(rest, &format!("{path}.items"))
+            })
+        })
+    }
+
+    fn needed_properties(&self, together: &Together<'_>, path: &str) -> Option<Impossible> {
+        let names: BTreeSet<&str> = together
+            .iter()
+            .flat_map(|schema| items(schema, "required"))
+            .filter_map(Value::as_str)
+            .collect();
+        let most = bound(together, "maxProperties").fold(f64::INFINITY, f64::min);
+        if names.len() as f64 > most {
+            return Some(Impossible::new(
+                path,
+                "it requires more than `maxProperties`",
+            ));
+        }
+        let missing = |name: &str| {
+            together.iter().find_map(|schema| {
+                let named = schema.get("properties").and_then(|all| all.get(name));
+                let patterns = schema.get("patternProperties").is_some();
+                let other = schema.get("additionalProperties").filter(|_| !patterns);
+                let (schema, path) = match named {
+                    Some(named) => (named, format!("{path}.properties.{name}")),
+                    None => (other?, format!("{path}.additionalProperties")),
+                };
+                let impossible = self.impossible(schema, &path)?;
+                let why = format!("`{name}` is required, and {}", impossible.why);
+                Some(Impossible::new(&impossible.path, why))
+            })
+        };
+        names.into_iter().find_map(missing)
+    }
+}
+
+/// The name in a reference that [`super::Definitions`] has written.
+fn reference(value: &Value) -> Option<&str> {
+    value.as_str()?.strip_prefix("#/$defs/")
+}
+
+fn items<'a>(schema: &'a Value, keyword: &str) -> &'a [Value] {
+    let items = schema.get(keyword).and_then(Value::as_array);
+    items.map_or(&[], Vec::as_slice)
+}
+
+fn allows(schema: &Value, name: &str) -> bool {
+    let listed = values(schema).is_none_or(|values| values.iter().any(|value| is_a(value, name)));
+    // A number may be whole, but what must be whole is not just any number.
+    let is = |other: &&str| *other == name || (*other == "number" && name == "integer");
+    listed && types(schema).is_none_or(|types| types.iter().any(is))
+}
+
+fn is_a(value: &Value, name: &str) -> bool {
+    match value {
+        Value::Null => name == "null",
+        Value::Bool(_) => name == "boolean",
+        Value::Number(number) => {
+            name == "number"
+                || name == "integer" && number.as_f64().is_some_and(|n| n.fract() == 0.0)
+        }
+        Value::String(_) => name == "string",
+        Value::Array(_) => name == "array",
+        Value::Object(_) => name == "object",
+    }
+}
+
+/// The values of a keyword in all of the schemas.
+fn bound(together: &Together<'_>, keyword: &str) -> impl Iterator<Item = f64> {
+    together
+        .iter()
+        .filter_map(move |schema| schema.get(keyword)?.as_f64())
+}
+
+fn limits(together: &Together<'_>, least: &str, most: &str, path: &str) -> Option<Impossible> {
+    let low = bound(together, least).fold(0.0, f64::max);
+    let high = bound(together, most).fold(f64::INFINITY, f64::min);
+    (low > high).then(|| Impossible::new(path, format!("`{least}` is above `{most}`")))
+}
+
+fn numbers(together: &Together<'_>, whole: bool, path: &str) -> Option<Impossible> {
+    let low = bound(together, "minimum").fold(f64::NEG_INFINITY, f64::max);
+    let high = bound(together, "maximum").fold(f64::INFINITY, f64::min);
+    let above = bound(together, "exclusiveMinimum").fold(f64::NEG_INFINITY, f64::max);
+    let below = bound(together, "exclusiveMaximum").fold(f64::INFINITY, f64::min);
+    let none = low > high || above >= high || low >= below || above >= below;
+    if none {
+        return Some(Impossible::new(path, "its minimum is above its maximum"));
+    }
+    let step = bound(together, "multipleOf").fold(if whole { 1.0 } else { 0.0 }, f64::max);
+    let (low, high) = (low.max(above), high.min(below));
+    // The first multiple at or above the lower bound, and beyond it if that is excluded.
+    let first = (low / step).ceil() * step;
+    let first = if first <= above { first + step } else { first };
+    let beyond = first > high || first >= below;
+    let known = step > 0.0 && low.is_finite() && high.is_finite();
+    (known && beyond).then(|| {
+        let what = if whole { "whole number" } else { "multiple" };
+        Impossible::new(path, format!("no {what} is within its bounds"))
+    })
+}
+
+/// Whether a value may conform, by type, lists and bounds.
+fn may_conform(value: &Value, schema: &Value) -> bool {
+    let known_type = types(schema).is_none_or(|types| types.iter().any(|name| is_a(value, name)));
+    let listed = values(schema).is_none_or(|values| values.contains(&value));
+    let number = |keyword: &str| schema.get(keyword).and_then(Value::as_f64);
+    let between = |size: f64, least: &str, most: &str| {
+        number(least).is_none_or(|least| size >= least)
+            && number(most).is_none_or(|most| size <= most)
+    };
+    let sized = match value {
+        Value::Number(value) => value.as_f64().is_none_or(|value| {
+            between(value, "minimum", "maximum")
+                && number("exclusiveMinimum").is_none_or(|least| value > least)
+                && number("exclusiveMaximum").is_none_or(|most| value < most)
+        }),
+        Value::String(text) => between(text.chars().count() as f64, "minLength", "maxLength"),
+        Value::Array(items) => between(items.len() as f64, "minItems", "maxItems"),
+        Value::Object(fields) => between(fields.len() as f64, "minProperties", "maxProperties"),
+        _ => true,
+    };
+    known_type && listed && sized
+}
