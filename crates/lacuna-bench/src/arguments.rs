@@ -147,8 +147,8 @@ pub(crate) struct LengthArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  lacuna bench soak --model demo --budget 16MiB
-  lacuna bench soak --model demo --budget 16MiB --max-queue 8 --seconds 30 --json
+  lacuna bench soak --model demo --budget 32MiB
+  lacuna bench soak --model demo --budget 32MiB --max-queue 8 --seconds 30 --json
 
 Clients ask again and again until the time is up; some hang up in the middle of a reply. In the end
 all of them get a reply at once and half of them hang up. The kernel's account of KV pages is read
