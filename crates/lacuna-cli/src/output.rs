@@ -12,7 +12,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use lacuna_engine::EngineError;
 use lacuna_kv::KvError;
+use lacuna_models::PromptError;
 use lacuna_models::plan::PlanError;
+use lacuna_models::tokenizer::TokenizerError;
 use lacuna_pages::Error as PagesError;
 use lacuna_server::StartError;
 use serde::Serialize;
@@ -177,11 +179,26 @@ pub fn advise(error: anyhow::Error, advice: &str) -> anyhow::Error {
     anyhow::anyhow!("{what}{error:#}; {raise}{advice}")
 }
 
+/// Whether a text was refused because it cannot fit the context.
+fn is_long_text(error: &anyhow::Error) -> bool {
+    let tokenizer = match error.downcast_ref() {
+        Some(PromptError::Tokenizer(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    matches!(
+        tokenizer,
+        Some(TokenizerError::TooLong { .. } | TokenizerError::TooManyTokens { .. })
+    )
+}
+
 /// Which options have to do with `error`. The libraries' own messages name none, because whoever
 /// calls a library has no options.
 fn advice(error: &anyhow::Error) -> Option<&'static str> {
     if let Some(PlanError::BatchTooLarge { .. }) = error.downcast_ref() {
         return Some("--batch takes the tokens of one pass");
+    }
+    if is_long_text(error) {
+        return Some("--ctx takes the tokens of the context");
     }
     Some(match engine(error)? {
         EngineError::TooManyThreads { .. } => "--threads takes the number of threads",

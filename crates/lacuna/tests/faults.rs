@@ -159,7 +159,7 @@ fn commands() -> Vec<Vec<&'static str>> {
         vec!["tokenize", "demo", "-p", "300 301", "--decode"],
         vec!["logits", "demo", "--tokens", "300,301"],
         vec!["logits", "demo", "--tokens", "300,301", "--json"],
-        vec!["perplexity", "demo", text, "--ctx", "2048"],
+        vec!["perplexity", "demo", text, "--ctx", "1024"],
         vec!["run", "demo", "--raw", "-p", "What", "-n", "2"],
         vec!["run", "demo", "--raw", "-p", "What", "-n", "2", "--json"],
         vec!["--help"],

@@ -301,6 +301,7 @@ fn each_starved_request_waits_its_own_time_before_it_fails() {
     }
     system.set_beyond_plan(0);
     system.pass(Scheduler::TEND_INTERVAL);
+    scheduler.step();
     let stream = submit(&mut scheduler, 400..440, 5);
     finish(&mut scheduler, 20);
     assert_eq!(tokens(stream).len(), 5, "memory is back");

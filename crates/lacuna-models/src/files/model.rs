@@ -124,7 +124,7 @@ impl ModelFiles {
     }
 
     /// Whether the files are still there whole, as far as anyone has looked: see
-    /// [`guard_mappings`](super::guard_mappings). Costs a load for each file.
+    /// [`guard_mappings`](super::guard_mappings). Costs a system call for each file.
     ///
     /// # Errors
     /// [`LostFile`], for the first that is not. What was read or computed since the last check is of

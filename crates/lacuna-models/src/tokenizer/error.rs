@@ -84,7 +84,7 @@ pub enum TokenizerError {
 
     /// The text is longer than so many tokens can be.
     #[error(
-        "the text has {bytes} bytes, more than the {limit} that {tokens} tokens can hold: shorten it"
+        "the text has {bytes} bytes, more than the {limit} that a context of {tokens} tokens can hold: shorten it"
     )]
     TooLong {
         /// Bytes of the text.
@@ -104,7 +104,8 @@ pub enum TokenizerError {
 
     /// A part of the text can only be tokenized as a whole, and is too long for the memory there is.
     #[error(
-        "the text has {bytes} bytes in a row that can only be tokenized together, more than the {limit}          that there is memory for: divide it by spaces or line breaks"
+        "the text has {bytes} bytes in a row that can only be tokenized together, more than the {limit} \
+         that there is memory for: divide it by spaces or line breaks"
     )]
     Unbroken {
         /// Bytes in a row.
@@ -115,7 +116,8 @@ pub enum TokenizerError {
 
     /// A step of `tokenizer.json` makes much more of a text than it was.
     #[error(
-        "tokenizer.json: {step} would make {bytes} bytes of a text, more than the {limit} that any          text needs; the file is broken or hostile"
+        "tokenizer.json: {step} would make {bytes} bytes of a text, more than the {limit} that any \
+         text needs; the file is broken or hostile"
     )]
     Growth {
         /// Which step.

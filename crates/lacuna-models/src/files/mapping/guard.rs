@@ -279,7 +279,6 @@ mod tests {
         let kept = Mapping::open(&whole).unwrap();
         assert_eq!(lost[BYTES - 1], 7);
         shorten(&short, 10);
-        assert!(lost.check().is_ok(), "nobody has looked yet");
         assert_eq!(lost[BYTES - 1], 0);
         let error = lost.clone().check().unwrap_err();
         assert_eq!(error.path, short);
@@ -292,6 +291,18 @@ mod tests {
         drop(lost);
         let again = Mapping::open(&whole).unwrap();
         assert!(again.check().is_ok(), "a slot begins anew");
+    }
+
+    #[test]
+    fn a_file_that_loses_a_part_of_its_last_page_is_lost_although_no_read_of_it_faults() {
+        // The system fills that page with zeros and raises nothing: a model file whose first page was
+        // cut short while it loaded seemed to have no layers, and was called damaged.
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(folder.path(), "short");
+        let mapping = Mapping::open(&path).unwrap();
+        shorten(&path, BYTES as u64 - 1);
+        assert_eq!(mapping[BYTES - 1], 0);
+        assert_eq!(mapping.check().unwrap_err().path, path);
     }
 
     #[test]

@@ -139,6 +139,8 @@ enum Source {
         // Before the map: it must be gone when the memory is unmapped.
         guard: Guard,
         map: memmap2::Mmap,
+        /// Kept open to ask for its length.
+        file: File,
         path: PathBuf,
     },
     Owned(Vec<u8>),
@@ -163,7 +165,12 @@ impl Mapping {
         })?;
         let path = path.to_owned();
         match Guard::new(&map) {
-            Some(guard) => Ok(Self::new(Source::File { guard, map, path })),
+            Some(guard) => Ok(Self::new(Source::File {
+                guard,
+                map,
+                file,
+                path,
+            })),
             None => Err(Error::TooMany { path }),
         }
     }
@@ -181,16 +188,29 @@ impl Mapping {
         }
     }
 
-    /// Whether the bytes are still those of the file, as far as anyone has looked. Costs a load.
+    /// Whether the file is still as long as it was mapped, and all of it that anyone has read could be
+    /// read. Costs a system call.
     ///
     /// # Errors
-    /// [`LostFile`] once a part of the file could not be read; what was read since then is zeros.
+    /// [`LostFile`] once that is not so; what was read since then may be zeros.
     pub fn check(&self) -> Result<(), LostFile> {
-        match &*self.source {
-            Source::File { guard, path, .. } if guard.is_lost() => {
-                Err(LostFile { path: path.clone() })
-            }
-            _ => Ok(()),
+        let Source::File {
+            guard,
+            map,
+            file,
+            path,
+        } = &*self.source
+        else {
+            return Ok(());
+        };
+        // The rest of the page that a shortened file now ends in reads as zeros, and raises no signal.
+        let shorter = || {
+            file.metadata()
+                .is_ok_and(|now| now.len() < map.len() as u64)
+        };
+        match guard.is_lost() || shorter() {
+            true => Err(LostFile { path: path.clone() }),
+            false => Ok(()),
         }
     }
 
