@@ -141,7 +141,7 @@ impl Scheduler {
         }
     }
 
-    fn reusable(&self, namespace: Namespace, tokens: &[u32]) -> Reusable {
+    pub(super) fn reusable(&self, namespace: Namespace, tokens: &[u32]) -> Reusable {
         if !self.config.prefix_cache.enabled {
             return Reusable::default();
         }
@@ -194,7 +194,7 @@ impl Scheduler {
 
     /// Bytes of new pages until every choice has its first token, and a group more. Only whole
     /// groups are shared: the pages of one that matches in part are copied.
-    fn bytes_to_start(&self, waiting: &Waiting, held: usize) -> u64 {
+    pub(super) fn bytes_to_start(&self, waiting: &Waiting, held: usize) -> u64 {
         let grain = self.prefix.grain();
         let group = grain.group_tokens().get();
         let to_go = |from: usize, tokens: usize| grown(grain, from / group * group, tokens + group);
@@ -209,7 +209,7 @@ impl Scheduler {
 
     /// Bytes that are free or can be had by evicting, beyond what running requests are promised:
     /// the rest of their prompts and a group each. Of the unused groups, `kept` are to be used.
-    fn free_for_admission(&self, kept: usize) -> u64 {
+    pub(super) fn free_for_admission(&self, kept: usize) -> u64 {
         let grain = self.prefix.grain();
         let group = grain.group_tokens().get();
         let promised: u64 = (self.running.iter())
@@ -296,10 +296,10 @@ impl Scheduler {
 
 /// What the cache has of a prompt.
 #[derive(Default)]
-struct Reusable {
-    tokens: usize,
+pub(super) struct Reusable {
+    pub(super) tokens: usize,
     /// Groups of it that nobody uses, and that will be in use then.
-    unused_groups: usize,
+    pub(super) unused_groups: usize,
 }
 
 /// Bytes of pages that a sequence of `from` tokens takes on its way to `to`.

@@ -219,7 +219,7 @@ impl Job {
     }
 
     /// Events that a step may give a request of `choices` choices.
-    const fn events_per_step(choices: usize) -> usize {
+    pub(super) const fn events_per_step(choices: usize) -> usize {
         2 * choices + 3
     }
 

@@ -114,32 +114,11 @@ impl Scheduler {
                 return Ok(());
             };
             let lost = matches!(error, KvError::RowsLost);
-            if lost || !self.reclaim(&error, index) {
+            if lost || !self.evict_or_preempt(index) {
                 self.running[index].sessions[session].scheduled = 0;
                 return Err(error);
             }
         }
-    }
-
-    /// Frees what `error` says is short, without touching requests up to `keep`. Returns whether
-    /// anything was freed.
-    fn reclaim(&mut self, error: &KvError, keep: usize) -> bool {
-        let page = self.engine.kv_cache().page_bytes() as u64;
-        let short = match error {
-            KvError::Pages(lacuna_pages::Error::OutOfPages {
-                requested, free, ..
-            }) => page * requested.get().saturating_sub(free.get()),
-            _ => page,
-        };
-        let before = self.owned_bytes();
-        let mut gave = false;
-        while before.saturating_sub(self.owned_bytes()) < short {
-            if !self.evict_or_preempt(keep) {
-                return gave;
-            }
-            gave = true;
-        }
-        true
     }
 
     /// Gives up one thing: a cached group, or the last request after `keep`.

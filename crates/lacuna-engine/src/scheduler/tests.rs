@@ -1,5 +1,8 @@
 //! Steps made by hand.
 
+mod admission;
+mod report;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -75,6 +75,23 @@ impl Spec {
         }
     }
 
+    /// One greedy choice.
+    pub(super) fn plain(prompt: u32, tokens: usize) -> Self {
+        Self {
+            prompt: (300..300 + prompt).collect(),
+            choices: 1,
+            limits: Limits {
+                max_tokens: Some(tokens),
+                ..Limits::default()
+            },
+            sampling: Sampling::greedy(),
+            priority: 0,
+            deadline: None,
+            pin_prefix: None,
+            prompt_logprobs: None,
+        }
+    }
+
     /// The same, some with a stop string that comes up.
     pub(super) fn with_stop_string(
         mut self,
@@ -185,7 +202,7 @@ pub(super) struct Client {
     stream: Option<Stream>,
     habit: Habit,
     started: bool,
-    failed: bool,
+    failed: Option<Failure>,
     seen: Vec<Text>,
     expected: Vec<Text>,
     /// Of the prompt's tokens, those that have yet to come.
@@ -207,7 +224,7 @@ impl Client {
             stream: Some(stream),
             habit,
             started: false,
-            failed: false,
+            failed: None,
             expected,
         }
     }
@@ -229,13 +246,17 @@ impl Client {
         }
     }
 
+    pub(super) fn failure(&self) -> Option<&Failure> {
+        self.failed.as_ref()
+    }
+
     /// Whether nothing more is expected: it has all, or has gone.
     pub(super) fn is_over(&self) -> bool {
         self.stream.is_none() || self.has_ended()
     }
 
     fn has_ended(&self) -> bool {
-        self.failed || self.seen.iter().all(|text| text.reason.is_some())
+        self.failed.is_some() || self.seen.iter().all(|text| text.reason.is_some())
     }
 
     /// Tokens that must be computed for it, if none are found.
@@ -290,8 +311,8 @@ impl Client {
                 tally.finished += u64::from(self.has_ended());
             }
             Event::Failed(failure) => {
-                self.failed = true;
                 self.note_failure(&failure, tally);
+                self.failed = Some(failure);
             }
         }
     }

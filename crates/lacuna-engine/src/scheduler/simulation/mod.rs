@@ -237,6 +237,16 @@ impl Simulation {
             return;
         };
         let spec = spec.with_stop_string(&mut self.random, capacity, &self.model);
+        let client = self.enqueue(spec, habit, capacity);
+        self.clients.push(client);
+    }
+
+    fn submit_spec(&mut self, spec: Spec) -> Client {
+        let capacity = self.limits.check(&spec.request());
+        self.enqueue(spec, Habit::Always, capacity.expect("it could run"))
+    }
+
+    fn enqueue(&mut self, spec: Spec, habit: Habit, capacity: usize) -> Client {
         let now = self.system.now();
         let made = Waiting::new(spec.request(), capacity, now);
         let (mut waiting, stream) = made.expect("valid settings");
@@ -245,8 +255,7 @@ impl Simulation {
         self.scheduler.enqueue(waiting);
         let expected = spec.alone(capacity, &self.model);
         let scores = spec.scores(&self.model);
-        self.clients
-            .push(Client::new(spec, stream, habit, expected, scores));
+        Client::new(spec, stream, habit, expected, scores)
     }
 
     /// Ends the run: nothing new comes, nothing fails any more, and everything must come to an end
@@ -413,6 +422,25 @@ fn whatever_happens_every_request_ends_once_and_reads_as_it_does_alone() {
 fn fresh_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_nanos() as u64) >> 8
+}
+
+#[test]
+fn a_device_that_refuses_is_waited_for_before_a_request_fails() {
+    let mut simulation = Simulation::new(0);
+    let mut client = simulation.submit_spec(Spec::plain(20, 150));
+    simulation.step();
+    simulation.device.fail(Failing::From(0));
+    let mut waited = Duration::ZERO;
+    while client.failure().is_none() {
+        simulation.system.pass(Duration::from_secs(1));
+        waited += Duration::from_secs(1);
+        simulation.step();
+        client.read(&mut simulation.trace, &mut simulation.tally);
+        assert!(waited < Duration::from_secs(200), "it never failed");
+    }
+    assert!(waited >= Scheduler::STARVATION, "{waited:?}");
+    let why = client.failure().expect("it failed").to_string();
+    assert!(why.contains("injected"), "the device's own words: {why}");
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! The scheduler's figures.
+
+use super::*;
+use crate::status::{GroupRun, GroupState, Phase};
+
+fn runs<const N: usize>(runs: [(GroupState, usize); N]) -> Vec<GroupRun> {
+    let run = |(state, groups)| GroupRun { state, groups };
+    runs.map(run).to_vec()
+}
+
+#[test]
+fn a_session_shows_what_it_does_and_whose_its_pages_are() {
+    use GroupState::{Cached, Partial, Shared, Unique};
+    let mut scheduler = with_context(2048);
+    let _first = enqueue(&mut scheduler, endless(prompt(0, 40), 50));
+    scheduler.step();
+    let status = scheduler.status();
+    let session = &status.sessions[0];
+    assert_eq!((session.cached_tokens, session.tokens), (40, 41));
+    assert_eq!(session.phase, Phase::Decode);
+    assert_eq!(session.groups, runs([(Cached, 2), (Partial, 1)]));
+    let begins_alike = [&prompt(0, 32)[..], &prompt(1, 200)].concat();
+    let _second = enqueue(&mut scheduler, endless(begins_alike, 50));
+    scheduler.step();
+    scheduler.running[0].job.stalled = Some(scheduler.system.now());
+    let status = scheduler.status();
+    let phases: Vec<Phase> = status
+        .sessions
+        .iter()
+        .map(|session| session.phase)
+        .collect();
+    assert_eq!(phases, [Phase::Stalled, Phase::Prefill]);
+    let groups = |index: usize| &status.sessions[index].groups;
+    assert_eq!(*groups(0), runs([(Shared, 2), (Partial, 1)]));
+    assert_eq!(groups(1)[0], runs([(Shared, 2)])[0]);
+    let group_bytes = scheduler.prefix.grain().bytes(16);
+    assert_eq!(status.pages.group.get(), group_bytes);
+    assert_eq!(status.budget.dense.get(), 2 * 2048 / 16 * group_bytes);
+    assert_eq!((status.running, status.cache.unused_groups), (2, 0));
+    let mut apart = with_context(2048);
+    apart.config.prefix_cache.enabled = false;
+    let _third = enqueue(&mut apart, endless(prompt(0, 32), 50));
+    apart.step();
+    let status = apart.status();
+    assert_eq!(status.sessions[0].groups, runs([(Unique, 2)]));
+}
+
+#[test]
+fn times_and_totals_are_those_of_what_has_happened() {
+    let (mut scheduler, system) = on_a_fake_system();
+    assert!(!scheduler.step(), "there is nothing to compute");
+    assert!(scheduler.is_idle() && !scheduler.keeps_pages());
+    let stream = enqueue(&mut scheduler, endless(prompt(0, 100), 5));
+    assert_eq!(scheduler.waiting_len(), 1);
+    system.pass(Duration::from_secs(2));
+    while !scheduler.is_idle() {
+        system.pass(Duration::from_secs(1));
+        assert!(scheduler.step(), "every step computes something");
+    }
+    let (counters, latencies) = (scheduler.counters, &scheduler.latencies);
+    assert_eq!((counters.steps, counters.generated_tokens), (6, 5));
+    assert_eq!((counters.prompt_tokens, counters.finished), (100, 1));
+    let seconds =
+        |histogram: &crate::status::Histogram| (histogram.count(), histogram.sum().as_secs());
+    assert_eq!(seconds(&latencies.queue), (1, 3));
+    assert_eq!(
+        seconds(&latencies.first_token),
+        (1, 4),
+        "two steps of prompt"
+    );
+    assert_eq!(seconds(&latencies.inter_token), (4, 4));
+    assert_eq!(seconds(&latencies.end_to_end), (1, 8));
+    assert!(scheduler.keeps_pages(), "the prompt's groups");
+    drop(stream);
+}
+
+#[test]
+fn a_limit_of_no_tokens_counts_no_token() {
+    let mut scheduler = with_context(2048);
+    let _stream = enqueue(&mut scheduler, after(prompt(0, 20), 0));
+    finish(&mut scheduler, 5);
+    assert_eq!(scheduler.counters.generated_tokens, 0);
+    assert_eq!(scheduler.latencies.first_token.count(), 0);
+    assert_eq!(scheduler.latencies.end_to_end.count(), 1);
+}
