@@ -1,5 +1,5 @@
 //! A device that refuses calls, ends batches halfway and is late, as it is told: for tests of what
-//! stands on a pool. Feature `faults`.
+//! stands on a pool.
 //!
 //! # Safety
 //!
@@ -177,5 +177,36 @@ unsafe impl<D: Device> Device for FaultyDevice<D> {
 
     fn host_view(&self, space: SpaceId) -> Option<HostView> {
         self.inner.host_view(space)
+    }
+}
+
+#[cfg(test)]
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod tests {
+    use super::*;
+    use crate::{HostDevice, PageSize, Pool, PoolConfig};
+
+    #[test]
+    fn what_a_dropped_buffer_could_not_give_back_is_given_back_by_a_trim_when_the_device_is_late() {
+        // The trim waited for what was late and only then ended the buffer that the device had refused
+        // to end before, so that the pages of that one were late again and stayed committed.
+        let host = HostDevice::new().expect("a host with pages");
+        let (device, faults) = FaultyDevice::new(host, Completion::Late);
+        let config = PoolConfig {
+            page_size: PageSize::KIB_4,
+            heap_bytes: ByteLength::kibibytes(64),
+            ..PoolConfig::default()
+        };
+        let pool = Pool::new(device, config).expect("valid settings");
+        let mut buffer = pool
+            .reserve(ByteLength::kibibytes(32), "dropped")
+            .expect("room");
+        buffer.ensure_mapped(0..12 << 10).expect("memory");
+        faults.fail(Failing::From(0));
+        drop(buffer);
+        assert_eq!(pool.ledger().mapped, ByteLength::kibibytes(12));
+        faults.fail(Failing::Nothing);
+        pool.trim();
+        assert_eq!(pool.ledger().committed, ByteLength::ZERO);
     }
 }

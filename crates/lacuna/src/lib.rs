@@ -22,10 +22,11 @@
 //! use std::sync::Arc;
 //!
 //! let model = Arc::new(lacuna::Model::load(lacuna::demo())?);
-//! let config = lacuna::ServiceConfig {
+//! let engine = lacuna::EngineConfig {
 //!     budget: Some(lacuna::ByteLength::mebibytes(64)),
 //!     ..Default::default()
 //! };
+//! let config = lacuna::ServiceConfig { engine, ..Default::default() };
 //! let service = lacuna::Service::start(Arc::clone(&model), config)?;
 //! let streams = ["What is ownership?", "What is a trait?"].map(|question| {
 //!     let prompt = model.prompt(&[lacuna::Message::new("user", question)])?;

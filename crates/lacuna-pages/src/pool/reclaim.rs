@@ -47,8 +47,9 @@ impl State {
 
     /// Gives all idle memory back.
     pub(crate) fn trim(&mut self) {
-        self.collect(Patience::Block);
+        // Orphans first: on a device that finishes later, their pages have to be waited for too.
         self.release_orphans();
+        self.collect(Patience::Block);
         self.shrink_to(0);
         self.books.allocator.dissolve_all_tails();
         self.give_back_empty_heaps();
