@@ -41,7 +41,7 @@
 //!             lacuna::Event::Token { text, .. } => print!("{text}"),
 //!             lacuna::Event::Finished { text, reason, .. } => println!("{text} ({})", reason.name()),
 //!             lacuna::Event::Failed(failure) => return Err(failure.into()),
-//!             lacuna::Event::Started { .. } => {}
+//!             lacuna::Event::Started { .. } | lacuna::Event::PromptScored(_) => {}
 //!         }
 //!     }
 //! }
