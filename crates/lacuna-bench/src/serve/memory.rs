@@ -108,13 +108,19 @@ pub(super) fn watch(
 }
 
 impl Kernel {
-    /// Reads both; nothing when the ledger moved meanwhile, or the kernel does not tell.
+    /// How often both are read until the ledger has not moved meanwhile: a step may map pages at any
+    /// time, and takes several times as long as a reading.
+    const READINGS: usize = 100;
+
+    /// Reads both; nothing when the ledger moves all the time, or the kernel does not tell.
     fn now(engine: &Handle) -> Option<Self> {
-        let ledger_bytes = engine.ledger().committed.get();
-        let kernel_bytes = resident::kv_blocks()?;
-        (engine.ledger().committed.get() == ledger_bytes).then_some(Self {
-            kernel_bytes,
-            ledger_bytes,
+        (0..Self::READINGS).find_map(|_| {
+            let ledger_bytes = engine.ledger().committed.get();
+            let kernel_bytes = resident::kv_blocks()?;
+            (engine.ledger().committed.get() == ledger_bytes).then_some(Self {
+                kernel_bytes,
+                ledger_bytes,
+            })
         })
     }
 }
