@@ -9,13 +9,14 @@
 //! the end of the stream comes
 //!   while a reply is still computed      `100 Continue` is such bytes: clients skip it before a reply
 //!   while one is streamed                a comment is, which is no event; its next token would come late
+//!   either, over HTTP/1.0                an urgent byte is, which systems keep out of what is read
 //!   while one is sent whole              it is such bytes itself
 //!   between two requests                 the protocol closes the connection
 //! a reset comes                          the connection is dropped, and so the request
 //! ```
 //!
-//! Whoever never sends an end finds no trace of this. HTTP/1.0 knows no interim responses; there, and
-//! where a client's machine has vanished, the system's keep-alive probes find out (`KEEP_ALIVE`).
+//! Whoever never sends an end finds no trace of this. Where a client's machine has vanished, the
+//! system's keep-alive probes find out (`KEEP_ALIVE`).
 
 use std::future::{pending, poll_fn};
 use std::io;
@@ -40,6 +41,9 @@ use tokio::net::TcpStream;
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// The same within a stream of events: a chunk with a comment, between two chunks of the reply.
 const COMMENT: &[u8] = b"3\r\n:\n\n\r\n";
+/// The same for HTTP/1.0, which knows neither. It is sent as TCP's urgent data: a system keeps it out
+/// of the stream that its programs read, unless they ask for it there (`SO_OOBINLINE`).
+const URGENT: &[u8] = b"\n";
 /// The type of a reply that comments can be put into.
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 /// A connection over which nothing comes is probed after this time, and given up when three probes
@@ -73,6 +77,21 @@ enum Question {
     Interim,
     /// [`COMMENT`]: its reply is a stream of events.
     Comment,
+    /// [`URGENT`]: a request of HTTP/1.0 has come, and no whole reply to it is being sent.
+    Urgent,
+}
+
+impl Question {
+    /// Sends it, as far as that goes without waiting, and says whether all of it went.
+    fn send(self, stream: &TcpStream) -> io::Result<bool> {
+        let urgent = || SockRef::from(stream).send_out_of_band(URGENT);
+        Ok(match self {
+            Self::None => true,
+            Self::Interim => stream.try_write(INTERIM)? == INTERIM.len(),
+            Self::Comment => stream.try_write(COMMENT)? == COMMENT.len(),
+            Self::Urgent => stream.try_io(Interest::WRITABLE, urgent)? == URGENT.len(),
+        })
+    }
 }
 
 impl Peer {
@@ -110,11 +129,11 @@ impl Peer {
     /// the stream. Resolves when it has left so much unread that it cannot even be asked.
     async fn cannot_be_asked(&self) {
         let question = poll_fn(|context| self.poll_finished_sending(context)).await;
-        match self.stream.try_write(question) {
-            Ok(written) if written == question.len() => pending().await,
+        match question.send(&self.stream) {
+            Ok(true) => pending().await,
             // Bytes are on their way to it already: they ask.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => pending().await,
-            Ok(_) | Err(_) => {}
+            Ok(false) | Err(_) => {}
         }
     }
 
@@ -122,13 +141,12 @@ impl Peer {
     ///
     /// Nothing needs to wake the task when the question or what is sent changes: the protocol changes
     /// them, in this task.
-    fn poll_finished_sending(&self, context: &mut Context<'_>) -> Poll<&'static [u8]> {
-        let question = self.question.load(Ordering::Relaxed);
-        let question = match question {
-            _ if !self.is_flushed() => return Poll::Pending,
-            asked if asked == Question::Interim as u8 => INTERIM,
-            asked if asked == Question::Comment as u8 => COMMENT,
-            _ => return Poll::Pending,
+    fn poll_finished_sending(&self, context: &mut Context<'_>) -> Poll<Question> {
+        let asked = self.question.load(Ordering::Relaxed);
+        let all = [Question::Interim, Question::Comment, Question::Urgent];
+        let question = all.into_iter().find(|&question| question as u8 == asked);
+        let Some(question) = question.filter(|_| self.is_flushed()) else {
+            return Poll::Pending;
         };
         let mut byte = [0];
         let peeked = self.stream.poll_peek(context, &mut ReadBuf::new(&mut byte));
@@ -238,21 +256,20 @@ impl hyper::service::Service<Request<Incoming>> for Watched {
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let peer = Arc::clone(&self.peer);
         peer.asked.store(true, Ordering::Relaxed);
-        let interim = request.version() == Version::HTTP_11;
-        peer.may_be_asked(if interim {
-            Question::Interim
-        } else {
-            Question::None
-        });
+        let (before, within) = match request.version() {
+            Version::HTTP_11 => (Question::Interim, Question::Comment),
+            _ => (Question::Urgent, Question::Urgent),
+        };
+        peer.may_be_asked(before);
         let reply = self.router.call(request);
         Box::pin(async move {
             let reply = reply.await?;
             let events = reply.headers().get(header::CONTENT_TYPE) == Some(&EVENT_STREAM);
-            if !(interim && events) {
+            if !events {
                 peer.may_be_asked(Question::None);
                 return Ok(reply);
             }
-            peer.may_be_asked(Question::Comment);
+            peer.may_be_asked(within);
             Ok(reply.map(|body| Body::new(Events { body, peer })))
         })
     }
