@@ -37,6 +37,9 @@ struct ChatRequest {
     tools: Option<Vec<Value>>,
     #[serde(default)]
     tool_choice: Option<ToolChoice>,
+    /// Whether one reply may call several tools, or one several times.
+    #[serde(default)]
+    parallel_tool_calls: Option<bool>,
     /// Further variables of the chat template, such as `enable_thinking`.
     #[serde(default)]
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -74,8 +77,8 @@ fn prepare(
     app.check_model(chat.model.as_deref())?;
     let delivery = parameters.delivery()?;
     let logprobs = chat.logprobs()?;
-    let tools = Tools::new(chat.tools.unwrap_or_default(), chat.tool_choice)?
-        .called_once(!app.teaches_tools());
+    let once = !app.teaches_tools() || chat.parallel_tool_calls == Some(false);
+    let tools = Tools::new(chat.tools.unwrap_or_default(), chat.tool_choice)?.called_once(once);
     let syntax = app.tool_syntax();
     let rule = Rule::new(chat.response_format, &tools, syntax, &mut ignored)?;
     let messages = messages::for_template(chat.messages)?;
@@ -92,7 +95,7 @@ fn prepare(
     let id = app.reply_id("chatcmpl");
     let calls = tools
         .are_offered()
-        .then(|| CallReader::new(syntax, tools.names(), &id));
+        .then(|| CallReader::new(syntax, &tools, &id));
     let requests = std::slice::from_ref(&request);
     let form = Form::new(app, id, Dialect::Chat { calls }, delivery, requests);
     let form = form.about(vec![note], parameters.prompt_logprobs());

@@ -10,9 +10,8 @@ use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 
 /// Fields that tell a service who asks, or how to keep and find the request: without effect.
-const INFORMATIVE: [&str; 14] = [
+const INFORMATIVE: [&str; 13] = [
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "reasoning_effort",

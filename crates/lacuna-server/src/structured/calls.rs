@@ -1,11 +1,12 @@
 //! Calls of tools in generated text.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use crate::structured::grammar::{CLOSE, OPEN};
-use crate::structured::tools::ToolSyntax;
+use crate::structured::tools::{ToolSyntax, Tools};
 
 /// A call of a tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,11 +29,13 @@ pub(crate) enum Piece {
 pub(crate) struct CallReader {
     syntax: ToolSyntax,
     names: Arc<[String]>,
-    /// Begins the ids of calls.
+    /// The reply's own id, which those of its calls are made from.
     reply: Arc<str>,
     held: String,
     state: State,
     calls: usize,
+    /// Calls that are told of at most.
+    most_calls: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,14 +59,10 @@ impl Call {
 }
 
 impl CallReader {
-    pub(crate) fn new(
-        syntax: ToolSyntax,
-        names: impl Iterator<Item = String>,
-        reply: &str,
-    ) -> Self {
+    pub(crate) fn new(syntax: ToolSyntax, tools: &Tools, reply: &str) -> Self {
         Self {
             syntax,
-            names: names.collect(),
+            names: tools.names().collect(),
             reply: reply.into(),
             held: String::new(),
             state: match syntax {
@@ -71,6 +70,10 @@ impl CallReader {
                 ToolSyntax::Bare | ToolSyntax::BareParameters => State::Start,
             },
             calls: 0,
+            most_calls: match tools.are_called_once() {
+                true => 1,
+                false => usize::MAX,
+            },
         }
     }
 
@@ -167,8 +170,9 @@ impl CallReader {
             _ => return None,
         };
         let calls: Option<Vec<_>> = calls.iter().map(|call| self.call(call)).collect();
-        let calls = calls?.into_iter().map(|(name, arguments)| {
-            let id = format!("call-{}-{}", self.reply, self.calls);
+        let left = self.most_calls - self.calls;
+        let calls = calls?.into_iter().take(left).map(|(name, arguments)| {
+            let id = call_id(&self.reply, self.calls);
             self.calls += 1;
             Piece::Call(Call {
                 id,
@@ -187,6 +191,21 @@ impl CallReader {
     }
 }
 
+/// An id for call `number` of a reply: nine letters and digits, as Mistral's templates demand of the ids
+/// in a conversation. Two calls of a conversation of a hundred have the same with a probability of 10^-10.
+fn call_id(reply: &str, number: usize) -> String {
+    const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+    let mut hasher = DefaultHasher::new();
+    (reply, number).hash(&mut hasher);
+    let mut rest = hasher.finish();
+    let digit = |_| {
+        let digit = DIGITS[(rest % 36) as usize];
+        rest /= 36;
+        char::from(digit)
+    };
+    (0..9).map(digit).collect()
+}
+
 /// Length of the longest end of `text` that begins `marker`.
 fn possible_start(text: &str, marker: &str) -> usize {
     (1..marker.len())
@@ -199,9 +218,18 @@ fn possible_start(text: &str, marker: &str) -> usize {
 mod tests {
     use super::*;
 
+    fn tools() -> Tools {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        Tools::new(vec![tool], None).expect("valid")
+    }
+
     /// The text and the calls of a reply, given in pieces of one character.
     fn read(syntax: ToolSyntax, reply: &str) -> (String, Vec<(String, String)>) {
-        let mut reader = CallReader::new(syntax, ["f".to_owned()].into_iter(), "r");
+        read_of(&tools(), syntax, reply)
+    }
+
+    fn read_of(tools: &Tools, syntax: ToolSyntax, reply: &str) -> (String, Vec<(String, String)>) {
+        let mut reader = CallReader::new(syntax, tools, "r");
         let mut pieces: Vec<Piece> = reply
             .chars()
             .flat_map(|character| reader.push(&character.to_string()))
@@ -222,14 +250,35 @@ mod tests {
         let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
         let (text, calls) = read(ToolSyntax::Tagged, &format!("Let me see.{call}\n{call}\n"));
         assert_eq!(text, "Let me see.");
-        let arguments = "{\"x\":1}".to_owned();
-        assert_eq!(
-            calls,
-            [
-                ("call-r-0".to_owned(), arguments.clone()),
-                ("call-r-1".to_owned(), arguments)
-            ]
-        );
+        let arguments: Vec<&str> = calls.iter().map(|call| call.1.as_str()).collect();
+        assert_eq!(arguments, ["{\"x\":1}"; 2]);
+        assert_ne!(calls[0].0, calls[1].0, "each has an id of its own");
+    }
+
+    #[test]
+    fn ids_of_calls_are_as_the_strictest_templates_want_them() {
+        // Mistral's raise an error for any other, when the call comes back with the conversation.
+        let ids: Vec<String> = (0..2000)
+            .map(|number| call_id("chatcmpl-1", number))
+            .collect();
+        for id in &ids {
+            assert_eq!(id.len(), 9, "{id}");
+            assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
+        }
+        let different: std::collections::HashSet<_> = ids.iter().collect();
+        assert_eq!(different.len(), ids.len());
+        assert_ne!(call_id("chatcmpl-1", 0), call_id("chatcmpl-2", 0));
+    }
+
+    #[test]
+    fn of_tools_that_are_called_once_one_call_is_told() {
+        let once = tools().called_once(true);
+        let one = "{\"name\": \"f\", \"arguments\": {}}";
+        let bare = format!("[{one}, {one}]");
+        assert_eq!(read_of(&once, ToolSyntax::Bare, &bare).1.len(), 1);
+        let tagged = format!("<tool_call>{one}</tool_call>\n<tool_call>{one}</tool_call>");
+        let (text, calls) = read_of(&once, ToolSyntax::Tagged, &tagged);
+        assert_eq!((text.as_str(), calls.len()), ("", 1));
     }
 
     #[test]

@@ -271,3 +271,45 @@ fn reason(error: &str) -> &'static str {
         |(_, reason)| reason,
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use lacuna_models::files::ModelFiles;
+    use serde_json::json;
+
+    use super::*;
+    use crate::http::ignored::Ignored;
+    use crate::structured::tools::{ToolSyntax, Tools};
+
+    fn model() -> Model {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+        let files = ModelFiles::open(&root.join("lacuna-demo-q8_0.gguf")).expect("committed");
+        Model::load(files).expect("the demo model")
+    }
+
+    #[test]
+    fn after_the_only_call_that_may_be_made_the_reply_is_over() {
+        let model = model();
+        let vocabulary = vocabulary::of(&model).expect("it ends texts");
+        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+        for (choice, before) in [("required", ""), ("auto", "Let me see.")] {
+            for once in [true, false] {
+                let tool = json!({"type": "function", "function": {"name": "f"}});
+                let choice = serde_json::from_value(json!(choice)).expect("a choice");
+                let tools = Tools::new(vec![tool], Some(choice)).expect("valid");
+                let tools = tools.called_once(once);
+                let mut ignored = Ignored::new(true);
+                let rule = Rule::new(None, &tools, ToolSyntax::Tagged, &mut ignored);
+                let rule = rule.expect("valid").expect("tools are offered");
+                let constraint = Grammars::default().constraint(&model, &rule);
+                let mut constraint = constraint.expect("it can be followed");
+                for token in vocabulary.tokenize_bytes(format!("{before}{call}").as_bytes()) {
+                    constraint.accept(token).expect("it conforms");
+                }
+                assert_eq!(constraint.is_complete(), once, "{rule:?}");
+            }
+        }
+    }
+}

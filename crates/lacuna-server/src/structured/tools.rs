@@ -152,8 +152,8 @@ impl Tools {
         Ok(())
     }
 
-    /// The same, with no more than one call in a reply that is held to calls: models that were not
-    /// trained to call tools go on with one after another.
+    /// The same, with no more than one call in a reply: because that was asked for, or because models
+    /// that were not trained to call tools go on with one after another.
     pub(crate) fn called_once(self, one_call: bool) -> Self {
         Self { one_call, ..self }
     }

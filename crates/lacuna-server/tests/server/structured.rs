@@ -91,11 +91,7 @@ fn tools() -> Value {
 
 fn check_call(call: &Value, name: Option<&str>) {
     assert_eq!(call["type"], "function");
-    assert!(
-        call["id"]
-            .as_str()
-            .is_some_and(|id| id.starts_with("call-"))
-    );
+    assert!(call["id"].as_str().is_some_and(|id| id.len() == 9));
     let called = call["function"]["name"].as_str().expect("a name");
     assert!(
         name.map_or(called == "weather" || called == "time", |name| name
