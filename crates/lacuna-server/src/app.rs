@@ -1,6 +1,5 @@
 //! What every handler shares, and the way of a request from its body to the engine.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +11,6 @@ use lacuna_models::template::{Message, TemplateError};
 use lacuna_models::tokenizer::EncodeLimits;
 use lacuna_pages::return_freed_memory;
 use serde_json::{Map, Value};
-use tokio::sync::Semaphore;
 
 use crate::config::ServerConfig;
 use crate::conversation::Conversations;
@@ -22,6 +20,7 @@ use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
 use crate::keys::ApiKeys;
 use crate::openai::streams::Streams;
+use crate::preparation::Preparation;
 use crate::sharing::Sharing;
 use crate::structured::tools::ToolSyntax;
 use crate::structured::{Grammars, Rule};
@@ -57,8 +56,7 @@ pub(crate) struct App {
     config: ServerConfig,
     conversations: Conversations,
     bodies: Bodies,
-    /// Requests that are being turned into tokens; more at once than cores would only take memory.
-    preparing: Arc<Semaphore>,
+    preparation: Preparation,
     replies: AtomicU64,
 }
 
@@ -69,10 +67,10 @@ impl App {
         engine: Handle,
         config: ServerConfig,
         sharing: Sharing,
+        preparation: Preparation,
     ) -> Result<Self, TemplateError> {
         let tokenizer = engine.model().tokenizer();
         let conversations = Conversations::new(tokenizer)?;
-        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Ok(Self {
             model_name: config.model_name.as_str().into(),
             keys: config.keys.clone(),
@@ -81,7 +79,7 @@ impl App {
             started: seconds_now(),
             conversations,
             bodies: Bodies::new(config.limits.clone(), engine.request_memory().clone()),
-            preparing: Arc::new(Semaphore::new(cores)),
+            preparation,
             replies: AtomicU64::new(0),
             config,
             engine,
@@ -127,13 +125,11 @@ impl App {
                 .check_length(longest, limits.tokens);
             fits.map_err(|error| ApiError::from(error).of(purpose.field()))?;
         }
-        let place = Arc::clone(&self.preparing).acquire_owned().await;
+        let place = self.preparation.place().await;
         let bytes = purpose.bytes(&received.extent, &limits);
         let memory = self.bodies.take(bytes).await?;
         let app = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || {
-            // Both are held to the end even if the client is gone before.
-            let _place = place;
+        let work = move || {
             let value = received.object().and_then(|object| work(&app, object));
             if memory.bytes() > TRIMMED_BYTES {
                 return_freed_memory();
@@ -142,9 +138,9 @@ impl App {
                 value: value?,
                 memory,
             })
-        })
-        .await;
-        done.unwrap_or_else(|_| Err(ApiError::internal("the request could not be prepared")))
+        };
+        let done = self.preparation.run(place, work).await;
+        done.unwrap_or_else(|| Err(ApiError::internal("the request could not be prepared")))
     }
 
     /// Hands the requests of one reply to the engine, with the memory that was taken for them: for the

@@ -11,11 +11,12 @@
 //! ```no_run
 //! use std::sync::Arc;
 //!
-//! # fn serve(model: Arc<lacuna_models::Model>) -> Result<(), lacuna_server::StartError> {
+//! # fn serve(model: Arc<lacuna_models::Model>) -> Result<(), Box<dyn std::error::Error>> {
 //! let server = lacuna_server::Server::start(model, lacuna_server::ServerConfig::default())?;
-//! let signals = server.signals()?;
+//! let signals = lacuna_server::Signals::listen()?;
 //! println!("http://{}", server.address());
-//! server.run_until(signals);
+//! signals.wait();
+//! server.shutdown();
 //! # Ok(())
 //! # }
 //! ```
@@ -30,11 +31,14 @@ mod memory;
 mod metrics;
 mod openai;
 mod page;
+mod preparation;
 mod server;
 mod sharing;
+mod signals;
 mod structured;
 mod worker;
 
 pub use config::{RequestLimits, ServerConfig};
 pub use keys::{ApiKeys, KeyFileError, KeyProblem};
 pub use server::{Server, StartError};
+pub use signals::Signals;

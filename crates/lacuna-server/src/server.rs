@@ -2,7 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -11,19 +12,17 @@ use lacuna_models::Model;
 use lacuna_models::template::TemplateError;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::sync::{oneshot, watch};
 
 use crate::app::App;
 use crate::config::ServerConfig;
 use crate::http::connections;
 use crate::http::probes::Probes;
 use crate::http::routes::Routers;
+use crate::preparation::Preparation;
 use crate::sharing::Sharing;
 
-/// Threads that move bytes; the engine's own compute.
-const CONNECTION_THREADS: usize = 2;
-/// How long the last bytes of finished requests may take to leave.
+/// How long the last bytes of finished requests may take to leave, and then what is left to end.
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// A server that could not be started.
@@ -63,9 +62,8 @@ pub struct Server {
     address: SocketAddr,
     grace: Duration,
     stop: watch::Sender<bool>,
-    connections: JoinHandle<()>,
     service: Service,
-    runtime: Runtime,
+    connections: Connections,
 }
 
 impl Server {
@@ -86,20 +84,21 @@ impl Server {
         let service = Service::start(model, config.service.clone())?;
         let (grace, limits) = (config.grace, config.limits.clone());
         let sharing = Sharing::new(config.share_prefixes).map_err(StartError::Runtime)?;
-        let app = Arc::new(App::new(service.handle(), config, sharing)?);
+        let preparation = Preparation::start().map_err(StartError::Runtime)?;
+        let app = Arc::new(App::new(service.handle(), config, sharing, preparation)?);
         let (stop, stopped) = watch::channel(false);
         let probes = Probes {
             engine: service.handle(),
             stopping: stopped.clone(),
         };
         let serving = connections::serve(listener, Routers::new(&app, &probes), limits, stopped);
+        let connections = Connections::start(runtime, serving).map_err(StartError::Runtime)?;
         Ok(Self {
             address,
             grace,
             stop,
-            connections: runtime.spawn(serving),
             service,
-            runtime,
+            connections,
         })
     }
 
@@ -115,105 +114,71 @@ impl Server {
         self.service.handle()
     }
 
-    /// Listens for what asks the process to end (SIGINT or SIGTERM): from here on it no longer kills.
-    ///
-    /// # Errors
-    /// [`StartError::Runtime`] when the system does not let it.
-    pub fn signals(&self) -> Result<Signals, StartError> {
-        let listening = self.runtime.block_on(async { Signals::listen() });
-        listening.map_err(StartError::Runtime)
-    }
-
-    /// Serves until the first of `signals`, then finishes what is under way. At the second, the
-    /// process ends at once.
-    pub fn run_until(self, mut signals: Signals) {
-        self.runtime.block_on(signals.next());
-        let again = self.runtime.spawn(async move {
-            signals.next().await;
-            std::process::exit(130);
-        });
-        self.shutdown();
-        again.abort();
-    }
-
     /// Takes no more requests, lets those under way finish within the grace time, and ends. Until
     /// they have, probes are answered: the server lives, and is not ready.
     pub fn shutdown(self) {
-        // The connections' task holds the other end until it is done.
+        // The connections' thread holds the other end until it is done.
         self.stop.send_replace(true);
         self.service.shutdown(Grace::Finish(self.grace));
-        let flushed = async { tokio::time::timeout(FLUSH, self.connections).await };
-        self.runtime.block_on(flushed).ok();
-        self.runtime.shutdown_background();
+        self.connections.wait();
     }
 }
 
-/// The threads that move bytes, and those on which requests are prepared.
-fn runtime() -> io::Result<Runtime> {
-    check_threads()?;
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(CONNECTION_THREADS)
-        .thread_name("lacuna-http")
-        // The one made below stays. Without it, a request that comes when the system gives no
-        // thread would wait for ever.
-        .thread_keep_alive(Duration::MAX)
-        .enable_all()
-        .build()?;
-    runtime.spawn_blocking(|| ());
-    Ok(runtime)
+/// The thread that serves connections. It moves bytes; the engine's threads compute. Dropping it ends
+/// them all.
+#[derive(Debug)]
+struct Connections {
+    /// Dropped to end the thread.
+    keep: Option<oneshot::Sender<()>>,
+    /// Closed when it has ended.
+    ended: Receiver<()>,
 }
 
-/// Whether the system gives as many threads at once as the runtime makes, which panics, or waits for
-/// ever, when it is given fewer.
-fn check_threads() -> io::Result<()> {
-    let gate = Mutex::new(());
-    thread::scope(|scope| {
-        let closed = gate.lock();
-        let wait = || drop(gate.lock());
-        let made: io::Result<Vec<_>> = (0..=CONNECTION_THREADS)
-            .map(|_| thread::Builder::new().spawn_scoped(scope, wait))
-            .collect();
-        drop(closed);
-        made.map(drop)
-    })
-}
-
-/// What asks the process to end; from [`Server::signals`].
-#[cfg(unix)]
-pub struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn listen() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
+impl Connections {
+    fn start(
+        runtime: Runtime,
+        serving: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<Self> {
+        let (keep, dropped) = oneshot::channel::<()>();
+        let (end, ended) = sync_channel(0);
+        let run = move || {
+            let _end = end;
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serving => {}
+                    _ = dropped => {}
+                }
+            });
+            // Connections end with it, and so do their requests.
+            drop(runtime);
+        };
+        thread::Builder::new()
+            .name("lacuna-http".to_owned())
+            .spawn(run)?;
         Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
+            keep: Some(keep),
+            ended,
         })
     }
 
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
+    /// Waits until the last bytes have left, if they do.
+    fn wait(&self) {
+        self.ended.recv_timeout(FLUSH).ok();
     }
 }
 
-/// What asks the process to end; from [`Server::signals`].
-#[cfg(not(unix))]
-pub struct Signals;
-
-#[cfg(not(unix))]
-impl Signals {
-    fn listen() -> std::io::Result<Self> {
-        Ok(Self)
+impl Drop for Connections {
+    fn drop(&mut self) {
+        drop(self.keep.take());
+        self.wait();
     }
+}
 
-    async fn next(&mut self) {
-        tokio::signal::ctrl_c().await.ok();
-    }
+/// What connections are served by: nothing but the thread that runs it. It makes no threads of its
+/// own, which would panic, or wait for ever, where the system refuses one.
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
 }

@@ -1,7 +1,9 @@
 //! `lacuna serve`: the engine over HTTP, until the process is asked to end.
 
 use std::fmt::Display;
+use std::io;
 use std::net::SocketAddr;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -9,7 +11,7 @@ use lacuna::Accounting;
 use lacuna::plan::Budget;
 use lacuna_cli::{open_to_run, output, served_name, tell};
 use lacuna_engine::Handle;
-use lacuna_server::{ApiKeys, RequestLimits, Server, ServerConfig};
+use lacuna_server::{ApiKeys, RequestLimits, Server, ServerConfig, Signals};
 use serde::Serialize;
 
 use crate::cli::ServeArgs;
@@ -54,11 +56,35 @@ fn serve(args: &ServeArgs) -> Result<()> {
         grace: Duration::from_secs(args.grace),
     };
     let server = Server::start(model, config)?;
-    let signals = server.signals()?;
+    let signals = Signals::listen().context("cannot listen for signals")?;
+    let ending = end_in_time(args.grace).context("cannot set up the server's end")?;
     announce(&server, &name, args.model.json)?;
     tell_of_lost_files(server.engine());
-    server.run_until(signals);
+    signals.wait();
+    // Dropped when all is done.
+    ending.send(()).ok();
+    server.shutdown();
     Ok(())
+}
+
+/// Ends the process, with a message, when it has not ended by itself some time after the grace. The
+/// time begins with what is sent, and is over when the sender is dropped.
+fn end_in_time(grace_seconds: u64) -> io::Result<Sender<()>> {
+    /// For the step under way, which is not broken off, and for the last bytes to leave.
+    const MORE: Duration = Duration::from_secs(30);
+    let (ending, begun) = channel();
+    let within = Duration::from_secs(grace_seconds).saturating_add(MORE);
+    let watch = move || {
+        if begun.recv().is_ok() && begun.recv_timeout(within) == Err(RecvTimeoutError::Timeout) {
+            tell!(
+                "error: the server has not ended {} s after it was asked to",
+                within.as_secs()
+            );
+            std::process::exit(1);
+        }
+    };
+    let thread = std::thread::Builder::new().name("lacuna-end".to_owned());
+    thread.spawn(watch).map(|_| ending)
 }
 
 fn keys(args: &ServeArgs) -> Result<ApiKeys> {
