@@ -1,5 +1,7 @@
 //! The operations, on a chosen instruction-set level and a fixed number of threads.
 
+mod elementwise;
+
 use std::io;
 use std::num::NonZeroUsize;
 
@@ -8,7 +10,6 @@ use crate::activations::{
 };
 use crate::attention::{self, AttentionShape, Cached, Each, Sequences};
 use crate::element::ElementType;
-use crate::elementwise::{self, RopeStyle};
 use crate::grid::Grid;
 use crate::level::{Level, Proof, with_simd};
 use crate::matrix::Matrix;
@@ -106,7 +107,8 @@ impl AsMut<attention::Buffers> for Scratch {
 /// 1. The result for a token does not depend on the other tokens of the call, on the number of
 ///    threads, or on how cached rows are split in runs, bit for bit.
 /// 2. Sums are accumulated in f32 (products of quantized values first in exact integers).
-/// 3. Infinities and NaN in the input make results that are not finite; nothing hangs or panics.
+/// 3. Infinities and NaN in the input make results that are not finite; nothing hangs or panics. Only
+///    functions with bounds (soft caps, sigmoid, tanh) map infinities to them.
 pub struct Cpu {
     level: Level,
     proof: Proof,
@@ -274,22 +276,6 @@ impl Cpu {
         );
     }
 
-    /// Adds `bias` to every row of `out`, `[tokens, bias.len()]`.
-    ///
-    /// # Panics
-    /// When `out` is not whole rows.
-    pub fn add_bias(&self, out: &mut [f32], bias: &[f32]) {
-        assert!(
-            out.len().is_multiple_of(bias.len().max(1)),
-            "{} elements are not rows of {}",
-            out.len(),
-            bias.len()
-        );
-        self.rows(out, bias.len(), |_, x| {
-            self.proof.run(elementwise::Add { x, y: bias })
-        });
-    }
-
     /// Writes the rows `tokens` of `table` to `out`, `[tokens, table.cols()]`.
     ///
     /// # Panics
@@ -306,145 +292,6 @@ impl Cpu {
                 table.dequantize_row(*token as usize, out);
             }
         });
-    }
-
-    /// Root mean square normalisation of rows of `width`:
-    /// `out = x / sqrt(mean(x^2) + eps) * weight`.
-    ///
-    /// With `width = head_dim` it is the norm of each head.
-    ///
-    /// # Panics
-    /// When `weight` is not `width` long, or `out` and `x` are not the same whole rows.
-    pub fn rms_norm(&self, out: &mut [f32], x: &[f32], weight: &[f32], eps: f32, width: usize) {
-        assert_eq!(out.len(), x.len(), "a norm keeps the shape");
-        assert_eq!(weight.len(), width, "one weight per element of a row");
-        self.rows(out, width, |first, out| {
-            let x = Some(&x[first * width..][..out.len()]);
-            self.proof.run(elementwise::RmsNorm {
-                x,
-                out,
-                weight,
-                eps,
-            });
-        });
-    }
-
-    /// [`Cpu::rms_norm`] of `x` in place.
-    ///
-    /// # Panics
-    /// When `weight` is not `width` long, or `x` is not whole rows.
-    pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32, width: usize) {
-        assert_eq!(weight.len(), width, "one weight per element of a row");
-        self.rows(x, width, |_, out| {
-            self.proof.run(elementwise::RmsNorm {
-                x: None,
-                out,
-                weight,
-                eps,
-            });
-        });
-    }
-
-    /// Fills the table that [`Cpu::rope`] takes: `[positions, 2 * inverse_frequencies.len()]`, for
-    /// each position the cosines and then the sines of `position * inverse_frequency`, times
-    /// `attention_scale` (1 unless the model scales attention with its context).
-    ///
-    /// # Panics
-    /// When `out` has another size.
-    pub fn rope_table(
-        &self,
-        out: &mut [f32],
-        positions: &[u32],
-        inverse_frequencies: &[f32],
-        attention_scale: f32,
-    ) {
-        let width = 2 * inverse_frequencies.len();
-        assert_eq!(
-            out.len(),
-            positions.len() * width,
-            "a rope table is [positions, rotated]"
-        );
-        self.rows(out, width, |first, out| {
-            let positions = &positions[first..];
-            elementwise::rope_table(out, positions, inverse_frequencies, attention_scale);
-        });
-    }
-
-    /// Rotates pairs of elements of each head of `x`, `[tokens, heads, head_dim]`, in place.
-    ///
-    /// `table` is from [`Cpu::rope_table`] for the positions of the tokens. If it rotates fewer
-    /// elements than `head_dim`, the last ones of each head stay.
-    ///
-    /// # Panics
-    /// When sizes do not fit together.
-    pub fn rope(
-        &self,
-        x: &mut [f32],
-        heads: usize,
-        head_dim: usize,
-        style: RopeStyle,
-        table: &[f32],
-    ) {
-        let width = heads * head_dim;
-        assert!(
-            width > 0 && x.len().is_multiple_of(width),
-            "rows of {heads} x {head_dim}"
-        );
-        let tokens = x.len() / width;
-        if tokens == 0 {
-            return;
-        }
-        let rotated = table.len() / tokens;
-        assert!(
-            table.len() == tokens * rotated && rotated <= head_dim && rotated.is_multiple_of(2),
-            "a rope table of {} elements does not fit {tokens} tokens of head dimension {head_dim}",
-            table.len()
-        );
-        if rotated == 0 {
-            return;
-        }
-        self.rows(x, width, |first, x| {
-            let table = &table[first * rotated..];
-            self.proof.run(elementwise::Rope {
-                x,
-                heads,
-                head_dim,
-                style,
-                table,
-                rotated,
-            });
-        });
-    }
-
-    /// `gate = silu(gate) * up`, element by element.
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        assert_eq!(gate.len(), up.len(), "gate and up have the same shape");
-        self.rows(gate, LANES, |first, gate| {
-            let up = &up[first * LANES..][..gate.len()];
-            self.proof.run(elementwise::SiluMul { gate, up });
-        });
-    }
-
-    /// `x += y`, element by element.
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn add(&self, x: &mut [f32], y: &[f32]) {
-        assert_eq!(x.len(), y.len(), "sums have the same shape");
-        self.rows(x, LANES, |first, x| {
-            let y = &y[first * LANES..][..x.len()];
-            self.proof.run(elementwise::Add { x, y });
-        });
-    }
-
-    /// The index of the first element that is infinite or no number.
-    ///
-    /// One thread reads all of `x` once: a check for diagnosis, not for every step.
-    pub fn first_not_finite(&self, x: &[f32]) -> Option<usize> {
-        self.proof.run(elementwise::FirstNotFinite { x })
     }
 
     /// Converts `src`, whole rows, to cache elements, rounding to nearest even.

@@ -4,7 +4,7 @@ mod support;
 
 use half::f16;
 use lacuna_kernels::{
-    Activations, Cpu, CpuConfig, CpuError, DType, ElementType, Level, Matrix, RopeStyle,
+    Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, Level, Matrix, RopeStyle,
 };
 use support::{Random, Storage, cpu, levels, random_matrix};
 
@@ -94,6 +94,315 @@ fn gated_activation_matches_f64_even_where_it_saturates() {
         let mut special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
         cpu(level, 1).silu_mul(&mut special, &[1.0; 3]);
         assert!(special[0].is_nan() && special[1] == f32::INFINITY);
+    }
+}
+
+#[test]
+fn a_frequency_of_zero_leaves_its_pair_as_it_is() {
+    // Gemma 4 rotates a quarter of the pairs of whole heads, and so pairs elements half a head apart.
+    let (tokens, heads, dim) = (3, 2, 32);
+    let frequencies: Vec<f32> = (0..dim / 2)
+        .map(|i| if i < 4 { 0.5_f32.powi(i as i32) } else { 0.0 })
+        .collect();
+    let x = Random::new(4).units(tokens * heads * dim);
+    for level in levels() {
+        let cpu = cpu(level, 2);
+        let mut table = vec![0.0; tokens * dim];
+        cpu.rope_table(&mut table, &[0, 77, 1_000_000], &frequencies, 1.0);
+        for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {
+            let mut out = x.clone();
+            cpu.rope(&mut out, heads, dim, style, &table);
+            for (index, (out, x)) in out.iter().zip(&x).enumerate() {
+                let pair = match style {
+                    RopeStyle::HalfSplit => index % (dim / 2),
+                    RopeStyle::Interleaved => index % dim / 2,
+                };
+                let turned = index >= heads * dim && pair < 4;
+                assert_eq!(out != x, turned, "{level:?} {style:?}, element {index}");
+            }
+        }
+    }
+}
+
+const ACTIVATIONS: [Activation; 7] = [
+    Activation::Silu,
+    Activation::GeluTanh,
+    Activation::GeluErf,
+    Activation::Relu,
+    Activation::ReluSquared,
+    Activation::Sigmoid,
+    Activation::Tanh,
+];
+
+/// The share of a normal distribution above `a >= 0`: by its series, or far out by its continued
+/// fraction.
+fn normal_above(a: f64) -> f64 {
+    let density = (-a * a / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    if a < 2.0 {
+        let (mut term, mut sum) = (a, a);
+        for n in 1..60 {
+            term *= a * a / f64::from(2 * n + 1);
+            sum += term;
+        }
+        return 0.5 - density * sum;
+    }
+    let rest = (1..300).rev().fold(a, |rest, n| a + f64::from(n) / rest);
+    density / rest
+}
+
+fn activated(activation: Activation, x: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match activation {
+        Activation::Silu => x * sigmoid(x),
+        Activation::GeluTanh => {
+            let slope = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
+            x * sigmoid(slope * (x + 0.044_715 * x.powi(3)))
+        }
+        Activation::GeluErf if x < 0.0 => x * normal_above(-x),
+        Activation::GeluErf => x - x * normal_above(x),
+        Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::Sigmoid => sigmoid(x),
+        Activation::Tanh => x.tanh(),
+        other => unreachable!("{other:?} has no definition here"),
+    }
+}
+
+/// From the smallest to the largest magnitudes, and all that matters between.
+fn magnitudes() -> Vec<f32> {
+    let mut random = Random::new(5);
+    let mut x: Vec<f32> = (0..60_000)
+        .map(|_| random.unit() * (40.0 * random.unit()).exp2())
+        .collect();
+    x.extend((0..40_003).map(|_| 15.0 * random.unit()));
+    x.extend([0.0, -0.0, 90.0, -90.0, 1e18, -1e30, f32::MAX, f32::MIN]);
+    x
+}
+
+#[test]
+fn activations_match_f64_within_a_millionth_of_the_value() {
+    let x = magnitudes();
+    for level in levels() {
+        for activation in ACTIVATIONS {
+            let mut out = x.clone();
+            cpu(level, 2).activate(activation, &mut out);
+            for (x, out) in x.iter().zip(&out) {
+                let expected = activated(activation, f64::from(*x));
+                // Below the smallest normal number f32 has no relative accuracy left.
+                let within = 1e-6 * expected.abs() + 1e-35;
+                let overflows = expected > f64::from(f32::MAX) && *out == f32::INFINITY;
+                assert!(
+                    overflows || (f64::from(*out) - expected).abs() <= within,
+                    "{level:?} {activation:?} of {x} is {out}, not {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn soft_caps_match_f64_and_hold() {
+    let x = magnitudes();
+    for level in levels() {
+        for cap in [1.0, 30.0, 50.0] {
+            let mut out = x.clone();
+            cpu(level, 2).soft_cap(&mut out, cap);
+            for (x, out) in x.iter().zip(&out) {
+                let wide = f64::from(cap);
+                let expected = wide * (f64::from(*x) / wide).tanh();
+                assert!(out.abs() <= cap, "{level:?}: {x} is {out}");
+                let within = 1e-6 * expected.abs() + 1e-35;
+                assert!(
+                    (f64::from(*out) - expected).abs() <= within,
+                    "{level:?}: {x} is {out}, not {expected}"
+                );
+            }
+            let mut special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+            cpu(level, 1).soft_cap(&mut special, cap);
+            assert!(special[0].is_nan() && special[1..] == [cap, -cap]);
+        }
+    }
+}
+
+#[test]
+fn activations_pass_on_what_is_not_a_number_and_saturate_at_infinities() {
+    for level in levels() {
+        for activation in ACTIVATIONS {
+            let mut x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+            cpu(level, 1).activate(activation, &mut x);
+            let (high, low) = match activation {
+                Activation::Sigmoid => (1.0, 0.0),
+                Activation::Tanh => (1.0, -1.0),
+                _ => (f32::INFINITY, 0.0),
+            };
+            assert!(x[0].is_nan(), "{level:?} {activation:?}");
+            assert_eq!(x[1], high, "{level:?} {activation:?}");
+            assert!((x[2] - low).abs() < 1e-35, "{level:?} {activation:?} {x:?}");
+        }
+    }
+}
+
+#[test]
+fn an_activation_depends_on_its_element_alone() {
+    let x: Vec<f32> = magnitudes().into_iter().rev().take(997).collect();
+    let up = Random::new(6).units(x.len());
+    for level in levels() {
+        let (one, three) = (cpu(level, 1), cpu(level, 3));
+        for activation in ACTIVATIONS {
+            let mut whole = x.clone();
+            three.activate(activation, &mut whole);
+            let mut gated = x.clone();
+            three.activate_mul(activation, &mut gated, &up);
+            for i in 0..x.len() {
+                let (mut alone, mut gate) = ([x[i]], [x[i]]);
+                one.activate(activation, &mut alone);
+                assert_eq!(alone[0].to_bits(), whole[i].to_bits(), "{activation:?}");
+                one.activate_mul(activation, &mut gate, &up[i..=i]);
+                assert_eq!(gate[0].to_bits(), gated[i].to_bits(), "{activation:?}");
+                assert_eq!(gated[i], whole[i] * up[i], "{level:?} {activation:?}");
+            }
+        }
+    }
+}
+
+/// The mean and the population's variance.
+fn moments(row: &[f32]) -> (f64, f64) {
+    let n = row.len() as f64;
+    let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
+    let squares = row.iter().map(|x| (f64::from(*x) - mean).powi(2));
+    (mean, squares.sum::<f64>() / n)
+}
+
+#[test]
+fn layer_norms_match_f64_for_any_width() {
+    for level in levels() {
+        let cpu = cpu(level, 2);
+        for (rows, width) in [(1, 1), (3, 20), (5, 128), (70, 1024)] {
+            // Far from zero, where a difference of mean squares would have no digits left.
+            let mut x = Random::new(1).units(rows * width);
+            x.iter_mut().for_each(|x| *x += 30.0);
+            let (weight, bias) = (Random::new(2).units(width), Random::new(3).units(width));
+            for bias in [None, Some(&*bias)] {
+                let mut out = vec![0.0; x.len()];
+                cpu.layer_norm(&mut out, &x, &weight, bias, 1e-5, width);
+                let expected = x.chunks(width).flat_map(|row| {
+                    let (mean, variance) = moments(row);
+                    let weight = &weight;
+                    (0..width).map(move |i| {
+                        let normed = (f64::from(row[i]) - mean) / (variance + 1e-5).sqrt();
+                        let bias = bias.map_or(0.0, |bias| f64::from(bias[i]));
+                        normed * f64::from(weight[i]) + bias
+                    })
+                });
+                assert_close(&out, expected, 2e-5, "layer norm");
+                let mut in_place = x.clone();
+                cpu.layer_norm_in_place(&mut in_place, &weight, bias, 1e-5, width);
+                assert_eq!(in_place, out);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_norm_without_weights_is_one_with_weights_of_one() {
+    for level in levels() {
+        let cpu = cpu(level, 2);
+        for (rows, width) in [(1, 1), (3, 20), (70, 1024)] {
+            let x = Random::new(1).units(rows * width);
+            let mut expected = vec![0.0; x.len()];
+            cpu.rms_norm(&mut expected, &x, &vec![1.0; width], 1e-6, width);
+            let mut out = vec![0.0; x.len()];
+            cpu.rms_norm_unweighted(&mut out, &x, 1e-6, width);
+            assert_eq!(out, expected);
+            let mut in_place = x;
+            cpu.rms_norm_unweighted_in_place(&mut in_place, 1e-6, width);
+            assert_eq!(in_place, expected);
+        }
+    }
+}
+
+#[test]
+fn outliers_of_a_row_stay_and_all_else_is_zero() {
+    for level in levels() {
+        for (rows, width) in [(1, 3), (3, 20), (40, 2048)] {
+            let x = Random::new(1).units(rows * width);
+            let mut out = x.clone();
+            cpu(level, 2).gaussian_top_k(&mut out, 1.644_853_6, width);
+            let expected = x.chunks(width).flat_map(|row| {
+                let (mean, variance) = moments(row);
+                let cutoff = mean + 1.644_853_6 * variance.sqrt();
+                row.iter().map(move |x| (f64::from(*x) - cutoff).max(0.0))
+            });
+            assert_close(&out, expected, 1e-6, "gaussian top k");
+            assert!(out.contains(&0.0));
+        }
+    }
+}
+
+#[test]
+fn magnitudes_are_matched_row_by_row() {
+    for level in levels() {
+        let cpu = cpu(level, 2);
+        for (rows, width) in [(1, 3), (3, 20), (40, 1024)] {
+            let (mut x, like) = (
+                Random::new(1).units(rows * width),
+                Random::new(2).units(rows * width),
+            );
+            x[..width].fill(0.0);
+            let mut out = x.clone();
+            cpu.match_magnitude(&mut out, &like, 1e-5, width);
+            let rows = x.chunks(width).zip(like.chunks(width));
+            let expected = rows.flat_map(|(x, like)| {
+                let square =
+                    |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
+                let factor = (square(like) / square(x).max(1e-5)).sqrt();
+                x.iter().map(move |x| f64::from(*x) * factor)
+            });
+            assert_close(&out, expected, 1e-6, "matched magnitude");
+        }
+    }
+}
+
+#[test]
+fn scaled_values_are_exact() {
+    for level in levels() {
+        let cpu = cpu(level, 3);
+        for (rows, width) in [(1, 1), (5, 3), (3, 16), (7, 9000)] {
+            let (x, y) = (
+                Random::new(7).units(rows * width),
+                Random::new(8).units(rows * width),
+            );
+            let factors = Random::new(9).units(2 * rows.max(width));
+            let check =
+                |name: &str, change: &dyn Fn(&mut [f32]), expected: &dyn Fn(usize) -> f32| {
+                    let mut out = x.clone();
+                    change(&mut out);
+                    for (i, out) in out.into_iter().enumerate() {
+                        assert_eq!(out, expected(i), "{level:?}: {name}, element {i}");
+                    }
+                };
+            check("scale", &|x| cpu.scale(x, 0.3), &|i| x[i] * 0.3);
+            check("mul", &|x| cpu.mul(x, &y), &|i| x[i] * y[i]);
+            check("add_scaled", &|x| cpu.add_scaled(x, &y, 0.3), &|i| {
+                x[i] + y[i] * 0.3
+            });
+            let per_row = &factors[..rows];
+            check("scale_rows", &|x| cpu.scale_rows(x, per_row, width), &|i| {
+                x[i] * factors[i / width]
+            });
+            let per_column = &factors[..width];
+            check(
+                "scale_columns",
+                &|x| cpu.scale_columns(x, per_column),
+                &|i| x[i] * factors[i % width],
+            );
+            let apart = &factors[..2 * rows - 1];
+            check(
+                "add_scaled_rows",
+                &|x| cpu.add_scaled_rows(x, &y, apart, 2, width),
+                &|i| x[i] + y[i] * factors[i / width * 2],
+            );
+        }
     }
 }
 

@@ -465,8 +465,15 @@ fn unpair(word: u32) -> [i32; 2] {
 /// `e^x` for `x <= 88`, within 2 units in the last place; 0 below -87.7; NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
+    let (fraction, whole) = exp_parts(s, s.max(s.splat(-87.9), x));
+    s.mul(s.add(fraction, s.splat(1.0)), s.exp2_whole(whole))
+}
+
+/// `e^x = (1 + p) * 2^k`: `p`, between -0.3 and 0.42, and the whole number `k`, for `x` between -88
+/// and 88.
+#[inline(always)]
+fn exp_parts<S: Simd>(s: S, x: S::F) -> (S::F, S::F) {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to a whole number
-    let x = s.max(s.splat(-87.9), x);
     let shifted = s.fma(x, s.splat(std::f32::consts::LOG2_E), s.splat(ROUND));
     let whole = s.sub(shifted, s.splat(ROUND));
     // ln 2 in two parts, so that the remainder is exact.
@@ -483,8 +490,28 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
         sum = s.fma(sum, rest, s.splat(coefficient));
     }
     let square = s.mul(rest, rest);
-    let value = s.add(s.fma(sum, square, rest), s.splat(1.0));
-    s.mul(value, s.exp2_whole(whole))
+    (s.fma(sum, square, rest), whole)
+}
+
+/// The hyperbolic tangent, within 4 units in the last place; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
+    // From 10 on it is 1 in f32.
+    let x = at_most(s, x, 10.0);
+    let x = s.max(s.splat(-10.0), x);
+    let (fraction, whole) = exp_parts(s, s.add(x, x));
+    // e^2x - 1 without the cancellation that subtracting 1 from e^2x would be near 0: the power of two
+    // less 1 is exact.
+    let power = s.exp2_whole(whole);
+    let less_one = s.fma(fraction, power, s.sub(power, s.splat(1.0)));
+    s.div(less_one, s.add(less_one, s.splat(2.0)))
+}
+
+/// The smaller one of `x` and a constant; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn at_most<S: Simd>(s: S, x: S::F, most: f32) -> S::F {
+    let minus = s.splat(-1.0);
+    s.mul(s.max(s.splat(-most), s.mul(x, minus)), minus)
 }
 
 /// Up to 16 elements, then zeros.
