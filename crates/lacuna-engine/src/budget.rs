@@ -195,20 +195,14 @@ pub(crate) fn working_limit(kv: KvDemand, reading: Reading) -> u64 {
 #[cfg(test)]
 mod tests {
     use lacuna_kernels::ElementType;
-    use lacuna_kv::{Geometry, KvCache, KvPolicy};
+    use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy};
     use proptest::prelude::*;
 
     use super::*;
 
     /// Groups of 32 tokens and 8 KiB.
     fn grain() -> Grain {
-        let geometry = Geometry {
-            layers: 1,
-            kv_heads: 1,
-            head_dim: 64,
-            key_element: ElementType::F16,
-            value_element: ElementType::F16,
-        };
+        let geometry = Geometry::uniform(1, 1, 64, KvElements::both(ElementType::F16));
         let cache = KvCache::new(geometry, KvPolicy::default());
         cache.expect("the system has pages").grain()
     }

@@ -11,7 +11,7 @@ use lacuna_pages::{
 use crate::error::KvError;
 use crate::geometry::Geometry;
 use crate::growth::GrowthSchedule;
-use crate::layout::Layout;
+use crate::layout::Arrangement;
 use crate::policy::KvPolicy;
 use crate::prefix::Grain;
 use crate::sequence::Sequence;
@@ -21,7 +21,7 @@ use crate::store::{Blocks, Commit, FlatStore, GrowStore, PagedStore, Store};
 #[derive(Debug, Clone)]
 pub struct KvCache {
     pool: Pool,
-    geometry: Geometry,
+    arrangement: Arrangement,
     policy: KvPolicy,
     stores: Stores,
 }
@@ -29,7 +29,7 @@ pub struct KvCache {
 /// What makes the stores of a policy.
 #[derive(Debug, Clone)]
 enum Stores {
-    Flat(Layout, Commit),
+    Flat(Commit),
     Grow(GrowthSchedule),
     Paged(Arc<Blocks>),
 }
@@ -43,14 +43,14 @@ impl KvCache {
     /// As [`Geometry::validate`], or [`KvError::Pages`] when the system lacks what the policy needs.
     pub fn new(geometry: Geometry, policy: KvPolicy) -> Result<Self, KvError> {
         geometry.validate()?;
-        let together = policy.layout().layers_together().min(geometry.layers);
+        let arrangement = Arrangement::new(&geometry, policy.layout());
         let pool = match policy {
             KvPolicy::Sparse(_) => {
                 let device = HostDevice::new().map_err(PagesError::from)?;
-                open(device, geometry, together)?
+                open(device, &arrangement)?
             }
             KvPolicy::Dense(_) | KvPolicy::Grow(_) | KvPolicy::Paged { .. } => {
-                open(DenseDevice::new(), geometry, together)?
+                open(DenseDevice::new(), &arrangement)?
             }
         };
         Self::over(pool, geometry, policy)
@@ -64,17 +64,17 @@ impl KvCache {
     pub fn over(pool: Pool, geometry: Geometry, policy: KvPolicy) -> Result<Self, KvError> {
         geometry.validate()?;
         let stores = match policy {
-            KvPolicy::Sparse(layout) => Stores::Flat(layout, Commit::OnDemand),
-            KvPolicy::Dense(layout) => Stores::Flat(layout, Commit::AtStart),
+            KvPolicy::Sparse(_) => Stores::Flat(Commit::OnDemand),
+            KvPolicy::Dense(_) => Stores::Flat(Commit::AtStart),
             KvPolicy::Grow(schedule) => Stores::Grow(schedule),
             KvPolicy::Paged { block_tokens } => {
-                let blocks = Blocks::new(pool.clone(), geometry, block_tokens)?;
+                let blocks = Blocks::new(pool.clone(), &geometry, block_tokens)?;
                 Stores::Paged(Arc::new(blocks))
             }
         };
         Ok(Self {
             pool,
-            geometry,
+            arrangement: Arrangement::new(&geometry, policy.layout()),
             policy,
             stores,
         })
@@ -86,23 +86,22 @@ impl KvCache {
     /// # Errors
     /// [`KvError::ContextTooLarge`], or [`KvError::Pages`] when the range cannot be reserved.
     pub fn sequence(&self, capacity: usize) -> Result<Sequence, KvError> {
-        let (pool, geometry) = (&self.pool, self.geometry);
+        let (pool, arrangement) = (&self.pool, &self.arrangement);
         let store: Box<dyn Store> = match &self.stores {
-            Stores::Flat(layout, commit) => {
-                Box::new(FlatStore::new(pool, geometry, *layout, *commit, capacity)?)
-            }
+            Stores::Flat(commit) => Box::new(FlatStore::new(pool, arrangement, *commit, capacity)?),
             Stores::Grow(schedule) => {
-                Box::new(GrowStore::new(pool, geometry, *schedule, capacity)?)
+                Box::new(GrowStore::new(pool, arrangement, *schedule, capacity)?)
             }
             Stores::Paged(blocks) => Box::new(PagedStore::new(Arc::clone(blocks), capacity)?),
         };
+        let geometry = arrangement.geometry().clone();
         Ok(Sequence::new(store, pool.clone(), geometry, capacity))
     }
 
     /// Shape of every sequence.
     #[must_use]
-    pub fn geometry(&self) -> Geometry {
-        self.geometry
+    pub fn geometry(&self) -> &Geometry {
+        self.arrangement.geometry()
     }
 
     /// How memory is held.
@@ -114,7 +113,7 @@ impl KvCache {
     /// How many tokens and pages are shared and kept together.
     #[must_use]
     pub fn grain(&self) -> Grain {
-        Grain::new(&self.geometry, self.policy.layout(), self.pool.page_size())
+        Grain::new(&self.arrangement, self.pool.page_size())
     }
 
     /// The unit memory comes in.
@@ -148,7 +147,7 @@ impl KvCache {
         let page_size = self.pool.page_size();
         let footprint = self
             .policy
-            .footprint(&self.geometry, page_size, capacity, tokens);
+            .footprint(self.geometry(), page_size, capacity, tokens);
         footprint.map_or(0, |footprint| footprint.peak_committed_bytes as u64)
     }
 
@@ -169,14 +168,9 @@ impl KvCache {
     }
 }
 
-/// A pool on `device`, with the page size that suits `geometry`.
-fn open(
-    device: impl Device + 'static,
-    geometry: Geometry,
-    layers_together: usize,
-) -> Result<Pool, KvError> {
-    let offered = &device.capabilities().page_sizes;
-    let page_size = geometry.page_size(offered, layers_together);
+/// A pool on `device`, with the page size that suits `arrangement`.
+fn open(device: impl Device + 'static, arrangement: &Arrangement) -> Result<Pool, KvError> {
+    let page_size = arrangement.page_size(&device.capabilities().page_sizes);
     let page_size = page_size.ok_or(KvError::NoPageSize)?;
     let spare = SystemMemory::read().spare();
     let limit = spare.map(|spare| spare.max(page_size.length()));

@@ -28,21 +28,41 @@ pub enum KvError {
         /// Further tokens asked for.
         requested: usize,
     },
-    /// A model without layers, heads or elements has no cache.
+    /// A model of which no layer keeps rows has no cache.
+    #[error("no layer keeps rows, so there is nothing for a KV cache to hold")]
+    EmptyGeometry,
+    /// Rows without heads or elements.
     #[error(
-        "a KV cache of {layers} layers, {kv_heads} heads and {head_dim} elements a head; all must be above zero"
+        "layer {layer} keeps rows of {kv_heads} heads of {key_dim} elements of K and {value_dim} of V; all must be above zero"
     )]
-    EmptyGeometry {
-        /// Decoder blocks.
-        layers: usize,
-        /// Key/value heads per layer.
+    EmptyRows {
+        /// The decoder block.
+        layer: usize,
+        /// Its key/value heads.
         kv_heads: usize,
-        /// Elements per head.
-        head_dim: usize,
+        /// Elements of a head of K.
+        key_dim: usize,
+        /// Elements of a head of V.
+        value_dim: usize,
+    },
+    /// A layer that is to read rows which are not there.
+    #[error(
+        "layer {layer} is to read the rows of layer {source_layer}, which is no earlier layer with rows of its own"
+    )]
+    NoRows {
+        /// The decoder block that reads.
+        layer: usize,
+        /// The one whose rows it is to read.
+        source_layer: usize,
     },
     /// An element type that heads of this size are no whole number of blocks of.
-    #[error(transparent)]
-    HeadDim(#[from] lacuna_kernels::HeadDimError),
+    #[error("layer {layer}: {why}")]
+    HeadDim {
+        /// The decoder block.
+        layer: usize,
+        /// What does not fit.
+        why: lacuna_kernels::HeadDimError,
+    },
     /// Rows that have not been accepted cannot be shared or released.
     #[error("the sequence holds {held} tokens and {requested} were asked for")]
     NotHeld {

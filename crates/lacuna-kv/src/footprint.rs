@@ -5,7 +5,7 @@ use lacuna_pages::PageSize;
 use crate::error::KvError;
 use crate::geometry::Geometry;
 use crate::growth::{GrowthSchedule, Run, saturated};
-use crate::layout::{Layout, Tiles};
+use crate::layout::BufferRows;
 use crate::policy::KvPolicy;
 
 /// Bytes of one sequence whose tokens arrived one at a time: to the byte what its
@@ -50,27 +50,27 @@ impl KvPolicy {
             });
         }
         let pages = Pages {
-            geometry: *geometry,
+            buffers: self.layout().buffers(geometry),
             page_bytes: page_size.bytes() as usize,
         };
         Ok(match *self {
-            Self::Sparse(layout) => {
-                let committed_bytes = pages.mapped(layout, capacity, tokens);
+            Self::Sparse(_) => {
+                let committed_bytes = pages.mapped(capacity, tokens);
                 Footprint {
-                    reserved_bytes: pages.buffers(layout, capacity.max(1)).sum(),
+                    reserved_bytes: pages.buffers(capacity.max(1)).sum(),
                     committed_bytes,
                     peak_committed_bytes: committed_bytes,
                     ..Footprint::default()
                 }
             }
-            Self::Dense(layout) => {
-                committed_and_zeroed(pages.buffers(layout, capacity.max(1)).sum())
-            }
+            Self::Dense(_) => committed_and_zeroed(pages.buffers(capacity.max(1)).sum()),
             Self::Paged { block_tokens } => {
                 let block = pages.round(geometry.bytes(block_tokens.get())?);
                 committed_and_zeroed(tokens.div_ceil(block_tokens.get()) * block)
             }
-            Self::Grow(schedule) => pages.grown(schedule, capacity, tokens),
+            Self::Grow(schedule) => {
+                pages.grown(schedule, capacity, tokens, geometry.bytes_per_token())
+            }
         })
     }
 }
@@ -87,7 +87,7 @@ fn committed_and_zeroed(bytes: usize) -> Footprint {
 
 /// Sizes in whole pages.
 struct Pages {
-    geometry: Geometry,
+    buffers: Vec<BufferRows>,
     page_bytes: usize,
 }
 
@@ -97,25 +97,31 @@ impl Pages {
     }
 
     /// Bytes of each buffer that holds `tokens` tokens.
-    fn buffers(&self, layout: Layout, tokens: usize) -> impl Iterator<Item = usize> {
-        let tiles = layout.tiles(&self.geometry);
-        tiles.map(move |tiles: Tiles| self.round(tiles.bytes_through(tokens)))
+    fn buffers(&self, tokens: usize) -> impl Iterator<Item = usize> {
+        let buffers = self.buffers.iter();
+        buffers.map(move |held| self.round(held.bytes(tokens)))
     }
 
     /// Bytes of the pages mapped for `tokens` tokens, those mapped ahead included.
-    fn mapped(&self, layout: Layout, capacity: usize, tokens: usize) -> usize {
-        let count = layout.tiles(&self.geometry).count();
-        let reserved = self.buffers(layout, capacity.max(1));
-        let buffers = layout.tiles(&self.geometry).zip(reserved).enumerate();
-        let mapped = buffers.map(|(index, (tiles, reserved))| {
+    fn mapped(&self, capacity: usize, tokens: usize) -> usize {
+        let count = self.buffers.len();
+        let reserved = self.buffers(capacity.max(1));
+        let buffers = self.buffers.iter().zip(reserved).enumerate();
+        let mapped = buffers.map(|(index, (held, reserved))| {
+            let tiles = held.tiles;
             let bytes = tiles.mapped_bytes(tokens, self.page_bytes, index, count);
             bytes.min(reserved)
         });
         mapped.sum()
     }
 
-    fn grown(&self, schedule: GrowthSchedule, capacity: usize, tokens: usize) -> Footprint {
-        let cell_bytes = self.geometry.bytes_per_token();
+    fn grown(
+        &self,
+        schedule: GrowthSchedule,
+        capacity: usize,
+        tokens: usize,
+        cell_bytes: usize,
+    ) -> Footprint {
         let growth = schedule.after(tokens, capacity, cell_bytes);
         let runs = schedule.runs(tokens, capacity, cell_bytes);
         let (mut zeroed, mut before, mut held) = (0, 0, 0);
@@ -123,7 +129,7 @@ impl Pages {
             zeroed += self.zeroed(run);
             (before, held) = (run.last_but_one(), run.last());
         }
-        let bytes: usize = self.buffers(Layout::TokenMajor, held).sum();
+        let bytes: usize = self.buffers(held).sum();
         Footprint {
             reserved_bytes: bytes,
             committed_bytes: bytes,
@@ -136,15 +142,15 @@ impl Pages {
 
     /// Bytes of all sizes of a run, each filled with zeros before it holds a row.
     fn zeroed(&self, run: Run) -> u128 {
-        let tiles = Layout::TokenMajor.tiles(&self.geometry);
-        let pages = tiles.map(|tiles| run.pages(tiles.bytes, self.page_bytes));
+        let buffers = self.buffers.iter();
+        let pages = buffers.map(|held| run.pages(held.tiles.bytes, self.page_bytes));
         pages.sum::<u128>() * self.page_bytes as u128
     }
 
     /// The most memory there is while `held` cells become `cells`.
     fn peak(&self, schedule: GrowthSchedule, held: usize, cells: usize) -> usize {
-        let old = || self.buffers(Layout::TokenMajor, held);
-        let new = || self.buffers(Layout::TokenMajor, cells);
+        let old = || self.buffers(held);
+        let new = || self.buffers(cells);
         match schedule {
             GrowthSchedule::Mlx => {
                 let mut committed: usize = old().sum();
@@ -168,19 +174,16 @@ mod tests {
     use lacuna_kernels::ElementType;
 
     use super::*;
+    use crate::elements::KvElements;
 
-    const QWEN3_4B: Geometry = Geometry {
-        layers: 36,
-        kv_heads: 8,
-        head_dim: 128,
-        key_element: ElementType::F16,
-        value_element: ElementType::F16,
-    };
+    fn qwen3_4b() -> Geometry {
+        Geometry::uniform(36, 8, 128, KvElements::both(ElementType::F16))
+    }
 
     fn footprint(policy: &str, capacity: usize, tokens: usize) -> Footprint {
         let policy: KvPolicy = policy.parse().unwrap();
         policy
-            .footprint(&QWEN3_4B, PageSize::KIB_64, capacity, tokens)
+            .footprint(&qwen3_4b(), PageSize::KIB_64, capacity, tokens)
             .unwrap()
     }
 
@@ -201,7 +204,7 @@ mod tests {
         let large = |policy: &str| {
             let policy: KvPolicy = policy.parse().unwrap();
             policy
-                .footprint(&QWEN3_4B, PageSize::MIB_2, 32_768, 1)
+                .footprint(&qwen3_4b(), PageSize::MIB_2, 32_768, 1)
                 .unwrap()
                 .committed_bytes
         };
@@ -238,7 +241,7 @@ mod tests {
         let policy = KvPolicy::default();
         let refused = |capacity, tokens| {
             policy
-                .footprint(&QWEN3_4B, PageSize::KIB_64, capacity, tokens)
+                .footprint(&qwen3_4b(), PageSize::KIB_64, capacity, tokens)
                 .unwrap_err()
         };
         assert!(matches!(
@@ -247,7 +250,7 @@ mod tests {
         ));
         assert!(matches!(refused(10, 11), KvError::ContextFull { .. }));
         let block: KvPolicy = format!("paged:{}", usize::MAX).parse().unwrap();
-        let absurd = block.footprint(&QWEN3_4B, PageSize::KIB_64, 10, 1);
+        let absurd = block.footprint(&qwen3_4b(), PageSize::KIB_64, 10, 1);
         assert!(matches!(absurd, Err(KvError::ContextTooLarge { .. })));
     }
 }

@@ -1,10 +1,13 @@
-//! Sizes of a KV cache: rows, bytes per token, and the page size that suits them.
+//! What each layer of a model keeps for later tokens, and the sizes that follow: rows, bytes per
+//! token.
 
 use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use lacuna_kernels::ElementType;
-use lacuna_pages::PageSize;
 
+use crate::elements::KvElements;
 use crate::error::KvError;
 
 /// Index of a decoder block.
@@ -34,55 +37,137 @@ impl fmt::Display for Side {
     }
 }
 
-/// Shape of one sequence's KV cache. A row is one token's K (or V) in one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
-    /// Decoder blocks.
-    pub layers: usize,
-    /// Key/value heads per layer.
+/// What a decoder block keeps for later tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LayerCache {
+    /// Rows of its own, one of K and one of V for each token.
+    Rows(RowSpec),
+    /// Nothing of its own: it reads the rows of another, earlier layer.
+    Of(Layer),
+    /// Nothing.
+    None,
+}
+
+/// The rows of one layer. A row is one token's K (or V).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RowSpec {
+    /// Key/value heads.
     pub kv_heads: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-    /// Storage of one element of K.
-    pub key_element: ElementType,
-    /// Storage of one element of V.
-    pub value_element: ElementType,
+    /// Elements of one head of K.
+    pub key_dim: usize,
+    /// Elements of one head of V.
+    pub value_dim: usize,
+    /// How long a row is of use.
+    pub keep: Keep,
+}
+
+/// How long a layer's rows are of use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Keep {
+    /// As long as the sequence.
+    All,
+    /// Until the window has passed: a query sees this many rows at most, its own the last of them.
+    Window(NonZeroUsize),
+}
+
+impl Keep {
+    /// The first row that a query at `position`, or any after it, sees.
+    #[must_use]
+    pub fn first_seen(self, position: usize) -> usize {
+        match self {
+            Self::All => 0,
+            Self::Window(window) => (position + 1).saturating_sub(window.get()),
+        }
+    }
+}
+
+impl RowSpec {
+    /// Elements of one head of `side`.
+    #[must_use]
+    pub fn head_dim(&self, side: Side) -> usize {
+        match side {
+            Side::Key => self.key_dim,
+            Side::Value => self.value_dim,
+        }
+    }
+
+    /// Elements in one row of `side`.
+    #[must_use]
+    pub fn row_elements(&self, side: Side) -> usize {
+        self.kv_heads * self.head_dim(side)
+    }
+}
+
+/// Shape of one sequence's KV cache: what each layer keeps, and how elements are stored. Cloning is
+/// cheap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Geometry {
+    layers: Arc<[LayerCache]>,
+    elements: KvElements,
 }
 
 impl Geometry {
-    /// Rows a page should hold at least, so that the per-page cost of mapping is small beside the
-    /// cost of filling the page.
-    pub(crate) const MIN_ROWS_PER_PAGE: usize = 16;
     /// Bytes a process can address on the 64-bit systems this runs on.
     const ADDRESS_SPACE: usize = 1 << 47;
 
-    /// Checks that there is something to hold and that sizes fit the address space; every other
-    /// method may be called once it has succeeded.
+    /// `layers` layers of the same shape that keep all rows. Nothing is checked here; whatever makes
+    /// use of a geometry does.
+    #[must_use]
+    pub fn uniform(layers: usize, kv_heads: usize, head_dim: usize, elements: KvElements) -> Self {
+        let rows = RowSpec {
+            kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            keep: Keep::All,
+        };
+        Self {
+            layers: std::iter::repeat_n(LayerCache::Rows(rows), layers).collect(),
+            elements,
+        }
+    }
+
+    /// What `layers` keep, from the first decoder block on.
     ///
     /// # Errors
-    /// [`KvError::EmptyGeometry`], [`KvError::HeadDim`] when a head is no whole number of an element
-    /// type's blocks, or [`KvError::ContextTooLarge`] for a token that fills the address space by
-    /// itself.
+    /// As [`Geometry::validate`].
+    pub fn new(layers: Vec<LayerCache>, elements: KvElements) -> Result<Self, KvError> {
+        let geometry = Self {
+            layers: layers.into(),
+            elements,
+        };
+        geometry.validate()?;
+        Ok(geometry)
+    }
+
+    /// Checks that there is something to hold, that layers read rows that are there, and that sizes
+    /// fit the address space; every other method may be called once it has succeeded.
+    ///
+    /// # Errors
+    /// [`KvError::EmptyGeometry`] and [`KvError::EmptyRows`] for nothing to hold, [`KvError::NoRows`]
+    /// when a layer is to read rows that no earlier layer has, [`KvError::HeadDim`] when a head is no
+    /// whole number of an element type's blocks, or [`KvError::ContextTooLarge`] for a token that
+    /// fills the address space by itself.
     pub fn validate(&self) -> Result<(), KvError> {
-        let Self {
-            layers,
-            kv_heads,
-            head_dim,
-            ..
-        } = *self;
-        if layers == 0 || kv_heads == 0 || head_dim == 0 {
-            return Err(KvError::EmptyGeometry {
-                layers,
-                kv_heads,
-                head_dim,
-            });
+        for (index, cache) in self.layers.iter().enumerate() {
+            match *cache {
+                LayerCache::Rows(rows) => self.check_rows(Layer(index), rows)?,
+                LayerCache::Of(source) => {
+                    let there =
+                        source.0 < index && matches!(self.layers[source.0], LayerCache::Rows(_));
+                    if !there {
+                        return Err(KvError::NoRows {
+                            layer: index,
+                            source_layer: source.0,
+                        });
+                    }
+                }
+                LayerCache::None => {}
+            }
         }
-        for side in Side::BOTH {
-            self.element(side).check_head_dim(head_dim)?;
+        if self.own_rows().next().is_none() {
+            return Err(KvError::EmptyGeometry);
         }
-        let elements = [2, layers, kv_heads, head_dim]
-            .into_iter()
-            .try_fold(1usize, usize::checked_mul);
+        let elements = self.count_elements();
         // No element is larger than four bytes.
         match elements.and_then(|elements| elements.checked_mul(4)) {
             Some(bytes) if bytes < Self::ADDRESS_SPACE => Ok(()),
@@ -94,44 +179,129 @@ impl Geometry {
         }
     }
 
+    fn check_rows(&self, layer: Layer, rows: RowSpec) -> Result<(), KvError> {
+        let RowSpec {
+            kv_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = rows;
+        if kv_heads == 0 || key_dim == 0 || value_dim == 0 {
+            return Err(KvError::EmptyRows {
+                layer: layer.0,
+                kv_heads,
+                key_dim,
+                value_dim,
+            });
+        }
+        for side in Side::BOTH {
+            let checked = self.element(side).check_head_dim(rows.head_dim(side));
+            checked.map_err(|why| KvError::HeadDim {
+                layer: layer.0,
+                why,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// [`Geometry::elements_per_token`], or `None` when they cannot be counted.
+    fn count_elements(&self) -> Option<usize> {
+        let layer = |(_, rows): (Layer, RowSpec)| {
+            let width = rows.key_dim.checked_add(rows.value_dim)?;
+            rows.kv_heads.checked_mul(width)
+        };
+        let mut layers = self.own_rows().map(layer);
+        layers.try_fold(0usize, |sum, elements| sum.checked_add(elements?))
+    }
+
+    /// What each layer keeps.
+    #[must_use]
+    pub fn layers(&self) -> &[LayerCache] {
+        &self.layers
+    }
+
+    /// The layers that have rows of their own.
+    pub fn own_rows(&self) -> impl Iterator<Item = (Layer, RowSpec)> {
+        let layers = self.layers.iter().enumerate();
+        layers.filter_map(|(index, cache)| match *cache {
+            LayerCache::Rows(rows) => Some((Layer(index), rows)),
+            LayerCache::Of(_) | LayerCache::None => None,
+        })
+    }
+
+    /// The layer whose rows `layer` reads, which is itself where it has any, and what they are.
+    #[must_use]
+    pub fn rows(&self, layer: Layer) -> Option<(Layer, RowSpec)> {
+        match *self.layers.get(layer.0)? {
+            LayerCache::Rows(rows) => Some((layer, rows)),
+            LayerCache::Of(source) => match *self.layers.get(source.0)? {
+                LayerCache::Rows(rows) => Some((source, rows)),
+                LayerCache::Of(_) | LayerCache::None => None,
+            },
+            LayerCache::None => None,
+        }
+    }
+
+    /// Elements of the widest row there is, of either side.
+    #[must_use]
+    pub fn widest_row(&self) -> usize {
+        let widest = |(_, rows): (Layer, RowSpec)| {
+            let sides = Side::BOTH.map(|side| rows.row_elements(side));
+            sides.into_iter().max()
+        };
+        self.own_rows().filter_map(widest).max().unwrap_or(0)
+    }
+
+    /// How elements are stored.
+    #[must_use]
+    pub fn elements(&self) -> KvElements {
+        self.elements
+    }
+
+    /// The same layers with other storage.
+    #[must_use]
+    pub fn with_elements(&self, elements: KvElements) -> Self {
+        Self {
+            layers: Arc::clone(&self.layers),
+            elements,
+        }
+    }
+
     /// Storage of one element of `side`.
     #[must_use]
     pub fn element(&self, side: Side) -> ElementType {
         match side {
-            Side::Key => self.key_element,
-            Side::Value => self.value_element,
+            Side::Key => self.elements.key,
+            Side::Value => self.elements.value,
         }
     }
 
-    /// Elements in one row: `kv_heads x head_dim`.
+    /// Bytes of one row of `rows`.
     #[must_use]
-    pub fn row_elements(&self) -> usize {
-        self.kv_heads * self.head_dim
+    pub fn row_bytes(&self, rows: &RowSpec, side: Side) -> usize {
+        rows.kv_heads * self.element(side).bytes(rows.head_dim(side))
     }
 
-    /// Bytes of one head of one row.
-    #[must_use]
-    pub fn head_bytes(&self, side: Side) -> usize {
-        self.element(side).bytes(self.head_dim)
+    /// Bytes of one token's K and V in a layer of `rows`.
+    fn layer_bytes(&self, rows: &RowSpec) -> usize {
+        let sides = Side::BOTH.map(|side| self.row_bytes(rows, side));
+        sides.iter().sum()
     }
 
-    /// Bytes of one row.
+    /// Elements one token takes over all layers, K and V.
     #[must_use]
-    pub fn row_bytes(&self, side: Side) -> usize {
-        self.kv_heads * self.head_bytes(side)
+    pub fn elements_per_token(&self) -> usize {
+        self.count_elements().unwrap_or(usize::MAX)
     }
 
-    /// Bytes one token takes over all layers, K and V.
+    /// Bytes one token takes over all layers, K and V, those of windowed layers included.
     #[must_use]
     pub fn bytes_per_token(&self) -> usize {
-        self.layers
-            * Side::BOTH
-                .map(|side| self.row_bytes(side))
-                .iter()
-                .sum::<usize>()
+        let layers = self.own_rows();
+        layers.map(|(_, rows)| self.layer_bytes(&rows)).sum()
     }
 
-    /// Bytes of `tokens` tokens over all layers, K and V.
+    /// Bytes of `tokens` tokens over all layers, K and V, as if every layer kept all rows.
     ///
     /// # Errors
     /// [`KvError::ContextTooLarge`] when that is no number of bytes an address space can have.
@@ -145,112 +315,134 @@ impl Geometry {
             }),
         }
     }
-
-    /// The page size to use, of those a device offers, when rows of `layers_together` layers lie side
-    /// by side: the smallest that holds at least 16 of those (slack is at most one page per buffer),
-    /// or the largest there is.
-    #[must_use]
-    pub fn page_size(&self, offered: &[PageSize], layers_together: usize) -> Option<PageSize> {
-        let row = self.row_bytes(Side::Key).max(self.row_bytes(Side::Value));
-        let wanted = (Self::MIN_ROWS_PER_PAGE * row * layers_together) as u64;
-        let fits = offered
-            .iter()
-            .copied()
-            .filter(|page| page.bytes() >= wanted);
-        fits.min_by_key(|page| page.bytes())
-            .or_else(|| offered.iter().copied().max_by_key(|page| page.bytes()))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const QWEN3_4B: Geometry = Geometry {
-        layers: 36,
-        kv_heads: 8,
-        head_dim: 128,
-        key_element: ElementType::F16,
-        value_element: ElementType::F16,
-    };
+    fn qwen3_4b(elements: KvElements) -> Geometry {
+        Geometry::uniform(36, 8, 128, elements)
+    }
+
+    const F16: KvElements = KvElements::both(ElementType::F16);
+    const F32: KvElements = KvElements::both(ElementType::F32);
+
+    fn rows(kv_heads: usize, head_dim: usize, keep: Keep) -> LayerCache {
+        LayerCache::Rows(RowSpec {
+            kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            keep,
+        })
+    }
 
     #[test]
     fn published_sizes_come_out_exactly() {
-        assert_eq!(QWEN3_4B.bytes_per_token(), 147_456);
-        assert_eq!(QWEN3_4B.bytes(32_768).unwrap(), 9 << 29, "4.5 GiB");
-        let qwen3_06b = Geometry {
-            layers: 28,
-            key_element: ElementType::F32,
-            value_element: ElementType::F32,
-            ..QWEN3_4B
-        };
+        assert_eq!(qwen3_4b(F16).bytes_per_token(), 147_456);
+        assert_eq!(qwen3_4b(F16).bytes(32_768).unwrap(), 9 << 29, "4.5 GiB");
+        let qwen3_06b = Geometry::uniform(28, 8, 128, F32);
         assert_eq!(qwen3_06b.bytes(1024).unwrap(), 234_881_024);
     }
 
     #[test]
-    fn keys_and_values_are_sized_each_by_their_own_element() {
-        let mixed = Geometry {
-            key_element: ElementType::F32,
-            ..QWEN3_4B
+    fn keys_and_values_are_sized_each_by_their_own_element_and_width() {
+        let mixed = KvElements {
+            key: ElementType::F32,
+            ..F16
         };
-        assert_eq!(mixed.row_bytes(Side::Key), 4096);
-        assert_eq!(mixed.row_bytes(Side::Value), 2048);
-        assert_eq!(mixed.bytes_per_token(), 36 * (4096 + 2048));
-    }
-
-    #[test]
-    fn heads_that_are_no_whole_blocks_are_refused() {
-        let odd = Geometry {
-            head_dim: 80,
-            value_element: ElementType::Q8_0,
-            ..QWEN3_4B
-        };
-        let error = odd.validate().unwrap_err();
-        assert!(matches!(error, KvError::HeadDim(_)), "{error}");
-        let quantized = Geometry {
-            value_element: ElementType::Q8_0,
-            ..QWEN3_4B
-        };
-        assert!(quantized.validate().is_ok());
-        assert_eq!(quantized.row_bytes(Side::Value), 8 * 4 * 34);
-    }
-
-    #[test]
-    fn pages_hold_at_least_sixteen_rows() {
-        let sizes = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
-        let offered = sizes.map(|bytes| PageSize::new(bytes).expect("a power of two"));
-        let chosen =
-            |geometry: Geometry, layers| geometry.page_size(&offered, layers).map(PageSize::bytes);
-        assert_eq!(chosen(QWEN3_4B, 1), Some(64 << 10), "32 tokens a page");
-        assert_eq!(
-            chosen(QWEN3_4B, 4),
-            Some(256 << 10),
-            "32 tokens of four layers"
-        );
-        let small = Geometry {
+        assert_eq!(qwen3_4b(mixed).bytes_per_token(), 36 * (4096 + 2048));
+        let rows = RowSpec {
             kv_heads: 2,
-            head_dim: 64,
-            ..QWEN3_4B
+            key_dim: 192,
+            value_dim: 128,
+            keep: Keep::All,
         };
-        assert_eq!(chosen(small, 1), Some(4 << 10), "16 tokens a page");
-        let wide = Geometry {
-            kv_heads: 128,
-            head_dim: 256,
-            ..QWEN3_4B
+        let geometry = Geometry::new(vec![LayerCache::Rows(rows); 3], mixed).unwrap();
+        assert_eq!(geometry.row_bytes(&rows, Side::Key), 2 * 192 * 4);
+        assert_eq!(geometry.row_bytes(&rows, Side::Value), 2 * 128 * 2);
+        assert_eq!(geometry.bytes_per_token(), 3 * (1536 + 512));
+    }
+
+    /// Gemma 4 E2B: of 35 layers the last 20 read rows of the last full or windowed layer before.
+    #[test]
+    fn layers_that_read_anothers_rows_take_no_bytes() {
+        let window = Keep::Window(NonZeroUsize::new(512).unwrap());
+        let own = (0..15).map(|layer| match layer % 5 {
+            4 => rows(1, 512, Keep::All),
+            _ => rows(1, 256, window),
+        });
+        let shared = (15..35).map(|layer| match layer % 5 {
+            4 => LayerCache::Of(Layer(14)),
+            _ => LayerCache::Of(Layer(13)),
+        });
+        let geometry = Geometry::new(own.chain(shared).collect(), F16).unwrap();
+        assert_eq!(geometry.bytes_per_token(), 3 * 2048 + 12 * 1024);
+        assert_eq!(
+            geometry.rows(Layer(20)).map(|(layer, _)| layer),
+            Some(Layer(13))
+        );
+        assert_eq!(
+            geometry.rows(Layer(34)).map(|(layer, _)| layer),
+            Some(Layer(14))
+        );
+        assert_eq!(
+            geometry.rows(Layer(3)).map(|(layer, _)| layer),
+            Some(Layer(3))
+        );
+        assert_eq!(geometry.rows(Layer(35)), None);
+        assert_eq!(geometry.own_rows().count(), 15);
+    }
+
+    #[test]
+    fn a_layer_cannot_read_rows_that_no_earlier_layer_has() {
+        let own = rows(1, 64, Keep::All);
+        let of = |layer| LayerCache::Of(Layer(layer));
+        for layers in [
+            vec![of(0), own],
+            vec![own, of(1)],
+            vec![own, of(2), own],
+            vec![own, LayerCache::None, of(1)],
+            vec![own, of(0), of(1)],
+            vec![own, of(usize::MAX)],
+        ] {
+            let error = Geometry::new(layers, F16).unwrap_err();
+            assert!(matches!(error, KvError::NoRows { .. }), "{error}");
+        }
+        let layers = vec![LayerCache::None, own, LayerCache::None, of(1)];
+        let geometry = Geometry::new(layers, F16).unwrap();
+        assert_eq!(geometry.rows(Layer(0)), None);
+        assert_eq!(geometry.rows(Layer(3)), geometry.rows(Layer(1)));
+    }
+
+    #[test]
+    fn a_query_sees_as_many_rows_as_its_window_has_and_its_own_is_the_last() {
+        let window = Keep::Window(NonZeroUsize::new(4).unwrap());
+        let seen = [0, 3, 4, 9].map(|position| window.first_seen(position));
+        assert_eq!(seen, [0, 0, 1, 6]);
+        assert_eq!(Keep::All.first_seen(9), 0);
+    }
+
+    #[test]
+    fn heads_that_are_no_whole_blocks_are_refused_by_the_layers_number() {
+        let q8_0 = KvElements {
+            value: ElementType::Q8_0,
+            ..F16
         };
-        assert_eq!(chosen(wide, 1), Some(256 << 10), "the largest there is");
-        assert_eq!(QWEN3_4B.page_size(&[], 1), None);
+        let layers = vec![rows(8, 128, Keep::All), rows(8, 80, Keep::All)];
+        let error = Geometry::new(layers, q8_0).unwrap_err();
+        assert!(
+            matches!(error, KvError::HeadDim { layer: 1, .. }),
+            "{error}"
+        );
+        let quantized = qwen3_4b(q8_0);
+        assert!(quantized.validate().is_ok());
+        assert_eq!(quantized.bytes_per_token(), 36 * 8 * (256 + 4 * 34));
     }
 
     #[test]
     fn a_context_of_the_whole_address_space_is_one_token_too_long() {
-        let token = Geometry {
-            layers: 1,
-            kv_heads: 1,
-            head_dim: 2,
-            key_element: ElementType::F32,
-            value_element: ElementType::F32,
-        };
+        let token = Geometry::uniform(1, 1, 2, F32);
         assert_eq!(token.bytes_per_token(), 16);
         let tokens = Geometry::ADDRESS_SPACE / 16;
         assert_eq!(
@@ -277,7 +469,7 @@ mod tests {
     fn absurd_contexts_are_refused() {
         for tokens in [usize::MAX, usize::MAX / 2048, 1 << 40] {
             assert!(matches!(
-                QWEN3_4B.bytes(tokens),
+                qwen3_4b(F16).bytes(tokens),
                 Err(KvError::ContextTooLarge { .. })
             ));
         }
@@ -286,42 +478,37 @@ mod tests {
     #[test]
     fn shapes_with_nothing_in_them_or_past_the_address_space_are_refused() {
         for empty in [
+            Geometry::uniform(0, 8, 128, F16),
             Geometry {
-                layers: 0,
-                ..QWEN3_4B
-            },
-            Geometry {
-                kv_heads: 0,
-                ..QWEN3_4B
-            },
-            Geometry {
-                head_dim: 0,
-                ..QWEN3_4B
+                layers: [LayerCache::None].into(),
+                elements: F16,
             },
         ] {
-            assert!(matches!(
-                empty.validate(),
-                Err(KvError::EmptyGeometry { .. })
-            ));
+            let error = empty.validate().unwrap_err();
+            assert!(matches!(error, KvError::EmptyGeometry), "{error}");
         }
-        let most = |head_dim| Geometry {
-            layers: 1 << 20,
-            kv_heads: 1 << 10,
-            head_dim,
-            ..QWEN3_4B
-        };
+        for (kv_heads, head_dim) in [(0, 128), (8, 0)] {
+            let layers = vec![rows(8, 128, Keep::All), rows(kv_heads, head_dim, Keep::All)];
+            let error = Geometry::new(layers, F16).unwrap_err();
+            assert!(
+                matches!(error, KvError::EmptyRows { layer: 1, .. }),
+                "{error}"
+            );
+        }
+        let most = |head_dim| Geometry::uniform(1 << 10, 1 << 20, head_dim, F16);
         assert!(most((1 << 14) - 1).validate().is_ok());
         // Of the last, K and V of elements of four bytes are exactly the address space.
-        for (layers, head_dim) in [(usize::MAX, 128), (1 << 20, 1 << 40), (1 << 27, 1 << 14)] {
-            let absurd = Geometry {
-                layers,
-                head_dim,
-                ..QWEN3_4B
-            };
-            assert!(matches!(
-                absurd.validate(),
-                Err(KvError::ContextTooLarge { .. })
-            ));
+        for (layers, kv_heads, head_dim) in [
+            (1, usize::MAX, 128),
+            (1, 8, usize::MAX / 2 + 1),
+            (2, 1 << 62, 2),
+            (1 << 10, 1 << 20, 1 << 14),
+        ] {
+            let absurd = Geometry::uniform(layers, kv_heads, head_dim, F16);
+            assert!(
+                matches!(absurd.validate(), Err(KvError::ContextTooLarge { .. })),
+                "{layers} {kv_heads} {head_dim}"
+            );
         }
     }
 }

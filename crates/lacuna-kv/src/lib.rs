@@ -22,11 +22,11 @@ pub use cache::KvCache;
 pub use elements::{KvElements, KvElementsError};
 pub use error::KvError;
 pub use footprint::Footprint;
-pub use geometry::{Geometry, Layer, Side};
+pub use geometry::{Geometry, Keep, Layer, LayerCache, RowSpec, Side};
 pub use growth::{Growth, GrowthSchedule};
 /// The sizes pages can have.
 pub use lacuna_pages::PageSize;
-pub use layout::Layout;
+pub use layout::{BufferRows, Layout};
 pub use policy::{KvPolicy, UnknownPolicy};
 pub use report::KvReport;
 pub use sequence::Sequence;

@@ -10,7 +10,7 @@ use lacuna_kernels::{Cpu, View};
 use lacuna_pages::{Buffer, Pool};
 
 use crate::error::KvError;
-use crate::geometry::{Geometry, Layer, Side};
+use crate::geometry::{Geometry, Layer, LayerCache, Side};
 use crate::prefix::Pins;
 use crate::report::KvReport;
 use crate::store::Store;
@@ -107,21 +107,27 @@ impl Sequence {
     /// Writes the prepared rows of one layer: `keys` and `values` are `[prepared, row_elements]`.
     ///
     /// # Panics
-    /// When the slices are not `prepared` rows long.
+    /// When the layer has no rows of its own, or the slices are not `prepared` rows long.
     pub fn store(&mut self, cpu: &Cpu, layer: Layer, keys: &[f32], values: &[f32]) {
+        let Some(LayerCache::Rows(spec)) = self.geometry.layers().get(layer.0) else {
+            panic!("layer {} has no rows of its own", layer.0);
+        };
         for (side, rows) in Side::BOTH.into_iter().zip([keys, values]) {
             assert_eq!(
                 rows.len(),
-                self.prepared * self.geometry.row_elements(),
+                self.prepared * spec.row_elements(side),
                 "one row per prepared token"
             );
             self.store.write(cpu, layer, side, self.accepted, rows);
         }
     }
 
-    /// All rows of one side of one layer that are held, accepted and prepared, as the kernels read
-    /// them. They have the names of their positions, and begin at [`Sequence::first_held`]: rows that
-    /// were released are out of reach.
+    /// All rows that one side of one layer reads, its own or another's, as far as they are held,
+    /// accepted and prepared, as the kernels read them. They have the names of their positions, and
+    /// begin at [`Sequence::first_held`]: rows that were released are out of reach.
+    ///
+    /// # Panics
+    /// When the layer reads none.
     #[must_use]
     pub fn view(&self, layer: Layer, side: Side) -> View<'_> {
         let rows = self.first..self.accepted + self.prepared;
@@ -215,7 +221,7 @@ impl Sequence {
         Ok(Self {
             store: self.store.duplicate(self.first..tokens)?,
             pool: self.pool.clone(),
-            geometry: self.geometry,
+            geometry: self.geometry.clone(),
             capacity: self.capacity,
             first: self.first,
             accepted: tokens,

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 
 use lacuna_kernels::{AttentionShape, Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, Layer, Sequence, Side};
+use lacuna_kv::{Geometry, KvCache, KvElements, Layer, Sequence, Side};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -35,13 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const GEOMETRY: Geometry = Geometry {
-    layers: 2,
-    kv_heads: 2,
-    head_dim: 32,
-    key_element: ElementType::F16,
-    value_element: ElementType::F16,
-};
+const LAYERS: usize = 2;
 const SHAPE: AttentionShape = AttentionShape {
     query_heads: 4,
     kv_heads: 2,
@@ -56,7 +50,7 @@ fn step(cpu: &Cpu, sequence: &mut Sequence) {
     let (row, query) = ([0.5; 64], [0.25; QUERY]);
     let mut out = [0.0; QUERY];
     sequence.prepare(1).expect("room");
-    for layer in (0..GEOMETRY.layers).map(Layer) {
+    for layer in (0..LAYERS).map(Layer) {
         sequence.store(cpu, layer, &row, &row);
         let keys = sequence.view(layer, Side::Key);
         let values = sequence.view(layer, Side::Value);
@@ -84,7 +78,9 @@ fn a_step_that_does_not_grow_allocates_nothing() {
         "paged",
     ] {
         let policy = policy.parse().expect("a policy");
-        let cache = KvCache::new(GEOMETRY, policy).expect("the system has pages");
+        let f16 = KvElements::both(ElementType::F16);
+        let geometry = Geometry::uniform(LAYERS, SHAPE.kv_heads, SHAPE.head_dim, f16);
+        let cache = KvCache::new(geometry, policy).expect("the system has pages");
         let mut sequence = cache.sequence(2000).expect("address space");
         let mut growing = 0;
         for _ in 0..1000 {

@@ -152,13 +152,7 @@ impl Config {
     /// Shape of a KV cache of this model.
     #[must_use]
     pub fn kv_geometry(&self, elements: KvElements) -> Geometry {
-        Geometry {
-            layers: self.layers,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            key_element: elements.key,
-            value_element: elements.value,
-        }
+        Geometry::uniform(self.layers, self.kv_heads, self.head_dim, elements)
     }
 
     /// Elements of one token's queries: `query_heads x head_dim`.

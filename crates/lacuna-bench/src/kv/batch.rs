@@ -62,7 +62,7 @@ pub(crate) fn run(args: &BenchBatchArgs) -> Result<()> {
     let report = Report {
         machine: Machine::this(),
         model: subject.name.clone(),
-        layers: subject.geometry.layers,
+        layers: subject.layers(),
         kv_type: args.kv.kv_type.to_string(),
         budget_bytes: args.budget.0,
         context_tokens: args.ctx.get(),

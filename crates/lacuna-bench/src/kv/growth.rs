@@ -111,7 +111,7 @@ pub(crate) fn run(args: &BenchGrowthArgs) -> Result<()> {
     let report = Report {
         machine: Machine::this(),
         model: subject.name.clone(),
-        layers: subject.geometry.layers,
+        layers: subject.layers(),
         kv_type: args.kv.kv_type.to_string(),
         bytes_per_token: subject.bytes_per_token(),
         read_gb_per_s,
@@ -221,7 +221,7 @@ impl Bench<'_> {
         let mut out = vec![0.0; query.len()];
         let mut scratch = vec![0.0; Cpu::attention_scratch_len(1, sequence.len(), shape)];
         let start = Instant::now();
-        for layer in 0..self.subject.geometry.layers {
+        for layer in 0..self.subject.layers() {
             let [key, value] = Side::BOTH.map(|side| sequence.view(Layer(layer), side));
             let first = sequence.len() - 1;
             self.cpu

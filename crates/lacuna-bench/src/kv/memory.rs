@@ -60,7 +60,7 @@ pub(crate) fn run(args: &BenchMemoryArgs) -> Result<()> {
     let report = Report {
         machine: Machine::this(),
         model: subject.name.clone(),
-        layers: subject.geometry.layers,
+        layers: subject.layers(),
         kv_type: args.kv.kv_type.to_string(),
         bytes_per_token: subject.bytes_per_token(),
         context_tokens: tokens,

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::KvPolicy;
-use lacuna_kv::{KvCache, KvError, Layer, Sequence};
+use lacuna_kv::{KvCache, KvError, Sequence, Side};
 
 use lacuna_cli::resident::Resident;
 use subject::Subject;
@@ -54,20 +54,20 @@ fn room<T>(result: Result<T, KvError>) -> Result<Room<T>> {
 
 /// Rows of one side of one layer for `tokens` tokens; what they hold does not matter.
 fn rows(subject: &Subject, tokens: usize) -> Vec<f32> {
-    let elements = tokens * subject.geometry.row_elements();
-    (0..elements)
+    (0..tokens * subject.geometry.widest_row())
         .map(|index| (index % 97) as f32 / 97.0 - 0.5)
         .collect()
 }
 
 /// Writes the prepared rows of every layer.
 fn store(cpu: &Cpu, subject: &Subject, sequence: &mut Sequence, rows: &[f32]) {
-    let rows = &rows[..sequence.prepared() * subject.geometry.row_elements()];
-    for layer in 0..subject.geometry.layers {
-        sequence.store(cpu, Layer(layer), rows, rows);
+    for (layer, spec) in subject.geometry.own_rows() {
+        let [keys, values] =
+            Side::BOTH.map(|side| &rows[..sequence.prepared() * spec.row_elements(side)]);
+        sequence.store(cpu, layer, keys, values);
     }
 }
 
 fn cache(subject: &Subject, policy: KvPolicy) -> Result<KvCache> {
-    KvCache::new(subject.geometry, policy).with_context(|| format!("--kv {policy}"))
+    KvCache::new(subject.geometry.clone(), policy).with_context(|| format!("--kv {policy}"))
 }

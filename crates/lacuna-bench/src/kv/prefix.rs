@@ -62,7 +62,7 @@ pub(crate) fn run(args: &BenchPrefixArgs) -> Result<()> {
     let report = Report {
         machine: Machine::this(),
         model: subject.name.clone(),
-        layers: subject.geometry.layers,
+        layers: subject.layers(),
         kv_type: args.kv.kv_type.to_string(),
         prefix_tokens: args.prefix.get(),
         prefix_bytes: args.prefix.get() * subject.bytes_per_token(),

@@ -29,12 +29,13 @@ impl Subject {
             Err(_) => Self::of_file(args, elements)?,
         };
         if let Some(layers) = args.layers.map(NonZeroUsize::get) {
-            let whole = subject.geometry.layers;
+            let whole = subject.layers();
             ensure!(
                 layers <= whole,
                 Usage(format!("--layers {layers}: {} has {whole}", subject.name))
             );
-            subject.geometry.layers = layers;
+            let first = subject.geometry.layers()[..layers].to_vec();
+            subject.geometry = Geometry::new(first, elements)?;
         }
         Ok(subject)
     }
@@ -42,13 +43,7 @@ impl Subject {
     fn of_shape(shape: &'static Shape, elements: KvElements) -> Result<Self> {
         Ok(Self {
             name: shape.name.to_owned(),
-            geometry: Geometry {
-                layers: shape.layers,
-                kv_heads: shape.kv_heads,
-                head_dim: shape.head_size,
-                key_element: elements.key,
-                value_element: elements.value,
-            },
+            geometry: Geometry::uniform(shape.layers, shape.kv_heads, shape.head_size, elements),
             attention: attention(shape.heads, shape.kv_heads, shape.head_size),
             weight_bytes: synth::Model::new(shape, DType::Q8_0).file_len()?,
         })
@@ -62,16 +57,14 @@ impl Subject {
         let config = model.config();
         Ok(Self {
             name: args.model.clone(),
-            geometry: Geometry {
-                layers: config.layers,
-                kv_heads: config.kv_heads,
-                head_dim: config.head_dim,
-                key_element: elements.key,
-                value_element: elements.value,
-            },
+            geometry: config.kv_geometry(elements),
             attention: attention(config.query_heads, config.kv_heads, config.head_dim),
             weight_bytes: model.weight_bytes(),
         })
+    }
+
+    pub(super) fn layers(&self) -> usize {
+        self.geometry.layers().len()
     }
 
     pub(super) fn bytes_per_token(&self) -> usize {

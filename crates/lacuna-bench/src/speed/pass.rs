@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use lacuna_engine::EngineConfig;
 use lacuna_kernels::Cpu;
-use lacuna_kv::{KvCache, KvElements, KvPolicy, Layer, Sequence};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence, Side};
 use lacuna_models::Model;
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
@@ -205,16 +205,17 @@ impl<'a> Bench<'a> {
     fn filled(&mut self, cache: &KvCache, depth: usize) -> Result<Sequence> {
         let geometry = cache.geometry();
         let mut sequence = cache.sequence(self.context_tokens)?;
-        let mut rows = vec![0.0; FILLED_ROWS * geometry.row_elements()];
+        let mut rows = vec![0.0; FILLED_ROWS * geometry.widest_row()];
         for value in &mut rows {
             *value = self.random.next_u32() as f32 / u32::MAX as f32 - 0.5;
         }
         for start in (0..depth).step_by(FILLED_ROWS) {
             let count = FILLED_ROWS.min(depth - start);
-            let rows = &rows[..count * geometry.row_elements()];
             sequence.prepare(count)?;
-            for layer in 0..geometry.layers {
-                sequence.store(&self.cpu, Layer(layer), rows, rows);
+            for (layer, spec) in geometry.own_rows() {
+                let [keys, values] =
+                    Side::BOTH.map(|side| &rows[..count * spec.row_elements(side)]);
+                sequence.store(&self.cpu, layer, keys, values);
             }
             sequence.accept(count);
         }

@@ -4,8 +4,7 @@ use std::num::NonZeroUsize;
 
 use lacuna_pages::PageSize;
 
-use crate::geometry::Geometry;
-use crate::layout::{Layout, Tiles};
+use crate::layout::{Arrangement, Tiles};
 
 /// The grain at which the rows of a sequence are shared and kept.
 ///
@@ -25,9 +24,10 @@ pub struct Grain {
 }
 
 impl Grain {
-    pub(crate) fn new(geometry: &Geometry, layout: Layout, page_size: PageSize) -> Self {
+    pub(crate) fn new(arrangement: &Arrangement, page_size: PageSize) -> Self {
         let page_bytes = page_size.bytes() as usize;
-        let tiles: Vec<Tiles> = layout.tiles(geometry).collect();
+        let buffers = arrangement.buffers().iter();
+        let tiles: Vec<Tiles> = buffers.map(|held| held.tiles).collect();
         let fills = |tiles: &Tiles| page_bytes.div_ceil(tiles.bytes) * tiles.tokens;
         let group_tokens = tiles.iter().map(fills).max().and_then(NonZeroUsize::new);
         Self {
@@ -71,16 +71,14 @@ mod tests {
     use lacuna_kernels::ElementType;
 
     use super::*;
+    use crate::elements::KvElements;
+    use crate::geometry::Geometry;
+    use crate::layout::Layout;
 
     fn grain(head_dim: usize, key: ElementType, value: ElementType) -> Grain {
-        let geometry = Geometry {
-            layers: 2,
-            kv_heads: 1,
-            head_dim,
-            key_element: key,
-            value_element: value,
-        };
-        Grain::new(&geometry, Layout::TokenMajor, PageSize::KIB_4)
+        let geometry = Geometry::uniform(2, 1, head_dim, KvElements { key, value });
+        let arrangement = Arrangement::new(&geometry, Layout::TokenMajor);
+        Grain::new(&arrangement, PageSize::KIB_4)
     }
 
     #[test]

@@ -25,8 +25,8 @@ use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
 use super::{Store, Usage};
 use crate::cache::to_usize;
 use crate::error::KvError;
-use crate::geometry::{Geometry, Layer, Side};
-use crate::layout::{Layout, Tiles};
+use crate::geometry::{Layer, Side};
+use crate::layout::{Arrangement, BufferRows, Tiles};
 use crate::prefix::Pins;
 
 /// When memory is committed.
@@ -49,8 +49,7 @@ enum Ahead {
 #[derive(Debug)]
 pub(crate) struct FlatStore {
     pool: Pool,
-    geometry: Geometry,
-    layout: Layout,
+    arrangement: Arrangement,
     commit: Commit,
     capacity: usize,
     extents: Vec<Extent>,
@@ -73,17 +72,17 @@ struct Extent {
 impl Extent {
     fn new(
         pool: &Pool,
-        tiles: Tiles,
-        bytes: usize,
+        held: &BufferRows,
+        capacity: usize,
         commit: Commit,
-        label: String,
     ) -> Result<Self, KvError> {
+        let (bytes, label) = (held.bytes(capacity), held.label());
         let buffer = match commit {
             Commit::OnDemand => pool.reserve(ByteLength::new(bytes as u64), label)?,
             Commit::AtStart => zeroed_buffer(pool, bytes, label)?,
         };
         Ok(Self {
-            tiles,
+            tiles: held.tiles,
             released: 0,
             sealed: 0,
             mapped: match commit {
@@ -114,24 +113,20 @@ impl Extent {
 impl FlatStore {
     pub(crate) fn new(
         pool: &Pool,
-        geometry: Geometry,
-        layout: Layout,
+        arrangement: &Arrangement,
         commit: Commit,
         capacity: usize,
     ) -> Result<Self, KvError> {
-        geometry.bytes(capacity.max(1))?;
+        arrangement.geometry().bytes(capacity.max(1))?;
         let commit = match pool.capabilities().commitment {
             Commitment::WithReservation => Commit::AtStart,
             Commitment::PerPage | Commitment::PerHeap => commit,
         };
-        let extents = layout.tiles(&geometry).enumerate().map(|(index, tiles)| {
-            let bytes = tiles.bytes_through(capacity.max(1));
-            Extent::new(pool, tiles, bytes, commit, layout.label(index))
-        });
+        let buffers = arrangement.buffers().iter();
+        let extents = buffers.map(|held| Extent::new(pool, held, capacity.max(1), commit));
         let mut store = Self {
             pool: pool.clone(),
-            geometry,
-            layout,
+            arrangement: arrangement.clone(),
             commit,
             capacity,
             extents: extents.collect::<Result<_, _>>()?,
@@ -145,12 +140,6 @@ impl FlatStore {
         Ok(store)
     }
 
-    fn rows(&self, layer: Layer, side: Side) -> (usize, Rows) {
-        let place = self.layout.place(&self.geometry, layer, side);
-        let tiles = self.extents[place.buffer].tiles;
-        (place.buffer, Rows::new(&self.geometry, side, tiles, place))
-    }
-
     fn page_bytes(&self) -> usize {
         to_usize(self.pool.page_size().length())
     }
@@ -161,7 +150,9 @@ impl FlatStore {
     fn missing(&self, rows: &Range<usize>, ahead: Ahead) -> Vec<(usize, Range<usize>)> {
         let (page, count) = (self.page_bytes(), self.extents.len());
         let mut spare = match (ahead, rows.len()) {
-            (Ahead::Mapped, 1) => 1 + 2 * self.geometry.bytes_per_token().div_ceil(page),
+            (Ahead::Mapped, 1) => {
+                1 + 2 * self.arrangement.geometry().bytes_per_token().div_ceil(page)
+            }
             _ => 0,
         };
         let mut missing = Vec::new();
@@ -312,7 +303,7 @@ impl FlatStore {
 impl Runs for FlatStore {
     fn run(&self, stream: usize, row: usize) -> Run<'_> {
         let (layer, side) = layer_and_side(stream);
-        let (extent, place) = self.rows(layer, side);
+        let (extent, place) = Rows::of(&self.arrangement, layer, side);
         place.run(&self.extents[extent].buffer, row)
     }
 }
@@ -336,13 +327,13 @@ impl Store for FlatStore {
     }
 
     fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
-        let (extent, place) = self.rows(layer, side);
+        let (extent, place) = Rows::of(&self.arrangement, layer, side);
         place.write(cpu, &mut self.extents[extent].buffer, start, rows);
     }
 
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_> {
-        let (extent, place) = self.rows(layer, side);
-        match self.layout.tile_tokens() {
+        let (extent, place) = Rows::of(&self.arrangement, layer, side);
+        match self.arrangement.layout().tile_tokens() {
             1 => place.view(&self.extents[extent].buffer, rows),
             _ => View::gather(place.layout(), rows, self, stream(layer, side)),
         }
@@ -399,13 +390,7 @@ impl Store for FlatStore {
     }
 
     fn duplicate(&mut self, rows: Range<usize>) -> Result<Box<dyn Store>, KvError> {
-        let mut copy = Self::new(
-            &self.pool,
-            self.geometry,
-            self.layout,
-            self.commit,
-            self.capacity,
-        )?;
+        let mut copy = Self::new(&self.pool, &self.arrangement, self.commit, self.capacity)?;
         if self.moves() {
             for (from, to) in self.extents.iter().zip(&mut copy.extents) {
                 (to.released, to.sealed, to.mapped) = (from.released, from.released, from.released);

@@ -9,15 +9,15 @@ use super::rows::{Rows, zeroed_buffer};
 use super::{Store, Usage};
 use crate::cache::to_usize;
 use crate::error::KvError;
-use crate::geometry::{Geometry, Layer, Side};
+use crate::geometry::{Layer, Side};
 use crate::growth::GrowthSchedule;
-use crate::layout::{Layout, Tiles};
+use crate::layout::{Arrangement, BufferRows};
 
 /// The store of `grow`.
 #[derive(Debug)]
 pub(crate) struct GrowStore {
     pool: Pool,
-    geometry: Geometry,
+    arrangement: Arrangement,
     schedule: GrowthSchedule,
     capacity: usize,
     /// K and V of layer 0, then of layer 1, and so on.
@@ -28,7 +28,7 @@ pub(crate) struct GrowStore {
 /// One side of one layer.
 #[derive(Debug)]
 struct Piece {
-    tiles: Tiles,
+    held: BufferRows,
     /// None before the first row.
     buffer: Option<Buffer>,
     cells: usize,
@@ -43,7 +43,7 @@ impl Piece {
     fn rows(&self, rows: usize) -> &[u8] {
         match &self.buffer {
             Some(buffer) => buffer
-                .bytes(0..self.tiles.bytes_through(rows))
+                .bytes(0..self.held.bytes(rows))
                 .expect("a piece has memory throughout"),
             None => &[],
         }
@@ -57,20 +57,19 @@ fn committed(buffer: &Buffer) -> usize {
 impl GrowStore {
     pub(crate) fn new(
         pool: &Pool,
-        geometry: Geometry,
+        arrangement: &Arrangement,
         schedule: GrowthSchedule,
         capacity: usize,
     ) -> Result<Self, KvError> {
-        geometry.bytes(capacity)?;
-        let tiles = Layout::TokenMajor.tiles(&geometry);
-        let pieces = tiles.map(|tiles| Piece {
-            tiles,
+        arrangement.geometry().bytes(capacity)?;
+        let pieces = arrangement.buffers().iter().map(|&held| Piece {
+            held,
             buffer: None,
             cells: 0,
         });
         Ok(Self {
             pool: pool.clone(),
-            geometry,
+            arrangement: arrangement.clone(),
             schedule,
             capacity,
             pieces: pieces.collect(),
@@ -80,8 +79,8 @@ impl GrowStore {
 
     /// A longer buffer for `piece`, counted beside everything held and `besides`.
     fn longer(&mut self, piece: usize, cells: usize, besides: usize) -> Result<Buffer, KvError> {
-        let bytes = self.pieces[piece].tiles.bytes_through(cells);
-        let buffer = zeroed_buffer(&self.pool, bytes, Layout::TokenMajor.label(piece))?;
+        let held = &self.pieces[piece].held;
+        let buffer = zeroed_buffer(&self.pool, held.bytes(cells), held.label())?;
         let new = committed(&buffer);
         let held: usize = self.pieces.iter().map(Piece::committed).sum();
         let usage = &mut self.usage;
@@ -136,12 +135,6 @@ impl GrowStore {
         }
         Ok(())
     }
-
-    fn rows(&self, layer: Layer, side: Side) -> (usize, Rows) {
-        let place = Layout::TokenMajor.place(&self.geometry, layer, side);
-        let tiles = self.pieces[place.buffer].tiles;
-        (place.buffer, Rows::new(&self.geometry, side, tiles, place))
-    }
 }
 
 impl Store for GrowStore {
@@ -155,7 +148,7 @@ impl Store for GrowStore {
         if rows.end <= cells {
             return Ok(());
         }
-        let (capacity, cell_bytes) = (self.capacity, self.geometry.bytes_per_token());
+        let (capacity, cell_bytes) = (self.capacity, self.arrangement.geometry().bytes_per_token());
         let wanted = self
             .schedule
             .cells(cells, rows.clone(), capacity, cell_bytes);
@@ -168,14 +161,14 @@ impl Store for GrowStore {
     }
 
     fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
-        let (piece, place) = self.rows(layer, side);
+        let (piece, place) = Rows::of(&self.arrangement, layer, side);
         if let Some(buffer) = &mut self.pieces[piece].buffer {
             place.write(cpu, buffer, start, rows);
         }
     }
 
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_> {
-        let (piece, place) = self.rows(layer, side);
+        let (piece, place) = Rows::of(&self.arrangement, layer, side);
         match &self.pieces[piece].buffer {
             Some(buffer) => place.view(buffer, rows),
             None => place.empty(),
@@ -198,7 +191,7 @@ impl Store for GrowStore {
     }
 
     fn duplicate(&mut self, rows: Range<usize>) -> Result<Box<dyn Store>, KvError> {
-        let mut copy = Self::new(&self.pool, self.geometry, self.schedule, self.capacity)?;
+        let mut copy = Self::new(&self.pool, &self.arrangement, self.schedule, self.capacity)?;
         copy.prepare(0..rows.end)?;
         for (from, to) in self.pieces.iter().zip(&mut copy.pieces) {
             let held = from.rows(rows.end);

@@ -24,12 +24,15 @@ use crate::blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};
 use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Geometry, Layer, Side};
+use crate::layout::{Arrangement, Layout};
 
 /// The blocks of all sequences of a cache, and their memory.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pool: Pool,
-    geometry: Geometry,
+    arrangement: Arrangement,
+    /// Where the rows of each buffer of the arrangement, one side of one layer, begin in a block.
+    offsets: Vec<usize>,
     block_tokens: usize,
     /// Whole pages.
     block_bytes: usize,
@@ -50,15 +53,20 @@ impl Blocks {
     /// [`KvError::ContextTooLarge`] for a block larger than the address space.
     pub(crate) fn new(
         pool: Pool,
-        geometry: Geometry,
+        geometry: &Geometry,
         block_tokens: NonZeroUsize,
     ) -> Result<Self, KvError> {
         let page = to_usize(pool.page_size().length());
         let block_bytes = geometry.bytes(block_tokens.get())?.next_multiple_of(page);
         let limit = pool.ledger().limit.map_or(usize::MAX, to_usize);
+        let arrangement = Arrangement::new(geometry, Layout::TokenMajor);
+        let begins = |end: &mut usize, bytes| Some(std::mem::replace(end, *end + bytes));
+        let sizes = arrangement.buffers().iter();
+        let sizes = sizes.map(|held| held.bytes(block_tokens.get()));
         Ok(Self {
             pool,
-            geometry,
+            offsets: sizes.scan(0, begins).collect(),
+            arrangement,
             block_tokens: block_tokens.get(),
             block_bytes,
             state: Mutex::new(State {
@@ -124,17 +132,14 @@ impl Blocks {
         Ok(Arc::new(buffer))
     }
 
-    /// Where the rows of one side of one layer begin in a block.
-    fn offset(&self, layer: Layer, side: Side) -> usize {
-        let row = |side| self.geometry.row_bytes(side);
-        let rows = layer.0 * (row(Side::Key) + row(Side::Value));
-        self.block_tokens
-            * (rows
-                + if side == Side::Value {
-                    row(Side::Key)
-                } else {
-                    0
-                })
+    fn geometry(&self) -> &Geometry {
+        self.arrangement.geometry()
+    }
+
+    /// Where the rows that one side of a layer reads begin in a block, and where they lie from there.
+    fn rows(&self, layer: Layer, side: Side) -> (usize, RowLayout) {
+        let place = self.arrangement.place(layer, side);
+        (self.offsets[place.buffer], place.layout)
     }
 }
 
@@ -187,7 +192,7 @@ pub(crate) struct PagedStore {
 
 impl PagedStore {
     pub(crate) fn new(blocks: Arc<Blocks>, capacity: usize) -> Result<Self, KvError> {
-        blocks.geometry.bytes(capacity)?;
+        blocks.geometry().bytes(capacity)?;
         Ok(Self {
             blocks,
             released: 0,
@@ -228,15 +233,12 @@ impl PagedStore {
     /// Copies the first `rows` rows of a block, all layers.
     fn copy_rows(&mut self, from: &Held, to: &mut Held, rows: usize) {
         let blocks = Arc::clone(&self.blocks);
-        for layer in (0..blocks.geometry.layers).map(Layer) {
-            for side in Side::BOTH {
-                let start = blocks.offset(layer, side);
-                let range = start..start + rows * blocks.geometry.row_bytes(side);
-                to.bytes_mut(range.clone())
-                    .copy_from_slice(from.bytes(range));
-            }
+        for (held, &start) in blocks.arrangement.buffers().iter().zip(&blocks.offsets) {
+            let range = start..start + held.bytes(rows);
+            to.bytes_mut(range.clone())
+                .copy_from_slice(from.bytes(range));
         }
-        self.usage.copied_bytes += rows * blocks.geometry.bytes_per_token();
+        self.usage.copied_bytes += rows * blocks.geometry().bytes_per_token();
     }
 }
 
@@ -250,8 +252,8 @@ impl Runs for PagedStore {
     fn run(&self, stream: usize, row: usize) -> Run<'_> {
         let (layer, side) = layer_and_side(stream);
         let (block, place) = self.slot(row);
-        let start = self.blocks.offset(layer, side);
-        let bytes = self.block_tokens() * self.blocks.geometry.row_bytes(side);
+        let (start, layout) = self.blocks.rows(layer, side);
+        let bytes = self.block_tokens() * layout.row_stride;
         Run {
             start_row: row - place,
             rows: self.block_tokens(),
@@ -296,9 +298,8 @@ impl Store for PagedStore {
     }
 
     fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
-        let geometry = self.blocks.geometry;
-        let (width, row_bytes) = (geometry.row_elements(), geometry.row_bytes(side));
-        let offset = self.blocks.offset(layer, side);
+        let (offset, layout) = self.blocks.rows(layer, side);
+        let (width, row_bytes) = (layout.heads * layout.head_dim, layout.row_stride);
         let (mut row, mut rest) = (start, rows);
         while !rest.is_empty() {
             let (block, place) = self.slot(row);
@@ -306,17 +307,13 @@ impl Store for PagedStore {
             let (now, later) = rest.split_at(count * width);
             let at = offset + place * row_bytes;
             let bytes = self.table[block].bytes_mut(at..at + count * row_bytes);
-            cpu.store_rows(geometry.element(side), bytes, now);
+            cpu.store_rows(layout.element, bytes, now);
             (row, rest) = (row + count, later);
         }
     }
 
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_> {
-        let Geometry {
-            kv_heads, head_dim, ..
-        } = self.blocks.geometry;
-        let element = self.blocks.geometry.element(side);
-        let layout = RowLayout::token_major(element, kv_heads, head_dim);
+        let (_, layout) = self.blocks.rows(layer, side);
         View::gather(layout, rows, self, stream(layer, side))
     }
 

@@ -8,8 +8,8 @@ use lacuna_pages::{Buffer, ByteLength, Pool};
 
 use crate::cache::to_usize;
 use crate::error::KvError;
-use crate::geometry::{Geometry, Layer, Side};
-use crate::layout::{Place, Tiles};
+use crate::geometry::{Layer, Side};
+use crate::layout::{Arrangement, Place, Tiles};
 
 /// A buffer of at least `bytes` with memory behind all of it, which reads as zeros: what an
 /// allocator would give.
@@ -36,36 +36,39 @@ pub(super) fn layer_and_side(stream: usize) -> (Layer, Side) {
 /// Rows of one side of one layer in a buffer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows {
-    pub(super) geometry: Geometry,
-    pub(super) side: Side,
-    pub(super) tiles: Tiles,
-    /// Where the layer's rows begin in a tile.
-    pub(super) offset: usize,
+    tiles: Tiles,
+    place: Place,
 }
 
 impl Rows {
-    pub(super) fn new(geometry: &Geometry, side: Side, tiles: Tiles, place: Place) -> Self {
-        Self {
-            geometry: *geometry,
-            side,
-            tiles,
-            offset: place.offset,
-        }
+    /// The rows that one side of `layer` reads, and the buffer they are in.
+    pub(super) fn of(arrangement: &Arrangement, layer: Layer, side: Side) -> (usize, Self) {
+        let place = arrangement.place(layer, side);
+        let tiles = arrangement.buffers()[place.buffer].tiles;
+        (place.buffer, Self { tiles, place })
+    }
+
+    fn row_elements(&self) -> usize {
+        self.place.layout.heads * self.place.layout.head_dim
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.place.layout.heads * self.place.layout.head_bytes()
     }
 
     /// Writes `rows` from row `start` on, which memory is behind.
     pub(super) fn write(&self, cpu: &Cpu, buffer: &mut Buffer, start: usize, rows: &[f32]) {
-        let end = start + rows.len() / self.geometry.row_elements();
+        let end = start + rows.len() / self.row_elements();
         let bytes = buffer
             .bytes_mut(self.tiles.bytes_before(start)..self.tiles.bytes_through(end))
             .expect("rows that are prepared have memory");
-        match (self.tiles.tokens, self.geometry.row_bytes(self.side)) {
+        match (self.tiles.tokens, self.row_bytes()) {
             (1, row_bytes) if row_bytes == self.tiles.bytes => {
-                cpu.store_rows(self.geometry.element(self.side), bytes, rows);
+                cpu.store_rows(self.place.layout.element, bytes, rows);
             }
             (1, row_bytes) => self.write_pieces(cpu, bytes, 0, rows, row_bytes),
             _ => {
-                let head_bytes = self.geometry.head_bytes(self.side);
+                let head_bytes = self.place.layout.head_bytes();
                 self.write_pieces(cpu, bytes, start % self.tiles.tokens, rows, head_bytes);
             }
         }
@@ -81,19 +84,23 @@ impl Rows {
         rows: &[f32],
         piece_bytes: usize,
     ) {
-        let element = self.geometry.element(self.side);
-        let layout = self.layout();
-        let pieces_per_row = self.geometry.row_bytes(self.side) / piece_bytes;
-        let piece = self.geometry.row_elements() / pieces_per_row;
+        let layout = self.place.layout;
+        let pieces_per_row = self.row_bytes() / piece_bytes;
+        let piece = self.row_elements() / pieces_per_row;
         for (index, x) in rows.chunks_exact(piece).enumerate() {
             let (row, head) = (first + index / pieces_per_row, index % pieces_per_row);
             let (tile, row) = (row / self.tiles.tokens, row % self.tiles.tokens);
             let at = tile * self.tiles.bytes
-                + self.offset
+                + self.place.offset
                 + row * layout.row_stride
                 + head * layout.head_stride;
-            cpu.store_rows(element, &mut bytes[at..][..piece_bytes], x);
+            cpu.store_rows(layout.element, &mut bytes[at..][..piece_bytes], x);
         }
+    }
+
+    /// Where the elements of a row lie in a run.
+    pub(super) fn layout(&self) -> RowLayout {
+        self.place.layout
     }
 
     /// Lends out `rows`, which are one run: tiles of one token lie at equal distances.
@@ -113,9 +120,9 @@ impl Rows {
         let run = Run {
             start_row: rows.start,
             rows: rows.len(),
-            bytes: bytes.get(self.offset..).unwrap_or_default(),
+            bytes: bytes.get(self.place.offset..).unwrap_or_default(),
         };
-        View::from_runs(self.layout(), run, &[]).expect("rows lie a tile apart")
+        View::from_runs(self.place.layout, run, &[]).expect("rows lie a tile apart")
     }
 
     /// The run of the tile that holds `row`.
@@ -127,22 +134,7 @@ impl Rows {
         Run {
             start_row: row - row % self.tiles.tokens,
             rows: self.tiles.tokens,
-            bytes: &bytes[self.offset..],
-        }
-    }
-
-    /// Where the elements of a row lie in a run.
-    pub(super) fn layout(&self) -> RowLayout {
-        let Geometry {
-            kv_heads, head_dim, ..
-        } = self.geometry;
-        let element = self.geometry.element(self.side);
-        match self.tiles.tokens {
-            1 => RowLayout {
-                row_stride: self.tiles.bytes,
-                ..RowLayout::token_major(element, kv_heads, head_dim)
-            },
-            tokens => RowLayout::head_major(element, kv_heads, head_dim, tokens),
+            bytes: &bytes[self.place.offset..],
         }
     }
 }

@@ -3,17 +3,13 @@
 use std::num::NonZeroUsize;
 
 use lacuna_kernels::{AttentionShape, Cpu, ElementType};
-use lacuna_kv::{Geometry, KvCache, Layer, Sequence, Side};
+use lacuna_kv::{Geometry, KvCache, KvElements, Layer, Sequence, Side};
 
 use crate::support::{POLICIES, cpu};
 
-const GEOMETRY: Geometry = Geometry {
-    layers: 3,
-    kv_heads: 2,
-    head_dim: 32,
-    key_element: ElementType::F16,
-    value_element: ElementType::F16,
-};
+const LAYERS: usize = 3;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 32;
 const QUERY_HEADS: usize = 6;
 const CAPACITY: usize = 400;
 /// Tokens of the sequences that are compared: past a page, a block and a step of every policy.
@@ -46,12 +42,9 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(policy: &str, (key_element, value_element): (ElementType, ElementType)) -> Self {
-        let geometry = Geometry {
-            key_element,
-            value_element,
-            ..GEOMETRY
-        };
+    fn new(policy: &str, (key, value): (ElementType, ElementType)) -> Self {
+        let elements = KvElements { key, value };
+        let geometry = Geometry::uniform(LAYERS, KV_HEADS, HEAD_DIM, elements);
         let policy = policy.parse().expect("a policy");
         Self {
             cpu: cpu(),
@@ -72,10 +65,10 @@ impl Setup {
             let rows = chunk.min(len - sequence.len());
             let positions = sequence.len()..sequence.len() + rows;
             sequence.prepare(rows).expect("room");
-            for layer in 0..GEOMETRY.layers {
+            for layer in 0..LAYERS {
                 let rows = |side: usize| -> Vec<f32> {
                     let seed = |position| ((variant * 1000 + position) * 8 + layer) * 2 + side;
-                    let row = |position| random(seed(position), GEOMETRY.row_elements());
+                    let row = |position| random(seed(position), KV_HEADS * HEAD_DIM);
                     positions.clone().flat_map(row).collect()
                 };
                 sequence.store(&self.cpu, Layer(layer), &rows(0), &rows(1));
@@ -89,15 +82,15 @@ impl Setup {
     fn attend(&self, sequence: &Sequence, tokens: usize, window: Option<usize>) -> Vec<f32> {
         let shape = AttentionShape {
             query_heads: QUERY_HEADS,
-            kv_heads: GEOMETRY.kv_heads,
-            head_dim: GEOMETRY.head_dim,
+            kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
             scale: 0.2,
             window: window.and_then(NonZeroUsize::new),
         };
-        let queries = random(77, tokens * QUERY_HEADS * GEOMETRY.head_dim);
+        let queries = random(77, tokens * QUERY_HEADS * HEAD_DIM);
         let mut scratch = vec![0.0; Cpu::attention_scratch_len(tokens, CAPACITY, &shape)];
         let mut all = Vec::new();
-        for layer in (0..GEOMETRY.layers).map(Layer) {
+        for layer in (0..LAYERS).map(Layer) {
             let mut out = vec![f32::NAN; queries.len()];
             self.cpu.attention(
                 &mut out,
@@ -129,11 +122,11 @@ impl Setup {
 /// All rows, token after token.
 fn bytes(sequence: &Sequence) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for layer in (0..GEOMETRY.layers).map(Layer) {
+    for layer in (0..LAYERS).map(Layer) {
         for side in Side::BOTH {
             let view = sequence.view(layer, side);
             for row in view.rows() {
-                let heads = (0..GEOMETRY.kv_heads).flat_map(|head| view.head(row, head));
+                let heads = (0..KV_HEADS).flat_map(|head| view.head(row, head));
                 bytes.extend(heads);
             }
         }

@@ -15,7 +15,7 @@ fn about_to_copy() -> (Sequence, Sequence, Faults) {
         ..PoolConfig::default()
     };
     let pool = Pool::new(device, config).expect("a pool");
-    let cache = KvCache::over(pool, GEOMETRY, KvPolicy::default()).expect("a cache");
+    let cache = KvCache::over(pool, GEOMETRY.clone(), KvPolicy::default()).expect("a cache");
     let mut one = cache.sequence(400).expect("address space");
     append(&cpu(), &mut one, &(0..200).collect::<Vec<_>>());
     let other = one.fork().expect("pages");
@@ -54,7 +54,8 @@ fn a_late_device_changes_no_row() {
     let host = HostDevice::new().expect("a host device");
     let (device, faults) = FaultyDevice::new(host, Completion::Late);
     let pool = Pool::new(device, PoolConfig::default()).expect("a pool");
-    let cache = KvCache::over(pool.clone(), GEOMETRY, KvPolicy::default()).expect("a cache");
+    let cache =
+        KvCache::over(pool.clone(), GEOMETRY.clone(), KvPolicy::default()).expect("a cache");
     for round in 0..3 {
         let mut one = cache.sequence(400).expect("address space");
         let tags: Vec<usize> = (round..round + 300).collect();

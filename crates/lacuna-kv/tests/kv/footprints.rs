@@ -14,7 +14,7 @@ fn what_is_worked_out_is_what_the_ledger_says_at_every_token() {
     for name in POLICIES {
         let policy: KvPolicy = name.parse().expect("a policy");
         let pool = pool(policy, None);
-        let cache = KvCache::over(pool.clone(), GEOMETRY, policy).expect("a cache");
+        let cache = KvCache::over(pool.clone(), GEOMETRY.clone(), policy).expect("a cache");
         let mut sequence = cache.sequence(CAPACITY).expect("address space");
         for tokens in 0..CAPACITY {
             let expected = policy

@@ -3,6 +3,7 @@
 mod equality;
 mod faults;
 mod footprints;
+mod layers;
 mod model;
 mod sharing;
 mod steps;

@@ -54,7 +54,7 @@ struct World {
 impl World {
     fn new(pool: Pool, policy: &str) -> Self {
         let policy = policy.parse().expect("a policy");
-        let cache = KvCache::over(pool, GEOMETRY, policy).expect("a cache");
+        let cache = KvCache::over(pool, GEOMETRY.clone(), policy).expect("a cache");
         Self {
             cpu: cpu(),
             cache,

@@ -1,15 +1,16 @@
 //! Forks, shared prefixes, windows and truncation: contents, bytes and batches.
 
-use lacuna_kv::{KvError, Side};
+use lacuna_kv::KvError;
 
 use crate::support::{
-    GEOMETRY, PAGE, POLICIES, SHARING, append, assert_rows, assert_tags, cache, cpu, extend, store,
+    GEOMETRY, LAYERS, PAGE, POLICIES, ROW_BYTES, SHARING, append, assert_rows, assert_tags, cache,
+    cpu, extend, store,
 };
 
 /// The most that `tokens` held tokens may take under `sparse`: in every buffer a page more for where
 /// the first row lies in its page, and one for the part of the last that is unfilled or mapped ahead.
 fn bound(tokens: usize) -> usize {
-    2 * GEOMETRY.layers * (tokens * GEOMETRY.row_bytes(Side::Key) + 2 * PAGE)
+    2 * LAYERS * (tokens * ROW_BYTES + 2 * PAGE)
 }
 
 #[test]
@@ -39,9 +40,9 @@ fn a_fork_shares_full_pages_and_copies_at_most_the_last() {
     let unique = cache.ledger().unique;
     let second = first.fork().expect("pages");
     let report = second.report();
-    let pages = 900 * GEOMETRY.row_bytes(Side::Key) / PAGE;
-    assert_eq!(report.shared_bytes, 2 * GEOMETRY.layers * pages * PAGE);
-    let tails = 2 * GEOMETRY.layers * PAGE;
+    let pages = 900 * ROW_BYTES / PAGE;
+    assert_eq!(report.shared_bytes, 2 * LAYERS * pages * PAGE);
+    let tails = 2 * LAYERS * PAGE;
     let mapped_ahead = tails;
     assert!((tails..tails + mapped_ahead).contains(&report.unique_bytes));
     assert!((1..tails).contains(&report.copied_bytes));
@@ -136,13 +137,13 @@ fn a_copy_on_write_is_one_page_a_buffer_and_is_counted() {
     first.truncate(100).expect("pages go back");
     assert_eq!(first.report().copied_bytes, 0);
     extend(&cpu, &mut first, 1);
-    assert_eq!(first.report().copied_bytes, 2 * GEOMETRY.layers * PAGE);
+    assert_eq!(first.report().copied_bytes, 2 * LAYERS * PAGE);
     drop(second);
     first.truncate(50).expect("pages go back");
     extend(&cpu, &mut first, 1);
     assert_eq!(
         first.report().copied_bytes,
-        2 * GEOMETRY.layers * PAGE,
+        2 * LAYERS * PAGE,
         "a page nobody else has is written in place"
     );
 }

@@ -1,12 +1,14 @@
 //! Sequences over real pages: contents, bytes and the number of device batches.
 
-use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, Side};
+use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy};
 use lacuna_pages::ByteLength;
 
-use crate::support::{GEOMETRY, PAGE, POLICIES, assert_rows, cache, cpu, extend, pool, store};
+use crate::support::{
+    GEOMETRY, LAYERS, PAGE, POLICIES, ROW_BYTES, assert_rows, cache, cpu, extend, pool, store,
+};
 
 /// K and V of every layer.
-const BUFFERS: usize = 2 * GEOMETRY.layers;
+const BUFFERS: usize = 2 * LAYERS;
 
 #[test]
 fn rows_keep_their_contents_while_the_sequence_grows() {
@@ -65,7 +67,7 @@ fn pages_are_mapped_once_and_a_token_that_begins_a_page_maps_no_more_than_its_ne
         let fair = rows_of_two_tokens.div_ceil(cache.page_bytes()) as u64;
         assert!(counts().pages_mapped - before.pages_mapped <= fair);
     }
-    let pages = (1000 * GEOMETRY.row_bytes(Side::Key)).div_ceil(cache.page_bytes()) * BUFFERS;
+    let pages = (1000 * ROW_BYTES).div_ceil(cache.page_bytes()) * BUFFERS;
     let mapped = counts().pages_mapped - start.pages_mapped;
     assert!(
         (pages - BUFFERS..=pages).contains(&(mapped as usize)),
@@ -79,9 +81,9 @@ fn what_is_mapped_ahead_does_not_cost_a_token_its_place() {
     let cpu = cpu();
     let policy = KvPolicy::default();
     let pool = pool(policy, Some(BUFFERS * 2 * PAGE));
-    let cache = KvCache::over(pool, GEOMETRY, policy).expect("a cache");
+    let cache = KvCache::over(pool, GEOMETRY.clone(), policy).expect("a cache");
     let mut sequence = cache.sequence(1000).expect("address space");
-    for _ in 0..2 * PAGE / GEOMETRY.row_bytes(Side::Key) {
+    for _ in 0..2 * PAGE / ROW_BYTES {
         extend(&cpu, &mut sequence, 1);
     }
     assert_rows(&sequence);
@@ -142,7 +144,7 @@ fn running_out_of_pages_is_an_error_that_changes_nothing() {
     let cpu = cpu();
     let policy = KvPolicy::default();
     let pool = pool(policy, Some(BUFFERS * 2 * PAGE));
-    let cache = KvCache::over(pool, GEOMETRY, policy).expect("a cache");
+    let cache = KvCache::over(pool, GEOMETRY.clone(), policy).expect("a cache");
     let mut sequence = cache.sequence(1000).expect("address space");
     extend(&cpu, &mut sequence, 60);
     let before = sequence.report();
@@ -181,13 +183,10 @@ fn dropping_a_sequence_frees_its_pages_for_the_next() {
 
 #[test]
 fn absurd_shapes_are_refused() {
-    let none = Geometry {
-        layers: 0,
-        ..GEOMETRY
-    };
+    let none = Geometry::uniform(0, 2, 12, GEOMETRY.elements());
     assert!(matches!(
         KvCache::new(none, KvPolicy::default()),
-        Err(KvError::EmptyGeometry { .. })
+        Err(KvError::EmptyGeometry)
     ));
     let absurd = cache("sparse").sequence(usize::MAX);
     assert!(matches!(absurd, Err(KvError::ContextTooLarge { .. })));
@@ -198,7 +197,7 @@ fn a_limit_holds_for_all_sequences_until_it_is_raised() {
     for name in POLICIES {
         let cache = cache(name);
         assert_eq!(Ok(cache.policy()), name.parse());
-        assert_eq!(cache.geometry(), GEOMETRY);
+        assert_eq!(*cache.geometry(), *GEOMETRY);
         let long = || {
             let mut sequence = cache.sequence(5000)?;
             sequence.prepare(5000).map(|()| sequence)
@@ -245,7 +244,7 @@ fn truncating_in_the_middle_of_a_step_ends_the_step() {
 fn catching_up_with_what_is_mapped_ahead_is_spread_over_tokens() {
     // Twice the pages of a token, and one: tokens of less than a page, and of less than two.
     for (layers, share) in [(3, 3), (24, 5)] {
-        let geometry = Geometry { layers, ..GEOMETRY };
+        let geometry = Geometry::uniform(layers, 2, 12, GEOMETRY.elements());
         let policy = KvPolicy::default();
         let cache = KvCache::over(pool(policy, None), geometry, policy).expect("a cache");
         let mut sequence = cache.sequence(1000).expect("address space");
@@ -265,7 +264,7 @@ fn every_policy_works_on_pages_of_the_host_too() {
     for name in POLICIES {
         let host = pool(KvPolicy::default(), None);
         let policy = name.parse().expect("a policy");
-        let cache = KvCache::over(host, GEOMETRY, policy).expect("a cache");
+        let cache = KvCache::over(host, GEOMETRY.clone(), policy).expect("a cache");
         let mut sequence = cache.sequence(400).expect("memory");
         extend(&cpu, &mut sequence, 300);
         let mut fork = sequence.fork().expect("memory");
@@ -281,7 +280,8 @@ fn blocks_of_dropped_sequences_are_lent_again() {
     let cpu = cpu();
     let policy: KvPolicy = "paged".parse().expect("a policy");
     let block = (16 * GEOMETRY.bytes_per_token()).next_multiple_of(PAGE);
-    let cache = KvCache::over(pool(policy, Some(10 * block)), GEOMETRY, policy).expect("a cache");
+    let cache =
+        KvCache::over(pool(policy, Some(10 * block)), GEOMETRY.clone(), policy).expect("a cache");
     for _ in 0..5 {
         let mut sequence = cache.sequence(160).expect("ten blocks");
         extend(&cpu, &mut sequence, 160);

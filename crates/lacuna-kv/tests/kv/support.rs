@@ -1,19 +1,21 @@
 //! Sequences whose rows name their token, layer, side and element.
 
 use std::num::NonZeroUsize;
+use std::sync::LazyLock;
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvPolicy, Layer, Sequence, Side};
+use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy, Layer, Sequence, Side};
 use lacuna_pages::{ByteLength, DenseDevice, HostDevice, PageSize, Pool, PoolConfig};
 
 /// Rows of 96 bytes: a 4 KiB page holds 42 and two thirds.
-pub(crate) const GEOMETRY: Geometry = Geometry {
-    layers: 3,
-    kv_heads: 2,
-    head_dim: 12,
-    key_element: ElementType::F32,
-    value_element: ElementType::F32,
-};
+pub(crate) static GEOMETRY: LazyLock<Geometry> = LazyLock::new(|| {
+    let elements = KvElements::both(ElementType::F32);
+    Geometry::uniform(LAYERS, KV_HEADS, HEAD_DIM, elements)
+});
+pub(crate) const LAYERS: usize = 3;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = 12;
+pub(crate) const ROW_BYTES: usize = 4 * KV_HEADS * HEAD_DIM;
 pub(crate) const PAGE: usize = 4096;
 
 /// Every way to hold memory.
@@ -49,7 +51,7 @@ pub(crate) fn cpu() -> Cpu {
 
 pub(crate) fn cache(policy: &str) -> KvCache {
     let policy = policy.parse().expect("a policy");
-    KvCache::new(GEOMETRY, policy).expect("the system has pages")
+    KvCache::new(GEOMETRY.clone(), policy).expect("the system has pages")
 }
 
 /// A pool of 4 KiB pages on the device that `policy` wants, of at most `limit` bytes.
@@ -73,14 +75,14 @@ fn value(tag: usize, layer: usize, side: Side, element: usize) -> f32 {
 }
 
 fn row(tag: usize, layer: usize, side: Side) -> Vec<f32> {
-    (0..GEOMETRY.row_elements())
+    (0..KV_HEADS * HEAD_DIM)
         .map(|element| value(tag, layer, side, element))
         .collect()
 }
 
 /// Writes the rows of tokens named `tags` to the prepared places of every layer.
 pub(crate) fn store(cpu: &Cpu, sequence: &mut Sequence, tags: &[usize]) {
-    for layer in 0..GEOMETRY.layers {
+    for layer in 0..LAYERS {
         let rows = |side| {
             tags.iter()
                 .flat_map(|&tag| row(tag, layer, side))
@@ -115,13 +117,13 @@ pub(crate) fn assert_rows(sequence: &Sequence) {
 pub(crate) fn assert_tags(sequence: &Sequence, tags: &[usize]) {
     assert_eq!(sequence.len(), tags.len());
     let held = sequence.first_held()..sequence.len();
-    for layer in 0..GEOMETRY.layers {
+    for layer in 0..LAYERS {
         for side in Side::BOTH {
             let view = sequence.view(Layer(layer), side);
             let prepared = sequence.prepared();
             assert_eq!(view.rows(), held.start..held.end + prepared);
             for position in held.clone() {
-                let heads = 0..GEOMETRY.kv_heads;
+                let heads = 0..KV_HEADS;
                 let words = heads.flat_map(|head| view.head(position, head).as_chunks::<4>().0);
                 let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
                 assert_eq!(

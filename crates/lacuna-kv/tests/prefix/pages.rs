@@ -5,24 +5,20 @@ use std::time::{Duration, Instant};
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
-use lacuna_kv::{Geometry, KvCache, Layer, Sequence, Side};
+use lacuna_kv::{Geometry, KvCache, KvElements, Layer, RowSpec, Sequence, Side};
 
 /// Rows of 512 and 256 bytes: an 8 KiB page holds 16 rows of K and 32 of V.
-const EVEN: Geometry = Geometry {
-    layers: 2,
-    kv_heads: 2,
-    head_dim: 64,
-    key_element: ElementType::F32,
-    value_element: ElementType::F16,
-};
+fn even() -> Geometry {
+    let elements = KvElements {
+        key: ElementType::F32,
+        value: ElementType::F16,
+    };
+    Geometry::uniform(2, 2, 64, elements)
+}
 /// Rows of 96 bytes, which straddle pages: 42 and two thirds a page.
-const STRADDLING: Geometry = Geometry {
-    layers: 3,
-    kv_heads: 2,
-    head_dim: 12,
-    key_element: ElementType::F32,
-    value_element: ElementType::F32,
-};
+fn straddling() -> Geometry {
+    Geometry::uniform(3, 2, 12, KvElements::both(ElementType::F32))
+}
 const CAPACITY: usize = 400;
 
 struct Bench {
@@ -49,7 +45,7 @@ impl Bench {
             threads: NonZeroUsize::MIN,
             level: None,
         };
-        let kv = KvCache::new(geometry, policy.parse().expect("a policy"));
+        let kv = KvCache::new(geometry.clone(), policy.parse().expect("a policy"));
         let kv = kv.expect("the system has pages");
         Self {
             cpu: Cpu::new(cpu).expect("this machine's own level"),
@@ -75,16 +71,16 @@ impl Bench {
 
     /// Computes what is missing, `chunk` tokens at a time, and enters it.
     fn compute(&mut self, held: &mut Held, chunk: usize) {
-        let (cpu, geometry) = (&self.cpu, self.geometry);
+        let (cpu, geometry) = (&self.cpu, self.geometry.clone());
         while held.sequence.len() < held.tokens.len() {
             let start = held.sequence.len();
             let end = held.tokens.len().min(start + chunk);
             held.sequence.prepare(end - start).expect("memory");
-            for layer in 0..geometry.layers {
+            for (Layer(layer), spec) in geometry.own_rows() {
                 let [keys, values] = Side::BOTH.map(|side| {
                     let tokens = held.tokens[start..end].iter().enumerate();
-                    let rows = tokens
-                        .flat_map(|(at, &token)| row(&geometry, start + at, token, layer, side));
+                    let rows =
+                        tokens.flat_map(|(at, &token)| row(&spec, start + at, token, layer, side));
                     rows.collect::<Vec<f32>>()
                 });
                 held.sequence.store(cpu, Layer(layer), &keys, &values);
@@ -117,23 +113,22 @@ impl Bench {
     fn assert_rows(&self, held: &Held) {
         let mut fresh = self.kv.sequence(CAPACITY).expect("address space");
         fresh.prepare(held.tokens.len()).expect("memory");
-        for layer in 0..self.geometry.layers {
+        for (Layer(layer), spec) in self.geometry.own_rows() {
             let [keys, values] = Side::BOTH.map(|side| {
                 let tokens = held.tokens.iter().enumerate();
-                let rows =
-                    tokens.flat_map(|(at, &token)| row(&self.geometry, at, token, layer, side));
+                let rows = tokens.flat_map(|(at, &token)| row(&spec, at, token, layer, side));
                 rows.collect::<Vec<f32>>()
             });
             fresh.store(&self.cpu, Layer(layer), &keys, &values);
         }
         fresh.accept(held.tokens.len());
-        for layer in 0..self.geometry.layers {
+        for (Layer(layer), spec) in self.geometry.own_rows() {
             for side in Side::BOTH {
                 let bytes = |sequence: &Sequence| {
                     let view = sequence.view(Layer(layer), side);
                     let heads = view
                         .rows()
-                        .flat_map(|row| (0..self.geometry.kv_heads).map(move |head| (row, head)));
+                        .flat_map(|row| (0..spec.kv_heads).map(move |head| (row, head)));
                     heads
                         .flat_map(|(row, head)| view.head(row, head).to_vec())
                         .collect::<Vec<u8>>()
@@ -149,15 +144,15 @@ fn benches() -> impl Iterator<Item = Bench> {
     let layouts = ["sparse", "sparse:head-major", "sparse:interleaved=2"];
     layouts
         .into_iter()
-        .flat_map(|policy| [EVEN, STRADDLING].map(|geometry| Bench::with(geometry, policy)))
+        .flat_map(|policy| [even(), straddling()].map(|geometry| Bench::with(geometry, policy)))
 }
 
 /// A row that no other token, position, layer or side has.
-fn row(geometry: &Geometry, at: usize, token: u32, layer: usize, side: Side) -> Vec<f32> {
-    let side = f32::from(u8::from(side == Side::Value));
+fn row(spec: &RowSpec, at: usize, token: u32, layer: usize, side: Side) -> Vec<f32> {
+    let half = f32::from(u8::from(side == Side::Value));
     let first = (at % 64) as f32 + token as f32 * 0.5 + layer as f32 * 64.0;
-    (0..geometry.row_elements())
-        .map(|element| first + side * 256.0 + element as f32 * 0.25)
+    (0..spec.row_elements(side))
+        .map(|element| first + half * 256.0 + element as f32 * 0.25)
         .collect()
 }
 
@@ -249,7 +244,7 @@ fn a_prompt_known_to_its_end_keeps_its_last_token_to_compute() {
 
 #[test]
 fn sequences_with_a_common_beginning_hold_one_copy_of_it() {
-    let mut bench = Bench::new(EVEN);
+    let mut bench = Bench::new(even());
     let grain = bench.cache.grain().clone();
     let shared = 8 * grain.group_tokens().get();
     let all: Vec<Held> = (0..8)
@@ -272,7 +267,7 @@ fn sequences_with_a_common_beginning_hold_one_copy_of_it() {
 
 #[test]
 fn every_eviction_gives_one_groups_bytes_back() {
-    let mut bench = Bench::new(EVEN);
+    let mut bench = Bench::new(even());
     let grain = bench.cache.grain().clone();
     let group = grain.group_tokens().get();
     let held = bench.run(&tokens(1, 5 * group));
@@ -296,7 +291,7 @@ fn every_eviction_gives_one_groups_bytes_back() {
 
 #[test]
 fn starting_and_leaving_copy_nothing() {
-    let mut bench = Bench::new(EVEN);
+    let mut bench = Bench::new(even());
     let group = bench.cache.grain().group_tokens().get();
     let donor = bench.run(&tokens(0, 4 * group));
     let before = bench.kv.ledger().counts;
@@ -312,7 +307,7 @@ fn starting_and_leaving_copy_nothing() {
 #[test]
 fn a_policy_that_cannot_keep_pages_finds_nothing() {
     for policy in ["dense", "grow:mlx", "paged"] {
-        let mut bench = Bench::with(EVEN, policy);
+        let mut bench = Bench::with(even(), policy);
         let first = bench.run(&tokens(0, 100));
         let mut second = bench.start(&tokens(0, 100));
         assert_eq!(second.sequence.len(), 0);
@@ -327,7 +322,7 @@ fn a_policy_that_cannot_keep_pages_finds_nothing() {
 /// A fork uses the groups it begins with, so they stay when the sequence it came from is gone.
 #[test]
 fn a_fork_keeps_the_whole_groups_it_begins_with() {
-    let mut bench = Bench::new(EVEN);
+    let mut bench = Bench::new(even());
     let group = bench.cache.grain().group_tokens().get();
     let held = bench.run(&tokens(0, 3 * group + 5));
     let fork = bench.cache.fork(&held.path, 2 * group + 1);
@@ -351,7 +346,7 @@ fn a_fork_keeps_the_whole_groups_it_begins_with() {
 
 #[test]
 fn the_pinned_beginning_of_a_prompt_leaves_after_everything_else() {
-    let mut bench = Bench::new(EVEN);
+    let mut bench = Bench::new(even());
     let group = bench.cache.grain().group_tokens().get();
     let pinned = bench.run(&tokens(0, 3 * group));
     let other = bench.run(&tokens(1, 3 * group));
@@ -392,7 +387,7 @@ fn the_pinned_beginning_of_a_prompt_leaves_after_everything_else() {
 /// Copying a group to go on in the middle of it has to be worth it: an eighth of its tokens.
 #[test]
 fn a_tail_of_less_than_an_eighth_of_a_group_is_computed_again() {
-    let mut bench = Bench::new(EVEN);
+    let mut bench = Bench::new(even());
     let group = bench.cache.grain().group_tokens().get();
     let donor = bench.run(&tokens(0, 2 * group));
     for (tail, held) in [(0, 0), (group / 8 - 1, 0), (group / 8, group / 8)] {
@@ -407,7 +402,7 @@ fn a_tail_of_less_than_an_eighth_of_a_group_is_computed_again() {
 
 #[test]
 fn a_sequence_that_starts_apart_neither_finds_nor_leaves_anything() {
-    let mut bench = Bench::new(EVEN);
+    let mut bench = Bench::new(even());
     let group = bench.cache.grain().group_tokens().get();
     let start = bench.cache.start_apart(CAPACITY).expect("address space");
     let mut apart = Held {

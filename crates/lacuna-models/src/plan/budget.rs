@@ -11,7 +11,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use lacuna_kernels::ElementType;
-use lacuna_kv::{Geometry, KvCache, KvPolicy};
+use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy};
 use serde::Serialize;
 
 use crate::config::Config;
@@ -223,7 +223,7 @@ impl Plan {
             config,
             demand,
             policy: self.kv.policy,
-            geometry: self.kv.geometry,
+            geometry: self.kv.geometry.clone(),
             room: budget.saturating_sub(others),
         };
         Ok(Some(Verdict::Exceeds {
@@ -256,13 +256,13 @@ impl Search<'_> {
         Ok(arena.bytes() as u64 + peak <= self.room)
     }
 
-    fn cache(&self, geometry: Geometry) -> Result<KvCache, PlanError> {
-        Ok(KvCache::new(geometry, self.policy)?)
+    fn cache(&self, geometry: &Geometry) -> Result<KvCache, PlanError> {
+        Ok(KvCache::new(geometry.clone(), self.policy)?)
     }
 
     /// The longest context that fits, all else being equal.
     fn context(&self) -> Result<Option<Change>, PlanError> {
-        let cache = self.cache(self.geometry)?;
+        let cache = self.cache(&self.geometry)?;
         let (mut fits, mut too_long) = (0, self.demand.context_tokens);
         while too_long - fits > 1 {
             let context_tokens = fits + (too_long - fits) / 2;
@@ -281,12 +281,8 @@ impl Search<'_> {
 
     /// The cache with both sides of `element`, if it can be stored so and that makes it smaller.
     fn smaller(&self, element: ElementType) -> Option<Geometry> {
-        element.check_head_dim(self.geometry.head_dim).ok()?;
-        let geometry = Geometry {
-            key_element: element,
-            value_element: element,
-            ..self.geometry
-        };
+        let geometry = self.geometry.with_elements(KvElements::both(element));
+        geometry.validate().ok()?;
         (geometry.bytes_per_token() < self.geometry.bytes_per_token()).then_some(geometry)
     }
 
@@ -295,7 +291,7 @@ impl Search<'_> {
             let Some(geometry) = self.smaller(element) else {
                 continue;
             };
-            if self.fits(&self.cache(geometry)?, self.demand)? {
+            if self.fits(&self.cache(&geometry)?, self.demand)? {
                 return Ok(Some(Change::KvElements(element)));
             }
         }
@@ -303,7 +299,7 @@ impl Search<'_> {
     }
 
     fn batch(&self) -> Result<Option<Change>, PlanError> {
-        let cache = self.cache(self.geometry)?;
+        let cache = self.cache(&self.geometry)?;
         let mut batch_tokens = self.demand.limits()?.tokens;
         while batch_tokens > SMALLEST_BATCH {
             batch_tokens = (batch_tokens / 2).max(SMALLEST_BATCH);

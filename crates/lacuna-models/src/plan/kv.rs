@@ -1,12 +1,12 @@
 //! KV caches: what is reserved, and what is committed as tokens arrive.
 
-use lacuna_kv::{Footprint, Geometry, KvCache, KvPolicy, Layer, Layout, PageSize, Side};
+use lacuna_kv::{BufferRows, Footprint, Geometry, KvCache, KvPolicy, PageSize};
 
 use crate::plan::Demand;
 use crate::plan::error::PlanError;
 
 /// The KV caches of sequences of up to `context_tokens` tokens each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvPlan {
     /// How memory is held.
     pub policy: KvPolicy,
@@ -35,14 +35,7 @@ pub struct KvBuffer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvRows {
     /// All tokens, one side of a layer or of a group of layers side by side.
-    Side {
-        /// The first decoder block.
-        layer: Layer,
-        /// Decoder blocks.
-        layers: usize,
-        /// Keys or values.
-        side: Side,
-    },
+    Side(BufferRows),
     /// Some tokens, both sides of all layers: the block at this place of a block table.
     Block(usize),
 }
@@ -61,10 +54,10 @@ impl KvPlan {
         } = *demand;
         geometry.bytes(context_tokens.saturating_mul(sequences))?;
         let policy = cache.policy();
-        policy.footprint(&geometry, cache.page_size(), context_tokens, context_tokens)?;
+        policy.footprint(geometry, cache.page_size(), context_tokens, context_tokens)?;
         Ok(Self {
             policy,
-            geometry,
+            geometry: geometry.clone(),
             page_size: cache.page_size(),
             context_tokens,
             sequences,
@@ -76,7 +69,7 @@ impl KvPlan {
     pub fn buffers(&self) -> Vec<KvBuffer> {
         match self.policy {
             KvPolicy::Paged { block_tokens } => self.blocks(block_tokens.get()),
-            policy => self.sides(policy.layout()),
+            _ => self.sides(),
         }
     }
 
@@ -92,30 +85,21 @@ impl KvPlan {
             .collect()
     }
 
-    fn sides(&self, layout: Layout) -> Vec<KvBuffer> {
-        let (geometry, together) = (self.geometry, layout.layers_together());
+    fn sides(&self) -> Vec<KvBuffer> {
         let tokens = match self.policy {
             KvPolicy::Grow(schedule) => {
                 let context = self.context_tokens;
                 schedule
-                    .after(context, context, geometry.bytes_per_token())
+                    .after(context, context, self.geometry.bytes_per_token())
                     .cells
             }
             _ => self.context_tokens,
         };
-        let rows = tokens.next_multiple_of(layout.tile_tokens());
-        let groups = (0..geometry.layers).step_by(together);
-        let buffers = groups.flat_map(|first| {
-            let layers = together.min(geometry.layers - first);
-            Side::BOTH.map(|side| KvBuffer {
-                rows: KvRows::Side {
-                    layer: Layer(first),
-                    layers,
-                    side,
-                },
-                tokens,
-                bytes: self.whole_pages(rows * layers * geometry.row_bytes(side)),
-            })
+        let buffers = self.policy.layout().buffers(&self.geometry).into_iter();
+        let buffers = buffers.map(|rows| KvBuffer {
+            rows: KvRows::Side(rows),
+            tokens,
+            bytes: self.whole_pages(rows.bytes(tokens)),
         });
         buffers.collect()
     }

@@ -12,7 +12,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use lacuna_kv::{Geometry, KvElements, KvPolicy, Side};
+use lacuna_kv::{BufferRows, Geometry, KvPolicy};
 
 use crate::plan::{ALIGNMENT, KvBuffer, KvRows, Plan};
 
@@ -108,9 +108,9 @@ impl Map<'_> {
                     section: "kv",
                     offset,
                     size: buffer.bytes,
-                    buffer: &label(sequence, buffer.rows),
+                    buffer: &label(sequence, &buffer.rows),
                     shape: dimensions(&shape(&kv.geometry, buffer)),
-                    element: &element(&kv.geometry, buffer.rows),
+                    element: &element(&kv.geometry, &buffer.rows),
                     state,
                     lifetime: "-".to_owned(),
                 };
@@ -142,14 +142,15 @@ impl Map<'_> {
 }
 
 /// `sequence-0.layers-4-7.k` or `sequence-0.block-12`: whose rows a buffer holds.
-fn label(sequence: usize, rows: KvRows) -> String {
+fn label(sequence: usize, rows: &KvRows) -> String {
     let rows = match rows {
         KvRows::Block(index) => format!("block-{index}"),
-        KvRows::Side {
+        KvRows::Side(BufferRows {
             layer,
             layers,
             side,
-        } => {
+            ..
+        }) => {
             let first = layer.0;
             let layers = match layers {
                 1 => format!("layer-{first}"),
@@ -161,26 +162,21 @@ fn label(sequence: usize, rows: KvRows) -> String {
     format!("sequence-{sequence}.{rows}")
 }
 
-/// Tokens x layers x heads x elements; of a block, tokens x layers x sides x heads x elements.
+/// Tokens x layers x heads x elements; of a block, whose layers may differ, tokens x elements.
 fn shape(geometry: &Geometry, buffer: &KvBuffer) -> Vec<usize> {
-    let (heads, elements) = (geometry.kv_heads, geometry.head_dim);
-    match buffer.rows {
-        KvRows::Side { layers, .. } => vec![buffer.tokens, layers, heads, elements],
-        KvRows::Block(_) => {
-            let (layers, sides) = (geometry.layers, Side::BOTH.len());
-            vec![buffer.tokens, layers, sides, heads, elements]
+    match &buffer.rows {
+        KvRows::Side(held) => {
+            let (heads, elements) = (held.rows.kv_heads, held.rows.head_dim(held.side));
+            vec![buffer.tokens, held.layers, heads, elements]
         }
+        KvRows::Block(_) => vec![buffer.tokens, geometry.elements_per_token()],
     }
 }
 
-fn element(geometry: &Geometry, rows: KvRows) -> String {
+fn element(geometry: &Geometry, rows: &KvRows) -> String {
     match rows {
-        KvRows::Side { side, .. } => geometry.element(side).name().to_owned(),
-        KvRows::Block(_) => KvElements {
-            key: geometry.key_element,
-            value: geometry.value_element,
-        }
-        .to_string(),
+        KvRows::Side(held) => geometry.element(held.side).name().to_owned(),
+        KvRows::Block(_) => geometry.elements().to_string(),
     }
 }
 

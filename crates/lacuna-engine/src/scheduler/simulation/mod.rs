@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lacuna_kernels::ElementType;
-use lacuna_kv::{Geometry, KvCache, KvPolicy};
+use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy};
 use lacuna_models::Model;
 use lacuna_pages::faults::{Completion, Failing, Faults, FaultyDevice};
 use lacuna_pages::{HostDevice, PageSize, Pool, PoolConfig};
@@ -82,13 +82,11 @@ struct Tally {
 }
 
 const CONTEXT: usize = 200;
-const GEOMETRY: Geometry = Geometry {
-    layers: 2,
-    kv_heads: 1,
-    head_dim: 64,
-    key_element: ElementType::F32,
-    value_element: ElementType::F32,
-};
+
+/// Rows of 256 bytes: 16 tokens a page.
+fn geometry() -> Geometry {
+    Geometry::uniform(2, 1, 64, KvElements::both(ElementType::F32))
+}
 
 impl Simulation {
     fn new(seed: u64) -> Self {
@@ -117,7 +115,7 @@ impl Simulation {
         let host = HostDevice::new().expect("a host with pages");
         let (device, faults) = FaultyDevice::new(host, completion);
         let pool = Pool::new(device, small_pages()).expect("valid settings");
-        let cache = KvCache::over(pool.clone(), GEOMETRY, KvPolicy::default()).expect("a cache");
+        let cache = KvCache::over(pool.clone(), geometry(), KvPolicy::default()).expect("a cache");
         let kv = groups * cache.grain().bytes(cache.grain().group_tokens().get());
         let (model, breaks) = (demo_model(), Arc::new(AtomicBool::new(false)));
         let tokens = (one_of(&[6, 24]) as usize).max(config.max_running);

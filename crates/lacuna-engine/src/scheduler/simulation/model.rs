@@ -11,7 +11,7 @@ use lacuna_kv::{KvCache, Layer, Side};
 use lacuna_models::tokenizer::Tokenizer;
 use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Segment};
 
-use super::{CONTEXT, GEOMETRY};
+use super::CONTEXT;
 use crate::error::EngineError;
 use crate::runner::ModelRunner;
 
@@ -52,29 +52,29 @@ impl PseudoModel {
     }
 
     fn write(&self, segment: &mut Segment<'_>) {
-        let width = GEOMETRY.row_elements();
         let start = segment.sequence.len();
-        for layer in 0..GEOMETRY.layers {
-            let rows = |side: f32| -> Vec<f32> {
+        for (layer, spec) in self.cache.geometry().own_rows() {
+            let rows = |side: Side, mark: f32| -> Vec<f32> {
+                let width = spec.row_elements(side);
                 let mut rows = vec![0.0; segment.tokens.len() * width];
                 let places = rows.chunks_exact_mut(width).zip(segment.tokens);
                 for (offset, (row, &token)) in places.enumerate() {
                     row[0] = token as f32;
                     row[1] = (start + offset) as f32;
-                    row[2] = layer as f32 + side;
+                    row[2] = layer.0 as f32 + mark;
                 }
                 rows
             };
-            let (keys, values) = (rows(0.25), rows(0.75));
-            (segment.sequence).store(&self.cpu, Layer(layer), &keys, &values);
+            let (keys, values) = (rows(Side::Key, 0.25), rows(Side::Value, 0.75));
+            (segment.sequence).store(&self.cpu, layer, &keys, &values);
         }
     }
 }
 
 /// The tokens that a sequence's rows hold, which must be the same in all layers.
-fn read(segment: &Segment<'_>) -> Vec<u32> {
+fn read(segment: &Segment<'_>, layers: usize) -> Vec<u32> {
     let mut all: Option<Vec<u32>> = None;
-    for layer in 0..GEOMETRY.layers {
+    for layer in 0..layers {
         for (side, mark) in Side::BOTH.into_iter().zip([0.25, 0.75]) {
             let view = segment.sequence.view(Layer(layer), side);
             let token = |position: usize| {
@@ -130,7 +130,7 @@ impl ModelRunner for PseudoModel {
         for segment in segments {
             assert_eq!(segment.sequence.prepared(), segment.tokens.len());
             self.write(segment);
-            let held = read(segment);
+            let held = read(segment, self.cache.geometry().layers().len());
             assert!(held.ends_with(segment.tokens));
             let rows = match segment.logits {
                 LogitRows::None => 0,

@@ -167,7 +167,7 @@ fn activations(plan: &Plan) -> Activations {
 }
 
 fn kv(plan: &KvPlan) -> Kv {
-    let geometry = plan.geometry;
+    let geometry = &plan.geometry;
     let committed = |tokens| Committed {
         tokens,
         row_bytes: plan.row_bytes(tokens),

@@ -1,0 +1,109 @@
+//! Layers that keep rows of different shapes, another layer's, or none.
+
+use lacuna_kernels::ElementType;
+use lacuna_kv::{
+    Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side,
+};
+
+use crate::support::{POLICIES, cpu, pool};
+
+fn rows(kv_heads: usize, key_dim: usize, value_dim: usize) -> LayerCache {
+    LayerCache::Rows(RowSpec {
+        kv_heads,
+        key_dim,
+        value_dim,
+        keep: Keep::All,
+    })
+}
+
+/// Two narrow layers side by side, one without rows, a wide one, and one that reads the second's.
+fn mixed() -> Geometry {
+    let layers = vec![
+        rows(2, 12, 8),
+        rows(2, 12, 8),
+        LayerCache::None,
+        rows(1, 40, 40),
+        LayerCache::Of(Layer(1)),
+    ];
+    Geometry::new(layers, KvElements::both(ElementType::F32)).expect("a model")
+}
+
+/// A number that no other token, layer, side or element has.
+fn value(token: usize, layer: Layer, side: Side, element: usize) -> f32 {
+    let side = if side == Side::Key { 0 } else { 1 };
+    (((token * 8 + layer.0) * 2 + side) * 100 + element) as f32
+}
+
+fn extend(sequence: &mut Sequence, geometry: &Geometry, count: usize) {
+    let tokens = sequence.len()..sequence.len() + count;
+    sequence.prepare(count).expect("room");
+    for (layer, spec) in geometry.own_rows() {
+        let [keys, values] = Side::BOTH.map(|side| {
+            let row = |token| {
+                (0..spec.row_elements(side)).map(move |element| value(token, layer, side, element))
+            };
+            tokens.clone().flat_map(row).collect::<Vec<f32>>()
+        });
+        sequence.store(&cpu(), layer, &keys, &values);
+    }
+    sequence.accept(count);
+}
+
+fn read(sequence: &Sequence, spec: &RowSpec, layer: Layer, side: Side) -> Vec<f32> {
+    let view = sequence.view(layer, side);
+    assert_eq!(view.layout().head_dim, spec.head_dim(side));
+    let heads = |row| (0..spec.kv_heads).flat_map(move |head| view.head(row, head).to_vec());
+    let bytes: Vec<u8> = view.rows().flat_map(heads).collect();
+    let words = bytes.as_chunks::<4>().0.iter();
+    words.map(|&word| f32::from_le_bytes(word)).collect()
+}
+
+#[test]
+fn every_layer_reads_its_own_rows_and_one_without_reads_those_it_names() {
+    let geometry = mixed();
+    for name in POLICIES {
+        let policy: KvPolicy = name.parse().expect("a policy");
+        let cache = KvCache::over(pool(policy, None), geometry.clone(), policy).expect("a cache");
+        let mut sequence = cache.sequence(400).expect("address space");
+        for count in [1, 40, 1, 200, 3] {
+            extend(&mut sequence, &geometry, count);
+        }
+        let fork = sequence.fork().expect("memory");
+        for layer in [0, 1, 3, 4].map(Layer) {
+            let (source, spec) = geometry.rows(layer).expect("rows to read");
+            for side in Side::BOTH {
+                let row = |token| {
+                    (0..spec.row_elements(side)).map(move |index| value(token, source, side, index))
+                };
+                let expected: Vec<f32> = (0..245).flat_map(row).collect();
+                for sequence in [&sequence, &fork] {
+                    let found = read(sequence, &spec, layer, side);
+                    assert!(found == expected, "{name}: {layer:?} {side}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "layer 4 has no rows of its own")]
+fn rows_cannot_be_written_to_a_layer_that_reads_anothers() {
+    let cache = KvCache::new(mixed(), KvPolicy::default()).expect("the system has pages");
+    let mut sequence = cache.sequence(10).expect("address space");
+    sequence.prepare(1).expect("room");
+    sequence.store(&cpu(), Layer(4), &[0.0; 24], &[0.0; 16]);
+}
+
+#[test]
+fn layers_without_rows_take_no_memory() {
+    let geometry = mixed();
+    let policy = KvPolicy::default();
+    let cache = KvCache::over(pool(policy, None), geometry.clone(), policy).expect("a cache");
+    let mut sequence = cache.sequence(400).expect("address space");
+    assert_eq!(sequence.buffers().len(), 2 * 3);
+    extend(&mut sequence, &geometry, 300);
+    let report = sequence.report();
+    assert_eq!(report.bytes_per_token, 2 * (96 + 64) + 2 * 160);
+    let rows = 300 * report.bytes_per_token;
+    assert!(report.committed_bytes - rows < 6 * 4096, "{report:?}");
+}
