@@ -5,7 +5,7 @@ Every expected value comes from an implementation that is not ours: logits and g
 tokens from Hugging Face transformers on PyTorch, token ids from `tokenizers` and
 `sentencepiece`, rendered chats from Jinja2, dequantized blocks from `gguf`.
 
-    python make.py [--out FOLDER] [models types tokenizers templates]
+    python make.py [--out FOLDER] [models types tokenizers templates families]
 
 Same versions (requirements.txt), same bytes. README.md describes the files.
 """
@@ -13,7 +13,7 @@ Same versions (requirements.txt), same bytes. README.md describes the files.
 import argparse
 import pathlib
 
-PARTS = ("models", "types", "tokenizers", "templates")
+PARTS = ("models", "types", "tokenizers", "templates", "families")
 
 
 def main() -> None:

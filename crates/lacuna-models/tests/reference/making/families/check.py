@@ -1,0 +1,330 @@
+"""Each family's equations once more, in float64 and from `model.gguf` alone.
+
+transformers made the logits from `hf/`. A wrong permutation, a norm not shifted or a key left out on
+the way to GGUF would show here.
+"""
+
+import json
+import math
+import pathlib
+
+import gguf
+import numpy as np
+
+BOUND = 5e-6  # the frequencies of transformers' rotations are float32
+
+NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite", "cohere2", "glm4")  # pairs 2i, 2i + 1
+GEMMAS = ("gemma2", "gemma3", "gemma3n", "gemma4")
+
+
+class File:
+    """Metadata and tensors of a GGUF file, under their names."""
+
+    def __init__(self, path: pathlib.Path):
+        reader = gguf.GGUFReader(path)
+        self.fields = {name: field.contents() for name, field in reader.fields.items()}
+        self.architecture = self.fields["general.architecture"]
+        self.tensors = {t.name: np.array(t.data, np.float64) for t in reader.tensors}
+        self.used: set[str] = set()
+        self.layers = self["block_count"]
+
+    def __getitem__(self, key: str):
+        return self.fields[f"{self.architecture}.{key}"]
+
+    def get(self, key: str, default=None):
+        return self.fields.get(f"{self.architecture}.{key}", default)
+
+    def at(self, key: str, layer: int, default=None):
+        """A key that may be one value or one per layer."""
+        value = self.get(key, default)
+        return value[layer] if isinstance(value, list) else value
+
+    def tensor(self, name: str, layer: int | None = None):
+        name = name if layer is None else f"blk.{layer}.{name}"
+        self.used.add(name)
+        return self.tensors.get(name)
+
+
+# --- parts -----------------------------------------------------------------------------------
+
+
+def rms(x, weight, eps):
+    made = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    return made if weight is None else made * weight
+
+
+def layer_norm(x, weight, eps):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + eps) * weight
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def cap(x, bound):
+    return x if bound is None else bound * np.tanh(x / bound)
+
+
+def linear(file: File, layer: int, name: str, x):
+    bias = file.tensor(f"{name}.bias", layer)
+    made = x @ file.tensor(f"{name}.weight", layer).T
+    return made if bias is None else made + bias
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def attend(q, k, v, scale, window, soft_cap):
+    """Queries [T, Hq, d] over keys and values [T, Hkv, d], masked to the past and to the window."""
+    count, heads, _ = q.shape
+    k, v = (np.repeat(rows, heads // rows.shape[1], axis=1) for rows in (k, v))
+    scores = cap(np.einsum("qhd,khd->hqk", q, k) * scale, soft_cap)
+    at = np.arange(count)
+    seen = at[None] <= at[:, None]
+    if window:
+        seen &= at[None] > at[:, None] - window
+    return np.einsum("hqk,khd->qhd", softmax(np.where(seen, scores, -np.inf)), v).reshape(count, -1)
+
+
+def rotate(x, angles, scale, neighbours):
+    """The first 2 * angles.shape[1] entries of each head, in pairs; the others pass."""
+    half = angles.shape[1]
+    cos, sin = (turn(angles)[:, None] * scale for turn in (np.cos, np.sin))
+    made = x.copy()
+    first = np.arange(half) * 2 if neighbours else np.arange(half)
+    second = first + 1 if neighbours else first + half
+    made[..., first] = x[..., first] * cos - x[..., second] * sin
+    made[..., second] = x[..., second] * cos + x[..., first] * sin
+    return made
+
+
+# --- rotation --------------------------------------------------------------------------------
+
+
+def yarn(file: File, width: int, base: float):
+    """Frequencies, and the factor of cosine and sine."""
+    factor, original = file["rope.scaling.factor"], file["rope.scaling.original_context_length"]
+
+    def turns(count):
+        return width * math.log(original / (count * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(turns(file.get("rope.scaling.yarn_beta_fast", 32.0))), 0)
+    high = min(math.ceil(turns(file.get("rope.scaling.yarn_beta_slow", 1.0))), width - 1)
+    ramp = np.clip((np.arange(width // 2) - low) / max(high - low, 0.001), 0, 1)
+    plain = base ** (-np.arange(0, width, 2) / width)
+
+    def scale(all_dim):
+        return 0.1 * all_dim * math.log(factor) + 1
+
+    stretch = scale(1.0) / scale(file.get("rope.scaling.yarn_log_multiplier", 0.0))
+    return plain / factor * ramp + plain * (1 - ramp), stretch
+
+
+def frequencies(file: File, width: int, windowed: bool, context: int | None):
+    kind, base = file.get("rope.scaling.type", "none"), file.get("rope.freq_base", 1e4)
+    if windowed:
+        base = file.get("rope.freq_base_swa", 1e4 if file.architecture.startswith("gemma") else base)
+    plain = base ** (-np.arange(0, width, 2) / width)
+    short, long = (file.tensor(f"rope_factors_{name}.weight") for name in ("short", "long"))
+    if long is not None:
+        longer = context > file["rope.scaling.original_context_length"]
+        return plain / (long if longer else short), file["rope.scaling.attn_factor"]
+    if windowed or kind == "none":
+        factors = None if windowed else file.tensor("rope_freqs.weight")
+        return plain if factors is None else plain / factors, 1.0
+    if kind == "linear":
+        return plain / file["rope.scaling.factor"], 1.0
+    assert kind == "yarn", kind
+    return yarn(file, width, base)
+
+
+def windowed(file: File, layer: int) -> bool:
+    if not file.get("attention.sliding_window"):
+        return False
+    if file.architecture == "phi3":
+        return True
+    pattern = file.get("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6, "cohere2": 4}.get(file.architecture))
+    return pattern[layer] if isinstance(pattern, list) else layer % pattern < pattern - 1
+
+
+def rotates(file: File, layer: int, window: bool) -> bool:
+    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window}.get(file.architecture, True)
+
+
+# --- layers ----------------------------------------------------------------------------------
+
+
+class Pass:
+    def __init__(self, file: File, count: int, context: int | None):
+        self.file, self.count, self.context = file, count, context
+        self.kv: dict[bool, tuple] = {}
+        self.eps = file.get("attention.layer_norm_rms_epsilon") or file.get("attention.layer_norm_epsilon")
+
+    def norm(self, x, name, layer=None):
+        weight = self.file.tensor(f"{name}.weight", layer)
+        if weight is None:
+            return x
+        return (layer_norm if self.file.architecture == "cohere2" else rms)(x, weight, self.eps)
+
+    def turn(self, x, layer, window):
+        file = self.file
+        if not rotates(file, layer, window):
+            return x
+        ending = "_swa" if window and file.get("rope.dimension_count_swa") else ""
+        width = file.get(f"rope.dimension_count{ending}", x.shape[-1])
+        inverse, scale = frequencies(file, width, window, self.context)
+        return rotate(x, np.arange(self.count)[:, None] * inverse, scale, file.architecture in NEIGHBOURS)
+
+    def heads(self, x, name, layer, dim):
+        """Rows of a projection by head, normed where the file has a norm for them."""
+        weight = self.file.tensor(f"{name}_norm.weight", layer)
+        if weight is not None and weight.shape[0] == x.shape[-1] != dim:
+            return rms(x, weight, self.eps).reshape(self.count, -1, dim)
+        x = x.reshape(self.count, -1, dim)
+        return x if weight is None else rms(x, weight, self.eps)
+
+    def keys_and_values(self, h, layer, dim, window, fused):
+        file = self.file
+        k = linear(file, layer, "attn_k", h) if fused is None else fused[1]
+        raw = k.reshape(self.count, -1, dim)
+        if fused is not None:
+            v = fused[2].reshape(self.count, -1, dim)
+        elif file.tensor("attn_v.weight", layer) is None:
+            v = raw
+        else:
+            v = linear(file, layer, "attn_v", h).reshape(self.count, -1, dim)
+        if file.architecture in ("gemma3n", "gemma4"):
+            v = rms(v, None, self.eps)
+        return self.turn(self.heads(k, "attn_k", layer, dim), layer, window), v
+
+    def attention(self, h, layer):
+        file, window = self.file, windowed(self.file, layer)
+        ending = "_swa" if window and file.get("attention.key_length_swa") else ""
+        dim = file.get(f"attention.key_length{ending}", file["embedding_length"] // file["attention.head_count"])
+        fused = None
+        if file.tensor("attn_qkv.weight", layer) is not None:
+            rows = [file["attention.head_count"] * dim] + 2 * [file["attention.head_count_kv"] * dim]
+            fused = np.split(linear(file, layer, "attn_qkv", h), np.cumsum(rows)[:2], axis=1)
+        q = linear(file, layer, "attn_q", h) if fused is None else fused[0]
+        q = self.turn(self.heads(q, "attn_q", layer, dim), layer, window)
+        if (growth := file.get("attention.temperature_scale")) is not None:
+            turned = np.floor(np.arange(self.count) / file["rope.scaling.original_context_length"])
+            q = q * (1 + growth * np.log(1 + turned))[:, None, None]
+        if layer < file.layers - file.get("attention.shared_kv_layers", 0):
+            self.kv[window] = self.keys_and_values(h, layer, dim, window, fused)
+        scale = file.get("attention.scale", 1.0 if file.architecture in ("gemma3n", "gemma4") else dim**-0.5)
+        limit = file["attention.sliding_window"] if window else None
+        made = attend(q, *self.kv[window], scale, limit, file.get("attn_logit_softcapping"))
+        return linear(file, layer, "attn_output", made)
+
+    def feed_forward(self, h, layer):
+        file = self.file
+        up = linear(file, layer, "ffn_up", h)
+        if file.tensor("ffn_gate.weight", layer) is None:
+            gate, up = np.split(up, 2, axis=1)
+        else:
+            gate = linear(file, layer, "ffn_gate", h)
+        sparse = file.get("activation_sparsity_scale")
+        if sparse is not None and sparse[layer] > -math.inf:
+            gate = np.maximum(gate - (gate.mean(-1, keepdims=True) + sparse[layer] * gate.std(-1, keepdims=True)), 0)
+        activated = gelu(gate) if file.architecture in GEMMAS else silu(gate)
+        return linear(file, layer, "ffn_down", activated * up)
+
+    def layer(self, x, layer, per_layer):
+        """A layer of every family but Gemma 3n; a norm that the file does not have changes nothing."""
+        file, residual = self.file, self.file.get("residual_scale", 1.0)
+        h = self.norm(x, "attn_norm", layer)
+        attended = self.norm(self.attention(h, layer), "post_attention_norm", layer)
+        if file.architecture == "cohere2":
+            return x + attended + self.feed_forward(h, layer)
+        x = x + residual * attended
+        h = self.norm(x, "ffn_norm", layer)
+        x = x + residual * self.norm(self.feed_forward(h, layer), "post_ffw_norm", layer)
+        if per_layer is not None:
+            gated = gelu(linear(file, layer, "inp_gate", x)) * per_layer[:, layer]
+            x = x + self.norm(linear(file, layer, "proj", gated), "post_norm", layer)
+        scalar = file.tensor("layer_output_scale.weight", layer)
+        return x if scalar is None else x * scalar
+
+    def per_layer_inputs(self, tokens, x):
+        file = self.file
+        width = file.get("embedding_length_per_layer_input")
+        if not width:
+            return None
+        shape = (self.count, file.layers, width)
+        rows = file.tensor("per_layer_token_embd.weight")[tokens].reshape(shape) * math.sqrt(width)
+        projected = (x @ file.tensor("per_layer_model_proj.weight").T * x.shape[1] ** -0.5).reshape(shape)
+        return (rows + self.norm(projected, "per_layer_proj_norm")) * 2**-0.5
+
+    def stretched(self, x, like):
+        """`x` with the root mean square of `like`."""
+        return x * np.sqrt((like**2).mean(-1, keepdims=True) / np.maximum((x**2).mean(-1, keepdims=True), 1e-5))
+
+    def router(self, x, layer):
+        h = self.norm(x, "altup_router_norm", layer) / x.shape[1]
+        return np.tanh(linear(self.file, layer, "altup_router", h))
+
+    def altup_layer(self, streams, layer, per_layer):
+        """A layer of Gemma 3n: four streams, of which the first is computed and the others predicted."""
+        file, count = self.file, len(streams)
+        mix = linear(file, layer, "altup_predict_coef", self.router(streams[0], layer)).reshape(-1, count, count)
+        predicted = [x + sum(mix[:, i, j, None] * streams[j] for j in range(count)) for i, x in enumerate(streams)]
+        x = predicted[0]
+        h = self.norm(x, "attn_norm", layer)
+        laurel = h + self.norm(linear(file, layer, "laurel_r", linear(file, layer, "laurel_l", h)), "laurel_post_norm", layer)
+        attended = self.norm(self.attention(h, layer), "post_attention_norm", layer)
+        x = (x + attended + laurel) * 2**-0.5
+        x = x + self.norm(self.feed_forward(self.norm(x, "ffn_norm", layer), layer), "post_ffw_norm", layer)
+        weights = linear(file, layer, "altup_correct_coef", self.router(x, layer)) + 1
+        corrected = [old + (x - predicted[0]) * weights[:, i, None] for i, old in enumerate(predicted)]
+        first = corrected[0] * file.tensor("altup_correct_scale.weight", layer)
+        gated = gelu(linear(file, layer, "inp_gate", first)) * per_layer[:, layer]
+        added = self.norm(linear(file, layer, "proj", gated), "post_norm", layer)
+        return [corrected[0], *(stream + added for stream in corrected[1:])]
+
+    def hidden(self, tokens):
+        file = self.file
+        x = file.tensor("token_embd.weight")[tokens]
+        x = x * (math.sqrt(x.shape[1]) if file.architecture in GEMMAS else file.get("embedding_scale", 1.0))
+        per_layer = self.per_layer_inputs(tokens, x)
+        if file.architecture != "gemma3n":
+            for layer in range(file.layers):
+                x = self.layer(x, layer, per_layer)
+            return x
+        streams = [x, *(self.stretched(x @ one.T, x) for one in file.tensor("altup_proj.weight"))]
+        for layer in range(file.layers):
+            streams = self.altup_layer(streams, layer, per_layer)
+        first, *others = streams
+        back = [self.stretched(x @ one.T, first) for x, one in zip(others, file.tensor("altup_unembd_proj.weight"))]
+        return (first + sum(back)) / len(streams)
+
+    def logits(self, tokens):
+        file = self.file
+        output = file.tensor("output.weight")
+        output = file.tensor("token_embd.weight") if output is None else output
+        made = self.norm(self.hidden(tokens), "output_norm") @ output.T
+        scale = file.get("logit_scale", 1.0)
+        made = made / scale if file.architecture == "granite" else made * scale
+        return cap(made, file.get("final_logit_softcapping"))
+
+
+def check(folder: pathlib.Path) -> None:
+    if not (folder / "model.gguf").exists():
+        return
+    about = json.loads((folder / "expected.json").read_text())
+    file = File(folder / "model.gguf")
+    tokens = np.array(about["tokens"])
+    found = Pass(file, len(tokens), about.get("context")).logits(tokens)[about["rows"]]
+    expected = np.fromfile(folder / "logits.f32", "<f4").reshape(found.shape)
+    worst = np.abs(found - expected).max() / np.abs(expected).max()
+    unused = file.tensors.keys() - file.used
+    assert not unused, f"{folder.name}: tensors that the equations do not use: {sorted(unused)}"
+    assert worst < BOUND, f"{folder.name}: GGUF differs from the reference by {worst:.1e}"
+    print(f"  {folder.name}: GGUF agrees to {worst:.1e}")

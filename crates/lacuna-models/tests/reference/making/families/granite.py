@@ -1,0 +1,29 @@
+"""Granite without experts: four multipliers."""
+
+import gguf
+from transformers import GraniteConfig
+
+from .fixture import SMALL, Fixture, permuted
+
+
+def granite() -> Fixture:
+    config = GraniteConfig(
+        **SMALL, architectures=["GraniteForCausalLM"], hidden_size=32, intermediate_size=24, num_hidden_layers=2,
+        embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=0.5,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+
+    def parameters(writer, config):
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+
+    def old_spelling(config):
+        return config | {"rope_scaling": None, "rope_theta": config.pop("rope_parameters")["rope_theta"]}
+
+    return Fixture(
+        "granite", config, 114, gguf.MODEL_ARCH.GRANITE, parameters, permuted(4, 2), old_spelling=old_spelling
+    )
