@@ -1,4 +1,4 @@
-//! Causal attention over views.
+//! Attention over views.
 //!
 //! Rows are cut in partitions of 256 at fixed positions (row 0, 256, ..). Within a partition a query
 //! takes three steps: scores for the rows it sees, weights relative to the largest score, and the sum
@@ -10,12 +10,14 @@
 //! A task goes through a partition in blocks of rows. Each row of K and of V is read and converted
 //! once for all the query heads and tokens of the task.
 //!
-//! Causality and windows are loop bounds: a row that a query does not see is never read into its
-//! result, and rows that no query sees are not touched.
+//! Masks are loop bounds: a row that a query does not see is never read into its result, and rows
+//! that no query sees are not touched. What layers do to scores besides comes between these steps:
+//! a soft cap before the weights, a sink after the last partition.
 
 mod ahead;
 mod elements;
 mod integers;
+mod mask;
 mod partition;
 mod rows;
 mod scores;
@@ -24,17 +26,18 @@ mod softmax;
 mod stored;
 mod values;
 
-use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use crate::grid::{Block, Grid};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::threads::Pool;
 use crate::view::View;
+pub use mask::Mask;
+use mask::Sight;
 use partition::{Loaded, Partition};
 pub(crate) use sequences::Each;
 pub use sequences::{Cached, Sequences};
-use softmax::{Chunk, clear, finish, merge};
+use softmax::{Chunk, add_sink, clear, finish, merge};
 
 /// Rows that are converted together.
 const BLOCK_ROWS: usize = 2 * LANES;
@@ -65,28 +68,44 @@ const TASKS_PER_THREAD: usize = 4;
 /// better read by one thread.
 const SPLITS_PER_THREAD: usize = 2;
 
-/// The sizes of one attention layer.
+/// One attention layer: its sizes, and what it does to scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Heads of the query, a multiple of `kv_heads` and at most 64 times as many.
     pub query_heads: usize,
     /// Heads of K and V.
     pub kv_heads: usize,
-    /// Elements per head, at most 512.
+    /// Elements per head of the query and of K, at most 512.
     pub head_dim: usize,
+    /// Elements per head of V and of the result, at most 512.
+    pub value_dim: usize,
     /// What a dot product of query and key is multiplied by, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Sliding window: a query sees this many rows at most, its own the last of them; earlier ones
-    /// are never touched. `None`: all rows up to its own.
-    pub window: Option<NonZeroUsize>,
+    /// Which rows a query sees.
+    pub mask: Mask,
+    /// Scores become `cap * tanh(score / cap)`, after the scale and before the mask: Gemma 2.
+    pub soft_cap: Option<f32>,
 }
 
 impl AttentionShape {
-    /// Largest supported `head_dim`.
+    /// Largest supported `head_dim` and `value_dim`.
     pub const MAX_HEAD_DIM: usize = 512;
 
     /// Most query heads per KV head.
     const MAX_GROUP: usize = 64;
+
+    /// Attention to all rows up to the query's own, with heads of one size.
+    pub const fn causal(query_heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Self {
+        Self {
+            query_heads,
+            kv_heads,
+            head_dim,
+            value_dim: head_dim,
+            scale,
+            mask: Mask::Causal,
+            soft_cap: None,
+        }
+    }
 
     fn check(&self) {
         assert!(
@@ -101,11 +120,17 @@ impl AttentionShape {
             self.group(),
             Self::MAX_GROUP
         );
+        for dim in [self.head_dim, self.value_dim] {
+            assert!(
+                (1..=Self::MAX_HEAD_DIM).contains(&dim),
+                "a head dimension of {dim}; 1 to {} are supported",
+                Self::MAX_HEAD_DIM
+            );
+        }
         assert!(
-            (1..=Self::MAX_HEAD_DIM).contains(&self.head_dim),
-            "a head dimension of {}; 1 to {} are supported",
-            self.head_dim,
-            Self::MAX_HEAD_DIM
+            self.soft_cap.is_none_or(|cap| cap > 0.0),
+            "a soft cap of {:?}",
+            self.soft_cap
         );
     }
 
@@ -114,19 +139,34 @@ impl AttentionShape {
         self.query_heads / self.kv_heads
     }
 
-    /// Chunks per head, whole pairs.
-    fn chunks(&self) -> usize {
+    /// Elements of a token's queries.
+    fn query_width(&self) -> usize {
+        self.query_heads * self.head_dim
+    }
+
+    /// Elements of a token's result.
+    fn out_width(&self) -> usize {
+        self.query_heads * self.value_dim
+    }
+
+    /// Chunks per head of the query and of K, whole pairs.
+    fn key_chunks(&self) -> usize {
         2 * self.head_dim.div_ceil(2 * LANES)
+    }
+
+    /// The same of V and of the result.
+    fn value_chunks(&self) -> usize {
+        2 * self.value_dim.div_ceil(2 * LANES)
     }
 
     /// Chunks of the state of one query head: maximum and sum, then the weighted values.
     fn state_chunks(&self) -> usize {
-        1 + self.chunks()
+        1 + self.value_chunks()
     }
 
     /// Queries, of one or more tokens and heads, that a task can hold.
     fn most_queries(&self) -> usize {
-        QUERIES.min(QUERY_CHUNKS / self.chunks())
+        QUERIES.min(QUERY_CHUNKS / self.key_chunks().max(self.value_chunks()))
     }
 }
 
@@ -152,44 +192,6 @@ impl Buffers {
     }
 }
 
-/// What a token and those after it see.
-#[derive(Clone, Copy)]
-struct Sight {
-    /// Behind the last row that the first token sees.
-    end: usize,
-    window: usize,
-}
-
-impl Sight {
-    /// Rows that a token sees.
-    fn of(&self, token: usize) -> Range<usize> {
-        let end = self.end + token;
-        end.saturating_sub(self.window)..end
-    }
-
-    /// From the first to the last row that the first `count` tokens see.
-    fn of_tokens(&self, count: usize) -> Range<usize> {
-        self.of(0).start..self.of(count - 1).end
-    }
-
-    /// What a token sees of `len` rows from `start` on, relative to `start`.
-    fn within(&self, token: usize, start: usize, len: usize) -> Range<usize> {
-        let place = |row: usize| row.saturating_sub(start).min(len);
-        let rows = self.of(token);
-        place(rows.start)..place(rows.end)
-    }
-
-    /// Which of the first `count` tokens see any of `rows`.
-    fn tokens_of(&self, rows: Range<usize>, count: usize) -> Range<usize> {
-        let first = (rows.start + 1).saturating_sub(self.end).min(count);
-        let behind = rows
-            .end
-            .saturating_add(self.window)
-            .saturating_sub(self.end);
-        first..behind.min(count).max(first)
-    }
-}
-
 /// The queries of one sequence.
 struct Attention<'a> {
     q: &'a [f32],
@@ -197,6 +199,8 @@ struct Attention<'a> {
     v: &'a View<'a>,
     first_position: usize,
     shape: &'a AttentionShape,
+    /// A logit for each query head, which takes its share of the weights and has no value.
+    sinks: Option<&'a [f32]>,
 }
 
 /// The queries of one task: some tokens of some KV heads.
@@ -221,9 +225,9 @@ fn partitions_of(rows: &Range<usize>) -> Range<usize> {
 
 /// f32 elements that splitting `tokens` queries over `rows` rows takes.
 pub(crate) fn scratch_len(tokens: usize, rows: usize, shape: &AttentionShape) -> usize {
-    let seen = match shape.window {
+    let seen = match shape.mask.most_rows() {
         // However the rows lie, they touch one partition more than they fill.
-        Some(window) => rows.min(window.get().saturating_add(tokens + PARTITION)),
+        Some(most) => rows.min(most.saturating_add(tokens + PARTITION)),
         None => rows,
     };
     let states = tokens * seen.div_ceil(PARTITION) * shape.query_heads;
@@ -261,14 +265,20 @@ impl Attention<'_> {
         if self.q.is_empty() {
             return;
         }
-        for view in [self.k, self.v] {
+        assert!(
+            self.sinks
+                .is_none_or(|sinks| sinks.len() == shape.query_heads),
+            "one sink for each of {} query heads",
+            shape.query_heads
+        );
+        for (view, head_dim) in [(self.k, shape.head_dim), (self.v, shape.value_dim)] {
             let layout = view.layout();
             assert_eq!(
                 (layout.heads, layout.head_dim),
-                (shape.kv_heads, shape.head_dim),
+                (shape.kv_heads, head_dim),
                 "heads and head dimension of a cached row"
             );
-            let even = layout.element.check_head_dim(shape.head_dim);
+            let even = layout.element.check_head_dim(head_dim);
             assert!(even.is_ok(), "a head is whole blocks: {even:?}");
             let (needed, held) = (self.sight(0).of_tokens(self.tokens()), view.rows());
             assert!(
@@ -278,12 +288,8 @@ impl Attention<'_> {
         }
     }
 
-    fn width(&self) -> usize {
-        self.shape.query_heads * self.shape.head_dim
-    }
-
     fn tokens(&self) -> usize {
-        self.q.len() / self.width()
+        self.q.len() / self.shape.query_width()
     }
 
     /// Elements of a state.
@@ -293,10 +299,10 @@ impl Attention<'_> {
 
     /// What the tokens from `token` on see.
     fn sight(&self, token: usize) -> Sight {
-        let window = self.shape.window.map_or(usize::MAX, NonZeroUsize::get);
         Sight {
-            end: self.first_position + token + 1,
-            window,
+            mask: self.shape.mask,
+            first: self.first_position + token,
+            end: self.k.rows().end,
         }
     }
 
@@ -318,8 +324,8 @@ impl Attention<'_> {
         tokens: usize,
         heads: usize,
     ) {
-        let per_head = self.shape.group() * self.shape.head_dim;
-        let grid = Grid::new(out, self.width(), tokens, heads * per_head);
+        let per_head = self.shape.group() * self.shape.value_dim;
+        let grid = Grid::new(out, self.shape.out_width(), tokens, heads * per_head);
         grid.run(pool, |out, worker| {
             let tokens = out.rows();
             let task = Task {
@@ -370,8 +376,8 @@ impl Attention<'_> {
             });
         });
         let scratch = &*scratch;
-        Grid::new(out, self.width(), 1, shape.head_dim).run(pool, |mut out, _| {
-            let (token, head) = (out.rows().start, out.cols().start / shape.head_dim);
+        Grid::new(out, shape.out_width(), 1, shape.value_dim).run(pool, |mut out, _| {
+            let (token, head) = (out.rows().start, out.cols().start / shape.value_dim);
             let (kv_head, member) = (head / shape.group(), head % shape.group());
             let query = (kv_head * tokens + token) * shape.group() + member;
             let seen = partitions_of(&self.sight(token).of(0));
@@ -381,6 +387,7 @@ impl Attention<'_> {
             let states = rows.take(seen.len()).map(|row| &row[query * len..][..len]);
             simd.vectorize(Merge {
                 states,
+                sink: self.sinks.map(|sinks| sinks[head]),
                 out: out.row(token),
             });
         });
@@ -436,16 +443,20 @@ impl Kernel for Whole<'_, '_> {
                 }
             }
         }
-        for (query, total) in total.chunks_exact(per_query).enumerate() {
+        for (query, total) in total.chunks_exact_mut(per_query).enumerate() {
             let shape = attention.shape;
             let (row, member) = (query / shape.group(), query % shape.group());
             let (head, token) = (row / task.tokens, row % task.tokens);
-            let start = (head * shape.group() + member) * shape.head_dim;
+            let head = head * shape.group() + member;
+            if let Some(sinks) = attention.sinks {
+                add_sink(s, total, sinks[task.first_head * shape.group() + head]);
+            }
+            let start = head * shape.value_dim;
             let row = self.out.rows().start + token;
-            for line in (start..start + shape.head_dim).step_by(LANES) {
+            for line in (start..start + shape.value_dim).step_by(LANES) {
                 s.prefetch_line(self.out.address(row + TOKENS_AHEAD, line));
             }
-            let out = &mut self.out.row(row)[start..][..shape.head_dim];
+            let out = &mut self.out.row(row)[start..][..shape.value_dim];
             finish(s, total, out);
         }
     }
@@ -487,6 +498,7 @@ impl Kernel for Partial<'_, '_> {
 /// Merges the states of one query head over its partitions.
 struct Merge<'a, I> {
     states: I,
+    sink: Option<f32>,
     out: &'a mut [f32],
 }
 
@@ -505,6 +517,9 @@ impl<'a, I: Iterator<Item = &'a [f32]>> Kernel for Merge<'_, I> {
                 partial.0 = *state;
             }
             merge(s, &mut total[..state.len()], &partial[..state.len()]);
+        }
+        if let Some(sink) = self.sink {
+            add_sink(s, &mut total, sink);
         }
         finish(s, &total, self.out);
     }

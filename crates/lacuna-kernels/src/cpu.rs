@@ -327,13 +327,15 @@ impl Cpu {
         attention::scratch_len(tokens, rows, shape)
     }
 
-    /// Causal attention: query `i` attends to the rows `0 ..= first_position + i` of `k` and `v`.
+    /// Attention: query `i` is that of row `first_position + i`, and attends to those rows of `k` and
+    /// `v` that [`AttentionShape::mask`] shows it; they alone need be held. What is behind the last row
+    /// held is behind the end for masks that look ahead.
     ///
-    /// `q` and `out` are `[n, query_heads, head_dim]`; rows of the views are
-    /// `[kv_heads, head_dim]`, and query head `h` reads KV head `h * kv_heads / query_heads`. With
-    /// at least [`Cpu::attention_scratch_len`] elements of `scratch`, few queries are split over
-    /// threads by ranges of rows, which reads memory faster than by heads; the result is the same
-    /// with less.
+    /// `q` is `[n, query_heads, head_dim]` and `out` `[n, query_heads, value_dim]`; rows of the views
+    /// are `[kv_heads, head_dim]` and `[kv_heads, value_dim]`, and query head `h` reads KV head
+    /// `h * kv_heads / query_heads`. With at least [`Cpu::attention_scratch_len`] elements of
+    /// `scratch`, few queries are split over threads by ranges of rows, which reads memory faster than
+    /// by heads; the result is the same with less.
     ///
     /// # Panics
     /// When sizes do not fit together or the views have too few rows.
@@ -358,25 +360,30 @@ impl Cpu {
             v: *v,
             first_position,
         };
-        self.attention_each(out, q, &(tokens, cached), shape, scratch);
+        self.attention_each(out, q, &(tokens, cached), shape, None, scratch);
     }
 
     /// [`Cpu::attention`] of several sequences, in fewer operations than one each.
     ///
+    /// `sinks`, if the layer has them, are a logit for each query head: beside the scores of the rows,
+    /// neither scaled nor capped, it takes its share of the softmax, and it has no value (gpt-oss).
+    ///
     /// # Panics
-    /// As [`Cpu::attention`].
+    /// As [`Cpu::attention`], and when there is not one sink for each query head.
     pub fn attention_each(
         &self,
         out: &mut [f32],
         q: &[f32],
         sequences: &impl Sequences,
         shape: &AttentionShape,
+        sinks: Option<&[f32]>,
         scratch: &mut [f32],
     ) {
         let call = Each {
             q,
             sequences,
             shape,
+            sinks,
         };
         with_simd!(self.proof, |simd| call.run(&self.pool, simd, out, scratch));
     }

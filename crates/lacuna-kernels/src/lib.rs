@@ -43,7 +43,7 @@ mod tile;
 mod view;
 
 pub use activations::Activations;
-pub use attention::{AttentionShape, Cached, Sequences};
+pub use attention::{AttentionShape, Cached, Mask, Sequences};
 pub use cpu::{Cpu, CpuConfig, CpuError};
 pub use dtype::{DType, UnknownDType};
 pub use element::{ElementType, HeadDimError, UnknownElementType};

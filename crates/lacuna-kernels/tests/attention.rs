@@ -5,24 +5,39 @@ mod support;
 use std::num::NonZeroUsize;
 
 use lacuna_kernels::{
-    AttentionShape, Cached, Cpu, DType, ElementType, Level, RowLayout, Run, Sequences, View,
+    AttentionShape, Cached, Cpu, DType, ElementType, Level, Mask, RowLayout, Run, Sequences, View,
 };
 use support::{Random, cpu, dequantize, levels};
 
 fn shape(query_heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
-    AttentionShape {
-        query_heads,
-        kv_heads,
-        head_dim,
-        scale: (head_dim as f32).powf(-0.5),
-        window: None,
-    }
+    let scale = (head_dim as f32).powf(-0.5);
+    AttentionShape::causal(query_heads, kv_heads, head_dim, scale)
+}
+
+fn masked(shape: AttentionShape, mask: Mask) -> AttentionShape {
+    AttentionShape { mask, ..shape }
+}
+
+fn window(rows: usize) -> Mask {
+    Mask::Window(NonZeroUsize::new(rows).expect("not zero"))
+}
+
+fn chunk(rows: usize) -> Mask {
+    Mask::Chunk(NonZeroUsize::new(rows).expect("not zero"))
 }
 
 fn windowed(shape: AttentionShape, rows: usize) -> AttentionShape {
-    AttentionShape {
-        window: NonZeroUsize::new(rows),
-        ..shape
+    masked(shape, window(rows))
+}
+
+/// Whether a query sees a row.
+fn sees(mask: Mask, query: usize, row: usize) -> bool {
+    match mask {
+        Mask::Causal => row <= query,
+        Mask::Window(rows) => row <= query && query < row + rows.get(),
+        Mask::Chunk(rows) => row <= query && row / rows == query / rows,
+        Mask::Full => true,
+        Mask::Around(rows) => query.abs_diff(row) <= rows,
     }
 }
 
@@ -63,6 +78,25 @@ impl Side {
         Self::of(element, heads, head_dim, &x)
     }
 
+    fn random_values(element: ElementType, shape: &AttentionShape, rows: usize, seed: u64) -> Self {
+        let head_dim = shape.value_dim;
+        Self::random(element, &AttentionShape { head_dim, ..*shape }, rows, seed)
+    }
+
+    fn rows(&self) -> usize {
+        self.values.len() / (self.heads * self.head_dim)
+    }
+
+    /// The bytes of the rows from one on.
+    fn held_from(&self, row: usize) -> Vec<u8> {
+        self.bytes[row * self.element.bytes(self.heads * self.head_dim)..].to_vec()
+    }
+
+    /// A view of such bytes.
+    fn view_from<'a>(&self, row: usize, bytes: &'a [u8]) -> View<'a> {
+        View::flat_from(self.element, self.heads, self.head_dim, row, bytes)
+    }
+
     fn view(&self) -> View<'_> {
         View::flat(self.element, self.heads, self.head_dim, &self.bytes)
     }
@@ -72,35 +106,50 @@ impl Side {
     }
 }
 
-/// Softmax of scaled scores times values, one query head at a time; then how far a result may be
-/// from that.
-fn naive(q: &[f32], k: &Side, v: &Side, first: usize, shape: &AttentionShape) -> Vec<(f64, f64)> {
+/// Softmax of scores times values, one query head at a time, over the rows that the mask shows it; then
+/// how far a result may be from that.
+fn naive(
+    q: &[f32],
+    k: &Side,
+    v: &Side,
+    first: usize,
+    shape: &AttentionShape,
+    sinks: Option<&[f32]>,
+) -> Vec<(f64, f64)> {
     let mut out = Vec::new();
     for (index, q) in q.chunks(shape.head_dim).enumerate() {
-        let (token, head) = (index / shape.query_heads, index % shape.query_heads);
-        let head = head * shape.kv_heads / shape.query_heads;
-        let end = first + token + 1;
-        let window = shape.window.map_or(end, NonZeroUsize::get);
-        let rows = end.saturating_sub(window)..end;
+        let (token, query_head) = (index / shape.query_heads, index % shape.query_heads);
+        let head = query_head * shape.kv_heads / shape.query_heads;
+        let seen = |row: &usize| sees(shape.mask, first + token, *row);
+        let rows: Vec<usize> = (0..k.rows()).filter(seen).collect();
         let scale = f64::from(shape.scale);
         let products = |row| q.iter().map(|q| f64::from(*q)).zip(k.head(row, head));
-        let scores: Vec<f64> = rows
-            .clone()
-            .map(|row| products(row).map(|(q, k)| q * k).sum::<f64>() * scale)
-            .collect();
-        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let capped = |score: f64| match shape.soft_cap.map(f64::from) {
+            Some(cap) => cap * (score / cap).tanh(),
+            None => score,
+        };
+        let score = |row: &usize| products(*row).map(|(q, k)| q * k).sum::<f64>() * scale;
+        let scores: Vec<f64> = rows.iter().map(score).map(capped).collect();
+        let sink = sinks.map(|sinks| f64::from(sinks[query_head]));
+        let largest = scores
+            .iter()
+            .copied()
+            .chain(sink)
+            .fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-        let sum: f64 = weights.iter().sum();
+        let sum: f64 =
+            weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
         let absolute = rows
-            .clone()
-            .map(|row| products(row).map(|(q, k)| (q * k).abs()).sum::<f64>() * scale)
+            .iter()
+            .map(|row| products(*row).map(|(q, k)| (q * k).abs()).sum::<f64>() * scale)
             .fold(0.0, f64::max);
-        // Rounding of f32, and of queries to 8 bits: half a unit of each block's largest / 127.
+        // Rounding of f32, and of queries to 8 bits: half a unit of each block's largest / 127. A cap
+        // makes errors smaller, and adds those of its own.
         let score_error = match k.element {
             ElementType::Q8_0 => {
-                let most = |row| {
+                let most = |row: &usize| {
                     q.chunks(32)
-                        .zip(k.head(row, head).chunks(32))
+                        .zip(k.head(*row, head).chunks(32))
                         .map(|(q, k)| {
                             let unit =
                                 f64::from(q.iter().fold(0.0_f32, |a, q| a.max(q.abs()))) / 127.0;
@@ -109,12 +158,14 @@ fn naive(q: &[f32], k: &Side, v: &Side, first: usize, shape: &AttentionShape) ->
                         .sum::<f64>()
                         * scale
                 };
-                rows.clone().map(most).fold(0.0, f64::max) + 4e-7 * absolute
+                rows.iter().map(most).fold(0.0, f64::max) + 4e-7 * absolute
             }
             _ => 4e-7 * absolute,
-        };
-        for d in 0..shape.head_dim {
-            let values = || rows.clone().map(|row| v.head(row, head)[d]);
+        } + shape
+            .soft_cap
+            .map_or(0.0, |cap| 5e-7 * absolute.min(f64::from(cap)));
+        for d in 0..shape.value_dim {
+            let values = || rows.iter().map(|row| v.head(*row, head)[d]);
             let value: f64 = values().zip(&weights).map(|(v, w)| v * w).sum();
             let largest = values().fold(0.0, |a: f64, v| a.max(v.abs()));
             let bound = largest * ((2.0 * score_error).exp_m1() + 1e-6);
@@ -132,10 +183,27 @@ fn attend(
     first: usize,
     shape: &AttentionShape,
 ) -> Vec<f32> {
+    attend_with(cpu, q, k, v, first, shape, None)
+}
+
+fn attend_with(
+    cpu: &Cpu,
+    q: &[f32],
+    k: &View<'_>,
+    v: &View<'_>,
+    first: usize,
+    shape: &AttentionShape,
+    sinks: Option<&[f32]>,
+) -> Vec<f32> {
     let tokens = q.len() / (shape.query_heads * shape.head_dim);
-    let mut out = vec![f32::NAN; q.len()];
-    let mut scratch = vec![0.0; Cpu::attention_scratch_len(tokens, first + tokens, shape)];
-    cpu.attention(&mut out, q, k, v, first, shape, &mut scratch);
+    let mut out = vec![f32::NAN; tokens * shape.query_heads * shape.value_dim];
+    let mut scratch = vec![0.0; Cpu::attention_scratch_len(tokens, k.rows().end, shape)];
+    let cached = Cached {
+        k: *k,
+        v: *v,
+        first_position: first,
+    };
+    cpu.attention_each(&mut out, q, &(tokens, cached), shape, sinks, &mut scratch);
     out
 }
 
@@ -151,13 +219,32 @@ fn assert_close(out: &[f32], expected: &[(f64, f64)], case: &str) {
 
 /// Checks one case on every level.
 fn check(elements: [ElementType; 2], shape: &AttentionShape, tokens: usize, first: usize) {
-    let rows = first + tokens;
+    check_with(elements, shape, None, tokens, first, first + tokens);
+}
+
+/// The same with sinks, where so many rows are held.
+fn check_with(
+    elements: [ElementType; 2],
+    shape: &AttentionShape,
+    sinks: Option<&[f32]>,
+    tokens: usize,
+    first: usize,
+    rows: usize,
+) {
     let k = Side::random(elements[0], shape, rows, 1);
-    let v = Side::random(elements[1], shape, rows, 2);
+    let v = Side::random_values(elements[1], shape, rows, 2);
     let q = Random::new(3).units(tokens * shape.query_heads * shape.head_dim);
-    let expected = naive(&q, &k, &v, first, shape);
+    let expected = naive(&q, &k, &v, first, shape, sinks);
     for level in levels() {
-        let out = attend(&cpu(level, 2), &q, &k.view(), &v.view(), first, shape);
+        let out = attend_with(
+            &cpu(level, 2),
+            &q,
+            &k.view(),
+            &v.view(),
+            first,
+            shape,
+            sinks,
+        );
         let case = format!("{level:?} {shape:?} {elements:?} {tokens} at {first}");
         assert_close(&out, &expected, &case);
     }
@@ -176,8 +263,13 @@ fn every_pair_of_element_types_matches_f64() {
 
 #[test]
 fn every_grouping_and_head_dimension_matches_f64() {
-    for head_dim in [16, 20, 32, 80, 96, 128, 512] {
-        for group in [1, 2, 3, 4, 7, 8] {
+    for head_dim in [16, 20, 32, 72, 80, 96, 112, 120, 128, 192, 256, 320, 512] {
+        let groups: &[usize] = if head_dim <= 128 {
+            &[1, 2, 3, 4, 7, 8]
+        } else {
+            &[1, 3, 8]
+        };
+        for &group in groups {
             for element in [ElementType::F16, ElementType::Q8_0, ElementType::Q4_0] {
                 if element.check_head_dim(head_dim).is_ok() {
                     for (tokens, first) in [(1, 0), (1, 257), (9, 250)] {
@@ -197,25 +289,146 @@ fn many_heads_of_one_query_match_f64() {
 }
 
 #[test]
-fn windows_match_f64_and_touch_no_earlier_row() {
-    for element in [ElementType::F16, ElementType::Q8_0] {
-        for (window, tokens, first) in [(1, 3, 40), (20, 1, 300), (16, 70, 250), (256, 30, 511)] {
-            let shape = windowed(shape(6, 2, 32), window);
+fn masks_match_f64_and_touch_no_row_that_they_hide() {
+    let masks = [
+        (window(1), 3, 40),
+        (window(20), 1, 300),
+        (window(16), 70, 250),
+        (window(256), 30, 511),
+        (chunk(1), 3, 40),
+        (chunk(20), 1, 300),
+        (chunk(64), 70, 250),
+        (chunk(256), 30, 500),
+        (chunk(300), 1, 599),
+        (chunk(300), 1, 600),
+    ];
+    for element in ElementType::ALL {
+        for (mask, tokens, first) in masks {
+            let shape = masked(shape(6, 2, 32), mask);
             check([element; 2], &shape, tokens, first);
-            // Rows before the window are not there.
+            // Rows that the first query does not see are not there.
             let rows = first + tokens;
             let k = Side::random(element, &shape, rows, 1);
             let v = Side::random(element, &shape, rows, 2);
             let q = Random::new(3).units(tokens * 6 * 32);
-            let start = first + 1 - window;
-            let held = |side: &Side| side.bytes[start * element.bytes(64)..].to_vec();
-            let (k_held, v_held) = (held(&k), held(&v));
-            let view = |bytes| View::flat_from(element, 2, 32, start, bytes);
+            let start = mask.first_row(first);
+            let (k_held, v_held) = (k.held_from(start), v.held_from(start));
+            let (k_view, v_view) = (k.view_from(start, &k_held), v.view_from(start, &v_held));
+            for (level, threads) in levels().into_iter().flat_map(|l| [(l, 1), (l, 2)]) {
+                let cpu = cpu(level, threads);
+                let all = attend(&cpu, &q, &k.view(), &v.view(), first, &shape);
+                let out = attend(&cpu, &q, &k_view, &v_view, first, &shape);
+                assert_eq!(out, all, "{level:?} {element:?} {mask:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn queries_that_look_ahead_match_f64() {
+    for element in ElementType::ALL {
+        for (tokens, first, rows) in [(40, 0, 40), (1, 0, 300), (300, 0, 300), (30, 250, 600)] {
+            for mask in [
+                Mask::Full,
+                Mask::Around(0),
+                Mask::Around(5),
+                Mask::Around(64),
+                Mask::Around(1000),
+            ] {
+                let shape = masked(shape(6, 3, 32), mask);
+                check_with([element; 2], &shape, None, tokens, first, rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn values_may_be_wider_or_narrower_than_keys() {
+    for (head_dim, value_dim) in [
+        (96, 64),
+        (192, 128),
+        (64, 128),
+        (64, 72),
+        (72, 64),
+        (32, 512),
+    ] {
+        for elements in PAIRS {
+            if elements[0].check_head_dim(head_dim).is_err()
+                || elements[1].check_head_dim(value_dim).is_err()
+            {
+                continue;
+            }
+            for shape in [shape(4, 2, head_dim), windowed(shape(9, 3, head_dim), 100)] {
+                let shape = AttentionShape { value_dim, ..shape };
+                for (tokens, first) in [(1, 600), (40, 250)] {
+                    check(elements, &shape, tokens, first);
+                }
+            }
+        }
+    }
+}
+
+/// Shapes whose scores reach their caps, and sinks from what takes nothing to what takes all.
+fn capped_shapes() -> [AttentionShape; 3] {
+    let scaled = |shape: AttentionShape| AttentionShape {
+        scale: 1.0,
+        ..shape
+    };
+    [
+        AttentionShape {
+            soft_cap: Some(3.0),
+            ..scaled(shape(8, 2, 64))
+        },
+        AttentionShape {
+            soft_cap: Some(3.0),
+            ..masked(scaled(shape(6, 6, 32)), chunk(100))
+        },
+        AttentionShape {
+            soft_cap: Some(50.0),
+            ..windowed(scaled(shape(8, 1, 72)), 300)
+        },
+    ]
+}
+
+const SINKS: [f32; 8] = [0.0, 3.0, -2.0, 20.0, -100.0, 1.0, f32::NEG_INFINITY, 5.0];
+
+#[test]
+fn soft_caps_and_sinks_match_f64() {
+    for shape in capped_shapes() {
+        let uncapped = AttentionShape {
+            soft_cap: None,
+            ..shape
+        };
+        for elements in PAIRS {
+            if elements[0].check_head_dim(shape.head_dim).is_err() {
+                continue;
+            }
+            let sinks = &SINKS[..shape.query_heads];
+            for (tokens, first) in [(1, 0), (1, 600), (40, 250)] {
+                let rows = first + tokens;
+                check_with(elements, &shape, None, tokens, first, rows);
+                check_with(elements, &shape, Some(sinks), tokens, first, rows);
+                check_with(elements, &uncapped, Some(sinks), tokens, first, rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sink_that_takes_nothing_changes_nothing() {
+    let shape = shape(4, 2, 64);
+    for [k, v] in PAIRS {
+        let k = Side::random(k, &shape, 600, 1);
+        let v = Side::random(v, &shape, 600, 2);
+        for (tokens, first) in [(1, 599), (40, 560)] {
+            let q = Random::new(3).units(tokens * 256);
             for level in levels() {
                 let cpu = cpu(level, 2);
-                let all = attend(&cpu, &q, &k.view(), &v.view(), first, &shape);
-                let out = attend(&cpu, &q, &view(&k_held), &view(&v_held), first, &shape);
-                assert_eq!(out, all, "{level:?} {element:?} {window}");
+                let (k, v) = (k.view(), v.view());
+                let none = attend(&cpu, &q, &k, &v, first, &shape);
+                let sinks = Some(&[f32::NEG_INFINITY, -1e30, -200.0, f32::NEG_INFINITY][..]);
+                let out = attend_with(&cpu, &q, &k, &v, first, &shape, sinks);
+                assert_eq!(out, none, "{level:?}");
             }
         }
     }
@@ -254,20 +467,29 @@ fn a_query_does_not_depend_on_its_batch_or_on_threads() {
         shape(7, 1, 64),
         windowed(shape(5, 5, 96), 300),
         windowed(shape(6, 2, 32), 20),
+        masked(shape(6, 2, 32), chunk(70)),
+        masked(shape(4, 2, 64), Mask::Full),
+        masked(shape(4, 2, 64), Mask::Around(90)),
+        AttentionShape {
+            value_dim: 96,
+            ..windowed(shape(4, 2, 64), 300)
+        },
     ];
-    for shape in shapes {
+    for shape in shapes.into_iter().chain(capped_shapes()) {
+        let sinks = shape.soft_cap.map(|_| &SINKS[..shape.query_heads]);
         let rows = 600;
         for [k, v] in PAIRS {
             if k.check_head_dim(shape.head_dim).is_err() {
                 continue;
             }
             let k = Side::random(k, &shape, rows, 4);
-            let v = Side::random(v, &shape, rows, 5);
+            let v = Side::random_values(v, &shape, rows, 5);
             let per_token = shape.query_heads * shape.head_dim;
+            let out_per_token = shape.query_heads * shape.value_dim;
             let q = Random::new(6).units(rows * per_token);
             for level in levels() {
                 let single = cpu(level, 1);
-                let whole = attend(&single, &q, &k.view(), &v.view(), 0, &shape);
+                let whole = attend_with(&single, &q, &k.view(), &v.view(), 0, &shape, sinks);
                 for threads in [1, 2, 3] {
                     let cpu = cpu(level, threads);
                     for (first, tokens) in [
@@ -279,9 +501,10 @@ fn a_query_does_not_depend_on_its_batch_or_on_threads() {
                         (587, 1),
                         (599, 1),
                     ] {
-                        let part = first * per_token..(first + tokens) * per_token;
-                        let q = &q[part.clone()];
-                        let out = attend(&cpu, q, &k.view(), &v.view(), first, &shape);
+                        let q = &q[first * per_token..(first + tokens) * per_token];
+                        let part = first * out_per_token..(first + tokens) * out_per_token;
+                        let (k, v) = (k.view(), v.view());
+                        let out = attend_with(&cpu, q, &k, &v, first, &shape, sinks);
                         let case = format!("{level:?} {shape:?} {tokens} at {first}");
                         assert_eq!(out, whole[part], "{case}");
                     }
@@ -328,24 +551,37 @@ fn sequences_together_are_what_each_is_alone() {
             .collect(),
         vec![],
     ];
-    for shape in [shape(4, 2, 64), windowed(shape(6, 2, 32), 20)] {
+    let shapes = [
+        shape(4, 2, 64),
+        windowed(shape(6, 2, 32), 20),
+        masked(shape(6, 2, 32), chunk(50)),
+        AttentionShape {
+            value_dim: 32,
+            soft_cap: Some(1.0),
+            ..windowed(shape(4, 2, 64), 300)
+        },
+    ];
+    for shape in shapes {
+        let sinks = shape.soft_cap.map(|_| &SINKS[..shape.query_heads]);
         let k = Side::random(ElementType::Q8_0, &shape, 600, 4);
-        let v = Side::random(ElementType::F16, &shape, 600, 5);
+        let v = Side::random_values(ElementType::F16, &shape, 600, 5);
         let width = shape.query_heads * shape.head_dim;
+        let out_width = shape.query_heads * shape.value_dim;
         for at in &mixed {
             let tokens: usize = at.iter().map(|of| of.1).sum();
             let q = Random::new(6).units(tokens * width);
             let together = Together { k: &k, v: &v, at };
             for (level, threads) in levels().into_iter().flat_map(|l| [(l, 1), (l, 2), (l, 3)]) {
                 let cpu = cpu(level, threads);
-                let mut out = vec![f32::NAN; q.len()];
+                let mut out = vec![f32::NAN; tokens * out_width];
                 let mut scratch = vec![0.0; Cpu::attention_scratch_len(1, 600, &shape)];
-                cpu.attention_each(&mut out, &q, &together, &shape, &mut scratch);
+                cpu.attention_each(&mut out, &q, &together, &shape, sinks, &mut scratch);
                 let mut rest = (&*q, &*out);
                 for (first, tokens) in at {
                     let (q, later_q) = rest.0.split_at(tokens * width);
-                    let (out, later) = rest.1.split_at(tokens * width);
-                    let alone = attend(&cpu, q, &k.view(), &v.view(), *first, &shape);
+                    let (out, later) = rest.1.split_at(tokens * out_width);
+                    let (k, v) = (k.view(), v.view());
+                    let alone = attend_with(&cpu, q, &k, &v, *first, &shape, sinks);
                     assert_eq!(out, alone, "{level:?}, {threads} threads, {at:?}");
                     rest = (later_q, later);
                 }
@@ -370,7 +606,7 @@ fn less_scratch_gives_the_same_result() {
 
 /// The bytes of rows, arranged by a layout; what is between them is 255, which is not a number.
 fn arranged(side: &Side, layout: &RowLayout) -> Vec<u8> {
-    let rows = side.values.len() / (side.heads * side.head_dim);
+    let rows = side.rows();
     let flat = side.view();
     let size = rows * layout.row_stride.max(layout.heads * layout.head_bytes())
         + layout.heads * layout.head_stride;
@@ -603,7 +839,7 @@ fn outliers_stay_within_the_bound() {
         let (k, v) = (Side::of(element, 2, 64, &x), Side::of(element, 2, 64, &x));
         let mut q = Random::new(3).units(12 * 256);
         q.iter_mut().step_by(41).for_each(|q| *q *= 10.0);
-        let expected = naive(&q, &k, &v, 288, &shape);
+        let expected = naive(&q, &k, &v, 288, &shape, None);
         for level in levels() {
             let out = attend(&cpu(level, 2), &q, &k.view(), &v.view(), 288, &shape);
             assert_close(&out, &expected, &format!("{level:?} {element}"));

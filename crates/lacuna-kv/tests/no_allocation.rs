@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::num::NonZeroUsize;
 
-use lacuna_kernels::{AttentionShape, Cpu, CpuConfig, ElementType};
+use lacuna_kernels::{AttentionShape, Cpu, CpuConfig, ElementType, Mask};
 use lacuna_kv::{Geometry, KvCache, KvElements, Layer, Sequence, Side};
 
 thread_local! {
@@ -37,11 +37,8 @@ static ALLOCATOR: Counting = Counting;
 
 const LAYERS: usize = 2;
 const SHAPE: AttentionShape = AttentionShape {
-    query_heads: 4,
-    kv_heads: 2,
-    head_dim: 32,
-    scale: 0.2,
-    window: NonZeroUsize::new(100),
+    mask: Mask::Window(NonZeroUsize::new(100).expect("not zero")),
+    ..AttentionShape::causal(4, 2, 32, 0.2)
 };
 
 /// One token: prepare, store and attend in every layer, accept.

@@ -316,7 +316,7 @@ impl Pass<'_> {
         }
         let sequences = InLayer(segments, layer);
         self.cpu
-            .attention_each(attended, query, &sequences, &self.shape, states);
+            .attention_each(attended, query, &sequences, &self.shape, None, states);
     }
 
     fn attention_output(&mut self, block: &Block) {

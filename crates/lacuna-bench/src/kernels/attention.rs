@@ -6,13 +6,7 @@ use super::cases::{Attention, MOST_DECODED};
 use super::measure::{Bench, Measured, Work};
 
 /// Qwen3-0.6B.
-const SHAPE: AttentionShape = AttentionShape {
-    query_heads: 16,
-    kv_heads: 8,
-    head_dim: 128,
-    scale: 0.088_388_35,
-    window: None,
-};
+const SHAPE: AttentionShape = AttentionShape::causal(16, 8, 128, 0.088_388_35);
 
 pub(super) fn measure(bench: &mut Bench<'_>, case: &Attention) -> Measured {
     let Attention {

@@ -73,11 +73,10 @@ impl Subject {
 }
 
 fn attention(query_heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
-    AttentionShape {
+    AttentionShape::causal(
         query_heads,
         kv_heads,
         head_dim,
-        scale: 1.0 / (head_dim as f32).sqrt(),
-        window: None,
-    }
+        1.0 / (head_dim as f32).sqrt(),
+    )
 }

@@ -8,7 +8,7 @@ use super::elements::{Pair, with_element};
 use super::integers::{IntegerRows, Integers, KeyBlock, PackIntegers, QuantizeQueries, QueryBlock};
 use super::rows::{BlockRows, Convert};
 use super::scores::{self, HALVES, PackKeys, PackQueries, TILE, Tiles, tile_len};
-use super::softmax::{Chunk, Soften};
+use super::softmax::{Cap, Chunk, Soften};
 use super::stored::{Next, StoredRows};
 use super::values::{Panels, Stored, Sums};
 use super::{
@@ -16,6 +16,7 @@ use super::{
     QUERY_CHUNKS, TOKENS_AHEAD, Task,
 };
 use crate::element::ElementType;
+use crate::elementwise::activation::SoftCap;
 use crate::simd::{Kernel, LANES, Simd, padded};
 use crate::view::View;
 
@@ -38,6 +39,7 @@ fn is_many(shape: &AttentionShape, task: &Task) -> bool {
     queries >= MANY
         || (queries > 1 && queries % 2 == 1)
         || !shape.head_dim.is_multiple_of(2 * LANES)
+        || !shape.value_dim.is_multiple_of(2 * LANES)
 }
 
 /// What one worker needs to go through a partition.
@@ -153,8 +155,8 @@ impl<'a> Loaded<'a> {
     #[inline(always)]
     fn load<S: Simd>(&mut self, s: S) {
         let (shape, task) = (self.attention.shape, self.task);
-        let (scale, width) = (s.splat(shape.scale), shape.query_heads * shape.head_dim);
-        let mut out = self.buffers.queries.chunks_exact_mut(shape.chunks());
+        let (scale, width) = (s.splat(shape.scale), shape.query_width());
+        let mut out = self.buffers.queries.chunks_exact_mut(shape.key_chunks());
         for head in task.first_head..task.first_head + task.heads {
             for token in task.all_tokens() {
                 let row = token * shape.query_heads + head * shape.group();
@@ -179,7 +181,7 @@ impl<'a> Loaded<'a> {
 
     #[inline(always)]
     fn pack<S: Simd>(&mut self, s: S) {
-        let (chunks, queries) = (self.attention.shape.chunks(), self.head_queries());
+        let (chunks, queries) = (self.attention.shape.key_chunks(), self.head_queries());
         let heads = self.buffers.queries.chunks_exact(queries * chunks);
         let tiles = self.buffers.tiles.chunks_exact_mut(self.head_tiles::<S>());
         for (queries, tiles) in heads.zip(tiles).take(self.task.heads) {
@@ -193,7 +195,7 @@ impl<'a> Loaded<'a> {
 
     #[inline(always)]
     fn quantize<S: Simd>(&mut self, s: S) {
-        let count = self.queries() * self.attention.shape.chunks();
+        let count = self.queries() * self.attention.shape.key_chunks();
         s.vectorize(QuantizeQueries {
             queries: &self.buffers.queries[..count],
             out: &mut self.buffers.integers,
@@ -208,7 +210,7 @@ impl<'a> Loaded<'a> {
     /// Elements of the tiles of one KV head.
     fn head_tiles<S: Simd>(&self) -> usize {
         let tile = tile_len(S::REGISTERS);
-        self.head_queries().next_multiple_of(tile) * self.attention.shape.chunks() * LANES
+        self.head_queries().next_multiple_of(tile) * self.attention.shape.key_chunks() * LANES
     }
 
     pub(super) fn queries(&self) -> usize {
@@ -292,7 +294,7 @@ impl<'b> Partition<'_, 'b> {
             attention, task, ..
         } = *self.loaded;
         let sight = attention.sight(task.first_token);
-        let tokens = sight.tokens_of(rows, task.tokens);
+        let tokens = sight.tokens_of(&rows, task.tokens);
         let first = (head - task.first_head) * self.loaded.head_queries();
         let group = attention.shape.group();
         first + tokens.start * group..first + tokens.end * group
@@ -347,7 +349,7 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        let count = self.loaded.queries() * self.loaded.attention.shape.chunks();
+        let count = self.loaded.queries() * self.loaded.attention.shape.key_chunks();
         let rows = self.stored_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
         with_element!(
@@ -365,7 +367,7 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn stored_integer_scores<S: Simd>(&mut self, s: S, rows: &Range<usize>) {
-        let count = self.loaded.queries() * self.loaded.attention.shape.chunks() / 2;
+        let count = self.loaded.queries() * self.loaded.attention.shape.key_chunks() / 2;
         let rows = self.stored_rows(Side::Keys, rows);
         let buffers = &mut *self.loaded.buffers;
         s.vectorize(IntegerRows {
@@ -385,7 +387,7 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn tiled_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
-        let chunks = self.loaded.attention.shape.chunks();
+        let chunks = self.loaded.attention.shape.key_chunks();
         let seeing = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
         let (queries, tiles) = (self.loaded.head_queries(), self.loaded.head_tiles::<S>());
         let index = block.head - self.loaded.task.first_head;
@@ -413,7 +415,7 @@ impl<'b> Partition<'_, 'b> {
 
     #[inline(always)]
     fn integer_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
-        let blocks = self.loaded.attention.shape.chunks() / 2;
+        let blocks = self.loaded.attention.shape.key_chunks() / 2;
         let queries = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
         let buffers = &mut *self.loaded.buffers;
         let keys = &mut buffers.key_blocks[..blocks * HALVES];
@@ -441,9 +443,17 @@ impl<'b> Partition<'_, 'b> {
         for (query, (state, scores)) in states.zip(scores).enumerate() {
             let token = query / attention.shape.group() % task.tokens;
             let visible = sight.within(token, self.index * PARTITION, PARTITION);
-            if !visible.is_empty() {
-                state[0] = s.vectorize(Soften { scores, visible });
+            if visible.is_empty() {
+                continue;
             }
+            if let Some(cap) = attention.shape.soft_cap {
+                s.vectorize(Cap {
+                    scores,
+                    visible: visible.clone(),
+                    cap: SoftCap(cap),
+                });
+            }
+            state[0] = s.vectorize(Soften { scores, visible });
         }
     }
 
@@ -465,7 +475,7 @@ impl<'b> Partition<'_, 'b> {
         Sums {
             weights: &weights[queries.start * PARTITION_CHUNKS..],
             states: &mut states[queries.start * per_query..queries.end * per_query],
-            chunks: shape.chunks(),
+            chunks: shape.value_chunks(),
             sight: attention.sight(task.first_token + token),
             group: shape.group(),
             queries_per_head: per_head,
@@ -507,7 +517,7 @@ impl<'b> Partition<'_, 'b> {
                     start,
                     rows: needed.clone(),
                 };
-                for pair in 0..self.loaded.attention.shape.chunks() / 2 {
+                for pair in 0..self.loaded.attention.shape.value_chunks() / 2 {
                     s.vectorize(Convert {
                         block: &block,
                         pair,

@@ -3,7 +3,6 @@
 //! Each has its own context, short or long. A short one is not worth sharing between threads, which
 //! would meet once for each; a long one is, or the others would wait for the thread that has it.
 
-use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use super::{Attention, AttentionShape, Buffers, TASKS_PER_THREAD, Task, Whole};
@@ -26,8 +25,8 @@ pub struct Cached<'a> {
 impl Cached<'_> {
     /// Rows that the first query sees.
     fn seen(&self, shape: &AttentionShape) -> usize {
-        let window = shape.window.map_or(usize::MAX, NonZeroUsize::get);
-        window.min(self.first_position + 1)
+        let rows = shape.mask.rows(self.first_position, self.k.rows().end);
+        rows.len()
     }
 }
 
@@ -60,6 +59,7 @@ pub(crate) struct Each<'a, Q> {
     pub(crate) q: &'a [f32],
     pub(crate) sequences: &'a Q,
     pub(crate) shape: &'a AttentionShape,
+    pub(crate) sinks: Option<&'a [f32]>,
 }
 
 impl<Q: Sequences> Each<'_, Q> {
@@ -77,28 +77,29 @@ impl<Q: Sequences> Each<'_, Q> {
     ) {
         self.check(out);
         let small = self.small(pool.threads());
+        let out_width = self.shape.out_width();
         let mut start = 0;
         for index in 0..self.sequences.count() {
-            let end = start + self.elements(index);
+            let end = start + self.sequences.tokens(index);
             if !small(index) {
                 let cached = self.sequences.cached(index);
                 let attention = self.attention(&cached, start..end);
-                attention.run(pool, simd, &mut out[start..end], scratch);
+                let out = &mut out[start * out_width..end * out_width];
+                attention.run(pool, simd, out, scratch);
             }
             start = end;
         }
         if !(0..self.sequences.count()).any(small) {
             return;
         }
-        let width = self.width();
-        Grid::new(out, width, 1, width).run(pool, |out, worker| {
+        Grid::new(out, out_width, 1, out_width).run(pool, |out, worker| {
             let row = out.rows().start;
             let Some(index) = self.single(row).filter(|index| small(*index)) else {
                 return;
             };
             let cached = self.sequences.cached(index);
             simd.vectorize(Whole {
-                attention: &self.attention(&cached, row * width..(row + 1) * width),
+                attention: &self.attention(&cached, row..row + 1),
                 task: Task {
                     first_token: 0,
                     tokens: 1,
@@ -112,30 +113,29 @@ impl<Q: Sequences> Each<'_, Q> {
     }
 
     fn check(&self, out: &[f32]) {
-        self.shape.check();
-        let elements: usize = (0..self.sequences.count()).map(|i| self.elements(i)).sum();
+        let shape = self.shape;
+        shape.check();
+        let tokens: usize = (0..self.sequences.count())
+            .map(|index| self.sequences.tokens(index))
+            .sum();
         assert!(
-            self.q.len() == elements && out.len() == elements,
-            "queries and output are rows of {} elements, one for each token",
-            self.width()
+            self.q.len() == tokens * shape.query_width() && out.len() == tokens * shape.out_width(),
+            "queries of {tokens} tokens are rows of {} elements, results rows of {}",
+            shape.query_width(),
+            shape.out_width()
         );
     }
 
-    fn width(&self) -> usize {
-        self.shape.query_heads * self.shape.head_dim
-    }
-
-    fn elements(&self, index: usize) -> usize {
-        self.sequences.tokens(index) * self.width()
-    }
-
-    fn attention<'b>(&'b self, cached: &'b Cached<'_>, elements: Range<usize>) -> Attention<'b> {
+    /// What some of the tokens of all sequences, which are those of one, attend to.
+    fn attention<'b>(&'b self, cached: &'b Cached<'_>, tokens: Range<usize>) -> Attention<'b> {
+        let width = self.shape.query_width();
         let attention = Attention {
-            q: &self.q[elements],
+            q: &self.q[tokens.start * width..tokens.end * width],
             k: &cached.k,
             v: &cached.v,
             first_position: cached.first_position,
             shape: self.shape,
+            sinks: self.sinks,
         };
         attention.check();
         attention

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::PARTITION_CHUNKS;
+use crate::elementwise::activation::{Function, SoftCap};
 use crate::simd::{Kernel, LANES, Simd, exp};
 
 /// Sixteen elements, aligned so that loads do not straddle cache lines.
@@ -23,6 +24,26 @@ pub(super) fn clear(states: &mut [Chunk], per_query: usize) {
     states.fill(Chunk::ZERO);
     for state in states.chunks_exact_mut(per_query) {
         state[0].0[0] = f32::NEG_INFINITY;
+    }
+}
+
+/// Caps the scores of one query and partition.
+pub(super) struct Cap<'a> {
+    pub(super) scores: &'a mut [Chunk; PARTITION_CHUNKS],
+    /// The rows of the partition that the query sees.
+    pub(super) visible: Range<usize>,
+    pub(super) cap: SoftCap,
+}
+
+impl Kernel for Cap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for vector in self.visible.start / LANES..self.visible.end.div_ceil(LANES) {
+            let scores = &mut self.scores[vector].0;
+            s.store(self.cap.of(s, s.load(scores)), scores);
+        }
     }
 }
 
@@ -87,6 +108,21 @@ pub(super) fn merge<S: Simd>(s: S, total: &mut [Chunk], part: &[Chunk]) {
         s.store(sum, &mut total.0);
     }
     total[0].0[0] = new;
+}
+
+/// Merges a row that has a score and no values into the state of all rows.
+#[inline(always)]
+pub(super) fn add_sink<S: Simd>(s: S, total: &mut [Chunk], score: f32) {
+    let old = total[0].0[0];
+    let new = if score > old { score } else { old };
+    let (keep, take) = (exp(s, s.splat(old - new)), exp(s, s.splat(score - new)));
+    for total in &mut *total {
+        s.store(s.mul(s.load(&total.0), keep), &mut total.0);
+    }
+    let mut weight = [0.0; LANES];
+    s.store(take, &mut weight);
+    let header = &mut total[0].0;
+    (header[0], header[1]) = (new, header[1] + weight[0]);
 }
 
 /// Divides by the sum of weights.

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use lacuna_kernels::{AttentionShape, Cpu, ElementType};
+use lacuna_kernels::{AttentionShape, Cpu, ElementType, Mask};
 use lacuna_kv::{Geometry, KvCache, KvElements, Layer, Sequence, Side};
 
 use crate::support::{POLICIES, cpu};
@@ -81,11 +81,11 @@ impl Setup {
     /// What the last `tokens` tokens see, in every layer.
     fn attend(&self, sequence: &Sequence, tokens: usize, window: Option<usize>) -> Vec<f32> {
         let shape = AttentionShape {
-            query_heads: QUERY_HEADS,
-            kv_heads: KV_HEADS,
-            head_dim: HEAD_DIM,
-            scale: 0.2,
-            window: window.and_then(NonZeroUsize::new),
+            mask: match window.and_then(NonZeroUsize::new) {
+                Some(rows) => Mask::Window(rows),
+                None => Mask::Causal,
+            },
+            ..AttentionShape::causal(QUERY_HEADS, KV_HEADS, HEAD_DIM, 0.2)
         };
         let queries = random(77, tokens * QUERY_HEADS * HEAD_DIM);
         let mut scratch = vec![0.0; Cpu::attention_scratch_len(tokens, CAPACITY, &shape)];

@@ -392,13 +392,8 @@ fn attention_states(config: &Config, limits: BatchLimits) -> Shape {
 
 /// Attention geometry of `config` with the usual `1 / sqrt(head_dim)` scale.
 pub(crate) fn attention_shape(config: &Config) -> AttentionShape {
-    AttentionShape {
-        query_heads: config.query_heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        scale: 1.0 / (config.head_dim as f32).sqrt(),
-        window: None,
-    }
+    let scale = 1.0 / (config.head_dim as f32).sqrt();
+    AttentionShape::causal(config.query_heads, config.kv_heads, config.head_dim, scale)
 }
 
 #[cfg(test)]
