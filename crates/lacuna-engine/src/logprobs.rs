@@ -10,13 +10,17 @@ pub(crate) fn of(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
     let mut ranked = Vec::new();
     row::top(logits, top, &mut Vec::new(), &mut ranked);
     let score = logits[chosen as usize];
+    // Exactly as many: they are kept, and the list they come from has room for more.
+    let mut listed = Vec::with_capacity(ranked.len());
+    listed.extend(
+        ranked
+            .iter()
+            .map(|candidate| (candidate.token, logprob(candidate.score))),
+    );
     TokenLogprobs {
         chosen: logprob(score),
         rank: row::not_less(logits, score),
-        top: ranked
-            .into_iter()
-            .map(|candidate| (candidate.token, logprob(candidate.score)))
-            .collect(),
+        top: listed,
     }
 }
 

@@ -10,6 +10,7 @@ use lacuna_pages::ByteLength;
 
 use crate::request_memory::{HeldMemory, MemoryRefusal};
 use crate::sampler::{Sampling, SamplingError};
+use crate::scheduler::Waiting;
 use crate::stop::StopText;
 
 /// When a generation ends, and what is shown of it.
@@ -96,20 +97,32 @@ impl Request {
         let constraint = self.constraint.as_ref().map_or(0, |it| it.held_bytes());
         let biases = self.sampling.logit_bias.len() * size_of::<(u32, f32)>();
         let ends = self.limits.stop_tokens.capacity() * size_of::<u32>();
-        let choice = prompt + stops + ends + self.scored_bytes() + Self::CHOICE_BYTES;
+        let scored = self.scored();
+        let repeated = scored * Self::REPEATED_LOGPROB_BYTES;
+        let choice = prompt + stops + ends + repeated + Self::CHOICE_BYTES;
         let choices = choice.saturating_mul(self.choices.get());
-        choices.saturating_add(Self::BYTES + biases + constraint)
+        let once = scored * Self::LOGPROB_BYTES + self.unread_bytes() + biases + constraint;
+        choices.saturating_add(Self::BYTES + once)
     }
 
-    /// Bytes of the prompt's log-probabilities in the reply: each choice may repeat them.
-    fn scored_bytes(&self) -> usize {
+    /// Bytes of alternatives in events that are not read. The events themselves are a part of
+    /// [`Self::BYTES`].
+    fn unread_bytes(&self) -> usize {
+        let each = self.logprobs.map_or(0, |top| top * size_of::<(u32, f32)>());
+        Waiting::unread_events(self.choices.get()).saturating_mul(each)
+    }
+
+    /// The prompt's log-probabilities in the reply.
+    fn scored(&self) -> usize {
         let listed = self.prompt_logprobs.map_or(0, |top| top + 1);
-        self.prompt.len() * listed * Self::LOGPROB_BYTES
+        self.prompt.len() * listed
     }
 
-    /// A token and its log-probability: here some 16 bytes, and as JSON, which names everything, in a
-    /// tree of values and then as text some 500 more.
-    const LOGPROB_BYTES: usize = 512;
+    /// A token and its log-probability: here some 16 bytes in a list that grows, and as JSON, which
+    /// names everything, some 100 in a text that grows.
+    const LOGPROB_BYTES: usize = 384;
+    /// The same in each choice that repeats it.
+    const REPEATED_LOGPROB_BYTES: usize = 128;
 
     /// A request's own fields and the channel of its events, which holds a few hundred small ones.
     const BYTES: usize = 32 << 10;

@@ -1,5 +1,6 @@
 //! What comes back for a request: events, in order, until every choice is finished.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::error::{EngineError, NotFinite};
 use crate::request::ConstraintError;
+use crate::request_memory::HeldMemory;
 
 /// One thing that happened to a request.
 #[derive(Debug)]
@@ -212,11 +214,16 @@ impl From<&EngineError> for Failure {
 #[derive(Debug)]
 pub struct Stream {
     receiver: mpsc::Receiver<Event>,
+    /// Events that are not read are a part of it, even if the request has ended.
+    _memory: Option<Arc<HeldMemory>>,
 }
 
 impl Stream {
-    pub(crate) fn new(receiver: mpsc::Receiver<Event>) -> Self {
-        Self { receiver }
+    pub(crate) fn new(receiver: mpsc::Receiver<Event>, memory: Option<Arc<HeldMemory>>) -> Self {
+        Self {
+            receiver,
+            _memory: memory,
+        }
     }
 
     /// The next event, or `None` after the last.

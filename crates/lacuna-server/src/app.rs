@@ -90,6 +90,11 @@ impl App {
         self.engine.model()
     }
 
+    /// What bodies are received with, and memory taken by.
+    pub(crate) fn bodies(&self) -> &Bodies {
+        &self.bodies
+    }
+
     /// Choices that run at once at most.
     pub(crate) fn max_running(&self) -> usize {
         self.config.service.max_running

@@ -122,6 +122,41 @@ fn with_tools(tools: usize) -> String {
     .to_string()
 }
 
+/// Requests whose replies are much longer than they are.
+fn long_replies() -> Vec<(&'static str, String)> {
+    const CHAT: &str = "/v1/chat/completions";
+    const TEXT: &str = "/v1/completions";
+    let words = "The quick brown fox jumps over the lazy dog. ".repeat(40);
+    let chat = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "What is ownership?"}],
+            "ignore_eos": true, "max_tokens": 200});
+        body.as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().cloned().expect("one"));
+        (CHAT, body.to_string())
+    };
+    let text = |more: Value| {
+        let mut body = json!({"prompt": words, "ignore_eos": true, "max_tokens": 30});
+        body.as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().cloned().expect("one"));
+        (TEXT, body.to_string())
+    };
+    vec![
+        chat(json!({"logprobs": true, "top_logprobs": 20})),
+        chat(json!({"logprobs": true, "top_logprobs": 20, "n": 8, "temperature": 1.5})),
+        chat(json!({"logprobs": true, "top_logprobs": 20, "n": 8, "stream": true})),
+        chat(json!({"n": 16, "max_tokens": 500})),
+        chat(json!({"prompt_logprobs": 20, "max_tokens": 1})),
+        text(json!({"prompt_logprobs": 20})),
+        text(json!({"logprobs": 20, "n": 4, "max_tokens": 200})),
+        text(json!({"logprobs": 20, "echo": true, "n": 8})),
+        text(json!({"logprobs": 20, "echo": true, "prompt_logprobs": 20, "n": 4})),
+        text(json!({"logprobs": 20, "echo": true, "n": 8, "stream": true})),
+        text(json!({"prompt": [words, words, words, words], "logprobs": 20, "echo": true, "n": 4})),
+    ]
+}
+
 fn bodies() -> Vec<(&'static str, String)> {
     const CHAT: &str = "/v1/chat/completions";
     const TEXT: &str = "/v1/completions";
@@ -177,7 +212,7 @@ fn bodies() -> Vec<(&'static str, String)> {
 #[test]
 fn the_account_holds_what_a_request_takes_before_it_takes_it() {
     let model = model();
-    for (path, body) in bodies() {
+    for (path, body) in bodies().into_iter().chain(long_replies()) {
         let server = start(&model);
         // What is made once, when it is first needed.
         post(

@@ -1,6 +1,7 @@
 //! A request on its way: what its choices share, and what each of them has of its own.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
@@ -35,8 +36,8 @@ pub(crate) struct Job {
     /// Since when the client has not read enough for another step.
     pub(crate) stalled: Option<Instant>,
     outbox: mpsc::Sender<Event>,
-    /// Given back when the request ends.
-    _memory: Option<HeldMemory>,
+    /// Given back when the request has ended and its stream is dropped.
+    _memory: Option<Arc<HeldMemory>>,
 }
 
 /// One choice: its tokens and everything that decides the next one.
@@ -131,6 +132,16 @@ impl Waiting {
     /// then, and it waits for what runs and for these few, not for all that come.
     pub(crate) const MOST_OVERTAKEN: u32 = 16;
 
+    /// The same for a request of `choices` choices, whose steps give more.
+    pub(crate) const fn unread_events(choices: usize) -> usize {
+        let two_steps = 2 * Job::events_per_step(choices);
+        if two_steps > Self::UNREAD_EVENTS {
+            two_steps
+        } else {
+            Self::UNREAD_EVENTS
+        }
+    }
+
     /// A job for `request`, which arrives now, and where its events come out. `capacity` is the
     /// number of tokens that each choice may have, its prompt included.
     pub(crate) fn new(
@@ -139,7 +150,8 @@ impl Waiting {
         arrived: Instant,
     ) -> Result<(Self, Stream), Refusal> {
         let choices = request.choices.get();
-        let room = Self::UNREAD_EVENTS.max(2 * Job::events_per_step(choices));
+        let room = Self::unread_events(choices);
+        let memory = request.memory.take().map(Arc::new);
         let (outbox, receiver) = mpsc::channel(room);
         let job = Job {
             id: 0,
@@ -155,7 +167,7 @@ impl Waiting {
             pin_prefix: request.pin_prefix,
             stalled: None,
             outbox,
-            _memory: request.memory.take(),
+            _memory: memory.clone(),
         };
         let mut choices = (0..choices)
             .map(|number| Choice::new(number, &request, capacity))
@@ -174,7 +186,7 @@ impl Waiting {
             choices,
             overtaken: 0,
         };
-        Ok((waiting, Stream::new(receiver)))
+        Ok((waiting, Stream::new(receiver, memory)))
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::{Body, BodyDataStream, HttpBody};
 use axum::http::StatusCode;
 use lacuna_engine::{HeldMemory, RequestMemory};
+use lacuna_pages::ByteLength;
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use serde_json::{Map, Value};
@@ -77,6 +78,11 @@ impl Bodies {
             tokio::time::timeout(DISCARD, discarded).await.ok();
         }
         received
+    }
+
+    /// What requests may hold together.
+    pub(crate) fn memory_limit(&self) -> ByteLength {
+        self.memory.limit()
     }
 
     /// Takes memory, waiting for it as long as a request may.

@@ -12,11 +12,12 @@ use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::Event;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
 use crate::openai::parameters::UsageChunks;
-use crate::openai::reply::{Dialect, Form, Part, Reader, broken_off};
+use crate::openai::reply::{ChoiceText, Content, Dialect, Form, Part, Reader, broken_off};
 use crate::openai::streams::Streams;
 
 struct Events {
@@ -115,9 +116,7 @@ impl Chunks {
             return false;
         }
         if self.usage != UsageChunks::None {
-            let mut chunk = self.chunk(Vec::new());
-            chunk["usage"] = self.reader.figures.json();
-            data(out, &chunk);
+            data(out, &self.chunk(None));
         }
         out.push_str("data: [DONE]\n\n");
         true
@@ -128,11 +127,17 @@ impl Chunks {
         if matches!(self.form.dialect, Dialect::Text) {
             return;
         }
-        for choice in 0..self.form.choices() {
+        for index in 0..self.form.choices() {
             let delta = json!({"role": "assistant", "content": ""});
-            let choice =
-                json!({"index": choice, "delta": delta, "logprobs": null, "finish_reason": null});
-            data(out, &self.chunk(vec![choice]));
+            let choice = ChoiceText {
+                index,
+                content: Content::Delta(delta),
+                logprobs: None,
+                finish_reason: None,
+                stop_reason: None,
+                prompt_logprobs: None,
+            };
+            data(out, &self.chunk(Some(choice)));
         }
     }
 
@@ -142,19 +147,24 @@ impl Chunks {
         if !shows && part.finish.is_none() {
             return;
         }
-        let choice = match self.form.dialect {
-            Dialect::Chat { .. } => self.chat(&part),
-            Dialect::Text => {
-                let offset = &mut self.offsets[part.choice];
-                let (choice, next) = self.form.text(&part, *offset);
-                *offset = next;
-                choice
-            }
+        let offset = &mut self.offsets[part.choice];
+        let (logprobs, next) = self.form.scores(&part, *offset);
+        *offset = next;
+        let choice = ChoiceText {
+            index: part.choice,
+            content: match self.form.dialect {
+                Dialect::Chat { .. } => Content::Delta(self.delta(&part)),
+                Dialect::Text => Content::Text(&part.text),
+            },
+            logprobs,
+            finish_reason: part.finish.as_ref().map(|finish| finish.reason),
+            stop_reason: part.finish.as_ref().map(|finish| &finish.stop),
+            prompt_logprobs: None,
         };
-        data(out, &self.chunk(vec![choice]));
+        data(out, &self.chunk(Some(choice)));
     }
 
-    fn chat(&self, part: &Part) -> Value {
+    fn delta(&self, part: &Part) -> Value {
         let mut delta = json!({});
         if !part.text.is_empty() || (part.calls.is_empty() && part.finish.is_none()) {
             delta["content"] = part.text.as_str().into();
@@ -170,39 +180,45 @@ impl Chunks {
                 })
                 .collect();
         }
-        json!({
-            "index": part.choice,
-            "delta": delta,
-            "logprobs": self.form.chat_logprobs(part),
-            "finish_reason": part.finish.as_ref().map(|finish| finish.reason),
-            "stop_reason": part.finish.as_ref().map(|finish| &finish.stop),
-        })
+        delta
     }
 
-    fn chunk(&self, choices: Vec<Value>) -> Value {
-        let object = match self.form.dialect {
-            Dialect::Chat { .. } => "chat.completion.chunk",
-            Dialect::Text => "text_completion",
-        };
-        let mut chunk = json!({
-            "id": self.form.id,
-            "object": object,
-            "created": self.form.created,
-            "model": &*self.form.model_name,
-            "choices": choices,
-        });
-        match self.usage {
-            UsageChunks::None => {}
-            UsageChunks::Last => chunk["usage"] = Value::Null,
-            UsageChunks::Every => chunk["usage"] = self.reader.figures.json(),
+    /// An event's JSON: of one choice, or the last one, which has the figures alone.
+    fn chunk<'a>(&'a self, choice: Option<ChoiceText<'a>>) -> Chunk<'a> {
+        let figures = || self.reader.figures.json();
+        Chunk {
+            id: &self.form.id,
+            object: match self.form.dialect {
+                Dialect::Chat { .. } => "chat.completion.chunk",
+                Dialect::Text => "text_completion",
+            },
+            created: self.form.created,
+            model: &self.form.model_name,
+            usage: match (self.usage, &choice) {
+                (UsageChunks::None, _) => None,
+                (UsageChunks::Last, Some(_)) => Some(Value::Null),
+                (UsageChunks::Last, None) | (UsageChunks::Every, _) => Some(figures()),
+            },
+            choices: choice.into_iter().collect(),
         }
-        chunk
     }
 }
 
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<ChoiceText<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Value>,
+}
+
 /// One event. JSON has no line feeds of its own, so it is one line.
-fn data(out: &mut String, value: &Value) {
+fn data(out: &mut String, value: &impl Serialize) {
+    let json = serde_json::to_string(value);
     out.push_str("data: ");
-    out.push_str(&value.to_string());
+    out.push_str(&json.unwrap_or_else(|_| unreachable!("every key is a text")));
     out.push_str("\n\n");
 }

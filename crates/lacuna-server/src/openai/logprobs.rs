@@ -2,6 +2,8 @@
 
 use lacuna_engine::TokenLogprobs;
 use lacuna_models::Model;
+use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 /// JSON has no infinity; this is what OpenAI sends for a token that cannot come.
@@ -14,76 +16,214 @@ pub(crate) struct Scored {
     pub(crate) logprobs: Option<TokenLogprobs>,
 }
 
-/// The form of chats: an object per token.
-pub(crate) fn for_chat(model: &Model, scored: &[Scored]) -> Value {
-    let scored = scored.iter();
-    let scored = scored.filter_map(|scored| Some((scored.token, scored.logprobs.as_ref()?)));
-    let content: Vec<Value> = scored
-        .map(|(token, logprobs)| {
-            let mut entry = chat_entry(model, token, logprobs.chosen);
-            let top = logprobs.top.iter();
-            entry["top_logprobs"] = top
-                .map(|&(token, logprob)| chat_entry(model, token, logprob))
-                .collect();
-            entry
-        })
-        .collect();
-    json!({"content": content, "refusal": null})
+/// The log-probabilities of a choice's tokens as JSON text, written token by token.
+#[derive(Debug)]
+pub(crate) enum Scores {
+    /// The form of chats: an object per token.
+    Chat(List),
+    /// The form of completions: lists side by side.
+    Text {
+        tokens: List,
+        token_logprobs: List,
+        top_logprobs: List,
+        text_offset: List,
+        /// The character at which the next token's text begins.
+        next_offset: usize,
+    },
 }
 
-/// The form of completions: lists side by side. Every token is listed among the likeliest ones of
-/// its place, be it one of them or not. `offset` is the character of the reply at which the
-/// first token's text begins; the next one is returned with it.
-pub(crate) fn for_text(model: &Model, scored: &[Scored], offset: usize) -> (Value, usize) {
-    let mut at = offset;
-    let (mut tokens, mut offsets) = (Vec::new(), Vec::new());
-    let (mut chosen, mut tops) = (Vec::new(), Vec::new());
-    for Scored { token, logprobs } in scored {
-        let name = text(model, *token);
-        offsets.push(at);
-        at += name.chars().count();
-        tokens.push(name);
-        chosen.push(logprobs.as_ref().map(|logprobs| finite(logprobs.chosen)));
-        tops.push(logprobs.as_ref().map(|logprobs| {
-            let own = (*token, logprobs.chosen);
-            let listed = logprobs.top.iter().copied().chain([own]);
-            listed
-                .map(|(token, logprob)| (text(model, token), finite(logprob).into()))
-                .collect::<Map<String, Value>>()
-        }));
-    }
-    let lists = json!({
-        "tokens": tokens,
-        "token_logprobs": chosen,
-        "top_logprobs": tops,
-        "text_offset": offsets,
-    });
-    (lists, at)
+/// [`Scores`] that are complete.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum ScoresText {
+    Chat {
+        content: Box<RawValue>,
+        refusal: (),
+    },
+    Text {
+        tokens: Box<RawValue>,
+        token_logprobs: Box<RawValue>,
+        top_logprobs: Box<RawValue>,
+        text_offset: Box<RawValue>,
+    },
 }
 
 /// The form that vLLM has for prompts: for each token, what it and the likeliest ones in its place
-/// are, by their ids. `top` is the number of those that are listed.
-pub(crate) fn for_prompt(model: &Model, scored: &[Scored], top: usize) -> Value {
-    let entry = |token: u32, logprob: f32, rank: usize| {
-        let entry = json!({
-            "logprob": finite(logprob),
-            "rank": rank,
-            "decoded_token": text(model, token),
-        });
-        (token.to_string(), entry)
-    };
-    let tokens = scored.iter().map(|scored| {
-        let Some(logprobs) = &scored.logprobs else {
-            return Value::Null;
+/// are, by their ids.
+#[derive(Debug)]
+pub(crate) struct PromptScores {
+    /// The number of those that are listed.
+    top: usize,
+    list: List,
+}
+
+/// A JSON list that is written item by item.
+#[derive(Debug, Default)]
+pub(crate) struct List(String);
+
+impl Default for Scores {
+    fn default() -> Self {
+        Self::of_chat()
+    }
+}
+
+impl Scores {
+    pub(crate) fn of_chat() -> Self {
+        Self::Chat(List::default())
+    }
+
+    pub(crate) fn of_text() -> Self {
+        Self::of_text_from(0)
+    }
+
+    /// Of a part of a text that begins at character `next_offset`.
+    pub(crate) fn of_text_from(next_offset: usize) -> Self {
+        Self::Text {
+            tokens: List::default(),
+            token_logprobs: List::default(),
+            top_logprobs: List::default(),
+            text_offset: List::default(),
+            next_offset,
+        }
+    }
+
+    pub(crate) fn push(&mut self, model: &Model, scored: &Scored) {
+        match self {
+            Self::Chat(list) => {
+                if let Some(logprobs) = &scored.logprobs {
+                    list.push(&chat_token(model, scored.token, logprobs));
+                }
+            }
+            Self::Text {
+                tokens,
+                token_logprobs,
+                top_logprobs,
+                text_offset,
+                next_offset,
+            } => {
+                let name = text(model, scored.token);
+                let logprobs = scored.logprobs.as_ref();
+                text_offset.push(&Value::from(*next_offset));
+                *next_offset += name.chars().count();
+                tokens.push(&Value::from(name));
+                let chosen = logprobs.map(|logprobs| finite(logprobs.chosen));
+                token_logprobs.push(&Value::from(chosen));
+                let listed = logprobs.map(|logprobs| listed(model, scored.token, logprobs));
+                top_logprobs.push(&Value::from(listed));
+            }
+        }
+    }
+
+    /// The character at which the next token's text begins.
+    pub(crate) fn next_offset(&self) -> usize {
+        match self {
+            Self::Chat(_) => 0,
+            Self::Text { next_offset, .. } => *next_offset,
+        }
+    }
+
+    /// Bytes written so far.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Chat(list) => list.0.len(),
+            Self::Text {
+                tokens,
+                token_logprobs,
+                top_logprobs,
+                text_offset,
+                ..
+            } => [tokens, token_logprobs, top_logprobs, text_offset]
+                .map(|list| list.0.len())
+                .iter()
+                .sum(),
+        }
+    }
+
+    /// What was written, unless that is nothing.
+    pub(crate) fn close(self) -> Option<ScoresText> {
+        (self.bytes() > 0).then(|| match self {
+            Self::Chat(content) => ScoresText::Chat {
+                content: content.close(),
+                refusal: (),
+            },
+            Self::Text {
+                tokens,
+                token_logprobs,
+                top_logprobs,
+                text_offset,
+                ..
+            } => ScoresText::Text {
+                tokens: tokens.close(),
+                token_logprobs: token_logprobs.close(),
+                top_logprobs: top_logprobs.close(),
+                text_offset: text_offset.close(),
+            },
+        })
+    }
+}
+
+impl PromptScores {
+    pub(crate) fn new(top: usize) -> Self {
+        Self {
+            top,
+            list: List::default(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, model: &Model, scored: &Scored) {
+        let entry = |token: u32, logprob: f32, rank: usize| {
+            let entry = json!({
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": text(model, token),
+            });
+            (token.to_string(), entry)
         };
-        let likeliest = logprobs.top.iter().take(top).zip(1..);
+        let Some(logprobs) = &scored.logprobs else {
+            return self.list.push(&Value::Null);
+        };
+        let likeliest = logprobs.top.iter().take(self.top).zip(1..);
         let mut listed: Map<String, Value> = likeliest
             .map(|(&(token, logprob), rank)| entry(token, logprob, rank))
             .collect();
         listed.extend([entry(scored.token, logprobs.chosen, logprobs.rank)]);
-        Value::Object(listed)
-    });
-    tokens.collect()
+        self.list.push(&Value::Object(listed));
+    }
+
+    pub(crate) fn close(self) -> Box<RawValue> {
+        self.list.close()
+    }
+}
+
+impl List {
+    fn push(&mut self, item: &Value) {
+        self.0.push(if self.0.is_empty() { '[' } else { ',' });
+        self.0 += &item.to_string();
+    }
+
+    fn close(mut self) -> Box<RawValue> {
+        self.0 += if self.0.is_empty() { "[]" } else { "]" };
+        let list = RawValue::from_string(self.0);
+        list.unwrap_or_else(|_| unreachable!("a list of values is JSON"))
+    }
+}
+
+fn chat_token(model: &Model, token: u32, logprobs: &TokenLogprobs) -> Value {
+    let mut entry = chat_entry(model, token, logprobs.chosen);
+    let top = logprobs.top.iter();
+    entry["top_logprobs"] = top
+        .map(|&(token, logprob)| chat_entry(model, token, logprob))
+        .collect();
+    entry
+}
+
+/// The likeliest tokens in the place of `token`, and that, be it one of them or not.
+fn listed(model: &Model, token: u32, logprobs: &TokenLogprobs) -> Map<String, Value> {
+    let own = (token, logprobs.chosen);
+    let listed = logprobs.top.iter().copied().chain([own]);
+    listed
+        .map(|(token, logprob)| (text(model, token), finite(logprob).into()))
+        .collect()
 }
 
 fn chat_entry(model: &Model, token: u32, logprob: f32) -> Value {

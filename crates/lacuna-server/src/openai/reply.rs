@@ -2,17 +2,21 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use lacuna_engine::{Event, FinishReason, PromptToken, Request};
 use lacuna_models::Model;
+use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+mod whole;
+
 use crate::app::{App, seconds_now};
+use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::openai::events;
-use crate::openai::logprobs::{self, Scored};
+use crate::openai::logprobs::{Scored, Scores, ScoresText};
 use crate::openai::parameters::Delivery;
 use crate::openai::streams::Streams;
 use crate::structured::calls::{Call, CallReader, Piece};
@@ -44,6 +48,8 @@ pub(crate) struct Form {
     logprobs: Option<usize>,
     stops: Vec<String>,
     model: Arc<Model>,
+    /// Where memory for a whole reply is taken.
+    bodies: Bodies,
     ignored: Ignored,
 }
 
@@ -82,6 +88,38 @@ pub(crate) struct Figures {
     generated_tokens: usize,
 }
 
+/// A choice, or a part of one, as it is sent.
+#[derive(Serialize)]
+pub(crate) struct ChoiceText<'a> {
+    pub(crate) index: usize,
+    #[serde(flatten)]
+    pub(crate) content: Content<'a>,
+    pub(crate) logprobs: Option<ScoresText>,
+    pub(crate) finish_reason: Option<&'static str>,
+    pub(crate) stop_reason: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<&'a RawValue>,
+}
+
+/// What a choice says.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Content<'a> {
+    Message(Message<'a>),
+    /// What a part adds to a message.
+    Delta(Value),
+    Text(&'a str),
+}
+
+#[derive(Serialize)]
+pub(crate) struct Message<'a> {
+    role: &'static str,
+    content: Option<&'a str>,
+    refusal: (),
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Value>,
+}
+
 /// Turns events into parts.
 #[derive(Debug)]
 pub(crate) struct Reader {
@@ -114,24 +152,11 @@ struct Prompted {
 pub(crate) async fn send(streams: Streams, form: Form) -> Result<Response, ApiError> {
     let ignored = form.ignored.clone();
     let mut response = match form.delivery {
-        Delivery::Whole => Json(collect(streams, &form).await?).into_response(),
+        Delivery::Whole => whole::respond(streams, &form).await?,
         Delivery::Stream { usage } => events::respond(streams, form, usage).await?,
     };
     ignored.attach(&mut response);
     Ok(response)
-}
-
-/// Waits for the end and puts the parts together.
-async fn collect(mut streams: Streams, form: &Form) -> Result<Value, ApiError> {
-    let mut reader = form.reader();
-    let mut whole: Vec<Part> = (0..form.choices()).map(Part::of).collect();
-    while !reader.is_finished() {
-        let (prompt, event) = streams.recv().await.ok_or_else(broken_off)?;
-        if let Some(part) = reader.read(prompt, event)? {
-            whole[part.choice].append(part);
-        }
-    }
-    Ok(form.whole(&whole, &reader))
 }
 
 /// The engine went away before the request was done.
@@ -145,13 +170,6 @@ impl Part {
             choice,
             ..Self::default()
         }
-    }
-
-    fn append(&mut self, other: Self) {
-        self.text += &other.text;
-        self.calls.extend(other.calls);
-        self.scored.extend(other.scored);
-        self.finish = other.finish.or(self.finish.take());
     }
 }
 
@@ -333,6 +351,7 @@ impl Form {
             logprobs: first.and_then(|request| request.logprobs),
             stops: stops.unwrap_or_default(),
             model: Arc::clone(app.model()),
+            bodies: app.bodies().clone(),
             ignored: Ignored::default(),
         }
     }
@@ -378,80 +397,16 @@ impl Form {
         self.choices * self.prompts.len()
     }
 
-    fn whole(&self, parts: &[Part], reader: &Reader) -> Value {
-        let (object, choices): (_, Vec<Value>) = match self.dialect {
-            Dialect::Chat { .. } => (
-                "chat.completion",
-                parts.iter().map(|part| self.message(part)).collect(),
-            ),
-            Dialect::Text => (
-                "text_completion",
-                parts
-                    .iter()
-                    .map(|part| {
-                        let (mut choice, _) = self.text(part, 0);
-                        let prompt = &reader.prompts[part.choice / self.choices];
-                        self.score_prompt(&mut choice, prompt);
-                        choice
-                    })
-                    .collect(),
-            ),
+    /// The scores of a part's tokens, and the character at which the next part's text begins.
+    pub(crate) fn scores(&self, part: &Part, offset: usize) -> (Option<ScoresText>, usize) {
+        let mut scores = match self.dialect {
+            Dialect::Chat { .. } => Scores::of_chat(),
+            Dialect::Text => Scores::of_text_from(offset),
         };
-        let mut whole = json!({
-            "id": self.id,
-            "object": object,
-            "created": self.created,
-            "model": &*self.model_name,
-            "choices": choices,
-            "usage": reader.figures.json(),
-        });
-        if let (Dialect::Chat { .. }, [prompt]) = (&self.dialect, &reader.prompts[..]) {
-            self.score_prompt(&mut whole, prompt);
+        for scored in &part.scored {
+            scores.push(&self.model, scored);
         }
-        whole
-    }
-
-    /// Adds the scores of a prompt if they are wanted: to a choice, or in chats to the reply.
-    fn score_prompt(&self, place: &mut Value, prompt: &Prompted) {
-        if let Some(top) = self.prompt_logprobs {
-            place["prompt_logprobs"] = logprobs::for_prompt(&self.model, &prompt.scored, top);
-        }
-    }
-
-    fn message(&self, part: &Part) -> Value {
-        let calls: Vec<Value> = part.calls.iter().map(|call| call.json()).collect();
-        let content = (calls.is_empty() || !part.text.is_empty()).then_some(&part.text);
-        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-        if !calls.is_empty() {
-            message["tool_calls"] = Value::Array(calls);
-        }
-        json!({
-            "index": part.choice,
-            "message": message,
-            "logprobs": self.chat_logprobs(part),
-            "finish_reason": part.finish.as_ref().map(|finish| finish.reason),
-            "stop_reason": part.finish.as_ref().map(|finish| &finish.stop),
-        })
-    }
-
-    pub(crate) fn chat_logprobs(&self, part: &Part) -> Option<Value> {
-        (!part.scored.is_empty()).then(|| logprobs::for_chat(&self.model, &part.scored))
-    }
-
-    /// A part of a completion whose text begins at character `offset`, and where the next one does.
-    pub(crate) fn text(&self, part: &Part, offset: usize) -> (Value, usize) {
-        let (scores, next) = if part.scored.is_empty() {
-            (Value::Null, offset)
-        } else {
-            logprobs::for_text(&self.model, &part.scored, offset)
-        };
-        let choice = json!({
-            "index": part.choice,
-            "text": part.text,
-            "logprobs": scores,
-            "finish_reason": part.finish.as_ref().map(|finish| finish.reason),
-            "stop_reason": part.finish.as_ref().map(|finish| &finish.stop),
-        });
-        (choice, next)
+        let next = scores.next_offset();
+        (scores.close(), next)
     }
 }

@@ -3,6 +3,8 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::structured::grammar::{CLOSE, OPEN};
@@ -46,6 +48,15 @@ enum State {
     Outside,
     /// After [`OPEN`], or in bare JSON.
     Inside,
+}
+
+/// A call as models write it. The arguments stay text, as clients take them: parsed, they could take
+/// twenty times as much.
+#[derive(Deserialize)]
+struct CallText<'a> {
+    name: String,
+    #[serde(borrow, alias = "parameters")]
+    arguments: &'a RawValue,
 }
 
 impl Call {
@@ -164,12 +175,14 @@ impl CallReader {
 
     /// The calls that `text` consists of, if it does.
     fn parse(&mut self, text: &str) -> Option<Vec<Piece>> {
-        let calls = match serde_json::from_str(text).ok()? {
-            Value::Array(calls) if !calls.is_empty() => calls,
-            call @ Value::Object(_) => vec![call],
-            _ => return None,
+        let calls: Vec<CallText<'_>> = match text.trim_start().starts_with('[') {
+            true => serde_json::from_str(text).ok()?,
+            false => vec![serde_json::from_str(text).ok()?],
         };
-        let calls: Option<Vec<_>> = calls.iter().map(|call| self.call(call)).collect();
+        if calls.is_empty() {
+            return None;
+        }
+        let calls: Option<Vec<_>> = calls.into_iter().map(|call| self.call(call)).collect();
         let left = self.most_calls - self.calls;
         let calls = calls?.into_iter().take(left).map(|(name, arguments)| {
             let id = call_id(&self.reply, self.calls);
@@ -183,11 +196,11 @@ impl CallReader {
         Some(calls.collect())
     }
 
-    fn call(&self, call: &Value) -> Option<(String, String)> {
-        let name = call.get("name")?.as_str()?;
-        let arguments = call.get("arguments").or(call.get("parameters"))?;
-        let known = self.names.iter().any(|known| known == name);
-        (known && arguments.is_object()).then(|| (name.to_owned(), arguments.to_string()))
+    fn call(&self, call: CallText<'_>) -> Option<(String, String)> {
+        let CallText { name, arguments } = call;
+        let known = self.names.contains(&name);
+        let arguments = arguments.get();
+        (known && arguments.starts_with('{')).then(|| (name, arguments.to_owned()))
     }
 }
 
@@ -251,7 +264,7 @@ mod tests {
         let (text, calls) = read(ToolSyntax::Tagged, &format!("Let me see.{call}\n{call}\n"));
         assert_eq!(text, "Let me see.");
         let arguments: Vec<&str> = calls.iter().map(|call| call.1.as_str()).collect();
-        assert_eq!(arguments, ["{\"x\":1}"; 2]);
+        assert_eq!(arguments, ["{\"x\": 1}"; 2], "as the model wrote them");
         assert_ne!(calls[0].0, calls[1].0, "each has an id of its own");
     }
 
