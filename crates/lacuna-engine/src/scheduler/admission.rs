@@ -219,7 +219,7 @@ impl Scheduler {
                     let end = session.choice.tokens.len() + group;
                     grown(grain, session.sequence.len(), end)
                 });
-                let followers = running.followers.len() as u64 * grain.bytes(2 * group);
+                let followers = 2 * running.followers.len() as u64 * grain.bytes(group);
                 sessions.sum::<u64>() + followers
             })
             .sum();
@@ -270,10 +270,10 @@ impl Scheduler {
             followers: choices,
             job,
         };
-        let rank = running.job.rank();
         let place = self
             .running
-            .partition_point(|other| other.job.rank() < rank);
+            .binary_search_by_key(&running.job.rank(), |other| other.job.rank())
+            .unwrap_or_else(|place| place);
         self.running.insert(place, running);
     }
 

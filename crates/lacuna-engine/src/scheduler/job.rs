@@ -426,6 +426,6 @@ impl Session {
 
     /// Whether this step computes everything up to the last token, so that the next can be chosen.
     pub(crate) fn gets_token(&self) -> bool {
-        self.scheduled > 0 && self.scheduled == self.pending()
+        self.scheduled == self.pending()
     }
 }

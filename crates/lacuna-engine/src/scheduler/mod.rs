@@ -134,10 +134,10 @@ impl Scheduler {
 
     /// Takes a request that has been checked, or that has to wait again.
     pub(crate) fn enqueue(&mut self, waiting: Waiting) {
-        let rank = waiting.job.rank();
         let place = self
             .waiting
-            .partition_point(|other| other.job.rank() < rank);
+            .binary_search_by_key(&waiting.job.rank(), |other| other.job.rank())
+            .unwrap_or_else(|place| place);
         self.waiting.insert(place, waiting);
     }
 

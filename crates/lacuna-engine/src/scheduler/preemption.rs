@@ -54,7 +54,7 @@ impl Scheduler {
 
     /// Bytes of pages with which the first request goes on, or the first that waits begins: its
     /// tokens so far and a group more for each choice, as if nothing were cached.
-    fn first_needs(&self) -> u64 {
+    pub(super) fn first_needs(&self) -> u64 {
         match (self.running.first(), self.waiting.front()) {
             (Some(first), _) => {
                 let choices = first.sessions.iter().map(|session| &session.choice);

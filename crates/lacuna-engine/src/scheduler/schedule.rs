@@ -231,6 +231,8 @@ mod tests {
         assert_eq!(two, (vec![4, 3, 1], 3), "the first takes what it can");
         assert_eq!(rationed(&[9, 1], &[true, false], 2), (vec![1, 1], 2));
         assert_eq!(rationed(&[9], &[false], 2), (vec![9], 2));
+        let waits = rationed(&[0, 9], &[true, true], 4);
+        assert_eq!(waits, (vec![0, 4], 1), "one that cannot go on takes none");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Steps made by hand.
 
 mod admission;
+mod choices;
+mod endings;
 mod report;
 
 use std::path::Path;

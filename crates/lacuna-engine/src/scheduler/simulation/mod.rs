@@ -444,6 +444,47 @@ fn a_device_that_refuses_is_waited_for_before_a_request_fails() {
 }
 
 #[test]
+fn a_pass_that_fails_ends_those_it_was_for_and_no_others() {
+    let mut simulation = Simulation::new(0);
+    simulation.scheduler.config.max_running = 2;
+    let mut unread = simulation.submit_spec(Spec::plain(20, 50));
+    simulation.step();
+    simulation.scheduler.running[0].job.stalled = Some(simulation.system.now());
+    let mut broken = simulation.submit_spec(Spec::plain(30, 50));
+    simulation.breaks.store(true, Ordering::Relaxed);
+    assert!(simulation.scheduler.step());
+    for client in [&mut unread, &mut broken] {
+        client.read(&mut simulation.trace, &mut simulation.tally);
+    }
+    assert_eq!(unread.failure(), None, "none of its tokens were in it");
+    assert!(matches!(broken.failure(), Some(Failure::Engine(_))));
+}
+
+#[test]
+fn a_request_without_address_space_waits_for_those_that_run_and_fails_alone() {
+    let mut simulation = Simulation::new(0);
+    simulation.scheduler.config.max_running = 2;
+    let runs = simulation.submit_spec(Spec::plain(20, 50));
+    while simulation.scheduler.running.is_empty()
+        || simulation.scheduler.running[0].sessions[0].pending() > 1
+    {
+        simulation.step();
+    }
+    let mut comes = simulation.submit_spec(Spec::plain(20, 50));
+    simulation.device.fail(Failing::From(0));
+    simulation.scheduler.admit();
+    assert_eq!(simulation.scheduler.waiting_len(), 1);
+    comes.read(&mut simulation.trace, &mut simulation.tally);
+    assert_eq!(comes.failure(), None, "the other may leave it some");
+    drop(runs);
+    simulation.scheduler.sweep();
+    simulation.scheduler.admit();
+    comes.read(&mut simulation.trace, &mut simulation.tally);
+    assert!(matches!(comes.failure(), Some(Failure::OutOfMemory(_))));
+    assert!(simulation.scheduler.is_idle());
+}
+
+#[test]
 fn the_same_seed_is_the_same_run() {
     for seed in [3, 7, 11] {
         assert_eq!(run(seed, TICKS), run(seed, TICKS), "seed {seed}");

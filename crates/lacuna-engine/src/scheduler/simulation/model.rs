@@ -128,6 +128,7 @@ impl ModelRunner for PseudoModel {
         let vocabulary = self.vocabulary();
         self.logits.clear();
         for segment in segments {
+            assert!(!segment.tokens.is_empty(), "a segment of nothing");
             assert_eq!(segment.sequence.prepared(), segment.tokens.len());
             self.write(segment);
             let held = read(segment, self.cache.geometry().layers().len());

@@ -41,18 +41,51 @@ fn a_request_needs_its_prompt_once_and_for_every_choice_the_last_group_and_one_m
 }
 
 #[test]
+fn the_first_request_needs_room_for_all_its_choices_whether_they_wait_or_run() {
+    let mut scheduler = with_groups(30);
+    let needed = |scheduler: &Scheduler| groups(scheduler, scheduler.first_needs());
+    assert_eq!(needed(&scheduler), 0);
+    let prompt = prompt(0, 3 * group(&scheduler) as u32);
+    let _stream = enqueue(&mut scheduler, choices(3, after(prompt, 100)));
+    // Two groups that they share; the prompt's last group and the next one for each.
+    assert_eq!(needed(&scheduler), 2 + 3 * 2);
+    scheduler.admit();
+    assert_eq!(scheduler.running[0].followers.len(), 2);
+    assert_eq!(needed(&scheduler), 2 + 3 * 2);
+    scheduler.step();
+    assert_eq!(scheduler.running[0].sessions.len(), 3);
+    // Each has a token of its own, for which a group more has to be free.
+    assert_eq!(needed(&scheduler), 2 + 3 * 3);
+}
+
+#[test]
+fn requests_that_take_all_there_is_to_the_byte_go_on() {
+    let mut scheduler = with_groups(30);
+    let _streams = [0, 1].map(|seed| enqueue(&mut scheduler, endless(prompt(seed, 20), 100)));
+    scheduler.step();
+    for (missing, running) in [(0, 2), (1, 1)] {
+        let held = scheduler.owned_bytes();
+        scheduler.budget.parts.kv_bytes = held - missing;
+        scheduler.tended = None;
+        scheduler.tend(scheduler.system.now());
+        assert_eq!(scheduler.kv_limit, held - missing);
+        assert_eq!(scheduler.running.len(), running);
+    }
+}
+
+#[test]
 fn what_running_requests_are_promised_is_not_free() {
     let mut scheduler = with_groups(30);
     let free = |scheduler: &Scheduler| groups(scheduler, scheduler.free_for_admission(0));
     assert_eq!(free(&scheduler), 30);
     let group = group(&scheduler);
-    let long = choices(3, after(prompt(0, 7 * group as u32), 5));
+    let long = choices(4, after(prompt(0, 7 * group as u32), 5));
     let _stream = enqueue(&mut scheduler, long);
     scheduler.step();
     let owned = groups(&scheduler, scheduler.owned_bytes());
     assert_eq!(owned, 4, "64 tokens of the prompt");
     // Four groups for the rest of it and one more, and two for each choice that will fork off.
-    assert_eq!(free(&scheduler), 30 - 4 - 4 - 2 * 2);
+    assert_eq!(free(&scheduler), 30 - 4 - 4 - 3 * 2);
 }
 
 #[test]
@@ -118,6 +151,49 @@ fn nobody_waits_for_a_prompt_that_does_not_go_on_or_is_none_of_theirs() {
     scheduler.running[0].job.stalled = Some(scheduler.system.now());
     scheduler.admit();
     assert_eq!(scheduler.running.len(), 2, "it is not read, and so waits");
+}
+
+#[test]
+fn nobody_waits_for_rows_that_somebody_has_and_cannot_share() {
+    // The first 64 tokens are computed, and their groups are in no cache.
+    for begins_alike in [49, 65] {
+        let mut scheduler = with_context(2048);
+        scheduler.config.prefix_cache.enabled = false;
+        let _long = enqueue(&mut scheduler, after(prompt(0, 200), 1));
+        scheduler.step();
+        scheduler.config.prefix_cache.enabled = true;
+        let _short = enqueue(&mut scheduler, after(prompt(0, begins_alike), 1));
+        scheduler.admit();
+        assert_eq!(scheduler.running.len(), 2, "{begins_alike} tokens");
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_prompt_that_the_cache_has_from_somebody_else() {
+    let (mut scheduler, _stream) = reading_a_long_prompt();
+    scheduler.running[0].job.stalled = Some(scheduler.system.now());
+    let overtakes = enqueue(&mut scheduler, after(prompt(0, 200), 1));
+    for _ in 0..4 {
+        scheduler.step();
+    }
+    assert_eq!(tokens(overtakes).len(), 1);
+    scheduler.running[0].job.stalled = None;
+    let _third = enqueue(&mut scheduler, after(prompt(0, 200), 1));
+    scheduler.admit();
+    assert_eq!(scheduler.running.len(), 2);
+}
+
+#[test]
+fn those_who_wait_for_a_prompt_that_is_being_read_take_no_place_in_the_queue() {
+    let (mut scheduler, _stream) = reading_a_long_prompt();
+    scheduler.config.max_waiting = 1;
+    let mut streams = [150, 160, 170, 180].map(|length| {
+        let alike = after(prompt(0, length), 1);
+        enqueue(&mut scheduler, alike)
+    });
+    scheduler.admit();
+    assert_eq!(scheduler.waiting_len(), 4);
+    assert!(streams.iter_mut().all(|stream| failure(stream).is_none()));
 }
 
 #[test]

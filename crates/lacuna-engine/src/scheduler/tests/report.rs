@@ -46,6 +46,20 @@ fn a_session_shows_what_it_does_and_whose_its_pages_are() {
 }
 
 #[test]
+fn a_prompt_is_being_read_up_to_its_last_token() {
+    let mut scheduler = with_context(2048);
+    let _stream = enqueue(&mut scheduler, endless(prompt(0, 65), 50));
+    for (cached_tokens, phase) in [(64, Phase::Prefill), (65, Phase::Decode)] {
+        scheduler.step();
+        let session = &scheduler.status().sessions[0];
+        assert_eq!(
+            (session.cached_tokens, session.phase),
+            (cached_tokens, phase)
+        );
+    }
+}
+
+#[test]
 fn times_and_totals_are_those_of_what_has_happened() {
     let (mut scheduler, system) = on_a_fake_system();
     assert!(!scheduler.step(), "there is nothing to compute");

@@ -1,0 +1,54 @@
+//! What the choices of a request share, and what each computes for itself.
+
+use super::*;
+
+fn of_three_choices(prompt: Vec<u32>, tokens: usize) -> Request {
+    Request {
+        choices: 3.try_into().expect("more than none"),
+        ..endless(prompt, tokens)
+    }
+}
+
+/// Tokens that each session of the only running request has computed.
+fn computed(scheduler: &Scheduler) -> Vec<usize> {
+    let sessions = scheduler.running[0].sessions.iter();
+    sessions.map(|session| session.sequence.len()).collect()
+}
+
+#[test]
+fn choices_fork_off_as_soon_as_the_prompt_is_computed_and_compute_its_last_token_again() {
+    for enabled in [true, false] {
+        let mut scheduler = with_context(512);
+        scheduler.config.prefix_cache.enabled = enabled;
+        let stream = enqueue(&mut scheduler, of_three_choices(prompt(0, 100), 4));
+        scheduler.step();
+        assert_eq!(computed(&scheduler), [64], "the prompt is not complete");
+        scheduler.step();
+        assert_eq!(computed(&scheduler), [100, 99, 99]);
+        scheduler.step();
+        assert_eq!(computed(&scheduler), [101, 100, 100]);
+        finish(&mut scheduler, 5);
+        assert_eq!(scheduler.counters.steps, 2 + 4, "side by side");
+        drop(stream);
+    }
+}
+
+#[test]
+fn a_prompt_that_has_been_scored_is_computed_again_without_scores() {
+    // A step has rows of logits for four tokens, and of the other tokens it computes 64.
+    let mut scheduler = with_context(512);
+    scheduler.config.prefix_cache.enabled = false;
+    let scored = Request {
+        prompt_logprobs: Some(0),
+        ..endless(prompt(0, 30), 20)
+    };
+    let _stream = enqueue(&mut scheduler, scored);
+    scheduler.step();
+    assert_eq!(computed(&scheduler), [4]);
+    while scheduler.counters.generated_tokens < 5 {
+        scheduler.step();
+    }
+    assert!(scheduler.preempt_last());
+    scheduler.step();
+    assert_eq!(computed(&scheduler), [35], "all at once");
+}
