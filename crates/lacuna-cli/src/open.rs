@@ -49,7 +49,7 @@ pub fn open_to_run(args: &ModelArgs, config: &EngineConfig) -> Result<Arc<Model>
     let files = open_files(args)?;
     let made = lacuna_models::describe(&files)
         .with_context(cannot_load)?
-        .config;
+        .spec;
     if let Some(asked) = config.context_tokens {
         warn_of_context(asked, made.context_tokens);
     }

@@ -7,7 +7,7 @@ use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
 use lacuna_models::files::ModelFiles;
 use lacuna_models::plan::{Budget, Demand, Logits, Plan, VocabularySize, WeightPlan};
-use lacuna_models::{BatchLimits, Config, FiniteCheck, LogitRows, Model, Scratch, Segment};
+use lacuna_models::{BatchLimits, FiniteCheck, LogitRows, Model, ModelSpec, Scratch, Segment};
 use lacuna_pages::ByteLength;
 
 use crate::budget::{Had, Process};
@@ -123,25 +123,25 @@ impl EngineConfig {
     ///
     /// # Errors
     /// [`EngineError`] as [`Engine::new`] for what does not fit the budget or the system.
-    pub fn check(&self, files: &ModelFiles, config: &Config) -> Result<(), EngineError> {
-        self.prepare(files, config).map(drop)
+    pub fn check(&self, files: &ModelFiles, spec: &ModelSpec) -> Result<(), EngineError> {
+        self.prepare(files, spec).map(drop)
     }
 
     /// The KV cache, the plan and the divided budget of a model.
     fn prepare(
         &self,
         files: &ModelFiles,
-        config: &Config,
+        spec: &ModelSpec,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
-        let cache = KvCache::new(config.kv_geometry(self.kv_elements), self.kv_policy)?;
-        let vocabulary = VocabularySize::of(files, config);
+        let cache = KvCache::new(spec.kv_geometry(self.kv_elements)?, self.kv_policy)?;
+        let vocabulary = VocabularySize::of(files, spec);
         let weights = WeightPlan::of(files.tensors());
-        let mut demand = self.demand(config.context_tokens)?;
-        let mut plan = Plan::new(config, weights.clone(), vocabulary, &cache, &demand)?;
+        let mut demand = self.demand(spec.context_tokens)?;
+        let mut plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;
         let had = Had::now(self.accounting, &plan.least());
         demand.budget_bytes = had.budget(self.budget);
         if demand.budget_bytes != plan.budget_bytes {
-            plan = Plan::new(config, weights, vocabulary, &cache, &demand)?;
+            plan = Plan::new(spec, weights, vocabulary, &cache, &demand)?;
         }
         let budget = plan
             .budget()
@@ -171,8 +171,8 @@ impl Engine {
     /// [`EngineError`] when a setting is out of range, the budget does not hold what the first token
     /// needs, or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
-        let shape = model.config();
-        let (cache, plan, budget) = config.prepare(model.files(), shape)?;
+        let spec = model.spec();
+        let (cache, plan, budget) = config.prepare(model.files(), spec)?;
         let process = Process::after_loading(config.accounting, &budget.parts);
         let beyond = process.beyond_plan(None);
         let kv_bytes = budget.parts.kv_bytes.saturating_sub(beyond);
@@ -186,9 +186,10 @@ impl Engine {
             threads: config.thread_count()?,
             level: None,
         })?;
-        let scratch = Scratch::new(shape, plan.arena.clone())?.checking(config.finite_check);
+        let scratch =
+            Scratch::new(model.program(), plan.arena.clone())?.checking(config.finite_check);
         Ok(Self {
-            candidates: Candidates::new(shape.vocabulary),
+            candidates: Candidates::new(spec.vocabulary),
             barred: Vec::new(),
             model,
             cpu,
@@ -272,7 +273,7 @@ impl Engine {
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<KvReport, EngineError> {
         let mut sequence = self.cache.sequence(self.context_tokens())?;
-        let vocabulary = self.model.config().vocabulary;
+        let vocabulary = self.model.spec().vocabulary;
         for chunk in tokens.chunks(self.scratch.limits().logit_rows) {
             sequence.prepare(chunk.len())?;
             let segment = Segment {

@@ -49,7 +49,7 @@ impl ModelRunner for Engine {
     }
 
     fn vocabulary(&self) -> usize {
-        self.model().config().vocabulary
+        self.model().spec().vocabulary
     }
 
     fn tokenizer(&self) -> &Tokenizer {

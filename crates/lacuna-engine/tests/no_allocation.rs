@@ -105,7 +105,7 @@ fn check(
         }
     }
     // The pages of a boundary are mapped one buffer after another.
-    let buffers = 2 * model.config().layers;
+    let buffers = 2 * model.spec().layers.len();
     let growing = buffers * (STEPS / TOKENS_PER_PAGE + 1);
     assert!(
         steady >= STEPS - growing,

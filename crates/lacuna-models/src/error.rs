@@ -52,6 +52,40 @@ pub enum ConfigError {
         /// What would work.
         supported: &'static str,
     },
+    /// A family of models that no file of this program describes.
+    #[error("model config: architecture `{name}` is not supported; {} are", known.join(", "))]
+    UnknownFamily {
+        /// What the file says.
+        name: String,
+        /// Those that are, as GGUF spells them.
+        known: Vec<&'static str>,
+    },
+    /// A list with one entry for each layer has another length.
+    #[error("model config: {field} has {found} entries for {layers} layers")]
+    LayerList {
+        /// Name of the list.
+        field: &'static str,
+        /// Its entries.
+        found: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A table of divisors of rotation frequencies has not one for each pair.
+    #[error("model config: a table of rope factors has {found} entries, expected {expected}")]
+    RopeTable {
+        /// Its entries.
+        found: usize,
+        /// Pairs that turn.
+        expected: usize,
+    },
+    /// Something about one layer.
+    #[error("layer {layer}: {source}")]
+    Layer {
+        /// The layer.
+        layer: usize,
+        /// What.
+        source: Box<ConfigError>,
+    },
     /// An entry of GGUF metadata is missing or of the wrong type.
     #[error(transparent)]
     Gguf(#[from] crate::files::gguf::Error),
@@ -83,6 +117,15 @@ pub enum LoadError {
         name: String,
         /// What does not fit.
         source: ShapeError,
+    },
+    /// A tensor that the model's family has no place for. What it is for is not computed, so results
+    /// would be wrong without a word.
+    #[error("tensor `{name}` has no place in a model of the family {family}")]
+    SurplusTensor {
+        /// Name in the file's own spelling.
+        name: String,
+        /// The family, as GGUF spells it.
+        family: &'static str,
     },
     /// The vocabulary could not be read.
     #[error(transparent)]

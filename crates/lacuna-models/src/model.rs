@@ -2,24 +2,25 @@
 
 use lacuna_kernels::Cpu;
 
-use crate::architecture::Description;
-use crate::config::Config;
-use crate::decoder::{Decoder, Segment};
 use crate::error::{ConfigError, ForwardError, LoadError, PromptError};
+use crate::executor::{self, Pass, Segment};
+use crate::families::Description;
 use crate::files::gguf::{self, FromValue};
 use crate::files::{Metadata, ModelFiles};
-use crate::plan::{Buffer, Step};
+use crate::program::Program;
 use crate::scratch::Scratch;
+use crate::spec::ModelSpec;
 use crate::template::{Chat, ChatTemplate, Message};
 use crate::tokenizer::{EncodeLimits, GgufVocabulary, Tokenizer};
-use crate::weights::{Names, Source};
+use crate::weights::Weights;
 
 /// A loaded model. Immutable: KV caches and activations are passed in.
 #[derive(Debug)]
 pub struct Model {
     files: ModelFiles,
-    description: Description,
-    decoder: Decoder,
+    spec: ModelSpec,
+    program: Program,
+    weights: Weights,
     tokenizer: Tokenizer,
 }
 
@@ -35,15 +36,16 @@ impl Model {
     }
 
     fn connect(files: ModelFiles) -> Result<Self, LoadError> {
-        let (description, names) = description(&files)?;
-        let source = Source::new(files.tensors(), names, &description);
-        let decoder = Decoder::load(&description.config, &source)?;
+        let description = description(&files)?;
+        let program = Program::new(&description.spec);
+        let weights = Weights::load(files.tensors(), &description, &program)?;
         let mut tokenizer = load_tokenizer(&files)?;
-        tokenizer.pad_to(u32::try_from(description.config.vocabulary).unwrap_or(u32::MAX));
+        tokenizer.pad_to(u32::try_from(description.spec.vocabulary).unwrap_or(u32::MAX));
         Ok(Self {
             files,
-            description,
-            decoder,
+            spec: description.spec,
+            program,
+            weights,
             tokenizer,
         })
     }
@@ -60,18 +62,33 @@ impl Model {
         segments: &mut [Segment<'_>],
         scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], ForwardError> {
-        let computed = self.decoder.forward(self.config(), cpu, segments, scratch);
+        let vocabulary = self.spec.vocabulary;
+        let size = executor::check(segments, scratch, vocabulary)?;
+        let mut pass = Pass {
+            weights: &self.weights,
+            cpu,
+            size,
+            segments,
+            scratch,
+        };
+        let computed = pass.run(&self.program);
         // First, because whatever a lost file's zeros led to is no news.
         self.files.check()?;
-        let rows = computed?;
-        let [logits] = scratch.at(Step::Return, [Buffer::Logits]);
-        Ok(&bytemuck::cast_slice(logits)[..rows * self.config().vocabulary])
+        computed?;
+        let [logits] = scratch.slots([self.program.logits()]);
+        Ok(&bytemuck::cast_slice(logits)[..size.logit_rows * vocabulary])
     }
 
-    /// The model's numbers.
+    /// The model's layers and constants.
     #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.description.config
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The forward pass, from which the arena of a [`Scratch`] is planned.
+    #[must_use]
+    pub fn program(&self) -> &Program {
+        &self.program
     }
 
     /// The files behind it.
@@ -131,20 +148,18 @@ impl Model {
 pub fn describe(files: &ModelFiles) -> Result<Description, LoadError> {
     let described = description(files);
     files.check()?;
-    Ok(described?.0)
+    described
 }
 
-/// The description of a model and how its tensors are named.
-fn description(files: &ModelFiles) -> Result<(Description, Names), LoadError> {
+fn description(files: &ModelFiles) -> Result<Description, LoadError> {
     Ok(match files.metadata() {
         Metadata::Gguf(metadata) => {
-            let embedding = files.tensors().require("token_embd.weight")?;
+            let tensors = files.tensors();
+            let embedding = tensors.require("token_embd.weight")?;
             let vocabulary = embedding.shape().first().copied().unwrap_or(0);
-            (Description::from_gguf(metadata, vocabulary)?, Names::Gguf)
+            Description::from_gguf(metadata, vocabulary, &|name| tensors.contains(name))?
         }
-        Metadata::HuggingFace(folder) => {
-            (Description::from_huggingface(folder)?, Names::HuggingFace)
-        }
+        Metadata::HuggingFace(folder) => Description::from_huggingface(folder)?,
     })
 }
 

@@ -1,11 +1,13 @@
-//! Activation memory of a forward pass: the arena of an [`ArenaPlan`], handed out step by step.
+//! Activation memory of a forward pass: the arena of an [`ArenaPlan`], handed out slot by slot.
 //!
-//! Decoding allocates nothing: every buffer's place is fixed by the plan.
+//! Decoding allocates nothing: every slot's place is fixed by the plan.
+
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::config::Config;
-use crate::plan::{ALIGNMENT, ArenaPlan, Buffer, Step};
+use crate::plan::{ALIGNMENT, ArenaPlan};
+use crate::program::{Program, Slot};
 
 /// Largest batch one forward pass takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +59,9 @@ impl Scratch {
     /// [`OutOfMemory`] when the system refuses the address space.
     ///
     /// # Panics
-    /// In debug builds, when the plan is not one for `config`.
-    pub fn new(config: &Config, plan: ArenaPlan) -> Result<Self, OutOfMemory> {
-        debug_assert_eq!(plan.verify(config), Ok(()), "the plan holds");
+    /// In debug builds, when the plan is not one for `program`.
+    pub fn new(program: &Program, plan: ArenaPlan) -> Result<Self, OutOfMemory> {
+        debug_assert_eq!(plan.verify(program), Ok(()), "the plan holds");
         let bytes = plan.bytes();
         let arena = bytemuck::allocation::try_zeroed_vec(bytes / ALIGNMENT);
         let arena = arena.map_err(|()| OutOfMemory { bytes })?;
@@ -92,29 +94,40 @@ impl Scratch {
         self.plan.limits()
     }
 
-    /// `buffers` whole, for as long as `step` takes. What they hold is what the last step of their
-    /// lifetime before this one left there.
+    /// `slots` whole. What they hold is what the last operation that wrote them left there.
     ///
     /// # Panics
-    /// When a buffer's lifetime does not contain `step`, or one is asked for twice.
-    pub(crate) fn at<const N: usize>(
+    /// When two slots share bytes, which those that are used together do not in a verified plan.
+    pub(crate) fn slots<const N: usize>(&mut self, slots: [Slot; N]) -> [&mut [u8]; N] {
+        self.ranges(slots.map(|slot| self.plan.placement(slot).range()))
+    }
+
+    /// Two slots, and as many others as there are, at most `N`; the rest is empty.
+    ///
+    /// # Panics
+    /// As [`Scratch::slots`].
+    pub(crate) fn slots_and<const N: usize>(
         &mut self,
-        step: Step,
-        buffers: [Buffer; N],
-    ) -> [&mut [u8]; N] {
-        let ranges = buffers.map(|buffer| {
-            let place = self.plan.placement(buffer);
-            assert!(
-                place.lifetime.contains(step),
-                "{} holds nothing during `{}`",
-                buffer.name(),
-                step.name()
-            );
-            place.range()
-        });
+        [a, b]: [Slot; 2],
+        others: impl Iterator<Item = Slot>,
+    ) -> ([&mut [u8]; 2], [&mut [u8]; N]) {
+        // One array for all; arrays cannot be longer by two than another yet.
+        const MOST: usize = 8;
+        const { assert!(N + 2 <= MOST) };
+        let mut ranges: [Range<usize>; MOST] = std::array::from_fn(|_| 0..0);
+        let all = [a, b].into_iter().chain(others.take(N));
+        for (range, slot) in ranges.iter_mut().zip(all) {
+            *range = self.plan.placement(slot).range();
+        }
+        let mut found = self.ranges(ranges).into_iter();
+        let mut next = || found.next().expect("as many as were asked for");
+        ([next(), next()], std::array::from_fn(|_| next()))
+    }
+
+    fn ranges<const N: usize>(&mut self, ranges: [Range<usize>; N]) -> [&mut [u8]; N] {
         let arena: &mut [u8] = bytemuck::cast_slice_mut(&mut self.arena);
         arena
             .get_disjoint_mut(ranges)
-            .expect("buffers that live at the same time are disjoint in a verified plan")
+            .expect("slots that are used together are disjoint in a verified plan")
     }
 }

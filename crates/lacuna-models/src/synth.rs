@@ -33,8 +33,8 @@ use std::path::{Path, PathBuf};
 pub use shapes::{Architecture, SHAPES, Shape};
 pub use types::{Types, UnknownTypes};
 
-use crate::architecture::Description;
 use crate::error::ConfigError;
+use crate::families::Description;
 use crate::files::{DType, Mapping, OutputFile, Progress, gguf};
 use crate::plan::{Weight, WeightPlan};
 use blocks::Generator;
@@ -144,7 +144,8 @@ impl Model {
         let mut header = gguf::Writer::new();
         metadata::describe_config(&mut header, self);
         let file = gguf::File::parse(Mapping::from(header.to_bytes()))?;
-        Description::from_gguf(file.metadata(), self.shape.vocabulary)
+        let has_output = |name: &str| name == "output.weight" && !self.shape.tied;
+        Description::from_gguf(file.metadata(), self.shape.vocabulary, &has_output)
     }
 
     /// The tensors the file would have.

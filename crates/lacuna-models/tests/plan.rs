@@ -2,20 +2,21 @@
 
 use lacuna_kernels::{DType, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy};
-use lacuna_models::Config;
+use lacuna_models::ModelSpec;
 use lacuna_models::plan::{
-    Buffer, Change, Demand, Logits, Parts, Plan, PlanError, Verdict, VocabularySize, WeightPlan,
+    Change, Demand, Logits, Parts, Plan, PlanError, Verdict, VocabularySize, WeightPlan,
     request_bytes,
 };
+use lacuna_models::program::Program;
 use lacuna_models::synth::{self, Shape};
 use proptest::prelude::*;
 
 const F16: KvElements = KvElements::both(ElementType::F16);
 const F32: KvElements = KvElements::both(ElementType::F32);
 
-/// A shape's config and weights.
+/// A shape's layers and weights.
 struct Subject {
-    config: Config,
+    spec: ModelSpec,
     weights: WeightPlan,
 }
 
@@ -24,22 +25,16 @@ impl Subject {
         let shape = Shape::find(name).expect("a known shape");
         let model = synth::Model::new(shape, DType::Q8_0);
         Self {
-            config: model.description().expect("a model").config,
+            spec: model.description().expect("a model").spec,
             weights: model.weights().expect("whole blocks"),
         }
     }
 
     fn plan(&self, policy: &str, elements: KvElements, demand: &Demand) -> Result<Plan, PlanError> {
         let policy: KvPolicy = policy.parse().expect("a policy");
-        let cache = KvCache::new(self.config.kv_geometry(elements), policy)?;
-        let vocabulary = VocabularySize::usual(&self.config);
-        Plan::new(
-            &self.config,
-            self.weights.clone(),
-            vocabulary,
-            &cache,
-            demand,
-        )
+        let cache = KvCache::new(self.spec.kv_geometry(elements)?, policy)?;
+        let vocabulary = VocabularySize::usual(&self.spec);
+        Plan::new(&self.spec, self.weights.clone(), vocabulary, &cache, demand)
     }
 }
 
@@ -100,15 +95,24 @@ fn qwen3_0_6b_at_1024_tokens_takes_under_300_megabytes_without_its_weights() {
     let plan = qwen.plan("dense", F32, &whole).expect("it fits");
     let bytes = plan.full().parts.activation_bytes + plan.full().parts.kv_bytes;
     assert!(bytes <= 300_000_000, "{bytes}");
-    assert_eq!(plan.arena.placement(Buffer::Rotations).bytes, 524_288);
-    assert_eq!(plan.arena.placement(Buffer::Logits).bytes, 151_936 * 4);
+    assert_eq!(
+        plan.arena.named("rotations").expect("a slot").bytes,
+        524_288
+    );
+    assert_eq!(
+        plan.arena.named("logits").expect("a slot").bytes,
+        151_936 * 4
+    );
 
     let every_row = Demand {
         logits: Logits::All,
         ..whole
     };
     let plan = qwen.plan("dense", F32, &every_row).expect("it fits");
-    assert_eq!(plan.arena.placement(Buffer::Logits).bytes, 622_329_856);
+    assert_eq!(
+        plan.arena.named("logits").expect("a slot").bytes,
+        622_329_856
+    );
     let bytes = plan.full().parts.activation_bytes + plan.full().parts.kv_bytes;
     assert!(bytes < 966_807_552, "{bytes}");
 }
@@ -124,7 +128,7 @@ fn lifetimes_take_the_arena_of_every_shape_near_its_least() {
                 ..demand(8_192)
             };
             let plan = subject.plan("sparse", F16, &demand).expect("it fits");
-            assert_eq!(plan.arena.verify(&subject.config), Ok(()));
+            assert_eq!(plan.arena.verify(&Program::new(&subject.spec)), Ok(()));
             let (bytes, least) = (plan.arena.bytes(), plan.arena.live_bytes());
             assert!(
                 bytes * 100 <= least * 105,
@@ -164,7 +168,7 @@ fn the_map_has_a_line_for_every_buffer_and_its_sections_follow_each_other() {
     let map = plan.map().to_string();
     assert_eq!(
         map.lines().count(),
-        1 + Buffer::ALL.len() + 56 + plan.weights.tensors.len()
+        1 + plan.arena.placements().len() + 56 + plan.weights.tensors.len()
     );
     for section in ["arena", "kv", "weights"] {
         assert!(
@@ -216,7 +220,7 @@ fn agrees(subject: &Subject, policy: &str, elements: KvElements) {
     let plan = subject
         .plan(policy, elements, &demand(CONTEXT))
         .expect("it fits");
-    let geometry = subject.config.kv_geometry(elements);
+    let geometry = subject.spec.kv_geometry(elements).expect("whole blocks");
     let cache = KvCache::new(geometry, policy.parse().expect("a policy"));
     let cache = cache.expect("the system has pages");
     let mut sequence = cache.sequence(CONTEXT).expect("address space");
@@ -275,7 +279,7 @@ fn a_budget_is_met_or_what_would_meet_it_is_named() {
         subject.plan("sparse", F32, &demand).expect("it fits")
     };
     let within = |budget| {
-        let verdict = plan(budget, 32_768).verdict(&subject.config, &demand);
+        let verdict = plan(budget, 32_768).verdict(&subject.spec, &demand);
         verdict.expect("a verdict").expect("a budget")
     };
     let needed = plan(8 << 30, 32_768).full().bytes();
@@ -327,7 +331,7 @@ fn smaller_elements_are_proposed_where_they_are_enough() {
     };
     let half = full(F16, Some(4 << 30)).1.full().bytes();
     let (demand, plan) = full(F32, Some(half));
-    let verdict = plan.verdict(&subject.config, &demand).expect("a verdict");
+    let verdict = plan.verdict(&subject.spec, &demand).expect("a verdict");
     let Some(Verdict::Exceeds { changes, .. }) = verdict else {
         panic!("twice the cache")
     };
@@ -357,10 +361,7 @@ fn mapped_weights_are_beside_the_budget_and_everything_else_is_in_it() {
         ..demand
     };
     let plan = subject.plan("sparse", F16, &unlimited).expect("it fits");
-    assert_eq!(
-        plan.verdict(&subject.config, &unlimited).expect("none"),
-        None
-    );
+    assert_eq!(plan.verdict(&subject.spec, &unlimited).expect("none"), None);
     assert_eq!(plan.budget().expect("no limit").parts.kv_bytes, u64::MAX);
 }
 

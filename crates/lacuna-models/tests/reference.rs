@@ -76,10 +76,12 @@ impl Runner {
             logit_rows: TOKENS,
             context_tokens: TOKENS,
         };
-        let config = model.config();
-        let geometry = config.kv_geometry(KvElements::both(element));
-        let plan = ArenaPlan::new(config, limits).expect("small");
-        let scratch = Scratch::new(config, plan).expect("a few kilobytes");
+        let geometry = model
+            .spec()
+            .kv_geometry(KvElements::both(element))
+            .expect("whole blocks");
+        let plan = ArenaPlan::new(model.program(), limits).expect("small");
+        let scratch = Scratch::new(model.program(), plan).expect("a few kilobytes");
         let cache = KvCache::new(geometry, policy).expect("the system has pages");
         Self {
             model,
@@ -247,7 +249,7 @@ fn greedy_continuations_match_the_reference() {
         let mut runner = Runner::open(path);
         let mut sequence = runner.sequence();
         let mut logits = runner.extend(&mut sequence, &greedy.prompt);
-        let vocabulary = runner.model.config().vocabulary;
+        let vocabulary = runner.model.spec().vocabulary;
         let mut tokens = Vec::new();
         for _ in 0..greedy.tokens.len() {
             let row = &logits[logits.len() - vocabulary..];
@@ -270,7 +272,7 @@ fn token_by_token_equals_one_pass_bit_for_bit() {
         "qwen3-types/Q4_K_M.gguf",
     ] {
         let mut runner = Runner::with(path, KvPolicy::default(), ElementType::F16, 2);
-        let vocabulary = u32::try_from(runner.model.config().vocabulary).expect("a vocabulary");
+        let vocabulary = u32::try_from(runner.model.spec().vocabulary).expect("a vocabulary");
         let tokens: Vec<u32> = (0..40).map(|i| i * 7 % vocabulary).collect();
         let whole = runner.logits(&tokens);
         for chunk in [1, 3, 16] {
@@ -316,7 +318,7 @@ fn a_batch_of_sequences_equals_each_alone_bit_for_bit() {
         .iter()
         .flat_map(|prompt| {
             let logits = runner.logits(prompt);
-            logits[logits.len() - runner.model.config().vocabulary..].to_vec()
+            logits[logits.len() - runner.model.spec().vocabulary..].to_vec()
         })
         .collect();
     let mut sequences = [(); 3].map(|()| runner.sequence());

@@ -33,12 +33,12 @@ pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// `GET /model_info` and `/get_model_info`.
 pub(crate) async fn model_info(State(app): State<Arc<App>>) -> Json<Value> {
-    let config = app.model().config();
+    let spec = app.model().spec();
     Json(json!({
         "served_model_name": &*app.model_name,
-        "model_type": config.architecture,
+        "model_type": spec.family,
         "is_generation": true,
         "max_context_length": app.engine.context_tokens(),
-        "vocab_size": config.vocabulary,
+        "vocab_size": spec.vocabulary,
     }))
 }

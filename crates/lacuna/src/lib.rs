@@ -64,7 +64,7 @@ pub use lacuna_models::tokenizer::{
     Tokenizer,
 };
 pub use lacuna_models::{
-    Config, FiniteCheck, LoadError, Model, PromptError, demo, describe, load_tokenizer,
+    FiniteCheck, LoadError, Model, ModelSpec, PromptError, demo, describe, load_tokenizer,
 };
 pub use lacuna_models::{plan, synth};
 pub use lacuna_pages::ByteLength;

@@ -54,11 +54,12 @@ impl Subject {
             model: args.model.clone(),
             json: args.json,
         })?)?;
-        let config = model.config();
+        let spec = model.spec();
+        let attention = &spec.layers[0].attention;
         Ok(Self {
             name: args.model.clone(),
-            geometry: config.kv_geometry(elements),
-            attention: attention(config.query_heads, config.kv_heads, config.head_dim),
+            geometry: spec.kv_geometry(elements)?,
+            attention: attention.shape(),
             weight_bytes: model.weight_bytes(),
         })
     }

@@ -108,7 +108,7 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
             progress.inc(1);
         }
         for &(depth, sequences) in &batches {
-            let row_bytes = model.config().kv_geometry(elements).bytes_per_token();
+            let row_bytes = model.spec().kv_geometry(elements)?.bytes_per_token();
             let bytes = work.step_bytes(sequences, depth, row_bytes);
             let timed = bench.steps(elements, depth, sequences, bytes, args.generate)?;
             decode.push(Decode {

@@ -71,8 +71,8 @@ impl<'a> Bench<'a> {
             logit_rows: most(&args.batch).max(1),
             context_tokens,
         };
-        let plan = ArenaPlan::new(model.config(), limits)?;
-        let scratch = Scratch::new(model.config(), plan)?;
+        let plan = ArenaPlan::new(model.program(), limits)?;
+        let scratch = Scratch::new(model.program(), plan)?;
         Ok(Self {
             model,
             cpu,
@@ -223,12 +223,12 @@ impl<'a> Bench<'a> {
     }
 
     fn cache(&self, elements: KvElements) -> Result<KvCache> {
-        let geometry = self.model.config().kv_geometry(elements);
+        let geometry = self.model.spec().kv_geometry(elements)?;
         Ok(KvCache::new(geometry, self.policy)?)
     }
 
     fn ids(&mut self, tokens: usize) -> Vec<u32> {
-        let vocabulary = self.model.config().vocabulary as u32;
+        let vocabulary = self.model.spec().vocabulary as u32;
         (0..tokens)
             .map(|_| self.random.next_u32() % vocabulary)
             .collect()

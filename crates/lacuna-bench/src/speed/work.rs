@@ -1,6 +1,5 @@
 //! What computing a token takes: multiplications and bytes, from the model's shapes.
 
-use lacuna_models::Config;
 use lacuna_models::Model;
 
 pub(super) struct Work {
@@ -8,8 +7,8 @@ pub(super) struct Work {
     pub(super) weight_bytes: u64,
     /// Weight bytes read to compute one token, or a few at once.
     pass_bytes: u64,
-    /// Multiplications with the weights of all blocks, per token.
-    block_macs: u64,
+    /// Multiplications with the weights of all layers, per token.
+    layer_macs: u64,
     /// Multiplications for one row of logits.
     logit_macs: u64,
     /// Multiplications of one query with one cached row, in all layers.
@@ -18,7 +17,10 @@ pub(super) struct Work {
 
 impl Work {
     pub(super) fn of(model: &Model) -> Self {
-        let config = model.config();
+        let spec = model.spec();
+        let (layer_macs, logit_macs) = model.program().products();
+        let attention = spec.layers.iter().map(|layer| &layer.attention);
+        let row_macs = attention.map(|attention| 2 * attention.query_width());
         let tensors = model.files().tensors();
         // An embedding table that is not the output matrix too is read a row at a time.
         let has_output = tensors
@@ -37,9 +39,9 @@ impl Work {
         Self {
             weight_bytes,
             pass_bytes: weight_bytes - if has_output { embedding } else { 0 },
-            block_macs: block_macs(config),
-            logit_macs: (config.hidden * config.vocabulary) as u64,
-            row_macs: (2 * config.layers * config.query_heads * config.head_dim) as u64,
+            layer_macs,
+            logit_macs,
+            row_macs: row_macs.sum::<usize>() as u64,
         }
     }
 
@@ -47,7 +49,7 @@ impl Work {
     pub(super) fn prompt_macs(&self, tokens: usize) -> u64 {
         let tokens = tokens as u64;
         let rows_seen = tokens * (tokens + 1) / 2;
-        tokens * self.block_macs + self.logit_macs + rows_seen * self.row_macs
+        tokens * self.layer_macs + self.logit_macs + rows_seen * self.row_macs
     }
 
     /// Bytes read for one more token of each of `sequences` that hold `depth` rows of
@@ -55,14 +57,6 @@ impl Work {
     pub(super) fn step_bytes(&self, sequences: usize, depth: usize, row_bytes: usize) -> u64 {
         self.pass_bytes + (sequences * (depth + 1) * row_bytes) as u64
     }
-}
-
-fn block_macs(config: &Config) -> u64 {
-    let queries = config.query_heads * config.head_dim;
-    let keys = config.kv_heads * config.head_dim;
-    let attention = config.hidden * (2 * queries + 2 * keys);
-    let feed_forward = 3 * config.hidden * config.feed_forward;
-    (config.layers * (attention + feed_forward)) as u64
 }
 
 #[cfg(test)]

@@ -699,8 +699,8 @@ fn poison(scheduler: &mut Scheduler, running: usize) {
     };
     let cpu = lacuna_kernels::Cpu::new(config).expect("a processor");
     let model = demo_model();
-    let row = vec![f32::NAN; model.config().kv_width()];
-    for layer in 0..model.config().layers {
+    let row = vec![f32::NAN; model.spec().layers[0].attention.kv_width()];
+    for layer in 0..model.spec().layers.len() {
         sequence.store(&cpu, lacuna_kv::Layer(layer), &row, &row);
     }
     sequence.accept(1);

@@ -112,7 +112,7 @@ fn an_end_that_is_ignored_is_a_token_like_any_other() {
 #[test]
 fn limits_that_contradict_each_other_or_the_vocabulary_are_refused() {
     let service = start(config());
-    let vocabulary = model().config().vocabulary;
+    let vocabulary = model().spec().vocabulary;
     let refusal = |request| service.handle().submit(request).expect_err("refused");
     let least = refusal(limited(3, |limits| limits.min_tokens = 4));
     assert_eq!(least, Refusal::MinTokens { least: 4, most: 3 });

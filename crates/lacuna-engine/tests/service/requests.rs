@@ -118,7 +118,7 @@ fn what_could_never_run_is_refused() {
         context: 64,
     };
     assert_eq!(refusal(greedy(prompt(1, 65), 1)), too_long);
-    let vocabulary = service.handle().model().config().vocabulary;
+    let vocabulary = service.handle().model().spec().vocabulary;
     let beyond = vocabulary as u32;
     let unknown = Refusal::TokenOutOfRange {
         token: beyond,

@@ -62,7 +62,7 @@ pub(crate) fn leaving(status: &Status, kv_bytes: u64) -> ByteLength {
 
 /// Tokens that look like text: a stretch of the demo's vocabulary, different for each `seed`.
 pub(crate) fn prompt(seed: u32, len: usize) -> Vec<u32> {
-    let vocabulary = model().config().vocabulary as u32;
+    let vocabulary = model().spec().vocabulary as u32;
     let mix = |index: u32| {
         (seed + 1).wrapping_mul(0x9e37_79b9).rotate_left(index % 31)
             ^ index.wrapping_mul(0x85eb_ca6b)

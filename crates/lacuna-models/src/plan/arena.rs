@@ -3,23 +3,26 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use crate::config::Config;
 use crate::plan::error::PlanError;
-use crate::plan::pass::{Buffer, Lifetime, Shape, Step};
+use crate::program::{Lifetime, Program, Shape, Slot};
 use crate::scratch::BatchLimits;
 
 /// Alignment of every buffer, in bytes: a cache line, and the widest vector.
 pub const ALIGNMENT: usize = 64;
 
-/// One buffer's place in the arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One slot's place in the arena.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// Which buffer.
-    pub buffer: Buffer,
+    /// Which slot of the program.
+    pub slot: Slot,
+    /// Its name in reports.
+    pub name: &'static str,
     /// What it holds.
     pub shape: Shape,
-    /// When it holds that.
+    /// When it holds something.
     pub lifetime: Lifetime,
+    /// The names of the steps that its first span begins and ends with.
+    pub steps: (&'static str, &'static str),
     /// Its first byte in the arena.
     pub offset: usize,
     /// Its bytes.
@@ -34,27 +37,24 @@ impl Placement {
     }
 }
 
-/// The activation arena of batches up to a limit. The same config and limits give the same plan.
+/// The activation arena of batches up to a limit. The same program and limits give the same plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArenaPlan {
     pub(crate) limits: BatchLimits,
-    /// In the order of [`Buffer::ALL`].
+    /// In the order of [`Program::slots`].
     pub(crate) placements: Vec<Placement>,
     pub(crate) bytes: usize,
 }
 
 impl ArenaPlan {
-    /// Packs the buffers of `config` for batches up to `limits`.
+    /// Packs the slots of `program` for batches up to `limits`.
     ///
     /// # Errors
     /// [`PlanError::BatchTooLarge`] when no address space holds them.
-    pub fn new(config: &Config, limits: BatchLimits) -> Result<Self, PlanError> {
+    pub fn new(program: &Program, limits: BatchLimits) -> Result<Self, PlanError> {
         let too_large = || PlanError::BatchTooLarge { limits };
-        let mut placements = Buffer::ALL
-            .into_iter()
-            .map(|buffer| unplaced(config, limits, buffer))
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(too_large)?;
+        let placements: Option<Vec<_>> = unplaced(program, limits).collect();
+        let mut placements = placements.ok_or_else(too_large)?;
         let bytes = pack(&mut placements).ok_or_else(too_large)?;
         Ok(Self {
             limits,
@@ -69,16 +69,25 @@ impl ArenaPlan {
         self.limits
     }
 
-    /// Every buffer's place.
+    /// Every slot's place.
     #[must_use]
     pub fn placements(&self) -> &[Placement] {
         &self.placements
     }
 
-    /// One buffer's place.
+    /// One slot's place.
+    ///
+    /// # Panics
+    /// For a slot of another program.
     #[must_use]
-    pub fn placement(&self, buffer: Buffer) -> &Placement {
-        &self.placements[buffer as usize]
+    pub fn placement(&self, slot: Slot) -> &Placement {
+        &self.placements[slot.0]
+    }
+
+    /// The place of the slot of this name, if the program has one.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&Placement> {
+        self.placements.iter().find(|place| place.name == name)
     }
 
     /// Bytes of the arena.
@@ -96,18 +105,21 @@ impl ArenaPlan {
     /// The most bytes held at any one step: no arena can be smaller.
     #[must_use]
     pub fn live_bytes(&self) -> usize {
-        let live = |step: Step| {
-            let held = self
-                .placements
-                .iter()
-                .filter(move |place| place.lifetime.contains(step));
-            held.map(aligned_bytes).sum()
-        };
-        Step::ALL
-            .iter()
-            .map(|&(step, _)| live(step))
-            .max()
-            .unwrap_or(0)
+        let spans = self.placements.iter().flat_map(|place| {
+            let spans = place.lifetime.spans().iter();
+            spans.map(move |span| (span, aligned_bytes(place)))
+        });
+        // What is held changes where spans begin and end.
+        let mut changes: Vec<(usize, bool, usize)> = spans
+            .flat_map(|(span, bytes)| [(span.first, true, bytes), (span.last + 1, false, bytes)])
+            .collect();
+        changes.sort_unstable();
+        let (mut held, mut most) = (0, 0);
+        for (_, begins, bytes) in changes {
+            held = if begins { held + bytes } else { held - bytes };
+            most = most.max(held);
+        }
+        most
     }
 }
 
@@ -115,14 +127,21 @@ fn aligned_bytes(place: &Placement) -> usize {
     place.bytes.next_multiple_of(ALIGNMENT)
 }
 
-fn unplaced(config: &Config, limits: BatchLimits, buffer: Buffer) -> Option<Placement> {
-    let shape = buffer.shape(config, limits)?;
-    Some(Placement {
-        buffer,
-        shape,
-        lifetime: buffer.lifetime(),
-        offset: 0,
-        bytes: shape.bytes()?,
+fn unplaced(program: &Program, limits: BatchLimits) -> impl Iterator<Item = Option<Placement>> {
+    let slots = program.slots().iter().zip(program.lifetimes()).enumerate();
+    slots.map(move |(number, (slot, lifetime))| {
+        let shape = slot.shape(limits)?;
+        let name = |step: usize| program.steps()[step].name;
+        let span = lifetime.spans().first()?;
+        Some(Placement {
+            slot: Slot(number),
+            name: slot.name,
+            shape,
+            steps: (name(span.first), name(span.last)),
+            lifetime,
+            offset: 0,
+            bytes: shape.bytes()?,
+        })
     })
 }
 
@@ -137,15 +156,12 @@ fn pack(placements: &mut [Placement]) -> Option<usize> {
     sum.filter(|&sum| sum <= largest - placements.len() * ALIGNMENT)?;
     let mut order: Vec<usize> = (0..placements.len()).collect();
     order.sort_by_key(|&index| {
-        let Placement {
-            lifetime, bytes, ..
-        } = placements[index];
-        (Reverse((lifetime.steps(), bytes)), index)
+        let place = &placements[index];
+        (Reverse((place.lifetime.longest(), place.bytes)), index)
     });
-    let mut placed: Vec<Placement> = Vec::with_capacity(placements.len());
-    for index in order {
-        placements[index].offset = lowest(&placed, &placements[index]);
-        placed.push(placements[index]);
+    for (placed, &index) in order.iter().enumerate() {
+        let before = order[..placed].iter().map(|&index| &placements[index]);
+        placements[index].offset = lowest(before, &placements[index]);
     }
     let end = placements
         .iter()
@@ -154,10 +170,9 @@ fn pack(placements: &mut [Placement]) -> Option<usize> {
 }
 
 /// The lowest offset at which `wanted` overlaps nothing of `placed` that is alive with it.
-fn lowest(placed: &[Placement], wanted: &Placement) -> usize {
+fn lowest<'a>(placed: impl Iterator<Item = &'a Placement>, wanted: &Placement) -> usize {
     let mut taken: Vec<(usize, usize)> = placed
-        .iter()
-        .filter(|place| place.lifetime.overlaps(wanted.lifetime))
+        .filter(|place| place.lifetime.overlaps(&wanted.lifetime))
         .map(|place| (place.offset, place.offset + aligned_bytes(place)))
         .collect();
     taken.sort_unstable();

@@ -14,11 +14,12 @@ use lacuna_kernels::ElementType;
 use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy};
 use serde::Serialize;
 
-use crate::config::Config;
 use crate::plan::arena::ArenaPlan;
 use crate::plan::error::PlanError;
 use crate::plan::kv::KvPlan;
 use crate::plan::{Demand, Plan};
+use crate::program::Program;
+use crate::spec::ModelSpec;
 
 /// What a process commits, by what it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -204,12 +205,12 @@ pub enum Change {
 const SMALLEST_BATCH: usize = 16;
 
 impl Plan {
-    /// Whether this plan of `config` stays within its budget until its contexts are full, and if not
+    /// Whether this plan of `spec` stays within its budget until its contexts are full, and if not
     /// what to change in `demand`. `None` without a budget.
     ///
     /// # Errors
     /// [`PlanError`] as [`Plan::new`].
-    pub fn verdict(&self, config: &Config, demand: &Demand) -> Result<Option<Verdict>, PlanError> {
+    pub fn verdict(&self, spec: &ModelSpec, demand: &Demand) -> Result<Option<Verdict>, PlanError> {
         let Some(budget) = self.budget_bytes else {
             return Ok(None);
         };
@@ -220,7 +221,7 @@ impl Plan {
         }
         let others = full.parts.besides_kv() - full.parts.activation_bytes;
         let search = Search {
-            config,
+            program: Program::new(spec),
             demand,
             policy: self.kv.policy,
             geometry: self.kv.geometry.clone(),
@@ -235,7 +236,7 @@ impl Plan {
 
 /// Looks for demands whose activations and KV cache fit in `room` bytes.
 struct Search<'a> {
-    config: &'a Config,
+    program: Program,
     demand: &'a Demand,
     policy: KvPolicy,
     geometry: Geometry,
@@ -250,7 +251,7 @@ impl Search<'_> {
 
     /// Whether `demand` fits until its contexts are full.
     fn fits(&self, cache: &KvCache, demand: &Demand) -> Result<bool, PlanError> {
-        let arena = ArenaPlan::new(self.config, demand.limits()?)?;
+        let arena = ArenaPlan::new(&self.program, demand.limits()?)?;
         let kv = KvPlan::new(cache, demand)?;
         let peak = kv.peak_bytes(demand.context_tokens);
         Ok(arena.bytes() as u64 + peak <= self.room)

@@ -1,6 +1,5 @@
 //! What can be wrong with a plan, or with what it is asked for.
 
-use crate::plan::pass::{Buffer, Step};
 use crate::scratch::BatchLimits;
 
 /// Settings nothing can be planned for.
@@ -34,59 +33,55 @@ pub enum PlanError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanFault {
-    /// The buffers are not those of a forward pass, each once and in order.
-    #[error(
-        "the plan has {found} buffers, or has them out of order; a forward pass has {expected}"
-    )]
-    Buffers {
-        /// Buffers of the plan.
+    /// The slots are not those of the program, each once and in order.
+    #[error("the plan has {found} slots, or has them out of order; the program has {expected}")]
+    Slots {
+        /// Slots of the plan.
         found: usize,
-        /// Buffers of a forward pass.
+        /// Slots of the program.
         expected: usize,
     },
-    /// A buffer does not have the shape that config and batch call for.
-    #[error("{} does not have the shape the model and the batch call for", buffer.name())]
+    /// A slot does not have the shape that program and batch call for.
+    #[error("{slot} does not have the shape the program and the batch call for")]
     Shape {
-        /// The buffer.
-        buffer: Buffer,
+        /// The slot's name.
+        slot: &'static str,
     },
-    /// A buffer has not the bytes of its shape.
-    #[error("{} has {bytes} bytes, which is not the size of its shape", buffer.name())]
+    /// A slot has not the bytes of its shape.
+    #[error("{slot} has {bytes} bytes, which is not the size of its shape")]
     Size {
-        /// The buffer.
-        buffer: Buffer,
+        /// The slot's name.
+        slot: &'static str,
         /// What the plan says.
         bytes: usize,
     },
-    /// A buffer does not start at a cache line.
-    #[error("{} starts at byte {offset}, which is no multiple of 64", buffer.name())]
+    /// A slot does not start at a cache line.
+    #[error("{slot} starts at byte {offset}, which is no multiple of 64")]
     Alignment {
-        /// The buffer.
-        buffer: Buffer,
+        /// The slot's name.
+        slot: &'static str,
         /// Its first byte.
         offset: usize,
     },
-    /// A buffer ends outside the arena.
-    #[error("{} ends outside the arena of {arena} bytes", buffer.name())]
+    /// A slot ends outside the arena.
+    #[error("{slot} ends outside the arena of {arena} bytes")]
     Bounds {
-        /// The buffer.
-        buffer: Buffer,
+        /// The slot's name.
+        slot: &'static str,
         /// Bytes of the arena.
         arena: usize,
     },
-    /// A step uses a buffer outside its lifetime, or a block needs it again after its end.
-    #[error("{} is needed during `{}`, outside its lifetime", buffer.name(), step.name())]
-    Lifetime {
-        /// The buffer.
-        buffer: Buffer,
-        /// A step that needs it.
-        step: Step,
+    /// A step reads what no step before it has written.
+    #[error("{slot} is read before anything is written to it")]
+    NeverWritten {
+        /// The slot's name.
+        slot: &'static str,
     },
-    /// Two buffers that hold something at the same time share bytes.
-    #[error("{} and {} share bytes while both are in use", buffers.0.name(), buffers.1.name())]
+    /// Two slots that hold something at the same time share bytes.
+    #[error("{} and {} share bytes while both are in use", slots.0, slots.1)]
     Overlap {
-        /// The two.
-        buffers: (Buffer, Buffer),
+        /// The names of the two.
+        slots: (&'static str, &'static str),
     },
     /// The arena is no whole number of cache lines.
     #[error("the arena has {bytes} bytes, which is no multiple of 64")]

@@ -75,14 +75,14 @@ impl Display for Map<'_> {
 impl Map<'_> {
     fn arena(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut places: Vec<_> = self.0.arena.placements().iter().collect();
-        places.sort_by_key(|place| (place.offset, place.buffer));
+        places.sort_by_key(|place| (place.offset, place.slot));
         for place in places {
-            let (first, last) = (place.lifetime.first.name(), place.lifetime.last.name());
+            let (first, last) = place.steps;
             let line = Line {
                 section: "arena",
                 offset: place.offset as u64,
                 size: place.bytes as u64,
-                buffer: place.buffer.name(),
+                buffer: place.name,
                 shape: dimensions(&[place.shape.rows, place.shape.width]),
                 element: place.shape.element.name(),
                 state: "committed",

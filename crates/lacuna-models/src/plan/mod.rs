@@ -1,9 +1,9 @@
 //! Where every byte goes, from a model's description and its directory of tensors alone.
 //!
 //! A [`Plan`] has four parts. The [`ArenaPlan`] is what a forward pass executes from: every
-//! activation buffer at a fixed offset of one arena, proved by [`ArenaPlan::verify`]. The [`KvPlan`]
+//! activation slot at a fixed offset of one arena, proved by [`ArenaPlan::verify`]. The [`KvPlan`]
 //! says what sequences reserve and what they commit as tokens arrive, the [`WeightPlan`] what
-//! is mapped from the file and copied out of it, and the [`ProgramPlan`] what the process takes
+//! is mapped from the file and copied out of it, and the [`ProcessPlan`] what the process takes
 //! besides. Planning touches no weight and commits no memory; the same input gives the same plan,
 //! byte for byte. [`Plan::budget`] divides one number of bytes up among them all.
 
@@ -12,8 +12,7 @@ mod budget;
 mod error;
 mod kv;
 mod map;
-mod pass;
-mod program;
+mod process;
 mod verify;
 mod weights;
 
@@ -21,16 +20,15 @@ use std::str::FromStr;
 
 use lacuna_kv::KvCache;
 
-use crate::config::Config;
+use crate::program::Program;
 use crate::scratch::BatchLimits;
+use crate::spec::ModelSpec;
 
 pub use arena::{ALIGNMENT, ArenaPlan, Placement};
 pub use budget::{Budget, BudgetTooSmall, Change, Parts, Verdict, request_bytes};
 pub use error::{PlanError, PlanFault};
 pub use kv::{KvBuffer, KvPlan, KvRows};
-pub(crate) use pass::attention_shape;
-pub use pass::{Buffer, Element, Lifetime, Shape, Step};
-pub use program::{ProgramPlan, VocabularySize};
+pub use process::{ProcessPlan, VocabularySize};
 pub use weights::{Weight, WeightPlan};
 
 /// Which rows of logits a forward pass must have room for.
@@ -123,7 +121,7 @@ pub struct Plan {
     /// Weights.
     pub weights: WeightPlan,
     /// The rest of the process.
-    pub program: ProgramPlan,
+    pub program: ProcessPlan,
     /// What requests may hold together, apart from their KV rows.
     pub request_bytes: u64,
     /// What all of it may come to.
@@ -156,22 +154,22 @@ impl Total {
 }
 
 impl Plan {
-    /// Plans a model of `config`, `weights` and `vocabulary` with sequences of `cache`.
+    /// Plans a model of `spec`, `weights` and `vocabulary` with sequences of `cache`.
     ///
     /// # Errors
     /// [`PlanError`] for a demand that nothing can meet.
     pub fn new(
-        config: &Config,
+        spec: &ModelSpec,
         weights: WeightPlan,
         vocabulary: VocabularySize,
         cache: &KvCache,
         demand: &Demand,
     ) -> Result<Self, PlanError> {
         Ok(Self {
-            arena: ArenaPlan::new(config, demand.limits()?)?,
+            arena: ArenaPlan::new(&Program::new(spec), demand.limits()?)?,
             kv: KvPlan::new(cache, demand)?,
             weights,
-            program: ProgramPlan::new(config, vocabulary, demand),
+            program: ProcessPlan::new(spec, vocabulary, demand),
             request_bytes: (demand.request_bytes)
                 .unwrap_or_else(|| request_bytes(demand.budget_bytes)),
             budget_bytes: demand.budget_bytes,

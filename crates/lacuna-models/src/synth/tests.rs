@@ -220,7 +220,7 @@ fn a_model_is_described_as_its_file_is() {
         let bytes = model.clone().write_to(Vec::new()).unwrap();
         let files = ModelFiles::from_gguf(Mapping::from(bytes)).unwrap();
         let opened = crate::describe(&files).unwrap();
-        assert_eq!(model.description().unwrap().config, opened.config);
+        assert_eq!(model.description().unwrap().spec, opened.spec);
         assert_eq!(model.weights().unwrap(), WeightPlan::of(files.tensors()));
     }
 }

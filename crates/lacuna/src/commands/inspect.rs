@@ -4,7 +4,9 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use lacuna::files::TypeTotal;
-use lacuna::{ElementType, Model};
+use lacuna::{ElementType, Model, ModelSpec};
+use lacuna_kv::KvElements;
+use lacuna_models::spec::{LayerSpec, Mask};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
@@ -16,19 +18,69 @@ struct Report {
     architecture: &'static str,
     layers: usize,
     hidden: usize,
-    query_heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    feed_forward: usize,
     vocabulary: usize,
     context: usize,
-    rope: String,
     norm_epsilon: f32,
+    /// Layers that are alike, in the order of the first of each.
+    kinds: Vec<Kind>,
     parameters: u64,
     weight_bytes: u64,
     tensors: Vec<Tensors>,
     tokenizer: lacuna::TokenizerDescription,
     kv_bytes_per_token: KvBytes,
+}
+
+/// Layers that are alike.
+#[derive(Serialize, PartialEq)]
+struct Kind {
+    layers: usize,
+    query_heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// Tokens that a token sees; all where there is none.
+    window: Option<usize>,
+    feed_forward: usize,
+    /// Rotary embedding; none where positions are not encoded.
+    rope: Option<String>,
+}
+
+impl Kind {
+    fn of(spec: &ModelSpec, layer: &LayerSpec) -> Self {
+        let attention = &layer.attention;
+        Self {
+            layers: 1,
+            query_heads: attention.query_heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            window: match attention.mask {
+                Mask::Window(tokens) => Some(tokens.get()),
+                _ => None,
+            },
+            feed_forward: layer.feed_forward.inner,
+            rope: attention.rope.map(|rope| spec.ropes[rope].to_string()),
+        }
+    }
+}
+
+/// The kinds of layers, with how many there are of each.
+fn kinds(spec: &ModelSpec) -> Vec<Kind> {
+    let mut kinds: Vec<Kind> = Vec::new();
+    for layer in &spec.layers {
+        let kind = Kind::of(spec, layer);
+        let alike = |known: &&mut Kind| {
+            let one = Kind {
+                layers: 1,
+                rope: known.rope.clone(),
+                ..**known
+            };
+            one == kind
+        };
+        match kinds.iter_mut().find(alike) {
+            Some(known) => known.layers += 1,
+            None => kinds.push(kind),
+        }
+    }
+    kinds
 }
 
 #[derive(Serialize)]
@@ -57,21 +109,21 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
 }
 
 fn describe(model: &Model) -> Report {
-    let config = model.config();
+    let spec = model.spec();
     let totals = model.files().tensors().by_type();
-    let kv = |element: ElementType| 2 * config.layers * element.bytes(config.kv_width());
+    // Heads of any size are whole blocks of float elements.
+    let kv = |element| {
+        let geometry = spec.kv_geometry(KvElements::both(element));
+        geometry.map_or(0, |geometry| geometry.bytes_per_token())
+    };
     Report {
-        architecture: config.architecture,
-        layers: config.layers,
-        hidden: config.hidden,
-        query_heads: config.query_heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        feed_forward: config.feed_forward,
-        vocabulary: config.vocabulary,
-        context: config.context_tokens,
-        rope: config.rope.to_string(),
-        norm_epsilon: config.norm_epsilon,
+        architecture: spec.family,
+        layers: spec.layers.len(),
+        hidden: spec.hidden,
+        vocabulary: spec.vocabulary,
+        context: spec.context_tokens,
+        norm_epsilon: spec.norm.epsilon,
+        kinds: kinds(spec),
         parameters: totals.iter().map(|total| total.elements).sum(),
         weight_bytes: totals.iter().map(|total| total.bytes).sum(),
         tensors: totals.iter().map(row).collect(),
@@ -104,15 +156,25 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(out, "architecture    {}", report.architecture)?;
     writeln!(out, "layers          {}", report.layers)?;
     writeln!(out, "hidden          {}", report.hidden)?;
-    writeln!(
-        out,
-        "heads           {} query, {} key/value, {} elements each",
-        report.query_heads, report.kv_heads, report.head_dim
-    )?;
-    writeln!(out, "feed-forward    {}", report.feed_forward)?;
     writeln!(out, "vocabulary      {}", report.vocabulary)?;
     writeln!(out, "context         {} tokens", report.context)?;
-    writeln!(out, "rope            {}", output::name(&report.rope))
+    for kind in &report.kinds {
+        if report.kinds.len() > 1 {
+            writeln!(out, "{} layers of", kind.layers)?;
+        }
+        writeln!(
+            out,
+            "heads           {} query, {} key/value, {} elements each",
+            kind.query_heads, kind.kv_heads, kind.head_dim
+        )?;
+        if let Some(window) = kind.window {
+            writeln!(out, "window          {window} tokens")?;
+        }
+        writeln!(out, "feed-forward    {}", kind.feed_forward)?;
+        let rope = kind.rope.as_deref().unwrap_or("none");
+        writeln!(out, "rope            {}", output::name(rope))?;
+    }
+    Ok(())
 }
 
 fn weights(out: &mut dyn Write, report: &Report) -> io::Result<()> {

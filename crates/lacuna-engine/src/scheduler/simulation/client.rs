@@ -126,7 +126,7 @@ impl Spec {
         let Some(top) = self.prompt_logprobs else {
             return Vec::new();
         };
-        let mut logits = vec![0.0; model.config().vocabulary];
+        let mut logits = vec![0.0; model.spec().vocabulary];
         let scores = (1..self.prompt.len()).map(|place| {
             logits_after(&self.prompt[..place], model.tokenizer(), &mut logits);
             let token = self.prompt[place];
@@ -140,7 +140,7 @@ impl Spec {
     pub(super) fn alone(&self, capacity: usize, model: &Model) -> Vec<Text> {
         let made = Waiting::new(self.request(), capacity, Instant::now());
         let (waiting, _stream) = made.expect("valid settings");
-        let vocabulary = model.config().vocabulary;
+        let vocabulary = model.spec().vocabulary;
         let mut workspace = Workspace::new(vocabulary, model.tokenizer());
         let mut logits = vec![0.0; vocabulary];
         let texts = waiting.choices.into_iter().map(|mut choice| {

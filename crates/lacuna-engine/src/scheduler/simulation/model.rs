@@ -163,7 +163,7 @@ impl ModelRunner for PseudoModel {
     }
 
     fn vocabulary(&self) -> usize {
-        self.model.config().vocabulary
+        self.model.spec().vocabulary
     }
 
     fn tokenizer(&self) -> &Tokenizer {

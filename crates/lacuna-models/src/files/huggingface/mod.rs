@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-pub use config::{Config, Rope, RopeScaling, TokenIds};
+pub use config::Config;
 
 use super::mapping::{self, Mapping};
 use super::safetensors;
@@ -140,19 +140,15 @@ impl Folder {
     /// # Errors
     /// [`Error::NoConfig`], [`Error::Json`] or [`Error::Config`].
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let config: Config = match json_in(path, CONFIG_FILE)? {
-            Some(config) => config,
-            None => {
-                return Err(Error::NoConfig {
-                    path: path.to_owned(),
-                    gguf: gguf_files(path),
-                });
-            }
+        let Some(whole) = json_in(path, CONFIG_FILE)? else {
+            return Err(Error::NoConfig {
+                path: path.to_owned(),
+                gguf: gguf_files(path),
+            });
         };
-        config.check(&path.join(CONFIG_FILE))?;
         Ok(Self {
             path: path.to_owned(),
-            config,
+            config: Config::new(&path.join(CONFIG_FILE), whole)?,
         })
     }
 

@@ -5,17 +5,6 @@ use super::*;
 const BASE: &str = r#""model_type": "llama", "hidden_size": 32, "intermediate_size": 24,
     "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 272,
     "max_position_embeddings": 512, "rms_norm_eps": 1e-05"#;
-const LLAMA3: &str = r#""rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 64"#;
-
-fn config(more: &str) -> Config {
-    serde_json::from_str(&format!("{{{BASE}{more}}}")).unwrap()
-}
-
-fn rope(more: &str) -> Result<Rope, Error> {
-    config(more).rope(Path::new("config.json"))
-}
-
 /// A safetensors file with F32 vectors of two elements.
 fn weights_file(names: &[&str]) -> Vec<u8> {
     let lines: Vec<String> = names
@@ -51,106 +40,17 @@ fn tensors(files: &[(&str, Vec<u8>)]) -> Result<Tensors, Error> {
 }
 
 #[test]
-fn what_is_left_out_of_a_config_has_the_usual_default() {
-    let config = config("");
-    assert_eq!((config.kv_heads(), config.head_size()), (4, 8));
-    assert!(!config.tie_word_embeddings);
-    assert_eq!(config.hidden_act, "silu");
-    assert_eq!(config.eos_token_id, TokenIds(vec![]));
-    assert_eq!(
-        rope("").unwrap(),
-        Rope {
-            theta: 10_000.0,
-            scaling: RopeScaling::None
-        }
+fn a_wrapper_around_a_model_of_language_is_read_through() {
+    let wrapped = folder(
+        r#"{"architectures": ["Gemma3ForConditionalGeneration"], "tie_word_embeddings": true,
+            "hidden_size": 7, "text_config": {"hidden_size": 32}, "vision_config": {}}"#,
+        &[],
     );
-}
-
-#[test]
-fn token_ids_are_one_or_several_or_none() {
-    assert_eq!(config(r#", "eos_token_id": 7"#).eos_token_id.0, [7]);
-    assert_eq!(config(r#", "eos_token_id": [7, 8]"#).eos_token_id.0, [7, 8]);
-    assert!(
-        config(r#", "eos_token_id": null"#)
-            .eos_token_id
-            .0
-            .is_empty()
-    );
-}
-
-#[test]
-fn both_spellings_of_rotary_parameters_mean_the_same() {
-    let older = rope(&format!(
-        r#", "rope_theta": 8000.0, "rope_scaling": {{{LLAMA3}}}"#
-    ))
-    .unwrap();
-    let newer = rope(&format!(
-        r#", "rope_parameters": {{"rope_theta": 8000.0, {LLAMA3}}}"#
-    ))
-    .unwrap();
-    assert_eq!(older, newer);
-    let scaling = RopeScaling::Llama3 {
-        factor: 8.0,
-        low_freq_factor: 1.0,
-        high_freq_factor: 4.0,
-        original_context: 64,
-    };
-    assert_eq!(
-        newer,
-        Rope {
-            theta: 8000.0,
-            scaling
-        }
-    );
-    let oldest = rope(r#", "rope_scaling": {"type": "linear", "factor": 2.0}"#).unwrap();
-    assert_eq!(oldest.scaling, RopeScaling::Linear { factor: 2.0 });
-    let plain =
-        rope(r#", "rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}"#).unwrap();
-    assert_eq!(
-        plain,
-        Rope {
-            theta: 5.0,
-            scaling: RopeScaling::None
-        }
-    );
-}
-
-#[test]
-fn rotary_parameters_that_cannot_be_used_are_named() {
-    let message = |more: &str| rope(more).unwrap_err().to_string();
-    assert!(message(r#", "rope_scaling": {"rope_type": "longrope"}"#).contains("longrope"));
-    assert!(
-        message(r#", "rope_scaling": {"rope_type": "linear"}"#).contains("`factor` is missing")
-    );
-    assert!(message(r#", "rope_scaling": {"rope_type": "linear", "factor": -1}"#).contains("-1"));
-    assert!(message(r#", "rope_theta": 0.0"#).contains("rope_theta"));
-    let layers = r#", "rope_parameters": {"full_attention": {"rope_theta": 1.0}}"#;
-    assert!(message(layers).contains("each kind of layer"));
-}
-
-#[test]
-fn sizes_no_model_has_are_refused() {
-    for (field, value) in [
-        ("num_key_value_heads", "0"),
-        ("num_key_value_heads", "3"),
-        ("head_dim", "0"),
-    ] {
-        let folder = folder(&format!("{{{BASE}, \"{field}\": {value}}}"), &[]);
-        let error = Folder::open(folder.path()).unwrap_err();
-        assert!(matches!(error, Error::Config { field: named, .. } if named == field));
-    }
-    let huge = format!(
-        "{{{}}}",
-        BASE.replace("\"hidden_size\": 32", "\"hidden_size\": 4000000000")
-    );
-    let folder = folder(&huge, &[]);
-    assert!(matches!(
-        Folder::open(folder.path()),
-        Err(Error::Config {
-            field: "hidden_size",
-            ..
-        })
-    ));
+    let folder = Folder::open(wrapped.path()).unwrap();
+    let config = folder.config();
+    assert_eq!(config.class(), "Gemma3ForConditionalGeneration");
+    assert_eq!(config.map()["hidden_size"], 32);
+    assert_eq!(config.map()["tie_word_embeddings"], true);
 }
 
 #[test]

@@ -6,8 +6,9 @@ mod table;
 use anyhow::{Context, Result, bail};
 use lacuna::files::{ModelSource, OutputFile};
 use lacuna::plan::{Change, Demand, Plan, PlanError, Verdict, VocabularySize, WeightPlan};
-use lacuna::{Config, DType, EngineConfig, synth};
+use lacuna::{DType, EngineConfig, ModelSpec, synth};
 use lacuna_kv::KvCache;
+use lacuna_models::program::Program;
 
 use crate::cli::PlanArgs;
 use lacuna_cli::output::{self, Usage};
@@ -16,28 +17,33 @@ use report::Report;
 
 /// What is planned for.
 struct Subject {
-    config: Config,
+    spec: ModelSpec,
     weights: WeightPlan,
     vocabulary: VocabularySize,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let Subject {
-        config,
+        spec,
         weights,
         vocabulary,
     } = subject(args)?;
-    let demand = demand(args, config.context_tokens)?;
-    warn_of_context(demand.context_tokens, config.context_tokens);
-    let cache = KvCache::new(config.kv_geometry(args.kv_type), args.kv).map_err(PlanError::from)?;
-    let plan = Plan::new(&config, weights, vocabulary, &cache, &demand)?;
-    debug_assert_eq!(plan.arena.verify(&config), Ok(()), "the plan holds");
-    let verdict = plan.verdict(&config, &demand)?;
+    let demand = demand(args, spec.context_tokens)?;
+    warn_of_context(demand.context_tokens, spec.context_tokens);
+    let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
+    let cache = KvCache::new(geometry, args.kv).map_err(PlanError::from)?;
+    let plan = Plan::new(&spec, weights, vocabulary, &cache, &demand)?;
+    debug_assert_eq!(
+        plan.arena.verify(&Program::new(&spec)),
+        Ok(()),
+        "the plan holds"
+    );
+    let verdict = plan.verdict(&spec, &demand)?;
     if let Some(path) = &args.map {
         OutputFile::write_whole(path, plan.map().to_string().as_bytes())
             .with_context(|| format!("cannot write `{}`", path.display()))?;
     }
-    let report = Report::new(args, &config, &demand, &plan, verdict.as_ref());
+    let report = Report::new(args, &spec, &demand, &plan, verdict.as_ref());
     if args.model.json {
         output::json(&report)?;
     } else {
@@ -87,10 +93,10 @@ fn subject(args: &PlanArgs) -> Result<Subject> {
 
 fn from_shape(shape: &'static synth::Shape, dtype: DType) -> Result<Subject> {
     let model = synth::Model::new(shape, dtype);
-    let config = model.description()?.config;
+    let spec = model.description()?.spec;
     Ok(Subject {
-        vocabulary: VocabularySize::usual(&config),
-        config,
+        vocabulary: VocabularySize::usual(&spec),
+        spec,
         weights: model.weights()?,
     })
 }
@@ -100,8 +106,8 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
     Ok(Subject {
-        vocabulary: VocabularySize::of(&files, &description.config),
-        config: description.config,
+        vocabulary: VocabularySize::of(&files, &description.spec),
+        spec: description.spec,
         weights: WeightPlan::of(files.tensors()),
     })
 }

@@ -1,6 +1,6 @@
 //! The plan as `--json` prints it.
 
-use lacuna::Config;
+use lacuna::ModelSpec;
 use lacuna::plan::{Budget, Demand, KvPlan, Parts, Placement, Plan, Total, Verdict, WeightPlan};
 use lacuna_kv::Side;
 use serde::Serialize;
@@ -118,7 +118,7 @@ pub(super) struct Fit {
 impl<'a> Report<'a> {
     pub(super) fn new(
         args: &'a PlanArgs,
-        config: &Config,
+        spec: &ModelSpec,
         demand: &Demand,
         plan: &Plan,
         verdict: Option<&Verdict>,
@@ -127,8 +127,8 @@ impl<'a> Report<'a> {
         let budget = args.budget.zip(verdict);
         Self {
             model: &args.model.model,
-            architecture: config.architecture,
-            layers: config.layers,
+            architecture: spec.family,
+            layers: spec.layers.len(),
             context_tokens: demand.context_tokens,
             sequences: demand.sequences,
             batch_tokens: limits.tokens,
@@ -147,16 +147,16 @@ impl<'a> Report<'a> {
 fn activations(plan: &Plan) -> Activations {
     let arena = &plan.arena;
     let mut places: Vec<&Placement> = arena.placements().iter().collect();
-    places.sort_by_key(|place| (place.lifetime.first, place.buffer));
+    places.sort_by_key(|place| (place.lifetime.spans()[0].first, place.slot));
     let buffer = |place: &Placement| Buffer {
-        buffer: place.buffer.name(),
+        buffer: place.name,
         shape: [place.shape.rows, place.shape.width],
         r#type: place.shape.element.name(),
         offset: place.offset,
         end: place.offset + place.bytes,
         bytes: place.bytes,
-        first_step: place.lifetime.first.name(),
-        last_step: place.lifetime.last.name(),
+        first_step: place.steps.0,
+        last_step: place.steps.1,
     };
     Activations {
         bytes: arena.bytes(),

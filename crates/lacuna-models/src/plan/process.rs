@@ -6,13 +6,13 @@
 
 use lacuna_kernels::Cpu;
 
-use crate::config::Config;
 use crate::files::{Metadata, ModelFiles};
 use crate::plan::Demand;
+use crate::spec::ModelSpec;
 
 /// Memory for the program, its vocabulary and its threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProgramPlan {
+pub struct ProcessPlan {
     /// The program's own data, the threads that only wait, what the allocator keeps for itself, and
     /// the tables of the KV cache and of the prefix cache.
     pub program_bytes: u64,
@@ -58,7 +58,7 @@ const CANDIDATE_BYTES: u64 = 16;
 impl VocabularySize {
     /// The vocabulary of `files`. Where it is in `tokenizer.json`, what that file's size allows.
     #[must_use]
-    pub fn of(files: &ModelFiles, config: &Config) -> Self {
+    pub fn of(files: &ModelFiles, spec: &ModelSpec) -> Self {
         match files.metadata() {
             Metadata::Gguf(metadata) => {
                 let texts = |key: &str| {
@@ -77,20 +77,20 @@ impl VocabularySize {
                 let file = std::fs::metadata(folder.path().join("tokenizer.json"));
                 Self {
                     text_bytes: file.map_or(0, |file| usize::try_from(file.len()).unwrap_or(0)),
-                    ..Self::usual(config)
+                    ..Self::usual(spec)
                 }
             }
         }
     }
 
-    /// The vocabulary that a model of `config` would usually have: a merge for each token, and twelve
+    /// The vocabulary that a model of `spec` would usually have: a merge for each token, and twelve
     /// bytes of text for both.
     #[must_use]
-    pub fn usual(config: &Config) -> Self {
+    pub fn usual(spec: &ModelSpec) -> Self {
         Self {
-            tokens: config.vocabulary,
-            merges: config.vocabulary,
-            text_bytes: 12 * config.vocabulary,
+            tokens: spec.vocabulary,
+            merges: spec.vocabulary,
+            text_bytes: 12 * spec.vocabulary,
         }
     }
 
@@ -100,14 +100,14 @@ impl VocabularySize {
     }
 }
 
-impl ProgramPlan {
-    pub(super) fn new(config: &Config, vocabulary: VocabularySize, demand: &Demand) -> Self {
+impl ProcessPlan {
+    pub(super) fn new(spec: &ModelSpec, vocabulary: VocabularySize, demand: &Demand) -> Self {
         let threads = demand.threads as u64;
         Self {
             program_bytes: PROGRAM_BYTES,
             vocabulary_bytes: vocabulary.bytes(),
             thread_bytes: threads * (Cpu::bytes_per_thread() as u64 + THREAD_BYTES),
-            sampling_bytes: CANDIDATE_BYTES * config.vocabulary as u64,
+            sampling_bytes: CANDIDATE_BYTES * spec.vocabulary as u64,
         }
     }
 }

@@ -1,0 +1,342 @@
+//! The processor as an executor: each operation by the kernels, on slots of an arena.
+//!
+//! Weights stay in the mapped file and activations in a [`Scratch`] arena; the KV cache is passed in
+//! with each [`Segment`], never kept here. Segments of different sequences are laid end to end
+//! without padding, and one token's result does not depend on what else is in the batch.
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use lacuna_kernels::{Activations, AttentionShape, Cached, Cpu, Sequences};
+use lacuna_kv::{Layer, Side};
+
+use super::{BatchSize, Segment};
+use crate::error::{ForwardError, Place};
+use crate::program::{MatrixId, Op, Program, Rows, Slot, VectorId};
+use crate::scratch::{FiniteCheck, Scratch};
+use crate::spec::{Norm, NormKind};
+use crate::weights::{Linear, Weights};
+
+/// One forward pass under way.
+pub(crate) struct Pass<'a, 'b> {
+    pub(crate) weights: &'a Weights,
+    pub(crate) cpu: &'a Cpu,
+    pub(crate) size: BatchSize,
+    pub(crate) segments: &'a mut [Segment<'b>],
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+impl Pass<'_, '_> {
+    /// Runs all of `program`.
+    ///
+    /// # Errors
+    /// [`ForwardError::NotFinite`], if that is looked for.
+    pub(crate) fn run(&mut self, program: &Program) -> Result<(), ForwardError> {
+        for step in program.steps() {
+            for op in program.ops(step) {
+                self.op(op)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn op(&mut self, op: &Op) -> Result<(), ForwardError> {
+        match *op {
+            Op::Embed { table, output } => self.embed(table, output),
+            Op::Positions { output } => self.positions(output),
+            Op::Rotations {
+                rope,
+                positions,
+                output,
+                width,
+            } => self.rotations(rope, positions, output, width),
+            Op::Norm {
+                norm,
+                weight,
+                input,
+                output,
+                rows,
+                groups,
+                width,
+            } => self.norm(norm, weight, [input, output], rows, [groups, width]),
+            Op::Product {
+                input,
+                blocks,
+                rows,
+                columns,
+                ref outputs,
+            } => self.products([input, blocks], rows, columns, outputs),
+            Op::Rotate {
+                heads_of,
+                table,
+                heads,
+                head_dim,
+                dimensions,
+                style,
+            } => {
+                let [rows, table] = self.scratch.slots([heads_of, table]);
+                let rows = first(rows, self.size.tokens * heads * head_dim);
+                let table: &mut [f32] = first(table, self.size.tokens * dimensions);
+                self.cpu.rope(rows, heads, head_dim, style, table);
+            }
+            Op::Store {
+                layer,
+                keys,
+                values,
+                width,
+            } => self.store(Layer(layer), [keys, values], width),
+            Op::Attend {
+                layer,
+                ref shape,
+                queries,
+                output,
+                states,
+            } => self.attend(Layer(layer), shape, [queries, output, states]),
+            Op::Activate {
+                activation,
+                gate,
+                up,
+                width,
+            } => {
+                let [gate, up] = self.scratch.slots([gate, up]);
+                let elements = self.size.tokens * width;
+                let (gate, up): (_, &mut [f32]) = (first(gate, elements), first(up, elements));
+                self.cpu.activate_mul(activation, gate, up);
+            }
+            Op::Add { to, from, width } => {
+                let [to, from] = self.scratch.slots([to, from]);
+                let elements = self.size.tokens * width;
+                let from: &mut [f32] = first(from, elements);
+                self.cpu.add(first(to, elements), from);
+            }
+            Op::Choose { from, to, width } => self.choose([from, to], width),
+            Op::CheckFinite {
+                values,
+                rows,
+                width,
+                place,
+            } => return self.check(values, rows, width, place),
+            Op::Return { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.size.tokens,
+            Rows::Logits => self.size.logit_rows,
+        }
+    }
+
+    fn embed(&mut self, table: MatrixId, output: Slot) {
+        let table = self.weights.matrix(table).matrix();
+        let width = table.cols();
+        let [hidden] = self.scratch.slots([output]);
+        let mut rest: &mut [f32] = first(hidden, self.size.tokens * width);
+        for segment in &*self.segments {
+            let (rows, tail) = rest.split_at_mut(segment.tokens.len() * width);
+            self.cpu.embed(rows, &table, segment.tokens);
+            rest = tail;
+        }
+    }
+
+    fn positions(&mut self, output: Slot) {
+        let [positions] = self.scratch.slots([output]);
+        let positions: &mut [u32] = first(positions, self.size.tokens);
+        let wanted = self
+            .segments
+            .iter()
+            .flat_map(|segment| (segment.sequence.len()..).take(segment.tokens.len()));
+        for (slot, position) in positions.iter_mut().zip(wanted) {
+            *slot = u32::try_from(position).expect("a context is shorter than 2^32 tokens");
+        }
+    }
+
+    fn rotations(&mut self, rope: usize, positions: Slot, output: Slot, width: usize) {
+        let rotation = self.weights.rotation(rope);
+        let context = self.scratch.limits().context_tokens;
+        let frequencies = rotation.inverse_frequencies(context);
+        let [positions, table] = self.scratch.slots([positions, output]);
+        let positions: &mut [u32] = first(positions, self.size.tokens);
+        let table = first(table, self.size.tokens * width);
+        let factor = rotation.attention_factor;
+        self.cpu.rope_table(table, positions, frequencies, factor);
+    }
+
+    fn norm(
+        &mut self,
+        norm: Norm,
+        weight: VectorId,
+        [input, output]: [Slot; 2],
+        rows: Rows,
+        [groups, width]: [usize; 2],
+    ) {
+        let elements = self.rows(rows) * groups * width;
+        let weight = self.weights.vector(weight);
+        let Norm { kind, epsilon } = norm;
+        if elements == 0 {
+            return;
+        }
+        if input == output {
+            let [rows] = self.scratch.slots([input]);
+            let rows = first(rows, elements);
+            match kind {
+                NormKind::Rms => self.cpu.rms_norm_in_place(rows, weight, epsilon, width),
+            }
+        } else {
+            let [input, output] = self.scratch.slots([input, output]);
+            let (input, output): (&mut [f32], _) =
+                (first(input, elements), first(output, elements));
+            match kind {
+                NormKind::Rms => self.cpu.rms_norm(output, input, weight, epsilon, width),
+            }
+        }
+    }
+
+    /// Products with `outputs`' matrices in one operation, so that threads meet once.
+    fn products(
+        &mut self,
+        input: [Slot; 2],
+        rows: Rows,
+        columns: usize,
+        outputs: &[(MatrixId, Slot)],
+    ) {
+        // Parts of a longer list are computed one after another, each quantizing the input again; no
+        // layer has one.
+        for outputs in outputs.chunks(MOST_PRODUCTS) {
+            match outputs {
+                [a] => self.product(input, rows, columns, [*a]),
+                [a, b] => self.product(input, rows, columns, [*a, *b]),
+                [a, b, c] => self.product(input, rows, columns, [*a, *b, *c]),
+                [a, b, c, d] => self.product(input, rows, columns, [*a, *b, *c, *d]),
+                [a, b, c, d, e] => self.product(input, rows, columns, [*a, *b, *c, *d, *e]),
+                _ => unreachable!("at most {MOST_PRODUCTS}, and not empty"),
+            }
+        }
+    }
+
+    fn product<const N: usize>(
+        &mut self,
+        input: [Slot; 2],
+        rows: Rows,
+        columns: usize,
+        outputs: [(MatrixId, Slot); N],
+    ) {
+        let rows = self.rows(rows);
+        if rows == 0 {
+            return;
+        }
+        let slots = outputs.iter().map(|(_, slot)| *slot);
+        let ([input, blocks], outs) = self.scratch.slots_and::<MOST_PRODUCTS>(input, slots);
+        let input = activations(self.cpu, first(input, rows * columns), rows, blocks);
+        let linears = outputs.map(|(matrix, _)| self.weights.matrix(matrix));
+        let mut outs = outs.into_iter();
+        let outs = linears.map(|linear| {
+            let out = outs.next().expect("a slot for each matrix");
+            first(out, rows * linear.rows())
+        });
+        Linear::apply_each(linears, self.cpu, outs, &input);
+    }
+
+    fn store(&mut self, layer: Layer, slots: [Slot; 2], width: usize) {
+        let [keys, values] = self.scratch.slots(slots);
+        let keys: &mut [f32] = first(keys, self.size.tokens * width);
+        let values: &mut [f32] = first(values, self.size.tokens * width);
+        let mut start = 0;
+        for segment in &mut *self.segments {
+            let end = start + segment.tokens.len();
+            let new = start * width..end * width;
+            let (keys, values) = (&keys[new.clone()], &values[new]);
+            segment.sequence.store(self.cpu, layer, keys, values);
+            start = end;
+        }
+    }
+
+    fn attend(&mut self, layer: Layer, shape: &AttentionShape, slots: [Slot; 3]) {
+        let [queries, output, states] = self.scratch.slots(slots);
+        let elements = self.size.tokens * shape.query_heads * shape.head_dim;
+        let queries: &mut [f32] = first(queries, elements);
+        let output = first(output, elements);
+        let states = bytemuck::cast_slice_mut(states);
+        let sequences = InLayer(self.segments, layer);
+        self.cpu
+            .attention_each(output, queries, &sequences, shape, None, states);
+    }
+
+    /// Picks the rows the segments ask for.
+    fn choose(&mut self, slots: [Slot; 2], width: usize) {
+        let [hidden, chosen] = self.scratch.slots(slots);
+        let hidden: &mut [f32] = bytemuck::cast_slice_mut(hidden);
+        let chosen: &mut [f32] = bytemuck::cast_slice_mut(chosen);
+        let (mut rows, mut end) = (0, 0);
+        for segment in &*self.segments {
+            end += segment.tokens.len();
+            let wanted = segment.logit_rows();
+            chosen[rows * width..(rows + wanted) * width]
+                .copy_from_slice(&hidden[(end - wanted) * width..end * width]);
+            rows += wanted;
+        }
+    }
+
+    /// Whether rows are finite, if that is to be known.
+    fn check(
+        &mut self,
+        values: Slot,
+        rows: Rows,
+        width: usize,
+        place: Place,
+    ) -> Result<(), ForwardError> {
+        if self.scratch.check() == FiniteCheck::Off {
+            return Ok(());
+        }
+        let elements = self.rows(rows) * width;
+        let [values] = self.scratch.slots([values]);
+        let values: &mut [f32] = first(values, elements);
+        match self.cpu.first_not_finite(values) {
+            None => Ok(()),
+            Some(index) => Err(ForwardError::NotFinite {
+                place,
+                row: index / width,
+            }),
+        }
+    }
+}
+
+/// Matrices that are multiplied with the same rows at once: queries, keys and values, and both of a
+/// feed-forward block that reads the same.
+const MOST_PRODUCTS: usize = 5;
+
+/// What the tokens of each segment attend to in a layer.
+struct InLayer<'a, 'b>(&'a [Segment<'b>], Layer);
+
+impl Sequences for InLayer<'_, '_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn tokens(&self, index: usize) -> usize {
+        self.0[index].tokens.len()
+    }
+
+    fn cached(&self, index: usize) -> Cached<'_> {
+        let sequence = &self.0[index].sequence;
+        Cached {
+            k: sequence.view(self.1, Side::Key),
+            v: sequence.view(self.1, Side::Value),
+            first_position: sequence.len(),
+        }
+    }
+}
+
+/// The first `count` elements of a slot, which may be made for a larger batch.
+fn first<T: AnyBitPattern + NoUninit>(slot: &mut [u8], count: usize) -> &mut [T] {
+    &mut bytemuck::cast_slice_mut(slot)[..count]
+}
+
+/// Prepares `rows` rows for products, quantized where their width allows a quantized matrix.
+fn activations<'a>(cpu: &Cpu, x: &'a [f32], rows: usize, storage: &'a mut [u8]) -> Activations<'a> {
+    let columns = x.len() / rows;
+    let storage = match Activations::storage_bytes(rows, columns) {
+        Some(_) => storage,
+        None => &mut [],
+    };
+    cpu.activations(x, rows, columns, storage)
+}

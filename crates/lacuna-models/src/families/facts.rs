@@ -1,0 +1,547 @@
+//! What a model file says, whichever of the two ways it says it.
+
+use std::path::Path;
+
+use lacuna_kernels::RopeStyle;
+use serde_json::{Map, Value};
+
+use crate::error::ConfigError;
+use crate::files::gguf::{FromValue, Metadata};
+use crate::files::huggingface::{Config, Error as HuggingFaceError};
+use crate::spec::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
+
+/// A fact by its names in both kinds of files: in GGUF without the family's name in front, in
+/// `config.json` with other spellings after a `|`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Key {
+    gguf: Option<&'static str>,
+    huggingface: Option<&'static str>,
+}
+
+impl Key {
+    pub(crate) const fn new(gguf: &'static str, huggingface: &'static str) -> Self {
+        Self {
+            gguf: Some(gguf),
+            huggingface: Some(huggingface),
+        }
+    }
+
+    /// A fact that `config.json` does not have.
+    pub(crate) const fn gguf(name: &'static str) -> Self {
+        Self {
+            gguf: Some(name),
+            huggingface: None,
+        }
+    }
+
+    /// A fact that GGUF does not have.
+    pub(crate) const fn huggingface(name: &'static str) -> Self {
+        Self {
+            gguf: None,
+            huggingface: Some(name),
+        }
+    }
+}
+
+/// A model file's description of its model.
+pub(crate) struct Facts<'a> {
+    family: &'static str,
+    source: Source<'a>,
+}
+
+enum Source<'a> {
+    Gguf {
+        metadata: &'a Metadata,
+        vocabulary: usize,
+        has_tensor: &'a dyn Fn(&str) -> bool,
+    },
+    HuggingFace(&'a Config),
+}
+
+/// What a fact can be read as.
+pub(crate) trait Fact: Sized {
+    fn from_gguf(metadata: &Metadata, key: &str) -> Result<Option<Self>, ConfigError>;
+
+    /// `None` for a value of another kind.
+    fn from_json(value: &Value) -> Option<Self>;
+
+    const EXPECTED: &'static str;
+}
+
+macro_rules! facts {
+    ($($target:ty, $read:ty, $expected:literal, $json:expr;)*) => {$(
+        impl Fact for $target {
+            fn from_gguf(metadata: &Metadata, key: &str) -> Result<Option<Self>, ConfigError> {
+                Ok(metadata.get::<$read>(key)?.map(Into::into))
+            }
+
+            fn from_json(value: &Value) -> Option<Self> {
+                let read: fn(&Value) -> Option<Self> = $json;
+                read(value)
+            }
+
+            const EXPECTED: &'static str = $expected;
+        }
+    )*};
+}
+
+/// The largest size of anything; more would overflow what is computed from it.
+const LARGEST: u64 = i32::MAX as u64;
+
+facts! {
+    usize, usize, "a number from 0 to 2147483647", |value| {
+        // Some files write whole numbers as 4096.0.
+        let whole = |number: f64| (number.fract() == 0.0 && number >= 0.0).then_some(number as u64);
+        let number = value.as_u64().or_else(|| value.as_f64().and_then(whole))?;
+        (number <= LARGEST).then_some(number as usize)
+    };
+    f32, f32, "a number", |value| value.as_f64().map(|number| number as f32);
+    f64, f32, "a number", Value::as_f64;
+    bool, bool, "true or false", Value::as_bool;
+    String, &str, "text", |value| value.as_str().map(str::to_owned);
+    Vec<String>, Strings, "a list of texts", |value| {
+        let texts = value.as_array()?.iter();
+        texts.map(|text| text.as_str().map(str::to_owned)).collect()
+    };
+}
+
+/// Texts of GGUF metadata.
+struct Strings(Vec<String>);
+
+impl<'a> FromValue<'a> for Strings {
+    const EXPECTED: &'static str = <Vec<&str>>::EXPECTED;
+
+    fn from_value(value: crate::files::gguf::Value<'a>) -> Option<Self> {
+        let texts = <Vec<&str>>::from_value(value)?;
+        Some(Self(texts.into_iter().map(str::to_owned).collect()))
+    }
+}
+
+impl From<Strings> for Vec<String> {
+    fn from(Strings(texts): Strings) -> Self {
+        texts
+    }
+}
+
+/// One value for all layers, or one for each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PerLayer<T> {
+    All(T),
+    Each(Vec<T>),
+}
+
+impl<T: Copy> PerLayer<T> {
+    /// The value of each of `layers` layers.
+    pub(crate) fn of(self, layers: usize, field: &'static str) -> Result<Vec<T>, ConfigError> {
+        match self {
+            Self::All(value) => Ok(vec![value; layers]),
+            Self::Each(values) if values.len() == layers => Ok(values),
+            Self::Each(values) => Err(ConfigError::LayerList {
+                field,
+                found: values.len(),
+                layers,
+            }),
+        }
+    }
+}
+
+impl<'a, T: FromValue<'a>> FromValue<'a> for PerLayer<T>
+where
+    Vec<T>: FromValue<'a>,
+{
+    const EXPECTED: &'static str = T::EXPECTED;
+
+    fn from_value(value: crate::files::gguf::Value<'a>) -> Option<Self> {
+        match value {
+            crate::files::gguf::Value::Array(_) => Vec::from_value(value).map(Self::Each),
+            one => T::from_value(one).map(Self::All),
+        }
+    }
+}
+
+impl Fact for PerLayer<usize> {
+    fn from_gguf(metadata: &Metadata, key: &str) -> Result<Option<Self>, ConfigError> {
+        Ok(metadata.get(key)?)
+    }
+
+    fn from_json(value: &Value) -> Option<Self> {
+        match value.as_array() {
+            None => usize::from_json(value).map(Self::All),
+            Some(values) => {
+                let values = values.iter().map(usize::from_json);
+                values.collect::<Option<_>>().map(Self::Each)
+            }
+        }
+    }
+
+    const EXPECTED: &'static str = "a number, or one for each layer";
+}
+
+impl<'a> Facts<'a> {
+    pub(crate) fn gguf(
+        metadata: &'a Metadata,
+        family: &'static str,
+        vocabulary: usize,
+        has_tensor: &'a dyn Fn(&str) -> bool,
+    ) -> Self {
+        let source = Source::Gguf {
+            metadata,
+            vocabulary,
+            has_tensor,
+        };
+        Self { family, source }
+    }
+
+    pub(crate) fn huggingface(config: &'a Config, family: &'static str) -> Self {
+        let source = Source::HuggingFace(config);
+        Self { family, source }
+    }
+
+    /// The family's name.
+    pub(crate) fn family(&self) -> &'static str {
+        self.family
+    }
+
+    /// Rows of the embedding table.
+    pub(crate) fn vocabulary(&self) -> Result<usize, ConfigError> {
+        match self.source {
+            Source::Gguf { vocabulary, .. } => Ok(vocabulary),
+            Source::HuggingFace(_) => self.required(Key::huggingface("vocab_size")),
+        }
+    }
+
+    /// Whether a GGUF file has a tensor of this name; `None` for other files.
+    pub(crate) fn has_tensor(&self, name: &str) -> Option<bool> {
+        match self.source {
+            Source::Gguf { has_tensor, .. } => Some(has_tensor(name)),
+            Source::HuggingFace(_) => None,
+        }
+    }
+
+    /// `in_gguf` for GGUF files; Hugging Face files split halves.
+    pub(crate) fn style(&self, in_gguf: RopeStyle) -> RopeStyle {
+        match self.source {
+            Source::Gguf { .. } => in_gguf,
+            Source::HuggingFace(_) => RopeStyle::HalfSplit,
+        }
+    }
+
+    /// What the file says, if it does.
+    pub(crate) fn get<T: Fact>(&self, key: Key) -> Result<Option<T>, ConfigError> {
+        match (&self.source, key.gguf, key.huggingface) {
+            (Source::Gguf { metadata, .. }, Some(name), _) => {
+                T::from_gguf(metadata, &format!("{}.{name}", self.family))
+            }
+            (Source::HuggingFace(config), _, Some(names)) => {
+                json(config.path(), config.map(), names)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// What the file says of each of `layers` layers, if it does.
+    pub(crate) fn per_layer(
+        &self,
+        key: Key,
+        layers: usize,
+    ) -> Result<Option<Vec<usize>>, ConfigError> {
+        let field = key.gguf.or(key.huggingface).unwrap_or_default();
+        let found: Option<PerLayer<usize>> = self.get(key)?;
+        found.map(|values| values.of(layers, field)).transpose()
+    }
+
+    /// What the file must say.
+    pub(crate) fn required<T: Fact>(&self, key: Key) -> Result<T, ConfigError> {
+        self.get(key)?.ok_or_else(|| match (&self.source, key) {
+            (Source::HuggingFace(config), Key { huggingface, .. }) => wrong(
+                config.path(),
+                huggingface.unwrap_or_default(),
+                "missing".to_owned(),
+                T::EXPECTED,
+            ),
+            (Source::Gguf { .. }, Key { gguf, .. }) => {
+                let name = gguf.unwrap_or_default();
+                crate::files::gguf::Error::MissingKey {
+                    key: format!("{}.{name}", self.family),
+                }
+                .into()
+            }
+        })
+    }
+
+    /// Refuses a file that says something else than `value`.
+    pub(crate) fn expect(
+        &self,
+        key: Key,
+        value: usize,
+        supported: &'static str,
+    ) -> Result<(), ConfigError> {
+        match self.get::<usize>(key)? {
+            Some(found) if found != value => Err(ConfigError::Unsupported {
+                feature: format!(
+                    "{} {found}",
+                    key.gguf.or(key.huggingface).unwrap_or_default()
+                ),
+                supported,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The rotary embedding of all layers, whose heads have `head_dim` elements.
+    pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, ConfigError> {
+        match &self.source {
+            Source::Gguf { .. } => self.gguf_rope(head_dim),
+            Source::HuggingFace(config) => {
+                let (field, map) = rope_map(config);
+                if map.values().any(Value::is_object) {
+                    let expected = "one set of parameters for all layers";
+                    let found = "different for each kind of layer".into();
+                    return Err(wrong(config.path(), field, found, expected));
+                }
+                self.json_rope(config, field, map, head_dim)
+            }
+        }
+    }
+
+    fn gguf_rope(&self, head_dim: usize) -> Result<Rope, ConfigError> {
+        let theta: Option<f64> = self.get(Key::gguf("rope.freq_base"))?;
+        let dimensions = self.get(Key::gguf("rope.dimension_count"))?;
+        Ok(Rope {
+            style: RopeStyle::HalfSplit,
+            dimensions: dimensions.unwrap_or(head_dim),
+            theta: theta.unwrap_or(DEFAULT_THETA),
+            scaling: self.gguf_scaling()?,
+            file_factors: true,
+        })
+    }
+
+    fn gguf_scaling(&self) -> Result<RopeScaling, ConfigError> {
+        let kind: Option<String> = self.get(Key::gguf("rope.scaling.type"))?;
+        let factor: Option<f64> = self.get(Key::gguf("rope.scaling.factor"))?;
+        match (kind.as_deref(), factor) {
+            (None | Some("none"), _) | (Some("linear"), None) => Ok(RopeScaling::None),
+            (Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+            (Some("yarn"), Some(factor)) => self.gguf_yarn(factor).map(RopeScaling::Yarn),
+            (Some("longrope"), _) => self.gguf_longrope().map(RopeScaling::LongRope),
+            (Some(kind), _) => Err(ConfigError::Unsupported {
+                feature: format!("rope scaling `{kind}`"),
+                supported: "none, linear, yarn with a factor, and longrope are",
+            }),
+        }
+    }
+
+    fn original_context(&self) -> Result<usize, ConfigError> {
+        match self.get(Key::gguf("rope.scaling.original_context_length"))? {
+            Some(tokens) => Ok(tokens),
+            None => self.required(Key::gguf("context_length")),
+        }
+    }
+
+    fn gguf_yarn(&self, factor: f64) -> Result<Yarn, ConfigError> {
+        let beta = |name| self.get::<f64>(Key::gguf(name));
+        let attention: Option<f64> = self.get(Key::gguf("rope.scaling.attn_factor"))?;
+        Ok(Yarn {
+            factor,
+            original_context: self.original_context()?,
+            beta_fast: beta("rope.scaling.yarn_beta_fast")?.unwrap_or(Yarn::BETA_FAST),
+            beta_slow: beta("rope.scaling.yarn_beta_slow")?.unwrap_or(Yarn::BETA_SLOW),
+            // The format has no key for it; every reader of it rounds.
+            truncate: true,
+            // GGUF's factor multiplies the usual one.
+            attention_factor: attention.unwrap_or(1.0) * Yarn::usual_attention_factor(factor),
+        })
+    }
+
+    fn gguf_longrope(&self) -> Result<LongRope, ConfigError> {
+        let original_context = self.original_context()?;
+        let context = self.required(Key::gguf("context_length"))?;
+        let attention: Option<f64> = self.get(Key::gguf("rope.scaling.attn_factor"))?;
+        let usual = LongRope::usual_attention_factor(original_context, context);
+        Ok(LongRope {
+            original_context,
+            attention_factor: attention.unwrap_or(usual),
+            factors: None,
+        })
+    }
+
+    /// The rotary embedding that `map`, the `field` of a `config.json`, describes.
+    fn json_rope(
+        &self,
+        config: &Config,
+        field: &'static str,
+        map: &Map<String, Value>,
+        head_dim: usize,
+    ) -> Result<Rope, ConfigError> {
+        let reader = RopeReader {
+            path: config.path(),
+            field,
+            map,
+        };
+        let older = self.get(Key::huggingface("rope_theta|rotary_emb_base"))?;
+        let theta = reader.optional("rope_theta")?.or(older);
+        let part = match reader.optional("partial_rotary_factor")? {
+            Some(part) => Some(part),
+            None => self.get::<f64>(Key::huggingface("partial_rotary_factor"))?,
+        };
+        let scaling = reader.scaling(self)?;
+        let dimensions = match (&scaling, part) {
+            // There the part is of the pairs that turn.
+            (RopeScaling::Proportional { .. }, _) | (_, None) => head_dim,
+            (_, Some(part)) => (head_dim as f64 * part) as usize,
+        };
+        Ok(Rope {
+            style: RopeStyle::HalfSplit,
+            dimensions,
+            theta: theta.unwrap_or(DEFAULT_THETA),
+            scaling,
+            file_factors: false,
+        })
+    }
+}
+
+/// What a model without a rotary base of its own uses.
+const DEFAULT_THETA: f64 = 10_000.0;
+
+/// Where `config.json` has the parameters of rotation, which newer files call otherwise.
+fn rope_map(config: &Config) -> (&'static str, &Map<String, Value>) {
+    static EMPTY: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
+    let found = ["rope_parameters", "rope_scaling"].into_iter();
+    let mut found = found.filter_map(|field| Some((field, config.map().get(field)?.as_object()?)));
+    found.next().unwrap_or(("rope_scaling", &EMPTY))
+}
+
+/// The first of `names`, which a `|` separates, that `map` has a value for.
+fn json<T: Fact>(
+    path: &Path,
+    map: &Map<String, Value>,
+    names: &'static str,
+) -> Result<Option<T>, ConfigError> {
+    for name in names.split('|') {
+        let Some(value) = map.get(name).filter(|value| !value.is_null()) else {
+            continue;
+        };
+        return match T::from_json(value) {
+            Some(fact) => Ok(Some(fact)),
+            None => Err(wrong(path, name, value.to_string(), T::EXPECTED)),
+        };
+    }
+    Ok(None)
+}
+
+fn wrong(path: &Path, field: &'static str, found: String, expected: &'static str) -> ConfigError {
+    HuggingFaceError::Config {
+        path: path.to_owned(),
+        field,
+        found,
+        expected,
+    }
+    .into()
+}
+
+/// Parameters of rotation in `config.json`.
+struct RopeReader<'a> {
+    path: &'a Path,
+    field: &'static str,
+    map: &'a Map<String, Value>,
+}
+
+impl RopeReader<'_> {
+    fn optional(&self, name: &'static str) -> Result<Option<f64>, ConfigError> {
+        json(self.path, self.map, name)
+    }
+
+    /// A positive number that must be there.
+    fn number(&self, name: &'static str) -> Result<f64, ConfigError> {
+        let expected = "a positive number";
+        match self.optional(name)? {
+            Some(number) if number.is_finite() && number > 0.0 => Ok(number),
+            Some(number) => Err(wrong(self.path, name, number.to_string(), expected)),
+            None => Err(wrong(self.path, name, "missing".to_owned(), expected)),
+        }
+    }
+
+    fn scaling(&self, facts: &Facts<'_>) -> Result<RopeScaling, ConfigError> {
+        let kind: Option<String> = json(self.path, self.map, "rope_type|type")?;
+        match kind.as_deref() {
+            None | Some("default" | "mrope") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear {
+                factor: self.number("factor")?,
+            }),
+            Some("llama3") => Ok(RopeScaling::Llama3 {
+                factor: self.number("factor")?,
+                low_freq_factor: self.number("low_freq_factor")?,
+                high_freq_factor: self.number("high_freq_factor")?,
+                original_context: self.number("original_max_position_embeddings")? as usize,
+            }),
+            Some("yarn") => self.yarn(facts).map(RopeScaling::Yarn),
+            Some("longrope" | "su") => self.longrope(facts).map(RopeScaling::LongRope),
+            Some("proportional") => Ok(RopeScaling::Proportional {
+                fraction: self.optional("partial_rotary_factor")?.unwrap_or(1.0),
+            }),
+            Some(other) => Err(wrong(
+                self.path,
+                self.field,
+                format!("of type {other:?}"),
+                "type default, linear, llama3, yarn, longrope or proportional",
+            )),
+        }
+    }
+
+    /// The context the model was trained on before frequencies were stretched.
+    fn original_context(&self, facts: &Facts<'_>) -> Result<usize, ConfigError> {
+        let name = "original_max_position_embeddings";
+        match json(self.path, self.map, name)? {
+            Some(tokens) => Ok(tokens),
+            None => facts.required(Key::huggingface(
+                "original_max_position_embeddings|max_position_embeddings",
+            )),
+        }
+    }
+
+    fn yarn(&self, facts: &Facts<'_>) -> Result<Yarn, ConfigError> {
+        let factor = self.number("factor")?;
+        let scales = (self.optional("mscale")?, self.optional("mscale_all_dim")?);
+        let usual = match scales {
+            (Some(scale), Some(all)) if scale != 0.0 && all != 0.0 => {
+                Yarn::magnitude(factor, scale) / Yarn::magnitude(factor, all)
+            }
+            _ => Yarn::usual_attention_factor(factor),
+        };
+        Ok(Yarn {
+            factor,
+            original_context: self.original_context(facts)?,
+            beta_fast: self.optional("beta_fast")?.unwrap_or(Yarn::BETA_FAST),
+            beta_slow: self.optional("beta_slow")?.unwrap_or(Yarn::BETA_SLOW),
+            truncate: json(self.path, self.map, "truncate")?.unwrap_or(true),
+            attention_factor: self.optional("attention_factor")?.unwrap_or(usual),
+        })
+    }
+
+    fn longrope(&self, facts: &Facts<'_>) -> Result<LongRope, ConfigError> {
+        let original_context = self.original_context(facts)?;
+        let context = facts.required(Key::huggingface("max_position_embeddings"))?;
+        let usual = LongRope::usual_attention_factor(original_context, context);
+        Ok(LongRope {
+            original_context,
+            attention_factor: self.optional("attention_factor")?.unwrap_or(usual),
+            factors: Some(LongRopeFactors {
+                short: self.table("short_factor")?,
+                long: self.table("long_factor")?,
+            }),
+        })
+    }
+
+    fn table(&self, name: &'static str) -> Result<Vec<f32>, ConfigError> {
+        let value = self.map.get(name);
+        let numbers = value.and_then(Value::as_array).and_then(|numbers| {
+            let numbers = numbers.iter().map(Value::as_f64);
+            let numbers = numbers.map(|number| number.map(|number| number as f32));
+            numbers.collect::<Option<Vec<_>>>()
+        });
+        numbers.ok_or_else(|| {
+            let found = value.map_or("missing".to_owned(), Value::to_string);
+            wrong(self.path, name, found, "a list of numbers")
+        })
+    }
+}

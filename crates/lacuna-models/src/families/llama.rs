@@ -1,0 +1,25 @@
+//! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, SmolLM 2, Yi.
+
+use lacuna_kernels::RopeStyle;
+
+use super::decoder::{all_windowed, decoder};
+use super::facts::Key;
+use super::{Facts, Family, Naming};
+use crate::error::ConfigError;
+use crate::spec::ModelSpec;
+
+pub(crate) const FAMILY: Family = Family {
+    name: "llama",
+    classes: &["LlamaForCausalLM", "MistralForCausalLM"],
+    spec,
+    naming: Naming::USUAL,
+};
+
+fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let mut spec = decoder(facts)?;
+    // The converter permutes the rows of queries and keys.
+    spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
+    let window = facts.get(Key::new("attention.sliding_window", "sliding_window"))?;
+    all_windowed(&mut spec, window);
+    Ok(spec)
+}

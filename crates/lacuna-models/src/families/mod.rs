@@ -1,0 +1,100 @@
+//! Families of models: one file each, a function from what a model file says to a [`ModelSpec`].
+//!
+//! A family's file holds everything that is particular to it: its names, which of a file's numbers
+//! mean what, and how its tensors are called. `build.rs` finds the files, so adding a family is adding
+//! one here and a fixture under `tests/reference/`.
+
+mod decoder;
+mod facts;
+mod names;
+
+use crate::error::ConfigError;
+use crate::files::gguf::Metadata;
+use crate::files::huggingface::Folder;
+use crate::spec::ModelSpec;
+
+pub(crate) use facts::Facts;
+pub(crate) use names::{FUSED, Naming, Spelling};
+
+// `FAMILIES`, and a module for each file of this folder that declares a family.
+include!(concat!(env!("OUT_DIR"), "/families.rs"));
+
+/// One family of models.
+#[derive(Debug)]
+pub(crate) struct Family {
+    /// `general.architecture` in GGUF.
+    pub(crate) name: &'static str,
+    /// Entries of `architectures` in a Hugging Face `config.json`.
+    pub(crate) classes: &'static [&'static str],
+    /// Reads a model's description.
+    pub(crate) spec: fn(&Facts<'_>) -> Result<ModelSpec, ConfigError>,
+    /// How tensors are called in Hugging Face files.
+    pub(crate) naming: Naming,
+}
+
+/// What a file says a model is.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// Its layers and constants, validated.
+    pub spec: ModelSpec,
+    pub(crate) family: &'static Family,
+    pub(crate) spelling: Spelling,
+}
+
+impl Description {
+    /// Reads GGUF metadata. `vocabulary` is the number of rows of the embedding table, and
+    /// `has_tensor` whether the file has a tensor of a name.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for an unknown architecture, a missing key, or numbers out of range.
+    pub fn from_gguf(
+        metadata: &Metadata,
+        vocabulary: usize,
+        has_tensor: &dyn Fn(&str) -> bool,
+    ) -> Result<Self, ConfigError> {
+        let name = metadata.require("general.architecture")?;
+        let family = find(name, |family| family.name == name)?;
+        let facts = Facts::gguf(metadata, family.name, vocabulary, has_tensor);
+        Self::of(family, Spelling::Gguf, &facts)
+    }
+
+    /// Reads a Hugging Face folder's `config.json`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for an unknown architecture, unsupported features, or numbers out of range.
+    pub fn from_huggingface(folder: &Folder) -> Result<Self, ConfigError> {
+        let config = folder.config();
+        let class = config.class();
+        let family = find(class, |family| family.classes.contains(&class))?;
+        let facts = Facts::huggingface(config, family.name);
+        Self::of(family, Spelling::HuggingFace, &facts)
+    }
+
+    fn of(
+        family: &'static Family,
+        spelling: Spelling,
+        facts: &Facts<'_>,
+    ) -> Result<Self, ConfigError> {
+        let spec = (family.spec)(facts)?;
+        spec.validate()?;
+        Ok(Self {
+            spec,
+            family,
+            spelling,
+        })
+    }
+}
+
+/// The names of all families, as GGUF spells them.
+#[must_use]
+pub fn names() -> Vec<&'static str> {
+    FAMILIES.iter().map(|family| family.name).collect()
+}
+
+fn find(name: &str, matches: impl Fn(&Family) -> bool) -> Result<&'static Family, ConfigError> {
+    let found = FAMILIES.iter().copied().find(|family| matches(family));
+    found.ok_or_else(|| ConfigError::UnknownFamily {
+        name: name.to_owned(),
+        known: names(),
+    })
+}

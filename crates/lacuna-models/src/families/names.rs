@@ -1,0 +1,115 @@
+//! How tensors are called in files, whatever a program calls them.
+
+use crate::program::TensorName;
+
+/// How a file spells tensor names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spelling {
+    /// `blk.0.attn_q.weight`
+    Gguf,
+    /// `model.layers.0.self_attn.q_proj.weight`
+    HuggingFace,
+}
+
+/// What is particular to a family about its Hugging Face files.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Naming {
+    /// Parts that are called otherwise than [`USUAL`] says: GGUF's name, and theirs without block and
+    /// suffix.
+    pub(crate) parts: &'static [(&'static str, &'static str)],
+    /// Added to the weights of norms, which some families store as distances from one. GGUF files have
+    /// it added already.
+    pub(crate) norm_offset: f32,
+}
+
+impl Naming {
+    /// As most families have it.
+    pub(crate) const USUAL: Self = Self {
+        parts: &[],
+        norm_offset: 0.0,
+    };
+
+    fn part(&self, part: &'static str) -> &'static str {
+        let all = self.parts.iter().chain(&USUAL);
+        let mut found = all.filter(|(gguf, _)| *gguf == part);
+        found.next().map_or(part, |(_, name)| name)
+    }
+
+    /// The name of a tensor of this suffix, `weight` or `bias`.
+    pub(crate) fn full(&self, spelling: Spelling, name: TensorName, suffix: &str) -> String {
+        match (spelling, name.layer) {
+            (Spelling::Gguf, _) => format!("{name}.{suffix}"),
+            (Spelling::HuggingFace, None) => format!("{}.{suffix}", self.part(name.part)),
+            (Spelling::HuggingFace, Some(layer)) => {
+                format!("model.layers.{layer}.{}.{suffix}", self.part(name.part))
+            }
+        }
+    }
+}
+
+/// GGUF and Hugging Face names of the same tensor, without block and suffix, as most families have
+/// them.
+const USUAL: [(&str, &str); 16] = [
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    ("output", "lm_head"),
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_gate_up", "mlp.gate_up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// Matrices that a file may have in one, their rows one after another: its name, and theirs.
+pub(crate) const FUSED: [(&str, &[&str]); 2] = [
+    ("attn_qkv", &["attn_q", "attn_k", "attn_v"]),
+    // GGUF files have it under the name of its second half.
+    ("ffn_gate_up", &["ffn_gate", "ffn_up"]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(layer: Option<usize>, part: &'static str) -> TensorName {
+        TensorName { layer, part }
+    }
+
+    #[test]
+    fn names_follow_the_checkpoint() {
+        let full =
+            |spelling, layer, part, suffix| Naming::USUAL.full(spelling, name(layer, part), suffix);
+        assert_eq!(
+            full(Spelling::Gguf, Some(3), "attn_q", "bias"),
+            "blk.3.attn_q.bias"
+        );
+        assert_eq!(
+            full(Spelling::HuggingFace, Some(3), "ffn_down", "weight"),
+            "model.layers.3.mlp.down_proj.weight"
+        );
+        assert_eq!(
+            full(Spelling::HuggingFace, None, "output", "weight"),
+            "lm_head.weight"
+        );
+    }
+
+    #[test]
+    fn a_family_may_call_a_part_otherwise() {
+        let naming = Naming {
+            parts: &[("ffn_norm", "pre_feedforward_layernorm")],
+            ..Naming::USUAL
+        };
+        assert_eq!(
+            naming.full(Spelling::HuggingFace, name(Some(0), "ffn_norm"), "weight"),
+            "model.layers.0.pre_feedforward_layernorm.weight"
+        );
+    }
+}

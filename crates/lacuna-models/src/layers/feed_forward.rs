@@ -1,0 +1,41 @@
+//! A gated feed-forward block: `hidden += W_down (f(W_gate x) * W_up x)` with `x = norm(hidden)`.
+
+use super::Stream;
+use crate::program::{Bias, Builder, Op, Rows};
+use crate::spec::LayerSpec;
+
+impl Stream<'_> {
+    pub(super) fn feed_forward(&self, layer: &LayerSpec, program: &mut Builder) {
+        let (hidden, inner) = (self.spec.hidden, layer.feed_forward.inner);
+        program.step("gate-up");
+        let input = program.values("feed-forward-input", Rows::Tokens, hidden);
+        let norm = program.vector("ffn_norm", hidden);
+        let gate_matrix = program.matrix("ffn_gate", inner, hidden, Bias::IfPresent);
+        let up_matrix = program.matrix("ffn_up", inner, hidden, Bias::IfPresent);
+        self.norm(norm, self.hidden, input, Rows::Tokens, program);
+        let gate = program.values("gate", Rows::Tokens, inner);
+        let up = program.values("up", Rows::Tokens, inner);
+        let outputs = vec![(gate_matrix, gate), (up_matrix, up)];
+        let blocks = "feed-forward-input-blocks";
+        program.product(input, blocks, Rows::Tokens, hidden, outputs);
+
+        program.step("activate");
+        program.push(Op::Activate {
+            activation: layer.feed_forward.activation,
+            gate,
+            up,
+            width: inner,
+        });
+
+        program.step("down");
+        let output = program.values("feed-forward-output", Rows::Tokens, hidden);
+        let matrix = program.matrix("ffn_down", hidden, inner, Bias::IfPresent);
+        let outputs = vec![(matrix, output)];
+        program.product(gate, "gate-blocks", Rows::Tokens, inner, outputs);
+        program.push(Op::Add {
+            to: self.hidden,
+            from: output,
+            width: hidden,
+        });
+    }
+}

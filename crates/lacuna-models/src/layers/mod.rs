@@ -1,0 +1,153 @@
+//! What each kind of layer computes: one file per kind, each a function that emits operations.
+
+mod attention;
+mod feed_forward;
+
+use crate::error::Place;
+use crate::program::{Bias, Builder, Op, Rows, Slot, VectorId};
+use crate::spec::{LayerSpec, ModelSpec, OutputMatrix};
+
+/// The slots that layers have in common.
+pub(crate) struct Stream<'a> {
+    pub(crate) spec: &'a ModelSpec,
+    /// The residual stream, `[tokens, hidden]`.
+    pub(crate) hidden: Slot,
+    /// The table of each rotary embedding.
+    pub(crate) rotations: Vec<Slot>,
+}
+
+/// Names of the slots of rotation tables; no model has more.
+const ROTATIONS: [&str; 8] = [
+    "rotations",
+    "rotations-1",
+    "rotations-2",
+    "rotations-3",
+    "rotations-4",
+    "rotations-5",
+    "rotations-6",
+    "rotations-7",
+];
+
+/// The whole forward pass; returns where it leaves logits.
+pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
+    let stream = Stream {
+        spec,
+        hidden: embed(spec, program),
+        rotations: rotations(spec, program),
+    };
+    for (index, layer) in spec.layers.iter().enumerate() {
+        program.enter(Some(index));
+        stream.layer(index, layer, program);
+    }
+    program.enter(None);
+    stream.output(program)
+}
+
+fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
+    program.step("embed");
+    let hidden = program.values("hidden", Rows::Tokens, spec.hidden);
+    let table = embedding(spec, program);
+    program.push(Op::Embed {
+        table,
+        output: hidden,
+    });
+    program.push(Op::CheckFinite {
+        values: hidden,
+        rows: Rows::Tokens,
+        width: spec.hidden,
+        place: Place::Embedding,
+    });
+    hidden
+}
+
+fn embedding(spec: &ModelSpec, program: &mut Builder) -> crate::program::MatrixId {
+    program.matrix("token_embd", spec.vocabulary, spec.hidden, Bias::IfPresent)
+}
+
+fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
+    if spec.ropes.is_empty() {
+        return Vec::new();
+    }
+    program.step("rotations");
+    let positions = program.positions();
+    program.push(Op::Positions { output: positions });
+    let tables = spec.ropes.iter().zip(ROTATIONS).enumerate();
+    let emit = tables.map(|(rope, (spec, name))| {
+        let output = program.values(name, Rows::Tokens, spec.dimensions);
+        program.push(Op::Rotations {
+            rope,
+            positions,
+            output,
+            width: spec.dimensions,
+        });
+        output
+    });
+    emit.collect()
+}
+
+impl Stream<'_> {
+    /// One decoder layer.
+    fn layer(&self, index: usize, layer: &LayerSpec, program: &mut Builder) {
+        self.attention(index, layer, program);
+        self.feed_forward(layer, program);
+        program.push(Op::CheckFinite {
+            values: self.hidden,
+            rows: Rows::Tokens,
+            width: self.spec.hidden,
+            place: Place::Layer(index),
+        });
+    }
+
+    /// `output = norm(input)`, rows of the residual stream's width.
+    pub(crate) fn norm(
+        &self,
+        weight: VectorId,
+        input: Slot,
+        output: Slot,
+        rows: Rows,
+        program: &mut Builder,
+    ) {
+        program.push(Op::Norm {
+            norm: self.spec.norm,
+            weight,
+            input,
+            output,
+            rows,
+            groups: 1,
+            width: self.spec.hidden,
+        });
+    }
+
+    /// Rows that are asked for, normed and multiplied with the output matrix.
+    fn output(&self, program: &mut Builder) -> Slot {
+        let spec = self.spec;
+        program.step("choose");
+        let chosen = program.values("chosen", Rows::Logits, spec.hidden);
+        program.push(Op::Choose {
+            from: self.hidden,
+            to: chosen,
+            width: spec.hidden,
+        });
+        program.step("logits");
+        let weight = program.vector("output_norm", spec.hidden);
+        let matrix = match spec.output.matrix {
+            OutputMatrix::Tied => embedding(spec, program),
+            OutputMatrix::Untied => {
+                program.matrix("output", spec.vocabulary, spec.hidden, Bias::IfPresent)
+            }
+        };
+        self.norm(weight, chosen, chosen, Rows::Logits, program);
+        let logits = program.values("logits", Rows::Logits, spec.vocabulary);
+        let outputs = vec![(matrix, logits)];
+        program.product(chosen, "chosen-blocks", Rows::Logits, spec.hidden, outputs);
+        program.push(Op::CheckFinite {
+            values: logits,
+            rows: Rows::Logits,
+            width: spec.vocabulary,
+            place: Place::Logits,
+        });
+        program.step("return");
+        program.push(Op::Return { logits });
+        logits
+    }
+}

@@ -1,0 +1,177 @@
+//! Puts a program together, step by step.
+
+use lacuna_kernels::AttentionShape;
+
+use super::op::Op;
+use super::slot::{Contents, Rows, Slot, SlotSpec};
+use super::tensors::{Bias, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId, VectorSpec};
+use super::{Program, Step};
+
+/// A program under construction.
+#[derive(Debug, Default)]
+pub(crate) struct Builder {
+    ops: Vec<Op>,
+    steps: Vec<Step>,
+    slots: Vec<SlotSpec>,
+    tensors: Vec<TensorSpec>,
+    layer: Option<usize>,
+}
+
+impl Builder {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// What follows belongs to this decoder layer, or to none.
+    pub(crate) fn enter(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
+    /// What follows is a new step.
+    pub(crate) fn step(&mut self, name: &'static str) {
+        let end = self.ops.len();
+        self.steps.push(Step {
+            name,
+            layer: self.layer,
+            ops: end..end,
+        });
+    }
+
+    /// The next operation of the step begun last.
+    pub(crate) fn push(&mut self, op: Op) {
+        self.ops.push(op);
+        let step = self.steps.last_mut().expect("a step was begun");
+        step.ops.end = self.ops.len();
+    }
+
+    /// The matrix `part` of the current layer, or of the model outside of layers.
+    pub(crate) fn matrix(
+        &mut self,
+        part: &'static str,
+        rows: usize,
+        columns: usize,
+        bias: Bias,
+    ) -> MatrixId {
+        MatrixId(self.tensor(TensorSpec::Matrix(MatrixSpec {
+            name: self.name(part),
+            rows,
+            columns,
+            bias,
+        })))
+    }
+
+    /// The vector `part` of the current layer, or of the model outside of layers.
+    pub(crate) fn vector(&mut self, part: &'static str, width: usize) -> VectorId {
+        VectorId(self.tensor(TensorSpec::Vector(VectorSpec {
+            name: self.name(part),
+            width,
+        })))
+    }
+
+    fn name(&self, part: &'static str) -> TensorName {
+        TensorName {
+            layer: self.layer,
+            part,
+        }
+    }
+
+    fn tensor(&mut self, tensor: TensorSpec) -> usize {
+        // Only what is outside of layers is used more than once: an embedding table that is the
+        // output matrix too.
+        let known = match tensor.name().layer {
+            None => self.tensors.iter().position(|known| *known == tensor),
+            Some(_) => None,
+        };
+        known.unwrap_or_else(|| {
+            self.tensors.push(tensor);
+            self.tensors.len() - 1
+        })
+    }
+
+    /// The slot of this name, made wide enough for rows of `width`.
+    pub(crate) fn values(&mut self, name: &'static str, rows: Rows, width: usize) -> Slot {
+        let slot = self.slot(name, Contents::Values { rows, width });
+        let Contents::Values {
+            rows: known,
+            width: widest,
+        } = &mut self.slots[slot.0].contents
+        else {
+            unreachable!("{name} holds something else")
+        };
+        assert_eq!(*known, rows, "{name} has other rows");
+        *widest = width.max(*widest);
+        slot
+    }
+
+    /// The slot of this name for rows of `width` prepared for products.
+    pub(crate) fn quantized(&mut self, name: &'static str, rows: Rows, width: usize) -> Slot {
+        let widths = Vec::new();
+        let slot = self.slot(name, Contents::Quantized { rows, widths });
+        let Contents::Quantized {
+            rows: known,
+            widths,
+        } = &mut self.slots[slot.0].contents
+        else {
+            unreachable!("{name} holds something else")
+        };
+        assert_eq!(*known, rows, "{name} has other rows");
+        if !widths.contains(&width) {
+            widths.push(width);
+        }
+        slot
+    }
+
+    /// The slot of the tokens' positions.
+    pub(crate) fn positions(&mut self) -> Slot {
+        self.slot("positions", Contents::Positions)
+    }
+
+    /// The slot for partial results of attention of `shape`.
+    pub(crate) fn attention_states(&mut self, shape: AttentionShape) -> Slot {
+        let slot = self.slot("attention-states", Contents::AttentionStates(Vec::new()));
+        let Contents::AttentionStates(shapes) = &mut self.slots[slot.0].contents else {
+            unreachable!("it is always that")
+        };
+        if !shapes.contains(&shape) {
+            shapes.push(shape);
+        }
+        slot
+    }
+
+    fn slot(&mut self, name: &'static str, contents: Contents) -> Slot {
+        let known = self.slots.iter().position(|slot| slot.name == name);
+        Slot(known.unwrap_or_else(|| {
+            self.slots.push(SlotSpec { name, contents });
+            self.slots.len() - 1
+        }))
+    }
+
+    /// `output = W input` for each of `outputs`.
+    pub(crate) fn product(
+        &mut self,
+        input: Slot,
+        blocks: &'static str,
+        rows: Rows,
+        columns: usize,
+        outputs: Vec<(MatrixId, Slot)>,
+    ) {
+        let blocks = self.quantized(blocks, rows, columns);
+        self.push(Op::Product {
+            input,
+            blocks,
+            rows,
+            columns,
+            outputs,
+        });
+    }
+
+    pub(crate) fn finish(self, logits: Slot) -> Program {
+        Program {
+            ops: self.ops,
+            steps: self.steps,
+            slots: self.slots,
+            tensors: self.tensors,
+            logits,
+        }
+    }
+}

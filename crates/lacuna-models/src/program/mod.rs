@@ -1,0 +1,124 @@
+//! The forward pass as data: operations over named slots, generated from a [`ModelSpec`].
+//!
+//! A [`Program`] is what the memory plan is made from, what an executor runs, and what says which
+//! tensors a file must have. Nothing of it is written down twice: what lives when is read off the
+//! operations, and each layer's part is emitted by one function in `layers/`.
+//!
+//! ```text
+//! step      layer  operations
+//! embed     -      hidden = rows of token_embd
+//! rotations -      table of cosines and sines
+//! project   0      norm; products that make queries, keys and values
+//! rotate    0      norms of heads; rotation
+//! attend    0      rows are stored; attention
+//! ...
+//! logits    -      norm; output product
+//! ```
+
+mod builder;
+mod lifetime;
+mod op;
+mod slot;
+mod tensors;
+
+use std::ops::Range;
+
+use crate::layers;
+use crate::spec::ModelSpec;
+
+pub(crate) use builder::Builder;
+pub use lifetime::{Lifetime, Span};
+pub use op::{Access, Op};
+pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
+pub use tensors::{Bias, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId, VectorSpec};
+
+/// The operations of one forward pass, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Program {
+    ops: Vec<Op>,
+    steps: Vec<Step>,
+    slots: Vec<SlotSpec>,
+    tensors: Vec<TensorSpec>,
+    logits: Slot,
+}
+
+/// Operations that belong together: what one of them uses is held for all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The name in reports.
+    pub name: &'static str,
+    /// The decoder layer it is part of.
+    pub layer: Option<usize>,
+    ops: Range<usize>,
+}
+
+impl Program {
+    /// The forward pass of a model.
+    ///
+    /// # Panics
+    /// For a spec that was not validated.
+    #[must_use]
+    pub fn new(spec: &ModelSpec) -> Self {
+        let mut program = Builder::new();
+        let logits = layers::emit(spec, &mut program);
+        program.finish(logits)
+    }
+
+    /// Its steps, in order.
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The operations of a step, in order.
+    #[must_use]
+    pub fn ops(&self, step: &Step) -> &[Op] {
+        &self.ops[step.ops.clone()]
+    }
+
+    /// Every slot; a [`Slot`] is its number here.
+    #[must_use]
+    pub fn slots(&self) -> &[SlotSpec] {
+        &self.slots
+    }
+
+    /// The tensors it computes with, in the order in which they are first used.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    /// Where logits are left, `[logit rows, vocabulary]`.
+    #[must_use]
+    pub fn logits(&self) -> Slot {
+        self.logits
+    }
+
+    /// The slots a step uses, and whether it needs what they held before it.
+    pub(crate) fn uses(&self, step: &Step) -> Vec<(Slot, Access)> {
+        let mut found: Vec<(Slot, Access)> = Vec::new();
+        for op in self.ops(step) {
+            for (slot, access) in op.uses() {
+                // What comes first decides: later reads are of what this step wrote.
+                if found.iter().all(|(known, _)| *known != slot) {
+                    found.push((slot, access));
+                }
+            }
+        }
+        found
+    }
+
+    /// Multiplications with weights that one token takes in all layers, and those of one row of logits.
+    #[must_use]
+    pub fn products(&self) -> (u64, u64) {
+        let of = |wanted: Rows| {
+            let products = self.ops.iter().flat_map(move |op| match op {
+                Op::Product { rows, outputs, .. } if *rows == wanted => outputs.as_slice(),
+                _ => &[],
+            });
+            let sizes = products.map(|(matrix, _)| self.tensors[matrix.0].elements() as u64);
+            sizes.sum()
+        };
+        (of(Rows::Tokens), of(Rows::Logits))
+    }
+}

@@ -1,0 +1,201 @@
+//! The operations of a forward pass, and what each reads and writes.
+
+use lacuna_kernels::{AttentionShape, RopeStyle};
+
+use super::slot::{Rows, Slot};
+use super::tensors::{MatrixId, VectorId};
+use crate::error::Place;
+use crate::spec::{Activation, Norm};
+
+/// One operation. Rows are of the width it says, one after another, from the start of a slot.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// Rows of the embedding table of the batch's tokens.
+    Embed {
+        /// The table.
+        table: MatrixId,
+        /// `[tokens, columns of the table]`
+        output: Slot,
+    },
+    /// Positions of the batch's tokens in their sequences.
+    Positions {
+        /// One number each.
+        output: Slot,
+    },
+    /// Cosines and sines of the positions.
+    Rotations {
+        /// Which of the model's rotary embeddings.
+        rope: usize,
+        /// Of which tokens.
+        positions: Slot,
+        /// `[tokens, width]`
+        output: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// Each group of `width` elements normed by itself.
+    Norm {
+        /// How.
+        norm: Norm,
+        /// What the normed elements are multiplied by.
+        weight: VectorId,
+        /// `[rows, groups x width]`
+        input: Slot,
+        /// The same; may be `input`.
+        output: Slot,
+        /// How many rows.
+        rows: Rows,
+        /// Groups in a row.
+        groups: usize,
+        /// Elements that are normed together.
+        width: usize,
+    },
+    /// Products of several matrices with the same rows, and their biases.
+    Product {
+        /// `[rows, columns]`
+        input: Slot,
+        /// Where the input is quantized to.
+        blocks: Slot,
+        /// How many rows.
+        rows: Rows,
+        /// Elements of an input row.
+        columns: usize,
+        /// Each matrix and where its products go, `[rows, rows of the matrix]`.
+        outputs: Vec<(MatrixId, Slot)>,
+    },
+    /// Heads turned by position.
+    Rotate {
+        /// `[tokens, heads x head_dim]`
+        heads_of: Slot,
+        /// What [`Op::Rotations`] left.
+        table: Slot,
+        /// Heads of a token.
+        heads: usize,
+        /// Elements of a head.
+        head_dim: usize,
+        /// Elements of a head that turn.
+        dimensions: usize,
+        /// Which of them turn together.
+        style: RopeStyle,
+    },
+    /// New rows of keys and values enter each sequence's cache.
+    Store {
+        /// Of which decoder layer.
+        layer: usize,
+        /// `[tokens, width]`
+        keys: Slot,
+        /// `[tokens, width]`
+        values: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// Attention of each segment's queries over the rows of its sequence.
+    Attend {
+        /// The decoder layer whose rows they are.
+        layer: usize,
+        /// Heads, scale and mask.
+        shape: AttentionShape,
+        /// `[tokens, query_heads x head_dim]`
+        queries: Slot,
+        /// The same shape.
+        output: Slot,
+        /// Partial results.
+        states: Slot,
+    },
+    /// `gate = f(gate) * up`
+    Activate {
+        /// `f`.
+        activation: Activation,
+        /// `[tokens, width]`
+        gate: Slot,
+        /// `[tokens, width]`
+        up: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// `to += from`, `[tokens, width]`
+    Add {
+        /// What is added to.
+        to: Slot,
+        /// What is added.
+        from: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// The rows that become logits are picked.
+    Choose {
+        /// `[tokens, width]`
+        from: Slot,
+        /// `[logit rows, width]`
+        to: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// The caller reads the logits.
+    Return {
+        /// `[logit rows, vocabulary]`
+        logits: Slot,
+    },
+    /// Fails on values that are infinite or no numbers, if that is asked for.
+    CheckFinite {
+        /// `[rows, width]`
+        values: Slot,
+        /// How many rows.
+        rows: Rows,
+        /// Elements of a row.
+        width: usize,
+        /// How errors call it.
+        place: Place,
+    },
+}
+
+/// What an operation does to a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Needs what it holds.
+    Read,
+    /// Fills it, whatever it held.
+    Write,
+}
+
+impl Op {
+    /// The slots it uses. What is read comes before what is written, so a slot that is changed in
+    /// place is read.
+    pub(crate) fn uses(&self) -> Vec<(Slot, Access)> {
+        use Access::{Read, Write};
+        match self {
+            Self::Embed { output, .. } | Self::Positions { output } => vec![(*output, Write)],
+            Self::Rotations {
+                positions, output, ..
+            } => vec![(*positions, Read), (*output, Write)],
+            Self::Norm { input, output, .. } => vec![(*input, Read), (*output, Write)],
+            Self::Product {
+                input,
+                blocks,
+                outputs,
+                ..
+            } => {
+                let outputs = outputs.iter().map(|(_, slot)| (*slot, Write));
+                [(*input, Read), (*blocks, Write)]
+                    .into_iter()
+                    .chain(outputs)
+                    .collect()
+            }
+            Self::Rotate {
+                heads_of, table, ..
+            } => vec![(*heads_of, Read), (*table, Read)],
+            Self::Store { keys, values, .. } => vec![(*keys, Read), (*values, Read)],
+            Self::Attend {
+                queries,
+                output,
+                states,
+                ..
+            } => vec![(*queries, Read), (*output, Write), (*states, Write)],
+            Self::Activate { gate, up, .. } => vec![(*gate, Read), (*up, Read)],
+            Self::Add { to, from, .. } => vec![(*to, Read), (*from, Read)],
+            Self::Choose { from, to, .. } => vec![(*from, Read), (*to, Write)],
+            Self::Return { logits } => vec![(*logits, Read)],
+            Self::CheckFinite { values, .. } => vec![(*values, Read)],
+        }
+    }
+}

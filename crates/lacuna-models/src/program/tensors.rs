@@ -1,0 +1,90 @@
+//! The tensors that a program computes with, by the names they have in GGUF files.
+
+use std::fmt;
+
+/// A matrix of a program: its number among the tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MatrixId(pub(crate) usize);
+
+/// A vector of a program: its number among the tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct VectorId(pub(crate) usize);
+
+/// What a tensor is called, whatever a file's own spelling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TensorName {
+    /// The decoder layer it belongs to.
+    pub layer: Option<usize>,
+    /// Its part in GGUF's spelling, such as `attn_q`.
+    pub part: &'static str,
+}
+
+/// A tensor that a file must have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TensorSpec {
+    /// A matrix, used where the file is mapped.
+    Matrix(MatrixSpec),
+    /// A vector, copied out as `f32`.
+    Vector(VectorSpec),
+}
+
+/// A matrix, and the bias that is added to its products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MatrixSpec {
+    /// What it is called.
+    pub name: TensorName,
+    /// Elements of a product.
+    pub rows: usize,
+    /// Elements of what it is multiplied with.
+    pub columns: usize,
+    /// Whether there is a bias of `rows` elements.
+    pub bias: Bias,
+}
+
+/// Whether a matrix has a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bias {
+    /// It must.
+    Required,
+    /// If the file has one.
+    IfPresent,
+}
+
+/// A vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VectorSpec {
+    /// What it is called.
+    pub name: TensorName,
+    /// Elements.
+    pub width: usize,
+}
+
+impl TensorSpec {
+    /// What it is called.
+    #[must_use]
+    pub const fn name(&self) -> TensorName {
+        match self {
+            Self::Matrix(matrix) => matrix.name,
+            Self::Vector(vector) => vector.name,
+        }
+    }
+
+    /// Elements, without a bias.
+    #[must_use]
+    pub const fn elements(&self) -> usize {
+        match self {
+            Self::Matrix(matrix) => matrix.rows * matrix.columns,
+            Self::Vector(vector) => vector.width,
+        }
+    }
+}
+
+impl fmt::Display for TensorName {
+    /// As GGUF spells it, without a suffix: `blk.3.attn_q`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.layer {
+            None => f.write_str(self.part),
+            Some(layer) => write!(f, "blk.{layer}.{}", self.part),
+        }
+    }
+}

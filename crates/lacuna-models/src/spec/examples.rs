@@ -1,0 +1,61 @@
+//! Small specs for tests.
+
+use lacuna_kernels::RopeStyle;
+
+use super::{
+    Activation, Attention, Biases, FeedForward, LayerSpec, Mask, ModelSpec, Norm, NormKind, Norms,
+    OutputMatrix, OutputSpec, QkNorm, Rope, RopeScaling,
+};
+
+/// A decoder of three layers, all alike.
+pub(crate) fn small() -> ModelSpec {
+    let layer = LayerSpec {
+        attention: Attention {
+            query_heads: 6,
+            kv_heads: 2,
+            head_dim: 32,
+            mask: Mask::Causal,
+            rope: Some(0),
+            qk_norm: Some(QkNorm::PerHead),
+            scale: 0.25,
+            biases: Biases::default(),
+        },
+        feed_forward: FeedForward {
+            inner: 160,
+            activation: Activation::Silu,
+        },
+        norms: Norms::Before,
+        residual_scale: None,
+    };
+    ModelSpec {
+        family: "qwen3",
+        hidden: 96,
+        vocabulary: 500,
+        context_tokens: 256,
+        norm: Norm {
+            kind: NormKind::Rms,
+            epsilon: 1e-6,
+        },
+        embedding_scale: None,
+        ropes: vec![Rope {
+            style: RopeStyle::HalfSplit,
+            dimensions: 32,
+            theta: 1e4,
+            scaling: RopeScaling::None,
+            file_factors: false,
+        }],
+        layers: vec![layer; 3],
+        output: OutputSpec {
+            matrix: OutputMatrix::Tied,
+            scale: None,
+        },
+    }
+}
+
+impl ModelSpec {
+    /// The same with every layer changed.
+    pub(crate) fn each_layer(mut self, change: impl Fn(&mut LayerSpec)) -> Self {
+        self.layers.iter_mut().for_each(change);
+        self
+    }
+}

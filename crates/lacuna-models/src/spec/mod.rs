@@ -1,0 +1,220 @@
+//! What a decoder model is, as data: its layers one by one, and what is around them.
+//!
+//! A [`ModelSpec`] is made by a family (`families/`) from a file's own description and checked once
+//! in [`ModelSpec::validate`]; everything after that trusts it. From it come the forward pass
+//! ([`crate::program::Program`]), the tensors a file must have, the rows that sequences keep, and the
+//! memory plan.
+
+#[cfg(test)]
+pub(crate) mod examples;
+mod rope;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+use lacuna_kernels::AttentionShape;
+/// What is between the products of a feed-forward block, and which tokens a token sees.
+pub use lacuna_kernels::{Activation, Mask};
+use lacuna_kv::{Geometry, Keep, KvElements, KvError, LayerCache, RowSpec};
+
+pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
+pub(crate) use validate::rope_table;
+
+/// Shape and constants of one decoder-only model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelSpec {
+    /// The family's name as GGUF spells it, e.g. `qwen3`.
+    pub family: &'static str,
+    /// Width of the residual stream, in elements.
+    pub hidden: usize,
+    /// Rows of the embedding table and of the logits.
+    pub vocabulary: usize,
+    /// Tokens the model was made for.
+    pub context_tokens: usize,
+    /// Every norm of the residual stream.
+    pub norm: Norm,
+    /// What the rows of the embedding table are multiplied by.
+    pub embedding_scale: Option<f32>,
+    /// The rotations that layers turn queries and keys by.
+    pub ropes: Vec<Rope>,
+    /// Decoder layers, first to last.
+    pub layers: Vec<LayerSpec>,
+    /// From the residual stream to logits.
+    pub output: OutputSpec,
+}
+
+/// How rows are normed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Norm {
+    /// By what.
+    pub kind: NormKind,
+    /// Added to the mean square, or to the variance.
+    pub epsilon: f32,
+}
+
+/// What a norm divides by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// The root of the mean square.
+    Rms,
+}
+
+/// One decoder layer: a mixer of tokens and a feed-forward block, each added to the residual stream.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerSpec {
+    /// What tokens learn of one another.
+    pub attention: Attention,
+    /// What each token makes of it.
+    pub feed_forward: FeedForward,
+    /// Where norms are.
+    pub norms: Norms,
+    /// What either result is multiplied by before it is added to the residual stream.
+    pub residual_scale: Option<f32>,
+}
+
+/// Where the norms of a layer are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Norms {
+    /// Before attention and before the feed-forward block.
+    Before,
+    /// After each of them, before the residual stream takes them up.
+    After,
+    /// Before and after each.
+    Both,
+    /// One, before both, which read the same input and are added together.
+    Parallel,
+}
+
+impl Norms {
+    /// Whether attention and the feed-forward block read normed input.
+    #[must_use]
+    pub const fn before(self) -> bool {
+        !matches!(self, Self::After)
+    }
+
+    /// Whether their results are normed.
+    #[must_use]
+    pub const fn after(self) -> bool {
+        matches!(self, Self::After | Self::Both)
+    }
+}
+
+/// Attention with rows of keys and values kept for every token, or for those of a window.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attention {
+    /// Heads of queries.
+    pub query_heads: usize,
+    /// Heads of keys and values; divides `query_heads`.
+    pub kv_heads: usize,
+    /// Elements per head; independent of `hidden / query_heads`.
+    pub head_dim: usize,
+    /// Which tokens a token sees.
+    pub mask: Mask,
+    /// Which of [`ModelSpec::ropes`] turns queries and keys; `None`: positions are not encoded.
+    pub rope: Option<usize>,
+    /// Norms of queries and keys before rotation.
+    pub qk_norm: Option<QkNorm>,
+    /// What products of queries and keys are multiplied by.
+    pub scale: f32,
+    /// Products must come with biases.
+    pub biases: Biases,
+}
+
+/// How queries and keys are normed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself, all with the same weights.
+    PerHead,
+    /// All heads of a token together.
+    Whole,
+}
+
+/// Which products of attention must come with a bias. Any other may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Biases {
+    /// Queries, keys and values.
+    pub projections: bool,
+    /// The product back into the residual stream.
+    pub output: bool,
+}
+
+/// A feed-forward block: `W_down (f(W_gate x) * W_up x)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FeedForward {
+    /// Inner width, in elements.
+    pub inner: usize,
+    /// `f`.
+    pub activation: Activation,
+}
+
+/// From the residual stream to logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OutputSpec {
+    /// Where the output matrix is.
+    pub matrix: OutputMatrix,
+    /// What logits are multiplied by.
+    pub scale: Option<f32>,
+}
+
+/// Where the output matrix is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputMatrix {
+    /// The embedding table.
+    Tied,
+    /// A tensor of its own.
+    Untied,
+}
+
+impl ModelSpec {
+    /// Shape of a KV cache of this model.
+    ///
+    /// # Errors
+    /// [`KvError`] for elements that heads are no whole blocks of, or rows beyond the address space.
+    pub fn kv_geometry(&self, elements: KvElements) -> Result<Geometry, KvError> {
+        let layers = self.layers.iter().map(|layer| layer.attention.cache());
+        Geometry::new(layers.collect(), elements)
+    }
+}
+
+impl Attention {
+    /// Elements of one K (or V) row: `kv_heads x head_dim`.
+    #[must_use]
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Elements of one token's queries: `query_heads x head_dim`.
+    #[must_use]
+    pub fn query_width(&self) -> usize {
+        self.query_heads * self.head_dim
+    }
+
+    /// What it keeps for later tokens.
+    #[must_use]
+    pub fn cache(&self) -> LayerCache {
+        LayerCache::Rows(RowSpec {
+            kv_heads: self.kv_heads,
+            key_dim: self.head_dim,
+            value_dim: self.head_dim,
+            keep: match self.mask {
+                Mask::Window(tokens) => Keep::Window(tokens),
+                // A chunk's rows are of use until the next begins; no class keeps so few yet.
+                Mask::Causal | Mask::Chunk(_) | Mask::Full | Mask::Around(_) => Keep::All,
+            },
+        })
+    }
+
+    /// What the kernels need to know of it.
+    #[must_use]
+    pub fn shape(&self) -> AttentionShape {
+        AttentionShape {
+            query_heads: self.query_heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: self.scale,
+            value_dim: self.head_dim,
+            mask: self.mask,
+            soft_cap: None,
+        }
+    }
+}

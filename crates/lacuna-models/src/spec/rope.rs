@@ -1,0 +1,288 @@
+//! Rotary position embedding: which elements turn together, how fast, and how that is stretched for
+//! contexts longer than a model was trained on.
+
+use std::f64::consts::TAU;
+use std::fmt;
+
+use lacuna_kernels::RopeStyle;
+
+/// One way of turning the heads of queries and keys by position.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Which elements of a head rotate together.
+    pub style: RopeStyle,
+    /// Elements of a head that rotate, from its first on; the others pass as they are.
+    pub dimensions: usize,
+    /// Base of the geometric frequency series.
+    pub theta: f64,
+    /// How frequencies are stretched for contexts longer than trained.
+    pub scaling: RopeScaling,
+    /// Whether a GGUF file's `rope_freqs.weight` divides these frequencies.
+    pub file_factors: bool,
+}
+
+/// How rotation frequencies are changed. All of it is as `modeling_rope_utils.py` of Hugging Face
+/// transformers computes it.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All divided by a factor.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Low frequencies divided by a factor, high ones kept, those between blended (Llama 3.1).
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Wavelengths over `original_context / low_freq_factor` are divided.
+        low_freq_factor: f64,
+        /// Wavelengths under `original_context / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// The context the model was first trained on.
+        original_context: usize,
+    },
+    /// Blended by the turns a pair makes within the original context, with longer vectors (YaRN).
+    Yarn(Yarn),
+    /// Each pair divided by a factor of its own: one table for contexts up to the original one,
+    /// another beyond it (Phi 3 and 4).
+    LongRope(LongRope),
+    /// Only this part of the pairs turns, at the frequencies they have among all (Gemma 4).
+    Proportional {
+        /// Of all elements of a head.
+        fraction: f64,
+    },
+}
+
+/// The numbers of YaRN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// The divisor of low frequencies.
+    pub factor: f64,
+    /// The context the model was first trained on.
+    pub original_context: usize,
+    /// Pairs that turn more often within it keep their frequency.
+    pub beta_fast: f64,
+    /// Pairs that turn less often within it are divided.
+    pub beta_slow: f64,
+    /// Whether the pairs between are bounded by whole numbers.
+    pub truncate: bool,
+    /// What rotated vectors are multiplied by.
+    pub attention_factor: f64,
+}
+
+/// The numbers of longrope.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// The context the model was first trained on.
+    pub original_context: usize,
+    /// What rotated vectors are multiplied by.
+    pub attention_factor: f64,
+    /// Divisors; `None`: the file has them as tensors.
+    pub factors: Option<LongRopeFactors>,
+}
+
+/// Divisors of rotation frequencies, one for each pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRopeFactors {
+    /// For contexts up to the original one.
+    pub short: Vec<f32>,
+    /// For longer ones.
+    pub long: Vec<f32>,
+}
+
+impl Yarn {
+    /// `beta_fast` where a file does not say.
+    pub const BETA_FAST: f64 = 32.0;
+    /// `beta_slow` where a file does not say.
+    pub const BETA_SLOW: f64 = 1.0;
+
+    /// What vectors are multiplied by where a file does not say.
+    #[must_use]
+    pub fn usual_attention_factor(factor: f64) -> f64 {
+        Self::magnitude(factor, 1.0)
+    }
+
+    /// `0.1 * scale * ln(factor) + 1`, which is 1 where nothing is stretched.
+    #[must_use]
+    pub fn magnitude(factor: f64, scale: f64) -> f64 {
+        if factor <= 1.0 {
+            return 1.0;
+        }
+        0.1 * scale * factor.ln() + 1.0
+    }
+
+    /// How much of a pair's frequency is divided, 0 to 1.
+    fn divided(&self, pair: usize, dimensions: usize, theta: f64) -> f64 {
+        // The pair that turns `turns` times within the original context.
+        let pair_of = |turns: f64| {
+            let context = self.original_context as f64;
+            dimensions as f64 * (context / (turns * TAU)).ln() / (2.0 * theta.ln())
+        };
+        let (mut low, mut high) = (pair_of(self.beta_fast), pair_of(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        low = low.max(0.0);
+        high = high.min(dimensions as f64 - 1.0);
+        if low == high {
+            // As the reference does, so that nothing is divided by zero.
+            high += 0.001;
+        }
+        ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0)
+    }
+}
+
+impl LongRope {
+    /// What vectors are multiplied by where a file does not say.
+    #[must_use]
+    pub fn usual_attention_factor(original_context: usize, context: usize) -> f64 {
+        if context <= original_context || original_context < 2 {
+            return 1.0;
+        }
+        let (context, original) = (context as f64, original_context as f64);
+        (1.0 + (context / original).ln() / original.ln()).sqrt()
+    }
+}
+
+impl Rope {
+    /// Rotations per token of each element pair, in radians: `dimensions / 2` values. What a file
+    /// divides them by besides is not in them, nor are the tables of [`RopeScaling::LongRope`].
+    #[must_use]
+    pub fn inverse_frequencies(&self) -> Vec<f32> {
+        let count = self.dimensions;
+        let frequency = |pair: usize| self.theta.powf(-2.0 * pair as f64 / count as f64);
+        (0..count / 2)
+            .map(|pair| self.scaled(pair, frequency(pair)) as f32)
+            .collect()
+    }
+
+    /// What rotated vectors are multiplied by.
+    #[must_use]
+    pub fn attention_factor(&self) -> f32 {
+        match &self.scaling {
+            RopeScaling::Yarn(yarn) => yarn.attention_factor as f32,
+            RopeScaling::LongRope(long) => long.attention_factor as f32,
+            _ => 1.0,
+        }
+    }
+
+    fn scaled(&self, pair: usize, frequency: f64) -> f64 {
+        match self.scaling {
+            RopeScaling::None | RopeScaling::LongRope(_) => frequency,
+            RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                let turns = original_context as f64 * frequency / TAU;
+                let keep = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let keep = keep.clamp(0.0, 1.0);
+                (1.0 - keep) * frequency / factor + keep * frequency
+            }
+            RopeScaling::Yarn(yarn) => {
+                let divided = yarn.divided(pair, self.dimensions, self.theta);
+                divided * frequency / yarn.factor + (1.0 - divided) * frequency
+            }
+            RopeScaling::Proportional { fraction } => {
+                let turning = (fraction * self.dimensions as f64 / 2.0) as usize;
+                if pair < turning { frequency } else { 0.0 }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Rope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "theta {}", self.theta)?;
+        match &self.scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => write!(f, ", linear scaling by {factor}"),
+            RopeScaling::Llama3 {
+                factor,
+                original_context,
+                ..
+            } => write!(
+                f,
+                ", llama3 scaling by {factor} beyond {original_context} tokens"
+            ),
+            RopeScaling::Yarn(Yarn {
+                factor,
+                original_context,
+                ..
+            }) => write!(f, ", YaRN by {factor} beyond {original_context} tokens"),
+            RopeScaling::LongRope(long) => {
+                write!(f, ", longrope beyond {} tokens", long.original_context)
+            }
+            RopeScaling::Proportional { fraction } => {
+                write!(f, ", {} % of all pairs", 100.0 * fraction)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> Rope {
+        Rope {
+            style: RopeStyle::HalfSplit,
+            dimensions: 64,
+            theta: 1e4,
+            scaling,
+            file_factors: false,
+        }
+    }
+
+    #[test]
+    fn llama3_scaling_keeps_short_and_divides_long_wavelengths() {
+        let rope = rope(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        });
+        let scale = |frequency| rope.scaled(0, frequency);
+        assert_eq!(scale(1.0), 1.0);
+        let slow = TAU / 10_000.0;
+        assert!((scale(slow) - slow / 8.0).abs() < 1e-12);
+        let middle = TAU * 2.5 / 8192.0;
+        assert!((scale(middle) / middle - (0.5 / 8.0 + 0.5)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn yarn_keeps_fast_pairs_divides_slow_ones_and_lengthens_vectors() {
+        let plain = rope(RopeScaling::None).inverse_frequencies();
+        let yarn = rope(RopeScaling::Yarn(Yarn {
+            factor: 4.0,
+            original_context: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate: true,
+            attention_factor: Yarn::usual_attention_factor(4.0),
+        }));
+        let scaled = yarn.inverse_frequencies();
+        assert_eq!(scaled[0], plain[0]);
+        assert_eq!(scaled[31], plain[31] / 4.0);
+        let between = scaled.iter().zip(&plain).map(|(a, b)| a / b);
+        assert!(
+            between.clone().is_sorted_by(|a, b| a >= b),
+            "{:?}",
+            between.collect::<Vec<_>>()
+        );
+        assert!((yarn.attention_factor() - 1.138_629).abs() < 1e-6);
+    }
+
+    #[test]
+    fn proportional_rotation_leaves_the_slow_pairs_where_they_are() {
+        let plain = rope(RopeScaling::None).inverse_frequencies();
+        let part = rope(RopeScaling::Proportional { fraction: 0.25 }).inverse_frequencies();
+        assert_eq!(part[..8], plain[..8]);
+        assert!(part[8..].iter().all(|&frequency| frequency == 0.0));
+    }
+}

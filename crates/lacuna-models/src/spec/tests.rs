@@ -1,0 +1,100 @@
+//! Specs that contradict themselves are refused, with the field and the layer named.
+
+use std::num::NonZeroUsize;
+
+use super::examples::small;
+use super::*;
+use crate::error::ConfigError;
+
+fn message(spec: &ModelSpec) -> String {
+    spec.validate()
+        .expect_err("it contradicts itself")
+        .to_string()
+}
+
+#[test]
+fn a_small_model_is_one() {
+    small().validate().expect("it holds together");
+}
+
+#[test]
+fn zero_and_absurd_sizes_are_named() {
+    let layers = Vec::new();
+    assert!(message(&ModelSpec { layers, ..small() }).contains("layers"));
+    let vocabulary = usize::MAX;
+    let huge = ModelSpec {
+        vocabulary,
+        ..small()
+    };
+    assert!(message(&huge).contains("vocabulary"));
+    let narrow = small().each_layer(|layer| layer.feed_forward.inner = 0);
+    assert!(message(&narrow).contains("feed_forward"));
+}
+
+#[test]
+fn heads_that_do_not_group_are_refused() {
+    let odd = small().each_layer(|layer| layer.attention.query_heads = 5);
+    assert!(matches!(
+        odd.validate(),
+        Err(ConfigError::HeadGrouping { .. })
+    ));
+    let mut odd = small();
+    odd.ropes[0].dimensions = 31;
+    assert!(matches!(
+        odd.validate(),
+        Err(ConfigError::OddHeadDim { head_dim: 31 })
+    ));
+}
+
+#[test]
+fn a_layer_that_differs_is_named() {
+    let mut odd = small();
+    odd.layers[1].attention.kv_heads = 4;
+    assert!(message(&odd).starts_with("layer 1: "), "{}", message(&odd));
+}
+
+#[test]
+fn rotations_that_do_not_fit_their_heads_are_refused() {
+    let mut wide = small();
+    wide.ropes[0].dimensions = 34;
+    assert!(message(&wide).contains("rotated elements"));
+    let missing = small().each_layer(|layer| layer.attention.rope = Some(1));
+    assert!(message(&missing).contains("number of the rotary embedding"));
+    let mut table = small();
+    table.ropes[0].scaling = RopeScaling::LongRope(LongRope {
+        original_context: 16,
+        attention_factor: 1.0,
+        factors: Some(LongRopeFactors {
+            short: vec![1.0; 16],
+            long: vec![1.0; 15],
+        }),
+    });
+    assert!(message(&table).contains("15 entries, expected 16"));
+}
+
+#[test]
+fn constants_must_be_positive_and_finite() {
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let mut broken = small();
+        broken.norm.epsilon = bad;
+        assert!(matches!(
+            broken.validate(),
+            Err(ConfigError::NotPositive { .. })
+        ));
+    }
+    let mut broken = small();
+    broken.ropes[0].scaling = RopeScaling::Linear { factor: 0.0 };
+    assert!(broken.validate().is_err());
+}
+
+#[test]
+fn a_window_is_how_long_rows_are_kept() {
+    let window = NonZeroUsize::new(9).expect("nine");
+    let spec = small().each_layer(|layer| layer.attention.mask = Mask::Window(window));
+    let keep = |spec: &ModelSpec| match spec.layers[0].attention.cache() {
+        LayerCache::Rows(rows) => rows.keep,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(keep(&spec), Keep::Window(window));
+    assert_eq!(keep(&small()), Keep::All);
+}

@@ -1,0 +1,201 @@
+//! Checks a spec once, so that whoever computes with its numbers need not.
+
+use lacuna_kernels::AttentionShape;
+
+use super::{Attention, LayerSpec, Mask, ModelSpec, Rope, RopeScaling};
+use crate::error::ConfigError;
+
+/// Bounds that hold for any model this program can run. They keep arithmetic on sizes far from
+/// overflow, whatever a file says.
+mod limit {
+    pub(super) const LAYERS: usize = 4096;
+    pub(super) const HIDDEN: usize = 1 << 20;
+    pub(super) const HEADS: usize = 4096;
+    pub(super) const FEED_FORWARD: usize = 1 << 22;
+    pub(super) const VOCABULARY: usize = 1 << 24;
+    /// Query heads per key/value head that attention takes.
+    pub(super) const GROUP: usize = 64;
+    /// Tables of rotations: each is held for a whole pass.
+    pub(super) const ROPES: usize = 8;
+}
+
+impl ModelSpec {
+    /// Checks every number against its range and against the others.
+    ///
+    /// # Errors
+    /// The first [`ConfigError`] found, naming the field, and the layer where there is one.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        in_range("layers", self.layers.len(), limit::LAYERS)?;
+        in_range("hidden", self.hidden, limit::HIDDEN)?;
+        in_range("vocabulary", self.vocabulary, limit::VOCABULARY)?;
+        in_range("context_tokens", self.context_tokens, usize::MAX)?;
+        positive("norm_epsilon", f64::from(self.norm.epsilon))?;
+        let scales = [
+            ("embedding scale", self.embedding_scale),
+            ("logit scale", self.output.scale),
+        ];
+        for (field, scale) in scales {
+            positive(field, scale.map_or(1.0, f64::from))?;
+        }
+        if self.ropes.len() > limit::ROPES {
+            return Err(ConfigError::OutOfRange {
+                field: "rotary embeddings",
+                value: self.ropes.len(),
+                limit: limit::ROPES,
+            });
+        }
+        self.ropes.iter().try_for_each(Rope::validate)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.validate(&self.ropes).map_err(|source| match source {
+                // Of models whose layers are all alike, which layer it is says nothing.
+                source if self.layers.iter().all(|other| other == layer) => source,
+                source => ConfigError::Layer {
+                    layer: index,
+                    source: Box::new(source),
+                },
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl LayerSpec {
+    fn validate(&self, ropes: &[Rope]) -> Result<(), ConfigError> {
+        self.attention.validate(ropes)?;
+        in_range("feed_forward", self.feed_forward.inner, limit::FEED_FORWARD)?;
+        positive("residual scale", self.residual_scale.map_or(1.0, f64::from))
+    }
+}
+
+impl Attention {
+    fn validate(&self, ropes: &[Rope]) -> Result<(), ConfigError> {
+        in_range("query_heads", self.query_heads, limit::HEADS)?;
+        in_range("kv_heads", self.kv_heads, limit::HEADS)?;
+        in_range("head_dim", self.head_dim, AttentionShape::MAX_HEAD_DIM)?;
+        let group = self.query_heads / self.kv_heads;
+        if !self.query_heads.is_multiple_of(self.kv_heads) || group > limit::GROUP {
+            return Err(ConfigError::HeadGrouping {
+                query_heads: self.query_heads,
+                kv_heads: self.kv_heads,
+            });
+        }
+        positive("attention scale", f64::from(self.scale))?;
+        if let Mask::Window(tokens) = self.mask {
+            in_range("sliding window", tokens.get(), u32::MAX as usize)?;
+        }
+        let Some(rope) = self.rope else {
+            return Ok(());
+        };
+        match ropes.get(rope) {
+            Some(rope) if rope.dimensions <= self.head_dim => Ok(()),
+            Some(rope) => Err(ConfigError::OutOfRange {
+                field: "rotated elements of a head",
+                value: rope.dimensions,
+                limit: self.head_dim,
+            }),
+            None => Err(ConfigError::OutOfRange {
+                field: "number of the rotary embedding",
+                value: rope,
+                limit: ropes.len(),
+            }),
+        }
+    }
+}
+
+impl Rope {
+    fn validate(&self) -> Result<(), ConfigError> {
+        in_range(
+            "rotated elements of a head",
+            self.dimensions,
+            AttentionShape::MAX_HEAD_DIM,
+        )?;
+        if !self.dimensions.is_multiple_of(2) {
+            return Err(ConfigError::OddHeadDim {
+                head_dim: self.dimensions,
+            });
+        }
+        positive("rope theta", self.theta)?;
+        self.validate_scaling()
+    }
+
+    fn validate_scaling(&self) -> Result<(), ConfigError> {
+        match &self.scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => positive("rope factor", *factor),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => all_positive([
+                ("rope factor", *factor),
+                ("rope low_freq_factor", *low_freq_factor),
+                ("rope high_freq_factor", *high_freq_factor),
+                ("rope frequency band", high_freq_factor - low_freq_factor),
+                ("rope original context", *original_context as f64),
+            ]),
+            RopeScaling::Yarn(yarn) => all_positive([
+                ("rope factor", yarn.factor),
+                ("rope original context", yarn.original_context as f64),
+                ("rope beta_fast", yarn.beta_fast),
+                ("rope beta_slow", yarn.beta_slow),
+                ("rope attention factor", yarn.attention_factor),
+                // A base of 1 or less has no pair that turns faster than another.
+                ("rope theta above 1", self.theta - 1.0),
+            ]),
+            RopeScaling::LongRope(long) => {
+                all_positive([
+                    ("rope original context", long.original_context as f64),
+                    ("rope attention factor", long.attention_factor),
+                ])?;
+                let pairs = self.dimensions / 2;
+                let tables = long.factors.iter();
+                let mut tables = tables.flat_map(|factors| [&factors.short, &factors.long]);
+                tables.try_for_each(|table| rope_table(table, pairs))
+            }
+            RopeScaling::Proportional { fraction } => match *fraction {
+                fraction if fraction > 0.0 && fraction <= 1.0 => Ok(()),
+                value => Err(ConfigError::NotPositive {
+                    field: "rotated part of a head, at most 1",
+                    value,
+                }),
+            },
+        }
+    }
+}
+
+/// One positive divisor for each pair.
+pub(crate) fn rope_table(table: &[f32], pairs: usize) -> Result<(), ConfigError> {
+    if table.len() != pairs {
+        return Err(ConfigError::RopeTable {
+            found: table.len(),
+            expected: pairs,
+        });
+    }
+    let mut factors = table.iter().map(|&factor| f64::from(factor));
+    factors.try_for_each(|factor| positive("rope frequency factor", factor))
+}
+
+fn in_range(field: &'static str, value: usize, limit: usize) -> Result<(), ConfigError> {
+    match (1..=limit).contains(&value) {
+        true => Ok(()),
+        false => Err(ConfigError::OutOfRange {
+            field,
+            value,
+            limit,
+        }),
+    }
+}
+
+fn all_positive<const N: usize>(values: [(&'static str, f64); N]) -> Result<(), ConfigError> {
+    values
+        .into_iter()
+        .try_for_each(|(field, value)| positive(field, value))
+}
+
+fn positive(field: &'static str, value: f64) -> Result<(), ConfigError> {
+    match value.is_finite() && value > 0.0 {
+        true => Ok(()),
+        false => Err(ConfigError::NotPositive { field, value }),
+    }
+}

@@ -1,0 +1,230 @@
+//! The weights of a program: each tensor looked up in a file, checked, and used in place.
+//!
+//! A [`Linear`] keeps a handle on the mapped file and computes from its bytes; only vectors (norms,
+//! biases), a few kilobytes a layer, are copied out as `f32`.
+
+mod source;
+
+use lacuna_kernels::{Activations, Cpu, Matrix};
+
+use crate::error::LoadError;
+use crate::families::Description;
+use crate::files::{Tensor, Tensors};
+use crate::program::{MatrixId, Program, TensorSpec, VectorId};
+use crate::spec::{LongRope, Rope, RopeScaling};
+use source::Source;
+
+/// What a program computes with.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// In the order of [`Program::tensors`].
+    tensors: Vec<Weight>,
+    /// In the order of [`crate::spec::ModelSpec::ropes`].
+    rotations: Vec<Rotation>,
+}
+
+#[derive(Debug)]
+enum Weight {
+    Matrix(Linear),
+    Vector(Vec<f32>),
+}
+
+/// Frequencies of a rotary embedding.
+#[derive(Debug)]
+pub(crate) struct Rotation {
+    /// Radians per token of each pair.
+    inverse_frequencies: Vec<f32>,
+    /// The same in contexts of more tokens than this.
+    beyond: Option<(usize, Vec<f32>)>,
+    /// What rotated vectors are multiplied by.
+    pub(crate) attention_factor: f32,
+}
+
+impl Rotation {
+    /// Radians per token of each pair in contexts of up to `context_tokens` tokens. It is the context
+    /// that a model runs with which decides, not how much of it is used: rows that were rotated one
+    /// way cannot be mixed with rows rotated the other.
+    pub(crate) fn inverse_frequencies(&self, context_tokens: usize) -> &[f32] {
+        match &self.beyond {
+            Some((original, long)) if context_tokens > *original => long,
+            _ => &self.inverse_frequencies,
+        }
+    }
+}
+
+impl Weights {
+    /// Looks up all tensors of `program`, and refuses a file that has others.
+    ///
+    /// # Errors
+    /// [`LoadError`], naming the tensor.
+    pub(crate) fn load(
+        tensors: &Tensors,
+        description: &Description,
+        program: &Program,
+    ) -> Result<Self, LoadError> {
+        let mut source = Source::new(tensors, description, program);
+        let weights = program.tensors().iter().map(|tensor| match tensor {
+            TensorSpec::Matrix(matrix) => source.matrix(matrix).map(Weight::Matrix),
+            TensorSpec::Vector(vector) => source.vector(vector).map(Weight::Vector),
+        });
+        let weights = weights.collect::<Result<_, _>>()?;
+        let ropes = description.spec.ropes.iter();
+        let rotations = ropes.map(|rope| Rotation::load(rope, &mut source));
+        let rotations = rotations.collect::<Result<_, _>>()?;
+        source.refuse_surplus(&description.spec)?;
+        Ok(Self {
+            tensors: weights,
+            rotations,
+        })
+    }
+
+    /// # Panics
+    /// For a matrix of another program.
+    pub(crate) fn matrix(&self, id: MatrixId) -> &Linear {
+        match &self.tensors[id.0] {
+            Weight::Matrix(matrix) => matrix,
+            Weight::Vector(_) => unreachable!("a program says which of its tensors are matrices"),
+        }
+    }
+
+    /// # Panics
+    /// For a vector of another program.
+    pub(crate) fn vector(&self, id: VectorId) -> &[f32] {
+        match &self.tensors[id.0] {
+            Weight::Vector(vector) => vector,
+            Weight::Matrix(_) => unreachable!("a program says which of its tensors are vectors"),
+        }
+    }
+
+    /// # Panics
+    /// For a rotary embedding that the model has not.
+    pub(crate) fn rotation(&self, rope: usize) -> &Rotation {
+        &self.rotations[rope]
+    }
+}
+
+impl Rotation {
+    fn load(rope: &Rope, source: &mut Source<'_>) -> Result<Self, LoadError> {
+        let plain = rope.inverse_frequencies();
+        let divided = |factors: &[f32]| -> Vec<f32> {
+            let pairs = plain.iter().zip(factors);
+            pairs
+                .map(|(frequency, factor)| frequency / factor)
+                .collect()
+        };
+        let (inverse_frequencies, beyond) = match &rope.scaling {
+            RopeScaling::LongRope(long) => {
+                let (short, factors) = Self::long_factors(long, plain.len(), source)?;
+                let long = (long.original_context, divided(&factors));
+                (divided(&short), Some(long))
+            }
+            _ => match source.rope_factors(rope, "rope_freqs", plain.len())? {
+                Some(factors) => (divided(&factors), None),
+                None => (plain, None),
+            },
+        };
+        Ok(Self {
+            inverse_frequencies,
+            beyond,
+            attention_factor: rope.attention_factor(),
+        })
+    }
+
+    fn long_factors(
+        long: &LongRope,
+        pairs: usize,
+        source: &mut Source<'_>,
+    ) -> Result<(Vec<f32>, Vec<f32>), LoadError> {
+        match &long.factors {
+            Some(factors) => Ok((factors.short.clone(), factors.long.clone())),
+            None => Ok((
+                source.required_rope_factors("rope_factors_short", pairs)?,
+                source.required_rope_factors("rope_factors_long", pairs)?,
+            )),
+        }
+    }
+}
+
+/// Rows of a matrix in the file, with an optional bias.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    tensor: Tensor,
+    /// Of the tensor's bytes, those before the first row.
+    start: usize,
+    rows: usize,
+    columns: usize,
+    bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    /// Rows of `tensor` from `first` on.
+    fn new(
+        tensor: Tensor,
+        first: usize,
+        rows: usize,
+        columns: usize,
+        bias: Option<Vec<f32>>,
+    ) -> Result<Self, LoadError> {
+        let row_bytes = tensor.dtype().row_bytes(columns).unwrap_or(0);
+        let linear = Self {
+            start: first * row_bytes,
+            tensor,
+            rows,
+            columns,
+            bias,
+        };
+        match linear.view() {
+            Ok(_) => Ok(linear),
+            Err(source) => Err(LoadError::Tensor {
+                name: linear.tensor.name().to_owned(),
+                source,
+            }),
+        }
+    }
+
+    fn view(&self) -> Result<Matrix<'_>, lacuna_kernels::ShapeError> {
+        let dtype = self.tensor.dtype();
+        let bytes = self.tensor.bytes();
+        let row_bytes = dtype.row_bytes(self.columns).unwrap_or(0);
+        let end = self
+            .start
+            .saturating_add(self.rows.saturating_mul(row_bytes));
+        // A whole tensor's bytes go as they are, so that surplus bytes are found.
+        let bytes = match (self.start, end < bytes.len()) {
+            (0, false) => bytes,
+            _ => bytes.get(self.start..end).unwrap_or_default(),
+        };
+        Matrix::new(dtype, self.rows, self.columns, bytes)
+    }
+
+    /// The matrix as the kernels take it: `[rows, columns]` in the file's own bytes.
+    pub(crate) fn matrix(&self) -> Matrix<'_> {
+        self.view()
+            .expect("the same bytes were accepted when the tensor was loaded")
+    }
+
+    /// Elements of a product.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// `out[t] = W x[t] + bias` for every token and each of several matrices, in one operation.
+    pub(crate) fn apply_each<const N: usize>(
+        linears: [&Self; N],
+        cpu: &Cpu,
+        mut outs: [&mut [f32]; N],
+        input: &Activations<'_>,
+    ) {
+        let matrices = linears.map(Self::matrix);
+        cpu.matmul_each(
+            outs.each_mut().map(|out| &mut **out),
+            input,
+            matrices.each_ref(),
+        );
+        for (linear, out) in linears.into_iter().zip(outs) {
+            if let Some(bias) = &linear.bias {
+                cpu.add_bias(out, bias);
+            }
+        }
+    }
+}

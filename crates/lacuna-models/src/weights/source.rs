@@ -1,0 +1,254 @@
+//! Tensors by name: where a program's tensors are in a file.
+
+use std::collections::HashSet;
+
+use lacuna_kernels::Matrix;
+
+use super::Linear;
+use crate::error::LoadError;
+use crate::families::{Description, FUSED, Family, Spelling};
+use crate::files::{Tensor, TensorError, Tensors};
+use crate::program::{Bias, MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
+use crate::spec::{ModelSpec, OutputMatrix, Rope, rope_table};
+
+/// Where tensors are looked up: a file, and how its family calls them.
+pub(super) struct Source<'a> {
+    tensors: &'a Tensors,
+    family: &'static Family,
+    spelling: Spelling,
+    program: &'a Program,
+    /// What names inside a model of language begin with, in files that hold more.
+    prefix: Prefix,
+    /// Names that were asked for and found.
+    used: HashSet<String>,
+}
+
+/// How a Hugging Face file's names of the decoder differ from those of a file with nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Prefix {
+    /// `model.layers`
+    None,
+    /// `model.language_model.layers`
+    Inside,
+    /// `language_model.model.layers`
+    Around,
+}
+
+impl Prefix {
+    fn apply(self, name: String) -> String {
+        match self {
+            Self::None => name,
+            Self::Inside => match name.strip_prefix("model.") {
+                Some(rest) => format!("model.language_model.{rest}"),
+                None => name,
+            },
+            Self::Around => format!("language_model.{name}"),
+        }
+    }
+
+    /// Whether a tensor of this name belongs to something other than the model of language.
+    fn is_outside(self, name: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::Inside => !name.starts_with("model.language_model.") && name != "lm_head.weight",
+            Self::Around => !name.starts_with("language_model."),
+        }
+    }
+}
+
+/// Where a tensor is: the tensor, and the first of its rows.
+struct Found {
+    tensor: Tensor,
+    first: usize,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(
+        tensors: &'a Tensors,
+        description: &Description,
+        program: &'a Program,
+    ) -> Self {
+        let prefixes = [Prefix::None, Prefix::Inside, Prefix::Around];
+        let embedding = "model.embed_tokens.weight";
+        let mut present = prefixes
+            .into_iter()
+            .filter(|prefix| tensors.contains(&prefix.apply(embedding.to_owned())));
+        Self {
+            tensors,
+            family: description.family,
+            spelling: description.spelling,
+            program,
+            prefix: match description.spelling {
+                Spelling::Gguf => Prefix::None,
+                Spelling::HuggingFace => present.next().unwrap_or(Prefix::None),
+            },
+            used: HashSet::new(),
+        }
+    }
+
+    fn full(&self, name: TensorName, suffix: &str) -> String {
+        let full = self.family.naming.full(self.spelling, name, suffix);
+        self.prefix.apply(full)
+    }
+
+    /// A matrix, with its bias where the family or the file has one.
+    pub(super) fn matrix(&mut self, spec: &MatrixSpec) -> Result<Linear, LoadError> {
+        let MatrixSpec {
+            name,
+            rows,
+            columns,
+            bias,
+        } = *spec;
+        let Found { tensor, first } = self.find(name, "weight", rows, Some(columns))?;
+        let bias = match bias {
+            Bias::Required => true,
+            Bias::IfPresent => self.has(name, "bias"),
+        };
+        let bias = bias.then(|| self.floats(name, "bias", rows)).transpose()?;
+        Linear::new(tensor, first, rows, columns, bias)
+    }
+
+    /// A vector, as `f32`.
+    pub(super) fn vector(&mut self, spec: &VectorSpec) -> Result<Vec<f32>, LoadError> {
+        let VectorSpec { name, width } = *spec;
+        let mut values = self.floats(name, "weight", width)?;
+        let offset = self.family.naming.norm_offset;
+        if self.spelling == Spelling::HuggingFace && offset != 0.0 && name.part.ends_with("norm") {
+            values.iter_mut().for_each(|value| *value += offset);
+        }
+        Ok(values)
+    }
+
+    /// Divisors of the frequencies of `rope`, where it may have some in the file.
+    pub(super) fn rope_factors(
+        &mut self,
+        rope: &Rope,
+        part: &'static str,
+        pairs: usize,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
+        let name = TensorName { layer: None, part };
+        let wanted = rope.file_factors && self.spelling == Spelling::Gguf;
+        match wanted && self.tensors.contains(&self.full(name, "weight")) {
+            true => self.floats(name, "weight", pairs).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Divisors of frequencies that must be there and be positive.
+    pub(super) fn required_rope_factors(
+        &mut self,
+        part: &'static str,
+        pairs: usize,
+    ) -> Result<Vec<f32>, LoadError> {
+        let factors = self.floats(TensorName { layer: None, part }, "weight", pairs)?;
+        rope_table(&factors, pairs)?;
+        Ok(factors)
+    }
+
+    fn has(&self, name: TensorName, suffix: &str) -> bool {
+        let own = self.tensors.contains(&self.full(name, suffix));
+        own || self.fused(name, suffix).is_some()
+    }
+
+    /// The tensor of a name, or that which has its rows among others.
+    fn find(
+        &mut self,
+        name: TensorName,
+        suffix: &str,
+        rows: usize,
+        columns: Option<usize>,
+    ) -> Result<Found, TensorError> {
+        let (full, first, all_rows) = match self.fused(name, suffix) {
+            Some(fused) => fused,
+            None => (self.full(name, suffix), 0, rows),
+        };
+        let shape: Vec<usize> = [Some(all_rows), columns].into_iter().flatten().collect();
+        let tensor = self.tensors.require_shape(&full, &shape)?;
+        self.used.insert(full);
+        Ok(Found { tensor, first })
+    }
+
+    /// The tensor that holds the rows of `name` among others, if the file has it: its name, the first
+    /// of the rows, and how many rows it has.
+    fn fused(&self, name: TensorName, suffix: &str) -> Option<(String, usize, usize)> {
+        let (whole, parts) = FUSED.iter().find(|(_, parts)| parts.contains(&name.part))?;
+        let part = match (self.spelling, *whole) {
+            (Spelling::Gguf, "ffn_gate_up") => "ffn_up",
+            (_, whole) => whole,
+        };
+        let full = self.full(TensorName { part, ..name }, suffix);
+        if !self.tensors.contains(&full) {
+            return None;
+        }
+        // A name that is both a part's and the whole's is the whole's when the others are missing.
+        let first_part = TensorName {
+            part: parts[0],
+            ..name
+        };
+        if parts.contains(&part) && self.tensors.contains(&self.full(first_part, suffix)) {
+            return None;
+        }
+        let rows = |part: &&'static str| self.rows(TensorName { part, ..name });
+        let before = parts.iter().take_while(|part| **part != name.part);
+        Some((full, before.map(rows).sum(), parts.iter().map(rows).sum()))
+    }
+
+    /// Rows that the program has a matrix for; none where it has no such matrix.
+    fn rows(&self, name: TensorName) -> usize {
+        let matrices = self
+            .program
+            .tensors()
+            .iter()
+            .filter_map(|tensor| match tensor {
+                TensorSpec::Matrix(matrix) => Some(matrix),
+                TensorSpec::Vector(_) => None,
+            });
+        let mut found = matrices.filter(|matrix| matrix.name == name);
+        found.next().map_or(0, |matrix| matrix.rows)
+    }
+
+    fn floats(
+        &mut self,
+        name: TensorName,
+        suffix: &str,
+        width: usize,
+    ) -> Result<Vec<f32>, LoadError> {
+        let Found { tensor, first } = self.find(name, suffix, width, None)?;
+        let whole = tensor.shape().first().copied().unwrap_or(width);
+        let row = Matrix::new(tensor.dtype(), 1, whole, tensor.bytes()).map_err(|source| {
+            LoadError::Tensor {
+                name: tensor.name().to_owned(),
+                source,
+            }
+        })?;
+        let mut values = vec![0.0; whole];
+        row.dequantize_row(0, &mut values);
+        values.truncate(first + width);
+        values.drain(..first);
+        Ok(values)
+    }
+
+    /// Refuses tensors that nothing asked for: what they are for would be missing from the results.
+    pub(super) fn refuse_surplus(&self, spec: &ModelSpec) -> Result<(), LoadError> {
+        let tied = spec.output.matrix == OutputMatrix::Tied;
+        let surplus = self.tensors.iter().map(|tensor| tensor.name).find(|name| {
+            let unused = !self.used.contains(*name) && !self.prefix.is_outside(name);
+            unused && !is_redundant(name, tied)
+        });
+        match surplus {
+            None => Ok(()),
+            Some(name) => Err(LoadError::SurplusTensor {
+                name: name.to_owned(),
+                family: self.family.name,
+            }),
+        }
+    }
+}
+
+/// Whether a tensor says what the description says already: older files hold rotation frequencies, and
+/// some a copy of the embedding table as the output matrix.
+fn is_redundant(name: &str, tied: bool) -> bool {
+    name.ends_with("rotary_emb.inv_freq")
+        || name.ends_with("attn_rot_embd.weight")
+        || (tied && name.ends_with("lm_head.weight"))
+}
