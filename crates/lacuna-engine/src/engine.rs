@@ -256,6 +256,8 @@ impl Engine {
             }
         };
         session.sequence.accept(chunk.len());
+        // What a device does not take back now, the next step offers again.
+        session.sequence.release_passed().ok();
         session.tokens.extend(token);
         Ok(token)
     }

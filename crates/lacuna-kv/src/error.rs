@@ -71,12 +71,13 @@ pub enum KvError {
         /// Tokens accepted.
         held: usize,
     },
-    /// Rows before this position were given back and cannot be had again.
+    /// Rows that the tokens to come would see were given back, as windows pass them or because that was
+    /// asked for, and cannot be had again.
     #[error(
-        "rows before position {first} were released and {requested} tokens are to remain; keep more, or truncate to 0 and compute them again"
+        "{requested} tokens are to remain, and rows that those after them see were given back; keep {first} or more, or truncate to 0 and compute them again"
     )]
     Released {
-        /// The first position that is still held.
+        /// The fewest tokens that can remain, other than none.
         first: usize,
         /// Tokens that were to remain.
         requested: usize,

@@ -3,9 +3,9 @@
 use lacuna_pages::PageSize;
 
 use crate::error::KvError;
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, Keep};
 use crate::growth::{GrowthSchedule, Run, saturated};
-use crate::layout::BufferRows;
+use crate::layout::{BufferRows, Tiles};
 use crate::policy::KvPolicy;
 
 /// Bytes of one sequence whose tokens arrived one at a time: to the byte what its
@@ -55,11 +55,10 @@ impl KvPolicy {
         };
         Ok(match *self {
             Self::Sparse(_) => {
-                let committed_bytes = pages.mapped(capacity, tokens);
                 Footprint {
                     reserved_bytes: pages.buffers(capacity.max(1)).sum(),
-                    committed_bytes,
-                    peak_committed_bytes: committed_bytes,
+                    committed_bytes: pages.mapped(capacity, tokens, tokens),
+                    peak_committed_bytes: pages.most_mapped(capacity, tokens),
                     ..Footprint::default()
                 }
             }
@@ -102,17 +101,44 @@ impl Pages {
         buffers.map(move |held| self.round(held.bytes(tokens)))
     }
 
-    /// Bytes of the pages mapped for `tokens` tokens, those mapped ahead included.
-    fn mapped(&self, capacity: usize, tokens: usize) -> usize {
+    /// Bytes of the pages mapped for `tokens` tokens, those mapped ahead included, when what windows
+    /// have passed was given back after `accepted` of them.
+    fn mapped(&self, capacity: usize, tokens: usize, accepted: usize) -> usize {
         let count = self.buffers.len();
         let reserved = self.buffers(capacity.max(1));
         let buffers = self.buffers.iter().zip(reserved).enumerate();
         let mapped = buffers.map(|(index, (held, reserved))| {
             let tiles = held.tiles;
             let bytes = tiles.mapped_bytes(tokens, self.page_bytes, index, count);
-            bytes.min(reserved)
+            let passed = tiles.bytes_before(held.rows.keep.first_seen(accepted));
+            bytes.min(reserved) - passed / self.page_bytes * self.page_bytes
         });
         mapped.sum()
+    }
+
+    /// The most bytes mapped on the way to `tokens` tokens: each takes its pages before what it lets
+    /// windows pass is given back.
+    ///
+    /// Without windows the last token has the most. With them what there is goes up and down, but
+    /// never down from one token to that a turn later, so only the last ones are looked at: two turns,
+    /// because less is mapped ahead at the end of the address space.
+    fn most_mapped(&self, capacity: usize, tokens: usize) -> usize {
+        let Some(turn) = self.windows_turn() else {
+            return self.mapped(capacity, tokens, tokens);
+        };
+        let last = tokens.saturating_sub(2 * turn)..tokens;
+        let held = last.map(|before| self.mapped(capacity, before + 1, before));
+        held.max().unwrap_or(0)
+    }
+
+    /// Tokens that fill whole pages of every buffer that a window passes; `None` without windows.
+    fn windows_turn(&self) -> Option<usize> {
+        let windows = self.buffers.iter().filter(|held| held.rows.keep != Keep::All);
+        let turns = windows.map(|held| {
+            let Tiles { tokens, bytes } = held.tiles;
+            tokens * (self.page_bytes / gcd(self.page_bytes, bytes))
+        });
+        turns.reduce(|a, b| a / gcd(a, b) * b)
     }
 
     fn grown(
@@ -167,6 +193,14 @@ impl Pages {
             }
         }
     }
+}
+
+/// The greatest common divisor.
+fn gcd(mut a: usize, mut b: usize) -> usize {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 #[cfg(test)]

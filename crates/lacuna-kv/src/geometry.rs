@@ -62,6 +62,9 @@ pub struct RowSpec {
 }
 
 /// How long a layer's rows are of use.
+///
+/// A window of `n` means what the reference implementations mean by it: `n` rows, the query's own
+/// included. Before the next position `n - 1` rows are of use, and none of them before that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Keep {
     /// As long as the sequence.
@@ -294,7 +297,46 @@ impl Geometry {
         self.count_elements().unwrap_or(usize::MAX)
     }
 
-    /// Bytes one token takes over all layers, K and V, those of windowed layers included.
+    /// Whether some layer's rows are of use for a while only.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        let mut rows = self.own_rows();
+        rows.any(|(_, rows)| rows.keep != Keep::All)
+    }
+
+    /// Bytes that each token more takes for good: K and V in the layers that keep all rows.
+    #[must_use]
+    pub fn kept_bytes_per_token(&self) -> usize {
+        let full = self.own_rows().filter(|(_, rows)| rows.keep == Keep::All);
+        full.map(|(_, rows)| self.layer_bytes(&rows)).sum()
+    }
+
+    /// Bytes of full windows, K and V in the layers that have one: what they come to, however many
+    /// tokens there are.
+    #[must_use]
+    pub fn window_bytes(&self) -> usize {
+        let layers = self.own_rows().map(|(_, rows)| match rows.keep {
+            Keep::All => 0,
+            Keep::Window(window) => window.get().saturating_mul(self.layer_bytes(&rows)),
+        });
+        layers.fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of the rows that are of use after `tokens` tokens.
+    #[must_use]
+    pub fn useful_bytes(&self, tokens: usize) -> usize {
+        self.row_bytes_where(|keep| tokens - keep.first_seen(tokens))
+    }
+
+    /// Bytes of as many rows of each layer as `count` says.
+    pub(crate) fn row_bytes_where(&self, count: impl Fn(Keep) -> usize) -> usize {
+        let layers = self.own_rows();
+        layers
+            .map(|(_, rows)| count(rows.keep) * self.layer_bytes(&rows))
+            .sum()
+    }
+
+    /// Bytes one token takes over all layers, K and V, as if every layer kept all rows.
     #[must_use]
     pub fn bytes_per_token(&self) -> usize {
         let layers = self.own_rows();

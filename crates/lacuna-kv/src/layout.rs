@@ -237,6 +237,11 @@ impl Tiles {
         bytes / self.bytes * self.tokens
     }
 
+    /// Tokens of which some row lies in the first `bytes` of the buffer.
+    pub(crate) fn tokens_through(self, bytes: usize) -> usize {
+        bytes.div_ceil(self.bytes) * self.tokens
+    }
+
     /// Bytes from the start of the buffer that hold every row before `token`.
     pub(crate) fn bytes_through(self, token: usize) -> usize {
         token.div_ceil(self.tokens) * self.bytes

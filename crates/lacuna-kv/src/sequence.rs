@@ -2,7 +2,8 @@
 //!
 //! A step is `prepare(n)`, then per layer `store` and `view`, then `accept(m)` with `m <= n`.
 //! `prepare` finds memory for everything the step will touch and does nothing when it is already
-//! there; rows that were prepared and not accepted are overwritten by the next step.
+//! there; rows that were prepared and not accepted are overwritten by the next step. After that
+//! `release_passed` gives back what windows have left behind; `prepare` does it too.
 
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use crate::error::KvError;
 use crate::geometry::{Geometry, Layer, LayerCache, Side};
 use crate::prefix::Pins;
 use crate::report::KvReport;
-use crate::store::Store;
+use crate::store::{Store, Useful};
 
 /// KV cache of one sequence.
 ///
@@ -21,11 +22,16 @@ use crate::store::Store;
 /// 0       first            len            len + prepared      capacity
 /// | released | held: accepted | prepared       |                  |
 /// ```
+///
+/// `first` is of each layer: where all rows are kept, what [`Sequence::release_before`] was told last,
+/// and where there is a window of `n` rows, at least `len - (n - 1)`.
 #[derive(Debug)]
 pub struct Sequence {
     store: Box<dyn Store>,
     pool: Pool,
     geometry: Geometry,
+    /// Whether any layer has one.
+    windows: bool,
     capacity: usize,
     first: usize,
     accepted: usize,
@@ -42,6 +48,7 @@ impl Sequence {
         Self {
             store,
             pool,
+            windows: geometry.has_windows(),
             geometry,
             capacity,
             first: 0,
@@ -62,10 +69,37 @@ impl Sequence {
         self.accepted == 0
     }
 
-    /// The first position whose row is held; above zero once rows were released.
+    /// What each layer keeps.
     #[must_use]
-    pub fn first_held(&self) -> usize {
-        self.first
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The first row that a view of `layer` has; above zero once a window has passed rows or they were
+    /// released.
+    ///
+    /// # Panics
+    /// When the layer reads no rows.
+    #[must_use]
+    pub fn first_held(&self, layer: Layer) -> usize {
+        let rows = self.geometry.rows(layer);
+        let (_, rows) = rows.expect("a layer that keeps rows, or reads another's");
+        self.useful().first_row(rows.keep)
+    }
+
+    /// The fewest tokens, other than none, that [`Sequence::truncate`] and [`Sequence::share_prefix`]
+    /// can go back to: rows that those after them see have been given back.
+    #[must_use]
+    pub fn fewest_tokens(&self) -> usize {
+        self.first.max(self.store.fewest_tokens())
+    }
+
+    /// The rows that the next tokens may read.
+    fn useful(&self) -> Useful {
+        Useful {
+            first: self.first,
+            next: self.accepted,
+        }
     }
 
     /// Tokens the sequence was made for.
@@ -81,7 +115,8 @@ impl Sequence {
     }
 
     /// Makes room for `rows` more rows in every layer, in one batch. Allocates nothing when memory is
-    /// there already.
+    /// there already. What windows have passed is given back first, as by
+    /// [`Sequence::release_passed`].
     ///
     /// # Errors
     /// [`KvError::ContextFull`]; [`KvError::Pages`] or [`KvError::NotNow`] when memory cannot be had;
@@ -95,6 +130,8 @@ impl Sequence {
                 requested: rows,
             });
         }
+        // What stays because the device refuses costs memory and no more.
+        self.release_passed().ok();
         let prepared = self.store.prepare(self.accepted..self.accepted + rows);
         if self.has_lost_rows() {
             return Err(KvError::RowsLost);
@@ -130,7 +167,7 @@ impl Sequence {
     /// When the layer reads none.
     #[must_use]
     pub fn view(&self, layer: Layer, side: Side) -> View<'_> {
-        let rows = self.first..self.accepted + self.prepared;
+        let rows = self.first_held(layer)..self.accepted + self.prepared;
         self.store.view(layer, side, rows)
     }
 
@@ -148,11 +185,24 @@ impl Sequence {
         self.prepared = 0;
     }
 
+    /// Gives back the pages that hold only rows which every later query's window has passed: a layer
+    /// with a window of `n` rows keeps the `n - 1` before the next position. One batch when there are
+    /// any such pages, and nothing otherwise. Where the policy cannot, rows stay.
+    ///
+    /// # Errors
+    /// [`KvError::Pages`] when the device refuses. The pages stay then until the next call.
+    pub fn release_passed(&mut self) -> Result<(), KvError> {
+        match self.windows {
+            true => self.store.release(self.useful()),
+            false => Ok(()),
+        }
+    }
+
     /// Forgets every token from `len` on and gives back the memory that held only those. What other
     /// sequences share stays theirs.
     ///
     /// # Errors
-    /// [`KvError::Released`] when rows before `len` are no longer held, unless `len` is 0;
+    /// [`KvError::Released`] below [`Sequence::fewest_tokens`], unless `len` is 0;
     /// [`KvError::Pages`] when the device refuses. The sequence is unchanged then.
     pub fn truncate(&mut self, len: usize) -> Result<(), KvError> {
         if len >= self.accepted {
@@ -182,7 +232,9 @@ impl Sequence {
             });
         }
         if position > self.first {
-            self.store.release_before(position)?;
+            let next = self.accepted;
+            let first = position;
+            self.store.release(Useful { first, next })?;
             self.first = position;
         }
         Ok(())
@@ -204,8 +256,8 @@ impl Sequence {
     /// does it. This one may be in the middle of a step.
     ///
     /// # Errors
-    /// [`KvError::NotHeld`] for more tokens than are accepted, [`KvError::Released`] when some of their
-    /// rows are no longer held, [`KvError::Pages`] or [`KvError::NotNow`] when memory or address space
+    /// [`KvError::NotHeld`] for more tokens than are accepted, [`KvError::Released`] below
+    /// [`Sequence::fewest_tokens`], [`KvError::Pages`] or [`KvError::NotNow`] when memory or address space
     /// cannot be had. This sequence is unchanged then.
     pub fn share_prefix(&mut self, tokens: usize) -> Result<Self, KvError> {
         if tokens > self.accepted {
@@ -222,6 +274,7 @@ impl Sequence {
             store: self.store.duplicate(self.first..tokens)?,
             pool: self.pool.clone(),
             geometry: self.geometry.clone(),
+            windows: self.windows,
             capacity: self.capacity,
             first: self.first,
             accepted: tokens,
@@ -248,9 +301,10 @@ impl Sequence {
 
     /// `len`, unless rows that a sequence of that many tokens would need were released.
     fn check_held(&self, len: usize) -> Result<usize, KvError> {
-        match len < self.first {
+        let first = self.fewest_tokens();
+        match len < first {
             true => Err(KvError::Released {
-                first: self.first,
+                first,
                 requested: len,
             }),
             false => Ok(len),
@@ -276,16 +330,18 @@ impl Sequence {
     pub fn report(&self) -> KvReport {
         let usage = self.store.usage();
         let bytes_per_token = self.geometry.bytes_per_token();
-        let held: Range<usize> = self.first..self.accepted;
+        let useful = self.useful();
+        let held: usize = self.geometry.row_bytes_where(|keep| {
+            let first = useful.first_row(keep);
+            self.accepted.saturating_sub(first)
+        });
         KvReport {
             bytes_per_token,
             reserved_bytes: usage.reserved_bytes,
             committed_bytes: usage.committed_bytes,
             shared_bytes: usage.shared_bytes,
             unique_bytes: usage.committed_bytes - usage.shared_bytes,
-            slack_bytes: usage
-                .committed_bytes
-                .saturating_sub(held.len() * bytes_per_token),
+            slack_bytes: usage.committed_bytes.saturating_sub(held),
             peak_committed_bytes: usage.peak_committed_bytes,
             copied_bytes: usage.copied_bytes,
             zeroed_bytes: usage.zeroed_bytes,

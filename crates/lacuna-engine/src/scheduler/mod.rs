@@ -294,6 +294,10 @@ impl Scheduler {
                 .accept(std::mem::take(&mut session.scheduled));
         }
         self.share(now);
+        for session in sessions(&mut self.running) {
+            // What a device does not take back now, the next step offers again.
+            session.sequence.release_passed().ok();
+        }
         self.deliver(now);
         computed
     }

@@ -8,6 +8,8 @@
 //! 0              released          sealed          mapped
 //! ```
 //!
+//! What is released is each buffer's own affair: a layer with a window passes its rows by.
+//!
 //! A page is sealed only when all its rows are accepted, so what is written next is never sealed
 //! unless the sequence was truncated into a sealed page; [`FlatStore::prepare`] makes that page
 //! writable again, by copying it if another sequence still has it.
@@ -22,10 +24,10 @@ use lacuna_pages::{
 };
 
 use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
-use super::{Store, Usage};
+use super::{Store, Usage, Useful};
 use crate::cache::to_usize;
 use crate::error::KvError;
-use crate::geometry::{Layer, Side};
+use crate::geometry::{Keep, Layer, Side};
 use crate::layout::{Arrangement, BufferRows, Tiles};
 use crate::prefix::Pins;
 
@@ -64,6 +66,7 @@ pub(crate) struct FlatStore {
 struct Extent {
     buffer: Buffer,
     tiles: Tiles,
+    keep: Keep,
     released: usize,
     sealed: usize,
     mapped: usize,
@@ -83,6 +86,7 @@ impl Extent {
         };
         Ok(Self {
             tiles: held.tiles,
+            keep: held.rows.keep,
             released: 0,
             sealed: 0,
             mapped: match commit {
@@ -216,9 +220,9 @@ impl FlatStore {
     fn unmap(&mut self, range: impl Fn(&Extent) -> Range<usize>) -> Result<(), KvError> {
         let extents = self.extents.iter_mut();
         let mut requests: Vec<Pages<'_>> = extents
-            .map(|extent| {
+            .filter_map(|extent| {
                 let range = range(extent);
-                extent.whole_pages(range)
+                (!range.is_empty()).then(|| extent.whole_pages(range))
             })
             .collect();
         let unmapped = self.pool.unmap(&mut requests);
@@ -357,18 +361,15 @@ impl Store for FlatStore {
         Ok(())
     }
 
-    fn release_before(&mut self, start: usize) -> Result<(), KvError> {
+    fn release(&mut self, useful: Useful) -> Result<(), KvError> {
         let page = self.page_bytes();
         let keep = |extent: &Extent| {
-            let start = extent.tiles.bytes_before(start) / page * page;
+            let first = useful.first_row(extent.keep);
+            let start = extent.tiles.bytes_before(first) / page * page;
             start.max(extent.released)
         };
-        if !self.moves()
-            || self
-                .extents
-                .iter()
-                .all(|extent| keep(extent) == extent.released)
-        {
+        let same = |extent: &Extent| keep(extent) == extent.released;
+        if !self.moves() || self.lost_rows || self.extents.iter().all(same) {
             return Ok(());
         }
         self.unmap(|extent| extent.released..keep(extent))?;
@@ -377,6 +378,16 @@ impl Store for FlatStore {
             extent.sealed = extent.sealed.max(extent.released);
         }
         Ok(())
+    }
+
+    fn fewest_tokens(&self) -> usize {
+        let fewest = self.extents.iter().map(|extent| match extent.keep {
+            Keep::Window(window) if extent.released > 0 => {
+                extent.tiles.tokens_through(extent.released) + window.get() - 1
+            }
+            Keep::All | Keep::Window(_) => 0,
+        });
+        fewest.max().unwrap_or(0)
     }
 
     fn clear(&mut self) -> Result<(), KvError> {
@@ -405,6 +416,10 @@ impl Store for FlatStore {
 
     fn pin(&mut self, rows: Range<usize>) -> Result<Option<Pins>, KvError> {
         if !self.moves() || self.pool.capabilities().aliasing != Aliasing::Shared {
+            return Ok(None);
+        }
+        // A window passes rows that a group of pages would have to keep.
+        if self.extents.iter().any(|extent| extent.keep != Keep::All) {
             return Ok(None);
         }
         self.seal_before(rows.end)?;

@@ -6,7 +6,7 @@ use lacuna_kernels::{Cpu, View};
 use lacuna_pages::{Buffer, Pool};
 
 use super::rows::{Rows, zeroed_buffer};
-use super::{Store, Usage};
+use super::{Store, Usage, Useful};
 use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Layer, Side};
@@ -181,7 +181,7 @@ impl Store for GrowStore {
     }
 
     /// Memory stays: a piece begins with row 0.
-    fn release_before(&mut self, _: usize) -> Result<(), KvError> {
+    fn release(&mut self, _: Useful) -> Result<(), KvError> {
         Ok(())
     }
 

@@ -18,7 +18,7 @@ pub(crate) use grow::GrowStore;
 pub(crate) use paged::{Blocks, PagedStore};
 
 use crate::error::KvError;
-use crate::geometry::{Layer, Side};
+use crate::geometry::{Keep, Layer, Side};
 use crate::prefix::Pins;
 
 /// The rows of one sequence. Rows are named by token position; every call concerns all layers and
@@ -37,8 +37,15 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Gives back memory that holds nothing of the rows before `end`.
     fn truncate(&mut self, end: usize) -> Result<(), KvError>;
 
-    /// Gives back memory that holds nothing of the rows from `start` on.
-    fn release_before(&mut self, start: usize) -> Result<(), KvError>;
+    /// Gives back memory of which no row is `useful` any more. When there is none, nothing is
+    /// allocated.
+    fn release(&mut self, useful: Useful) -> Result<(), KvError>;
+
+    /// The fewest tokens, beyond none, that a sequence can be cut to and go on from: rows that those
+    /// after them see may be gone.
+    fn fewest_tokens(&self) -> usize {
+        0
+    }
 
     /// Gives back everything.
     fn clear(&mut self) -> Result<(), KvError>;
@@ -71,6 +78,22 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Where the bytes are.
     fn usage(&self) -> Usage;
+}
+
+/// Which rows a sequence may still read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Useful {
+    /// No row before this one, in any layer.
+    pub(crate) first: usize,
+    /// Those that queries from this position on see.
+    pub(crate) next: usize,
+}
+
+impl Useful {
+    /// The first useful row of a layer.
+    pub(crate) fn first_row(self, keep: Keep) -> usize {
+        self.first.max(keep.first_seen(self.next))
+    }
 }
 
 /// Bytes of one store.

@@ -19,7 +19,7 @@ use lacuna_kernels::{Cpu, RowLayout, Run, Runs, View};
 use lacuna_pages::{Buffer, ByteLength, Pool};
 
 use super::rows::{layer_and_side, stream, zeroed_buffer};
-use super::{Store, Usage};
+use super::{Store, Usage, Useful};
 use crate::blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};
 use crate::cache::to_usize;
 use crate::error::KvError;
@@ -323,8 +323,9 @@ impl Store for PagedStore {
         Ok(())
     }
 
-    fn release_before(&mut self, start: usize) -> Result<(), KvError> {
-        let passed = start / self.block_tokens() - self.released;
+    /// A block holds rows of all layers, so windows alone give none back.
+    fn release(&mut self, useful: Useful) -> Result<(), KvError> {
+        let passed = useful.first / self.block_tokens() - self.released;
         let mut state = self.blocks.lock();
         for block in self.table.drain(..passed) {
             state.release(block);

@@ -8,3 +8,4 @@ mod model;
 mod sharing;
 mod steps;
 mod support;
+mod windows;

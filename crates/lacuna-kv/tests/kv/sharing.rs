@@ -1,6 +1,6 @@
 //! Forks, shared prefixes, windows and truncation: contents, bytes and batches.
 
-use lacuna_kv::KvError;
+use lacuna_kv::{KvError, Layer};
 
 use crate::support::{
     GEOMETRY, LAYERS, PAGE, POLICIES, ROW_BYTES, SHARING, append, assert_rows, assert_tags, cache,
@@ -157,7 +157,7 @@ fn a_window_gives_back_the_pages_behind_it() {
         extend(&cpu, &mut sequence, 100);
         let start = sequence.len().saturating_sub(150);
         sequence.release_before(start).expect("pages go back");
-        assert_eq!(sequence.first_held(), start);
+        assert_eq!(sequence.first_held(Layer(0)), start);
         assert_rows(&sequence);
         let held = sequence.report().committed_bytes;
         assert!(held <= bound(150), "{held}");
@@ -188,7 +188,7 @@ fn released_rows_stay_gone_until_the_sequence_starts_again() {
         extend(&cpu, &mut sequence, 300);
         sequence.release_before(200).expect("pages go back");
         sequence.release_before(100).expect("nothing to do");
-        assert_eq!(sequence.first_held(), 200);
+        assert_eq!(sequence.first_held(Layer(0)), 200);
         for result in [sequence.truncate(150), sequence.share_prefix(199).map(drop)] {
             assert!(matches!(result, Err(KvError::Released { first: 200, .. })));
         }
@@ -199,7 +199,7 @@ fn released_rows_stay_gone_until_the_sequence_starts_again() {
         assert_rows(&sequence);
         sequence.truncate(0).expect("everything goes back");
         extend(&cpu, &mut sequence, 350);
-        assert_eq!(sequence.first_held(), 0);
+        assert_eq!(sequence.first_held(Layer(0)), 0);
         assert_rows(&sequence);
         assert_rows(&fork);
     }
@@ -218,7 +218,7 @@ fn a_sequence_truncated_to_nothing_after_a_window_is_as_good_as_new() {
             let fork = sequence.fork().expect("memory");
             sequence.release_before(window).expect("pages go back");
             sequence.truncate(0).expect("everything goes back");
-            assert_eq!((sequence.first_held(), sequence.len()), (0, 0));
+            assert_eq!((sequence.first_held(Layer(0)), sequence.len()), (0, 0));
             let report = sequence.report();
             match policy.starts_with("sparse") || policy.starts_with("paged") {
                 true => assert_eq!(report.committed_bytes, 0, "{policy}"),

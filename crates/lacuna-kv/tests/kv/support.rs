@@ -4,7 +4,9 @@ use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy, Layer, Sequence, Side};
+use lacuna_kv::{
+    Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side,
+};
 use lacuna_pages::{ByteLength, DenseDevice, HostDevice, PageSize, Pool, PoolConfig};
 
 /// Rows of 96 bytes: a 4 KiB page holds 42 and two thirds.
@@ -17,6 +19,36 @@ const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 12;
 pub(crate) const ROW_BYTES: usize = 4 * KV_HEADS * HEAD_DIM;
 pub(crate) const PAGE: usize = 4096;
+
+/// A layer with rows of its own.
+pub(crate) fn rows(kv_heads: usize, key_dim: usize, value_dim: usize, keep: Keep) -> LayerCache {
+    LayerCache::Rows(RowSpec {
+        kv_heads,
+        key_dim,
+        value_dim,
+        keep,
+    })
+}
+
+pub(crate) fn window(rows: usize) -> Keep {
+    Keep::Window(NonZeroUsize::new(rows).expect("not zero"))
+}
+
+/// Layers of every kind: full and windowed rows, straddling pages and not, some side by side, wide
+/// and narrow windows, one of a single row, another layer's rows, and none.
+pub(crate) static WINDOWED: LazyLock<Geometry> = LazyLock::new(|| {
+    let layers = vec![
+        rows(2, 12, 12, window(50)),
+        rows(2, 12, 12, window(50)),
+        rows(1, 40, 24, Keep::All),
+        LayerCache::None,
+        rows(1, 16, 64, window(130)),
+        LayerCache::Of(Layer(1)),
+        rows(2, 12, 12, window(1)),
+        LayerCache::Of(Layer(2)),
+    ];
+    Geometry::new(layers, KvElements::both(ElementType::F32)).expect("a model")
+});
 
 /// Every way to hold memory.
 pub(crate) const POLICIES: [&str; 11] = [
@@ -74,21 +106,21 @@ fn value(tag: usize, layer: usize, side: Side, element: usize) -> f32 {
     (tag * 1000 + layer * 100 + element) as f32 + side
 }
 
-fn row(tag: usize, layer: usize, side: Side) -> Vec<f32> {
-    (0..KV_HEADS * HEAD_DIM)
-        .map(|element| value(tag, layer, side, element))
+fn row(tag: usize, layer: Layer, spec: &RowSpec, side: Side) -> Vec<f32> {
+    (0..spec.row_elements(side))
+        .map(|element| value(tag, layer.0, side, element))
         .collect()
 }
 
 /// Writes the rows of tokens named `tags` to the prepared places of every layer.
 pub(crate) fn store(cpu: &Cpu, sequence: &mut Sequence, tags: &[usize]) {
-    for layer in 0..LAYERS {
+    for (layer, spec) in sequence.geometry().clone().own_rows() {
         let rows = |side| {
             tags.iter()
-                .flat_map(|&tag| row(tag, layer, side))
+                .flat_map(|&tag| row(tag, layer, &spec, side))
                 .collect::<Vec<_>>()
         };
-        sequence.store(cpu, Layer(layer), &rows(Side::Key), &rows(Side::Value));
+        sequence.store(cpu, layer, &rows(Side::Key), &rows(Side::Value));
     }
 }
 
@@ -103,6 +135,7 @@ pub(crate) fn append(cpu: &Cpu, sequence: &mut Sequence, tags: &[usize]) {
     sequence.prepare(tags.len()).expect("room");
     store(cpu, sequence, tags);
     sequence.accept(tags.len());
+    sequence.release_passed().expect("pages go back");
 }
 
 /// Checks that every token holds the rows of its position.
@@ -112,24 +145,28 @@ pub(crate) fn assert_rows(sequence: &Sequence) {
     assert_tags(sequence, &tags);
 }
 
-/// Checks that the tokens are those named `tags`, of which released ones are not looked at.
+/// Checks that the tokens are those named `tags`, as far as the next one sees them in each layer.
 #[track_caller]
 pub(crate) fn assert_tags(sequence: &Sequence, tags: &[usize]) {
     assert_eq!(sequence.len(), tags.len());
-    let held = sequence.first_held()..sequence.len();
-    for layer in 0..LAYERS {
+    let geometry = sequence.geometry();
+    for layer in (0..geometry.layers().len()).map(Layer) {
+        let Some((source, spec)) = geometry.rows(layer) else {
+            continue;
+        };
+        let held = sequence.first_held(layer)..sequence.len();
         for side in Side::BOTH {
-            let view = sequence.view(Layer(layer), side);
+            let view = sequence.view(layer, side);
             let prepared = sequence.prepared();
             assert_eq!(view.rows(), held.start..held.end + prepared);
             for position in held.clone() {
-                let heads = 0..KV_HEADS;
+                let heads = 0..spec.kv_heads;
                 let words = heads.flat_map(|head| view.head(position, head).as_chunks::<4>().0);
                 let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
                 assert_eq!(
                     found,
-                    row(tags[position], layer, side),
-                    "position {position}, layer {layer}, {side}"
+                    row(tags[position], source, &spec, side),
+                    "position {position}, {layer:?}, {side}"
                 );
             }
         }

@@ -108,10 +108,11 @@ impl KvPlan {
         (bytes as u64).next_multiple_of(self.page_size.bytes())
     }
 
-    /// Bytes of the rows themselves when every sequence holds `tokens` tokens.
+    /// Bytes of the rows that are of use when every sequence holds `tokens` tokens: those that windows
+    /// have passed are not.
     #[must_use]
     pub fn row_bytes(&self, tokens: usize) -> u64 {
-        (self.sequences * tokens * self.geometry.bytes_per_token()) as u64
+        (self.sequences * self.geometry.useful_bytes(tokens)) as u64
     }
 
     /// Address space of all sequences when each has come to its context's end. What does not reserve
