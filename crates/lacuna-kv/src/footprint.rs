@@ -54,14 +54,12 @@ impl KvPolicy {
             page_bytes: page_size.bytes() as usize,
         };
         Ok(match *self {
-            Self::Sparse(_) => {
-                Footprint {
-                    reserved_bytes: pages.buffers(capacity.max(1)).sum(),
-                    committed_bytes: pages.mapped(capacity, tokens, tokens),
-                    peak_committed_bytes: pages.most_mapped(capacity, tokens),
-                    ..Footprint::default()
-                }
-            }
+            Self::Sparse(_) => Footprint {
+                reserved_bytes: pages.buffers(capacity.max(1)).sum(),
+                committed_bytes: pages.mapped(capacity, tokens, tokens),
+                peak_committed_bytes: pages.most_mapped(capacity, tokens),
+                ..Footprint::default()
+            },
             Self::Dense(_) => committed_and_zeroed(pages.buffers(capacity.max(1)).sum()),
             Self::Paged { block_tokens } => {
                 let block = pages.round(geometry.bytes(block_tokens.get())?);
@@ -133,7 +131,10 @@ impl Pages {
 
     /// Tokens that fill whole pages of every buffer that a window passes; `None` without windows.
     fn windows_turn(&self) -> Option<usize> {
-        let windows = self.buffers.iter().filter(|held| held.rows.keep != Keep::All);
+        let windows = self
+            .buffers
+            .iter()
+            .filter(|held| held.rows.keep != Keep::All);
         let turns = windows.map(|held| {
             let Tiles { tokens, bytes } = held.tiles;
             tokens * (self.page_bytes / gcd(self.page_bytes, bytes))

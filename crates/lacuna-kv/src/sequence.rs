@@ -91,7 +91,7 @@ impl Sequence {
     /// can go back to: rows that those after them see have been given back.
     #[must_use]
     pub fn fewest_tokens(&self) -> usize {
-        self.first.max(self.store.fewest_tokens())
+        self.first.max(self.store.fewest_tokens(self.first))
     }
 
     /// The rows that the next tokens may read.

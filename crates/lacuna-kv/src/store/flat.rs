@@ -380,12 +380,13 @@ impl Store for FlatStore {
         Ok(())
     }
 
-    fn fewest_tokens(&self) -> usize {
-        let fewest = self.extents.iter().map(|extent| match extent.keep {
-            Keep::Window(window) if extent.released > 0 => {
-                extent.tiles.tokens_through(extent.released) + window.get() - 1
+    fn fewest_tokens(&self, first: usize) -> usize {
+        let fewest = self.extents.iter().map(|extent| {
+            let gone = extent.tiles.tokens_through(extent.released);
+            match extent.keep {
+                Keep::Window(window) if gone > first => gone + window.get() - 1,
+                Keep::All | Keep::Window(_) => 0,
             }
-            Keep::All | Keep::Window(_) => 0,
         });
         fewest.max().unwrap_or(0)
     }

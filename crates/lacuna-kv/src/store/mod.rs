@@ -41,9 +41,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// allocated.
     fn release(&mut self, useful: Useful) -> Result<(), KvError>;
 
-    /// The fewest tokens, beyond none, that a sequence can be cut to and go on from: rows that those
-    /// after them see may be gone.
-    fn fewest_tokens(&self) -> usize {
+    /// The fewest tokens, beyond none, that a sequence can be cut to and go on from: rows from `first` on
+    /// that those after them see may be gone.
+    fn fewest_tokens(&self, _first: usize) -> usize {
         0
     }
 

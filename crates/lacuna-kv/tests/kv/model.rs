@@ -236,7 +236,11 @@ fn play(
         world.check();
     }
     drop(world);
-    prop_assert!(nothing_in_use(&pool.ledger()), "{policy}: {:?}", pool.ledger());
+    prop_assert!(
+        nothing_in_use(&pool.ledger()),
+        "{policy}: {:?}",
+        pool.ledger()
+    );
     Ok(())
 }
 

@@ -78,7 +78,11 @@ fn what_windows_have_passed_goes_back_in_one_batch_and_only_in_whole_pages() {
         let (tag, start) = (sequence.len(), counts());
         store(&cpu, &mut sequence, &[tag]);
         sequence.accept(1);
-        assert_eq!(counts(), start, "nothing is given back before it is asked for");
+        assert_eq!(
+            counts(),
+            start,
+            "nothing is given back before it is asked for"
+        );
         sequence.release_passed().expect("pages go back");
         let released = counts().batches - start.batches;
         assert!(released <= 1);
@@ -106,10 +110,7 @@ fn the_next_step_gives_back_what_the_last_one_left() {
     assert_rows(&other);
     assert!(other.report().peak_committed_bytes <= one.report().peak_committed_bytes + 12 * PAGE);
     other.prepare(0).expect("room");
-    assert_eq!(
-        other.report().committed_bytes,
-        one.report().committed_bytes
-    );
+    assert_eq!(other.report().committed_bytes, one.report().committed_bytes);
 }
 
 #[test]
