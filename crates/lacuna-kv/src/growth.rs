@@ -72,7 +72,8 @@ impl GrowthSchedule {
             let next = self.cells(held, held..held + 1, capacity, cell_bytes);
             let step = next - held;
             let count = match self {
-                Self::Mlx => (tokens - held).div_ceil(step),
+                // All steps are equal, so that the first run is the only one.
+                Self::Mlx => tokens.div_ceil(step),
                 // The last step of linear growth may be shorter, and is a run of its own.
                 Self::DoubleLinear { switch_cells } if held >= switch_cells.max(Self::STEP) => {
                     ((tokens.min(capacity) - held) / step).max(1)
@@ -147,10 +148,10 @@ fn sum_of_quotients(mut count: u128, mut divisor: u128, mut step: u128, mut star
         sum += count * (count - 1) / 2 * (step / divisor) + count * (start / divisor);
         (step, start) = (step % divisor, start % divisor);
         let end = step * count + start;
-        if end < divisor {
+        (count, start) = (end / divisor, end % divisor);
+        if count == 0 {
             return sum;
         }
-        (count, start) = (end / divisor, end % divisor);
         (divisor, step) = (step, divisor);
     }
 }
@@ -271,6 +272,8 @@ mod tests {
     fn growth_is_linear_from_the_switch_on() {
         let schedule = GrowthSchedule::DoubleLinear { switch_cells: 4096 };
         let after = |cells: usize| schedule.cells(cells, cells..cells + 1, 1 << 30, 1 << 20);
+        let to = |end: usize| schedule.cells(256, 256..end, 1 << 30, 1 << 20);
+        assert_eq!((to(512), to(513)), (512, 1024), "enough is enough");
         assert_eq!(
             [2048, 4096, 5120].map(after),
             [4096, 4096 + 1024, 5120 + 1024]

@@ -1,9 +1,9 @@
 //! The figures of the plan against those of the ledger.
 
 use lacuna_kv::{Footprint, Geometry, KvCache, KvPolicy};
-use lacuna_pages::PageSize;
+use lacuna_pages::{PageSize, SystemMemory};
 
-use crate::support::{GEOMETRY, PAGE, POLICIES, WINDOWED, cpu, extend, pool};
+use crate::support::{GEOMETRY, PAGE, POLICIES, WINDOWED, cache, cpu, extend, pool};
 
 const CAPACITY: usize = 1100;
 
@@ -44,7 +44,54 @@ fn compare(geometry: &Geometry) {
                 mapped, expected.committed_bytes,
                 "{name} at {tokens}, by the pool"
             );
+            let peak = cache.sequence_peak_bytes(CAPACITY, tokens);
+            assert_eq!(peak, expected.peak_committed_bytes as u64);
             extend(&cpu, &mut sequence, 1);
         }
+        let buffers = sequence.buffers();
+        let in_blocks = matches!(policy, KvPolicy::Paged { .. });
+        assert_eq!(
+            buffers.is_empty(),
+            in_blocks,
+            "{name}: blocks are nobody's alone"
+        );
+        if !in_blocks {
+            pool.verify(buffers).expect("all buffers there are");
+        }
     }
+}
+
+#[test]
+fn a_sequence_that_no_sequence_can_be_takes_nothing() {
+    let cache = cache("sparse");
+    assert_eq!(cache.sequence_peak_bytes(usize::MAX, usize::MAX), 0);
+}
+
+#[test]
+fn only_pages_that_cannot_be_shared_are_anonymous_memory_of_the_process() {
+    let cpu = cpu();
+    for name in POLICIES {
+        let policy: KvPolicy = name.parse().expect("a policy");
+        let cache = KvCache::over(pool(policy, None), GEOMETRY.clone(), policy).expect("a cache");
+        let mut sequence = cache.sequence(CAPACITY).expect("address space");
+        extend(&cpu, &mut sequence, 1);
+        let committed = cache.ledger().committed.get();
+        assert!(committed > 0);
+        let anonymous = if name.starts_with("sparse") {
+            0
+        } else {
+            committed
+        };
+        assert_eq!(cache.anonymous_bytes(), anonymous, "{name}");
+    }
+}
+
+#[test]
+fn a_cache_of_its_own_takes_no_more_than_the_system_can_spare() {
+    let limit = cache("sparse")
+        .ledger()
+        .limit
+        .expect("Linux says what it has");
+    let memory = SystemMemory::read();
+    assert!(limit <= memory.limit.expect("as above"));
 }

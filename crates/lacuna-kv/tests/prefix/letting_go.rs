@@ -90,6 +90,7 @@ fn a_pinned_group_outlives_the_time_to_live_and_leaves_last() {
         tree.find(Namespace::COMMON, &[5, 6]).miss,
         Some(Miss::Evicted)
     );
+    assert!(!tree.is_empty());
     assert_eq!(tree.expire(until, TIME_TO_LIVE), Some("pinned"));
     assert!(tree.is_empty());
 }
