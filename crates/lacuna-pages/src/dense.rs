@@ -178,3 +178,34 @@ unsafe impl Device for DenseDevice {
 fn invalid(what: &'static str) -> DeviceError {
     DeviceError::Invalid { device: NAME, what }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroing_ends_where_the_reservation_does() {
+        let mut device = DenseDevice::new();
+        let length = ByteLength::kibibytes(64);
+        let space = device.reserve(length).expect("memory");
+        let mut zero = |offset, length| {
+            let address = Address { space, offset };
+            device.apply(&[Operation::Zero { address, length }], Fence::DONE)
+        };
+        assert!(zero(0, length).is_ok());
+        assert!(zero(32 << 10, ByteLength::kibibytes(32)).is_ok());
+        assert!(zero(0, ByteLength::kibibytes(32)).is_ok());
+        assert!(zero(32 << 10, length).is_err());
+        assert!(zero(u64::MAX, length).is_err());
+    }
+
+    #[test]
+    fn what_there_is_not_cannot_be_given_back() {
+        let mut device = DenseDevice::new();
+        let space = device.reserve(ByteLength::kibibytes(64)).expect("memory");
+        assert!(device.release(space, Fence::DONE).is_ok());
+        assert!(device.host_view(space).is_none());
+        assert!(device.release(space, Fence::DONE).is_err());
+        assert!(device.destroy_heap(HeapId(0)).is_err());
+    }
+}

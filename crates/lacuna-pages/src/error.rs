@@ -168,3 +168,21 @@ pub enum SwapError<E> {
         source: E,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_names_the_limit_if_there_is_one() {
+        let shortage = |limit| Error::OutOfPages {
+            requested: PageCount::new(3),
+            free: PageCount::new(1),
+            limit,
+        };
+        let limited = shortage(Some(ByteLength::kibibytes(64))).to_string();
+        assert!(limited.contains("under the limit (64 KiB)"), "{limited}");
+        let unlimited = shortage(None).to_string();
+        assert!(unlimited.contains("(none set)"), "{unlimited}");
+    }
+}

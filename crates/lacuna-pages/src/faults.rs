@@ -184,7 +184,67 @@ unsafe impl<D: Device> Device for FaultyDevice<D> {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod tests {
     use super::*;
+    use crate::device::{Access, Address, Place};
     use crate::{HostDevice, PageSize, Pool, PoolConfig};
+
+    const LENGTH: ByteLength = ByteLength::kibibytes(64);
+
+    fn device(completion: Completion) -> (FaultyDevice<HostDevice>, Faults) {
+        FaultyDevice::new(HostDevice::new().expect("a host with pages"), completion)
+    }
+
+    #[test]
+    fn the_calls_that_were_told_to_fail_do_and_no_others() {
+        let (mut device, faults) = device(Completion::Immediate);
+        let mut succeed = |failing| {
+            faults.fail(failing);
+            [(); 4].map(|()| device.reserve(LENGTH).is_ok())
+        };
+        assert_eq!(succeed(Failing::Nothing), [true; 4]);
+        assert_eq!(succeed(Failing::Once(2)), [true, true, false, true]);
+        assert_eq!(succeed(Failing::From(1)), [true, false, false, false]);
+    }
+
+    #[test]
+    fn what_is_late_is_done_when_it_is_told_to_be_or_waited_for() {
+        let (mut device, faults) = device(Completion::Late);
+        let spaces = [(); 3].map(|()| device.reserve(LENGTH).expect("address space"));
+        let fences = spaces.map(|space| device.release(space, Fence::DONE).expect("its own"));
+        let mut states = |patience| fences.map(|fence| device.wait(fence, patience));
+        let (pending, signalled) = (Ok(FenceState::Pending), Ok(FenceState::Signalled));
+        for _ in 0..2 {
+            assert_eq!(states(Patience::Poll), [(); 3].map(|()| pending.clone()));
+        }
+        assert_eq!(states(Patience::Block), [(); 3].map(|()| signalled.clone()));
+        let empty = device.apply(&[], Fence::DONE).expect("nothing to do");
+        assert!(empty > fences[2], "a later one");
+        assert_eq!(device.wait(empty, Patience::Poll), pending);
+        faults.complete();
+        assert_eq!(device.wait(empty, Patience::Poll), signalled);
+    }
+
+    #[test]
+    fn a_batch_stops_at_what_is_told_to_fail_or_fails_by_itself() {
+        let (mut device, faults) = device(Completion::Immediate);
+        let heap = device.create_heap(LENGTH).expect("a descriptor");
+        let space = device.reserve(LENGTH).expect("address space");
+        let map = |offset| Operation::Map {
+            address: Address { space, offset },
+            place: Place { heap, offset },
+            length: ByteLength::kibibytes(32),
+            access: Access::ReadWrite,
+        };
+        let batch = [0, 32 << 10, 64 << 10].map(map);
+        let applied = |device: &mut FaultyDevice<_>| {
+            let stopped = device.apply(&batch, Fence::DONE);
+            stopped.expect_err("the last is outside the heap").applied
+        };
+        assert_eq!(applied(&mut device), 2);
+        faults.fail(Failing::Once(1));
+        assert_eq!(applied(&mut device), 1);
+        device.destroy_heap(heap).expect("there is one");
+        device.destroy_heap(heap).expect_err("it is gone");
+    }
 
     #[test]
     fn what_a_dropped_buffer_could_not_give_back_is_given_back_by_a_trim_when_the_device_is_late() {

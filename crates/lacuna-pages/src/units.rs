@@ -190,7 +190,7 @@ impl PageSize {
         let end = range.end >> self.shift;
         PageRange {
             start: VirtualPage(start),
-            end: VirtualPage(if end > start { end } else { start }),
+            end: VirtualPage(start + end.saturating_sub(start)),
         }
     }
 

@@ -11,6 +11,8 @@ use lacuna_pages::{ByteLength, DenseDevice, Error, Pool, PoolConfig, Request};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Bytes allocated less bytes freed.
+    static HELD: Cell<i64> = const { Cell::new(0) };
 }
 
 /// The system's allocator, counting calls of each thread.
@@ -20,11 +22,13 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        HELD.with(|bytes| bytes.set(bytes.get() + layout.size() as i64));
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.with(|bytes| bytes.set(bytes.get() - layout.size() as i64));
         // SAFETY: the caller keeps the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -65,4 +69,20 @@ fn a_step_within_pages_that_came_with_the_buffer_allocates_nothing() -> Result<(
 fn a_step_within_mapped_pages_allocates_nothing() -> Result<(), Error> {
     let device = lacuna_pages::HostDevice::new()?;
     steady_steps(&Pool::new(device, PoolConfig::default())?)
+}
+
+#[test]
+fn a_dense_buffer_is_its_bytes_and_they_go_with_it() -> Result<(), Error> {
+    let pool = Pool::new(DenseDevice::new(), PoolConfig::default())?;
+    let length = ByteLength::mebibytes(4);
+    let before = HELD.with(Cell::get);
+    let held = || ByteLength::new((HELD.with(Cell::get) - before).unsigned_abs());
+    let buffer = pool.reserve(length, "lent")?;
+    assert!(held() >= length);
+    drop(buffer);
+    assert!(
+        held() < ByteLength::mebibytes(1),
+        "its bytes are free again"
+    );
+    Ok(())
 }

@@ -39,8 +39,9 @@
 //!   `apply`, which the pool calls only while it holds the buffer exclusively.
 
 use std::ffi::c_void;
+use std::fs::File;
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
@@ -77,7 +78,7 @@ pub struct HostDevice {
 
 #[derive(Debug)]
 struct Heap {
-    file: OwnedFd,
+    file: File,
     length: ByteLength,
 }
 
@@ -329,20 +330,14 @@ impl HostDevice {
         let pointer = self.space(from.space)?.at(from.offset, length)?;
         // SAFETY: H1; the pool copies mapped pages only, and holds their buffer exclusively (H4);
         // a sealed page is not written by anyone else either.
-        let mut source = unsafe {
+        let source = unsafe {
             std::slice::from_raw_parts(pointer.cast::<u8>().cast_const(), length.get() as usize)
         };
-        let mut offset = to.offset;
-        while !source.is_empty() {
-            let written = retry(|| rustix::io::pwrite(&heap.file, source, offset))
-                .map_err(|errno| memory("pwrite", errno, length))?;
-            if written == 0 {
-                return Err(system("pwrite", Errno::IO));
-            }
-            source = &source[written..];
-            offset += written as u64;
-        }
-        Ok(())
+        let written = heap.file.write_all_at(source, to.offset);
+        written.map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            memory("pwrite", errno, length)
+        })
     }
 
     fn zero(&self, address: Address, length: ByteLength) -> Result<(), DeviceError> {
@@ -402,6 +397,7 @@ unsafe impl Device for HostDevice {
                 _ => system("memfd_create", errno),
             })?;
         ftruncate(&file, length.get()).map_err(|errno| memory("ftruncate", errno, length))?;
+        let file = File::from(file);
         Ok(HeapId(insert(&mut self.heaps, Heap { file, length })))
     }
 

@@ -534,6 +534,30 @@ mod tests {
     }
 
     #[test]
+    fn of_runs_that_are_all_too_short_the_longest_is_used() {
+        for lengths in [[2, 5, 3], [5, 3, 2], [3, 2, 5]] {
+            let mut allocator = Allocator::new(Commitment::PerPage, HEAP_PAGES);
+            for (id, pages) in (0..).zip(lengths) {
+                allocator.add_heap(HeapId(id), Heap::uncommitted(pages));
+            }
+            let found = allocator.search(Which::Available, 8, 1);
+            let longest = lengths.iter().position(|&length| length == 5);
+            assert_eq!(
+                found.map(|(id, run)| (id.0 as usize, run.length)),
+                longest.map(|id| (id, 5))
+            );
+        }
+        let mut allocator = Allocator::new(Commitment::PerPage, HEAP_PAGES);
+        (0..2).for_each(|id| allocator.add_heap(HeapId(id), Heap::uncommitted(5)));
+        let found = allocator.search(Which::Available, 8, 1);
+        assert_eq!(
+            found.map(|(id, _)| id),
+            Some(HeapId(0)),
+            "the first of equals"
+        );
+    }
+
+    #[test]
     fn a_buffer_that_shrinks_and_grows_again_gets_its_pages_back() {
         let mut allocator = allocator(1, 2);
         let pages: Vec<_> = (0..6)

@@ -73,7 +73,9 @@ impl Totals {
     }
 
     fn owned(&self) -> u64 {
-        self.unique + self.shared + self.pinned_only + self.lost
+        [self.unique, self.shared, self.pinned_only, self.lost]
+            .iter()
+            .sum()
     }
 }
 

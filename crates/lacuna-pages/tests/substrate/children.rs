@@ -222,3 +222,47 @@ fn the_kernels_own_mapping_limit_is_an_error_value_and_changes_nothing() {
         second.verify([&other]).unwrap();
     });
 }
+
+/// Anonymous memory of this process.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn anonymous() -> u64 {
+    let memory = lacuna_pages::ProcessMemory::read();
+    memory.expect("Linux says").anonymous.get()
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn what_was_freed_in_small_blocks_goes_back_when_that_is_asked_for() {
+    succeeds_in_child(
+        "children::what_was_freed_in_small_blocks_goes_back_when_that_is_asked_for",
+        || {
+            let mut blocks: Vec<Vec<u8>> = (0..1024).map(|_| vec![1; 64 << 10]).collect();
+            // The last one stays, so that the C library has no reason to shrink its heap.
+            drop(blocks.drain(..1023));
+            let before = anonymous();
+            lacuna_pages::return_freed_memory();
+            let given_back = before.saturating_sub(anonymous());
+            assert!(given_back > 32 << 20, "{given_back} bytes of 64 MiB");
+        },
+    );
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn large_blocks_go_back_when_they_are_freed_however_large_the_last_was() {
+    succeeds_in_child(
+        "children::large_blocks_go_back_when_they_are_freed_however_large_the_last_was",
+        || {
+            lacuna_pages::return_large_blocks();
+            // From here on the C library would keep blocks of up to this size.
+            drop(vec![1_u8; 30 << 20]);
+            let blocks: Vec<Vec<u8>> = (0..8).map(|_| vec![1; 4 << 20]).collect();
+            let behind = vec![1_u8; 4 << 10];
+            let before = anonymous();
+            drop(blocks);
+            let given_back = before.saturating_sub(anonymous());
+            assert!(given_back > 24 << 20, "{given_back} bytes of 32 MiB");
+            drop(behind);
+        },
+    );
+}

@@ -26,6 +26,26 @@ fn idle_memory_is_kept_up_to_the_high_watermark_and_then_down_to_the_low() {
 }
 
 #[test]
+fn shared_pages_and_pages_that_only_pins_keep_are_in_use() {
+    let pool = host(small());
+    let mut buffer = filled(&pool, 30, 0);
+    buffer.seal(range(0, 10)).unwrap();
+    let mut other = pool.reserve(pages(10), "").unwrap();
+    other
+        .share_from(&buffer, range(0, 10), VirtualPage::new(0))
+        .unwrap();
+    buffer.unmap(range(10, 30)).unwrap();
+    assert_eq!(pool.ledger().shared, pages(10));
+    assert_eq!(pool.ledger().idle, pages(20), "far from the high watermark");
+    let pins = buffer.pin(range(0, 10)).unwrap();
+    drop((buffer, other));
+    assert_eq!(pool.ledger().pinned_only, pages(10));
+    assert_eq!(pool.ledger().idle, pages(20));
+    drop(pins);
+    assert_eq!(pool.ledger().idle, small().low_watermark);
+}
+
+#[test]
 fn what_lies_idle_when_nothing_is_in_use_is_the_low_watermark() {
     let pool = host(small());
     drop(filled(&pool, 20, 0));
