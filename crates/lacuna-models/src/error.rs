@@ -78,6 +78,14 @@ pub enum ConfigError {
         /// Pairs that turn.
         expected: usize,
     },
+    /// Keys and values that a layer is to share are not such as it would have itself.
+    #[error(
+        "its keys and values are to be those of layer {source_layer}, which is no earlier layer of the same shape with rows of its own"
+    )]
+    SharedRows {
+        /// The layer they should come from.
+        source_layer: usize,
+    },
     /// Something about one layer.
     #[error("layer {layer}: {source}")]
     Layer {

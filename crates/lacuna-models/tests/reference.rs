@@ -2,154 +2,14 @@
 //!
 //! `reference/README.md` says what the fixtures are and how they were made.
 
+mod runner;
+
 use std::fs;
-use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
 
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
-use lacuna_kv::{KvCache, KvElements, KvPolicy, Layout, Sequence};
-use lacuna_models::files::ModelFiles;
-use lacuna_models::plan::ArenaPlan;
-use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
-use serde::Deserialize;
-
-const TOKENS: usize = 128;
-
-#[derive(Deserialize)]
-struct Expected {
-    vocab: usize,
-    tokens: Vec<u32>,
-    rows: Vec<usize>,
-    #[serde(default)]
-    greedy: Option<Greedy>,
-}
-
-#[derive(Deserialize)]
-struct Greedy {
-    prompt: Vec<u32>,
-    tokens: Vec<u32>,
-}
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference")
-}
-
-fn expected(model: &str) -> Expected {
-    let text = fs::read(folder().join(model).join("expected.json")).expect("a committed fixture");
-    serde_json::from_slice(&text).expect("valid JSON")
-}
-
-fn floats(path: &str) -> Vec<f32> {
-    let bytes = fs::read(folder().join(path)).expect("a committed fixture");
-    bytes
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|&word| f32::from_le_bytes(word))
-        .collect()
-}
-
-/// A model with everything a forward pass needs.
-struct Runner {
-    model: Model,
-    cpu: Cpu,
-    scratch: Scratch,
-    cache: KvCache,
-}
-
-impl Runner {
-    fn open(path: &str) -> Self {
-        Self::with(path, KvPolicy::default(), ElementType::F32, 1)
-    }
-
-    fn with(path: &str, policy: KvPolicy, element: ElementType, threads: usize) -> Self {
-        let files = ModelFiles::open(&folder().join(path)).expect("the fixture opens");
-        let model = Model::load(files).expect("the fixture loads");
-        let threads = NonZeroUsize::new(threads).expect("at least one");
-        let cpu = Cpu::new(CpuConfig {
-            threads,
-            level: None,
-        })
-        .expect("this machine's own level");
-        let limits = BatchLimits {
-            tokens: TOKENS,
-            logit_rows: TOKENS,
-            context_tokens: TOKENS,
-        };
-        let geometry = model
-            .spec()
-            .kv_geometry(KvElements::both(element))
-            .expect("whole blocks");
-        let plan = ArenaPlan::new(model.program(), limits).expect("small");
-        let scratch = Scratch::new(model.program(), plan).expect("a few kilobytes");
-        let cache = KvCache::new(geometry, policy).expect("the system has pages");
-        Self {
-            model,
-            cpu,
-            scratch,
-            cache,
-        }
-    }
-
-    fn sequence(&self) -> Sequence {
-        self.cache.sequence(TOKENS).expect("address space")
-    }
-
-    /// Logits after each of `tokens`, computed in one pass.
-    fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
-        sequence
-            .prepare(tokens.len())
-            .expect("room for the fixture");
-        let segment = Segment {
-            tokens,
-            sequence,
-            logits: LogitRows::All,
-        };
-        let logits = self
-            .model
-            .forward(&self.cpu, &mut [segment], &mut self.scratch)
-            .expect("valid tokens");
-        let logits = logits.to_vec();
-        sequence.accept(tokens.len());
-        logits
-    }
-
-    fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let mut sequence = self.sequence();
-        self.extend(&mut sequence, tokens)
-    }
-}
-
-/// Largest difference over the largest expected magnitude.
-fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(found.len(), expected.len());
-    let scale = expected
-        .iter()
-        .fold(0f32, |max, value| max.max(value.abs()));
-    let worst = found
-        .iter()
-        .zip(expected)
-        .fold(0f32, |max, (a, b)| max.max((a - b).abs()));
-    worst / scale
-}
-
-fn check_rows(found: &[f32], expected: &Expected, reference: &[f32], bound: f32, what: &str) {
-    let rows: Vec<f32> = expected
-        .rows
-        .iter()
-        .flat_map(|&row| {
-            found[row * expected.vocab..(row + 1) * expected.vocab]
-                .iter()
-                .copied()
-        })
-        .collect();
-    let error = relative_error(&rows, reference);
-    println!("{what}: relative error {error:.2e}");
-    assert!(
-        error <= bound,
-        "{what}: relative error {error:e} exceeds {bound:e}"
-    );
-}
+use lacuna_kernels::ElementType;
+use lacuna_kv::{KvPolicy, Layout};
+use lacuna_models::{LogitRows, Segment};
+use runner::{Expected, Runner, check_rows, expected, floats, folder};
 
 /// Weights that keep float arithmetic must agree to 1e-3; Q8_0 weights also round activations.
 fn bound(path: &str) -> f32 {
@@ -246,19 +106,7 @@ fn greedy_continuations_match_the_reference() {
         let Some(greedy) = expected(path.split('/').next().expect("a folder")).greedy else {
             continue;
         };
-        let mut runner = Runner::open(path);
-        let mut sequence = runner.sequence();
-        let mut logits = runner.extend(&mut sequence, &greedy.prompt);
-        let vocabulary = runner.model.spec().vocabulary;
-        let mut tokens = Vec::new();
-        for _ in 0..greedy.tokens.len() {
-            let row = &logits[logits.len() - vocabulary..];
-            let best = (0..vocabulary)
-                .max_by(|&a, &b| row[a].total_cmp(&row[b]))
-                .expect("a vocabulary");
-            tokens.push(u32::try_from(best).expect("a token id"));
-            logits = runner.extend(&mut sequence, &tokens[tokens.len() - 1..]);
-        }
+        let tokens = Runner::open(path).greedy(&greedy.prompt, greedy.tokens.len());
         assert_eq!(tokens, greedy.tokens, "{path}");
     }
 }

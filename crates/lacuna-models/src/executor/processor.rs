@@ -4,15 +4,17 @@
 //! with each [`Segment`], never kept here. Segments of different sequences are laid end to end
 //! without padding, and one token's result does not depend on what else is in the batch.
 
+use std::ops::Range;
+
 use bytemuck::{AnyBitPattern, NoUninit};
 use lacuna_kernels::{Activations, AttentionShape, Cached, Cpu, Sequences};
 use lacuna_kv::{Layer, Side};
 
 use super::{BatchSize, Segment};
 use crate::error::{ForwardError, Place};
-use crate::program::{MatrixId, Op, Program, Rows, Slot, VectorId};
+use crate::program::{Factor, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
-use crate::spec::{Norm, NormKind};
+use crate::spec::{Norm, NormKind, QueryTemperature};
 use crate::weights::{Linear, Weights};
 
 /// One forward pass under way.
@@ -39,6 +41,7 @@ impl Pass<'_, '_> {
     }
 
     fn op(&mut self, op: &Op) -> Result<(), ForwardError> {
+        let cpu = self.cpu;
         match *op {
             Op::Embed { table, output } => self.embed(table, output),
             Op::Positions { output } => self.positions(output),
@@ -75,7 +78,7 @@ impl Pass<'_, '_> {
                 let [rows, table] = self.scratch.slots([heads_of, table]);
                 let rows = first(rows, self.size.tokens * heads * head_dim);
                 let table: &mut [f32] = first(table, self.size.tokens * dimensions);
-                self.cpu.rope(rows, heads, head_dim, style, table);
+                cpu.rope(rows, heads, head_dim, style, table);
             }
             Op::Store {
                 layer,
@@ -96,17 +99,63 @@ impl Pass<'_, '_> {
                 up,
                 width,
             } => {
-                let [gate, up] = self.scratch.slots([gate, up]);
-                let elements = self.size.tokens * width;
-                let (gate, up): (_, &mut [f32]) = (first(gate, elements), first(up, elements));
-                self.cpu.activate_mul(activation, gate, up);
+                let (gate, up) = self.pair(gate, up, width);
+                cpu.activate_mul(activation, gate, up);
             }
-            Op::Add { to, from, width } => {
-                let [to, from] = self.scratch.slots([to, from]);
-                let elements = self.size.tokens * width;
-                let from: &mut [f32] = first(from, elements);
-                self.cpu.add(first(to, elements), from);
+            Op::Add {
+                to,
+                from,
+                factor,
+                width,
+            } => {
+                let (to, from) = self.pair(to, from, width);
+                match factor {
+                    None => cpu.add(to, from),
+                    Some(factor) => cpu.add_scaled(to, from, factor),
+                }
             }
+            Op::Multiply { to, from, width } => {
+                let (to, from) = self.pair(to, from, width);
+                cpu.mul(to, from);
+            }
+            Op::Scale {
+                values,
+                rows,
+                width,
+                factor,
+            } => {
+                let factor = match factor {
+                    Factor::Fixed(factor) => factor,
+                    Factor::Learned(vector) => self.weights.vector(vector)[0],
+                };
+                let elements = self.rows(rows) * width;
+                let [values] = self.scratch.slots([values]);
+                cpu.scale(first(values, elements), factor);
+            }
+            Op::SoftCap {
+                values,
+                rows,
+                width,
+                cap,
+            } => {
+                let elements = self.rows(rows) * width;
+                let [values] = self.scratch.slots([values]);
+                cpu.soft_cap(first(values, elements), cap);
+            }
+            Op::Temperature {
+                queries,
+                positions,
+                factors,
+                temperature,
+                width,
+            } => self.temperature([queries, positions, factors], temperature, width),
+            Op::Columns {
+                from,
+                to,
+                all,
+                start,
+                width,
+            } => self.columns([from, to], all, start..start + width),
             Op::Choose { from, to, width } => self.choose([from, to], width),
             Op::CheckFinite {
                 values,
@@ -126,6 +175,13 @@ impl Pass<'_, '_> {
         }
     }
 
+    /// Two slots of rows of the same width, one for each token.
+    fn pair(&mut self, a: Slot, b: Slot, width: usize) -> (&mut [f32], &mut [f32]) {
+        let elements = self.size.tokens * width;
+        let [a, b] = self.scratch.slots([a, b]);
+        (first(a, elements), first(b, elements))
+    }
+
     fn embed(&mut self, table: MatrixId, output: Slot) {
         let table = self.weights.matrix(table).matrix();
         let width = table.cols();
@@ -133,8 +189,40 @@ impl Pass<'_, '_> {
         let mut rest: &mut [f32] = first(hidden, self.size.tokens * width);
         for segment in &*self.segments {
             let (rows, tail) = rest.split_at_mut(segment.tokens.len() * width);
-            self.cpu.embed(rows, &table, segment.tokens);
+            let known = |token: &u32| (*token as usize) < table.rows();
+            if segment.tokens.iter().all(known) {
+                self.cpu.embed(rows, &table, segment.tokens);
+            } else {
+                for (row, token) in rows.chunks_exact_mut(width).zip(segment.tokens) {
+                    let token = if known(token) { *token } else { 0 };
+                    self.cpu.embed(row, &table, &[token]);
+                }
+            }
             rest = tail;
+        }
+    }
+
+    fn temperature(&mut self, slots: [Slot; 3], by: QueryTemperature, width: usize) {
+        let [queries, positions, factors] = self.scratch.slots(slots);
+        let tokens = self.size.tokens;
+        let positions: &mut [u32] = first(positions, tokens);
+        let factors: &mut [f32] = first(factors, tokens);
+        for (factor, position) in factors.iter_mut().zip(positions) {
+            let contexts = *position as usize / by.original_context;
+            *factor = 1.0 + by.beta * (contexts as f32).ln_1p();
+        }
+        let queries = first(queries, tokens * width);
+        self.cpu.scale_rows(queries, factors, width);
+    }
+
+    fn columns(&mut self, slots: [Slot; 2], all: usize, columns: Range<usize>) {
+        let [from, to] = self.scratch.slots(slots);
+        let tokens = self.size.tokens;
+        let from: &mut [f32] = first(from, tokens * all);
+        let to: &mut [f32] = first(to, tokens * columns.len());
+        let rows = to.chunks_exact_mut(columns.len());
+        for (to, from) in rows.zip(from.chunks_exact(all)) {
+            to.copy_from_slice(&from[columns.clone()]);
         }
     }
 
@@ -164,29 +252,44 @@ impl Pass<'_, '_> {
     fn norm(
         &mut self,
         norm: Norm,
-        weight: VectorId,
+        weight: Option<VectorId>,
         [input, output]: [Slot; 2],
         rows: Rows,
         [groups, width]: [usize; 2],
     ) {
         let elements = self.rows(rows) * groups * width;
-        let weight = self.weights.vector(weight);
+        let weight = weight.map(|weight| self.weights.vector(weight));
         let Norm { kind, epsilon } = norm;
+        let cpu = self.cpu;
         if elements == 0 {
             return;
         }
         if input == output {
             let [rows] = self.scratch.slots([input]);
             let rows = first(rows, elements);
-            match kind {
-                NormKind::Rms => self.cpu.rms_norm_in_place(rows, weight, epsilon, width),
+            match (kind, weight) {
+                (NormKind::Rms, Some(weight)) => {
+                    cpu.rms_norm_in_place(rows, weight, epsilon, width);
+                }
+                (NormKind::Rms, None) => cpu.rms_norm_unweighted_in_place(rows, epsilon, width),
+                (NormKind::Layer, Some(weight)) => {
+                    cpu.layer_norm_in_place(rows, weight, None, epsilon, width);
+                }
+                (NormKind::Layer, None) => unreachable!("no program norms so"),
             }
         } else {
             let [input, output] = self.scratch.slots([input, output]);
             let (input, output): (&mut [f32], _) =
                 (first(input, elements), first(output, elements));
-            match kind {
-                NormKind::Rms => self.cpu.rms_norm(output, input, weight, epsilon, width),
+            match (kind, weight) {
+                (NormKind::Rms, Some(weight)) => {
+                    cpu.rms_norm(output, input, weight, epsilon, width);
+                }
+                (NormKind::Rms, None) => cpu.rms_norm_unweighted(output, input, epsilon, width),
+                (NormKind::Layer, Some(weight)) => {
+                    cpu.layer_norm(output, input, weight, None, epsilon, width);
+                }
+                (NormKind::Layer, None) => unreachable!("no program norms so"),
             }
         }
     }

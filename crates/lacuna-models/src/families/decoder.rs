@@ -1,10 +1,12 @@
 //! The decoder that most families vary: norms before attention and feed-forward, all layers alike.
 
+use std::num::NonZeroUsize;
+
 use super::facts::{Facts, Key};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, Biases, FeedForward, LayerSpec, Mask, ModelSpec, Norm, NormKind, Norms,
-    OutputMatrix, OutputSpec,
+    OutputMatrix, OutputSpec, Values,
 };
 
 /// What a file says where a family does not know better.
@@ -34,7 +36,12 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         mask: Mask::Causal,
         rope: Some(0),
         qk_norm: None,
+        value_norm: false,
+        values: Values::Projected,
         scale: 1.0 / (head_dim as f32).sqrt(),
+        soft_cap: None,
+        temperature: None,
+        shares: None,
         biases: Biases::default(),
     };
     let layer = LayerSpec {
@@ -45,7 +52,9 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         },
         norms: Norms::Before,
         residual_scale: None,
+        output_scale: false,
     };
+    let [full, _] = facts.ropes(head_dim, head_dim)?;
     let mut layers = vec![layer; count];
     for (index, layer) in layers.iter_mut().enumerate() {
         if let Some(kv_heads) = &kv_heads {
@@ -63,15 +72,16 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         context_tokens: facts.required(Key::new("context_length", "max_position_embeddings"))?,
         norm: Norm {
             kind: NormKind::Rms,
-            epsilon: facts
-                .required(Key::new("attention.layer_norm_rms_epsilon", "rms_norm_eps"))?,
+            epsilon: epsilon(facts)?,
         },
         embedding_scale: None,
-        ropes: vec![facts.rope(head_dim)?],
+        per_layer_inputs: None,
+        ropes: vec![full],
         layers,
         output: OutputSpec {
             matrix: output_matrix(facts)?,
             scale: None,
+            soft_cap: None,
         },
     })
 }
@@ -79,15 +89,28 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
 /// One more than any model may have, so that a file cannot ask for memory by its number of layers.
 const LAYERS_READ: usize = 4097;
 
+/// Of whichever norm the family has.
+fn epsilon(facts: &Facts<'_>) -> Result<f32, ConfigError> {
+    let other = Key::new("attention.layer_norm_epsilon", "layer_norm_eps");
+    match facts.get(other)? {
+        Some(epsilon) => Ok(epsilon),
+        None => facts.required(Key::new(
+            "attention.layer_norm_rms_epsilon",
+            "rms_norm_eps|norm_eps",
+        )),
+    }
+}
+
 fn activation(facts: &Facts<'_>) -> Result<Activation, ConfigError> {
-    match facts
-        .get::<String>(Key::huggingface("hidden_act"))?
-        .as_deref()
-    {
-        None | Some("silu") => Ok(Activation::Silu),
+    let name: Option<String> = facts.get(Key::huggingface("hidden_activation|hidden_act"))?;
+    match name.as_deref() {
+        None | Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some("gelu") => Ok(Activation::GeluErf),
+        Some("relu2") => Ok(Activation::ReluSquared),
         Some(other) => Err(ConfigError::Unsupported {
             feature: format!("hidden_act `{other}`"),
-            supported: "silu is",
+            supported: "silu, gelu, gelu_pytorch_tanh and relu2 are",
         }),
     }
 }
@@ -106,12 +129,21 @@ fn output_matrix(facts: &Facts<'_>) -> Result<OutputMatrix, ConfigError> {
     })
 }
 
-/// Makes every layer see only the last tokens of its window, if the file has one.
-pub(crate) fn all_windowed(spec: &mut ModelSpec, window: Option<usize>) {
-    let Some(window) = window.and_then(std::num::NonZeroUsize::new) else {
-        return;
+/// Makes the layers of which `windowed` says so see only the last tokens of the file's window, if it
+/// has one.
+pub(crate) fn windows(
+    spec: &mut ModelSpec,
+    facts: &Facts<'_>,
+    windowed: &[bool],
+) -> Result<(), ConfigError> {
+    let window = facts.get(Key::new("attention.sliding_window", "sliding_window"))?;
+    let Some(window) = window.and_then(NonZeroUsize::new) else {
+        return Ok(());
     };
-    for layer in &mut spec.layers {
-        layer.attention.mask = Mask::Window(window);
+    for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
+        if *windowed {
+            layer.attention.mask = Mask::Window(window);
+        }
     }
+    Ok(())
 }

@@ -177,6 +177,39 @@ impl Fact for PerLayer<usize> {
     const EXPECTED: &'static str = "a number, or one for each layer";
 }
 
+/// Which layers have a window.
+enum WindowPattern {
+    /// All but the last of so many; all for 0.
+    Period(usize),
+    Each(Vec<bool>),
+}
+
+impl<'a> FromValue<'a> for WindowPattern {
+    const EXPECTED: &'static str = "a number, or true or false for each layer";
+
+    fn from_value(value: crate::files::gguf::Value<'a>) -> Option<Self> {
+        match value {
+            crate::files::gguf::Value::Array(array) => {
+                let windowed = array.scalars()?.map(bool::from_value);
+                windowed.collect::<Option<_>>().map(Self::Each)
+            }
+            one => usize::from_value(one).map(Self::Period),
+        }
+    }
+}
+
+impl Fact for WindowPattern {
+    fn from_gguf(metadata: &Metadata, key: &str) -> Result<Option<Self>, ConfigError> {
+        Ok(metadata.get(key)?)
+    }
+
+    fn from_json(value: &Value) -> Option<Self> {
+        usize::from_json(value).map(Self::Period)
+    }
+
+    const EXPECTED: &'static str = "a number";
+}
+
 impl<'a> Facts<'a> {
     pub(crate) fn gguf(
         metadata: &'a Metadata,
@@ -250,6 +283,54 @@ impl<'a> Facts<'a> {
         found.map(|values| values.of(layers, field)).transpose()
     }
 
+    /// For each of `layers` layers, whether it has a window, where the file says so or else every
+    /// layer but the last of `period`.
+    pub(crate) fn windowed(&self, layers: usize, period: usize) -> Result<Vec<bool>, ConfigError> {
+        if let Some(windowed) = self.layer_types()? {
+            return Ok(windowed);
+        }
+        let every = |period: usize| {
+            let last = |layer: usize| period > 0 && layer % period == period - 1;
+            (0..layers).map(|layer| !last(layer)).collect()
+        };
+        let name = "attention.sliding_window_pattern";
+        let key = Key::new(name, "sliding_window_pattern|_sliding_window_pattern");
+        match self.get::<WindowPattern>(key)? {
+            None => Ok(every(period)),
+            Some(WindowPattern::Period(period)) => Ok(every(period)),
+            Some(WindowPattern::Each(windowed)) if windowed.len() == layers => Ok(windowed),
+            Some(WindowPattern::Each(windowed)) => Err(ConfigError::LayerList {
+                field: name,
+                found: windowed.len(),
+                layers,
+            }),
+        }
+    }
+
+    /// What `layer_types` says of windows, where a `config.json` has it.
+    pub(crate) fn layer_types(&self) -> Result<Option<Vec<bool>>, ConfigError> {
+        let Some(types) = self.get::<Vec<String>>(Key::huggingface("layer_types"))? else {
+            return Ok(None);
+        };
+        let layers: usize = self.required(Key::huggingface("num_hidden_layers"))?;
+        if types.len() != layers {
+            return Err(ConfigError::LayerList {
+                field: "layer_types",
+                found: types.len(),
+                layers,
+            });
+        }
+        let windowed = types.iter().map(|kind| match kind.as_str() {
+            "sliding_attention" => Ok(true),
+            "full_attention" => Ok(false),
+            other => Err(ConfigError::Unsupported {
+                feature: format!("layer type `{other}`"),
+                supported: "full_attention and sliding_attention are",
+            }),
+        });
+        windowed.collect::<Result<_, _>>().map(Some)
+    }
+
     /// What the file must say.
     pub(crate) fn required<T: Fact>(&self, key: Key) -> Result<T, ConfigError> {
         self.get(key)?.ok_or_else(|| match (&self.source, key) {
@@ -288,20 +369,61 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// The rotary embedding of all layers, whose heads have `head_dim` elements.
-    pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, ConfigError> {
-        match &self.source {
-            Source::Gguf { .. } => self.gguf_rope(head_dim),
-            Source::HuggingFace(config) => {
-                let (field, map) = rope_map(config);
-                if map.values().any(Value::is_object) {
-                    let expected = "one set of parameters for all layers";
-                    let found = "different for each kind of layer".into();
-                    return Err(wrong(config.path(), field, found, expected));
-                }
-                self.json_rope(config, field, map, head_dim)
-            }
+    /// The rotary embedding of layers without a window, and of those with one, which is not stretched.
+    pub(crate) fn ropes(&self, full: usize, windowed: usize) -> Result<[Rope; 2], ConfigError> {
+        let Source::HuggingFace(config) = &self.source else {
+            let full = self.gguf_rope(full)?;
+            let theta: Option<f64> = self.get(Key::gguf("rope.freq_base_swa"))?;
+            let dimensions = self.get(Key::gguf("rope.dimension_count_swa"))?;
+            let windowed = Rope {
+                style: full.style,
+                dimensions: dimensions.unwrap_or(windowed),
+                theta: theta.unwrap_or(DEFAULT_THETA),
+                scaling: RopeScaling::None,
+                file_factors: false,
+            };
+            return Ok([full, windowed]);
+        };
+        let (field, map) = rope_map(config);
+        let kinds = ["full_attention", "sliding_attention"];
+        let kinds = kinds.map(|kind| map.get(kind).and_then(Value::as_object));
+        if let [Some(one), Some(other)] = kinds {
+            return Ok([
+                self.json_rope(config, field, one, full)?,
+                self.json_rope(config, field, other, windowed)?,
+            ]);
         }
+        let full = self.json_rope(config, field, map, full)?;
+        let theta: Option<f64> = self.get(Key::huggingface("rope_local_base_freq"))?;
+        let windowed = Rope {
+            dimensions: windowed,
+            theta: theta.unwrap_or(full.theta),
+            scaling: RopeScaling::None,
+            ..full.clone()
+        };
+        Ok([full, windowed])
+    }
+
+    /// A parameter of rotation that `config.json` has among the others.
+    pub(crate) fn of_rope<T: Fact>(&self, name: &'static str) -> Result<Option<T>, ConfigError> {
+        match &self.source {
+            Source::Gguf { .. } => Ok(None),
+            Source::HuggingFace(config) => json(config.path(), rope_map(config).1, name),
+        }
+    }
+
+    /// What `per_layer_config` of a `config.json` says of one layer.
+    pub(crate) fn of_layer<T: Fact>(
+        &self,
+        layer: usize,
+        name: &'static str,
+    ) -> Result<Option<T>, ConfigError> {
+        let Source::HuggingFace(config) = &self.source else {
+            return Ok(None);
+        };
+        let layers = config.map().get("per_layer_config");
+        let map = layers.and_then(|layers| layers.get(layer.to_string())?.as_object());
+        map.map_or(Ok(None), |map| json(config.path(), map, name))
     }
 
     fn gguf_rope(&self, head_dim: usize) -> Result<Rope, ConfigError> {
@@ -318,6 +440,11 @@ impl<'a> Facts<'a> {
 
     fn gguf_scaling(&self) -> Result<RopeScaling, ConfigError> {
         let kind: Option<String> = self.get(Key::gguf("rope.scaling.type"))?;
+        // Where the type is not written, the tables of longrope are what says it.
+        let tables = self.has_tensor("rope_factors_long.weight") == Some(true);
+        if tables && kind.is_none() {
+            return self.gguf_longrope().map(RopeScaling::LongRope);
+        }
         let factor: Option<f64> = self.get(Key::gguf("rope.scaling.factor"))?;
         match (kind.as_deref(), factor) {
             (None | Some("none"), _) | (Some("linear"), None) => Ok(RopeScaling::None),
@@ -341,6 +468,11 @@ impl<'a> Facts<'a> {
     fn gguf_yarn(&self, factor: f64) -> Result<Yarn, ConfigError> {
         let beta = |name| self.get::<f64>(Key::gguf(name));
         let attention: Option<f64> = self.get(Key::gguf("rope.scaling.attn_factor"))?;
+        let usual = Yarn::usual_attention_factor(factor);
+        let usual = match beta("rope.scaling.yarn_log_multiplier")? {
+            Some(all) if all != 0.0 => usual / Yarn::magnitude(factor, all),
+            _ => usual,
+        };
         Ok(Yarn {
             factor,
             original_context: self.original_context()?,
@@ -349,7 +481,7 @@ impl<'a> Facts<'a> {
             // The format has no key for it; every reader of it rounds.
             truncate: true,
             // GGUF's factor multiplies the usual one.
-            attention_factor: attention.unwrap_or(1.0) * Yarn::usual_attention_factor(factor),
+            attention_factor: attention.unwrap_or(1.0) * usual,
         })
     }
 

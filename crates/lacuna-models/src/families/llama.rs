@@ -2,8 +2,7 @@
 
 use lacuna_kernels::RopeStyle;
 
-use super::decoder::{all_windowed, decoder};
-use super::facts::Key;
+use super::decoder::{decoder, windows};
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::ModelSpec;
@@ -19,7 +18,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     // The converter permutes the rows of queries and keys.
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
-    let window = facts.get(Key::new("attention.sliding_window", "sliding_window"))?;
-    all_windowed(&mut spec, window);
+    let layers = spec.layers.len();
+    windows(&mut spec, facts, &vec![true; layers])?;
     Ok(spec)
 }

@@ -17,6 +17,8 @@ pub(crate) struct Naming {
     /// Parts that are called otherwise than [`USUAL`] says: GGUF's name, and theirs without block and
     /// suffix.
     pub(crate) parts: &'static [(&'static str, &'static str)],
+    /// GGUF's names of parts that have no suffix there.
+    pub(crate) bare: &'static [&'static str],
     /// Added to the weights of norms, which some families store as distances from one. GGUF files have
     /// it added already.
     pub(crate) norm_offset: f32,
@@ -26,6 +28,7 @@ impl Naming {
     /// As most families have it.
     pub(crate) const USUAL: Self = Self {
         parts: &[],
+        bare: &[],
         norm_offset: 0.0,
     };
 
@@ -37,12 +40,17 @@ impl Naming {
 
     /// The name of a tensor of this suffix, `weight` or `bias`.
     pub(crate) fn full(&self, spelling: Spelling, name: TensorName, suffix: &str) -> String {
-        match (spelling, name.layer) {
-            (Spelling::Gguf, _) => format!("{name}.{suffix}"),
-            (Spelling::HuggingFace, None) => format!("{}.{suffix}", self.part(name.part)),
-            (Spelling::HuggingFace, Some(layer)) => {
-                format!("model.layers.{layer}.{}.{suffix}", self.part(name.part))
-            }
+        if spelling == Spelling::Gguf {
+            return format!("{name}.{suffix}");
+        }
+        let part = self.part(name.part);
+        let block = match name.layer {
+            None => String::new(),
+            Some(layer) => format!("model.layers.{layer}."),
+        };
+        match self.bare.contains(&name.part) {
+            true => format!("{block}{part}"),
+            false => format!("{block}{part}.{suffix}"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Qwen 2 and 2.5: biases on queries, keys and values.
 
-use super::decoder::{all_windowed, decoder};
+use super::decoder::{decoder, windows};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
@@ -13,7 +13,7 @@ pub(crate) const FAMILY: Family = Family {
     naming: Naming::USUAL,
 };
 
-fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     for layer in &mut spec.layers {
         layer.attention.biases = Biases {
@@ -21,10 +21,21 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
             output: false,
         };
     }
-    let used = facts.get(Key::huggingface("use_sliding_window"))?;
-    if used != Some(false) {
-        let window = facts.get(Key::new("attention.sliding_window", "sliding_window"))?;
-        all_windowed(&mut spec, window);
-    }
+    qwen_windows(&mut spec, facts)?;
     Ok(spec)
+}
+
+/// Layers with a window, where it is to be used: those that `layer_types` says, or that come after the
+/// first so many.
+pub(super) fn qwen_windows(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    let layers = spec.layers.len();
+    if facts.get(Key::huggingface("use_sliding_window"))? == Some(false) {
+        return Ok(());
+    }
+    let full: Option<usize> = facts.get(Key::huggingface("max_window_layers"))?;
+    let windowed = match facts.layer_types()? {
+        Some(windowed) => windowed,
+        None => (0..layers).map(|layer| layer >= full.unwrap_or(0)).collect(),
+    };
+    windows(spec, facts, &windowed)
 }

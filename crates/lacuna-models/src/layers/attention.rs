@@ -2,23 +2,41 @@
 //! `hidden += W_o attention(rope(norm(W_q x)), rope(norm(W_k x)), W_v x)` with `x = norm(hidden)`.
 
 use super::Stream;
-use crate::program::{Bias, Builder, Op, Rows, Slot, VectorId};
-use crate::spec::{Attention, LayerSpec, QkNorm};
+use crate::program::{Bias, Builder, MatrixId, Op, Rows, Slot};
+use crate::spec::{Attention, LayerSpec, QkNorm, Values};
+
+/// Queries, keys and values of the tokens; a layer that shares rows has no keys and values.
+struct Heads {
+    query: Slot,
+    rows: Option<KeyValue>,
+}
+
+struct KeyValue {
+    key: Slot,
+    value: Slot,
+}
 
 impl Stream<'_> {
-    pub(super) fn attention(&self, index: usize, layer: &LayerSpec, program: &mut Builder) {
+    /// Returns what the layer's input was normed to, if it was.
+    pub(super) fn attention(
+        &self,
+        index: usize,
+        layer: &LayerSpec,
+        program: &mut Builder,
+    ) -> Option<Slot> {
         let attention = &layer.attention;
-        let heads = self.project(layer, program);
+        let (heads, input) = self.project(layer, program);
         self.rotate(attention, &heads, program);
         program.step("attend");
-        let (queries, keys) = (attention.query_width(), attention.kv_width());
-        program.push(Op::Store {
-            layer: index,
-            keys: heads.key,
-            values: heads.value,
-            width: keys,
-        });
-        let attended = program.values("attended", Rows::Tokens, queries);
+        if let Some(KeyValue { key, value }) = heads.rows {
+            program.push(Op::Store {
+                layer: index,
+                keys: key,
+                values: value,
+                width: attention.kv_width(),
+            });
+        }
+        let attended = program.values("attended", Rows::Tokens, attention.query_width());
         let shape = attention.shape();
         let states = program.attention_states(shape);
         program.push(Op::Attend {
@@ -29,44 +47,80 @@ impl Stream<'_> {
             states,
         });
         self.attention_output(layer, attended, program);
+        input
     }
 
-    fn project(&self, layer: &LayerSpec, program: &mut Builder) -> Heads {
+    fn project(&self, layer: &LayerSpec, program: &mut Builder) -> (Heads, Option<Slot>) {
         let attention = &layer.attention;
         let hidden = self.spec.hidden;
-        let (queries, keys) = (attention.query_width(), attention.kv_width());
         program.step("project");
-        let input = program.values("attention-input", Rows::Tokens, hidden);
-        let norm = program.vector("attn_norm", hidden);
-        let bias = match attention.biases.projections {
-            true => Bias::Required,
-            false => Bias::IfPresent,
-        };
-        let query = program.matrix("attn_q", queries, hidden, bias);
-        let key = program.matrix("attn_k", keys, hidden, bias);
-        let value = program.matrix("attn_v", keys, hidden, bias);
-        self.norm(norm, self.hidden, input, Rows::Tokens, program);
-        let slots = Heads {
-            query: program.values("query", Rows::Tokens, queries),
-            key: program.values("key", Rows::Tokens, keys),
-            value: program.values("value", Rows::Tokens, keys),
-        };
-        let outputs = vec![(query, slots.query), (key, slots.key), (value, slots.value)];
+        let normed = layer.norms.before().then(|| {
+            let input = program.values("attention-input", Rows::Tokens, hidden);
+            let weight = program.vector("attn_norm", hidden);
+            (weight, input)
+        });
+        let (heads, outputs) = self.heads(attention, program);
+        if let Some((weight, input)) = normed {
+            self.norm(weight, self.hidden, input, Rows::Tokens, program);
+        }
+        let input = normed.map(|(_, input)| input);
         let blocks = "attention-input-blocks";
-        program.product(input, blocks, Rows::Tokens, hidden, outputs);
-        slots
+        let read = input.unwrap_or(self.hidden);
+        program.product(read, blocks, Rows::Tokens, hidden, outputs);
+        (heads, input)
+    }
+
+    /// The slots of queries, keys and values, and the products that fill them.
+    fn heads(
+        &self,
+        attention: &Attention,
+        program: &mut Builder,
+    ) -> (Heads, Vec<(MatrixId, Slot)>) {
+        let hidden = self.spec.hidden;
+        let (queries, keys) = (attention.query_width(), attention.kv_width());
+        let bias = required_if(attention.biases.projections);
+        let query = program.values("query", Rows::Tokens, queries);
+        let mut outputs = vec![(program.matrix("attn_q", queries, hidden, bias), query)];
+        let rows = attention.shares.is_none().then(|| {
+            let key = program.values("key", Rows::Tokens, keys);
+            let value = program.values("value", Rows::Tokens, keys);
+            outputs.push((program.matrix("attn_k", keys, hidden, bias), key));
+            if attention.values == Values::Projected {
+                outputs.push((program.matrix("attn_v", keys, hidden, bias), value));
+            }
+            KeyValue { key, value }
+        });
+        (Heads { query, rows }, outputs)
     }
 
     /// Norms and positions of queries and keys.
-    fn rotate(&self, attention: &Attention, slots: &Heads, program: &mut Builder) {
+    fn rotate(&self, attention: &Attention, heads: &Heads, program: &mut Builder) {
         program.step("rotate");
+        if let Some(rows) = &heads.rows {
+            self.make_values(attention, rows, program);
+        }
+        let keys = heads.rows.as_ref().map(|rows| rows.key);
         let parts = [
-            (slots.query, "attn_q_norm", attention.query_heads),
-            (slots.key, "attn_k_norm", attention.kv_heads),
+            (Some(heads.query), "attn_q_norm", attention.query_heads),
+            (keys, "attn_k_norm", attention.kv_heads),
         ];
         for (slot, part, heads) in parts {
+            let Some(slot) = slot else { continue };
             if let Some(kind) = attention.qk_norm {
-                self.head_norm(kind, slot, part, heads, attention.head_dim, program);
+                let (groups, width) = match kind {
+                    QkNorm::PerHead => (heads, attention.head_dim),
+                    QkNorm::Whole => (1, heads * attention.head_dim),
+                };
+                let weight = program.vector(part, width);
+                program.push(Op::Norm {
+                    norm: self.spec.norm,
+                    weight: Some(weight),
+                    input: slot,
+                    output: slot,
+                    rows: Rows::Tokens,
+                    groups,
+                    width,
+                });
             }
             if let Some(rope) = attention.rope {
                 program.push(Op::Rotate {
@@ -79,31 +133,43 @@ impl Stream<'_> {
                 });
             }
         }
+        if let Some(temperature) = attention.temperature {
+            let factors = program.values("query-factors", Rows::Tokens, 1);
+            let positions = program.positions();
+            program.push(Op::Temperature {
+                queries: heads.query,
+                positions,
+                factors,
+                temperature,
+                width: attention.query_width(),
+            });
+        }
     }
 
-    fn head_norm(
-        &self,
-        kind: QkNorm,
-        slot: Slot,
-        part: &'static str,
-        heads: usize,
-        head_dim: usize,
-        program: &mut Builder,
-    ) {
-        let (groups, width) = match kind {
-            QkNorm::PerHead => (heads, head_dim),
-            QkNorm::Whole => (1, heads * head_dim),
-        };
-        let weight: VectorId = program.vector(part, width);
-        program.push(Op::Norm {
+    /// Values that are made of keys, before those are normed and turned, and values that are normed.
+    fn make_values(&self, attention: &Attention, rows: &KeyValue, program: &mut Builder) {
+        let (heads, head_dim) = (attention.kv_heads, attention.head_dim);
+        let norm_of = |input| Op::Norm {
             norm: self.spec.norm,
-            weight,
-            input: slot,
-            output: slot,
+            weight: None,
+            input,
+            output: rows.value,
             rows: Rows::Tokens,
-            groups,
-            width,
-        });
+            groups: heads,
+            width: head_dim,
+        };
+        match (attention.values, attention.value_norm) {
+            (Values::Projected, false) => {}
+            (Values::Projected, true) => program.push(norm_of(rows.value)),
+            (Values::Keys, true) => program.push(norm_of(rows.key)),
+            (Values::Keys, false) => program.push(Op::Columns {
+                from: rows.key,
+                to: rows.value,
+                all: heads * head_dim,
+                start: 0,
+                width: heads * head_dim,
+            }),
+        }
     }
 
     fn attention_output(&self, layer: &LayerSpec, attended: Slot, program: &mut Builder) {
@@ -111,24 +177,21 @@ impl Stream<'_> {
         let queries = layer.attention.query_width();
         program.step("attention-output");
         let output = program.values("attention-output", Rows::Tokens, hidden);
-        let bias = match layer.attention.biases.output {
-            true => Bias::Required,
-            false => Bias::IfPresent,
-        };
+        let bias = required_if(layer.attention.biases.output);
         let matrix = program.matrix("attn_output", hidden, queries, bias);
         let outputs = vec![(matrix, output)];
         program.product(attended, "attended-blocks", Rows::Tokens, queries, outputs);
-        program.push(Op::Add {
-            to: self.hidden,
-            from: output,
-            width: hidden,
-        });
+        if layer.norms.after() {
+            let weight = program.vector("post_attention_norm", hidden);
+            self.norm(weight, output, output, Rows::Tokens, program);
+        }
+        self.add(layer, output, program);
     }
 }
 
-/// Queries, keys and values of the tokens.
-struct Heads {
-    query: Slot,
-    key: Slot,
-    value: Slot,
+fn required_if(required: bool) -> Bias {
+    match required {
+        true => Bias::Required,
+        false => Bias::IfPresent,
+    }
 }

@@ -2,9 +2,10 @@
 
 mod attention;
 mod feed_forward;
+mod per_layer_input;
 
 use crate::error::Place;
-use crate::program::{Bias, Builder, Op, Rows, Slot, VectorId};
+use crate::program::{Bias, Builder, Factor, MatrixId, Op, Rows, Slot, VectorId};
 use crate::spec::{LayerSpec, ModelSpec, OutputMatrix};
 
 /// The slots that layers have in common.
@@ -35,9 +36,12 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
         hidden: embed(spec, program),
         rotations: rotations(spec, program),
     };
+    let inputs = spec
+        .per_layer_inputs
+        .map(|inputs| (stream.per_layer_inputs(inputs, program), inputs.width));
     for (index, layer) in spec.layers.iter().enumerate() {
         program.enter(Some(index));
-        stream.layer(index, layer, program);
+        stream.layer(index, layer, inputs, program);
     }
     program.enter(None);
     stream.output(program)
@@ -51,6 +55,14 @@ fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
         table,
         output: hidden,
     });
+    if let Some(factor) = spec.embedding_scale {
+        program.push(Op::Scale {
+            values: hidden,
+            rows: Rows::Tokens,
+            width: spec.hidden,
+            factor: Factor::Fixed(factor),
+        });
+    }
     program.push(Op::CheckFinite {
         values: hidden,
         rows: Rows::Tokens,
@@ -60,12 +72,13 @@ fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
     hidden
 }
 
-fn embedding(spec: &ModelSpec, program: &mut Builder) -> crate::program::MatrixId {
+fn embedding(spec: &ModelSpec, program: &mut Builder) -> MatrixId {
     program.matrix("token_embd", spec.vocabulary, spec.hidden, Bias::IfPresent)
 }
 
 fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
-    if spec.ropes.is_empty() {
+    let temperature = |layer: &LayerSpec| layer.attention.temperature.is_some();
+    if spec.ropes.is_empty() && !spec.layers.iter().any(temperature) {
         return Vec::new();
     }
     program.step("rotations");
@@ -87,14 +100,42 @@ fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
 
 impl Stream<'_> {
     /// One decoder layer.
-    fn layer(&self, index: usize, layer: &LayerSpec, program: &mut Builder) {
-        self.attention(index, layer, program);
-        self.feed_forward(layer, program);
+    fn layer(
+        &self,
+        index: usize,
+        layer: &LayerSpec,
+        inputs: Option<(Slot, usize)>,
+        program: &mut Builder,
+    ) {
+        let attention_input = self.attention(index, layer, program);
+        self.feed_forward(layer, attention_input, program);
+        if let Some((inputs, width)) = inputs {
+            self.take_per_layer_input(index, layer, inputs, width, program);
+        }
+        if layer.output_scale {
+            let factor = program.vector("layer_output_scale", 1);
+            program.push(Op::Scale {
+                values: self.hidden,
+                rows: Rows::Tokens,
+                width: self.spec.hidden,
+                factor: Factor::Learned(factor),
+            });
+        }
         program.push(Op::CheckFinite {
             values: self.hidden,
             rows: Rows::Tokens,
             width: self.spec.hidden,
             place: Place::Layer(index),
+        });
+    }
+
+    /// The residual stream takes up what a part of a layer has computed.
+    pub(crate) fn add(&self, layer: &LayerSpec, from: Slot, program: &mut Builder) {
+        program.push(Op::Add {
+            to: self.hidden,
+            from,
+            factor: layer.residual_scale,
+            width: self.spec.hidden,
         });
     }
 
@@ -109,7 +150,7 @@ impl Stream<'_> {
     ) {
         program.push(Op::Norm {
             norm: self.spec.norm,
-            weight,
+            weight: Some(weight),
             input,
             output,
             rows,
@@ -140,6 +181,22 @@ impl Stream<'_> {
         let logits = program.values("logits", Rows::Logits, spec.vocabulary);
         let outputs = vec![(matrix, logits)];
         program.product(chosen, "chosen-blocks", Rows::Logits, spec.hidden, outputs);
+        if let Some(factor) = spec.output.scale {
+            program.push(Op::Scale {
+                values: logits,
+                rows: Rows::Logits,
+                width: spec.vocabulary,
+                factor: Factor::Fixed(factor),
+            });
+        }
+        if let Some(cap) = spec.output.soft_cap {
+            program.push(Op::SoftCap {
+                values: logits,
+                rows: Rows::Logits,
+                width: spec.vocabulary,
+                cap,
+            });
+        }
         program.push(Op::CheckFinite {
             values: logits,
             rows: Rows::Logits,

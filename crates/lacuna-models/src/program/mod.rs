@@ -28,7 +28,7 @@ use crate::spec::ModelSpec;
 
 pub(crate) use builder::Builder;
 pub use lifetime::{Lifetime, Span};
-pub use op::{Access, Op};
+pub use op::{Access, Factor, Op};
 pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
 pub use tensors::{Bias, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId, VectorSpec};
 

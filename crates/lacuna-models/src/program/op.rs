@@ -5,12 +5,12 @@ use lacuna_kernels::{AttentionShape, RopeStyle};
 use super::slot::{Rows, Slot};
 use super::tensors::{MatrixId, VectorId};
 use crate::error::Place;
-use crate::spec::{Activation, Norm};
+use crate::spec::{Activation, Norm, QueryTemperature};
 
 /// One operation. Rows are of the width it says, one after another, from the start of a slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// Rows of the embedding table of the batch's tokens.
+    /// Rows of a table of the batch's tokens; tokens beyond it have the first.
     Embed {
         /// The table.
         table: MatrixId,
@@ -38,7 +38,7 @@ pub enum Op {
         /// How.
         norm: Norm,
         /// What the normed elements are multiplied by.
-        weight: VectorId,
+        weight: Option<VectorId>,
         /// `[rows, groups x width]`
         input: Slot,
         /// The same; may be `input`.
@@ -113,13 +113,72 @@ pub enum Op {
         /// Elements of a row.
         width: usize,
     },
-    /// `to += from`, `[tokens, width]`
+    /// `to += factor * from`, `[tokens, width]`
     Add {
         /// What is added to.
         to: Slot,
         /// What is added.
         from: Slot,
+        /// What that is multiplied by.
+        factor: Option<f32>,
         /// Elements of a row.
+        width: usize,
+    },
+    /// `to *= from`, `[tokens, width]`
+    Multiply {
+        /// What is multiplied.
+        to: Slot,
+        /// By what.
+        from: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// `values *= factor`
+    Scale {
+        /// `[rows, width]`
+        values: Slot,
+        /// How many rows.
+        rows: Rows,
+        /// Elements of a row.
+        width: usize,
+        /// What they are multiplied by.
+        factor: Factor,
+    },
+    /// Queries multiplied by what their positions say.
+    Temperature {
+        /// `[tokens, width]`
+        queries: Slot,
+        /// Of which tokens.
+        positions: Slot,
+        /// Where each token's factor is put.
+        factors: Slot,
+        /// How they grow.
+        temperature: QueryTemperature,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// `values = cap * tanh(values / cap)`
+    SoftCap {
+        /// `[rows, width]`
+        values: Slot,
+        /// How many rows.
+        rows: Rows,
+        /// Elements of a row.
+        width: usize,
+        /// The bound.
+        cap: f32,
+    },
+    /// Some columns of rows.
+    Columns {
+        /// `[tokens, all]`
+        from: Slot,
+        /// `[tokens, width]`
+        to: Slot,
+        /// Elements of a row of `from`.
+        all: usize,
+        /// The first column.
+        start: usize,
+        /// Columns.
         width: usize,
     },
     /// The rows that become logits are picked.
@@ -147,6 +206,15 @@ pub enum Op {
         /// How errors call it.
         place: Place,
     },
+}
+
+/// A number that values are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Factor {
+    /// This.
+    Fixed(f32),
+    /// The only element of a vector.
+    Learned(VectorId),
 }
 
 /// What an operation does to a slot.
@@ -192,7 +260,17 @@ impl Op {
                 ..
             } => vec![(*queries, Read), (*output, Write), (*states, Write)],
             Self::Activate { gate, up, .. } => vec![(*gate, Read), (*up, Read)],
-            Self::Add { to, from, .. } => vec![(*to, Read), (*from, Read)],
+            Self::Add { to, from, .. } | Self::Multiply { to, from, .. } => {
+                vec![(*to, Read), (*from, Read)]
+            }
+            Self::Scale { values, .. } | Self::SoftCap { values, .. } => vec![(*values, Read)],
+            Self::Temperature {
+                queries,
+                positions,
+                factors,
+                ..
+            } => vec![(*queries, Read), (*positions, Read), (*factors, Write)],
+            Self::Columns { from, to, .. } => vec![(*from, Read), (*to, Write)],
             Self::Choose { from, to, .. } => vec![(*from, Read), (*to, Write)],
             Self::Return { logits } => vec![(*logits, Read)],
             Self::CheckFinite { values, .. } => vec![(*values, Read)],

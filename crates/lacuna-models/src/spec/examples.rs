@@ -4,7 +4,7 @@ use lacuna_kernels::RopeStyle;
 
 use super::{
     Activation, Attention, Biases, FeedForward, LayerSpec, Mask, ModelSpec, Norm, NormKind, Norms,
-    OutputMatrix, OutputSpec, QkNorm, Rope, RopeScaling,
+    OutputMatrix, OutputSpec, QkNorm, Rope, RopeScaling, Values,
 };
 
 /// A decoder of three layers, all alike.
@@ -17,7 +17,12 @@ pub(crate) fn small() -> ModelSpec {
             mask: Mask::Causal,
             rope: Some(0),
             qk_norm: Some(QkNorm::PerHead),
+            value_norm: false,
+            values: Values::Projected,
             scale: 0.25,
+            soft_cap: None,
+            temperature: None,
+            shares: None,
             biases: Biases::default(),
         },
         feed_forward: FeedForward {
@@ -26,6 +31,7 @@ pub(crate) fn small() -> ModelSpec {
         },
         norms: Norms::Before,
         residual_scale: None,
+        output_scale: false,
     };
     ModelSpec {
         family: "qwen3",
@@ -37,6 +43,7 @@ pub(crate) fn small() -> ModelSpec {
             epsilon: 1e-6,
         },
         embedding_scale: None,
+        per_layer_inputs: None,
         ropes: vec![Rope {
             style: RopeStyle::HalfSplit,
             dimensions: 32,
@@ -48,6 +55,7 @@ pub(crate) fn small() -> ModelSpec {
         output: OutputSpec {
             matrix: OutputMatrix::Tied,
             scale: None,
+            soft_cap: None,
         },
     }
 }

@@ -15,7 +15,7 @@ mod validate;
 use lacuna_kernels::AttentionShape;
 /// What is between the products of a feed-forward block, and which tokens a token sees.
 pub use lacuna_kernels::{Activation, Mask};
-use lacuna_kv::{Geometry, Keep, KvElements, KvError, LayerCache, RowSpec};
+use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec};
 
 pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
 pub(crate) use validate::rope_table;
@@ -35,12 +35,23 @@ pub struct ModelSpec {
     pub norm: Norm,
     /// What the rows of the embedding table are multiplied by.
     pub embedding_scale: Option<f32>,
+    /// What each layer is told of a token besides the residual stream.
+    pub per_layer_inputs: Option<PerLayerInputs>,
     /// The rotations that layers turn queries and keys by.
     pub ropes: Vec<Rope>,
     /// Decoder layers, first to last.
     pub layers: Vec<LayerSpec>,
     /// From the residual stream to logits.
     pub output: OutputSpec,
+}
+
+/// A second embedding of tokens, of which each layer has a part to itself (Gemma 3n and 4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PerLayerInputs {
+    /// Elements of a layer's part.
+    pub width: usize,
+    /// Rows of the table; tokens beyond them have the first.
+    pub rows: usize,
 }
 
 /// How rows are normed.
@@ -57,6 +68,8 @@ pub struct Norm {
 pub enum NormKind {
     /// The root of the mean square.
     Rms,
+    /// The standard deviation, after the mean is subtracted.
+    Layer,
 }
 
 /// One decoder layer: a mixer of tokens and a feed-forward block, each added to the residual stream.
@@ -70,6 +83,8 @@ pub struct LayerSpec {
     pub norms: Norms,
     /// What either result is multiplied by before it is added to the residual stream.
     pub residual_scale: Option<f32>,
+    /// Whether the residual stream is multiplied by a learned number at the layer's end.
+    pub output_scale: bool,
 }
 
 /// Where the norms of a layer are.
@@ -114,10 +129,38 @@ pub struct Attention {
     pub rope: Option<usize>,
     /// Norms of queries and keys before rotation.
     pub qk_norm: Option<QkNorm>,
+    /// Whether each head of values is normed, without weights.
+    pub value_norm: bool,
+    /// What values are made of.
+    pub values: Values,
     /// What products of queries and keys are multiplied by.
     pub scale: f32,
+    /// A bound that these products approach and never reach.
+    pub soft_cap: Option<f32>,
+    /// How queries grow with their position.
+    pub temperature: Option<QueryTemperature>,
+    /// The earlier layer whose rows of keys and values it reads instead of having its own.
+    pub shares: Option<usize>,
     /// Products must come with biases.
     pub biases: Biases,
+}
+
+/// What values are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// A product of their own.
+    Projected,
+    /// The product that keys are made of, before norm and rotation.
+    Keys,
+}
+
+/// Queries are multiplied by `1 + beta * ln(1 + floor(position / original_context))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryTemperature {
+    /// How fast they grow.
+    pub beta: f32,
+    /// Positions between one size and the next.
+    pub original_context: usize,
 }
 
 /// How queries and keys are normed.
@@ -154,6 +197,8 @@ pub struct OutputSpec {
     pub matrix: OutputMatrix,
     /// What logits are multiplied by.
     pub scale: Option<f32>,
+    /// A bound that logits approach and never reach.
+    pub soft_cap: Option<f32>,
 }
 
 /// Where the output matrix is.
@@ -192,6 +237,9 @@ impl Attention {
     /// What it keeps for later tokens.
     #[must_use]
     pub fn cache(&self) -> LayerCache {
+        if let Some(layer) = self.shares {
+            return LayerCache::Of(Layer(layer));
+        }
         LayerCache::Rows(RowSpec {
             kv_heads: self.kv_heads,
             key_dim: self.head_dim,
@@ -214,7 +262,7 @@ impl Attention {
             scale: self.scale,
             value_dim: self.head_dim,
             mask: self.mask,
-            soft_cap: None,
+            soft_cap: self.soft_cap,
         }
     }
 }

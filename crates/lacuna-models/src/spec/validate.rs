@@ -2,7 +2,7 @@
 
 use lacuna_kernels::AttentionShape;
 
-use super::{Attention, LayerSpec, Mask, ModelSpec, Rope, RopeScaling};
+use super::{Attention, LayerSpec, Mask, ModelSpec, PerLayerInputs, Rope, RopeScaling};
 use crate::error::ConfigError;
 
 /// Bounds that hold for any model this program can run. They keep arithmetic on sizes far from
@@ -15,6 +15,8 @@ mod limit {
     pub(super) const VOCABULARY: usize = 1 << 24;
     /// Query heads per key/value head that attention takes.
     pub(super) const GROUP: usize = 64;
+    /// Elements of a layer's own input.
+    pub(super) const PER_LAYER: usize = 1 << 16;
     /// Tables of rotations: each is held for a whole pass.
     pub(super) const ROPES: usize = 8;
 }
@@ -33,9 +35,14 @@ impl ModelSpec {
         let scales = [
             ("embedding scale", self.embedding_scale),
             ("logit scale", self.output.scale),
+            ("soft cap of logits", self.output.soft_cap),
         ];
         for (field, scale) in scales {
             positive(field, scale.map_or(1.0, f64::from))?;
+        }
+        if let Some(PerLayerInputs { width, rows }) = self.per_layer_inputs {
+            in_range("width of per-layer inputs", width, limit::PER_LAYER)?;
+            in_range("rows of per-layer inputs", rows, limit::VOCABULARY)?;
         }
         if self.ropes.len() > limit::ROPES {
             return Err(ConfigError::OutOfRange {
@@ -46,7 +53,9 @@ impl ModelSpec {
         }
         self.ropes.iter().try_for_each(Rope::validate)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            layer.validate(&self.ropes).map_err(|source| match source {
+            let validated = layer.validate(&self.ropes);
+            let validated = validated.and_then(|()| self.validate_shared(index, layer));
+            validated.map_err(|source| match source {
                 // Of models whose layers are all alike, which layer it is says nothing.
                 source if self.layers.iter().all(|other| other == layer) => source,
                 source => ConfigError::Layer {
@@ -56,6 +65,26 @@ impl ModelSpec {
             })?;
         }
         Ok(())
+    }
+
+    /// Whether rows that `layer` reads of an earlier one are such as it would have itself.
+    fn validate_shared(&self, index: usize, layer: &LayerSpec) -> Result<(), ConfigError> {
+        let Some(source) = layer.attention.shares else {
+            return Ok(());
+        };
+        let other = self.layers[..index].get(source);
+        let fits = other.is_some_and(|other| {
+            let (mine, theirs) = (&layer.attention, &other.attention);
+            theirs.shares.is_none()
+                && (mine.kv_heads, mine.head_dim) == (theirs.kv_heads, theirs.head_dim)
+                && mine.mask == theirs.mask
+        });
+        match fits {
+            true => Ok(()),
+            false => Err(ConfigError::SharedRows {
+                source_layer: source,
+            }),
+        }
     }
 }
 
@@ -80,6 +109,19 @@ impl Attention {
             });
         }
         positive("attention scale", f64::from(self.scale))?;
+        positive(
+            "soft cap of attention",
+            self.soft_cap.map_or(1.0, f64::from),
+        )?;
+        if let Some(temperature) = self.temperature {
+            positive("query temperature", f64::from(temperature.beta))?;
+            let tokens = temperature.original_context;
+            in_range(
+                "context of the query temperature",
+                tokens,
+                u32::MAX as usize,
+            )?;
+        }
         if let Mask::Window(tokens) = self.mask {
             in_range("sliding window", tokens.get(), u32::MAX as usize)?;
         }

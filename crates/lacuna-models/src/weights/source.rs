@@ -48,13 +48,30 @@ impl Prefix {
 
     /// Whether a tensor of this name belongs to something other than the model of language.
     fn is_outside(self, name: &str) -> bool {
+        let named = OUTSIDE.iter().any(|outside| {
+            let name = name.strip_prefix("model.").unwrap_or(name);
+            name.starts_with(outside)
+        });
         match self {
+            _ if named => true,
             Self::None => false,
             Self::Inside => !name.starts_with("model.language_model.") && name != "lm_head.weight",
             Self::Around => !name.starts_with("language_model."),
         }
     }
 }
+
+/// What names of the parts that see and hear begin with, in files that hold them beside a model of
+/// language.
+const OUTSIDE: [&str; 7] = [
+    "visual.",
+    "vision_tower.",
+    "vision_model.",
+    "multi_modal_projector.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+];
 
 /// Where a tensor is: the tensor, and the first of its rows.
 struct Found {

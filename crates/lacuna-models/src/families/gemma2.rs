@@ -1,0 +1,73 @@
+//! Gemma 2: norms on both sides, every other layer with a window, scores and logits bounded.
+
+use super::decoder::{decoder, windows};
+use super::facts::Key;
+use super::{Facts, Family, Naming};
+use crate::error::ConfigError;
+use crate::spec::{Activation, ModelSpec, Norms, OutputMatrix};
+
+pub(crate) const FAMILY: Family = Family {
+    name: "gemma2",
+    classes: &["Gemma2ForCausalLM"],
+    spec,
+    naming: NAMING,
+};
+
+pub(super) const NAMING: Naming = Naming {
+    parts: &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_norm", "pre_feedforward_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+    ],
+    norm_offset: 1.0,
+    ..Naming::USUAL
+};
+
+fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let mut spec = decoder(facts)?;
+    let windowed = facts.windowed(spec.layers.len(), 2)?;
+    windows(&mut spec, facts, &windowed)?;
+    gemma(&mut spec, facts)?;
+    score_scale(&mut spec, facts, 46)
+}
+
+/// What all of the family have in common.
+pub(super) fn gemma(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    spec.embedding_scale = Some((spec.hidden as f32).sqrt());
+    let tied = facts.get(Key::huggingface("tie_word_embeddings"))?;
+    if tied.unwrap_or(true) && facts.has_tensor("output.weight") != Some(true) {
+        spec.output.matrix = OutputMatrix::Tied;
+    }
+    spec.output.soft_cap = facts.get(Key::new(
+        "final_logit_softcapping",
+        "final_logit_softcapping",
+    ))?;
+    let soft_cap = facts.get(Key::new("attn_logit_softcapping", "attn_logit_softcapping"))?;
+    for layer in &mut spec.layers {
+        layer.norms = Norms::Both;
+        layer.attention.soft_cap = soft_cap;
+        layer.feed_forward.activation = Activation::GeluTanh;
+    }
+    Ok(())
+}
+
+/// What scores are multiplied by. GGUF files do not say it, but the largest model of a generation,
+/// which is known by its number of layers, divides by what a head would have if they shared the width.
+pub(super) fn score_scale(
+    spec: &mut ModelSpec,
+    facts: &Facts<'_>,
+    layers_of_largest: usize,
+) -> Result<ModelSpec, ConfigError> {
+    let stated: Option<f32> = facts.get(Key::huggingface("query_pre_attn_scalar"))?;
+    let largest = spec.layers.len() == layers_of_largest && stated.is_none();
+    for layer in &mut spec.layers {
+        let attention = &mut layer.attention;
+        let width = match stated {
+            Some(width) => width,
+            None if largest => (spec.hidden / attention.query_heads) as f32,
+            None => attention.head_dim as f32,
+        };
+        attention.scale = 1.0 / width.sqrt();
+    }
+    Ok(spec.clone())
+}

@@ -1,0 +1,144 @@
+//! Gemma 4: layers with a window and wider ones without; the last layers share keys and values, and
+//! each layer may have an input of its own.
+
+use std::num::NonZeroUsize;
+
+use super::decoder::{decoder, windows};
+use super::facts::Key;
+use super::gemma2::gemma;
+use super::{Facts, Family, Naming};
+use crate::error::ConfigError;
+use crate::spec::{Mask, ModelSpec, PerLayerInputs, QkNorm, Values};
+
+pub(crate) const FAMILY: Family = Family {
+    name: "gemma4",
+    classes: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
+    spec,
+    naming: Naming {
+        parts: &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+            ("per_layer_token_embd", "model.embed_tokens_per_layer"),
+            ("per_layer_model_proj", "model.per_layer_model_projection"),
+            ("per_layer_proj_norm", "model.per_layer_projection_norm"),
+            ("inp_gate", "per_layer_input_gate"),
+            ("proj", "per_layer_projection"),
+            ("post_norm", "post_per_layer_input_norm"),
+            ("layer_output_scale", "layer_scalar"),
+        ],
+        bare: &["layer_output_scale"],
+        norm_offset: 0.0,
+    },
+};
+
+fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    refuse_experts(facts)?;
+    let mut spec = decoder(facts)?;
+    let windowed = facts.windowed(spec.layers.len(), 6)?;
+    windows(&mut spec, facts, &windowed)?;
+    gemma(&mut spec, facts)?;
+    heads(&mut spec, facts)?;
+    share(&mut spec, facts)?;
+    per_layer_inputs(&mut spec, facts)?;
+    Ok(spec)
+}
+
+fn refuse_experts(facts: &Facts<'_>) -> Result<(), ConfigError> {
+    let experts: Option<usize> = facts.get(Key::new("expert_count", "num_experts"))?;
+    match experts {
+        None | Some(0) => Ok(()),
+        Some(experts) => Err(ConfigError::Unsupported {
+            feature: format!("a mixture of {experts} experts"),
+            supported: "the dense models of this family are",
+        }),
+    }
+}
+
+/// Layers with a window have heads of one size, those without of another, and perhaps fewer of them.
+fn heads(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    let stated = spec.layers.first().map_or(0, |layer| layer.attention.head_dim);
+    // GGUF's plain key is of full layers, `config.json`'s of windowed ones.
+    let windowed = facts.get(Key::gguf("attention.key_length_swa"))?;
+    let windowed = windowed.unwrap_or(stated);
+    let full = match facts.get(Key::huggingface("global_head_dim"))? {
+        Some(full) => full,
+        None => stated,
+    };
+    let full_heads: Option<usize> = match facts.get(Key::huggingface("attention_k_eq_v"))? {
+        Some(true) => facts.get(Key::huggingface("num_global_key_value_heads"))?,
+        _ => None,
+    };
+    let mut full_dim = full;
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        let attention = &mut layer.attention;
+        let is_full = attention.mask == Mask::Causal;
+        attention.head_dim = if is_full { full } else { windowed };
+        if let (true, Some(heads)) = (is_full, full_heads) {
+            attention.kv_heads = heads;
+        }
+        if let Some(size) = facts.of_layer(index, "head_dim")? {
+            attention.head_dim = size;
+        }
+        if let Some(heads) = facts.of_layer(index, "num_key_value_heads")? {
+            attention.kv_heads = heads;
+        }
+        if is_full {
+            full_dim = attention.head_dim;
+        }
+        attention.rope = Some(usize::from(!is_full));
+        attention.qk_norm = Some(QkNorm::PerHead);
+        attention.value_norm = true;
+        attention.scale = 1.0;
+        attention.values = match is_full && keys_are_values(facts, index)? {
+            true => Values::Keys,
+            false => Values::Projected,
+        };
+        layer.output_scale = true;
+    }
+    spec.ropes = facts.ropes(full_dim, windowed)?.into();
+    Ok(())
+}
+
+/// Whether a layer without a window has no values of its own.
+fn keys_are_values(facts: &Facts<'_>, layer: usize) -> Result<bool, ConfigError> {
+    match facts.has_tensor(&format!("blk.{layer}.attn_v.weight")) {
+        Some(own) => Ok(!own),
+        None => Ok(facts.get(Key::huggingface("attention_k_eq_v"))?.unwrap_or(false)),
+    }
+}
+
+/// The last layers read the keys and values of the last layer of their kind that has some.
+fn share(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    let shared = facts.get(Key::new("attention.shared_kv_layers", "num_kv_shared_layers"))?;
+    let own = spec.layers.len().saturating_sub(shared.unwrap_or(0));
+    let wide = facts.get(Key::huggingface("use_double_wide_mlp"))?.unwrap_or(false);
+    let (first, rest) = spec.layers.split_at_mut(own);
+    for layer in rest {
+        let kind = layer.attention.mask;
+        let source = first.iter().rposition(|other| other.attention.mask == kind);
+        // Of a kind that no layer has, the first: the check of shapes refuses it by name.
+        layer.attention.shares = Some(source.unwrap_or(0));
+        layer.attention.values = Values::Projected;
+        if wide {
+            layer.feed_forward.inner *= 2;
+        }
+    }
+    Ok(())
+}
+
+fn per_layer_inputs(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    let width = facts.get(Key::new(
+        "embedding_length_per_layer_input",
+        "hidden_size_per_layer_input",
+    ))?;
+    let Some(width) = width.and_then(NonZeroUsize::new) else {
+        return Ok(());
+    };
+    let rows = facts.get(Key::huggingface("vocab_size_per_layer_input"))?;
+    spec.per_layer_inputs = Some(PerLayerInputs {
+        width: width.get(),
+        rows: rows.unwrap_or(spec.vocabulary),
+    });
+    Ok(())
+}

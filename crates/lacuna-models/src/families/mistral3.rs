@@ -1,0 +1,37 @@
+//! Ministral 3: as Llama, with queries that grow with their position.
+
+use lacuna_kernels::RopeStyle;
+
+use super::decoder::{decoder, windows};
+use super::facts::Key;
+use super::{Facts, Family, Naming};
+use crate::error::ConfigError;
+use crate::spec::{ModelSpec, QueryTemperature, RopeScaling};
+
+pub(crate) const FAMILY: Family = Family {
+    name: "mistral3",
+    classes: &["Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"],
+    spec,
+    naming: Naming::USUAL,
+};
+
+fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let mut spec = decoder(facts)?;
+    spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
+    let layers = spec.layers.len();
+    windows(&mut spec, facts, &vec![true; layers])?;
+    let beta = match facts.get(Key::gguf("attention.temperature_scale"))? {
+        Some(beta) => Some(beta),
+        None => facts.of_rope("llama_4_scaling_beta")?,
+    };
+    if let (Some(beta), RopeScaling::Yarn(yarn)) = (beta, &spec.ropes[0].scaling) {
+        let temperature = QueryTemperature {
+            beta,
+            original_context: yarn.original_context,
+        };
+        for layer in &mut spec.layers {
+            layer.attention.temperature = Some(temperature);
+        }
+    }
+    Ok(spec)
+}

@@ -1,0 +1,38 @@
+//! OLMo 2 and 3: norms after attention and feed-forward only, and over all of queries and of keys;
+//! OLMo 3 has windows and stretches the rotation of its full layers.
+
+use super::decoder::{decoder, windows};
+use super::{Facts, Family, Naming};
+use crate::error::ConfigError;
+use crate::spec::{Mask, ModelSpec, Norms, QkNorm};
+
+pub(crate) const FAMILY: Family = Family {
+    name: "olmo2",
+    classes: &["Olmo2ForCausalLM", "Olmo3ForCausalLM"],
+    spec,
+    naming: Naming {
+        parts: &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ],
+        ..Naming::USUAL
+    },
+};
+
+fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let mut spec = decoder(facts)?;
+    let windowed = facts.windowed(spec.layers.len(), 4)?;
+    windows(&mut spec, facts, &windowed)?;
+    if spec.layers.iter().any(|layer| layer.attention.mask != Mask::Causal) {
+        let head_dim = spec.ropes[0].dimensions;
+        let [full, windowed] = facts.ropes(head_dim, head_dim)?;
+        spec.ropes = vec![full, windowed];
+    }
+    for layer in &mut spec.layers {
+        let full = layer.attention.mask == Mask::Causal;
+        layer.attention.rope = Some(usize::from(!full));
+        layer.attention.qk_norm = Some(QkNorm::Whole);
+        layer.norms = Norms::After;
+    }
+    Ok(spec)
+}

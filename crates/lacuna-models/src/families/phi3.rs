@@ -1,0 +1,20 @@
+//! Phi 3, 3.5, 4 and 4 mini: fused products, longrope, part of each head turns.
+
+use super::decoder::{decoder, windows};
+use super::{Facts, Family, Naming};
+use crate::error::ConfigError;
+use crate::spec::ModelSpec;
+
+pub(crate) const FAMILY: Family = Family {
+    name: "phi3",
+    classes: &["Phi3ForCausalLM"],
+    spec,
+    naming: Naming::USUAL,
+};
+
+fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let mut spec = decoder(facts)?;
+    let layers = spec.layers.len();
+    windows(&mut spec, facts, &vec![true; layers])?;
+    Ok(spec)
+}

@@ -1,0 +1,101 @@
+//! What each layer is told of a token besides the residual stream (Gemma 4): a part of a second
+//! embedding, mixed with a product of the first.
+//!
+//! ```text
+//! once   inputs = (embedding2 * sqrt(width) + norm(W embedding / sqrt(hidden))) / sqrt(2)
+//! layer  hidden += norm(W_proj (f(W_gate hidden) * inputs of the layer))
+//! ```
+
+use super::Stream;
+use crate::program::{Bias, Builder, Factor, Op, Rows, Slot};
+use crate::spec::{LayerSpec, PerLayerInputs};
+
+impl Stream<'_> {
+    /// The inputs of all layers, side by side.
+    pub(super) fn per_layer_inputs(&self, inputs: PerLayerInputs, program: &mut Builder) -> Slot {
+        let (hidden, layers) = (self.spec.hidden, self.spec.layers.len());
+        let all = layers * inputs.width;
+        let scale = |values, factor: f32| Op::Scale {
+            values,
+            rows: Rows::Tokens,
+            width: all,
+            factor: Factor::Fixed(factor),
+        };
+        program.step("per-layer-inputs");
+        let slot = program.values("per-layer-inputs", Rows::Tokens, all);
+        let table = program.matrix("per_layer_token_embd", inputs.rows, all, Bias::IfPresent);
+        program.push(Op::Embed {
+            table,
+            output: slot,
+        });
+        program.push(scale(slot, (inputs.width as f32).sqrt()));
+        let projected = program.values("per-layer-projected", Rows::Tokens, all);
+        let matrix = program.matrix("per_layer_model_proj", all, hidden, Bias::IfPresent);
+        let outputs = vec![(matrix, projected)];
+        let blocks = "attention-input-blocks";
+        program.product(self.hidden, blocks, Rows::Tokens, hidden, outputs);
+        program.push(scale(projected, 1.0 / (hidden as f32).sqrt()));
+        let weight = program.vector("per_layer_proj_norm", inputs.width);
+        program.push(Op::Norm {
+            norm: self.spec.norm,
+            weight: Some(weight),
+            input: projected,
+            output: projected,
+            rows: Rows::Tokens,
+            groups: layers,
+            width: inputs.width,
+        });
+        program.push(Op::Add {
+            to: slot,
+            from: projected,
+            factor: None,
+            width: all,
+        });
+        program.push(scale(slot, std::f32::consts::FRAC_1_SQRT_2));
+        slot
+    }
+
+    /// A layer takes its part of `inputs` up.
+    pub(super) fn take_per_layer_input(
+        &self,
+        index: usize,
+        layer: &LayerSpec,
+        inputs: Slot,
+        width: usize,
+        program: &mut Builder,
+    ) {
+        let hidden = self.spec.hidden;
+        program.step("per-layer-input");
+        let gate = program.values("per-layer-gate", Rows::Tokens, width);
+        let matrix = program.matrix("inp_gate", width, hidden, Bias::IfPresent);
+        let outputs = vec![(matrix, gate)];
+        let blocks = "feed-forward-input-blocks";
+        program.product(self.hidden, blocks, Rows::Tokens, hidden, outputs);
+        let own = program.values("per-layer-input", Rows::Tokens, width);
+        program.push(Op::Columns {
+            from: inputs,
+            to: own,
+            all: self.spec.layers.len() * width,
+            start: index * width,
+            width,
+        });
+        program.push(Op::Activate {
+            activation: layer.feed_forward.activation,
+            gate,
+            up: own,
+            width,
+        });
+        let output = program.values("feed-forward-output", Rows::Tokens, hidden);
+        let matrix = program.matrix("proj", hidden, width, Bias::IfPresent);
+        let outputs = vec![(matrix, output)];
+        program.product(gate, "per-layer-gate-blocks", Rows::Tokens, width, outputs);
+        let weight = program.vector("post_norm", hidden);
+        self.norm(weight, output, output, Rows::Tokens, program);
+        program.push(Op::Add {
+            to: self.hidden,
+            from: output,
+            factor: None,
+            width: hidden,
+        });
+    }
+}

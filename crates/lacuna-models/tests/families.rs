@@ -1,0 +1,131 @@
+//! Every family against `transformers`, on tiny random models whose windows bite and whose rotations
+//! are stretched; and that what is computed does not depend on how a prompt is cut.
+//!
+//! `reference/README.md` says what the fixtures are and how they were made.
+
+mod runner;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lacuna_kernels::ElementType;
+use lacuna_kv::KvPolicy;
+use lacuna_models::Model;
+use lacuna_models::files::ModelFiles;
+use runner::{Expected, Runner, TOKENS, expected, floats, folder, relative_error};
+
+/// Float32 arithmetic against float64.
+const BOUND: f32 = 1e-4;
+
+/// Fixtures of families that are not run yet.
+const NOT_YET: [&str; 1] = ["gemma3n"];
+
+/// The names of all fixtures of families.
+fn fixtures() -> Vec<String> {
+    let entries = fs::read_dir(folder().join("families")).expect("committed fixtures");
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("readable").file_name())
+        .map(|name| name.into_string().expect("UTF-8"))
+        .filter(|name| !NOT_YET.contains(&name.as_str()))
+        .collect();
+    names.sort();
+    assert!(names.len() >= 18, "{names:?}");
+    names
+}
+
+/// A vocabulary for folders that have none: what these models are tested with are token ids.
+const TOKENIZER: &str = r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true, "trim_offsets": true},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true, "trim_offsets": true}}"#;
+
+/// A folder of a fixture, with a vocabulary and perhaps another description.
+fn with_tokenizer(fixture: &Path, config: &Path) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a scratch folder");
+    let weights = "model.safetensors";
+    fs::copy(fixture.join("hf").join(weights), copy.path().join(weights)).expect("room to copy");
+    fs::copy(config, copy.path().join("config.json")).expect("room to copy");
+    fs::write(copy.path().join("tokenizer.json"), TOKENIZER).expect("room for it");
+    copy
+}
+
+/// The models of a fixture, each with a name for messages: its GGUF file, and its folder by each
+/// spelling of its description.
+fn models(name: &str) -> Vec<(String, Model)> {
+    let fixture = folder().join("families").join(name);
+    let open = |path: &Path, what: String| {
+        let files = ModelFiles::open(path).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let model = Model::load(files).unwrap_or_else(|error| panic!("{what}: {error}"));
+        (what, model)
+    };
+    let mut models = Vec::new();
+    let gguf = fixture.join("model.gguf");
+    if gguf.exists() {
+        models.push(open(&gguf, format!("{name} GGUF")));
+    }
+    for spelling in ["hf", "hf-old-spelling"] {
+        let config: PathBuf = fixture.join(spelling).join("config.json");
+        if config.exists() {
+            let copy = with_tokenizer(&fixture, &config);
+            models.push(open(copy.path(), format!("{name} {spelling}")));
+        }
+    }
+    models
+}
+
+fn runner(model: Model, expected: &Expected) -> Runner {
+    let context = expected.context.unwrap_or(TOKENS);
+    Runner::of(model, KvPolicy::default(), ElementType::F32, 1, context)
+}
+
+#[test]
+fn every_family_matches_the_reference_from_files_of_both_kinds() {
+    let mut wrong = Vec::new();
+    for name in fixtures() {
+        let path = format!("families/{name}");
+        let (expected, reference) = (expected(&path), floats(&format!("{path}/logits.f32")));
+        for (what, model) in models(&name) {
+            let found = runner(model, &expected).logits(&expected.tokens);
+            let error = relative_error(&expected.rows_of(&found), &reference);
+            println!("{what}: relative error {error:.2e}");
+            if error.is_nan() || error > BOUND {
+                wrong.push(format!("{what}: {error:.2e}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn greedy_continuations_of_every_family_match_the_reference() {
+    for name in fixtures() {
+        let expected = expected(&format!("families/{name}"));
+        let Some(greedy) = &expected.greedy else {
+            continue;
+        };
+        for (what, model) in models(&name) {
+            let mut runner = runner(model, &expected);
+            let found = runner.greedy(&greedy.prompt, greedy.tokens.len());
+            assert_eq!(found, greedy.tokens, "{what}");
+        }
+    }
+}
+
+#[test]
+fn no_family_depends_on_how_a_prompt_is_cut() {
+    for name in fixtures() {
+        let expected = expected(&format!("families/{name}"));
+        for (what, model) in models(&name).into_iter().take(1) {
+            let mut runner = runner(model, &expected);
+            let whole = runner.logits(&expected.tokens);
+            for chunk in [1, 3, 16] {
+                let mut sequence = runner.sequence();
+                let pieces: Vec<f32> = expected
+                    .tokens
+                    .chunks(chunk)
+                    .flat_map(|chunk| runner.extend(&mut sequence, chunk))
+                    .collect();
+                assert!(pieces == whole, "{what} in chunks of {chunk}");
+            }
+        }
+    }
+}
