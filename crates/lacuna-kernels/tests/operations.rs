@@ -443,6 +443,25 @@ fn sums_biases_and_stored_rows_are_exact() {
 }
 
 #[test]
+fn columns_are_those_of_their_rows() {
+    let (tokens, width) = (70, 900);
+    let x = Random::new(1).units(tokens * width);
+    for threads in [1, 3] {
+        let cpu = cpu(Level::Portable, threads);
+        for columns in [0..width, 0..1, 256..512, 899..900] {
+            let mut out = vec![0.0; tokens * columns.len()];
+            cpu.copy_columns(&mut out, &x, columns.clone(), width);
+            let rows = x.chunks(width);
+            let expected: Vec<_> = rows
+                .flat_map(|row| &row[columns.clone()])
+                .copied()
+                .collect();
+            assert_eq!(out, expected, "{columns:?}");
+        }
+    }
+}
+
+#[test]
 fn the_first_value_that_is_not_finite_is_found() {
     for level in levels() {
         let cpu = cpu(level, 1);

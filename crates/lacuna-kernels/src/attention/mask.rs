@@ -12,7 +12,7 @@ pub enum Mask {
     Window(NonZeroUsize),
     /// Rows from the last multiple of this up to its own (Llama 4). Earlier ones are never touched.
     Chunk(NonZeroUsize),
-    /// Every row that K and V hold, those behind its own too: encoders.
+    /// Every row that K and V hold, those behind its own too: encoders. K and V hold all rows from 0 on.
     Full,
     /// Of those, the rows at most this far from its own, on either side: encoders with a symmetric
     /// window.

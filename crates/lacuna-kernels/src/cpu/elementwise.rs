@@ -2,6 +2,8 @@
 //!
 //! Each task takes whole rows, or any elements where they do not depend on one another.
 
+use std::ops::Range;
+
 use super::Cpu;
 use crate::elementwise as kernels;
 use crate::elementwise::activation::{Activation, Apply, ApplyMul, SoftCap, with_function};
@@ -375,6 +377,28 @@ impl Cpu {
         self.rows(x, LANES, |first, x| {
             let y = &y[first * LANES..][..x.len()];
             self.proof.run(kernels::Mul { x, y });
+        });
+    }
+
+    /// Copies some columns of every row of `x`, `[tokens, width]`, to `out`, `[tokens, columns.len()]`:
+    /// the part of one layer of what was computed for all of them.
+    ///
+    /// # Panics
+    /// When `columns` are not within `width`, or `x` and `out` do not have the same number of rows.
+    pub fn copy_columns(&self, out: &mut [f32], x: &[f32], columns: Range<usize>, width: usize) {
+        let (start, len) = (columns.start, columns.len());
+        assert!(columns.end <= width, "columns {columns:?} of {width}");
+        let tokens = out.len().checked_div(len).unwrap_or(0);
+        assert_eq!(
+            Some(x.len()),
+            tokens.checked_mul(width),
+            "the rows that {tokens} rows of the output are copied from"
+        );
+        self.rows(out, len, |first, out| {
+            let x = x[first * width..].chunks_exact(width);
+            for (out, x) in out.chunks_exact_mut(len).zip(x) {
+                out.copy_from_slice(&x[start..start + len]);
+            }
         });
     }
 
