@@ -85,14 +85,14 @@ fn gated_activation_matches_f64_even_where_it_saturates() {
     let up = Random::new(6).units(gate.len());
     for level in levels() {
         let mut out = gate.clone();
-        cpu(level, 2).silu_mul(&mut out, &up);
+        cpu(level, 2).activate_mul(Activation::Silu, &mut out, &up);
         let expected = gate.iter().zip(&up).map(|(gate, up)| {
             let gate = f64::from(*gate);
             gate / (1.0 + (-gate).exp()) * f64::from(*up)
         });
         assert_close(&out, expected, 2e-6, "silu");
         let mut special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-        cpu(level, 1).silu_mul(&mut special, &[1.0; 3]);
+        cpu(level, 1).activate_mul(Activation::Silu, &mut special, &[1.0; 3]);
         assert!(special[0].is_nan() && special[1] == f32::INFINITY);
     }
 }

@@ -1,7 +1,7 @@
 //! Kernels between products. A prompt's activations come from memory here; those of a few tokens stay
 //! in a cache, as they do in a forward pass.
 
-use lacuna_kernels::{Activations, RopeStyle};
+use lacuna_kernels::{Activation, Activations, RopeStyle};
 
 use super::KernelKind;
 use super::cases::{Elementwise, MOST_DECODED};
@@ -92,7 +92,7 @@ fn silu_mul(bench: &mut Bench<'_>, tokens: usize) -> Measured {
     let mut gate = Places::new(bench, tokens, 2 * len, 8 * len);
     bench.measure(moved(tokens, 12 * len), |call| {
         let (gate, up) = gate.at(call).split_at_mut(len);
-        cpu.silu_mul(gate, up);
+        cpu.activate_mul(Activation::Silu, gate, up);
     })
 }
 

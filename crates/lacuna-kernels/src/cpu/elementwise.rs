@@ -279,14 +279,6 @@ impl Cpu {
         });
     }
 
-    /// [`Cpu::activate_mul`] with [`Activation::Silu`].
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
-        self.activate_mul(Activation::Silu, gate, up);
-    }
-
     /// `x = activation(x)`, element by element.
     pub fn activate(&self, activation: Activation, x: &mut [f32]) {
         self.rows(x, LANES, |_, x| {
