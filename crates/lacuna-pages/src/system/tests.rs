@@ -140,6 +140,25 @@ fn version_1_tells_the_limit_of_groups_that_cannot_be_seen() {
 }
 
 #[test]
+fn version_1_says_by_a_number_that_there_is_no_limit() {
+    for (limit, expected) in [(UNLIMITED, None), (16 << 40, Some(16 << 40))] {
+        let tree = Tree::new(ONE, "4:memory:/job\n");
+        tree.write("proc/meminfo", "");
+        tree.one("job", limit, limit, MIB);
+        assert_eq!(tree.read().limit.map(ByteLength::get), expected);
+    }
+}
+
+#[test]
+fn hierarchies_of_other_controllers_say_nothing_of_memory() {
+    let tree = Tree::new(ONE, "3:cpuset:/other\n4:memory:/job\n");
+    tree.write("sys/fs/cgroup/cpuset/job/cpuset.cpus", "0\n");
+    tree.one("other", 100 * MIB, 100 * MIB, 50 * MIB);
+    tree.one("job", 400 * MIB, 400 * MIB, 350 * MIB);
+    tree.assert(350, 400);
+}
+
+#[test]
 fn a_container_sees_its_group_where_it_is_mounted_whatever_its_path_is() {
     // The path is the host's and the mount begins at the container's group.
     let own = "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";

@@ -156,6 +156,8 @@ fn swapping_out_and_in_keeps_contents_and_address() {
         assert_eq!(buffer.bytes(0..8 * PAGE).unwrap_err(), swapped);
         assert_eq!(buffer.ensure_mapped(0..8 * PAGE).unwrap_err(), swapped);
         assert_eq!(buffer.ledger().mapped, pages(3));
+        assert_eq!(pool.ledger().counts.pages_swapped_out, 5);
+        assert_eq!(buffer.label(), "filled 300");
         pool.verify([&buffer]).unwrap();
         buffer
             .swap_in(range(2, 7), |page, bytes| {
@@ -164,6 +166,7 @@ fn swapping_out_and_in_keeps_contents_and_address() {
             })
             .unwrap();
         assert_eq!(buffer.bytes(0..1).map(<[u8]>::as_ptr), address);
+        assert_eq!(pool.ledger().counts.pages_swapped_in, 5);
         for page in 0..8 {
             assert_page(&buffer, page, 300 + page);
         }
@@ -301,7 +304,7 @@ fn holes_and_shared_pages_become_writable_in_one_batch() {
             .unwrap();
         first.unmap(range(2, 3)).unwrap();
         let batches = pool.ledger().counts.batches;
-        let bytes = PAGE..PAGE * 6;
+        let bytes = PAGE..PAGE * 7;
         let report = pool
             .ensure_writable(&mut [Request::new(&mut second, bytes.clone())])
             .unwrap();
@@ -311,11 +314,11 @@ fn holes_and_shared_pages_become_writable_in_one_batch() {
             PageCount::new(2),
             "1 and 3 are shared, 2 is not"
         );
-        assert_eq!(report.pages_mapped, PageCount::new(4));
+        assert_eq!(report.pages_mapped, PageCount::new(5));
         for page in 1..4 {
             assert_page(&second, page, 10 + page);
         }
-        for page in 1..6 {
+        for page in 1..7 {
             write_page(&mut second, page, 90 + page);
         }
         assert_page(&first, 1, 11);

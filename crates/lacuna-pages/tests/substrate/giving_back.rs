@@ -1,9 +1,12 @@
 //! When idle memory goes back: past the high watermark, when nothing is in use, and as the limit
 //! asks for it, with whatever call a page comes free.
 
+use lacuna_pages::device::{HeapId, Operation};
 use lacuna_pages::{Buffer, ByteLength, Pool, Request, Share, Source, VirtualPage};
 
-use crate::support::{Guise, PAGE, filled, host, pages, probed, range, small};
+use crate::support::{
+    FEW_MAPPINGS, Guise, Handle, PAGE, filled, host, pages, probed, range, small,
+};
 
 /// A buffer of a hundred pages, of which `idle` were given up.
 fn with_idle(pool: &Pool, idle: u64) -> Buffer {
@@ -23,6 +26,106 @@ fn idle_memory_is_kept_up_to_the_high_watermark_and_then_down_to_the_low() {
     buffer.truncate(pages(60)).unwrap();
     assert_eq!(pool.ledger().idle, pages(8 + 7), "far from the high one");
     pool.verify([&buffer]).unwrap();
+}
+
+/// The pages that the device was told to give back, by heap.
+fn decommitted(handle: &Handle) -> Vec<(HeapId, u64)> {
+    let log = handle.log();
+    let operations = log.batches.iter().flat_map(|(batch, _)| batch);
+    let given_back = operations.filter_map(|operation| match operation {
+        Operation::Decommit { place, length } => Some((place.heap, length.get() / PAGE as u64)),
+        _ => None,
+    });
+    given_back.collect()
+}
+
+/// The heaps that were committed to, in the order of their first pages.
+fn heap_of_each(handle: &Handle) -> Vec<HeapId> {
+    let log = handle.log();
+    let operations = log.batches.iter().flat_map(|(batch, _)| batch);
+    let mut heaps: Vec<HeapId> = operations
+        .filter_map(|operation| match operation {
+            Operation::Commit { place, .. } => Some(place.heap),
+            _ => None,
+        })
+        .collect();
+    heaps.dedup();
+    heaps
+}
+
+#[test]
+fn a_lowered_limit_takes_what_it_asks_for_and_no_more() {
+    let (pool, handle) = probed(small(), Guise::Plain);
+    // One heap, with idle pages in two places.
+    let mut buffer = filled(&pool, 16, 0);
+    buffer.unmap(range(2, 6)).unwrap();
+    buffer.unmap(range(9, 13)).unwrap();
+    assert_eq!((pool.ledger().idle, pool.ledger().heaps), (pages(8), 1));
+    pool.set_limit(Some(pages(11))).unwrap();
+    assert_eq!(
+        (pool.ledger().idle, pool.ledger().committed),
+        (pages(3), pages(11))
+    );
+    let lengths: Vec<u64> = decommitted(&handle)
+        .iter()
+        .map(|&(_, pages)| pages)
+        .collect();
+    assert_eq!(lengths, [4, 1], "the last first");
+    pool.verify([&buffer]).unwrap();
+}
+
+#[test]
+fn idle_pages_of_the_heap_with_the_fewest_owners_go_first() {
+    // Pages of a heap each that are in use and that lie idle, and which heap gives its own back.
+    let cases = [
+        ([(12, 4), (2, 8)], 1),
+        ([(4, 10), (6, 2)], 0),
+        ([(8, 2), (9, 7)], 0),
+    ];
+    for (heaps, expected) in cases {
+        let (pool, handle) = probed(small(), Guise::Plain);
+        let mut buffers = heaps.map(|_| filled(&pool, 16, 0));
+        let ids = heap_of_each(&handle);
+        for (buffer, (used, idle)) in buffers.iter_mut().zip(heaps) {
+            // What is neither has to go first, while nothing else lies idle.
+            buffer.unmap(range(used + idle, 16)).unwrap();
+        }
+        pool.trim();
+        for (buffer, (used, idle)) in buffers.iter_mut().zip(heaps) {
+            buffer.unmap(range(used, used + idle)).unwrap();
+        }
+        let before = decommitted(&handle).len();
+        let committed = pool.ledger().committed.get() / PAGE as u64;
+        pool.set_limit(Some(pages(committed - 1))).unwrap();
+        assert_eq!(decommitted(&handle)[before..], [(ids[expected], 1)]);
+        pool.verify(&buffers).unwrap();
+    }
+}
+
+#[test]
+fn near_the_limit_of_mappings_scattered_memory_is_traded_for_memory_in_one_piece() {
+    let (pool, _) = probed(small(), Guise::FewMappings);
+    let mut scattered = filled(&pool, 48, 0);
+    // Every third page lies idle, and each of them ends a mapping and begins another.
+    for page in (0..48).step_by(3) {
+        scattered.unmap(range(page, page + 1)).unwrap();
+    }
+    let before = pool.ledger();
+    assert_eq!(before.idle, pages(16));
+    assert!(before.regions > FEW_MAPPINGS / 2);
+    // Four pages may be committed besides; ten are needed.
+    let limit = ByteLength::new(before.committed.get() + pages(4).get());
+    pool.set_limit(Some(limit)).unwrap();
+    let whole = filled(&pool, 10, 100);
+    let after = pool.ledger();
+    assert_eq!(after.committed, limit);
+    assert_eq!(
+        after.idle,
+        pages(16 - 6),
+        "no more was given back than is missing"
+    );
+    assert!(after.regions <= before.regions + 3, "{before:?} {after:?}");
+    pool.verify([&scattered, &whole]).unwrap();
 }
 
 #[test]

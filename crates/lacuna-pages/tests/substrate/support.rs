@@ -29,10 +29,15 @@ pub(crate) enum Guise {
     Queue,
     /// Pages cannot be shared.
     NoAliasing,
+    /// It holds no more than [`FEW_MAPPINGS`] separate mappings.
+    FewMappings,
     /// The device inside is a graphics device, not the host's.
     #[cfg(feature = "vulkan")]
     Vulkan,
 }
+
+/// The mappings of [`Guise::FewMappings`].
+pub(crate) const FEW_MAPPINGS: u64 = 64;
 
 /// Which calls fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,6 +148,7 @@ impl<D: Device> Probe<D> {
             Guise::PerHeap => capabilities.commitment = Commitment::PerHeap,
             Guise::Queue => capabilities.ordering = Ordering::Queue,
             Guise::NoAliasing => capabilities.aliasing = Aliasing::Unsupported,
+            Guise::FewMappings => capabilities.mapping_limit = Some(FEW_MAPPINGS),
         }
         (
             Self {
