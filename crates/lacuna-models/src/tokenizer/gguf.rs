@@ -22,7 +22,7 @@ use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 /// Strings are borrowed from the file. What the file does not say is `None`.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocabulary<'a> {
-    /// `tokenizer.ggml.model`: `gpt2` or `llama`.
+    /// `tokenizer.ggml.model`: `gpt2`, `llama` or `gemma4`.
     pub model: &'a str,
     /// `tokenizer.ggml.pre`.
     pub pre: Option<&'a str>,
@@ -66,6 +66,7 @@ impl Tokenizer {
         match vocabulary.model {
             "gpt2" => vocabulary.byte_level(),
             "llama" => vocabulary.sentencepiece(),
+            "gemma4" => vocabulary.raw_bpe(),
             other => Err(TokenizerError::UnsupportedModel {
                 model: excerpt(other),
             }),
@@ -158,10 +159,7 @@ impl GgufVocabulary<'_> {
             .vocab_and_merges(vocab, pairs)
             .ignore_merges(!merged)
             .build()
-            .map_err(|error| TokenizerError::Part {
-                part: "model",
-                detail: error.to_string(),
-            })?;
+            .map_err(|error| part("model", error))?;
         self.finish(Parts {
             algorithm: Algorithm::Bpe {
                 normalizer: Normalizer::default(),
@@ -216,6 +214,33 @@ impl GgufVocabulary<'_> {
                 .collect(),
             pairs,
         ))
+    }
+
+    /// Ranked merges of plain characters, as Gemma 4 has them: spaces are visible first, lines and
+    /// the breaks between them are merged apart, and a character without a token is its bytes.
+    fn raw_bpe(&self) -> Result<Tokenizer, TokenizerError> {
+        let merges = self.merges.as_ref().ok_or(VocabularyError::NoMerges)?;
+        let (vocab, pairs) = self.vocab_and_merges(merges)?;
+        let bigrams = Bigrams::of(vocab.keys().map(String::as_str));
+        let lines = Step::isolate(pre::LINES).map_err(|error| part("pre_tokenizer", error))?;
+        let model = BPE::builder()
+            .vocab_and_merges(vocab, pairs)
+            .byte_fallback(true)
+            .build()
+            .map_err(|error| part("model", error))?;
+        self.finish(Parts {
+            algorithm: Algorithm::Bpe {
+                normalizer: Normalizer::visible_spaces()?,
+                steps: vec![lines],
+                model: Box::new(model),
+                bigrams: Some(bigrams),
+            },
+            spelling: Spelling::SentencePiece,
+            leading: Leading::Keep,
+            adds_bos: true,
+            fallback: Specials::default(),
+            merges: merges.len(),
+        })
     }
 
     fn sentencepiece(&self) -> Result<Tokenizer, TokenizerError> {
@@ -277,7 +302,7 @@ impl GgufVocabulary<'_> {
         for (_, text, kind) in self.entries() {
             pieces.push(text, kind, parts.spelling);
         }
-        let (tokens, ids) = self.added_tokens(parts.spelling);
+        let (tokens, ids) = self.added_tokens(&parts.algorithm);
         let stated = [eos, self.eot, self.eom].into_iter().flatten();
         let ends = end_of_generation(stated, |name| ids.get(name).copied());
         let pipeline = Pipeline::new(parts.algorithm, &tokens, ids)?;
@@ -307,13 +332,13 @@ impl GgufVocabulary<'_> {
     /// The tokens to cut out of a text before merging.
     ///
     /// SentencePiece cuts user-defined pieces itself, after its space prefix.
-    fn added_tokens(&self, spelling: Spelling) -> (Vec<AddedToken>, HashMap<String, u32>) {
+    fn added_tokens(&self, algorithm: &Algorithm) -> (Vec<AddedToken>, HashMap<String, u32>) {
+        let merges_words = matches!(algorithm, Algorithm::Bpe { .. });
         let mut tokens = Vec::new();
         let mut ids = HashMap::new();
         for (id, text, kind) in self.entries() {
             let special = kind.is_special();
-            let cut =
-                special || (kind == TokenKind::UserDefined && spelling == Spelling::ByteLevel);
+            let cut = special || (kind == TokenKind::UserDefined && merges_words);
             if cut && !text.is_empty() && !ids.contains_key(text) {
                 ids.insert(text.to_owned(), id);
                 tokens.push(AddedToken::from(text, special).normalized(false));
@@ -349,13 +374,15 @@ fn split_merge(merge: &str) -> Option<(&str, &str)> {
 fn steps(rule: &PreTokenizer) -> Result<Vec<Step>, TokenizerError> {
     let mut steps = Vec::with_capacity(rule.patterns.len() + 1);
     for pattern in rule.patterns {
-        steps.push(
-            Step::isolate(pattern).map_err(|error| TokenizerError::Part {
-                part: "pre_tokenizer",
-                detail: error.to_string(),
-            })?,
-        );
+        steps.push(Step::isolate(pattern).map_err(|error| part("pre_tokenizer", error))?);
     }
     steps.push(Step::Alphabet);
     Ok(steps)
+}
+
+fn part(part: &'static str, error: impl std::fmt::Display) -> TokenizerError {
+    TokenizerError::Part {
+        part,
+        detail: error.to_string(),
+    }
 }

@@ -11,6 +11,7 @@ use tokenizers::tokenizer::normalizer::NormalizedString;
 use tokenizers::{Normalizer as _, NormalizerWrapper};
 
 use super::error::TokenizerError;
+use super::sentencepiece::VISIBLE_SPACE;
 
 /// How many times its bytes a text may grow. Unicode's own normalizations make at most eleven of one.
 const GROWTH: usize = 16;
@@ -55,6 +56,15 @@ pub(super) enum Effect {
 impl Normalizer {
     pub(super) fn new(steps: Vec<Step>) -> Normalizer {
         Normalizer(steps)
+    }
+
+    /// Spaces become [`VISIBLE_SPACE`], nothing else changes: Gemma's normalizer.
+    pub(super) fn visible_spaces() -> Result<Normalizer, TokenizerError> {
+        super::parts::normalizer(Some(serde_json::json!({
+            "type": "Replace",
+            "pattern": {"String": " "},
+            "content": VISIBLE_SPACE,
+        })))
     }
 
     /// The normalized text, taking at most `workspace_bytes` besides it.

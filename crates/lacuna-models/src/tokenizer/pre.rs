@@ -99,7 +99,8 @@ const DEEPSEEK_PUNCTUATION: &str =
 const DEEPSEEK_CJK: &str = r"[\u{4E00}-\u{9FA5}\u{800}-\u{4E00}\u{AC00}-\u{D7FF}]+";
 const HAN_KANA: &str = r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+";
 const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{FF0C}\u{3001}\u{964}\u{6D4}\u{60C})]+";
-const LINES: &str = r"[^\n]+|[\n]+";
+/// Lines, and the breaks between them.
+pub(super) const LINES: &str = r"[^\n]+|[\n]+";
 
 static TABLE: &[PreTokenizer] = &[
     rule(

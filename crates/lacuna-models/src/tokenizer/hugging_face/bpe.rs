@@ -8,6 +8,7 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 
 use super::super::bigrams::Bigrams;
 use super::super::error::{TokenizerError, VocabularyError, excerpt};
+use super::super::pieces::byte_token;
 
 /// A byte-pair model: tokens, and pairs of them to merge.
 #[derive(Deserialize)]
@@ -94,8 +95,20 @@ impl Bpe {
     /// Where words may be cut. Not where a word that is a token is not merged, or where what has no
     /// token becomes other tokens together.
     pub(super) fn bigrams(&self) -> Option<Bigrams> {
-        let merges_alone = !self.ignore_merges && !self.fuse_unk && !self.byte_fallback;
+        let apart = (!self.fuse_unk && !self.byte_fallback) || self.bytes_stand_alone();
+        let merges_alone = !self.ignore_merges && apart;
         merges_alone.then(|| Bigrams::of(self.vocab.keys().map(String::as_str)))
+    }
+
+    /// Whether every character without a token becomes its bytes, which merge with nothing. It is
+    /// never unknown then, so that no run of such characters is fused.
+    fn bytes_stand_alone(&self) -> bool {
+        let has = |byte: u8| self.vocab.contains_key(&format!("<0x{byte:02X}>"));
+        let is_byte = |token: &str| byte_token(token).is_some();
+        let merges = || self.merges.iter();
+        self.byte_fallback
+            && (0..=u8::MAX).all(has)
+            && !merges().any(|Merge(left, right)| is_byte(left) || is_byte(right))
     }
 
     pub(super) fn build(self) -> Result<BPE, TokenizerError> {

@@ -6,7 +6,7 @@ import pathlib
 import gguf
 from tokenizers import Tokenizer
 
-from . import bpe, models, sentence_pieces, text
+from . import bpe, gemma, models, sentence_pieces, text
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Whole words that no merge builds: only a tokenizer that ignores merges finds them.
@@ -95,9 +95,23 @@ def check_bos(processor, rows: list[dict]) -> None:
         assert processor.encode(string, add_bos=True) == [processor.bos_id(), *row["plain"]]
 
 
+def make_gemma4(folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens, merges = gemma.vocabulary()
+    writer = gguf.GGUFWriter(folder / "vocab.gguf", "gemma4")
+    writer.add_type("model")
+    gemma.add_to_gguf(writer, tokens, merges)
+    models.close(writer)
+    made = gemma.hf_tokenizer(tokens, merges)
+    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
+    write_cases(folder, {"pre": None}, cases(made))
+
+
 def make(out: pathlib.Path) -> None:
     folder = out / "tokenizers"
     folder.mkdir(parents=True, exist_ok=True)
     models.write_json(folder / "strings.json", text.STRINGS)
     make_bpe(folder)
     make_pieces(folder)
+    make_gemma4(folder / "gemma4")
+    gemma.make_real(folder / "gemma3", write_cases)

@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
-from .. import models
+from .. import bpe, models
 
 VOCAB = 64
 # Every config of a tiny model: special ids inside the vocabulary, no rotation table beyond what is used.
@@ -22,6 +22,9 @@ SMALL = {
     "vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
 }
+# A stub vocabulary: letters, far from all bytes, and the special tokens that llama.cpp looks up by name.
+SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
+TOKENS = SPECIAL + [chr(ord("A") + index) for index in range(VOCAB - len(SPECIAL) - 1)] + ["AB"]
 # Architectures whose conversion writes no rotation but what their own function says.
 SILENT_ROPE = ("gemma2", "phi3")
 Tensors = dict[str, np.ndarray]
@@ -94,6 +97,8 @@ def write_hf(folder: pathlib.Path, model: torch.nn.Module) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    made = bpe.tokenizer("qwen2", TOKENS, [("A", "B")], SPECIAL)
+    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
     (folder / "model.safetensors").chmod(0o644)
 
 
@@ -187,13 +192,10 @@ def add_rope(writer: gguf.GGUFWriter, rope: dict) -> None:
 
 
 def add_stub_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """Letters, far from all bytes, and the special tokens that llama.cpp looks up by name for some families."""
-    special = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
-    tokens = special + [chr(ord("A") + index) for index in range(VOCAB - len(special) - 1)] + ["AB"]
-    kinds = [gguf.TokenType.CONTROL] * len(special) + [gguf.TokenType.NORMAL] * (VOCAB - len(special))
+    kinds = [gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.NORMAL] * (VOCAB - len(SPECIAL))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
+    writer.add_token_list(TOKENS)
     writer.add_token_types(kinds)
     writer.add_token_merges(["A B"])
     writer.add_bos_token_id(1)
