@@ -189,7 +189,7 @@ impl Engine {
         let scratch =
             Scratch::new(model.program(), plan.arena.clone())?.checking(config.finite_check);
         Ok(Self {
-            candidates: Candidates::new(spec.vocabulary),
+            candidates: Candidates::new(spec.vocabulary)?,
             barred: Vec::new(),
             model,
             cpu,

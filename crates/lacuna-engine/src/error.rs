@@ -50,6 +50,9 @@ pub enum EngineError {
     /// Activation memory could not be had.
     #[error(transparent)]
     Activations(#[from] lacuna_models::OutOfMemory),
+    /// The system refuses memory for choosing tokens.
+    #[error("there is not enough memory to choose tokens: {0}")]
+    OutOfMemory(#[from] std::collections::TryReserveError),
     /// The model could not run the batch.
     #[error(transparent)]
     Forward(#[from] lacuna_models::ForwardError),

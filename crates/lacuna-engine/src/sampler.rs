@@ -3,6 +3,7 @@
 //! The order is: biases, penalties, then greedy choice if `temperature` is 0; otherwise temperature, top-k,
 //! top-p, min-p, and one draw. The generator is seeded, so the same seed gives the same text.
 
+use std::collections::TryReserveError;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
@@ -173,14 +174,21 @@ pub struct Candidates {
 impl Candidates {
     /// Room for rows of `vocabulary` logits and penalty windows of the usual length: sampling from
     /// those allocates nothing.
-    #[must_use]
-    pub fn new(vocabulary: usize) -> Self {
-        Self {
-            list: Vec::with_capacity(vocabulary),
+    ///
+    /// # Errors
+    /// When the system refuses the memory.
+    pub fn new(vocabulary: usize) -> Result<Self, TryReserveError> {
+        let mut new = Self {
+            list: Vec::new(),
             recent: Vec::with_capacity(Penalties::default().window),
-            scores: Vec::with_capacity(vocabulary),
-            maxima: Vec::with_capacity(vocabulary.div_ceil(row::BLOCK)),
-        }
+            scores: Vec::new(),
+            maxima: Vec::new(),
+        };
+        new.list.try_reserve_exact(vocabulary)?;
+        new.scores.try_reserve_exact(vocabulary)?;
+        new.maxima
+            .try_reserve_exact(vocabulary.div_ceil(row::BLOCK))?;
+        Ok(new)
     }
 }
 
@@ -446,7 +454,7 @@ mod tests {
 
     fn sampler(sampling: Sampling) -> Sole {
         let sampler = Sampler::new(sampling).expect("valid settings");
-        Sole(sampler, Candidates::new(8))
+        Sole(sampler, Candidates::new(8).expect("memory"))
     }
 
     /// Settings that filter nothing.

@@ -1,6 +1,6 @@
 //! A request on its way: what its choices share, and what each of them has of its own.
 
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -109,13 +109,13 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    pub(crate) fn new(vocabulary: usize, tokenizer: &Tokenizer) -> Self {
-        Self {
+    pub(crate) fn new(vocabulary: usize, tokenizer: &Tokenizer) -> Result<Self, TryReserveError> {
+        Ok(Self {
             ends: tokenizer.end_of_generation().collect(),
             masked: Vec::new(),
             barred: Vec::new(),
-            candidates: Candidates::new(vocabulary),
-        }
+            candidates: Candidates::new(vocabulary)?,
+        })
     }
 }
 

@@ -74,7 +74,7 @@ impl Scheduler {
     /// A scheduler over an engine of its own.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] when the limit cannot be set.
+    /// [`EngineError::Kv`] when the limit cannot be set, [`EngineError::OutOfMemory`].
     pub(crate) fn new(engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
         let (budget, host) = (*engine.budget(), engine.host());
         Self::over(Box::new(engine), budget, config, Box::new(host))
@@ -94,7 +94,7 @@ impl Scheduler {
         let kv_limit = kv_share(&budget, memory).max(engine.kv_cache().page_bytes() as u64);
         engine.kv_cache().set_limit(ByteLength::new(kv_limit))?;
         let prefix = PrefixCache::new(engine.kv_cache().clone());
-        let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer());
+        let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer())?;
         Ok(Self {
             kv_limit,
             memory,

@@ -28,6 +28,9 @@ const LENGTH_BYTES: usize = 8;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The system refuses memory for the header's lists.
+    #[error("there is not enough memory for the file's header: {0}")]
+    OutOfMemory(#[from] std::collections::TryReserveError),
     /// The file ends before its header does.
     #[error(
         "the file is cut off: its header takes {needed} bytes and the file has {available}; download it again"
@@ -129,7 +132,8 @@ pub fn parse(data: &Mapping) -> Result<Tensors, Error> {
     let mut lines = header.0;
     lines.sort_by_key(|line| line.info.data_offsets);
     let mut end = 0;
-    let mut entries = Vec::with_capacity(lines.len());
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(lines.len())?;
     for line in lines {
         let shape = dimensions(&line)?;
         check_length(&line, &shape)?;

@@ -146,6 +146,10 @@ pub enum TokenizerError {
         /// One more than the largest id.
         size: u32,
     },
+
+    /// The system refuses memory for the vocabulary or a text.
+    #[error("there is not enough memory for the vocabulary or the text: {0}")]
+    OutOfMemory(#[from] std::collections::TryReserveError),
 }
 
 /// How a vocabulary contradicts itself.
@@ -242,6 +246,10 @@ pub enum VocabularyError {
         /// The library's reason.
         detail: String,
     },
+
+    /// The system refuses memory for it.
+    #[error("there is not enough memory for it: {0}")]
+    OutOfMemory(#[from] std::collections::TryReserveError),
 }
 
 /// The start of a string from a file, short enough for a message.

@@ -181,12 +181,14 @@ impl GgufVocabulary<'_> {
     /// not become one. Each merge is checked here because the `tokenizers` crate panics on a merge
     /// whose result is longer than every token.
     fn vocab_and_merges(&self, merges: &[&str]) -> Result<(Vocab, Merges), VocabularyError> {
-        let mut ids: HashMap<&str, (u32, bool)> = HashMap::with_capacity(self.tokens.len());
+        let mut ids: HashMap<&str, (u32, bool)> = HashMap::new();
+        ids.try_reserve(self.tokens.len())?;
         for (id, text, kind) in self.entries() {
             let mergeable = !kind.is_special() && kind != TokenKind::Unused && !text.is_empty();
             ids.entry(text).or_insert((id, mergeable));
         }
-        let mut pairs = Merges::with_capacity(merges.len());
+        let mut pairs = Merges::new();
+        pairs.try_reserve_exact(merges.len())?;
         let mut joined = String::new();
         for (index, merge) in merges.iter().enumerate() {
             let (left, right) = split_merge(merge).ok_or_else(|| VocabularyError::MergeForm {

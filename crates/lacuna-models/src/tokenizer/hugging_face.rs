@@ -307,7 +307,8 @@ fn templates(value: &Value) -> Vec<(String, String)> {
 
 /// What every id decodes to. An added token counts before the vocabulary's own.
 fn pieces(bpe: &Bpe, added: &[Added], decoder: Decoder) -> Result<Pieces, TokenizerError> {
-    let mut table: Vec<Option<(&str, TokenKind)>> = Vec::with_capacity(bpe.vocab.len());
+    let mut table: Vec<Option<(&str, TokenKind)>> = Vec::new();
+    table.try_reserve(bpe.vocab.len())?;
     let own = bpe.vocab.iter().map(|(text, id)| {
         let byte = bpe.byte_fallback && byte_token(text).is_some();
         (
@@ -330,6 +331,7 @@ fn pieces(bpe: &Bpe, added: &[Added], decoder: Decoder) -> Result<Pieces, Tokeni
             return Err(VocabularyError::IdGap { token, id, tokens }.into());
         }
         if index >= table.len() {
+            table.try_reserve(index + 1 - table.len())?;
             table.resize(index + 1, None);
         }
         table[index] = Some((text, kind));

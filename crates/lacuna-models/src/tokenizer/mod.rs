@@ -239,7 +239,8 @@ impl Tokenizer {
             AddSpecial::No => Default::default(),
         };
         let guess = (text.len() / 3).min(limits.tokens) + around.0.len() + around.1.len() + 1;
-        let mut ids = Vec::with_capacity(guess);
+        let mut ids = Vec::new();
+        ids.try_reserve_exact(guess)?;
         ids.extend_from_slice(around.0);
         self.pipeline
             .encode(text, stand_ins, special.parse, limits, &mut ids)?;
@@ -272,7 +273,8 @@ impl Tokenizer {
     /// Fails on an id of [`vocab_size`](Self::vocab_size) or more.
     pub fn decode(&self, ids: &[u32], options: Decode) -> Result<String, TokenizerError> {
         let mut stream = TextStream::new(options);
-        let mut text = String::with_capacity(ids.len() * 4);
+        let mut text = String::new();
+        text.try_reserve(ids.len() * 4)?;
         for &id in ids {
             text.push_str(stream.push(self, id)?);
         }

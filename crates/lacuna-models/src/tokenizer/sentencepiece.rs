@@ -7,7 +7,7 @@
 //! length of the text.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, TryReserveError};
 
 use super::bigrams::Bigrams;
 use super::error::{TokenizerError, VocabularyError, excerpt};
@@ -42,8 +42,10 @@ impl SentencePiece {
         tokens: impl Iterator<Item = (&'a str, TokenKind, f32)>,
         unknown: Option<u32>,
     ) -> Result<SentencePiece, VocabularyError> {
+        let mut pieces = HashMap::new();
+        pieces.try_reserve(tokens.size_hint().0)?;
         let mut model = SentencePiece {
-            pieces: HashMap::with_capacity(tokens.size_hint().0),
+            pieces,
             longest: 0,
             bytes: Box::new([None; 256]),
             unknown,
@@ -121,7 +123,7 @@ impl SentencePiece {
         let mut chain = Chain {
             model: self,
             text,
-            symbols: self.symbols(text),
+            symbols: self.symbols(text)?,
             queue: BinaryHeap::new(),
             splits: HashMap::new(),
         };
@@ -139,8 +141,9 @@ impl SentencePiece {
     }
 
     /// Cuts the text into characters and user-defined pieces, the longest of those first.
-    fn symbols(&self, text: &str) -> Vec<Symbol> {
-        let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
+    fn symbols(&self, text: &str) -> Result<Vec<Symbol>, TryReserveError> {
+        let mut symbols: Vec<Symbol> = Vec::new();
+        symbols.try_reserve_exact(text.len())?;
         let mut start = 0;
         while let Some(first) = text[start..].chars().next() {
             let frozen = self.user_defined_prefix(&text[start..]);
@@ -158,7 +161,7 @@ impl SentencePiece {
         if let Some(last) = symbols.last_mut() {
             last.next = None;
         }
-        symbols
+        Ok(symbols)
     }
 
     /// The length of the longest user-defined piece that `text` starts with.

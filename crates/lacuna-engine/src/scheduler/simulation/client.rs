@@ -141,7 +141,7 @@ impl Spec {
         let made = Waiting::new(self.request(), capacity, Instant::now());
         let (waiting, _stream) = made.expect("valid settings");
         let vocabulary = model.spec().vocabulary;
-        let mut workspace = Workspace::new(vocabulary, model.tokenizer());
+        let mut workspace = Workspace::new(vocabulary, model.tokenizer()).expect("memory");
         let mut logits = vec![0.0; vocabulary];
         let texts = waiting.choices.into_iter().map(|mut choice| {
             choice.begin(&self.prompt);

@@ -8,6 +8,9 @@ use crate::files::mapping;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The system refuses memory for the header's lists.
+    #[error("there is not enough memory for the file's header: {0}")]
+    OutOfMemory(#[from] std::collections::TryReserveError),
     /// The first four bytes are not `GGUF`.
     #[error("not a GGUF file: it starts with {magic:02x?} instead of the letters GGUF")]
     NotGguf {

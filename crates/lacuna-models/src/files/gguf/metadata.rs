@@ -51,7 +51,8 @@ impl Metadata {
         count: u64,
     ) -> Result<Self, Error> {
         let count = cursor.check_count(count, LEAST_ENTRY_BYTES, "metadata entries")?;
-        let mut entries = Vec::with_capacity(count);
+        let mut entries = Vec::new();
+        entries.try_reserve_exact(count)?;
         for _ in 0..count {
             entries.push(parse_entry(cursor)?);
         }

@@ -37,7 +37,8 @@ pub(super) fn parse(
     alignment: u32,
 ) -> Result<Tensors, Error> {
     let count = cursor.check_count(count, LEAST_ENTRY_BYTES, "tensors")?;
-    let mut lines = Vec::with_capacity(count);
+    let mut lines = Vec::new();
+    lines.try_reserve_exact(count)?;
     for _ in 0..count {
         lines.push(parse_line(cursor)?);
     }
