@@ -90,18 +90,17 @@ impl Request {
     }
 
     /// Bytes the request holds from its submission to its end: its prompt once for each choice, what
-    /// decides their tokens, and events that are not read.
+    /// decides their tokens, and events that are not read. A constraint holds what it takes itself.
     pub(crate) fn held_bytes(&self) -> usize {
         let prompt = self.prompt.capacity() * size_of::<u32>();
         let stops: usize = self.limits.stop.iter().map(String::capacity).sum();
-        let constraint = self.constraint.as_ref().map_or(0, |it| it.held_bytes());
         let biases = self.sampling.logit_bias.len() * size_of::<(u32, f32)>();
         let ends = self.limits.stop_tokens.capacity() * size_of::<u32>();
         let scored = self.scored();
         let repeated = scored * Self::REPEATED_LOGPROB_BYTES;
         let choice = prompt + stops + ends + repeated + Self::CHOICE_BYTES;
         let choices = choice.saturating_mul(self.choices.get());
-        let once = scored * Self::LOGPROB_BYTES + self.unread_bytes() + biases + constraint;
+        let once = scored * Self::LOGPROB_BYTES + self.unread_bytes() + biases;
         choices.saturating_add(Self::BYTES + once)
     }
 
@@ -155,12 +154,6 @@ pub trait Constraint: Send {
 
     /// Whether the text is complete, so that nothing but its end may follow.
     fn is_complete(&self) -> bool;
-
-    /// Bytes that it and its forks hold together until the text is complete, as a rule. Zero where that
-    /// is next to nothing.
-    fn held_bytes(&self) -> usize {
-        0
-    }
 }
 
 /// A constraint that cannot be met or evaluated.

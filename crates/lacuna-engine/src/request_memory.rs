@@ -7,7 +7,7 @@
 //! exceeds its limit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use lacuna_pages::ByteLength;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -18,7 +18,7 @@ pub struct RequestMemory(Arc<Account>);
 
 #[derive(Debug)]
 struct Account {
-    limit: u32,
+    limit: AtomicU32,
     /// One permit per byte. Those who wait are served in the order they came.
     free: Arc<Semaphore>,
     /// The most that was ever held at once.
@@ -81,7 +81,7 @@ impl RequestMemory {
         // `MOST` fits.
         let limit = u32::try_from(limit.get().min(Self::MOST)).unwrap_or(u32::MAX);
         Self(Arc::new(Account {
-            limit,
+            limit: AtomicU32::new(limit),
             free: Arc::new(Semaphore::new(limit as usize)),
             highest: AtomicU64::new(0),
         }))
@@ -90,7 +90,19 @@ impl RequestMemory {
     /// What may be held.
     #[must_use]
     pub fn limit(&self) -> ByteLength {
-        ByteLength::new(u64::from(self.0.limit))
+        ByteLength::new(u64::from(self.0.limit.load(Ordering::Relaxed)))
+    }
+
+    /// An account of its own for `bytes` of this one, or what is free of them: this one has as much less
+    /// from here on, and neither waits for what the other holds.
+    #[must_use]
+    pub fn split_off(&self, bytes: u64) -> Self {
+        let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let moved = self.0.free.forget_permits(wanted);
+        // No more than there are permits, which are counted in 32 bits.
+        let limit = u32::try_from(moved).unwrap_or(u32::MAX);
+        self.0.limit.fetch_sub(limit, Ordering::Relaxed);
+        Self::new(ByteLength::new(limit.into()))
     }
 
     /// The account as figures.
@@ -141,7 +153,7 @@ impl RequestMemory {
 
     fn permits(&self, bytes: usize) -> Result<u32, MemoryRefusal> {
         let permits = u32::try_from(bytes).ok();
-        let permits = permits.filter(|&permits| permits <= self.0.limit);
+        let permits = permits.filter(|&permits| u64::from(permits) <= self.limit().get());
         permits.ok_or(MemoryRefusal::TooLarge {
             needed: ByteLength::new(bytes as u64),
             limit: self.limit(),
@@ -157,7 +169,8 @@ impl RequestMemory {
     }
 
     fn held(&self) -> u64 {
-        u64::from(self.0.limit) - self.0.free.available_permits() as u64
+        let free = self.0.free.available_permits() as u64;
+        self.limit().get().saturating_sub(free)
     }
 }
 
@@ -237,6 +250,23 @@ mod tests {
         let account = account(u64::MAX);
         assert_eq!(account.limit().get(), RequestMemory::MOST);
         assert!(account.try_take(1 << 20).is_ok());
+    }
+
+    #[test]
+    fn an_account_that_was_split_off_is_one_of_its_own() {
+        let account = account(100);
+        let part = account.split_off(30);
+        assert_eq!((account.limit().get(), part.limit().get()), (70, 30));
+        let all = account.try_take(70).expect("all of it");
+        assert!(account.try_take(1).is_err());
+        let held = part.try_take(30).expect("nobody else's");
+        assert_eq!(account.status().held.get(), 70);
+        drop(held);
+        assert_eq!(account.status().held.get(), 70);
+        // What is held cannot be moved.
+        assert_eq!(account.split_off(10).limit().get(), 0);
+        drop(all);
+        assert_eq!(account.status().held.get(), 0);
     }
 
     #[derive(Debug, Clone)]

@@ -171,7 +171,8 @@ impl App {
         &self,
         rule: Option<Rule>,
     ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-        rule.map(|rule| self.grammars.constraint(self.model(), &rule))
+        let account = self.engine.request_memory();
+        rule.map(|rule| self.grammars.constraint(self.model(), &rule, account))
             .transpose()
     }
 

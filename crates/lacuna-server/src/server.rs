@@ -85,13 +85,16 @@ impl Server {
         let (grace, limits) = (config.grace, config.limits.clone());
         let sharing = Sharing::new(config.share_prefixes).map_err(StartError::Runtime)?;
         let preparation = Preparation::start().map_err(StartError::Runtime)?;
+        let requests = service.handle().request_memory().clone();
+        let memory = connections::account(&requests, limits.connections);
         let app = Arc::new(App::new(service.handle(), config, sharing, preparation)?);
         let (stop, stopped) = watch::channel(false);
         let probes = Probes {
             engine: service.handle(),
             stopping: stopped.clone(),
         };
-        let serving = connections::serve(listener, Routers::new(&app, &probes), limits, stopped);
+        let routers = Routers::new(&app, &probes);
+        let serving = connections::serve(listener, routers, limits, memory, stopped);
         let connections = Connections::start(runtime, serving).map_err(StartError::Runtime)?;
         Ok(Self {
             address,

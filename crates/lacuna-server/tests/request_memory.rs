@@ -11,8 +11,9 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use lacuna_models::Model;
 use lacuna_models::files::ModelFiles;
@@ -209,8 +210,48 @@ fn bodies() -> Vec<(&'static str, String)> {
     ]
 }
 
+/// One test at a time: they count the same bytes.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn connections_and_the_heads_they_send_take_no_more_than_their_part_of_the_account() {
+    // 1,024 heads of 64 KiB used to be 64 MiB that no budget knew of.
+    let _alone = ALONE.lock();
+    let server = start(&model());
+    post(&server, "/v1/completions", "{}");
+    let limit = server.engine().request_memory().limit().get();
+    assert!(limit < 1 << 30, "a part of it is for connections");
+    let their_part = usize::try_from((1 << 30) - limit).expect("it fits");
+    let before = NOW.load(Ordering::Relaxed);
+    let open = |_| TcpStream::connect(server.address()).expect("it listens");
+    let mut streams: Vec<TcpStream> = (0..1000).map(open).collect();
+    let head = format!(
+        "GET / HTTP/1.1\r\nhost: localhost\r\nx: {}",
+        "x".repeat(30 << 10)
+    );
+    for part in ["", &head[..4000], &head[4000..]] {
+        for stream in &mut streams {
+            // It may have been refused for want of memory already.
+            stream.write_all(part.as_bytes()).ok();
+        }
+        for _ in 0..100 {
+            std::thread::sleep(Duration::from_millis(5));
+            let taken = NOW.load(Ordering::Relaxed).saturating_sub(before);
+            let most = their_part + BESIDES;
+            assert!(
+                taken <= most,
+                "{} bytes each: {taken} of {most}",
+                part.len()
+            );
+        }
+    }
+    let taken = NOW.load(Ordering::Relaxed).saturating_sub(before);
+    println!("1,000 connections with long heads: {taken} of {their_part} bytes");
+}
+
 #[test]
 fn the_account_holds_what_a_request_takes_before_it_takes_it() {
+    let _alone = ALONE.lock();
     let model = model();
     for (path, body) in bodies().into_iter().chain(long_replies()) {
         let server = start(&model);

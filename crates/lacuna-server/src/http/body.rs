@@ -104,8 +104,10 @@ impl Bodies {
             }
         };
         let memory = self.take(bytes).await?;
+        let mut buffer = Vec::new();
+        buffer.try_reserve_exact(bytes)?;
         Ok(Received {
-            bytes: Vec::with_capacity(bytes),
+            bytes: buffer,
             extent: Extent::default(),
             memory,
             large,
@@ -159,7 +161,7 @@ impl Bodies {
         }
         received.memory.resize(bytes)?;
         let more = bytes - received.bytes.len();
-        received.bytes.reserve_exact(more);
+        received.bytes.try_reserve_exact(more)?;
         Ok(())
     }
 }

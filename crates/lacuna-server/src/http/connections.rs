@@ -4,6 +4,9 @@
 //! is ending, can still say how it is. On a spare place one request is answered, and only probes get
 //! more than a refusal. The newest connection takes the place of the oldest: what comes and asks is
 //! answered, and what comes and waits is soon pushed out.
+//!
+//! What connections take is a part of what requests may hold together, in an account of its own: long
+//! heads, before they are read, wait for each other and not for bodies.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,16 +16,20 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use lacuna_engine::RequestMemory;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::config::RequestLimits;
 use crate::http::peer::{Peer, Watched};
 use crate::http::routes::Routers;
-use crate::http::socket::Socket;
+use crate::http::socket::{LONG_HEAD_MEMORY, Socket};
 
 /// Bytes of a request's head at most.
-pub(crate) const HEAD_BYTES: usize = 64 << 10;
+pub(crate) const HEAD_BYTES: usize = 32 << 10;
+/// What a connection takes of the account: measured, 20 KiB of state and buffers while nothing has been
+/// sent, and 28 with a part of a head.
+const CONNECTION_BYTES: usize = 32 << 10;
 /// How long to wait after the system refused a connection, for want of file descriptors mostly.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Spare places. A probe is answered unless this many connections come between it and its request.
@@ -41,27 +48,31 @@ pub(crate) async fn serve(
     listener: TcpListener,
     routers: Routers,
     limits: RequestLimits,
+    memory: RequestMemory,
     mut stop: watch::Receiver<bool>,
 ) {
     let places = Arc::new(Semaphore::new(places(limits.connections)));
     let graceful = GracefulShutdown::new();
     let protocol = protocol(limits.receive);
-    let mut spare = Spare::new(&limits);
+    let mut spare = Spare::new(&limits, &memory);
     loop {
         let stream = tokio::select! {
             stream = accept(&listener) => stream,
             () = stopped(&mut stop) => break,
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+        let place = Arc::clone(&places).try_acquire_owned().ok();
+        let held = place.and_then(|place| Some((place, memory.try_take(CONNECTION_BYTES).ok()?)));
+        let Some(held) = held else {
             spare.serve(stream, routers.full.clone());
             continue;
         };
         let peer = Peer::new(stream, limits.send);
-        let connection = connection(&protocol, &peer, routers.all.clone(), limits.send);
+        let socket = Socket::new(Arc::clone(&peer), limits.send, &memory);
+        let connection = connection(&protocol, socket, &peer, routers.all.clone());
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             until_gone(connection, &peer).await;
-            drop(place);
+            drop(held);
         });
     }
     let finished = graceful.shutdown();
@@ -100,11 +111,10 @@ fn protocol(receive: Duration) -> http1::Builder {
 /// The requests of one connection, one after another.
 fn connection(
     protocol: &http1::Builder,
+    socket: Socket,
     peer: &Arc<Peer>,
     router: Router,
-    patience: Duration,
 ) -> http1::Connection<TokioIo<Socket>, Watched> {
-    let socket = Socket::new(Arc::clone(peer), patience);
     let service = Watched::new(router, Arc::clone(peer));
     protocol.serve_connection(TokioIo::new(socket), service)
 }
@@ -128,17 +138,19 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 struct Spare {
     protocol: http1::Builder,
     send: Duration,
+    memory: RequestMemory,
     /// For each connection, what ends it when dropped; the oldest first.
     taken: VecDeque<oneshot::Sender<()>>,
 }
 
 impl Spare {
-    fn new(limits: &RequestLimits) -> Self {
+    fn new(limits: &RequestLimits, memory: &RequestMemory) -> Self {
         let mut protocol = protocol(limits.receive.min(SPARE_RECEIVE));
         protocol.keep_alive(false);
         Self {
             protocol,
             send: limits.send,
+            memory: memory.clone(),
             taken: VecDeque::with_capacity(SPARE),
         }
     }
@@ -150,7 +162,8 @@ impl Spare {
         let (place, pushed_out) = oneshot::channel();
         self.taken.push_back(place);
         let peer = Peer::new(stream, self.send);
-        let connection = connection(&self.protocol, &peer, router, self.send);
+        let socket = Socket::new(Arc::clone(&peer), self.send, &self.memory);
+        let connection = connection(&self.protocol, socket, &peer, router);
         tokio::spawn(async move {
             tokio::select! {
                 () = until_gone(connection, &peer) => {}
@@ -158,6 +171,14 @@ impl Spare {
             }
         });
     }
+}
+
+/// The account of so many connections: of what requests may hold a quarter, or less if that is enough.
+/// Long heads get what other connections leave.
+pub(crate) fn account(requests: &RequestMemory, connections: usize) -> RequestMemory {
+    let enough = connections.saturating_mul(CONNECTION_BYTES) as u64;
+    let enough = enough.saturating_add(LONG_HEAD_MEMORY as u64);
+    requests.split_off(enough.min(requests.limit().get() / 4))
 }
 
 /// Connections that can be had at once: those `asked` for, or as many as the system lets the process

@@ -1,5 +1,6 @@
 //! Errors as clients of OpenAI expect them: `{"error": {"message", "type", "param", "code"}}`.
 
+use std::collections::TryReserveError;
 use std::time::Duration;
 
 use axum::Json;
@@ -177,6 +178,13 @@ impl From<Refusal> for ApiError {
     }
 }
 
+impl From<TryReserveError> for ApiError {
+    fn from(_: TryReserveError) -> Self {
+        let message = "the system has no memory for the request; try again in a moment";
+        Self::unavailable("out_of_memory", message)
+    }
+}
+
 impl From<MemoryRefusal> for ApiError {
     fn from(refusal: MemoryRefusal) -> Self {
         let message = refusal.to_string();
@@ -262,6 +270,9 @@ impl From<PromptError> for ApiError {
 
 impl From<TokenizerError> for ApiError {
     fn from(error: TokenizerError) -> Self {
+        if let TokenizerError::OutOfMemory(refused) = error {
+            return refused.into();
+        }
         let too_long = matches!(
             error,
             TokenizerError::TooLong { .. } | TokenizerError::TooManyTokens { .. }

@@ -23,7 +23,7 @@ use std::io;
 use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -65,7 +65,14 @@ pub(crate) struct Peer {
     question: AtomicU8,
     /// Some request has come.
     asked: AtomicBool,
+    /// Bytes of the request's head so far, or [`BODY`].
+    head_bytes: AtomicUsize,
 }
+
+/// Instead of the length of a head: what comes is a body.
+const BODY: usize = usize::MAX;
+/// Bytes read at a time: fewer than the protocol has room for at first, or it would make more.
+const READ_BYTES: usize = 4 << 10;
 
 /// What may be sent, between two messages, to find out whether the client is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +121,17 @@ impl Peer {
             flushed: AtomicBool::new(true),
             question: AtomicU8::new(Question::None as u8),
             asked: AtomicBool::new(false),
+            head_bytes: AtomicUsize::new(0),
         })
+    }
+
+    /// Bytes of a head that have been read and can be told from those of a body: whatever has been read
+    /// since the last body ended.
+    pub(super) fn head_bytes(&self) -> usize {
+        match self.head_bytes.load(Ordering::Relaxed) {
+            BODY => 0,
+            bytes => bytes,
+        }
     }
 
     /// Resolves when the client is gone. To be polled after the protocol, by the same task.
@@ -201,9 +218,13 @@ impl Peer {
     ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.stream.poll_read_ready(context))?;
-            match self.stream.try_read(buffer.initialize_unfilled()) {
+            let room = buffer.remaining().min(READ_BYTES);
+            match self.stream.try_read(buffer.initialize_unfilled_to(room)) {
                 Ok(read) => {
                     buffer.advance(read);
+                    if self.head_bytes.load(Ordering::Relaxed) != BODY {
+                        self.head_bytes.fetch_add(read, Ordering::Relaxed);
+                    }
                     return Poll::Ready(Ok(()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -261,7 +282,14 @@ impl hyper::service::Service<Request<Incoming>> for Watched {
             _ => (Question::Urgent, Question::Urgent),
         };
         peer.may_be_asked(before);
-        let reply = self.router.call(request);
+        peer.head_bytes.store(BODY, Ordering::Relaxed);
+        let receiver = Arc::clone(&peer);
+        let reply = self.router.call(request.map(|body| {
+            Body::new(Received {
+                body,
+                peer: receiver,
+            })
+        }));
         Box::pin(async move {
             let reply = reply.await?;
             let events = reply.headers().get(header::CONTENT_TYPE) == Some(&EVENT_STREAM);
@@ -272,6 +300,38 @@ impl hyper::service::Service<Request<Incoming>> for Watched {
             peer.may_be_asked(within);
             Ok(reply.map(|body| Body::new(Events { body, peer })))
         })
+    }
+}
+
+/// The body of a request. When it is dropped, the next head begins.
+struct Received {
+    body: Incoming,
+    peer: Arc<Peer>,
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.peer.head_bytes.store(0, Ordering::Relaxed);
+    }
+}
+
+impl hyper::body::Body for Received {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

@@ -105,8 +105,8 @@ impl Chunks {
         if opens {
             self.open(out);
         }
-        match read {
-            Ok(part) => self.part(part, out),
+        match read.and_then(|part| self.part(part, out)) {
+            Ok(()) => {}
             Err(error) => {
                 data(out, &error.body());
                 return true;
@@ -141,14 +141,14 @@ impl Chunks {
         }
     }
 
-    fn part(&mut self, part: Option<Part>, out: &mut String) {
-        let Some(part) = part else { return };
+    fn part(&mut self, part: Option<Part>, out: &mut String) -> Result<(), ApiError> {
+        let Some(part) = part else { return Ok(()) };
         let shows = !part.text.is_empty() || !part.calls.is_empty() || !part.scored.is_empty();
         if !shows && part.finish.is_none() {
-            return;
+            return Ok(());
         }
         let offset = &mut self.offsets[part.choice];
-        let (logprobs, next) = self.form.scores(&part, *offset);
+        let (logprobs, next) = self.form.scores(&part, *offset)?;
         *offset = next;
         let choice = ChoiceText {
             index: part.choice,
@@ -162,6 +162,7 @@ impl Chunks {
             prompt_logprobs: None,
         };
         data(out, &self.chunk(Some(choice)));
+        Ok(())
     }
 
     fn delta(&self, part: &Part) -> Value {

@@ -1,5 +1,7 @@
 //! Log-probabilities, in the two forms that OpenAI has.
 
+use std::collections::TryReserveError;
+
 use lacuna_engine::TokenLogprobs;
 use lacuna_models::Model;
 use serde::Serialize;
@@ -87,13 +89,14 @@ impl Scores {
         }
     }
 
-    pub(crate) fn push(&mut self, model: &Model, scored: &Scored) {
+    /// # Errors
+    /// When the system refuses memory.
+    pub(crate) fn push(&mut self, model: &Model, scored: &Scored) -> Result<(), TryReserveError> {
         match self {
-            Self::Chat(list) => {
-                if let Some(logprobs) = &scored.logprobs {
-                    list.push(&chat_token(model, scored.token, logprobs));
-                }
-            }
+            Self::Chat(list) => match &scored.logprobs {
+                Some(logprobs) => list.push(&chat_token(model, scored.token, logprobs)),
+                None => Ok(()),
+            },
             Self::Text {
                 tokens,
                 token_logprobs,
@@ -103,13 +106,13 @@ impl Scores {
             } => {
                 let name = text(model, scored.token);
                 let logprobs = scored.logprobs.as_ref();
-                text_offset.push(&Value::from(*next_offset));
+                text_offset.push(&Value::from(*next_offset))?;
                 *next_offset += name.chars().count();
-                tokens.push(&Value::from(name));
+                tokens.push(&Value::from(name))?;
                 let chosen = logprobs.map(|logprobs| finite(logprobs.chosen));
-                token_logprobs.push(&Value::from(chosen));
+                token_logprobs.push(&Value::from(chosen))?;
                 let listed = logprobs.map(|logprobs| listed(model, scored.token, logprobs));
-                top_logprobs.push(&Value::from(listed));
+                top_logprobs.push(&Value::from(listed))
             }
         }
     }
@@ -170,7 +173,9 @@ impl PromptScores {
         }
     }
 
-    pub(crate) fn push(&mut self, model: &Model, scored: &Scored) {
+    /// # Errors
+    /// When the system refuses memory.
+    pub(crate) fn push(&mut self, model: &Model, scored: &Scored) -> Result<(), TryReserveError> {
         let entry = |token: u32, logprob: f32, rank: usize| {
             let entry = json!({
                 "logprob": finite(logprob),
@@ -187,7 +192,7 @@ impl PromptScores {
             .map(|(&(token, logprob), rank)| entry(token, logprob, rank))
             .collect();
         listed.extend([entry(scored.token, logprobs.chosen, logprobs.rank)]);
-        self.list.push(&Value::Object(listed));
+        self.list.push(&Value::Object(listed))
     }
 
     pub(crate) fn close(self) -> Box<RawValue> {
@@ -196,9 +201,13 @@ impl PromptScores {
 }
 
 impl List {
-    fn push(&mut self, item: &Value) {
+    fn push(&mut self, item: &Value) -> Result<(), TryReserveError> {
+        let item = item.to_string();
+        // A mark before it, and the one after the last.
+        self.0.try_reserve(item.len() + 2)?;
         self.0.push(if self.0.is_empty() { '[' } else { ',' });
-        self.0 += &item.to_string();
+        self.0 += &item;
+        Ok(())
     }
 
     fn close(mut self) -> Box<RawValue> {

@@ -1,5 +1,6 @@
 //! From a request's events to its reply: what is the same whether it is sent whole or as a stream.
 
+use std::collections::TryReserveError;
 use std::sync::Arc;
 
 use axum::response::Response;
@@ -398,15 +399,22 @@ impl Form {
     }
 
     /// The scores of a part's tokens, and the character at which the next part's text begins.
-    pub(crate) fn scores(&self, part: &Part, offset: usize) -> (Option<ScoresText>, usize) {
+    ///
+    /// # Errors
+    /// When the system refuses memory.
+    pub(crate) fn scores(
+        &self,
+        part: &Part,
+        offset: usize,
+    ) -> Result<(Option<ScoresText>, usize), TryReserveError> {
         let mut scores = match self.dialect {
             Dialect::Chat { .. } => Scores::of_chat(),
             Dialect::Text => Scores::of_text_from(offset),
         };
         for scored in &part.scored {
-            scores.push(&self.model, scored);
+            scores.push(&self.model, scored)?;
         }
         let next = scores.next_offset();
-        (scores.close(), next)
+        Ok((scores.close(), next))
     }
 }

@@ -1,11 +1,12 @@
 //! The engine's constraint over `llguidance`.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use lacuna_engine::{Constraint, ConstraintError};
+use lacuna_engine::{Constraint, ConstraintError, HeldMemory, RequestMemory};
 use lacuna_models::Model;
 use llguidance::api::StopReason;
+use llguidance::earley::Parser;
 use llguidance::{Matcher, ParserFactory};
 use toktrie::{SimpleVob, TokEnv};
 
@@ -22,6 +23,8 @@ const MOST_SYMBOLS: usize = 100_000;
 /// Schemas of fields, words and numbers take some 50 for each byte.
 const GRAMMAR_BYTES: usize = 1 << 20;
 const SCHEMA_BYTES: usize = 64;
+/// How much more is taken at a time while states are added: more than one token adds.
+const GROWTH_BYTES: usize = 1 << 20;
 
 /// Makes constraints. The vocabulary's tables are built when the first one is asked for.
 #[derive(Default)]
@@ -39,25 +42,39 @@ impl fmt::Debug for Grammars {
 }
 
 impl Grammars {
-    /// What holds replies to `rule`.
+    /// What holds replies to `rule`, in memory of `account`.
     pub(crate) fn constraint(
         &self,
         model: &Model,
         rule: &Rule,
+        account: &RequestMemory,
     ) -> Result<Box<dyn Constraint>, ApiError> {
         let compiler = self.0.get_or_init(|| Compiler::new(model).map(Arc::new));
         let compiler = compiler
             .as_ref()
             .ok_or_else(|| ApiError::internal("this model's vocabulary allows no constraints"))?;
-        let matcher = compiler.compile(rule)?;
-        let bytes = GRAMMAR_BYTES + SCHEMA_BYTES * rule.schema_bytes();
+        let least = GRAMMAR_BYTES + SCHEMA_BYTES * rule.schema_bytes();
+        let memory = account.try_take(least)?;
+        let (matcher, parser) = compiler.compile(rule)?;
+        let tables = Tables {
+            parser,
+            memory: Mutex::new(memory),
+            least,
+        };
+        tables
+            .hold()
+            .map_err(|error| ApiError::unavailable("request_memory_full", error.to_string()))?;
+        let grammar = Grammar {
+            matcher,
+            tables: Arc::new(tables),
+        };
         Ok(match rule {
-            Rule::Json(_) | Rule::Calls { .. } => Box::new(Grammar { matcher, bytes }),
+            Rule::Json(_) | Rule::Calls { .. } => Box::new(grammar),
             Rule::CallsAfterMarker { .. } => Box::new(AfterMarker {
                 vocabulary: Arc::clone(&compiler.vocabulary),
                 seen: Vec::new(),
                 begun: false,
-                grammar: Grammar { matcher, bytes },
+                grammar,
             }),
         })
     }
@@ -78,7 +95,8 @@ impl Compiler {
         })
     }
 
-    fn compile(&self, rule: &Rule) -> Result<Matcher, ApiError> {
+    /// What follows `rule`, and a view of the tables that it and its clones share.
+    fn compile(&self, rule: &Rule) -> Result<(Matcher, Parser), ApiError> {
         let refused = |error: &str| {
             let path = match rule {
                 Rule::Json(_) => SCHEMA,
@@ -90,17 +108,42 @@ impl Compiler {
             )
         };
         let parser = self.factory.create_parser(rule.grammar());
-        let mut matcher = Matcher::new(parser);
-        if let Some(error) = matcher.get_error() {
-            return Err(refused(&error));
-        }
+        let parser = parser.map_err(|error| refused(&error.to_string()))?;
+        let tables = parser.parser.clone();
+        let mut matcher = Matcher::new(Ok(parser));
         // A grammar no text conforms to shows when its first token is asked for.
         let mask = matcher.compute_mask_or_eos();
         match mask {
-            Ok(mask) if !mask.is_zero() => Ok(matcher),
+            Ok(mask) if !mask.is_zero() => Ok((matcher, tables)),
             Ok(_) => Err(refused(UNSATISFIABLE)),
             Err(error) => Err(refused(&error.to_string())),
         }
+    }
+}
+
+/// What all choices of a request share: the tables of a grammar, which gain states as it is followed,
+/// and the memory for them.
+struct Tables {
+    parser: Parser,
+    memory: Mutex<HeldMemory>,
+    /// Bytes held from the start, half of which are for what is not counted below.
+    least: usize,
+}
+
+impl Tables {
+    /// Takes what has been added since the last token.
+    fn hold(&self) -> Result<(), ConstraintError> {
+        // Hash tables and lists that have just doubled.
+        let counted = 2 * self.parser.lexer_stats().num_bytes;
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.least / 2 + counted <= memory.bytes() {
+            return Ok(());
+        }
+        let grown = memory.resize(self.least / 2 + counted + GROWTH_BYTES);
+        grown.map_err(|refused| {
+            let refused = refused.to_string();
+            ConstraintError(format!("the schema takes more and more states: {refused}"))
+        })
     }
 }
 
@@ -108,21 +151,17 @@ impl Compiler {
 #[derive(Clone)]
 struct Grammar {
     matcher: Matcher,
-    /// Bytes of memory that following it takes.
-    bytes: usize,
+    tables: Arc<Tables>,
 }
 
 impl Constraint for Grammar {
-    fn held_bytes(&self) -> usize {
-        self.bytes
-    }
-
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(self.clone())
     }
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
         let mask = self.matcher.compute_mask_or_eos().map_err(|_| dead_end())?;
+        self.tables.hold()?;
         if forbid(&mask, logits) == 0 {
             return Err(dead_end());
         }
@@ -171,10 +210,6 @@ impl AfterMarker {
 }
 
 impl Constraint for AfterMarker {
-    fn held_bytes(&self) -> usize {
-        self.grammar.held_bytes()
-    }
-
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(self.clone())
     }
@@ -277,6 +312,7 @@ mod tests {
     use std::path::Path;
 
     use lacuna_models::files::ModelFiles;
+    use lacuna_pages::ByteLength;
     use serde_json::json;
 
     use super::*;
@@ -303,7 +339,8 @@ mod tests {
                 let mut ignored = Ignored::new(true);
                 let rule = Rule::new(None, &tools, ToolSyntax::Tagged, &mut ignored);
                 let rule = rule.expect("valid").expect("tools are offered");
-                let constraint = Grammars::default().constraint(&model, &rule);
+                let account = RequestMemory::new(ByteLength::new(16 << 20));
+                let constraint = Grammars::default().constraint(&model, &rule, &account);
                 let mut constraint = constraint.expect("it can be followed");
                 for token in vocabulary.tokenize_bytes(format!("{before}{call}").as_bytes()) {
                     constraint.accept(token).expect("it conforms");

@@ -52,17 +52,18 @@ fn a_body_that_the_memory_can_never_hold_is_refused_with_the_limit() {
     let server = start_with(|config| {
         config.service.engine.request_memory = Some(ByteLength::new(1 << 20));
     });
-    // Half of the memory is for bodies that arrive, the other for those that have.
+    // A quarter is for connections; half of the rest is for bodies that arrive, the other for those that
+    // have.
     let body = vec![b' '; (1 << 19) + 1];
     let response = raw(&server, &request("POST", CHAT, &[], &body));
     assert_eq!(response.status, 413, "{response:?}");
-    assert!(response.body.contains("524288"), "{response:?}");
+    assert!(response.body.contains("393216"), "{response:?}");
     // Small as text, but not once it is parsed.
     let nested = format!("{{\"messages\": [{}1]}}", "[],".repeat(50_000));
     let response = raw(&server, &request("POST", CHAT, &[], nested.as_bytes()));
     assert_eq!(response.status, 413, "{response:?}");
     assert_eq!(response.json()["error"]["code"], "request_too_large");
-    assert!(response.body.contains("1 MiB"), "{response:?}");
+    assert!(response.body.contains("768 KiB"), "{response:?}");
     posted(&server, CHAT, &question(json!({})));
     until("everything is given back", || {
         server.engine().status().request_memory.held.get() == 0
@@ -229,5 +230,67 @@ fn ten_thousand_connections_leave_room_for_those_that_come_after() {
             .ok();
         let mut reply = [0; 12];
         stream.read_exact(&mut reply).is_ok() && &reply == b"HTTP/1.1 200"
+    });
+}
+
+#[test]
+fn long_heads_wait_for_the_memory_that_others_hold() {
+    // A quarter is for connections: eight of them, and long heads get what these leave.
+    let server = start_with(|config| {
+        config.service.engine.request_memory = Some(ByteLength::new(2 << 20));
+    });
+    let mut streams: Vec<_> = (0..8).map(|_| connect(&server)).collect();
+    let head = format!(
+        "GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: {}",
+        "x".repeat(10_000)
+    );
+    for part in [head.as_bytes(), b"\r\n\r\n"] {
+        for stream in &mut streams {
+            stream.write_all(part).expect("sent");
+        }
+    }
+    for stream in &mut streams {
+        assert_eq!(read(stream).status, 200);
+    }
+}
+
+#[test]
+fn connections_take_no_more_than_their_part_of_what_requests_may_hold() {
+    let server = start_with(|config| {
+        config.service.engine.request_memory = Some(ByteLength::new(2 << 20));
+    });
+    let idle: Vec<_> = (0..16).map(|_| connect(&server)).collect();
+    let refused = get(&server, "/version");
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert_eq!(refused.json()["error"]["code"], "too_many_connections");
+    assert_eq!(get(&server, "/health").status, 200);
+    drop(idle);
+    until("they are gone", || get(&server, "/version").status == 200);
+    let all = server.engine().request_memory().clone();
+    let held = all
+        .try_take(3 << 19)
+        .expect("what is left is for requests alone");
+    assert_eq!(get(&server, "/version").status, 200);
+    drop(held);
+}
+
+#[test]
+fn a_whole_reply_that_outgrows_what_requests_may_hold_is_refused_and_streamed_it_is_not() {
+    let server = start_with(|config| {
+        config.service.engine.request_memory = Some(ByteLength::new(1 << 20));
+    });
+    // 300 tokens with 21 log-probabilities of some 80 bytes each.
+    let fields =
+        json!({"logprobs": true, "top_logprobs": 20, "max_tokens": 300, "ignore_eos": true});
+    let whole = post(&server, CHAT, &question(fields.clone()));
+    assert_eq!(whole.status, 413, "{whole:?}");
+    assert_eq!(whole.json()["error"]["code"], "reply_too_large");
+    let mut streamed = question(fields);
+    streamed["stream"] = json!(true);
+    let streamed = post(&server, CHAT, &streamed);
+    assert!(streamed.events().len() > 300);
+    assert_nothing_held(&server);
+    until("all of it is given back", || {
+        server.engine().status().request_memory.held.get() == 0
     });
 }

@@ -4,17 +4,21 @@
 //! as it grows, and held until the last byte has left. Log-probabilities, of which one token may have
 //! twenty, are gathered as text: as values they would take ten times as much.
 
+use std::collections::TryReserveError;
 use std::io;
 
 use axum::body::{Body, Bytes};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Event, HeldMemory};
+use lacuna_pages::ByteLength;
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{ChoiceText, Content, Dialect, Finish, Form, Message, Part, Reader, broken_off};
+use super::{
+    ChoiceText, Content, Dialect, Finish, Form, Message, Part, Prompted, Reader, broken_off,
+};
 use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::openai::logprobs::{PromptScores, Scores, ScoresText};
@@ -65,7 +69,7 @@ pub(super) async fn respond(mut streams: Streams, form: &Form) -> Result<Respons
         if let Some(part) = reader.read(prompt, event)? {
             let choice = &mut gathered[part.choice];
             let before = choice.scores.bytes();
-            choice.append(part, form);
+            choice.append(part, form)?;
             bytes += choice.scores.bytes() - before;
         }
         memory.cover(ReplyMemory::GROWING * bytes).await?;
@@ -105,13 +109,13 @@ async fn write(
         .iter_mut()
         .map(|choice| std::mem::take(&mut choice.scores).close())
         .collect();
-    let prompts = form.prompt_scores(reader);
+    let prompts = form.prompt_scores(reader)?;
     let whole = form.whole(&gathered, scores, &prompts, reader);
     let mut length = Length(0);
     serde_json::to_writer(&mut length, &whole).map_err(unwritable)?;
     memory.cover(bytes + length.0).await?;
     let mut body = Vec::new();
-    body.try_reserve_exact(length.0).map_err(unwritable)?;
+    body.try_reserve_exact(length.0)?;
     serde_json::to_writer(&mut body, &whole).map_err(unwritable)?;
     drop(whole);
     drop((gathered, prompts));
@@ -168,13 +172,14 @@ impl<'a> ReplyMemory<'a> {
             return Ok(());
         }
         let wanted = (bytes - self.free).next_multiple_of(Self::STEP) + Self::STEP;
-        let limit = self.bodies.memory_limit();
+        // The other half is for requests to go on with.
+        let limit = ByteLength::new(self.bodies.memory_limit().get() / 2);
         if wanted as u64 > limit.get() {
             return Err(ApiError::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "reply_too_large",
                 format!(
-                    "the reply takes more than the {limit} of memory that requests may hold together; \
+                    "the reply takes more than {limit}, half of the memory that requests may hold together; \
                      ask for a stream, or for fewer tokens, choices or log-probabilities"
                 ),
             ));
@@ -207,33 +212,35 @@ impl Gathered {
         }
     }
 
-    fn append(&mut self, part: Part, form: &Form) {
+    fn append(&mut self, part: Part, form: &Form) -> Result<(), TryReserveError> {
+        self.text.try_reserve(part.text.len())?;
         self.text += &part.text;
         self.calls.extend(part.calls);
         for scored in &part.scored {
-            self.scores.push(&form.model, scored);
+            self.scores.push(&form.model, scored)?;
         }
         self.finish = part.finish.or(self.finish.take());
+        Ok(())
     }
 }
 
 impl Form {
     /// For each prompt its scores, if they are wanted beside the reply.
-    fn prompt_scores(&self, reader: &Reader) -> Vec<Option<Box<RawValue>>> {
-        let scores = |top| {
-            let prompts = reader.prompts.iter();
-            prompts.map(move |prompt| {
-                let mut scores = PromptScores::new(top);
-                for scored in &prompt.scored {
-                    scores.push(&self.model, scored);
-                }
-                Some(scores.close())
-            })
+    fn prompt_scores(
+        &self,
+        reader: &Reader,
+    ) -> Result<Vec<Option<Box<RawValue>>>, TryReserveError> {
+        let Some(top) = self.prompt_logprobs else {
+            return Ok(vec![None; self.prompts.len()]);
         };
-        match self.prompt_logprobs {
-            Some(top) => scores(top).collect(),
-            None => vec![None; self.prompts.len()],
-        }
+        let one = |prompt: &Prompted| {
+            let mut scores = PromptScores::new(top);
+            for scored in &prompt.scored {
+                scores.push(&self.model, scored)?;
+            }
+            Ok(Some(scores.close()))
+        };
+        reader.prompts.iter().map(one).collect()
     }
 
     fn whole<'a>(
