@@ -30,7 +30,7 @@ mod tests;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-pub use shapes::{Architecture, SHAPES, Shape};
+pub use crate::families::{Given, Shape, SpecialTokens, shapes};
 pub use types::{Types, UnknownTypes};
 
 use crate::error::ConfigError;
@@ -62,6 +62,14 @@ pub enum Error {
         layers: usize,
         /// The most there can be.
         limit: usize,
+    },
+    /// The shape is none of its family.
+    #[error("{shape} is no model: {source}")]
+    Shape {
+        /// The shape's name.
+        shape: &'static str,
+        /// What is wrong with it.
+        source: Box<ConfigError>,
     },
     /// The shape has rows that the element type cannot store.
     #[error(
@@ -165,7 +173,7 @@ impl Model {
                 bytes: rows * row_bytes,
             })
         };
-        let tensors = self.tensors().into_iter().map(weight);
+        let tensors = self.tensors()?.into_iter().map(weight);
         Ok(WeightPlan {
             tensors: tensors.collect::<Result<_, _>>()?,
         })
@@ -176,7 +184,8 @@ impl Model {
     /// # Errors
     /// [`Error::Blocks`] when the shape does not fit the element type.
     pub fn file_len(&self) -> Result<u64, Error> {
-        self.header(&self.tensors()).map(|header| header.file_len())
+        self.header(&self.tensors()?)
+            .map(|header| header.file_len())
     }
 
     /// Writes the file, replacing one that is there; until it is complete it is called
@@ -185,7 +194,7 @@ impl Model {
     /// # Errors
     /// [`Error::Blocks`], [`Error::DiskFull`] or [`Error::Write`]; no file is left then.
     pub fn write_file(&self, path: &Path, progress: &mut dyn Progress) -> Result<(), Error> {
-        let tensors = self.tensors();
+        let tensors = self.tensors()?;
         let header = self.header(&tensors)?;
         let needed = header.file_len();
         progress.begin(&path.display().to_string(), Some(needed));
@@ -205,15 +214,20 @@ impl Model {
     /// [`Error::Blocks`], or [`Error::DiskFull`] and [`Error::Write`] as the output fails; they
     /// call it `output`.
     pub fn write_to<W: Write>(&self, out: W) -> Result<W, Error> {
-        let tensors = self.tensors();
+        let tensors = self.tensors()?;
         let header = self.header(&tensors)?;
         let needed = header.file_len();
         self.write(header, &tensors, out, &mut ())
             .map_err(|source| failed(Path::new("output"), needed, source))
     }
 
-    fn tensors(&self) -> Vec<TensorPlan> {
-        self.shape.tensors(self.layers, self.types)
+    fn tensors(&self) -> Result<Vec<TensorPlan>, Error> {
+        let described = self.description();
+        let description = described.map_err(|source| Error::Shape {
+            shape: self.shape.name,
+            source: Box::new(source),
+        })?;
+        Ok(self.shape.tensors(&description.spec, self.types))
     }
 
     fn header(&self, tensors: &[TensorPlan]) -> Result<gguf::Writer, Error> {

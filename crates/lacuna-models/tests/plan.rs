@@ -119,7 +119,7 @@ fn qwen3_0_6b_at_1024_tokens_takes_under_300_megabytes_without_its_weights() {
 
 #[test]
 fn lifetimes_take_the_arena_of_every_shape_near_its_least() {
-    for shape in synth::SHAPES {
+    for shape in synth::shapes() {
         let subject = Subject::named(shape.name);
         for (batch_tokens, logits) in [(1, Logits::Last), (512, Logits::Last), (64, Logits::All)] {
             let demand = Demand {

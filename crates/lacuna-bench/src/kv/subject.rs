@@ -41,11 +41,13 @@ impl Subject {
     }
 
     fn of_shape(shape: &'static Shape, elements: KvElements) -> Result<Self> {
+        let model = synth::Model::new(shape, DType::Q8_0);
+        let spec = model.description()?.spec;
         Ok(Self {
             name: shape.name.to_owned(),
-            geometry: Geometry::uniform(shape.layers, shape.kv_heads, shape.head_size, elements),
-            attention: attention(shape.heads, shape.kv_heads, shape.head_size),
-            weight_bytes: synth::Model::new(shape, DType::Q8_0).file_len()?,
+            geometry: spec.kv_geometry(elements)?,
+            attention: spec.layers[0].attention.shape(),
+            weight_bytes: model.file_len()?,
         })
     }
 
@@ -71,13 +73,4 @@ impl Subject {
     pub(super) fn bytes_per_token(&self) -> usize {
         self.geometry.bytes_per_token()
     }
-}
-
-fn attention(query_heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
-    AttentionShape::causal(
-        query_heads,
-        kv_heads,
-        head_dim,
-        1.0 / (head_dim as f32).sqrt(),
-    )
 }

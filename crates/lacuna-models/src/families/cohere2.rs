@@ -14,6 +14,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["Cohere2ForCausalLM"],
     spec,
     naming: Naming::USUAL,
+    shapes: &[],
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {

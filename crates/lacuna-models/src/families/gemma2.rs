@@ -11,6 +11,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["Gemma2ForCausalLM"],
     spec,
     naming: NAMING,
+    shapes: &[],
 };
 
 pub(super) const NAMING: Naming = Naming {

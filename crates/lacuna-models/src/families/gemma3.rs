@@ -3,7 +3,7 @@
 
 use super::decoder::{decoder, windows};
 use super::gemma2::{NAMING, gemma, score_scale};
-use super::{Facts, Family};
+use super::{Facts, Family, Given, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{Mask, ModelSpec, QkNorm};
 
@@ -12,6 +12,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
     spec,
     naming: NAMING,
+    shapes: SHAPES,
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
@@ -28,3 +29,52 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     }
     score_scale(&mut spec, facts, 62)
 }
+
+const GEMMA3: Shape = Shape {
+    name: "",
+    family: "gemma3",
+    layers: 18,
+    hidden: 640,
+    feed_forward: 2048,
+    heads: 4,
+    kv_heads: 1,
+    head_size: 256,
+    vocabulary: 262_144,
+    special_tokens: SpecialTokens::Qwen,
+    tied: true,
+    context: 32_768,
+    rope_theta: 1e6,
+    rope_factor: None,
+    norm_epsilon: 1e-6,
+    more: &[("attention.sliding_window", Given::Size(512))],
+};
+
+/// Published models, smallest first.
+const SHAPES: &[Shape] = &[
+    Shape {
+        name: "gemma3-270m",
+        ..GEMMA3
+    },
+    Shape {
+        name: "gemma3-1b",
+        layers: 26,
+        hidden: 1152,
+        feed_forward: 6912,
+        ..GEMMA3
+    },
+    Shape {
+        name: "gemma3-4b",
+        layers: 34,
+        hidden: 2560,
+        feed_forward: 10_240,
+        heads: 8,
+        kv_heads: 4,
+        context: 131_072,
+        more: &[
+            ("attention.sliding_window", Given::Size(1024)),
+            ("rope.scaling.type", Given::Text("linear")),
+            ("rope.scaling.factor", Given::Number(8.0)),
+        ],
+        ..GEMMA3
+    },
+];

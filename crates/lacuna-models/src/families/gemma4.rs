@@ -30,6 +30,7 @@ pub(crate) const FAMILY: Family = Family {
         bare: &["layer_output_scale"],
         norm_offset: 0.0,
     },
+    shapes: &[],
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {

@@ -18,6 +18,7 @@ pub(crate) const FAMILY: Family = Family {
         ],
         ..Naming::USUAL
     },
+    shapes: &[],
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {

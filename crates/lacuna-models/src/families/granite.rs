@@ -13,6 +13,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["GraniteForCausalLM"],
     spec,
     naming: Naming::USUAL,
+    shapes: &[],
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {

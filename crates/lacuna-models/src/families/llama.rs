@@ -3,7 +3,7 @@
 use lacuna_kernels::RopeStyle;
 
 use super::decoder::{decoder, windows};
-use super::{Facts, Family, Naming};
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::ModelSpec;
 
@@ -12,6 +12,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["LlamaForCausalLM", "MistralForCausalLM"],
     spec,
     naming: Naming::USUAL,
+    shapes: SHAPES,
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
@@ -22,3 +23,82 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     windows(&mut spec, facts, &vec![true; layers])?;
     Ok(spec)
 }
+
+/// What files of Llama say besides, by the size of their heads.
+const MORE_64: [(&str, Given); 2] = more(64);
+const MORE_128: [(&str, Given); 2] = more(128);
+
+const fn more(head_size: usize) -> [(&'static str, Given); 2] {
+    [
+        ("rope.dimension_count", Given::Size(head_size)),
+        ("vocab_size", Given::Size(128_256)),
+    ]
+}
+
+const LLAMA3: Shape = Shape {
+    name: "",
+    family: "llama",
+    layers: 32,
+    hidden: 4096,
+    feed_forward: 14_336,
+    heads: 32,
+    kv_heads: 8,
+    head_size: 128,
+    vocabulary: 128_256,
+    special_tokens: SpecialTokens::Llama3,
+    tied: false,
+    context: 8192,
+    rope_theta: 5e5,
+    rope_factor: None,
+    norm_epsilon: 1e-5,
+    more: &MORE_128,
+};
+
+/// Published models, smallest first.
+const SHAPES: &[Shape] = &[
+    Shape {
+        name: "llama-3.2-1b",
+        layers: 16,
+        hidden: 2048,
+        feed_forward: 8192,
+        head_size: 64,
+        tied: true,
+        context: 131_072,
+        rope_factor: Some(32.0),
+        more: &MORE_64,
+        ..LLAMA3
+    },
+    Shape {
+        name: "llama-3.2-3b",
+        layers: 28,
+        hidden: 3072,
+        feed_forward: 8192,
+        heads: 24,
+        tied: true,
+        context: 131_072,
+        rope_factor: Some(32.0),
+        ..LLAMA3
+    },
+    Shape {
+        name: "llama-3-8b",
+        ..LLAMA3
+    },
+    Shape {
+        name: "llama-3-70b",
+        layers: 80,
+        hidden: 8192,
+        feed_forward: 28_672,
+        heads: 64,
+        ..LLAMA3
+    },
+    Shape {
+        name: "llama-3-405b",
+        layers: 126,
+        hidden: 16_384,
+        feed_forward: 53_248,
+        heads: 128,
+        context: 131_072,
+        rope_factor: Some(8.0),
+        ..LLAMA3
+    },
+];

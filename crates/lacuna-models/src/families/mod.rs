@@ -7,6 +7,7 @@
 mod decoder;
 mod facts;
 mod names;
+mod shape;
 
 use crate::error::ConfigError;
 use crate::files::gguf::Metadata;
@@ -14,6 +15,8 @@ use crate::files::huggingface::Folder;
 use crate::spec::ModelSpec;
 
 pub(crate) use facts::Facts;
+pub use shape::{Given, Shape, SpecialTokens};
+
 pub(crate) use names::{FUSED, Naming, Spelling};
 
 // `FAMILIES`, and a module for each file of this folder that declares a family.
@@ -30,6 +33,13 @@ pub(crate) struct Family {
     pub(crate) spec: fn(&Facts<'_>) -> Result<ModelSpec, ConfigError>,
     /// How tensors are called in Hugging Face files.
     pub(crate) naming: Naming,
+    /// Published models that synthetic ones are made after.
+    pub(crate) shapes: &'static [Shape],
+}
+
+/// The shapes of published models of all families, each family's smallest first.
+pub fn shapes() -> impl Iterator<Item = &'static Shape> {
+    FAMILIES.iter().flat_map(|family| family.shapes)
 }
 
 /// What a file says a model is.
@@ -97,4 +107,72 @@ fn find(name: &str, matches: impl Fn(&Family) -> bool) -> Result<&'static Family
         name: name.to_owned(),
         known: names(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    /// All Rust files of the workspace's sources.
+    fn sources() -> Vec<PathBuf> {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut folders: Vec<PathBuf> = fs::read_dir(crates)
+            .expect("the workspace's crates")
+            .map(|entry| entry.expect("readable").path().join("src"))
+            .filter(|folder| folder.is_dir())
+            .collect();
+        let mut files = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).expect("readable") {
+                let path = entry.expect("readable").path();
+                match path.is_dir() {
+                    true => folders.push(path),
+                    false => files.push(path),
+                }
+            }
+        }
+        files
+    }
+
+    /// Adding a family is adding its file: no other source names one. Names of pre-tokenizers, which
+    /// some share, are of vocabularies; tests name what they test.
+    #[test]
+    fn no_file_but_its_own_names_a_family() {
+        for path in sources() {
+            let shown = path.display().to_string();
+            let is_family = shown.contains("families") && !shown.ends_with("mod.rs");
+            let others = ["tokenizer", "vocabulary", "tests", "examples"];
+            if is_family || others.iter().any(|other| shown.contains(other)) {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            // What comes after is tests; comments have examples.
+            let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+            let code = text
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"));
+            let text: String = code.collect();
+            for family in FAMILIES {
+                let names = family.classes.iter().chain([&family.name]);
+                for name in names {
+                    let quoted = format!("\"{name}\"");
+                    assert!(!text.contains(&quoted), "{shown} names {name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_families_or_shapes_have_the_same_name() {
+        let mut all: Vec<&str> = names();
+        all.extend(FAMILIES.iter().flat_map(|family| family.classes));
+        all.extend(shapes().map(|shape| shape.name));
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
 }

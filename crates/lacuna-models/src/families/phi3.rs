@@ -10,6 +10,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["Phi3ForCausalLM"],
     spec,
     naming: Naming::USUAL,
+    shapes: &[],
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {

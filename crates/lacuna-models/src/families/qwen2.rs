@@ -2,7 +2,7 @@
 
 use super::decoder::{decoder, windows};
 use super::facts::Key;
-use super::{Facts, Family, Naming};
+use super::{Facts, Family, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{Biases, ModelSpec};
 
@@ -11,6 +11,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["Qwen2ForCausalLM"],
     spec,
     naming: Naming::USUAL,
+    shapes: SHAPES,
 };
 
 pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
@@ -39,3 +40,23 @@ pub(super) fn qwen_windows(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<()
     };
     windows(spec, facts, &windowed)
 }
+
+/// Published models, smallest first.
+const SHAPES: &[Shape] = &[Shape {
+    name: "qwen2.5-0.5b",
+    family: "qwen2",
+    layers: 24,
+    hidden: 896,
+    feed_forward: 4864,
+    heads: 14,
+    kv_heads: 2,
+    head_size: 64,
+    vocabulary: 151_936,
+    special_tokens: SpecialTokens::Qwen,
+    tied: true,
+    context: 32_768,
+    rope_theta: 1e6,
+    rope_factor: None,
+    norm_epsilon: 1e-6,
+    more: &[],
+}];

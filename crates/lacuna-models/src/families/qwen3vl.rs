@@ -9,6 +9,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["Qwen3VLForConditionalGeneration"],
     spec,
     naming: Naming::USUAL,
+    shapes: &[],
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {

@@ -13,6 +13,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["SmolLM3ForCausalLM"],
     spec,
     naming: Naming::USUAL,
+    shapes: &[],
 };
 
 /// No file of either kind needs to say it.

@@ -1,30 +1,30 @@
 //! The metadata of a synthetic model: what a converter would have written for the real one.
 
 use super::vocabulary::Vocabulary;
-use super::{Architecture, Model, Shape};
+use super::{Given, Model, Shape};
 use crate::files::gguf::Writer;
 
 pub(super) fn describe(header: &mut Writer, model: &Model) {
     let shape = model.shape;
     let name = format!("{} with random weights", shape.name);
     header
-        .set("general.architecture", shape.architecture.name())
+        .set("general.architecture", shape.family)
         .set("general.type", "model")
         .set("general.name", name.as_str())
         .set("general.file_type", model.types.file_type())
         .set("general.quantization_version", 2u32);
     describe_shape(header, shape, model.layers);
-    Vocabulary::of(shape.architecture, shape.vocabulary).describe(header);
+    Vocabulary::of(shape.special_tokens, shape.vocabulary).describe(header);
 }
 
 /// Only what a model's config is read from.
 pub(super) fn describe_config(header: &mut Writer, model: &Model) {
-    header.set("general.architecture", model.shape.architecture.name());
+    header.set("general.architecture", model.shape.family);
     describe_shape(header, model.shape, model.layers);
 }
 
 fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
-    let architecture = shape.architecture.name();
+    let family = shape.family;
     let sizes = [
         ("block_count", layers),
         ("context_length", shape.context),
@@ -36,16 +36,24 @@ fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
         ("attention.value_length", shape.head_size),
     ];
     for (key, size) in sizes {
-        set_size(header, &format!("{architecture}.{key}"), size);
+        set_size(header, &format!("{family}.{key}"), size);
     }
-    if shape.architecture == Architecture::Llama {
-        set_size(header, "llama.rope.dimension_count", shape.head_size);
-        set_size(header, "llama.vocab_size", shape.vocabulary);
+    for (key, value) in shape.more {
+        let key = format!("{family}.{key}");
+        match *value {
+            Given::Size(size) => set_size(header, &key, size),
+            Given::Number(number) => {
+                header.set(&key, number);
+            }
+            Given::Text(text) => {
+                header.set(&key, text);
+            }
+        }
     }
     header
-        .set(&format!("{architecture}.rope.freq_base"), shape.rope_theta)
+        .set(&format!("{family}.rope.freq_base"), shape.rope_theta)
         .set(
-            &format!("{architecture}.attention.layer_norm_rms_epsilon"),
+            &format!("{family}.attention.layer_norm_rms_epsilon"),
             shape.norm_epsilon,
         );
 }

@@ -1,196 +1,18 @@
-//! The shapes of published models, as data, and the tensors that follow from them.
+//! The tensors of synthetic models, from the forward pass that is to compute with them.
 
 use std::f64::consts::PI;
 
 use super::Error;
-use super::types::{LayerTypes, Types};
+use super::types::Types;
+use crate::families::{Shape, shapes};
 use crate::files::DType;
-
-/// How a model's layers are built, which decides its tensors and metadata keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Architecture {
-    /// Llama 3: no biases, no query and key norms.
-    Llama,
-    /// Qwen 2.5: query, key and value biases.
-    Qwen2,
-    /// Qwen 3: query and key norms.
-    Qwen3,
-}
-
-impl Architecture {
-    /// GGUF's name, which is also the prefix of its metadata keys.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-        }
-    }
-}
-
-/// A published model's dimensions, from its `config.json`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Shape {
-    /// The name it is asked for by.
-    pub name: &'static str,
-    /// How its layers are built.
-    pub architecture: Architecture,
-    /// Number of layers.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Width inside the feed-forward block.
-    pub feed_forward: usize,
-    /// Number of query heads.
-    pub heads: usize,
-    /// Number of key and value heads.
-    pub kv_heads: usize,
-    /// Elements per head.
-    pub head_size: usize,
-    /// Rows of the embedding.
-    pub vocabulary: usize,
-    /// Whether the output matrix is the embedding.
-    pub tied: bool,
-    /// The longest context.
-    pub context: usize,
-    /// Rotary base.
-    pub rope_theta: f32,
-    /// Divisor of low rotation frequencies in the manner of Llama 3.1, over a context of 8,192.
-    pub rope_factor: Option<f64>,
-    /// Added to the mean square in normalization.
-    pub norm_epsilon: f32,
-}
-
-const QWEN3: Shape = Shape {
-    name: "",
-    architecture: Architecture::Qwen3,
-    layers: 28,
-    hidden: 1024,
-    feed_forward: 3072,
-    heads: 16,
-    kv_heads: 8,
-    head_size: 128,
-    vocabulary: 151_936,
-    tied: true,
-    context: 40_960,
-    rope_theta: 1e6,
-    rope_factor: None,
-    norm_epsilon: 1e-6,
-};
-
-const LLAMA3: Shape = Shape {
-    name: "",
-    architecture: Architecture::Llama,
-    layers: 32,
-    hidden: 4096,
-    feed_forward: 14_336,
-    heads: 32,
-    kv_heads: 8,
-    head_size: 128,
-    vocabulary: 128_256,
-    tied: false,
-    context: 8192,
-    rope_theta: 5e5,
-    rope_factor: None,
-    norm_epsilon: 1e-5,
-};
-
-/// Every shape there is, smallest first within a family.
-pub const SHAPES: &[Shape] = &[
-    Shape {
-        name: "qwen3-0.6b",
-        ..QWEN3
-    },
-    Shape {
-        name: "qwen3-1.7b",
-        hidden: 2048,
-        feed_forward: 6144,
-        ..QWEN3
-    },
-    Shape {
-        name: "qwen3-4b",
-        layers: 36,
-        hidden: 2560,
-        feed_forward: 9728,
-        heads: 32,
-        ..QWEN3
-    },
-    Shape {
-        name: "qwen3-8b",
-        layers: 36,
-        hidden: 4096,
-        feed_forward: 12_288,
-        heads: 32,
-        tied: false,
-        ..QWEN3
-    },
-    Shape {
-        name: "qwen2.5-0.5b",
-        architecture: Architecture::Qwen2,
-        layers: 24,
-        hidden: 896,
-        feed_forward: 4864,
-        heads: 14,
-        kv_heads: 2,
-        head_size: 64,
-        context: 32_768,
-        ..QWEN3
-    },
-    Shape {
-        name: "llama-3.2-1b",
-        layers: 16,
-        hidden: 2048,
-        feed_forward: 8192,
-        head_size: 64,
-        tied: true,
-        context: 131_072,
-        rope_factor: Some(32.0),
-        ..LLAMA3
-    },
-    Shape {
-        name: "llama-3.2-3b",
-        layers: 28,
-        hidden: 3072,
-        feed_forward: 8192,
-        heads: 24,
-        tied: true,
-        context: 131_072,
-        rope_factor: Some(32.0),
-        ..LLAMA3
-    },
-    Shape {
-        name: "llama-3-8b",
-        ..LLAMA3
-    },
-    Shape {
-        name: "llama-3-70b",
-        layers: 80,
-        hidden: 8192,
-        feed_forward: 28_672,
-        heads: 64,
-        ..LLAMA3
-    },
-    Shape {
-        name: "llama-3-405b",
-        layers: 126,
-        hidden: 16_384,
-        feed_forward: 53_248,
-        heads: 128,
-        context: 131_072,
-        rope_factor: Some(8.0),
-        ..LLAMA3
-    },
-];
+use crate::program::{Bias, MatrixSpec, Program, TensorSpec, VectorSpec};
+use crate::spec::ModelSpec;
 
 /// The names of all shapes, for messages.
 pub(super) fn names() -> String {
-    SHAPES
-        .iter()
-        .map(|shape| shape.name)
-        .collect::<Vec<_>>()
-        .join(", ")
+    let names: Vec<&str> = shapes().map(|shape| shape.name).collect();
+    names.join(", ")
 }
 
 /// A tensor to be written.
@@ -218,94 +40,41 @@ impl Shape {
     /// # Errors
     /// [`Error::UnknownShape`], which lists those there are.
     pub fn find(name: &str) -> Result<&'static Self, Error> {
-        let found = SHAPES
-            .iter()
-            .find(|shape| shape.name.eq_ignore_ascii_case(name));
-        found.ok_or_else(|| Error::UnknownShape {
+        let mut found = shapes().filter(|shape| shape.name.eq_ignore_ascii_case(name));
+        found.next().ok_or_else(|| Error::UnknownShape {
             name: name.to_owned(),
         })
     }
 
-    /// All tensors of a model with this many layers, in the order of the file.
-    pub(super) fn tensors(&self, layers: usize, types: Types) -> Vec<TensorPlan> {
+    /// All tensors of a model of `spec` made after this shape, in the order of the file.
+    pub(super) fn tensors(&self, spec: &ModelSpec, types: Types) -> Vec<TensorPlan> {
         let mut tensors = Vec::new();
         if let Some(factor) = self.rope_factor {
-            tensors.push(vector(
-                "rope_freqs.weight".into(),
-                self.rope_factors(factor),
-            ));
+            let factors = self.rope_factors(factor);
+            tensors.push(vector("rope_freqs.weight".into(), factors));
         }
-        tensors.push(matrix(
-            "token_embd.weight".into(),
-            types.embedding(self.tied),
-            self.vocabulary,
-            self.hidden,
-        ));
-        for layer in 0..layers {
-            let types = types.layer(layer, layers);
-            self.layer(&format!("blk.{layer}"), types, &mut tensors);
-        }
-        tensors.push(ones("output_norm.weight".into(), self.hidden));
-        if !self.tied {
-            tensors.push(matrix(
-                "output.weight".into(),
-                types.output(),
-                self.vocabulary,
-                self.hidden,
-            ));
-        }
-        tensors
-    }
-
-    fn layer(&self, prefix: &str, types: LayerTypes, tensors: &mut Vec<TensorPlan>) {
-        let name = |part: &str| format!("{prefix}.{part}");
-        let (query, key) = (self.heads * self.head_size, self.kv_heads * self.head_size);
-        tensors.push(ones(name("attn_norm.weight"), self.hidden));
-        let parts = [
-            ("attn_q", types.most, query),
-            ("attn_k", types.most, key),
-            ("attn_v", types.fine, key),
-        ];
-        for (part, dtype, rows) in parts {
-            tensors.push(matrix(
-                name(&format!("{part}.weight")),
-                dtype,
-                rows,
-                self.hidden,
-            ));
-            if self.architecture == Architecture::Qwen2 {
-                tensors.push(bias(name(&format!("{part}.bias")), rows));
+        let program = Program::new(spec);
+        for tensor in program.tensors() {
+            let name = tensor.name();
+            match *tensor {
+                TensorSpec::Vector(VectorSpec { width, .. }) => {
+                    tensors.push(ones(format!("{name}.weight"), width));
+                }
+                TensorSpec::Matrix(MatrixSpec {
+                    rows,
+                    columns,
+                    bias: needed,
+                    ..
+                }) => {
+                    let dtype = types.of(name, spec.layers.len(), self.tied);
+                    tensors.push(matrix(format!("{name}.weight"), dtype, rows, columns));
+                    if needed == Bias::Required {
+                        tensors.push(bias(format!("{name}.bias"), rows));
+                    }
+                }
             }
         }
-        if self.architecture == Architecture::Qwen3 {
-            tensors.push(ones(name("attn_q_norm.weight"), self.head_size));
-            tensors.push(ones(name("attn_k_norm.weight"), self.head_size));
-        }
-        tensors.push(matrix(
-            name("attn_output.weight"),
-            types.most,
-            self.hidden,
-            query,
-        ));
-        tensors.push(ones(name("ffn_norm.weight"), self.hidden));
-        tensors.push(matrix(
-            name("ffn_gate.weight"),
-            types.most,
-            self.feed_forward,
-            self.hidden,
-        ));
-        tensors.push(matrix(
-            name("ffn_up.weight"),
-            types.most,
-            self.feed_forward,
-            self.hidden,
-        ));
-        tensors.push(matrix(
-            name("ffn_down.weight"),
-            types.fine,
-            self.hidden,
-            self.feed_forward,
-        ));
+        tensors
     }
 
     /// What rotation frequencies are divided by, as llama.cpp's converter computes it for Llama 3.1

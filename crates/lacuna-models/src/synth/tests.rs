@@ -18,11 +18,20 @@ const TINY: Shape = Shape {
     heads: 4,
     kv_heads: 2,
     head_size: 16,
-    ..SHAPES[0]
+    family: "qwen3",
+    vocabulary: 151_936,
+    special_tokens: SpecialTokens::Qwen,
+    tied: true,
+    context: 40_960,
+    rope_theta: 1e6,
+    rope_factor: None,
+    norm_epsilon: 1e-6,
+    more: &[],
 };
 static TINY_LLAMA: Shape = Shape {
     name: "tiny-llama",
-    architecture: Architecture::Llama,
+    family: "llama",
+    special_tokens: SpecialTokens::Llama3,
     vocabulary: 128_256,
     tied: false,
     rope_theta: 5e5,
@@ -228,7 +237,8 @@ fn a_model_is_described_as_its_file_is() {
 #[test]
 fn rotation_factors_are_those_of_published_files() {
     let shape = Shape::find("llama-3.2-1b").unwrap();
-    let tensors = shape.tensors(1, DType::Q8_0.into());
+    let model = Model::new(shape, DType::Q8_0).layers(1).unwrap();
+    let tensors = model.tensors().unwrap();
     let Contents::Given(factors) = &tensors[0].contents else {
         panic!("not given")
     };
@@ -250,7 +260,7 @@ fn rotation_factors_are_those_of_published_files() {
 fn every_shape_has_the_published_number_of_parameters() {
     let millions = |name| {
         let shape = Shape::find(name).unwrap();
-        let tensors = shape.tensors(shape.layers, DType::F32.into());
+        let tensors = Model::new(shape, DType::F32).tensors().unwrap();
         let elements: usize = tensors
             .iter()
             .map(|tensor| tensor.shape.iter().product::<usize>())
@@ -268,8 +278,11 @@ fn every_shape_has_the_published_number_of_parameters() {
         ("llama-3-8b", 8030),
         ("llama-3-70b", 70_553),
         ("llama-3-405b", 405_853),
+        ("gemma3-270m", 268),
+        ("gemma3-1b", 999),
+        ("gemma3-4b", 3880),
     ];
-    assert_eq!(published.len(), SHAPES.len());
+    assert_eq!(published.len(), shapes().count());
     for (name, expected) in published {
         assert_eq!(millions(name), expected, "{name}");
     }
@@ -277,11 +290,11 @@ fn every_shape_has_the_published_number_of_parameters() {
 
 #[test]
 fn vocabularies_have_the_real_size_and_their_merges_hold() {
-    for (architecture, size) in [
-        (Architecture::Qwen3, 151_936),
-        (Architecture::Llama, 128_256),
+    for (kind, size) in [
+        (SpecialTokens::Qwen, 151_936),
+        (SpecialTokens::Llama3, 128_256),
     ] {
-        let vocabulary = Vocabulary::of(architecture, size);
+        let vocabulary = Vocabulary::of(kind, size);
         assert_eq!(
             (vocabulary.tokens.len(), vocabulary.types.len()),
             (size, size)
@@ -303,7 +316,7 @@ fn vocabularies_have_the_real_size_and_their_merges_hold() {
 
 #[test]
 fn special_tokens_have_their_real_numbers() {
-    let qwen = Vocabulary::of(Architecture::Qwen3, 151_936).tokens;
+    let qwen = Vocabulary::of(SpecialTokens::Qwen, 151_936).tokens;
     assert_eq!(
         (qwen[0].as_str(), qwen[188].as_str(), qwen[220].as_str()),
         ("!", "\u{100}", "\u{120}")
@@ -316,7 +329,7 @@ fn special_tokens_have_their_real_numbers() {
         (qwen[151_668].as_str(), qwen[151_669].as_str()),
         ("</think>", "[PAD151669]")
     );
-    let llama = Vocabulary::of(Architecture::Llama, 128_256).tokens;
+    let llama = Vocabulary::of(SpecialTokens::Llama3, 128_256).tokens;
     assert_eq!(
         (llama[128_000].as_str(), llama[128_009].as_str()),
         ("<|begin_of_text|>", "<|eot_id|>")

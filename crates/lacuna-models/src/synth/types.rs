@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::files::DType;
+use crate::program::TensorName;
 
 /// The storage types of a model's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,16 @@ impl Types {
             false => most,
         };
         LayerTypes { most, fine }
+    }
+
+    /// The type of one matrix of a model of so many layers, whose output matrix may be its embedding.
+    pub(super) fn of(self, name: TensorName, layers: usize, tied: bool) -> DType {
+        match (name.layer, name.part) {
+            (Some(layer), "attn_v" | "ffn_down") => self.layer(layer, layers).fine,
+            (Some(layer), _) => self.layer(layer, layers).most,
+            (None, "output") => self.output(),
+            (None, _) => self.embedding(tied),
+        }
     }
 
     /// llama.cpp's number for such a file (`enum llama_ftype`).

@@ -9,7 +9,7 @@
 //! the same in every engine. Filler tokens are ordinary text that no merge produces: a random model
 //! generates them, nothing encodes to them.
 
-use super::Architecture;
+use super::SpecialTokens;
 use crate::files::gguf::Writer;
 
 /// GGUF's token types.
@@ -88,7 +88,7 @@ const LLAMA_SPECIAL: [(usize, &str); 8] = [
 ];
 
 /// The special tokens' numbers and what else differs between families.
-struct Family {
+struct Special {
     pre: &'static str,
     ordinary: usize,
     bos: u32,
@@ -98,7 +98,7 @@ struct Family {
     template: &'static str,
 }
 
-const QWEN: Family = Family {
+const QWEN: Special = Special {
     pre: "qwen2",
     ordinary: QWEN_ORDINARY,
     bos: 151_643,
@@ -108,7 +108,7 @@ const QWEN: Family = Family {
     template: CHATML,
 };
 
-const LLAMA: Family = Family {
+const LLAMA: Special = Special {
     pre: "llama-bpe",
     ordinary: LLAMA_ORDINARY,
     bos: 128_000,
@@ -120,7 +120,7 @@ const LLAMA: Family = Family {
 
 /// Tokens, their types, and the merges between them.
 pub(super) struct Vocabulary {
-    family: &'static Family,
+    special: &'static Special,
     pub(super) tokens: Vec<String>,
     pub(super) types: Vec<i32>,
     pub(super) merges: Vec<String>,
@@ -128,17 +128,17 @@ pub(super) struct Vocabulary {
 
 impl Vocabulary {
     /// A vocabulary of exactly `size` tokens, which must have room for the special ones.
-    pub(super) fn of(architecture: Architecture, size: usize) -> Self {
-        let family = match architecture {
-            Architecture::Llama => &LLAMA,
-            Architecture::Qwen2 | Architecture::Qwen3 => &QWEN,
+    pub(super) fn of(kind: SpecialTokens, size: usize) -> Self {
+        let specials = match kind {
+            SpecialTokens::Llama3 => &LLAMA,
+            SpecialTokens::Qwen => &QWEN,
         };
         let (mut tokens, merges) = pieces();
-        for number in tokens.len()..family.ordinary {
+        for number in tokens.len()..specials.ordinary {
             tokens.push(format!("\u{120}#{number}"));
         }
         let mut types = vec![NORMAL; tokens.len()];
-        for (token, kind) in special(architecture) {
+        for (token, kind) in special(kind) {
             tokens.push(token);
             types.push(kind);
         }
@@ -147,7 +147,7 @@ impl Vocabulary {
             types.push(UNUSED);
         }
         Self {
-            family,
+            special: specials,
             tokens,
             types,
             merges,
@@ -157,15 +157,15 @@ impl Vocabulary {
     pub(super) fn describe(&self, header: &mut Writer) {
         header
             .set("tokenizer.ggml.model", "gpt2")
-            .set("tokenizer.ggml.pre", self.family.pre)
+            .set("tokenizer.ggml.pre", self.special.pre)
             .set("tokenizer.ggml.tokens", self.tokens.as_slice())
             .set("tokenizer.ggml.token_type", self.types.as_slice())
             .set("tokenizer.ggml.merges", self.merges.as_slice())
-            .set("tokenizer.ggml.bos_token_id", self.family.bos)
-            .set("tokenizer.ggml.eos_token_id", self.family.eos)
-            .set("tokenizer.ggml.padding_token_id", self.family.padding)
-            .set("tokenizer.ggml.add_bos_token", self.family.add_bos)
-            .set("tokenizer.chat_template", self.family.template);
+            .set("tokenizer.ggml.bos_token_id", self.special.bos)
+            .set("tokenizer.ggml.eos_token_id", self.special.eos)
+            .set("tokenizer.ggml.padding_token_id", self.special.padding)
+            .set("tokenizer.ggml.add_bos_token", self.special.add_bos)
+            .set("tokenizer.chat_template", self.special.template);
     }
 }
 
@@ -197,13 +197,13 @@ fn byte_characters() -> impl Iterator<Item = char> {
     printable.chain('\u{100}'..='\u{143}')
 }
 
-fn special(architecture: Architecture) -> Vec<(String, i32)> {
-    match architecture {
-        Architecture::Qwen2 | Architecture::Qwen3 => QWEN_SPECIAL
+fn special(kind: SpecialTokens) -> Vec<(String, i32)> {
+    match kind {
+        SpecialTokens::Qwen => QWEN_SPECIAL
             .iter()
             .map(|&(token, kind)| (token.to_owned(), kind))
             .collect(),
-        Architecture::Llama => {
+        SpecialTokens::Llama3 => {
             let mut reserved = 0..;
             let mut token = |at: usize| match LLAMA_SPECIAL.iter().find(|&&(place, _)| place == at)
             {
