@@ -1,0 +1,141 @@
+//! Descriptions that contradict themselves: whatever one of a family's numbers becomes, the model is
+//! refused with an error or it runs; nothing panics, hangs or takes memory without end.
+
+mod runner;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lacuna_models::BatchLimits;
+use lacuna_models::Model;
+use lacuna_models::files::{Mapping, ModelFiles};
+use lacuna_models::plan::ArenaPlan;
+use proptest::prelude::*;
+use runner::folder;
+use serde_json::{Map, Value, json};
+
+const LIMITS: BatchLimits = BatchLimits {
+    tokens: 3,
+    logit_rows: 1,
+    context_tokens: 64,
+};
+
+fn fixtures() -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder().join("families")).expect("committed fixtures");
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("readable").path())
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// What a field may become.
+fn wrong_values() -> Vec<Value> {
+    vec![
+        Value::Null,
+        json!(0),
+        json!(1),
+        json!(7),
+        json!(-1),
+        json!(1.5),
+        json!(1e300),
+        json!(4_294_967_296_u64),
+        json!(2_000_000_000),
+        json!("sliding_attention"),
+        json!([]),
+        json!([0]),
+        json!(["full_attention"]),
+        json!({}),
+        json!(true),
+        json!({"full_attention": {"rope_type": "yarn", "factor": 0}, "sliding_attention": {}}),
+        json!({"rope_type": "yarn", "factor": 1e-300, "rope_theta": 1.0}),
+        json!({"rope_type": "longrope", "short_factor": [0], "long_factor": []}),
+    ]
+}
+
+/// Every description with one field, at any depth, changed or left out.
+fn damaged(config: &Map<String, Value>) -> Vec<Map<String, Value>> {
+    let mut all = Vec::new();
+    for (key, value) in config {
+        let mut changed = |value: Option<Value>| {
+            let mut copy = config.clone();
+            match value {
+                Some(value) => copy.insert(key.clone(), value),
+                None => copy.remove(key),
+            };
+            all.push(copy);
+        };
+        changed(None);
+        wrong_values()
+            .into_iter()
+            .for_each(|value| changed(Some(value)));
+        if let Value::Object(inner) = value {
+            for inner in damaged(inner) {
+                changed(Some(Value::Object(inner)));
+            }
+        }
+    }
+    all
+}
+
+/// Plans what was loaded, which is where sizes that do not fit together would show.
+fn plan(model: &Model) {
+    if let Ok(plan) = ArenaPlan::new(model.program(), LIMITS) {
+        assert_eq!(plan.verify(model.program()), Ok(()));
+    }
+}
+
+#[test]
+fn a_folder_whose_description_is_damaged_is_refused_or_runs() {
+    for fixture in fixtures() {
+        let text = fs::read(fixture.join("hf/config.json")).expect("a committed fixture");
+        let config: Map<String, Value> = serde_json::from_slice(&text).expect("valid JSON");
+        let copy = tempfile::tempdir().expect("a scratch folder");
+        let weights = "model.safetensors";
+        let linked = copy.path().join(weights);
+        fs::copy(fixture.join("hf").join(weights), linked).expect("room to copy");
+        for config in damaged(&config) {
+            let text = serde_json::to_vec(&config).expect("JSON");
+            fs::write(copy.path().join("config.json"), text).expect("room for it");
+            describe(copy.path());
+        }
+    }
+}
+
+fn describe(path: &Path) {
+    let Ok(files) = ModelFiles::open(path) else {
+        return;
+    };
+    if let Ok(description) = lacuna_models::describe(&files) {
+        let program = lacuna_models::program::Program::new(&description.spec);
+        if let Ok(plan) = ArenaPlan::new(&program, LIMITS) {
+            assert_eq!(plan.verify(&program), Ok(()));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_gguf_file_with_damaged_metadata_is_refused_or_runs(
+        which in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let paths: Vec<PathBuf> = fixtures().into_iter().map(|path| path.join("model.gguf"))
+            .filter(|path| path.exists())
+            .collect();
+        let mut bytes = fs::read(which.get(&paths)).expect("a committed fixture");
+        // Metadata and the directory of tensors come first.
+        let header = bytes.len().min(4096);
+        for (at, value) in changes {
+            let at = at.index(header);
+            bytes[at] = value;
+        }
+        if let Ok(files) = ModelFiles::from_gguf(Mapping::from(bytes))
+            && let Ok(model) = Model::load(files)
+        {
+            plan(&model);
+        }
+    }
+}
