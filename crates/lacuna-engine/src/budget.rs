@@ -96,12 +96,24 @@ impl Process {
     }
 }
 
-/// KV bytes of `choices` choices of one prompt when each has `tokens` tokens: the whole
+/// How the pages of a request are counted.
+#[derive(Debug, Clone)]
+pub(crate) struct Pages {
+    pub(crate) grain: Grain,
+    /// Tokens of the largest step: windows pass its rows after it.
+    pub(crate) step_tokens: usize,
+}
+
+/// The most KV bytes of `choices` choices of one prompt when each has `tokens` tokens: the whole
 /// groups of the prompt once, everything else for each.
-pub(crate) fn projected_bytes(grain: &Grain, prompt: usize, tokens: usize, choices: usize) -> u64 {
+pub(crate) fn projected_bytes(pages: &Pages, prompt: usize, tokens: usize, choices: usize) -> u64 {
+    let (grain, step) = (&pages.grain, pages.step_tokens);
+    if choices == 1 {
+        return grain.peak_bytes(tokens, step);
+    }
     let group = grain.group_tokens().get();
     let shared = grain.whole_tokens(prompt.saturating_sub(1) / group);
-    let own = grain.bytes(tokens) - grain.bytes(shared).min(grain.bytes(tokens));
+    let own = grain.new_bytes(shared, tokens, step);
     grain
         .bytes(shared)
         .saturating_add(own.saturating_mul(choices as u64))
@@ -110,13 +122,13 @@ pub(crate) fn projected_bytes(grain: &Grain, prompt: usize, tokens: usize, choic
 /// The most tokens that each of `choices` choices of a prompt can reach, alone, within
 /// `limit` bytes, up to `context`.
 pub(crate) fn capacity(
-    grain: &Grain,
+    pages: &Pages,
     prompt: usize,
     choices: usize,
     context: usize,
     limit: u64,
 ) -> usize {
-    let fits = |tokens: usize| projected_bytes(grain, prompt, tokens, choices) <= limit;
+    let fits = |tokens: usize| projected_bytes(pages, prompt, tokens, choices) <= limit;
     let (mut low, mut high) = (0, context);
     while low < high {
         let middle = low + (high - low).div_ceil(2);
@@ -201,20 +213,23 @@ mod tests {
     use super::*;
 
     /// Groups of 32 tokens and 8 KiB.
-    fn grain() -> Grain {
+    fn pages() -> Pages {
         let geometry = Geometry::uniform(1, 1, 64, KvElements::both(ElementType::F16));
         let cache = KvCache::new(geometry, KvPolicy::default());
-        cache.expect("the system has pages").grain()
+        Pages {
+            grain: cache.expect("the system has pages").grain(),
+            step_tokens: 16,
+        }
     }
 
     #[test]
     fn choices_share_the_whole_groups_of_their_prompt() {
-        let grain = grain();
-        let group = grain.bytes(32);
-        assert_eq!(projected_bytes(&grain, 64, 70, 1), 3 * group);
-        assert_eq!(projected_bytes(&grain, 65, 70, 4), (2 + 4) * group);
+        let pages = pages();
+        let group = pages.grain.bytes(32);
+        assert_eq!(projected_bytes(&pages, 64, 70, 1), 3 * group);
+        assert_eq!(projected_bytes(&pages, 65, 70, 4), (2 + 4) * group);
         assert_eq!(
-            projected_bytes(&grain, 64, 70, 4),
+            projected_bytes(&pages, 64, 70, 4),
             (1 + 4 * 2) * group,
             "the last token is computed by each"
         );
@@ -228,10 +243,10 @@ mod tests {
             context in 1usize..400,
             groups in 0u64..30,
         ) {
-            let grain = grain();
-            let limit = groups * grain.bytes(32);
-            let found = capacity(&grain, prompt, choices, context, limit);
-            let fits = |tokens| projected_bytes(&grain, prompt, tokens, choices) <= limit;
+            let pages = pages();
+            let limit = groups * pages.grain.bytes(32);
+            let found = capacity(&pages, prompt, choices, context, limit);
+            let fits = |tokens| projected_bytes(&pages, prompt, tokens, choices) <= limit;
             let expected = (1..=context).rev().find(|&tokens| tokens >= prompt && fits(tokens));
             match expected {
                 Some(expected) => prop_assert_eq!(found, expected),

@@ -255,9 +255,7 @@ impl Engine {
                 Some(sampler.sample_without(&self.barred, logits, history, candidates))
             }
         };
-        session.sequence.accept(chunk.len());
-        // What a device does not take back now, the next step offers again.
-        session.sequence.release_passed().ok();
+        session.accept(chunk.len());
         session.tokens.extend(token);
         Ok(token)
     }

@@ -1,10 +1,9 @@
 //! What can be said about a request before it is taken.
 
 use lacuna_kv::KvCache;
-use lacuna_kv::prefix::Grain;
 use lacuna_pages::ByteLength;
 
-use crate::budget::{capacity, projected_bytes};
+use crate::budget::{Pages, capacity, projected_bytes};
 
 use crate::request::{Limits, Refusal, Request};
 use crate::request_memory::RequestMemory;
@@ -18,7 +17,7 @@ pub(crate) struct RequestLimits {
     pub(crate) max_waiting: usize,
     /// Bytes of KV pages there can be.
     pub(crate) kv_bytes: u64,
-    pub(crate) grain: Grain,
+    pub(crate) pages: Pages,
     pub(crate) cache: KvCache,
     pub(crate) request_memory: RequestMemory,
 }
@@ -99,14 +98,14 @@ impl RequestLimits {
 
     fn capacity(&self, request: &Request) -> Result<usize, Refusal> {
         let (prompt, choices) = (request.prompt.len(), request.choices.get());
-        let (grain, limit) = (&self.grain, self.kv_bytes);
-        let capacity = capacity(grain, prompt, choices, self.context_tokens, limit);
+        let (pages, limit) = (&self.pages, self.kv_bytes);
+        let capacity = capacity(pages, prompt, choices, self.context_tokens, limit);
         let wanted = prompt.saturating_add(request.limits.max_tokens.unwrap_or(1));
         let wanted = wanted.min(self.context_tokens);
         match wanted <= capacity {
             true => Ok(capacity),
             false => Err(Refusal::TooLarge {
-                needed: ByteLength::new(projected_bytes(grain, prompt, wanted, choices)),
+                needed: ByteLength::new(projected_bytes(pages, prompt, wanted, choices)),
                 budget: ByteLength::new(limit),
             }),
         }

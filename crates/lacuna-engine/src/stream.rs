@@ -71,6 +71,8 @@ pub enum Miss {
     Evicted,
     /// It was there and was not used for longer than the time to live.
     Expired,
+    /// It is there, but for rows of layers with windows, without which nothing goes on from its end.
+    Passed,
 }
 
 impl Miss {
@@ -84,6 +86,7 @@ impl Miss {
             Self::Diverged => "diverged",
             Self::Evicted => "evicted",
             Self::Expired => "expired",
+            Self::Passed => "passed",
         }
     }
 }
@@ -96,6 +99,7 @@ impl From<prefix::Miss> for Miss {
             prefix::Miss::Diverged => Self::Diverged,
             prefix::Miss::Evicted => Self::Evicted,
             prefix::Miss::Expired => Self::Expired,
+            prefix::Miss::Passed => Self::Passed,
         }
     }
 }

@@ -6,13 +6,14 @@
 //! `release_passed` gives back what windows have left behind; `prepare` does it too.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, View};
 use lacuna_pages::{Buffer, Pool};
 
 use crate::error::KvError;
-use crate::geometry::{Geometry, Layer, LayerCache, Side};
-use crate::prefix::Pins;
+use crate::geometry::{Geometry, Keep, Layer, LayerCache, Side};
+use crate::prefix::{Grain, Pins};
 use crate::report::KvReport;
 use crate::store::{Store, Useful};
 
@@ -32,6 +33,8 @@ pub struct Sequence {
     geometry: Geometry,
     /// Whether any layer has one.
     windows: bool,
+    /// Where another sequence could go on, if windows are to keep what that takes.
+    resumable: Option<Arc<Grain>>,
     capacity: usize,
     first: usize,
     accepted: usize,
@@ -49,6 +52,7 @@ impl Sequence {
             store,
             pool,
             windows: geometry.has_windows(),
+            resumable: None,
             geometry,
             capacity,
             first: 0,
@@ -84,7 +88,7 @@ impl Sequence {
     pub fn first_held(&self, layer: Layer) -> usize {
         let rows = self.geometry.rows(layer);
         let (_, rows) = rows.expect("a layer that keeps rows, or reads another's");
-        self.useful().first_row(rows.keep)
+        self.seen().first_row(rows.keep)
     }
 
     /// The fewest tokens, other than none, that [`Sequence::truncate`] and [`Sequence::share_prefix`]
@@ -95,10 +99,19 @@ impl Sequence {
     }
 
     /// The rows that the next tokens may read.
-    fn useful(&self) -> Useful {
+    fn seen(&self) -> Useful {
         Useful {
             first: self.first,
             next: self.accepted,
+        }
+    }
+
+    /// The rows that the next tokens may read, or those of another sequence that goes on from here.
+    fn useful(&self) -> Useful {
+        let resumable = self.resumable.as_ref();
+        Useful {
+            next: resumable.map_or(self.accepted, |grain| grain.resume_position(self.accepted)),
+            ..self.seen()
         }
     }
 
@@ -232,9 +245,11 @@ impl Sequence {
             });
         }
         if position > self.first {
-            let next = self.accepted;
-            let first = position;
-            self.store.release(Useful { first, next })?;
+            let useful = Useful {
+                first: position,
+                ..self.useful()
+            };
+            self.store.release(useful)?;
             self.first = position;
         }
         Ok(())
@@ -275,6 +290,7 @@ impl Sequence {
             pool: self.pool.clone(),
             geometry: self.geometry.clone(),
             windows: self.windows,
+            resumable: self.resumable.clone(),
             capacity: self.capacity,
             first: self.first,
             accepted: tokens,
@@ -282,21 +298,46 @@ impl Sequence {
         })
     }
 
-    /// Keeps the pages of `rows`, which are accepted; `None` where the policy cannot.
-    pub(crate) fn pin(&mut self, rows: Range<usize>) -> Result<Option<Pins>, KvError> {
+    /// Keeps the pages of `rows`, which are accepted, in the layers that keep all rows; `None` where
+    /// the policy cannot.
+    pub(crate) fn pin_group(&mut self, rows: Range<usize>) -> Result<Option<Pins>, KvError> {
         debug_assert!(rows.end <= self.accepted, "only accepted rows are kept");
-        self.store.pin(rows)
+        self.store.pin(&|keep| match keep {
+            Keep::All => rows.clone(),
+            Keep::Window(_) => 0..0,
+        })
     }
 
-    /// Takes kept pages as the first `tokens` rows of this empty sequence.
-    pub(crate) fn adopt(&mut self, pins: &[&Pins], tokens: usize) -> Result<(), KvError> {
+    /// Keeps the pages of windows that a sequence takes which goes on at `next`, as far as accepted rows
+    /// fill them before `end`; `None` where the policy cannot, or a window has passed them.
+    pub(crate) fn pin_windows(&mut self, next: usize, end: usize) -> Result<Option<Pins>, KvError> {
+        debug_assert!(end <= self.accepted, "only accepted rows are kept");
+        self.store.pin(&|keep| match keep {
+            Keep::All => 0..0,
+            Keep::Window(_) => keep.first_seen(next)..end,
+        })
+    }
+
+    /// Takes kept pages as the first `tokens` rows of this empty sequence: those of groups and, where
+    /// layers have windows, those of a resume point.
+    pub(crate) fn adopt(
+        &mut self,
+        groups: &[&Pins],
+        window: Option<&Pins>,
+        tokens: usize,
+    ) -> Result<(), KvError> {
         debug_assert!(
             self.is_empty() && self.prepared == 0,
             "adopted before anything else"
         );
-        self.store.adopt(pins)?;
+        self.store.adopt(groups, window, tokens)?;
         self.accepted = tokens;
         Ok(())
+    }
+
+    /// From now on windows keep what a sequence takes that goes on at the last end of a group.
+    pub(crate) fn keep_resumable(&mut self, grain: Arc<Grain>) {
+        self.resumable = grain.has_windows().then_some(grain);
     }
 
     /// `len`, unless rows that a sequence of that many tokens would need were released.
@@ -330,9 +371,9 @@ impl Sequence {
     pub fn report(&self) -> KvReport {
         let usage = self.store.usage();
         let bytes_per_token = self.geometry.bytes_per_token();
-        let useful = self.useful();
+        let seen = self.seen();
         let held: usize = self.geometry.row_bytes_where(|keep| {
-            let first = useful.first_row(keep);
+            let first = seen.first_row(keep);
             self.accepted.saturating_sub(first)
         });
         KvReport {

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 
 use lacuna_kernels::{AttentionShape, Cpu, CpuConfig, ElementType, Mask};
-use lacuna_kv::{Geometry, KvCache, KvElements, Layer, Sequence, Side};
+use lacuna_kv::{Geometry, Keep, KvCache, KvElements, Layer, LayerCache, RowSpec, Sequence, Side};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -36,8 +36,9 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const LAYERS: usize = 2;
+const WINDOW: NonZeroUsize = NonZeroUsize::new(100).expect("not zero");
 const SHAPE: AttentionShape = AttentionShape {
-    mask: Mask::Window(NonZeroUsize::new(100).expect("not zero")),
+    mask: Mask::Window(WINDOW),
     ..AttentionShape::causal(4, 2, 32, 0.2)
 };
 
@@ -55,15 +56,60 @@ fn step(cpu: &Cpu, sequence: &mut Sequence) {
         cpu.attention(&mut out, &query, &keys, &values, position, &SHAPE, &mut []);
     }
     sequence.accept(1);
+    sequence.release_passed().expect("pages go back");
+}
+
+/// A layer that keeps all rows, and one that keeps what its window has not passed.
+fn windowed() -> Geometry {
+    let keeps = [Keep::All, Keep::Window(WINDOW)];
+    let layer = |keep| {
+        LayerCache::Rows(RowSpec {
+            kv_heads: SHAPE.kv_heads,
+            key_dim: SHAPE.head_dim,
+            value_dim: SHAPE.head_dim,
+            keep,
+        })
+    };
+    let layers = keeps.map(layer).to_vec();
+    Geometry::new(layers, KvElements::both(ElementType::F16)).expect("a model")
+}
+
+#[test]
+fn a_step_that_maps_no_page_and_gives_none_back_allocates_nothing() {
+    let cpu = cpu();
+    for policy in ["sparse", "sparse:head-major", "dense", "paged"] {
+        let policy = policy.parse().expect("a policy");
+        let cache = KvCache::new(windowed(), policy).expect("the system has pages");
+        let mut sequence = cache.sequence(2000).expect("address space");
+        let mut changing = 0;
+        for _ in 0..1000 {
+            let batches = cache.ledger().counts.batches;
+            let committed = sequence.report().committed_bytes;
+            let before = ALLOCATIONS.with(Cell::get);
+            step(&cpu, &mut sequence);
+            let allocations = ALLOCATIONS.with(Cell::get) - before;
+            let same = sequence.report().committed_bytes == committed;
+            match same && cache.ledger().counts.batches == batches {
+                true => assert_eq!(allocations, 0, "{policy} at {}", sequence.len()),
+                false => changing += 1,
+            }
+        }
+        // Four pages are mapped every 32 tokens, and two given back, together.
+        assert!(changing <= 5 * 1000 / 32 + 1, "{policy}: {changing} steps");
+    }
+}
+
+fn cpu() -> Cpu {
+    Cpu::new(CpuConfig {
+        threads: NonZeroUsize::MIN,
+        level: None,
+    })
+    .expect("this machine's own level")
 }
 
 #[test]
 fn a_step_that_does_not_grow_allocates_nothing() {
-    let cpu = Cpu::new(CpuConfig {
-        threads: NonZeroUsize::MIN,
-        level: None,
-    })
-    .expect("this machine's own level");
+    let cpu = cpu();
     for policy in [
         "sparse",
         "sparse:head-major",

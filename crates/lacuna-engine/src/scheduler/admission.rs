@@ -1,6 +1,6 @@
 //! Which waiting requests start: those that have a place, and memory to compute their prompt.
 
-use lacuna_kv::prefix::{self, Grain, Namespace, Start};
+use lacuna_kv::prefix::{self, Namespace, Start};
 
 use super::{End, Job, Running, Scheduler, Session, Waiting, sessions};
 use crate::status::retry_after;
@@ -109,6 +109,8 @@ impl Scheduler {
     /// A prompt is as urgent as the shortest request that waits for it.
     fn note_awaited(&mut self, donor: &Donor) {
         if let Some(session) = sessions(&mut self.running).nth(donor.session) {
+            let end = session.sequence.len() + donor.tokens;
+            self.prefix.keep_resumable(&mut session.path, end);
             let sooner = session
                 .awaited
                 .map_or(donor.tokens, |other| other.min(donor.tokens));
@@ -195,9 +197,11 @@ impl Scheduler {
     /// Bytes of new pages until every choice has its first token, and a group more. Only whole
     /// groups are shared: the pages of one that matches in part are copied.
     pub(super) fn bytes_to_start(&self, waiting: &Waiting, held: usize) -> u64 {
-        let grain = self.prefix.grain();
+        let (grain, step) = (self.prefix.grain(), self.engine.batch_limits().tokens);
         let group = grain.group_tokens().get();
-        let to_go = |from: usize, tokens: usize| grown(grain, from / group * group, tokens + group);
+        let to_go = |from: usize, tokens: usize| {
+            grain.new_bytes(from / group * group, tokens + group, step)
+        };
         let prompt = waiting.job.prompt_tokens;
         let mut choices = waiting
             .choices
@@ -217,14 +221,26 @@ impl Scheduler {
                 let sessions = running.sessions.iter();
                 let sessions = sessions.map(|session| {
                     let end = session.choice.tokens.len() + group;
-                    grown(grain, session.sequence.len(), end)
+                    let held = grain.bytes(session.sequence.len());
+                    grain.bytes(end).saturating_sub(held)
                 });
                 let followers = 2 * running.followers.len() as u64 * grain.bytes(group);
                 sessions.sum::<u64>() + followers
             })
             .sum();
-        let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.bytes(group);
+        let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.group_bytes()
+            + self.windows_bytes();
         (self.kv_limit + evictable).saturating_sub(self.owned_bytes() + promised)
+    }
+
+    /// Bytes of kept windows, about: pages of several resume points are one, and running requests use
+    /// some.
+    fn windows_bytes(&self) -> u64 {
+        let (tree, grain) = (self.prefix.tree(), self.prefix.grain());
+        let pinned = self.engine.kv_cache().ledger().pinned.get();
+        let groups = tree.len() as u64 * grain.group_bytes();
+        let windows = tree.unused_windows() as u64 * grain.resume_bytes();
+        windows.min(pinned.saturating_sub(groups))
     }
 
     /// Starts a request, for the first time or again, from what the prefix cache has of it. Gives it
@@ -300,9 +316,4 @@ pub(super) struct Reusable {
     pub(super) tokens: usize,
     /// Groups of it that nobody uses, and that will be in use then.
     pub(super) unused_groups: usize,
-}
-
-/// Bytes of pages that a sequence of `from` tokens takes on its way to `to`.
-fn grown(grain: &Grain, from: usize, to: usize) -> u64 {
-    grain.bytes(to).saturating_sub(grain.bytes(from))
 }

@@ -32,7 +32,7 @@ use lacuna_models::Segment;
 use lacuna_models::plan::Budget;
 use lacuna_pages::ByteLength;
 
-use crate::budget::Reading;
+use crate::budget::{Pages, Reading};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::request_limits::RequestLimits;
@@ -121,9 +121,17 @@ impl Scheduler {
             max_running: self.config.max_running,
             max_waiting: self.config.max_waiting,
             kv_bytes: self.kv_share(),
-            grain: self.prefix.grain().clone(),
+            pages: self.pages(),
             cache: self.engine.kv_cache().clone(),
             request_memory: RequestMemory::new(ByteLength::new(self.budget.parts.request_bytes)),
+        }
+    }
+
+    /// How pages are counted.
+    fn pages(&self) -> Pages {
+        Pages {
+            grain: self.prefix.grain().clone(),
+            step_tokens: self.engine.batch_limits().tokens,
         }
     }
 
@@ -204,9 +212,14 @@ impl Scheduler {
     }
 
     /// Gives a session's pages back; what it computed may stay in the prefix cache.
-    fn let_go(&mut self, session: Session) -> job::Choice {
+    fn let_go(&mut self, mut session: Session) -> job::Choice {
+        let now = self.system.now();
+        // Without a resume point at its end it is gone on with from an earlier one.
+        self.prefix
+            .finish(&session.path, &mut session.sequence, now)
+            .ok();
         drop(session.sequence);
-        self.prefix.leave(session.path, self.system.now());
+        self.prefix.leave(session.path, now);
         session.choice
     }
 

@@ -70,10 +70,10 @@ impl Scheduler {
         let (count, longest) = lengths.fold((0, job.prompt_tokens), |(count, longest), length| {
             (count + 1, longest.max(length))
         });
-        let (cache, grain) = (self.engine.kv_cache(), self.prefix.grain());
+        let (cache, pages) = (self.engine.kv_cache(), self.pages());
         let context = self.engine.context_tokens();
-        let tokens = (longest + grain.group_tokens().get()).min(context);
-        let shared = projected_bytes(grain, job.prompt_tokens, tokens, count);
+        let tokens = (longest + pages.grain.group_tokens().get()).min(context);
+        let shared = projected_bytes(&pages, job.prompt_tokens, tokens, count);
         // What takes whole contexts, or copies to grow, needs at least this for one sequence.
         shared.max(cache.sequence_peak_bytes(context, tokens))
     }

@@ -62,7 +62,7 @@ impl Scheduler {
         let group_tokens = grain.group_tokens().get();
         PageSizes {
             page: ByteLength::new(cache.page_bytes() as u64),
-            group: ByteLength::new(grain.bytes(group_tokens)),
+            group: ByteLength::new(grain.group_bytes()),
             group_tokens,
             token: ByteLength::new(cache.geometry().bytes_per_token() as u64),
         }

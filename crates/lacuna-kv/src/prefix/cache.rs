@@ -1,5 +1,6 @@
 //! Computed prompts kept by the page group, and sequences that start from them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::grain::Grain;
@@ -18,7 +19,7 @@ use crate::sequence::Sequence;
 pub struct PrefixCache {
     tree: Tree<Pins>,
     cache: KvCache,
-    grain: Grain,
+    grain: Arc<Grain>,
 }
 
 /// The groups a sequence uses, from its first token on. Goes back with [`PrefixCache::leave`].
@@ -29,6 +30,10 @@ pub struct Path {
     groups: Vec<GroupId>,
     /// Later groups cannot be entered: memory cannot be kept, or hashes collide.
     closed: bool,
+    /// After so many groups the windows' pages are kept too, beside where they are anyway.
+    resume_after: Vec<usize>,
+    /// The group whose window the sequence went on from.
+    resumed: Option<GroupId>,
 }
 
 /// A sequence that begins with what was kept.
@@ -65,7 +70,7 @@ impl PrefixCache {
     /// An empty prefix cache for sequences of `cache`.
     #[must_use]
     pub fn new(cache: KvCache) -> Self {
-        let grain = cache.grain();
+        let grain = Arc::new(cache.grain());
         Self {
             tree: Tree::new(grain.group_tokens()),
             cache,
@@ -86,11 +91,20 @@ impl PrefixCache {
     }
 
     /// How much of `tokens` a sequence of `namespace` could start with: whole groups, and tokens in
-    /// all. At least the last token is left, so that computing it can give logits.
+    /// all. At least the last token is left, so that computing it can give logits. Where layers have
+    /// windows it ends at a resume point.
     #[must_use]
     pub fn find(&self, namespace: Namespace, tokens: &[u32]) -> (Found, usize) {
         let before_last = &tokens[..tokens.len().saturating_sub(1)];
         let mut found = self.tree.find(namespace, before_last);
+        if self.grain.has_windows() {
+            let resumable = self.tree.resumable(&found.groups);
+            if resumable < found.groups.len() {
+                found.groups.truncate(resumable);
+                found.miss = Some(Miss::Passed);
+            }
+            found.tail = None;
+        }
         let worth = self.grain.group_tokens().get() / Self::TAIL_FRACTION;
         found.tail = found
             .tail
@@ -104,6 +118,19 @@ impl PrefixCache {
             }
         };
         (found, held)
+    }
+
+    /// After how many groups of a prompt the windows' pages are kept, beside where they are anyway:
+    /// where it leaves what is kept already, and at its end. There twice, a group apart: of what
+    /// follows a prompt's last words in a template, some may be written differently the next time.
+    fn resume_after(&self, namespace: Namespace, tokens: &[u32]) -> Vec<usize> {
+        if !self.grain.has_windows() {
+            return Vec::new();
+        }
+        let before_last = &tokens[..tokens.len().saturating_sub(1)];
+        let known = self.tree.find(namespace, before_last).groups.len();
+        let end = before_last.len() / self.grain.group_tokens();
+        vec![known, end.saturating_sub(1), end]
     }
 
     /// A partly matching group is mapped, and copied when the sequence goes on to write into it, if
@@ -124,12 +151,16 @@ impl PrefixCache {
     ) -> Result<Start, KvError> {
         let (mut found, held) = self.find(namespace, tokens);
         let mut sequence = self.cache.sequence(capacity)?;
+        sequence.keep_resumable(Arc::clone(&self.grain));
         let tail = found.tail.map(|(id, _)| id);
         let used = found.groups.iter().copied().chain(tail);
         let pins: Vec<&Pins> = used
             .filter_map(|id| self.tree.get(id).map(|(pins, _)| pins))
             .collect();
-        sequence.adopt(&pins, held)?;
+        let last = found.groups.last().copied();
+        let window = last.and_then(|id| self.tree.window(id));
+        sequence.adopt(&pins, window, held)?;
+        let resumed = window.and(last);
         found.groups.truncate(held / self.grain.group_tokens());
         self.tree.acquire(&found.groups);
         Ok(Start {
@@ -138,6 +169,8 @@ impl PrefixCache {
                 namespace,
                 groups: found.groups,
                 closed: false,
+                resume_after: self.resume_after(namespace, tokens),
+                resumed,
             },
             miss: found.miss,
         })
@@ -158,7 +191,8 @@ impl PrefixCache {
         })
     }
 
-    /// Enters the groups that `sequence` has filled since the last call. `tokens` are its tokens.
+    /// Enters the groups that `sequence` has filled since the last call. `tokens` are its tokens. To be
+    /// called before [`Sequence::release_passed`], which gives back what resume points would keep.
     ///
     /// # Errors
     /// [`KvError::Pages`] when pages cannot be sealed; the groups up to there have been entered.
@@ -175,7 +209,7 @@ impl PrefixCache {
             let start = path.groups.len() * group;
             let rows = start..start + group;
             let parent = path.end();
-            let Some(pins) = sequence.pin(rows.clone())? else {
+            let Some(pins) = sequence.pin_group(rows.clone())? else {
                 path.closed = true;
                 break;
             };
@@ -183,8 +217,47 @@ impl PrefixCache {
                 Inserted::New(id) | Inserted::Known(id) => path.groups.push(id),
                 Inserted::Collided => path.closed = true,
             }
+            let groups = path.groups.len();
+            let due = groups.is_multiple_of(self.grain.resume_every().get());
+            if !path.closed && (due || path.resume_after.contains(&groups)) {
+                self.keep_windows(path, sequence, now)?;
+            }
         }
         Ok(())
+    }
+
+    /// Makes the end of the last group of `path` a resume point, if it is none and the windows' pages
+    /// are there.
+    fn keep_windows(
+        &mut self,
+        path: &Path,
+        sequence: &mut Sequence,
+        now: Instant,
+    ) -> Result<(), KvError> {
+        let Some(&last) = path.groups.last() else {
+            return Ok(());
+        };
+        if !self.grain.has_windows() || self.tree.window(last).is_some() {
+            return Ok(());
+        }
+        let groups = path.groups.len();
+        let (next, end) = (
+            self.grain.whole_tokens(groups),
+            groups * self.grain.group_tokens().get(),
+        );
+        if let Some(pins) = sequence.pin_windows(next, end)? {
+            self.tree.keep_window(last, now, pins);
+        }
+        Ok(())
+    }
+
+    /// Makes the end of the last group before `tokens` a resume point when the sequence of `path` comes
+    /// to it: somebody waits to go on from there.
+    pub fn keep_resumable(&mut self, path: &mut Path, tokens: usize) {
+        let groups = tokens / self.grain.group_tokens();
+        if self.grain.has_windows() && !path.resume_after.contains(&groups) {
+            path.resume_after.push(groups);
+        }
     }
 
     /// The path of a sequence that was forked off at its first `tokens` tokens.
@@ -196,11 +269,34 @@ impl PrefixCache {
             namespace: path.namespace,
             closed: path.closed,
             groups,
+            resume_after: Vec::new(),
+            resumed: path.resumed,
+        }
+    }
+
+    /// The sequence of `path` is about to end. Whatever goes on with its tokens later starts at the
+    /// end of its last group.
+    ///
+    /// # Errors
+    /// [`KvError::Pages`] when pages cannot be sealed; what is kept already stays.
+    pub fn finish(
+        &mut self,
+        path: &Path,
+        sequence: &mut Sequence,
+        now: Instant,
+    ) -> Result<(), KvError> {
+        match sequence.has_lost_rows() {
+            true => Ok(()),
+            false => self.keep_windows(path, sequence, now),
         }
     }
 
     /// The sequence of `path` is gone, or about to be.
     pub fn leave(&mut self, path: Path, now: Instant) {
+        let last = path.groups.last().copied();
+        for id in path.resumed.into_iter().chain(last) {
+            self.tree.touch_window(id, now);
+        }
         self.tree.release(&path.groups, now);
     }
 

@@ -1,9 +1,10 @@
-//! How many tokens and pages a group is. Pure.
+//! How many tokens and pages a group is, and where windows can be resumed. Pure.
 
 use std::num::NonZeroUsize;
 
 use lacuna_pages::PageSize;
 
+use crate::geometry::Keep;
 use crate::layout::{Arrangement, Tiles};
 
 /// The grain at which the rows of a sequence are shared and kept.
@@ -16,24 +17,38 @@ use crate::layout::{Arrangement, Tiles};
 /// pages   |     0     |     1     |            groups 0 and 1 have pages 0 and 1:
 ///                                              with group 0 alone, rows 0 and 1 are whole
 /// ```
+///
+/// Of layers with a window no page belongs to a group. A sequence can start after `n` groups where
+/// those pages are kept of which the next token sees a row: a *resume point*.
 #[derive(Debug, Clone)]
 pub struct Grain {
     page_bytes: usize,
     group_tokens: NonZeroUsize,
-    tiles: Vec<Tiles>,
+    /// Of the buffers that keep all rows.
+    kept: Vec<Tiles>,
+    windows: Vec<(NonZeroUsize, Tiles)>,
 }
 
 impl Grain {
     pub(crate) fn new(arrangement: &Arrangement, page_size: PageSize) -> Self {
         let page_bytes = page_size.bytes() as usize;
-        let buffers = arrangement.buffers().iter();
-        let tiles: Vec<Tiles> = buffers.map(|held| held.tiles).collect();
+        let (mut kept, mut windows) = (Vec::new(), Vec::new());
+        for held in arrangement.buffers() {
+            match held.rows.keep {
+                Keep::All => kept.push(held.tiles),
+                Keep::Window(window) => windows.push((window, held.tiles)),
+            }
+        }
         let fills = |tiles: &Tiles| page_bytes.div_ceil(tiles.bytes) * tiles.tokens;
-        let group_tokens = tiles.iter().map(fills).max().and_then(NonZeroUsize::new);
+        let buffers = arrangement.buffers().iter();
+        let group_tokens = buffers.map(|held| fills(&held.tiles)).max();
         Self {
             page_bytes,
-            group_tokens: group_tokens.unwrap_or(NonZeroUsize::MIN),
-            tiles,
+            group_tokens: group_tokens
+                .and_then(NonZeroUsize::new)
+                .unwrap_or(NonZeroUsize::MIN),
+            kept,
+            windows,
         }
     }
 
@@ -43,18 +58,97 @@ impl Grain {
         self.group_tokens
     }
 
-    /// Bytes of the pages that `tokens` rows touch, over all buffers.
-    #[must_use]
-    pub fn bytes(&self, tokens: usize) -> u64 {
-        let touched = |tiles: &Tiles| {
-            tiles
-                .bytes_through(tokens)
-                .next_multiple_of(self.page_bytes)
-        };
-        self.tiles.iter().map(touched).sum::<usize>() as u64
+    fn pages(&self, bytes: usize) -> usize {
+        bytes.next_multiple_of(self.page_bytes)
     }
 
-    /// Rows that are whole in the pages of the first `groups` groups.
+    /// Bytes of the pages that `tokens` rows touch, over all buffers that keep all rows.
+    fn kept_bytes(&self, tokens: usize) -> usize {
+        let touched = |tiles: &Tiles| self.pages(tiles.bytes_through(tokens));
+        self.kept.iter().map(touched).sum()
+    }
+
+    /// Bytes of the pages of one group: what keeping it costs.
+    #[must_use]
+    pub fn group_bytes(&self) -> u64 {
+        self.kept_bytes(self.group_tokens.get()) as u64
+    }
+
+    /// The most bytes of pages that `rows` rows take in a window, so many more of which are there
+    /// during a step: the window passes them after it.
+    fn window_bytes(&self, window: NonZeroUsize, tiles: Tiles, rows: usize, step: usize) -> usize {
+        // Rows since the last resume point, which a group behind ends in some buffers, are kept beside
+        // the window; a page that is not passed yet may come before them.
+        let most = window.get() + 2 * self.group_tokens.get() + step;
+        let most = self.pages(tiles.bytes_through(most)) + self.page_bytes;
+        self.pages(tiles.bytes_through(rows)).min(most)
+    }
+
+    fn windows_bytes(&self, rows: usize, step: usize) -> usize {
+        let windows = self.windows.iter();
+        windows
+            .map(|&(window, tiles)| self.window_bytes(window, tiles, rows, step))
+            .sum()
+    }
+
+    /// The most bytes of the pages that a sequence of `tokens` tokens has between steps; exactly
+    /// those that its rows touch where no layer has a window. Never less for more tokens.
+    #[must_use]
+    pub fn bytes(&self, tokens: usize) -> u64 {
+        self.peak_bytes(tokens, 0)
+    }
+
+    /// As [`Grain::bytes`], during steps of up to `step` tokens.
+    #[must_use]
+    pub fn peak_bytes(&self, tokens: usize, step: usize) -> u64 {
+        (self.kept_bytes(tokens) + self.windows_bytes(tokens, step)) as u64
+    }
+
+    /// The most bytes of pages that a sequence has beyond those of its first `from` tokens, which it
+    /// shares, on its way to `tokens` in steps of up to `step`.
+    #[must_use]
+    pub fn new_bytes(&self, from: usize, tokens: usize, step: usize) -> u64 {
+        let kept = self
+            .kept_bytes(tokens)
+            .saturating_sub(self.kept_bytes(from));
+        let rows = tokens.saturating_sub(from);
+        (kept + self.windows_bytes(rows, step)) as u64
+    }
+
+    /// Whether some layer has a window, so that a sequence can start at resume points only.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        !self.windows.is_empty()
+    }
+
+    /// The most bytes of the pages that a resume point keeps.
+    #[must_use]
+    pub fn resume_bytes(&self) -> u64 {
+        let windows = self.windows.iter();
+        let kept = windows.map(|&(window, tiles)| {
+            self.pages(tiles.bytes_through(window.get() - 1)) + self.page_bytes
+        });
+        kept.sum::<usize>() as u64
+    }
+
+    /// Every so many groups of a sequence end in a resume point.
+    ///
+    /// Where a prompt leaves what is kept, everything since the last resume point is computed again,
+    /// so they should be close; and each keeps its windows' pages. At this distance those cost as much
+    /// as the rows that are kept of all tokens, so resume points at most double what a sequence leaves
+    /// behind. Where windows are all there is, a resume point's length of them.
+    #[must_use]
+    pub fn resume_every(&self) -> NonZeroUsize {
+        let window = self.windows.iter().map(|(window, _)| window.get()).max();
+        let groups = match self.group_bytes() {
+            0 => window.unwrap_or(0).div_ceil(self.group_tokens.get()),
+            group_bytes => self.resume_bytes().div_ceil(group_bytes) as usize,
+        };
+        NonZeroUsize::new(groups).unwrap_or(NonZeroUsize::MIN)
+    }
+
+    /// The position at which a sequence that has the first `groups` groups goes on: rows that are
+    /// whole in their pages.
     #[must_use]
     pub fn whole_tokens(&self, groups: usize) -> usize {
         let tokens = groups * self.group_tokens.get();
@@ -62,7 +156,14 @@ impl Grain {
             let bytes = tiles.bytes_before(tokens) / self.page_bytes * self.page_bytes;
             tiles.tokens_within(bytes)
         };
-        self.tiles.iter().map(whole).min().unwrap_or(0).min(tokens)
+        let windows = self.windows.iter().map(|(_, tiles)| tiles);
+        let buffers = self.kept.iter().chain(windows);
+        buffers.map(whole).min().unwrap_or(0).min(tokens)
+    }
+
+    /// The last position at or before `tokens` at which another sequence could go on.
+    pub(crate) fn resume_position(&self, tokens: usize) -> usize {
+        self.whole_tokens(tokens / self.group_tokens)
     }
 }
 
@@ -72,7 +173,7 @@ mod tests {
 
     use super::*;
     use crate::elements::KvElements;
-    use crate::geometry::Geometry;
+    use crate::geometry::{Geometry, LayerCache, RowSpec};
     use crate::layout::Layout;
 
     fn grain(head_dim: usize, key: ElementType, value: ElementType) -> Grain {
@@ -111,5 +212,57 @@ mod tests {
         );
         assert_eq!(grain.whole_tokens(1), 10);
         assert_eq!(grain.whole_tokens(2), 21, "two pages hold 21.3 rows");
+    }
+
+    /// One full layer in four, windows of 512 rows, all of 512 bytes: eight rows a page.
+    #[test]
+    fn resume_points_cost_no_more_than_the_rows_that_are_kept_for_good() {
+        let rows = |keep| {
+            LayerCache::Rows(RowSpec {
+                kv_heads: 1,
+                key_dim: 256,
+                value_dim: 256,
+                keep,
+            })
+        };
+        let window = |rows| Keep::Window(NonZeroUsize::new(rows).expect("not zero"));
+        let grain = |layers: Vec<LayerCache>| {
+            let geometry = Geometry::new(layers, KvElements::both(ElementType::F16));
+            let geometry = geometry.expect("a model");
+            Grain::new(
+                &Arrangement::new(&geometry, Layout::TokenMajor),
+                PageSize::KIB_4,
+            )
+        };
+        let mixed = grain([[rows(window(512)); 3].to_vec(), vec![rows(Keep::All)]].concat());
+        assert_eq!(mixed.group_tokens().get(), 8);
+        assert_eq!(mixed.group_bytes(), 2 * 4096, "of the full layer alone");
+        assert_eq!(mixed.resume_bytes(), 3 * 2 * (64 + 1) * 4096);
+        assert_eq!(mixed.resume_every().get(), 3 * 65);
+        assert_eq!(mixed.bytes(100), 4 * 2 * 13 * 4096, "no window is full");
+        let full = mixed.bytes(100_000) - mixed.bytes(50_000);
+        assert_eq!(full, 2 * 50_000 * 512, "windows are flat");
+        let step = mixed.peak_bytes(50_000, 16) - mixed.bytes(50_000);
+        assert_eq!(step, 3 * 2 * 2 * 4096, "two pages of each window");
+        assert_eq!(
+            mixed.peak_bytes(100, 64),
+            mixed.bytes(100),
+            "all rows are there"
+        );
+        let new = mixed.new_bytes(1600, 1608, 16);
+        assert_eq!(new, 2 * 4096 + 3 * 2 * 4096, "what is shared is none's own");
+        let windows = grain(vec![rows(window(512)); 2]);
+        assert_eq!(
+            (windows.group_bytes(), windows.resume_every().get()),
+            (0, 64)
+        );
+        let full = grain(vec![rows(Keep::All)]);
+        assert!(!full.has_windows());
+        assert_eq!(full.group_bytes(), full.bytes(8));
+        assert_eq!(full.peak_bytes(100, 16), full.bytes(100));
+        assert_eq!(
+            full.new_bytes(64, 100, 16),
+            full.bytes(100) - full.bytes(64)
+        );
     }
 }

@@ -5,6 +5,12 @@
 //!
 //! [`Tree`] decides what is kept, found and let go, without pages; [`PrefixCache`] does it to
 //! sequences; [`Grain`] says how many tokens and pages a group is.
+//!
+//! Layers that keep all rows are kept group by group. Layers with a window pass theirs, so a sequence
+//! starts at a *resume point*: the end of a group with which the windows' pages are kept that the next
+//! token sees. Where they are follows from the tokens and never from how they came in: every so many
+//! groups ([`Grain::resume_every`]), at the end of a prompt, at the end of what followed it, and where
+//! a later prompt left what was kept.
 
 mod cache;
 mod gone;
@@ -16,5 +22,6 @@ mod tree;
 pub use cache::{Path, PrefixCache, Start};
 pub use grain::Grain;
 pub use namespace::Namespace;
+pub(crate) use pins::PinnedPages;
 pub use pins::Pins;
 pub use tree::{Found, GroupId, Inserted, Miss, Parent, Tree};

@@ -1,23 +1,59 @@
-//! The pages of one group.
+//! The pages of one group, or those of windows that a resume point keeps.
 
-use lacuna_pages::PagePin;
+use lacuna_pages::{PagePin, PhysicalPage};
 
-/// What keeps one group's pages: for each buffer of a sequence, the pins of consecutive pages.
+/// What keeps pages: for each buffer of a sequence, the pins of consecutive pages.
 #[derive(Debug)]
 pub struct Pins {
-    extents: Vec<Vec<PagePin>>,
+    extents: Vec<PinnedPages>,
+}
+
+/// Consecutive pages of one buffer.
+#[derive(Debug, Clone)]
+pub(crate) struct PinnedPages {
+    /// The place of the first in the buffer.
+    pub(crate) first: u64,
+    pub(crate) pins: Vec<PagePin>,
+}
+
+impl PinnedPages {
+    /// Those before the place `end`.
+    pub(crate) fn cut_at(mut self, end: u64) -> Self {
+        self.pins.truncate(end.saturating_sub(self.first) as usize);
+        self
+    }
+
+    /// The place behind the last.
+    pub(crate) fn end(&self) -> u64 {
+        self.first + self.pins.len() as u64
+    }
 }
 
 impl Pins {
-    pub(crate) fn new(extents: Vec<Vec<PagePin>>) -> Self {
+    pub(crate) fn new(extents: Vec<PinnedPages>) -> Self {
         Self { extents }
     }
 
-    /// The pins that all of `groups` have for one buffer, in order.
-    pub(crate) fn of_extent(groups: &[&Self], extent: usize) -> Vec<PagePin> {
-        groups
-            .iter()
-            .flat_map(|pins| pins.extents[extent].iter().cloned())
-            .collect()
+    /// The pages that all of `groups`, which follow each other, and then `window` have of one buffer.
+    pub(crate) fn of_extent(groups: &[&Self], window: Option<&Self>, extent: usize) -> PinnedPages {
+        let mut all = PinnedPages {
+            first: 0,
+            pins: Vec::new(),
+        };
+        for pins in groups.iter().copied().chain(window) {
+            let pages = &pins.extents[extent];
+            // A group has no page of a buffer that belongs to a window.
+            if all.pins.is_empty() {
+                all.first = pages.first;
+            }
+            all.pins.extend(pages.pins.iter().cloned());
+        }
+        all
+    }
+
+    /// Every page that is kept.
+    pub fn pages(&self) -> impl Iterator<Item = PhysicalPage> {
+        let extents = self.extents.iter();
+        extents.flat_map(|pages| pages.pins.iter().map(PagePin::page))
     }
 }

@@ -18,6 +18,14 @@
 //! * **T4** A group's ancestors lead to the root of the namespace it was inserted for, and a search
 //!   begins at its own namespace's.
 //!
+//! Where layers have windows, a group may carry a window: what going on from its end takes beside the
+//! rows of all groups up to there.
+//!
+//! * **W1** A window leaves before its group or with it, so what is found with a window is whole (T2).
+//! * **W2** Windows are ordered by when they were last gone on from, the shallowest first of those that
+//!   were at one time; any of them can leave, whoever uses its group: sequences have mapped what they
+//!   took of it.
+//!
 //! Finding a prompt costs a hash per group; everything else is logarithmic in the groups there are.
 
 use std::cmp::Reverse;
@@ -56,6 +64,8 @@ pub enum Miss {
     Evicted,
     /// It was there and nobody used it for the time to live.
     Expired,
+    /// It is there, but for rows that windows have passed, without which nothing goes on from its end.
+    Passed,
 }
 
 /// What is kept of a token sequence.
@@ -90,6 +100,7 @@ pub struct Tree<P, S = RandomState> {
     /// The first groups of each namespace that has any.
     roots: HashMap<Namespace, Vec<GroupId>>,
     evictable: BTreeSet<(Instant, Reverse<usize>, GroupId)>,
+    windows: BTreeSet<(Instant, usize, GroupId)>,
     gone: Gone,
     unused: usize,
     next_id: u64,
@@ -105,6 +116,14 @@ struct Group<P> {
     users: usize,
     last_used: Instant,
     pinned_until: Option<Instant>,
+    payload: P,
+    window: Option<Window<P>>,
+}
+
+/// What going on from a group's end takes of layers with windows.
+#[derive(Debug)]
+struct Window<P> {
+    last_used: Instant,
     payload: P,
 }
 
@@ -142,6 +161,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
             by_chain: HashMap::new(),
             roots: HashMap::new(),
             evictable: BTreeSet::new(),
+            windows: BTreeSet::new(),
             gone: Gone::default(),
             unused: 0,
             next_id: 0,
@@ -305,6 +325,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
             last_used: now,
             pinned_until: None,
             payload: payload(),
+            window: None,
         };
         self.groups.insert(id, group);
         self.siblings(parent).push(id);
@@ -366,13 +387,95 @@ impl<P, S: BuildHasher> Tree<P, S> {
         }
     }
 
-    /// Lets go of the group that has been unused for longest, of those that lead nowhere, and
-    /// returns where its rows are. Pinned groups go when no other is left.
+    /// How many of `ids`, a path from the root on, can be gone on from: those up to the last with a
+    /// window.
+    #[must_use]
+    pub fn resumable(&self, ids: &[GroupId]) -> usize {
+        let has_window = |id: &GroupId| self.window(*id).is_some();
+        ids.iter().rposition(has_window).map_or(0, |last| last + 1)
+    }
+
+    /// The window that a group carries.
+    #[must_use]
+    pub fn window(&self, id: GroupId) -> Option<&P> {
+        let window = self.groups.get(&id)?.window.as_ref()?;
+        Some(&window.payload)
+    }
+
+    /// Windows there are.
+    #[must_use]
+    pub fn windows(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Those of them whose groups nobody uses.
+    #[must_use]
+    pub fn unused_windows(&self) -> usize {
+        let unused = |entry: &&(Instant, usize, GroupId)| self.groups[&entry.2].users == 0;
+        self.windows.iter().filter(unused).count()
+    }
+
+    /// Everything that is kept: of groups, and of windows.
+    pub fn payloads(&self) -> impl Iterator<Item = &P> {
+        self.groups.values().flat_map(|group| {
+            let window = group.window.as_ref().map(|window| &window.payload);
+            std::iter::once(&group.payload).chain(window)
+        })
+    }
+
+    /// Gives a group a window, unless it has one or is not kept.
+    pub fn keep_window(&mut self, id: GroupId, now: Instant, payload: P) {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        if group.window.is_none() {
+            self.windows.insert((now, group.depth, id));
+            group.window = Some(Window {
+                last_used: now,
+                payload,
+            });
+        }
+    }
+
+    /// Takes note that the window of a group, if it has one, was gone on from.
+    pub fn touch_window(&mut self, id: GroupId, now: Instant) {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        if let Some(window) = &mut group.window {
+            self.windows.remove(&(window.last_used, group.depth, id));
+            window.last_used = window.last_used.max(now);
+            self.windows.insert((window.last_used, group.depth, id));
+        }
+    }
+
+    /// Takes a group's window.
+    fn take_window(&mut self, id: GroupId) -> Option<P> {
+        let group = self.groups.get_mut(&id)?;
+        let window = group.window.take()?;
+        self.windows.remove(&(window.last_used, group.depth, id));
+        Some(window.payload)
+    }
+
+    /// Lets go of the group that has been unused for longest, of those that lead nowhere, or of the
+    /// window that was last gone on from no later, and returns where the rows are. Pinned groups and
+    /// their windows go when no other is left.
     pub fn evict(&mut self, now: Instant) -> Option<P> {
-        let unpinned = |entry: &&(_, _, GroupId)| !self.groups[&entry.2].is_pinned(now);
-        let chosen = self.evictable.iter().find(unpinned);
-        let &(_, _, id) = chosen.or_else(|| self.evictable.first())?;
-        Some(self.remove(id, Miss::Evicted))
+        let unpinned = |id: &GroupId| !self.groups[id].is_pinned(now);
+        let groups = || self.evictable.iter().map(|&(used, _, id)| (used, id));
+        let windows = || self.windows.iter().map(|&(used, _, id)| (used, id));
+        let group = groups().find(|(_, id)| unpinned(id));
+        let window = windows().find(|(_, id)| unpinned(id));
+        let (group, window) = match (group, window) {
+            (None, None) => (groups().next(), windows().next()),
+            some => some,
+        };
+        match (group, window) {
+            (Some((used, id)), window) if window.is_none_or(|(before, _)| used < before) => {
+                Some(self.remove(id, Miss::Evicted))
+            }
+            (_, window) => self.take_window(window?.1),
+        }
     }
 
     /// Lets go of one group that has been unused for `time_to_live`, if there is one and it is not
@@ -386,6 +489,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
 
     /// Takes an evictable group out.
     fn remove(&mut self, id: GroupId, why: Miss) -> P {
+        self.take_window(id);
         let group = self
             .groups
             .remove(&id)

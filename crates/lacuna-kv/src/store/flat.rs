@@ -19,8 +19,8 @@ use std::ops::Range;
 use lacuna_kernels::{Cpu, Run, Runs, View};
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{
-    Buffer, ByteLength, Error as PagesError, PagePin, PageRange, Pages, Pool, Request, Share,
-    Source, VirtualPage,
+    Buffer, ByteLength, Error as PagesError, PageRange, Pages, Pool, Request, Share, Source,
+    VirtualPage,
 };
 
 use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
@@ -29,7 +29,7 @@ use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Keep, Layer, Side};
 use crate::layout::{Arrangement, BufferRows, Tiles};
-use crate::prefix::Pins;
+use crate::prefix::{PinnedPages, Pins};
 
 /// When memory is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,18 +240,21 @@ impl FlatStore {
         extent.tiles.bytes_before(end) / page * page
     }
 
-    /// Seals the pages that hold only rows before `end`, in one batch.
-    fn seal_before(&mut self, end: usize) -> Result<(), KvError> {
-        let ends: Vec<usize> = self
+    /// Seals the pages that hold only rows before the `end` of each buffer, in one batch.
+    fn seal_before(&mut self, end: impl Fn(&Extent) -> usize) -> Result<(), KvError> {
+        let ends = self
             .extents
             .iter()
-            .map(|extent| self.whole(extent, end))
-            .collect();
+            .map(|extent| self.whole(extent, end(extent)));
+        let ends: Vec<usize> = ends.collect();
         let extents = self.extents.iter_mut().zip(&ends);
         let mut unsealed: Vec<Pages<'_>> = extents
             .filter(|(extent, end)| extent.sealed < **end)
             .map(|(extent, &end)| extent.whole_pages(extent.sealed..end))
             .collect();
+        if unsealed.is_empty() {
+            return Ok(());
+        }
         let sealed = self.pool.seal(&mut unsealed);
         self.note_lost(sealed)?;
         for (extent, end) in self.extents.iter_mut().zip(ends) {
@@ -262,7 +265,7 @@ impl FlatStore {
 
     /// Maps the pages of `copy` that hold only rows before `end` to the same memory as this store's.
     fn share(&mut self, copy: &mut Self, end: usize) -> Result<(), KvError> {
-        self.seal_before(end)?;
+        self.seal_before(|_| end)?;
         let whole = |extent: &Extent| extent.released..self.whole(extent, end).max(extent.released);
         let pairs = self.extents.iter().zip(&mut copy.extents);
         let mut shares: Vec<Share<'_>> = pairs
@@ -415,43 +418,67 @@ impl Store for FlatStore {
         Ok(Box::new(copy))
     }
 
-    fn pin(&mut self, rows: Range<usize>) -> Result<Option<Pins>, KvError> {
-        if !self.moves() || self.pool.capabilities().aliasing != Aliasing::Shared {
+    fn pin(&mut self, rows: &dyn Fn(Keep) -> Range<usize>) -> Result<Option<Pins>, KvError> {
+        let pages = |store: &Self, extent: &Extent| {
+            let rows = rows(extent.keep);
+            store.whole(extent, rows.start)..store.whole(extent, rows.end)
+        };
+        let gone = |extent: &Extent| {
+            let pages = pages(self, extent);
+            !pages.is_empty() && pages.start < extent.released
+        };
+        let shares = self.moves() && self.pool.capabilities().aliasing == Aliasing::Shared;
+        if !shares || self.extents.iter().any(gone) {
             return Ok(None);
         }
-        // A window passes rows that a group of pages would have to keep.
-        if self.extents.iter().any(|extent| extent.keep != Keep::All) {
-            return Ok(None);
-        }
-        self.seal_before(rows.end)?;
+        self.seal_before(|extent| rows(extent.keep).end)?;
+        let page = self.page_bytes();
         let pins = self.extents.iter().map(|extent| {
-            let bytes = self.whole(extent, rows.start)..self.whole(extent, rows.end);
-            extent.buffer.pin(extent.pages(bytes))
+            let bytes = pages(self, extent);
+            let first = (bytes.start / page) as u64;
+            let pins = match bytes.is_empty() {
+                true => Vec::new(),
+                false => extent.buffer.pin(extent.pages(bytes))?,
+            };
+            Ok(PinnedPages { first, pins })
         });
-        Ok(Some(Pins::new(pins.collect::<Result<_, _>>()?)))
+        Ok(Some(Pins::new(pins.collect::<Result<_, PagesError>>()?)))
     }
 
-    fn adopt(&mut self, pins: &[&Pins]) -> Result<(), KvError> {
-        if pins.is_empty() {
+    fn adopt(
+        &mut self,
+        groups: &[&Pins],
+        window: Option<&Pins>,
+        rows: usize,
+    ) -> Result<(), KvError> {
+        if groups.is_empty() {
             return Ok(());
         }
-        let all: Vec<Vec<PagePin>> = (0..self.extents.len())
-            .map(|extent| Pins::of_extent(pins, extent))
+        let page = self.page_bytes();
+        let extents = self.extents.iter().enumerate();
+        let all: Vec<PinnedPages> = extents
+            .map(|(index, extent)| {
+                // Only the page that the next row is written to may be sealed, and none behind it.
+                let end = extent.tiles.bytes_through(rows).div_ceil(page);
+                Pins::of_extent(groups, window, index).cut_at(end as u64)
+            })
             .collect();
         let mut shares: Vec<Share<'_>> = self
             .extents
             .iter_mut()
             .zip(&all)
-            .map(|(extent, pins)| Share {
-                source: Source::Pins(pins),
+            .filter(|(_, pages)| !pages.pins.is_empty())
+            .map(|(extent, pages)| Share {
+                source: Source::Pins(&pages.pins),
                 target: &mut extent.buffer,
-                at: VirtualPage::new(0),
+                at: VirtualPage::new(pages.first),
             })
             .collect();
         self.pool.share(&mut shares)?;
-        let page = self.page_bytes();
-        for (extent, pins) in self.extents.iter_mut().zip(&all) {
-            (extent.sealed, extent.mapped) = (pins.len() * page, pins.len() * page);
+        for (extent, pages) in self.extents.iter_mut().zip(&all) {
+            let end = pages.end() as usize * page;
+            (extent.released, extent.sealed, extent.mapped) =
+                (pages.first as usize * page, end, end);
         }
         self.note_peak();
         Ok(())

@@ -53,16 +53,23 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// A second store with the same `rows`, which are held: shared where memory can be, else copied.
     fn duplicate(&mut self, rows: Range<usize>) -> Result<Box<dyn Store>, KvError>;
 
-    /// Keeps the whole pages that hold only `rows`, a multiple of what all buffers' pages hold,
-    /// beyond the life of this store; `None` where memory cannot be.
-    fn pin(&mut self, _rows: Range<usize>) -> Result<Option<Pins>, KvError> {
+    /// Keeps pages beyond the life of this store: of every buffer, by how long its rows are of use,
+    /// those from the page in which the named rows begin to the last that they fill. `None` where
+    /// memory cannot be kept, or a page is gone.
+    fn pin(&mut self, _rows: &dyn Fn(Keep) -> Range<usize>) -> Result<Option<Pins>, KvError> {
         Ok(None)
     }
 
-    /// Takes pages that stores of the same shape have pinned, from the first row on without gaps, as
-    /// the memory of this empty store.
-    fn adopt(&mut self, pins: &[&Pins]) -> Result<(), KvError> {
-        debug_assert!(pins.is_empty(), "a store that pins nothing adopts nothing");
+    /// Takes pages that stores of the same shape have pinned as the memory of the first `rows` rows of
+    /// this empty store: those of groups from the first row on without gaps, and those of a window.
+    fn adopt(
+        &mut self,
+        groups: &[&Pins],
+        window: Option<&Pins>,
+        _rows: usize,
+    ) -> Result<(), KvError> {
+        let nothing = groups.is_empty() && window.is_none();
+        debug_assert!(nothing, "a store that pins nothing adopts nothing");
         Ok(())
     }
 

@@ -5,3 +5,4 @@ mod hashing;
 mod letting_go;
 mod model;
 mod pages;
+mod windows;

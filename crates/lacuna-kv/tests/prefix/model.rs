@@ -24,6 +24,9 @@ enum Step {
     /// A sequence ends.
     Leave(usize),
     Pin(usize, u64),
+    /// The end of a group of a sequence becomes a resume point, or is gone on from.
+    Keep(usize, usize),
+    Touch(usize, usize),
     Evict,
     Expire,
 }
@@ -38,7 +41,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => (0usize..4).prop_map(Step::Grow),
         2 => (0usize..4).prop_map(Step::Leave),
         1 => (0usize..4, 0u64..7).prop_map(|(path, time)| Step::Pin(path, time)),
-        2 => Just(Step::Evict),
+        2 => (0usize..4, 0usize..4).prop_map(|(path, depth)| Step::Keep(path, depth)),
+        1 => (0usize..4, 0usize..4).prop_map(|(path, depth)| Step::Touch(path, depth)),
+        3 => Just(Step::Evict),
         1 => Just(Step::Expire),
     ];
     prop::collection::vec(step, 1..80)
@@ -53,6 +58,13 @@ struct Entry {
     users: usize,
     last_used: Instant,
     pinned_until: Option<Instant>,
+    /// Since when its window, if it carries one, was last gone on from.
+    window: Option<Instant>,
+}
+
+/// What stands for the window of a group that holds `tokens`.
+fn window_of(tokens: &[u32]) -> Vec<u32> {
+    [tokens, &[99]].concat()
 }
 
 /// A sequence: its prompt, and how many groups of it are in the tree.
@@ -168,11 +180,52 @@ impl List {
         entry.tokens
     }
 
+    /// Windows, those first that were gone on from longest ago, of those the shallowest.
+    fn windows(&self) -> Vec<usize> {
+        let carries = |index: &usize| self.entries[*index].window.is_some();
+        let mut windows: Vec<usize> = (0..self.entries.len()).filter(carries).collect();
+        windows.sort_by_key(|&index| {
+            let entry = &self.entries[index];
+            (entry.window, entry.tokens.len(), entry.id)
+        });
+        windows
+    }
+
     fn evict(&mut self, now: Instant) -> Option<Vec<u32>> {
-        let free = self.evictable();
-        let unpinned = free.iter().find(|&&index| !self.is_pinned(index, now));
-        let chosen = *unpinned.or(free.first())?;
-        Some(self.remove(chosen, Miss::Evicted))
+        let (free, windows) = (self.evictable(), self.windows());
+        let unpinned = |order: &[usize]| {
+            let mut order = order.iter().copied();
+            order.find(|&index| !self.is_pinned(index, now))
+        };
+        let (group, window) = match (unpinned(&free), unpinned(&windows)) {
+            (None, None) => (free.first().copied(), windows.first().copied()),
+            some => some,
+        };
+        let entries = &mut self.entries;
+        match (group, window) {
+            (Some(group), Some(window))
+                if entries[window].window <= Some(entries[group].last_used) =>
+            {
+                entries[window].window = None;
+                Some(window_of(&entries[window].tokens))
+            }
+            (None, Some(window)) => {
+                entries[window].window = None;
+                Some(window_of(&entries[window].tokens))
+            }
+            (group, _) => Some(self.remove(group?, Miss::Evicted)),
+        }
+    }
+
+    fn resumable(&self, path: &[GroupId]) -> usize {
+        let carries = |id: &GroupId| {
+            let mut entries = self.entries.iter();
+            entries.any(|entry| entry.id == *id && entry.window.is_some())
+        };
+        (0..=path.len())
+            .rev()
+            .find(|&groups| groups == 0 || carries(&path[groups - 1]))
+            .unwrap_or(0)
     }
 
     fn expire(&mut self, now: Instant) -> Option<Vec<u32>> {
@@ -243,6 +296,7 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                             users: 1,
                             last_used: now,
                             pinned_until: None,
+                            window: None,
                         });
                         one.path.push(id);
                     }
@@ -280,6 +334,24 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                     entry.pinned_until = entry.pinned_until.max(Some(until))
                 });
             }
+            Step::Keep(index, depth) => {
+                let path = running.get(index).map_or(&[][..], |one| &one.path);
+                let Some(&id) = path.get(depth) else {
+                    continue;
+                };
+                list.each(&[id], |entry| {
+                    tree.keep_window(id, now, window_of(&entry.tokens));
+                    entry.window.get_or_insert(now);
+                });
+            }
+            Step::Touch(index, depth) => {
+                let path = running.get(index).map_or(&[][..], |one| &one.path);
+                let Some(&id) = path.get(depth) else {
+                    continue;
+                };
+                tree.touch_window(id, now);
+                list.each(&[id], |entry| entry.window = entry.window.map(|_| now));
+            }
             Step::Evict => prop_assert_eq!(tree.evict(now), list.evict(now)),
             Step::Expire => prop_assert_eq!(tree.expire(now, TIME_TO_LIVE), list.expire(now)),
         }
@@ -304,6 +376,13 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
         );
         for entry in &list.entries {
             prop_assert_eq!(tree.get(entry.id), Some((&entry.tokens, entry.users)));
+            let window = entry.window.map(|_| window_of(&entry.tokens));
+            prop_assert_eq!(tree.window(entry.id), window.as_ref());
+        }
+        prop_assert_eq!(tree.windows(), list.windows().len());
+        prop_assert_eq!(tree.payloads().count(), tree.len() + tree.windows());
+        for one in &running {
+            prop_assert_eq!(tree.resumable(&one.path), list.resumable(&one.path));
         }
     }
     let end = begin + Duration::from_secs(1);
@@ -312,6 +391,7 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
     }
     while tree.evict(end).is_some() {}
     prop_assert!(tree.is_empty(), "everything unused can be evicted");
+    prop_assert_eq!(tree.windows(), 0, "W1: windows leave with their groups");
     Ok(())
 }
 

@@ -19,20 +19,20 @@ fn even() -> Geometry {
 fn straddling() -> Geometry {
     Geometry::uniform(3, 2, 12, KvElements::both(ElementType::F32))
 }
-const CAPACITY: usize = 400;
+pub(crate) const CAPACITY: usize = 1200;
 
-struct Bench {
+pub(crate) struct Bench {
     cpu: Cpu,
     geometry: Geometry,
-    kv: KvCache,
-    cache: PrefixCache,
+    pub(crate) kv: KvCache,
+    pub(crate) cache: PrefixCache,
 }
 
 /// A sequence, its tokens, and the groups it uses.
-struct Held {
-    sequence: Sequence,
-    path: Path,
-    tokens: Vec<u32>,
+pub(crate) struct Held {
+    pub(crate) sequence: Sequence,
+    pub(crate) path: Path,
+    pub(crate) tokens: Vec<u32>,
 }
 
 impl Bench {
@@ -40,7 +40,7 @@ impl Bench {
         Self::with(geometry, "sparse")
     }
 
-    fn with(geometry: Geometry, policy: &str) -> Self {
+    pub(crate) fn with(geometry: Geometry, policy: &str) -> Self {
         let cpu = CpuConfig {
             threads: NonZeroUsize::MIN,
             level: None,
@@ -55,7 +55,7 @@ impl Bench {
         }
     }
 
-    fn start(&mut self, tokens: &[u32]) -> Held {
+    pub(crate) fn start(&mut self, tokens: &[u32]) -> Held {
         self.start_in(Namespace::COMMON, tokens)
     }
 
@@ -70,7 +70,7 @@ impl Bench {
     }
 
     /// Computes what is missing, `chunk` tokens at a time, and enters it.
-    fn compute(&mut self, held: &mut Held, chunk: usize) {
+    pub(crate) fn compute(&mut self, held: &mut Held, chunk: usize) {
         let (cpu, geometry) = (&self.cpu, self.geometry.clone());
         while held.sequence.len() < held.tokens.len() {
             let start = held.sequence.len();
@@ -91,26 +91,32 @@ impl Bench {
                 .cache
                 .grow(path, sequence, &held.tokens, Instant::now());
             grown.expect("pages can be sealed");
+            let released = held.sequence.release_passed();
+            released.expect("pages go back");
         }
     }
 
-    fn run(&mut self, tokens: &[u32]) -> Held {
+    pub(crate) fn run(&mut self, tokens: &[u32]) -> Held {
         let mut held = self.start(tokens);
         self.compute(&mut held, 7);
         held
     }
 
-    fn leave(&mut self, held: Held) {
+    /// As a session ends: what it has becomes a place to go on from.
+    pub(crate) fn leave(&mut self, mut held: Held) {
+        let (path, sequence) = (&held.path, &mut held.sequence);
+        let finished = self.cache.finish(path, sequence, Instant::now());
+        finished.expect("pages can be sealed");
         drop(held.sequence);
         self.cache.leave(held.path, Instant::now());
     }
 
-    fn owned(&self) -> u64 {
+    pub(crate) fn owned(&self) -> u64 {
         let ledger = self.kv.ledger();
         ledger.committed.get() - ledger.idle.get()
     }
 
-    fn assert_rows(&self, held: &Held) {
+    pub(crate) fn assert_rows(&self, held: &Held) {
         let mut fresh = self.kv.sequence(CAPACITY).expect("address space");
         fresh.prepare(held.tokens.len()).expect("memory");
         for (Layer(layer), spec) in self.geometry.own_rows() {
@@ -156,14 +162,14 @@ fn row(spec: &RowSpec, at: usize, token: u32, layer: usize, side: Side) -> Vec<f
         .collect()
 }
 
-fn tokens(seed: u32, len: usize) -> Vec<u32> {
+pub(crate) fn tokens(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32)
         .map(|index| (index * 7 + seed * 13) % 50)
         .collect()
 }
 
 /// `shared` tokens that all have in common, then `own` that depend on `seed`.
-fn prompt(shared: usize, own: usize, seed: u32) -> Vec<u32> {
+pub(crate) fn prompt(shared: usize, own: usize, seed: u32) -> Vec<u32> {
     let mut prompt = tokens(0, shared);
     prompt.extend((0..own as u32).map(|index| 60 + seed * 31 + index));
     prompt
@@ -224,6 +230,23 @@ fn a_partly_matching_group_is_used_as_far_as_it_goes_and_left_as_it_was() {
         assert_eq!(second.path.groups().len(), 1);
         bench.compute(&mut second, 50);
         bench.assert_rows(&second);
+        bench.assert_rows(&donor);
+    }
+}
+
+/// A group has two pages of K. Whatever was written to the second, when the first had been copied and
+/// more tokens came in later steps, found it sealed.
+#[test]
+fn a_group_of_several_pages_can_be_left_in_its_first_a_few_tokens_at_a_time() {
+    for mut bench in benches() {
+        let group = bench.cache.grain().group_tokens().get();
+        let donor = bench.run(&tokens(0, 3 * group));
+        for chunk in [1, 3] {
+            let mut second = bench.start(&prompt(group + group / 4, group, chunk as u32));
+            assert_eq!(second.sequence.len(), group + group / 4);
+            bench.compute(&mut second, chunk);
+            bench.assert_rows(&second);
+        }
         bench.assert_rows(&donor);
     }
 }

@@ -101,6 +101,7 @@ fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()
         args.model.model
     );
     let mut editor = rustyline::DefaultEditor::new()?;
+    session.keep_turns();
     while let Some(line) = ask(&mut editor)? {
         history.push(Message::new("user", line.as_str()));
         match turn(engine, session, &history, &line, args) {

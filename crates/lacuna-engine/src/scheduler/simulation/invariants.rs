@@ -1,7 +1,8 @@
 //! What holds after every step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use lacuna_kv::prefix::Pins;
 use lacuna_pages::Pool;
 
 use crate::scheduler::Scheduler;
@@ -25,13 +26,12 @@ pub(super) fn check(scheduler: &Scheduler, pool: &Pool) {
     if let Err(broken) = pool.verify(buffers) {
         panic!("{broken}");
     }
-    let group = scheduler.prefix.grain().group_tokens().get();
-    let group_bytes = scheduler.prefix.grain().bytes(group);
     let ledger = pool.ledger();
+    let pinned: BTreeSet<_> = tree.payloads().flat_map(Pins::pages).collect();
     assert_eq!(
         ledger.pinned.get(),
-        tree.len() as u64 * group_bytes,
-        "pinned pages are those of the cache's groups"
+        pinned.len() as u64 * scheduler.engine.kv_cache().page_bytes() as u64,
+        "pinned pages are those of the cache's groups and windows"
     );
     assert!(
         ledger.committed.get() <= scheduler.budget.parts.kv_bytes,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lacuna_kernels::ElementType;
-use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy};
+use lacuna_kv::{Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec};
 use lacuna_models::Model;
 use lacuna_pages::faults::{Completion, Failing, Faults, FaultyDevice};
 use lacuna_pages::{HostDevice, PageSize, Pool, PoolConfig};
@@ -79,13 +79,35 @@ struct Tally {
     evicted: u64,
     expired: u64,
     reused: u64,
+    /// Tokens that were reused where layers have windows.
+    resumed: u64,
 }
 
 const CONTEXT: usize = 200;
 
-/// Rows of 256 bytes: 16 tokens a page.
-fn geometry() -> Geometry {
-    Geometry::uniform(2, 1, 64, KvElements::both(ElementType::F32))
+/// Rows of 256 bytes, 16 tokens a page: in two layers alike, or in one that keeps all rows, two with
+/// windows, wide and narrow, and one that reads another's.
+fn geometry(windows: bool) -> Geometry {
+    let elements = KvElements::both(ElementType::F32);
+    if !windows {
+        return Geometry::uniform(2, 1, 64, elements);
+    }
+    let rows = |keep| {
+        LayerCache::Rows(RowSpec {
+            kv_heads: 1,
+            key_dim: 64,
+            value_dim: 64,
+            keep,
+        })
+    };
+    let window = |rows| Keep::Window(std::num::NonZeroUsize::new(rows).expect("not zero"));
+    let layers = vec![
+        rows(window(32)),
+        rows(Keep::All),
+        LayerCache::Of(Layer(0)),
+        rows(window(7)),
+    ];
+    Geometry::new(layers, elements).expect("a model")
 }
 
 impl Simulation {
@@ -115,7 +137,9 @@ impl Simulation {
         let host = HostDevice::new().expect("a host with pages");
         let (device, faults) = FaultyDevice::new(host, completion);
         let pool = Pool::new(device, small_pages()).expect("valid settings");
-        let cache = KvCache::over(pool.clone(), geometry(), KvPolicy::default()).expect("a cache");
+        let windows = one_of(&[0, 1]) == 1;
+        let cache =
+            KvCache::over(pool.clone(), geometry(windows), KvPolicy::default()).expect("a cache");
         let kv = groups * cache.grain().bytes(cache.grain().group_tokens().get());
         let (model, breaks) = (demo_model(), Arc::new(AtomicBool::new(false)));
         let tokens = (one_of(&[6, 24]) as usize).max(config.max_running);
@@ -295,6 +319,9 @@ impl Simulation {
         self.tally.evicted = counters.evicted_groups;
         self.tally.expired = counters.expired_groups;
         self.tally.reused = counters.reused_tokens;
+        if self.scheduler.prefix.grain().has_windows() {
+            self.tally.resumed = counters.reused_tokens;
+        }
         self.tally.hash(&mut self.trace);
         (self.trace.finish(), self.tally.clone())
     }
@@ -361,6 +388,7 @@ impl Tally {
         self.evicted += other.evicted;
         self.expired += other.expired;
         self.reused += other.reused;
+        self.resumed += other.resumed;
     }
 
     /// Everything that a simulation is for has come up.
@@ -377,6 +405,7 @@ impl Tally {
             evicted,
             expired,
             reused,
+            resumed,
         } = self.clone();
         let all = [
             steps,
@@ -390,6 +419,7 @@ impl Tally {
             evicted,
             expired,
             reused,
+            resumed,
         ];
         all.into_iter().all(|count| count > 0)
     }

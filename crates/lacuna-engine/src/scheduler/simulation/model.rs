@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lacuna_kernels::{Cpu, CpuConfig};
-use lacuna_kv::{KvCache, Layer, Side};
+use lacuna_kv::{Keep, KvCache, Layer, Side};
 use lacuna_models::tokenizer::Tokenizer;
 use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Segment};
 
@@ -71,12 +71,21 @@ impl PseudoModel {
     }
 }
 
-/// The tokens that a sequence's rows hold, which must be the same in all layers.
-fn read(segment: &Segment<'_>, layers: usize) -> Vec<u32> {
-    let mut all: Option<Vec<u32>> = None;
-    for layer in 0..layers {
+/// The tokens that a sequence's rows hold, which must be the same in all layers: in those with
+/// windows, the last of them.
+fn read(segment: &Segment<'_>) -> Vec<u32> {
+    let (sequence, mut all) = (&*segment.sequence, Vec::new());
+    let geometry = sequence.geometry();
+    let layers = (0..geometry.layers().len()).map(Layer);
+    let mut layers: Vec<_> = layers
+        .filter_map(|layer| Some((layer, geometry.rows(layer)?)))
+        .collect();
+    // Those that keep all rows come first.
+    layers.sort_by_key(|(_, (_, rows))| rows.keep != Keep::All);
+    for (layer, (source, rows)) in layers {
         for (side, mark) in Side::BOTH.into_iter().zip([0.25, 0.75]) {
-            let view = segment.sequence.view(Layer(layer), side);
+            let view = sequence.view(layer, side);
+            assert_eq!(view.rows().start, rows.keep.first_seen(sequence.len()));
             let token = |position: usize| {
                 let row = view.head(position, 0);
                 let [token, place, of] = [0, 1, 2].map(|index| {
@@ -84,14 +93,17 @@ fn read(segment: &Segment<'_>, layers: usize) -> Vec<u32> {
                     f32::from_ne_bytes(bytes.try_into().expect("four bytes"))
                 });
                 assert_eq!(place, position as f32, "a row in another's place");
-                assert_eq!(of, layer as f32 + mark, "a row of another buffer");
+                assert_eq!(of, source.0 as f32 + mark, "a row of another buffer");
                 token as u32
             };
             let tokens: Vec<u32> = view.rows().map(token).collect();
-            assert_eq!(*all.get_or_insert_with(|| tokens.clone()), tokens);
+            if all.is_empty() {
+                all.clone_from(&tokens);
+            }
+            assert_eq!(all[view.rows()], tokens);
         }
     }
-    all.expect("there are layers")
+    all
 }
 
 /// Logits after `tokens`, for a vocabulary of the length of `row`.
@@ -131,7 +143,7 @@ impl ModelRunner for PseudoModel {
             assert!(!segment.tokens.is_empty(), "a segment of nothing");
             assert_eq!(segment.sequence.prepared(), segment.tokens.len());
             self.write(segment);
-            let held = read(segment, self.cache.geometry().layers().len());
+            let held = read(segment);
             assert!(held.ends_with(segment.tokens));
             let rows = match segment.logits {
                 LogitRows::None => 0,
