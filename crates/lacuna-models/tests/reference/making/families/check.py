@@ -155,7 +155,7 @@ def windowed(file: File, layer: int) -> bool:
 
 
 def rotates(file: File, layer: int, window: bool) -> bool:
-    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window}.get(file.architecture, True)
+    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window}.get(file.architecture, True)
 
 
 # --- layers ----------------------------------------------------------------------------------
