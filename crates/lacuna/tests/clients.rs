@@ -1,5 +1,5 @@
-//! Programs that people use against a server, against `lacuna serve demo`: the official OpenAI client
-//! and a browser. Ignored until asked for: `.ci/test-server` installs what they need and runs them.
+//! Programs that people use against a server, against `lacuna serve demo`: the official OpenAI client,
+//! libraries that make typed values out of replies, and a browser. Ignored until asked for: `.ci/test-server` installs what they need and runs them.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -59,6 +59,15 @@ fn succeeds(command: &mut Command) {
 fn the_official_openai_client_finds_what_it_expects() {
     let server = Served::start(&[]);
     let script = root().join("crates/lacuna/tests/clients/openai_client.py");
+    succeeds(Command::new(python()).arg(script).arg(&server.url));
+}
+
+#[test]
+#[ignore = "needs instructor and pydantic-ai: run .ci/test-server"]
+fn libraries_that_ask_for_nested_models_get_them() {
+    // Schemas with `$ref` and `$defs` used to be refused in tools.
+    let server = Served::start(&[]);
+    let script = root().join("crates/lacuna/tests/clients/nested_models.py");
     succeeds(Command::new(python()).arg(script).arg(&server.url));
 }
 
