@@ -44,6 +44,22 @@ pub enum ConfigError {
         /// What the file says.
         value: f64,
     },
+    /// A constant is infinite or not a number.
+    #[error("model config: {field} is {value}, expected a finite number")]
+    NotFinite {
+        /// Name of the constant.
+        field: &'static str,
+        /// What the file says.
+        value: f64,
+    },
+    /// One thing is said without another that it builds on.
+    #[error("model config: {field} needs {needs}, which the file does not have")]
+    Needs {
+        /// What is there.
+        field: &'static str,
+        /// What is not.
+        needs: &'static str,
+    },
     /// The model needs something this program does not do.
     #[error("model config: {feature} is not supported; {supported}")]
     Unsupported {

@@ -157,7 +157,7 @@ fn description(files: &ModelFiles) -> Result<Description, LoadError> {
             let tensors = files.tensors();
             let embedding = tensors.require("token_embd.weight")?;
             let vocabulary = embedding.shape().first().copied().unwrap_or(0);
-            Description::from_gguf(metadata, vocabulary, &|name| tensors.contains(name))?
+            Description::from_gguf(metadata, vocabulary, &|name| tensors.rows(name))?
         }
         Metadata::HuggingFace(folder) => Description::from_huggingface(folder)?,
     })

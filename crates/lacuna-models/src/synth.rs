@@ -152,8 +152,12 @@ impl Model {
         let mut header = gguf::Writer::new();
         metadata::describe_config(&mut header, self);
         let file = gguf::File::parse(Mapping::from(header.to_bytes()))?;
-        let has_output = |name: &str| name == "output.weight" && !self.shape.tied;
-        Description::from_gguf(file.metadata(), self.shape.vocabulary, &has_output)
+        let vocabulary = self.shape.vocabulary;
+        let rows_of = |name: &str| {
+            let is_output = name == "output.weight" && !self.shape.tied;
+            is_output.then_some(vocabulary)
+        };
+        Description::from_gguf(file.metadata(), vocabulary, &rows_of)
     }
 
     /// The tensors the file would have.

@@ -99,23 +99,52 @@ impl Pass<'_, '_> {
                 up,
                 width,
             } => {
-                let (gate, up) = self.pair(gate, up, width);
+                let (gate, up) = self.pair(gate, up, Rows::Tokens, width);
                 cpu.activate_mul(activation, gate, up);
             }
+            Op::Apply {
+                function,
+                values,
+                width,
+            } => cpu.activate(function, self.values(values, Rows::Tokens, width)),
+            Op::KeepOutliers {
+                values,
+                deviations,
+                width,
+            } => cpu.gaussian_top_k(self.values(values, Rows::Tokens, width), deviations, width),
             Op::Add {
                 to,
                 from,
                 factor,
+                rows,
                 width,
             } => {
-                let (to, from) = self.pair(to, from, width);
+                let (to, from) = self.pair(to, from, rows, width);
                 match factor {
                     None => cpu.add(to, from),
                     Some(factor) => cpu.add_scaled(to, from, factor),
                 }
             }
+            Op::AddScaledRows {
+                to,
+                from,
+                factors,
+                columns,
+                column,
+                width,
+            } => self.add_scaled_rows([to, from, factors], columns, column, width),
+            Op::MatchMagnitude {
+                values,
+                like,
+                least,
+                rows,
+                width,
+            } => {
+                let (values, like) = self.pair(values, like, rows, width);
+                cpu.match_magnitude(values, like, least, width);
+            }
             Op::Multiply { to, from, width } => {
-                let (to, from) = self.pair(to, from, width);
+                let (to, from) = self.pair(to, from, Rows::Tokens, width);
                 cpu.mul(to, from);
             }
             Op::Scale {
@@ -124,24 +153,20 @@ impl Pass<'_, '_> {
                 width,
                 factor,
             } => {
-                let factor = match factor {
-                    Factor::Fixed(factor) => factor,
-                    Factor::Learned(vector) => self.weights.vector(vector)[0],
-                };
-                let elements = self.rows(rows) * width;
-                let [values] = self.scratch.slots([values]);
-                cpu.scale(first(values, elements), factor);
+                let weights = self.weights;
+                let values = self.values(values, rows, width);
+                match factor {
+                    Factor::Fixed(factor) => cpu.scale(values, factor),
+                    Factor::Learned(vector) => cpu.scale(values, weights.vector(vector)[0]),
+                    Factor::Columns(vector) => cpu.scale_columns(values, weights.vector(vector)),
+                }
             }
             Op::SoftCap {
                 values,
                 rows,
                 width,
                 cap,
-            } => {
-                let elements = self.rows(rows) * width;
-                let [values] = self.scratch.slots([values]);
-                cpu.soft_cap(first(values, elements), cap);
-            }
+            } => cpu.soft_cap(self.values(values, rows, width), cap),
             Op::Temperature {
                 queries,
                 positions,
@@ -175,9 +200,16 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// Two slots of rows of the same width, one for each token.
-    fn pair(&mut self, a: Slot, b: Slot, width: usize) -> (&mut [f32], &mut [f32]) {
-        let elements = self.size.tokens * width;
+    /// A slot's rows.
+    fn values(&mut self, slot: Slot, rows: Rows, width: usize) -> &mut [f32] {
+        let elements = self.rows(rows) * width;
+        let [values] = self.scratch.slots([slot]);
+        first(values, elements)
+    }
+
+    /// Two slots of rows of the same width.
+    fn pair(&mut self, a: Slot, b: Slot, rows: Rows, width: usize) -> (&mut [f32], &mut [f32]) {
+        let elements = self.rows(rows) * width;
         let [a, b] = self.scratch.slots([a, b]);
         (first(a, elements), first(b, elements))
     }
@@ -224,6 +256,16 @@ impl Pass<'_, '_> {
         for (to, from) in rows.zip(from.chunks_exact(all)) {
             to.copy_from_slice(&from[columns.clone()]);
         }
+    }
+
+    fn add_scaled_rows(&mut self, slots: [Slot; 3], columns: usize, column: usize, width: usize) {
+        let [to, from, factors] = self.scratch.slots(slots);
+        let tokens = self.size.tokens;
+        let (to, from): (&mut [f32], &mut [f32]) =
+            (first(to, tokens * width), first(from, tokens * width));
+        let factors: &mut [f32] = first(factors, tokens * columns);
+        let factors = &factors[column..];
+        self.cpu.add_scaled_rows(to, from, factors, columns, width);
     }
 
     fn positions(&mut self, output: Slot) {
@@ -390,10 +432,8 @@ impl Pass<'_, '_> {
         if self.scratch.check() == FiniteCheck::Off {
             return Ok(());
         }
-        let elements = self.rows(rows) * width;
-        let [values] = self.scratch.slots([values]);
-        let values: &mut [f32] = first(values, elements);
-        match self.cpu.first_not_finite(values) {
+        let cpu = self.cpu;
+        match cpu.first_not_finite(self.values(values, rows, width)) {
             None => Ok(()),
             Some(index) => Err(ForwardError::NotFinite {
                 place,

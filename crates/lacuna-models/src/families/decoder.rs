@@ -49,8 +49,10 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         feed_forward: FeedForward {
             inner: 0,
             activation: activation(facts)?,
+            gate_cutoff: None,
         },
         norms: Norms::Before,
+        laurel: None,
         residual_scale: None,
         output_scale: false,
     };
@@ -76,6 +78,7 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         },
         embedding_scale: None,
         per_layer_inputs: None,
+        altup: None,
         ropes: vec![full],
         layers,
         output: OutputSpec {

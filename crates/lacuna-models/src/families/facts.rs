@@ -53,7 +53,7 @@ enum Source<'a> {
     Gguf {
         metadata: &'a Metadata,
         vocabulary: usize,
-        has_tensor: &'a dyn Fn(&str) -> bool,
+        rows_of: &'a dyn Fn(&str) -> Option<usize>,
     },
     HuggingFace(&'a Config),
 }
@@ -159,16 +159,20 @@ where
     }
 }
 
-impl Fact for PerLayer<usize> {
+impl<T> Fact for PerLayer<T>
+where
+    T: Fact + for<'a> FromValue<'a>,
+    for<'a> Vec<T>: FromValue<'a>,
+{
     fn from_gguf(metadata: &Metadata, key: &str) -> Result<Option<Self>, ConfigError> {
         Ok(metadata.get(key)?)
     }
 
     fn from_json(value: &Value) -> Option<Self> {
         match value.as_array() {
-            None => usize::from_json(value).map(Self::All),
+            None => T::from_json(value).map(Self::All),
             Some(values) => {
-                let values = values.iter().map(usize::from_json);
+                let values = values.iter().map(T::from_json);
                 values.collect::<Option<_>>().map(Self::Each)
             }
         }
@@ -215,12 +219,12 @@ impl<'a> Facts<'a> {
         metadata: &'a Metadata,
         family: &'static str,
         vocabulary: usize,
-        has_tensor: &'a dyn Fn(&str) -> bool,
+        rows_of: &'a dyn Fn(&str) -> Option<usize>,
     ) -> Self {
         let source = Source::Gguf {
             metadata,
             vocabulary,
-            has_tensor,
+            rows_of,
         };
         Self { family, source }
     }
@@ -246,7 +250,15 @@ impl<'a> Facts<'a> {
     /// Whether a GGUF file has a tensor of this name; `None` for other files.
     pub(crate) fn has_tensor(&self, name: &str) -> Option<bool> {
         match self.source {
-            Source::Gguf { has_tensor, .. } => Some(has_tensor(name)),
+            Source::Gguf { rows_of, .. } => Some(rows_of(name).is_some()),
+            Source::HuggingFace(_) => None,
+        }
+    }
+
+    /// Rows of a tensor of a GGUF file.
+    pub(crate) fn rows_of(&self, name: &str) -> Option<usize> {
+        match self.source {
+            Source::Gguf { rows_of, .. } => rows_of(name),
             Source::HuggingFace(_) => None,
         }
     }

@@ -110,7 +110,7 @@ fn keys_are_values(facts: &Facts<'_>, layer: usize) -> Result<bool, ConfigError>
 }
 
 /// The last layers read the keys and values of the last layer of their kind that has some.
-fn share(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+pub(super) fn share(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
     let shared = facts.get(Key::new("attention.shared_kv_layers", "num_kv_shared_layers"))?;
     let own = spec.layers.len().saturating_sub(shared.unwrap_or(0));
     let wide = facts.get(Key::huggingface("use_double_wide_mlp"))?.unwrap_or(false);
@@ -128,7 +128,10 @@ fn share(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn per_layer_inputs(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+pub(super) fn per_layer_inputs(
+    spec: &mut ModelSpec,
+    facts: &Facts<'_>,
+) -> Result<(), ConfigError> {
     let width = facts.get(Key::new(
         "embedding_length_per_layer_input",
         "hidden_size_per_layer_input",

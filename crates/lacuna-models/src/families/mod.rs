@@ -53,18 +53,18 @@ pub struct Description {
 
 impl Description {
     /// Reads GGUF metadata. `vocabulary` is the number of rows of the embedding table, and
-    /// `has_tensor` whether the file has a tensor of a name.
+    /// `rows_of` that of the tensor of a name, if the file has one.
     ///
     /// # Errors
     /// [`ConfigError`] for an unknown architecture, a missing key, or numbers out of range.
     pub fn from_gguf(
         metadata: &Metadata,
         vocabulary: usize,
-        has_tensor: &dyn Fn(&str) -> bool,
+        rows_of: &dyn Fn(&str) -> Option<usize>,
     ) -> Result<Self, ConfigError> {
         let name = metadata.require("general.architecture")?;
         let family = find(name, |family| family.name == name)?;
-        let facts = Facts::gguf(metadata, family.name, vocabulary, has_tensor);
+        let facts = Facts::gguf(metadata, family.name, vocabulary, rows_of);
         Self::of(family, Spelling::Gguf, &facts)
     }
 

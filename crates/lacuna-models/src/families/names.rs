@@ -77,10 +77,23 @@ const USUAL: [(&str, &str); 16] = [
 ];
 
 /// Matrices that a file may have in one, their rows one after another: its name, and theirs.
-pub(crate) const FUSED: [(&str, &[&str]); 2] = [
+pub(crate) const FUSED: [(&str, &[&str]); 4] = [
     ("attn_qkv", &["attn_q", "attn_k", "attn_v"]),
     // GGUF files have it under the name of its second half.
     ("ffn_gate_up", &["ffn_gate", "ffn_up"]),
+    // GGUF files stack them.
+    (
+        "altup_proj",
+        &["altup_proj.0", "altup_proj.1", "altup_proj.2"],
+    ),
+    (
+        "altup_unembd_proj",
+        &[
+            "altup_unembd_proj.0",
+            "altup_unembd_proj.1",
+            "altup_unembd_proj.2",
+        ],
+    ),
 ];
 
 #[cfg(test)]

@@ -233,6 +233,12 @@ impl Tensors {
         self.find(name).is_some()
     }
 
+    /// The outermost dimension of the tensor of this name, in whatever type; `None` when the model has
+    /// none.
+    pub fn rows(&self, name: &str) -> Option<usize> {
+        self.find(name)?.shape.first().copied()
+    }
+
     /// The tensor of this name, or `None` when the model has none.
     ///
     /// # Errors

@@ -33,6 +33,13 @@ impl Stream<'_> {
         program.product(input, blocks, Rows::Tokens, hidden, outputs);
 
         program.step("activate");
+        if let Some(deviations) = layer.feed_forward.gate_cutoff {
+            program.push(Op::KeepOutliers {
+                values: gate,
+                deviations,
+                width: inner,
+            });
+        }
         program.push(Op::Activate {
             activation: layer.feed_forward.activation,
             gate,

@@ -1,7 +1,9 @@
 //! What each kind of layer computes: one file per kind, each a function that emits operations.
 
+mod altup;
 mod attention;
 mod feed_forward;
+mod laurel;
 mod per_layer_input;
 
 use crate::error::Place;
@@ -39,6 +41,9 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
     let inputs = spec
         .per_layer_inputs
         .map(|inputs| (stream.per_layer_inputs(inputs, program), inputs.width));
+    if let Some(altup) = spec.altup {
+        stream.begin_streams(altup, program);
+    }
     for (index, layer) in spec.layers.iter().enumerate() {
         program.enter(Some(index));
         stream.layer(index, layer, inputs, program);
@@ -107,10 +112,27 @@ impl Stream<'_> {
         inputs: Option<(Slot, usize)>,
         program: &mut Builder,
     ) {
+        if let Some(altup) = self.spec.altup {
+            self.predict_streams(altup, program);
+        }
         let attention_input = self.attention(index, layer, program);
+        if let (Some(laurel), Some(input)) = (layer.laurel, attention_input) {
+            self.laurel(laurel, input, program);
+        }
         self.feed_forward(layer, attention_input, program);
-        if let Some((inputs, width)) = inputs {
-            self.take_per_layer_input(index, layer, inputs, width, program);
+        if let Some(altup) = self.spec.altup {
+            self.correct_streams(altup, program);
+        }
+        if let Some(inputs) = inputs {
+            program.step("per-layer-input");
+            let (read, into) = match self.spec.altup {
+                None => (self.hidden, vec![self.hidden]),
+                Some(altup) => {
+                    let read = self.scaled_for_inputs(program);
+                    (read, self.other_streams(altup, program))
+                }
+            };
+            self.take_per_layer_input(index, layer, inputs, (read, &into), program);
         }
         if layer.output_scale {
             let factor = program.vector("layer_output_scale", 1);
@@ -135,6 +157,18 @@ impl Stream<'_> {
             to: self.hidden,
             from,
             factor: layer.residual_scale,
+            rows: Rows::Tokens,
+            width: self.spec.hidden,
+        });
+    }
+
+    /// `to += from`, rows of the residual stream's width.
+    pub(crate) fn sum(&self, to: Slot, from: Slot, rows: Rows, program: &mut Builder) {
+        program.push(Op::Add {
+            to,
+            from,
+            factor: None,
+            rows,
             width: self.spec.hidden,
         });
     }
@@ -169,6 +203,9 @@ impl Stream<'_> {
             to: chosen,
             width: spec.hidden,
         });
+        if let Some(altup) = spec.altup {
+            self.merge_streams(altup, chosen, program);
+        }
         program.step("logits");
         let weight = program.vector("output_norm", spec.hidden);
         let matrix = match spec.output.matrix {

@@ -1,4 +1,4 @@
-//! What each layer is told of a token besides the residual stream (Gemma 4): a part of a second
+//! What each layer is told of a token besides the residual stream (Gemma 3n and 4): a part of a second
 //! embedding, mixed with a product of the first.
 //!
 //! ```text
@@ -49,28 +49,29 @@ impl Stream<'_> {
             to: slot,
             from: projected,
             factor: None,
+            rows: Rows::Tokens,
             width: all,
         });
         program.push(scale(slot, std::f32::consts::FRAC_1_SQRT_2));
         slot
     }
 
-    /// A layer takes its part of `inputs` up.
+    /// A layer takes its part of `inputs` up: what it makes of it and of `read` is added to each of
+    /// `into`. Goes on with the step begun last.
     pub(super) fn take_per_layer_input(
         &self,
         index: usize,
         layer: &LayerSpec,
-        inputs: Slot,
-        width: usize,
+        (inputs, width): (Slot, usize),
+        (read, into): (Slot, &[Slot]),
         program: &mut Builder,
     ) {
         let hidden = self.spec.hidden;
-        program.step("per-layer-input");
         let gate = program.values("per-layer-gate", Rows::Tokens, width);
         let matrix = program.matrix("inp_gate", width, hidden, Bias::IfPresent);
         let outputs = vec![(matrix, gate)];
         let blocks = "feed-forward-input-blocks";
-        program.product(self.hidden, blocks, Rows::Tokens, hidden, outputs);
+        program.product(read, blocks, Rows::Tokens, hidden, outputs);
         let own = program.values("per-layer-input", Rows::Tokens, width);
         program.push(Op::Columns {
             from: inputs,
@@ -91,11 +92,8 @@ impl Stream<'_> {
         program.product(gate, "per-layer-gate-blocks", Rows::Tokens, width, outputs);
         let weight = program.vector("post_norm", hidden);
         self.norm(weight, output, output, Rows::Tokens, program);
-        program.push(Op::Add {
-            to: self.hidden,
-            from: output,
-            factor: None,
-            width: hidden,
-        });
+        for to in into {
+            self.sum(*to, output, Rows::Tokens, program);
+        }
     }
 }

@@ -76,16 +76,25 @@ impl Builder {
     }
 
     fn tensor(&mut self, tensor: TensorSpec) -> usize {
-        // Only what is outside of layers is used more than once: an embedding table that is the
-        // output matrix too.
-        let known = match tensor.name().layer {
-            None => self.tensors.iter().position(|known| *known == tensor),
-            Some(_) => None,
+        // What is used more than once is outside of layers, as an embedding table that is the output
+        // matrix too, or in one layer, whose tensors lie together at the end.
+        let others = |known: &TensorSpec| known.name().layer != tensor.name().layer;
+        let start = match tensor.name().layer {
+            None => 0,
+            Some(_) => self
+                .tensors
+                .iter()
+                .rposition(others)
+                .map_or(0, |last| last + 1),
         };
-        known.unwrap_or_else(|| {
-            self.tensors.push(tensor);
-            self.tensors.len() - 1
-        })
+        let mut known = self.tensors[start..].iter();
+        match known.position(|known| *known == tensor) {
+            Some(known) => start + known,
+            None => {
+                self.tensors.push(tensor);
+                self.tensors.len() - 1
+            }
+        }
     }
 
     /// The slot of this name, made wide enough for rows of `width`.

@@ -113,14 +113,63 @@ pub enum Op {
         /// Elements of a row.
         width: usize,
     },
-    /// `to += factor * from`, `[tokens, width]`
+    /// `values = f(values)`
+    Apply {
+        /// `f`.
+        function: Activation,
+        /// `[tokens, width]`
+        values: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// Of each row, what exceeds its mean by so many standard deviations is left, less as much; the rest
+    /// is nothing.
+    KeepOutliers {
+        /// `[tokens, width]`
+        values: Slot,
+        /// Standard deviations above the mean.
+        deviations: f32,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// `to += factor * from`
     Add {
-        /// What is added to.
+        /// What is added to, `[rows, width]`.
         to: Slot,
-        /// What is added.
+        /// What is added, the same shape.
         from: Slot,
         /// What that is multiplied by.
         factor: Option<f32>,
+        /// How many rows.
+        rows: Rows,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// `to += factor * from` with a factor for each row.
+    AddScaledRows {
+        /// What is added to, `[tokens, width]`.
+        to: Slot,
+        /// What is added, the same shape.
+        from: Slot,
+        /// `[tokens, columns]`
+        factors: Slot,
+        /// Elements of a row of factors.
+        columns: usize,
+        /// Which of them it is.
+        column: usize,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// Each row multiplied by what gives it the root mean square of another.
+    MatchMagnitude {
+        /// `[rows, width]`
+        values: Slot,
+        /// The other rows, the same shape.
+        like: Slot,
+        /// Below which the mean square of a row counts as this.
+        least: f32,
+        /// How many rows.
+        rows: Rows,
         /// Elements of a row.
         width: usize,
     },
@@ -215,6 +264,8 @@ pub enum Factor {
     Fixed(f32),
     /// The only element of a vector.
     Learned(VectorId),
+    /// For each column its own: the elements of a vector.
+    Columns(VectorId),
 }
 
 /// What an operation does to a slot.
@@ -263,7 +314,14 @@ impl Op {
             Self::Add { to, from, .. } | Self::Multiply { to, from, .. } => {
                 vec![(*to, Read), (*from, Read)]
             }
-            Self::Scale { values, .. } | Self::SoftCap { values, .. } => vec![(*values, Read)],
+            Self::AddScaledRows {
+                to, from, factors, ..
+            } => vec![(*to, Read), (*from, Read), (*factors, Read)],
+            Self::MatchMagnitude { values, like, .. } => vec![(*values, Read), (*like, Read)],
+            Self::Apply { values, .. }
+            | Self::KeepOutliers { values, .. }
+            | Self::Scale { values, .. }
+            | Self::SoftCap { values, .. } => vec![(*values, Read)],
             Self::Temperature {
                 queries,
                 positions,

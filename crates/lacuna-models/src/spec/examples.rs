@@ -28,8 +28,10 @@ pub(crate) fn small() -> ModelSpec {
         feed_forward: FeedForward {
             inner: 160,
             activation: Activation::Silu,
+            gate_cutoff: None,
         },
         norms: Norms::Before,
+        laurel: None,
         residual_scale: None,
         output_scale: false,
     };
@@ -44,6 +46,7 @@ pub(crate) fn small() -> ModelSpec {
         },
         embedding_scale: None,
         per_layer_inputs: None,
+        altup: None,
         ropes: vec![Rope {
             style: RopeStyle::HalfSplit,
             dimensions: 32,

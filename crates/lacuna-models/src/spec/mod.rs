@@ -37,6 +37,8 @@ pub struct ModelSpec {
     pub embedding_scale: Option<f32>,
     /// What each layer is told of a token besides the residual stream.
     pub per_layer_inputs: Option<PerLayerInputs>,
+    /// Residual streams beside the one that layers compute.
+    pub altup: Option<AltUp>,
     /// The rotations that layers turn queries and keys by.
     pub ropes: Vec<Rope>,
     /// Decoder layers, first to last.
@@ -52,6 +54,19 @@ pub struct PerLayerInputs {
     pub width: usize,
     /// Rows of the table; tokens beyond them have the first.
     pub rows: usize,
+}
+
+/// Alternating updates (AltUp, Gemma 3n): several residual streams, of which a layer computes the first;
+/// it predicts all of them before that, and corrects them by what was wrong about the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AltUp {
+    /// Streams, with the first.
+    pub streams: usize,
+}
+
+impl AltUp {
+    /// The most streams there may be; published models have as many.
+    pub const MOST_STREAMS: usize = 4;
 }
 
 /// How rows are normed.
@@ -81,10 +96,20 @@ pub struct LayerSpec {
     pub feed_forward: FeedForward,
     /// Where norms are.
     pub norms: Norms,
+    /// A learned residual beside attention.
+    pub laurel: Option<Laurel>,
     /// What either result is multiplied by before it is added to the residual stream.
     pub residual_scale: Option<f32>,
     /// Whether the residual stream is multiplied by a learned number at the layer's end.
     pub output_scale: bool,
+}
+
+/// A learned augmented residual (LAuReL, Gemma 3n): the normed input of attention and what two narrow
+/// matrices make of it join the residual stream along with attention's result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Laurel {
+    /// Elements between the two matrices.
+    pub rank: usize,
 }
 
 /// Where the norms of a layer are.
@@ -188,6 +213,9 @@ pub struct FeedForward {
     pub inner: usize,
     /// `f`.
     pub activation: Activation,
+    /// Gates that are sparse: before `f`, each loses the token's mean gate and so many standard
+    /// deviations, and is nothing if that leaves less than nothing.
+    pub gate_cutoff: Option<f32>,
 }
 
 /// From the residual stream to logits.

@@ -88,6 +88,41 @@ fn constants_must_be_positive_and_finite() {
 }
 
 #[test]
+fn contradictions_of_streams_and_learned_residuals_are_named_with_their_layer() {
+    for streams in [0, 5, usize::MAX] {
+        let altup = Some(AltUp { streams });
+        assert!(message(&ModelSpec { altup, ..small() }).contains("residual streams"));
+    }
+    let mut normless = small();
+    normless.layers[2].laurel = Some(Laurel { rank: 8 });
+    normless.validate().expect("there is a norm before");
+    normless.layers[2].norms = Norms::After;
+    let shown = message(&normless);
+    assert!(
+        shown.starts_with("layer 2: ") && shown.contains("a norm before attention"),
+        "{shown}"
+    );
+    for rank in [0, 97] {
+        let mut wide = small();
+        wide.layers[1].laurel = Some(Laurel { rank });
+        let shown = message(&wide);
+        assert!(
+            shown.starts_with("layer 1: ") && shown.contains("rank"),
+            "{shown}"
+        );
+    }
+    for cutoff in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut sparse = small();
+        sparse.layers[1].feed_forward.gate_cutoff = Some(cutoff);
+        let shown = message(&sparse);
+        assert!(
+            shown.starts_with("layer 1: ") && shown.contains("sparse gates"),
+            "{shown}"
+        );
+    }
+}
+
+#[test]
 fn a_window_is_how_long_rows_are_kept() {
     let window = NonZeroUsize::new(9).expect("nine");
     let spec = small().each_layer(|layer| layer.attention.mask = Mask::Window(window));

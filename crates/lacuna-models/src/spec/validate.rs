@@ -2,7 +2,9 @@
 
 use lacuna_kernels::AttentionShape;
 
-use super::{Attention, LayerSpec, Mask, ModelSpec, PerLayerInputs, Rope, RopeScaling};
+use super::{
+    AltUp, Attention, Laurel, LayerSpec, Mask, ModelSpec, PerLayerInputs, Rope, RopeScaling,
+};
 use crate::error::ConfigError;
 
 /// Bounds that hold for any model this program can run. They keep arithmetic on sizes far from
@@ -44,6 +46,9 @@ impl ModelSpec {
             in_range("width of per-layer inputs", width, limit::PER_LAYER)?;
             in_range("rows of per-layer inputs", rows, limit::VOCABULARY)?;
         }
+        if let Some(AltUp { streams }) = self.altup {
+            in_range("residual streams", streams, AltUp::MOST_STREAMS)?;
+        }
         if self.ropes.len() > limit::ROPES {
             return Err(ConfigError::OutOfRange {
                 field: "rotary embeddings",
@@ -53,7 +58,7 @@ impl ModelSpec {
         }
         self.ropes.iter().try_for_each(Rope::validate)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let validated = layer.validate(&self.ropes);
+            let validated = layer.validate(self);
             let validated = validated.and_then(|()| self.validate_shared(index, layer));
             validated.map_err(|source| match source {
                 // Of models whose layers are all alike, which layer it is says nothing.
@@ -89,9 +94,21 @@ impl ModelSpec {
 }
 
 impl LayerSpec {
-    fn validate(&self, ropes: &[Rope]) -> Result<(), ConfigError> {
-        self.attention.validate(ropes)?;
+    fn validate(&self, model: &ModelSpec) -> Result<(), ConfigError> {
+        self.attention.validate(&model.ropes)?;
         in_range("feed_forward", self.feed_forward.inner, limit::FEED_FORWARD)?;
+        if let Some(cutoff) = self.feed_forward.gate_cutoff {
+            finite("cutoff of sparse gates", f64::from(cutoff))?;
+        }
+        if let Some(Laurel { rank }) = self.laurel {
+            in_range("rank of the learned residual", rank, model.hidden)?;
+            if !self.norms.before() {
+                return Err(ConfigError::Needs {
+                    field: "a learned residual",
+                    needs: "a norm before attention",
+                });
+            }
+        }
         positive("residual scale", self.residual_scale.map_or(1.0, f64::from))
     }
 }
@@ -233,6 +250,13 @@ fn all_positive<const N: usize>(values: [(&'static str, f64); N]) -> Result<(), 
     values
         .into_iter()
         .try_for_each(|(field, value)| positive(field, value))
+}
+
+fn finite(field: &'static str, value: f64) -> Result<(), ConfigError> {
+    match value.is_finite() {
+        true => Ok(()),
+        false => Err(ConfigError::NotFinite { field, value }),
+    }
 }
 
 fn positive(field: &'static str, value: f64) -> Result<(), ConfigError> {

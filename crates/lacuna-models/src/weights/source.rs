@@ -180,7 +180,12 @@ impl<'a> Source<'a> {
             None => (self.full(name, suffix), 0, rows),
         };
         let shape: Vec<usize> = [Some(all_rows), columns].into_iter().flatten().collect();
-        let tensor = self.tensors.require_shape(&full, &shape)?;
+        // Matrices of a size may lie in a dimension of their own.
+        let stack: Vec<usize> = [all_rows / rows, rows].into_iter().chain(columns).collect();
+        let tensor = match (all_rows > rows, self.tensors.get(&full)?) {
+            (true, Some(tensor)) if tensor.shape() == stack => tensor,
+            _ => self.tensors.require_shape(&full, &shape)?,
+        };
         self.used.insert(full);
         Ok(Found { tensor, first })
     }
@@ -245,12 +250,28 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
+    /// The names that tensors for keys and values have of layers that read an earlier layer's: such
+    /// layers may have been trained with their own before they were made to share, and files keep those.
+    fn idle(&self, spec: &ModelSpec) -> HashSet<String> {
+        let layers = spec.layers.iter().enumerate();
+        let sharing = layers.filter(|(_, layer)| layer.attention.shares.is_some());
+        let names = sharing.flat_map(|(layer, _)| {
+            ["attn_k", "attn_v", "attn_k_norm"].map(|part| TensorName {
+                layer: Some(layer),
+                part,
+            })
+        });
+        let both = names.flat_map(|name| ["weight", "bias"].map(|suffix| self.full(name, suffix)));
+        both.collect()
+    }
+
     /// Refuses tensors that nothing asked for: what they are for would be missing from the results.
     pub(super) fn refuse_surplus(&self, spec: &ModelSpec) -> Result<(), LoadError> {
         let tied = spec.output.matrix == OutputMatrix::Tied;
+        let idle = self.idle(spec);
         let surplus = self.tensors.iter().map(|tensor| tensor.name).find(|name| {
             let unused = !self.used.contains(*name) && !self.prefix.is_outside(name);
-            unused && !is_redundant(name, tied)
+            unused && !is_redundant(name, tied) && !idle.contains(*name)
         });
         match surplus {
             None => Ok(()),
