@@ -107,7 +107,7 @@ impl Pages {
         let buffers = self.buffers.iter().zip(reserved).enumerate();
         let mapped = buffers.map(|(index, (held, reserved))| {
             let tiles = held.tiles;
-            let bytes = tiles.mapped_bytes(tokens, self.page_bytes, index, count);
+            let bytes = tiles.mapped_bytes(held.rows.keep, tokens, self.page_bytes, index, count);
             let passed = tiles.bytes_before(held.rows.keep.first_seen(accepted));
             bytes.min(reserved) - passed / self.page_bytes * self.page_bytes
         });

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use lacuna_kernels::RowLayout;
 use lacuna_pages::PageSize;
 
-use crate::geometry::{Geometry, Layer, RowSpec, Side};
+use crate::geometry::{Geometry, Keep, Layer, RowSpec, Side};
 
 /// How rows lie in address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -252,9 +252,11 @@ impl Tiles {
     ///
     /// While a page fills, the next page of one buffer after another is mapped, so that a token that
     /// begins a page asks for no more pages than the tokens before it. Unfilled and mapped ahead
-    /// together are less than a page a buffer.
+    /// together are less than a page a buffer. Not where a window passes rows: such a buffer has an
+    /// unfilled page at each end already, and takes no more for as long as there are tokens.
     pub(crate) fn mapped_bytes(
         self,
+        keep: Keep,
         tokens: usize,
         page_bytes: usize,
         index: usize,
@@ -263,7 +265,7 @@ impl Tiles {
         let needed = self.bytes_through(tokens).next_multiple_of(page_bytes);
         let before_last = tokens.saturating_sub(1) * self.bytes / self.tokens;
         let filled = before_last.saturating_sub(needed.saturating_sub(page_bytes));
-        match index < count * filled / page_bytes {
+        match keep == Keep::All && index < count * filled / page_bytes {
             true => needed + page_bytes,
             false => needed,
         }
@@ -276,7 +278,7 @@ mod tests {
 
     use super::*;
     use crate::elements::KvElements;
-    use crate::geometry::{Keep, LayerCache};
+    use crate::geometry::LayerCache;
 
     const MIXED: KvElements = KvElements {
         key: ElementType::F32,

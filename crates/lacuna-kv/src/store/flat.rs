@@ -163,7 +163,9 @@ impl FlatStore {
         for (index, extent) in self.extents.iter().enumerate() {
             let start = extent.tiles.bytes_before(rows.start);
             let needed = extent.tiles.bytes_through(rows.end);
-            let ahead = extent.tiles.mapped_bytes(rows.end, page, index, count);
+            let ahead = extent
+                .tiles
+                .mapped_bytes(extent.keep, rows.end, page, index, count);
             let ahead = ahead.min(to_usize(extent.buffer.reserved()));
             if extent.lacks(&(start..needed)) {
                 let end = if spare > 0 { ahead } else { needed };

@@ -51,6 +51,31 @@ fn memory_of_windows_is_flat_while_tokens_come() {
     assert_eq!(sequence.len(), 9_012);
 }
 
+/// Pages mapped ahead used to come to one more for each buffer with a window, for as long as there
+/// were tokens.
+#[test]
+fn no_buffer_takes_more_than_a_page_beside_its_rows_while_tokens_come_one_at_a_time() {
+    let window_rows = 128;
+    let layer = |index: usize| match index % 4 {
+        3 => rows(1, 32, 32, Keep::All),
+        _ => rows(1, 32, 32, window(window_rows)),
+    };
+    let layers = (0..8).map(layer).collect();
+    let elements = KvElements::both(ElementType::F32);
+    let geometry = Geometry::new(layers, elements).expect("a model");
+    assert_eq!(window_rows * 32 * 4 % PAGE, 0, "a window of whole pages");
+    let cpu = cpu();
+    let cache = sparse(&geometry, "sparse");
+    let mut sequence = cache.sequence(1_000).expect("address space");
+    for tokens in 1..=1_000 {
+        extend(&cpu, &mut sequence, 1);
+        sequence.release_passed().expect("pages go back");
+        let held = (2 * tokens + 6 * tokens.min(window_rows)) * 256;
+        let committed = sequence.report().committed_bytes;
+        assert!(committed <= held + 16 * PAGE, "{committed} at {tokens}");
+    }
+}
+
 #[test]
 fn a_long_prompt_needs_the_window_and_its_chunk_and_no_more() {
     let (cpu, geometry) = (cpu(), mostly_windowed());
