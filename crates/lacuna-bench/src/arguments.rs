@@ -75,6 +75,9 @@ pub(crate) struct BenchMemoryArgs {
     /// Tokens the context holds
     #[arg(long, value_name = "TOKENS", default_value = "32768")]
     pub(crate) ctx: NonZeroUsize,
+    /// Sequences of that many tokens each
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) sequences: NonZeroUsize,
 }
 
 #[derive(Debug, Args)]

@@ -33,7 +33,7 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Print the logits that follow some tokens
     Logits(LogitsArgs),
-    /// Measure how well a model predicts a text
+    /// Measure how well a model predicts a text, in windows of --ctx tokens
     Perplexity(PerplexityArgs),
     /// Write a random-weight GGUF file with a real model's shapes
     Synth(SynthArgs),

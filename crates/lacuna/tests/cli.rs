@@ -490,6 +490,54 @@ fn a_context_that_memory_cannot_hold_is_an_error_and_not_the_end_of_the_machine(
     assert!(reserved > 1_000_000_000_000, "address space is not memory");
 }
 
+/// Gemma without its first token predicts as if it had not been trained.
+#[test]
+fn where_texts_begin_with_a_token_every_window_that_is_scored_does() {
+    let model = root().join("crates/lacuna-models/tests/reference/families/gemma3/hf");
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(model.join(name), folder.path().join(name)).expect("copied");
+    }
+    let settings = r#"{"bos_token": "<s>", "add_bos_token": true}"#;
+    std::fs::write(folder.path().join("tokenizer_config.json"), settings).expect("written");
+    let text = folder.path().join("text");
+    std::fs::write(&text, "BADE").expect("written");
+    let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let (model, text) = (path(folder.path()), path(&text));
+
+    let found = json(&lacuna(&[
+        "perplexity",
+        &model,
+        &text,
+        "--ctx",
+        "3",
+        "--json",
+    ]));
+    let windows = [[1, 5, 4], [1, 7, 8]];
+    assert_eq!(number(&found, "/windows"), windows.len());
+    assert_eq!(number(&found, "/tokens"), 4);
+    let nats: f64 = windows.iter().map(|window| surprise(&model, window)).sum();
+    let perplexity = found["perplexity"].as_f64().expect("a number");
+    assert!((perplexity / (nats / 4.0).exp() - 1.0).abs() < 1e-5);
+}
+
+/// Negative log-probability of all tokens but the first, by rows of logits.
+fn surprise(model: &str, tokens: &[usize]) -> f64 {
+    let ids: Vec<String> = tokens.iter().map(usize::to_string).collect();
+    let ids = ids.join(",");
+    let mut report = json(&lacuna(&[
+        "logits", model, "--tokens", &ids, "--all", "--json",
+    ]));
+    let rows: Vec<Vec<f64>> =
+        serde_json::from_value(report["logits"].take()).expect("rows of numbers");
+    let after = rows.iter().zip(&tokens[1..]);
+    let each = after.map(|(row, &next)| {
+        let total: f64 = row.iter().map(|logit| logit.exp()).sum();
+        total.ln() - row[next]
+    });
+    each.sum()
+}
+
 #[test]
 fn a_vocabulary_without_weights_tokenizes() {
     let file = root().join("crates/lacuna-models/tests/reference/tokenizers/qwen2/vocab.gguf");

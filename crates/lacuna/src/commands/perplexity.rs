@@ -1,13 +1,15 @@
 //! `lacuna perplexity`: how well a model predicts a text.
 //!
 //! The text is tokenized once and cut into windows of `--ctx` tokens that do not overlap; each
-//! starts with an empty context, and its first token is not scored.
+//! starts with an empty context, and its first token is not scored. Where the vocabulary begins
+//! texts with a token, that is the first token of every window: models trained so, Gemma above all,
+//! predict badly without it.
 
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna::{Engine, Special};
+use lacuna::{Engine, Special, Tokenizer};
 use serde::Serialize;
 
 use crate::cli::PerplexityArgs;
@@ -27,8 +29,10 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     let text = fs::read_to_string(&args.file)
         .with_context(|| format!("cannot read `{}` as UTF-8 text", args.file.display()))?;
     let mut engine = engine(&args.model, args.engine.config().scoring())?;
-    let tokens = engine.model().tokenizer().encode(&text, Special::NONE)?;
-    let report = measure(&mut engine, &tokens)?;
+    let tokenizer = engine.model().tokenizer();
+    let tokens = tokenizer.encode(&text, Special::NONE)?;
+    let windows = windows(&tokens, engine.context_tokens(), first_token(tokenizer)?)?;
+    let report = measure(&mut engine, &windows)?;
     if args.model.json {
         return output::json(&report);
     }
@@ -41,11 +45,19 @@ pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     })
 }
 
-fn measure(engine: &mut Engine, tokens: &[u32]) -> Result<Report> {
-    let context = engine.context_tokens();
-    let windows: Vec<&[u32]> = tokens
-        .chunks(context)
-        .filter(|window| window.len() > 1)
+/// What the vocabulary begins every text with, if anything.
+fn first_token(tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    let added = tokenizer.encode("", Special::PROMPT)?;
+    Ok(tokenizer.bos().filter(|bos| added.first() == Some(bos)))
+}
+
+/// The text in windows of `context` tokens, each after `first`.
+fn windows(tokens: &[u32], context: usize, first: Option<u32>) -> Result<Vec<Vec<u32>>> {
+    let of_text = context - first.iter().len();
+    let windows: Vec<Vec<u32>> = tokens
+        .chunks(of_text.max(1))
+        .map(|chunk| first.into_iter().chain(chunk.iter().copied()).collect())
+        .filter(|window: &Vec<u32>| (2..=context).contains(&window.len()))
         .collect();
     if windows.is_empty() {
         bail!(
@@ -53,10 +65,14 @@ fn measure(engine: &mut Engine, tokens: &[u32]) -> Result<Report> {
             tokens.len()
         );
     }
+    Ok(windows)
+}
+
+fn measure(engine: &mut Engine, windows: &[Vec<u32>]) -> Result<Report> {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} windows, {eta} left")?;
     let progress = ProgressBar::new(windows.len() as u64).with_style(style);
     let (mut nats, mut scored) = (0.0, 0);
-    for window in &windows {
+    for window in windows {
         engine.score(window, |position, row| {
             if let Some(&next) = window.get(position + 1) {
                 nats += surprise(row, next);
@@ -77,7 +93,7 @@ fn measure(engine: &mut Engine, tokens: &[u32]) -> Result<Report> {
         perplexity,
         tokens: scored,
         windows: windows.len(),
-        context,
+        context: engine.context_tokens(),
     })
 }
 
@@ -93,7 +109,26 @@ fn surprise(logits: &[f32], token: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::surprise;
+    use super::{surprise, windows};
+
+    #[test]
+    fn every_window_begins_with_the_first_token_and_all_of_the_text_is_in_one() {
+        let text = [5, 6, 7, 8, 9];
+        let found = windows(&text, 3, Some(1)).expect("enough");
+        assert_eq!(found, [vec![1, 5, 6], vec![1, 7, 8], vec![1, 9]]);
+        let found = windows(&text, 3, None).expect("enough");
+        assert_eq!(found, [vec![5, 6, 7], vec![8, 9]]);
+    }
+
+    #[test]
+    fn a_context_without_room_for_a_scored_token_is_refused() {
+        for first in [None, Some(1)] {
+            assert!(windows(&[5, 6], 1, first).is_err());
+            assert!(windows(&[], 8, first).is_err());
+        }
+        assert!(windows(&[5], 8, None).is_err());
+        assert!(windows(&[5], 8, Some(1)).is_ok(), "scored after the first");
+    }
 
     #[test]
     fn surprise_of_a_uniform_row_is_the_log_of_its_width() {
