@@ -6,6 +6,7 @@
 use std::collections::TryReserveError;
 use std::sync::Arc;
 
+use lacuna_models::RecommendedSampling;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -87,6 +88,23 @@ impl Sampling {
         Self {
             temperature: 0.0,
             ..Self::default()
+        }
+    }
+
+    /// These settings, but for those that a model's makers recommend something else for.
+    #[must_use]
+    pub fn recommended_by(self, recommended: &RecommendedSampling) -> Self {
+        let repetition = recommended.repetition_penalty;
+        Self {
+            temperature: recommended.temperature.unwrap_or(self.temperature),
+            top_k: recommended.top_k.unwrap_or(self.top_k),
+            top_p: recommended.top_p.unwrap_or(self.top_p),
+            min_p: recommended.min_p.unwrap_or(self.min_p),
+            penalties: Penalties {
+                repetition: repetition.unwrap_or(self.penalties.repetition),
+                ..self.penalties
+            },
+            ..self
         }
     }
 

@@ -8,6 +8,7 @@ use crate::families::Description;
 use crate::files::gguf::{self, FromValue};
 use crate::files::{Metadata, ModelFiles};
 use crate::program::Program;
+use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
 use crate::template::{Chat, ChatTemplate, Message};
@@ -22,6 +23,7 @@ pub struct Model {
     program: Program,
     weights: Weights,
     tokenizer: Tokenizer,
+    recommended_sampling: RecommendedSampling,
 }
 
 impl Model {
@@ -41,12 +43,14 @@ impl Model {
         let weights = Weights::load(files.tensors(), &description, &program)?;
         let mut tokenizer = load_tokenizer(&files)?;
         tokenizer.pad_to(u32::try_from(description.spec.vocabulary).unwrap_or(u32::MAX));
+        let recommended_sampling = RecommendedSampling::of(files.metadata())?;
         Ok(Self {
             files,
             spec: description.spec,
             program,
             weights,
             tokenizer,
+            recommended_sampling,
         })
     }
 
@@ -101,6 +105,12 @@ impl Model {
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// How its makers recommend that tokens are chosen.
+    #[must_use]
+    pub fn recommended_sampling(&self) -> &RecommendedSampling {
+        &self.recommended_sampling
     }
 
     /// Bytes of weights in the files.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 use lacuna::plan::Logits;
-use lacuna::{KvElements, KvPolicy, Penalties, Sampling};
+use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
 
@@ -44,21 +44,23 @@ pub(crate) enum Command {
 /// How tokens are chosen.
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
-    /// 0 always takes the likeliest token; higher is more varied
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    temp: f32,
-    /// Draw from the K likeliest tokens only; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 40)]
-    top_k: usize,
-    /// Draw from the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
-    top_p: f32,
-    /// Draw from tokens at least this fraction as likely as the likeliest
-    #[arg(long, value_name = "P", default_value_t = 0.05)]
-    min_p: f32,
-    /// Divide the logits of recent tokens by this
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    repeat_penalty: f32,
+    /// 0 always takes the likeliest token; higher is more varied [default: what the model recommends, or 0]
+    #[arg(long, allow_negative_numbers = true)]
+    temp: Option<f32>,
+    /// Draw from the K likeliest tokens only; 0 for all [default: what the model recommends, or 40]
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw from the likeliest tokens that together reach this probability [default: what the model
+    /// recommends, or 0.95]
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Draw from tokens at least this fraction as likely as the likeliest [default: what the model
+    /// recommends, or 0.05]
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+    /// Divide the logits of recent tokens by this [default: what the model recommends, or 1]
+    #[arg(long, value_name = "X")]
+    repeat_penalty: Option<f32>,
     /// Subtract this from the logits of recent tokens
     #[arg(
         long,
@@ -84,14 +86,17 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    pub(crate) fn sampling(&self) -> Sampling {
+    /// What is asked for, else what the model's makers recommend, else the likeliest token every time.
+    pub(crate) fn sampling(&self, recommended: &RecommendedSampling) -> Sampling {
+        let default = Sampling::greedy().recommended_by(recommended);
+        let repetition = default.penalties.repetition;
         Sampling {
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
+            temperature: self.temp.unwrap_or(default.temperature),
+            top_k: self.top_k.unwrap_or(default.top_k),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
             penalties: Penalties {
-                repetition: self.repeat_penalty,
+                repetition: self.repeat_penalty.unwrap_or(repetition),
                 presence: self.presence_penalty,
                 frequency: self.frequency_penalty,
                 window: self.repeat_last_n,

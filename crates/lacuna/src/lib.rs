@@ -64,7 +64,8 @@ pub use lacuna_models::tokenizer::{
     Tokenizer,
 };
 pub use lacuna_models::{
-    FiniteCheck, LoadError, Model, ModelSpec, PromptError, demo, describe, load_tokenizer,
+    FiniteCheck, LoadError, Model, ModelSpec, PromptError, RecommendedSampling, demo, describe,
+    load_tokenizer,
 };
 pub use lacuna_models::{plan, synth};
 pub use lacuna_pages::ByteLength;

@@ -9,8 +9,10 @@ mod clock;
 mod guard;
 mod json;
 mod marks;
+mod system;
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
@@ -184,6 +186,8 @@ pub struct ChatTemplate {
     environment: Option<Environment<'static>>,
     /// What its source holds that must not be taken for a mark.
     seen: Seen,
+    /// Whether it has a place for a system message, once one was given.
+    takes_system: OnceLock<bool>,
 }
 
 impl ChatTemplate {
@@ -211,6 +215,7 @@ impl ChatTemplate {
         Ok(ChatTemplate {
             environment: Some(environment),
             seen,
+            takes_system: OnceLock::new(),
         })
     }
 
@@ -219,6 +224,7 @@ impl ChatTemplate {
         ChatTemplate {
             environment: None,
             seen: Seen::default(),
+            takes_system: OnceLock::new(),
         }
     }
 
@@ -249,13 +255,43 @@ impl ChatTemplate {
     }
 
     /// The text for a conversation.
+    ///
+    /// Where the template has no place for a system message, that is put before the first message of
+    /// the user, a blank line between them.
     pub fn render(&self, chat: &Chat) -> Result<String, TemplateError> {
         match &self.environment {
             None => Ok(concatenate(chat.messages)),
             Some(environment) => {
-                let given = given(chat);
+                let given = given(chat, &self.placed(environment, chat));
                 guard::render(environment, variables(chat, given, &StandIns::default()))
             }
+        }
+    }
+
+    /// The messages, with none at the front that the template has no place for.
+    fn placed<'a>(
+        &self,
+        environment: &Environment<'static>,
+        chat: &Chat<'a>,
+    ) -> Cow<'a, [Message]> {
+        if !system::leads(chat.messages) {
+            return Cow::Borrowed(chat.messages);
+        }
+        let takes_system = self.takes_system.get_or_init(|| {
+            system::has_place(|messages| {
+                let probe = Chat {
+                    messages,
+                    bos_token: chat.bos_token,
+                    eos_token: chat.eos_token,
+                    ..Chat::default()
+                };
+                let given = given(&probe, messages);
+                guard::render(environment, variables(&probe, given, &StandIns::default()))
+            })
+        });
+        match takes_system {
+            true => Cow::Borrowed(chat.messages),
+            false => Cow::Owned(system::folded(chat.messages)),
         }
     }
 
@@ -270,7 +306,7 @@ impl ChatTemplate {
             let text = concatenate(chat.messages);
             return Ok(MarkedText::new(text, StandIns::default(), self.special()));
         };
-        let mut given = given(chat);
+        let mut given = given(chat, &self.placed(environment, chat));
         let stand_ins = marks::mark(tokenizer.marker(), &self.seen, &mut given)?;
         let text = guard::render(environment, variables(chat, given, &stand_ins))
             .map_err(|error| error.plain(&stand_ins))?;
@@ -331,10 +367,9 @@ fn without_generation_marks(source: &str) -> Cow<'_, str> {
 }
 
 /// The variables that others have written.
-fn given(chat: &Chat) -> Map<String, serde_json::Value> {
+fn given(chat: &Chat, messages: &[Message]) -> Map<String, serde_json::Value> {
     let mut all = chat.variables.clone();
-    let messages = chat
-        .messages
+    let messages = messages
         .iter()
         .filter_map(|message| serde_json::to_value(message).ok());
     all.insert("messages".to_owned(), messages.collect());

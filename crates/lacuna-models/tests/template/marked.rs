@@ -7,7 +7,7 @@ use lacuna_models::tokenizer::{
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Markup of four families.
+/// Markup of six families.
 const SPECIAL: &[&str] = &[
     "<|im_start|>",
     "<|im_end|>",
@@ -21,6 +21,10 @@ const SPECIAL: &[&str] = &[
     "[/INST]",
     "<start_of_turn>",
     "<end_of_turn>",
+    "<|user|>",
+    "<|end|>",
+    "<|turn>",
+    "<turn|>",
 ];
 /// Tokens that anyone's text may have.
 const USER_DEFINED: &[&str] = &["<think>", "</think>", "<tool_call>", "</tool_call>"];

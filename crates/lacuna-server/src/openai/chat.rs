@@ -88,7 +88,7 @@ fn prepare(
         echo: None,
         first: prompt.first().copied(),
     };
-    let mut request = parameters.request(prompt, None)?;
+    let mut request = parameters.request(prompt, None, app.model().recommended_sampling())?;
     request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
     request.logprobs = logprobs;
     request.constraint = app.constraint(rule)?;

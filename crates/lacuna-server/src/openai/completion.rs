@@ -84,7 +84,8 @@ fn prepare(
             },
             first: prompt.tokens.first().copied(),
         });
-        let mut request = parameters.request(prompt.tokens, Some(DEFAULT_TOKENS))?;
+        let recommended = app.model().recommended_sampling();
+        let mut request = parameters.request(prompt.tokens, Some(DEFAULT_TOKENS), recommended)?;
         request.prefix_namespace = namespace;
         request.logprobs = logprobs;
         let echoed = logprobs.filter(|_| parameters.echoes());

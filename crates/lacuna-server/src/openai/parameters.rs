@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lacuna_engine::{Limits, Penalties, Request, Sampling, StopText};
+use lacuna_models::RecommendedSampling;
 use lacuna_models::tokenizer::SpecialText;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -170,15 +171,17 @@ impl Parameters {
         Ok(())
     }
 
-    /// The request to the engine. `default_tokens` bounds a reply that sets no bound of its own.
+    /// The request to the engine. `default_tokens` bounds a reply that sets no bound of its own, and
+    /// `recommended` is how tokens are chosen where the request does not say.
     pub(crate) fn request(
         &self,
         prompt: Vec<u32>,
         default_tokens: Option<usize>,
+        recommended: &RecommendedSampling,
     ) -> Result<Request, ApiError> {
         Ok(Request {
             choices: self.choices(),
-            sampling: self.sampling()?,
+            sampling: self.sampling(recommended)?,
             limits: Limits {
                 max_tokens: self.max_tokens()?.or(default_tokens),
                 min_tokens: self.min_tokens.unwrap_or(0),
@@ -265,15 +268,26 @@ impl Parameters {
         })
     }
 
-    fn sampling(&self) -> Result<Sampling, ApiError> {
+    /// What the request says, else what the model's makers recommend, else all tokens as likely as
+    /// they are.
+    fn sampling(&self, recommended: &RecommendedSampling) -> Result<Sampling, ApiError> {
         let seed = self.seed.map_or_else(any_seed, i64::cast_unsigned);
+        let default = Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            ..Sampling::default()
+        }
+        .recommended_by(recommended);
+        let repetition = default.penalties.repetition;
         Ok(Sampling {
-            temperature: self.temperature.unwrap_or(1.0),
-            top_k: self.top_k()?,
-            top_p: self.top_p.unwrap_or(1.0),
-            min_p: self.min_p.unwrap_or(0.0),
+            temperature: self.temperature.unwrap_or(default.temperature),
+            top_k: self.top_k()?.unwrap_or(default.top_k),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
             penalties: Penalties {
-                repetition: self.repetition_penalty.unwrap_or(1.0),
+                repetition: self.repetition_penalty.unwrap_or(repetition),
                 presence: self.presence_penalty.unwrap_or(0.0),
                 frequency: self.frequency_penalty.unwrap_or(0.0),
                 ..Penalties::default()
@@ -284,10 +298,12 @@ impl Parameters {
     }
 
     /// Other servers take -1 for "all", the engine 0.
-    fn top_k(&self) -> Result<usize, ApiError> {
+    fn top_k(&self) -> Result<Option<usize>, ApiError> {
         match self.top_k {
-            None | Some(-1) => Ok(0),
+            None => Ok(None),
+            Some(-1) => Ok(Some(0)),
             Some(top_k) => usize::try_from(top_k)
+                .map(Some)
                 .map_err(|_| ApiError::field("top_k", "`top_k` must be -1, 0 or more")),
         }
     }
@@ -369,7 +385,28 @@ mod tests {
     fn check(value: Value) -> Result<Request, ApiError> {
         let (parameters, _) = take(value)?;
         parameters.delivery()?;
-        parameters.request(vec![1], None)
+        parameters.request(vec![1], None, &RecommendedSampling::default())
+    }
+
+    #[test]
+    fn what_a_request_does_not_say_is_as_the_model_recommends() {
+        let recommended = RecommendedSampling {
+            temperature: Some(0.5),
+            top_k: Some(20),
+            repetition_penalty: Some(1.25),
+            ..RecommendedSampling::default()
+        };
+        let request = |body: Value| {
+            let (parameters, _) = take(body).expect("valid");
+            let request = parameters.request(vec![1], None, &recommended);
+            request.expect("valid").sampling
+        };
+        let silent = request(json!({}));
+        assert_eq!((silent.temperature, silent.top_k), (0.5, 20));
+        assert_eq!((silent.top_p, silent.penalties.repetition), (1.0, 1.25));
+        let said = request(json!({"temperature": 1, "top_k": -1, "repetition_penalty": 1}));
+        assert_eq!((said.temperature, said.top_k), (1.0, 0));
+        assert_eq!(said.penalties.repetition, 1.0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use lacuna::plan::Budget;
 use lacuna::{
     AddSpecial, EncodeLimits, Engine, EngineConfig, Generation, KvReport, Limits, Message,
-    ParseSpecial, Session, Special,
+    ParseSpecial, RecommendedSampling, Sampling, Session, Special,
 };
 use lacuna_pages::ByteLength;
 use serde::Serialize;
@@ -26,8 +26,17 @@ struct Report {
     ttft_ms: f64,
     prefill_tps: f64,
     decode_tps: f64,
+    sampling: Chosen,
     kv: Kv,
     memory: Memory,
+}
+
+/// How tokens were chosen, and how the model's makers recommend it.
+#[derive(Serialize)]
+struct Chosen {
+    #[serde(flatten)]
+    used: RecommendedSampling,
+    recommended: RecommendedSampling,
 }
 
 /// Our accounts of what is not KV, and the kernel's of everything.
@@ -66,7 +75,10 @@ fn answer(args: &RunArgs) -> Result<()> {
         ..args.engine.config()
     };
     let mut engine = engine(&args.model, config)?;
-    let mut session = engine.session(args.sampling.sampling())?;
+    let recommended = engine.model().recommended_sampling();
+    let sampling = args.sampling.sampling(recommended);
+    tell_sampling(&sampling, recommended);
+    let mut session = engine.session(sampling)?;
     if args.prompt.is_none() && io::stdin().is_terminal() {
         if args.model.json {
             bail!(output::Usage(
@@ -90,6 +102,27 @@ fn answer(args: &RunArgs) -> Result<()> {
         output::json(&report)
     } else {
         summarise(&report)
+    }
+}
+
+/// Says how tokens are chosen where the model has a say in it, and what it is.
+fn tell_sampling(sampling: &Sampling, recommended: &RecommendedSampling) {
+    if !recommended.is_empty() {
+        tell!(
+            "sampling: {}; the model recommends {recommended}",
+            chosen(sampling)
+        );
+    }
+}
+
+/// Every setting that a model may recommend something for.
+fn chosen(sampling: &Sampling) -> RecommendedSampling {
+    RecommendedSampling {
+        temperature: Some(sampling.temperature),
+        top_k: Some(sampling.top_k),
+        top_p: Some(sampling.top_p),
+        min_p: Some(sampling.min_p),
+        repetition_penalty: Some(sampling.penalties.repetition),
     }
 }
 
@@ -205,6 +238,11 @@ fn generate(
     args: &RunArgs,
 ) -> Result<Report> {
     session.rewrite(prompt)?;
+    let recommended = engine.model().recommended_sampling();
+    let sampling = Chosen {
+        used: chosen(&args.sampling.sampling(recommended)),
+        recommended: recommended.clone(),
+    };
     let page_bytes = engine.kv_cache().page_bytes();
     let mut memory = Memory {
         weight_bytes: engine.model().weight_bytes(),
@@ -239,6 +277,7 @@ fn generate(
         ttft_ms: timing.first_token.as_secs_f64() * 1e3,
         prefill_tps: timing.prefill_tokens_per_second(),
         decode_tps: timing.decode_tokens_per_second(),
+        sampling,
         kv: kv(generation.session().kv(), page_bytes),
         memory,
     })

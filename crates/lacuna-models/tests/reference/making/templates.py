@@ -1,6 +1,7 @@
 """Chat templates in the styles in use, rendered by Jinja2 in the environment transformers gives them."""
 
 import datetime
+import itertools
 import json
 import pathlib
 
@@ -158,6 +159,70 @@ SYSTEM_IN_TURN = (
     "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 
+# A family without a system role, whose template says so.
+TURNS = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Roles must take turns') }}
+    {%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}
+"""
+
+# The same, but the template leaves such a message out without a word.
+SILENT_TURNS = """\
+{% for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<|user|>\\n' + message.content + '<|end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|assistant|>\\n' + message.content + '<|end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+# Thoughts are a channel of their own, taken out of all earlier answers part by part.
+CHANNELS = """\
+{%- macro spoken(text) %}
+    {%- set found = namespace(text='') %}
+    {%- for part in text.split('<channel|>') %}
+        {%- if '<|channel>' in part %}
+            {%- set found.text = found.text + part.split('<|channel>')[0] %}
+        {%- else %}
+            {%- set found.text = found.text + part %}
+        {%- endif %}
+    {%- endfor %}
+    {{- found.text | trim }}
+{%- endmacro %}
+{{- bos_token }}
+{%- set thinks = enable_thinking is defined and enable_thinking %}
+{%- set first = messages[0]['role'] in ['system', 'developer'] %}
+{%- if thinks or first %}
+    {{- '<|turn>system\\n' }}
+    {%- if thinks %}{{- '<|think|>\\n' }}{%- endif %}
+    {%- if first %}{{- messages[0]['content'] | trim }}{%- endif %}
+    {{- '<turn|>\\n' }}
+{%- endif %}
+{%- for message in messages[1:] if first %}
+    {{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+    {{- spoken(message.content) if message.role == 'assistant' else message.content | trim }}
+    {{- '<turn|>\\n' }}
+{%- else %}
+    {%- for message in messages %}
+        {{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+        {{- spoken(message.content) if message.role == 'assistant' else message.content | trim }}
+        {{- '<turn|>\\n' }}
+    {%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|turn>model\\n' }}
+    {%- if not thinks %}{{- '<|channel>thought\\n<channel|>' }}{%- endif %}
+{%- endif %}
+"""
+
 # Statements on lines of their own, which trim_blocks and lstrip_blocks make vanish, and the rarer syntax.
 ODDS_AND_ENDS = """\
 {# A comment on its own line leaves nothing. #}
@@ -218,6 +283,7 @@ TOOLS_TALK = [SYSTEM, QUESTION, CALL, RESULT, RESULT]
 THINKING_TALK = [QUESTION, THOUGHT, USER, THOUGHT]
 REASONED = [QUESTION, CALL | {"reasoning_content": "I should look."}, RESULT, ANSWER | {"reasoning_content": "\nFine.\n"}]
 DISORDER = [USER, USER]
+CHANNELLED = {"role": "assistant", "content": "<|channel>thought\nFour, surely.<channel|>Four. <|channel>b<channel|>Yes."}
 PARTS = [USER | {"parts": [{"type": "text", "text": "one"}, {"type": "image"}]}, ANSWER | {"parts": [{"type": "image"}]}]
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -238,7 +304,23 @@ CASES = [
     ("system-in-turn", SYSTEM_IN_TURN, TOKENS, [SHORT, TALK, LONG, DISORDER]),
     ("odds-and-ends", ODDS_AND_ENDS, {"extra": EXTRA}, [TALK, PARTS, LONG + TALK]),
     ("odds-and-ends", ODDS_AND_ENDS, {}, [SHORT]),
+    ("turns", TURNS, TOKENS, [SHORT, TALK, [SYSTEM, SYSTEM, USER, ANSWER], DISORDER]),
+    ("turns", TURNS, TOKENS | {"add_generation_prompt": True}, [TALK, [SYSTEM]]),
+    ("silent-turns", SILENT_TURNS, TOKENS, [SHORT, TALK]),
+    ("channels", CHANNELS, TOKENS, [SHORT, TALK, [QUESTION, CHANNELLED, USER]]),
+    ("channels", CHANNELS, TOKENS | {"add_generation_prompt": True}, [[SYSTEM, QUESTION, CHANNELLED, USER]]),
+    ("channels", CHANNELS, TOKENS | {"add_generation_prompt": True, "enable_thinking": True}, [SHORT, TALK]),
 ]
+# Templates without a place for system messages: their text goes before the first message of the user.
+FOLDED = ("turns", "silent-turns", "odds-and-ends")
+
+
+def folded(messages: list[dict]) -> list[dict]:
+    leading = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
+    system = [message["content"].strip() for message in leading]
+    rest = messages[len(leading) :] or [{"role": "user", "content": ""}]
+    text = "\n\n".join([*system, rest[0]["content"]] if rest[0]["content"] else system)
+    return [rest[0] | {"content": text}, *rest[1:]]
 
 
 def render(template: str, variables: dict) -> dict:
@@ -257,7 +339,8 @@ def make(out: pathlib.Path) -> None:
         templates[name] = template
         for messages in message_lists:
             variables = {"messages": messages, "add_generation_prompt": False} | more
-            cases.append({"name": name, "variables": variables} | render(template, variables))
+            given = variables | {"messages": folded(messages)} if name in FOLDED else variables
+            cases.append({"name": name, "variables": variables} | render(template, given))
     lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
     head = json.dumps({"now": NOW.isoformat(), "templates": templates}, ensure_ascii=False)[:-1]
     (folder / "templates.json").write_text(f'{head}, "cases": [\n{lines}\n]}}\n', encoding="utf-8")
