@@ -73,7 +73,7 @@ pub(crate) fn schedule(demands: &[Demand], limits: StepLimits, turn: usize) -> V
     };
     let rotated = |index: usize| (index + turn) % demands.len().max(1);
     for index in (0..demands.len()).map(rotated) {
-        if demands[index].pending == 1 && step.rows > 0 {
+        if demands[index].pending == 1 {
             step.give(index, demands[index], 1);
         }
     }
