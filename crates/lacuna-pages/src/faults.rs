@@ -234,6 +234,7 @@ mod tests {
             length: ByteLength::kibibytes(32),
             access: Access::ReadWrite,
         };
+        assert!(device.host_view(space).is_some());
         let batch = [0, 32 << 10, 64 << 10].map(map);
         let applied = |device: &mut FaultyDevice<_>| {
             let stopped = device.apply(&batch, Fence::DONE);

@@ -635,6 +635,16 @@ mod tests {
         }
     }
 
+    #[cfg(target_pointer_width = "64")]
+    #[test]
+    fn a_device_takes_its_reservations_along_when_it_goes() {
+        // Together they are more than the addresses there are.
+        for _ in 0..200 {
+            let mut device = HostDevice::new().unwrap();
+            device.reserve(ByteLength::new(1 << 40)).unwrap();
+        }
+    }
+
     /// A device with a heap and a reservation of two pages each.
     fn device() -> (HostDevice, Place, Address) {
         let mut device = HostDevice::new().unwrap();

@@ -314,6 +314,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_count_that_is_off_is_noticed() {
+        let spoils: [fn(&mut Heap); 3] = [
+            |heap| heap.available_count -= 1,
+            |heap| heap.committed_count += 1,
+            |heap| heap.idle_count += 1,
+        ];
+        for spoil in spoils {
+            let mut heap = Heap::uncommitted(65);
+            spoil(&mut heap);
+            assert!(!heap.counts_agree());
+        }
+    }
+
     /// The runs of pages that `is` says yes to, by looking at each.
     fn runs(pages: u32, is: impl Fn(u32) -> bool) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
