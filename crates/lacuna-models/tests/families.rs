@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 use lacuna_kernels::ElementType;
 use lacuna_kv::KvPolicy;
-use lacuna_models::Model;
 use lacuna_models::files::ModelFiles;
+use lacuna_models::plan::ArenaPlan;
+use lacuna_models::{BatchLimits, Model};
 use runner::{Expected, Runner, TOKENS, expected, floats, folder, relative_error};
 
 /// Float32 arithmetic against float64.
@@ -122,6 +123,24 @@ fn no_family_depends_on_how_a_prompt_is_cut() {
                     .collect();
                 assert!(pieces == whole, "{what} in chunks of {chunk}");
             }
+        }
+    }
+}
+
+#[test]
+fn slots_of_every_family_lie_close_and_apart() {
+    let limits = BatchLimits {
+        tokens: 512,
+        logit_rows: 1,
+        context_tokens: 512,
+    };
+    for name in fixtures() {
+        for (what, model) in models(&name).into_iter().take(1) {
+            let plan = ArenaPlan::new(model.program(), limits).expect("a small model");
+            assert_eq!(plan.verify(model.program()), Ok(()), "{what}");
+            let (bytes, least) = (plan.bytes(), plan.live_bytes());
+            println!("{what}: {bytes} bytes, at least {least}");
+            assert!(bytes <= least + least / 20, "{what}: {bytes} of {least}");
         }
     }
 }
