@@ -11,6 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     fs::create_dir_all(corpus.join("gguf"))?;
     fs::create_dir_all(corpus.join("safetensors"))?;
+    families(&corpus.join("families"))?;
     for dtype in DType::ALL {
         fs::write(corpus.join("gguf").join(dtype.name()), gguf_file(dtype)?)?;
     }
@@ -22,6 +23,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     bytes.extend(header);
     bytes.resize(bytes.len() + 30, 1);
     fs::write(corpus.join("safetensors/three"), bytes)?;
+    Ok(())
+}
+
+/// The descriptions of the reference fixtures: each family's, in both kinds of files.
+fn families(corpus: &Path) -> Result<(), Box<dyn Error>> {
+    fs::create_dir_all(corpus)?;
+    let fixtures = "../crates/lacuna-models/tests/reference/families";
+    for fixture in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(fixtures))? {
+        let fixture = fixture?;
+        for file in ["model.gguf", "hf/config.json"] {
+            let path = fixture.path().join(file);
+            if path.exists() {
+                let name = fixture.file_name().to_string_lossy().into_owned();
+                let ending = file.rsplit('.').next().unwrap_or_default();
+                fs::copy(path, corpus.join(format!("{name}.{ending}")))?;
+            }
+        }
+    }
     Ok(())
 }
 

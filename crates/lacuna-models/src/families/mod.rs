@@ -11,7 +11,7 @@ mod shape;
 
 use crate::error::ConfigError;
 use crate::files::gguf::Metadata;
-use crate::files::huggingface::Folder;
+use crate::files::huggingface::{Config, Folder};
 use crate::spec::ModelSpec;
 
 pub(crate) use facts::Facts;
@@ -73,7 +73,14 @@ impl Description {
     /// # Errors
     /// [`ConfigError`] for an unknown architecture, unsupported features, or numbers out of range.
     pub fn from_huggingface(folder: &Folder) -> Result<Self, ConfigError> {
-        let config = folder.config();
+        Self::from_config(folder.config())
+    }
+
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// As [`Description::from_huggingface`].
+    pub fn from_config(config: &Config) -> Result<Self, ConfigError> {
         let class = config.class();
         let family = find(class, |family| family.classes.contains(&class))?;
         let facts = Facts::huggingface(config, family.name);

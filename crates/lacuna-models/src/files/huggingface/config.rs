@@ -20,6 +20,19 @@ pub struct Config {
 const TEXT_FIELDS: [&str; 3] = ["text_config", "llm_config", "language_config"];
 
 impl Config {
+    /// The description in the bytes of a `config.json` that is in no folder.
+    ///
+    /// # Errors
+    /// [`Error::Json`] and [`Error::Config`], which call it `config.json`.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        let path = Path::new(super::CONFIG_FILE);
+        let whole = serde_json::from_slice(bytes).map_err(|source| Error::Json {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::new(path, whole)
+    }
+
     /// The description in `whole`, which was read from `path`.
     ///
     /// # Errors
