@@ -8,3 +8,4 @@ mod namespaces;
 mod requests;
 mod scoring;
 mod support;
+mod windows;

@@ -1,6 +1,6 @@
 //! The demo model, and requests run to their end.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,21 @@ use lacuna_models::files::{Mapping, ModelFiles};
 use lacuna_models::plan::request_bytes;
 use lacuna_pages::ByteLength;
 
+fn demo_path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/lacuna-demo-q8_0.gguf")
+}
+
+/// The demo model's file.
+pub(crate) fn demo_bytes() -> Vec<u8> {
+    std::fs::read(demo_path()).expect("the demo model is part of the repository")
+}
+
 /// The demo model, loaded once.
 pub(crate) fn model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     let load = || {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/lacuna-demo-q8_0.gguf");
-        let mapping = Mapping::open(&path).expect("the demo model is part of the repository");
+        let mapping =
+            Mapping::open(&demo_path()).expect("the demo model is part of the repository");
         let files = ModelFiles::from_gguf(mapping).expect("a whole file");
         Arc::new(Model::load(files).expect("a model"))
     };
