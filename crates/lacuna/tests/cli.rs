@@ -175,6 +175,40 @@ fn same_seed_same_text_and_another_seed_another() {
 }
 
 #[test]
+fn a_model_s_own_sampling_is_used_where_nothing_is_asked_for() {
+    let model = root().join("crates/lacuna-models/tests/reference/qwen3/hf");
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    for entry in std::fs::read_dir(model).expect("a committed fixture") {
+        let entry = entry.expect("readable");
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("room to copy");
+    }
+    let config = r#"{"do_sample": true, "temperature": 0.5, "top_k": 20, "eos_token_id": 271}"#;
+    std::fs::write(folder.path().join("generation_config.json"), config).expect("room for it");
+    let model = folder.path().to_str().expect("UTF-8");
+    let run = |more: &[&str]| {
+        let mut args = vec!["run", model, "-p", "What", "-n", "2", "--json"];
+        args.extend(more);
+        lacuna(&args)
+    };
+    let output = run(&[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("the model recommends temperature 0.5, top-k 20"),
+        "{said}"
+    );
+    let sampling = json(&output)["sampling"].clone();
+    assert_eq!(sampling["temperature"], 0.5);
+    assert_eq!(sampling["top_k"], 20);
+    assert_eq!(sampling["recommended"]["min_p"], serde_json::Value::Null);
+    let sampling = json(&run(&["--temp", "0"]))["sampling"].clone();
+    assert_eq!(sampling["temperature"], 0.0, "what is asked for counts");
+    assert_eq!(sampling["top_k"], 20);
+    let silent = lacuna(&["run", "demo", "-p", "What", "-n", "2", "--json"]);
+    assert!(!String::from_utf8_lossy(&silent.stderr).contains("recommends"));
+    assert_eq!(json(&silent)["sampling"]["temperature"], 0.0);
+}
+
+#[test]
 fn stop_strings_end_the_text() {
     let whole = json(&lacuna(&[
         "run",

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -34,6 +34,9 @@ const CONNECTION_BYTES: usize = 32 << 10;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Spare places. A probe is answered unless this many connections come between it and its request.
 const SPARE: usize = 16;
+/// How long a connection keeps a spare place in any case: many that come at once are all answered, one
+/// after another, which takes a fraction of this each.
+const SPARE_KEPT: Duration = Duration::from_millis(50);
 /// How long a request's head may take on a spare place.
 const SPARE_RECEIVE: Duration = Duration::from_secs(5);
 /// Open files that are not connections: the model, what pages are made of, the runtime.
@@ -63,7 +66,7 @@ pub(crate) async fn serve(
         let place = Arc::clone(&places).try_acquire_owned().ok();
         let held = place.and_then(|place| Some((place, memory.try_take(CONNECTION_BYTES).ok()?)));
         let Some(held) = held else {
-            spare.serve(stream, routers.full.clone());
+            spare.serve(stream, routers.full.clone()).await;
             continue;
         };
         let peer = Peer::new(stream, limits.send);
@@ -80,7 +83,7 @@ pub(crate) async fn serve(
     loop {
         tokio::select! {
             () = &mut finished => break,
-            stream = accept(&listener) => spare.serve(stream, routers.ending.clone()),
+            stream = accept(&listener) => spare.serve(stream, routers.ending.clone()).await,
         }
     }
 }
@@ -139,8 +142,15 @@ struct Spare {
     protocol: http1::Builder,
     send: Duration,
     memory: RequestMemory,
-    /// For each connection, what ends it when dropped; the oldest first.
-    taken: VecDeque<oneshot::Sender<()>>,
+    /// The oldest first.
+    taken: VecDeque<SparePlace>,
+}
+
+/// A spare place that is taken.
+struct SparePlace {
+    since: Instant,
+    /// Ends its connection when dropped, and is closed when that has ended.
+    end: oneshot::Sender<()>,
 }
 
 impl Spare {
@@ -155,12 +165,27 @@ impl Spare {
         }
     }
 
-    fn serve(&mut self, stream: TcpStream, router: Router) {
+    /// Until there is a place. The oldest connection gives its up, once it has had time for a request.
+    async fn make_room(&mut self) {
+        self.taken.retain(|place| !place.end.is_closed());
+        if self.taken.len() < SPARE {
+            return;
+        }
+        if let Some(oldest) = self.taken.front_mut() {
+            let left = SPARE_KEPT.saturating_sub(oldest.since.elapsed());
+            tokio::time::timeout(left, oldest.end.closed()).await.ok();
+        }
+        self.taken.retain(|place| !place.end.is_closed());
         while self.taken.len() >= SPARE {
             self.taken.pop_front();
         }
-        let (place, pushed_out) = oneshot::channel();
-        self.taken.push_back(place);
+    }
+
+    async fn serve(&mut self, stream: TcpStream, router: Router) {
+        self.make_room().await;
+        let (end, pushed_out) = oneshot::channel();
+        let since = Instant::now();
+        self.taken.push_back(SparePlace { since, end });
         let peer = Peer::new(stream, self.send);
         let socket = Socket::new(Arc::clone(&peer), self.send, &self.memory);
         let connection = connection(&self.protocol, socket, &peer, router);
