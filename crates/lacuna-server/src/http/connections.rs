@@ -17,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use lacuna_engine::RequestMemory;
+use lacuna_pages::ByteLength;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot, watch};
 
@@ -198,12 +199,18 @@ impl Spare {
     }
 }
 
-/// The account of so many connections: of what requests may hold a quarter, or less if that is enough.
-/// Long heads get what other connections leave.
+/// Connections that are in what the program takes by itself: it was measured with so many.
+const MEASURED_CONNECTIONS: usize = 32;
+
+/// The account of so many connections: what the program has for them, and of what requests may hold a
+/// quarter, or less if that is enough. Long heads get what other connections leave.
 pub(crate) fn account(requests: &RequestMemory, connections: usize) -> RequestMemory {
+    let measured = (MEASURED_CONNECTIONS * CONNECTION_BYTES) as u64;
     let enough = connections.saturating_mul(CONNECTION_BYTES) as u64;
     let enough = enough.saturating_add(LONG_HEAD_MEMORY as u64);
-    requests.split_off(enough.min(requests.limit().get() / 4))
+    let more = enough.saturating_sub(measured);
+    let part = requests.split_off(more.min(requests.limit().get() / 4));
+    RequestMemory::new(ByteLength::new(part.limit().get() + measured))
 }
 
 /// Connections that can be had at once: those `asked` for, or as many as the system lets the process
