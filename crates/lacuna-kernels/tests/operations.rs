@@ -382,7 +382,6 @@ fn scaled_values_are_exact() {
                     }
                 };
             check("scale", &|x| cpu.scale(x, 0.3), &|i| x[i] * 0.3);
-            check("mul", &|x| cpu.mul(x, &y), &|i| x[i] * y[i]);
             check("add_scaled", &|x| cpu.add_scaled(x, &y, 0.3), &|i| {
                 x[i] + y[i] * 0.3
             });

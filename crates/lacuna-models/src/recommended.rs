@@ -145,6 +145,19 @@ mod tests {
     }
 
     #[test]
+    fn a_gguf_file_recommends_what_its_metadata_says() {
+        let mut header = gguf::Writer::new();
+        header
+            .set("general.sampling.temp", 0.5f32)
+            .set("general.sampling.top_k", 20i32)
+            .set("general.sampling.min_p", 0.25f32)
+            .set("general.sampling.penalty_repeat", -1.0f32);
+        let file = gguf::File::parse(crate::files::Mapping::from(header.to_bytes()));
+        let found = RecommendedSampling::from_gguf(file.expect("a header").metadata());
+        assert_eq!(found.to_string(), "temperature 0.5, top-k 20, min-p 0.25");
+    }
+
+    #[test]
     fn whether_tokens_are_drawn_at_all_decides_the_temperature() {
         assert_eq!(read(json!({"do_sample": true})).temperature, Some(1.0));
         let greedy = read(json!({"do_sample": false, "temperature": 0.6}));

@@ -6,7 +6,7 @@
 mod runner;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use lacuna_kernels::ElementType;
 use lacuna_kv::KvPolicy;
@@ -30,18 +30,13 @@ fn fixtures() -> Vec<String> {
     names
 }
 
-/// A vocabulary for folders that have none: what these models are tested with are token ids.
-const TOKENIZER: &str = r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
-    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true, "trim_offsets": true},
-    "decoder": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true, "trim_offsets": true}}"#;
-
-/// A folder of a fixture, with a vocabulary and perhaps another description.
-fn with_tokenizer(fixture: &Path, config: &Path) -> tempfile::TempDir {
+/// The folder of a fixture with another description.
+fn with_config(fixture: &Path, config: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().expect("a scratch folder");
-    let weights = "model.safetensors";
-    fs::copy(fixture.join("hf").join(weights), copy.path().join(weights)).expect("room to copy");
+    for file in ["model.safetensors", "tokenizer.json"] {
+        fs::copy(fixture.join("hf").join(file), copy.path().join(file)).expect("room to copy");
+    }
     fs::copy(config, copy.path().join("config.json")).expect("room to copy");
-    fs::write(copy.path().join("tokenizer.json"), TOKENIZER).expect("room for it");
     copy
 }
 
@@ -59,12 +54,11 @@ fn models(name: &str) -> Vec<(String, Model)> {
     if gguf.exists() {
         models.push(open(&gguf, format!("{name} GGUF")));
     }
-    for spelling in ["hf", "hf-old-spelling"] {
-        let config: PathBuf = fixture.join(spelling).join("config.json");
-        if config.exists() {
-            let copy = with_tokenizer(&fixture, &config);
-            models.push(open(copy.path(), format!("{name} {spelling}")));
-        }
+    models.push(open(&fixture.join("hf"), format!("{name} folder")));
+    let older = fixture.join("hf-old-spelling/config.json");
+    if older.exists() {
+        let copy = with_config(&fixture, &older);
+        models.push(open(copy.path(), format!("{name} older spelling")));
     }
     models
 }
@@ -166,7 +160,7 @@ fn with_tensor(file: &[u8], name: &str, shape: [usize; 2]) -> Vec<u8> {
 #[test]
 fn keys_and_values_that_a_sharing_layer_does_not_use_are_left_alone_and_others_refused() {
     let fixture = folder().join("families/gemma3n");
-    let copy = with_tokenizer(&fixture, &fixture.join("hf/config.json"));
+    let copy = with_config(&fixture, &fixture.join("hf/config.json"));
     let path = copy.path().join("model.safetensors");
     let file = fs::read(&path).expect("a copy");
     let load = |name: &str| {

@@ -360,18 +360,6 @@ impl Cpu {
         });
     }
 
-    /// `x *= y`, element by element.
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn mul(&self, x: &mut [f32], y: &[f32]) {
-        assert_eq!(x.len(), y.len(), "products have the same shape");
-        self.rows(x, LANES, |first, x| {
-            let y = &y[first * LANES..][..x.len()];
-            self.proof.run(kernels::Mul { x, y });
-        });
-    }
-
     /// Copies some columns of every row of `x`, `[tokens, width]`, to `out`, `[tokens, columns.len()]`:
     /// the part of one layer of what was computed for all of them.
     ///

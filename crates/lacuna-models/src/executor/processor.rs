@@ -143,10 +143,6 @@ impl Pass<'_, '_> {
                 let (values, like) = self.pair(values, like, rows, width);
                 cpu.match_magnitude(values, like, least, width);
             }
-            Op::Multiply { to, from, width } => {
-                let (to, from) = self.pair(to, from, Rows::Tokens, width);
-                cpu.mul(to, from);
-            }
             Op::Scale {
                 values,
                 rows,
@@ -252,10 +248,7 @@ impl Pass<'_, '_> {
         let tokens = self.size.tokens;
         let from: &mut [f32] = first(from, tokens * all);
         let to: &mut [f32] = first(to, tokens * columns.len());
-        let rows = to.chunks_exact_mut(columns.len());
-        for (to, from) in rows.zip(from.chunks_exact(all)) {
-            to.copy_from_slice(&from[columns.clone()]);
-        }
+        self.cpu.copy_columns(to, from, columns, all);
     }
 
     fn add_scaled_rows(&mut self, slots: [Slot; 3], columns: usize, column: usize, width: usize) {

@@ -3,11 +3,11 @@
 
 use lacuna_kernels::RopeStyle;
 
-use super::decoder::{decoder, windows};
+use super::decoder::{decoder, tied_unless_said, windows};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{Mask, ModelSpec, NormKind, Norms, OutputMatrix};
+use crate::spec::{Mask, ModelSpec, NormKind, Norms};
 
 pub(crate) const FAMILY: Family = Family {
     name: "cohere2",
@@ -19,17 +19,12 @@ pub(crate) const FAMILY: Family = Family {
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
-    let windowed = facts.windowed(spec.layers.len(), 4)?;
-    windows(&mut spec, facts, &windowed)?;
+    windows(&mut spec, facts, 4)?;
     spec.norm.kind = NormKind::Layer;
     // Neighbours turn together in files of both kinds.
     spec.ropes[0].style = RopeStyle::Interleaved;
     spec.output.scale = facts.get(Key::new("logit_scale", "logit_scale"))?;
-    if facts.get(Key::huggingface("tie_word_embeddings"))?.is_none_or(|tied| tied)
-        && facts.has_tensor("output.weight") != Some(true)
-    {
-        spec.output.matrix = OutputMatrix::Tied;
-    }
+    tied_unless_said(&mut spec, facts)?;
     for layer in &mut spec.layers {
         layer.norms = Norms::Parallel;
         if layer.attention.mask == Mask::Causal {

@@ -118,6 +118,16 @@ fn activation(facts: &Facts<'_>) -> Result<Activation, ConfigError> {
     }
 }
 
+/// The embedding table is the output matrix unless the file says otherwise, in families that do not
+/// need to say it.
+pub(crate) fn tied_unless_said(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    let said: Option<bool> = facts.get(Key::huggingface("tie_word_embeddings"))?;
+    if facts.has_tensor("output.weight").is_none() && said.is_none() {
+        spec.output.matrix = OutputMatrix::Tied;
+    }
+    Ok(())
+}
+
 /// GGUF's convention is that a file without an output matrix uses the embedding table.
 fn output_matrix(facts: &Facts<'_>) -> Result<OutputMatrix, ConfigError> {
     let tied = match facts.has_tensor("output.weight") {
@@ -132,9 +142,22 @@ fn output_matrix(facts: &Facts<'_>) -> Result<OutputMatrix, ConfigError> {
     })
 }
 
-/// Makes the layers of which `windowed` says so see only the last tokens of the file's window, if it
-/// has one.
+/// For [`windows`]: every layer.
+pub(crate) const ALL: usize = 0;
+
+/// Makes layers see only the last tokens of the file's window, if it has one: those that it names, or
+/// else every layer but the last of `period`.
 pub(crate) fn windows(
+    spec: &mut ModelSpec,
+    facts: &Facts<'_>,
+    period: usize,
+) -> Result<(), ConfigError> {
+    let windowed = facts.windowed(spec.layers.len(), period)?;
+    give_windows(spec, facts, &windowed)
+}
+
+/// The same for the layers of which `windowed` says so.
+pub(crate) fn give_windows(
     spec: &mut ModelSpec,
     facts: &Facts<'_>,
     windowed: &[bool],

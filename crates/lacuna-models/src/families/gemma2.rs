@@ -1,10 +1,10 @@
 //! Gemma 2: norms on both sides, every other layer with a window, scores and logits bounded.
 
-use super::decoder::{decoder, windows};
+use super::decoder::{decoder, tied_unless_said, windows};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{Activation, ModelSpec, Norms, OutputMatrix};
+use crate::spec::{Activation, ModelSpec, Norms};
 
 pub(crate) const FAMILY: Family = Family {
     name: "gemma2",
@@ -16,9 +16,7 @@ pub(crate) const FAMILY: Family = Family {
 
 pub(super) const NAMING: Naming = Naming {
     parts: &[
-        ("post_attention_norm", "post_attention_layernorm"),
         ("ffn_norm", "pre_feedforward_layernorm"),
-        ("post_ffw_norm", "post_feedforward_layernorm"),
     ],
     norm_offset: 1.0,
     ..Naming::USUAL
@@ -26,19 +24,16 @@ pub(super) const NAMING: Naming = Naming {
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
-    let windowed = facts.windowed(spec.layers.len(), 2)?;
-    windows(&mut spec, facts, &windowed)?;
+    windows(&mut spec, facts, 2)?;
     gemma(&mut spec, facts)?;
-    score_scale(&mut spec, facts, 46)
+    score_scale(&mut spec, facts, 46)?;
+    Ok(spec)
 }
 
 /// What all of the family have in common.
 pub(super) fn gemma(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
     spec.embedding_scale = Some((spec.hidden as f32).sqrt());
-    let tied = facts.get(Key::huggingface("tie_word_embeddings"))?;
-    if tied.unwrap_or(true) && facts.has_tensor("output.weight") != Some(true) {
-        spec.output.matrix = OutputMatrix::Tied;
-    }
+    tied_unless_said(spec, facts)?;
     spec.output.soft_cap = facts.get(Key::new(
         "final_logit_softcapping",
         "final_logit_softcapping",
@@ -58,7 +53,7 @@ pub(super) fn score_scale(
     spec: &mut ModelSpec,
     facts: &Facts<'_>,
     layers_of_largest: usize,
-) -> Result<ModelSpec, ConfigError> {
+) -> Result<(), ConfigError> {
     let stated: Option<f32> = facts.get(Key::huggingface("query_pre_attn_scalar"))?;
     let largest = spec.layers.len() == layers_of_largest && stated.is_none();
     for layer in &mut spec.layers {
@@ -70,5 +65,5 @@ pub(super) fn score_scale(
         };
         attention.scale = 1.0 / width.sqrt();
     }
-    Ok(spec.clone())
+    Ok(())
 }

@@ -17,8 +17,7 @@ pub(crate) const FAMILY: Family = Family {
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
-    let windowed = facts.windowed(spec.layers.len(), 6)?;
-    windows(&mut spec, facts, &windowed)?;
+    windows(&mut spec, facts, 6)?;
     gemma(&mut spec, facts)?;
     let head_dim = spec.ropes[0].dimensions;
     spec.ropes = facts.ropes(head_dim, head_dim)?.into();
@@ -27,7 +26,8 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         layer.attention.rope = Some(usize::from(!full));
         layer.attention.qk_norm = Some(QkNorm::PerHead);
     }
-    score_scale(&mut spec, facts, 62)
+    score_scale(&mut spec, facts, 62)?;
+    Ok(spec)
 }
 
 const GEMMA3: Shape = Shape {

@@ -16,9 +16,7 @@ pub(crate) const FAMILY: Family = Family {
     spec,
     naming: Naming {
         parts: &[
-            ("post_attention_norm", "post_attention_layernorm"),
             ("ffn_norm", "pre_feedforward_layernorm"),
-            ("post_ffw_norm", "post_feedforward_layernorm"),
             ("per_layer_token_embd", "model.embed_tokens_per_layer"),
             ("per_layer_model_proj", "model.per_layer_model_projection"),
             ("per_layer_proj_norm", "model.per_layer_projection_norm"),
@@ -36,8 +34,7 @@ pub(crate) const FAMILY: Family = Family {
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     refuse_experts(facts)?;
     let mut spec = decoder(facts)?;
-    let windowed = facts.windowed(spec.layers.len(), 6)?;
-    windows(&mut spec, facts, &windowed)?;
+    windows(&mut spec, facts, 6)?;
     gemma(&mut spec, facts)?;
     heads(&mut spec, facts)?;
     share(&mut spec, facts)?;

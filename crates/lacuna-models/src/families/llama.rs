@@ -2,7 +2,7 @@
 
 use lacuna_kernels::RopeStyle;
 
-use super::decoder::{decoder, windows};
+use super::decoder::{ALL, decoder, windows};
 use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::ModelSpec;
@@ -19,8 +19,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     // The converter permutes the rows of queries and keys.
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
-    let layers = spec.layers.len();
-    windows(&mut spec, facts, &vec![true; layers])?;
+    windows(&mut spec, facts, ALL)?;
     Ok(spec)
 }
 

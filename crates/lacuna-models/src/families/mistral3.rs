@@ -2,7 +2,7 @@
 
 use lacuna_kernels::RopeStyle;
 
-use super::decoder::{decoder, windows};
+use super::decoder::{ALL, decoder, windows};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
@@ -19,8 +19,7 @@ pub(crate) const FAMILY: Family = Family {
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
-    let layers = spec.layers.len();
-    windows(&mut spec, facts, &vec![true; layers])?;
+    windows(&mut spec, facts, ALL)?;
     let beta = match facts.get(Key::gguf("attention.temperature_scale"))? {
         Some(beta) => Some(beta),
         None => facts.of_rope("llama_4_scaling_beta")?,

@@ -57,7 +57,7 @@ impl Naming {
 
 /// GGUF and Hugging Face names of the same tensor, without block and suffix, as most families have
 /// them.
-const USUAL: [(&str, &str); 16] = [
+const USUAL: [(&str, &str); 18] = [
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
     ("output", "lm_head"),
@@ -70,6 +70,9 @@ const USUAL: [(&str, &str); 16] = [
     ("attn_q_norm", "self_attn.q_norm"),
     ("attn_k_norm", "self_attn.k_norm"),
     ("ffn_norm", "post_attention_layernorm"),
+    // Where there is such a norm, the one before is called otherwise or there is none.
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_gate_up", "mlp.gate_up_proj"),

@@ -10,20 +10,13 @@ pub(crate) const FAMILY: Family = Family {
     name: "olmo2",
     classes: &["Olmo2ForCausalLM", "Olmo3ForCausalLM"],
     spec,
-    naming: Naming {
-        parts: &[
-            ("post_attention_norm", "post_attention_layernorm"),
-            ("post_ffw_norm", "post_feedforward_layernorm"),
-        ],
-        ..Naming::USUAL
-    },
+    naming: Naming::USUAL,
     shapes: &[],
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
-    let windowed = facts.windowed(spec.layers.len(), 4)?;
-    windows(&mut spec, facts, &windowed)?;
+    windows(&mut spec, facts, 4)?;
     if spec.layers.iter().any(|layer| layer.attention.mask != Mask::Causal) {
         let head_dim = spec.ropes[0].dimensions;
         let [full, windowed] = facts.ropes(head_dim, head_dim)?;

@@ -1,6 +1,6 @@
 //! Phi 3, 3.5, 4 and 4 mini: fused products, longrope, part of each head turns.
 
-use super::decoder::{decoder, windows};
+use super::decoder::{ALL, decoder, windows};
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::ModelSpec;
@@ -15,7 +15,6 @@ pub(crate) const FAMILY: Family = Family {
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
-    let layers = spec.layers.len();
-    windows(&mut spec, facts, &vec![true; layers])?;
+    windows(&mut spec, facts, ALL)?;
     Ok(spec)
 }

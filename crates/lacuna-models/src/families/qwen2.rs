@@ -1,6 +1,6 @@
 //! Qwen 2 and 2.5: biases on queries, keys and values.
 
-use super::decoder::{decoder, windows};
+use super::decoder::{decoder, give_windows};
 use super::facts::Key;
 use super::{Facts, Family, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
@@ -38,7 +38,7 @@ pub(super) fn qwen_windows(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<()
         Some(windowed) => windowed,
         None => (0..layers).map(|layer| layer >= full.unwrap_or(0)).collect(),
     };
-    windows(spec, facts, &windowed)
+    give_windows(spec, facts, &windowed)
 }
 
 /// Published models, smallest first.

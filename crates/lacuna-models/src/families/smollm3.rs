@@ -2,11 +2,11 @@
 
 use lacuna_kernels::RopeStyle;
 
-use super::decoder::decoder;
+use super::decoder::{decoder, tied_unless_said};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{ModelSpec, OutputMatrix};
+use crate::spec::ModelSpec;
 
 pub(crate) const FAMILY: Family = Family {
     name: "smollm3",
@@ -22,11 +22,7 @@ const USUAL_INTERVAL: usize = 4;
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
-    if facts.get(Key::huggingface("tie_word_embeddings"))?.is_none_or(|tied| tied)
-        && facts.has_tensor("output.weight") != Some(true)
-    {
-        spec.output.matrix = OutputMatrix::Tied;
-    }
+    tied_unless_said(&mut spec, facts)?;
     // The list has 1 where a layer turns its heads.
     let turns = facts.per_layer(Key::huggingface("no_rope_layers"), spec.layers.len())?;
     let interval = facts.get(Key::huggingface("no_rope_layer_interval"))?;

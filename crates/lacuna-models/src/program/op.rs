@@ -173,15 +173,6 @@ pub enum Op {
         /// Elements of a row.
         width: usize,
     },
-    /// `to *= from`, `[tokens, width]`
-    Multiply {
-        /// What is multiplied.
-        to: Slot,
-        /// By what.
-        from: Slot,
-        /// Elements of a row.
-        width: usize,
-    },
     /// `values *= factor`
     Scale {
         /// `[rows, width]`
@@ -311,7 +302,7 @@ impl Op {
                 ..
             } => vec![(*queries, Read), (*output, Write), (*states, Write)],
             Self::Activate { gate, up, .. } => vec![(*gate, Read), (*up, Read)],
-            Self::Add { to, from, .. } | Self::Multiply { to, from, .. } => {
+            Self::Add { to, from, .. } => {
                 vec![(*to, Read), (*from, Read)]
             }
             Self::AddScaledRows {

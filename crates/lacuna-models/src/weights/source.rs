@@ -1,6 +1,6 @@
 //! Tensors by name: where a program's tensors are in a file.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use lacuna_kernels::Matrix;
 
@@ -16,7 +16,8 @@ pub(super) struct Source<'a> {
     tensors: &'a Tensors,
     family: &'static Family,
     spelling: Spelling,
-    program: &'a Program,
+    /// Rows of each of the program's matrices.
+    rows: HashMap<TensorName, usize>,
     /// What names inside a model of language begin with, in files that hold more.
     prefix: Prefix,
     /// Names that were asked for and found.
@@ -45,20 +46,6 @@ impl Prefix {
             Self::Around => format!("language_model.{name}"),
         }
     }
-
-    /// Whether a tensor of this name belongs to something other than the model of language.
-    fn is_outside(self, name: &str) -> bool {
-        let named = OUTSIDE.iter().any(|outside| {
-            let name = name.strip_prefix("model.").unwrap_or(name);
-            name.starts_with(outside)
-        });
-        match self {
-            _ if named => true,
-            Self::None => false,
-            Self::Inside => !name.starts_with("model.language_model.") && name != "lm_head.weight",
-            Self::Around => !name.starts_with("language_model."),
-        }
-    }
 }
 
 /// What names of the parts that see and hear begin with, in files that hold them beside a model of
@@ -73,6 +60,12 @@ const OUTSIDE: [&str; 7] = [
     "embed_audio.",
 ];
 
+/// Whether a tensor of this name belongs to something other than the model of language.
+fn is_outside(name: &str) -> bool {
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    OUTSIDE.iter().any(|outside| name.starts_with(outside))
+}
+
 /// Where a tensor is: the tensor, and the first of its rows.
 struct Found {
     tensor: Tensor,
@@ -80,11 +73,11 @@ struct Found {
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn new(
-        tensors: &'a Tensors,
-        description: &Description,
-        program: &'a Program,
-    ) -> Self {
+    pub(super) fn new(tensors: &'a Tensors, description: &Description, program: &Program) -> Self {
+        let rows = program.tensors().iter().filter_map(|tensor| match tensor {
+            TensorSpec::Matrix(matrix) => Some((matrix.name, matrix.rows)),
+            TensorSpec::Vector(_) => None,
+        });
         let prefixes = [Prefix::None, Prefix::Inside, Prefix::Around];
         let embedding = "model.embed_tokens.weight";
         let mut present = prefixes
@@ -94,7 +87,7 @@ impl<'a> Source<'a> {
             tensors,
             family: description.family,
             spelling: description.spelling,
-            program,
+            rows: rows.collect(),
             prefix: match description.spelling {
                 Spelling::Gguf => Prefix::None,
                 Spelling::HuggingFace => present.next().unwrap_or(Prefix::None),
@@ -217,16 +210,7 @@ impl<'a> Source<'a> {
 
     /// Rows that the program has a matrix for; none where it has no such matrix.
     fn rows(&self, name: TensorName) -> usize {
-        let matrices = self
-            .program
-            .tensors()
-            .iter()
-            .filter_map(|tensor| match tensor {
-                TensorSpec::Matrix(matrix) => Some(matrix),
-                TensorSpec::Vector(_) => None,
-            });
-        let mut found = matrices.filter(|matrix| matrix.name == name);
-        found.next().map_or(0, |matrix| matrix.rows)
+        self.rows.get(&name).copied().unwrap_or(0)
     }
 
     fn floats(
@@ -270,7 +254,7 @@ impl<'a> Source<'a> {
         let tied = spec.output.matrix == OutputMatrix::Tied;
         let idle = self.idle(spec);
         let surplus = self.tensors.iter().map(|tensor| tensor.name).find(|name| {
-            let unused = !self.used.contains(*name) && !self.prefix.is_outside(name);
+            let unused = !self.used.contains(*name) && !is_outside(name);
             unused && !is_redundant(name, tied) && !idle.contains(*name)
         });
         match surplus {
