@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use lacuna_models::files::{DType, gguf};
+use lacuna_files::{DType, gguf};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// The descriptions of the reference fixtures: each family's, in both kinds of files.
 fn families(corpus: &Path) -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(corpus)?;
-    let fixtures = "../crates/lacuna-models/tests/reference/families";
+    let fixtures = "../reference/families";
     for fixture in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(fixtures))? {
         let fixture = fixture?;
         for file in ["model.gguf", "hf/config.json"] {

@@ -2,8 +2,8 @@
 //! described can be planned, and its plan holds.
 #![no_main]
 
-use lacuna_models::files::huggingface::Config;
-use lacuna_models::files::{Mapping, ModelFiles};
+use lacuna_files::huggingface::Config;
+use lacuna_files::{Mapping, ModelFiles};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::Program;
 use lacuna_models::{BatchLimits, Description, describe};

@@ -1,8 +1,8 @@
 //! Any bytes are a GGUF file or a typed error; of a file, everything can be read.
 #![no_main]
 
-use lacuna_models::files::gguf::{File, Value};
-use lacuna_models::files::{Mapping, TensorError};
+use lacuna_files::gguf::{File, Value};
+use lacuna_files::{Mapping, TensorError};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,7 @@
 //! Any bytes are a safetensors file or a typed error; of a file, every tensor can be read.
 #![no_main]
 
-use lacuna_models::files::{Mapping, TensorError, safetensors};
+use lacuna_files::{Mapping, TensorError, safetensors};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -3,8 +3,8 @@
 
 #![no_main]
 
-use lacuna_models::template::{Chat, ChatTemplate, Message};
-use lacuna_models::tokenizer::{
+use lacuna_text::template::{Chat, ChatTemplate, Message};
+use lacuna_text::tokenizer::{
     Decode, GgufVocabulary, HuggingFaceFiles, Special, TextStream, Tokenizer,
 };
 use libfuzzer_sys::fuzz_target;

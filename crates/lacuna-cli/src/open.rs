@@ -7,9 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lacuna_engine::EngineConfig;
+use lacuna_files::hub::{Hub, Settings};
+use lacuna_files::{ModelFiles, ModelSource, Progress};
 use lacuna_models::Model;
-use lacuna_models::files::hub::{Hub, Settings};
-use lacuna_models::files::{ModelFiles, ModelSource, Progress};
 
 use crate::arguments::ModelArgs;
 

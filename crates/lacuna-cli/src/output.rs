@@ -14,9 +14,9 @@ use lacuna_engine::EngineError;
 use lacuna_kv::KvError;
 use lacuna_models::PromptError;
 use lacuna_models::plan::PlanError;
-use lacuna_models::tokenizer::TokenizerError;
 use lacuna_pages::Error as PagesError;
 use lacuna_server::StartError;
+use lacuna_text::tokenizer::TokenizerError;
 use serde::Serialize;
 
 /// Arguments that cannot be carried out whatever the files say.

@@ -3,9 +3,9 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use lacuna_files::ModelFiles;
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
-use lacuna_models::files::ModelFiles;
 use lacuna_models::plan::{Budget, Demand, Logits, Plan, VocabularySize, WeightPlan};
 use lacuna_models::{BatchLimits, FiniteCheck, LogitRows, Model, ModelSpec, Scratch, Segment};
 use lacuna_pages::ByteLength;

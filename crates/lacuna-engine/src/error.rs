@@ -95,7 +95,7 @@ pub enum EngineError {
     Sampling(#[from] crate::sampler::SamplingError),
     /// Text could not be turned into tokens, or back.
     #[error(transparent)]
-    Tokenizer(#[from] lacuna_models::tokenizer::TokenizerError),
+    Tokenizer(#[from] lacuna_text::tokenizer::TokenizerError),
 }
 
 /// `length` for people.

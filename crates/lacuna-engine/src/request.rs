@@ -3,10 +3,10 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use lacuna_files::LostFile;
 use lacuna_kv::prefix::Namespace;
-use lacuna_models::files::LostFile;
-use lacuna_models::tokenizer::SpecialText;
 use lacuna_pages::ByteLength;
+use lacuna_text::tokenizer::SpecialText;
 
 use crate::request_memory::{HeldMemory, MemoryRefusal};
 use crate::sampler::{Sampling, SamplingError};

@@ -1,8 +1,8 @@
 //! What the scheduler needs of a model: the seam at which a simulation puts one without arithmetic.
 
 use lacuna_kv::KvCache;
-use lacuna_models::tokenizer::Tokenizer;
 use lacuna_models::{BatchLimits, Segment};
+use lacuna_text::tokenizer::Tokenizer;
 
 use crate::engine::Engine;
 use crate::error::EngineError;

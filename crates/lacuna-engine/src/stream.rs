@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use lacuna_files::LostFile;
 use lacuna_kv::prefix;
 use lacuna_models::ForwardError;
-use lacuna_models::files::LostFile;
 use tokio::sync::mpsc;
 
 use crate::error::{EngineError, NotFinite};

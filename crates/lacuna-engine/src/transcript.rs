@@ -1,7 +1,7 @@
 //! From tokens to text and its end: the one place where it is decided what a token adds to the text
 //! of a choice, and whether the choice goes on after it.
 
-use lacuna_models::tokenizer::{
+use lacuna_text::tokenizer::{
     Decode, SpecialText, TextStart, TextStream, Tokenizer, TokenizerError,
 };
 

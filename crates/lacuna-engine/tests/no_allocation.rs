@@ -14,9 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lacuna_engine::{Engine, EngineConfig, Penalties, Sampling, Session};
+use lacuna_files::ModelFiles;
 use lacuna_kv::{KvPolicy, KvReport};
 use lacuna_models::Model;
-use lacuna_models::files::ModelFiles;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };

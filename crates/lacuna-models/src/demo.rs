@@ -1,6 +1,6 @@
 //! The demo model.
 
-use crate::files::{Mapping, ModelFiles};
+use lacuna_files::{Mapping, ModelFiles};
 
 /// The demo model: 4 million parameters trained on the documentation of Rust, built into the
 /// program. Its pages are file-backed like those of any other model file.

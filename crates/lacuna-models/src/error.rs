@@ -112,10 +112,10 @@ pub enum ConfigError {
     },
     /// An entry of GGUF metadata is missing or of the wrong type.
     #[error(transparent)]
-    Gguf(#[from] crate::files::gguf::Error),
+    Gguf(#[from] lacuna_files::gguf::Error),
     /// An entry of `config.json` is missing or cannot be used.
     #[error(transparent)]
-    HuggingFace(#[from] crate::files::huggingface::Error),
+    HuggingFace(#[from] lacuna_files::huggingface::Error),
 }
 
 /// A model that could not be loaded.
@@ -124,16 +124,16 @@ pub enum ConfigError {
 pub enum LoadError {
     /// The file could not be opened, mapped or parsed.
     #[error(transparent)]
-    Files(#[from] crate::files::Error),
+    Files(#[from] lacuna_files::Error),
     /// A file was lost while it was read.
     #[error(transparent)]
-    Lost(#[from] crate::files::LostFile),
+    Lost(#[from] lacuna_files::LostFile),
     /// The description does not hold together.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A tensor is missing, misshapen or of a type that cannot be used.
     #[error(transparent)]
-    FileTensor(#[from] crate::files::TensorError),
+    FileTensor(#[from] lacuna_files::TensorError),
     /// A tensor's bytes do not fit its shape.
     #[error("tensor `{name}`: {source}")]
     Tensor {
@@ -153,7 +153,7 @@ pub enum LoadError {
     },
     /// The vocabulary could not be read.
     #[error(transparent)]
-    Tokenizer(#[from] crate::tokenizer::TokenizerError),
+    Tokenizer(#[from] lacuna_text::tokenizer::TokenizerError),
 }
 
 /// A conversation that could not be turned into tokens.
@@ -162,10 +162,10 @@ pub enum LoadError {
 pub enum PromptError {
     /// The chat template does not compile, fails, or refuses the messages.
     #[error(transparent)]
-    Template(#[from] crate::template::TemplateError),
+    Template(#[from] lacuna_text::template::TemplateError),
     /// The rendered text has no tokens.
     #[error(transparent)]
-    Tokenizer(#[from] crate::tokenizer::TokenizerError),
+    Tokenizer(#[from] lacuna_text::tokenizer::TokenizerError),
 }
 
 /// Where in a forward pass values were looked at.
@@ -223,7 +223,7 @@ pub enum ForwardError {
     },
     /// A file of the weights was lost before the pass was done.
     #[error(transparent)]
-    Lost(#[from] crate::files::LostFile),
+    Lost(#[from] lacuna_files::LostFile),
     /// The sequence was not prepared for exactly these tokens.
     #[error("{prepared} rows are prepared in the KV cache for {tokens} tokens; call prepare first")]
     NotPrepared {

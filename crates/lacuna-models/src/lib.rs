@@ -1,13 +1,12 @@
-//! Model files, tokenizers, chat templates, families of models and the forward pass.
+//! Families of models, the memory plan and the forward pass.
 //!
-//! [`files::ModelFiles`] opens what is on disk, [`Model`] connects it, [`Model::forward`] computes.
+//! [`lacuna_files::ModelFiles`] opens what is on disk, [`Model`] connects it, [`Model::forward`] computes.
 //! Nothing here keeps state between calls: KV caches and activations are passed in.
 
 mod demo;
 mod error;
 mod executor;
 mod families;
-pub mod files;
 mod layers;
 mod model;
 pub mod plan;
@@ -16,15 +15,13 @@ mod recommended;
 mod scratch;
 pub mod spec;
 pub mod synth;
-pub mod template;
-pub mod tokenizer;
 mod weights;
 
 pub use demo::demo;
 pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError};
 pub use executor::{LogitRows, Segment};
 pub use families::{Description, names as families};
-pub use model::{Model, describe, load_tokenizer};
+pub use model::{Model, describe};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;

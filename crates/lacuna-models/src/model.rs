@@ -2,18 +2,17 @@
 
 use lacuna_kernels::Cpu;
 
-use crate::error::{ConfigError, ForwardError, LoadError, PromptError};
+use crate::error::{ForwardError, LoadError, PromptError};
 use crate::executor::{self, Pass, Segment};
 use crate::families::Description;
-use crate::files::gguf::{self, FromValue};
-use crate::files::{Metadata, ModelFiles};
 use crate::program::Program;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
-use crate::template::{Chat, ChatTemplate, Message};
-use crate::tokenizer::{EncodeLimits, GgufVocabulary, Tokenizer};
 use crate::weights::Weights;
+use lacuna_files::{Metadata, ModelFiles};
+use lacuna_text::template::{Chat, ChatTemplate, Message};
+use lacuna_text::tokenizer::{EncodeLimits, Tokenizer};
 
 /// A loaded model. Immutable: KV caches and activations are passed in.
 #[derive(Debug)]
@@ -41,7 +40,7 @@ impl Model {
         let description = description(&files)?;
         let program = Program::new(&description.spec);
         let weights = Weights::load(files.tensors(), &description, &program)?;
-        let mut tokenizer = load_tokenizer(&files)?;
+        let mut tokenizer = Tokenizer::from_files(&files)?;
         tokenizer.pad_to(u32::try_from(description.spec.vocabulary).unwrap_or(u32::MAX));
         let recommended_sampling = RecommendedSampling::of(files.metadata())?;
         Ok(Self {
@@ -171,52 +170,4 @@ fn description(files: &ModelFiles) -> Result<Description, LoadError> {
         }
         Metadata::HuggingFace(folder) => Description::from_huggingface(folder)?,
     })
-}
-
-/// The tokenizer of a model, or of a file that holds a vocabulary and nothing else.
-///
-/// # Errors
-/// [`LoadError`], naming what is missing or not supported.
-pub fn load_tokenizer(files: &ModelFiles) -> Result<Tokenizer, LoadError> {
-    let loaded = tokenizer(files);
-    files.check()?;
-    loaded
-}
-
-fn tokenizer(files: &ModelFiles) -> Result<Tokenizer, LoadError> {
-    Ok(match files.metadata() {
-        Metadata::Gguf(metadata) => {
-            let vocabulary = vocabulary(metadata).map_err(ConfigError::from)?;
-            Tokenizer::from_gguf(&vocabulary)?
-        }
-        Metadata::HuggingFace(folder) => Tokenizer::from_folder(folder.path())?,
-    })
-}
-
-fn vocabulary(metadata: &gguf::Metadata) -> Result<GgufVocabulary<'_>, gguf::Error> {
-    let model = metadata.require("tokenizer.ggml.model")?;
-    Ok(GgufVocabulary {
-        model,
-        pre: entry(metadata, "pre")?,
-        tokens: metadata.require("tokenizer.ggml.tokens")?,
-        token_types: entry(metadata, "token_type")?,
-        merges: entry(metadata, "merges")?,
-        scores: entry(metadata, "scores")?,
-        bos: entry(metadata, "bos_token_id")?,
-        eos: entry(metadata, "eos_token_id")?,
-        eot: entry(metadata, "eot_token_id")?,
-        eom: entry(metadata, "eom_token_id")?,
-        unknown: entry(metadata, "unknown_token_id")?,
-        add_bos: entry(metadata, "add_bos_token")?,
-        add_eos: entry(metadata, "add_eos_token")?,
-        add_space_prefix: entry(metadata, "add_space_prefix")?,
-        chat_template: metadata.get("tokenizer.chat_template")?,
-    })
-}
-
-fn entry<'a, T: FromValue<'a>>(
-    metadata: &'a gguf::Metadata,
-    key: &str,
-) -> Result<Option<T>, gguf::Error> {
-    metadata.get(&format!("tokenizer.ggml.{key}"))
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
-use crate::files::{Metadata, gguf};
+use lacuna_files::{Metadata, gguf};
 
 /// How a model's makers recommend that tokens are chosen: `general.sampling.*` of a GGUF file,
 /// `generation_config.json` of a folder.
@@ -152,7 +152,7 @@ mod tests {
             .set("general.sampling.top_k", 20i32)
             .set("general.sampling.min_p", 0.25f32)
             .set("general.sampling.penalty_repeat", -1.0f32);
-        let file = gguf::File::parse(crate::files::Mapping::from(header.to_bytes()));
+        let file = gguf::File::parse(lacuna_files::Mapping::from(header.to_bytes()));
         let found = RecommendedSampling::from_gguf(file.expect("a header").metadata());
         assert_eq!(found.to_string(), "temperature 0.5, top-k 20, min-p 0.25");
     }

@@ -9,7 +9,7 @@
 //! written in one pass with a megabyte of memory besides the header.
 //!
 //! ```
-//! use lacuna_models::files::{DType, Mapping, ModelFiles};
+//! use lacuna_files::{DType, Mapping, ModelFiles};
 //! use lacuna_models::synth::{Model, Shape};
 //!
 //! let shape = Shape::find("qwen3-0.6b")?;
@@ -35,9 +35,9 @@ pub use types::{Types, UnknownTypes};
 
 use crate::error::ConfigError;
 use crate::families::Description;
-use crate::files::{DType, Mapping, OutputFile, Progress, gguf};
 use crate::plan::{Weight, WeightPlan};
 use blocks::Generator;
+use lacuna_files::{DType, Mapping, OutputFile, Progress, gguf};
 use shapes::{Contents, TensorPlan};
 
 /// The most layers a model can be asked to have; the largest published models have a quarter of it.

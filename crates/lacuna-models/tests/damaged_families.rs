@@ -6,8 +6,8 @@ mod runner;
 use std::fs;
 use std::path::PathBuf;
 
-use lacuna_models::files::huggingface::Config;
-use lacuna_models::files::{Mapping, ModelFiles};
+use lacuna_files::huggingface::Config;
+use lacuna_files::{Mapping, ModelFiles};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::Program;
 use lacuna_models::{BatchLimits, Description, Model};

@@ -8,9 +8,9 @@ mod runner;
 use std::fs;
 use std::path::Path;
 
+use lacuna_files::ModelFiles;
 use lacuna_kernels::ElementType;
 use lacuna_kv::KvPolicy;
-use lacuna_models::files::ModelFiles;
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, Model};
 use runner::{Expected, Runner, TOKENS, expected, floats, folder, relative_error};

@@ -7,9 +7,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::body::Body;
 use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
 use lacuna_models::Model;
-use lacuna_models::template::{Message, TemplateError};
-use lacuna_models::tokenizer::EncodeLimits;
 use lacuna_pages::return_freed_memory;
+use lacuna_text::template::{Message, TemplateError};
+use lacuna_text::tokenizer::EncodeLimits;
 use serde_json::{Map, Value};
 
 use crate::config::ServerConfig;

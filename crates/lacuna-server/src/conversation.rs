@@ -6,8 +6,8 @@
 
 use std::borrow::Cow;
 
-use lacuna_models::template::{Chat, ChatTemplate, Message, TemplateError};
-use lacuna_models::tokenizer::{EncodeLimits, Tokenizer};
+use lacuna_text::template::{Chat, ChatTemplate, Message, TemplateError};
+use lacuna_text::tokenizer::{EncodeLimits, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::http::error::ApiError;

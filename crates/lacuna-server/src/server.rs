@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lacuna_engine::{EngineError, Grace, Handle, Service};
 use lacuna_models::Model;
-use lacuna_models::template::TemplateError;
+use lacuna_text::template::TemplateError;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{oneshot, watch};

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lacuna_files::ModelFiles;
 use lacuna_models::Model;
-use lacuna_models::files::ModelFiles;
 use lacuna_pages::ByteLength;
 use lacuna_server::{Server, ServerConfig};
 use serde_json::{Map, Value, json};

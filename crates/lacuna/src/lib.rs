@@ -55,17 +55,16 @@ pub use lacuna_engine::{
     Request, Sampling, SamplingError, Service, ServiceConfig, Session, Status, Stream,
     TokenLogprobs, Usage,
 };
+pub use lacuna_files::{self as files, ModelFiles};
 pub use lacuna_kernels::{DType, ElementType};
 pub use lacuna_kv::{KvElements, KvPolicy, KvReport};
-pub use lacuna_models::files::{self, ModelFiles};
-pub use lacuna_models::template::Message;
-pub use lacuna_models::tokenizer::{
-    AddSpecial, Decode, Description as TokenizerDescription, EncodeLimits, ParseSpecial, Special,
-    Tokenizer,
-};
 pub use lacuna_models::{
     FiniteCheck, LoadError, Model, ModelSpec, PromptError, RecommendedSampling, demo, describe,
-    load_tokenizer,
 };
 pub use lacuna_models::{plan, synth};
 pub use lacuna_pages::ByteLength;
+pub use lacuna_text::template::Message;
+pub use lacuna_text::tokenizer::{
+    AddSpecial, Decode, Description as TokenizerDescription, EncodeLimits, ParseSpecial, Special,
+    Tokenizer,
+};

@@ -176,7 +176,7 @@ fn same_seed_same_text_and_another_seed_another() {
 
 #[test]
 fn a_model_s_own_sampling_is_used_where_nothing_is_asked_for() {
-    let model = root().join("crates/lacuna-models/tests/reference/qwen3/hf");
+    let model = root().join("reference/qwen3/hf");
     let folder = tempfile::tempdir().expect("a scratch folder");
     for entry in std::fs::read_dir(model).expect("a committed fixture") {
         let entry = entry.expect("readable");
@@ -527,7 +527,7 @@ fn a_context_that_memory_cannot_hold_is_an_error_and_not_the_end_of_the_machine(
 /// Gemma without its first token predicts as if it had not been trained.
 #[test]
 fn where_texts_begin_with_a_token_every_window_that_is_scored_does() {
-    let model = root().join("crates/lacuna-models/tests/reference/families/gemma3/hf");
+    let model = root().join("reference/families/gemma3/hf");
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         std::fs::copy(model.join(name), folder.path().join(name)).expect("copied");
@@ -574,7 +574,7 @@ fn surprise(model: &str, tokens: &[usize]) -> f64 {
 
 #[test]
 fn a_vocabulary_without_weights_tokenizes() {
-    let file = root().join("crates/lacuna-models/tests/reference/tokenizers/qwen2/vocab.gguf");
+    let file = root().join("reference/tokenizers/qwen2/vocab.gguf");
     let path = file.to_str().expect("UTF-8");
     let tokens = json(&lacuna(&["tokenize", path, "-p", "Hello, 世界", "--json"]));
     let ids = tokens["tokens"].to_string();

@@ -47,7 +47,7 @@ fn reference() -> Reference {
 }
 
 fn tokenizer() -> Tokenizer {
-    lacuna::load_tokenizer(&lacuna::demo()).expect("the demo's vocabulary")
+    lacuna::Tokenizer::from_files(&lacuna::demo()).expect("the demo's vocabulary")
 }
 
 fn engine() -> Engine {

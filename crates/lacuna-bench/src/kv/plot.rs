@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use lacuna_models::files::OutputFile;
+use lacuna_files::OutputFile;
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lacuna_kv::prefix::PrefixCache;
-use lacuna_models::tokenizer::Tokenizer;
+use lacuna_text::tokenizer::Tokenizer;
 
 use super::{End, Job, Running, Sampled, Scheduler, Session, Waiting};
 use crate::status::Latencies;

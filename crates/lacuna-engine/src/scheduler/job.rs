@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
 use lacuna_kv::prefix::{Namespace, Path};
-use lacuna_models::tokenizer::Tokenizer;
 use lacuna_models::{LogitRows, Segment};
+use lacuna_text::tokenizer::Tokenizer;
 use tokio::sync::mpsc;
 
 use crate::logprobs;

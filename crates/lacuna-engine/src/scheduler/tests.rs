@@ -9,9 +9,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use lacuna_files::ModelFiles;
 use lacuna_kv::prefix::Namespace;
 use lacuna_models::Model;
-use lacuna_models::files::ModelFiles;
 
 use proptest::prelude::*;
 
@@ -736,7 +736,7 @@ fn a_reply_whose_logits_are_not_finite_fails_and_fails_alone() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_model_file_that_shrinks_ends_the_replies_under_way_and_is_named() {
-    lacuna_models::files::guard_mappings().expect("a handler");
+    lacuna_files::guard_mappings().expect("a handler");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("copy.gguf");
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");

@@ -1,7 +1,7 @@
 //! What ends a reply, what cannot end it yet, and what of it is shown.
 
 use lacuna_engine::{FinishReason, Limits, Refusal, Request, Sampling, StopText};
-use lacuna_models::tokenizer::SpecialText;
+use lacuna_text::tokenizer::SpecialText;
 
 use crate::support::{Answer, alone, config, finish, greedy, model, prompt, start};
 

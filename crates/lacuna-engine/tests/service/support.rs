@@ -8,8 +8,8 @@ use lacuna_engine::{
     Constraint, ConstraintError, Event, FinishReason, Limits, Request, Sampling, Service,
     ServiceConfig, Status, Stream,
 };
+use lacuna_files::{Mapping, ModelFiles};
 use lacuna_models::Model;
-use lacuna_models::files::{Mapping, ModelFiles};
 use lacuna_models::plan::request_bytes;
 use lacuna_pages::ByteLength;
 

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
 use lacuna_engine::{Event, Miss, Request, Sampling, Service, ServiceConfig};
+use lacuna_files::{Mapping, ModelFiles};
 use lacuna_models::Model;
-use lacuna_models::files::{Mapping, ModelFiles};
 
 use crate::support::{
     Answer, config, contents, demo_bytes, endless, finish, greedy, idle, leaving, prompt, together,

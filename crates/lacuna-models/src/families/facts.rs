@@ -6,9 +6,9 @@ use lacuna_kernels::RopeStyle;
 use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
-use crate::files::gguf::{FromValue, Metadata};
-use crate::files::huggingface::{Config, Error as HuggingFaceError};
 use crate::spec::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
+use lacuna_files::gguf::{FromValue, Metadata};
+use lacuna_files::huggingface::{Config, Error as HuggingFaceError};
 
 /// A fact by its names in both kinds of files: in GGUF without the family's name in front, in
 /// `config.json` with other spellings after a `|`.
@@ -111,7 +111,7 @@ struct Strings(Vec<String>);
 impl<'a> FromValue<'a> for Strings {
     const EXPECTED: &'static str = <Vec<&str>>::EXPECTED;
 
-    fn from_value(value: crate::files::gguf::Value<'a>) -> Option<Self> {
+    fn from_value(value: lacuna_files::gguf::Value<'a>) -> Option<Self> {
         let texts = <Vec<&str>>::from_value(value)?;
         Some(Self(texts.into_iter().map(str::to_owned).collect()))
     }
@@ -151,9 +151,9 @@ where
 {
     const EXPECTED: &'static str = T::EXPECTED;
 
-    fn from_value(value: crate::files::gguf::Value<'a>) -> Option<Self> {
+    fn from_value(value: lacuna_files::gguf::Value<'a>) -> Option<Self> {
         match value {
-            crate::files::gguf::Value::Array(_) => Vec::from_value(value).map(Self::Each),
+            lacuna_files::gguf::Value::Array(_) => Vec::from_value(value).map(Self::Each),
             one => T::from_value(one).map(Self::All),
         }
     }
@@ -191,9 +191,9 @@ enum WindowPattern {
 impl<'a> FromValue<'a> for WindowPattern {
     const EXPECTED: &'static str = "a number, or true or false for each layer";
 
-    fn from_value(value: crate::files::gguf::Value<'a>) -> Option<Self> {
+    fn from_value(value: lacuna_files::gguf::Value<'a>) -> Option<Self> {
         match value {
-            crate::files::gguf::Value::Array(array) => {
+            lacuna_files::gguf::Value::Array(array) => {
                 let windowed = array.scalars()?.map(bool::from_value);
                 windowed.collect::<Option<_>>().map(Self::Each)
             }
@@ -354,7 +354,7 @@ impl<'a> Facts<'a> {
             ),
             (Source::Gguf { .. }, Key { gguf, .. }) => {
                 let name = gguf.unwrap_or_default();
-                crate::files::gguf::Error::MissingKey {
+                lacuna_files::gguf::Error::MissingKey {
                     key: format!("{}.{name}", self.family),
                 }
                 .into()

@@ -2,7 +2,7 @@
 //!
 //! A family's file holds everything that is particular to it: its names, which of a file's numbers
 //! mean what, and how its tensors are called. `build.rs` finds the files, so adding a family is adding
-//! one here and a fixture under `tests/reference/`.
+//! one here and a fixture under `reference/`.
 
 mod decoder;
 mod facts;
@@ -10,9 +10,9 @@ mod names;
 mod shape;
 
 use crate::error::ConfigError;
-use crate::files::gguf::Metadata;
-use crate::files::huggingface::{Config, Folder};
 use crate::spec::ModelSpec;
+use lacuna_files::gguf::Metadata;
+use lacuna_files::huggingface::{Config, Folder};
 
 pub(crate) use facts::Facts;
 pub use shape::{Given, Shape, SpecialTokens};

@@ -6,9 +6,9 @@
 
 use lacuna_kernels::Cpu;
 
-use crate::files::{Metadata, ModelFiles};
 use crate::plan::Demand;
 use crate::spec::ModelSpec;
+use lacuna_files::{Metadata, ModelFiles};
 
 /// Memory for the program, its vocabulary and its threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The weights of a model as its directory of tensors has them.
 
-use crate::files::{Summary, Tensors, TypeTotal};
+use lacuna_files::{Summary, Tensors, TypeTotal};
 
 /// One tensor of the directory.
 #[derive(Debug, Clone, PartialEq, Eq)]

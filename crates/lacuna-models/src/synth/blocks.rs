@@ -6,7 +6,7 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::files::DType;
+use lacuna_files::DType;
 
 /// Scales differ between blocks by these factors, whose squares average about 1.
 const SPREAD: [f32; 8] = [0.72, 0.80, 0.88, 0.96, 1.02, 1.08, 1.14, 1.28];

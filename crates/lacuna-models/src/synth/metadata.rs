@@ -2,7 +2,7 @@
 
 use super::vocabulary::Vocabulary;
 use super::{Given, Model, Shape};
-use crate::files::gguf::Writer;
+use lacuna_files::gguf::Writer;
 
 pub(super) fn describe(header: &mut Writer, model: &Model) {
     let shape = model.shape;

@@ -5,9 +5,9 @@ use std::f64::consts::PI;
 use super::Error;
 use super::types::Types;
 use crate::families::{Shape, shapes};
-use crate::files::DType;
 use crate::program::{Bias, MatrixSpec, Program, TensorSpec, VectorSpec};
 use crate::spec::ModelSpec;
+use lacuna_files::DType;
 
 /// The names of all shapes, for messages.
 pub(super) fn names() -> String {

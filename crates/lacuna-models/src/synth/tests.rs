@@ -7,7 +7,7 @@ use ring::digest;
 
 use super::vocabulary::Vocabulary;
 use super::*;
-use crate::files::{Mapping, Metadata, ModelFiles};
+use lacuna_files::{Mapping, Metadata, ModelFiles};
 
 /// As small as a shape with a real vocabulary can be.
 const TINY: Shape = Shape {

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::files::DType;
 use crate::program::TensorName;
+use lacuna_files::DType;
 
 /// The storage types of a model's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@
 //! generates them, nothing encodes to them.
 
 use super::SpecialTokens;
-use crate::files::gguf::Writer;
+use lacuna_files::gguf::Writer;
 
 /// GGUF's token types.
 const NORMAL: i32 = 1;

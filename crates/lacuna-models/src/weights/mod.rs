@@ -9,9 +9,9 @@ use lacuna_kernels::{Activations, Cpu, Matrix};
 
 use crate::error::LoadError;
 use crate::families::Description;
-use crate::files::{Tensor, Tensors};
 use crate::program::{MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
+use lacuna_files::{Tensor, Tensors};
 use source::Source;
 
 /// What a program computes with.

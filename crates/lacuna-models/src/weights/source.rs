@@ -7,9 +7,9 @@ use lacuna_kernels::Matrix;
 use super::Linear;
 use crate::error::LoadError;
 use crate::families::{Description, FUSED, Family, Spelling};
-use crate::files::{Tensor, TensorError, Tensors};
 use crate::program::{Bias, MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
 use crate::spec::{ModelSpec, OutputMatrix, Rope, rope_table};
+use lacuna_files::{Tensor, TensorError, Tensors};
 
 /// Where tensors are looked up: a file, and how its family calls them.
 pub(super) struct Source<'a> {

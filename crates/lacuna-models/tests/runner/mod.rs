@@ -10,9 +10,9 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use lacuna_files::ModelFiles;
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
-use lacuna_models::files::ModelFiles;
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 use serde::Deserialize;
@@ -47,7 +47,7 @@ impl Expected {
 }
 
 pub(crate) fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference")
 }
 
 pub(crate) fn expected(model: &str) -> Expected {

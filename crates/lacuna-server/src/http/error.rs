@@ -7,10 +7,10 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Failure, MemoryRefusal, Refusal};
+use lacuna_files::LostFile;
 use lacuna_models::PromptError;
-use lacuna_models::files::LostFile;
-use lacuna_models::template::TemplateError;
-use lacuna_models::tokenizer::TokenizerError;
+use lacuna_text::template::TemplateError;
+use lacuna_text::tokenizer::TokenizerError;
 use serde_json::{Value, json};
 
 use crate::http::connections::HEAD_BYTES;

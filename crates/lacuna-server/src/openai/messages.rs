@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lacuna_models::template::Message;
+use lacuna_text::template::Message;
 use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lacuna_engine::{Limits, Penalties, Request, Sampling, StopText};
 use lacuna_models::RecommendedSampling;
-use lacuna_models::tokenizer::SpecialText;
+use lacuna_text::tokenizer::SpecialText;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

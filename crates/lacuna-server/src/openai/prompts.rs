@@ -1,6 +1,6 @@
 //! The prompts of a completion, and what its reply says of them.
 
-use lacuna_models::tokenizer::{Decode, ParseSpecial, Special};
+use lacuna_text::tokenizer::{Decode, ParseSpecial, Special};
 use serde::Deserialize;
 
 use crate::app::App;

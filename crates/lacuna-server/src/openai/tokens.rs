@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use lacuna_models::tokenizer::{AddSpecial, Decode, ParseSpecial, Special};
+use lacuna_text::tokenizer::{AddSpecial, Decode, ParseSpecial, Special};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

@@ -311,7 +311,7 @@ fn reason(error: &str) -> &'static str {
 mod tests {
     use std::path::Path;
 
-    use lacuna_models::files::ModelFiles;
+    use lacuna_files::ModelFiles;
     use lacuna_pages::ByteLength;
     use serde_json::json;
 

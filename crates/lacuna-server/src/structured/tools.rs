@@ -1,6 +1,6 @@
 //! Tools a client offers, and how models write calls of them.
 
-use lacuna_models::tokenizer::Tokenizer;
+use lacuna_text::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

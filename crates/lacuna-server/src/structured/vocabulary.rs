@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lacuna_models::Model;
-use lacuna_models::tokenizer::{TokenKind, Tokenizer};
+use lacuna_text::tokenizer::{TokenKind, Tokenizer};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 /// Bytes of every token, special ones marked as such. `None` when no token ends a text, so that a

@@ -1,7 +1,7 @@
 //! Every endpoint, used as it is meant to be.
 
 use lacuna_engine::{Engine, EngineConfig, Generation, Limits, Sampling};
-use lacuna_models::template::Message;
+use lacuna_text::template::Message;
 use serde_json::{Value, json};
 
 use crate::support::{

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use lacuna_files::{Mapping, ModelFiles};
 use lacuna_models::Model;
-use lacuna_models::files::{Mapping, ModelFiles};
 use lacuna_server::Server;
 use serde_json::json;
 

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use lacuna_models::tokenizer::{Decode, Special};
 use lacuna_server::Server;
+use lacuna_text::tokenizer::{Decode, Special};
 use serde_json::{Value, json};
 
 use crate::support::{

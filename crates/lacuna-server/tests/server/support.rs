@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use lacuna_files::ModelFiles;
 use lacuna_models::Model;
-use lacuna_models::files::ModelFiles;
 use lacuna_pages::Ledger;
 use lacuna_server::{Server, ServerConfig};
 use serde_json::{Value, json};

@@ -17,7 +17,7 @@ struct Report {
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
     let files = open_files(&args.model)?;
-    let tokenizer = lacuna::load_tokenizer(&files)?;
+    let tokenizer = lacuna::Tokenizer::from_files(&files)?;
     let input = text_or_stdin(args.prompt.as_deref())?;
     let report = if args.decode {
         decode(&tokenizer, &input)?

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{Keep, KvCache, Layer, Side};
-use lacuna_models::tokenizer::Tokenizer;
 use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Segment};
+use lacuna_text::tokenizer::Tokenizer;
 
 use super::CONTEXT;
 use crate::error::EngineError;

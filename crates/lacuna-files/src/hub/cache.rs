@@ -1,0 +1,249 @@
+//! One repository's folder in the cache: what is there, and how files come to be there.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Component, Path, PathBuf};
+
+use super::RemoteFile;
+use super::error::Error;
+use super::select::{Choice, TOKENIZER_FILE, choose};
+use crate::huggingface;
+use crate::source::{HubId, is_relative};
+
+/// How deep a repository's folders may nest before files in them are overlooked.
+const FOLDER_DEPTH: usize = 4;
+
+/// The folder of one repository.
+#[derive(Debug)]
+pub(super) struct Repository {
+    root: PathBuf,
+}
+
+/// A model in the cache.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) path: PathBuf,
+    /// Whether everything a model needs is there, rather than just its weights.
+    pub(super) complete: bool,
+}
+
+impl Repository {
+    pub(super) fn new(cache: &Path, repository: &str) -> Self {
+        Self {
+            root: cache.join(format!("models--{}", repository.replace('/', "--"))),
+        }
+    }
+
+    /// The files of one commit.
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root.join("snapshots").join(commit)
+    }
+
+    /// The model, if all its weights are there.
+    pub(super) fn find(&self, id: &HubId) -> Result<Option<Found>, Error> {
+        let Some(snapshot) = self.resolve(id.revision()) else {
+            return Ok(None);
+        };
+        let mut names = Vec::new();
+        collect_names(&snapshot, "", FOLDER_DEPTH, &mut names);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let Ok(choice) = choose(&names, id) else {
+            return Ok(None);
+        };
+        let complete = match &choice {
+            Choice::Gguf { .. } => true,
+            Choice::Folder { files, .. } => files.iter().any(|file| file == TOKENIZER_FILE),
+        };
+        let path = choice.entry(&snapshot);
+        let present =
+            !matches!(choice, Choice::Folder { indexed: true, .. }) || has_indexed(&snapshot);
+        Ok(present.then_some(Found { path, complete }))
+    }
+
+    /// The snapshot of a branch, a tag or a commit.
+    fn resolve(&self, revision: &str) -> Option<PathBuf> {
+        let reference = fs::read_to_string(self.root.join("refs").join(revision));
+        let commit = reference.ok().map(|commit| commit.trim().to_owned());
+        let commit = commit
+            .filter(|commit| is_relative(commit))
+            .unwrap_or_else(|| revision.to_owned());
+        Some(self.snapshot(&commit)).filter(|snapshot| snapshot.is_dir())
+    }
+
+    /// Notes which commit a branch or tag is at.
+    pub(super) fn set_reference(&self, revision: &str, commit: &str) -> Result<(), Error> {
+        if revision == commit {
+            return Ok(());
+        }
+        let path = self.root.join("refs").join(revision);
+        create_parent(&path)?;
+        fs::write(&path, commit).map_err(|source| Error::Cache { path, source })
+    }
+
+    fn blob(&self, file: &RemoteFile) -> PathBuf {
+        self.root.join("blobs").join(&file.blob)
+    }
+
+    /// Whether the contents of a file are there, all of them.
+    pub(super) fn has_blob(&self, file: &RemoteFile) -> bool {
+        let metadata = fs::metadata(self.blob(file));
+        metadata.is_ok_and(|metadata| file.size.is_none_or(|size| metadata.len() == size))
+    }
+
+    /// Opens the file that the contents are collected in, and locks it against other processes.
+    pub(super) fn partial(&self, file: &RemoteFile) -> Result<Partial, Error> {
+        let target = self.blob(file);
+        let mut path = target.clone().into_os_string();
+        path.push(".incomplete");
+        let path = PathBuf::from(path);
+        create_parent(&path)?;
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path);
+        let file = opened.map_err(|source| Error::Cache {
+            path: path.clone(),
+            source,
+        })?;
+        match file.try_lock() {
+            Ok(()) => Ok(Partial { file, path, target }),
+            Err(TryLockError::WouldBlock) => Err(Error::Busy { path }),
+            Err(TryLockError::Error(source)) => Err(Error::Cache { path, source }),
+        }
+    }
+
+    /// Makes a file's contents appear under its name.
+    pub(super) fn link(&self, commit: &str, file: &RemoteFile) -> Result<(), Error> {
+        let path = self.snapshot(commit).join(&file.path);
+        create_parent(&path)?;
+        if path.exists() {
+            return Ok(());
+        }
+        let linked = match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(source),
+            _ => link(&self.blob(file), Path::new(&file.path), &file.blob, &path),
+        };
+        linked.map_err(|source| Error::Cache { path, source })
+    }
+}
+
+/// Links relatively, so that the cache can be moved: up to the repository's folder, down to the
+/// blob.
+#[cfg(unix)]
+fn link(_contents: &Path, name: &Path, blob: &str, link: &Path) -> io::Result<()> {
+    let mut target: PathBuf = (0..name.components().count() + 1)
+        .map(|_| Component::ParentDir)
+        .collect();
+    target.push("blobs");
+    target.push(blob);
+    std::os::unix::fs::symlink(target, link)
+}
+
+#[cfg(not(unix))]
+fn link(contents: &Path, _name: &Path, _blob: &str, link: &Path) -> io::Result<()> {
+    fs::hard_link(contents, link).or_else(|_| fs::copy(contents, link).map(drop))
+}
+
+fn create_parent(path: &Path) -> Result<(), Error> {
+    let Some(parent) = path.parent() else {
+        return Ok(());
+    };
+    fs::create_dir_all(parent).map_err(|source| Error::Cache {
+        path: parent.to_owned(),
+        source,
+    })
+}
+
+fn has_indexed(snapshot: &Path) -> bool {
+    let index = huggingface::index_in(snapshot).ok().flatten();
+    index.is_some_and(|index| {
+        index
+            .files()
+            .iter()
+            .all(|name| snapshot.join(name).is_file())
+    })
+}
+
+/// Names of files below a folder, with `/` between folders; links that lead nowhere left out.
+fn collect_names(folder: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        let (path, name) = (entry.path(), format!("{prefix}{name}"));
+        if path.is_file() {
+            names.push(name);
+        } else if depth > 0 && path.is_dir() {
+            collect_names(&path, &format!("{name}/"), depth - 1, names);
+        }
+    }
+}
+
+/// Contents that are still arriving: `<hash>.incomplete`, locked.
+#[derive(Debug)]
+pub(super) struct Partial {
+    file: File,
+    path: PathBuf,
+    target: PathBuf,
+}
+
+impl Partial {
+    /// Feeds what is there already to `read` and returns how much that is; writing continues after
+    /// it.
+    pub(super) fn resume(&mut self, mut read: impl FnMut(&[u8])) -> Result<u64, Error> {
+        self.seek(0)?;
+        let mut buffer = vec![0; 1 << 16];
+        let mut total = 0;
+        loop {
+            let count = self
+                .file
+                .read(&mut buffer)
+                .map_err(|source| self.failed(source))?;
+            if count == 0 {
+                return Ok(total);
+            }
+            read(&buffer[..count]);
+            total += count as u64;
+        }
+    }
+
+    /// Bytes there already.
+    pub(super) fn len(&self) -> Result<u64, Error> {
+        self.file
+            .metadata()
+            .map(|metadata| metadata.len())
+            .map_err(|source| self.failed(source))
+    }
+
+    /// Forgets what is there.
+    pub(super) fn restart(&mut self) -> Result<(), Error> {
+        self.file.set_len(0).map_err(|source| self.failed(source))?;
+        self.seek(0)
+    }
+
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.file
+            .write_all(bytes)
+            .map_err(|source| self.failed(source))
+    }
+
+    /// Gives the contents their final name, after they have reached the disk.
+    pub(super) fn complete(self) -> Result<(), Error> {
+        self.file.sync_all().map_err(|source| self.failed(source))?;
+        fs::rename(&self.path, &self.target).map_err(|source| self.failed(source))
+    }
+
+    fn seek(&mut self, position: u64) -> Result<(), Error> {
+        let sought = self.file.seek(SeekFrom::Start(position));
+        sought.map(drop).map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> Error {
+        Error::Cache {
+            path: self.path.clone(),
+            source,
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Requests to a hub: the list of a repository's files, and their contents.
+
+use std::fmt::Write as _;
+use std::io::Read;
+use std::time::Duration;
+
+use ring::digest;
+use serde::Deserialize;
+use ureq::Body;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{Response, StatusCode, header};
+
+use super::cache::Partial;
+use super::error::Error;
+use super::settings::Settings;
+use super::{Listing, RemoteFile};
+use crate::progress::Progress;
+use crate::source::{HubId, is_relative};
+
+/// How long to wait for a connection, for an answer, and for each piece of a body.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest list of files read.
+const LIST_LIMIT: u64 = 64 << 20;
+/// Bytes read at a time.
+const PIECE: usize = 1 << 18;
+/// The longest file taken when neither the list nor the answer says how long it is. Hubs say it of
+/// weights; what is left are configurations and tokenizers, of which the largest have tens of MB.
+const UNDECLARED_LIMIT: u64 = 64 << 20;
+
+#[derive(Debug)]
+pub(super) struct Client {
+    agent: ureq::Agent,
+    endpoint: String,
+    token: Option<String>,
+}
+
+/// The hub's answer about a repository.
+#[derive(Deserialize)]
+struct Answer {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    blob_id: Option<String>,
+    lfs: Option<LargeFile>,
+}
+
+#[derive(Deserialize)]
+struct LargeFile {
+    sha256: Option<String>,
+    size: Option<u64>,
+}
+
+impl Client {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            // Contents are redirected to storage, which must not see the token.
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_recv_response(Some(SILENCE_TIMEOUT))
+            .timeout_per_read(Some(SILENCE_TIMEOUT))
+            .user_agent(concat!("lacuna/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Self {
+            agent: config.into(),
+            endpoint: settings.endpoint.clone(),
+            token: settings.token.clone(),
+        }
+    }
+
+    /// The files of a repository at a revision.
+    pub(super) fn list(&self, id: &HubId) -> Result<Listing, Error> {
+        let revision = escape(id.revision(), false);
+        let url = format!(
+            "{}/api/models/{}/revision/{revision}?blobs=true",
+            self.endpoint,
+            id.repository()
+        );
+        let response = self.get(&url, id, 0)?;
+        let bad = |reason: String| Error::BadAnswer {
+            url: url.clone(),
+            reason,
+        };
+        let body = response
+            .into_body()
+            .into_with_config()
+            .limit(LIST_LIMIT)
+            .read_to_vec();
+        let body = body.map_err(|error| Error::Unreachable {
+            url: url.clone(),
+            reason: error.to_string(),
+        })?;
+        let answer: Answer =
+            serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;
+        if !is_hash(&answer.sha) {
+            return Err(bad(format!("`{}` is no commit", answer.sha)));
+        }
+        let safe = answer
+            .siblings
+            .into_iter()
+            .filter(|sibling| is_relative(&sibling.rfilename));
+        let files = safe
+            .map(|sibling| remote_file(sibling, &answer.sha))
+            .collect();
+        Ok(Listing {
+            commit: answer.sha,
+            files,
+        })
+    }
+
+    /// Downloads the rest of a file into `partial`, and checks all of it. No more than the declared
+    /// length is ever written.
+    pub(super) fn download(
+        &self,
+        id: &HubId,
+        commit: &str,
+        file: &RemoteFile,
+        partial: &mut Partial,
+        progress: &mut dyn Progress,
+    ) -> Result<(), Error> {
+        let name = escape(&file.path, true);
+        let url = format!(
+            "{}/{}/resolve/{commit}/{name}",
+            self.endpoint,
+            id.repository()
+        );
+        // Without a length there is no telling whether a partial file is too long: start over.
+        if file
+            .size
+            .is_none_or(|size| partial.len().is_ok_and(|len| len > size))
+        {
+            partial.restart()?;
+        }
+        let mut transfer = Transfer::begin(file, partial)?;
+        if file.size != Some(transfer.received) || transfer.received == 0 {
+            let response = self.get(&url, id, transfer.received)?;
+            transfer.accept(response, progress)?;
+        }
+        transfer.finish()
+    }
+
+    /// Requests `url` from byte `start` on; an answer that is not a success is an error.
+    fn get(&self, url: &str, id: &HubId, start: u64) -> Result<Response<Body>, Error> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if start > 0 {
+            request = request.header(header::RANGE, format!("bytes={start}-"));
+        }
+        let unreachable = |error: ureq::Error| Error::Unreachable {
+            url: url.to_owned(),
+            reason: error.to_string(),
+        };
+        let response = request.call().map_err(unreachable)?;
+        let status = response.status();
+        match status.as_u16() {
+            200 | 206 => Ok(response),
+            status @ (401 | 403) => Err(Error::Refused {
+                id: id.to_string(),
+                status,
+                page: format!("{}/{}", self.endpoint, id.repository()),
+            }),
+            404 => Err(Error::NotFound {
+                url: url.to_owned(),
+            }),
+            status => Err(Error::Status {
+                url: url.to_owned(),
+                status,
+            }),
+        }
+    }
+}
+
+fn remote_file(sibling: Sibling, commit: &str) -> RemoteFile {
+    let lfs = sibling.lfs;
+    let size = lfs.as_ref().and_then(|lfs| lfs.size).or(sibling.size);
+    let sha256 = lfs
+        .and_then(|lfs| lfs.sha256)
+        .filter(|hash| hash.len() == 64 && is_hash(hash));
+    let blob = sha256
+        .clone()
+        .or(sibling.blob_id.filter(|hash| is_hash(hash)));
+    let blob = blob.unwrap_or_else(|| format!("{commit}-{}", sibling.rfilename.replace('/', "--")));
+    RemoteFile {
+        path: sibling.rfilename,
+        size,
+        blob,
+        sha256,
+    }
+}
+
+/// Whether text is hexadecimal, and so can be a file name.
+fn is_hash(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Percent-encodes what is not plain in a path, and `/` too unless it separates folders.
+fn escape(text: &str, keep_slashes: bool) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        let plain = byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+        if plain || (keep_slashes && byte == b'/') {
+            escaped.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(escaped, "%{byte:02X}");
+        }
+    }
+    escaped
+}
+
+/// One file on its way: how much is there, what it hashes to so far.
+struct Transfer<'a> {
+    file: &'a RemoteFile,
+    partial: &'a mut Partial,
+    received: u64,
+    hash: digest::Context,
+}
+
+impl<'a> Transfer<'a> {
+    fn begin(file: &'a RemoteFile, partial: &'a mut Partial) -> Result<Self, Error> {
+        let mut hash = digest::Context::new(&digest::SHA256);
+        let received = partial.resume(|bytes| hash.update(bytes))?;
+        Ok(Self {
+            file,
+            partial,
+            received,
+            hash,
+        })
+    }
+
+    fn accept(
+        &mut self,
+        response: Response<Body>,
+        progress: &mut dyn Progress,
+    ) -> Result<(), Error> {
+        if response.status() != StatusCode::PARTIAL_CONTENT || !continues(&response, self.received)
+        {
+            self.partial.restart()?;
+            self.received = 0;
+            self.hash = digest::Context::new(&digest::SHA256);
+        }
+        if response.status() == StatusCode::PARTIAL_CONTENT && !continues(&response, self.received)
+        {
+            return Err(self.corrupt("the server sent another part than was asked for"));
+        }
+        let body = response.into_body();
+        let announced = body.content_length().map(|rest| self.received + rest);
+        let total = self.file.size.or(announced);
+        if let (Some(total), Some(announced)) = (total, announced)
+            && announced > total
+        {
+            return Err(self.too_long(Some(total), announced)?);
+        }
+        progress.begin(&self.file.path, total);
+        progress.advance(self.received);
+        self.copy(body, total, progress)?;
+        progress.finish();
+        Ok(())
+    }
+
+    fn copy(
+        &mut self,
+        body: Body,
+        total: Option<u64>,
+        progress: &mut dyn Progress,
+    ) -> Result<(), Error> {
+        let most = total.unwrap_or(UNDECLARED_LIMIT);
+        let mut reader = body.into_with_config().limit(u64::MAX).reader();
+        let mut piece = vec![0; PIECE];
+        loop {
+            // One byte past the end shows that there is more; that byte is not written.
+            let wanted = (most - self.received).saturating_add(1).min(PIECE as u64) as usize;
+            match reader.read(&mut piece[..wanted]) {
+                Ok(0) if total.is_none_or(|total| self.received >= total) => return Ok(()),
+                Ok(0) => return Err(self.interrupted(total, "the connection was closed")),
+                Ok(count) if count as u64 > most - self.received => {
+                    return Err(self.too_long(total, self.received + count as u64)?);
+                }
+                Ok(count) => {
+                    self.partial.append(&piece[..count])?;
+                    self.hash.update(&piece[..count]);
+                    self.received += count as u64;
+                    progress.advance(count as u64);
+                }
+                Err(error) => return Err(self.interrupted(total, &error.to_string())),
+            }
+        }
+    }
+
+    /// Checks length and hash; what fails is discarded, since continuing it could not help.
+    fn finish(self) -> Result<(), Error> {
+        let found = hex(self.hash.clone().finish().as_ref());
+        let reason = match (self.file.size, &self.file.sha256) {
+            (Some(size), _) if size != self.received => {
+                format!("{} bytes instead of {size}", self.received)
+            }
+            (_, Some(hash)) if *hash.to_ascii_lowercase() != found => {
+                format!("SHA-256 {found} instead of {hash}")
+            }
+            _ => return Ok(()),
+        };
+        self.partial.restart()?;
+        Err(self.corrupt(&reason))
+    }
+
+    /// Discards what is there: contents of another length cannot become the right ones.
+    fn too_long(&mut self, declared: Option<u64>, received: u64) -> Result<Error, Error> {
+        self.partial.restart()?;
+        let file = self.file.path.clone();
+        Ok(match declared {
+            Some(declared) => Error::TooLong {
+                file,
+                declared,
+                received,
+            },
+            None => Error::Undeclared {
+                file,
+                limit: UNDECLARED_LIMIT,
+            },
+        })
+    }
+
+    fn interrupted(&self, expected: Option<u64>, reason: &str) -> Error {
+        let (file, received) = (self.file.path.clone(), self.received);
+        Error::Interrupted {
+            file,
+            received,
+            expected,
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn corrupt(&self, reason: &str) -> Error {
+        Error::Corrupt {
+            file: self.file.path.clone(),
+            reason: reason.to_owned(),
+        }
+    }
+}
+
+/// Whether a partial answer begins at byte `start`.
+fn continues(response: &Response<Body>, start: u64) -> bool {
+    let range = response
+        .headers()
+        .get(header::CONTENT_RANGE)
+        .and_then(|range| range.to_str().ok());
+    range.is_some_and(|range| range.starts_with(&format!("bytes {start}-")))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

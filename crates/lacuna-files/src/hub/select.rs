@@ -1,0 +1,234 @@
+//! Which files of a repository make up the model asked for. Pure: names in, names out.
+
+use std::path::{Path, PathBuf};
+
+use super::error::Error;
+use crate::huggingface::{CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE};
+use crate::source::HubId;
+
+/// The file a tokenizer is built from.
+pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
+/// What is worth having beside the weights, where it exists.
+const COMPANIONS: [&str; 6] = [
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+];
+
+/// The files of one model.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// A Hugging Face folder; weights named by its index follow when `indexed`.
+    Folder { files: Vec<String>, indexed: bool },
+    /// One GGUF file, or all files of a split one, in order.
+    Gguf { files: Vec<String> },
+}
+
+impl Choice {
+    /// What to download, small files first.
+    pub(super) fn files(&self) -> &[String] {
+        match self {
+            Self::Folder { files, .. } | Self::Gguf { files } => files,
+        }
+    }
+
+    /// What to open.
+    pub(super) fn entry(&self, snapshot: &Path) -> PathBuf {
+        match self {
+            Self::Folder { .. } => snapshot.to_owned(),
+            Self::Gguf { files } => files
+                .first()
+                .map_or(snapshot.to_owned(), |name| snapshot.join(name)),
+        }
+    }
+}
+
+/// Chooses among `names`: the GGUF file asked for; else safetensors; else the only GGUF model.
+pub(super) fn choose(names: &[&str], id: &HubId) -> Result<Choice, Error> {
+    let models = gguf_models(names);
+    if let Some(wanted) = id.file() {
+        return match models.iter().find(|name| matches(name, wanted)) {
+            Some(first) => gguf(first, names, id),
+            None => Err(Error::NoSuchFile {
+                id: id.repository().to_owned(),
+                file: wanted.to_owned(),
+                choices: owned(&models),
+            }),
+        };
+    }
+    if let Some(folder) = folder(names) {
+        return Ok(folder);
+    }
+    match models.as_slice() {
+        [] => Err(Error::NoModel { id: id.to_string() }),
+        [only] => gguf(only, names, id),
+        _ => Err(Error::Ambiguous {
+            id: id.to_string(),
+            choices: owned(&models),
+        }),
+    }
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+fn folder(names: &[&str]) -> Option<Choice> {
+    let has = |name: &str| names.contains(&name);
+    let weights = [WEIGHTS_FILE, INDEX_FILE]
+        .into_iter()
+        .find(|name| has(name))?;
+    if !has(CONFIG_FILE) {
+        return None;
+    }
+    let mut files: Vec<&str> = COMPANIONS.into_iter().filter(|name| has(name)).collect();
+    files.push(weights);
+    Some(Choice::Folder {
+        files: owned(&files),
+        indexed: weights == INDEX_FILE,
+    })
+}
+
+/// The GGUF files one could open: whole ones, and the first of split ones. Projectors of
+/// vision models are no language models.
+fn gguf_models<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    let model = |name: &&&str| {
+        let file = name.rsplit('/').next().unwrap_or(name);
+        name.ends_with(".gguf")
+            && !file.starts_with("mmproj")
+            && shard(name).is_none_or(|shard| shard.number == 1)
+    };
+    let mut models: Vec<&str> = names.iter().filter(model).copied().collect();
+    models.sort_unstable();
+    models
+}
+
+/// Whether a file is the one asked for: by path, or by the quantization its name ends with.
+fn matches(name: &str, wanted: &str) -> bool {
+    if wanted.ends_with(".gguf") {
+        return name == wanted;
+    }
+    let stem = match shard(name) {
+        Some(shard) => shard.stem,
+        None => name.strip_suffix(".gguf").unwrap_or(name),
+    };
+    let stem = stem.to_ascii_lowercase();
+    let rest = stem.strip_suffix(&wanted.to_ascii_lowercase());
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with(['-', '.', '_', '/']))
+}
+
+/// A name of the form `stem-00001-of-00003.gguf`.
+struct Shard<'a> {
+    stem: &'a str,
+    number: u32,
+    count: u32,
+}
+
+fn shard(name: &str) -> Option<Shard<'_>> {
+    let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, number) = rest.rsplit_once('-')?;
+    let five = |digits: &str| (digits.len() == 5).then(|| digits.parse().ok()).flatten();
+    Some(Shard {
+        stem,
+        number: five(number)?,
+        count: five(count)?,
+    })
+}
+
+fn gguf(first: &str, names: &[&str], id: &HubId) -> Result<Choice, Error> {
+    let Some(shard) = shard(first) else {
+        return Ok(Choice::Gguf {
+            files: vec![first.to_owned()],
+        });
+    };
+    let mut files = Vec::new();
+    for number in 1..=shard.count {
+        let file = format!("{}-{number:05}-of-{:05}.gguf", shard.stem, shard.count);
+        if !names.contains(&file.as_str()) {
+            let id = id.repository().to_owned();
+            return Err(Error::NoSuchFile {
+                id,
+                file,
+                choices: Vec::new(),
+            });
+        }
+        files.push(file);
+    }
+    Ok(Choice::Gguf { files })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(names: &[&str], id: &str) -> Result<Choice, Error> {
+        choose(names, &id.parse().unwrap())
+    }
+
+    #[test]
+    fn safetensors_come_with_their_companions_and_nothing_else() {
+        let names = [
+            "README.md",
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors",
+            "pytorch_model.bin",
+        ];
+        let choice = chosen(&names, "a/b").unwrap();
+        assert_eq!(
+            choice.files(),
+            ["config.json", "tokenizer.json", "model.safetensors"]
+        );
+        assert_eq!(choice.entry(Path::new("s")), Path::new("s"));
+        let choice = chosen(&["config.json", "model.safetensors.index.json"], "a/b").unwrap();
+        assert!(matches!(choice, Choice::Folder { indexed: true, .. }));
+    }
+
+    #[test]
+    fn a_gguf_file_is_chosen_by_name_by_quantization_or_by_being_alone() {
+        let names = [
+            "m-Q8_0.gguf",
+            "m-Q4_0.gguf",
+            "mmproj-f16.gguf",
+            "config.json",
+        ];
+        assert_eq!(
+            chosen(&names, "a/b:m-Q4_0.gguf").unwrap().files(),
+            ["m-Q4_0.gguf"]
+        );
+        assert_eq!(chosen(&names, "a/b:q8_0").unwrap().files(), ["m-Q8_0.gguf"]);
+        assert!(
+            matches!(chosen(&names, "a/b"), Err(Error::Ambiguous { choices, .. }) if choices.len() == 2)
+        );
+        assert!(
+            matches!(chosen(&names, "a/b:_0"), Err(Error::NoSuchFile { choices, .. }) if choices.len() == 2)
+        );
+        assert_eq!(
+            chosen(&names[1..], "a/b").unwrap().entry(Path::new("s")),
+            Path::new("s/m-Q4_0.gguf")
+        );
+        assert!(matches!(
+            chosen(&["README.md"], "a/b"),
+            Err(Error::NoModel { .. })
+        ));
+    }
+
+    #[test]
+    fn a_split_gguf_model_is_all_its_files() {
+        let names = [
+            "q/m-Q8_0-00002-of-00002.gguf",
+            "q/m-Q8_0-00001-of-00002.gguf",
+        ];
+        for id in ["a/b", "a/b:Q8_0", "a/b:q/m-Q8_0-00001-of-00002.gguf"] {
+            let choice = chosen(&names, id).unwrap();
+            assert_eq!(choice.files(), [names[1], names[0]], "{id}");
+        }
+        assert!(matches!(
+            chosen(&names[1..], "a/b"),
+            Err(Error::NoSuchFile { .. })
+        ));
+    }
+}

@@ -1,0 +1,28 @@
+//! Model files: mapped, parsed in place, never copied.
+//!
+//! ```text
+//! path -> Mapping -> gguf, or safetensors and config.json -> Tensors -> Tensor { bytes in the mapping }
+//! ```
+//!
+//! Every parser here treats its input as hostile: a malformed file is a typed error that says what
+//! to do, never a panic, and never an allocation larger than the file itself calls for.
+
+pub mod gguf;
+#[cfg(feature = "hub")]
+pub mod hub;
+pub mod huggingface;
+mod mapping;
+mod model;
+mod output;
+mod progress;
+pub mod safetensors;
+mod source;
+mod tensor;
+
+pub use lacuna_kernels::{DType, UnknownDType};
+pub use mapping::{Error as MappingError, LostFile, Mapping, guard_mappings, open_regular};
+pub use model::{Error, Metadata, ModelFiles};
+pub use output::OutputFile;
+pub use progress::Progress;
+pub use source::{HubId, ModelSource, SourceError};
+pub use tensor::{Error as TensorError, Summary, Tensor, Tensors, TypeTotal};

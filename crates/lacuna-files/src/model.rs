@@ -1,0 +1,184 @@
+//! The one front door: a path becomes metadata and tensors, whatever the format.
+
+use std::path::{Path, PathBuf};
+
+use super::mapping::{self, LostFile, Mapping};
+use super::tensor::Tensors;
+use super::{gguf, huggingface};
+
+/// Why a model's files cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file cannot be mapped.
+    #[error(transparent)]
+    File(#[from] mapping::Error),
+    /// The file is not a usable GGUF file.
+    #[error("{}: {source}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: gguf::Error,
+    },
+    /// The folder is not a usable Hugging Face folder.
+    #[error(transparent)]
+    HuggingFace(#[from] huggingface::Error),
+    /// A safetensors file has weights and nothing else.
+    #[error(
+        "{}: a safetensors file does not describe its model; name the folder that has it and its \
+         config.json", path.display()
+    )]
+    LoneWeights {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// What a model's files say about it, besides its tensors.
+#[derive(Clone, Debug)]
+pub enum Metadata {
+    /// GGUF key-value pairs.
+    Gguf(gguf::Metadata),
+    /// `config.json` and the files beside it.
+    HuggingFace(Box<huggingface::Folder>),
+}
+
+/// A model's files, opened: metadata read, tensors found, nothing copied.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use lacuna_files::ModelFiles;
+///
+/// let files = ModelFiles::open(Path::new("model.gguf"))?;
+/// for total in files.tensors().by_type() {
+///     println!("{} {} tensors, {} bytes", total.type_name, total.tensors, total.bytes);
+/// }
+/// # Ok::<(), lacuna_files::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ModelFiles {
+    metadata: Metadata,
+    tensors: Tensors,
+}
+
+impl ModelFiles {
+    /// Opens a GGUF file, the first of several, or a Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`Error`], naming the file.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        if path.is_dir() {
+            return Self::open_folder(path);
+        }
+        Mapping::open(path)?.read(|data| Self::open_file(path, data))
+    }
+
+    fn open_file(path: &Path, data: &Mapping) -> Result<Self, Error> {
+        let is_gguf = data.starts_with(&gguf::MAGIC);
+        if !is_gguf
+            && path
+                .extension()
+                .is_some_and(|extension| extension == "safetensors")
+        {
+            return Err(Error::LoneWeights {
+                path: path.to_owned(),
+            });
+        }
+        Self::from_gguf(data.clone()).map_err(|source| Error::Gguf {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// Opens a GGUF file that is already mapped, or in memory.
+    ///
+    /// # Errors
+    /// [`gguf::Error`].
+    pub fn from_gguf(data: Mapping) -> Result<Self, gguf::Error> {
+        let file = gguf::File::open(data)?;
+        Ok(Self {
+            metadata: Metadata::Gguf(file.metadata().clone()),
+            tensors: file.tensors().clone(),
+        })
+    }
+
+    fn open_folder(path: &Path) -> Result<Self, Error> {
+        let folder = huggingface::Folder::open(path)?;
+        let tensors = folder.tensors()?;
+        Ok(Self {
+            metadata: Metadata::HuggingFace(Box::new(folder)),
+            tensors,
+        })
+    }
+
+    /// What the files say besides tensors.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All tensors.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    /// Whether the files are still there whole, as far as anyone has looked: see
+    /// [`guard_mappings`](super::guard_mappings). Costs a system call for each file.
+    ///
+    /// # Errors
+    /// [`LostFile`], for the first that is not. What was read or computed since the last check is of
+    /// no use then.
+    pub fn check(&self) -> Result<(), LostFile> {
+        self.tensors.mappings().iter().try_for_each(Mapping::check)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gguf_file_opens_whatever_it_is_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.bin");
+        let mut header = gguf::Writer::new();
+        header.set("general.architecture", "llama");
+        std::fs::write(&path, header.to_bytes()).unwrap();
+        let files = ModelFiles::open(&path).unwrap();
+        let Metadata::Gguf(metadata) = files.metadata() else {
+            panic!("not GGUF")
+        };
+        assert_eq!(
+            metadata.require::<&str>("general.architecture").unwrap(),
+            "llama"
+        );
+        assert!(files.tensors().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_model_is_a_typed_error_that_names_the_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        std::fs::write(path.join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        std::fs::write(path.join("text.gguf"), b"# not a model").unwrap();
+        let error = |name: &str| ModelFiles::open(&path.join(name)).unwrap_err();
+        assert!(matches!(
+            error("model.safetensors"),
+            Error::LoneWeights { .. }
+        ));
+        assert!(matches!(error("text.gguf"), Error::Gguf { .. }));
+        assert!(matches!(
+            error("none.gguf"),
+            Error::File(mapping::Error::NotFound { .. })
+        ));
+        assert!(matches!(
+            error("."),
+            Error::HuggingFace(huggingface::Error::NoConfig { .. })
+        ));
+        assert!(
+            error("text.gguf")
+                .to_string()
+                .contains("text.gguf: not a GGUF file")
+        );
+    }
+}

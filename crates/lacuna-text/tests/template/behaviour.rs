@@ -1,0 +1,261 @@
+use std::time::{Duration, UNIX_EPOCH};
+
+use lacuna_text::template::{
+    Chat, ChatTemplate, GenerationPrompt, Message, TemplateError, TemplateOrigin,
+};
+use lacuna_text::tokenizer::{GgufVocabulary, Special, Tokenizer};
+use serde_json::json;
+
+/// Renders a template for one question.
+fn render(source: &str) -> Result<String, TemplateError> {
+    let messages = [
+        Message::new("user", "Hello"),
+        Message::new("assistant", "Hi"),
+    ];
+    let chat = Chat {
+        messages: &messages,
+        bos_token: Some("<s>"),
+        now: Some(UNIX_EPOCH + Duration::from_secs(1_721_997_005)),
+        variables:
+            json!({"data": {"b": [1, 2.5, null, true], "a": "é<\"\n\u{1}"}, "nothing": null})
+                .as_object()
+                .cloned()
+                .unwrap(),
+        ..Chat::default()
+    };
+    ChatTemplate::compile(source)?.render(&chat)
+}
+
+/// Expected texts were made with Jinja2 3.1.6 in the environment of `transformers`.
+#[test]
+fn templates_render_as_jinja2_renders_them() {
+    let cases = [
+        ("{{ bos_token }}{{ eos_token }}|", "<s>|"),
+        (
+            "{{ data | tojson }}",
+            r#"{"b": [1, 2.5, null, true], "a": "é<\"\n\u0001"}"#,
+        ),
+        (
+            "{{ data | tojson(sort_keys=true, ensure_ascii=true) }}",
+            r#"{"a": "\u00e9<\"\n\u0001", "b": [1, 2.5, null, true]}"#,
+        ),
+        (
+            "{{ data.b | tojson(indent=2) }}",
+            "[\n  1,\n  2.5,\n  null,\n  true\n]",
+        ),
+        (
+            "{{ data.b | tojson(indent=none, separators=(',', ':')) }}",
+            "[1,2.5,null,true]",
+        ),
+        ("{{ [] | tojson(indent=2) }}{{ {} | tojson }}", "[]{}"),
+        ("{{ strftime_now('%d %b %Y') }}", "26 Jul 2024"),
+        (
+            "{% for m in messages[::-1] %}{{ m.role[0] }}{% endfor %}",
+            "au",
+        ),
+        (
+            "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+            "Hello",
+        ),
+        (
+            "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
+            "Hi",
+        ),
+        (
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+            "2",
+        ),
+        (
+            "{{ 'a,b'.split(',')[-1].upper() + ' x '.strip() + 'xay'.strip('xy') }}",
+            "Bxa",
+        ),
+        (
+            "{{ 'abc'.startswith('ab') and 'abc'.endswith('bc') }}",
+            "True",
+        ),
+        (
+            "{{ nothing }} {{ true }} {{ missing }} {{ missing is defined }}",
+            "None True  False",
+        ),
+        (
+            "{% for k, v in data.items() %}{{ k }}{% endfor %}{{ data.get('x', 'y') }}",
+            "bay",
+        ),
+        ("{% for k, v in data | items %}{{ k }}{% endfor %}", "ba"),
+        (
+            "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('-') }}",
+            "Hello",
+        ),
+        (
+            "{% macro m(x, y='d') %}[{{ x }}{{ y }}]{% endmacro %}{{ m('c') ~ m(1, y=2) }}",
+            "[cd][12]",
+        ),
+        (
+            "{% if 'Hi' in messages[1].content and 'z' not in 'abc' %}y{% endif %}",
+            "y",
+        ),
+        (
+            "{{ ['a'] + ['b'] }} {{ 'ab' * 2 }} {{ [1] * 2 }} {{ 7 // 2 }} {{ 2 ** 3 }}",
+            "['a', 'b'] abab [1, 1] 3 8",
+        ),
+        ("{{ 'x' ~ 1 ~ none ~ [1, 'a'] }}", "x1None[1, 'a']"),
+        ("{{ 'abcdef'[1:-1] }}{{ 'abcdef'[::-2] }}", "bcdefdb"),
+        (
+            "{{ 1 < 2 }} {{ 'a' < 'b' }} {{ 1 == 1.0 }} {{ [1] == [1] }} {{ 1 != 2 }}",
+            "True True True True True",
+        ),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x | length }}", "2"),
+        ("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb"),
+        ("{%- generation %}x{% endgeneration -%} y", "xy"),
+        (
+            "{% call(x) m() %}{{ x }}{% endcall %}{% macro m() %}{{ caller(1) }}{% endmacro %}",
+            "",
+        ),
+        (
+            "{{ '%s-%d' | format('a', 3) }} {{ '{}+{}'.format(1, 'b') }}",
+            "a-3 1+b",
+        ),
+        (
+            "{{ 'a\nb' | indent(2) }} {{ 'aXbX' | replace('X', '-') }}",
+            "a\n  b a-b-",
+        ),
+        (
+            "{{ [3, 1, 2] | sort | join(',') }} {{ [1, 2] | sum }} {{ range(3) | list }}",
+            "1,2,3 3 [0, 1, 2]",
+        ),
+        (
+            "{{ data is mapping }} {{ data.b is iterable }} {{ 'a' is string }} {{ 2 is in [1, 2] }}",
+            "True True True True",
+        ),
+    ];
+    for (source, expected) in cases {
+        match render(source) {
+            Ok(text) => assert_eq!(text, expected, "{source}"),
+            // A macro that is called before it is defined is an error in both.
+            Err(error) => assert!(expected.is_empty(), "{source}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_template_refuses_in_its_own_words() {
+    let error =
+        render("{{ raise_exception('Only two messages: ' ~ messages | length) }}").unwrap_err();
+    assert!(
+        matches!(&error, TemplateError::Raised { message } if message == "Only two messages: 2")
+    );
+    let error = render("{% macro m() %}{{ raise_exception('inside') }}{% endmacro %}{{ m() }}")
+        .unwrap_err();
+    assert!(
+        matches!(&error, TemplateError::Raised { message } if message == "inside"),
+        "{error}"
+    );
+}
+
+#[test]
+fn errors_name_the_line() {
+    for source in [
+        "a\n{% if %}",
+        "a\n{{ missing.field.further }}",
+        "a\n{{ 1 + 'x' }}",
+        "a\n{{ x | no_filter }}",
+    ] {
+        let error = render(source).unwrap_err().to_string();
+        assert!(error.contains(":2)"), "{error}");
+    }
+}
+
+#[test]
+fn further_variables_do_not_replace_the_conversation() {
+    let messages = [Message::new("user", "Hello")];
+    let variables = json!({"messages": [], "enable_thinking": false, "bos_token": "no"});
+    let chat = Chat {
+        messages: &messages,
+        generation_prompt: GenerationPrompt::Omit,
+        bos_token: Some("<s>"),
+        variables: variables.as_object().cloned().unwrap(),
+        ..Chat::default()
+    };
+    let source = "{{ bos_token }}{{ messages | length }}{{ enable_thinking }}{{ add_generation_prompt }}{{ tools }}";
+    assert_eq!(
+        ChatTemplate::compile(source)
+            .unwrap()
+            .render(&chat)
+            .unwrap(),
+        "<s>1FalseFalseNone"
+    );
+}
+
+#[test]
+fn messages_keep_what_they_have_in_its_order() {
+    let message: Message = serde_json::from_value(json!({
+        "role": "assistant", "content": null,
+        "tool_calls": [{"name": "f", "arguments": {"z": 1, "a": 2}}],
+    }))
+    .unwrap();
+    let chat = Chat {
+        messages: &[message],
+        ..Chat::default()
+    };
+    let template = ChatTemplate::compile(
+        "{{ messages[0].tool_calls[0].arguments | tojson }}{{ messages[0].content }}",
+    );
+    assert_eq!(
+        template.unwrap().render(&chat).unwrap(),
+        r#"{"z": 1, "a": 2}None"#
+    );
+}
+
+#[test]
+fn without_a_template_texts_follow_one_another() {
+    let vocabulary = GgufVocabulary {
+        model: "gpt2",
+        tokens: vec!["a"],
+        merges: Some(vec![]),
+        ..GgufVocabulary::default()
+    };
+    let tokenizer = Tokenizer::from_gguf(&vocabulary).unwrap();
+    let template = ChatTemplate::of(&tokenizer).unwrap();
+    assert_eq!(template.origin(), TemplateOrigin::Concatenation);
+    assert_eq!(template.special(), Special::PROMPT);
+    let mut parts = Message::new("user", "");
+    parts.content = json!([{"type": "text", "text": "two"}, {"type": "image"}]);
+    let messages = [Message::new("system", "one"), parts];
+    let chat = Chat {
+        messages: &messages,
+        ..Chat::default()
+    };
+    assert_eq!(template.render(&chat).unwrap(), "one\ntwo");
+
+    let with_template = GgufVocabulary {
+        chat_template: Some("x"),
+        ..vocabulary
+    };
+    let template = ChatTemplate::of(&Tokenizer::from_gguf(&with_template).unwrap()).unwrap();
+    assert_eq!(
+        (template.origin(), template.special()),
+        (TemplateOrigin::Given, Special::RENDERED)
+    );
+    assert_eq!(template.render(&chat).unwrap(), "x");
+}
+
+#[test]
+fn long_conversations_are_within_the_limits() {
+    let source = "{% set ns = namespace(last='') %}{% for m in messages %}{% if m.role == 'user' and 'needle' not in m.content \
+                  and m != messages[0] %}{% set ns.last = m.content | trim %}{% endif %}<{{ m.role }}>{{ m.content.split('x')[0] }}\
+                  {% if messages[loop.index0:] | selectattr('role', 'equalto', 'user') | list | length > 3 %}.{% endif %}{% endfor %}{{ ns.last | length }}";
+    let template = ChatTemplate::compile(source).unwrap();
+    let messages: Vec<Message> = (0..400)
+        .map(|index| {
+            Message::new(
+                if index % 2 == 0 { "user" } else { "assistant" },
+                "word ".repeat(500),
+            )
+        })
+        .collect();
+    let chat = Chat {
+        messages: &messages,
+        ..Chat::default()
+    };
+    assert!(template.render(&chat).unwrap().len() > 400 * 2500);
+}

@@ -1,0 +1,199 @@
+//! Ids against other implementations: `tokenizers` and `sentencepiece` for Python, and llama.cpp's
+//! rules. `reference/README.md` says how the cases were made.
+
+use crate::metadata::{Metadata, reference, reference_text};
+use lacuna_text::tokenizer::{
+    AddSpecial, Decode, EncodeLimits, HuggingFaceFiles, ParseSpecial, Special, SpecialText,
+    TextStart, Tokenizer,
+};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Cases {
+    pre: Option<String>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    plain: Vec<u32>,
+    special: Option<Vec<u32>>,
+}
+
+fn cases(name: &str) -> Cases {
+    serde_json::from_str(&reference_text(&format!("tokenizers/{name}/cases.json"))).unwrap()
+}
+
+fn strings() -> Vec<String> {
+    serde_json::from_str(&reference_text("tokenizers/strings.json")).unwrap()
+}
+
+fn special(parse: ParseSpecial) -> Special {
+    Special {
+        add: AddSpecial::No,
+        parse,
+    }
+}
+
+/// Compares every string of the reference and decodes what was encoded.
+fn check(name: &str, tokenizer: &Tokenizer) {
+    let cases = cases(name);
+    let strings = strings();
+    assert_eq!(strings.len(), cases.cases.len());
+    let show = Decode {
+        special: SpecialText::Show,
+        start: TextStart::Beginning,
+    };
+    for (text, case) in strings.iter().zip(&cases.cases) {
+        let plain = tokenizer.encode(text, special(ParseSpecial::No)).unwrap();
+        assert_eq!(plain, case.plain, "{name}: plain {text:?}");
+        let parsed = tokenizer.encode(text, special(ParseSpecial::Yes)).unwrap();
+        assert_eq!(
+            &parsed,
+            case.special.as_ref().unwrap_or(&case.plain),
+            "{name}: special {text:?}"
+        );
+        assert_eq!(&tokenizer.decode(&plain, show).unwrap(), text, "{name}");
+    }
+}
+
+fn byte_level(name: &str, file: &str) -> Tokenizer {
+    let metadata = Metadata::read(file);
+    let mut vocabulary = metadata.vocabulary();
+    let pre = cases(name).pre;
+    vocabulary.pre = pre.as_deref();
+    Tokenizer::from_gguf(&vocabulary).unwrap()
+}
+
+#[test]
+fn every_pre_tokenizer_of_the_reference_agrees_from_gguf() {
+    let mut checked = 0;
+    for entry in std::fs::read_dir(reference("tokenizers")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let is_folder = reference("tokenizers").join(&name).is_dir();
+        if is_folder && cases(&name).pre.is_some() {
+            check(&name, &byte_level(&name, "tokenizers/gpt-2/vocab.gguf"));
+            checked += 1;
+        }
+    }
+    assert!(
+        checked >= 10,
+        "only {checked} pre-tokenizers in the reference"
+    );
+}
+
+#[test]
+fn gguf_files_agree_as_they_are() {
+    for name in [
+        "gpt-2",
+        "qwen2",
+        "llama-bpe",
+        "default",
+        "llama-spm",
+        "gemma4",
+    ] {
+        let metadata = Metadata::read(&format!("tokenizers/{name}/vocab.gguf"));
+        check(name, &Tokenizer::from_gguf(&metadata.vocabulary()).unwrap());
+    }
+}
+
+#[test]
+fn tokenizer_json_agrees() {
+    for name in ["gpt-2", "qwen2", "llama-bpe", "llama-spm", "gemma4"] {
+        let text = reference_text(&format!("tokenizers/{name}/tokenizer.json"));
+        let files = HuggingFaceFiles {
+            tokenizer: &text,
+            ..HuggingFaceFiles::default()
+        };
+        check(name, &Tokenizer::from_hugging_face(&files).unwrap());
+    }
+}
+
+/// 262,144 pieces, of which runs of spaces and of line breaks are never split, and no space in front.
+#[test]
+#[ignore = "needs Gemma 3: run .ci/fetch-models"]
+fn the_vocabulary_of_gemma_3_agrees_with_sentencepiece() {
+    let model = "../../../../target/models/gemma-3-270m-q4_k_m.gguf";
+    let metadata = Metadata::read(model);
+    let vocabulary = metadata.vocabulary();
+    let start = std::time::Instant::now();
+    let tokenizer = Tokenizer::from_gguf(&vocabulary).unwrap();
+    println!("built in {:?}", start.elapsed());
+    assert_eq!(tokenizer.vocab_size(), 262_144);
+    check("gemma3", &tokenizer);
+    let prompt = tokenizer.encode("Hello", Special::PROMPT).unwrap();
+    let plain = tokenizer.encode("Hello", Special::NONE).unwrap();
+    assert_eq!(prompt.split_first(), Some((&2, &plain[..])));
+}
+
+#[test]
+fn a_token_that_gemma_4_shows_is_found_in_any_text() {
+    let metadata = Metadata::read("tokenizers/gemma4/vocab.gguf");
+    let tokenizer = Tokenizer::from_gguf(&metadata.vocabulary()).unwrap();
+    let channel = tokenizer.id("<|channel>").unwrap();
+    let turn = tokenizer.id("<|turn>").unwrap();
+    let ids = tokenizer
+        .encode("<|channel><|turn>", special(ParseSpecial::No))
+        .unwrap();
+    assert!(
+        ids[0] == channel && !ids.contains(&turn),
+        "{ids:?}: a control token is found on request alone"
+    );
+    assert_eq!(
+        tokenizer.decode(&ids, Decode::TEXT).unwrap(),
+        "<|channel><|turn>"
+    );
+    assert!(tokenizer.is_end_of_generation(tokenizer.id("<turn|>").unwrap()));
+}
+
+/// Under byte fallback each character may become several tokens, so that a long line used to be
+/// merged whole, or refused where memory for that is short.
+#[test]
+fn a_long_line_is_merged_in_parts_where_characters_fall_back_to_bytes() {
+    let metadata = Metadata::read("tokenizers/gemma4/vocab.gguf");
+    let text = reference_text("tokenizers/gemma4/tokenizer.json");
+    let files = HuggingFaceFiles {
+        tokenizer: &text,
+        ..HuggingFaceFiles::default()
+    };
+    let line = "The river runs \u{1F600}slowly past \u{4F60}\u{597D} the mill; ".repeat(2_000);
+    let limits = EncodeLimits {
+        workspace_bytes: 4 << 20,
+        ..EncodeLimits::default()
+    };
+    for tokenizer in [
+        Tokenizer::from_gguf(&metadata.vocabulary()).unwrap(),
+        Tokenizer::from_hugging_face(&files).unwrap(),
+    ] {
+        let whole = tokenizer.encode(&line, Special::NONE).unwrap();
+        let bounded = tokenizer
+            .encode_within(&line, Special::NONE, &limits)
+            .unwrap();
+        assert_eq!(whole, bounded);
+        assert_eq!(tokenizer.decode(&whole, Decode::TEXT).unwrap(), line);
+    }
+}
+
+#[test]
+fn a_folder_and_its_gguf_file_agree_about_everything() {
+    for model in ["qwen3", "llama2", "llama3"] {
+        let folder = Tokenizer::from_folder(&reference(model).join("hf")).unwrap();
+        let metadata = Metadata::read(&format!("{model}/model.gguf"));
+        let file = Tokenizer::from_gguf(&metadata.vocabulary()).unwrap();
+        assert_eq!(folder.vocab_size(), file.vocab_size(), "{model}");
+        assert_eq!(folder.eos(), file.eos(), "{model}");
+        for text in strings() {
+            let ids = folder.encode(&text, Special::PROMPT).unwrap();
+            assert_eq!(
+                ids,
+                file.encode(&text, Special::PROMPT).unwrap(),
+                "{model}: {text:?}"
+            );
+        }
+        for id in 0..folder.vocab_size() {
+            let texts = (folder.token_text(id), file.token_text(id));
+            assert_eq!(texts.0, texts.1, "{model}: {id}");
+            assert_eq!(folder.id(&texts.0.unwrap()), Some(id), "{model}: {id}");
+        }
+    }
+}
