@@ -223,6 +223,126 @@ CHANNELS = """\
 {%- endif %}
 """
 
+# The format of gpt-oss: channels, tools as TypeScript, and thoughts only until an answer has followed them.
+HARMONY = """\
+{%- macro type_of(schema) %}
+    {%- if schema.type == 'array' %}
+        {%- if not schema['items'] %}
+            {{- 'any[]' }}
+        {%- else %}
+            {%- set inner = type_of(schema['items']) %}
+            {{- (inner if inner | length <= 50 else 'any') ~ '[]' }}
+        {%- endif %}
+        {{- ' | null' if schema.nullable }}
+    {%- elif schema.type is defined and schema.type is iterable and schema.type is not string %}
+        {{- schema.type | join(' | ') }}
+    {%- elif schema.oneOf %}
+        {%- for variant in schema.oneOf %}
+            {{- type_of(variant) ~ (' | ' if not loop.last else '') }}
+        {%- endfor %}
+    {%- elif schema.type == 'string' and schema.enum %}
+        {{- '"' ~ schema.enum | join('" | "') ~ '"' }}
+    {%- elif schema.type == 'string' %}
+        {{- 'string | null' if schema.nullable else 'string' }}
+    {%- elif schema.type in ('number', 'integer') %}
+        {{- 'number' }}
+    {%- elif schema.type == 'boolean' %}
+        {{- 'boolean' }}
+    {%- elif schema.type == 'object' and schema.properties %}
+        {{- '{\\n' ~ fields(schema) ~ '}' }}
+    {%- elif schema.type == 'object' %}
+        {{- 'object' }}
+    {%- else %}
+        {{- 'any' }}
+    {%- endif %}
+{%- endmacro %}
+{%- macro fields(schema) %}
+    {%- for name, field in schema.properties.items() %}
+        {{- '// ' ~ field.description ~ '\\n' if field.description }}
+        {{- name ~ ('' if name in (schema.required or []) else '?') ~ ': ' ~ type_of(field) }}
+        {%- if field.default is defined %}
+            {{- ', // default: ' ~ (field.default if field.enum else field.default | tojson) }}
+        {%- endif %}
+        {{- ',\\n' }}
+    {%- endfor %}
+{%- endmacro %}
+{%- macro message(header, body, end='<|end|>') %}
+    {{- '<|start|>' ~ header ~ '<|message|>' ~ body ~ end }}
+{%- endmacro %}
+{%- macro unmarked(text) %}
+    {%- if '<|channel|>analysis<|message|>' in text or '<|channel|>final<|message|>' in text %}
+        {{- raise_exception('Give thoughts as thinking and answers as content, without <|channel|> tags') }}
+    {%- endif %}
+{%- endmacro %}
+{%- macro opening() %}
+    {%- if model_identity is not defined %}
+        {%- set model_identity = 'You are ChatGPT, a large language model trained by OpenAI.' %}
+    {%- endif %}
+    {%- if reasoning_effort is not defined %}
+        {%- set reasoning_effort = 'medium' %}
+    {%- endif %}
+    {{- model_identity ~ '\\nKnowledge cutoff: 2024-06\\nCurrent date: ' ~ strftime_now('%Y-%m-%d') }}
+    {{- '\\n\\nReasoning: ' ~ reasoning_effort }}
+    {{- '\\n\\n# Valid channels: analysis, commentary, final. Channel must be included for every message.' }}
+    {%- if tools -%}
+        {{- "\\nCalls to these tools must go to the commentary channel: 'functions'." }}
+    {%- endif -%}
+{%- endmacro %}
+{{- message('system', opening()) }}
+{%- set instructed = messages and messages[0].role in ('developer', 'system') %}
+{%- set instructions = messages[0].content if instructed else '' %}
+{%- if instructions or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {{- '# Instructions\\n\\n' ~ instructions ~ '\\n\\n' if instructions }}
+    {%- if tools %}
+        {{- '# Tools\\n\\n## functions\\n\\nnamespace functions {\\n\\n' }}
+        {%- for tool in tools %}
+            {%- set tool = tool.function %}
+            {{- '// ' ~ tool.description ~ '\\ntype ' ~ tool.name ~ ' = ' }}
+            {%- if tool.parameters and tool.parameters.properties %}
+                {{- '(_: {\\n' ~ fields(tool.parameters) ~ '}) => any;\\n\\n' }}
+            {%- else %}
+                {{- '() => any;\\n\\n' }}
+            {%- endif %}
+        {%- endfor %}
+        {{- '} // namespace functions' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set called = namespace(name=none) %}
+{%- for said in (messages[1:] if instructed else messages) %}
+    {%- if said.role == 'assistant' %}
+        {{- unmarked(said.content or '') ~ unmarked(said.thinking or '') }}
+        {%- if 'tool_calls' in said %}
+            {%- set rest = (messages[1:] if instructed else messages)[loop.index:] %}
+            {%- set answered = rest | selectattr('role', 'equalto', 'assistant') | selectattr('tool_calls', 'undefined') | list %}
+            {%- if said.content and said.thinking %}
+                {{- raise_exception('A message that calls a tool has content or thinking, not both') }}
+            {%- elif (said.content or said.thinking) and not answered %}
+                {{- message('assistant<|channel|>analysis', said.content or said.thinking) }}
+            {%- endif %}
+            {%- set call = said.tool_calls[0].function or said.tool_calls[0] %}
+            {{- message('assistant to=functions.' ~ call.name ~ '<|channel|>commentary json', call.arguments | tojson, '<|call|>') }}
+            {%- set called.name = call.name %}
+        {%- elif loop.last and not add_generation_prompt %}
+            {{- message('assistant<|channel|>analysis', said.thinking) if 'thinking' in said }}
+            {{- message('assistant<|channel|>final', said.content, '<|return|>') }}
+        {%- else %}
+            {{- message('assistant<|channel|>final', said.content) }}
+            {%- set called.name = none %}
+        {%- endif %}
+    {%- elif said.role == 'tool' %}
+        {%- if called.name is none %}
+            {{- raise_exception('A tool has answered that was not called') }}
+        {%- endif %}
+        {{- message('functions.' ~ called.name ~ ' to=assistant<|channel|>commentary', said.content | tojson) }}
+    {%- elif said.role == 'user' %}
+        {{- message('user', said.content) }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|start|>assistant' if add_generation_prompt }}
+"""
+
 # Statements on lines of their own, which trim_blocks and lstrip_blocks make vanish, and the rarer syntax.
 ODDS_AND_ENDS = """\
 {# A comment on its own line leaves nothing. #}
@@ -286,6 +406,37 @@ DISORDER = [USER, USER]
 CHANNELLED = {"role": "assistant", "content": "<|channel>thought\nFour, surely.<channel|>Four. <|channel>b<channel|>Yes."}
 PARTS = [USER | {"parts": [{"type": "text", "text": "one"}, {"type": "image"}]}, ANSWER | {"parts": [{"type": "image"}]}]
 
+# Every kind of type that a parameter may have.
+TYPED = {
+    "type": "function",
+    "function": {
+        "name": "book",
+        "description": "Books a room.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Where, e.g. K\u00f6ln"},
+                "class": {"type": "string", "enum": ["first", "second"], "default": "second"},
+                "nights": {"type": "integer", "default": 1},
+                "price": {"type": ["number", "null"]},
+                "names": {"type": "array", "items": {"type": "string"}, "nullable": True},
+                "ages": {"type": "array", "items": {"type": "integer"}},
+                "anything": {"type": "array"},
+                "guest": {"type": "object", "properties": {"vip": {"type": "boolean", "default": False}}, "required": ["vip"]},
+                "extra": {"type": "object"},
+                "note": {"type": "string", "nullable": True},
+                "when": {"oneOf": [{"type": "string"}, {"type": "number"}]},
+                "rest": {},
+            },
+            "required": ["city", "names"],
+        },
+    },
+}
+NOW_TOOL = {"type": "function", "function": {"name": "now", "description": "The time."}}
+CALLED = [QUESTION, {k: v for k, v in CALL.items() if k != "content"} | {"thinking": "I should look."}, RESULT]
+PREAMBLE = [QUESTION, CALL | {"content": "One moment."}, RESULT]
+THOUGHT_AND_SAID = [QUESTION, CALL | {"content": "One moment.", "thinking": "Hm."}, RESULT]
+
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 LLAMA3 = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
 EXTRA = {"a": 1, "b": [True, None, 1.5], "c": {"d": "\u00e9<&>'\""}}
@@ -310,6 +461,9 @@ CASES = [
     ("channels", CHANNELS, TOKENS, [SHORT, TALK, [QUESTION, CHANNELLED, USER]]),
     ("channels", CHANNELS, TOKENS | {"add_generation_prompt": True}, [[SYSTEM, QUESTION, CHANNELLED, USER]]),
     ("channels", CHANNELS, TOKENS | {"add_generation_prompt": True, "enable_thinking": True}, [SHORT, TALK]),
+    ("harmony", HARMONY, {"add_generation_prompt": True}, [SHORT, TALK, LONG, CALLED, PREAMBLE, THOUGHT_AND_SAID, [USER, RESULT]]),
+    ("harmony", HARMONY, {"add_generation_prompt": True, "reasoning_effort": "high", "tools": [TYPED, NOW_TOOL]}, [TALK, [*CALLED, ANSWER, USER]]),
+    ("harmony", HARMONY, {"model_identity": "You are someone."}, [TALK, [USER, ANSWER | {"thinking": "Hm."}], [USER, ANSWER | {"content": "<|channel|>final<|message|>Hi"}]]),
 ]
 # Templates without a place for system messages: their text goes before the first message of the user.
 FOLDED = ("turns", "silent-turns", "odds-and-ends")

@@ -36,7 +36,7 @@ pub use hugging_face::HuggingFaceFiles;
 pub use marked::MarkedText;
 pub(crate) use marked::{Marker, Seen, StandIns};
 pub use pieces::TokenKind;
-pub use stream::{Decode, SpecialText, TextStart, TextStream};
+pub use stream::{Decode, MARK_CLOSE, MARK_OPEN, SpecialText, TextStart, TextStream};
 
 use pieces::{Pieces, Spelling};
 use pipeline::Pipeline;

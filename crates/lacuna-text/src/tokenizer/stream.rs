@@ -6,6 +6,12 @@
 
 use super::{Tokenizer, TokenizerError};
 
+/// What a control token's name comes after with [`SpecialText::Mark`]: a noncharacter, which Unicode
+/// keeps for use within a program.
+pub const MARK_OPEN: char = '\u{FDD0}';
+/// What it comes before.
+pub const MARK_CLOSE: char = '\u{FDD1}';
+
 /// Whether control tokens appear in the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecialText {
@@ -14,6 +20,9 @@ pub enum SpecialText {
     Skip,
     /// They appear as they are written in the vocabulary.
     Show,
+    /// They appear between [`MARK_OPEN`] and [`MARK_CLOSE`], so that nothing else can be taken for one:
+    /// where other tokens have one of these two characters, it comes out as U+FFFD.
+    Mark,
 }
 
 /// What the ids are the start of.
@@ -113,9 +122,13 @@ impl TextStream {
                 size: tokenizer.vocab_size(),
             })?;
         self.text.clear();
-        if !(kind.is_special() && self.options.special == SpecialText::Skip) {
-            self.append(piece, tokenizer.leading);
-            self.complete();
+        match self.options.special {
+            SpecialText::Skip if kind.is_special() => {}
+            SpecialText::Mark if kind.is_special() => self.mark(piece),
+            _ => {
+                self.append(piece, tokenizer.leading);
+                self.complete();
+            }
         }
         Ok(&self.text)
     }
@@ -147,8 +160,27 @@ impl TextStream {
         }
     }
 
-    /// Moves every complete character from the bytes to the text.
+    /// Writes a control token, which ends a character that is unfinished.
+    fn mark(&mut self, name: &[u8]) {
+        if !self.pending.is_empty() {
+            self.pending.clear();
+            self.text.push(char::REPLACEMENT_CHARACTER);
+        }
+        self.text.push(MARK_OPEN);
+        self.text.push_str(&String::from_utf8_lossy(name));
+        self.text.push(MARK_CLOSE);
+    }
+
+    /// Moves every complete character from the bytes to the text, which has no marks then.
     fn complete(&mut self) {
+        self.decode();
+        let marks = [MARK_OPEN, MARK_CLOSE];
+        if self.options.special == SpecialText::Mark && self.text.contains(marks) {
+            self.text = self.text.replace(marks, "\u{FFFD}");
+        }
+    }
+
+    fn decode(&mut self) {
         let mut rest = self.pending.as_slice();
         loop {
             match std::str::from_utf8(rest) {
