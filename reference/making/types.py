@@ -1,4 +1,4 @@
-"""Tiny quantized qwen3 models, their logits from the dequantized weights, and loose blocks.
+"""Tiny quantized qwen3 models and their logits from the dequantized weights.
 
 `gguf` quantizes and dequantizes the older types; for the K types, which it only dequantizes,
 blocks are drawn directly and its dequantization says what they mean.
@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import models
+from . import blocks, models
 
 Type = gguf.GGMLQuantizationType
-OLDER = [Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1]
-K_TYPES = [Type.Q4_K, Type.Q5_K, Type.Q6_K]
+OLDER, K_TYPES = blocks.OLDER, blocks.K_TYPES
 FILE_TYPES = {
     Type.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
     Type.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
@@ -40,45 +39,6 @@ def tiny(kind: Type, seed: int) -> models.Model:
     )  # fmt: skip
 
 
-# --- K blocks --------------------------------------------------------------------------------
-
-
-def draw_blocks(random, kind: Type, count: int) -> np.ndarray:
-    """Random valid blocks of a K type, values spread about 0.1 around zero."""
-    return draw_q6_k(random, count) if kind == Type.Q6_K else draw_q45_k(random, kind, count)
-
-
-def half(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float16).reshape(-1, 1).view(np.uint8)
-
-
-def draw_q45_k(random, kind: Type, count: int) -> np.ndarray:
-    levels = 16 if kind == Type.Q4_K else 32
-    scales = random.integers(8, 64, (count, 8))
-    minima = np.clip(scales + random.integers(-3, 4, (count, 8)), 0, 63)
-    d = 0.1 / (36 * 0.29 * levels) * random.uniform(0.8, 1.2, count)
-    parts = [half(d), half(d * (levels - 1) / 2), pack_scales(scales, minima)]
-    if kind == Type.Q5_K:
-        parts.append(random.integers(0, 256, (count, 32)))
-    parts.append(random.integers(0, 256, (count, 128)))
-    return np.concatenate(parts, axis=1).astype(np.uint8)
-
-
-def pack_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
-    """Eight scales and eight minima of six bits in twelve bytes."""
-    low = scales[:, :4] | (scales[:, 4:] >> 4) << 6
-    middle = minima[:, :4] | (minima[:, 4:] >> 4) << 6
-    high = (scales[:, 4:] & 15) | (minima[:, 4:] & 15) << 4
-    return np.concatenate([low, middle, high], axis=1)
-
-
-def draw_q6_k(random, count: int) -> np.ndarray:
-    bits = random.integers(0, 256, (count, 128 + 64))
-    scales = random.integers(10, 60, (count, 16)) * random.choice([-1, 1], (count, 16))
-    d = 0.1 / (37 * 18.5) * random.uniform(0.8, 1.2, count)
-    return np.concatenate([bits, scales.astype(np.int8).view(np.uint8), half(d)], axis=1).astype(np.uint8)
-
-
 # --- models ----------------------------------------------------------------------------------
 
 
@@ -91,7 +51,7 @@ def quantized(random, name: str, values: np.ndarray, kind: Type) -> tuple[np.nda
     if values.shape[1] % 256 != 0:
         return gguf.quants.quantize(values, Type.Q4_0), Type.Q4_0
     kind = next((other for part, other in MIXED.items() if part in name), kind)
-    return draw_blocks(random, kind, values.size // 256).reshape(values.shape[0], -1), kind
+    return blocks.draw(random, kind, values.size // 256).reshape(values.shape[0], -1), kind
 
 
 def make_model(folder: pathlib.Path, kind: Type, seed: int) -> tuple[str, dict]:
@@ -149,28 +109,9 @@ def expected(folder: pathlib.Path, model: models.Model, weights: dict[str, np.nd
     return {"vocab": model.vocab, "tokens": tokens, "rows": rows}
 
 
-# --- loose blocks ----------------------------------------------------------------------------
-
-
-def make_blocks(folder: pathlib.Path) -> None:
-    """A tensor of one row per type in `blocks.gguf`, all their values in that order in `blocks.f32`."""
-    random = np.random.default_rng(77)
-    writer = gguf.GGUFWriter(folder / "blocks.gguf", "blocks")
-    values = []
-    for kind in [Type.F32, Type.F16, Type.BF16, *OLDER, *K_TYPES]:
-        if kind in K_TYPES:
-            data = draw_blocks(random, kind, 2).reshape(1, -1)
-        else:
-            data = gguf.quants.quantize(random.standard_normal((1, 128)).astype(np.float32), kind)
-        writer.add_tensor(kind.name, data, raw_dtype=kind)
-        values.append(gguf.quants.dequantize(data, kind).ravel())
-    models.close(writer)
-    np.concatenate(values).astype("<f4").tofile(folder / "blocks.f32")
-
-
 def make(out: pathlib.Path) -> None:
     folder = out / "qwen3-types"
     folder.mkdir(parents=True, exist_ok=True)
     about = dict(make_model(folder, kind, seed) for seed, kind in enumerate([*OLDER, Type.Q4_K], 20))
     (folder / "expected.json").write_text(json.dumps(about) + "\n")
-    make_blocks(folder)
+    blocks.make(folder)

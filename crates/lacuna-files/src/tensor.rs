@@ -21,8 +21,8 @@ pub enum Error {
     },
     /// The tensor exists in an element type that cannot be computed with.
     #[error(
-        "tensor `{name}` has type {found}, which is not supported; convert the model to \
-         f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k"
+        "tensor `{name}` has type {found}, which is not supported; convert the model to one of {all}",
+        all = DType::names().join(", ")
     )]
     UnsupportedType {
         /// The tensor's name.

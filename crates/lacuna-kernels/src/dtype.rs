@@ -31,11 +31,19 @@ pub enum DType {
     Q5K,
     /// 256 weights in 16 sub-blocks with 8-bit scales and 6-bit weights.
     Q6K,
+    /// 32 weights: `d: f16`, 32 nibbles; weight `d * TABLE[q]`, of sixteen levels that are closer
+    /// near 0.
+    Iq4Nl,
+    /// 256 weights in 8 sub-blocks with 6-bit scales and the levels of [`DType::Iq4Nl`].
+    Iq4Xs,
+    /// 32 weights: an exponent `e: u8`, 32 nibbles of which each is a float of 4 bits (E2M1); weight
+    /// `2^(e - 127) * float`. The OCP microscaling format.
+    Mxfp4,
 }
 
 impl DType {
     /// Every storage type, in declaration order.
-    pub const ALL: [DType; 11] = [
+    pub const ALL: [DType; 14] = [
         DType::F32,
         DType::F16,
         DType::Bf16,
@@ -47,6 +55,9 @@ impl DType {
         DType::Q4K,
         DType::Q5K,
         DType::Q6K,
+        DType::Iq4Nl,
+        DType::Iq4Xs,
+        DType::Mxfp4,
     ];
 
     /// Weights per block.
@@ -54,7 +65,8 @@ impl DType {
         match self {
             DType::F32 | DType::F16 | DType::Bf16 => 1,
             DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 => 32,
-            DType::Q4K | DType::Q5K | DType::Q6K => 256,
+            DType::Iq4Nl | DType::Mxfp4 => 32,
+            DType::Q4K | DType::Q5K | DType::Q6K | DType::Iq4Xs => 256,
         }
     }
 
@@ -71,6 +83,9 @@ impl DType {
             DType::Q4K => 144,
             DType::Q5K => 176,
             DType::Q6K => 210,
+            DType::Iq4Nl => 18,
+            DType::Iq4Xs => 136,
+            DType::Mxfp4 => 17,
         }
     }
 
@@ -83,7 +98,7 @@ impl DType {
         (cols / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// Whether the weights are integers with block scales.
+    /// Whether the weights are small numbers with block scales.
     pub const fn is_quantized(self) -> bool {
         self.block_len() > 1
     }
@@ -102,7 +117,17 @@ impl DType {
             DType::Q4K => "q4_k",
             DType::Q5K => "q5_k",
             DType::Q6K => "q6_k",
+            DType::Iq4Nl => "iq4_nl",
+            DType::Iq4Xs => "iq4_xs",
+            DType::Mxfp4 => "mxfp4",
         }
+    }
+}
+
+impl DType {
+    /// The names of all types, in declaration order.
+    pub fn names() -> [&'static str; Self::ALL.len()] {
+        Self::ALL.map(Self::name)
     }
 }
 
@@ -114,9 +139,7 @@ impl fmt::Display for DType {
 
 /// A name that is no storage type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unknown weight type `{0}`; use f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k"
-)]
+#[error("unknown weight type `{0}`; use {all}", all = DType::names().join(", "))]
 pub struct UnknownDType(pub String);
 
 impl FromStr for DType {
@@ -140,7 +163,8 @@ mod tests {
             assert_eq!(dtype.name().parse(), Ok(dtype));
             assert_eq!(dtype.name().to_uppercase().parse(), Ok(dtype));
         }
-        assert!("q3_k".parse::<DType>().is_err());
+        let error = "q4_x".parse::<DType>().expect_err("no type").to_string();
+        assert!(error.contains("q4_x") && error.contains("mxfp4"), "{error}");
     }
 
     #[test]

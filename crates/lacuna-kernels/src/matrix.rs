@@ -4,6 +4,7 @@
 //! kernels rely on that check and read the bytes at any alignment. Nothing is copied.
 
 use crate::dtype::DType;
+use crate::quantized::codebooks::{FLOATS, LEVELS, power};
 use half::f16;
 
 /// A shape that does not fit its storage type or its bytes.
@@ -172,6 +173,13 @@ fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) {
                 k_nibble(&block[48..], sub, i) + 16.0 * f32::from((block[16 + i] >> sub) & 1)
             }),
             DType::Q6K => q6_k(out, block),
+            DType::Iq4Nl => affine(out, f16_at(block, 0), 0.0, |i| {
+                f32::from(LEVELS[index(&block[2..], i)])
+            }),
+            DType::Iq4Xs => iq4_xs(out, block),
+            DType::Mxfp4 => affine(out, power(block[0]), 0.0, |i| {
+                f32::from(FLOATS[index(&block[1..], i)])
+            }),
         }
     }
 }
@@ -209,9 +217,26 @@ fn q6_k(out: &mut [f32], block: &[u8]) {
     }
 }
 
+/// Eight sub-blocks of 32 with 6-bit scales: the lower four bits at bytes 4..8, the others at 2..4.
+fn iq4_xs(out: &mut [f32], block: &[u8]) {
+    let (d, high) = (f16_at(block, 0), u16_at(block, 2));
+    for (sub, out) in out.chunks_exact_mut(32).enumerate() {
+        let low = (block[4 + sub / 2] >> (4 * (sub % 2))) & 15;
+        let scale = i32::from(low) + i32::from((high >> (2 * sub)) & 3) * 16 - 32;
+        affine(out, d * scale as f32, 0.0, |i| {
+            f32::from(LEVELS[index(&block[8 + 16 * sub..], i)])
+        });
+    }
+}
+
 /// Element `i` of 32 nibbles: the low halves of 16 bytes, then the high halves.
 fn nibble(bytes: &[u8], i: usize) -> f32 {
-    f32::from((bytes[i % 16] >> (4 * (i / 16))) & 15)
+    index(bytes, i) as f32
+}
+
+/// The same, as what it is the index of.
+fn index(bytes: &[u8], i: usize) -> usize {
+    usize::from((bytes[i % 16] >> (4 * (i / 16))) & 15)
 }
 
 /// Element `i` of 32 bits, as 0 or 16.

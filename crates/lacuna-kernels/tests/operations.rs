@@ -6,7 +6,7 @@ use half::f16;
 use lacuna_kernels::{
     Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, Level, Matrix, RopeStyle,
 };
-use support::{Random, Storage, cpu, levels, random_matrix};
+use support::{Random, Storage, cpu, levels, random_matrix, scales};
 
 fn assert_close(out: &[f32], expected: impl Iterator<Item = f64>, tolerance: f64, case: &str) {
     for (index, (out, expected)) in out.iter().zip(expected).enumerate() {
@@ -556,10 +556,12 @@ fn extreme_bytes_and_scales_agree_on_all_levels() {
         for byte in [0x00, 0x7F, 0x80, 0xFF] {
             let mut weights = vec![byte; 16 * dtype.row_bytes(256).expect("whole blocks")];
             for block in weights.chunks_exact_mut(dtype.block_bytes()) {
-                let at = if dtype == DType::Q6K { 208 } else { 0 };
-                block[at..at + 2].copy_from_slice(&f16::MAX.to_le_bytes());
-                if matches!(dtype, DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K) {
-                    block[2..4].copy_from_slice(&f16::MIN_POSITIVE_SUBNORMAL.to_le_bytes());
+                let extremes = [f16::MAX, f16::MIN_POSITIVE_SUBNORMAL];
+                for (at, value) in scales(dtype).iter().zip(extremes) {
+                    block[*at..at + 2].copy_from_slice(&value.to_le_bytes());
+                }
+                if dtype == DType::Mxfp4 {
+                    block[0] = if byte % 2 == 0 { byte / 128 } else { 240 };
                 }
             }
             for sign in [1.0, -1.0] {

@@ -6,7 +6,8 @@ mod runner;
 
 use std::fs;
 
-use lacuna_kernels::ElementType;
+use lacuna_files::ModelFiles;
+use lacuna_kernels::{DType, ElementType, Matrix};
 use lacuna_kv::{KvPolicy, Layout};
 use lacuna_models::{LogitRows, Segment};
 use runner::{Expected, Runner, check_rows, expected, floats, folder};
@@ -91,6 +92,30 @@ fn every_weight_type_matches_its_dequantized_reference() {
         let found = Runner::open(&format!("qwen3-types/{name}.gguf")).logits(&expected.tokens);
         check_rows(&found, &expected, &reference, 7e-2, &name);
     }
+}
+
+#[test]
+fn loose_blocks_of_every_weight_type_decode_bit_for_bit() {
+    let path = folder().join("qwen3-types/blocks.gguf");
+    let files = ModelFiles::open(&path).expect("a committed fixture");
+    let expected = floats("qwen3-types/blocks.f32");
+    let mut rest = &expected[..];
+    // In the order of the file.
+    for dtype in DType::ALL {
+        let name = dtype.name().to_uppercase();
+        let tensor = files.tensors().require(&name).expect("a row of each type");
+        let &[1, cols] = tensor.shape() else {
+            panic!("{name} is no row: {:?}", tensor.shape())
+        };
+        let row = Matrix::new(dtype, 1, cols, tensor.bytes()).expect("whole blocks");
+        assert_eq!(tensor.dtype(), dtype);
+        let (values, after) = rest.split_at(cols);
+        let mut decoded = vec![f32::NAN; values.len()];
+        row.dequantize_row(0, &mut decoded);
+        assert_eq!(decoded, values, "{name}");
+        rest = after;
+    }
+    assert!(rest.is_empty(), "{} values of unknown types", rest.len());
 }
 
 #[test]

@@ -296,8 +296,7 @@ pub(crate) struct PerplexityArgs {
 pub(crate) struct SynthArgs {
     /// Whose shapes: qwen3-0.6b, qwen3-1.7b, qwen3-4b, llama-3.2-1b, llama-3-8b, ...
     pub(crate) shape: String,
-    /// Type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k, or
-    /// the mixture q4_k_m
+    /// Type of the matrices, such as f16, q8_0, q4_k, iq4_xs or mxfp4, or the mixture q4_k_m
     #[arg(long, default_value = "q8_0")]
     pub(crate) dtype: lacuna::synth::Types,
     /// Decoder blocks, instead of the model's own number

@@ -27,28 +27,21 @@ impl ElementType {
             block_len,
             block_bytes,
         };
+        let known = DType::ALL
+            .into_iter()
+            .find(|dtype| element_id(*dtype) == id);
+        if let Some(dtype) = known {
+            return Self::Known(dtype);
+        }
         match id {
-            0 => Self::Known(DType::F32),
-            1 => Self::Known(DType::F16),
-            2 => Self::Known(DType::Q4_0),
-            3 => Self::Known(DType::Q4_1),
-            6 => Self::Known(DType::Q5_0),
-            7 => Self::Known(DType::Q5_1),
-            8 => Self::Known(DType::Q8_0),
-            12 => Self::Known(DType::Q4K),
-            13 => Self::Known(DType::Q5K),
-            14 => Self::Known(DType::Q6K),
-            30 => Self::Known(DType::Bf16),
             10 => foreign("q2_k", 256, 84),
             11 => foreign("q3_k", 256, 110),
             16 => foreign("iq2_xxs", 256, 66),
             17 => foreign("iq2_xs", 256, 74),
             18 => foreign("iq3_xxs", 256, 98),
             19 => foreign("iq1_s", 256, 50),
-            20 => foreign("iq4_nl", 32, 18),
             21 => foreign("iq3_s", 256, 110),
             22 => foreign("iq2_s", 256, 82),
-            23 => foreign("iq4_xs", 256, 136),
             24 => foreign("i8", 1, 1),
             25 => foreign("i16", 1, 2),
             26 => foreign("i32", 1, 4),
@@ -57,7 +50,7 @@ impl ElementType {
             29 => foreign("iq1_m", 256, 56),
             34 => foreign("tq1_0", 256, 54),
             35 => foreign("tq2_0", 256, 66),
-            39 => foreign("mxfp4", 32, 17),
+            40 => foreign("nvfp4", 64, 36),
             other => Self::Unknown(other),
         }
     }
@@ -97,7 +90,10 @@ pub(super) const fn element_id(dtype: DType) -> u32 {
         DType::Q4K => 12,
         DType::Q5K => 13,
         DType::Q6K => 14,
+        DType::Iq4Nl => 20,
+        DType::Iq4Xs => 23,
         DType::Bf16 => 30,
+        DType::Mxfp4 => 39,
     }
 }
 

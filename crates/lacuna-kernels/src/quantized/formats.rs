@@ -5,6 +5,59 @@
 //!
 //! For one token, AVX2 and AVX-512 read eight rows instead: `super::eight`.
 
+/// Implements [`Format`] for a type with 32 columns per block.
+macro_rules! simple_format {
+    ($name:ident, $extra:ident, $pairs:ty, $few:ty, $less:expr, |$s:ident, $tile:ident| $body:expr) => {
+        pub(in crate::quantized) struct $name;
+
+        impl Format for $name {
+            const DTYPE: DType = DType::$name;
+            const EXTRA: Extra = Extra::$extra;
+            type Pairs = $pairs;
+            type FewPairs = $few;
+            const OFFSET: u8 = $less;
+            type Header<S: Simd> = ();
+
+            #[inline(always)]
+            fn header<S: Simd>(_: S, _: &Tile<'_>, _: usize) {}
+
+            #[inline(always)]
+            fn block<S: Simd>(
+                $s: S,
+                $tile: &Tile<'_>,
+                index: usize,
+                _: usize,
+                (): &(),
+            ) -> PackedBlock<S> {
+                let $tile = &file_block::<Self>($tile, index);
+                $body
+            }
+        }
+    };
+}
+
+/// An expression with the [`Format`] of a storage type, which is quantized, as the type `$format`.
+macro_rules! with_format {
+    ($dtype:expr, |$format:ident| $body:expr) => {
+        with_format!($dtype, |$format| $body,
+            Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4)
+    };
+    ($dtype:expr, |$format:ident| $body:expr, $($name:ident)+) => {
+        match $dtype {
+            $(DType::$name => {
+                type $format = crate::quantized::formats::$name;
+                $body
+            })+
+            DType::F32 | DType::F16 | DType::Bf16 => unreachable!("not a quantized matrix"),
+        }
+    };
+}
+pub(super) use with_format;
+
+mod lookup;
+
+pub(super) use lookup::{Iq4Nl, Iq4Xs, Mxfp4};
+
 use super::packing::{Bytes, Narrow, Packing, Wide};
 use super::panel::{Extra, PackedBlock};
 use crate::dtype::DType;
@@ -82,37 +135,6 @@ fn or_fifth_bits<S: Simd>(s: S, words: [S::U; 8], bits: S::U) -> [S::U; 8] {
 #[inline(always)]
 fn scale_and_min<S: Simd>(s: S, both: S::U) -> (S::F, S::F) {
     (s.f16_low(both), s.f16_low(s.u_shr(both, 16)))
-}
-
-/// Implements [`Format`] for a type with 32 columns per block.
-macro_rules! simple_format {
-    ($name:ident, $extra:ident, $pairs:ty, $few:ty, $less:literal, |$s:ident, $tile:ident| $body:expr) => {
-        pub(super) struct $name;
-
-        impl Format for $name {
-            const DTYPE: DType = DType::$name;
-            const EXTRA: Extra = Extra::$extra;
-            type Pairs = $pairs;
-            type FewPairs = $few;
-            const OFFSET: u8 = $less;
-            type Header<S: Simd> = ();
-
-            #[inline(always)]
-            fn header<S: Simd>(_: S, _: &Tile<'_>, _: usize) {}
-
-            #[inline(always)]
-            fn block<S: Simd>(
-                $s: S,
-                $tile: &Tile<'_>,
-                index: usize,
-                _: usize,
-                (): &(),
-            ) -> PackedBlock<S> {
-                let $tile = &file_block::<Self>($tile, index);
-                $body
-            }
-        }
-    };
 }
 
 simple_format!(Q8_0, Nothing, Wide, Bytes, 0, |s, tile| {

@@ -9,6 +9,7 @@
 //! many ([`stream`]). Others share panels that are packed into a buffer of the worker ([`panels`]),
 //! as the level multiplies them fastest ([`packing`]).
 
+pub(crate) mod codebooks;
 #[cfg(target_arch = "x86_64")]
 mod eight;
 mod formats;
@@ -32,7 +33,7 @@ use crate::matrix::Matrix;
 use crate::simd::SingleToken;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::tile::Tile;
-use formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use formats::{Format, with_format};
 use panels::Panels;
 
 /// How far ahead of its use a tile's block is prefetched, in bytes of each row.
@@ -53,17 +54,7 @@ impl Kernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.weights.dtype() {
-            DType::Q8_0 => self.format::<S, Q8_0>(s),
-            DType::Q4_0 => self.format::<S, Q4_0>(s),
-            DType::Q4_1 => self.format::<S, Q4_1>(s),
-            DType::Q5_0 => self.format::<S, Q5_0>(s),
-            DType::Q5_1 => self.format::<S, Q5_1>(s),
-            DType::Q4K => self.format::<S, Q4K>(s),
-            DType::Q5K => self.format::<S, Q5K>(s),
-            DType::Q6K => self.format::<S, Q6K>(s),
-            DType::F32 | DType::F16 | DType::Bf16 => unreachable!("not a quantized matrix"),
-        }
+        with_format!(self.weights.dtype(), |D| self.format::<S, D>(s));
     }
 }
 

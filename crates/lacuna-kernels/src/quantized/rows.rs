@@ -12,7 +12,11 @@
 use std::arch::aarch64::*;
 use std::marker::PhantomData;
 
-use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, file_block};
+use super::codebooks::{FLOATS, FLOATS_OFFSET, LEVELS, as_bytes};
+use super::formats::{
+    Format, Iq4Nl, Iq4Xs, Mxfp4, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, file_block,
+    with_format,
+};
 use super::panel::Extra;
 use super::{parts, store};
 use crate::activations::ActivationRow;
@@ -71,6 +75,26 @@ row!(Q6K, |block, part| {
         vorrq_u8(vandq_u8(vshlq_u8(low[i], down), vdupq_n_u8(15)), top)
     })
 });
+
+row!(Iq4Nl, |block, _part| levels(LEVELS, 0, nibbles(block, 2)));
+row!(Iq4Xs, |block, part| levels(
+    LEVELS,
+    0,
+    nibbles(block, 8 + 16 * part)
+));
+row!(Mxfp4, |block, _part| levels(
+    FLOATS,
+    FLOATS_OFFSET,
+    nibbles(block, 1)
+));
+
+/// What the nibbles name in a table, `offset` larger.
+#[target_feature(enable = "neon")]
+#[inline]
+fn levels(table: [i8; 16], offset: u8, nibbles: Weights) -> Weights {
+    let table = sixteen(&as_bytes(table, offset), 0);
+    nibbles.map(|nibbles| vqtbl1q_u8(table, nibbles))
+}
 
 /// Sixteen bytes at `at`.
 #[target_feature(enable = "neon")]
@@ -249,17 +273,8 @@ pub(super) fn multiply<S: Simd>(
         first,
         out,
     };
-    match weights.dtype() {
-        DType::Q8_0 => s.vectorize(Rows::<Q8_0>(call, PhantomData)),
-        DType::Q4_0 => s.vectorize(Rows::<Q4_0>(call, PhantomData)),
-        DType::Q4_1 => s.vectorize(Rows::<Q4_1>(call, PhantomData)),
-        DType::Q5_0 => s.vectorize(Rows::<Q5_0>(call, PhantomData)),
-        DType::Q5_1 => s.vectorize(Rows::<Q5_1>(call, PhantomData)),
-        DType::Q4K => s.vectorize(Rows::<Q4K>(call, PhantomData)),
-        DType::Q5K => s.vectorize(Rows::<Q5K>(call, PhantomData)),
-        DType::Q6K => s.vectorize(Rows::<Q6K>(call, PhantomData)),
-        DType::F32 | DType::F16 | DType::Bf16 => unreachable!("not a quantized matrix"),
-    }
+    with_format!(weights.dtype(), |D| s
+        .vectorize(Rows::<D>(call, PhantomData)));
 }
 
 /// What [`multiply`] is given.

@@ -755,6 +755,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: Self::U) -> Self::U {
+        // SAFETY: 1, 2.
+        let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
+        both!(|index| _mm256_shuffle_epi8(table, index))
+    }
+
+    #[inline(always)]
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U {
         // SAFETY: 1, 2.
         unsafe {

@@ -587,6 +587,15 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: __m512i) -> __m512i {
+        // SAFETY: 1, 2.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, index)
+        }
+    }
+
+    #[inline(always)]
     fn u_halves(self, x: [&[u8; 32]; 2]) -> __m512i {
         // SAFETY: 1, 2.
         unsafe {

@@ -367,6 +367,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         });
         self.u_load(&sums)
     }
+    /// The bytes of the table that the bytes of `index`, which are below 16, name.
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: Self::U) -> Self::U {
+        let index = lanes(self, index);
+        let found = each!(0, |lane| {
+            let bytes = index[lane].to_le_bytes();
+            u32::from_le_bytes(each!(0, |i| table[usize::from(bytes[i] & 15)]))
+        });
+        self.u_load(&found)
+    }
     /// Thirty-two bytes, then thirty-two more.
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U;
     fn u_add(self, a: Self::U, b: Self::U) -> Self::U;

@@ -699,6 +699,14 @@ impl<B: Bytes> Simd for Neon<B> {
     }
 
     #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: Self::U) -> Self::U {
+        four!(i => {
+            let table = vld1q_u8(table.as_ptr());
+            vreinterpretq_u32_u8(vqtbl1q_u8(table, vreinterpretq_u8_u32(index[i])))
+        })
+    }
+
+    #[inline(always)]
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U {
         four!(i => vreinterpretq_u32_u8(bytes(x[i / 2], i % 2 * 16)))
     }

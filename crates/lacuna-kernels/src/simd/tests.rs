@@ -139,6 +139,13 @@ impl Inputs {
             ("bits_to_f32", floats(s, s.bits_to_f32(v))),
             ("i_to_f32", floats(s, s.i_to_f32(v))),
             ("f16_low", floats(s, s.f16_low(v))),
+            (
+                "lookup",
+                words(
+                    s,
+                    s.lookup(self.bytes(5), s.u_and(w, s.u_splat(0x0F0F_0F0F))),
+                ),
+            ),
         ]);
         for shift in 0..32 {
             out.push(("u_shl", words(s, s.u_shl(v, shift))));

@@ -71,24 +71,39 @@ pub(crate) fn random_matrix(
     bytes
 }
 
-fn set_scales(dtype: DType, block: &mut [u8], scale: f32, random: &mut Random) {
-    let mut set = |at: usize, factor: f32| {
-        let value = f16::from_f32(scale * factor * random.unit());
-        block[at..at + 2].copy_from_slice(&value.to_le_bytes());
-    };
+/// Where the binary16 numbers are that scale all weights of a block, and the minimum's if it has one.
+pub(crate) fn scales(dtype: DType) -> &'static [usize] {
     match dtype {
-        DType::F32 => block.copy_from_slice(&(scale * random.unit()).to_le_bytes()),
-        DType::F16 => set(0, 1.0),
+        DType::F32 | DType::F16 | DType::Bf16 | DType::Mxfp4 => &[],
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::Iq4Nl | DType::Iq4Xs => &[0],
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
+        DType::Q6K => &[208],
+    }
+}
+
+fn set_scales(dtype: DType, block: &mut [u8], scale: f32, random: &mut Random) {
+    let factor = match dtype {
+        DType::F32 => return block.copy_from_slice(&(scale * random.unit()).to_le_bytes()),
         DType::Bf16 => {
-            block.copy_from_slice(&bf16::from_f32(scale * random.unit()).to_le_bytes());
+            let value = bf16::from_f32(scale * random.unit());
+            return block.copy_from_slice(&value.to_le_bytes());
         }
-        DType::Q8_0 => set(0, 1.0 / 128.0),
-        DType::Q4_0 | DType::Q5_0 => set(0, 1.0 / 16.0),
-        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => {
-            set(0, 1.0 / 32.0);
-            set(2, 1.0 / 32.0);
+        DType::F16 => {
+            let value = f16::from_f32(scale * random.unit());
+            return block.copy_from_slice(&value.to_le_bytes());
         }
-        DType::Q6K => set(208, 1.0 / 4096.0),
+        DType::Mxfp4 => {
+            block[0] = (i32::from(block[0] % 4) + 122 + scale.log2() as i32) as u8;
+            return;
+        }
+        DType::Q8_0 | DType::Iq4Nl => 1.0 / 128.0,
+        DType::Q4_0 | DType::Q5_0 => 1.0 / 16.0,
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => 1.0 / 32.0,
+        DType::Q6K | DType::Iq4Xs => 1.0 / 4096.0,
+    };
+    for at in scales(dtype) {
+        let value = f16::from_f32(scale * factor * random.unit());
+        block[*at..at + 2].copy_from_slice(&value.to_le_bytes());
     }
 }
 
@@ -140,7 +155,42 @@ fn weight(dtype: DType, b: &[u8], i: usize) -> f64 {
             k_nibble(&b[48..], i) | (b[16 + i % 32] >> (i / 32) & 1) << 4,
         ),
         DType::Q6K => q6_k_weight(b, i),
+        DType::Iq4Nl => d() * LEVELS[usize::from(nibble(&b[2..], i))],
+        DType::Iq4Xs => iq4_xs_weight(b, i),
+        DType::Mxfp4 => {
+            let q = nibble(&b[1..], i);
+            (f64::from(b[0]) - 127.0).exp2() * e2m1(q)
+        }
     }
+}
+
+const LEVELS: [f64; 16] = [
+    -127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.,
+];
+
+fn iq4_xs_weight(b: &[u8], i: usize) -> f64 {
+    let sub = i / 32;
+    let (low, high) = (
+        nibble_at(&b[4..8], sub),
+        b[2 + sub / 4] >> (2 * (sub % 4)) & 3,
+    );
+    let q = nibble(&b[8 + 16 * sub..], i % 32);
+    half_at(b, 0) * (f64::from(low | high << 4) - 32.0) * LEVELS[usize::from(q)]
+}
+
+/// Nibble `i` of bytes that hold two after each other.
+fn nibble_at(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 2] >> (4 * (i % 2)) & 15
+}
+
+/// A float of a sign, two bits of exponent and one of mantissa.
+fn e2m1(bits: u8) -> f64 {
+    let (exponent, mantissa) = (bits >> 1 & 3, f64::from(bits & 1));
+    let magnitude = match exponent {
+        0 => mantissa / 2.0,
+        _ => (1.0 + mantissa / 2.0) * f64::from(1 << (exponent - 1)),
+    };
+    if bits & 8 == 0 { magnitude } else { -magnitude }
 }
 
 /// Columns 64 j .. 64 j + 32 are the low nibbles of bytes 32 j .., the next 32 the high ones.

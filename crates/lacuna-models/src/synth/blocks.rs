@@ -15,6 +15,11 @@ const DEVIATION_4: f32 = 4.609_77;
 const DEVIATION_5: f32 = 9.233_09;
 const DEVIATION_6: f32 = 18.472_95;
 const DEVIATION_8: f32 = 73.9;
+/// Root mean squares of the levels of IQ4_NL and IQ4_XS, and of the doubled floats of MXFP4.
+const LEVELS_SQUARE: f32 = 67.438_86;
+const FLOATS_SQUARE: f32 = 5.852_35;
+/// Sub-block scales of IQ4_XS are drawn from -32 to -17 and 16 to 31: their root mean square.
+const SUB_SCALE_SIGNED: f32 = 24.443_81;
 /// Sub-block scales of Q4_K and Q5_K are drawn from 32 to 63, those of Q6_K from 16 to 47: their
 /// root mean squares.
 const SUB_SCALE_K: f32 = 48.385_78;
@@ -85,6 +90,15 @@ impl Generator {
                 self.sub_scaled(&scales, 15.5, out.as_chunks_mut::<176>().0);
             }
             DType::Q6K => self.q6_k(deviation, out),
+            DType::Iq4Nl => self.centred(
+                Scales::new(deviation / LEVELS_SQUARE),
+                out.as_chunks_mut::<18>().0,
+            ),
+            DType::Iq4Xs => {
+                let scales = Scales::new(deviation / (LEVELS_SQUARE * SUB_SCALE_SIGNED));
+                self.iq4_xs(&scales, out.as_chunks_mut::<136>().0);
+            }
+            DType::Mxfp4 => self.mxfp4(deviation / FLOATS_SQUARE, out.as_chunks_mut::<17>().0),
         }
     }
 
@@ -172,6 +186,33 @@ impl Generator {
                 block[8 + j] = low | ((high >> 4) << 6);
                 block[12 + j] = (high & 15) | ((high & 15) << 4);
             }
+        }
+    }
+
+    /// A scale, 8 sub-scales of 6 bits less 32, whose upper two bits are equal, then only bits.
+    fn iq4_xs(&mut self, scales: &Scales, out: &mut [[u8; 136]]) {
+        for block in out {
+            self.bytes(&mut block[2..]);
+            for bits in &mut block[2..4] {
+                let low = *bits & 0x55;
+                *bits = low | (low << 1);
+            }
+            let (scale, _) = scales.pick(self.next());
+            block[..2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+
+    /// A power of two, then only bits: of the two powers around the scale, each as often as makes their
+    /// squares that of the scale on average.
+    fn mxfp4(&mut self, scale: f32, out: &mut [[u8; 17]]) {
+        // The exponent of the float is that of the power below.
+        let below = (scale.to_bits() >> 23) as i32 - 127;
+        let ratio = f32::from_bits(scale.to_bits() & 0x7F_FFFF | 127 << 23);
+        let above = f64::from((ratio * ratio - 1.0) / 3.0) * 2f64.powi(32);
+        for block in out {
+            self.bytes(&mut block[1..]);
+            let more = f64::from((self.next() >> 32) as u32) < above;
+            block[0] = (below + 128 + i32::from(more)).clamp(0, 254) as u8;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use half::{bf16, f16};
+use lacuna_kernels::Matrix;
 use ring::digest;
 
 use super::vocabulary::Vocabulary;
@@ -40,105 +40,15 @@ static TINY_LLAMA: Shape = Shape {
 };
 static TINY_QWEN: Shape = TINY;
 
-fn half_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
-}
-
-fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> {
-    bytes
-        .iter()
-        .map(|byte| byte & 15)
-        .chain(bytes.iter().map(|byte| byte >> 4))
-}
-
-/// Q5's fifth bits: bit `i` of a little-endian word belongs to element `i`.
-fn fives(bits: &[u8], low: &[u8]) -> Vec<f32> {
-    let high = u32::from_le_bytes(bits.try_into().unwrap());
-    nibbles(low)
-        .enumerate()
-        .map(|(i, low)| f32::from(low | (((high >> i) as u8 & 1) << 4)))
-        .collect()
-}
-
-/// Scale and minimum of one of the eight parts of a Q4_K or Q5_K block, as ggml unpacks them.
-fn sub_scale(packed: &[u8], part: usize) -> (f32, f32) {
-    let (scale, minimum) = match part {
-        0..4 => (packed[part] & 63, packed[part + 4] & 63),
-        _ => (
-            (packed[part + 4] & 15) | ((packed[part - 4] >> 6) << 4),
-            (packed[part + 4] >> 4) | ((packed[part] >> 6) << 4),
-        ),
-    };
-    (f32::from(scale), f32::from(minimum))
-}
-
-fn sub_scaled(block: &[u8], element: impl Fn(usize) -> u8) -> Vec<f32> {
-    let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-    let value = |i: usize| {
-        let (sub, sub_minimum) = sub_scale(&block[4..16], i / 32);
-        scale * sub * f32::from(element(i)) - minimum * sub_minimum
-    };
-    (0..256).map(value).collect()
-}
-
-/// Four low bits of element `i` of a K block, which go by runs of 64.
-fn low_bits(bytes: &[u8], i: usize) -> u8 {
-    (bytes[i / 64 * 32 + i % 32] >> (4 * (i / 32 % 2))) & 15
-}
-
-fn six(block: &[u8], i: usize) -> f32 {
-    let (half, part, at) = (i / 128, i / 32 % 4, i % 32);
-    let low = (block[half * 64 + at + 32 * (part % 2)] >> (4 * (part / 2))) & 15;
-    let high = (block[128 + half * 32 + at] >> (2 * part)) & 3;
-    let sub = f32::from(block[192 + i / 16] as i8);
-    half_at(block, 208) * sub * (f32::from(low | (high << 4)) - 32.0)
-}
-
-/// The values of one block, decoded as ggml's reference code does.
-fn decode(dtype: DType, block: &[u8]) -> Vec<f32> {
-    let scale = half_at(block, 0);
-    match dtype {
-        DType::F32 => vec![f32::from_le_bytes(block.try_into().unwrap())],
-        DType::F16 => vec![scale],
-        DType::Bf16 => vec![bf16::from_le_bytes([block[0], block[1]]).to_f32()],
-        DType::Q8_0 => block[2..]
-            .iter()
-            .map(|&byte| scale * f32::from(byte as i8))
-            .collect(),
-        DType::Q4_0 => nibbles(&block[2..])
-            .map(|q| scale * (f32::from(q) - 8.0))
-            .collect(),
-        DType::Q4_1 => nibbles(&block[4..])
-            .map(|q| scale * f32::from(q) + half_at(block, 2))
-            .collect(),
-        DType::Q5_0 => fives(&block[2..6], &block[6..])
-            .iter()
-            .map(|q| scale * (q - 16.0))
-            .collect(),
-        DType::Q5_1 => {
-            let minimum = half_at(block, 2);
-            fives(&block[4..8], &block[8..])
-                .iter()
-                .map(|q| scale * q + minimum)
-                .collect()
-        }
-        DType::Q4K => sub_scaled(block, |i| low_bits(&block[16..], i)),
-        DType::Q5K => sub_scaled(block, |i| {
-            low_bits(&block[48..], i) | (((block[16 + i % 32] >> (i / 32)) & 1) << 4)
-        }),
-        DType::Q6K => (0..256).map(|i| six(block, i)).collect(),
-    }
-}
-
 #[test]
 fn random_blocks_are_finite_centred_and_as_wide_as_asked_for() {
     for dtype in DType::ALL {
         for deviation in [1.0, 1.0 / 32.0, 1.0 / 120.0] {
             let mut bytes = vec![0; 65_536 / dtype.block_len() * dtype.block_bytes()];
             Generator::new(7, 3).fill(dtype, deviation, &mut bytes);
-            let blocks = bytes.chunks_exact(dtype.block_bytes());
-            let values: Vec<f32> = blocks.flat_map(|block| decode(dtype, block)).collect();
-            assert_eq!(values.len(), 65_536);
+            let mut values = vec![0.0; 65_536];
+            let row = Matrix::new(dtype, 1, values.len(), &bytes).unwrap();
+            row.dequantize_row(0, &mut values);
             assert!(
                 values.iter().all(|value| value.abs() < 6.0 * deviation),
                 "{dtype}"

@@ -90,7 +90,10 @@ impl Types {
             Types::Q4KM => 15,
             Types::Uniform(DType::Q5K) => 16,
             Types::Uniform(DType::Q6K) => 18,
+            Types::Uniform(DType::Iq4Nl) => 25,
+            Types::Uniform(DType::Iq4Xs) => 30,
             Types::Uniform(DType::Bf16) => 32,
+            Types::Uniform(DType::Mxfp4) => 38,
         }
     }
 }
@@ -109,9 +112,7 @@ impl fmt::Display for Types {
 
 /// A name that is no storage type and no mixture of them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unknown weight type `{0}`; use f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q4_k_m, q5_k or q6_k"
-)]
+#[error("unknown weight type `{0}`; use q4_k_m, {all}", all = DType::names().join(", "))]
 pub struct UnknownTypes(pub String);
 
 impl FromStr for Types {

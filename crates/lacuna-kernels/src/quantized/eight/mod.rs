@@ -12,11 +12,12 @@
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 mod avx512;
+mod lookup;
 
 use std::arch::x86_64::*;
 
-use super::formats::{Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use crate::activations::ActivationRow;
+use super::formats::{Format, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, with_format};
+use crate::activations::{ActivationRow, BLOCK};
 use crate::dtype::DType;
 use crate::matrix::Matrix;
 use crate::simd::avx2::{Avx2, bytes_where, sum_quads, transpose4};
@@ -47,17 +48,11 @@ pub(super) fn multiply<S: Simd>(
     let _: Avx2 = s.avx2().expect("a level that takes eight rows has AVX2");
     // SAFETY: 1.
     unsafe {
-        match dtype {
-            DType::Q8_0 => all_rows::<Q8_0, 34, 1>(weights, x, first, out),
-            DType::Q4_0 => all_rows::<Q4_0, 18, 1>(weights, x, first, out),
-            DType::Q4_1 => all_rows::<Q4_1, 20, 1>(weights, x, first, out),
-            DType::Q5_0 => all_rows::<Q5_0, 22, 1>(weights, x, first, out),
-            DType::Q5_1 => all_rows::<Q5_1, 24, 1>(weights, x, first, out),
-            DType::Q4K => all_rows::<Q4K, 144, 8>(weights, x, first, out),
-            DType::Q5K => all_rows::<Q5K, 176, 8>(weights, x, first, out),
-            DType::Q6K => all_rows::<Q6K, 210, 8>(weights, x, first, out),
-            DType::F32 | DType::F16 | DType::Bf16 => unreachable!("not a quantized matrix"),
-        }
+        with_format!(dtype, |D| all_rows::<
+            D,
+            { <D as Format>::DTYPE.block_bytes() },
+            { <D as Format>::DTYPE.block_len() / BLOCK },
+        >(weights, x, first, out));
     }
 }
 
