@@ -200,7 +200,8 @@ mod tests {
             let row = |&token: &u32| [token as f32; 64];
             let rows: Vec<f32> = session.tokens[chunk.clone()].iter().flat_map(row).collect();
             for layer in [0, 1].map(Layer) {
-                session.sequence.store(cpu, layer, &rows, &rows);
+                let sequence = &mut session.sequence;
+                sequence.write(layer, |_, run| cpu.store_run(run, &rows));
             }
             session.accept(chunk.len());
         }

@@ -17,7 +17,7 @@ use crate::share::{Cut, Part, Share};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::store::Store;
 use crate::threads::Pool;
-use crate::view::View;
+use crate::view::{RowLayout, RunMut, View};
 use crate::{float, quantized};
 
 /// The environment variable that forces a [`Level`].
@@ -319,6 +319,34 @@ impl Cpu {
             let x = &src[first..][..elements(out.len())];
             self.proof.run(Store { element, out, x });
         });
+    }
+
+    /// Converts rows to cache elements, as [`Cpu::store_rows`] does, where they are to lie: those of
+    /// `src`, `[_, heads, head_dim]`, that `run` names.
+    ///
+    /// # Panics
+    /// When `src` has no such rows, or they do not fit in the bytes of `run`.
+    pub fn store_run(&self, run: RunMut<'_>, src: &[f32]) {
+        let RunMut {
+            layout,
+            rows,
+            bytes,
+        } = run;
+        let RowLayout { heads, element, .. } = layout;
+        let width = heads * layout.head_dim;
+        let src = &src[rows.start * width..rows.end * width];
+        let row_bytes = heads * layout.head_bytes();
+        let whole_rows = heads == 1 || layout.head_stride == layout.head_bytes();
+        if whole_rows && layout.row_stride == row_bytes {
+            return self.store_rows(element, &mut bytes[..rows.len() * row_bytes], src);
+        }
+        let pieces_per_row = if whole_rows { 1 } else { heads };
+        let piece_bytes = row_bytes / pieces_per_row;
+        for (index, x) in src.chunks_exact(width / pieces_per_row).enumerate() {
+            let (row, head) = (index / pieces_per_row, index % pieces_per_row);
+            let at = row * layout.row_stride + head * layout.head_stride;
+            self.store_rows(element, &mut bytes[at..][..piece_bytes], x);
+        }
     }
 
     /// f32 elements of scratch with which [`Cpu::attention`] splits the context of `tokens` queries

@@ -51,4 +51,4 @@ pub use elementwise::activation::Activation;
 pub use elementwise::rope::RopeStyle;
 pub use level::Level;
 pub use matrix::{Matrix, ShapeError};
-pub use view::{RowLayout, Run, Runs, View, ViewError};
+pub use view::{RowLayout, Run, RunMut, Runs, View, ViewError};

@@ -87,6 +87,17 @@ pub struct Run<'a> {
     pub bytes: &'a [u8],
 }
 
+/// Rows at equal distances in address space that are lent to be written: what [`Run`] is to readers.
+#[derive(Debug)]
+pub struct RunMut<'a> {
+    /// Where the elements of a row lie.
+    pub layout: RowLayout,
+    /// Which of the rows to be written these are.
+    pub rows: Range<usize>,
+    /// Their bytes, laid out like those of a [`Run`].
+    pub bytes: &'a mut [u8],
+}
+
 /// Knows where rows lie, for a view that asks as it reads: a block table need not be turned into a
 /// list of runs first.
 pub trait Runs: Sync {

@@ -4,7 +4,8 @@ mod support;
 
 use half::f16;
 use lacuna_kernels::{
-    Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, Level, Matrix, RopeStyle,
+    Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, Level, Matrix,
+    RopeStyle, RowLayout, Run, RunMut, View,
 };
 use support::{Random, Storage, cpu, levels, random_matrix, scales};
 
@@ -683,6 +684,48 @@ fn stored_rows_are_within_half_a_unit() {
                 let mut bytes = vec![0; stored.len()];
                 cpu(level, threads).store_rows(element, &mut bytes, &x);
                 assert!(bytes == stored, "{level:?} {element}");
+            }
+        }
+    }
+}
+
+/// Rows in each layout a cache may have: whole, with gaps, and head by head, from a row within on.
+#[test]
+fn stored_runs_are_read_where_views_of_the_same_layout_look() {
+    const ROWS: usize = 9;
+    for element in [ElementType::F16, ElementType::Q8_0] {
+        for (heads, head_dim) in [(1, 32), (3, 64)] {
+            let whole = RowLayout::token_major(element, heads, head_dim);
+            let apart = RowLayout {
+                row_stride: whole.row_stride + 40,
+                ..whole
+            };
+            let by_head = RowLayout::head_major(element, heads, head_dim, ROWS + 2);
+            let width = heads * head_dim;
+            let x = Random::new(3).units((ROWS + 1) * width);
+            let cpu = cpu(Level::Portable, 2);
+            for layout in [whole, apart, by_head] {
+                let mut bytes = vec![0; heads * layout.head_stride + ROWS * layout.row_stride];
+                let run = RunMut {
+                    layout,
+                    rows: 1..ROWS + 1,
+                    bytes: &mut bytes,
+                };
+                cpu.store_run(run, &x);
+                let run = Run {
+                    start_row: 1,
+                    rows: ROWS,
+                    bytes: &bytes,
+                };
+                let view = View::from_runs(layout, run, &[]).expect("rows that fit");
+                for row in view.rows() {
+                    for head in 0..heads {
+                        let x = &x[row * width + head * head_dim..][..head_dim];
+                        let mut expected = vec![0; layout.head_bytes()];
+                        cpu.store_rows(element, &mut expected, x);
+                        assert!(view.head(row, head) == expected, "{layout:?} {row} {head}");
+                    }
+                }
             }
         }
     }

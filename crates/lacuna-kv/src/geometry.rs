@@ -26,6 +26,14 @@ pub enum Side {
 impl Side {
     /// Both, in storage order.
     pub const BOTH: [Self; 2] = [Self::Key, Self::Value];
+
+    /// This side's of a pair in storage order.
+    pub fn of<T>(self, [key, value]: [T; 2]) -> T {
+        match self {
+            Self::Key => key,
+            Self::Value => value,
+        }
+    }
 }
 
 impl fmt::Display for Side {

@@ -1,6 +1,6 @@
 //! One sequence's rows, whatever way they are held.
 //!
-//! A step is `prepare(n)`, then per layer `store` and `view`, then `accept(m)` with `m <= n`.
+//! A step is `prepare(n)`, then per layer `write` and `view`, then `accept(m)` with `m <= n`.
 //! `prepare` finds memory for everything the step will touch and does nothing when it is already
 //! there; rows that were prepared and not accepted are overwritten by the next step. After that
 //! `release_passed` gives back what windows have left behind; `prepare` does it too.
@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lacuna_kernels::{Cpu, View};
+use lacuna_kernels::{RunMut, View};
 use lacuna_pages::{Buffer, Pool};
 
 use crate::error::KvError;
@@ -154,21 +154,25 @@ impl Sequence {
         Ok(())
     }
 
-    /// Writes the prepared rows of one layer: `keys` and `values` are `[prepared, row_elements]`.
+    /// Lends the prepared rows of one layer, run by run, to whoever computes what they are to hold: keys,
+    /// then values. The runs of a side follow one another; the first prepared row is row 0.
     ///
     /// # Panics
-    /// When the layer has no rows of its own, or the slices are not `prepared` rows long.
-    pub fn store(&mut self, cpu: &Cpu, layer: Layer, keys: &[f32], values: &[f32]) {
-        let Some(LayerCache::Rows(spec)) = self.geometry.layers().get(layer.0) else {
-            panic!("layer {} has no rows of its own", layer.0);
-        };
-        for (side, rows) in Side::BOTH.into_iter().zip([keys, values]) {
-            assert_eq!(
-                rows.len(),
-                self.prepared * spec.row_elements(side),
-                "one row per prepared token"
-            );
-            self.store.write(cpu, layer, side, self.accepted, rows);
+    /// When the layer has no rows of its own.
+    pub fn write(&mut self, layer: Layer, mut write: impl FnMut(Side, RunMut<'_>)) {
+        let own = self.geometry.layers().get(layer.0);
+        assert!(
+            matches!(own, Some(LayerCache::Rows(_))),
+            "layer {} has no rows of its own",
+            layer.0
+        );
+        let rows = self.accepted..self.accepted + self.prepared;
+        if rows.is_empty() {
+            return;
+        }
+        for side in Side::BOTH {
+            let mut write = |run: RunMut<'_>| write(side, run);
+            self.store.write(layer, side, rows.clone(), &mut write);
         }
     }
 

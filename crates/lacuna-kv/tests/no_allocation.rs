@@ -49,7 +49,7 @@ fn step(cpu: &Cpu, sequence: &mut Sequence) {
     let mut out = [0.0; QUERY];
     sequence.prepare(1).expect("room");
     for layer in (0..LAYERS).map(Layer) {
-        sequence.store(cpu, layer, &row, &row);
+        sequence.write(layer, |_, run| cpu.store_run(run, &row));
         let keys = sequence.view(layer, Side::Key);
         let values = sequence.view(layer, Side::Value);
         let position = sequence.len();

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::KvPolicy;
-use lacuna_kv::{KvCache, KvError, Sequence, Side};
+use lacuna_kv::{KvCache, KvError, Sequence};
 
 use lacuna_cli::resident::Resident;
 use subject::Subject;
@@ -62,9 +62,10 @@ fn rows(subject: &Subject, tokens: usize) -> Vec<f32> {
 /// Writes the prepared rows of every layer.
 fn store(cpu: &Cpu, subject: &Subject, sequence: &mut Sequence, rows: &[f32]) {
     for (layer, spec) in subject.geometry.own_rows() {
-        let [keys, values] =
-            Side::BOTH.map(|side| &rows[..sequence.prepared() * spec.row_elements(side)]);
-        sequence.store(cpu, layer, keys, values);
+        let prepared = sequence.prepared();
+        sequence.write(layer, |side, run| {
+            cpu.store_run(run, &rows[..prepared * spec.row_elements(side)]);
+        });
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use lacuna_engine::EngineConfig;
 use lacuna_kernels::Cpu;
-use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence, Side};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::Model;
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
@@ -213,9 +213,10 @@ impl<'a> Bench<'a> {
             let count = FILLED_ROWS.min(depth - start);
             sequence.prepare(count)?;
             for (layer, spec) in geometry.own_rows() {
-                let [keys, values] =
-                    Side::BOTH.map(|side| &rows[..count * spec.row_elements(side)]);
-                sequence.store(&self.cpu, layer, keys, values);
+                sequence.write(layer, |side, run| {
+                    let rows = &rows[..count * spec.row_elements(side)];
+                    self.cpu.store_run(run, rows);
+                });
             }
             sequence.accept(count);
         }

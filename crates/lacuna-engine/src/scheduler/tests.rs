@@ -701,7 +701,7 @@ fn poison(scheduler: &mut Scheduler, running: usize) {
     let model = demo_model();
     let row = vec![f32::NAN; model.spec().layers[0].attention.kv_width()];
     for layer in 0..model.spec().layers.len() {
-        sequence.store(&cpu, lacuna_kv::Layer(layer), &row, &row);
+        sequence.write(lacuna_kv::Layer(layer), |_, run| cpu.store_run(run, &row));
     }
     sequence.accept(1);
 }

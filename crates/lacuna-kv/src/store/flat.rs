@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use lacuna_kernels::{Cpu, Run, Runs, View};
+use lacuna_kernels::{Run, Runs, View};
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{
     Buffer, ByteLength, Error as PagesError, PageRange, Pages, Pool, Request, Share, Source,
@@ -24,7 +24,7 @@ use lacuna_pages::{
 };
 
 use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
-use super::{Store, Usage, Useful};
+use super::{Store, Usage, Useful, WriteRun};
 use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Keep, Layer, Side};
@@ -335,9 +335,9 @@ impl Store for FlatStore {
         }
     }
 
-    fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
+    fn write(&mut self, layer: Layer, side: Side, rows: Range<usize>, write: &mut WriteRun<'_>) {
         let (extent, place) = Rows::of(&self.arrangement, layer, side);
-        place.write(cpu, &mut self.extents[extent].buffer, start, rows);
+        place.write(&mut self.extents[extent].buffer, rows, write);
     }
 
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_> {

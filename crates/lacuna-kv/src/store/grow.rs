@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use lacuna_kernels::{Cpu, View};
+use lacuna_kernels::View;
 use lacuna_pages::{Buffer, Pool};
 
 use super::rows::{Rows, zeroed_buffer};
-use super::{Store, Usage, Useful};
+use super::{Store, Usage, Useful, WriteRun};
 use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Layer, Side};
@@ -160,10 +160,10 @@ impl Store for GrowStore {
         Ok(())
     }
 
-    fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
+    fn write(&mut self, layer: Layer, side: Side, rows: Range<usize>, write: &mut WriteRun<'_>) {
         let (piece, place) = Rows::of(&self.arrangement, layer, side);
         if let Some(buffer) = &mut self.pieces[piece].buffer {
-            place.write(cpu, buffer, start, rows);
+            place.write(buffer, rows, write);
         }
     }
 

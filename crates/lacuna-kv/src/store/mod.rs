@@ -10,7 +10,7 @@ mod rows;
 use std::fmt;
 use std::ops::Range;
 
-use lacuna_kernels::{Cpu, View};
+use lacuna_kernels::{RunMut, View};
 use lacuna_pages::Buffer;
 
 pub(crate) use flat::{Commit, FlatStore};
@@ -28,8 +28,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// is as it was; when the memory is there already, nothing is allocated either.
     fn prepare(&mut self, rows: Range<usize>) -> Result<(), KvError>;
 
-    /// Writes rows of one layer from `start` on, all of them prepared.
-    fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]);
+    /// Lends `rows` of one layer to `write`, run by run; all of them are prepared. What a run calls row
+    /// 0 is the first of them.
+    fn write(&mut self, layer: Layer, side: Side, rows: Range<usize>, write: &mut WriteRun<'_>);
 
     /// Rows of one layer, all of them held or prepared.
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_>;
@@ -86,6 +87,9 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Where the bytes are.
     fn usage(&self) -> Usage;
 }
+
+/// Writes the rows of a run.
+pub(crate) type WriteRun<'a> = dyn FnMut(RunMut<'_>) + 'a;
 
 /// Which rows a sequence may still read.
 #[derive(Debug, Clone, Copy)]

@@ -15,11 +15,11 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lacuna_kernels::{Cpu, RowLayout, Run, Runs, View};
+use lacuna_kernels::{RowLayout, Run, RunMut, Runs, View};
 use lacuna_pages::{Buffer, ByteLength, Pool};
 
 use super::rows::{layer_and_side, stream, zeroed_buffer};
-use super::{Store, Usage, Useful};
+use super::{Store, Usage, Useful, WriteRun};
 use crate::blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};
 use crate::cache::to_usize;
 use crate::error::KvError;
@@ -297,18 +297,22 @@ impl Store for PagedStore {
         Ok(())
     }
 
-    fn write(&mut self, cpu: &Cpu, layer: Layer, side: Side, start: usize, rows: &[f32]) {
+    fn write(&mut self, layer: Layer, side: Side, rows: Range<usize>, write: &mut WriteRun<'_>) {
         let (offset, layout) = self.blocks.rows(layer, side);
-        let (width, row_bytes) = (layout.heads * layout.head_dim, layout.row_stride);
-        let (mut row, mut rest) = (start, rows);
-        while !rest.is_empty() {
+        let mut row = rows.start;
+        while row < rows.end {
             let (block, place) = self.slot(row);
-            let count = (self.block_tokens() - place).min(rest.len() / width);
-            let (now, later) = rest.split_at(count * width);
-            let at = offset + place * row_bytes;
-            let bytes = self.table[block].bytes_mut(at..at + count * row_bytes);
-            cpu.store_rows(layout.element, bytes, now);
-            (row, rest) = (row + count, later);
+            let count = (self.block_tokens() - place).min(rows.end - row);
+            let at = offset + place * layout.row_stride;
+            let bytes = self.table[block].bytes_mut(at..at + count * layout.row_stride);
+            let first = row - rows.start;
+            let rows = first..first + count;
+            write(RunMut {
+                layout,
+                rows,
+                bytes,
+            });
+            row += count;
         }
     }
 

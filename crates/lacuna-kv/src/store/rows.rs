@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lacuna_kernels::{Cpu, RowLayout, Run, View};
+use lacuna_kernels::{RowLayout, Run, RunMut, View};
 use lacuna_pages::device::Commitment;
 use lacuna_pages::{Buffer, ByteLength, Pool};
 
@@ -10,6 +10,7 @@ use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Layer, Side};
 use crate::layout::{Arrangement, Place, Tiles};
+use crate::store::WriteRun;
 
 /// A buffer of at least `bytes` with memory behind all of it, which reads as zeros: what an
 /// allocator would give.
@@ -48,53 +49,34 @@ impl Rows {
         (place.buffer, Self { tiles, place })
     }
 
-    fn row_elements(&self) -> usize {
-        self.place.layout.heads * self.place.layout.head_dim
-    }
-
-    fn row_bytes(&self) -> usize {
-        self.place.layout.heads * self.place.layout.head_bytes()
-    }
-
-    /// Writes `rows` from row `start` on, which memory is behind.
-    pub(super) fn write(&self, cpu: &Cpu, buffer: &mut Buffer, start: usize, rows: &[f32]) {
-        let end = start + rows.len() / self.row_elements();
+    /// Lends `rows`, which memory is behind, to `write`: one run, or one for each tile of several tokens.
+    pub(super) fn write(&self, buffer: &mut Buffer, rows: Range<usize>, write: &mut WriteRun<'_>) {
+        let Range { start, end } = rows;
         let bytes = buffer
             .bytes_mut(self.tiles.bytes_before(start)..self.tiles.bytes_through(end))
             .expect("rows that are prepared have memory");
-        match (self.tiles.tokens, self.row_bytes()) {
-            (1, row_bytes) if row_bytes == self.tiles.bytes => {
-                cpu.store_rows(self.place.layout.element, bytes, rows);
-            }
-            (1, row_bytes) => self.write_pieces(cpu, bytes, 0, rows, row_bytes),
-            _ => {
-                let head_bytes = self.place.layout.head_bytes();
-                self.write_pieces(cpu, bytes, start % self.tiles.tokens, rows, head_bytes);
-            }
-        }
-    }
-
-    /// Writes `rows` in pieces of `piece_bytes`, heads or rows, to where the layout has them. `first`
-    /// is the place of the first row in the first tile of `bytes`.
-    fn write_pieces(
-        &self,
-        cpu: &Cpu,
-        bytes: &mut [u8],
-        first: usize,
-        rows: &[f32],
-        piece_bytes: usize,
-    ) {
         let layout = self.place.layout;
-        let pieces_per_row = self.row_bytes() / piece_bytes;
-        let piece = self.row_elements() / pieces_per_row;
-        for (index, x) in rows.chunks_exact(piece).enumerate() {
-            let (row, head) = (first + index / pieces_per_row, index % pieces_per_row);
-            let (tile, row) = (row / self.tiles.tokens, row % self.tiles.tokens);
-            let at = tile * self.tiles.bytes
-                + self.place.offset
-                + row * layout.row_stride
-                + head * layout.head_stride;
-            cpu.store_rows(layout.element, &mut bytes[at..][..piece_bytes], x);
+        if self.tiles.tokens == 1 {
+            let bytes = &mut bytes[self.place.offset..];
+            let rows = 0..rows.len();
+            return write(RunMut {
+                layout,
+                rows,
+                bytes,
+            });
+        }
+        let mut row = start;
+        for tile in bytes.chunks_exact_mut(self.tiles.bytes) {
+            let first = row % self.tiles.tokens;
+            let next = end.min(row - first + self.tiles.tokens);
+            let bytes = &mut tile[self.place.offset + first * layout.row_stride..];
+            let rows = row - start..next - start;
+            write(RunMut {
+                layout,
+                rows,
+                bytes,
+            });
+            row = next;
         }
     }
 

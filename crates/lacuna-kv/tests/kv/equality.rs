@@ -71,7 +71,10 @@ impl Setup {
                     let row = |position| random(seed(position), KV_HEADS * HEAD_DIM);
                     positions.clone().flat_map(row).collect()
                 };
-                sequence.store(&self.cpu, Layer(layer), &rows(0), &rows(1));
+                let rows = [rows(0), rows(1)];
+                sequence.write(Layer(layer), |side, run| {
+                    self.cpu.store_run(run, &side.of(rows.each_ref())[..]);
+                });
             }
             sequence.accept(rows);
         }

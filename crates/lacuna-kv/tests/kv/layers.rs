@@ -38,13 +38,15 @@ fn extend(sequence: &mut Sequence, geometry: &Geometry, count: usize) {
     let tokens = sequence.len()..sequence.len() + count;
     sequence.prepare(count).expect("room");
     for (layer, spec) in geometry.own_rows() {
-        let [keys, values] = Side::BOTH.map(|side| {
+        let rows = Side::BOTH.map(|side| {
             let row = |token| {
                 (0..spec.row_elements(side)).map(move |element| value(token, layer, side, element))
             };
             tokens.clone().flat_map(row).collect::<Vec<f32>>()
         });
-        sequence.store(&cpu(), layer, &keys, &values);
+        sequence.write(layer, |side, run| {
+            cpu().store_run(run, &side.of(rows.each_ref())[..]);
+        });
     }
     sequence.accept(count);
 }
@@ -91,7 +93,7 @@ fn rows_cannot_be_written_to_a_layer_that_reads_anothers() {
     let cache = KvCache::new(mixed(), KvPolicy::default()).expect("the system has pages");
     let mut sequence = cache.sequence(10).expect("address space");
     sequence.prepare(1).expect("room");
-    sequence.store(&cpu(), Layer(4), &[0.0; 24], &[0.0; 16]);
+    sequence.write(Layer(4), |_, _| {});
 }
 
 #[test]

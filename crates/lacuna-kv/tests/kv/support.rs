@@ -120,7 +120,10 @@ pub(crate) fn store(cpu: &Cpu, sequence: &mut Sequence, tags: &[usize]) {
                 .flat_map(|&tag| row(tag, layer, &spec, side))
                 .collect::<Vec<_>>()
         };
-        sequence.store(cpu, layer, &rows(Side::Key), &rows(Side::Value));
+        let rows = Side::BOTH.map(rows);
+        sequence.write(layer, |side, run| {
+            cpu.store_run(run, &side.of(rows.each_ref())[..]);
+        });
     }
 }
 

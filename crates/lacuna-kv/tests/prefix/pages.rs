@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use lacuna_kernels::{Cpu, CpuConfig, ElementType};
+use lacuna_kernels::{Cpu, CpuConfig, ElementType, RunMut};
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
 use lacuna_kv::{Geometry, KvCache, KvElements, Layer, RowSpec, Sequence, Side};
 
@@ -77,13 +77,15 @@ impl Bench {
             let end = held.tokens.len().min(start + chunk);
             held.sequence.prepare(end - start).expect("memory");
             for (Layer(layer), spec) in geometry.own_rows() {
-                let [keys, values] = Side::BOTH.map(|side| {
+                let rows = Side::BOTH.map(|side| {
                     let tokens = held.tokens[start..end].iter().enumerate();
                     let rows =
                         tokens.flat_map(|(at, &token)| row(&spec, start + at, token, layer, side));
                     rows.collect::<Vec<f32>>()
                 });
-                held.sequence.store(cpu, Layer(layer), &keys, &values);
+                let write =
+                    |side: Side, run: RunMut<'_>| cpu.store_run(run, &side.of(rows.each_ref())[..]);
+                held.sequence.write(Layer(layer), write);
             }
             held.sequence.accept(end - start);
             let (path, sequence) = (&mut held.path, &mut held.sequence);
@@ -120,12 +122,14 @@ impl Bench {
         let mut fresh = self.kv.sequence(CAPACITY).expect("address space");
         fresh.prepare(held.tokens.len()).expect("memory");
         for (Layer(layer), spec) in self.geometry.own_rows() {
-            let [keys, values] = Side::BOTH.map(|side| {
+            let rows = Side::BOTH.map(|side| {
                 let tokens = held.tokens.iter().enumerate();
                 let rows = tokens.flat_map(|(at, &token)| row(&spec, at, token, layer, side));
                 rows.collect::<Vec<f32>>()
             });
-            fresh.store(&self.cpu, Layer(layer), &keys, &values);
+            fresh.write(Layer(layer), |side, run| {
+                self.cpu.store_run(run, &side.of(rows.each_ref())[..]);
+            });
         }
         fresh.accept(held.tokens.len());
         for (Layer(layer), spec) in self.geometry.own_rows() {

@@ -382,8 +382,10 @@ impl Pass<'_, '_> {
         for segment in &mut *self.segments {
             let end = start + segment.tokens.len();
             let new = start * width..end * width;
-            let (keys, values) = (&keys[new.clone()], &values[new]);
-            segment.sequence.store(self.cpu, layer, keys, values);
+            let rows = [&keys[new.clone()], &values[new]];
+            segment.sequence.write(layer, |side, run| {
+                self.cpu.store_run(run, side.of(rows));
+            });
             start = end;
         }
     }

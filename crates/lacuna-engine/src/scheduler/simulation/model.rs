@@ -65,8 +65,10 @@ impl PseudoModel {
                 }
                 rows
             };
-            let (keys, values) = (rows(Side::Key, 0.25), rows(Side::Value, 0.75));
-            (segment.sequence).store(&self.cpu, layer, &keys, &values);
+            let rows = [rows(Side::Key, 0.25), rows(Side::Value, 0.75)];
+            segment.sequence.write(layer, |side, run| {
+                self.cpu.store_run(run, &side.of(rows.each_ref())[..]);
+            });
         }
     }
 }
