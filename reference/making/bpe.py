@@ -129,7 +129,7 @@ def bos_template(bos: str, index: int):
     return TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, index)])
 
 
-def add_to_gguf(writer, name: str, tokens: list[str], merges, special: list[str]) -> None:
+def add_to_gguf(writer, name: str, tokens: list[str], merges, special: list[str], shown: tuple[str, ...] = ()) -> None:
     """The `tokenizer.ggml.*` keys of a byte-level BPE vocabulary."""
     import gguf
 
@@ -137,5 +137,6 @@ def add_to_gguf(writer, name: str, tokens: list[str], merges, special: list[str]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(name)
     writer.add_token_list(tokens)
-    writer.add_token_types([control if token in special else gguf.TokenType.NORMAL for token in tokens])
+    kinds = dict.fromkeys(special, control) | dict.fromkeys(shown, gguf.TokenType.USER_DEFINED)
+    writer.add_token_types([kinds.get(token, gguf.TokenType.NORMAL) for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in merges])

@@ -9,7 +9,7 @@ import pathlib
 
 import openai_harmony as harmony
 
-from making import templates
+from making import spoken, templates
 
 # Of each reply the text and the control tokens by turns, text first.
 REPLIES = [
@@ -89,4 +89,5 @@ def make(out: pathlib.Path) -> None:
     check_prompts(encoding)
     cases = [{"reply": reply, "messages": messages(encoding, reply)} for reply in REPLIES]
     lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    spoken.make(out)
     (folder / "harmony.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")

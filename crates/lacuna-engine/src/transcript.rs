@@ -138,7 +138,8 @@ impl Transcript {
         self.context_left = self.context_left.saturating_sub(1);
         let text = self.stream.push(tokenizer, token)?;
         let shown = match self.required {
-            0 => self.filter.push(text),
+            // No stop string reaches into a mark, nor over it.
+            0 if !self.ends.marks(tokenizer, token) => self.filter.push(text),
             _ => self.filter.pass(text),
         };
         self.required = self.required.saturating_sub(1);
@@ -184,6 +185,12 @@ impl Ends {
         } else {
             None
         }
+    }
+
+    /// Whether `token` is markup in the text.
+    fn marks(&self, tokenizer: &Tokenizer, token: u32) -> bool {
+        self.special == SpecialText::Mark
+            && tokenizer.kind(token).is_some_and(|kind| kind.is_special())
     }
 
     /// Whether `token` ends the text without becoming a part of it.

@@ -8,17 +8,19 @@ use axum::body::Body;
 use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
 use lacuna_models::Model;
 use lacuna_pages::return_freed_memory;
+use lacuna_text::reply::Reader;
 use lacuna_text::template::{Message, TemplateError};
 use lacuna_text::tokenizer::EncodeLimits;
 use serde_json::{Map, Value};
 
 use crate::config::ServerConfig;
-use crate::conversation::Conversations;
+use crate::conversation::{Conversations, Prompt};
 use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
 use crate::keys::ApiKeys;
+use crate::openai::parameters::Effort;
 use crate::openai::streams::Streams;
 use crate::preparation::Preparation;
 use crate::sharing::Sharing;
@@ -167,13 +169,18 @@ impl App {
     }
 
     /// What holds a reply to `rule`, if there is one.
+    /// Of a reply that `reader` takes apart, only what is said.
     pub(crate) fn constraint(
         &self,
         rule: Option<Rule>,
+        reader: Option<&Reader>,
     ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
         let account = self.engine.request_memory();
-        rule.map(|rule| self.grammars.constraint(self.model(), &rule, account))
-            .transpose()
+        rule.map(|rule| {
+            self.grammars
+                .constraint(self.model(), &rule, reader, account)
+        })
+        .transpose()
     }
 
     /// Whether the model's own template tells it of tools.
@@ -186,17 +193,33 @@ impl App {
         self.conversations.syntax()
     }
 
-    /// Tokens of a conversation that asks for a reply.
+    /// The template's variables: those that a request gives, and what follows from its effort, unless it
+    /// gives that too.
+    pub(crate) fn template_variables(
+        &self,
+        given: Option<Map<String, Value>>,
+        effort: Option<Effort>,
+    ) -> Map<String, Value> {
+        let mut variables = given.unwrap_or_default();
+        if let Some(effort) = effort {
+            for (name, value) in self.conversations.of_effort(effort) {
+                variables.entry(name).or_insert(value);
+            }
+        }
+        variables
+    }
+
+    /// A conversation that asks for a reply.
     pub(crate) fn conversation(
         &self,
         messages: &[Message],
         tools: &[Value],
         variables: Map<String, Value>,
         limits: &EncodeLimits,
-    ) -> Result<Vec<u32>, ApiError> {
+    ) -> Result<Prompt, ApiError> {
         let tokenizer = self.model().tokenizer();
         self.conversations
-            .tokens(tokenizer, messages, tools, variables, limits)
+            .prompt(tokenizer, messages, tools, variables, limits)
     }
 
     /// What the tokens of a prompt may come to.

@@ -6,11 +6,13 @@
 
 use std::borrow::Cow;
 
+use lacuna_text::reply::{Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message, TemplateError};
 use lacuna_text::tokenizer::{EncodeLimits, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::http::error::ApiError;
+use crate::openai::parameters::Effort;
 use crate::structured::tools::ToolSyntax;
 
 /// The model's chat templates, and what they write.
@@ -21,6 +23,8 @@ pub(crate) struct Conversations {
     with_tools: Option<Template>,
     taught: bool,
     syntax: ToolSyntax,
+    /// How replies tell thoughts from what is said, if they do.
+    format: Option<Format>,
     bos: Option<String>,
     eos: Option<String>,
 }
@@ -31,13 +35,25 @@ struct Template {
     writes: Writes,
 }
 
+/// A conversation that asks for a reply.
+#[derive(Debug)]
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<u32>,
+    /// What takes the reply apart, if the model tells thoughts from what it says.
+    pub(crate) reader: Option<Reader>,
+}
+
 /// What a template writes of what it is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Writes {
     system: bool,
     tools: bool,
     calls: bool,
+    /// Each call of several in one message, and not the first alone.
+    every_call: bool,
     results: bool,
+    /// Thoughts under the name `thinking`.
+    thinking: bool,
 }
 
 impl Conversations {
@@ -54,10 +70,13 @@ impl Conversations {
         let with_tools = tokenizer.named_chat_template("tool_use");
         let with_tools = with_tools.map(ChatTemplate::compile).transpose()?;
         let with_tools = with_tools.map(template);
+        let format = tokenizer.chat_template().and_then(Format::of);
         let taught = with_tools.as_ref().unwrap_or(&usual).writes.tools;
         Ok(Self {
             taught,
+            format,
             syntax: match taught {
+                _ if format == Some(Format::Harmony) => ToolSyntax::Harmony,
                 true => ToolSyntax::of(tokenizer),
                 false => ToolSyntax::Tagged,
             },
@@ -78,15 +97,29 @@ impl Conversations {
         self.syntax
     }
 
-    /// Tokens of a conversation that asks for a reply.
-    pub(crate) fn tokens(
+    /// The template's variables that ask for so much thought. `none` also turns off what can be.
+    pub(crate) fn of_effort(&self, effort: Effort) -> Vec<(String, Value)> {
+        let level = match self.format {
+            Some(Format::Harmony) => effort.of_three(),
+            _ => effort,
+        };
+        let mut variables = vec![("reasoning_effort".to_owned(), level.name().into())];
+        if effort == Effort::None {
+            let names = ["enable_thinking", "thinking"];
+            variables.extend(names.map(|name| (name.to_owned(), false.into())));
+        }
+        variables
+    }
+
+    /// A conversation that asks for a reply.
+    pub(crate) fn prompt(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
         tools: &[Value],
         variables: Map<String, Value>,
         limits: &EncodeLimits,
-    ) -> Result<Vec<u32>, ApiError> {
+    ) -> Result<Prompt, ApiError> {
         let template = match &self.with_tools {
             Some(template) if !tools.is_empty() => template,
             _ => &self.usual,
@@ -103,7 +136,10 @@ impl Conversations {
         };
         let rendered = template.compiled.render_marked(&chat, tokenizer)?;
         let tokens = tokenizer.encode_marked(&rendered, limits);
-        tokens.map_err(|error| ApiError::from(error).of("messages"))
+        Ok(Prompt {
+            tokens: tokens.map_err(|error| ApiError::from(error).of("messages"))?,
+            reader: self.format.map(|format| format.reader(&rendered.plain())),
+        })
     }
 }
 
@@ -130,11 +166,18 @@ impl Writes {
         let tools = [tool];
         let tools = Some(&tools[..]);
         let calls = called();
+        let [question, mut call, result] = called();
+        let thought = "Thought by lacuna_thought.".into();
+        call.more.insert("thinking".to_owned(), thought);
+        let thought = [question, call, result];
+        let several = called_twice();
         Self {
             system: written(&system, None, "lacuna_system"),
             tools: written(&[user()], tools, "lacuna_tool")
                 || written(&system, tools, "lacuna_tool"),
             calls: written(&calls, tools, "lacuna_call"),
+            every_call: written(&several, tools, "lacuna_other"),
+            thinking: written(&thought, tools, "lacuna_thought"),
             results: written(&calls, tools, "lacuna_result"),
         }
     }
@@ -146,6 +189,12 @@ impl Writes {
                 || (!self.results && message.role == "tool")
         };
         let mut messages = Cow::Borrowed(messages);
+        if self.thinking && messages.iter().any(has_thought) {
+            messages.to_mut().iter_mut().for_each(rename_thought);
+        }
+        if self.calls && !self.every_call && messages.iter().any(has_several_calls) {
+            messages = Cow::Owned(one_call_each(&messages));
+        }
         if messages.iter().any(left_out) {
             messages = Cow::Owned(self.spelled_out(&messages));
         }
@@ -231,6 +280,83 @@ fn called() -> [Message; 3] {
     [Message::new("user", "Question?"), call, result]
 }
 
+/// A conversation in which two tools were called at once.
+fn called_twice() -> [Message; 4] {
+    let [question, mut call, result] = called();
+    let mut second = result.clone();
+    let id = json!("lacuna002");
+    second.more.insert("tool_call_id".to_owned(), id.clone());
+    if let Some(Value::Array(calls)) = call.more.get_mut("tool_calls") {
+        let function = json!({"name": "lacuna_other", "arguments": {}});
+        calls.push(json!({"id": id, "type": "function", "function": function}));
+    }
+    [question, call, result, second]
+}
+
+const THOUGHT: &str = "reasoning_content";
+
+fn has_thought(message: &Message) -> bool {
+    message.more.contains_key(THOUGHT)
+}
+
+/// Gives a thought the name that gpt-oss's template has for it. That takes either a thought or a text
+/// beside a call, and writes both as thought, so they become one.
+fn rename_thought(message: &mut Message) {
+    let Some(Value::String(mut thought)) = message.more.remove(THOUGHT) else {
+        return;
+    };
+    if message.more.contains_key("tool_calls") {
+        let text = text_of(message);
+        if !text.is_empty() && !thought.is_empty() {
+            thought += "\n\n";
+        }
+        thought += text;
+        message.content = "".into();
+    }
+    message.more.insert("thinking".to_owned(), thought.into());
+}
+
+fn calls_of(message: &Message) -> &[Value] {
+    let calls = message.more.get("tool_calls").and_then(Value::as_array);
+    calls.map_or(&[], Vec::as_slice)
+}
+
+fn has_several_calls(message: &Message) -> bool {
+    calls_of(message).len() > 1
+}
+
+/// The same conversation as if each call had been answered before the next was made.
+fn one_call_each(messages: &[Message]) -> Vec<Message> {
+    let mut all = Vec::with_capacity(messages.len());
+    let mut rest = messages;
+    while let [message, after @ ..] = rest {
+        if !has_several_calls(message) {
+            all.push(message.clone());
+            rest = after;
+            continue;
+        }
+        let results = after.iter().take_while(|result| result.role == "tool");
+        let (results, after) = after.split_at(results.count());
+        let mut results: Vec<&Message> = results.iter().collect();
+        for (place, call) in calls_of(message).iter().enumerate() {
+            let mut one = match place {
+                0 => message.clone(),
+                _ => Message::new("assistant", ""),
+            };
+            let only = Value::Array(vec![call.clone()]);
+            one.more.insert("tool_calls".to_owned(), only);
+            all.push(one);
+            let answers = |result: &&Message| result.more.get("tool_call_id") == call.get("id");
+            let answer = results.iter().position(answers);
+            all.extend(answer.map(|at| results.remove(at).clone()));
+        }
+        // Those of no call that was made stay where they were.
+        all.extend(results.into_iter().cloned());
+        rest = after;
+    }
+    all
+}
+
 fn text_of(message: &Message) -> &str {
     message.content.as_str().unwrap_or_default()
 }
@@ -279,7 +405,9 @@ mod tests {
             system: true,
             tools: false,
             calls: false,
+            every_call: false,
             results: true,
+            thinking: false,
         };
         assert_eq!(writes, expected);
         let messages = writes.completed(&history(), &tools()).into_owned();

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use lacuna_engine::Request;
+use lacuna_text::tokenizer::SpecialText;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -16,10 +17,11 @@ use crate::http::error::ApiError;
 use crate::openai::fields;
 use crate::openai::messages::{self, ChatMessage};
 use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
+use crate::openai::reply::parts::PartReader;
 use crate::openai::reply::{self, Dialect, Form, Note};
 use crate::sharing::Client;
 use crate::structured::calls::CallReader;
-use crate::structured::tools::{ToolChoice, Tools};
+use crate::structured::tools::{ToolChoice, ToolSyntax, Tools};
 use crate::structured::{Format, Rule};
 
 #[derive(Debug, Deserialize)]
@@ -82,22 +84,32 @@ fn prepare(
     let syntax = app.tool_syntax();
     let rule = Rule::new(chat.response_format, &tools, syntax, &mut ignored)?;
     let messages = messages::for_template(chat.messages)?;
-    let variables = chat.chat_template_kwargs.unwrap_or_default();
+    let variables = app.template_variables(chat.chat_template_kwargs, parameters.effort());
     let prompt = app.conversation(&messages, tools.offered(), variables, &app.encode_limits())?;
     let note = Note {
         echo: None,
-        first: prompt.first().copied(),
+        first: prompt.tokens.first().copied(),
     };
-    let mut request = parameters.request(prompt, None, app.model().recommended_sampling())?;
+    let recommended = app.model().recommended_sampling();
+    let mut request = parameters.request(prompt.tokens, None, recommended)?;
+    let mut reader = prompt.reader;
+    match request.limits.special {
+        // The markup as it is was asked for. Without it there would be nothing to tell parts by.
+        SpecialText::Show if syntax == ToolSyntax::Harmony => reader = None,
+        SpecialText::Show => {}
+        _ if reader.is_some() => request.limits.special = SpecialText::Mark,
+        _ => {}
+    }
     request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
     request.logprobs = logprobs;
-    request.constraint = app.constraint(rule)?;
+    request.constraint = app.constraint(rule, reader.as_ref())?;
     let id = app.reply_id("chatcmpl");
     let calls = tools
         .are_offered()
         .then(|| CallReader::new(syntax, &tools, &id));
     let requests = std::slice::from_ref(&request);
-    let form = Form::new(app, id, Dialect::Chat { calls }, delivery, requests);
+    let parts = PartReader::new(reader, calls, parameters.includes_reasoning());
+    let form = Form::new(app, id, Dialect::Chat { parts }, delivery, requests);
     let form = form.about(vec![note], parameters.prompt_logprobs());
     Ok((request, form.ignoring(ignored)))
 }

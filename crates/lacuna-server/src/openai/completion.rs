@@ -72,7 +72,7 @@ fn prepare(
         ToolSyntax::Bare,
         &mut ignored,
     )?;
-    let constraint = app.constraint(rule)?;
+    let constraint = app.constraint(rule, None)?;
     let namespace = app.sharing.namespace(client, parameters.cache_salt()?);
     let prompts = completion.prompt.read(app)?;
     let (mut requests, mut notes) = (Vec::new(), Vec::new());

@@ -143,7 +143,8 @@ impl Chunks {
 
     fn part(&mut self, part: Option<Part>, out: &mut String) -> Result<(), ApiError> {
         let Some(part) = part else { return Ok(()) };
-        let shows = !part.text.is_empty() || !part.calls.is_empty() || !part.scored.is_empty();
+        let silent = part.text.is_empty() && part.reasoning.is_empty();
+        let shows = !silent || !part.calls.is_empty() || !part.scored.is_empty();
         if !shows && part.finish.is_none() {
             return Ok(());
         }
@@ -167,7 +168,11 @@ impl Chunks {
 
     fn delta(&self, part: &Part) -> Value {
         let mut delta = json!({});
-        if !part.text.is_empty() || (part.calls.is_empty() && part.finish.is_none()) {
+        if !part.reasoning.is_empty() {
+            delta["reasoning_content"] = part.reasoning.as_str().into();
+        }
+        let others = !part.reasoning.is_empty() || !part.calls.is_empty();
+        if !part.text.is_empty() || (!others && part.finish.is_none()) {
             delta["content"] = part.text.as_str().into();
         }
         if !part.calls.is_empty() {

@@ -10,11 +10,10 @@ use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 
 /// Fields that tell a service who asks, or how to keep and find the request: without effect.
-const INFORMATIVE: [&str; 13] = [
+const INFORMATIVE: [&str; 12] = [
     "metadata",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "reasoning_effort",
     "request_id",
     "rid",
     "safety_identifier",
@@ -83,10 +82,9 @@ const EMPTY: [&str; 49] = [
 const ONE: [&str; 2] = ["length_penalty", "typical_p"];
 
 /// Fields that ask for nothing if they are true.
-const TRUE: [&str; 4] = [
+const TRUE: [&str; 3] = [
     "add_generation_prompt",
     "detokenize",
-    "include_reasoning",
     "spaces_between_special_tokens",
 ];
 
@@ -198,7 +196,7 @@ mod tests {
             json!({"use_beam_search": false, "length_penalty": 1.0}),
             json!({"vllm_xargs": {}, "bad_words": []}),
             json!({"modalities": ["text"], "function_call": "none"}),
-            json!({"add_generation_prompt": true, "include_reasoning": null}),
+            json!({"add_generation_prompt": true, "detokenize": null}),
             json!({"user": "x", "rid": 5}),
         ] {
             let left = left(nothing.clone());
@@ -213,7 +211,7 @@ mod tests {
             json!({"modalities": ["audio"]}),
             json!({"kv_transfer_params": {"do_remote_decode": true}}),
             json!({"add_generation_prompt": false}),
-            json!({"include_reasoning": false}),
+            json!({"detokenize": false}),
         ] {
             let error = left(something.clone()).expect_err("not supported").body();
             let field = something

@@ -17,7 +17,7 @@ use crate::http::ignored::Ignored;
 use crate::openai::fields;
 
 /// The fields of [`Parameters`].
-const FIELDS: [&str; 25] = [
+const FIELDS: [&str; 27] = [
     "cache_salt",
     "max_tokens",
     "max_completion_tokens",
@@ -43,6 +43,8 @@ const FIELDS: [&str; 25] = [
     "stream",
     "stream_options",
     "echo",
+    "include_reasoning",
+    "reasoning_effort",
 ];
 
 /// Stop strings at most.
@@ -86,6 +88,22 @@ pub(crate) struct Parameters {
     stream_options: Option<StreamOptions>,
     /// Whether completions begin with their prompt.
     echo: Option<bool>,
+    /// Whether chats tell what the model thinks.
+    include_reasoning: Option<bool>,
+    reasoning_effort: Option<Effort>,
+}
+
+/// How long a model is to think, in the words that other servers take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -126,6 +144,29 @@ pub(crate) enum UsageChunks {
     Last,
     /// That one, and each of the others.
     Every,
+}
+
+impl Effort {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Minimal => "minimal",
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+            Self::Xhigh => "xhigh",
+            Self::Max => "max",
+        }
+    }
+
+    /// The nearest of the three that gpt-oss knows, which cannot be kept from thinking.
+    pub(crate) fn of_three(self) -> Self {
+        match self {
+            Self::None | Self::Minimal | Self::Low => Self::Low,
+            Self::Medium => Self::Medium,
+            Self::High | Self::Xhigh | Self::Max => Self::High,
+        }
+    }
 }
 
 impl Parameters {
@@ -225,6 +266,14 @@ impl Parameters {
 
     pub(crate) fn echoes(&self) -> bool {
         self.echo == Some(true)
+    }
+
+    pub(crate) fn includes_reasoning(&self) -> bool {
+        self.include_reasoning != Some(false)
+    }
+
+    pub(crate) fn effort(&self) -> Option<Effort> {
+        self.reasoning_effort
     }
 
     /// No token at all is enough for a reply that has something to say of the prompt.
@@ -484,6 +533,8 @@ mod tests {
                 "stream_options.what",
             ),
             (json!({"stream_options": {}}), "stream_options"),
+            (json!({"reasoning_effort": "extreme"}), "reasoning_effort"),
+            (json!({"include_reasoning": "no"}), "include_reasoning"),
         ] {
             let body = check(value.clone()).err().expect("refused").body();
             assert_eq!(body["error"]["param"], field, "{value}: {body}");

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+pub(crate) mod parts;
 mod whole;
 
 use crate::app::{App, seconds_now};
@@ -19,14 +20,15 @@ use crate::http::ignored::Ignored;
 use crate::openai::events;
 use crate::openai::logprobs::{Scored, Scores, ScoresText};
 use crate::openai::parameters::Delivery;
+use crate::openai::reply::parts::{PartReader, Parts};
 use crate::openai::streams::Streams;
-use crate::structured::calls::{Call, CallReader, Piece};
+use crate::structured::calls::Call;
 
 /// Which of the two interfaces the reply is for.
 #[derive(Debug, Clone)]
 pub(crate) enum Dialect {
-    /// Chats, with what finds tool calls in the text when tools are offered.
-    Chat { calls: Option<CallReader> },
+    /// Chats, with what takes the text of a reply apart.
+    Chat { parts: PartReader },
     /// Completions.
     Text,
 }
@@ -67,6 +69,8 @@ pub(crate) struct Note {
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     pub(crate) choice: usize,
+    /// What the model thinks.
+    pub(crate) reasoning: String,
     pub(crate) text: String,
     pub(crate) calls: Vec<Call>,
     pub(crate) scored: Vec<Scored>,
@@ -87,6 +91,8 @@ pub(crate) struct Figures {
     prompt_tokens: usize,
     reused_tokens: usize,
     generated_tokens: usize,
+    /// Those that were generated in thoughts, if the model tells its thoughts from what it says.
+    reasoning_tokens: Option<usize>,
 }
 
 /// A choice, or a part of one, as it is sent.
@@ -116,6 +122,8 @@ pub(crate) enum Content<'a> {
 pub(crate) struct Message<'a> {
     role: &'static str,
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning_content: &'a str,
     refusal: (),
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<Value>,
@@ -134,8 +142,8 @@ pub(crate) struct Reader {
 /// A choice as far as it has come.
 #[derive(Debug, Clone)]
 struct Choice {
-    /// Finds calls in the text.
-    reader: Option<CallReader>,
+    /// Takes the text apart.
+    parts: PartReader,
     called: usize,
     begun: bool,
 }
@@ -203,8 +211,12 @@ impl Reader {
                 if logprobs.is_some() {
                     part.scored.push(Scored { token, logprobs });
                 }
-                self.add(&mut part, |reader| reader.push(&text), &text);
+                let thinks = self.choices[part.choice].parts.is_reasoning();
+                self.add(&mut part, |parts| parts.push(&text));
                 self.figures.generated_tokens += 1;
+                if let Some(tokens) = &mut self.figures.reasoning_tokens {
+                    *tokens += usize::from(thinks);
+                }
                 part
             }
             Event::Finished {
@@ -214,7 +226,7 @@ impl Reader {
                 ..
             } => {
                 let mut part = self.part(prompt, prompt * each + choice);
-                self.add(&mut part, |reader| reader.finish(&text), &text);
+                self.add(&mut part, |parts| parts.finish(&text));
                 part.finish = Some(self.finish(part.choice, reason));
                 self.unfinished -= 1;
                 part
@@ -235,25 +247,14 @@ impl Reader {
         part
     }
 
-    /// Adds text to a part, through what looks for calls in it if anything does.
-    fn add(
-        &mut self,
-        part: &mut Part,
-        read: impl FnOnce(&mut CallReader) -> Vec<Piece>,
-        text: &str,
-    ) {
+    /// Adds to a part what its text turns out to be.
+    fn add(&mut self, part: &mut Part, read: impl FnOnce(&mut PartReader) -> Parts) {
         let choice = &mut self.choices[part.choice];
-        let Some(reader) = &mut choice.reader else {
-            part.text += text;
-            return;
-        };
-        for piece in read(reader) {
-            match piece {
-                Piece::Text(text) => part.text += &text,
-                Piece::Call(call) => part.calls.push(call),
-            }
-        }
-        choice.called += part.calls.len();
+        let parts = read(&mut choice.parts);
+        choice.called += parts.calls.len();
+        part.reasoning += &parts.reasoning;
+        part.text += &parts.text;
+        part.calls.extend(parts.calls);
     }
 
     fn finish(&self, choice: usize, reason: FinishReason) -> Finish {
@@ -320,12 +321,16 @@ impl Prompted {
 
 impl Figures {
     pub(crate) fn json(self) -> Value {
-        json!({
+        let mut json = json!({
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.generated_tokens,
             "total_tokens": self.prompt_tokens + self.generated_tokens,
             "prompt_tokens_details": {"cached_tokens": self.reused_tokens},
-        })
+        });
+        if let Some(tokens) = self.reasoning_tokens {
+            json["completion_tokens_details"] = json!({"reasoning_tokens": tokens});
+        }
+        json
     }
 }
 
@@ -372,12 +377,16 @@ impl Form {
     }
 
     pub(crate) fn reader(&self) -> Reader {
-        let calls = match &self.dialect {
-            Dialect::Chat { calls } => calls.clone(),
-            Dialect::Text => None,
+        let parts = match &self.dialect {
+            Dialect::Chat { parts } => parts.clone(),
+            Dialect::Text => PartReader::none(),
+        };
+        let figures = Figures {
+            reasoning_tokens: parts.knows_thoughts().then_some(0),
+            ..Figures::default()
         };
         let choice = Choice {
-            reader: calls,
+            parts,
             called: 0,
             begun: false,
         };
@@ -389,7 +398,7 @@ impl Form {
                 .collect(),
             stops: self.stops.clone(),
             unfinished: self.choices(),
-            figures: Figures::default(),
+            figures,
         }
     }
 

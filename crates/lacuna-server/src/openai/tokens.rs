@@ -91,7 +91,9 @@ fn encode(app: &App, object: Map<String, Value>) -> Result<(Tokenized, Ignored),
                 .encode_within(&text, special, &limits)?
         }
         (None, Some(messages)) => {
-            app.conversation(&messages::for_template(messages)?, &[], Map::new(), &limits)?
+            let messages = messages::for_template(messages)?;
+            app.conversation(&messages, &[], Map::new(), &limits)?
+                .tokens
         }
         _ => {
             return Err(ApiError::field(

@@ -77,7 +77,7 @@ impl CallReader {
             reply: reply.into(),
             held: String::new(),
             state: match syntax {
-                ToolSyntax::Tagged => State::Outside,
+                ToolSyntax::Tagged | ToolSyntax::Harmony => State::Outside,
                 ToolSyntax::Bare | ToolSyntax::BareParameters => State::Start,
             },
             calls: 0,
@@ -93,7 +93,7 @@ impl CallReader {
         self.held += text;
         match self.syntax {
             ToolSyntax::Tagged => self.read_tagged(),
-            ToolSyntax::Bare | ToolSyntax::BareParameters => self.read_bare(),
+            ToolSyntax::Bare | ToolSyntax::BareParameters | ToolSyntax::Harmony => self.read_bare(),
         }
     }
 
@@ -113,6 +113,26 @@ impl CallReader {
             (None, ..) => self.text(&mut pieces, rest),
         }
         pieces
+    }
+
+    /// A call that has been told from the text already: as text, if it is of none of the tools, or its
+    /// arguments are not whole.
+    pub(crate) fn call(&mut self, name: String, arguments: String) -> Vec<Piece> {
+        let known = self.names.contains(&name);
+        let whole = serde_json::from_str::<&RawValue>(&arguments).is_ok();
+        if !known || !whole || !arguments.trim_start().starts_with('{') {
+            return vec![Piece::Text(arguments)];
+        }
+        if self.calls == self.most_calls {
+            return Vec::new();
+        }
+        let id = call_id(&self.reply, self.calls);
+        self.calls += 1;
+        vec![Piece::Call(Call {
+            id,
+            name,
+            arguments,
+        })]
     }
 
     fn read_tagged(&mut self) -> Vec<Piece> {
@@ -182,7 +202,7 @@ impl CallReader {
         if calls.is_empty() {
             return None;
         }
-        let calls: Option<Vec<_>> = calls.into_iter().map(|call| self.call(call)).collect();
+        let calls: Option<Vec<_>> = calls.into_iter().map(|call| self.checked(call)).collect();
         let left = self.most_calls - self.calls;
         let calls = calls?.into_iter().take(left).map(|(name, arguments)| {
             let id = call_id(&self.reply, self.calls);
@@ -196,7 +216,7 @@ impl CallReader {
         Some(calls.collect())
     }
 
-    fn call(&self, call: CallText<'_>) -> Option<(String, String)> {
+    fn checked(&self, call: CallText<'_>) -> Option<(String, String)> {
         let CallText { name, arguments } = call;
         let known = self.names.contains(&name);
         let arguments = arguments.get();

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use lacuna_engine::{Constraint, ConstraintError, HeldMemory, RequestMemory};
 use lacuna_models::Model;
+use lacuna_text::reply::{Piece, Reader};
 use llguidance::api::StopReason;
 use llguidance::earley::Parser;
 use llguidance::{Matcher, ParserFactory};
-use toktrie::{SimpleVob, TokEnv};
+use toktrie::{SimpleVob, TokEnv, TokTrie};
 
 use crate::http::error::ApiError;
-use crate::structured::grammar::{OPEN, Rule, SCHEMA};
+use crate::structured::grammar::{OPEN, RECIPIENT, Rule, SCHEMA};
 use crate::structured::vocabulary;
 
 /// Lexer states of one request at most; each takes some 2 kB.
@@ -42,11 +43,13 @@ impl fmt::Debug for Grammars {
 }
 
 impl Grammars {
-    /// What holds replies to `rule`, in memory of `account`.
+    /// What holds replies to `rule`, in memory of `account`: of replies that `reader` takes apart, what
+    /// is said in them.
     pub(crate) fn constraint(
         &self,
         model: &Model,
         rule: &Rule,
+        reader: Option<&Reader>,
         account: &RequestMemory,
     ) -> Result<Box<dyn Constraint>, ApiError> {
         let compiler = self.0.get_or_init(|| Compiler::new(model).map(Arc::new));
@@ -68,11 +71,11 @@ impl Grammars {
             matcher,
             tables: Arc::new(tables),
         };
-        Ok(match rule {
-            Rule::Json(_) | Rule::Calls { .. } => Box::new(grammar),
-            Rule::CallsAfterMarker { .. } => Box::new(AfterMarker {
+        Ok(match Place::of(rule, reader) {
+            None => Box::new(grammar),
+            Some(place) => Box::new(Deferred {
                 vocabulary: Arc::clone(&compiler.vocabulary),
-                seen: Vec::new(),
+                place,
                 begun: false,
                 grammar,
             }),
@@ -179,37 +182,132 @@ impl Constraint for Grammar {
     }
 }
 
-/// Anything may come until [`OPEN`] has; what follows it must be calls.
+/// Anything may come until a certain place; what follows it must follow a grammar.
 #[derive(Clone)]
-struct AfterMarker {
+struct Deferred {
     vocabulary: TokEnv,
-    /// The last bytes, as many as the marker has at least.
-    seen: Vec<u8>,
+    place: Place,
     begun: bool,
     grammar: Grammar,
 }
 
-impl AfterMarker {
-    /// Whether a call has begun with `token`, and the bytes of it that belong to the call.
-    fn begins(&mut self, token: u32) -> Option<Vec<u8>> {
-        let marker = OPEN.as_bytes();
-        let trie = self.vocabulary.tok_trie();
-        let bytes = trie.decode_ext(&[token], true);
-        self.seen.extend_from_slice(&bytes);
-        let found = self
-            .seen
-            .windows(marker.len())
-            .position(|window| window == marker);
-        if let Some(at) = found {
-            return Some(self.seen.split_off(at + marker.len()));
+/// Where a grammar begins to hold, as far as the reply has come.
+#[derive(Clone)]
+enum Place {
+    /// After [`OPEN`] in what is said.
+    Marker {
+        /// The last bytes, as many as the marker has at least.
+        seen: Vec<u8>,
+        reader: Option<Reader>,
+    },
+    /// After a thought that the prompt began.
+    Thought(Reader),
+    /// After [`RECIPIENT`] in a header.
+    Recipient {
+        /// The text of the header, or of what of it could begin the marker.
+        seen: Vec<u8>,
+        in_header: bool,
+    },
+}
+
+/// The rest of a token that reaches a place, which is the first that a grammar has to take.
+struct Reached {
+    rest: Vec<u8>,
+    /// Whether the reply is left alone if the rest does not follow the grammar.
+    optional: bool,
+}
+
+impl Place {
+    /// Where `rule` begins to hold, unless it does from the start.
+    fn of(rule: &Rule, reader: Option<&Reader>) -> Option<Self> {
+        match rule {
+            Rule::CallsAfterMarker { .. } => Some(Self::Marker {
+                seen: Vec::new(),
+                reader: reader.cloned(),
+            }),
+            Rule::HarmonyCall {
+                required: false, ..
+            } => Some(Self::Recipient {
+                seen: Vec::new(),
+                in_header: true,
+            }),
+            Rule::HarmonyCall { .. } | Rule::HarmonyJson(_) => None,
+            Rule::Json(_) | Rule::Calls { .. } => reader
+                .filter(|reader| reader.is_reasoning())
+                .map(|reader| Self::Thought(reader.clone())),
         }
-        let surplus = self.seen.len().saturating_sub(marker.len());
-        self.seen.drain(..surplus);
-        None
+    }
+
+    /// Takes `token` into account, and says whether it reaches the place.
+    fn reached(&mut self, trie: &TokTrie, token: u32) -> Option<Reached> {
+        let bytes = trie.decode_ext(&[token], true);
+        match self {
+            Self::Marker { seen, reader } => {
+                let said = match reader {
+                    Some(reader) => said(reader, &bytes).into_bytes(),
+                    None => bytes,
+                };
+                after(OPEN, seen, &said).map(|rest| Reached {
+                    rest,
+                    optional: true,
+                })
+            }
+            Self::Thought(reader) => {
+                let said = said(reader, &bytes);
+                let over = !reader.is_reasoning();
+                over.then(|| Reached {
+                    rest: said.trim_start().as_bytes().to_vec(),
+                    optional: false,
+                })
+            }
+            Self::Recipient { seen, in_header } => {
+                if trie.is_special_token(token) {
+                    seen.clear();
+                    *in_header = match bytes.as_slice() {
+                        b"<|message|>" => false,
+                        b"<|start|>" | b"<|channel|>" => true,
+                        _ => *in_header,
+                    };
+                    return None;
+                }
+                let rest = after(RECIPIENT, seen, &bytes).filter(|_| *in_header);
+                rest.map(|rest| Reached {
+                    rest,
+                    optional: true,
+                })
+            }
+        }
     }
 }
 
-impl Constraint for AfterMarker {
+/// What is said in the next bytes of a reply.
+fn said(reader: &mut Reader, bytes: &[u8]) -> String {
+    let pieces = reader.push(&String::from_utf8_lossy(bytes));
+    let text = |piece| match piece {
+        Piece::Content(text) => Some(text),
+        _ => None,
+    };
+    pieces.into_iter().filter_map(text).collect()
+}
+
+/// What follows `marker` in `seen` and `bytes`. Without it, what may begin it is kept in `seen`.
+fn after(marker: &str, seen: &mut Vec<u8>, bytes: &[u8]) -> Option<Vec<u8>> {
+    let marker = marker.as_bytes();
+    seen.extend_from_slice(bytes);
+    let found = seen
+        .windows(marker.len())
+        .position(|window| window == marker);
+    if let Some(at) = found {
+        let rest = seen.split_off(at + marker.len());
+        seen.clear();
+        return Some(rest);
+    }
+    let surplus = seen.len().saturating_sub(marker.len());
+    seen.drain(..surplus);
+    None
+}
+
+impl Constraint for Deferred {
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(self.clone())
     }
@@ -225,18 +323,19 @@ impl Constraint for AfterMarker {
         if self.begun {
             return self.grammar.accept(token);
         }
-        let Some(rest) = self.begins(token) else {
+        let Some(reached) = self.place.reached(self.vocabulary.tok_trie(), token) else {
             return Ok(());
         };
         // A token may hold the marker and more. Where the more is no call, the text is left alone.
-        let rest = self.vocabulary.tokenize_bytes(&rest);
+        let rest = self.vocabulary.tokenize_bytes(&reached.rest);
         let taken = self.grammar.matcher.clone().try_consume_tokens(&rest);
         if taken.is_ok_and(|taken| taken == rest.len()) {
             let taken = self.grammar.matcher.consume_tokens(&rest);
             taken.map_err(|_| dead_end())?;
             self.begun = true;
+        } else if !reached.optional {
+            return Err(dead_end());
         }
-        self.seen.clear();
         Ok(())
     }
 
@@ -340,7 +439,7 @@ mod tests {
                 let rule = Rule::new(None, &tools, ToolSyntax::Tagged, &mut ignored);
                 let rule = rule.expect("valid").expect("tools are offered");
                 let account = RequestMemory::new(ByteLength::new(16 << 20));
-                let constraint = Grammars::default().constraint(&model, &rule, &account);
+                let constraint = Grammars::default().constraint(&model, &rule, None, &account);
                 let mut constraint = constraint.expect("it can be followed");
                 for token in vocabulary.tokenize_bytes(format!("{before}{call}").as_bytes()) {
                     constraint.accept(token).expect("it conforms");

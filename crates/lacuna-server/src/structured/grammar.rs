@@ -59,6 +59,15 @@ pub(crate) enum Rule {
         schema: Value,
         one_call: bool,
     },
+    /// In [`ToolSyntax::Harmony`]: thoughts, and then an answer that is JSON of a schema.
+    HarmonyJson(Value),
+    /// In [`ToolSyntax::Harmony`]: thoughts, and then a call of one of these tools, or anything, of which
+    /// what goes to a tool must be its arguments.
+    HarmonyCall {
+        /// The name of each tool, and what JSON of its arguments must be.
+        tools: Vec<(String, Value)>,
+        required: bool,
+    },
 }
 
 /// Where a reply's schema stands in a request.
@@ -97,6 +106,15 @@ impl Rule {
             Some(schema) => Some(read(&schema, ignored)?),
         };
         Ok(match (tools.choice(), json, syntax) {
+            (Choice::Required, _, ToolSyntax::Harmony) => Some(Self::HarmonyCall {
+                tools: tools.arguments(ignored)?,
+                required: true,
+            }),
+            (_, Some(schema), ToolSyntax::Harmony) => Some(Self::HarmonyJson(schema)),
+            (Choice::Auto, None, ToolSyntax::Harmony) => Some(Self::HarmonyCall {
+                tools: tools.arguments(ignored)?,
+                required: false,
+            }),
             (Choice::Required, ..) => Some(Self::Calls {
                 schema: tools.schema(syntax, ignored)?,
                 syntax,
@@ -117,26 +135,77 @@ impl Rule {
     pub(super) fn schema_bytes(&self) -> usize {
         match self {
             Self::Json(schema)
+            | Self::HarmonyJson(schema)
             | Self::Calls { schema, .. }
             | Self::CallsAfterMarker { schema, .. } => schema.to_string().len(),
+            Self::HarmonyCall { tools, .. } => {
+                let bytes =
+                    |(name, schema): &(String, Value)| name.len() + schema.to_string().len();
+                tools.iter().map(bytes).sum()
+            }
         }
     }
 
-    /// The grammar of the reply, or of what follows the marker in it.
+    /// The grammar of the reply, or of what follows the marker in it, or [`RECIPIENT`].
     pub(super) fn grammar(&self) -> TopLevelGrammar {
         match self {
             Self::Json(schema)
             | Self::Calls {
                 schema,
-                syntax: ToolSyntax::Bare | ToolSyntax::BareParameters,
+                syntax: ToolSyntax::Bare | ToolSyntax::BareParameters | ToolSyntax::Harmony,
                 ..
             } => TopLevelGrammar::from_json_schema(compact(schema.clone())),
             Self::Calls {
                 schema, one_call, ..
             } => tagged(schema, &format!("{OPEN}\n"), *one_call),
             Self::CallsAfterMarker { schema, one_call } => tagged(schema, "\n", *one_call),
+            Self::HarmonyJson(schema) => harmony_json(schema),
+            Self::HarmonyCall { tools, required } => harmony_call(tools, *required),
         }
     }
+}
+
+/// How a header of [`ToolSyntax::Harmony`] begins to say which tool a message goes to.
+pub(crate) const RECIPIENT: &str = "to=functions.";
+
+/// Any number of thoughts in [`ToolSyntax::Harmony`]. What they say is left to the model.
+const THOUGHTS: &str = r#"thoughts: thought*
+thought: <|channel|> "analysis" <|message|> TEXT? <|end|> <|start|> "assistant"
+TEXT: /(.|\n)+/
+json: " "? <|constrain|> "json"
+"#;
+
+/// Thoughts, and JSON of a schema on the channel for answers.
+fn harmony_json(schema: &Value) -> TopLevelGrammar {
+    TopLevelGrammar::from_lark(format!(
+        "start: thoughts <|channel|> \"final\" json? <|message|> body\n{THOUGHTS}body: %json {}\n",
+        compact(schema.clone())
+    ))
+}
+
+/// Thoughts and a call of a tool, or what follows [`RECIPIENT`] in a header.
+fn harmony_call(tools: &[(String, Value)], required: bool) -> TopLevelGrammar {
+    let text = |text: &str| Value::from(text).to_string();
+    let calls = (0..tools.len()).map(|place| format!("call_{place}"));
+    let start = match required {
+        true => format!(
+            "start: thoughts <|channel|> {} call\n{THOUGHTS}rest: json <|message|>\n",
+            text(&format!("commentary {RECIPIENT}"))
+        ),
+        // A channel may come after the recipient, and a type without its mark.
+        false => "start: call\nrest: channel? (\" json\" | json | \" \")? <|message|>\n\
+                  channel: <|channel|> \"commentary\"\njson: \" \"? <|constrain|> \"json\"\n"
+            .to_owned(),
+    };
+    let mut grammar = format!("{start}call: {}\n", calls.collect::<Vec<_>>().join(" | "));
+    for (place, (name, schema)) in tools.iter().enumerate() {
+        grammar += &format!(
+            "call_{place}: {} rest body_{place}\nbody_{place}: %json {}\n",
+            text(name),
+            compact(schema.clone())
+        );
+    }
+    TopLevelGrammar::from_lark(grammar)
 }
 
 /// Calls between markers, one after another; `start` is what the first begins with.

@@ -1,5 +1,6 @@
 //! Tools a client offers, and how models write calls of them.
 
+use lacuna_text::reply::Format;
 use lacuna_text::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ pub(crate) enum ToolSyntax {
     Bare,
     /// The reply is `{"name": ..., "parameters": ...}`.
     BareParameters,
+    /// A message to the function, as gpt-oss writes it.
+    Harmony,
 }
 
 /// `tool_choice`, as it is sent.
@@ -89,7 +92,9 @@ impl ToolSyntax {
             .named_chat_template("tool_use")
             .or(tokenizer.chat_template())
             .unwrap_or_default();
-        if template.contains(OPEN) && !template.contains("<function=") {
+        if Format::of(template) == Some(Format::Harmony) {
+            Self::Harmony
+        } else if template.contains(OPEN) && !template.contains("<function=") {
             Self::Tagged
         } else if template.contains("\"parameters\": dictionary") {
             Self::BareParameters
@@ -100,7 +105,7 @@ impl ToolSyntax {
 
     fn arguments(self) -> &'static str {
         match self {
-            Self::Tagged | Self::Bare => "arguments",
+            Self::Tagged | Self::Bare | Self::Harmony => "arguments",
             Self::BareParameters => "parameters",
         }
     }
@@ -205,6 +210,21 @@ impl Tools {
         };
         let calls: Vec<Value> = self.functions.iter().zip(parameters).map(one).collect();
         Ok(definitions.finish(json!({"anyOf": calls})))
+    }
+}
+
+impl Tools {
+    /// The name of each tool and what the JSON of its arguments must be.
+    pub(crate) fn arguments(
+        &self,
+        ignored: &mut Ignored,
+    ) -> Result<Vec<(String, Value)>, ApiError> {
+        let one = |function: &Function| {
+            let mut definitions = Definitions::new(ignored);
+            let arguments = function.arguments(&mut definitions)?;
+            Ok((function.name.clone(), definitions.finish(arguments)))
+        };
+        self.functions.iter().map(one).collect()
     }
 }
 

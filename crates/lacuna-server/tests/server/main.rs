@@ -10,6 +10,7 @@ mod limits;
 mod probes;
 mod protocol;
 mod refusals;
+mod replies;
 mod streams;
 mod structured;
 mod support;

@@ -41,6 +41,14 @@ pub(crate) fn start() -> Server {
     start_with(|_| {})
 }
 
+/// A server of a model that says one thing, which `reference/making/spoken.py` tells.
+pub(crate) fn start_spoken(name: &str) -> Server {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/replies");
+    let files = ModelFiles::open(&root.join(name)).expect("committed");
+    let model = Arc::new(Model::load(files).expect("a model"));
+    Server::start(model, config()).expect("the server starts")
+}
+
 pub(crate) fn start_with(change: impl FnOnce(&mut ServerConfig)) -> Server {
     let mut config = config();
     change(&mut config);

@@ -36,6 +36,7 @@ struct ReplyMemory<'a> {
 /// One choice as far as it has come.
 #[derive(Debug)]
 struct Gathered {
+    reasoning: String,
     text: String,
     calls: Vec<Call>,
     scores: Scores,
@@ -202,6 +203,7 @@ impl<'a> ReplyMemory<'a> {
 impl Gathered {
     fn new(dialect: &Dialect) -> Self {
         Self {
+            reasoning: String::new(),
             text: String::new(),
             calls: Vec::new(),
             scores: match dialect {
@@ -213,6 +215,8 @@ impl Gathered {
     }
 
     fn append(&mut self, part: Part, form: &Form) -> Result<(), TryReserveError> {
+        self.reasoning.try_reserve(part.reasoning.len())?;
+        self.reasoning += &part.reasoning;
         self.text.try_reserve(part.text.len())?;
         self.text += &part.text;
         self.calls.extend(part.calls);
@@ -291,6 +295,7 @@ impl Gathered {
         Message {
             role: "assistant",
             content: shown.then_some(self.text.as_str()),
+            reasoning_content: &self.reasoning,
             refusal: (),
             tool_calls: self.calls.iter().map(Call::json).collect(),
         }
