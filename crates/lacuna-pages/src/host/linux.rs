@@ -783,6 +783,36 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_that_fails_once_its_mapping_is_made_counts_as_applied() {
+        let (mut device, place, address) = device();
+        // A mapping of what the file has lost can be made, but not filled.
+        let heap = device.heap(place, PAGE).unwrap();
+        heap.file.set_len(0).unwrap();
+        let map = Operation::Map {
+            address,
+            place,
+            length: PAGE,
+            access: Access::ReadWrite,
+        };
+        let unmap = Operation::Unmap {
+            address,
+            length: PAGE,
+        };
+        for (batch, applied) in [(&[map][..], 1), (&[unmap, map, unmap], 2)] {
+            let error = device.apply(batch, Fence::DONE).unwrap_err();
+            assert_eq!(error.applied, applied);
+            let short = matches!(
+                error.cause,
+                DeviceError::OutOfMemory {
+                    call: "madvise(POPULATE)",
+                    ..
+                }
+            );
+            assert!(short, "{}", error.cause);
+        }
+    }
+
+    #[test]
     fn what_there_is_not_cannot_be_given_back_and_nothing_cannot_be_had() {
         let (mut device, place, address) = device();
         assert!(device.create_heap(ByteLength::ZERO).is_err());

@@ -534,6 +534,22 @@ mod tests {
     }
 
     #[test]
+    fn under_high_pressure_extents_are_as_long_as_they_get() {
+        for (pressure, heap, index) in [(Pressure::Moderate, 0, 16), (Pressure::High, 1, 0)] {
+            let mut allocator = allocator(2, 2);
+            let pressed = Budget {
+                pressure,
+                ..budget(1_000)
+            };
+            take(&mut allocator, 0, &pressed).unwrap();
+            // What is set aside for the first buffer is not for the second.
+            let page = take(&mut allocator, 1, &budget(1_000));
+            let heap = HeapId(heap);
+            assert_eq!(page, Some(PhysicalPage { heap, index }));
+        }
+    }
+
+    #[test]
     fn of_runs_that_are_all_too_short_the_longest_is_used() {
         for lengths in [[2, 5, 3], [5, 3, 2], [3, 2, 5]] {
             let mut allocator = Allocator::new(Commitment::PerPage, HEAP_PAGES);

@@ -4,7 +4,7 @@
 //! books as idle and is tried again at the next call.
 
 use super::heap::{Purpose, Run, Which};
-use super::plan::{Moves, place};
+use super::plan::place;
 use super::state::State;
 use crate::device::{Commitment, Fence, FenceState, HeapId, Operation, Patience};
 use crate::units::PageCount;
@@ -24,7 +24,7 @@ impl State {
             idle
         };
         let keep = keep.min(idle.saturating_sub(self.owed()));
-        if keep < idle && self.moves() == Moves::Mapped {
+        if keep < idle {
             self.shrink_to(keep);
         }
     }
@@ -127,7 +127,7 @@ impl State {
     fn give_back_empty_heaps(&mut self) {
         let empty: Vec<HeapId> = (self.books.allocator.heaps())
             .filter(|(_, heap)| heap.purpose() == Purpose::Pool)
-            .filter(|(_, heap)| heap.is_empty() && heap.committed_count() == 0)
+            .filter(|(_, heap)| heap.is_empty())
             .map(|(id, _)| id)
             .collect();
         for id in empty {

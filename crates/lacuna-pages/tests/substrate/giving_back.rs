@@ -61,16 +61,17 @@ fn a_lowered_limit_takes_what_it_asks_for_and_no_more() {
     buffer.unmap(range(2, 6)).unwrap();
     buffer.unmap(range(9, 13)).unwrap();
     assert_eq!((pool.ledger().idle, pool.ledger().heaps), (pages(8), 1));
-    pool.set_limit(Some(pages(11))).unwrap();
+    pool.set_limit(Some(pages(13))).unwrap();
+    pool.set_limit(Some(pages(10))).unwrap();
     assert_eq!(
         (pool.ledger().idle, pool.ledger().committed),
-        (pages(3), pages(11))
+        (pages(2), pages(10))
     );
     let lengths: Vec<u64> = decommitted(&handle)
         .iter()
         .map(|&(_, pages)| pages)
         .collect();
-    assert_eq!(lengths, [4, 1], "the last first");
+    assert_eq!(lengths, [3, 1, 2], "the last first");
     pool.verify([&buffer]).unwrap();
 }
 
@@ -126,6 +127,53 @@ fn near_the_limit_of_mappings_scattered_memory_is_traded_for_memory_in_one_piece
     );
     assert!(after.regions <= before.regions + 3, "{before:?} {after:?}");
     pool.verify([&scattered, &whole]).unwrap();
+}
+
+#[test]
+fn far_from_the_limit_of_mappings_idle_memory_is_used_where_it_lies() {
+    let (pool, _) = probed(small(), Guise::Plain);
+    let mut scattered = filled(&pool, 48, 0);
+    for page in (0..48).step_by(3) {
+        scattered.unmap(range(page, page + 1)).unwrap();
+    }
+    let before = pool.ledger();
+    pool.set_limit(Some(before.committed)).unwrap();
+    let other = filled(&pool, 10, 100);
+    let after = pool.ledger();
+    assert_eq!(after.idle, pages(16 - 10));
+    assert_eq!(after.counts.pages_committed, before.counts.pages_committed);
+    assert_eq!(after.counts.pages_decommitted, 0);
+    pool.verify([&scattered, &other]).unwrap();
+}
+
+/// A heap without idle pages has nothing to give back, however few of its pages are in use.
+#[test]
+fn the_device_is_asked_for_nothing_that_is_not_there() {
+    let (pool, handle) = probed(small(), Guise::Plain);
+    let few = filled(&pool, 4, 0);
+    let mut many = filled(&pool, 16, 100);
+    many.unmap(range(10, 16)).unwrap();
+    pool.set_limit(Some(pages(4 + 10 + 1))).unwrap();
+    assert_eq!(pool.ledger().idle, pages(1));
+    let log = handle.log();
+    assert!(log.batches.iter().all(|(batch, _)| !batch.is_empty()));
+    drop(log);
+    pool.verify([&few, &many]).unwrap();
+}
+
+#[test]
+fn what_is_set_aside_for_a_growing_buffer_stays_so_while_other_memory_goes_back() {
+    let pool = host(small());
+    let mut growing = pool.reserve(pages(16), "growing").unwrap();
+    growing.ensure_mapped(0..PAGE).unwrap();
+    let mut other = filled(&pool, 16, 100);
+    other.unmap(range(4, 10)).unwrap();
+    pool.set_limit(Some(pages(1 + 10))).unwrap();
+    assert_eq!((pool.ledger().idle, pool.ledger().heaps), (pages(0), 2));
+    pool.set_limit(None).unwrap();
+    growing.ensure_mapped(0..2 * PAGE).unwrap();
+    assert_eq!(pool.ledger().heaps, 2, "next to its first page");
+    pool.verify([&growing, &other]).unwrap();
 }
 
 #[test]
