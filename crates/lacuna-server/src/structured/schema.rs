@@ -3,8 +3,10 @@
 //! [`Definitions`] reads whole documents: it checks that every keyword has a value of its kind,
 //! leaves out what cannot be followed token by token, and gathers the schemas that references point
 //! to under names of their own, so that several documents can go into one grammar. [`impossible`]
-//! then finds schemas that nothing conforms to, as far as that can be known beforehand.
+//! then finds schemas that nothing conforms to, as far as that can be known beforehand, and [`closing`]
+//! holds the objects of a tool's arguments to what is named.
 
+mod closing;
 mod impossible;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -161,6 +163,12 @@ impl<'a> Definitions<'a> {
     /// What is known about which schemas anything conforms to.
     pub(crate) fn satisfiable(&self) -> Satisfiable<'_> {
         Satisfiable::new(&self.named)
+    }
+
+    /// Keeps properties that nothing describes out of the objects in `root`, a document that was read,
+    /// at every depth, unless a schema speaks of further ones.
+    pub(crate) fn close(&mut self, root: &mut Value) {
+        closing::close(root, &mut self.named);
     }
 
     /// The one schema of a grammar, with everything that references in it lead to.

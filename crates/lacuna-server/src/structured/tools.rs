@@ -265,14 +265,16 @@ impl Function {
             let message = format!("`{path}` must describe an object, one property per argument");
             return Err(ApiError::field(path, message));
         }
-        close(&mut schema);
+        name_arguments(&mut schema);
+        definitions.close(&mut schema);
         Ok(schema)
     }
 }
 
-/// Keeps arguments that nothing describes out of a call, unless the parameters speak of further ones.
-fn close(parameters: &mut Value) {
-    const OPEN: [&str; 7] = [
+/// Makes parameters that say nothing but the names of arguments an object, and ones that do not even
+/// say that an object of none.
+fn name_arguments(parameters: &mut Value) {
+    const FURTHER: [&str; 7] = [
         "$ref",
         "additionalProperties",
         "allOf",
@@ -284,9 +286,9 @@ fn close(parameters: &mut Value) {
     let Value::Object(fields) = parameters else {
         return;
     };
-    if !OPEN.iter().any(|keyword| fields.contains_key(*keyword)) {
+    if !FURTHER.iter().any(|keyword| fields.contains_key(*keyword)) {
         fields.insert("type".to_owned(), "object".into());
-        fields.insert("additionalProperties".to_owned(), false.into());
+        fields.entry("properties").or_insert_with(|| json!({}));
     }
 }
 

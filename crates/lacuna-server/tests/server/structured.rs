@@ -219,6 +219,30 @@ fn a_tool_without_parameters_gets_none() {
     }
 }
 
+#[test]
+fn objects_within_arguments_hold_what_their_schemas_name_and_nothing_else() {
+    let server = start();
+    let empty = json!({"type": "object", "properties": {}});
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "where": empty,
+            "list": {"type": "array", "items": empty, "minItems": 2, "maxItems": 2},
+            "again": {"$ref": "#/$defs/Empty"},
+        },
+        "required": ["where", "list", "again"],
+        "$defs": {"Empty": empty},
+    });
+    let tools = json!([{"type": "function", "function": {"name": "go", "parameters": parameters}}]);
+    let fields = json!({"tools": tools, "tool_choice": "required", "max_tokens": 200});
+    let reply = posted(&server, CHAT, &question(fields));
+    let call = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
+    let arguments = call["arguments"].as_str().expect("JSON text");
+    let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+    let expected = json!({"where": {}, "list": [{}, {}], "again": {}});
+    assert_eq!(arguments, expected, "{reply}");
+}
+
 /// What a client is told must not be the words of a library.
 fn assert_own_words(error: &Value) {
     let message = error["message"].as_str().expect("a message");

@@ -214,7 +214,7 @@ impl<'a> Satisfiable<'a> {
 }
 
 /// The name in a reference that [`super::Definitions`] has written.
-fn reference(value: &Value) -> Option<&str> {
+pub(super) fn reference(value: &Value) -> Option<&str> {
     value.as_str()?.strip_prefix("#/$defs/")
 }
 
