@@ -21,7 +21,7 @@ test-vulkan:
 test-random *seed:
     .ci/test-random {{seed}}
 
-# Small mistakes in pages, kv and scheduler, each of which a test should notice. Takes hours.
+# Small mistakes in pages, kv and scheduler, each of which a test should notice. Takes about an hour.
 mutants *options:
     .ci/test-mutants {{options}}
 
