@@ -17,6 +17,8 @@
     reason = "caller-provided bytes hold the blocks; see # Safety"
 )]
 
+use std::ops::Range;
+
 use crate::level::Level;
 use crate::simd::{Kernel, Registers, Simd, SingleToken, each};
 
@@ -147,12 +149,29 @@ fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
     values
 }
 
+/// Rows of values, one for each token.
+#[derive(Clone, Copy)]
+pub(crate) struct Input<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) cols: usize,
+    /// Which row of `x` each token has; its own number where there are none.
+    pub(crate) rows: Option<&'a [u32]>,
+}
+
+impl<'a> Input<'a> {
+    /// The row of a token.
+    #[inline]
+    pub(crate) fn row(&self, token: usize) -> &'a [f32] {
+        let row = self.rows.map_or(token, |rows| rows[token] as usize);
+        &self.x[row * self.cols..][..self.cols]
+    }
+}
+
 /// Activations of some tokens, ready to be multiplied with matrices; see
 /// [`Cpu::activations`](crate::Cpu::activations).
 pub struct Activations<'a> {
-    pub(crate) x: &'a [f32],
+    pub(crate) input: Input<'a>,
     pub(crate) tokens: usize,
-    pub(crate) cols: usize,
     /// Tokens per tile, all but the last.
     pub(crate) tile: usize,
     /// The level they were prepared on.
@@ -182,16 +201,15 @@ impl<'a> Activations<'a> {
 
     /// Values per row.
     pub fn cols(&self) -> usize {
-        self.cols
+        self.input.cols
     }
 
-    /// The rows themselves.
-    pub fn values(&self) -> &'a [f32] {
-        self.x
-    }
-
+    /// A row.
+    ///
+    /// # Panics
+    /// When there is no such token.
     pub(crate) fn row(&self, token: usize) -> &'a [f32] {
-        &self.x[token * self.cols..][..self.cols]
+        self.input.row(token)
     }
 
     /// The tiles of a few tokens: where each starts, and how many tokens it has room for.
@@ -212,7 +230,7 @@ impl<'a> Activations<'a> {
             "activations for a quantized matrix need storage"
         );
         debug_assert!(token.is_multiple_of(self.tile));
-        let per_token = self.cols / BLOCK * BLOCK_BYTES;
+        let per_token = self.cols() / BLOCK * BLOCK_BYTES;
         cast(&self.quantized[token * per_token..][..N * per_token])
     }
 
@@ -225,7 +243,7 @@ impl<'a> Activations<'a> {
             self.tokens == 1 && !self.quantized.is_empty(),
             "one quantized token"
         );
-        let blocks = self.cols / BLOCK;
+        let blocks = self.cols() / BLOCK;
         let (q, rest) = self.quantized.split_at(BLOCK * blocks);
         let mut fields = rest.chunks_exact(4 * blocks);
         let mut next = || fields.next().expect("a token has all its fields");
@@ -240,9 +258,9 @@ impl<'a> Activations<'a> {
 
 /// Quantizes the rows of one tile into its bytes.
 pub(crate) struct Quantize<'a> {
-    /// At most `tile` rows of `cols`.
-    pub(crate) x: &'a [f32],
-    pub(crate) cols: usize,
+    pub(crate) input: Input<'a>,
+    /// At most `tile` of them.
+    pub(crate) tokens: Range<usize>,
     /// Tokens that the tile has room for.
     pub(crate) tile: usize,
     pub(crate) out: &'a mut [u8],
@@ -271,8 +289,8 @@ impl Quantize<'_> {
     #[inline(always)]
     fn tile<S: Simd, const N: usize>(self, s: S) {
         let blocks = cast_mut::<ActivationBlock<N>>(self.out);
-        for (token, row) in self.x.chunks_exact(self.cols).enumerate() {
-            let rows = row.as_chunks::<BLOCK>().0;
+        for (token, row) in self.tokens.enumerate() {
+            let rows = self.input.row(row).as_chunks::<BLOCK>().0;
             assert_eq!(
                 rows.len(),
                 blocks.len(),
@@ -298,8 +316,19 @@ impl Kernel for QuantizeSingle<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { x, out } = self;
         if const { matches!(S::SINGLE_TOKEN, SingleToken::Sixteen) } {
-            let (cols, tile) = (x.len(), 1);
-            return Quantize { x, cols, tile, out }.run(s);
+            let input = Input {
+                x,
+                cols: x.len(),
+                rows: None,
+            };
+            let tokens = 0..1;
+            return Quantize {
+                input,
+                tokens,
+                tile: 1,
+                out,
+            }
+            .run(s);
         }
         let blocks = x.len() / BLOCK;
         let (q, rest) = out.split_at_mut(BLOCK * blocks);

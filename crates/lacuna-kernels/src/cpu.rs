@@ -1,12 +1,13 @@
 //! The operations, on a chosen instruction-set level and a fixed number of threads.
 
 mod elementwise;
+mod experts;
 
 use std::io;
 use std::num::NonZeroUsize;
 
 use crate::activations::{
-    Activations, Quantize, QuantizeSingle, stored_tokens, streamed, tokens_per_tile,
+    Activations, Input, Quantize, QuantizeSingle, stored_tokens, streamed, tokens_per_tile,
 };
 use crate::attention::{self, AttentionShape, Cached, Each, Sequences};
 use crate::element::ElementType;
@@ -170,12 +171,16 @@ impl Cpu {
             tokens.checked_mul(cols),
             "activations are [{tokens}, {cols}]"
         );
-        let tile = self.tokens_per_tile(tokens);
+        let tile = tokens_per_tile(tokens, self.widest(), self.streamed());
+        let input = Input {
+            x,
+            cols,
+            rows: None,
+        };
         if storage.is_empty() || x.is_empty() {
             return Activations {
-                x,
+                input,
                 tokens,
-                cols,
                 tile,
                 level: self.level,
                 quantized: &[],
@@ -193,21 +198,24 @@ impl Cpu {
         // A few tiles per task, because short rows are quantized in less than a microsecond.
         let tiles = (TASK_ELEMENTS / (tile * cols)).max(1);
         Grid::pieces(storage, tiles * tile * per_token).run(&self.pool, |mut block, _| {
-            let first = block.cols().start / per_token * cols;
-            let x = x[first..].chunks(tile * cols);
-            for (out, x) in block.piece().chunks_mut(tile * per_token).zip(x) {
+            let first = block.cols().start / per_token;
+            let firsts = (first..tokens).step_by(tile);
+            for (out, first) in block.piece().chunks_mut(tile * per_token).zip(firsts) {
                 if tokens == 1 {
                     self.proof.run(QuantizeSingle { x, out });
                 } else {
-                    let tile = out.len() / per_token;
-                    self.proof.run(Quantize { x, cols, tile, out });
+                    self.proof.run(Quantize {
+                        input,
+                        tokens: first..tokens.min(first + tile),
+                        tile: out.len() / per_token,
+                        out,
+                    });
                 }
             }
         });
         Activations {
-            x,
+            input,
             tokens,
-            cols,
             tile,
             level: self.level,
             quantized: storage,
@@ -450,12 +458,12 @@ impl Cpu {
         with_simd!(self.proof, |simd| of(simd))
     }
 
-    fn tokens_per_tile(&self, tokens: usize) -> usize {
+    /// Tokens per tile of many.
+    fn widest(&self) -> usize {
         fn of<S: Simd>(_: S) -> usize {
             S::TOKENS
         }
-        let widest = with_simd!(self.proof, |simd| of(simd));
-        tokens_per_tile(tokens, widest, self.streamed())
+        with_simd!(self.proof, |simd| of(simd))
     }
 
     /// How products with some matrices are cut into tasks: at multiples of what kernels handle

@@ -5,7 +5,9 @@
 //!    `[i * block_rows, ..)` and columns `[j * block_cols, ..)`, clamped to the matrix.
 //!    [`Grid::run_each`] makes blocks of the pieces of a [`Share`] instead, which partition the
 //!    columns of each matrix.
-//! 2. [`Grid::run`] and [`Grid::run_each`] make each block exactly once per exclusive borrow of the
+//!    [`Grid::run_bands`] makes bands of rows, whose starts it checks to ascend from the first row to
+//!    the last, and cuts each into pieces of columns.
+//! 2. [`Grid::run`], [`Grid::run_each`] and [`Grid::run_bands`] make each block exactly once per exclusive borrow of the
 //!    elements, because the pool calls a task once per index. So no element is reachable from two
 //!    blocks.
 //! 3. A block hands out slices of its own elements only, bound to a borrow of the block.
@@ -114,6 +116,52 @@ impl<'a, T: Send> Grid<'a, T> {
         });
     }
 
+    /// Cuts matrices of `width` columns into bands of rows, which start at `starts` and end where the
+    /// next one does, and bands into pieces of `columns`; and calls `task([which, band], block, scratch)`
+    /// once for every piece, on all threads of `pool`. Rows of a block are counted from its band's first.
+    ///
+    /// # Panics
+    /// When starts do not ascend from 0 to the number of rows of every matrix, or columns are 0.
+    pub(crate) fn run_bands<S: Send + 'static, const N: usize>(
+        matrices: [&'a mut [T]; N],
+        starts: &[u32],
+        width: usize,
+        columns: usize,
+        pool: &Pool<S>,
+        task: impl Fn([usize; 2], Block<'_, T>, &mut S) + Sync,
+    ) {
+        assert!(columns > 0, "blocks are not empty");
+        let height = starts.last().map_or(0, |end| *end as usize);
+        assert!(
+            starts.first().is_none_or(|first| *first == 0) && starts.is_sorted(),
+            "bands partition the rows"
+        );
+        for elements in &matrices {
+            assert_eq!(
+                Some(elements.len()),
+                height.checked_mul(width),
+                "[{height}, {width}] elements"
+            );
+        }
+        let bases = matrices.map(|elements| Shared(elements.as_mut_ptr()));
+        let shared = &bases;
+        let across = width.div_ceil(columns);
+        let bands = starts.len().saturating_sub(1);
+        pool.run(bands * N * across, |index, scratch| {
+            let (column, rest) = (index % across * columns, index / across);
+            let (which, band) = (rest % N, rest / N);
+            let rows = starts[band] as usize..starts[band + 1] as usize;
+            let block = Block {
+                base: shared[which].0.wrapping_add(rows.start * width),
+                width,
+                rows: 0..rows.len(),
+                cols: column..width.min(column + columns),
+                borrow: PhantomData,
+            };
+            task([which, band], block, scratch);
+        });
+    }
+
     /// Calls `task(block, scratch)` once for every block, on all threads of `pool`.
     pub(crate) fn run<S: Send + 'static>(
         self,
@@ -178,6 +226,32 @@ impl<T> Block<'_, T> {
         self.base.wrapping_add(element).cast_const().cast()
     }
 
+    /// The same block, to be handed on.
+    pub(crate) fn reborrow(&mut self) -> Block<'_, T> {
+        // 3: the copy is bound to a borrow of this one, which can do nothing meanwhile.
+        Block {
+            base: self.base,
+            width: self.width,
+            rows: self.rows.clone(),
+            cols: self.cols.clone(),
+            borrow: PhantomData,
+        }
+    }
+
+    /// All elements of a block that has all columns.
+    ///
+    /// # Panics
+    /// When it has not.
+    pub(crate) fn whole_rows(&mut self) -> &mut [T] {
+        assert_eq!(self.cols, 0..self.width, "rows that are not cut");
+        let start = self.rows.start * self.width;
+        // SAFETY: rows of all columns lie one after another; they are this block's (3), whose elements
+        // nobody else reaches (2); the result borrows the block exclusively.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.base.add(start), self.rows.len() * self.width)
+        }
+    }
+
     /// The elements of a block made by [`Grid::pieces`].
     pub(crate) fn piece(&mut self) -> &mut [T] {
         self.row(self.rows.start)
@@ -203,5 +277,50 @@ mod tests {
                 assert_eq!(*value, index / width + 1);
             }
         }
+    }
+
+    #[test]
+    fn bands_partition_every_matrix() {
+        let pool = Pool::new(NonZeroUsize::new(3).expect("not zero"), || ()).expect("threads");
+        for (starts, width, columns) in [
+            (&[0, 1][..], 1, 4),
+            (&[0, 2, 2, 5], 7, 3),
+            (&[0, 0, 4, 6], 5, 5),
+            (&[0], 3, 1),
+            (&[], 3, 1),
+        ] {
+            let height = starts.last().map_or(0, |end| *end as usize);
+            let mut outs = [vec![0; height * width], vec![0; height * width]];
+            let matrices = outs.each_mut().map(|out| out.as_mut_slice());
+            Grid::run_bands(
+                matrices,
+                starts,
+                width,
+                columns,
+                &pool,
+                |at, mut block, ()| {
+                    let [which, band] = at;
+                    for row in block.rows() {
+                        let value = 100 * which + 10 * band + row + 1;
+                        block.row(row).iter_mut().for_each(|x| *x += value);
+                    }
+                },
+            );
+            for (which, out) in outs.iter().enumerate() {
+                for (index, value) in out.iter().enumerate() {
+                    let row = (index / width) as u32;
+                    let band = starts.partition_point(|start| *start <= row) - 1;
+                    let row = (row - starts[band]) as usize;
+                    assert_eq!(*value, 100 * which + 10 * band + row + 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "bands partition the rows")]
+    fn bands_that_overlap_are_refused() {
+        let pool = Pool::new(NonZeroUsize::MIN, || ()).expect("no threads");
+        Grid::run_bands([&mut [0; 6]], &[0, 4, 2, 6], 1, 1, &pool, |_, _, ()| ());
     }
 }

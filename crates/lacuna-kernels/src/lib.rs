@@ -29,6 +29,7 @@ mod cpu;
 mod dtype;
 mod element;
 mod elementwise;
+mod experts;
 mod float;
 mod grid;
 mod level;
@@ -49,6 +50,9 @@ pub use dtype::{DType, UnknownDType};
 pub use element::{ElementType, HeadDimError, UnknownElementType};
 pub use elementwise::activation::Activation;
 pub use elementwise::rope::RopeStyle;
+pub use experts::{
+    Expert, ExpertActivations, ExpertInput, GroupScore, Groups, Routes, Routing, Scores,
+};
 pub use level::Level;
 pub use matrix::{Matrix, ShapeError};
 pub use view::{RowLayout, Run, RunMut, Runs, View, ViewError};

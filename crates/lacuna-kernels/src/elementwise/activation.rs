@@ -268,3 +268,39 @@ impl<F: Function> Kernel for ApplyMul<'_, F> {
         gate_tail.copy_from_slice(&lanes[..gate_tail.len()]);
     }
 }
+
+/// `gate = g * sigmoid(alpha * g) * (u + 1)` of a gate that is at most `limit` and an `up` between plus
+/// and minus that.
+pub(crate) struct ClampedSwiGlu<'a> {
+    pub(crate) gate: &'a mut [f32],
+    pub(crate) up: &'a [f32],
+    pub(crate) alpha: f32,
+    pub(crate) limit: f32,
+}
+
+impl Kernel for ClampedSwiGlu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { alpha, limit, .. } = self;
+        let of = |gate: S::F, up: S::F| {
+            let gate = at_most(s, gate, limit);
+            // In this order NaN passes.
+            let up = s.max(s.splat(-limit), at_most(s, up, limit));
+            let open = s.mul(gate, Sigmoid.of(s, s.mul(gate, s.splat(alpha))));
+            s.mul(open, s.add(up, s.splat(1.0)))
+        };
+        let (gates, gate_tail) = self.gate.as_chunks_mut::<LANES>();
+        let (ups, up_tail) = self.up.as_chunks::<LANES>();
+        for (gate, up) in gates.iter_mut().zip(ups) {
+            s.store(of(s.load(gate), s.load(up)), gate);
+        }
+        let mut lanes = [0.0; LANES];
+        s.store(
+            of(s.load(&padded(gate_tail)), s.load(&padded(up_tail))),
+            &mut lanes,
+        );
+        gate_tail.copy_from_slice(&lanes[..gate_tail.len()]);
+    }
+}
