@@ -102,6 +102,14 @@ pub enum ConfigError {
         /// The layer they should come from.
         source_layer: usize,
     },
+    /// Groups of experts are not all of one size.
+    #[error("model config: {experts} experts cannot be divided into {groups} groups evenly")]
+    ExpertGroups {
+        /// Experts of a layer.
+        experts: usize,
+        /// Groups they should be in.
+        groups: usize,
+    },
     /// Something about one layer.
     #[error("layer {layer}: {source}")]
     Layer {

@@ -88,8 +88,11 @@ fn plan(program: &Program) {
 
 #[test]
 fn a_config_that_is_damaged_is_refused_or_planned() {
-    for fixture in fixtures() {
-        let text = fs::read(fixture.join("hf/config.json")).expect("a committed fixture");
+    let configs = fixtures()
+        .into_iter()
+        .map(|path| path.join("hf/config.json"));
+    for config in configs.filter(|path| path.exists()) {
+        let text = fs::read(config).expect("a committed fixture");
         let config: Map<String, Value> = serde_json::from_slice(&text).expect("valid JSON");
         for config in damaged(&config) {
             let text = serde_json::to_vec(&config).expect("JSON");

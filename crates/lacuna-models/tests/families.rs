@@ -10,9 +10,9 @@ use std::path::Path;
 
 use lacuna_files::ModelFiles;
 use lacuna_kernels::ElementType;
-use lacuna_kv::KvPolicy;
+use lacuna_kv::{KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
-use lacuna_models::{BatchLimits, Model};
+use lacuna_models::{BatchLimits, LogitRows, Model, Segment};
 use runner::{Expected, Runner, TOKENS, expected, floats, folder, relative_error};
 
 /// Float32 arithmetic against float64.
@@ -54,7 +54,10 @@ fn models(name: &str) -> Vec<(String, Model)> {
     if gguf.exists() {
         models.push(open(&gguf, format!("{name} GGUF")));
     }
-    models.push(open(&fixture.join("hf"), format!("{name} folder")));
+    let folder = fixture.join("hf");
+    if folder.exists() {
+        models.push(open(&folder, format!("{name} folder")));
+    }
     let older = fixture.join("hf-old-spelling/config.json");
     if older.exists() {
         let copy = with_config(&fixture, &older);
@@ -118,6 +121,66 @@ fn no_family_depends_on_how_a_prompt_is_cut() {
                 assert!(pieces == whole, "{what} in chunks of {chunk}");
             }
         }
+    }
+}
+
+/// The last row of logits of each prompt, all computed in one pass.
+fn together(runner: &mut Runner, prompts: &[&[u32]]) -> Vec<f32> {
+    let mut sequences: Vec<Sequence> = prompts.iter().map(|_| runner.sequence()).collect();
+    let segments = sequences.iter_mut().zip(prompts).map(|(sequence, tokens)| {
+        sequence.prepare(tokens.len()).expect("room");
+        Segment {
+            tokens,
+            sequence,
+            logits: LogitRows::Last,
+        }
+    });
+    let mut segments: Vec<Segment<'_>> = segments.collect();
+    let logits = runner
+        .model
+        .forward(&runner.cpu, &mut segments, &mut runner.scratch);
+    logits.expect("valid tokens").to_vec()
+}
+
+#[test]
+fn no_family_depends_on_threads_or_on_what_else_is_in_the_batch() {
+    for name in fixtures() {
+        let expected = expected(&format!("families/{name}"));
+        let tokens = &expected.tokens;
+        let prompts = [&tokens[..11], &tokens[5..6], &tokens[..1], &tokens[3..22]];
+        let context = expected.context.unwrap_or(TOKENS);
+        let mut runners = [1, 3].map(|threads| {
+            let (_, model) = models(&name).swap_remove(0);
+            Runner::of(
+                model,
+                KvPolicy::default(),
+                ElementType::F32,
+                threads,
+                context,
+            )
+        });
+        let alone: Vec<f32> = prompts
+            .iter()
+            .flat_map(|prompt| together(&mut runners[0], &[prompt]))
+            .collect();
+        for runner in &mut runners {
+            assert!(together(runner, &prompts) == alone, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_fork_of_every_family_goes_on_as_its_source_does() {
+    for name in fixtures() {
+        let expected = expected(&format!("families/{name}"));
+        let (what, model) = models(&name).swap_remove(0);
+        let mut runner = runner(model, &expected);
+        let (start, rest) = expected.tokens[..20].split_at(13);
+        let mut source = runner.sequence();
+        runner.extend(&mut source, start);
+        let mut fork = source.fork().expect("room");
+        let forked = runner.extend(&mut fork, rest);
+        assert!(forked == runner.extend(&mut source, rest), "{what}");
     }
 }
 

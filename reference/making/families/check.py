@@ -13,7 +13,9 @@ import numpy as np
 
 BOUND = 5e-6  # the frequencies of transformers' rotations are float32
 
-NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite", "cohere2", "glm4")  # pairs 2i, 2i + 1
+CLAMP = 7.0  # of the gates of gpt-oss, which no GGUF key says
+
+NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4")  # pairs 2i, 2i + 1
 GEMMAS = ("gemma2", "gemma3", "gemma3n", "gemma4")
 
 
@@ -81,7 +83,7 @@ def softmax(x):
     return x / x.sum(-1, keepdims=True)
 
 
-def attend(q, k, v, scale, window, soft_cap):
+def attend(q, k, v, scale, window, soft_cap, sinks):
     """Queries [T, Hq, d] over keys and values [T, Hkv, d], masked to the past and to the window."""
     count, heads, _ = q.shape
     k, v = (np.repeat(rows, heads // rows.shape[1], axis=1) for rows in (k, v))
@@ -90,7 +92,10 @@ def attend(q, k, v, scale, window, soft_cap):
     seen = at[None] <= at[:, None]
     if window:
         seen &= at[None] > at[:, None] - window
-    return np.einsum("hqk,khd->qhd", softmax(np.where(seen, scores, -np.inf)), v).reshape(count, -1)
+    scores = np.where(seen, scores, -np.inf)
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, count, 1))], axis=-1)
+    return np.einsum("hqk,khd->qhd", softmax(scores)[..., :count], v).reshape(count, -1)
 
 
 def rotate(x, angles, scale, neighbours):
@@ -115,8 +120,10 @@ def yarn(file: File, width: int, base: float):
     def turns(count):
         return width * math.log(original / (count * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(turns(file.get("rope.scaling.yarn_beta_fast", 32.0))), 0)
-    high = min(math.ceil(turns(file.get("rope.scaling.yarn_beta_slow", 1.0))), width - 1)
+    low, high = (turns(file.get(f"rope.scaling.yarn_beta_{end}", usual)) for end, usual in (("fast", 32.0), ("slow", 1.0)))
+    if file.architecture != "gpt-oss":
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
     ramp = np.clip((np.arange(width // 2) - low) / max(high - low, 0.001), 0, 1)
     plain = base ** (-np.arange(0, width, 2) / width)
 
@@ -136,6 +143,8 @@ def frequencies(file: File, width: int, windowed: bool, context: int | None):
     if long is not None:
         longer = context > file["rope.scaling.original_context_length"]
         return plain / (long if longer else short), file["rope.scaling.attn_factor"]
+    if file.architecture == "gpt-oss":
+        windowed = False  # all its layers turn alike
     if windowed or kind == "none":
         factors = None if windowed else file.tensor("rope_freqs.weight")
         return plain if factors is None else plain / factors, 1.0
@@ -150,7 +159,7 @@ def windowed(file: File, layer: int) -> bool:
         return False
     if file.architecture == "phi3":
         return True
-    pattern = file.get("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6, "cohere2": 4}.get(file.architecture))
+    pattern = file.get("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2}.get(file.architecture))
     return pattern[layer] if isinstance(pattern, list) else layer % pattern < pattern - 1
 
 
@@ -221,11 +230,14 @@ class Pass:
             self.kv[window] = self.keys_and_values(h, layer, dim, window, fused)
         scale = file.get("attention.scale", 1.0 if file.architecture in ("gemma3n", "gemma4") else dim**-0.5)
         limit = file["attention.sliding_window"] if window else None
-        made = attend(q, *self.kv[window], scale, limit, file.get("attn_logit_softcapping"))
+        sinks = file.tensor("attn_sinks.weight", layer)
+        made = attend(q, *self.kv[window], scale, limit, file.get("attn_logit_softcapping"), sinks)
         return linear(file, layer, "attn_output", made)
 
     def feed_forward(self, h, layer):
         file = self.file
+        if file.tensor("ffn_gate_inp.weight", layer) is not None:
+            return self.experts(h, layer)
         up = linear(file, layer, "ffn_up", h)
         if file.tensor("ffn_gate.weight", layer) is None:
             gate, up = np.split(up, 2, axis=1)
@@ -237,15 +249,71 @@ class Pass:
         activated = gelu(gate) if file.architecture in GEMMAS else silu(gate)
         return linear(file, layer, "ffn_down", activated * up)
 
+    def routed(self, h, layer):
+        """What the chosen experts make of rows, one row at a time."""
+        file = self.file
+        logits = linear(file, layer, "ffn_gate_inp", h)
+        count, used = file["expert_count"], file["expert_used_count"]
+        if file.architecture == "glm4moe":
+            scores = 1 / (1 + np.exp(-logits))
+        else:
+            scores = logits if file.architecture in ("granitemoe", "gpt-oss") else softmax(logits)
+        bias = file.tensor("exp_probs_b.bias", layer)
+        keys = scores if bias is None else scores + bias
+        if (groups := file.get("expert_group_count", 1)) > 1:
+            split = np.sort(keys.reshape(-1, groups, count // groups), axis=-1)
+            worst = np.argsort(split[..., -2:].sum(-1), axis=-1)[:, : groups - file["expert_group_used_count"]]
+            keys = keys.reshape(split.shape).copy()
+            np.put_along_axis(keys, worst[..., None], -np.inf, axis=1)
+            keys = keys.reshape(-1, count)
+        chosen = np.argsort(-keys, axis=-1)[:, :used]
+        weights = np.take_along_axis(scores, chosen, axis=-1)
+        if file.architecture in ("granitemoe", "gpt-oss"):
+            weights = softmax(weights)
+        elif file.architecture in ("qwen3moe", "llama", "glm4moe"):
+            weights = weights / weights.sum(-1, keepdims=True)
+        weights = weights * file.get("expert_weights_scale", 1.0)
+        made = np.zeros_like(h)
+        for row in range(len(h)):
+            for expert, weight in zip(chosen[row], weights[row]):
+                made[row] += weight * self.expert(h[row], layer, expert)
+        return made
+
+    def expert(self, x, layer, expert):
+        def product(name, x):
+            bias = self.file.tensor(f"ffn_{name}_exps.bias", layer)
+            made = self.file.tensor(f"ffn_{name}_exps.weight", layer)[expert] @ x
+            return made if bias is None else made + bias[expert]
+
+        gate, up = product("gate", x), product("up", x)
+        if self.file.architecture != "gpt-oss":
+            return product("down", silu(gate) * up)
+        gate, up = np.minimum(gate, CLAMP), np.clip(up, -CLAMP, CLAMP)
+        return product("down", gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
+
+    def experts(self, h, layer):
+        file = self.file
+        made = self.routed(h, layer)
+        if file.tensor("ffn_gate_shexp.weight", layer) is None:
+            return made
+        gated = silu(linear(file, layer, "ffn_gate_shexp", h)) * linear(file, layer, "ffn_up_shexp", h)
+        shared = linear(file, layer, "ffn_down_shexp", gated)
+        if file.tensor("ffn_gate_inp_shexp.weight", layer) is not None:
+            shared = shared / (1 + np.exp(-linear(file, layer, "ffn_gate_inp_shexp", h)))
+        return made + shared
+
     def layer(self, x, layer, per_layer):
         """A layer of every family but Gemma 3n; a norm that the file does not have changes nothing."""
         file, residual = self.file, self.file.get("residual_scale", 1.0)
         h = self.norm(x, "attn_norm", layer)
-        attended = self.norm(self.attention(h, layer), "post_attention_norm", layer)
+        attended = self.attention(h, layer)
+        late = file.architecture in ("gpt-oss", "glm4moe")  # their norm before the feed-forward block is called so
+        if not late:
+            attended = self.norm(attended, "post_attention_norm", layer)
         if file.architecture == "cohere2":
             return x + attended + self.feed_forward(h, layer)
         x = x + residual * attended
-        h = self.norm(x, "ffn_norm", layer)
+        h = self.norm(x, "post_attention_norm" if late else "ffn_norm", layer)
         x = x + residual * self.norm(self.feed_forward(h, layer), "post_ffw_norm", layer)
         if per_layer is not None:
             gated = gelu(linear(file, layer, "inp_gate", x)) * per_layer[:, layer]
@@ -311,7 +379,7 @@ class Pass:
         output = file.tensor("token_embd.weight") if output is None else output
         made = self.norm(self.hidden(tokens), "output_norm") @ output.T
         scale = file.get("logit_scale", 1.0)
-        made = made / scale if file.architecture == "granite" else made * scale
+        made = made / scale if file.architecture in ("granite", "granitemoe") else made * scale
         return cap(made, file.get("final_logit_softcapping"))
 
 

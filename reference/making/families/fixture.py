@@ -42,6 +42,7 @@ class Fixture:
     convert: Callable[[Tensors], Tensors] = lambda tensors: tensors
     extra: Tensors = dataclasses.field(default_factory=dict)  # GGUF tensors that no Hugging Face tensor becomes
     old_spelling: Callable[[dict], dict] | None = None
+    keeps_hf: bool = True  # False: `hf/` is made and thrown away, because nothing is to read it
     norm_center: float = 1.0  # 0 where the computation adds 1
     # Around what other norms are drawn, by part of their name: a deep model amplifies rounding otherwise.
     centers: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -119,6 +120,7 @@ def in_double():
 
 def load(fixture: Fixture, folder: pathlib.Path) -> torch.nn.Module:
     loaded = fixture.model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    loaded.config._experts_implementation = "eager"  # the others have no float64
     return loaded.eval().double()
 
 
@@ -211,7 +213,7 @@ def gguf_tensors(fixture: Fixture, folder: pathlib.Path, layers: int) -> Tensors
     tensors = {text_name(name): values for name, values in load_file(folder / "hf" / "model.safetensors").items()}
     tensors.pop(None, None)
     for name, values in fixture.convert(tensors).items():
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None and found not in made, name
         made[found] = values
     return made
@@ -282,3 +284,5 @@ def make(folder: pathlib.Path, fixture: Fixture) -> None:
     (folder / "expected.json").write_text(json.dumps(about) + "\n")
     if fixture.old_spelling is not None:
         write_old_spelling(folder, fixture, about, logits)
+    if not fixture.keeps_hf:
+        shutil.rmtree(folder / "hf")

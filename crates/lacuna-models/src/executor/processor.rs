@@ -7,14 +7,16 @@
 use std::ops::Range;
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use lacuna_kernels::{Activations, AttentionShape, Cached, Cpu, Sequences};
+use lacuna_kernels::{
+    Activations, AttentionShape, Cached, Cpu, ExpertInput, Routes, Routing, Sequences,
+};
 use lacuna_kv::{Layer, Side};
 
 use super::{BatchSize, Segment};
 use crate::error::{ForwardError, Place};
-use crate::program::{Factor, MatrixId, Op, Program, Rows, Slot, VectorId};
+use crate::program::{ExpertsId, Factor, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
-use crate::spec::{Norm, NormKind, QueryTemperature};
+use crate::spec::{Gating, Norm, NormKind, QueryTemperature};
 use crate::weights::{Linear, Weights};
 
 /// One forward pass under way.
@@ -92,16 +94,47 @@ impl Pass<'_, '_> {
                 queries,
                 output,
                 states,
-            } => self.attend(Layer(layer), shape, [queries, output, states]),
+                sinks,
+            } => self.attend(Layer(layer), shape, sinks, [queries, output, states]),
             Op::Activate {
-                activation,
+                gating,
                 gate,
                 up,
                 width,
             } => {
                 let (gate, up) = self.pair(gate, up, Rows::Tokens, width);
-                cpu.activate_mul(activation, gate, up);
+                match gating {
+                    Gating::Product(activation) => cpu.activate_mul(activation, gate, up),
+                    Gating::Clamped { alpha, limit } => {
+                        cpu.clamped_swiglu(gate, up, alpha, limit);
+                    }
+                }
             }
+            Op::Route {
+                ref routing,
+                logits,
+                bias,
+                scales,
+                weights,
+                routes,
+            } => self.route(routing, [bias, scales], [logits, weights, routes]),
+            Op::ExpertProduct {
+                ref routing,
+                routes,
+                input,
+                from,
+                blocks,
+                columns,
+                ref outputs,
+            } => self.expert_products(routing, [routes, input, blocks], (from, columns), outputs),
+            Op::CombineExperts {
+                ref routing,
+                routes,
+                weights,
+                from,
+                to,
+                width,
+            } => self.combine_experts(routing, [routes, weights, from, to], width),
             Op::Apply {
                 function,
                 values,
@@ -374,6 +407,79 @@ impl Pass<'_, '_> {
         Linear::apply_each(linears, self.cpu, outs, &input);
     }
 
+    fn route(&mut self, routing: &Routing, vectors: [Option<VectorId>; 2], slots: [Slot; 3]) {
+        let tokens = self.size.tokens;
+        let vectors = vectors.map(|vector| vector.map(|vector| self.weights.vector(vector)));
+        let [logits, weights, routes] = self.scratch.slots(slots);
+        let logits = first(logits, tokens * routing.experts);
+        let weights = first(weights, tokens * routing.used);
+        let routes = bytemuck::cast_slice_mut(routes);
+        self.cpu.route(routes, weights, logits, routing, vectors);
+    }
+
+    fn expert_products(
+        &mut self,
+        routing: &Routing,
+        slots: [Slot; 3],
+        input: (ExpertInput, usize),
+        outputs: &[(ExpertsId, Slot)],
+    ) {
+        match outputs {
+            [a] => self.expert_product(routing, slots, input, [*a]),
+            [a, b] => self.expert_product(routing, slots, input, [*a, *b]),
+            _ => unreachable!("gate and up, or down"),
+        }
+    }
+
+    fn expert_product<const N: usize>(
+        &mut self,
+        routing: &Routing,
+        [routes, input, blocks]: [Slot; 3],
+        (from, columns): (ExpertInput, usize),
+        outputs: [(ExpertsId, Slot); N],
+    ) {
+        let tokens = self.size.tokens;
+        let choices = tokens * routing.used;
+        // What is there besides for one output; no program names a slot twice.
+        let others = [blocks].into_iter().chain(outputs.map(|(_, slot)| slot));
+        let ([routes, x], others) = self.scratch.slots_and::<3>([routes, input], others);
+        let mut others = others.into_iter();
+        let blocks = others.next().unwrap_or_default();
+        let experts = outputs.map(|(experts, _)| self.weights.experts(experts));
+        let rows = experts[0].first().map_or(0, Linear::rows);
+        let outs = experts.map(|_| first(others.next().unwrap_or_default(), choices * rows));
+        let routes = Routes::new(bytemuck::cast_slice(routes), tokens, routing);
+        let x = first(
+            x,
+            columns
+                * if from == ExpertInput::Tokens {
+                    tokens
+                } else {
+                    choices
+                },
+        );
+        let storage = match Activations::storage_bytes(1, columns) {
+            Some(_) => blocks,
+            None => &mut [],
+        };
+        let x = self
+            .cpu
+            .expert_activations(x, columns, from, routes, storage);
+        let expert = |which: usize, expert: usize| experts[which][expert].expert();
+        self.cpu.expert_matmul_each(outs, rows, &x, expert);
+    }
+
+    fn combine_experts(&mut self, routing: &Routing, slots: [Slot; 4], width: usize) {
+        let tokens = self.size.tokens;
+        let choices = tokens * routing.used;
+        let [routes, weights, from, to] = self.scratch.slots(slots);
+        let routes = Routes::new(bytemuck::cast_slice(routes), tokens, routing);
+        let weights: &mut [f32] = first(weights, choices);
+        let (from, to): (&mut [f32], &mut [f32]) =
+            (first(from, choices * width), first(to, tokens * width));
+        self.cpu.combine_experts(to, from, weights, &routes, width);
+    }
+
     fn store(&mut self, layer: Layer, slots: [Slot; 2], width: usize) {
         let [keys, values] = self.scratch.slots(slots);
         let keys: &mut [f32] = first(keys, self.size.tokens * width);
@@ -390,7 +496,14 @@ impl Pass<'_, '_> {
         }
     }
 
-    fn attend(&mut self, layer: Layer, shape: &AttentionShape, slots: [Slot; 3]) {
+    fn attend(
+        &mut self,
+        layer: Layer,
+        shape: &AttentionShape,
+        sinks: Option<VectorId>,
+        slots: [Slot; 3],
+    ) {
+        let sinks = sinks.map(|sinks| self.weights.vector(sinks));
         let [queries, output, states] = self.scratch.slots(slots);
         let elements = self.size.tokens * shape.query_heads * shape.head_dim;
         let queries: &mut [f32] = first(queries, elements);
@@ -398,7 +511,7 @@ impl Pass<'_, '_> {
         let states = bytemuck::cast_slice_mut(states);
         let sequences = InLayer(self.segments, layer);
         self.cpu
-            .attention_each(output, queries, &sequences, shape, None, states);
+            .attention_each(output, queries, &sequences, shape, sinks, states);
     }
 
     /// Picks the rows the segments ask for.

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use super::facts::{Facts, Key};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, LayerSpec, Mask, ModelSpec, Norm, NormKind, Norms,
-    OutputMatrix, OutputSpec, Values,
+    Activation, Attention, Biases, FeedForward, Gated, LayerSpec, Mask, ModelSpec, Norm, NormKind,
+    Norms, OutputMatrix, OutputSpec, Values,
 };
 
 /// What a file says where a family does not know better.
@@ -43,14 +43,16 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         temperature: None,
         shares: None,
         biases: Biases::default(),
+        sinks: false,
+    };
+    let block = Gated {
+        inner: 0,
+        activation: activation(facts)?,
+        gate_cutoff: None,
     };
     let layer = LayerSpec {
         attention,
-        feed_forward: FeedForward {
-            inner: 0,
-            activation: activation(facts)?,
-            gate_cutoff: None,
-        },
+        feed_forward: FeedForward::Gated(block),
         norms: Norms::Before,
         laurel: None,
         residual_scale: None,
@@ -62,10 +64,11 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         if let Some(kv_heads) = &kv_heads {
             layer.attention.kv_heads = kv_heads[index];
         }
-        layer.feed_forward.inner = match &inner {
+        let inner = match &inner {
             Some(inner) => inner[index],
             None => facts.required(Key::new("feed_forward_length", "intermediate_size"))?,
         };
+        layer.feed_forward = FeedForward::Gated(Gated { inner, ..block });
     }
     Ok(ModelSpec {
         family: facts.family(),
@@ -81,6 +84,7 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         altup: None,
         ropes: vec![full],
         layers,
+        layers_ahead: 0,
         output: OutputSpec {
             matrix: output_matrix(facts)?,
             scale: None,

@@ -105,6 +105,20 @@ facts! {
     };
 }
 
+/// A list of numbers, which only `config.json` has.
+impl Fact for Vec<usize> {
+    fn from_gguf(_: &Metadata, _: &str) -> Result<Option<Self>, ConfigError> {
+        Ok(None)
+    }
+
+    fn from_json(value: &Value) -> Option<Self> {
+        let numbers = value.as_array()?.iter();
+        numbers.map(usize::from_json).collect()
+    }
+
+    const EXPECTED: &'static str = "a list of numbers";
+}
+
 /// Texts of GGUF metadata.
 struct Strings(Vec<String>);
 
@@ -245,6 +259,11 @@ impl<'a> Facts<'a> {
             Source::Gguf { vocabulary, .. } => Ok(vocabulary),
             Source::HuggingFace(_) => self.required(Key::huggingface("vocab_size")),
         }
+    }
+
+    /// Whether it is a GGUF file's.
+    pub(crate) fn is_gguf(&self) -> bool {
+        matches!(self.source, Source::Gguf { .. })
     }
 
     /// Whether a GGUF file has a tensor of this name; `None` for other files.

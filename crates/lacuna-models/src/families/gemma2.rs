@@ -42,7 +42,9 @@ pub(super) fn gemma(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), Confi
     for layer in &mut spec.layers {
         layer.norms = Norms::Both;
         layer.attention.soft_cap = soft_cap;
-        layer.feed_forward.activation = Activation::GeluTanh;
+        if let Some(block) = layer.feed_forward.gated_mut() {
+            block.activation = Activation::GeluTanh;
+        }
     }
     Ok(())
 }

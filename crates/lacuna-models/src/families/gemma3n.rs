@@ -39,7 +39,7 @@ pub(crate) const FAMILY: Family = Family {
             ("laurel_post_norm", "laurel.post_laurel_norm"),
         ],
         bare: &["altup_correct_scale"],
-        norm_offset: 0.0,
+        ..Naming::USUAL
     },
     shapes: &[],
 };
@@ -61,7 +61,9 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         attention.value_norm = true;
         attention.scale = 1.0;
         layer.laurel = Some(laurel);
-        layer.feed_forward.gate_cutoff = cutoff;
+        if let Some(block) = layer.feed_forward.gated_mut() {
+            block.gate_cutoff = cutoff;
+        }
     }
     // Without it nothing says whether the last layers' own keys and values are to be used.
     let shared = Key::new("attention.shared_kv_layers", "num_kv_shared_layers");

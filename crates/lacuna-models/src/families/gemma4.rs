@@ -8,7 +8,7 @@ use super::facts::Key;
 use super::gemma2::gemma;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{Mask, ModelSpec, PerLayerInputs, QkNorm, Values};
+use crate::spec::{Activation, Mask, ModelSpec, PerLayerInputs, QkNorm, Values};
 
 pub(crate) const FAMILY: Family = Family {
     name: "gemma4",
@@ -26,7 +26,7 @@ pub(crate) const FAMILY: Family = Family {
             ("layer_output_scale", "layer_scalar"),
         ],
         bare: &["layer_output_scale"],
-        norm_offset: 0.0,
+        ..Naming::USUAL
     },
     shapes: &[],
 };
@@ -118,8 +118,8 @@ pub(super) fn share(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), Confi
         // Of a kind that no layer has, the first: the check of shapes refuses it by name.
         layer.attention.shares = Some(source.unwrap_or(0));
         layer.attention.values = Values::Projected;
-        if wide {
-            layer.feed_forward.inner *= 2;
+        if let (true, Some(block)) = (wide, layer.feed_forward.gated_mut()) {
+            block.inner *= 2;
         }
     }
     Ok(())
@@ -140,6 +140,7 @@ pub(super) fn per_layer_inputs(
     spec.per_layer_inputs = Some(PerLayerInputs {
         width: width.get(),
         rows: rows.unwrap_or(spec.vocabulary),
+        activation: Activation::GeluTanh,
     });
     Ok(())
 }

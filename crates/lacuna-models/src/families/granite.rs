@@ -16,7 +16,7 @@ pub(crate) const FAMILY: Family = Family {
     shapes: &[],
 };
 
-fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
     spec.embedding_scale = facts.get(Key::new("embedding_scale", "embedding_multiplier"))?;

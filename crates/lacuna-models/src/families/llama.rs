@@ -1,17 +1,31 @@
-//! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, SmolLM 2, Yi.
+//! Llama 2 and 3, and what is built like them: Mistral 7B and Nemo, SmolLM 2, Yi, and Mixtral, whose
+//! GGUF files say that they are Llama with experts.
 
 use lacuna_kernels::RopeStyle;
 
 use super::decoder::{ALL, decoder, windows};
+use super::experts::{self, give_experts};
 use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::ModelSpec;
 
 pub(crate) const FAMILY: Family = Family {
     name: "llama",
-    classes: &["LlamaForCausalLM", "MistralForCausalLM"],
+    classes: &[
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+    ],
     spec,
-    naming: Naming::USUAL,
+    naming: Naming {
+        parts: &[
+            ("ffn_gate_inp", "block_sparse_moe.gate"),
+            ("ffn_gate_exps", "block_sparse_moe.experts.*.w1"),
+            ("ffn_up_exps", "block_sparse_moe.experts.*.w3"),
+            ("ffn_down_exps", "block_sparse_moe.experts.*.w2"),
+        ],
+        ..Naming::USUAL
+    },
     shapes: SHAPES,
 };
 
@@ -20,6 +34,11 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     // The converter permutes the rows of queries and keys.
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
     windows(&mut spec, facts, ALL)?;
+    let count: Option<usize> = facts.get(experts::COUNT)?;
+    if count.is_some_and(|count| count > 0) {
+        let experts = experts::experts(facts, &mut spec)?;
+        give_experts(&mut spec, experts, |_| true);
+    }
     Ok(spec)
 }
 

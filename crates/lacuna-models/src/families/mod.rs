@@ -5,6 +5,7 @@
 //! one here and a fixture under `reference/`.
 
 mod decoder;
+mod experts;
 mod facts;
 mod names;
 mod shape;

@@ -17,6 +17,8 @@ pub(crate) struct Naming {
     /// Parts that are called otherwise than [`USUAL`] says: GGUF's name, and theirs without block and
     /// suffix.
     pub(crate) parts: &'static [(&'static str, &'static str)],
+    /// Parts that GGUF files of the family call otherwise than those of most: the usual name, and theirs.
+    pub(crate) gguf: &'static [(&'static str, &'static str)],
     /// GGUF's names of parts that have no suffix there.
     pub(crate) bare: &'static [&'static str],
     /// Added to the weights of norms, which some families store as distances from one. GGUF files have
@@ -28,6 +30,7 @@ impl Naming {
     /// As most families have it.
     pub(crate) const USUAL: Self = Self {
         parts: &[],
+        gguf: &[],
         bare: &[],
         norm_offset: 0.0,
     };
@@ -38,10 +41,38 @@ impl Naming {
         found.next().map_or(part, |(_, name)| name)
     }
 
+    /// The name of one expert's matrix. Older GGUF files have a tensor for each too.
+    pub(crate) fn of_expert(&self, spelling: Spelling, name: TensorName, expert: usize) -> String {
+        let full = self.full(spelling, name, "weight");
+        match spelling {
+            Spelling::Gguf => full.replace("_exps.", &format!(".{expert}.")),
+            Spelling::HuggingFace => full.replace('*', &expert.to_string()),
+        }
+    }
+
+    /// The names that a tensor of all experts' matrices or biases may have.
+    pub(crate) fn of_stack(
+        &self,
+        spelling: Spelling,
+        name: TensorName,
+        suffix: &str,
+    ) -> Vec<String> {
+        let full = self.full(spelling, name, suffix);
+        if spelling == Spelling::Gguf {
+            return vec![full];
+        }
+        // Parameters that are no module's weight or bias have no suffix of their own.
+        let full = full.replace(".*", "");
+        let bare = full.trim_end_matches(".weight").replace(".bias", "_bias");
+        vec![full, bare]
+    }
+
     /// The name of a tensor of this suffix, `weight` or `bias`.
     pub(crate) fn full(&self, spelling: Spelling, name: TensorName, suffix: &str) -> String {
         if spelling == Spelling::Gguf {
-            return format!("{name}.{suffix}");
+            let mut otherwise = self.gguf.iter().filter(|(usual, _)| *usual == name.part);
+            let part = otherwise.next().map_or(name.part, |(_, part)| part);
+            return format!("{}.{suffix}", TensorName { part, ..name });
         }
         let part = self.part(name.part);
         let block = match name.layer {
@@ -57,7 +88,7 @@ impl Naming {
 
 /// GGUF and Hugging Face names of the same tensor, without block and suffix, as most families have
 /// them.
-const USUAL: [(&str, &str); 18] = [
+const USUAL: [(&str, &str); 28] = [
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
     ("output", "lm_head"),
@@ -77,13 +108,25 @@ const USUAL: [(&str, &str); 18] = [
     ("ffn_up", "mlp.up_proj"),
     ("ffn_gate_up", "mlp.gate_up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    // Of each expert, which is a number; files that have one tensor for all leave it out.
+    ("ffn_gate_exps", "mlp.experts.*.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.*.up_proj"),
+    ("ffn_gate_up_exps", "mlp.experts.*.gate_up_proj"),
+    ("ffn_down_exps", "mlp.experts.*.down_proj"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_gate_up_shexp", "mlp.shared_experts.gate_up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
 ];
 
 /// Matrices that a file may have in one, their rows one after another: its name, and theirs.
-pub(crate) const FUSED: [(&str, &[&str]); 4] = [
+pub(crate) const FUSED: [(&str, &[&str]); 5] = [
     ("attn_qkv", &["attn_q", "attn_k", "attn_v"]),
     // GGUF files have it under the name of its second half.
     ("ffn_gate_up", &["ffn_gate", "ffn_up"]),
+    ("ffn_gate_up_shexp", &["ffn_gate_shexp", "ffn_up_shexp"]),
     // GGUF files stack them.
     (
         "altup_proj",

@@ -39,12 +39,15 @@ impl Stream<'_> {
         let attended = program.values("attended", Rows::Tokens, attention.query_width());
         let shape = attention.shape();
         let states = program.attention_states(shape);
+        let sinks = attention.sinks;
+        let sinks = sinks.then(|| program.vector("attn_sinks", attention.query_heads));
         program.push(Op::Attend {
             layer: index,
             shape,
             queries: heads.query,
             output: attended,
             states,
+            sinks,
         });
         self.attention_output(layer, attended, program);
         input

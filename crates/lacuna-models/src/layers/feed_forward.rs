@@ -1,8 +1,32 @@
-//! A gated feed-forward block: `hidden += W_down (f(W_gate x) * W_up x)` with `x = norm(hidden)`.
+//! What each token makes of what attention told it: `hidden += block(norm(hidden))`.
 
 use super::Stream;
 use crate::program::{Bias, Builder, Op, Rows, Slot};
-use crate::spec::{LayerSpec, Norms};
+use crate::spec::{FeedForward, Gated, Gating, LayerSpec, Norms};
+
+/// How the parts of a gated block are called, and the slot of its result.
+pub(super) struct GatedNames {
+    gate: &'static str,
+    up: &'static str,
+    down: &'static str,
+    output: &'static str,
+}
+
+/// Those of a layer's only block.
+const DENSE: GatedNames = GatedNames {
+    gate: "ffn_gate",
+    up: "ffn_up",
+    down: "ffn_down",
+    output: "feed-forward-output",
+};
+
+/// Those of the block that all tokens have beside chosen experts.
+pub(super) const SHARED: GatedNames = GatedNames {
+    gate: "ffn_gate_shexp",
+    up: "ffn_up_shexp",
+    down: "ffn_down_shexp",
+    output: "shared-output",
+};
 
 impl Stream<'_> {
     /// `attention_input` is what attention read, for layers whose two parts read the same.
@@ -12,20 +36,60 @@ impl Stream<'_> {
         attention_input: Option<Slot>,
         program: &mut Builder,
     ) {
-        let (hidden, inner) = (self.spec.hidden, layer.feed_forward.inner);
-        program.step("gate-up");
+        let hidden = self.spec.hidden;
+        let experts = layer.feed_forward.experts();
+        program.step(match experts {
+            Some(experts) if experts.dense.is_none() => "route",
+            _ => "gate-up",
+        });
         let input = match layer.norms {
             Norms::Parallel => attention_input.unwrap_or(self.hidden),
             Norms::After => self.hidden,
-            Norms::Before | Norms::Both => {
-                let input = program.values("feed-forward-input", Rows::Tokens, hidden);
-                let weight = program.vector("ffn_norm", hidden);
-                self.norm(weight, self.hidden, input, Rows::Tokens, program);
-                input
-            }
+            Norms::Before | Norms::Both => self.normed("ffn_norm", "feed-forward-input", program),
         };
-        let gate_matrix = program.matrix("ffn_gate", inner, hidden, Bias::IfPresent);
-        let up_matrix = program.matrix("ffn_up", inner, hidden, Bias::IfPresent);
+        let output = match &layer.feed_forward {
+            FeedForward::Gated(gated) => self.gated(gated, input, &DENSE, program),
+            FeedForward::Experts(experts) => match &experts.dense {
+                None => self.experts(experts, input, program),
+                Some(dense) => {
+                    let output = self.gated(dense, input, &DENSE, program);
+                    self.experts_beside(experts, output, program);
+                    output
+                }
+            },
+        };
+        if layer.norms.after() {
+            let weight = program.vector("post_ffw_norm", hidden);
+            self.norm(weight, output, output, Rows::Tokens, program);
+        }
+        self.add(layer, output, program);
+    }
+
+    /// The residual stream, normed into a slot.
+    pub(super) fn normed(
+        &self,
+        part: &'static str,
+        slot: &'static str,
+        program: &mut Builder,
+    ) -> Slot {
+        let hidden = self.spec.hidden;
+        let input = program.values(slot, Rows::Tokens, hidden);
+        let weight = program.vector(part, hidden);
+        self.norm(weight, self.hidden, input, Rows::Tokens, program);
+        input
+    }
+
+    /// `W_down (f(W_gate x) * W_up x)` with `x` in `input`. Goes on with the step begun last.
+    pub(super) fn gated(
+        &self,
+        gated: &Gated,
+        input: Slot,
+        names: &GatedNames,
+        program: &mut Builder,
+    ) -> Slot {
+        let (hidden, inner) = (self.spec.hidden, gated.inner);
+        let gate_matrix = program.matrix(names.gate, inner, hidden, Bias::IfPresent);
+        let up_matrix = program.matrix(names.up, inner, hidden, Bias::IfPresent);
         let gate = program.values("gate", Rows::Tokens, inner);
         let up = program.values("up", Rows::Tokens, inner);
         let outputs = vec![(gate_matrix, gate), (up_matrix, up)];
@@ -33,7 +97,7 @@ impl Stream<'_> {
         program.product(input, blocks, Rows::Tokens, hidden, outputs);
 
         program.step("activate");
-        if let Some(deviations) = layer.feed_forward.gate_cutoff {
+        if let Some(deviations) = gated.gate_cutoff {
             program.push(Op::KeepOutliers {
                 values: gate,
                 deviations,
@@ -41,21 +105,17 @@ impl Stream<'_> {
             });
         }
         program.push(Op::Activate {
-            activation: layer.feed_forward.activation,
+            gating: Gating::Product(gated.activation),
             gate,
             up,
             width: inner,
         });
 
         program.step("down");
-        let output = program.values("feed-forward-output", Rows::Tokens, hidden);
-        let matrix = program.matrix("ffn_down", hidden, inner, Bias::IfPresent);
+        let output = program.values(names.output, Rows::Tokens, hidden);
+        let matrix = program.matrix(names.down, hidden, inner, Bias::IfPresent);
         let outputs = vec![(matrix, output)];
         program.product(gate, "gate-blocks", Rows::Tokens, inner, outputs);
-        if layer.norms.after() {
-            let weight = program.vector("post_ffw_norm", hidden);
-            self.norm(weight, output, output, Rows::Tokens, program);
-        }
-        self.add(layer, output, program);
+        output
     }
 }

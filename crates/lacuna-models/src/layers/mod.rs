@@ -2,13 +2,14 @@
 
 mod altup;
 mod attention;
+mod experts;
 mod feed_forward;
 mod laurel;
 mod per_layer_input;
 
 use crate::error::Place;
 use crate::program::{Bias, Builder, Factor, MatrixId, Op, Rows, Slot, VectorId};
-use crate::spec::{LayerSpec, ModelSpec, OutputMatrix};
+use crate::spec::{LayerSpec, ModelSpec, OutputMatrix, PerLayerInputs};
 
 /// The slots that layers have in common.
 pub(crate) struct Stream<'a> {
@@ -40,7 +41,7 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
     };
     let inputs = spec
         .per_layer_inputs
-        .map(|inputs| (stream.per_layer_inputs(inputs, program), inputs.width));
+        .map(|inputs| (stream.per_layer_inputs(inputs, program), inputs));
     if let Some(altup) = spec.altup {
         stream.begin_streams(altup, program);
     }
@@ -109,7 +110,7 @@ impl Stream<'_> {
         &self,
         index: usize,
         layer: &LayerSpec,
-        inputs: Option<(Slot, usize)>,
+        inputs: Option<(Slot, PerLayerInputs)>,
         program: &mut Builder,
     ) {
         if let Some(altup) = self.spec.altup {
@@ -132,7 +133,7 @@ impl Stream<'_> {
                     (read, self.other_streams(altup, program))
                 }
             };
-            self.take_per_layer_input(index, layer, inputs, (read, &into), program);
+            self.take_per_layer_input(index, inputs, (read, &into), program);
         }
         if layer.output_scale {
             let factor = program.vector("layer_output_scale", 1);

@@ -8,7 +8,7 @@
 
 use super::Stream;
 use crate::program::{Bias, Builder, Factor, Op, Rows, Slot};
-use crate::spec::{LayerSpec, PerLayerInputs};
+use crate::spec::{Gating, PerLayerInputs};
 
 impl Stream<'_> {
     /// The inputs of all layers, side by side.
@@ -61,12 +61,11 @@ impl Stream<'_> {
     pub(super) fn take_per_layer_input(
         &self,
         index: usize,
-        layer: &LayerSpec,
-        (inputs, width): (Slot, usize),
+        (inputs, shape): (Slot, PerLayerInputs),
         (read, into): (Slot, &[Slot]),
         program: &mut Builder,
     ) {
-        let hidden = self.spec.hidden;
+        let (hidden, width) = (self.spec.hidden, shape.width);
         let gate = program.values("per-layer-gate", Rows::Tokens, width);
         let matrix = program.matrix("inp_gate", width, hidden, Bias::IfPresent);
         let outputs = vec![(matrix, gate)];
@@ -81,7 +80,7 @@ impl Stream<'_> {
             width,
         });
         program.push(Op::Activate {
-            activation: layer.feed_forward.activation,
+            gating: Gating::Product(shape.activation),
             gate,
             up: own,
             width,

@@ -145,8 +145,9 @@ fn unplaced(program: &Program, limits: BatchLimits) -> impl Iterator<Item = Opti
     })
 }
 
-/// Gives every buffer an offset, longest-lived and then largest first, each as low as those placed
-/// before it allow.
+/// Gives every buffer an offset, each as low as those placed before it allow; the order in which they
+/// are placed is that of two which takes less: the longest-lived first, which suits layers that are all
+/// alike, or the largest first, which suits a few that are larger than all others, as those of experts.
 /// Returns the bytes of the arena, or `None` when they are too many to allocate.
 fn pack(placements: &mut [Placement]) -> Option<usize> {
     let largest = isize::MAX as usize - ALIGNMENT;
@@ -154,11 +155,21 @@ fn pack(placements: &mut [Placement]) -> Option<usize> {
         .iter()
         .try_fold(0usize, |sum, place| sum.checked_add(place.bytes));
     sum.filter(|&sum| sum <= largest - placements.len() * ALIGNMENT)?;
+    let longest_first = pack_by(placements, |place| (place.lifetime.longest(), place.bytes));
+    let offsets: Vec<usize> = placements.iter().map(|place| place.offset).collect();
+    let largest_first = pack_by(placements, |place| (place.bytes, place.lifetime.longest()));
+    if longest_first <= largest_first {
+        for (place, offset) in placements.iter_mut().zip(offsets) {
+            place.offset = offset;
+        }
+    }
+    Some(longest_first.min(largest_first))
+}
+
+/// Places buffers by descending `size`; returns where the last of them ends.
+fn pack_by(placements: &mut [Placement], size: impl Fn(&Placement) -> (usize, usize)) -> usize {
     let mut order: Vec<usize> = (0..placements.len()).collect();
-    order.sort_by_key(|&index| {
-        let place = &placements[index];
-        (Reverse((place.lifetime.longest(), place.bytes)), index)
-    });
+    order.sort_by_key(|&index| (Reverse(size(&placements[index])), index));
     for (placed, &index) in order.iter().enumerate() {
         let before = order[..placed].iter().map(|&index| &placements[index]);
         placements[index].offset = lowest(before, &placements[index]);
@@ -166,7 +177,7 @@ fn pack(placements: &mut [Placement]) -> Option<usize> {
     let end = placements
         .iter()
         .map(|place| place.offset + aligned_bytes(place));
-    end.max()
+    end.max().unwrap_or(0)
 }
 
 /// The lowest offset at which `wanted` overlaps nothing of `placed` that is alive with it.

@@ -1,10 +1,13 @@
 //! Puts a program together, step by step.
 
-use lacuna_kernels::AttentionShape;
+use lacuna_kernels::{AttentionShape, ExpertInput, Routing};
 
 use super::op::Op;
 use super::slot::{Contents, Rows, Slot, SlotSpec};
-use super::tensors::{Bias, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId, VectorSpec};
+use super::tensors::{
+    Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId,
+    VectorSpec,
+};
 use super::{Program, Step};
 
 /// A program under construction.
@@ -60,10 +63,39 @@ impl Builder {
         })))
     }
 
+    /// The matrices `part` of the current layer's experts.
+    pub(crate) fn expert_matrices(
+        &mut self,
+        part: &'static str,
+        routing: &Routing,
+        [rows, columns]: [usize; 2],
+        bias: Bias,
+    ) -> ExpertsId {
+        ExpertsId(self.tensor(TensorSpec::Experts(ExpertsSpec {
+            name: self.name(part),
+            experts: routing.experts,
+            used: routing.used,
+            rows,
+            columns,
+            bias,
+        })))
+    }
+
     /// The vector `part` of the current layer, or of the model outside of layers.
     pub(crate) fn vector(&mut self, part: &'static str, width: usize) -> VectorId {
+        self.vector_called(part, "weight", width)
+    }
+
+    /// The same of a name that ends otherwise than most.
+    pub(crate) fn vector_called(
+        &mut self,
+        part: &'static str,
+        suffix: &'static str,
+        width: usize,
+    ) -> VectorId {
         VectorId(self.tensor(TensorSpec::Vector(VectorSpec {
             name: self.name(part),
+            suffix,
             width,
         })))
     }
@@ -130,6 +162,30 @@ impl Builder {
         slot
     }
 
+    /// The slot of which experts tokens have.
+    pub(crate) fn routes(&mut self, routing: Routing) -> Slot {
+        let slot = self.slot("routes", Contents::Routes(Vec::new()));
+        let Contents::Routes(known) = &mut self.slots[slot.0].contents else {
+            unreachable!("it is always that")
+        };
+        if !known.contains(&routing) {
+            known.push(routing);
+        }
+        slot
+    }
+
+    /// The slot for rows of `width` prepared for products with `used` experts of each token.
+    pub(crate) fn expert_blocks(&mut self, used: usize, width: usize) -> Slot {
+        let slot = self.slot("expert-blocks", Contents::ExpertBlocks(Vec::new()));
+        let Contents::ExpertBlocks(known) = &mut self.slots[slot.0].contents else {
+            unreachable!("it is always that")
+        };
+        if !known.contains(&(used, width)) {
+            known.push((used, width));
+        }
+        slot
+    }
+
     /// The slot of the tokens' positions.
     pub(crate) fn positions(&mut self) -> Slot {
         self.slot("positions", Contents::Positions)
@@ -169,6 +225,26 @@ impl Builder {
             input,
             blocks,
             rows,
+            columns,
+            outputs,
+        });
+    }
+
+    /// `output = W input` for each of `outputs`, by the experts that `routes` says.
+    pub(crate) fn expert_product(
+        &mut self,
+        routing: &Routing,
+        routes: Slot,
+        (input, from, columns): (Slot, ExpertInput, usize),
+        outputs: Vec<(ExpertsId, Slot)>,
+    ) {
+        let blocks = self.expert_blocks(routing.used, columns);
+        self.push(Op::ExpertProduct {
+            routing: *routing,
+            routes,
+            input,
+            from,
+            blocks,
             columns,
             outputs,
         });

@@ -30,7 +30,10 @@ pub(crate) use builder::Builder;
 pub use lifetime::{Lifetime, Span};
 pub use op::{Access, Factor, Op};
 pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
-pub use tensors::{Bias, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId, VectorSpec};
+pub use tensors::{
+    Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId,
+    VectorSpec,
+};
 
 /// The operations of one forward pass, in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,11 +115,19 @@ impl Program {
     #[must_use]
     pub fn products(&self) -> (u64, u64) {
         let of = |wanted: Rows| {
-            let products = self.ops.iter().flat_map(move |op| match op {
-                Op::Product { rows, outputs, .. } if *rows == wanted => outputs.as_slice(),
-                _ => &[],
+            let tensors = self.ops.iter().flat_map(move |op| match op {
+                Op::Product { rows, outputs, .. } if *rows == wanted => {
+                    outputs.iter().map(|(matrix, _)| matrix.0).collect()
+                }
+                Op::ExpertProduct { outputs, .. } if wanted == Rows::Tokens => {
+                    outputs.iter().map(|(experts, _)| experts.0).collect()
+                }
+                _ => Vec::new(),
             });
-            let sizes = products.map(|(matrix, _)| self.tensors[matrix.0].elements() as u64);
+            let sizes = tensors.map(|tensor| match self.tensors[tensor] {
+                TensorSpec::Experts(experts) => experts.active_elements() as u64,
+                other => other.elements() as u64,
+            });
             sizes.sum()
         };
         (of(Rows::Tokens), of(Rows::Logits))

@@ -1,11 +1,11 @@
 //! The operations of a forward pass, and what each reads and writes.
 
-use lacuna_kernels::{AttentionShape, RopeStyle};
+use lacuna_kernels::{AttentionShape, ExpertInput, RopeStyle, Routing};
 
 use super::slot::{Rows, Slot};
-use super::tensors::{MatrixId, VectorId};
+use super::tensors::{ExpertsId, MatrixId, VectorId};
 use crate::error::Place;
-use crate::spec::{Activation, Norm, QueryTemperature};
+use crate::spec::{Activation, Gating, Norm, QueryTemperature};
 
 /// One operation. Rows are of the width it says, one after another, from the start of a slot.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,11 +101,61 @@ pub enum Op {
         output: Slot,
         /// Partial results.
         states: Slot,
+        /// A logit for each query head that takes its share of the softmax.
+        sinks: Option<VectorId>,
+    },
+    /// Each token's experts are chosen and weighed.
+    Route {
+        /// How.
+        routing: Routing,
+        /// `[tokens, experts]`, which is used up.
+        logits: Slot,
+        /// Added to scores where they are compared.
+        bias: Option<VectorId>,
+        /// What each expert's weights are multiplied by.
+        scales: Option<VectorId>,
+        /// `[tokens, used]`
+        weights: Slot,
+        /// Which experts they are.
+        routes: Slot,
+    },
+    /// Products of the chosen experts' matrices with their tokens' rows, and their biases.
+    ExpertProduct {
+        /// How experts were chosen.
+        routing: Routing,
+        /// Which they are.
+        routes: Slot,
+        /// `[tokens, columns]`, or `[tokens, used x columns]` with rows sorted by expert.
+        input: Slot,
+        /// Which of the two.
+        from: ExpertInput,
+        /// Where the input is quantized to.
+        blocks: Slot,
+        /// Elements of an expert's input.
+        columns: usize,
+        /// The matrices, all of the same shape, and where their products go: `[tokens, used x rows of
+        /// the matrix]`, sorted by expert.
+        outputs: Vec<(ExpertsId, Slot)>,
+    },
+    /// The weighed sum of what each token's experts have made of it.
+    CombineExperts {
+        /// How experts were chosen.
+        routing: Routing,
+        /// Which they are.
+        routes: Slot,
+        /// What they weigh, `[tokens, used]`.
+        weights: Slot,
+        /// `[tokens, used x width]`, sorted by expert.
+        from: Slot,
+        /// `[tokens, width]`
+        to: Slot,
+        /// Elements of a row.
+        width: usize,
     },
     /// `gate = f(gate) * up`
     Activate {
-        /// `f`.
-        activation: Activation,
+        /// What is made of the two.
+        gating: Gating,
         /// `[tokens, width]`
         gate: Slot,
         /// `[tokens, width]`
@@ -302,6 +352,37 @@ impl Op {
                 ..
             } => vec![(*queries, Read), (*output, Write), (*states, Write)],
             Self::Activate { gate, up, .. } => vec![(*gate, Read), (*up, Read)],
+            Self::Route {
+                logits,
+                weights,
+                routes,
+                ..
+            } => vec![(*logits, Read), (*weights, Write), (*routes, Write)],
+            Self::ExpertProduct {
+                routes,
+                input,
+                blocks,
+                outputs,
+                ..
+            } => {
+                let outputs = outputs.iter().map(|(_, slot)| (*slot, Write));
+                [(*routes, Read), (*input, Read), (*blocks, Write)]
+                    .into_iter()
+                    .chain(outputs)
+                    .collect()
+            }
+            Self::CombineExperts {
+                routes,
+                weights,
+                from,
+                to,
+                ..
+            } => vec![
+                (*routes, Read),
+                (*weights, Read),
+                (*from, Read),
+                (*to, Write),
+            ],
             Self::Add { to, from, .. } => {
                 vec![(*to, Read), (*from, Read)]
             }

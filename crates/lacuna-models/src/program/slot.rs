@@ -1,6 +1,6 @@
 //! Slots: the activation buffers that operations read and write.
 
-use lacuna_kernels::{Activations, AttentionShape, Cpu};
+use lacuna_kernels::{Activations, AttentionShape, Cpu, Routes, Routing};
 
 use crate::scratch::BatchLimits;
 
@@ -36,6 +36,11 @@ pub enum Contents {
     },
     /// The position of each token in its sequence.
     Positions,
+    /// Which experts tokens have, for each way to choose them.
+    Routes(Vec<Routing>),
+    /// Rows prepared for products with quantized matrices of experts: so many experts of each token, and
+    /// the width of rows.
+    ExpertBlocks(Vec<(usize, usize)>),
     /// Partial results of attention that is split over the context, for each of these.
     AttentionStates(Vec<AttentionShape>),
 }
@@ -131,6 +136,8 @@ impl SlotSpec {
             Contents::Positions => Some(Shape::new(Element::U32, limits.tokens, 1)),
             Contents::Quantized { rows, widths } => quantized(rows.at_most(limits), widths),
             Contents::AttentionStates(shapes) => Some(attention_states(shapes, limits)),
+            Contents::Routes(ways) => routes(ways, limits),
+            Contents::ExpertBlocks(shapes) => expert_blocks(shapes, limits),
         }
     }
 }
@@ -142,6 +149,25 @@ fn quantized(rows: usize, widths: &[usize]) -> Option<Shape> {
     for &width in widths {
         if Activations::storage_bytes(1, width).is_some() {
             most = most.max(Activations::storage_bytes(rows, width)?);
+        }
+    }
+    Some(Shape::new(Element::U8, 1, most))
+}
+
+fn routes(ways: &[Routing], limits: BatchLimits) -> Option<Shape> {
+    let words = ways
+        .iter()
+        .map(|routing| Routes::words(limits.tokens, routing));
+    let most = words.collect::<Option<Vec<_>>>()?.into_iter().max();
+    Some(Shape::new(Element::U32, 1, most.unwrap_or(0)))
+}
+
+/// Storage for the widest quantized rows of all choices; nothing where no quantized matrix has such rows.
+fn expert_blocks(shapes: &[(usize, usize)], limits: BatchLimits) -> Option<Shape> {
+    let mut most = 0;
+    for &(used, width) in shapes {
+        if Activations::storage_bytes(1, width).is_some() {
+            most = most.max(Routes::storage_bytes(limits.tokens, used, width)?);
         }
     }
     Some(Shape::new(Element::U8, 1, most))

@@ -10,6 +10,10 @@ pub struct MatrixId(pub(crate) usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VectorId(pub(crate) usize);
 
+/// The matrices of a layer's experts, of one kind: their number among the tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ExpertsId(pub(crate) usize);
+
 /// What a tensor is called, whatever a file's own spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TensorName {
@@ -24,6 +28,8 @@ pub struct TensorName {
 pub enum TensorSpec {
     /// A matrix, used where the file is mapped.
     Matrix(MatrixSpec),
+    /// A matrix for each expert, used where the file is mapped.
+    Experts(ExpertsSpec),
     /// A vector, copied out as `f32`.
     Vector(VectorSpec),
 }
@@ -41,6 +47,23 @@ pub struct MatrixSpec {
     pub bias: Bias,
 }
 
+/// A matrix for each expert, all of one shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertsSpec {
+    /// What they are called together.
+    pub name: TensorName,
+    /// How many there are.
+    pub experts: usize,
+    /// Of these, how many compute a token.
+    pub used: usize,
+    /// Elements of a product.
+    pub rows: usize,
+    /// Elements of what it is multiplied with.
+    pub columns: usize,
+    /// Whether each has a bias of `rows` elements.
+    pub bias: Bias,
+}
+
 /// Whether a matrix has a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
@@ -55,6 +78,8 @@ pub enum Bias {
 pub struct VectorSpec {
     /// What it is called.
     pub name: TensorName,
+    /// What its name ends with in GGUF files; `weight` for most.
+    pub suffix: &'static str,
     /// Elements.
     pub width: usize,
 }
@@ -65,6 +90,7 @@ impl TensorSpec {
     pub const fn name(&self) -> TensorName {
         match self {
             Self::Matrix(matrix) => matrix.name,
+            Self::Experts(experts) => experts.name,
             Self::Vector(vector) => vector.name,
         }
     }
@@ -74,8 +100,17 @@ impl TensorSpec {
     pub const fn elements(&self) -> usize {
         match self {
             Self::Matrix(matrix) => matrix.rows * matrix.columns,
+            Self::Experts(experts) => experts.experts * experts.rows * experts.columns,
             Self::Vector(vector) => vector.width,
         }
+    }
+}
+
+impl ExpertsSpec {
+    /// Elements that a token is multiplied with.
+    #[must_use]
+    pub const fn active_elements(&self) -> usize {
+        self.used * self.rows * self.columns
     }
 }
 

@@ -3,8 +3,8 @@
 use lacuna_kernels::RopeStyle;
 
 use super::{
-    Activation, Attention, Biases, FeedForward, LayerSpec, Mask, ModelSpec, Norm, NormKind, Norms,
-    OutputMatrix, OutputSpec, QkNorm, Rope, RopeScaling, Values,
+    Activation, Attention, Biases, FeedForward, Gated, LayerSpec, Mask, ModelSpec, Norm, NormKind,
+    Norms, OutputMatrix, OutputSpec, QkNorm, Rope, RopeScaling, Values,
 };
 
 /// A decoder of three layers, all alike.
@@ -24,12 +24,13 @@ pub(crate) fn small() -> ModelSpec {
             temperature: None,
             shares: None,
             biases: Biases::default(),
+            sinks: false,
         },
-        feed_forward: FeedForward {
+        feed_forward: FeedForward::Gated(Gated {
             inner: 160,
             activation: Activation::Silu,
             gate_cutoff: None,
-        },
+        }),
         norms: Norms::Before,
         laurel: None,
         residual_scale: None,
@@ -55,11 +56,19 @@ pub(crate) fn small() -> ModelSpec {
             file_factors: false,
         }],
         layers: vec![layer; 3],
+        layers_ahead: 0,
         output: OutputSpec {
             matrix: OutputMatrix::Tied,
             scale: None,
             soft_cap: None,
         },
+    }
+}
+
+impl LayerSpec {
+    /// Its dense feed-forward block.
+    pub(crate) fn gated(&mut self) -> &mut Gated {
+        self.feed_forward.gated_mut().expect("a dense layer")
     }
 }
 

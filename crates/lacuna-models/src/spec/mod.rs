@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 pub(crate) mod examples;
+mod experts;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -15,8 +16,10 @@ mod validate;
 use lacuna_kernels::AttentionShape;
 /// What is between the products of a feed-forward block, and which tokens a token sees.
 pub use lacuna_kernels::{Activation, Mask};
+pub use lacuna_kernels::{GroupScore, Groups, Routing, Scores};
 use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec};
 
+pub use experts::{Experts, Gating, Router, SharedExpert};
 pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
 pub(crate) use validate::rope_table;
 
@@ -43,6 +46,9 @@ pub struct ModelSpec {
     pub ropes: Vec<Rope>,
     /// Decoder layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// Layers that files hold after the last and that are not computed: they foretell more than one
+    /// token at a time.
+    pub layers_ahead: usize,
     /// From the residual stream to logits.
     pub output: OutputSpec,
 }
@@ -54,6 +60,8 @@ pub struct PerLayerInputs {
     pub width: usize,
     /// Rows of the table; tokens beyond them have the first.
     pub rows: usize,
+    /// What their gates go through.
+    pub activation: Activation,
 }
 
 /// Alternating updates (AltUp, Gemma 3n): several residual streams, of which a layer computes the first;
@@ -168,6 +176,8 @@ pub struct Attention {
     pub shares: Option<usize>,
     /// Products must come with biases.
     pub biases: Biases,
+    /// Whether each query head has a learned logit that takes its share of the softmax, without a value.
+    pub sinks: bool,
 }
 
 /// What values are made of.
@@ -206,9 +216,37 @@ pub struct Biases {
     pub output: bool,
 }
 
-/// A feed-forward block: `W_down (f(W_gate x) * W_up x)`.
+/// What each token makes of what attention told it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FeedForward {
+pub enum FeedForward {
+    /// One block for all tokens.
+    Gated(Gated),
+    /// A choice of blocks for each token.
+    Experts(Experts),
+}
+
+impl FeedForward {
+    /// The dense block, if it has one.
+    pub fn gated_mut(&mut self) -> Option<&mut Gated> {
+        match self {
+            Self::Gated(gated) => Some(gated),
+            Self::Experts(experts) => experts.dense.as_mut(),
+        }
+    }
+
+    /// The experts, if it has some.
+    #[must_use]
+    pub const fn experts(&self) -> Option<&Experts> {
+        match self {
+            Self::Gated(_) => None,
+            Self::Experts(experts) => Some(experts),
+        }
+    }
+}
+
+/// A dense feed-forward block: `W_down (f(W_gate x) * W_up x)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gated {
     /// Inner width, in elements.
     pub inner: usize,
     /// `f`.

@@ -27,7 +27,7 @@ fn zero_and_absurd_sizes_are_named() {
         ..small()
     };
     assert!(message(&huge).contains("vocabulary"));
-    let narrow = small().each_layer(|layer| layer.feed_forward.inner = 0);
+    let narrow = small().each_layer(|layer| layer.gated().inner = 0);
     assert!(message(&narrow).contains("feed_forward"));
 }
 
@@ -113,7 +113,7 @@ fn contradictions_of_streams_and_learned_residuals_are_named_with_their_layer() 
     }
     for cutoff in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut sparse = small();
-        sparse.layers[1].feed_forward.gate_cutoff = Some(cutoff);
+        sparse.layers[1].gated().gate_cutoff = Some(cutoff);
         let shown = message(&sparse);
         assert!(
             shown.starts_with("layer 1: ") && shown.contains("sparse gates"),

@@ -3,24 +3,26 @@
 use lacuna_kernels::AttentionShape;
 
 use super::{
-    AltUp, Attention, Laurel, LayerSpec, Mask, ModelSpec, PerLayerInputs, Rope, RopeScaling,
+    AltUp, Attention, FeedForward, Gated, Laurel, LayerSpec, Mask, ModelSpec, PerLayerInputs, Rope,
+    RopeScaling,
 };
 use crate::error::ConfigError;
 
 /// Bounds that hold for any model this program can run. They keep arithmetic on sizes far from
 /// overflow, whatever a file says.
-mod limit {
-    pub(super) const LAYERS: usize = 4096;
-    pub(super) const HIDDEN: usize = 1 << 20;
-    pub(super) const HEADS: usize = 4096;
-    pub(super) const FEED_FORWARD: usize = 1 << 22;
-    pub(super) const VOCABULARY: usize = 1 << 24;
+pub(super) mod limit {
+    pub(in crate::spec) const LAYERS: usize = 4096;
+    pub(in crate::spec) const HIDDEN: usize = 1 << 20;
+    pub(in crate::spec) const HEADS: usize = 4096;
+    pub(in crate::spec) const FEED_FORWARD: usize = 1 << 22;
+    pub(in crate::spec) const EXPERTS: usize = 4096;
+    pub(in crate::spec) const VOCABULARY: usize = 1 << 24;
     /// Query heads per key/value head that attention takes.
-    pub(super) const GROUP: usize = 64;
+    pub(in crate::spec) const GROUP: usize = 64;
     /// Elements of a layer's own input.
-    pub(super) const PER_LAYER: usize = 1 << 16;
+    pub(in crate::spec) const PER_LAYER: usize = 1 << 16;
     /// Tables of rotations: each is held for a whole pass.
-    pub(super) const ROPES: usize = 8;
+    pub(in crate::spec) const ROPES: usize = 8;
 }
 
 impl ModelSpec {
@@ -30,6 +32,13 @@ impl ModelSpec {
     /// The first [`ConfigError`] found, naming the field, and the layer where there is one.
     pub fn validate(&self) -> Result<(), ConfigError> {
         in_range("layers", self.layers.len(), limit::LAYERS)?;
+        if self.layers_ahead > limit::LAYERS {
+            return Err(ConfigError::OutOfRange {
+                field: "layers that foretell",
+                value: self.layers_ahead,
+                limit: limit::LAYERS,
+            });
+        }
         in_range("hidden", self.hidden, limit::HIDDEN)?;
         in_range("vocabulary", self.vocabulary, limit::VOCABULARY)?;
         in_range("context_tokens", self.context_tokens, usize::MAX)?;
@@ -42,7 +51,7 @@ impl ModelSpec {
         for (field, scale) in scales {
             positive(field, scale.map_or(1.0, f64::from))?;
         }
-        if let Some(PerLayerInputs { width, rows }) = self.per_layer_inputs {
+        if let Some(PerLayerInputs { width, rows, .. }) = self.per_layer_inputs {
             in_range("width of per-layer inputs", width, limit::PER_LAYER)?;
             in_range("rows of per-layer inputs", rows, limit::VOCABULARY)?;
         }
@@ -96,9 +105,9 @@ impl ModelSpec {
 impl LayerSpec {
     fn validate(&self, model: &ModelSpec) -> Result<(), ConfigError> {
         self.attention.validate(&model.ropes)?;
-        in_range("feed_forward", self.feed_forward.inner, limit::FEED_FORWARD)?;
-        if let Some(cutoff) = self.feed_forward.gate_cutoff {
-            finite("cutoff of sparse gates", f64::from(cutoff))?;
+        match &self.feed_forward {
+            FeedForward::Gated(gated) => gated.validate()?,
+            FeedForward::Experts(experts) => experts.validate()?,
         }
         if let Some(Laurel { rank }) = self.laurel {
             in_range("rank of the learned residual", rank, model.hidden)?;
@@ -110,6 +119,16 @@ impl LayerSpec {
             }
         }
         positive("residual scale", self.residual_scale.map_or(1.0, f64::from))
+    }
+}
+
+impl Gated {
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        in_range("feed_forward", self.inner, limit::FEED_FORWARD)?;
+        match self.gate_cutoff {
+            Some(cutoff) => finite("cutoff of sparse gates", f64::from(cutoff)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -235,7 +254,7 @@ pub(crate) fn rope_table(table: &[f32], pairs: usize) -> Result<(), ConfigError>
     factors.try_for_each(|factor| positive("rope frequency factor", factor))
 }
 
-fn in_range(field: &'static str, value: usize, limit: usize) -> Result<(), ConfigError> {
+pub(super) fn in_range(field: &'static str, value: usize, limit: usize) -> Result<(), ConfigError> {
     match (1..=limit).contains(&value) {
         true => Ok(()),
         false => Err(ConfigError::OutOfRange {
@@ -259,7 +278,7 @@ fn finite(field: &'static str, value: f64) -> Result<(), ConfigError> {
     }
 }
 
-fn positive(field: &'static str, value: f64) -> Result<(), ConfigError> {
+pub(super) fn positive(field: &'static str, value: f64) -> Result<(), ConfigError> {
     match value.is_finite() && value > 0.0 {
         true => Ok(()),
         false => Err(ConfigError::NotPositive { field, value }),

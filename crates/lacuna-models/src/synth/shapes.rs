@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use super::Error;
 use super::types::Types;
 use crate::families::{Shape, shapes};
-use crate::program::{Bias, MatrixSpec, Program, TensorSpec, VectorSpec};
+use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorSpec, VectorSpec};
 use crate::spec::ModelSpec;
 use lacuna_files::DType;
 
@@ -57,8 +57,29 @@ impl Shape {
         for tensor in program.tensors() {
             let name = tensor.name();
             match *tensor {
-                TensorSpec::Vector(VectorSpec { width, .. }) => {
-                    tensors.push(ones(format!("{name}.weight"), width));
+                TensorSpec::Vector(VectorSpec { suffix, width, .. }) => {
+                    let name = format!("{name}.{suffix}");
+                    tensors.push(match suffix {
+                        "bias" => bias(name, width),
+                        _ => ones(name, width),
+                    });
+                }
+                TensorSpec::Experts(ExpertsSpec {
+                    experts,
+                    rows,
+                    columns,
+                    bias: needed,
+                    ..
+                }) => {
+                    let dtype = types.of(name, spec.layers.len(), self.tied);
+                    let mut stack = matrix(format!("{name}.weight"), dtype, rows, columns);
+                    stack.shape.insert(0, experts);
+                    tensors.push(stack);
+                    if needed == Bias::Required {
+                        let mut stack = bias(format!("{name}.bias"), rows);
+                        stack.shape.insert(0, experts);
+                        tensors.push(stack);
+                    }
                 }
                 TensorSpec::Matrix(MatrixSpec {
                     rows,

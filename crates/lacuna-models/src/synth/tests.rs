@@ -191,6 +191,8 @@ fn every_shape_has_the_published_number_of_parameters() {
         ("gemma3-270m", 268),
         ("gemma3-1b", 999),
         ("gemma3-4b", 3880),
+        ("qwen3-30b-a3b", 30_532),
+        ("gpt-oss-20b", 20_914),
     ];
     assert_eq!(published.len(), shapes().count());
     for (name, expected) in published {

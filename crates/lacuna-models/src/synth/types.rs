@@ -69,7 +69,11 @@ impl Types {
     /// The type of one matrix of a model of so many layers, whose output matrix may be its embedding.
     pub(super) fn of(self, name: TensorName, layers: usize, tied: bool) -> DType {
         match (name.layer, name.part) {
-            (Some(layer), "attn_v" | "ffn_down") => self.layer(layer, layers).fine,
+            // A router's choices are not left to rounding, and it is small.
+            (_, "ffn_gate_inp" | "ffn_gate_inp_shexp") => DType::F32,
+            (Some(layer), "attn_v" | "ffn_down" | "ffn_down_exps" | "ffn_down_shexp") => {
+                self.layer(layer, layers).fine
+            }
             (Some(layer), _) => self.layer(layer, layers).most,
             (None, "output") => self.output(),
             (None, _) => self.embedding(tied),

@@ -5,11 +5,11 @@
 
 mod source;
 
-use lacuna_kernels::{Activations, Cpu, Matrix};
+use lacuna_kernels::{Activations, Cpu, Expert, Matrix};
 
 use crate::error::LoadError;
 use crate::families::Description;
-use crate::program::{MatrixId, Program, TensorSpec, VectorId};
+use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
 use lacuna_files::{Tensor, Tensors};
 use source::Source;
@@ -26,6 +26,8 @@ pub(crate) struct Weights {
 #[derive(Debug)]
 enum Weight {
     Matrix(Linear),
+    /// One for each expert.
+    Experts(Vec<Linear>),
     Vector(Vec<f32>),
 }
 
@@ -65,6 +67,7 @@ impl Weights {
         let mut source = Source::new(tensors, description, program);
         let weights = program.tensors().iter().map(|tensor| match tensor {
             TensorSpec::Matrix(matrix) => source.matrix(matrix).map(Weight::Matrix),
+            TensorSpec::Experts(experts) => source.experts(experts).map(Weight::Experts),
             TensorSpec::Vector(vector) => source.vector(vector).map(Weight::Vector),
         });
         let weights = weights.collect::<Result<_, _>>()?;
@@ -83,7 +86,16 @@ impl Weights {
     pub(crate) fn matrix(&self, id: MatrixId) -> &Linear {
         match &self.tensors[id.0] {
             Weight::Matrix(matrix) => matrix,
-            Weight::Vector(_) => unreachable!("a program says which of its tensors are matrices"),
+            _ => unreachable!("a program says which of its tensors are matrices"),
+        }
+    }
+
+    /// # Panics
+    /// For matrices of another program.
+    pub(crate) fn experts(&self, id: ExpertsId) -> &[Linear] {
+        match &self.tensors[id.0] {
+            Weight::Experts(experts) => experts,
+            _ => unreachable!("a program says which of its tensors are of experts"),
         }
     }
 
@@ -92,7 +104,7 @@ impl Weights {
     pub(crate) fn vector(&self, id: VectorId) -> &[f32] {
         match &self.tensors[id.0] {
             Weight::Vector(vector) => vector,
-            Weight::Matrix(_) => unreachable!("a program says which of its tensors are vectors"),
+            _ => unreachable!("a program says which of its tensors are vectors"),
         }
     }
 
@@ -206,6 +218,14 @@ impl Linear {
     /// Elements of a product.
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// The matrix and its bias, as kernels take those of an expert.
+    pub(crate) fn expert(&self) -> Expert<'_> {
+        Expert {
+            matrix: self.matrix(),
+            bias: self.bias.as_deref(),
+        }
     }
 
     /// `out[t] = W x[t] + bias` for every token and each of several matrices, in one operation.

@@ -7,7 +7,7 @@ use lacuna_kernels::Matrix;
 use super::Linear;
 use crate::error::LoadError;
 use crate::families::{Description, FUSED, Family, Spelling};
-use crate::program::{Bias, MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
+use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
 use crate::spec::{ModelSpec, OutputMatrix, Rope, rope_table};
 use lacuna_files::{Tensor, TensorError, Tensors};
 
@@ -66,6 +66,14 @@ fn is_outside(name: &str) -> bool {
     OUTSIDE.iter().any(|outside| name.starts_with(outside))
 }
 
+/// Where matrices of experts are: a tensor's name, the first of an expert's rows there, and how many of
+/// its rows are that expert's.
+struct Stack {
+    name: String,
+    first: usize,
+    each: usize,
+}
+
 /// Where a tensor is: the tensor, and the first of its rows.
 struct Found {
     tensor: Tensor,
@@ -76,7 +84,7 @@ impl<'a> Source<'a> {
     pub(super) fn new(tensors: &'a Tensors, description: &Description, program: &Program) -> Self {
         let rows = program.tensors().iter().filter_map(|tensor| match tensor {
             TensorSpec::Matrix(matrix) => Some((matrix.name, matrix.rows)),
-            TensorSpec::Vector(_) => None,
+            TensorSpec::Experts(_) | TensorSpec::Vector(_) => None,
         });
         let prefixes = [Prefix::None, Prefix::Inside, Prefix::Around];
         let embedding = "model.embed_tokens.weight";
@@ -118,10 +126,105 @@ impl<'a> Source<'a> {
         Linear::new(tensor, first, rows, columns, bias)
     }
 
+    /// The matrices of a layer's experts: rows of one tensor that has them all, or a tensor each.
+    pub(super) fn experts(&mut self, spec: &ExpertsSpec) -> Result<Vec<Linear>, LoadError> {
+        let ExpertsSpec {
+            name,
+            experts,
+            rows,
+            columns,
+            bias,
+            ..
+        } = *spec;
+        let biases = self.expert_biases(name, [experts, rows], bias)?;
+        let bias = |expert: usize| {
+            let biases = biases.as_ref();
+            biases.map(|biases| biases[expert * rows..][..rows].to_vec())
+        };
+        if let Some(Stack { name, first, each }) = self.stack(name, "weight", rows) {
+            let tensor = self
+                .tensors
+                .require_shape(&name, &[experts, each, columns])?;
+            self.used.insert(name);
+            let linear = |expert| {
+                let first = expert * each + first;
+                Linear::new(tensor.clone(), first, rows, columns, bias(expert))
+            };
+            return (0..experts).map(linear).collect();
+        }
+        let linear = |expert| {
+            let name = self.family.naming.of_expert(self.spelling, name, expert);
+            let name = self.prefix.apply(name);
+            let tensor = self.tensors.require_shape(&name, &[rows, columns])?;
+            self.used.insert(name);
+            Linear::new(tensor, 0, rows, columns, bias(expert))
+        };
+        (0..experts).map(linear).collect()
+    }
+
+    /// Biases of all experts, one after another, where the family or the file has some.
+    fn expert_biases(
+        &mut self,
+        name: TensorName,
+        [experts, rows]: [usize; 2],
+        bias: Bias,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
+        let stack = match (self.stack(name, "bias", rows), bias) {
+            (Some(stack), _) => stack,
+            (None, Bias::IfPresent) => return Ok(None),
+            (None, Bias::Required) => Stack {
+                name: self.full(name, "bias"),
+                first: 0,
+                each: rows,
+            },
+        };
+        let tensor = self
+            .tensors
+            .require_shape(&stack.name, &[experts, stack.each])?;
+        let wrong = |source| LoadError::Tensor {
+            name: stack.name.clone(),
+            source,
+        };
+        let matrix = Matrix::new(tensor.dtype(), experts, stack.each, tensor.bytes());
+        let matrix = matrix.map_err(wrong)?;
+        let (mut row, mut biases) = (vec![0.0; stack.each], Vec::new());
+        for expert in 0..experts {
+            matrix.dequantize_row(expert, &mut row);
+            biases.extend(&row[stack.first..][..rows]);
+        }
+        self.used.insert(stack.name);
+        Ok(Some(biases))
+    }
+
+    /// The tensor that has `rows` rows of each expert for `name`, alone or among those of its fused
+    /// other half, if the file has one.
+    fn stack(&self, name: TensorName, suffix: &str, rows: usize) -> Option<Stack> {
+        let half = ["ffn_gate_exps", "ffn_up_exps"]
+            .iter()
+            .position(|part| *part == name.part);
+        let whole = half.map(|half| {
+            let part = "ffn_gate_up_exps";
+            (TensorName { part, ..name }, half * rows, 2 * rows)
+        });
+        let alone = Some((name, 0, rows));
+        let ways = [whole, alone].into_iter().flatten();
+        let mut found = ways.filter_map(|(name, first, each)| {
+            let names = self.family.naming.of_stack(self.spelling, name, suffix);
+            let mut names = names.into_iter().map(|name| self.prefix.apply(name));
+            let name = names.find(|name| self.tensors.contains(name))?;
+            Some(Stack { name, first, each })
+        });
+        found.next()
+    }
+
     /// A vector, as `f32`.
     pub(super) fn vector(&mut self, spec: &VectorSpec) -> Result<Vec<f32>, LoadError> {
-        let VectorSpec { name, width } = *spec;
-        let mut values = self.floats(name, "weight", width)?;
+        let VectorSpec {
+            name,
+            suffix,
+            width,
+        } = *spec;
+        let mut values = self.floats(name, suffix, width)?;
         let offset = self.family.naming.norm_offset;
         if self.spelling == Spelling::HuggingFace && offset != 0.0 && name.part.ends_with("norm") {
             values.iter_mut().for_each(|value| *value += offset);
@@ -177,6 +280,12 @@ impl<'a> Source<'a> {
         let stack: Vec<usize> = [all_rows / rows, rows].into_iter().chain(columns).collect();
         let tensor = match (all_rows > rows, self.tensors.get(&full)?) {
             (true, Some(tensor)) if tensor.shape() == stack => tensor,
+            // A matrix of one row may be without the dimension that counts them.
+            (false, Some(tensor))
+                if rows == 1 && columns.is_some() && tensor.shape() == &shape[1..] =>
+            {
+                tensor
+            }
             _ => self.tensors.require_shape(&full, &shape)?,
         };
         self.used.insert(full);
@@ -249,13 +358,29 @@ impl<'a> Source<'a> {
         both.collect()
     }
 
+    /// What names of tensors begin with of layers that foretell more than one token.
+    fn ahead(&self, spec: &ModelSpec) -> Vec<String> {
+        let first = spec.layers.len();
+        let layers = first..first + spec.layers_ahead;
+        let names = layers.map(|layer| {
+            let name = match self.spelling {
+                Spelling::Gguf => format!("blk.{layer}."),
+                Spelling::HuggingFace => format!("model.layers.{layer}."),
+            };
+            self.prefix.apply(name)
+        });
+        names.collect()
+    }
+
     /// Refuses tensors that nothing asked for: what they are for would be missing from the results.
     pub(super) fn refuse_surplus(&self, spec: &ModelSpec) -> Result<(), LoadError> {
         let tied = spec.output.matrix == OutputMatrix::Tied;
         let idle = self.idle(spec);
+        let ahead = self.ahead(spec);
         let surplus = self.tensors.iter().map(|tensor| tensor.name).find(|name| {
             let unused = !self.used.contains(*name) && !is_outside(name);
-            unused && !is_redundant(name, tied) && !idle.contains(*name)
+            let is_ahead = ahead.iter().any(|block| name.starts_with(block.as_str()));
+            unused && !is_ahead && !is_redundant(name, tied) && !idle.contains(*name)
         });
         match surplus {
             None => Ok(()),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use lacuna::files::TypeTotal;
 use lacuna::{ElementType, Model, ModelSpec};
 use lacuna_kv::KvElements;
-use lacuna_models::spec::{LayerSpec, Mask};
+use lacuna_models::spec::{Experts, FeedForward, LayerSpec, Mask};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
@@ -24,6 +24,8 @@ struct Report {
     /// Layers that are alike, in the order of the first of each.
     kinds: Vec<Kind>,
     parameters: u64,
+    /// Those that one token is multiplied with.
+    active_parameters: u64,
     weight_bytes: u64,
     tensors: Vec<Tensors>,
     tokenizer: lacuna::TokenizerDescription,
@@ -39,9 +41,42 @@ struct Kind {
     head_dim: usize,
     /// Tokens that a token sees; all where there is none.
     window: Option<usize>,
-    feed_forward: usize,
+    /// Inner width of the block that all tokens have; none where they have chosen experts only.
+    feed_forward: Option<usize>,
+    /// Blocks of which each token has a few.
+    experts: Option<ExpertsReport>,
     /// Rotary embedding; none where positions are not encoded.
     rope: Option<String>,
+}
+
+/// A mixture of experts.
+#[derive(Serialize, PartialEq, Clone, Copy)]
+struct ExpertsReport {
+    experts: usize,
+    experts_per_token: usize,
+    /// Inner width of each.
+    feed_forward: usize,
+}
+
+impl ExpertsReport {
+    fn of(experts: &Experts) -> Self {
+        Self {
+            experts: experts.routing.experts,
+            experts_per_token: experts.routing.used,
+            feed_forward: experts.inner,
+        }
+    }
+}
+
+/// Inner width of what all tokens of a layer have.
+fn dense_width(layer: &LayerSpec) -> Option<usize> {
+    match &layer.feed_forward {
+        FeedForward::Gated(block) => Some(block.inner),
+        FeedForward::Experts(experts) => {
+            let dense = experts.dense.map(|block| block.inner);
+            dense.or_else(|| experts.shared.map(|block| block.inner))
+        }
+    }
 }
 
 impl Kind {
@@ -56,7 +91,8 @@ impl Kind {
                 Mask::Window(tokens) => Some(tokens.get()),
                 _ => None,
             },
-            feed_forward: layer.feed_forward.inner,
+            feed_forward: dense_width(layer),
+            experts: layer.feed_forward.experts().map(ExpertsReport::of),
             rope: attention.rope.map(|rope| spec.ropes[rope].to_string()),
         }
     }
@@ -125,6 +161,10 @@ fn describe(model: &Model) -> Report {
         norm_epsilon: spec.norm.epsilon,
         kinds: kinds(spec),
         parameters: totals.iter().map(|total| total.elements).sum(),
+        active_parameters: {
+            let (layers, logits) = model.program().products();
+            layers + logits
+        },
         weight_bytes: totals.iter().map(|total| total.bytes).sum(),
         tensors: totals.iter().map(row).collect(),
         tokenizer: model.tokenizer().describe(),
@@ -170,7 +210,16 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         if let Some(window) = kind.window {
             writeln!(out, "window          {window} tokens")?;
         }
-        writeln!(out, "feed-forward    {}", kind.feed_forward)?;
+        if let Some(width) = kind.feed_forward {
+            writeln!(out, "feed-forward    {width}")?;
+        }
+        if let Some(experts) = &kind.experts {
+            writeln!(
+                out,
+                "experts         {} of {} for each token, feed-forward {}",
+                experts.experts_per_token, experts.experts, experts.feed_forward
+            )?;
+        }
         let rope = kind.rope.as_deref().unwrap_or("none");
         writeln!(out, "rope            {}", output::name(rope))?;
     }
@@ -180,8 +229,9 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
 fn weights(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     writeln!(
         out,
-        "parameters      {:.1} M",
-        report.parameters as f64 / 1e6
+        "parameters      {:.1} M, of which a token is multiplied with {:.1} M",
+        report.parameters as f64 / 1e6,
+        report.active_parameters as f64 / 1e6
     )?;
     writeln!(
         out,

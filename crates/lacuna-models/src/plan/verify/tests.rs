@@ -63,7 +63,7 @@ fn a_fresh_plan_holds() {
 
 #[test]
 fn a_plan_for_another_model_or_batch_is_refused() {
-    let other = small().each_layer(|layer| layer.feed_forward.inner = 161);
+    let other = small().each_layer(|layer| layer.gated().inner = 161);
     assert!(matches!(
         plan().verify(&Program::new(&other)),
         Err(PlanFault::Shape { .. })
@@ -185,7 +185,7 @@ proptest! {
             layer.attention.query_heads = heads * group;
             layer.attention.kv_heads = heads;
             layer.attention.head_dim = 2 * dim;
-            layer.feed_forward.inner = inner;
+            layer.gated().inner = inner;
         });
         let program = Program::new(&spec);
         let limits = BatchLimits { tokens, logit_rows: rows.min(tokens), context_tokens };

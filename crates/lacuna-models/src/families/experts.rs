@@ -1,0 +1,89 @@
+//! What files say of mixtures of experts, which families vary.
+
+use super::Facts;
+use super::facts::Key;
+use crate::error::ConfigError;
+use crate::spec::{
+    Activation, Experts, FeedForward, Gating, ModelSpec, Router, Routing, Scores, SharedExpert,
+};
+
+/// Experts of a layer.
+pub(crate) const COUNT: Key = Key::new(
+    "expert_count",
+    "num_experts|num_local_experts|n_routed_experts|moe_num_experts",
+);
+
+/// What a file says where a family does not know better: weights are a softmax over all experts, made to
+/// sum to 1. `spec` is that of a dense model.
+pub(crate) fn experts(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<Experts, ConfigError> {
+    let used = Key::new(
+        "expert_used_count",
+        "num_experts_per_tok|experts_per_token|top_k_experts|moe_k",
+    );
+    let inner = Key::new(
+        "expert_feed_forward_length",
+        "moe_intermediate_size|expert_intermediate_size",
+    );
+    // Files whose layers are all sparse may say the width of experts as that of feed-forward blocks.
+    let dense = spec.layers.first_mut();
+    let dense = dense.and_then(|layer| layer.feed_forward.gated_mut());
+    Ok(Experts {
+        routing: Routing {
+            experts: facts.required(COUNT)?,
+            used: facts.required(used)?,
+            scores: Scores::Softmax,
+            groups: None,
+            normalized: true,
+            scale: 1.0,
+        },
+        router: Router::default(),
+        inner: match (facts.get(inner)?, &dense) {
+            (Some(inner), _) => inner,
+            (None, dense) => dense.as_ref().map_or(0, |block| block.inner),
+        },
+        gating: Gating::Product(dense.map_or(Activation::Silu, |block| block.activation)),
+        biases: false,
+        shared: None,
+        dense: None,
+    })
+}
+
+/// Whether a token's weights are made to sum to 1, where files say it; `otherwise` where they do not.
+pub(crate) fn normalized(facts: &Facts<'_>, otherwise: bool) -> Result<bool, ConfigError> {
+    let said = facts.get(Key::new("expert_weights_norm", "norm_topk_prob"))?;
+    Ok(said.unwrap_or(otherwise))
+}
+
+/// The block that all tokens have, of the width that the file says or else of so many experts.
+pub(crate) fn shared(
+    facts: &Facts<'_>,
+    inner: usize,
+    gated: bool,
+) -> Result<Option<SharedExpert>, ConfigError> {
+    let width: Option<usize> = facts.get(Key::new(
+        "expert_shared_feed_forward_length",
+        "shared_expert_intermediate_size|shared_intermediate_size",
+    ))?;
+    let count: Option<usize> = facts.get(Key::new(
+        "expert_shared_count",
+        "n_shared_experts|moe_num_shared_experts",
+    ))?;
+    let width = match (width, count) {
+        (Some(width), _) => width,
+        (None, count) => inner.saturating_mul(count.unwrap_or(0)),
+    };
+    let shared = SharedExpert {
+        inner: width,
+        gated,
+    };
+    Ok((width > 0).then_some(shared))
+}
+
+/// Gives `experts` to the layers of which `sparse` says so.
+pub(crate) fn give_experts(spec: &mut ModelSpec, experts: Experts, sparse: impl Fn(usize) -> bool) {
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        if sparse(index) {
+            layer.feed_forward = FeedForward::Experts(experts);
+        }
+    }
+}
