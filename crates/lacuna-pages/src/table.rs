@@ -151,6 +151,16 @@ mod tests {
     }
 
     #[test]
+    fn room_that_was_made_is_there() {
+        let mut table = Table::new(PageCount::new(100));
+        table.make_room(VirtualPage::new(60)).unwrap();
+        assert!(table.slots.capacity() > 60);
+        let too_far = VirtualPage::new(u64::MAX >> 1);
+        let needed = PageCount::new(too_far.index() + 1);
+        assert_eq!(table.make_room(too_far), Err(needed));
+    }
+
+    #[test]
     fn neighbours_in_both_spaces_are_one_region() {
         let mut table = Table::new(PageCount::new(8));
         for index in 0..4 {

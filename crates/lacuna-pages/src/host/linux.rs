@@ -280,13 +280,10 @@ impl HostDevice {
             return Ok(());
         };
         let pointer = self.space(address.space)?.at(address.offset, length)?;
-        let fits = (pointer.addr() as u64 ^ place.offset).is_multiple_of(HUGE_PAGE);
-        if self.huge_pages == HugePages::Never || !fits {
-            return Ok(());
-        }
-        let skipped = (pointer.addr() as u64).next_multiple_of(HUGE_PAGE) - pointer.addr() as u64;
-        let whole = length.get().saturating_sub(skipped) / HUGE_PAGE * HUGE_PAGE;
-        if whole > 0 {
+        if self.huge_pages == HugePages::Collapse
+            && let Some((skipped, whole)) =
+                whole_huge_pages(pointer.addr() as u64, place.offset, length.get())
+        {
             // SAFETY: H1: `skipped + whole` is within `length`; collapsing changes no contents. A
             // refusal leaves the mapping as it was.
             let _ = unsafe {
@@ -482,6 +479,16 @@ fn reserve_aligned(size: usize) -> Result<NonNull<u8>, Errno> {
     }
 }
 
+/// Of a mapping at `address` of `length` bytes of a file, from `offset` on: how many bytes are before
+/// its first huge page and how many in huge pages, if there are any. Address and offset have to be
+/// equally far from one.
+fn whole_huge_pages(address: u64, offset: u64, length: u64) -> Option<(u64, u64)> {
+    let skipped = address.next_multiple_of(HUGE_PAGE) - address;
+    let whole = length.saturating_sub(skipped) / HUGE_PAGE * HUGE_PAGE;
+    let alike = address % HUGE_PAGE == offset % HUGE_PAGE;
+    (alike && whole > 0).then_some((skipped, whole))
+}
+
 fn protection(access: Access) -> ProtFlags {
     match access {
         Access::Read => ProtFlags::READ,
@@ -632,6 +639,30 @@ mod tests {
             assert_eq!(base.addr().get() as u64 % HUGE_PAGE, 0);
             device.release(space, Fence::DONE).unwrap();
             assert!(device.host_view(space).is_none());
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_the_whole_ones_of_a_mapping_and_its_file_alike() {
+        let (huge, page) = (HUGE_PAGE, PAGE.get());
+        let at = 40 * huge;
+        for (address, offset, length, expected) in [
+            (at, 0, huge, Some((0, huge))),
+            (at, 3 * huge, 3 * huge - page, Some((0, 2 * huge))),
+            (at, 0, huge - page, None),
+            (at, page, 2 * huge, None),
+            (at + page, page, 2 * huge, Some((huge - page, huge))),
+            (
+                at + page,
+                huge + page,
+                2 * huge - page,
+                Some((huge - page, huge)),
+            ),
+            (at + page, page, 2 * huge - 2 * page, None),
+            (at - page, 2 * huge - page, huge + page, Some((page, huge))),
+            (at + page, page, page, None),
+        ] {
+            assert_eq!(whole_huge_pages(address, offset, length), expected);
         }
     }
 
@@ -816,8 +847,11 @@ mod tests {
     fn what_there_is_not_cannot_be_given_back_and_nothing_cannot_be_had() {
         let (mut device, place, address) = device();
         assert!(device.create_heap(ByteLength::ZERO).is_err());
-        assert!(device.reserve(ByteLength::ZERO).is_err());
-        assert!(device.reserve(ByteLength::new(u64::MAX)).is_err());
+        for length in [ByteLength::ZERO, ByteLength::new(u64::MAX)] {
+            let refused = device.reserve(length);
+            let expected = address_space("mmap(PROT_NONE)", Errno::NOMEM, length);
+            assert_eq!(refused, Err(expected));
+        }
         device.destroy_heap(place.heap).unwrap();
         assert!(device.destroy_heap(place.heap).is_err());
         assert!(device.destroy_heap(HeapId(9)).is_err());

@@ -582,6 +582,8 @@ mod tests {
         for &page in pages[3..].iter().rev() {
             allocator.release(page, Some(BufferId(0)));
         }
+        let other = take(&mut allocator, 1, &budget(1_000)).unwrap();
+        assert!(!pages.contains(&other), "they stay set aside");
         assert_eq!(take(&mut allocator, 0, &budget(1_000)), Some(pages[3]));
     }
 

@@ -311,6 +311,11 @@ mod tests {
             );
             assert_eq!(heap.find(Which::Idle, 1), None);
             assert!(heap.is_empty() && heap.counts_agree());
+            for purpose in [Purpose::Pool, Purpose::Reservation] {
+                let heap = Heap::committed(pages, purpose);
+                assert_eq!((heap.purpose(), heap.idle_count()), (purpose, pages));
+                assert!(heap.is_empty() && heap.counts_agree());
+            }
         }
     }
 

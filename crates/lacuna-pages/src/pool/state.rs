@@ -260,9 +260,7 @@ impl State {
     /// instead of taken from wherever memory lies idle.
     fn trade_idle_for_headroom(&mut self, requested: u64) {
         let missing = requested.saturating_sub(self.headroom());
-        if missing > 0 {
-            self.shrink_to(self.books.allocator.idle().saturating_sub(missing));
-        }
+        self.shrink_to(self.books.allocator.idle().saturating_sub(missing));
     }
 
     /// Makes another heap. When there can be none, the search takes whatever there is, and tails are

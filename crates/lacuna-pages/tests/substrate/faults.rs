@@ -427,3 +427,29 @@ fn a_swap_in_whose_store_and_device_both_fail_sets_pages_aside() {
     assert_eq!(second.bytes(4 * PAGE..4 * PAGE + 2).unwrap(), [1, 1]);
     pool.verify([&donor, &second, &third]).unwrap();
 }
+
+/// What is set aside for the growth of one buffer is anyone's when no heap can be made.
+#[test]
+fn a_heap_that_cannot_be_made_is_made_up_for_by_what_is_set_aside() {
+    let (pool, handle) = probed(small(), Guise::Plain);
+    let first = filled(&pool, 1, 0);
+    let mut second = pool.reserve(pages(16), "second").unwrap();
+    handle.fail(Failing::Once(0));
+    second.ensure_mapped(0..3 * PAGE).unwrap();
+    assert_eq!(
+        (pool.ledger().heaps, pool.ledger().committed),
+        (1, pages(4))
+    );
+    handle.fail(Failing::Once(0));
+    let error = second.ensure_mapped(0..16 * PAGE).unwrap_err();
+    assert!(matches!(error, Error::Device(_)), "{error:?}");
+    assert_eq!(
+        (pool.ledger().heaps, pool.ledger().committed),
+        (1, pages(4))
+    );
+    handle.fail(Failing::Nothing);
+    second.ensure_mapped(0..16 * PAGE).unwrap();
+    second.unmap(range(0, 2)).unwrap();
+    assert_eq!(pool.ledger().counts.pages_unmapped, 2);
+    pool.verify([&first, &second]).unwrap();
+}

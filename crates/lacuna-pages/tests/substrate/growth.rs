@@ -1,8 +1,11 @@
 //! Growing buffers: contents, accounts and the shape of the work asked of the device.
 
+use lacuna_pages::device::Operation;
 use lacuna_pages::{
     ByteLength, DenseDevice, Error, HostDevice, PageCount, Pool, PoolConfig, Request,
 };
+
+use crate::support::{FEW_MAPPINGS, Guise, PAGE, pages, probed, small};
 
 fn pools() -> Vec<Pool> {
     let config = PoolConfig::default();
@@ -94,4 +97,46 @@ fn out_of_pages_is_a_value_and_changes_nothing() {
     assert_eq!(pool.ledger(), before);
     second.ensure_mapped(0..196_608).unwrap();
     assert_eq!(pool.ledger().committed, ByteLength::kibibytes(256));
+}
+
+#[test]
+fn a_batch_sets_aside_what_it_still_wants_and_no_more() {
+    let config = PoolConfig {
+        heap_bytes: pages(1_024),
+        ..small()
+    };
+    let (pool, handle) = probed(config, Guise::Plain);
+    let [mut long, mut short, mut next] = [(); 3].map(|()| pool.reserve(pages(200), "").unwrap());
+    pool.ensure_mapped(&mut [
+        Request::new(&mut long, 0..100 * PAGE),
+        Request::new(&mut short, 0..PAGE),
+    ])
+    .unwrap();
+    next.ensure_mapped(0..PAGE).unwrap();
+    let log = handle.log();
+    let operations = log.batches.iter().flat_map(|(batch, _)| batch);
+    let places: Vec<u64> = operations
+        .filter_map(|operation| match operation {
+            Operation::Map { place, .. } => Some(place.offset / PAGE as u64),
+            _ => None,
+        })
+        .collect();
+    // The first extent is for both buffers' pages; one page needs no more than a first extent.
+    assert_eq!(places, [0, 101, 101 + 16]);
+}
+
+#[test]
+fn the_last_mapping_that_a_device_has_can_be_had() {
+    let (pool, _) = probed(small(), Guise::FewMappings);
+    let buffers: Vec<_> = (0..FEW_MAPPINGS)
+        .map(|_| pool.reserve(pages(1), "").unwrap())
+        .collect();
+    let error = pool.reserve(pages(1), "").unwrap_err();
+    let expected = Error::OutOfMappings {
+        needed: 1,
+        in_use: FEW_MAPPINGS,
+        limit: FEW_MAPPINGS,
+    };
+    assert_eq!(error, expected);
+    drop(buffers);
 }

@@ -212,6 +212,10 @@ fn a_pool_that_is_dropped_leaves_no_mapping_and_no_file() {
             fill(&mut buffer, 3);
             assert!(lines() > 0 && reserved() - before >= 64 << 30);
             assert!(reserved() - before < 65 << 30, "what aligning took beyond");
+            let large = reserved();
+            let many = [(); 200].map(|()| pool.reserve(ByteLength::kibibytes(64), "").unwrap());
+            assert!(reserved() - large < 64 << 20, "the same, before and behind");
+            drop(many);
             drop((buffer, pool));
             assert_eq!((lines(), heap_blocks()), (0, ByteLength::ZERO));
             assert!(reserved() - before < 1 << 30);

@@ -87,6 +87,10 @@ fn absurd_lengths_are_refused_without_taking_memory() {
             );
             assert!(typed, "{error:?}");
         }
+        for length in [0, 1 << 63, u64::MAX].map(ByteLength::new) {
+            let error = pool.reserve(length, "").unwrap_err();
+            assert_eq!(error, Error::Length { length });
+        }
         assert_eq!(pool.ledger().reserved, ByteLength::ZERO);
     }
 }
