@@ -57,7 +57,7 @@ impl KvPolicy {
             Self::Sparse(_) => Footprint {
                 reserved_bytes: pages.buffers(capacity.max(1)).sum(),
                 committed_bytes: pages.mapped(capacity, tokens, tokens),
-                peak_committed_bytes: pages.most_mapped(capacity, tokens),
+                peak_committed_bytes: pages.most_mapped(capacity, tokens, 1),
                 ..Footprint::default()
             },
             Self::Dense(_) => committed_and_zeroed(pages.buffers(capacity.max(1)).sum()),
@@ -69,6 +69,30 @@ impl KvPolicy {
                 pages.grown(schedule, capacity, tokens, geometry.bytes_per_token())
             }
         })
+    }
+
+    /// The most memory behind a sequence on its way to `tokens` tokens, of which up to `chunk_tokens`
+    /// come at once: a window gives nothing back before all of a chunk has seen it.
+    ///
+    /// # Errors
+    /// As [`KvPolicy::footprint`].
+    pub fn peak_bytes(
+        &self,
+        geometry: &Geometry,
+        page_size: PageSize,
+        capacity: usize,
+        tokens: usize,
+        chunk_tokens: usize,
+    ) -> Result<usize, KvError> {
+        let footprint = self.footprint(geometry, page_size, capacity, tokens)?;
+        let Self::Sparse(_) = self else {
+            return Ok(footprint.peak_committed_bytes);
+        };
+        let pages = Pages {
+            buffers: self.layout().buffers(geometry),
+            page_bytes: page_size.bytes() as usize,
+        };
+        Ok(pages.most_mapped(capacity, tokens, chunk_tokens))
     }
 }
 
@@ -114,18 +138,22 @@ impl Pages {
         mapped.sum()
     }
 
-    /// The most bytes mapped on the way to `tokens` tokens: each takes its pages before what it lets
-    /// windows pass is given back.
+    /// The most bytes mapped on the way to `tokens` tokens, up to `chunk` at once: each chunk takes its
+    /// pages before what it lets windows pass is given back.
     ///
     /// Without windows the last token has the most. With them what there is goes up and down, but
     /// never down from one token to that a turn later, so only the last ones are looked at: two turns,
     /// because less is mapped ahead at the end of the address space.
-    fn most_mapped(&self, capacity: usize, tokens: usize) -> usize {
+    fn most_mapped(&self, capacity: usize, tokens: usize, chunk: usize) -> usize {
         let Some(turn) = self.windows_turn() else {
             return self.mapped(capacity, tokens, tokens);
         };
-        let last = tokens.saturating_sub(2 * turn)..tokens;
-        let held = last.map(|before| self.mapped(capacity, before + 1, before));
+        let chunk = chunk.max(1);
+        let last = tokens.saturating_sub((2 * turn).saturating_add(chunk))..tokens;
+        let held = last.map(|before| {
+            let held = before.saturating_add(chunk).min(tokens);
+            self.mapped(capacity, held, before)
+        });
         held.max().unwrap_or(0)
     }
 

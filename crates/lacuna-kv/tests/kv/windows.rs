@@ -87,6 +87,18 @@ fn a_long_prompt_needs_the_window_and_its_chunk_and_no_more() {
     let most = geometry.kept_bytes_per_token() * 40 * 64 + 6 * (100 + 64) * 256 + 2 * 16 * PAGE;
     let peak = sequence.report().peak_committed_bytes;
     assert!(peak <= most, "{peak} of {most}");
+    let planned = |chunk| {
+        let policy = cache.policy();
+        let planned = policy.peak_bytes(&geometry, cache.page_size(), 20_000, 40 * 64, chunk);
+        planned.expect("a context that fits")
+    };
+    let buffers = sequence.buffers().len();
+    assert!(
+        (peak..=peak + buffers * PAGE).contains(&planned(64)),
+        "{peak}"
+    );
+    assert!(planned(1) < peak, "one token at a time needs less");
+    assert!(planned(usize::MAX) >= planned(64));
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub struct KvPlan {
     pub context_tokens: usize,
     /// Sequences there are.
     pub sequences: usize,
+    /// Tokens that may come at once.
+    pub chunk_tokens: usize,
 }
 
 /// One buffer of a sequence when its context is full.
@@ -50,6 +52,7 @@ impl KvPlan {
         let Demand {
             context_tokens,
             sequences,
+            batch_tokens,
             ..
         } = *demand;
         geometry.bytes(context_tokens.saturating_mul(sequences))?;
@@ -61,6 +64,7 @@ impl KvPlan {
             page_size: cache.page_size(),
             context_tokens,
             sequences,
+            chunk_tokens: batch_tokens.clamp(1, context_tokens.max(1)),
         })
     }
 
@@ -129,21 +133,22 @@ impl KvPlan {
     }
 
     /// The most memory behind all sequences on their way to `tokens` tokens each: where growing
-    /// copies, old and new rows of the sequence that grows exist side by side.
+    /// copies, old and new rows of the sequence that grows exist side by side, and windows keep what a
+    /// chunk of a prompt is still to see.
     #[must_use]
     pub fn peak_bytes(&self, tokens: usize) -> u64 {
-        let Footprint {
-            committed_bytes,
-            peak_committed_bytes,
-            ..
-        } = self.footprint(tokens);
-        self.of_all(committed_bytes) + (peak_committed_bytes - committed_bytes) as u64
+        let committed_bytes = self.footprint(tokens).committed_bytes;
+        let more = self.sequence_peak_bytes(tokens) - committed_bytes as u64;
+        self.of_all(committed_bytes) + more
     }
 
     /// The most memory behind one sequence on its way to `tokens` tokens.
     #[must_use]
     pub fn sequence_peak_bytes(&self, tokens: usize) -> u64 {
-        self.footprint(tokens).peak_committed_bytes as u64
+        let tokens = tokens.min(self.context_tokens);
+        let (context, chunk) = (self.context_tokens, self.chunk_tokens);
+        let peak = (self.policy).peak_bytes(&self.geometry, self.page_size, context, tokens, chunk);
+        peak.expect("a plan is made for contexts that fit") as u64
     }
 
     fn footprint(&self, tokens: usize) -> Footprint {

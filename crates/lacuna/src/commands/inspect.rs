@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use lacuna::files::TypeTotal;
 use lacuna::{ElementType, Model, ModelSpec};
-use lacuna_kv::KvElements;
+use lacuna_kv::{Geometry, KvElements};
 use lacuna_models::spec::{Experts, FeedForward, LayerSpec, Mask};
 use serde::Serialize;
 
@@ -30,6 +30,7 @@ struct Report {
     tensors: Vec<Tensors>,
     tokenizer: lacuna::TokenizerDescription,
     kv_bytes_per_token: KvBytes,
+    kv_window_bytes: KvBytes,
 }
 
 /// Layers that are alike.
@@ -148,9 +149,15 @@ fn describe(model: &Model) -> Report {
     let spec = model.spec();
     let totals = model.files().tensors().by_type();
     // Heads of any size are whole blocks of float elements.
-    let kv = |element| {
-        let geometry = spec.kv_geometry(KvElements::both(element));
-        geometry.map_or(0, |geometry| geometry.bytes_per_token())
+    let kv = |bytes: fn(&Geometry) -> usize| {
+        let of = |element| {
+            let geometry = spec.kv_geometry(KvElements::both(element));
+            geometry.map_or(0, |geometry| bytes(&geometry))
+        };
+        KvBytes {
+            f16: of(ElementType::F16),
+            f32: of(ElementType::F32),
+        }
     };
     Report {
         architecture: spec.family,
@@ -168,10 +175,8 @@ fn describe(model: &Model) -> Report {
         weight_bytes: totals.iter().map(|total| total.bytes).sum(),
         tensors: totals.iter().map(row).collect(),
         tokenizer: model.tokenizer().describe(),
-        kv_bytes_per_token: KvBytes {
-            f16: kv(ElementType::F16),
-            f32: kv(ElementType::F32),
-        },
+        kv_bytes_per_token: kv(Geometry::kept_bytes_per_token),
+        kv_window_bytes: kv(Geometry::window_bytes),
     }
 }
 
@@ -271,5 +276,15 @@ fn vocabulary(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         "KV per token    {} f16, {} f32",
         output::bytes(f16 as u64),
         output::bytes(f32 as u64)
-    )
+    )?;
+    let KvBytes { f16, f32 } = report.kv_window_bytes;
+    if f16 > 0 {
+        writeln!(
+            out,
+            "KV of windows   {} f16, {} f32, whatever the length",
+            output::bytes(f16 as u64),
+            output::bytes(f32 as u64)
+        )?;
+    }
+    Ok(())
 }
