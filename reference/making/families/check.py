@@ -236,7 +236,7 @@ class Pass:
 
     def feed_forward(self, h, layer):
         file = self.file
-        if file.tensor("ffn_gate_inp.weight", layer) is not None:
+        if file.tensor("ffn_gate_inp.weight", layer) is not None and file.architecture != "gemma4":
             return self.experts(h, layer)
         up = linear(file, layer, "ffn_up", h)
         if file.tensor("ffn_gate.weight", layer) is None:
@@ -249,10 +249,10 @@ class Pass:
         activated = gelu(gate) if file.architecture in GEMMAS else silu(gate)
         return linear(file, layer, "ffn_down", activated * up)
 
-    def routed(self, h, layer):
-        """What the chosen experts make of rows, one row at a time."""
+    def routed(self, h, layer, read=None):
+        """What the chosen experts make of rows, one row at a time; the router may read others."""
         file = self.file
-        logits = linear(file, layer, "ffn_gate_inp", h)
+        logits = linear(file, layer, "ffn_gate_inp", h if read is None else read)
         count, used = file["expert_count"], file["expert_used_count"]
         if file.architecture == "glm4moe":
             scores = 1 / (1 + np.exp(-logits))
@@ -270,9 +270,11 @@ class Pass:
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if file.architecture in ("granitemoe", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "llama", "glm4moe"):
+        elif file.architecture in ("qwen3moe", "llama", "glm4moe", "gemma4"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
+        if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:
+            weights = weights * scales[chosen]
         made = np.zeros_like(h)
         for row in range(len(h)):
             for expert, weight in zip(chosen[row], weights[row]):
@@ -285,11 +287,20 @@ class Pass:
             made = self.file.tensor(f"ffn_{name}_exps.weight", layer)[expert] @ x
             return made if bias is None else made + bias[expert]
 
+        if self.file.architecture == "gemma4":
+            gate, up = np.split(product("gate_up", x), 2)
+            return product("down", gelu(gate) * up)
         gate, up = product("gate", x), product("up", x)
         if self.file.architecture != "gpt-oss":
             return product("down", silu(gate) * up)
         gate, up = np.minimum(gate, CLAMP), np.clip(up, -CLAMP, CLAMP)
         return product("down", gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
+
+    def beside(self, x, dense, layer):
+        """Gemma 4: what experts make of the stream is added to what the dense block made of it."""
+        read = rms(x, None, self.eps) * self.file.tensor("ffn_gate_inp.scale", layer) * x.shape[1] ** -0.5
+        chosen = self.routed(self.norm(x, "pre_ffw_norm_2", layer), layer, read)
+        return self.norm(dense, "post_ffw_norm_1", layer) + self.norm(chosen, "post_ffw_norm_2", layer)
 
     def experts(self, h, layer):
         file = self.file
@@ -314,7 +325,10 @@ class Pass:
             return x + attended + self.feed_forward(h, layer)
         x = x + residual * attended
         h = self.norm(x, "post_attention_norm" if late else "ffn_norm", layer)
-        x = x + residual * self.norm(self.feed_forward(h, layer), "post_ffw_norm", layer)
+        made = self.feed_forward(h, layer)
+        if file.architecture == "gemma4" and file.tensor("ffn_gate_inp.weight", layer) is not None:
+            made = self.beside(x, made, layer)
+        x = x + residual * self.norm(made, "post_ffw_norm", layer)
         if per_layer is not None:
             gated = gelu(linear(file, layer, "inp_gate", x)) * per_layer[:, layer]
             x = x + self.norm(linear(file, layer, "proj", gated), "post_norm", layer)

@@ -222,3 +222,34 @@ def gemma4_dense() -> Fixture:
         "gemma4-dense", config, 106, gguf.MODEL_ARCH.GEMMA4, gemma4_parameters,
         extra=proportional(16, 0.25), old_spelling=gemma4_old_spelling,
     )
+
+
+def gemma4_experts() -> Fixture:
+    """A block that all tokens have and chosen experts, with norms of their own."""
+    config = Gemma4TextConfig(
+        **SMALL, architectures=["Gemma4ForCausalLM"], hidden_size=16, intermediate_size=12, num_hidden_layers=4,
+        head_dim=8, global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True,
+        sliding_window=WINDOW, final_logit_softcapping=3.0, layer_types=alternating(4, 2),
+        rope_parameters=gemma4_rope(0.25), hidden_size_per_layer_input=0,
+        enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=8,
+    )
+
+    def parameters(writer, config):
+        gemma4_parameters(writer, config)
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+    def convert(tensors):
+        made = {}
+        for name, values in tensors.items():
+            block = ".".join(["blk", *name.split(".")[2:3]])
+            scales = {"router.scale.weight": "ffn_gate_inp.scale", "router.per_expert_scale.weight": "ffn_down_exps.scale"}
+            scale = next((gguf for theirs, gguf in scales.items() if name.endswith(theirs)), None)
+            made[name if scale is None else f"{block}.{scale}"] = values
+        return made
+
+    return Fixture(
+        "gemma4-experts", config, 148, gguf.MODEL_ARCH.GEMMA4, parameters, convert,
+        extra=proportional(16, 0.25), old_spelling=gemma4_old_spelling,
+    )

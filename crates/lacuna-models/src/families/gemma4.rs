@@ -1,14 +1,15 @@
 //! Gemma 4: layers with a window and wider ones without; the last layers share keys and values, and
-//! each layer may have an input of its own.
+//! each layer may have an input of its own, or experts beside its dense block.
 
 use std::num::NonZeroUsize;
 
 use super::decoder::{decoder, windows};
+use super::experts;
 use super::facts::Key;
 use super::gemma2::gemma;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{Activation, Mask, ModelSpec, PerLayerInputs, QkNorm, Values};
+use crate::spec::{Activation, FeedForward, Mask, ModelSpec, PerLayerInputs, QkNorm, Values};
 
 pub(crate) const FAMILY: Family = Family {
     name: "gemma4",
@@ -24,6 +25,14 @@ pub(crate) const FAMILY: Family = Family {
             ("proj", "per_layer_projection"),
             ("post_norm", "post_per_layer_input_norm"),
             ("layer_output_scale", "layer_scalar"),
+            ("ffn_gate_inp", "router.proj"),
+            ("ffn_gate_inp.scale", "router.scale"),
+            ("ffn_gate_up_exps", "experts.gate_up_proj"),
+            ("ffn_down_exps", "experts.down_proj"),
+            ("ffn_down_exps.scale", "router.per_expert_scale"),
+            ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+            ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+            ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
         ],
         bare: &["layer_output_scale"],
         ..Naming::USUAL
@@ -32,25 +41,31 @@ pub(crate) const FAMILY: Family = Family {
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-    refuse_experts(facts)?;
     let mut spec = decoder(facts)?;
     windows(&mut spec, facts, 6)?;
     gemma(&mut spec, facts)?;
+    experts_beside(&mut spec, facts)?;
     heads(&mut spec, facts)?;
     share(&mut spec, facts)?;
     per_layer_inputs(&mut spec, facts)?;
     Ok(spec)
 }
 
-fn refuse_experts(facts: &Facts<'_>) -> Result<(), ConfigError> {
-    let experts: Option<usize> = facts.get(Key::new("expert_count", "num_experts"))?;
-    match experts {
-        None | Some(0) => Ok(()),
-        Some(experts) => Err(ConfigError::Unsupported {
-            feature: format!("a mixture of {experts} experts"),
-            supported: "the dense models of this family are",
-        }),
+/// The dense block of each layer gets experts beside it, in models that have some.
+fn experts_beside(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
+    let count: Option<usize> = facts.get(experts::COUNT)?;
+    let enabled = facts.get(Key::huggingface("enable_moe_block"))?;
+    if count.unwrap_or(0) == 0 || enabled == Some(false) {
+        return Ok(());
     }
+    let mut experts = experts::experts(facts, spec)?;
+    experts.router.own_input = true;
+    experts.router.expert_scales = true;
+    for layer in &mut spec.layers {
+        experts.dense = layer.feed_forward.gated_mut().copied();
+        layer.feed_forward = FeedForward::Experts(experts);
+    }
+    Ok(())
 }
 
 /// Layers with a window have heads of one size, those without of another, and perhaps fewer of them.

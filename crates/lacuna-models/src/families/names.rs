@@ -15,7 +15,7 @@ pub(crate) enum Spelling {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Naming {
     /// Parts that are called otherwise than [`USUAL`] says: GGUF's name, and theirs without block and
-    /// suffix.
+    /// suffix. One of a suffix other than `weight`, as `part.suffix`, with that of theirs.
     pub(crate) parts: &'static [(&'static str, &'static str)],
     /// Parts that GGUF files of the family call otherwise than those of most: the usual name, and theirs.
     pub(crate) gguf: &'static [(&'static str, &'static str)],
@@ -75,10 +75,18 @@ impl Naming {
             return format!("{}.{suffix}", TensorName { part, ..name });
         }
         let part = self.part(name.part);
+        // Parameters that are no module's weight or bias may be called quite otherwise.
+        let of_suffix = self.parts.iter().find(|(gguf, _)| {
+            let rest = gguf.strip_prefix(name.part);
+            rest.and_then(|rest| rest.strip_prefix('.')) == Some(suffix)
+        });
         let block = match name.layer {
             None => String::new(),
             Some(layer) => format!("model.layers.{layer}."),
         };
+        if let Some((_, parameter)) = of_suffix {
+            return format!("{block}{parameter}");
+        }
         match self.bare.contains(&name.part) {
             true => format!("{block}{part}"),
             false => format!("{block}{part}.{suffix}"),
