@@ -60,6 +60,20 @@ pub fn text(text: &str) -> Result<()> {
     })
 }
 
+/// Prints text beside the result on standard error, such as what a model thinks: on a terminal dimly, and
+/// nowhere with what would steer one. There is nobody to tell when that fails.
+pub fn aside(text: &str) {
+    let mut out = io::stderr().lock();
+    let (dim, usual) = match out.is_terminal() {
+        true => ("\u{1b}[2m", "\u{1b}[22m"),
+        false => ("", ""),
+    };
+    write!(out, "{dim}").ok();
+    Escaping(&mut out).write_all(text.as_bytes()).ok();
+    write!(out, "{usual}").ok();
+    out.flush().ok();
+}
+
 fn on_stdout(write: impl FnOnce(&mut StdoutLock<'_>) -> io::Result<()>) -> Result<()> {
     let mut out = io::stdout().lock();
     let written = write(&mut out).and_then(|()| out.flush());

@@ -11,6 +11,7 @@ use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
 use crate::weights::Weights;
 use lacuna_files::{Metadata, ModelFiles};
+use lacuna_text::reply::{Effort, Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message};
 use lacuna_text::tokenizer::{EncodeLimits, Tokenizer};
 
@@ -23,6 +24,16 @@ pub struct Model {
     weights: Weights,
     tokenizer: Tokenizer,
     recommended_sampling: RecommendedSampling,
+}
+
+/// A conversation that asks for a reply.
+#[derive(Debug)]
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// What takes the reply apart, decoded with [`lacuna_text::tokenizer::SpecialText::Mark`], if the model
+    /// tells thoughts from what it says.
+    pub reader: Option<Reader>,
 }
 
 impl Model {
@@ -124,18 +135,24 @@ impl Model {
     /// # Errors
     /// [`PromptError`] when the template fails or refuses the messages.
     pub fn prompt(&self, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
-        self.prompt_within(messages, &EncodeLimits::default())
+        let prompt = self.conversation(messages, None, &EncodeLimits::default())?;
+        Ok(prompt.tokens)
     }
 
-    /// The same, if the prompt keeps within `limits`.
+    /// The same, if the prompt keeps within `limits`, with what takes the reply apart. `effort` says how
+    /// long the model is to think; without it, that is left to the template.
     ///
     /// # Errors
     /// [`PromptError`]; also when the prompt is longer, which is found before all of it is tokenized.
-    pub fn prompt_within(
+    pub fn conversation(
         &self,
         messages: &[Message],
+        effort: Option<Effort>,
         limits: &EncodeLimits,
-    ) -> Result<Vec<u32>, PromptError> {
+    ) -> Result<Prompt, PromptError> {
+        let format = self.tokenizer.chat_template().and_then(Format::of);
+        let variables = effort.into_iter();
+        let variables = variables.flat_map(|effort| effort.variables(format));
         let template = ChatTemplate::of(&self.tokenizer)?;
         let text = |id: Option<u32>| id.and_then(|id| self.tokenizer.token_text(id));
         let (bos, eos) = (text(self.tokenizer.bos()), text(self.tokenizer.eos()));
@@ -143,10 +160,14 @@ impl Model {
             messages,
             bos_token: bos.as_deref(),
             eos_token: eos.as_deref(),
+            variables: variables.collect(),
             ..Chat::default()
         };
         let rendered = template.render_marked(&chat, &self.tokenizer)?;
-        Ok(self.tokenizer.encode_marked(&rendered, limits)?)
+        Ok(Prompt {
+            tokens: self.tokenizer.encode_marked(&rendered, limits)?,
+            reader: format.map(|format| format.reader(&rendered.plain())),
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use axum::body::Body;
 use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
 use lacuna_models::Model;
 use lacuna_pages::return_freed_memory;
-use lacuna_text::reply::Reader;
+use lacuna_text::reply::{Effort, Reader};
 use lacuna_text::template::{Message, TemplateError};
 use lacuna_text::tokenizer::EncodeLimits;
 use serde_json::{Map, Value};
@@ -20,7 +20,6 @@ use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
 use crate::keys::ApiKeys;
-use crate::openai::parameters::Effort;
 use crate::openai::streams::Streams;
 use crate::preparation::Preparation;
 use crate::sharing::Sharing;
@@ -202,7 +201,7 @@ impl App {
     ) -> Map<String, Value> {
         let mut variables = given.unwrap_or_default();
         if let Some(effort) = effort {
-            for (name, value) in self.conversations.of_effort(effort) {
+            for (name, value) in effort.variables(self.conversations.format()) {
                 variables.entry(name).or_insert(value);
             }
         }

@@ -12,7 +12,6 @@ use lacuna_text::tokenizer::{EncodeLimits, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::http::error::ApiError;
-use crate::openai::parameters::Effort;
 use crate::structured::tools::ToolSyntax;
 
 /// The model's chat templates, and what they write.
@@ -97,18 +96,9 @@ impl Conversations {
         self.syntax
     }
 
-    /// The template's variables that ask for so much thought. `none` also turns off what can be.
-    pub(crate) fn of_effort(&self, effort: Effort) -> Vec<(String, Value)> {
-        let level = match self.format {
-            Some(Format::Harmony) => effort.of_three(),
-            _ => effort,
-        };
-        let mut variables = vec![("reasoning_effort".to_owned(), level.name().into())];
-        if effort == Effort::None {
-            let names = ["enable_thinking", "thinking"];
-            variables.extend(names.map(|name| (name.to_owned(), false.into())));
-        }
-        variables
+    /// How replies tell thoughts from what is said, if they do.
+    pub(crate) fn format(&self) -> Option<Format> {
+        self.format
     }
 
     /// A conversation that asks for a reply.

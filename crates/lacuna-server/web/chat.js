@@ -59,15 +59,29 @@ async function receive(reply, signal) {
   const began = performance.now();
   let first = null;
   for await (const chunk of chat(question(), signal)) {
-    const piece = chunk.choices[0]?.delta?.content;
-    if (piece) {
+    const delta = chunk.choices[0]?.delta;
+    if (delta?.reasoning_content) {
       first ??= performance.now();
-      follow(() => text.append(piece));
+      follow(() => thought(reply).append(delta.reasoning_content));
+    }
+    if (delta?.content) {
+      first ??= performance.now();
+      follow(() => text.append(delta.content));
     }
     if (chunk.usage) {
       follow(() => figures(reply, chunk.usage, began, first));
     }
   }
+}
+
+/** Where what the model thinks is shown, which is no part of the conversation. */
+function thought(reply) {
+  const found = reply.querySelector(".thought");
+  if (found) return found;
+  const made = document.createElement("span");
+  made.className = "thought";
+  reply.prepend(made);
+  return made;
 }
 
 function question() {

@@ -8,9 +8,11 @@
 //! [`SpecialText::Mark`](crate::tokenizer::SpecialText::Mark): a model that quotes its own markup, letter
 //! by letter, has not used it.
 
+mod effort;
 mod harmony;
 mod tagged;
 
+pub use effort::{Effort, UnknownEffort};
 use harmony::Harmony;
 use tagged::{Tagged, Tags};
 

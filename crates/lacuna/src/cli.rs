@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 use lacuna::plan::Logits;
+use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
@@ -129,6 +130,10 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as it is, without the model's chat template
     #[arg(long)]
     pub(crate) raw: bool,
+    /// How long a model that thinks is to do so: none, minimal, low, medium, high, xhigh or max
+    /// [default: as its chat template has it]
+    #[arg(long, value_name = "EFFORT", conflicts_with = "raw")]
+    pub(crate) reasoning_effort: Option<Effort>,
     /// End at this text (may be given several times)
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,

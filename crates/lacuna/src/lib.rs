@@ -59,12 +59,14 @@ pub use lacuna_files::{self as files, ModelFiles};
 pub use lacuna_kernels::{DType, ElementType};
 pub use lacuna_kv::{KvElements, KvPolicy, KvReport};
 pub use lacuna_models::{
-    FiniteCheck, LoadError, Model, ModelSpec, PromptError, RecommendedSampling, demo, describe,
+    FiniteCheck, LoadError, Model, ModelSpec, Prompt, PromptError, RecommendedSampling, demo,
+    describe,
 };
 pub use lacuna_models::{plan, synth};
 pub use lacuna_pages::ByteLength;
+pub use lacuna_text::reply;
 pub use lacuna_text::template::Message;
 pub use lacuna_text::tokenizer::{
     AddSpecial, Decode, Description as TokenizerDescription, EncodeLimits, ParseSpecial, Special,
-    Tokenizer,
+    SpecialText, Tokenizer,
 };

@@ -122,6 +122,40 @@ fn the_demo_says_something_readable_about_rust() {
 }
 
 #[test]
+fn what_a_model_thinks_is_told_beside_what_it_says() {
+    for name in ["harmony", "thinking"] {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/replies");
+        let model = root.join(name).with_extension("gguf");
+        let model = model.to_str().expect("a path in UTF-8");
+        let run = |more: &[&str]| {
+            let args = ["run", model, "-p", "What is 2 + 2?", "--temp", "0"];
+            lacuna(&[&args[..], more].concat())
+        };
+        let report = json(&run(&["--json"]));
+        assert_eq!(report["text"], "It is 4.", "{name}");
+        assert_eq!(report["reasoning"], "Simple sum.", "{name}");
+        assert_eq!(report["finish_reason"], "end_of_text", "{name}");
+        let shown = run(&[]);
+        assert_eq!(String::from_utf8_lossy(&shown.stdout), "It is 4.\n");
+        let beside = String::from_utf8_lossy(&shown.stderr);
+        assert!(beside.contains("Simple sum.\n\n"), "{beside}");
+        let cut = run(&["-n", "4"]);
+        assert_eq!(String::from_utf8_lossy(&cut.stdout), "\n");
+        // The words of the effort have different numbers of letters, each of them a token.
+        let tokens = |effort| {
+            let report = json(&run(&["--json", "--reasoning-effort", effort]));
+            number(&report, "/prompt_tokens")
+        };
+        match name {
+            "harmony" => assert_eq!(tokens("none") + 1, tokens("high")),
+            _ => assert!(tokens("none") > tokens("high"), "it closes the thought"),
+        }
+        let wrong = run(&["--reasoning-effort", "extreme"]);
+        assert_eq!(wrong.status.code(), Some(2));
+    }
+}
+
+#[test]
 fn figures_are_complete() {
     let report = json(&lacuna(&["run", "demo", "-p", "Hi", "-n", "8", "--json"]));
     for key in [

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use lacuna_engine::{Limits, Penalties, Request, Sampling, StopText};
 use lacuna_models::RecommendedSampling;
+use lacuna_text::reply::Effort;
 use lacuna_text::tokenizer::SpecialText;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -93,19 +94,6 @@ pub(crate) struct Parameters {
     reasoning_effort: Option<Effort>,
 }
 
-/// How long a model is to think, in the words that other servers take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Effort {
-    None,
-    Minimal,
-    Low,
-    Medium,
-    High,
-    Xhigh,
-    Max,
-}
-
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct StreamOptions {
@@ -144,29 +132,6 @@ pub(crate) enum UsageChunks {
     Last,
     /// That one, and each of the others.
     Every,
-}
-
-impl Effort {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Minimal => "minimal",
-            Self::Low => "low",
-            Self::Medium => "medium",
-            Self::High => "high",
-            Self::Xhigh => "xhigh",
-            Self::Max => "max",
-        }
-    }
-
-    /// The nearest of the three that gpt-oss knows, which cannot be kept from thinking.
-    pub(crate) fn of_three(self) -> Self {
-        match self {
-            Self::None | Self::Minimal | Self::Low => Self::Low,
-            Self::Medium => Self::Medium,
-            Self::High | Self::Xhigh | Self::Max => Self::High,
-        }
-    }
 }
 
 impl Parameters {

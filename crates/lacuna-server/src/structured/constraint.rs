@@ -412,6 +412,7 @@ mod tests {
 
     use lacuna_files::ModelFiles;
     use lacuna_pages::ByteLength;
+    use lacuna_text::reply::Format;
     use serde_json::json;
 
     use super::*;
@@ -424,6 +425,25 @@ mod tests {
         Model::load(files).expect("the demo model")
     }
 
+    /// What holds a reply to calls of the only tool, or one call, between tags.
+    fn of_tagged_calls(
+        model: &Model,
+        choice: &str,
+        once: bool,
+        reader: Option<&Reader>,
+    ) -> Box<dyn Constraint> {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let choice = serde_json::from_value(json!(choice)).expect("a choice");
+        let tools = Tools::new(vec![tool], Some(choice)).expect("valid");
+        let tools = tools.called_once(once);
+        let mut ignored = Ignored::new(true);
+        let rule = Rule::new(None, &tools, ToolSyntax::Tagged, &mut ignored);
+        let rule = rule.expect("valid").expect("tools are offered");
+        let account = RequestMemory::new(ByteLength::new(16 << 20));
+        let constraint = Grammars::default().constraint(model, &rule, reader, &account);
+        constraint.expect("it can be followed")
+    }
+
     #[test]
     fn after_the_only_call_that_may_be_made_the_reply_is_over() {
         let model = model();
@@ -431,21 +451,42 @@ mod tests {
         let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
         for (choice, before) in [("required", ""), ("auto", "Let me see.")] {
             for once in [true, false] {
-                let tool = json!({"type": "function", "function": {"name": "f"}});
-                let choice = serde_json::from_value(json!(choice)).expect("a choice");
-                let tools = Tools::new(vec![tool], Some(choice)).expect("valid");
-                let tools = tools.called_once(once);
-                let mut ignored = Ignored::new(true);
-                let rule = Rule::new(None, &tools, ToolSyntax::Tagged, &mut ignored);
-                let rule = rule.expect("valid").expect("tools are offered");
-                let account = RequestMemory::new(ByteLength::new(16 << 20));
-                let constraint = Grammars::default().constraint(&model, &rule, None, &account);
-                let mut constraint = constraint.expect("it can be followed");
+                let mut constraint = of_tagged_calls(&model, choice, once, None);
                 for token in vocabulary.tokenize_bytes(format!("{before}{call}").as_bytes()) {
                     constraint.accept(token).expect("it conforms");
                 }
-                assert_eq!(constraint.is_complete(), once, "{rule:?}");
+                assert_eq!(constraint.is_complete(), once, "{choice}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_thought_is_held_to_no_grammar() {
+        let model = model();
+        let vocabulary = vocabulary::of(&model).expect("it ends texts");
+        let format = Format::of("<think></think>").expect("it has both tags");
+        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+        let accept = |constraint: &mut Box<dyn Constraint>, text: &str| -> bool {
+            let tokens = vocabulary.tokenize_bytes(text.as_bytes());
+            tokens
+                .into_iter()
+                .all(|token| constraint.accept(token).is_ok())
+        };
+        for (choice, prompt, thought) in [
+            ("auto", "", "<think>Not <tool_call> yet.</think>\n\nNow: "),
+            ("auto", "<think>\n", "Not <tool_call> yet.</think>"),
+            ("required", "<think>\n", "Not <tool_call> yet.</think>"),
+        ] {
+            let reader = format.reader(prompt);
+            let mut held = of_tagged_calls(&model, choice, false, Some(&reader));
+            assert!(accept(&mut held, thought), "{choice} {thought}");
+            let mut other = held.fork();
+            assert!(accept(&mut held, call), "{choice} {thought}");
+            let wrong = "<tool_call>\n{\"name\": \"g\"";
+            assert!(!accept(&mut other, wrong), "{choice} {thought}");
+        }
+        // Without a format the mark counts wherever it stands.
+        let mut held = of_tagged_calls(&model, "auto", false, None);
+        assert!(!accept(&mut held, "<think>Not <tool_call>\nyet"));
     }
 }

@@ -4,9 +4,10 @@ use std::io::{self, IsTerminal};
 
 use anyhow::{Context, Result, bail};
 use lacuna::plan::Budget;
+use lacuna::reply::{Piece, Reader};
 use lacuna::{
     AddSpecial, EncodeLimits, Engine, EngineConfig, Generation, KvReport, Limits, Message,
-    ParseSpecial, RecommendedSampling, Sampling, Session, Special,
+    ParseSpecial, Prompt, RecommendedSampling, Sampling, Session, Special, SpecialText,
 };
 use lacuna_pages::ByteLength;
 use serde::Serialize;
@@ -19,6 +20,9 @@ use lacuna_cli::{output, tell};
 #[derive(Serialize)]
 struct Report {
     text: String,
+    /// What the model thought before it said that.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reasoning: String,
     prompt_tokens: usize,
     generated_tokens: usize,
     tokens: Vec<u32>,
@@ -95,9 +99,9 @@ fn answer(args: &RunArgs) -> Result<()> {
         raw_turn(&engine, &session, &text)?
     } else {
         let messages: Vec<Message> = system(args).chain([Message::new("user", text)]).collect();
-        engine.model().prompt_within(&messages, &limits(&engine))?
+        conversation(&engine, &messages, args)?
     };
-    let report = generate(&mut engine, &mut session, &prompt, args)?;
+    let report = generate(&mut engine, &mut session, prompt, args)?;
     if args.model.json {
         output::json(&report)
     } else {
@@ -159,9 +163,9 @@ fn turn(
     let prompt = if args.raw {
         raw_turn(engine, session, line)?
     } else {
-        engine.model().prompt_within(history, &limits(engine))?
+        conversation(engine, history, args)?
     };
-    let report = generate(engine, session, &prompt, args)?;
+    let report = generate(engine, session, prompt, args)?;
     summarise(&report)?;
     Ok(report.text)
 }
@@ -183,7 +187,7 @@ fn ask(editor: &mut rustyline::DefaultEditor) -> Result<Option<String>> {
 
 /// Without a template, a turn simply continues the text so far. Special tokens that are written in
 /// it count as such: whoever types at a terminal may.
-fn raw_turn(engine: &Engine, session: &Session, line: &str) -> Result<Vec<u32>> {
+fn raw_turn(engine: &Engine, session: &Session, line: &str) -> Result<Prompt> {
     let add = if session.tokens().is_empty() {
         AddSpecial::Yes
     } else {
@@ -196,7 +200,16 @@ fn raw_turn(engine: &Engine, session: &Session, line: &str) -> Result<Vec<u32>> 
     let mut tokens = session.tokens().to_vec();
     let tokenizer = engine.model().tokenizer();
     tokens.extend(tokenizer.encode_within(line, special, &limits(engine))?);
-    Ok(tokens)
+    Ok(Prompt {
+        tokens,
+        reader: None,
+    })
+}
+
+fn conversation(engine: &Engine, messages: &[Message], args: &RunArgs) -> Result<Prompt> {
+    let limits = limits(engine);
+    let model = engine.model();
+    Ok(model.conversation(messages, args.reasoning_effort, &limits)?)
 }
 
 /// What a prompt may come to.
@@ -234,10 +247,10 @@ fn system(args: &RunArgs) -> impl Iterator<Item = Message> {
 fn generate(
     engine: &mut Engine,
     session: &mut Session,
-    prompt: &[u32],
+    prompt: Prompt,
     args: &RunArgs,
 ) -> Result<Report> {
-    session.rewrite(prompt)?;
+    session.rewrite(&prompt.tokens)?;
     let recommended = engine.model().recommended_sampling();
     let sampling = Chosen {
         used: chosen(&args.sampling.sampling(recommended)),
@@ -254,21 +267,28 @@ fn generate(
     let limits = Limits {
         max_tokens: args.max_tokens,
         stop: args.stop.clone(),
+        special: match prompt.reader {
+            Some(_) => SpecialText::Mark,
+            None => SpecialText::Skip,
+        },
         ..Limits::default()
     };
     let mut generation = Generation::new(engine, session, limits)?;
-    let mut text = String::new();
+    let mut reply = Reply {
+        reader: prompt.reader,
+        shown: !args.model.json,
+        ..Reply::default()
+    };
     while let Some(piece) = generation.next_piece()? {
-        text.push_str(&piece);
-        if !args.model.json {
-            output::text(&piece)?;
-        }
+        reply.add(&piece)?;
     }
+    reply.finish()?;
     let timing = generation.timing();
     memory.resident = Resident::now();
     Ok(Report {
-        text,
-        prompt_tokens: prompt.len(),
+        text: reply.text,
+        reasoning: reply.reasoning,
+        prompt_tokens: prompt.tokens.len(),
         generated_tokens: generation.tokens().len(),
         tokens: generation.tokens().to_vec(),
         finish_reason: generation
@@ -281,6 +301,63 @@ fn generate(
         kv: kv(generation.session().kv(), page_bytes),
         memory,
     })
+}
+
+/// A reply as far as it has come. What is said goes to standard output, what is thought beside it.
+#[derive(Default)]
+struct Reply {
+    reader: Option<Reader>,
+    shown: bool,
+    text: String,
+    reasoning: String,
+}
+
+impl Reply {
+    fn add(&mut self, text: &str) -> Result<()> {
+        match &mut self.reader {
+            Some(reader) => {
+                let pieces = reader.push(text);
+                pieces.into_iter().try_for_each(|piece| self.take(piece))
+            }
+            None => self.take(Piece::Content(text.to_owned())),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let pieces = self.reader.as_mut().map(|reader| reader.finish(""));
+        let mut pieces = pieces.into_iter().flatten();
+        pieces.try_for_each(|piece| self.take(piece))?;
+        if self.shown && self.text.is_empty() && !self.reasoning.is_empty() {
+            output::aside("\n");
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, piece: Piece) -> Result<()> {
+        match piece {
+            Piece::Reasoning(thought) => {
+                self.reasoning.push_str(&thought);
+                if self.shown {
+                    output::aside(&thought);
+                }
+            }
+            // Nobody has offered a function, so a call is text like any other.
+            Piece::Content(text)
+            | Piece::Call {
+                arguments: text, ..
+            } => {
+                let begins = self.text.is_empty() && !text.is_empty();
+                self.text.push_str(&text);
+                if self.shown {
+                    if begins && !self.reasoning.is_empty() {
+                        output::aside("\n\n");
+                    }
+                    output::text(&text)?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 fn kv(report: KvReport, page_bytes: usize) -> Kv {
