@@ -5,6 +5,7 @@ use lacuna_kernels::Cpu;
 use crate::error::{ForwardError, LoadError, PromptError};
 use crate::executor::{self, Pass, Segment};
 use crate::families::Description;
+use crate::plan::WeightPlan;
 use crate::program::Program;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
@@ -22,6 +23,7 @@ pub struct Model {
     spec: ModelSpec,
     program: Program,
     weights: Weights,
+    active_weight_bytes: u64,
     tokenizer: Tokenizer,
     recommended_sampling: RecommendedSampling,
 }
@@ -51,6 +53,7 @@ impl Model {
         let description = description(&files)?;
         let program = Program::new(&description.spec);
         let weights = Weights::load(files.tensors(), &description, &program)?;
+        let active_weight_bytes = description.active_bytes(&WeightPlan::of(files.tensors()));
         let mut tokenizer = Tokenizer::from_files(&files)?;
         tokenizer.pad_to(u32::try_from(description.spec.vocabulary).unwrap_or(u32::MAX));
         let recommended_sampling = RecommendedSampling::of(files.metadata())?;
@@ -59,6 +62,7 @@ impl Model {
             spec: description.spec,
             program,
             weights,
+            active_weight_bytes,
             tokenizer,
             recommended_sampling,
         })
@@ -127,6 +131,12 @@ impl Model {
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
         self.files.tensors().total_bytes()
+    }
+
+    /// Of these, bytes that computing one token reads.
+    #[must_use]
+    pub fn active_weight_bytes(&self) -> u64 {
+        self.active_weight_bytes
     }
 
     /// Tokens of a conversation that asks for a reply, by the model's chat template. A model

@@ -124,6 +124,40 @@ fn no_family_depends_on_how_a_prompt_is_cut() {
     }
 }
 
+#[test]
+fn a_token_reads_its_experts_and_the_rest_from_files_of_both_kinds() {
+    const FLOAT: u64 = 4;
+    let (hidden, vocabulary, heads, kv_heads, head_dim) = (16, 64, 4, 2, 8);
+    let (inner, experts, used) = (12, 8, 3);
+    let attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim;
+    let norms = 2 * hidden + 2 * head_dim;
+    let layer = attention + norms + experts * hidden + 3 * used * inner * hidden;
+    // One row of the embedding table; the output matrix is a tensor of its own.
+    let elements = 2 * layer + hidden + hidden + vocabulary * hidden;
+    for (what, model) in models("qwen3-moe") {
+        assert_eq!(model.active_weight_bytes(), FLOAT * elements, "{what}");
+        let (layers, logits) = model.program().products();
+        let vectors = 2 * norms + hidden + hidden;
+        assert_eq!(layers + logits, elements - vectors, "{what}");
+    }
+}
+
+#[test]
+fn a_token_reads_all_of_a_dense_model_but_rows_of_tables() {
+    for (name, tied) in [("olmo2", false), ("granite", true)] {
+        for (what, model) in models(name) {
+            let spec = model.spec();
+            let table = (spec.vocabulary * spec.hidden * 4) as u64;
+            let unread = match tied {
+                true => 0,
+                false => table - (spec.hidden * 4) as u64,
+            };
+            let read = model.weight_bytes() - unread;
+            assert_eq!(model.active_weight_bytes(), read, "{what}");
+        }
+    }
+}
+
 /// The last row of logits of each prompt, all computed in one pass.
 fn together(runner: &mut Runner, prompts: &[&[u32]]) -> Vec<f32> {
     let mut sequences: Vec<Sequence> = prompts.iter().map(|_| runner.sequence()).collect();

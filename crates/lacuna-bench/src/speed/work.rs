@@ -5,7 +5,8 @@ use lacuna_models::Model;
 pub(super) struct Work {
     /// Bytes of all tensors.
     pub(super) weight_bytes: u64,
-    /// Weight bytes read to compute one token, or a few at once.
+    /// Weight bytes read to compute one token, or a few at once that have the same experts; others read
+    /// more.
     pass_bytes: u64,
     /// Multiplications with the weights of all layers, per token.
     layer_macs: u64,
@@ -21,24 +22,9 @@ impl Work {
         let (layer_macs, logit_macs) = model.program().products();
         let attention = spec.layers.iter().map(|layer| &layer.attention);
         let row_macs = attention.map(|attention| 2 * attention.query_width());
-        let tensors = model.files().tensors();
-        // An embedding table that is not the output matrix too is read a row at a time.
-        let has_output = tensors
-            .iter()
-            .any(|tensor| matches!(tensor.name, "output.weight" | "lm_head.weight"));
-        let embedding = tensors
-            .iter()
-            .find(|tensor| {
-                matches!(
-                    tensor.name,
-                    "token_embd.weight" | "model.embed_tokens.weight"
-                )
-            })
-            .map_or(0, |tensor| tensor.bytes as u64);
-        let weight_bytes = model.weight_bytes();
         Self {
-            weight_bytes,
-            pass_bytes: weight_bytes - if has_output { embedding } else { 0 },
+            weight_bytes: model.weight_bytes(),
+            pass_bytes: model.active_weight_bytes(),
             layer_macs,
             logit_macs,
             row_macs: row_macs.sum::<usize>() as u64,

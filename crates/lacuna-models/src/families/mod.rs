@@ -11,7 +11,9 @@ mod names;
 mod shape;
 
 use crate::error::ConfigError;
+use crate::plan::WeightPlan;
 use crate::spec::ModelSpec;
+use crate::weights;
 use lacuna_files::gguf::Metadata;
 use lacuna_files::huggingface::{Config, Folder};
 
@@ -86,6 +88,13 @@ impl Description {
         let family = find(class, |family| family.classes.contains(&class))?;
         let facts = Facts::huggingface(config, family.name);
         Self::of(family, Spelling::HuggingFace, &facts)
+    }
+
+    /// Of the bytes of `weights`, which are those of the model described, those that computing one token
+    /// reads: the experts that a token has, and of tables that are only looked up in, a row.
+    #[must_use]
+    pub fn active_bytes(&self, weights: &WeightPlan) -> u64 {
+        weights::active_bytes(self, weights)
     }
 
     fn of(

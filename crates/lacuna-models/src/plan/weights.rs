@@ -65,9 +65,12 @@ impl WeightPlan {
     /// Bytes of the vectors copied out of it.
     #[must_use]
     pub fn copied_bytes(&self) -> u64 {
-        let vectors = self.tensors.iter().filter(|tensor| tensor.shape.len() == 1);
-        vectors
-            .map(|tensor| (tensor.shape[0] * size_of::<f32>()) as u64)
+        // Biases of experts lie in one tensor of all.
+        let is_copied = |tensor: &&Weight| tensor.shape.len() == 1 || tensor.name.ends_with("bias");
+        let copied = self.tensors.iter().filter(is_copied);
+        let elements = copied.map(|tensor| tensor.shape.iter().product::<usize>());
+        elements
+            .map(|elements| (elements * size_of::<f32>()) as u64)
             .sum()
     }
 }

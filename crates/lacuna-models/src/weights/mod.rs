@@ -3,6 +3,7 @@
 //! A [`Linear`] keeps a handle on the mapped file and computes from its bytes; only vectors (norms,
 //! biases), a few kilobytes a layer, are copied out as `f32`.
 
+mod shares;
 mod source;
 
 use lacuna_kernels::{Activations, Cpu, Expert, Matrix};
@@ -12,6 +13,7 @@ use crate::families::Description;
 use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
 use lacuna_files::{Tensor, Tensors};
+pub(crate) use shares::active_bytes;
 use source::Source;
 
 /// What a program computes with.

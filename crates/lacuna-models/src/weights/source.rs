@@ -61,7 +61,7 @@ const OUTSIDE: [&str; 7] = [
 ];
 
 /// Whether a tensor of this name belongs to something other than the model of language.
-fn is_outside(name: &str) -> bool {
+pub(super) fn is_outside(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
     OUTSIDE.iter().any(|outside| name.starts_with(outside))
 }

@@ -27,6 +27,8 @@ struct Report {
     /// Those that one token is multiplied with.
     active_parameters: u64,
     weight_bytes: u64,
+    /// Those that computing one token reads.
+    active_weight_bytes: u64,
     tensors: Vec<Tensors>,
     tokenizer: lacuna::TokenizerDescription,
     kv_bytes_per_token: KvBytes,
@@ -173,6 +175,7 @@ fn describe(model: &Model) -> Report {
             layers + logits
         },
         weight_bytes: totals.iter().map(|total| total.bytes).sum(),
+        active_weight_bytes: model.active_weight_bytes(),
         tensors: totals.iter().map(row).collect(),
         tokenizer: model.tokenizer().describe(),
         kv_bytes_per_token: kv(Geometry::kept_bytes_per_token),
@@ -240,8 +243,9 @@ fn weights(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "weights         {}",
-        output::bytes(report.weight_bytes)
+        "weights         {}, of which a token reads {}",
+        output::bytes(report.weight_bytes),
+        output::bytes(report.active_weight_bytes)
     )?;
     for row in &report.tensors {
         writeln!(

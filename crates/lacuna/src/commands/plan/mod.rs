@@ -8,6 +8,7 @@ use lacuna::files::{ModelSource, OutputFile};
 use lacuna::plan::{Change, Demand, Plan, PlanError, Verdict, VocabularySize, WeightPlan};
 use lacuna::{DType, EngineConfig, ModelSpec, synth};
 use lacuna_kv::KvCache;
+use lacuna_models::Description;
 use lacuna_models::program::Program;
 
 use crate::cli::PlanArgs;
@@ -20,6 +21,26 @@ struct Subject {
     spec: ModelSpec,
     weights: WeightPlan,
     vocabulary: VocabularySize,
+    active: Active,
+}
+
+/// What one token takes of the weights.
+#[derive(Clone, Copy)]
+struct Active {
+    /// Parameters that it is multiplied with.
+    parameters: u64,
+    /// Bytes read.
+    bytes: u64,
+}
+
+impl Active {
+    fn of(description: &Description, weights: &WeightPlan) -> Self {
+        let (layers, logits) = Program::new(&description.spec).products();
+        Self {
+            parameters: layers + logits,
+            bytes: description.active_bytes(weights),
+        }
+    }
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
@@ -27,6 +48,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         spec,
         weights,
         vocabulary,
+        active,
     } = subject(args)?;
     let demand = demand(args, spec.context_tokens)?;
     warn_of_context(demand.context_tokens, spec.context_tokens);
@@ -43,7 +65,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         OutputFile::write_whole(path, plan.map().to_string().as_bytes())
             .with_context(|| format!("cannot write `{}`", path.display()))?;
     }
-    let report = Report::new(args, &spec, &demand, &plan, verdict.as_ref());
+    let report = Report::new(args, &spec, &demand, (&plan, active), verdict.as_ref());
     if args.model.json {
         output::json(&report)?;
     } else {
@@ -93,11 +115,13 @@ fn subject(args: &PlanArgs) -> Result<Subject> {
 
 fn from_shape(shape: &'static synth::Shape, dtype: DType) -> Result<Subject> {
     let model = synth::Model::new(shape, dtype);
-    let spec = model.description()?.spec;
+    let description = model.description()?;
+    let weights = model.weights()?;
     Ok(Subject {
-        vocabulary: VocabularySize::usual(&spec),
-        spec,
-        weights: model.weights()?,
+        vocabulary: VocabularySize::usual(&description.spec),
+        active: Active::of(&description, &weights),
+        spec: description.spec,
+        weights,
     })
 }
 
@@ -105,10 +129,12 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
     let files = open_files(&args.model)?;
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
+    let weights = WeightPlan::of(files.tensors());
     Ok(Subject {
         vocabulary: VocabularySize::of(&files, &description.spec),
+        active: Active::of(&description, &weights),
         spec: description.spec,
-        weights: WeightPlan::of(files.tensors()),
+        weights,
     })
 }
 

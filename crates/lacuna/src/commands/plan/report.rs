@@ -5,7 +5,7 @@ use lacuna::plan::{Budget, Demand, KvPlan, Parts, Placement, Plan, Total, Verdic
 use lacuna_kv::Side;
 use serde::Serialize;
 
-use super::argument;
+use super::{Active, argument};
 use crate::cli::PlanArgs;
 
 #[derive(Serialize)]
@@ -77,6 +77,11 @@ pub(super) struct Committed {
 #[derive(Serialize)]
 pub(super) struct Weights {
     pub(super) bytes: u64,
+    /// Those that computing one token reads.
+    pub(super) active_bytes: u64,
+    pub(super) parameters: u64,
+    /// Those that one token is multiplied with.
+    pub(super) active_parameters: u64,
     pub(super) copied_bytes: u64,
     pub(super) types: Vec<WeightType>,
 }
@@ -120,7 +125,7 @@ impl<'a> Report<'a> {
         args: &'a PlanArgs,
         spec: &ModelSpec,
         demand: &Demand,
-        plan: &Plan,
+        (plan, active): (&Plan, Active),
         verdict: Option<&Verdict>,
     ) -> Self {
         let limits = plan.arena.limits();
@@ -136,7 +141,7 @@ impl<'a> Report<'a> {
             logit_rows: limits.logit_rows,
             activations: activations(plan),
             kv: kv(&plan.kv),
-            weights: weights(&plan.weights),
+            weights: weights(&plan.weights, active),
             empty: sum(plan.empty()),
             full: sum(plan.full()),
             budget: budget.map(|(budget, verdict)| fit(budget.0, plan, verdict)),
@@ -194,15 +199,19 @@ fn samples(context: usize) -> impl Iterator<Item = usize> {
     std::iter::once(0).chain(below).chain([context])
 }
 
-fn weights(plan: &WeightPlan) -> Weights {
-    let types = plan.by_type().into_iter().map(|total| WeightType {
-        r#type: total.type_name,
+fn weights(plan: &WeightPlan, active: Active) -> Weights {
+    let totals = plan.by_type();
+    let types = totals.iter().map(|total| WeightType {
+        r#type: total.type_name.clone(),
         tensors: total.tensors,
         elements: total.elements,
         bytes: total.bytes,
     });
     Weights {
         bytes: plan.mapped_bytes(),
+        active_bytes: active.bytes,
+        parameters: totals.iter().map(|total| total.elements).sum(),
+        active_parameters: active.parameters,
         copied_bytes: plan.copied_bytes(),
         types: types.collect(),
     }

@@ -102,6 +102,13 @@ fn weights(out: &mut dyn Write, weights: &Weights) -> io::Result<()> {
         size(weights.bytes),
         size(weights.copied_bytes)
     )?;
+    writeln!(
+        out,
+        "  a token reads {} and is multiplied with {:.1} M of {:.1} M parameters",
+        size(weights.active_bytes),
+        weights.active_parameters as f64 / 1e6,
+        weights.parameters as f64 / 1e6
+    )?;
     for row in &weights.types {
         writeln!(
             out,
