@@ -125,6 +125,24 @@ fn no_family_depends_on_how_a_prompt_is_cut() {
 }
 
 #[test]
+fn experts_in_one_tensor_of_another_rank_or_size_are_refused_by_name() {
+    let fixture = folder().join("families/qwen3-moe");
+    let copy = with_config(&fixture, &fixture.join("hf/config.json"));
+    let path = copy.path().join("model.safetensors");
+    let file = fs::read(&path).expect("a copy");
+    for part in ["gate_proj", "down_proj", "gate_up_proj"] {
+        let name = format!("model.layers.1.mlp.experts.{part}");
+        fs::write(&path, with_tensor(&file, &name, [96, 16])).expect("room for it");
+        let loaded = Model::load(ModelFiles::open(copy.path()).expect("files"));
+        let shown = loaded.map(|_| ()).expect_err("no such experts").to_string();
+        assert!(
+            shown.contains(&name) && shown.contains("[96, 16]"),
+            "{shown}"
+        );
+    }
+}
+
+#[test]
 fn a_token_reads_its_experts_and_the_rest_from_files_of_both_kinds() {
     const FLOAT: u64 = 4;
     let (hidden, vocabulary, heads, kv_heads, head_dim) = (16, 64, 4, 2, 8);

@@ -3,8 +3,9 @@
 use lacuna_kernels::RopeStyle;
 
 use super::{
-    Activation, Attention, Biases, FeedForward, Gated, LayerSpec, Mask, ModelSpec, Norm, NormKind,
-    Norms, OutputMatrix, OutputSpec, QkNorm, Rope, RopeScaling, Values,
+    Activation, Attention, Biases, Experts, FeedForward, Gated, Gating, GroupScore, Groups,
+    LayerSpec, Mask, ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec, QkNorm, Rope,
+    RopeScaling, Router, Routing, Scores, SharedExpert, Values,
 };
 
 /// A decoder of three layers, all alike.
@@ -71,6 +72,36 @@ impl LayerSpec {
         self.feed_forward.gated_mut().expect("a dense layer")
     }
 }
+
+/// A mixture of eight experts in four groups of two, of which a token has three of two groups.
+pub(crate) const EXPERTS: Experts = Experts {
+    routing: Routing {
+        experts: 8,
+        used: 3,
+        scores: Scores::Sigmoid,
+        groups: Some(Groups {
+            count: 4,
+            used: 2,
+            score: GroupScore::SumOfTwo,
+        }),
+        normalized: true,
+        scale: 1.0,
+    },
+    router: Router {
+        bias: false,
+        selection_bias: true,
+        expert_scales: false,
+        own_input: false,
+    },
+    inner: 32,
+    gating: Gating::Product(Activation::Silu),
+    biases: false,
+    shared: Some(SharedExpert {
+        inner: 32,
+        gated: true,
+    }),
+    dense: None,
+};
 
 impl ModelSpec {
     /// The same with every layer changed.

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use super::examples::small;
+use super::examples::{EXPERTS, small};
 use super::*;
 use crate::error::ConfigError;
 
@@ -132,4 +132,95 @@ fn a_window_is_how_long_rows_are_kept() {
     };
     assert_eq!(keep(&spec), Keep::Window(window));
     assert_eq!(keep(&small()), Keep::All);
+}
+
+/// What is said of experts that `change` has made wrong, in the second layer alone.
+fn message_of_experts(change: impl Fn(&mut Experts)) -> String {
+    let mut spec = small();
+    let mut experts = EXPERTS;
+    change(&mut experts);
+    spec.layers[1].feed_forward = FeedForward::Experts(experts);
+    message(&spec)
+}
+
+#[test]
+fn contradictions_of_experts_are_named_with_their_layer() {
+    let sound = small().each_layer(|layer| layer.feed_forward = FeedForward::Experts(EXPERTS));
+    sound.validate().expect("a mixture");
+    let groups = |experts: &mut Experts, count, used| {
+        let score = GroupScore::Largest;
+        experts.routing.groups = Some(Groups { count, used, score });
+    };
+    let cases = [
+        (
+            "experts is 0",
+            message_of_experts(|e| e.routing.experts = 0),
+        ),
+        (
+            "experts is",
+            message_of_experts(|e| e.routing.experts = usize::MAX),
+        ),
+        (
+            "experts of a token is 0",
+            message_of_experts(|e| e.routing.used = 0),
+        ),
+        (
+            "experts of a token is 9",
+            message_of_experts(|e| e.routing.used = 9),
+        ),
+        // Two groups of two have four.
+        (
+            "experts of a token is 5",
+            message_of_experts(|e| e.routing.used = 5),
+        ),
+        ("into 3 groups", message_of_experts(|e| groups(e, 3, 1))),
+        (
+            "groups of experts is 0",
+            message_of_experts(|e| groups(e, 0, 1)),
+        ),
+        (
+            "groups of experts is 65",
+            message_of_experts(|e| groups(e, 65, 1)),
+        ),
+        (
+            "groups of a token is 0",
+            message_of_experts(|e| groups(e, 4, 0)),
+        ),
+        (
+            "groups of a token is 5",
+            message_of_experts(|e| groups(e, 4, 5)),
+        ),
+        (
+            "feed_forward of experts",
+            message_of_experts(|e| e.inner = 0),
+        ),
+        (
+            "scale of experts",
+            message_of_experts(|e| e.routing.scale = f32::NAN),
+        ),
+        (
+            "feed_forward of shared experts",
+            message_of_experts(|e| {
+                e.shared = Some(SharedExpert {
+                    inner: 0,
+                    gated: false,
+                });
+            }),
+        ),
+        (
+            "limit of gates",
+            message_of_experts(|e| {
+                e.gating = Gating::Clamped {
+                    alpha: 1.0,
+                    limit: 0.0,
+                };
+            }),
+        ),
+    ];
+    for (expected, shown) in cases {
+        assert!(
+            shown.starts_with("layer 1: ") && shown.contains(expected),
+            "{shown}, not {expected}"
+        );
+    }
 }
