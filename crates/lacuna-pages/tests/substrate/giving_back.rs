@@ -5,7 +5,7 @@ use lacuna_pages::device::{HeapId, Operation};
 use lacuna_pages::{Buffer, ByteLength, Pool, Request, Share, Source, VirtualPage};
 
 use crate::support::{
-    FEW_MAPPINGS, Guise, Handle, PAGE, filled, host, pages, probed, range, small,
+    FEW_MAPPINGS, Failing, Guise, Handle, PAGE, filled, host, pages, probed, range, small,
 };
 
 /// A buffer of a hundred pages, of which `idle` were given up.
@@ -155,10 +155,15 @@ fn the_device_is_asked_for_nothing_that_is_not_there() {
     many.unmap(range(10, 16)).unwrap();
     pool.set_limit(Some(pages(4 + 10 + 1))).unwrap();
     assert_eq!(pool.ledger().idle, pages(1));
+    // Nor is there anything to undo of a batch whose first operation fails.
+    let mut other = pool.reserve(pages(4), "other").unwrap();
+    handle.fail(Failing::Once(0));
+    other.ensure_mapped(0..PAGE).unwrap_err();
+    other.ensure_mapped(0..PAGE).unwrap();
     let log = handle.log();
     assert!(log.batches.iter().all(|(batch, _)| !batch.is_empty()));
     drop(log);
-    pool.verify([&few, &many]).unwrap();
+    pool.verify([&few, &many, &other]).unwrap();
 }
 
 #[test]

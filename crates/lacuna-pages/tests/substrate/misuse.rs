@@ -356,3 +356,17 @@ fn a_lowered_mapping_limit_is_kept_and_says_what_to_do() {
     buffer.truncate(ByteLength::ZERO).unwrap();
     buffer.ensure_mapped(0..100 * PAGE).unwrap();
 }
+
+#[test]
+fn a_heap_has_at_most_sixteen_million_pages() {
+    let pool = |count| {
+        let config = PoolConfig {
+            heap_bytes: pages(count),
+            ..small()
+        };
+        Pool::new(HostDevice::new().unwrap(), config)
+    };
+    assert!(pool(1 << 24).is_ok());
+    let refused = pool((1 << 24) + 1).unwrap_err();
+    assert!(matches!(refused, Error::Config { .. }), "{refused:?}");
+}

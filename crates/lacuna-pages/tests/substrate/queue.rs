@@ -130,6 +130,7 @@ fn neighbours_in_both_spaces_are_one_operation() {
             .collect()
     };
     assert_eq!(kinds(&handle.log().batches[0].0), ["commit", "map"]);
+    assert_eq!(pool.ledger().counts.map_calls, 1);
     buffer.seal(range(2, 9)).unwrap();
     assert_eq!(kinds(&handle.log().batches[1].0), ["protect"]);
     buffer.unmap(range(0, 11)).unwrap();
