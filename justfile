@@ -21,7 +21,7 @@ test-vulkan:
 test-random *seed:
     .ci/test-random {{seed}}
 
-# Small mistakes in pages, kv and scheduler, each of which a test should notice. Takes about an hour.
+# Small mistakes in pages, kv and scheduler, each of which a test should notice. Stopped and started again, it goes on where it was.
 mutants *options:
     .ci/test-mutants {{options}}
 

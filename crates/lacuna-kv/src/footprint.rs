@@ -238,6 +238,7 @@ mod tests {
 
     use super::*;
     use crate::elements::KvElements;
+    use crate::geometry::{Layer, RowSpec, Side};
 
     fn qwen3_4b() -> Geometry {
         Geometry::uniform(36, 8, 128, KvElements::both(ElementType::F16))
@@ -315,5 +316,35 @@ mod tests {
         let block: KvPolicy = format!("paged:{}", usize::MAX).parse().unwrap();
         let absurd = block.footprint(&qwen3_4b(), PageSize::KIB_64, 10, 1);
         assert!(matches!(absurd, Err(KvError::ContextTooLarge { .. })));
+    }
+
+    #[test]
+    fn windows_turn_as_often_as_whole_pages_of_all_their_buffers_are_full() {
+        let window = Keep::Window(std::num::NonZeroUsize::MIN);
+        let buffer = |(keep, tokens, bytes)| BufferRows {
+            layer: Layer(0),
+            layers: 1,
+            side: Side::Key,
+            rows: RowSpec {
+                kv_heads: 1,
+                key_dim: 1,
+                value_dim: 1,
+                keep,
+            },
+            tiles: Tiles { tokens, bytes },
+        };
+        let turn = |buffers: &[(Keep, usize, usize)]| {
+            let pages = Pages {
+                buffers: buffers.iter().copied().map(buffer).collect(),
+                page_bytes: 4096,
+            };
+            pages.windows_turn()
+        };
+        assert_eq!(turn(&[(Keep::All, 7, 4096)]), None);
+        // Three pages are eight tiles of four tokens.
+        assert_eq!(turn(&[(window, 4, 1536), (Keep::All, 7, 4096)]), Some(32));
+        // One page is four tiles of three tokens.
+        assert_eq!(turn(&[(window, 3, 1024)]), Some(12));
+        assert_eq!(turn(&[(window, 4, 1536), (window, 3, 1024)]), Some(96));
     }
 }

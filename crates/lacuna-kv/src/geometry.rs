@@ -396,6 +396,37 @@ mod tests {
     }
 
     #[test]
+    fn what_layers_of_several_kinds_take_is_told_kind_by_kind() {
+        let window = Keep::Window(NonZeroUsize::new(5).unwrap());
+        assert!(!Geometry::uniform(1, 2, 64, F16).has_windows());
+        let layers = vec![rows(2, 64, Keep::All), rows(1, 32, window)];
+        let geometry = Geometry::new(layers, F16).unwrap();
+        assert!(geometry.has_windows());
+        assert_eq!(geometry.widest_row(), 128);
+        assert_eq!(geometry.elements_per_token(), 2 * (128 + 32));
+        assert_eq!(geometry.kept_bytes_per_token(), 512);
+        // Before the next token four rows of the window are of use.
+        assert_eq!(geometry.useful_bytes(10), 10 * 512 + 4 * 128);
+    }
+
+    #[test]
+    fn rows_without_heads_or_without_width_are_refused() {
+        for (kv_heads, key_dim, value_dim) in [(0, 64, 64), (1, 0, 64), (1, 64, 0)] {
+            let rows = RowSpec {
+                kv_heads,
+                key_dim,
+                value_dim,
+                keep: Keep::All,
+            };
+            let refused = Geometry::new(vec![LayerCache::Rows(rows)], F16).unwrap_err();
+            assert!(
+                matches!(refused, KvError::EmptyRows { layer: 0, .. }),
+                "{refused}"
+            );
+        }
+    }
+
+    #[test]
     fn keys_and_values_are_sized_each_by_their_own_element_and_width() {
         let mixed = KvElements {
             key: ElementType::F32,
