@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from . import blocks, models
 
 Type = gguf.GGMLQuantizationType
-OLDER, K_TYPES = blocks.OLDER, blocks.K_TYPES
+OLDER = blocks.OLDER
 FILE_TYPES = {
     Type.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
     Type.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
@@ -23,16 +23,30 @@ FILE_TYPES = {
     Type.Q5_0: gguf.LlamaFileType.MOSTLY_Q5_0,
     Type.Q5_1: gguf.LlamaFileType.MOSTLY_Q5_1,
     Type.Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    Type.Q2_K: gguf.LlamaFileType.MOSTLY_Q2_K,
+    Type.IQ2_XXS: gguf.LlamaFileType.MOSTLY_IQ2_XXS,
 }
-# In the file that mixes the K types, as such files do, what is not Q4_K.
-MIXED = {"embed_tokens": Type.Q6_K, "v_proj": Type.Q6_K, "k_proj": Type.Q5_K, "up_proj": Type.Q5_K}
+# Files that mix types, as such files do: what is not the type they are called after, and where rows are
+# too short for it.
+MIXTURES = {
+    Type.Q4_K: ("Q4_K_M", Type.Q4_0, {
+        "embed_tokens": Type.Q6_K, "v_proj": Type.Q6_K, "k_proj": Type.Q5_K, "up_proj": Type.Q5_K,
+    }),
+    Type.Q2_K: ("dynamic-Q2_K", Type.IQ4_NL, {
+        "embed_tokens": Type.IQ4_XS, "q_proj": Type.IQ3_S, "k_proj": Type.IQ2_S, "v_proj": Type.Q3_K,
+        "up_proj": Type.IQ3_XXS,
+    }),
+    Type.IQ2_XXS: ("dynamic-IQ2_XXS", Type.MXFP4, {
+        "embed_tokens": Type.Q3_K, "q_proj": Type.IQ2_XS, "k_proj": Type.TQ1_0, "v_proj": Type.TQ2_0,
+    }),
+}  # fmt: skip
 
 
 def tiny(kind: Type, seed: int) -> models.Model:
-    """Rows of 32 and 64 for the types with blocks of 32; of 256 where a K type needs it."""
-    wide = kind in K_TYPES
+    """Rows of 32 and 64 for the types with blocks of 32; of 256 for mixtures."""
+    wide = kind in MIXTURES
     return models.Model(
-        "Q4_K_M" if wide else kind.name, "qwen3", heads=4 if wide else 2, kv_heads=1, head_dim=8 if wide else 16, layers=1,
+        MIXTURES[kind][0] if wide else kind.name, "qwen3", heads=4 if wide else 2, kv_heads=1, head_dim=8 if wide else 16, layers=1,
         tied=True, theta=1e4, vocabulary=models.QWEN, hf_type=torch.float32, gguf_type=kind,
         tokens=12, seed=seed, hidden=256 if wide else 32, ffn=32 if wide else 64,
         vocab=16 if wide else 32, on_grid=False,
@@ -43,15 +57,17 @@ def tiny(kind: Type, seed: int) -> models.Model:
 
 
 def quantized(random, name: str, values: np.ndarray, kind: Type) -> tuple[np.ndarray, Type]:
-    """A tensor in the type, or for Q4_K in the mixture: vectors F32, rows too short for a K type Q4_0."""
+    """A tensor in the type, or in that of the mixture; vectors are F32."""
     if values.ndim == 1:
         return values, Type.F32
-    if kind not in K_TYPES:
+    if kind in MIXTURES:
+        _, short, mixed = MIXTURES[kind]
+        kind = next((other for part, other in mixed.items() if part in name), kind)
+        kind = kind if values.shape[1] % 256 == 0 else short
+    if kind in OLDER:
         return gguf.quants.quantize(values, kind), kind
-    if values.shape[1] % 256 != 0:
-        return gguf.quants.quantize(values, Type.Q4_0), Type.Q4_0
-    kind = next((other for part, other in MIXED.items() if part in name), kind)
-    return blocks.draw(random, kind, values.size // 256).reshape(values.shape[0], -1), kind
+    count = values.size // gguf.GGML_QUANT_SIZES[kind][0]
+    return blocks.draw(random, kind, count).reshape(values.shape[0], -1), kind
 
 
 def make_model(folder: pathlib.Path, kind: Type, seed: int) -> tuple[str, dict]:
@@ -112,6 +128,6 @@ def expected(folder: pathlib.Path, model: models.Model, weights: dict[str, np.nd
 def make(out: pathlib.Path) -> None:
     folder = out / "qwen3-types"
     folder.mkdir(parents=True, exist_ok=True)
-    about = dict(make_model(folder, kind, seed) for seed, kind in enumerate([*OLDER, Type.Q4_K], 20))
+    about = dict(make_model(folder, kind, seed) for seed, kind in enumerate([*OLDER, *MIXTURES], 20))
     (folder / "expected.json").write_text(json.dumps(about) + "\n")
     blocks.make(folder)

@@ -39,11 +39,29 @@ pub enum DType {
     /// 32 weights: an exponent `e: u8`, 32 nibbles of which each is a float of 4 bits (E2M1); weight
     /// `2^(e - 127) * float`. The OCP microscaling format.
     Mxfp4,
+    /// 256 weights in 16 sub-blocks with 4-bit scales and minima and 2-bit weights.
+    Q2K,
+    /// 256 weights in 16 sub-blocks with 6-bit scales and 3-bit weights.
+    Q3K,
+    /// 256 weights of -1, 0 or 1, five to a byte, and a scale.
+    Tq1_0,
+    /// 256 weights of -1, 0 or 1 in 2 bits, and a scale.
+    Tq2_0,
+    /// 256 weights in 8 sub-blocks with 4-bit scales: points of four of 512, and signs.
+    Iq3S,
+    /// 256 weights in 8 sub-blocks with 4-bit scales: points of four of 256, and signs.
+    Iq3Xxs,
+    /// 256 weights in 16 sub-blocks with 4-bit scales: points of eight of 1024, and signs.
+    Iq2S,
+    /// 256 weights in 16 sub-blocks with 4-bit scales: points of eight of 512, and signs.
+    Iq2Xs,
+    /// 256 weights in 8 sub-blocks with 4-bit scales: points of eight of 256, and signs.
+    Iq2Xxs,
 }
 
 impl DType {
     /// Every storage type, in declaration order.
-    pub const ALL: [DType; 14] = [
+    pub const ALL: [DType; 23] = [
         DType::F32,
         DType::F16,
         DType::Bf16,
@@ -58,6 +76,15 @@ impl DType {
         DType::Iq4Nl,
         DType::Iq4Xs,
         DType::Mxfp4,
+        DType::Q2K,
+        DType::Q3K,
+        DType::Tq1_0,
+        DType::Tq2_0,
+        DType::Iq3S,
+        DType::Iq3Xxs,
+        DType::Iq2S,
+        DType::Iq2Xs,
+        DType::Iq2Xxs,
     ];
 
     /// Weights per block.
@@ -66,7 +93,10 @@ impl DType {
             DType::F32 | DType::F16 | DType::Bf16 => 1,
             DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 => 32,
             DType::Iq4Nl | DType::Mxfp4 => 32,
-            DType::Q4K | DType::Q5K | DType::Q6K | DType::Iq4Xs => 256,
+            DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K => 256,
+            DType::Iq4Xs | DType::Tq1_0 | DType::Tq2_0 => 256,
+            DType::Iq3S | DType::Iq3Xxs => 256,
+            DType::Iq2S | DType::Iq2Xs | DType::Iq2Xxs => 256,
         }
     }
 
@@ -86,6 +116,15 @@ impl DType {
             DType::Iq4Nl => 18,
             DType::Iq4Xs => 136,
             DType::Mxfp4 => 17,
+            DType::Q2K => 84,
+            DType::Q3K => 110,
+            DType::Tq1_0 => 54,
+            DType::Tq2_0 => 66,
+            DType::Iq3S => 110,
+            DType::Iq3Xxs => 98,
+            DType::Iq2S => 82,
+            DType::Iq2Xs => 74,
+            DType::Iq2Xxs => 66,
         }
     }
 
@@ -120,6 +159,15 @@ impl DType {
             DType::Iq4Nl => "iq4_nl",
             DType::Iq4Xs => "iq4_xs",
             DType::Mxfp4 => "mxfp4",
+            DType::Q2K => "q2_k",
+            DType::Q3K => "q3_k",
+            DType::Tq1_0 => "tq1_0",
+            DType::Tq2_0 => "tq2_0",
+            DType::Iq3S => "iq3_s",
+            DType::Iq3Xxs => "iq3_xxs",
+            DType::Iq2S => "iq2_s",
+            DType::Iq2Xs => "iq2_xs",
+            DType::Iq2Xxs => "iq2_xxs",
         }
     }
 }

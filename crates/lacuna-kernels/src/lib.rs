@@ -26,6 +26,7 @@
 mod activations;
 mod attention;
 mod cpu;
+mod decode;
 mod dtype;
 mod element;
 mod elementwise;

@@ -272,6 +272,9 @@ fn products_of_one_input_are_the_same_together_and_apart() {
             [DType::Q8_0, DType::Q8_0, DType::Q8_0],
             [DType::Q4K, DType::Q6K, DType::Q4_0],
             [DType::F16, DType::Q5K, DType::F32],
+            [DType::Iq2Xxs, DType::Iq3S, DType::Iq4Xs],
+            [DType::Q2K, DType::Mxfp4, DType::Iq2S],
+            [DType::Tq1_0, DType::Q3K, DType::Bf16],
         ] {
             let rows = [700, 5, 131];
             let bytes: [Vec<u8>; 3] = std::array::from_fn(|i| {

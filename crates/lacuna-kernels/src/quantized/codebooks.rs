@@ -23,6 +23,37 @@ pub(crate) fn power(exponent: u8) -> f32 {
     f32::from_bits((half + 63) << 23) * f32::from_bits((rest + 63) << 23)
 }
 
+/// The `part`-th 32 digits of base 3 of a [`DType::Tq1_0`](crate::DType::Tq1_0) block, a byte each: five in
+/// each of 32 bytes and of 16, then four in each of 4.
+pub(crate) fn ternary_digits(block: &[u8], part: usize) -> [u64; 4] {
+    let eight = |at: usize| u64::from_le_bytes(*block[at..].first_chunk().expect("in the block"));
+    if part < 5 {
+        return [0, 1, 2, 3].map(|i| ternary_digit(eight(8 * i), part));
+    }
+    let digit = 2 * (part - 5);
+    let sixteen = |digit| [32, 40].map(|at| ternary_digit(eight(at), digit));
+    let [a, b] = sixteen(digit);
+    if part < 7 {
+        let [c, d] = sixteen(digit + 1);
+        return [a, b, c, d];
+    }
+    let last = u32::from_le_bytes(*block[48..].first_chunk().expect("in the block"));
+    let four = |digit| ternary_digit(last.into(), digit) & 0xFFFF_FFFF;
+    [a, b, four(0) | four(1) << 32, four(2) | four(3) << 32]
+}
+
+/// A digit of base 3 of each byte: bytes are fractions of 256, and a digit is what three times the rest of
+/// the fraction is larger than one by.
+fn ternary_digit(bytes: u64, digit: usize) -> u64 {
+    const EVEN: u64 = 0x00FF_00FF_00FF_00FF;
+    const POWERS: [u64; 5] = [1, 3, 9, 27, 81];
+    let of_even = |bytes: u64| {
+        let rest = ((bytes & EVEN) * POWERS[digit]) & EVEN;
+        ((rest * 3) >> 8) & EVEN
+    };
+    of_even(bytes) | of_even(bytes >> 8) << 8
+}
+
 /// A table as bytes, each `offset` larger.
 pub(super) const fn as_bytes(table: [i8; 16], offset: u8) -> [u8; 16] {
     let mut bytes = [0; 16];

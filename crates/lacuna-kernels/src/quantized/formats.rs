@@ -7,12 +7,12 @@
 
 /// Implements [`Format`] for a type with 32 columns per block.
 macro_rules! simple_format {
-    ($name:ident, $extra:ident, $pairs:ty, $few:ty, $less:expr, |$s:ident, $tile:ident| $body:expr) => {
+    ($name:ident, $extra:ty, $pairs:ty, $few:ty, $less:expr, |$s:ident, $tile:ident| $body:expr) => {
         pub(in crate::quantized) struct $name;
 
         impl Format for $name {
             const DTYPE: DType = DType::$name;
-            const EXTRA: Extra = Extra::$extra;
+            type Extra = $extra;
             type Pairs = $pairs;
             type FewPairs = $few;
             const OFFSET: u8 = $less;
@@ -40,7 +40,8 @@ macro_rules! simple_format {
 macro_rules! with_format {
     ($dtype:expr, |$format:ident| $body:expr) => {
         with_format!($dtype, |$format| $body,
-            Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4)
+            Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4 Q2K Q3K Tq1_0 Tq2_0
+            Iq3S Iq3Xxs Iq2S Iq2Xs Iq2Xxs)
     };
     ($dtype:expr, |$format:ident| $body:expr, $($name:ident)+) => {
         match $dtype {
@@ -54,14 +55,18 @@ macro_rules! with_format {
 }
 pub(super) use with_format;
 
+mod grids;
 mod lookup;
+mod low_bits;
 
+pub(super) use super::grids::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(super) use lookup::{Iq4Nl, Iq4Xs, Mxfp4};
+pub(super) use low_bits::{Q2K, Q3K, Tq1_0, Tq2_0};
 
 use super::packing::{Bytes, Narrow, Packing, Wide};
-use super::panel::{Extra, PackedBlock};
+use super::panel::{HasExtra, PackedBlock, Plain, WithMinimum, WithSecondScale};
 use crate::dtype::DType;
-use crate::simd::{Simd, each};
+use crate::simd::{LANES, Simd, each};
 use crate::tile::Tile;
 
 /// A quantized storage type.
@@ -69,7 +74,7 @@ pub(super) trait Format {
     /// Which type it is.
     const DTYPE: DType;
     /// What a block has besides one scale.
-    const EXTRA: Extra;
+    type Extra: HasExtra;
     /// How panels are packed where bytes are multiplied through 16 bits.
     type Pairs: Packing;
     /// The same for a few tokens.
@@ -97,6 +102,27 @@ pub(super) trait Format {
 pub(super) fn file_block<'a, D: Format>(tile: &Tile<'a>, index: usize) -> Tile<'a> {
     let bytes = D::DTYPE.block_bytes();
     tile.part(index * bytes, bytes)
+}
+
+/// What `read` makes of the `part`-th 32 columns of each row's file block, as words and lanes.
+///
+/// For types that no operation on lanes unpacks well. It is one function for all of them and all levels,
+/// because each copy would be as large as sixteen rows are.
+#[inline(never)]
+fn row_by_row(
+    tile: &Tile<'_>,
+    part: usize,
+    read: fn(&[u8], usize) -> [u64; 4],
+) -> [[u32; LANES]; 8] {
+    let mut words = [[0; LANES]; 8];
+    for row in 0..LANES {
+        let eights = read(tile.row(row), part);
+        for (two, eight) in words.as_chunks_mut::<2>().0.iter_mut().zip(eights) {
+            two[0][row] = eight as u32;
+            two[1][row] = (eight >> 32) as u32;
+        }
+    }
+    words
 }
 
 /// Both halves of 16 bytes per row: the low nibbles are words 0 to 3, the high ones 4 to 7.
@@ -137,18 +163,19 @@ fn scale_and_min<S: Simd>(s: S, both: S::U) -> (S::F, S::F) {
     (s.f16_low(both), s.f16_low(s.u_shr(both, 16)))
 }
 
-simple_format!(Q8_0, Nothing, Wide, Bytes, 0, |s, tile| {
+simple_format!(Q8_0, Plain, Wide, Bytes, 0, |s, tile| {
     let scale = s.f16_column(tile, 0);
     PackedBlock {
         words: columns32(s, tile, 2),
         scale,
         extra: scale,
+        second_minimum: scale,
     }
 });
 
 simple_format!(
     Q4_0,
-    Nothing,
+    Plain,
     Narrow<4, 8>,
     Narrow<4, 8>,
     8,
@@ -159,13 +186,14 @@ simple_format!(
             words,
             scale,
             extra: scale,
+            second_minimum: scale,
         }
     }
 );
 
 simple_format!(
     Q4_1,
-    Minimum,
+    WithMinimum,
     Narrow<4, 0>,
     Narrow<4, 0>,
     0,
@@ -176,13 +204,14 @@ simple_format!(
             words,
             scale,
             extra,
+            second_minimum: extra,
         }
     }
 );
 
 simple_format!(
     Q5_0,
-    Nothing,
+    Plain,
     Narrow<5, 16>,
     Narrow<5, 16>,
     16,
@@ -197,13 +226,14 @@ simple_format!(
             words,
             scale,
             extra: scale,
+            second_minimum: scale,
         }
     }
 );
 
 simple_format!(
     Q5_1,
-    Minimum,
+    WithMinimum,
     Narrow<5, 0>,
     Narrow<5, 0>,
     0,
@@ -218,6 +248,7 @@ simple_format!(
             words,
             scale,
             extra,
+            second_minimum: extra,
         }
     }
 );
@@ -288,7 +319,7 @@ pub(super) struct Q4K;
 
 impl Format for Q4K {
     const DTYPE: DType = DType::Q4K;
-    const EXTRA: Extra = Extra::Minimum;
+    type Extra = WithMinimum;
     type Pairs = Narrow<4, 0>;
     type FewPairs = Narrow<4, 0>;
     const OFFSET: u8 = 0;
@@ -314,6 +345,7 @@ impl Format for Q4K {
             words,
             scale,
             extra,
+            second_minimum: extra,
         }
     }
 }
@@ -322,7 +354,7 @@ pub(super) struct Q5K;
 
 impl Format for Q5K {
     const DTYPE: DType = DType::Q5K;
-    const EXTRA: Extra = Extra::Minimum;
+    type Extra = WithMinimum;
     type Pairs = Narrow<5, 0>;
     type FewPairs = Narrow<5, 0>;
     const OFFSET: u8 = 0;
@@ -353,6 +385,7 @@ impl Format for Q5K {
             words,
             scale,
             extra,
+            second_minimum: extra,
         }
     }
 }
@@ -385,7 +418,7 @@ impl<S: Simd> Q6KHeader<S> {
 
 impl Format for Q6K {
     const DTYPE: DType = DType::Q6K;
-    const EXTRA: Extra = Extra::SecondScale;
+    type Extra = WithSecondScale;
     type Pairs = Narrow<6, 32>;
     type FewPairs = Narrow<6, 32>;
     const OFFSET: u8 = 32;
@@ -422,6 +455,7 @@ impl Format for Q6K {
             words,
             scale: header.scale(s, 2 * part),
             extra: header.scale(s, 2 * part + 1),
+            second_minimum: header.d,
         }
     }
 }

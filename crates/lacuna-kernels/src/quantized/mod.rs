@@ -13,6 +13,7 @@ pub(crate) mod codebooks;
 #[cfg(target_arch = "x86_64")]
 mod eight;
 mod formats;
+pub(crate) mod grids;
 mod packing;
 mod panel;
 mod panels;

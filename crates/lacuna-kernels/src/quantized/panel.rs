@@ -15,6 +15,9 @@ pub(super) enum Extra {
     Minimum,
     /// A scale of the second half of the columns; the first is of the first half only.
     SecondScale,
+    /// A value that is added to the weights of the first half of the columns, and another one of the
+    /// second half.
+    TwoMinima,
 }
 
 /// [`Extra`] as a type, so that one kernel serves all storage types that share it.
@@ -25,6 +28,7 @@ pub(super) trait HasExtra {
 pub(super) struct Plain;
 pub(super) struct WithMinimum;
 pub(super) struct WithSecondScale;
+pub(super) struct WithTwoMinima;
 
 impl HasExtra for Plain {
     const EXTRA: Extra = Extra::Nothing;
@@ -38,6 +42,10 @@ impl HasExtra for WithSecondScale {
     const EXTRA: Extra = Extra::SecondScale;
 }
 
+impl HasExtra for WithTwoMinima {
+    const EXTRA: Extra = Extra::TwoMinima;
+}
+
 /// Thirty-two columns of sixteen rows, in registers.
 #[derive(Clone, Copy)]
 pub(super) struct PackedBlock<S: Simd> {
@@ -47,6 +55,8 @@ pub(super) struct PackedBlock<S: Simd> {
     pub(super) scale: S::F,
     /// See [`Extra`]; unused where there is none.
     pub(super) extra: S::F,
+    /// That of [`Extra::TwoMinima`]; unused elsewhere.
+    pub(super) second_minimum: S::F,
 }
 
 /// Scales of the same in memory; see [`Packing`] for the weights.
@@ -55,18 +65,23 @@ pub(super) struct PackedBlock<S: Simd> {
 pub(crate) struct Scales {
     scale: [f32; 16],
     extra: [f32; 16],
+    second_minimum: [f32; 16],
 }
 
 impl Scales {
     pub(crate) const ZERO: Self = Self {
         scale: [0.0; 16],
         extra: [0.0; 16],
+        second_minimum: [0.0; 16],
     };
 
     #[inline(always)]
-    pub(super) fn store<S: Simd>(&mut self, s: S, block: &PackedBlock<S>) {
+    pub(super) fn store<S: Simd>(&mut self, s: S, extra: Extra, block: &PackedBlock<S>) {
         s.store(block.scale, &mut self.scale);
         s.store(block.extra, &mut self.extra);
+        if extra == Extra::TwoMinima {
+            s.store(block.second_minimum, &mut self.second_minimum);
+        }
     }
 }
 
@@ -82,6 +97,7 @@ pub(super) trait Source<S: Simd, const R: usize> {
     ) -> Dots<S, R, T>;
     fn scale(&self, s: S, r: usize) -> S::F;
     fn extra(&self, s: S, r: usize) -> S::F;
+    fn second_minimum(&self, s: S, r: usize) -> S::F;
 }
 
 /// Weights in registers are bytes as [`Simd::weights`] makes them.
@@ -112,6 +128,11 @@ impl<S: Simd> Source<S, 1> for PackedBlock<S> {
     fn extra(&self, _: S, _: usize) -> S::F {
         self.extra
     }
+
+    #[inline(always)]
+    fn second_minimum(&self, _: S, _: usize) -> S::F {
+        self.second_minimum
+    }
 }
 
 /// Packed blocks in memory.
@@ -140,6 +161,11 @@ impl<S: Simd, P: Packing, const R: usize> Source<S, R> for Stored<'_, P, R> {
     #[inline(always)]
     fn extra(&self, s: S, r: usize) -> S::F {
         s.load(&self.scales[r].extra)
+    }
+
+    #[inline(always)]
+    fn second_minimum(&self, s: S, r: usize) -> S::F {
+        s.load(&self.scales[r].second_minimum)
     }
 }
 
@@ -174,6 +200,19 @@ pub(super) fn step<S: Simd, const R: usize, const T: usize>(
             let minimum = weights.extra(s, r);
             for t in 0..T {
                 sums[r][t] = s.fused(minimum, s.splat(x.scaled_sum[t]), sums[r][t]);
+            }
+        }
+    }
+    if extra == Extra::TwoMinima {
+        for r in 0..R {
+            let minima = [weights.extra(s, r), weights.second_minimum(s, r)];
+            for t in 0..T {
+                for half in 0..2 {
+                    // What the start has besides `START` is -128 times the sum.
+                    let sum = (S::START - x.start_halves[t][half]) >> 7;
+                    let unit = s.splat(x.scale[t] * sum as f32);
+                    sums[r][t] = s.fused(minima[half], unit, sums[r][t]);
+                }
             }
         }
     }

@@ -6,9 +6,7 @@ use std::ops::Range;
 
 use super::formats::Format;
 use super::packing::{Bytes, Line, Lines, Packing, Squares};
-use super::panel::{
-    Extra, HasExtra, Plain, Scales, Stored, Sums, WithMinimum, WithSecondScale, step,
-};
+use super::panel::{HasExtra, Scales, Stored, Sums, step};
 use super::{load, parts, prefetch_ahead, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK};
 use crate::grid::Block;
@@ -266,11 +264,7 @@ impl<D: Format> Panels<'_, '_, D> {
             ahead,
             out: self.out,
         };
-        match D::EXTRA {
-            Extra::Nothing => call.run::<S, Plain>(s),
-            Extra::Minimum => call.run::<S, WithMinimum>(s),
-            Extra::SecondScale => call.run::<S, WithSecondScale>(s),
-        }
+        call.run::<S, D::Extra>(s);
     }
 }
 
@@ -346,7 +340,7 @@ impl<D: Format, P: Packing> Kernel for Pack<'_, '_, D, P> {
             for (part, (words, scales)) in words.iter_mut().zip(scales).enumerate() {
                 let block = D::block(s, self.tile, first + index, part, &header);
                 P::pack(s, &block, D::OFFSET, words);
-                scales.store(s, &block);
+                scales.store(s, D::Extra::EXTRA, &block);
             }
         }
     }

@@ -12,12 +12,13 @@
 use std::arch::aarch64::*;
 use std::marker::PhantomData;
 
-use super::codebooks::{FLOATS, FLOATS_OFFSET, LEVELS, as_bytes};
+use super::codebooks::{FLOATS, FLOATS_OFFSET, LEVELS, as_bytes, ternary_digits};
 use super::formats::{
-    Format, Iq4Nl, Iq4Xs, Mxfp4, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, file_block,
-    with_format,
+    Format, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tq1_0,
+    Tq2_0, file_block, with_format,
 };
-use super::panel::Extra;
+use super::grids::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, weights};
+use super::panel::{Extra, HasExtra};
 use super::{parts, store};
 use crate::activations::ActivationRow;
 use crate::dtype::DType;
@@ -87,6 +88,47 @@ row!(Mxfp4, |block, _part| levels(
     FLOATS_OFFSET,
     nibbles(block, 1)
 ));
+
+row!(Q2K, |block, part| {
+    let weights = two_bits(block, 16, part);
+    let scale = |half: usize| vdupq_n_u8(block[2 * part + half] & 15);
+    each!(weights[0], |half| vmulq_u8(weights[half], scale(half)))
+});
+row!(Q3K, |block, part| {
+    let low = two_bits(block, 32, part);
+    let bit = vdupq_n_u8(1 << part);
+    let high = two(block, 0).map(|x| vandq_u8(vtstq_u8(x, bit), vdupq_n_u8(4)));
+    each!(low[0], |half| vorrq_u8(low[half], high[half]))
+});
+row!(Tq2_0, |block, part| two_bits(block, 0, part));
+row!(Tq1_0, |block, part| eights(ternary_digits(block, part)));
+
+/// Two bits of 32 bytes that four blocks of columns share.
+#[target_feature(enable = "neon")]
+#[inline]
+fn two_bits(block: &[u8], at: usize, part: usize) -> Weights {
+    let down = vdupq_n_s8(-2 * (part as i8 % 4));
+    let shared = two(block, at + 32 * (part / 4));
+    shared.map(|x| vandq_u8(vshlq_u8(x, down), vdupq_n_u8(3)))
+}
+
+row!(Iq3S, |block, part| eights(weights::<Iq3S>(block, part)));
+row!(Iq3Xxs, |block, part| eights(weights::<Iq3Xxs>(block, part)));
+row!(Iq2S, |block, part| eights(weights::<Iq2S>(block, part)));
+row!(Iq2Xs, |block, part| eights(weights::<Iq2Xs>(block, part)));
+row!(Iq2Xxs, |block, part| eights(weights::<Iq2Xxs>(block, part)));
+
+/// Bytes, eight to a word.
+#[target_feature(enable = "neon")]
+#[inline]
+fn eights(words: [u64; 4]) -> Weights {
+    // SAFETY: 2.
+    let two = |half: &[u64; 2]| unsafe { vreinterpretq_u8_u64(vld1q_u64(half.as_ptr())) };
+    let [first, second] = words.as_chunks::<2>().0 else {
+        unreachable!("four words")
+    };
+    [two(first), two(second)]
+}
 
 /// What the nibbles name in a table, `offset` larger.
 #[target_feature(enable = "neon")]
@@ -169,7 +211,7 @@ impl Values {
     #[inline(always)]
     fn of<D: Row>(x: &ActivationRow<'_>, at: usize) -> Self {
         let lacking: [i32; 2] = each!(0, |half| -i32::from(D::OFFSET) * x.half_sums[half][at]);
-        let starts = match D::EXTRA {
+        let starts = match D::Extra::EXTRA {
             Extra::SecondScale => lacking,
             _ => [lacking[0] + lacking[1], 0],
         };
@@ -202,7 +244,7 @@ fn four<S: Simd, D: Row>(
             // SAFETY: 1.
             let weights = unsafe { vreinterpretq_s8_u8(weights[half]) };
             // Both halves are one sum where there is one scale.
-            let to = if D::EXTRA == Extra::SecondScale {
+            let to = if D::Extra::EXTRA == Extra::SecondScale {
                 half
             } else {
                 0
@@ -251,10 +293,15 @@ impl<S: Simd, D: Row> Place<'_, S, D> {
         let scales = D::block(s, self.tile, self.index, part, &self.header);
         let unit = s.splat(x.scale[at]);
         let sums = s.dot_end(all, scales.scale, unit, sums);
-        match D::EXTRA {
+        match D::Extra::EXTRA {
             Extra::Nothing => sums,
             Extra::SecondScale => s.dot_end(second, scales.extra, unit, sums),
             Extra::Minimum => s.fused(scales.extra, s.splat(x.scaled_sum[at]), sums),
+            Extra::TwoMinima => {
+                let unit = |half: usize| s.splat(x.scale[at] * x.half_sums[half][at] as f32);
+                let sums = s.fused(scales.extra, unit(0), sums);
+                s.fused(scales.second_minimum, unit(1), sums)
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::formats::Format;
 use super::packing::{Bytes, Lines, Packing};
-use super::panel::{Extra, HasExtra, Plain, Stored, Sums, WithMinimum, WithSecondScale, step};
+use super::panel::{HasExtra, Stored, Sums, step};
 use super::panels::{BUFFER_BLOCKS, Buffer};
 use super::{load, parts, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK, streamed};
@@ -77,11 +77,7 @@ impl<'a> Call<'a, '_> {
         if self.tokens.start == 0 {
             return s.vectorize(Unpacked::<D, T>(self, PhantomData));
         }
-        match D::EXTRA {
-            Extra::Nothing => s.vectorize(Kept::<Plain, T>(self, PhantomData)),
-            Extra::Minimum => s.vectorize(Kept::<WithMinimum, T>(self, PhantomData)),
-            Extra::SecondScale => s.vectorize(Kept::<WithSecondScale, T>(self, PhantomData)),
-        }
+        s.vectorize(Kept::<D::Extra, T>(self, PhantomData));
     }
 
     /// The activations of the tile, which has room for `T` tokens.
@@ -143,9 +139,9 @@ impl<D: Format, const T: usize> Kernel for Unpacked<'_, '_, D, T> {
                     for g in 0..8 {
                         s.u_store(block.words[g], &mut words[part][g].0);
                     }
-                    scales[part].store(s, &block);
+                    scales[part].store(s, D::Extra::EXTRA, &block);
                 }
-                step(s, D::EXTRA, &block, x, &mut sums);
+                step(s, D::Extra::EXTRA, &block, x, &mut sums);
             }
         }
         call.store(s, &sums);

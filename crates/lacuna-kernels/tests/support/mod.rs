@@ -8,6 +8,10 @@
 
 use std::num::NonZeroUsize;
 
+// The points are data, which `reference/` has all of decoded.
+#[path = "../../src/quantized/grids/tables.rs"]
+mod tables;
+
 use half::{bf16, f16};
 use lacuna_kernels::{Cpu, CpuConfig, DType, Level};
 
@@ -78,6 +82,11 @@ pub(crate) fn scales(dtype: DType) -> &'static [usize] {
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::Iq4Nl | DType::Iq4Xs => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => &[0, 2],
         DType::Q6K => &[208],
+        DType::Q2K => &[80, 82],
+        DType::Q3K => &[108],
+        DType::Tq1_0 => &[52],
+        DType::Tq2_0 => &[64],
+        DType::Iq3S | DType::Iq3Xxs | DType::Iq2S | DType::Iq2Xs | DType::Iq2Xxs => &[0],
     }
 }
 
@@ -100,6 +109,10 @@ fn set_scales(dtype: DType, block: &mut [u8], scale: f32, random: &mut Random) {
         DType::Q4_0 | DType::Q5_0 => 1.0 / 16.0,
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K => 1.0 / 32.0,
         DType::Q6K | DType::Iq4Xs => 1.0 / 4096.0,
+        DType::Q2K => 1.0 / 64.0,
+        DType::Q3K | DType::Iq2S | DType::Iq2Xs | DType::Iq2Xxs => 1.0 / 128.0,
+        DType::Iq3S | DType::Iq3Xxs => 1.0 / 256.0,
+        DType::Tq1_0 | DType::Tq2_0 => 1.0,
     };
     for at in scales(dtype) {
         let value = f16::from_f32(scale * factor * random.unit());
@@ -161,6 +174,17 @@ fn weight(dtype: DType, b: &[u8], i: usize) -> f64 {
             let q = nibble(&b[1..], i);
             (f64::from(b[0]) - 127.0).exp2() * e2m1(q)
         }
+        DType::Q2K => {
+            let (scale, min) = (b[i / 16] & 15, b[i / 16] >> 4);
+            half_at(b, 80) * f64::from(scale) * f64::from(two_bits(&b[16..], i))
+                - half_at(b, 82) * f64::from(min)
+        }
+        DType::Q3K => q3_k_weight(b, i),
+        DType::Iq3S | DType::Iq3Xxs | DType::Iq2S | DType::Iq2Xs | DType::Iq2Xxs => {
+            grid_weight(dtype, b, i)
+        }
+        DType::Tq1_0 => half_at(b, 52) * ternary(b, i),
+        DType::Tq2_0 => half_at(b, 64) * (f64::from(two_bits(b, i)) - 1.0),
     }
 }
 
@@ -176,6 +200,113 @@ fn iq4_xs_weight(b: &[u8], i: usize) -> f64 {
     );
     let q = nibble(&b[8 + 16 * sub..], i % 32);
     half_at(b, 0) * (f64::from(low | high << 4) - 32.0) * LEVELS[usize::from(q)]
+}
+
+/// Points of eight or four neighbours, with signs.
+fn grid_weight(dtype: DType, b: &[u8], i: usize) -> f64 {
+    let (part, eight, four) = (i / 32, i % 32 / 8, i % 32 / 4);
+    let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+    let nibble = |byte: u8, high: bool| f64::from(if high { byte >> 4 } else { byte & 15 });
+    let of_eight = |code: u16| [8.0, 25.0, 43.0][usize::from(code >> (2 * (i % 8)) & 3)];
+    let of_four = |code: u16| usize::from(code >> (4 * (i % 4)) & 15);
+    let (scale, magnitude, negative) = match dtype {
+        DType::Iq2Xxs => {
+            let (code, more) = (
+                tables::IQ2_XXS[usize::from(b[2 + 8 * part + eight])],
+                word(6 + 8 * part),
+            );
+            (
+                (0.5 + f64::from(more >> 28)) * 0.25,
+                of_eight(code),
+                even_sign(more >> (7 * eight), i),
+            )
+        }
+        DType::Iq2Xs => {
+            let at = 2 + 8 * part + 2 * eight;
+            let both = u16::from_le_bytes([b[at], b[at + 1]]);
+            let scale = nibble(b[66 + part], eight >= 2);
+            let code = tables::IQ2_XS[usize::from(both % 512)];
+            (
+                (0.5 + scale) * 0.25,
+                of_eight(code),
+                even_sign(u32::from(both >> 9), i),
+            )
+        }
+        DType::Iq2S => {
+            let high = usize::from(b[66 + part] >> (2 * eight) & 3);
+            let code = tables::IQ2_S[usize::from(b[2 + 4 * part + eight]) + 256 * high];
+            let negative = b[34 + 4 * part + eight] >> (i % 8) & 1 == 1;
+            let scale = nibble(b[74 + part], eight >= 2);
+            ((0.5 + scale) * 0.25, of_eight(code), negative)
+        }
+        DType::Iq3Xxs => {
+            let code = tables::IQ3_XXS[usize::from(b[2 + 8 * part + four])];
+            let more = word(66 + 4 * part);
+            let level = [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0][of_four(code)];
+            (
+                (0.5 + f64::from(more >> 28)) * 0.5,
+                level,
+                even_sign(more >> (7 * eight), i),
+            )
+        }
+        _ => {
+            let high = usize::from(b[66 + part] >> four & 1);
+            let code = tables::IQ3_S[usize::from(b[2 + 8 * part + four]) + 256 * high];
+            let negative = b[74 + 4 * part + eight] >> (i % 8) & 1 == 1;
+            let scale = nibble(b[106 + part / 2], part % 2 == 1);
+            (1.0 + 2.0 * scale, (1 + 2 * of_four(code)) as f64, negative)
+        }
+    };
+    half_at(b, 0) * scale * if negative { -magnitude } else { magnitude }
+}
+
+/// Seven signs and an eighth that makes the number of negative ones even.
+fn even_sign(seven: u32, i: usize) -> bool {
+    let seven = seven & 127;
+    match i % 8 {
+        7 => seven.count_ones() % 2 == 1,
+        bit => seven >> bit & 1 == 1,
+    }
+}
+
+/// Columns 128 h .. 128 h + 32 are the lowest bits of bytes 32 h .., the next 32 the bits above.
+fn two_bits(bytes: &[u8], i: usize) -> u8 {
+    let byte = bytes[i / 128 * 32 + i % 32];
+    match i % 128 / 32 {
+        0 => byte & 3,
+        1 => byte >> 2 & 3,
+        2 => byte >> 4 & 3,
+        _ => byte >> 6,
+    }
+}
+
+fn q3_k_weight(b: &[u8], i: usize) -> f64 {
+    let (s, j) = (&b[96..108], i / 16);
+    let low = if j < 8 { s[j] & 15 } else { s[j - 8] >> 4 };
+    let scale = low | (s[8 + j % 4] >> (2 * (j / 4)) & 3) << 4;
+    let less = if b[i % 32] >> (i / 32) & 1 == 1 {
+        0.0
+    } else {
+        4.0
+    };
+    let q = f64::from(two_bits(&b[32..], i)) - less;
+    half_at(b, 108) * (f64::from(scale) - 32.0) * q
+}
+
+/// The digits of bytes, most significant first: five of 32 bytes, of 16, and four of 4.
+fn ternary(b: &[u8], i: usize) -> f64 {
+    let (byte, digit) = if i < 160 {
+        (b[i % 32], i / 32)
+    } else if i < 240 {
+        (b[32 + (i - 160) % 16], (i - 160) / 16)
+    } else {
+        (b[48 + (i - 240) % 4], (i - 240) / 4)
+    };
+    let mut rest = u32::from(byte);
+    for _ in 0..digit {
+        rest = rest * 3 % 256;
+    }
+    f64::from(rest * 3 / 256) - 1.0
 }
 
 /// Nibble `i` of bytes that hold two after each other.

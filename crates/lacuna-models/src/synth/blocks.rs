@@ -18,8 +18,23 @@ const DEVIATION_8: f32 = 73.9;
 /// Root mean squares of the levels of IQ4_NL and IQ4_XS, and of the doubled floats of MXFP4.
 const LEVELS_SQUARE: f32 = 67.438_86;
 const FLOATS_SQUARE: f32 = 5.852_35;
-/// Sub-block scales of IQ4_XS are drawn from -32 to -17 and 16 to 31: their root mean square.
+/// Sub-block scales of IQ4_XS and Q3_K are drawn from -32 to -17 and 16 to 31: their root mean square.
 const SUB_SCALE_SIGNED: f32 = 24.443_81;
+/// Sub-block scales of Q2_K are drawn from 8 to 15: their root mean square, and the standard deviation of
+/// its weights.
+const SUB_SCALE_2: f32 = 11.726_04;
+const DEVIATION_2: f32 = 1.118_03;
+/// Root mean squares of -4 to 3, and of -1 to 1.
+const SQUARE_3: f32 = 2.345_21;
+const SQUARE_TERNARY: f32 = 0.816_497;
+/// Root mean squares of the points of IQ2 and IQ3 types, times what their scales are multiplied with.
+const SQUARE_IQ2_XXS: f32 = 23.117_746 / 8.0;
+const SQUARE_IQ2_XS: f32 = 24.217_268 / 8.0;
+const SQUARE_IQ2_S: f32 = 24.430_343 / 8.0;
+const SQUARE_IQ3_XXS: f32 = 30.848_673 / 4.0;
+const SQUARE_IQ3_S: f32 = 7.594_2;
+/// Sub-block scales of IQ2 and IQ3 types are odd numbers from 17 to 31: their root mean square.
+const SUB_SCALE_ODD: f32 = 24.433_58;
 /// Sub-block scales of Q4_K and Q5_K are drawn from 32 to 63, those of Q6_K from 16 to 47: their
 /// root mean squares.
 const SUB_SCALE_K: f32 = 48.385_78;
@@ -97,6 +112,49 @@ impl Generator {
             DType::Iq4Xs => {
                 let scales = Scales::new(deviation / (LEVELS_SQUARE * SUB_SCALE_SIGNED));
                 self.iq4_xs(&scales, out.as_chunks_mut::<136>().0);
+            }
+            DType::Q2K => {
+                let scales = Scales::new(deviation / (DEVIATION_2 * SUB_SCALE_2));
+                self.q2_k(&scales, out.as_chunks_mut::<84>().0);
+            }
+            DType::Q3K => {
+                let scales = Scales::new(deviation / (SQUARE_3 * SUB_SCALE_SIGNED));
+                self.q3_k(&scales, out.as_chunks_mut::<110>().0);
+            }
+            DType::Iq2Xxs => {
+                let scales = Scales::new(deviation / (SQUARE_IQ2_XXS * SUB_SCALE_ODD));
+                self.points(&scales, (9, 8), out.as_chunks_mut::<66>().0);
+            }
+            DType::Iq2Xs => {
+                let scales = Scales::new(deviation / (SQUARE_IQ2_XS * SUB_SCALE_ODD));
+                self.points(&scales, (66, 1), out.as_chunks_mut::<74>().0);
+            }
+            DType::Iq2S => {
+                let scales = Scales::new(deviation / (SQUARE_IQ2_S * SUB_SCALE_ODD));
+                self.points(&scales, (74, 1), out.as_chunks_mut::<82>().0);
+            }
+            DType::Iq3Xxs => {
+                let scales = Scales::new(deviation / (SQUARE_IQ3_XXS * SUB_SCALE_ODD));
+                self.points(&scales, (69, 4), out.as_chunks_mut::<98>().0);
+            }
+            DType::Iq3S => {
+                let scales = Scales::new(deviation / (SQUARE_IQ3_S * SUB_SCALE_ODD));
+                self.points(&scales, (106, 1), out.as_chunks_mut::<110>().0);
+            }
+            DType::Tq1_0 => {
+                // Bytes are fractions of 256, rounded up, of which all digits of base 3 are known.
+                let byte = |random: u64| (((random * 243) >> 32) * 256).div_ceil(243) as u8;
+                let scales = Scales::new(deviation / SQUARE_TERNARY);
+                self.ternary(&scales, byte, out.as_chunks_mut::<54>().0);
+            }
+            DType::Tq2_0 => {
+                let byte = |random: u64| {
+                    let digits = (random * 81) >> 32;
+                    let digit = |n: u32| (digits / 3_u64.pow(n) % 3) << (2 * n);
+                    (0..4).map(digit).sum::<u64>() as u8
+                };
+                let scales = Scales::new(deviation / SQUARE_TERNARY);
+                self.ternary(&scales, byte, out.as_chunks_mut::<66>().0);
             }
             DType::Mxfp4 => self.mxfp4(deviation / FLOATS_SQUARE, out.as_chunks_mut::<17>().0),
         }
@@ -199,6 +257,66 @@ impl Generator {
             }
             let (scale, _) = scales.pick(self.next());
             block[..2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+
+    /// 16 sub-scales with equal sub-minima, so that one ratio puts the middle of every sub-block at 0, then
+    /// only bits, the scale and the minimum's.
+    fn q2_k(&mut self, scales: &Scales, out: &mut [[u8; 84]]) {
+        for block in out {
+            self.bytes(&mut block[..80]);
+            for sub in &mut block[..16] {
+                *sub = 0x88 | ((*sub & 7) * 0x11);
+            }
+            let (scale, value) = scales.pick(self.next());
+            block[80..82].copy_from_slice(&scale.to_le_bytes());
+            block[82..].copy_from_slice(&f16::from_f32(1.5 * value).to_le_bytes());
+        }
+    }
+
+    /// Only bits, then 16 sub-scales of 6 bits less 32, whose upper two bits are equal, and the scale.
+    fn q3_k(&mut self, scales: &Scales, out: &mut [[u8; 110]]) {
+        for block in out {
+            self.bytes(&mut block[..108]);
+            for bits in &mut block[104..108] {
+                let low = *bits & 0x55;
+                *bits = low | (low << 1);
+            }
+            let (scale, _) = scales.pick(self.next());
+            block[108..].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+
+    /// A scale, then only bits; bytes from the first one to the end, at a distance, hold sub-scales of four
+    /// bits: the upper nibble, or both.
+    fn points<const N: usize>(
+        &mut self,
+        scales: &Scales,
+        (first, distance): (usize, usize),
+        out: &mut [[u8; N]],
+    ) {
+        for block in out {
+            self.bytes(&mut block[2..]);
+            for sub in block[first..].iter_mut().step_by(distance) {
+                *sub |= if distance == 1 { 0x88 } else { 0x80 };
+            }
+            let (scale, _) = scales.pick(self.next());
+            block[..2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+
+    /// Bytes of digits of base 3, as `byte` makes them of 32 random bits, then the scale.
+    fn ternary<const N: usize>(
+        &mut self,
+        scales: &Scales,
+        byte: impl Fn(u64) -> u8,
+        out: &mut [[u8; N]],
+    ) {
+        for block in out {
+            let (digits, end) = block.split_at_mut(N - 2);
+            digits.fill_with(|| byte(self.next() >> 32));
+            let (scale, _) = scales.pick(self.next());
+            end.copy_from_slice(&scale.to_le_bytes());
         }
     }
 

@@ -12,7 +12,9 @@
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 mod avx512;
+mod grids;
 mod lookup;
+mod low_bits;
 
 use std::arch::x86_64::*;
 

@@ -4,7 +4,7 @@ use super::{Format, file_block, nibbles};
 use crate::dtype::DType;
 use crate::quantized::codebooks::{FLOATS, FLOATS_OFFSET, LEVELS, as_bytes};
 use crate::quantized::packing::{Bytes, Narrow, Wide};
-use crate::quantized::panel::{Extra, PackedBlock};
+use crate::quantized::panel::{PackedBlock, Plain};
 use crate::simd::{Simd, each};
 use crate::tile::Tile;
 
@@ -15,18 +15,19 @@ fn levels<S: Simd>(s: S, table: &[u8; 16], bytes: [S::U; 4]) -> [S::U; 8] {
     each!(s.u_splat(0), |g| s.lookup(table, indices[g]))
 }
 
-simple_format!(Iq4Nl, Nothing, Wide, Bytes, 0, |s, tile| {
+simple_format!(Iq4Nl, Plain, Wide, Bytes, 0, |s, tile| {
     let scale = s.f16_column(tile, 0);
     PackedBlock {
         words: levels(s, &const { as_bytes(LEVELS, 0) }, s.columns(tile, 2)),
         scale,
         extra: scale,
+        second_minimum: scale,
     }
 });
 
 simple_format!(
     Mxfp4,
-    Nothing,
+    Plain,
     Narrow<5, 12>,
     Narrow<5, 12>,
     FLOATS_OFFSET,
@@ -37,6 +38,7 @@ simple_format!(
             words: levels(s, &table, s.columns(tile, 1)),
             scale,
             extra: scale,
+            second_minimum: scale,
         }
     }
 );
@@ -70,7 +72,7 @@ impl<S: Simd> Copy for Iq4XsHeader<S> {}
 
 impl Format for Iq4Xs {
     const DTYPE: DType = DType::Iq4Xs;
-    const EXTRA: Extra = Extra::Nothing;
+    type Extra = Plain;
     type Pairs = Wide;
     type FewPairs = Bytes;
     const OFFSET: u8 = 0;
@@ -106,6 +108,7 @@ impl Format for Iq4Xs {
             words: levels(s, &table, s.columns(tile, 8 + 16 * part)),
             scale,
             extra: scale,
+            second_minimum: scale,
         }
     }
 }

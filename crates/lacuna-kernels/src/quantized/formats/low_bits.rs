@@ -1,0 +1,208 @@
+//! Types of two and three bits, and of three levels.
+
+use super::{Format, columns32, file_block, row_by_row, scale_and_min};
+use crate::dtype::DType;
+use crate::quantized::codebooks::ternary_digits;
+use crate::quantized::packing::Narrow;
+use crate::quantized::panel::{PackedBlock, Plain, WithSecondScale, WithTwoMinima};
+use crate::simd::{Simd, each};
+use crate::tile::Tile;
+
+/// Two bits of each byte, of which four blocks of columns share 32 bytes.
+#[inline(always)]
+fn pairs<S: Simd>(s: S, tile: &Tile<'_>, at: usize, part: usize) -> [S::U; 8] {
+    let shared = columns32(s, tile, at + 32 * (part / 4));
+    let shift = 2 * (part % 4) as u32;
+    each!(s.u_splat(0), |g| s
+        .u_and(s.u_shr(shared[g], shift), s.u_splat(0x0303_0303)))
+}
+
+pub(in crate::quantized) struct Q2K;
+
+/// What the sub-blocks of a `Q2K` block share.
+pub(in crate::quantized) struct Q2KHeader<S: Simd> {
+    d: S::F,
+    /// Negated, because the minimum is subtracted.
+    minus_dmin: S::F,
+    /// Sixteen bytes: a scale in the low nibble, a minimum in the high one.
+    scales: [S::U; 4],
+}
+
+impl<S: Simd> Clone for Q2KHeader<S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Simd> Copy for Q2KHeader<S> {}
+
+impl<S: Simd> Q2KHeader<S> {
+    /// Scale and minimum of 16 columns.
+    #[inline(always)]
+    fn sub_block(&self, s: S, index: usize) -> [S::U; 2] {
+        let byte = s.u_shr(self.scales[index / 4], 8 * (index % 4) as u32);
+        [byte, s.u_shr(byte, 4)].map(|nibble| s.u_and(nibble, s.u_splat(15)))
+    }
+}
+
+/// A scale of four bits times a weight of two is a byte, so that one scale is left for all columns.
+impl Format for Q2K {
+    const DTYPE: DType = DType::Q2K;
+    type Extra = WithTwoMinima;
+    type Pairs = Narrow<6, 0>;
+    type FewPairs = Narrow<6, 0>;
+    const OFFSET: u8 = 0;
+    type Header<S: Simd> = Q2KHeader<S>;
+
+    #[inline(always)]
+    fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Q2KHeader<S> {
+        let tile = &file_block::<Self>(tile, index);
+        let (d, dmin) = scale_and_min(s, s.gather(tile, 80));
+        Q2KHeader {
+            d,
+            minus_dmin: s.mul(dmin, s.splat(-1.0)),
+            scales: s.columns(tile, 0),
+        }
+    }
+
+    #[inline(always)]
+    fn block<S: Simd>(
+        s: S,
+        tile: &Tile<'_>,
+        index: usize,
+        part: usize,
+        header: &Q2KHeader<S>,
+    ) -> PackedBlock<S> {
+        let tile = &file_block::<Self>(tile, index);
+        let weights = pairs(s, tile, 16, part);
+        let halves = [2 * part, 2 * part + 1].map(|index| header.sub_block(s, index));
+        let minimum = |half: usize| s.mul(header.minus_dmin, s.i_to_f32(halves[half][1]));
+        PackedBlock {
+            // `3 * 15` at most: no product reaches the next byte.
+            words: each!(s.u_splat(0), |g| s.u_mul(weights[g], halves[g / 4][0])),
+            scale: header.d,
+            extra: minimum(0),
+            second_minimum: minimum(1),
+        }
+    }
+}
+
+pub(in crate::quantized) struct Q3K;
+
+/// What the sub-blocks of a `Q3K` block share.
+pub(in crate::quantized) struct Q3KHeader<S: Simd> {
+    d: S::F,
+    /// Sixteen scales of 6 bits: nibbles in eight bytes, then two bits each.
+    packed: [S::U; 3],
+}
+
+impl<S: Simd> Clone for Q3KHeader<S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Simd> Copy for Q3KHeader<S> {}
+
+impl<S: Simd> Q3KHeader<S> {
+    /// The scale of 16 columns.
+    #[inline(always)]
+    fn scale(&self, s: S, index: usize) -> S::F {
+        let shift = 8 * (index % 4) as u32;
+        let low = s.u_shr(self.packed[index % 8 / 4], shift + 4 * (index / 8) as u32);
+        let high = s.u_shr(self.packed[2], shift + 2 * (index / 4) as u32);
+        let high = s.u_shl(s.u_and(high, s.u_splat(3)), 4);
+        let six = s.u_or(s.u_and(low, s.u_splat(15)), high);
+        let signed = s.u_add(six, s.u_splat((-32_i32).cast_unsigned()));
+        s.mul(self.d, s.i_to_f32(signed))
+    }
+}
+
+impl Format for Q3K {
+    const DTYPE: DType = DType::Q3K;
+    type Extra = WithSecondScale;
+    // Three bits, of which a half has no more words to sum in 16 bits than there are of five.
+    type Pairs = Narrow<5, 4>;
+    type FewPairs = Narrow<5, 4>;
+    const OFFSET: u8 = 4;
+    type Header<S: Simd> = Q3KHeader<S>;
+
+    #[inline(always)]
+    fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> Q3KHeader<S> {
+        let tile = &file_block::<Self>(tile, index);
+        let [_, packed @ ..] = s.columns(tile, 92);
+        Q3KHeader {
+            d: s.f16_column(tile, 108),
+            packed,
+        }
+    }
+
+    #[inline(always)]
+    fn block<S: Simd>(
+        s: S,
+        tile: &Tile<'_>,
+        index: usize,
+        part: usize,
+        header: &Q3KHeader<S>,
+    ) -> PackedBlock<S> {
+        let tile = &file_block::<Self>(tile, index);
+        let low = pairs(s, tile, 32, part);
+        let high = columns32(s, tile, 0);
+        let words = each!(s.u_splat(0), |g| {
+            let bit = s.u_and(s.u_shr(high[g], part as u32), s.u_splat(0x0101_0101));
+            s.u_or(low[g], s.u_shl(bit, 2))
+        });
+        let scale = header.scale(s, 2 * part);
+        PackedBlock {
+            words,
+            scale,
+            extra: header.scale(s, 2 * part + 1),
+            second_minimum: scale,
+        }
+    }
+}
+
+/// Implements [`Format`] for a type of three levels, 256 columns of one scale.
+macro_rules! ternary {
+    ($name:ident, $scale:literal, |$s:ident, $tile:ident, $part:ident| $words:expr) => {
+        pub(in crate::quantized) struct $name;
+
+        impl Format for $name {
+            const DTYPE: DType = DType::$name;
+            type Extra = Plain;
+            type Pairs = Narrow<4, 1>;
+            type FewPairs = Narrow<4, 1>;
+            const OFFSET: u8 = 1;
+            type Header<S: Simd> = S::F;
+
+            #[inline(always)]
+            fn header<S: Simd>(s: S, tile: &Tile<'_>, index: usize) -> S::F {
+                s.f16_column(&file_block::<Self>(tile, index), $scale)
+            }
+
+            #[inline(always)]
+            fn block<S: Simd>(
+                $s: S,
+                $tile: &Tile<'_>,
+                index: usize,
+                $part: usize,
+                scale: &S::F,
+            ) -> PackedBlock<S> {
+                let $tile = &file_block::<Self>($tile, index);
+                PackedBlock {
+                    words: $words,
+                    scale: *scale,
+                    extra: *scale,
+                    second_minimum: *scale,
+                }
+            }
+        }
+    };
+}
+
+ternary!(Tq2_0, 64, |s, tile, part| pairs(s, tile, 0, part));
+
+ternary!(Tq1_0, 52, |s, tile, part| {
+    let words = row_by_row(tile, part, ternary_digits);
+    each!(s.u_splat(0), |g| s.u_load(&words[g]))
+});
