@@ -231,7 +231,7 @@ impl Model {
             shape: self.shape.name,
             source: Box::new(source),
         })?;
-        Ok(self.shape.tensors(&description.spec, self.types))
+        Ok(self.shape.tensors(&description, self.types))
     }
 
     fn header(&self, tensors: &[TensorPlan]) -> Result<gguf::Writer, Error> {

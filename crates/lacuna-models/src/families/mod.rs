@@ -12,6 +12,7 @@ mod shape;
 
 use crate::error::ConfigError;
 use crate::plan::WeightPlan;
+use crate::program::TensorName;
 use crate::spec::ModelSpec;
 use crate::weights;
 use lacuna_files::gguf::Metadata;
@@ -88,6 +89,11 @@ impl Description {
         let family = find(class, |family| family.classes.contains(&class))?;
         let facts = Facts::huggingface(config, family.name);
         Self::of(family, Spelling::HuggingFace, &facts)
+    }
+
+    /// What files of this kind call a tensor.
+    pub(crate) fn tensor_name(&self, name: TensorName, suffix: &str) -> String {
+        self.family.naming.full(self.spelling, name, suffix)
     }
 
     /// Of the bytes of `weights`, which are those of the model described, those that computing one token

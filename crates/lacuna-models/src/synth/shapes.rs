@@ -4,9 +4,8 @@ use std::f64::consts::PI;
 
 use super::Error;
 use super::types::Types;
-use crate::families::{Shape, shapes};
+use crate::families::{Description, Shape, shapes};
 use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorSpec, VectorSpec};
-use crate::spec::ModelSpec;
 use lacuna_files::DType;
 
 /// The names of all shapes, for messages.
@@ -46,19 +45,21 @@ impl Shape {
         })
     }
 
-    /// All tensors of a model of `spec` made after this shape, in the order of the file.
-    pub(super) fn tensors(&self, spec: &ModelSpec, types: Types) -> Vec<TensorPlan> {
+    /// All tensors of a model described so and made after this shape, in the order of the file.
+    pub(super) fn tensors(&self, description: &Description, types: Types) -> Vec<TensorPlan> {
         let mut tensors = Vec::new();
         if let Some(factor) = self.rope_factor {
             let factors = self.rope_factors(factor);
             tensors.push(vector("rope_freqs.weight".into(), factors));
         }
-        let program = Program::new(spec);
+        let layers = description.spec.layers.len();
+        let program = Program::new(&description.spec);
         for tensor in program.tensors() {
             let name = tensor.name();
+            let called = |suffix: &str| description.tensor_name(name, suffix);
             match *tensor {
                 TensorSpec::Vector(VectorSpec { suffix, width, .. }) => {
-                    let name = format!("{name}.{suffix}");
+                    let name = called(suffix);
                     tensors.push(match suffix {
                         "bias" => bias(name, width),
                         _ => ones(name, width),
@@ -71,12 +72,12 @@ impl Shape {
                     bias: needed,
                     ..
                 }) => {
-                    let dtype = types.of(name, spec.layers.len(), self.tied);
-                    let mut stack = matrix(format!("{name}.weight"), dtype, rows, columns);
+                    let dtype = types.of(name, layers, self.tied);
+                    let mut stack = matrix(called("weight"), dtype, rows, columns);
                     stack.shape.insert(0, experts);
                     tensors.push(stack);
                     if needed == Bias::Required {
-                        let mut stack = bias(format!("{name}.bias"), rows);
+                        let mut stack = bias(called("bias"), rows);
                         stack.shape.insert(0, experts);
                         tensors.push(stack);
                     }
@@ -87,10 +88,10 @@ impl Shape {
                     bias: needed,
                     ..
                 }) => {
-                    let dtype = types.of(name, spec.layers.len(), self.tied);
-                    tensors.push(matrix(format!("{name}.weight"), dtype, rows, columns));
+                    let dtype = types.of(name, layers, self.tied);
+                    tensors.push(matrix(called("weight"), dtype, rows, columns));
                     if needed == Bias::Required {
-                        tensors.push(bias(format!("{name}.bias"), rows));
+                        tensors.push(bias(called("bias"), rows));
                     }
                 }
             }

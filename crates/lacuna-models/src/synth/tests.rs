@@ -39,6 +39,23 @@ static TINY_LLAMA: Shape = Shape {
     ..TINY
 };
 static TINY_QWEN: Shape = TINY;
+static TINY_EXPERTS: Shape = Shape {
+    name: "tiny-qwen3moe",
+    family: "qwen3moe",
+    more: &EXPERTS,
+    ..TINY
+};
+static TINY_GPT_OSS: Shape = Shape {
+    name: "tiny-gpt-oss",
+    family: "gpt-oss",
+    more: &EXPERTS,
+    ..TINY
+};
+const EXPERTS: [(&str, Given); 3] = [
+    ("expert_count", Given::Size(4)),
+    ("expert_used_count", Given::Size(2)),
+    ("expert_feed_forward_length", Given::Size(32)),
+];
 
 #[test]
 fn random_blocks_are_finite_centred_and_as_wide_as_asked_for() {
@@ -134,13 +151,14 @@ fn what_is_written_opens_as_a_model() {
 
 #[test]
 fn a_model_is_described_as_its_file_is() {
-    for shape in [&TINY_LLAMA, &TINY_QWEN] {
+    for shape in [&TINY_LLAMA, &TINY_QWEN, &TINY_EXPERTS, &TINY_GPT_OSS] {
         let model = Model::new(shape, DType::Q8_0);
         let bytes = model.clone().write_to(Vec::new()).unwrap();
         let files = ModelFiles::from_gguf(Mapping::from(bytes)).unwrap();
         let opened = crate::describe(&files).unwrap();
         assert_eq!(model.description().unwrap().spec, opened.spec);
         assert_eq!(model.weights().unwrap(), WeightPlan::of(files.tensors()));
+        crate::Model::load(files).expect("every tensor is found, and none is too many");
     }
 }
 
