@@ -46,6 +46,8 @@ pub(crate) struct Prompt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Writes {
     system: bool,
+    /// Each of several system messages at the front, and not the first alone.
+    every_system: bool,
     tools: bool,
     calls: bool,
     /// Each call of several in one message, and not the first alone.
@@ -150,6 +152,9 @@ impl Writes {
         };
         let user = || Message::new("user", "Question?");
         let system = [Message::new("system", "Said by lacuna_system."), user()];
+        let [first, question] = &system;
+        let second = Message::new("system", "Said by lacuna_second.");
+        let systems = [first.clone(), second, question.clone()];
         let tool = json!({"type": "function", "function": {
             "name": "lacuna_tool", "description": "A tool.",
             "parameters": {"type": "object", "properties": {}}}});
@@ -163,6 +168,7 @@ impl Writes {
         let several = called_twice();
         Self {
             system: written(&system, None, "lacuna_system"),
+            every_system: written(&systems, None, "lacuna_second"),
             tools: written(&[user()], tools, "lacuna_tool")
                 || written(&system, tools, "lacuna_tool"),
             calls: written(&calls, tools, "lacuna_call"),
@@ -179,6 +185,9 @@ impl Writes {
                 || (!self.results && message.role == "tool")
         };
         let mut messages = Cow::Borrowed(messages);
+        if self.system && !self.every_system && leading_systems(&messages) > 1 {
+            messages = Cow::Owned(one_system(&messages));
+        }
         if self.thinking && messages.iter().any(has_thought) {
             messages.to_mut().iter_mut().for_each(rename_thought);
         }
@@ -281,6 +290,21 @@ fn called_twice() -> [Message; 4] {
         calls.push(json!({"id": id, "type": "function", "function": function}));
     }
     [question, call, result, second]
+}
+
+fn leading_systems(messages: &[Message]) -> usize {
+    let leading = messages.iter();
+    leading
+        .take_while(|message| message.role == "system")
+        .count()
+}
+
+/// The same conversation with its leading system messages as one, a blank line between their texts.
+fn one_system(messages: &[Message]) -> Vec<Message> {
+    let (leading, rest) = messages.split_at(leading_systems(messages));
+    let texts: Vec<&str> = leading.iter().map(text_of).collect();
+    let one = Message::new("system", texts.join("\n\n"));
+    std::iter::once(one).chain(rest.iter().cloned()).collect()
 }
 
 const THOUGHT: &str = "reasoning_content";
@@ -393,6 +417,7 @@ mod tests {
         let (template, writes) = writes(PLAIN);
         let expected = Writes {
             system: true,
+            every_system: true,
             tools: false,
             calls: false,
             every_call: false,

@@ -271,6 +271,20 @@ fn thoughts_go_back_where_the_template_writes_them() {
 }
 
 #[test]
+fn several_system_messages_are_one_for_a_template_that_has_one_place() {
+    let server = start_spoken(HARMONY);
+    let tokens = |messages: Value| {
+        let reply = posted(&server, "/tokenize", &json!({"messages": messages}));
+        reply["tokens"].clone()
+    };
+    let user = json!({"role": "user", "content": "Hi"});
+    let apart = tokens(json!([
+        {"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Be kind."}, user]));
+    let together = tokens(json!([{"role": "system", "content": "Be brief.\n\nBe kind."}, user]));
+    assert_eq!(apart, together);
+}
+
+#[test]
 fn several_calls_of_one_message_go_back_one_after_another() {
     let server = start_spoken(HARMONY);
     let call = |id: &str, city: &str| {
