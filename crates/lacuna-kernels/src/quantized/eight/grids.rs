@@ -8,7 +8,9 @@
 use std::arch::x86_64::*;
 
 use super::{Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, sum_halves};
+use crate::quantized::formats::Format;
 use crate::quantized::grids::{Grid, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+use crate::quantized::panel::{Extra, HasExtra};
 use crate::simd::each;
 
 eight!(Iq2Xxs, 66, 8, |rows, x, ahead, sum| {
@@ -30,7 +32,7 @@ eight!(Iq3S, 110, 8, |rows, x, ahead, sum| {
 /// Adds the terms of a file block of each row.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn add<G: Grid, const BYTES: usize, const CACHE: i32>(
+fn add<G: Grid + Format, const BYTES: usize, const CACHE: i32>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
     ahead: Ahead<CACHE>,
@@ -46,7 +48,7 @@ fn add<G: Grid, const BYTES: usize, const CACHE: i32>(
             let bytes = _mm_set_epi64x(0, i64::from_le_bytes(bytes));
             _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)))
         };
-        if G::TWO_SCALES {
+        if G::Extra::EXTRA == Extra::SecondScale {
             sum = add_dots(x, part, first, scale(0), sum);
             sum = add_dots(x, part, second, scale(1), sum);
         } else {

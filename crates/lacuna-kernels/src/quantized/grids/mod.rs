@@ -60,8 +60,6 @@ pub(crate) trait Grid {
     const DTYPE: DType;
     /// What the scale of a block is multiplied with, besides the odd number of [`Grid::scales`].
     const UNIT: f32;
-    /// Whether the two halves of 32 columns have scales of their own.
-    const TWO_SCALES: bool;
 
     /// Magnitudes of the `part`-th 32 columns of a file block.
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4];
@@ -121,7 +119,6 @@ fn join(points: [u32; 8]) -> [u64; 4] {
 impl Grid for Iq2Xxs {
     const DTYPE: DType = DType::Iq2Xxs;
     const UNIT: f32 = 0.125;
-    const TWO_SCALES: bool = false;
 
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
@@ -143,7 +140,6 @@ impl Grid for Iq2Xxs {
 impl Grid for Iq2Xs {
     const DTYPE: DType = DType::Iq2Xs;
     const UNIT: f32 = 0.125;
-    const TWO_SCALES: bool = true;
 
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
@@ -171,7 +167,6 @@ impl Grid for Iq2Xs {
 impl Grid for Iq2S {
     const DTYPE: DType = DType::Iq2S;
     const UNIT: f32 = 0.125;
-    const TWO_SCALES: bool = true;
 
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
@@ -196,7 +191,6 @@ impl Grid for Iq2S {
 impl Grid for Iq3Xxs {
     const DTYPE: DType = DType::Iq3Xxs;
     const UNIT: f32 = 0.25;
-    const TWO_SCALES: bool = false;
 
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
@@ -218,7 +212,6 @@ impl Grid for Iq3Xxs {
 impl Grid for Iq3S {
     const DTYPE: DType = DType::Iq3S;
     const UNIT: f32 = 1.0;
-    const TWO_SCALES: bool = false;
 
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
