@@ -113,7 +113,7 @@ fn tokenizer_json_agrees() {
 #[test]
 #[ignore = "needs Gemma 3: run .ci/fetch-models"]
 fn the_vocabulary_of_gemma_3_agrees_with_sentencepiece() {
-    let model = "../../../../target/models/gemma-3-270m-q4_k_m.gguf";
+    let model = "../target/models/gemma-3-270m-q4_k_m.gguf";
     let metadata = Metadata::read(model);
     let vocabulary = metadata.vocabulary();
     let start = std::time::Instant::now();
