@@ -40,6 +40,35 @@ impl KvPolicy {
         capacity: usize,
         tokens: usize,
     ) -> Result<Footprint, KvError> {
+        self.footprint_in_chunks(geometry, page_size, capacity, tokens, 1)
+    }
+
+    /// The most memory behind a sequence on its way to `tokens` tokens, of which up to `chunk_tokens`
+    /// come at once: a window gives nothing back before all of a chunk has seen it.
+    ///
+    /// # Errors
+    /// As [`KvPolicy::footprint`].
+    pub fn peak_bytes(
+        &self,
+        geometry: &Geometry,
+        page_size: PageSize,
+        capacity: usize,
+        tokens: usize,
+        chunk_tokens: usize,
+    ) -> Result<usize, KvError> {
+        let footprint =
+            self.footprint_in_chunks(geometry, page_size, capacity, tokens, chunk_tokens)?;
+        Ok(footprint.peak_committed_bytes)
+    }
+
+    fn footprint_in_chunks(
+        &self,
+        geometry: &Geometry,
+        page_size: PageSize,
+        capacity: usize,
+        tokens: usize,
+        chunk_tokens: usize,
+    ) -> Result<Footprint, KvError> {
         geometry.validate()?;
         geometry.bytes(capacity)?;
         if tokens > capacity {
@@ -57,7 +86,7 @@ impl KvPolicy {
             Self::Sparse(_) => Footprint {
                 reserved_bytes: pages.buffers(capacity.max(1)).sum(),
                 committed_bytes: pages.mapped(capacity, tokens, tokens),
-                peak_committed_bytes: pages.most_mapped(capacity, tokens, 1),
+                peak_committed_bytes: pages.most_mapped(capacity, tokens, chunk_tokens),
                 ..Footprint::default()
             },
             Self::Dense(_) => committed_and_zeroed(pages.buffers(capacity.max(1)).sum()),
@@ -69,30 +98,6 @@ impl KvPolicy {
                 pages.grown(schedule, capacity, tokens, geometry.bytes_per_token())
             }
         })
-    }
-
-    /// The most memory behind a sequence on its way to `tokens` tokens, of which up to `chunk_tokens`
-    /// come at once: a window gives nothing back before all of a chunk has seen it.
-    ///
-    /// # Errors
-    /// As [`KvPolicy::footprint`].
-    pub fn peak_bytes(
-        &self,
-        geometry: &Geometry,
-        page_size: PageSize,
-        capacity: usize,
-        tokens: usize,
-        chunk_tokens: usize,
-    ) -> Result<usize, KvError> {
-        let footprint = self.footprint(geometry, page_size, capacity, tokens)?;
-        let Self::Sparse(_) = self else {
-            return Ok(footprint.peak_committed_bytes);
-        };
-        let pages = Pages {
-            buffers: self.layout().buffers(geometry),
-            page_bytes: page_size.bytes() as usize,
-        };
-        Ok(pages.most_mapped(capacity, tokens, chunk_tokens))
     }
 }
 

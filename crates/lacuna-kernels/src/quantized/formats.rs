@@ -254,6 +254,7 @@ simple_format!(
 );
 
 /// What the eight sub-blocks of a `Q4K` or `Q5K` block share.
+#[derive(Clone, Copy)]
 pub(super) struct KHeader<S: Simd> {
     d: S::F,
     /// Negated, because the minimum is subtracted.
@@ -261,14 +262,6 @@ pub(super) struct KHeader<S: Simd> {
     /// Twelve bytes of 6-bit scales and minima.
     packed: [S::U; 3],
 }
-
-impl<S: Simd> Clone for KHeader<S> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S: Simd> Copy for KHeader<S> {}
 
 impl<S: Simd> KHeader<S> {
     #[inline(always)]
@@ -393,19 +386,12 @@ impl Format for Q5K {
 pub(super) struct Q6K;
 
 /// What the sub-blocks of a `Q6K` block share.
+#[derive(Clone, Copy)]
 pub(super) struct Q6KHeader<S: Simd> {
     d: S::F,
     /// Sixteen signed bytes.
     scales: [S::U; 4],
 }
-
-impl<S: Simd> Clone for Q6KHeader<S> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S: Simd> Copy for Q6KHeader<S> {}
 
 impl<S: Simd> Q6KHeader<S> {
     /// The scale of 16 columns.

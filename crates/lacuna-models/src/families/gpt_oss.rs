@@ -2,7 +2,6 @@
 
 use super::decoder::{decoder, windows};
 use super::experts::{experts, give_experts};
-use super::facts::Key;
 use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{Biases, Gating, ModelSpec, RopeScaling, Scores};
@@ -12,12 +11,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["GptOssForCausalLM"],
     spec,
     naming: Naming {
-        parts: &[
-            ("attn_sinks", "self_attn.sinks"),
-            ("ffn_gate_inp", "mlp.router"),
-        ],
         gguf: &[("ffn_norm", "post_attention_norm")],
-        bare: &["attn_sinks"],
         ..Naming::USUAL
     },
     shapes: SHAPES,
@@ -51,8 +45,9 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     experts.router.bias = true;
     experts.biases = true;
     experts.gating = Gating::Clamped {
-        alpha: facts.get(Key::huggingface("swiglu_alpha"))?.unwrap_or(1.702),
-        limit: facts.get(Key::huggingface("swiglu_limit"))?.unwrap_or(7.0),
+        // Those of both published models; GGUF has no keys for them.
+        alpha: 1.702,
+        limit: 7.0,
     };
     give_experts(&mut spec, experts, |_| true);
     Ok(spec)

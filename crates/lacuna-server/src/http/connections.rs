@@ -38,6 +38,9 @@ const SPARE: usize = 16;
 /// How long a connection keeps a spare place in any case: many that come at once are all answered, one
 /// after another, which takes a fraction of this each.
 const SPARE_KEPT: Duration = Duration::from_millis(50);
+/// How long connections that are there when the server begins to end have to begin a request: one that
+/// came a moment before has sent it, and would be closed without a reply.
+const LAST_REQUESTS: Duration = Duration::from_millis(50);
 /// How long a request's head may take on a spare place.
 const SPARE_RECEIVE: Duration = Duration::from_secs(5);
 /// Open files that are not connections: the model, what pages are made of, the runtime.
@@ -79,7 +82,10 @@ pub(crate) async fn serve(
             drop(held);
         });
     }
-    let finished = graceful.shutdown();
+    let finished = async {
+        tokio::time::sleep(LAST_REQUESTS).await;
+        graceful.shutdown().await;
+    };
     tokio::pin!(finished);
     loop {
         tokio::select! {

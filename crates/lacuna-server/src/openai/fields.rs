@@ -10,17 +10,15 @@ use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 
 /// Fields that tell a service who asks, or how to keep and find the request: without effect.
-const INFORMATIVE: [&str; 12] = [
+const INFORMATIVE: [&str; 10] = [
     "metadata",
     "prompt_cache_key",
     "prompt_cache_retention",
     "request_id",
     "rid",
     "safety_identifier",
-    "separate_reasoning",
     "service_tier",
     "store",
-    "stream_reasoning",
     "user",
     "verbosity",
 ];
@@ -82,10 +80,12 @@ const EMPTY: [&str; 49] = [
 const ONE: [&str; 2] = ["length_penalty", "typical_p"];
 
 /// Fields that ask for nothing if they are true.
-const TRUE: [&str; 3] = [
+const TRUE: [&str; 5] = [
     "add_generation_prompt",
     "detokenize",
+    "separate_reasoning",
     "spaces_between_special_tokens",
+    "stream_reasoning",
 ];
 
 /// Takes the fields without effect out of a request.
@@ -233,6 +233,19 @@ mod tests {
         take_unknown_of_tools(&mut tools, &mut ignored).expect("not strict");
         assert_eq!(tools, [tool.clone(), tool, json!("none")]);
         assert_eq!(ignored.paths(), "tools[1].colour,tools[1].function.mood");
+    }
+
+    /// It used to be taken without a word from when nothing thought apart.
+    #[test]
+    fn thoughts_told_as_content_are_asked_for_in_vain() {
+        for field in ["separate_reasoning", "stream_reasoning"] {
+            let taken = |value: bool| {
+                let mut object = Map::from_iter([(field.to_owned(), json!(value))]);
+                take_without_effect(&mut object).map(|()| object.is_empty())
+            };
+            assert!(taken(true).expect("what is done anyway"));
+            assert!(taken(false).is_err(), "{field}");
+        }
     }
 
     #[test]

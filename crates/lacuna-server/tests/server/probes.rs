@@ -76,7 +76,8 @@ fn a_server_that_is_ending_is_alive_but_not_ready() {
     assert_eq!(probe(address, "/ready").json()["status"], "ready");
     let stream = begun(&server, 900);
     let ending = std::thread::spawn(move || server.shutdown());
-    // It used to stop listening at once, which is what a dead one looks like.
+    // It used to stop listening at once, which is what a dead one looks like, and later to close what
+    // had come a moment before without a reply.
     until("it is not ready", || probe(address, "/ready").status == 503);
     assert_eq!(
         probe(address, "/ready").json()["error"]["code"],

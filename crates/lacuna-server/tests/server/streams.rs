@@ -78,8 +78,8 @@ fn a_streamed_completion_is_the_whole_one_in_pieces() {
 /// A stream of which one event has been read. With its seed a reply is long; others end after a few
 /// tokens.
 pub(crate) fn begun(server: &Server, max_tokens: usize) -> BufReader<TcpStream> {
-    let body =
-        question(json!({"stream": true, "max_tokens": max_tokens, "seed": 5, "temperature": 1.0}));
+    let body = question(json!({
+        "stream": true, "max_tokens": max_tokens, "ignore_eos": true, "seed": 5, "temperature": 1.0}));
     let mut stream = connect(server);
     let bytes = request("POST", CHAT, &[], body.to_string().as_bytes());
     stream.write_all(&bytes).expect("sent");

@@ -54,6 +54,7 @@ fn power<S: Simd>(s: S, exponent: S::U) -> S::F {
 pub(in crate::quantized) struct Iq4Xs;
 
 /// What the sub-blocks of an `Iq4Xs` block share.
+#[derive(Clone, Copy)]
 pub(in crate::quantized) struct Iq4XsHeader<S: Simd> {
     d: S::F,
     /// The lower four bits of eight scales.
@@ -61,14 +62,6 @@ pub(in crate::quantized) struct Iq4XsHeader<S: Simd> {
     /// The upper two.
     high: S::U,
 }
-
-impl<S: Simd> Clone for Iq4XsHeader<S> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S: Simd> Copy for Iq4XsHeader<S> {}
 
 impl Format for Iq4Xs {
     const DTYPE: DType = DType::Iq4Xs;

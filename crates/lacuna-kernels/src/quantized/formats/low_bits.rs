@@ -20,6 +20,7 @@ fn pairs<S: Simd>(s: S, tile: &Tile<'_>, at: usize, part: usize) -> [S::U; 8] {
 pub(in crate::quantized) struct Q2K;
 
 /// What the sub-blocks of a `Q2K` block share.
+#[derive(Clone, Copy)]
 pub(in crate::quantized) struct Q2KHeader<S: Simd> {
     d: S::F,
     /// Negated, because the minimum is subtracted.
@@ -27,14 +28,6 @@ pub(in crate::quantized) struct Q2KHeader<S: Simd> {
     /// Sixteen bytes: a scale in the low nibble, a minimum in the high one.
     scales: [S::U; 4],
 }
-
-impl<S: Simd> Clone for Q2KHeader<S> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S: Simd> Copy for Q2KHeader<S> {}
 
 impl<S: Simd> Q2KHeader<S> {
     /// Scale and minimum of 16 columns.
@@ -90,19 +83,12 @@ impl Format for Q2K {
 pub(in crate::quantized) struct Q3K;
 
 /// What the sub-blocks of a `Q3K` block share.
+#[derive(Clone, Copy)]
 pub(in crate::quantized) struct Q3KHeader<S: Simd> {
     d: S::F,
     /// Sixteen scales of 6 bits: nibbles in eight bytes, then two bits each.
     packed: [S::U; 3],
 }
-
-impl<S: Simd> Clone for Q3KHeader<S> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S: Simd> Copy for Q3KHeader<S> {}
 
 impl<S: Simd> Q3KHeader<S> {
     /// The scale of 16 columns.

@@ -1,8 +1,8 @@
 //! Objects of a tool's arguments, held to the properties that their schemas name.
 //!
 //! JSON Schema lets an object have properties that nothing describes, and a model that may write
-//! them does. What constrains calls elsewhere leaves them out at every depth: xgrammar, which vLLM
-//! and SGLang use, unless its strict mode is turned off, and llama.cpp.
+//! them does. The strict mode of xgrammar, which vLLM and SGLang use, is documented to leave them out
+//! at every depth too.
 //!
 //! A schema is closed by `additionalProperties: false`, which sees the properties beside it and no
 //! others. So one that shares its place with others, as the parts of an `allOf` do, stays as it is:
