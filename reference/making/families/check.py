@@ -15,7 +15,7 @@ BOUND = 5e-6  # the frequencies of transformers' rotations are float32
 
 CLAMP = 7.0  # of the gates of gpt-oss, which no GGUF key says
 
-NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4")  # pairs 2i, 2i + 1
+NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "llama4")  # pairs 2i, 2i + 1
 GEMMAS = ("gemma2", "gemma3", "gemma3n", "gemma4")
 
 
@@ -159,12 +159,12 @@ def windowed(file: File, layer: int) -> bool:
         return False
     if file.architecture == "phi3":
         return True
-    pattern = file.get("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2}.get(file.architecture))
+    pattern = file.get("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2, "afmoe": 4}.get(file.architecture))
     return pattern[layer] if isinstance(pattern, list) else layer % pattern < pattern - 1
 
 
 def rotates(file: File, layer: int, window: bool) -> bool:
-    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window}.get(file.architecture, True)
+    return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window, "afmoe": window}.get(file.architecture, True)
 
 
 # --- layers ----------------------------------------------------------------------------------
@@ -194,6 +194,8 @@ class Pass:
     def heads(self, x, name, layer, dim):
         """Rows of a projection by head, normed where the file has a norm for them."""
         weight = self.file.tensor(f"{name}_norm.weight", layer)
+        if self.file.architecture == "llama4":
+            return rms(x.reshape(self.count, -1, dim), None, self.eps)
         if weight is not None and weight.shape[0] == x.shape[-1] != dim:
             return rms(x, weight, self.eps).reshape(self.count, -1, dim)
         x = x.reshape(self.count, -1, dim)
@@ -232,6 +234,8 @@ class Pass:
         limit = file["attention.sliding_window"] if window else None
         sinks = file.tensor("attn_sinks.weight", layer)
         made = attend(q, *self.kv[window], scale, limit, file.get("attn_logit_softcapping"), sinks)
+        if file.tensor("attn_gate.weight", layer) is not None:
+            made = made / (1 + np.exp(-linear(file, layer, "attn_gate", h)))
         return linear(file, layer, "attn_output", made)
 
     def feed_forward(self, h, layer):
@@ -254,7 +258,7 @@ class Pass:
         file = self.file
         logits = linear(file, layer, "ffn_gate_inp", h if read is None else read)
         count, used = file["expert_count"], file["expert_used_count"]
-        if file.architecture == "glm4moe":
+        if file.architecture in ("glm4moe", "afmoe"):
             scores = 1 / (1 + np.exp(-logits))
         else:
             scores = logits if file.architecture in ("granitemoe", "gpt-oss") else softmax(logits)
@@ -270,7 +274,7 @@ class Pass:
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if file.architecture in ("granitemoe", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "llama", "glm4moe", "gemma4"):
+        elif file.architecture in ("qwen3moe", "llama", "glm4moe", "gemma4", "afmoe"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:
@@ -374,7 +378,7 @@ class Pass:
     def hidden(self, tokens):
         file = self.file
         x = file.tensor("token_embd.weight")[tokens]
-        x = x * (math.sqrt(x.shape[1]) if file.architecture in GEMMAS else file.get("embedding_scale", 1.0))
+        x = x * (math.sqrt(x.shape[1]) if file.architecture in (*GEMMAS, "afmoe") else file.get("embedding_scale", 1.0))
         per_layer = self.per_layer_inputs(tokens, x)
         if file.architecture != "gemma3n":
             for layer in range(file.layers):

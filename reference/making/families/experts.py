@@ -5,7 +5,7 @@ import re
 import gguf
 import numpy as np
 from transformers import (
-    Glm4MoeConfig, GptOssConfig, GraniteMoeSharedConfig, MixtralConfig, OlmoeConfig,
+    AfmoeConfig, Glm4MoeConfig, GptOssConfig, GraniteMoeSharedConfig, MixtralConfig, OlmoeConfig,
     Qwen2MoeConfig, Qwen3MoeConfig,
 )
 
@@ -201,4 +201,32 @@ def glm4_moe() -> Fixture:
     return Fixture("glm4-moe", config, 147, gguf.MODEL_ARCH.GLM4_MOE, parameters, convert)
 
 
-FIXTURES = [qwen3_moe, qwen3_moe_dense_layer, qwen2_moe, mixtral, olmoe, granite_moe, gpt_oss, glm4_moe]
+def afmoe() -> Fixture:
+    """Gated attention; windows and rotation on three layers of four; a dense layer before the others."""
+    config = AfmoeConfig(
+        **SIZES | {"num_hidden_layers": 4}, architectures=["AfmoeForCausalLM"], head_dim=8, num_experts=EXPERTS,
+        num_experts_per_tok=3, moe_intermediate_size=12, num_shared_experts=2, num_dense_layers=1, route_scale=1.8,
+        sliding_window=8, mup_enabled=True, rope_parameters=ROPE,
+    )
+
+    def parameters(writer, config):
+        add_experts(writer, config)
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_rope_dimension_count(config["head_dim"])
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_shared_count(config["num_shared_experts"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["route_scale"])
+        writer.add_expert_weights_norm(True)
+
+    def convert(tensors):
+        made = {}
+        for name, values in stacked(tensors).items():
+            made[name.replace("expert_bias.weight", "expert_bias.bias")] = values
+        return made
+
+    return Fixture("afmoe", config, 148, gguf.MODEL_ARCH.AFMOE, parameters, convert)
+
+
+FIXTURES = [afmoe, qwen3_moe, qwen3_moe_dense_layer, qwen2_moe, mixtral, olmoe, granite_moe, gpt_oss, glm4_moe]

@@ -269,7 +269,7 @@ impl Pass<'_, '_> {
         let positions: &mut [u32] = first(positions, tokens);
         let factors: &mut [f32] = first(factors, tokens);
         for (factor, position) in factors.iter_mut().zip(positions) {
-            let contexts = *position as usize / by.original_context;
+            let contexts = (*position as usize + by.first) / by.original_context;
             *factor = 1.0 + by.beta * (contexts as f32).ln_1p();
         }
         let queries = first(queries, tokens * width);

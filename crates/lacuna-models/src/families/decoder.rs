@@ -44,6 +44,7 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         shares: None,
         biases: Biases::default(),
         sinks: false,
+        gate: false,
     };
     let block = Gated {
         inner: 0,

@@ -66,7 +66,7 @@ pub(crate) fn shared(
     ))?;
     let count: Option<usize> = facts.get(Key::new(
         "expert_shared_count",
-        "n_shared_experts|moe_num_shared_experts",
+        "n_shared_experts|num_shared_experts|moe_num_shared_experts",
     ))?;
     let width = match (width, count) {
         (Some(width), _) => width,

@@ -1,5 +1,6 @@
 //! What a model file says, whichever of the two ways it says it.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use lacuna_kernels::RopeStyle;
@@ -382,13 +383,13 @@ impl<'a> Facts<'a> {
     }
 
     /// Refuses a file that says something else than `value`.
-    pub(crate) fn expect(
+    pub(crate) fn expect<T: Fact + PartialEq + Display>(
         &self,
         key: Key,
-        value: usize,
+        value: T,
         supported: &'static str,
     ) -> Result<(), ConfigError> {
-        match self.get::<usize>(key)? {
+        match self.get::<T>(key)? {
             Some(found) if found != value => Err(ConfigError::Unsupported {
                 feature: format!(
                     "{} {found}",

@@ -28,6 +28,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         let temperature = QueryTemperature {
             beta,
             original_context: yarn.original_context,
+            first: 0,
         };
         for layer in &mut spec.layers {
             layer.attention.temperature = Some(temperature);

@@ -3,12 +3,14 @@
 
 use super::Stream;
 use crate::program::{Bias, Builder, MatrixId, Op, Rows, Slot};
-use crate::spec::{Attention, LayerSpec, QkNorm, Values};
+use crate::spec::{Activation, Attention, Gating, LayerSpec, QkNorm, Values};
 
-/// Queries, keys and values of the tokens; a layer that shares rows has no keys and values.
+/// What products of the layer's input are; a layer that shares rows has no keys and values.
 struct Heads {
     query: Slot,
     rows: Option<KeyValue>,
+    /// What decides how much of each element that is attended goes on, where something does.
+    gate: Option<Slot>,
 }
 
 struct KeyValue {
@@ -49,6 +51,18 @@ impl Stream<'_> {
             states,
             sinks,
         });
+        let attended = match heads.gate {
+            None => attended,
+            Some(gate) => {
+                program.push(Op::Activate {
+                    gating: Gating::Product(Activation::Sigmoid),
+                    gate,
+                    up: attended,
+                    width: attention.query_width(),
+                });
+                gate
+            }
+        };
         self.attention_output(layer, attended, program);
         input
     }
@@ -93,7 +107,13 @@ impl Stream<'_> {
             }
             KeyValue { key, value }
         });
-        (Heads { query, rows }, outputs)
+        let gate = attention.gate.then(|| {
+            let gate = program.values("attention-gate", Rows::Tokens, queries);
+            let matrix = program.matrix("attn_gate", queries, hidden, Bias::IfPresent);
+            outputs.push((matrix, gate));
+            gate
+        });
+        (Heads { query, rows, gate }, outputs)
     }
 
     /// Norms and positions of queries and keys.
@@ -111,13 +131,13 @@ impl Stream<'_> {
             let Some(slot) = slot else { continue };
             if let Some(kind) = attention.qk_norm {
                 let (groups, width) = match kind {
-                    QkNorm::PerHead => (heads, attention.head_dim),
+                    QkNorm::PerHead | QkNorm::Unweighted => (heads, attention.head_dim),
                     QkNorm::Whole => (1, heads * attention.head_dim),
                 };
-                let weight = program.vector(part, width);
+                let weight = (kind != QkNorm::Unweighted).then(|| program.vector(part, width));
                 program.push(Op::Norm {
                     norm: self.spec.norm,
-                    weight: Some(weight),
+                    weight,
                     input: slot,
                     output: slot,
                     rows: Rows::Tokens,

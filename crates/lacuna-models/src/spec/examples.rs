@@ -26,6 +26,7 @@ pub(crate) fn small() -> ModelSpec {
             shares: None,
             biases: Biases::default(),
             sinks: false,
+            gate: false,
         },
         feed_forward: FeedForward::Gated(Gated {
             inner: 160,

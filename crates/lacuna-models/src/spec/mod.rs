@@ -178,6 +178,9 @@ pub struct Attention {
     pub biases: Biases,
     /// Whether each query head has a learned logit that takes its share of the softmax, without a value.
     pub sinks: bool,
+    /// Whether what is attended is multiplied, element by element, by a sigmoid of a product with the
+    /// layer's input.
+    pub gate: bool,
 }
 
 /// What values are made of.
@@ -189,13 +192,15 @@ pub enum Values {
     Keys,
 }
 
-/// Queries are multiplied by `1 + beta * ln(1 + floor(position / original_context))`.
+/// Queries are multiplied by `1 + beta * ln(1 + floor((position + first) / original_context))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueryTemperature {
     /// How fast they grow.
     pub beta: f32,
     /// Positions between one size and the next.
     pub original_context: usize,
+    /// The number of the first position.
+    pub first: usize,
 }
 
 /// How queries and keys are normed.
@@ -205,6 +210,8 @@ pub enum QkNorm {
     PerHead,
     /// All heads of a token together.
     Whole,
+    /// Each head by itself, without weights.
+    Unweighted,
 }
 
 /// Which products of attention must come with a bias. Any other may.
@@ -311,9 +318,10 @@ impl Attention {
             key_dim: self.head_dim,
             value_dim: self.head_dim,
             keep: match self.mask {
-                Mask::Window(tokens) => Keep::Window(tokens),
-                // A chunk's rows are of use until the next begins; no class keeps so few yet.
-                Mask::Causal | Mask::Chunk(_) | Mask::Full | Mask::Around(_) => Keep::All,
+                // A query sees the rows of its chunk that have come, which are never more than a window of
+                // the chunk's size has.
+                Mask::Window(tokens) | Mask::Chunk(tokens) => Keep::Window(tokens),
+                Mask::Causal | Mask::Full | Mask::Around(_) => Keep::All,
             },
         })
     }

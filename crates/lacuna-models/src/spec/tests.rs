@@ -132,6 +132,12 @@ fn a_window_is_how_long_rows_are_kept() {
     };
     assert_eq!(keep(&spec), Keep::Window(window));
     assert_eq!(keep(&small()), Keep::All);
+    let chunks = small().each_layer(|layer| layer.attention.mask = Mask::Chunk(window));
+    for position in 0..40 {
+        let held = keep(&chunks).first_seen(position);
+        assert!(held <= Mask::Chunk(window).first_row(position));
+        assert!(position - held < window.get());
+    }
 }
 
 /// What is said of experts that `change` has made wrong, in the second layer alone.
