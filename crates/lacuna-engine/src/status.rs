@@ -52,12 +52,19 @@ pub struct BudgetStatus {
 pub struct PageSizes {
     /// Bytes of one page.
     pub page: ByteLength,
-    /// Bytes of one page group: one page per buffer, rounded up where rows straddle pages.
+    /// Bytes of one page group: one page per buffer that keeps all rows, rounded up where rows straddle
+    /// pages; none where all layers have windows.
     pub group: ByteLength,
     /// Tokens of one page group.
     pub group_tokens: usize,
     /// Bytes of one token over all layers.
     pub token: ByteLength,
+    /// Bytes that each token more takes for good: of the layers that keep all rows.
+    pub kept_token: ByteLength,
+    /// Bytes of one session's windows once they are full.
+    pub windows: ByteLength,
+    /// Buffers of one session.
+    pub buffers: usize,
 }
 
 /// One choice and its pages.
@@ -73,6 +80,8 @@ pub struct SessionStatus {
     pub cached_tokens: usize,
     /// Tokens in all, those still to be computed included.
     pub tokens: usize,
+    /// Bytes of the rows that are of use to it, those it shares with others included.
+    pub rows: ByteLength,
     /// Bytes mapped for it that hold no row yet.
     pub slack: ByteLength,
     /// Page groups from the first on, runs of the same state together.

@@ -30,6 +30,9 @@ fn json(model: &str, status: &Status) -> Value {
             "group_bytes": pages.group.get(),
             "group_tokens": pages.group_tokens,
             "token_bytes": pages.token.get(),
+            "kept_token_bytes": pages.kept_token.get(),
+            "window_bytes": pages.windows.get(),
+            "buffers": pages.buffers,
         },
         "request_memory": {
             "limit_bytes": status.request_memory.limit.get(),
@@ -88,6 +91,7 @@ fn session(session: &SessionStatus) -> Value {
         },
         "tokens": session.tokens,
         "cached_tokens": session.cached_tokens,
+        "rows_bytes": session.rows.get(),
         "slack_bytes": session.slack.get(),
         "groups": groups
             .map(|run| json!({"state": state(run.state), "count": run.groups}))

@@ -18,13 +18,20 @@ pub(crate) async fn version() -> Json<Value> {
 /// `GET /server_info` and `/get_server_info`.
 pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
     let status = app.engine.status();
+    // Windows take what they take however long a context is: beside them, or where there is nothing
+    // else, whole contexts are the most there can be.
     let groups = status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1);
+    let contexts = app
+        .max_running()
+        .saturating_mul(app.engine.context_tokens());
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model_id": &*app.model_name,
         "served_model_name": &*app.model_name,
         "context_length": app.engine.context_tokens(),
-        "max_total_tokens": groups * status.pages.group_tokens as u64,
+        "max_total_tokens": groups
+            .saturating_mul(status.pages.group_tokens as u64)
+            .min(contexts as u64),
         "max_running_requests": app.max_running(),
         "tp_size": 1,
         "dp_size": 1,

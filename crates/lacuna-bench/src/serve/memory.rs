@@ -22,7 +22,7 @@ pub(super) struct Kv {
     pub(super) tokens: u64,
     /// Tokens of whole page groups that all prompts begin with.
     pub(super) shared_tokens: u64,
-    /// One copy of the shared tokens' rows, and every session's own.
+    /// One copy of the shared tokens' rows in layers that keep all, and every session's own.
     pub(super) rows_bytes: u64,
     /// Pages that sessions map, each counted once.
     pub(super) mapped_bytes: u64,
@@ -129,23 +129,27 @@ impl Kv {
     /// The accounts in `map`; nothing when there is no session.
     fn of(map: &Value, shared_tokens: usize, kernel: Option<Kernel>) -> Option<Self> {
         let group_tokens = number(map, "/pages/group_tokens")?;
-        let token_bytes = number(map, "/pages/token_bytes")?;
-        let group_bytes = number(map, "/pages/group_bytes")?;
+        let kept_token_bytes = number(map, "/pages/kept_token_bytes")?;
+        let page_bytes = number(map, "/pages/page_bytes")? * number(map, "/pages/buffers")?;
         let sessions = map["sessions"].as_array()?.iter();
-        let lengths: Vec<u64> = sessions
-            .map(|session| number(session, "/cached_tokens"))
-            .collect::<Option<_>>()?;
+        let of_each = |path: &str| -> Option<Vec<u64>> {
+            let sessions = sessions.clone();
+            sessions.map(|session| number(session, path)).collect()
+        };
+        let lengths = of_each("/cached_tokens")?;
         let shared = shared_tokens as u64 / group_tokens * group_tokens;
         let prefix = lengths.iter().map(|&length| length.min(shared)).max()?;
-        let own: u64 = lengths
+        let all: u64 = lengths.iter().map(|&length| length.min(shared)).sum();
+        // Windows of sessions that have gone on from the same beginning have rows of their own.
+        let again = (all - prefix) * kept_token_bytes;
+        let rows_bytes = of_each("/rows_bytes")?
             .iter()
-            .map(|&length| length.saturating_sub(shared))
-            .sum();
-        let rows_bytes = (prefix + own) * token_bytes;
+            .sum::<u64>()
+            .saturating_sub(again);
         let mapped_bytes =
             number(map, "/ledger/unique_bytes")? + number(map, "/ledger/shared_bytes")?;
         let excess = mapped_bytes as f64 - rows_bytes as f64;
-        let excess_pages = excess / (group_bytes * lengths.len() as u64) as f64;
+        let excess_pages = excess / (page_bytes * lengths.len() as u64) as f64;
         Some(Self {
             sessions: lengths.len(),
             tokens: lengths.iter().sum(),
@@ -175,10 +179,10 @@ mod tests {
     fn map(lengths: &[u64], unique: u64) -> Value {
         let sessions: Vec<Value> = lengths
             .iter()
-            .map(|length| json!({"cached_tokens": length}))
+            .map(|length| json!({"cached_tokens": length, "rows_bytes": length * 100}))
             .collect();
         json!({
-            "pages": {"group_tokens": 16, "token_bytes": 100, "group_bytes": 1600},
+            "pages": {"group_tokens": 16, "kept_token_bytes": 100, "page_bytes": 400, "buffers": 4},
             "ledger": {"committed_bytes": unique + 5000, "unique_bytes": unique, "shared_bytes": 3200,
                 "pinned_only_bytes": 1600, "idle_bytes": 200, "copies_on_write": 3 + unique / 1600},
             "sessions": sessions,

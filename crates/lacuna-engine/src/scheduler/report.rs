@@ -65,10 +65,14 @@ impl Scheduler {
             group: ByteLength::new(grain.group_bytes()),
             group_tokens,
             token: ByteLength::new(cache.geometry().bytes_per_token() as u64),
+            kept_token: ByteLength::new(cache.geometry().kept_bytes_per_token() as u64),
+            windows: ByteLength::new(cache.geometry().window_bytes() as u64),
+            buffers: grain.buffers(),
         }
     }
 
     fn session(&self, running: &Running, session: &Session) -> SessionStatus {
+        let geometry = self.engine.kv_cache().geometry();
         SessionStatus {
             request: running.job.id,
             choice: session.choice.number,
@@ -79,6 +83,7 @@ impl Scheduler {
             },
             cached_tokens: session.sequence.len(),
             tokens: session.choice.tokens.len(),
+            rows: ByteLength::new(geometry.useful_bytes(session.sequence.len()) as u64),
             slack: ByteLength::new(session.sequence.report().slack_bytes as u64),
             groups: group_runs(self.prefix.tree(), session),
         }

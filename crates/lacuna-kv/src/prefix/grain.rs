@@ -68,6 +68,12 @@ impl Grain {
         self.kept.iter().map(touched).sum()
     }
 
+    /// Buffers of one sequence.
+    #[must_use]
+    pub fn buffers(&self) -> usize {
+        self.kept.len() + self.windows.len()
+    }
+
     /// Bytes of the pages of one group: what keeping it costs.
     #[must_use]
     pub fn group_bytes(&self) -> u64 {
@@ -237,6 +243,7 @@ mod tests {
         let mixed = grain([[rows(window(512)); 3].to_vec(), vec![rows(Keep::All)]].concat());
         assert_eq!(mixed.group_tokens().get(), 8);
         assert_eq!(mixed.group_bytes(), 2 * 4096, "of the full layer alone");
+        assert_eq!(mixed.buffers(), 8);
         assert_eq!(mixed.resume_bytes(), 3 * 2 * (64 + 1) * 4096);
         assert_eq!(mixed.resume_every().get(), 3 * 65);
         assert_eq!(mixed.bytes(100), 4 * 2 * 13 * 4096, "no window is full");
