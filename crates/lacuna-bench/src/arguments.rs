@@ -143,6 +143,9 @@ pub(crate) struct LengthArgs {
     /// 0 always takes the likeliest token; 1 draws as the model says
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f64,
+    /// Go on past the end that a model writes, so that replies are as long as they may be
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
     /// Seed of lengths, words and times
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use ureq::Agent;
 
 use super::load::Arrival;
+use crate::arguments::LengthArgs;
 
 /// Requests to one server.
 #[derive(Debug, Clone)]
@@ -18,6 +19,7 @@ pub(super) struct Client {
     key: Option<String>,
     model: String,
     temperature: f64,
+    ignore_eos: bool,
 }
 
 /// A reply and the moments it came in.
@@ -46,14 +48,15 @@ pub(super) enum Outcome {
 
 impl Client {
     /// A client of the server at `url`, asking for the first model it lists.
-    pub(super) fn new(url: &str, key: Option<&str>, temperature: f64) -> Result<Self> {
+    pub(super) fn new(url: &str, key: Option<&str>, lengths: &LengthArgs) -> Result<Self> {
         let config = Agent::config_builder().http_status_as_error(false);
         let mut client = Self {
             agent: config.build().into(),
             url: url.trim_end_matches('/').trim_end_matches("/v1").to_owned(),
             key: key.map(str::to_owned),
             model: String::new(),
-            temperature,
+            temperature: lengths.temperature,
+            ignore_eos: lengths.ignore_eos,
         };
         let models = client.get("/v1/models")?;
         let model = models.pointer("/data/0/id").and_then(Value::as_str);
@@ -106,7 +109,7 @@ impl Client {
         question: &Arrival,
         each: impl FnMut() -> ControlFlow<()>,
     ) -> Result<Outcome> {
-        let body = json!({
+        let mut body = json!({
             "model": self.model,
             "prompt": question.prompt,
             "max_tokens": question.max_tokens,
@@ -114,6 +117,10 @@ impl Client {
             "stream": true,
             "stream_options": {"include_usage": true},
         });
+        // Servers that do not know it may refuse it.
+        if self.ignore_eos {
+            body["ignore_eos"] = json!(true);
+        }
         let asked = Instant::now();
         let mut response = self.post("/v1/completions", &body)?;
         match response.status().as_u16() {

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &BenchServeArgs) -> Result<()> {
         (None, Some(url)) => url.clone(),
         (None, None) => return Err(output::Usage("give --model or --url".to_owned()).into()),
     };
-    let client = Client::new(&url, args.api_key.as_deref(), args.lengths.temperature)?;
+    let client = Client::new(&url, args.api_key.as_deref(), &args.lengths)?;
     let report = measure(&client, args, own.as_ref().map(Server::engine).as_ref())?;
     if let Some(server) = own {
         server.shutdown();

@@ -111,7 +111,7 @@ pub(crate) fn run(args: &BenchSoakArgs) -> Result<()> {
 }
 
 fn soak(args: &BenchSoakArgs, address: SocketAddr, engine: &Handle) -> Result<Report> {
-    let client = Client::new(&format!("http://{address}"), None, args.lengths.temperature)?;
+    let client = Client::new(&format!("http://{address}"), None, &args.lengths)?;
     let shape = shape(&client, &args.lengths, args.shared_prefix)?;
     let holds = budget_holds(args, &client, shape, &engine.status());
     let clients = args.clients.map_or(2 * holds, usize::from);
