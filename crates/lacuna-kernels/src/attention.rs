@@ -64,20 +64,20 @@ const QUERY_CHUNKS: usize = QUERIES * 8;
 /// Tasks per thread that let threads finish together.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Tasks per thread that partitions are cut in by heads for, if they are fewer: whole rows are
+/// Tasks per thread that partitions are cut in by parts for, if they are fewer: whole rows are
 /// better read by one thread.
 const SPLITS_PER_THREAD: usize = 2;
 
 /// One attention layer: its sizes, and what it does to scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
-    /// Heads of the query, a multiple of `kv_heads` and at most 64 times as many.
+    /// Heads of the query, a multiple of `kv_heads` and at most 128 times as many.
     pub query_heads: usize,
     /// Heads of K and V.
     pub kv_heads: usize,
-    /// Elements per head of the query and of K, at most 512.
+    /// Elements per head of the query and of K, at most [`AttentionShape::MAX_HEAD_DIM`].
     pub head_dim: usize,
-    /// Elements per head of V and of the result, at most 512.
+    /// Elements per head of V and of the result, at most as many.
     pub value_dim: usize,
     /// What a dot product of query and key is multiplied by, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
@@ -88,11 +88,12 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Largest supported `head_dim` and `value_dim`.
-    pub const MAX_HEAD_DIM: usize = 512;
+    /// Largest supported `head_dim` and `value_dim`: a row of latent attention, 512 elements and 64 that
+    /// are turned by position.
+    pub const MAX_HEAD_DIM: usize = 576;
 
-    /// Most query heads per KV head.
-    const MAX_GROUP: usize = 64;
+    /// Most query heads per KV head: those of DeepSeek V3, which all read the same row.
+    pub const MAX_GROUP: usize = 128;
 
     /// Attention to all rows up to the query's own, with heads of one size.
     pub const fn causal(query_heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Self {
@@ -114,10 +115,10 @@ impl AttentionShape {
             self.query_heads,
             self.kv_heads
         );
+        let group = self.query_heads / self.kv_heads;
         assert!(
-            (1..=Self::MAX_GROUP).contains(&self.group()),
-            "{} query heads per KV head; 1 to {} are supported",
-            self.group(),
+            (1..=Self::MAX_GROUP).contains(&group),
+            "{group} query heads per KV head; 1 to {} are supported",
             Self::MAX_GROUP
         );
         for dim in [self.head_dim, self.value_dim] {
@@ -134,9 +135,26 @@ impl AttentionShape {
         );
     }
 
-    /// Query heads per KV head.
+    /// Query heads of a part: those of a KV head, or, where a task cannot hold the queries of so many,
+    /// an even share of them.
     fn group(&self) -> usize {
-        self.query_heads / self.kv_heads
+        let (all, most) = (self.query_heads / self.kv_heads, self.most_queries());
+        let mut shares = (all.div_ceil(most)..=all).filter(|shares| all.is_multiple_of(*shares));
+        all / shares.next().unwrap_or(1)
+    }
+
+    /// Parts that query heads come in, the parts of a KV head one after the other.
+    fn parts(&self) -> usize {
+        self.query_heads / self.group()
+    }
+
+    fn parts_per_head(&self) -> usize {
+        self.parts() / self.kv_heads
+    }
+
+    /// The KV head that a part reads.
+    fn kv_head(&self, part: usize) -> usize {
+        part / self.parts_per_head()
     }
 
     /// Elements of a token's queries.
@@ -203,13 +221,13 @@ struct Attention<'a> {
     sinks: Option<&'a [f32]>,
 }
 
-/// The queries of one task: some tokens of some KV heads.
+/// The queries of one task: some tokens of some parts of the query heads.
 #[derive(Clone, Copy)]
 struct Task {
     first_token: usize,
     tokens: usize,
-    first_head: usize,
-    heads: usize,
+    first_part: usize,
+    parts: usize,
 }
 
 impl Task {
@@ -252,7 +270,7 @@ impl Attention<'_> {
         if together && pool.threads() > 1 && scratch.len() >= needed {
             self.split(pool, simd, out, &mut scratch[..needed], partitions);
         } else if together && pool.threads() == 1 {
-            self.whole(pool, simd, out, tokens, self.shape.kv_heads);
+            self.whole(pool, simd, out, tokens, self.shape.parts());
         } else {
             self.whole(pool, simd, out, self.tokens_per_task(pool.threads()), 1);
         }
@@ -306,33 +324,33 @@ impl Attention<'_> {
         }
     }
 
-    /// Tokens whose queries of one KV head a task holds: many, because each task converts K and V,
+    /// Tokens whose queries of one part a task holds: many, because each task converts K and V,
     /// but few enough that there is work for all threads.
     fn tokens_per_task(&self, threads: usize) -> usize {
         let most = self.shape.most_queries() / self.shape.group();
-        let wanted = (threads * TASKS_PER_THREAD).div_ceil(self.shape.kv_heads);
+        let wanted = (threads * TASKS_PER_THREAD).div_ceil(self.shape.parts());
         let pieces = self.tokens().div_ceil(most).max(wanted.min(self.tokens()));
         self.tokens().div_ceil(pieces)
     }
 
-    /// One task per some tokens and heads, which goes through all rows.
+    /// One task per some tokens and parts, which goes through all rows.
     fn whole<W: AsMut<Buffers> + Send + 'static>(
         &self,
         pool: &Pool<W>,
         simd: impl Simd,
         out: &mut [f32],
         tokens: usize,
-        heads: usize,
+        parts: usize,
     ) {
-        let per_head = self.shape.group() * self.shape.value_dim;
-        let grid = Grid::new(out, self.shape.out_width(), tokens, heads * per_head);
+        let per_part = self.shape.group() * self.shape.value_dim;
+        let grid = Grid::new(out, self.shape.out_width(), tokens, parts * per_part);
         grid.run(pool, |out, worker| {
             let tokens = out.rows();
             let task = Task {
                 first_token: tokens.start,
                 tokens: tokens.len(),
-                first_head: out.cols().start / per_head,
-                heads: out.cols().len() / per_head,
+                first_part: out.cols().start / per_part,
+                parts: out.cols().len() / per_part,
             };
             simd.vectorize(Whole {
                 attention: self,
@@ -343,7 +361,7 @@ impl Attention<'_> {
         });
     }
 
-    /// One task per partition, with all tokens and, if partitions are many, all heads; then the
+    /// One task per partition, with all tokens and, if partitions are many, all query heads; then the
     /// partitions are merged.
     fn split<W: AsMut<Buffers> + Send + 'static>(
         &self,
@@ -356,18 +374,18 @@ impl Attention<'_> {
         let (shape, tokens, len) = (self.shape, self.tokens(), self.state_len());
         // Rows of the scratch are partitions, columns the states of queries in a task's order.
         let width = tokens * shape.query_heads * len;
-        let per_head = width / shape.kv_heads;
+        let per_part = width / shape.parts();
         let pieces = (pool.threads() * SPLITS_PER_THREAD).div_ceil(partitions.len());
-        let heads = shape.kv_heads.div_ceil(pieces);
-        Grid::new(scratch, width, 1, heads * per_head).run(pool, |out, worker| {
-            let heads = out.cols();
+        let parts = shape.parts().div_ceil(pieces);
+        Grid::new(scratch, width, 1, parts * per_part).run(pool, |out, worker| {
+            let parts = out.cols();
             simd.vectorize(Partial {
                 attention: self,
                 task: Task {
                     first_token: 0,
                     tokens,
-                    first_head: heads.start / per_head,
-                    heads: heads.len() / per_head,
+                    first_part: parts.start / per_part,
+                    parts: parts.len() / per_part,
                 },
                 partition: partitions.start + out.rows().start,
                 next: pool.threads(),
@@ -378,8 +396,8 @@ impl Attention<'_> {
         let scratch = &*scratch;
         Grid::new(out, shape.out_width(), 1, shape.value_dim).run(pool, |mut out, _| {
             let (token, head) = (out.rows().start, out.cols().start / shape.value_dim);
-            let (kv_head, member) = (head / shape.group(), head % shape.group());
-            let query = (kv_head * tokens + token) * shape.group() + member;
+            let (part, member) = (head / shape.group(), head % shape.group());
+            let query = (part * tokens + token) * shape.group() + member;
             let seen = partitions_of(&self.sight(token).of(0));
             let rows = scratch
                 .chunks_exact(width)
@@ -446,10 +464,10 @@ impl Kernel for Whole<'_, '_> {
         for (query, total) in total.chunks_exact_mut(per_query).enumerate() {
             let shape = attention.shape;
             let (row, member) = (query / shape.group(), query % shape.group());
-            let (head, token) = (row / task.tokens, row % task.tokens);
-            let head = head * shape.group() + member;
+            let (part, token) = (row / task.tokens, row % task.tokens);
+            let head = part * shape.group() + member;
             if let Some(sinks) = attention.sinks {
-                add_sink(s, total, sinks[task.first_head * shape.group() + head]);
+                add_sink(s, total, sinks[task.first_part * shape.group() + head]);
             }
             let start = head * shape.value_dim;
             let row = self.out.rows().start + token;

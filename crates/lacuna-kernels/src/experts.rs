@@ -71,6 +71,18 @@ pub enum GroupScore {
 const LEAST_SUM: f32 = 1e-20;
 
 impl Routing {
+    /// Each token has all of `experts` experts, and nothing is weighed.
+    pub const fn all(experts: usize) -> Self {
+        Self {
+            experts,
+            used: experts,
+            scores: Scores::Softmax,
+            groups: None,
+            normalized: false,
+            scale: 1.0,
+        }
+    }
+
     /// Chooses the experts of one token. `scores` are its logits, and may be changed; `bias` is added to
     /// scores where they are compared and nowhere else.
     fn choose(
@@ -307,6 +319,17 @@ impl<'a> Routes<'a> {
         // Each expert's tokens fill tiles of their own. The worst is five tokens in a tile of eight.
         let rows = choices.checked_mul(8)? / 5;
         rows.checked_mul(Activations::storage_bytes(1, cols)?)
+    }
+
+    /// Writes the routes of tokens that have all experts in ascending order.
+    pub(crate) fn write_all(words: &mut [u32], tokens: usize, routing: &Routing, streamed: usize) {
+        let words = Words::split(words, tokens, routing);
+        for choices in words.experts.chunks_exact_mut(routing.experts) {
+            for (choice, expert) in choices.iter_mut().zip(0..) {
+                *choice = expert;
+            }
+        }
+        words.sort(routing.used, streamed);
     }
 
     /// What [`Cpu::route`](crate::Cpu::route) wrote to `words`.

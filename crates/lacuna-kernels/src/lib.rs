@@ -50,6 +50,7 @@ pub use cpu::{Cpu, CpuConfig, CpuError};
 pub use dtype::{DType, UnknownDType};
 pub use element::{ElementType, HeadDimError, UnknownElementType};
 pub use elementwise::activation::Activation;
+pub use elementwise::heads::{HeadOrder, HeadRows};
 pub use elementwise::rope::RopeStyle;
 pub use experts::{
     Expert, ExpertActivations, ExpertInput, GroupScore, Groups, Routes, Routing, Scores,

@@ -263,7 +263,9 @@ fn every_pair_of_element_types_matches_f64() {
 
 #[test]
 fn every_grouping_and_head_dimension_matches_f64() {
-    for head_dim in [16, 20, 32, 72, 80, 96, 112, 120, 128, 192, 256, 320, 512] {
+    for head_dim in [
+        16, 20, 32, 72, 80, 96, 112, 120, 128, 192, 256, 320, 512, 576,
+    ] {
         let groups: &[usize] = if head_dim <= 128 {
             &[1, 2, 3, 4, 7, 8]
         } else {
@@ -286,6 +288,71 @@ fn many_heads_of_one_query_match_f64() {
     // Each KV head takes a whole tile of packed queries.
     check([ElementType::F16; 2], &shape(96, 96, 80), 1, 40);
     check([ElementType::F32; 2], &shape(192, 64, 128), 1, 20);
+}
+
+#[test]
+fn latent_rows_match_f64() {
+    for element in ElementType::ALL {
+        for query_heads in [1, 16, 20] {
+            let shape = AttentionShape {
+                value_dim: 512,
+                ..shape(query_heads, 1, 576)
+            };
+            for (tokens, first) in [(1, 300), (5, 253)] {
+                check([element; 2], &shape, tokens, first);
+            }
+        }
+    }
+}
+
+#[test]
+fn more_queries_of_a_head_than_a_task_holds_match_f64() {
+    for (query_heads, kv_heads, head_dim) in [(128, 1, 576), (64, 1, 576), (244, 2, 512)] {
+        for element in [ElementType::F16, ElementType::Q8_0] {
+            let shape = shape(query_heads, kv_heads, head_dim);
+            for (tokens, first) in [(1, 270), (2, 255)] {
+                check([element; 2], &shape, tokens, first);
+            }
+        }
+    }
+}
+
+#[test]
+fn values_that_begin_keys_are_as_good_as_values_of_their_own() {
+    let shape = AttentionShape {
+        value_dim: 64,
+        ..shape(6, 2, 96)
+    };
+    let (rows, tokens) = (300, 4);
+    for element in ElementType::ALL {
+        let k = Side::random(element, &shape, rows, 1);
+        let (head, part) = (element.bytes(96), element.bytes(64));
+        let own: Vec<u8> = k
+            .bytes
+            .chunks(head)
+            .flat_map(|head| &head[..part])
+            .copied()
+            .collect();
+        let own = View::flat(element, 2, 64, &own);
+        let layout = RowLayout {
+            head_dim: 64,
+            ..RowLayout::token_major(element, 2, 96)
+        };
+        let run = Run {
+            start_row: 0,
+            rows,
+            bytes: &k.bytes,
+        };
+        let begins = View::from_runs(layout, run, &[]).expect("rows that are there");
+        let q = Random::new(3).units(tokens * 6 * 96);
+        for (level, threads) in levels().into_iter().flat_map(|l| [(l, 1), (l, 2)]) {
+            let cpu = cpu(level, threads);
+            let first = rows - tokens;
+            let expected = attend(&cpu, &q, &k.view(), &own, first, &shape);
+            let found = attend(&cpu, &q, &k.view(), &begins, first, &shape);
+            assert!(found == expected, "{level:?} {element:?}");
+        }
+    }
 }
 
 #[test]

@@ -87,6 +87,19 @@ fn expected(routing: &Routing, logits: &[f32], vectors: [Option<&[f32]>; 2]) -> 
 }
 
 #[test]
+fn what_goes_to_all_is_what_is_chosen_in_order_when_all_are() {
+    let routing = Routing::all(5);
+    for tokens in [1, 7, 300] {
+        let cpu = cpu(Level::Portable, 2);
+        let falling: Vec<f32> = (0..5).rev().map(|logit| logit as f32).collect();
+        let (chosen, _) = route(&cpu, &routing, &falling.repeat(tokens), [None; 2]);
+        let mut words = vec![u32::MAX; chosen.len()];
+        cpu.route_to_all(&mut words, tokens, &routing);
+        assert_eq!(words, chosen, "{tokens} tokens");
+    }
+}
+
+#[test]
 fn routing_matches_f64_in_every_variant() {
     let (tokens, experts) = (9, PLAIN.experts);
     let mut random = Random::new(1);

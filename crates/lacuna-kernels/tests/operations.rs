@@ -4,8 +4,8 @@ mod support;
 
 use half::f16;
 use lacuna_kernels::{
-    Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, Level, Matrix,
-    RopeStyle, RowLayout, Run, RunMut, View,
+    Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, HeadOrder, HeadRows,
+    Level, Matrix, RopeStyle, RowLayout, Run, RunMut, View,
 };
 use support::{Random, Storage, cpu, levels, random_matrix, scales};
 
@@ -449,14 +449,53 @@ fn columns_are_those_of_their_rows() {
     for threads in [1, 3] {
         let cpu = cpu(Level::Portable, threads);
         for columns in [0..width, 0..1, 256..512, 899..900] {
-            let mut out = vec![0.0; tokens * columns.len()];
-            cpu.copy_columns(&mut out, &x, columns.clone(), width);
+            let len = columns.len();
+            let mut out = vec![0.0; tokens * len];
+            let to = HeadRows::by_token(len, 0);
+            let from = HeadRows::by_token(width, columns.start);
+            cpu.copy_columns((&mut out, to), (&x, from), 1, len);
             let rows = x.chunks(width);
             let expected: Vec<_> = rows
                 .flat_map(|row| &row[columns.clone()])
                 .copied()
                 .collect();
             assert_eq!(out, expected, "{columns:?}");
+        }
+    }
+}
+
+#[test]
+fn columns_of_heads_go_where_those_of_their_token_and_head_are() {
+    let (tokens, heads, columns) = (37, 5, 24);
+    let x = Random::new(1).units(tokens * heads * 40);
+    let orders = [HeadOrder::ByToken, HeadOrder::ByHead];
+    for (order, other) in orders.iter().flat_map(|a| orders.map(|b| (*a, b))) {
+        let from = HeadRows {
+            order,
+            width: 40,
+            start: 16,
+        };
+        let to = HeadRows {
+            order: other,
+            width: 32,
+            start: 3,
+        };
+        let row = |rows: HeadRows, token: usize, head: usize| match rows.order {
+            HeadOrder::ByToken => (token * heads + head) * rows.width,
+            HeadOrder::ByHead => (head * tokens + token) * rows.width,
+        };
+        let mut expected = vec![7.0; tokens * heads * to.width];
+        for token in 0..tokens {
+            for head in 0..heads {
+                let (at, x_at) = (row(to, token, head) + 3, row(from, token, head) + 16);
+                expected[at..at + columns].copy_from_slice(&x[x_at..x_at + columns]);
+            }
+        }
+        for threads in [1, 3] {
+            let mut out = vec![7.0; tokens * heads * to.width];
+            let cpu = cpu(Level::Portable, threads);
+            cpu.copy_columns((&mut out, to), (&x, from), heads, columns);
+            assert!(out == expected, "{order:?} to {other:?}");
         }
     }
 }

@@ -58,7 +58,7 @@ impl Kernel for IntegerRows<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.rows.queries_per_head {
+        match self.rows.queries_per_part {
             n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
             n if n.is_multiple_of(2) => self.all::<S, 2>(s),
             _ => self.all::<S, 1>(s),
@@ -70,10 +70,10 @@ impl IntegerRows<'_> {
     /// All queries, `T` of a head together.
     #[inline(always)]
     fn all<S: Simd, const T: usize>(self, s: S) {
-        let per_head = self.rows.queries_per_head;
-        let blocks = self.queries.len() / (self.rows.heads.len() * per_head);
+        let per_head = self.rows.queries_per_part;
+        let blocks = self.queries.len() / (self.rows.parts.len() * per_head);
         for rows in self.rows.sixteens() {
-            for head in 0..self.rows.heads.len() {
+            for head in 0..self.rows.parts.len() {
                 let keys = rows.head(head, self.copy);
                 for first in (head * per_head..(head + 1) * per_head).step_by(T) {
                     let queries = &self.queries[first * blocks..][..T * blocks];

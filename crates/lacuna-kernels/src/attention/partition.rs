@@ -20,7 +20,7 @@ use crate::elementwise::activation::SoftCap;
 use crate::simd::{Kernel, LANES, Simd, padded};
 use crate::view::View;
 
-/// Queries of one KV head from which on a packed copy of the keys pays.
+/// Queries of one part from which on a packed copy of the keys pays.
 const MANY: usize = 8;
 
 /// How scores are computed. Results differ only between integers and the others.
@@ -44,9 +44,9 @@ fn is_many(shape: &AttentionShape, task: &Task) -> bool {
 
 /// What one worker needs to go through a partition.
 pub(super) struct Buffers {
-    /// `[queries, chunks]`, in the order KV head, token, query head of the group.
+    /// `[queries, chunks]`, in the order part, token, query head of the part.
     queries: Box<[Chunk]>,
-    /// The same in tiles of each KV head.
+    /// The same in tiles of each part.
     tiles: Box<[f32]>,
     /// The same in integers.
     integers: Box<[QueryBlock]>,
@@ -66,7 +66,7 @@ impl Buffers {
     pub(super) fn new() -> Self {
         const CHUNKS: usize = AttentionShape::MAX_HEAD_DIM / LANES;
         let chunks = |n: usize| vec![Chunk::ZERO; n].into_boxed_slice();
-        // Even a KV head of one query takes a whole tile.
+        // Even a part of one query takes a whole tile.
         let tiles = TILE * QUERY_CHUNKS * LANES;
         let copy = LANES * ElementType::F32.bytes(AttentionShape::MAX_HEAD_DIM);
         Self {
@@ -157,9 +157,9 @@ impl<'a> Loaded<'a> {
         let (shape, task) = (self.attention.shape, self.task);
         let (scale, width) = (s.splat(shape.scale), shape.query_width());
         let mut out = self.buffers.queries.chunks_exact_mut(shape.key_chunks());
-        for head in task.first_head..task.first_head + task.heads {
+        for part in task.first_part..task.first_part + task.parts {
             for token in task.all_tokens() {
-                let row = token * shape.query_heads + head * shape.group();
+                let row = token * shape.query_heads + part * shape.group();
                 let queries = &self.attention.q[row * shape.head_dim..];
                 let queries = queries.chunks(shape.head_dim).take(shape.group());
                 for (query, out) in queries.zip(&mut out) {
@@ -181,10 +181,10 @@ impl<'a> Loaded<'a> {
 
     #[inline(always)]
     fn pack<S: Simd>(&mut self, s: S) {
-        let (chunks, queries) = (self.attention.shape.key_chunks(), self.head_queries());
-        let heads = self.buffers.queries.chunks_exact(queries * chunks);
-        let tiles = self.buffers.tiles.chunks_exact_mut(self.head_tiles::<S>());
-        for (queries, tiles) in heads.zip(tiles).take(self.task.heads) {
+        let (chunks, queries) = (self.attention.shape.key_chunks(), self.part_queries());
+        let parts = self.buffers.queries.chunks_exact(queries * chunks);
+        let tiles = self.buffers.tiles.chunks_exact_mut(self.part_tiles::<S>());
+        for (queries, tiles) in parts.zip(tiles).take(self.task.parts) {
             s.vectorize(PackQueries {
                 queries,
                 chunks,
@@ -202,23 +202,29 @@ impl<'a> Loaded<'a> {
         });
     }
 
-    /// Queries of one KV head.
-    fn head_queries(&self) -> usize {
+    /// Queries of one part.
+    fn part_queries(&self) -> usize {
         self.task.tokens * self.attention.shape.group()
     }
 
-    /// Elements of the tiles of one KV head.
-    fn head_tiles<S: Simd>(&self) -> usize {
+    /// Elements of the tiles of one part.
+    fn part_tiles<S: Simd>(&self) -> usize {
         let tile = tile_len(S::REGISTERS);
-        self.head_queries().next_multiple_of(tile) * self.attention.shape.key_chunks() * LANES
+        self.part_queries().next_multiple_of(tile) * self.attention.shape.key_chunks() * LANES
     }
 
     pub(super) fn queries(&self) -> usize {
-        self.task.heads * self.head_queries()
+        self.task.parts * self.part_queries()
     }
 
+    fn parts(&self) -> Range<usize> {
+        self.task.first_part..self.task.first_part + self.task.parts
+    }
+
+    /// The KV heads that its parts read.
     fn heads(&self) -> Range<usize> {
-        self.task.first_head..self.task.first_head + self.task.heads
+        let (shape, parts) = (self.attention.shape, self.parts());
+        shape.kv_head(parts.start)..shape.kv_head(parts.end - 1) + 1
     }
 }
 
@@ -268,7 +274,7 @@ impl<'b> Partition<'_, 'b> {
         }
     }
 
-    /// What is to be fetched while `head` of the block of `len` rows at `start` is worked on: the next
+    /// What is to be fetched while `part` of the block of `len` rows at `start` is worked on: the next
     /// block of this side, or behind the last of `rows` the first one of what comes next.
     fn ahead(
         &self,
@@ -276,7 +282,7 @@ impl<'b> Partition<'_, 'b> {
         start: usize,
         len: usize,
         rows: &Range<usize>,
-        head: usize,
+        part: usize,
     ) -> Ahead<'b> {
         let next = start + len;
         let (side, next) = match side {
@@ -285,17 +291,18 @@ impl<'b> Partition<'_, 'b> {
             Side::Values => (Side::Keys, self.next * PARTITION),
         };
         let fetched = next..next + len;
+        let head = self.loaded.attention.shape.kv_head(part);
         Ahead::share(self.view(side), fetched, &self.loaded.heads(), head)
     }
 
-    /// Queries of the KV head `head`, by their place in the task, that see any of some rows.
-    fn seeing(&self, head: usize, rows: Range<usize>) -> Range<usize> {
+    /// Queries of `part`, by their place in the task, that see any of some rows.
+    fn seeing(&self, part: usize, rows: Range<usize>) -> Range<usize> {
         let Loaded {
             attention, task, ..
         } = *self.loaded;
         let sight = attention.sight(task.first_token);
         let tokens = sight.tokens_of(&rows, task.tokens);
-        let first = (head - task.first_head) * self.loaded.head_queries();
+        let first = (part - task.first_part) * self.loaded.part_queries();
         let group = attention.shape.group();
         first + tokens.start * group..first + tokens.end * group
     }
@@ -308,17 +315,17 @@ impl<'b> Partition<'_, 'b> {
             Method::Tiles | Method::Integers => {}
         }
         for (start, needed) in blocks(rows, BLOCK_ROWS) {
-            for head in self.loaded.heads() {
-                let mut ahead = self.ahead(Side::Keys, start, BLOCK_ROWS, rows, head);
+            for part in self.loaded.parts() {
+                let mut ahead = self.ahead(Side::Keys, start, BLOCK_ROWS, rows, part);
                 let block = BlockRows {
                     view: self.view(Side::Keys),
-                    head,
+                    head: self.loaded.attention.shape.kv_head(part),
                     start,
                     rows: needed.clone(),
                 };
                 match self.loaded.method {
-                    Method::Integers => self.integer_scores(s, &block, &mut ahead),
-                    _ => self.tiled_scores(s, &block, &mut ahead),
+                    Method::Integers => self.integer_scores(s, part, &block, &mut ahead),
+                    _ => self.tiled_scores(s, part, &block, &mut ahead),
                 }
             }
         }
@@ -341,8 +348,9 @@ impl<'b> Partition<'_, 'b> {
         StoredRows {
             view: self.view(side),
             rows: rows.clone(),
-            heads: self.loaded.heads(),
-            queries_per_head: self.loaded.head_queries(),
+            parts: self.loaded.parts(),
+            parts_per_head: self.loaded.attention.shape.parts_per_head(),
+            queries_per_part: self.loaded.part_queries(),
             next: self.next(side, rows),
         }
     }
@@ -386,11 +394,17 @@ impl<'b> Partition<'_, 'b> {
     }
 
     #[inline(always)]
-    fn tiled_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
+    fn tiled_scores<S: Simd>(
+        &mut self,
+        s: S,
+        part: usize,
+        block: &BlockRows<'_>,
+        ahead: &mut Ahead<'_>,
+    ) {
         let chunks = self.loaded.attention.shape.key_chunks();
-        let seeing = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
-        let (queries, tiles) = (self.loaded.head_queries(), self.loaded.head_tiles::<S>());
-        let index = block.head - self.loaded.task.first_head;
+        let seeing = self.seeing(part, block.start..block.start + BLOCK_ROWS);
+        let (queries, tiles) = (self.loaded.part_queries(), self.loaded.part_tiles::<S>());
+        let index = part - self.loaded.task.first_part;
         let first = index * queries;
         let buffers = &mut *self.loaded.buffers;
         s.vectorize(PackKeys {
@@ -414,9 +428,15 @@ impl<'b> Partition<'_, 'b> {
     }
 
     #[inline(always)]
-    fn integer_scores<S: Simd>(&mut self, s: S, block: &BlockRows<'_>, ahead: &mut Ahead<'_>) {
+    fn integer_scores<S: Simd>(
+        &mut self,
+        s: S,
+        part: usize,
+        block: &BlockRows<'_>,
+        ahead: &mut Ahead<'_>,
+    ) {
         let blocks = self.loaded.attention.shape.key_chunks() / 2;
-        let queries = self.seeing(block.head, block.start..block.start + BLOCK_ROWS);
+        let queries = self.seeing(part, block.start..block.start + BLOCK_ROWS);
         let buffers = &mut *self.loaded.buffers;
         let keys = &mut buffers.key_blocks[..blocks * HALVES];
         s.vectorize(PackIntegers {
@@ -469,8 +489,8 @@ impl<'b> Partition<'_, 'b> {
         let Loaded {
             attention, task, ..
         } = *self.loaded;
-        let (shape, per_head) = (attention.shape, self.loaded.head_queries());
-        let token = queries.start % per_head / shape.group();
+        let (shape, per_part) = (attention.shape, self.loaded.part_queries());
+        let token = queries.start % per_part / shape.group();
         let per_query = shape.state_chunks();
         Sums {
             weights: &weights[queries.start * PARTITION_CHUNKS..],
@@ -478,7 +498,7 @@ impl<'b> Partition<'_, 'b> {
             chunks: shape.value_chunks(),
             sight: attention.sight(task.first_token + token),
             group: shape.group(),
-            queries_per_head: per_head,
+            queries_per_part: per_part,
             start,
             rows: len,
         }
@@ -508,12 +528,12 @@ impl<'b> Partition<'_, 'b> {
         let view = self.view(Side::Values);
         let states = std::mem::take(&mut self.states);
         for (start, needed) in blocks(rows, PANEL_ROWS) {
-            for head in self.loaded.heads() {
-                let mut ahead = self.ahead(Side::Values, start, PANEL_ROWS, rows, head);
-                let queries = self.seeing(head, start..start + PANEL_ROWS);
+            for part in self.loaded.parts() {
+                let mut ahead = self.ahead(Side::Values, start, PANEL_ROWS, rows, part);
+                let queries = self.seeing(part, start..start + PANEL_ROWS);
                 let block = BlockRows {
                     view,
-                    head,
+                    head: self.loaded.attention.shape.kv_head(part),
                     start,
                     rows: needed.clone(),
                 };

@@ -61,7 +61,7 @@ impl<E: Pair> Kernel for Rows<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let many = S::REGISTERS == Registers::Many;
-        match self.rows.queries_per_head {
+        match self.rows.queries_per_part {
             n if n.is_multiple_of(4) && many => self.all::<S, 4, GROUP>(s),
             n if n.is_multiple_of(2) && many => self.all::<S, 2, GROUP>(s),
             n if n.is_multiple_of(2) => self.all::<S, 2, FEW_ROWS>(s),
@@ -74,13 +74,13 @@ impl<E: Pair> Rows<'_, E> {
     /// All queries, `T` of a head together with `R` rows.
     #[inline(always)]
     fn all<S: Simd, const T: usize, const R: usize>(self, s: S) {
-        let per_head = self.rows.queries_per_head;
-        let pairs = self.queries.len() / (self.rows.heads.len() * per_head);
+        let per_head = self.rows.queries_per_part;
+        let pairs = self.queries.len() / (self.rows.parts.len() * per_head);
         // Rows whose sums are one vector per query and row.
         let together = LANES / T;
         for rows in self.rows.sixteens() {
             let chunk = rows.start % PARTITION / LANES;
-            for head in 0..self.rows.heads.len() {
+            for head in 0..self.rows.parts.len() {
                 let keys = rows.head(head, self.copy);
                 for first in (head * per_head..(head + 1) * per_head).step_by(T) {
                     let queries = &self.queries[first * pairs..][..T * pairs];

@@ -103,8 +103,8 @@ impl<Q: Sequences> Each<'_, Q> {
                 task: Task {
                     first_token: 0,
                     tokens: 1,
-                    first_head: 0,
-                    heads: self.shape.kv_heads,
+                    first_part: 0,
+                    parts: self.shape.parts(),
                 },
                 buffers: worker.as_mut(),
                 out,
@@ -141,15 +141,18 @@ impl<Q: Sequences> Each<'_, Q> {
         attention
     }
 
-    /// Which sequences are one query each, and so little of what all those see that threads finish
-    /// together if they are not shared.
+    /// Which sequences are one query each, which a task can hold, and so little of what all those see
+    /// that threads finish together if they are not shared.
     fn small(&self, threads: usize) -> impl Fn(usize) -> bool + Copy + Sync {
         let seen = |index: usize| match self.sequences.tokens(index) {
             1 => self.sequences.cached(index).seen(self.shape),
             _ => 0,
         };
         let all: usize = (0..self.sequences.count()).map(seen).sum();
-        let most = all / (threads * TASKS_PER_THREAD);
+        let most = match self.shape.query_heads <= self.shape.most_queries() {
+            true => all / (threads * TASKS_PER_THREAD),
+            false => 0,
+        };
         move |index| (1..=most).contains(&seen(index))
     }
 

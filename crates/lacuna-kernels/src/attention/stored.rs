@@ -18,13 +18,15 @@ pub(super) struct Next<'a> {
     pub(super) first_row: usize,
 }
 
-/// The rows of a partition and some of their heads, sixteen rows at a time.
+/// The rows of a partition and the heads that some parts read, sixteen rows at a time.
 pub(super) struct StoredRows<'a> {
     pub(super) view: &'a View<'a>,
     /// Those that are needed.
     pub(super) rows: Range<usize>,
-    pub(super) heads: Range<usize>,
-    pub(super) queries_per_head: usize,
+    /// Parts of query heads, of which so many read the same head.
+    pub(super) parts: Range<usize>,
+    pub(super) parts_per_head: usize,
+    pub(super) queries_per_part: usize,
     /// Where rows go on behind those that are needed.
     pub(super) next: Next<'a>,
 }
@@ -67,14 +69,19 @@ pub(super) struct Sixteen<'a, 'b> {
 }
 
 impl<'b> Sixteen<'_, 'b> {
-    /// One of the heads. `copy` has room for it.
+    /// The head that one of the parts reads. `copy` has room for it.
     #[inline(always)]
-    pub(super) fn head<'c>(&self, index: usize, copy: &'c mut [u8]) -> HeadTile<'c>
+    pub(super) fn head<'c>(&self, part: usize, copy: &'c mut [u8]) -> HeadTile<'c>
     where
         'b: 'c,
     {
         let StoredRows { view, rows, .. } = self.rows;
-        let (head, layout) = (self.rows.heads.start + index, view.layout());
+        let head = match self.rows.parts_per_head {
+            // Nearly always; dividing takes as long as some rows do.
+            1 => self.rows.parts.start + part,
+            more => (self.rows.parts.start + part) / more,
+        };
+        let layout = view.layout();
         let tile = match self.run {
             Some(bytes) => {
                 let bytes = &bytes[head * layout.head_stride..];

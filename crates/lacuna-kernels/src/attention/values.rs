@@ -24,7 +24,7 @@ pub(super) struct Sums<'a> {
     /// What the tokens see, `group` queries each; the queries of all of them are those of one head.
     pub(super) sight: Sight,
     pub(super) group: usize,
-    pub(super) queries_per_head: usize,
+    pub(super) queries_per_part: usize,
     /// The first row, and how many there are.
     pub(super) start: usize,
     pub(super) rows: usize,
@@ -38,7 +38,7 @@ impl Sums<'_> {
     /// The rows that a query sees, by place; not before those of queries before it.
     #[inline(always)]
     fn visible(&self, query: usize) -> Range<usize> {
-        let token = query % self.queries_per_head / self.group;
+        let token = query % self.queries_per_part / self.group;
         self.sight.within(token, self.start, self.rows)
     }
 
@@ -159,7 +159,7 @@ impl<E: Pair> Kernel for Stored<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.rows.queries_per_head {
+        match self.rows.queries_per_part {
             n if n.is_multiple_of(4) && S::REGISTERS == Registers::Many => self.all::<S, 4>(s),
             n if n.is_multiple_of(2) => self.all::<S, 2>(s),
             _ => self.all::<S, 1>(s),
@@ -171,13 +171,13 @@ impl<E: Pair> Stored<'_, E> {
     /// All queries, `T` of a head together.
     #[inline(always)]
     fn all<S: Simd, const T: usize>(mut self, s: S) {
-        let queries = self.rows.queries_per_head;
+        let queries = self.rows.queries_per_part;
         self.sums.rows = LANES;
         for rows in self.rows.sixteens() {
             self.sums.start = rows.start;
             let (earliest, latest) = (self.sums.visible(0), self.sums.visible(queries - 1));
             let all_see_all = latest.start == 0 && earliest.end == LANES;
-            for head in 0..self.rows.heads.len() {
+            for head in 0..self.rows.parts.len() {
                 let mut tile = StoredTile::<E> {
                     rows: rows.head(head, self.copy),
                     sums: &mut self.sums,

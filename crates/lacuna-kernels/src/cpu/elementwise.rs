@@ -2,11 +2,10 @@
 //!
 //! Each task takes whole rows, or any elements where they do not depend on one another.
 
-use std::ops::Range;
-
 use super::Cpu;
 use crate::elementwise as kernels;
 use crate::elementwise::activation::{Activation, Apply, ApplyMul, SoftCap, with_function};
+use crate::elementwise::heads::HeadRows;
 use crate::elementwise::norm::{GaussianTopK, LayerNorm, MatchMagnitude, RmsNorm};
 use crate::elementwise::rope::{self, Rope, RopeStyle};
 use crate::simd::LANES;
@@ -360,24 +359,40 @@ impl Cpu {
         });
     }
 
-    /// Copies some columns of every row of `x`, `[tokens, width]`, to `out`, `[tokens, columns.len()]`:
-    /// the part of one layer of what was computed for all of them.
+    /// Copies `columns` columns of every head of every token from `x` to `out`, whose rows lie as `from`
+    /// and `to` say. The other columns of `out` stay as they are.
     ///
     /// # Panics
-    /// When `columns` are not within `width`, or `x` and `out` do not have the same number of rows.
-    pub fn copy_columns(&self, out: &mut [f32], x: &[f32], columns: Range<usize>, width: usize) {
-        let (start, len) = (columns.start, columns.len());
-        assert!(columns.end <= width, "columns {columns:?} of {width}");
-        let tokens = out.len().checked_div(len).unwrap_or(0);
-        assert_eq!(
-            Some(x.len()),
-            tokens.checked_mul(width),
-            "the rows that {tokens} rows of the output are copied from"
+    /// When the columns are not within a row, or `x` and `out` do not have the same number of rows.
+    pub fn copy_columns(
+        &self,
+        (out, to): (&mut [f32], HeadRows),
+        (x, from): (&[f32], HeadRows),
+        heads: usize,
+        columns: usize,
+    ) {
+        for rows in [from, to] {
+            assert!(
+                rows.start + columns <= rows.width,
+                "{columns} columns of {rows:?}"
+            );
+        }
+        let rows = out.len().checked_div(to.width).unwrap_or(0);
+        assert!(
+            out.len() == rows * to.width
+                && Some(x.len()) == rows.checked_mul(from.width)
+                && rows.is_multiple_of(heads),
+            "{} and {} elements are not rows of {heads} heads, {from:?} and {to:?}",
+            x.len(),
+            out.len(),
         );
-        self.rows(out, len, |first, out| {
-            let x = x[first * width..].chunks_exact(width);
-            for (out, x) in out.chunks_exact_mut(len).zip(x) {
-                out.copy_from_slice(&x[start..start + len]);
+        let shape = [rows / heads, heads];
+        self.rows(out, to.width, |first, out| {
+            for (index, out) in out.chunks_exact_mut(to.width).enumerate() {
+                let [token, head] = to.token_and_head(first + index, shape);
+                let row = from.row(token, head, shape);
+                let x = &x[row * from.width + from.start..][..columns];
+                out[to.start..][..columns].copy_from_slice(x);
             }
         });
     }

@@ -59,6 +59,19 @@ impl Cpu {
         route.run(self.proof, self.streamed());
     }
 
+    /// Gives each of `tokens` tokens all experts, in ascending order: `words` then hold the [`Routes`], in
+    /// which the places of an expert are the tokens in order. Heads with matrices of their own are
+    /// experts that every token has.
+    ///
+    /// # Panics
+    /// When the routing does not use all experts, or `words` are fewer than [`Routes::words`].
+    pub fn route_to_all(&self, words: &mut [u32], tokens: usize, routing: &Routing) {
+        check(routing);
+        let Routing { experts, used, .. } = *routing;
+        assert_eq!(used, experts, "every token has all experts");
+        Routes::write_all(words, tokens, routing, self.streamed());
+    }
+
     /// Prepares `x` to be multiplied with experts' matrices: `[tokens, cols]` or `[choices, cols]`, as
     /// `from` says.
     ///
