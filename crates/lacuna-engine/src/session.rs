@@ -159,7 +159,7 @@ mod tests {
 
     use lacuna_kernels::{Cpu, CpuConfig, ElementType};
     use lacuna_kv::{
-        Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Side,
+        Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Side, ValueRows,
     };
 
     use super::*;
@@ -175,6 +175,7 @@ mod tests {
                 kv_heads: 1,
                 key_dim: 64,
                 value_dim: 64,
+                values: ValueRows::Apart,
                 keep,
             })
         });

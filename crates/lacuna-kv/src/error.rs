@@ -45,6 +45,18 @@ pub enum KvError {
         /// Elements of a head of V.
         value_dim: usize,
     },
+    /// Values that are to be the first elements of keys and are longer than those.
+    #[error(
+        "layer {layer} is to read values of {value_dim} elements from keys of {key_dim}; keys must be as long"
+    )]
+    ValuesBeyondKeys {
+        /// The decoder block.
+        layer: usize,
+        /// Elements of a head of K.
+        key_dim: usize,
+        /// Elements of a head of V.
+        value_dim: usize,
+    },
     /// A layer that is to read rows which are not there.
     #[error(
         "layer {layer} is to read the rows of layer {source_layer}, which is no earlier layer with rows of its own"

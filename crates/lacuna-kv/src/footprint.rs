@@ -243,7 +243,7 @@ mod tests {
 
     use super::*;
     use crate::elements::KvElements;
-    use crate::geometry::{Layer, RowSpec, Side};
+    use crate::geometry::{Layer, RowSpec, Side, ValueRows};
 
     fn qwen3_4b() -> Geometry {
         Geometry::uniform(36, 8, 128, KvElements::both(ElementType::F16))
@@ -334,6 +334,7 @@ mod tests {
                 kv_heads: 1,
                 key_dim: 1,
                 value_dim: 1,
+                values: ValueRows::Apart,
                 keep,
             },
             tiles: Tiles { tokens, bytes },

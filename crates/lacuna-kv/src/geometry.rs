@@ -48,7 +48,7 @@ impl fmt::Display for Side {
 /// What a decoder block keeps for later tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LayerCache {
-    /// Rows of its own, one of K and one of V for each token.
+    /// Rows of its own, one of K and one of V for each token, or one that is both.
     Rows(RowSpec),
     /// Nothing of its own: it reads the rows of another, earlier layer.
     Of(Layer),
@@ -65,8 +65,20 @@ pub struct RowSpec {
     pub key_dim: usize,
     /// Elements of one head of V.
     pub value_dim: usize,
+    /// Where V is.
+    pub values: ValueRows,
     /// How long a row is of use.
     pub keep: Keep,
+}
+
+/// Where the rows of V are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ValueRows {
+    /// Stored beside those of K.
+    Apart,
+    /// The first elements of each head of K, in the storage of K: nothing is stored twice. Latent
+    /// attention (DeepSeek).
+    InKeys,
 }
 
 /// How long a layer's rows are of use.
@@ -102,6 +114,23 @@ impl RowSpec {
         }
     }
 
+    /// The sides that take memory.
+    #[must_use]
+    pub fn stored_sides(&self) -> &'static [Side] {
+        match self.values {
+            ValueRows::Apart => &Side::BOTH,
+            ValueRows::InKeys => &[Side::Key],
+        }
+    }
+
+    /// The side whose memory `side` is read from.
+    pub(crate) fn stored_in(&self, side: Side) -> Side {
+        match self.values {
+            ValueRows::Apart => side,
+            ValueRows::InKeys => Side::Key,
+        }
+    }
+
     /// Elements in one row of `side`.
     #[must_use]
     pub fn row_elements(&self, side: Side) -> usize {
@@ -129,6 +158,7 @@ impl Geometry {
             kv_heads,
             key_dim: head_dim,
             value_dim: head_dim,
+            values: ValueRows::Apart,
             keep: Keep::All,
         };
         Self {
@@ -154,7 +184,8 @@ impl Geometry {
     /// fit the address space; every other method may be called once it has succeeded.
     ///
     /// # Errors
-    /// [`KvError::EmptyGeometry`] and [`KvError::EmptyRows`] for nothing to hold, [`KvError::NoRows`]
+    /// [`KvError::EmptyGeometry`] and [`KvError::EmptyRows`] for nothing to hold,
+    /// [`KvError::ValuesBeyondKeys`] for values that are to be part of shorter keys, [`KvError::NoRows`]
     /// when a layer is to read rows that no earlier layer has, [`KvError::HeadDim`] when a head is no
     /// whole number of an element type's blocks, or [`KvError::ContextTooLarge`] for a token that
     /// fills the address space by itself.
@@ -195,6 +226,7 @@ impl Geometry {
             kv_heads,
             key_dim,
             value_dim,
+            values,
             ..
         } = rows;
         if kv_heads == 0 || key_dim == 0 || value_dim == 0 {
@@ -205,8 +237,16 @@ impl Geometry {
                 value_dim,
             });
         }
+        if values == ValueRows::InKeys && value_dim > key_dim {
+            return Err(KvError::ValuesBeyondKeys {
+                layer: layer.0,
+                key_dim,
+                value_dim,
+            });
+        }
         for side in Side::BOTH {
-            let checked = self.element(side).check_head_dim(rows.head_dim(side));
+            let element = self.element(rows.stored_in(side));
+            let checked = element.check_head_dim(rows.head_dim(side));
             checked.map_err(|why| KvError::HeadDim {
                 layer: layer.0,
                 why,
@@ -218,7 +258,10 @@ impl Geometry {
     /// [`Geometry::elements_per_token`], or `None` when they cannot be counted.
     fn count_elements(&self) -> Option<usize> {
         let layer = |(_, rows): (Layer, RowSpec)| {
-            let width = rows.key_dim.checked_add(rows.value_dim)?;
+            let width = match rows.values {
+                ValueRows::Apart => rows.key_dim.checked_add(rows.value_dim)?,
+                ValueRows::InKeys => rows.key_dim,
+            };
             rows.kv_heads.checked_mul(width)
         };
         let mut layers = self.own_rows().map(layer);
@@ -278,7 +321,7 @@ impl Geometry {
         }
     }
 
-    /// Storage of one element of `side`.
+    /// Storage of one element of `side`, where both are stored.
     #[must_use]
     pub fn element(&self, side: Side) -> ElementType {
         match side {
@@ -287,16 +330,16 @@ impl Geometry {
         }
     }
 
-    /// Bytes of one row of `rows`.
+    /// Bytes of one row of `rows`, of a side that is stored.
     #[must_use]
     pub fn row_bytes(&self, rows: &RowSpec, side: Side) -> usize {
         rows.kv_heads * self.element(side).bytes(rows.head_dim(side))
     }
 
-    /// Bytes of one token's K and V in a layer of `rows`.
+    /// Bytes that one token takes in a layer of `rows`.
     fn layer_bytes(&self, rows: &RowSpec) -> usize {
-        let sides = Side::BOTH.map(|side| self.row_bytes(rows, side));
-        sides.iter().sum()
+        let sides = rows.stored_sides().iter();
+        sides.map(|side| self.row_bytes(rows, *side)).sum()
     }
 
     /// Elements one token takes over all layers, K and V.
@@ -383,6 +426,7 @@ mod tests {
             kv_heads,
             key_dim: head_dim,
             value_dim: head_dim,
+            values: ValueRows::Apart,
             keep,
         })
     }
@@ -416,6 +460,7 @@ mod tests {
                 kv_heads,
                 key_dim,
                 value_dim,
+                values: ValueRows::Apart,
                 keep: Keep::All,
             };
             let refused = Geometry::new(vec![LayerCache::Rows(rows)], F16).unwrap_err();
@@ -437,12 +482,60 @@ mod tests {
             kv_heads: 2,
             key_dim: 192,
             value_dim: 128,
+            values: ValueRows::Apart,
             keep: Keep::All,
         };
         let geometry = Geometry::new(vec![LayerCache::Rows(rows); 3], mixed).unwrap();
         assert_eq!(geometry.row_bytes(&rows, Side::Key), 2 * 192 * 4);
         assert_eq!(geometry.row_bytes(&rows, Side::Value), 2 * 128 * 2);
         assert_eq!(geometry.bytes_per_token(), 3 * (1536 + 512));
+    }
+
+    /// DeepSeek V2 Lite: 27 layers that keep one row of 512 elements and 64 that position turned.
+    const LATENT: RowSpec = RowSpec {
+        kv_heads: 1,
+        key_dim: 576,
+        value_dim: 512,
+        values: ValueRows::InKeys,
+        keep: Keep::All,
+    };
+
+    #[test]
+    fn values_that_are_part_of_keys_take_no_bytes() {
+        let of = |elements| Geometry::new(vec![LayerCache::Rows(LATENT); 27], elements).unwrap();
+        assert_eq!(of(F16).bytes_per_token(), 27 * 1152);
+        assert_eq!(of(F16).elements_per_token(), 27 * 576);
+        // What values are to be stored as is of no account.
+        let mixed = KvElements {
+            key: ElementType::Q8_0,
+            value: ElementType::F32,
+        };
+        assert_eq!(of(mixed).bytes_per_token(), 27 * 18 * 34);
+    }
+
+    #[test]
+    fn values_that_are_part_of_keys_are_no_longer_than_those_and_whole_blocks() {
+        let refused = |key_dim, value_dim, element| {
+            let rows = RowSpec {
+                key_dim,
+                value_dim,
+                ..LATENT
+            };
+            let layers = vec![LayerCache::Rows(rows)];
+            Geometry::new(layers, KvElements::both(element)).unwrap_err()
+        };
+        assert!(matches!(
+            refused(64, 65, ElementType::F16),
+            KvError::ValuesBeyondKeys {
+                layer: 0,
+                key_dim: 64,
+                value_dim: 65
+            }
+        ));
+        assert!(matches!(
+            refused(64, 48, ElementType::Q4_0),
+            KvError::HeadDim { layer: 0, .. }
+        ));
     }
 
     /// Gemma 4 E2B: of 35 layers the last 20 read rows of the last full or windowed layer before.

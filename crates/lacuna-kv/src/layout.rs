@@ -22,12 +22,12 @@ use crate::geometry::{Geometry, Keep, Layer, RowSpec, Side};
 /// How rows lie in address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
-    /// One buffer per layer and side, token after token.
+    /// One buffer per layer and stored side, token after token.
     #[default]
     TokenMajor,
-    /// One buffer per layer and side; of every 16 tokens, the rows of one head lie together.
+    /// One buffer per layer and stored side; of every 16 tokens, the rows of one head lie together.
     HeadMajor,
-    /// One buffer per side for each group of up to this many layers that follow each other and have
+    /// One buffer per stored side for each group of up to this many layers that follow each other and have
     /// rows of the same shape and use, token after token, the rows of the group side by side. The
     /// smallest step a sequence grows by is then smaller by that factor, which large pages need.
     Interleaved(NonZeroUsize),
@@ -77,7 +77,7 @@ impl Layout {
         }
         let tokens = self.tile_tokens();
         let sides = |(layer, layers, rows): (Layer, usize, RowSpec)| {
-            Side::BOTH.map(|side| BufferRows {
+            rows.stored_sides().iter().map(move |&side| BufferRows {
                 layer,
                 layers,
                 side,
@@ -133,23 +133,29 @@ pub(crate) struct Arrangement {
 impl Arrangement {
     pub(crate) fn new(geometry: &Geometry, layout: Layout) -> Self {
         let buffers = layout.buffers(geometry);
-        let place = |layer: usize| {
+        let place = |layer: usize, side: Side| {
             let (source, rows) = geometry.rows(Layer(layer))?;
-            let holds =
-                |held: &BufferRows| (held.layer.0..held.layer.0 + held.layers).contains(&source.0);
+            let stored = rows.stored_in(side);
+            let holds = |held: &BufferRows| {
+                let layers = held.layer.0..held.layer.0 + held.layers;
+                layers.contains(&source.0) && held.side == stored
+            };
             let buffer = buffers.iter().position(holds)?;
-            let before = source.0 - buffers[buffer].layer.0;
-            Some(Side::BOTH.map(|side| Place {
-                buffer: buffer + usize::from(side == Side::Value),
+            let held = &buffers[buffer];
+            let before = source.0 - held.layer.0;
+            Some(Place {
+                buffer,
                 // Only tiles of one token hold rows of several layers.
-                offset: before * geometry.row_bytes(&rows, side),
-                layout: row_layout(
-                    geometry,
-                    &rows,
-                    side,
-                    buffers[buffer + usize::from(side == Side::Value)].tiles,
-                ),
-            }))
+                offset: before * geometry.row_bytes(&rows, stored),
+                layout: RowLayout {
+                    head_dim: rows.head_dim(side),
+                    ..row_layout(geometry, &rows, stored, held.tiles)
+                },
+            })
+        };
+        let place = |layer| {
+            let [key, value] = Side::BOTH.map(|side| place(layer, side));
+            Some([key?, value?])
         };
         let places = (0..geometry.layers().len()).map(place).collect();
         Self {
@@ -278,7 +284,7 @@ mod tests {
 
     use super::*;
     use crate::elements::KvElements;
-    use crate::geometry::LayerCache;
+    use crate::geometry::{LayerCache, ValueRows};
 
     const MIXED: KvElements = KvElements {
         key: ElementType::F32,
@@ -317,6 +323,33 @@ mod tests {
         assert_eq!(place(Layout::HeadMajor, &geometry, 3, Side::Value), (7, 0));
     }
 
+    #[test]
+    fn values_that_are_part_of_keys_lie_where_those_begin() {
+        let rows = RowSpec {
+            kv_heads: 2,
+            key_dim: 48,
+            value_dim: 32,
+            values: ValueRows::InKeys,
+            keep: Keep::All,
+        };
+        let geometry = Geometry::new(vec![LayerCache::Rows(rows); 4], MIXED).expect("a model");
+        for layout in [Layout::TokenMajor, Layout::HeadMajor, interleaved(4)] {
+            let arrangement = Arrangement::new(&geometry, layout);
+            let buffers = arrangement.buffers();
+            assert_eq!(buffers.len(), 4 / layout.layers_together(), "{layout:?}");
+            assert!(buffers.iter().all(|held| held.side == Side::Key));
+            for layer in (0..4).map(Layer) {
+                let [key, value] = Side::BOTH.map(|side| arrangement.place(layer, side));
+                let head_dim = 32;
+                let layout = RowLayout {
+                    head_dim,
+                    ..key.layout
+                };
+                assert_eq!(value, Place { layout, ..key });
+            }
+        }
+    }
+
     /// What lies side by side is kept and given back together.
     #[test]
     fn only_neighbours_with_rows_of_the_same_shape_and_use_lie_side_by_side() {
@@ -325,6 +358,7 @@ mod tests {
                 kv_heads,
                 key_dim: 32,
                 value_dim: 64,
+                values: ValueRows::Apart,
                 keep,
             })
         };

@@ -22,7 +22,7 @@ pub use cache::KvCache;
 pub use elements::{KvElements, KvElementsError};
 pub use error::KvError;
 pub use footprint::Footprint;
-pub use geometry::{Geometry, Keep, Layer, LayerCache, RowSpec, Side};
+pub use geometry::{Geometry, Keep, Layer, LayerCache, RowSpec, Side, ValueRows};
 pub use growth::{Growth, GrowthSchedule};
 /// The sizes pages can have.
 pub use lacuna_pages::PageSize;

@@ -155,22 +155,19 @@ impl Sequence {
     }
 
     /// Lends the prepared rows of one layer, run by run, to whoever computes what they are to hold: keys,
-    /// then values. The runs of a side follow one another; the first prepared row is row 0.
+    /// then values, unless those are part of keys. The runs of a side follow one another; the first prepared row is row 0.
     ///
     /// # Panics
     /// When the layer has no rows of its own.
     pub fn write(&mut self, layer: Layer, mut write: impl FnMut(Side, RunMut<'_>)) {
-        let own = self.geometry.layers().get(layer.0);
-        assert!(
-            matches!(own, Some(LayerCache::Rows(_))),
-            "layer {} has no rows of its own",
-            layer.0
-        );
+        let Some(LayerCache::Rows(own)) = self.geometry.layers().get(layer.0) else {
+            panic!("layer {} has no rows of its own", layer.0);
+        };
         let rows = self.accepted..self.accepted + self.prepared;
         if rows.is_empty() {
             return;
         }
-        for side in Side::BOTH {
+        for &side in own.stored_sides() {
             let mut write = |run: RunMut<'_>| write(side, run);
             self.store.write(layer, side, rows.clone(), &mut write);
         }

@@ -9,7 +9,9 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 
 use lacuna_kernels::{AttentionShape, Cpu, CpuConfig, ElementType, Mask};
-use lacuna_kv::{Geometry, Keep, KvCache, KvElements, Layer, LayerCache, RowSpec, Sequence, Side};
+use lacuna_kv::{
+    Geometry, Keep, KvCache, KvElements, Layer, LayerCache, RowSpec, Sequence, Side, ValueRows,
+};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -67,6 +69,7 @@ fn windowed() -> Geometry {
             kv_heads: SHAPE.kv_heads,
             key_dim: SHAPE.head_dim,
             value_dim: SHAPE.head_dim,
+            values: ValueRows::Apart,
             keep,
         })
     };

@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
     use crate::elements::KvElements;
-    use crate::geometry::{Geometry, LayerCache, RowSpec};
+    use crate::geometry::{Geometry, LayerCache, RowSpec, ValueRows};
     use crate::layout::Layout;
 
     fn grain(head_dim: usize, key: ElementType, value: ElementType) -> Grain {
@@ -228,6 +228,7 @@ mod tests {
                 kv_heads: 1,
                 key_dim: 256,
                 value_dim: 256,
+                values: ValueRows::Apart,
                 keep,
             })
         };

@@ -3,6 +3,7 @@
 use lacuna_kernels::ElementType;
 use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side,
+    ValueRows,
 };
 
 use crate::support::{POLICIES, cpu, pool};
@@ -12,6 +13,7 @@ fn rows(kv_heads: usize, key_dim: usize, value_dim: usize) -> LayerCache {
         kv_heads,
         key_dim,
         value_dim,
+        values: ValueRows::Apart,
         keep: Keep::All,
     })
 }

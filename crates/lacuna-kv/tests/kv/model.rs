@@ -1,7 +1,7 @@
 //! Random operations on several sequences, against lists of token names.
 
 use lacuna_kernels::Cpu;
-use lacuna_kv::{Geometry, Keep, KvCache, KvError, Sequence, Side};
+use lacuna_kv::{Geometry, Keep, KvCache, KvError, Sequence};
 use lacuna_pages::{ByteLength, Ledger, Pool};
 use proptest::prelude::*;
 
@@ -174,8 +174,9 @@ impl World {
         let bytes = geometry.own_rows().map(|(layer, rows)| {
             let first = pair.first.max(rows.keep.first_seen(len));
             assert_eq!(pair.real.first_held(layer), first);
-            let sides = Side::BOTH.map(|side| geometry.row_bytes(&rows, side));
-            (len - first) * sides.iter().sum::<usize>()
+            let sides = rows.stored_sides().iter();
+            let sides = sides.map(|side| geometry.row_bytes(&rows, *side));
+            (len - first) * sides.sum::<usize>()
         });
         bytes.sum()
     }

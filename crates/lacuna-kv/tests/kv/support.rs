@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side,
+    ValueRows,
 };
 use lacuna_pages::{ByteLength, DenseDevice, HostDevice, PageSize, Pool, PoolConfig};
 
@@ -26,6 +27,18 @@ pub(crate) fn rows(kv_heads: usize, key_dim: usize, value_dim: usize, keep: Keep
         kv_heads,
         key_dim,
         value_dim,
+        values: ValueRows::Apart,
+        keep,
+    })
+}
+
+/// Rows whose values are the first elements of their keys.
+fn latent(kv_heads: usize, key_dim: usize, value_dim: usize, keep: Keep) -> LayerCache {
+    LayerCache::Rows(RowSpec {
+        kv_heads,
+        key_dim,
+        value_dim,
+        values: ValueRows::InKeys,
         keep,
     })
 }
@@ -35,7 +48,8 @@ pub(crate) fn window(rows: usize) -> Keep {
 }
 
 /// Layers of every kind: full and windowed rows, straddling pages and not, some side by side, wide
-/// and narrow windows, one of a single row, another layer's rows, and none.
+/// and narrow windows, one of a single row, values that are part of keys, another layer's rows, and
+/// none.
 pub(crate) static WINDOWED: LazyLock<Geometry> = LazyLock::new(|| {
     let layers = vec![
         rows(2, 12, 12, window(50)),
@@ -46,6 +60,8 @@ pub(crate) static WINDOWED: LazyLock<Geometry> = LazyLock::new(|| {
         LayerCache::Of(Layer(1)),
         rows(2, 12, 12, window(1)),
         LayerCache::Of(Layer(2)),
+        latent(1, 40, 32, Keep::All),
+        latent(2, 20, 12, window(50)),
     ];
     Geometry::new(layers, KvElements::both(ElementType::F32)).expect("a model")
 });
@@ -107,9 +123,16 @@ fn value(tag: usize, layer: usize, side: Side, element: usize) -> f32 {
 }
 
 fn row(tag: usize, layer: Layer, spec: &RowSpec, side: Side) -> Vec<f32> {
-    (0..spec.row_elements(side))
-        .map(|element| value(tag, layer.0, side, element))
-        .collect()
+    let stored = match spec.values {
+        ValueRows::Apart => side,
+        ValueRows::InKeys => Side::Key,
+    };
+    let head = |head: usize| {
+        let first = head * spec.head_dim(stored);
+        (first..first + spec.head_dim(side))
+            .map(move |element| value(tag, layer.0, stored, element))
+    };
+    (0..spec.kv_heads).flat_map(head).collect()
 }
 
 /// Writes the rows of tokens named `tags` to the prepared places of every layer.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use lacuna_kernels::ElementType;
 use lacuna_kv::prefix::{Miss, Namespace, Pins};
-use lacuna_kv::{Geometry, Keep, KvElements, Layer, LayerCache, RowSpec};
+use lacuna_kv::{Geometry, Keep, KvElements, Layer, LayerCache, RowSpec, ValueRows};
 use proptest::prelude::*;
 
 use crate::pages::{Bench, CAPACITY, Held, prompt, tokens};
@@ -16,6 +16,7 @@ fn rows(kv_heads: usize, head_dim: usize, keep: Keep) -> LayerCache {
         kv_heads,
         key_dim: head_dim,
         value_dim: head_dim,
+        values: ValueRows::Apart,
         keep,
     })
 }

@@ -20,7 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lacuna_kernels::ElementType;
-use lacuna_kv::{Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec};
+use lacuna_kv::{
+    Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, ValueRows,
+};
 use lacuna_models::Model;
 use lacuna_pages::faults::{Completion, Failing, Faults, FaultyDevice};
 use lacuna_pages::{HostDevice, PageSize, Pool, PoolConfig};
@@ -97,6 +99,7 @@ fn geometry(windows: bool) -> Geometry {
             kv_heads: 1,
             key_dim: 64,
             value_dim: 64,
+            values: ValueRows::Apart,
             keep,
         })
     };
