@@ -135,7 +135,7 @@ impl EngineConfig {
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
         let cache = KvCache::new(spec.kv_geometry(self.kv_elements)?, self.kv_policy)?;
         let vocabulary = VocabularySize::of(files, spec);
-        let weights = WeightPlan::of(files.tensors());
+        let weights = WeightPlan::of(files.tensors(), spec);
         let mut demand = self.demand(spec.context_tokens)?;
         let mut plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;
         let had = Had::now(self.accounting, &plan.least());

@@ -55,6 +55,24 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// A tensor in memory, made of what files have.
+    ///
+    /// # Panics
+    /// When `bytes` are not what shape and element type call for.
+    pub fn in_memory(name: &str, dtype: DType, shape: &[usize], bytes: Vec<u8>) -> Self {
+        let (columns, rows) = shape.split_last().map_or((1, &[][..]), |(c, r)| (*c, r));
+        let row_bytes = dtype.row_bytes(columns).expect("rows of whole blocks");
+        let needed = rows.iter().product::<usize>() * row_bytes;
+        assert_eq!(bytes.len(), needed, "bytes of {shape:?} in {dtype}");
+        Self {
+            name: name.into(),
+            dtype,
+            shape: shape.into(),
+            range: 0..bytes.len(),
+            data: Mapping::from(bytes),
+        }
+    }
+
     /// The name in the file.
     pub fn name(&self) -> &str {
         &self.name

@@ -22,13 +22,28 @@ pub enum ConfigError {
     },
     /// Query heads cannot be shared out evenly over K/V heads.
     #[error(
-        "model config: {query_heads} query heads cannot share {kv_heads} key/value heads evenly, at most 64 to each"
+        "model config: {query_heads} query heads cannot share {kv_heads} key/value heads evenly, at most {} to each",
+        lacuna_kernels::AttentionShape::MAX_GROUP
     )]
     HeadGrouping {
         /// Query heads per layer.
         query_heads: usize,
         /// Key/value heads per layer.
         kv_heads: usize,
+    },
+    /// Latent attention over rows that are not of its kind.
+    #[error(
+        "model config: latent rows are one head of {rank} elements and {turned} that positions turn, not {kv_heads} of {head_dim}; both parts must be there"
+    )]
+    LatentRows {
+        /// Key/value heads.
+        kv_heads: usize,
+        /// Elements per head.
+        head_dim: usize,
+        /// Elements of a row that positions do not turn.
+        rank: usize,
+        /// Elements that they do.
+        turned: usize,
     },
     /// Rotary embedding turns pairs of elements.
     #[error("model config: head_dim is {head_dim}, but rotary embedding needs an even number")]

@@ -53,7 +53,8 @@ impl Model {
         let description = description(&files)?;
         let program = Program::new(&description.spec);
         let weights = Weights::load(files.tensors(), &description, &program)?;
-        let active_weight_bytes = description.active_bytes(&WeightPlan::of(files.tensors()));
+        let active_weight_bytes =
+            description.active_bytes(&WeightPlan::of(files.tensors(), &description.spec));
         let mut tokenizer = Tokenizer::from_files(&files)?;
         tokenizer.pad_to(u32::try_from(description.spec.vocabulary).unwrap_or(u32::MAX));
         let recommended_sampling = RecommendedSampling::of(files.metadata())?;

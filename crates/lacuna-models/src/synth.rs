@@ -180,6 +180,7 @@ impl Model {
         let tensors = self.tensors()?.into_iter().map(weight);
         Ok(WeightPlan {
             tensors: tensors.collect::<Result<_, _>>()?,
+            derived: Vec::new(),
         })
     }
 

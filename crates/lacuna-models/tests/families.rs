@@ -8,10 +8,10 @@ mod runner;
 use std::fs;
 use std::path::Path;
 
-use lacuna_files::ModelFiles;
+use lacuna_files::{Mapping, ModelFiles};
 use lacuna_kernels::ElementType;
 use lacuna_kv::{KvPolicy, Sequence};
-use lacuna_models::plan::ArenaPlan;
+use lacuna_models::plan::{ArenaPlan, WeightPlan};
 use lacuna_models::{BatchLimits, LogitRows, Model, Segment};
 use runner::{Expected, Runner, TOKENS, expected, floats, folder, relative_error};
 
@@ -40,8 +40,8 @@ fn with_config(fixture: &Path, config: &Path) -> tempfile::TempDir {
     copy
 }
 
-/// The models of a fixture, each with a name for messages: its GGUF file, and its folder by each
-/// spelling of its description.
+/// The models of a fixture, each with a name for messages: its GGUF file, as newer and older converters
+/// write it, and its folder by each spelling of its description.
 fn models(name: &str) -> Vec<(String, Model)> {
     let fixture = folder().join("families").join(name);
     let open = |path: &Path, what: String| {
@@ -50,9 +50,11 @@ fn models(name: &str) -> Vec<(String, Model)> {
         (what, model)
     };
     let mut models = Vec::new();
-    let gguf = fixture.join("model.gguf");
-    if gguf.exists() {
-        models.push(open(&gguf, format!("{name} GGUF")));
+    for (file, what) in [("model.gguf", "GGUF"), ("model-older.gguf", "older GGUF")] {
+        let gguf = fixture.join(file);
+        if gguf.exists() {
+            models.push(open(&gguf, format!("{name} {what}")));
+        }
     }
     let folder = fixture.join("hf");
     if folder.exists() {
@@ -173,6 +175,62 @@ fn a_token_reads_all_of_a_dense_model_but_rows_of_tables() {
             let read = model.weight_bytes() - unread;
             assert_eq!(model.active_weight_bytes(), read, "{what}");
         }
+    }
+}
+
+#[test]
+fn what_makes_keys_of_latent_rows_is_turned_round_where_files_have_it_with_what_makes_values() {
+    let layer = 4 * 20 * 8 * 4;
+    for name in ["deepseek-v2-lite", "deepseek-v3"] {
+        for (what, model) in models(name) {
+            let weights = WeightPlan::of(model.files().tensors(), model.spec());
+            let apart = what.ends_with(" GGUF") && !what.contains("older");
+            let expected = if apart { 0 } else { 3 * layer };
+            assert_eq!(weights.derived_bytes(), expected, "{what}");
+            assert!(weights.derived.iter().all(|made| made.shape == [4, 20, 8]));
+        }
+    }
+}
+
+#[test]
+fn halves_of_latent_attention_that_are_missing_or_of_another_shape_are_refused_by_name() {
+    let fixture = folder().join("families/deepseek-v2-lite");
+    let gguf = |from: &str, to: &str| {
+        let mut bytes = fs::read(fixture.join("model.gguf")).expect("a committed fixture");
+        let places = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(from.as_bytes()));
+        for at in places.collect::<Vec<_>>() {
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        }
+        let files = ModelFiles::from_gguf(Mapping::from(bytes)).expect("a GGUF file");
+        Model::load(files)
+            .map(|_| ())
+            .expect_err("not whole")
+            .to_string()
+    };
+    for part in ["attn_k_b", "attn_v_b", "attn_kv_a_norm", "attn_kv_a_mqa"] {
+        let shown = gguf(part, &part.replace("attn", "attx"));
+        assert!(shown.contains(&format!("blk.0.{part}")), "{shown}");
+    }
+    let config = fs::read_to_string(fixture.join("hf/config.json")).expect("a committed fixture");
+    for (field, tensor) in [
+        (("\"v_head_dim\": 10", "\"v_head_dim\": 9"), "kv_b_proj"),
+        (
+            ("\"qk_nope_head_dim\": 8", "\"qk_nope_head_dim\": 6"),
+            "q_proj",
+        ),
+        (
+            ("\"kv_lora_rank\": 20", "\"kv_lora_rank\": 16"),
+            "kv_a_proj",
+        ),
+    ] {
+        let changed = config.replace(field.0, field.1);
+        assert_ne!(changed, config, "{field:?}");
+        let other = tempfile::NamedTempFile::new().expect("a scratch file");
+        fs::write(other.path(), changed).expect("room for it");
+        let copy = with_config(&fixture, other.path());
+        let loaded = Model::load(ModelFiles::open(copy.path()).expect("files"));
+        let shown = loaded.map(|_| ()).expect_err("another shape").to_string();
+        assert!(shown.contains(tensor), "{shown}");
     }
 }
 

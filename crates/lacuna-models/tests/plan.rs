@@ -63,6 +63,9 @@ fn published_kv_sizes_come_out_exactly() {
         ("llama-3-405b", 131_072, F32, 126 * GIB),
         ("llama-3-405b", 131_072, F16, 63 * GIB),
         ("qwen3-4b", 32_768, F16, 9 * GIB / 2),
+        ("deepseek-v2-lite", 8_192, F16, 8_192 * 27 * 1_152),
+        ("glm-4.7-flash", 8_192, F16, 8_192 * 47 * 1_152),
+        ("glm-4.7-flash", 8_192, F32, 8_192 * 47 * 2_304),
     ] {
         let subject = Subject::named(name);
         for policy in ["sparse", "dense"] {
@@ -239,6 +242,24 @@ fn agrees(subject: &Subject, policy: &str, elements: KvElements) {
     }
     let reserved = sequence.report().reserved_bytes as u64;
     assert_eq!(plan.kv.reserved_bytes(), reserved, "{policy} {elements}");
+}
+
+/// What values are made of is part of keys, and not stored again.
+#[test]
+fn a_latent_row_takes_its_1152_bytes_by_the_ledger() {
+    const TOKENS: usize = 4_096;
+    let subject = Subject::named("deepseek-v2-lite");
+    // Blocks of whole pages.
+    for policy in ["sparse", "dense", "paged:512", "grow:mlx"] {
+        let geometry = subject.spec.kv_geometry(F16).expect("whole blocks");
+        let policy = policy.parse().expect("a policy");
+        let cache = KvCache::new(geometry, policy).expect("the system has pages");
+        let mut sequence = cache.sequence(TOKENS).expect("address space");
+        sequence.prepare(TOKENS).expect("memory");
+        sequence.accept(TOKENS);
+        let committed = cache.ledger().committed.get();
+        assert_eq!(committed, (TOKENS * 27 * 1_152) as u64, "{policy:?}");
+    }
 }
 
 #[test]

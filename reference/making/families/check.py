@@ -15,7 +15,9 @@ BOUND = 5e-6  # the frequencies of transformers' rotations are float32
 
 CLAMP = 7.0  # of the gates of gpt-oss, which no GGUF key says
 
-NEIGHBOURS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "llama4")  # pairs 2i, 2i + 1
+LATENT_EPS = 1e-6  # of the norms of latent rows, in transformers
+
+NEIGHBOURS = ("deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "llama4")  # pairs 2i, 2i + 1
 GEMMAS = ("gemma2", "gemma3", "gemma3n", "gemma4")
 
 
@@ -131,6 +133,8 @@ def yarn(file: File, width: int, base: float):
         return 0.1 * all_dim * math.log(factor) + 1
 
     stretch = scale(1.0) / scale(file.get("rope.scaling.yarn_log_multiplier", 0.0))
+    if file.architecture == "deepseek2":
+        stretch = 1.0  # what the file leaves out cancels what it has, and scores take it up instead
     return plain / factor * ramp + plain * (1 - ramp), stretch
 
 
@@ -215,7 +219,38 @@ class Pass:
             v = rms(v, None, self.eps)
         return self.turn(self.heads(k, "attn_k", layer, dim), layer, window), v
 
+    def latent_attention(self, h, layer):
+        """Heads made of latent rows, one by one."""
+        file, heads = self.file, self.file["attention.head_count"]
+        rank, turned = file["attention.kv_lora_rank"], file["rope.dimension_count"]
+        query = file.get("attention.key_length_mla", file["attention.key_length"])
+        plain = query - turned
+        if file.get("attention.q_lora_rank"):
+            narrow = rms(linear(file, layer, "attn_q_a", h), file.tensor("attn_q_a_norm.weight", layer), LATENT_EPS)
+            q = linear(file, layer, "attn_q_b", narrow)
+        else:
+            q = linear(file, layer, "attn_q", h)
+        q = q.reshape(self.count, heads, query)
+        rows = linear(file, layer, "attn_kv_a_mqa", h)
+        c = rms(rows[:, :rank], file.tensor("attn_kv_a_norm.weight", layer), LATENT_EPS)
+        if (both := file.tensor("attn_kv_b.weight", layer)) is not None:
+            both = both.reshape(heads, -1, rank)
+            keys, values = both[:, :plain], both[:, plain:]
+        else:
+            keys = file.tensor("attn_k_b.weight", layer).swapaxes(1, 2)
+            values = file.tensor("attn_v_b.weight", layer)
+        k = np.einsum("hdr,tr->thd", keys, c)
+        v = np.einsum("hdr,tr->thd", values, c)
+        shared = self.turn(rows[:, None, rank:], layer, False)
+        k = np.concatenate([k, np.repeat(shared, heads, axis=1)], axis=-1)
+        q = np.concatenate([q[..., :plain], self.turn(q[..., plain:], layer, False)], axis=-1)
+        stretch = 10 * file.get("rope.scaling.yarn_log_multiplier", 0.0)
+        magnitude = 0.1 * stretch * math.log(file.get("rope.scaling.factor", 1.0)) + 1
+        return linear(file, layer, "attn_output", attend(q, k, v, magnitude**2 * query**-0.5, None, None, None))
+
     def attention(self, h, layer):
+        if self.file.architecture == "deepseek2":
+            return self.latent_attention(h, layer)
         file, window = self.file, windowed(self.file, layer)
         ending = "_swa" if window and file.get("attention.key_length_swa") else ""
         dim = file.get(f"attention.key_length{ending}", file["embedding_length"] // file["attention.head_count"])
@@ -258,7 +293,8 @@ class Pass:
         file = self.file
         logits = linear(file, layer, "ffn_gate_inp", h if read is None else read)
         count, used = file["expert_count"], file["expert_used_count"]
-        if file.architecture in ("glm4moe", "afmoe"):
+        sigmoid = file.architecture == "afmoe" or file.get("expert_gating_func") == 2
+        if sigmoid:
             scores = 1 / (1 + np.exp(-logits))
         else:
             scores = logits if file.architecture in ("granitemoe", "gpt-oss") else softmax(logits)
@@ -266,7 +302,8 @@ class Pass:
         keys = scores if bias is None else scores + bias
         if (groups := file.get("expert_group_count", 1)) > 1:
             split = np.sort(keys.reshape(-1, groups, count // groups), axis=-1)
-            worst = np.argsort(split[..., -2:].sum(-1), axis=-1)[:, : groups - file["expert_group_used_count"]]
+            best = 2 if sigmoid else 1
+            worst = np.argsort(split[..., -best:].sum(-1), axis=-1)[:, : groups - file["expert_group_used_count"]]
             keys = keys.reshape(split.shape).copy()
             np.put_along_axis(keys, worst[..., None], -np.inf, axis=1)
             keys = keys.reshape(-1, count)
@@ -274,7 +311,7 @@ class Pass:
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if file.architecture in ("granitemoe", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "llama", "glm4moe", "gemma4", "afmoe"):
+        elif file.architecture in ("qwen3moe", "llama", "gemma4", "afmoe") or file.get("expert_weights_norm"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:
@@ -402,15 +439,18 @@ class Pass:
 
 
 def check(folder: pathlib.Path) -> None:
-    if not (folder / "model.gguf").exists():
-        return
+    for path in sorted(folder.glob("*.gguf")):
+        check_file(folder, path)
+
+
+def check_file(folder: pathlib.Path, path: pathlib.Path) -> None:
     about = json.loads((folder / "expected.json").read_text())
-    file = File(folder / "model.gguf")
+    file = File(path)
     tokens = np.array(about["tokens"])
     found = Pass(file, len(tokens), about.get("context")).logits(tokens)[about["rows"]]
     expected = np.fromfile(folder / "logits.f32", "<f4").reshape(found.shape)
     worst = np.abs(found - expected).max() / np.abs(expected).max()
     unused = file.tensors.keys() - file.used
-    assert not unused, f"{folder.name}: tensors that the equations do not use: {sorted(unused)}"
-    assert worst < BOUND, f"{folder.name}: GGUF differs from the reference by {worst:.1e}"
-    print(f"  {folder.name}: GGUF agrees to {worst:.1e}")
+    assert not unused, f"{folder.name}/{path.name}: tensors that the equations do not use: {sorted(unused)}"
+    assert worst < BOUND, f"{folder.name}/{path.name}: GGUF differs from the reference by {worst:.1e}"
+    print(f"  {folder.name}: {path.name} agrees to {worst:.1e}")

@@ -41,6 +41,9 @@ class Fixture:
     parameters: Callable[[gguf.GGUFWriter, dict], None] = lambda writer, config: None
     convert: Callable[[Tensors], Tensors] = lambda tensors: tensors
     extra: Tensors = dataclasses.field(default_factory=dict)  # GGUF tensors that no Hugging Face tensor becomes
+    # `parameters` and `convert` of `model-older.gguf`, where older converters wrote another file.
+    older: tuple[Callable[[gguf.GGUFWriter, dict], None], Callable[[Tensors], Tensors]] | None = None
+    says_heads: bool = False  # `parameters` says how many key/value heads there are, and how long heads are
     old_spelling: Callable[[dict], dict] | None = None
     keeps_hf: bool = True  # False: `hf/` is made and thrown away, because nothing is to read it
     norm_center: float = 1.0  # 0 where the computation adds 1
@@ -147,7 +150,7 @@ def text_config(config: dict) -> dict:
     return {**config, **config.get("text_config", {})}
 
 
-def add_common(writer: gguf.GGUFWriter, config: dict) -> None:
+def add_common(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
     """What llama.cpp's converter writes for every text model."""
     writer.add_type("model")
     writer.add_name(f"Tiny random {writer.arch}")
@@ -156,14 +159,15 @@ def add_common(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    if not says_heads:
+        writer.add_head_count_kv(config["num_key_value_heads"])
     if writer.arch not in SILENT_ROPE:
         add_rope(writer, config["rope_parameters"])
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if "layer_norm_eps" in config:
         writer.add_layer_norm_eps(config["layer_norm_eps"])
-    if config.get("head_dim") is not None:
+    if config.get("head_dim") is not None and not says_heads:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -227,10 +231,10 @@ def text_name(name: str) -> str | None:
     return name if name.endswith((".weight", ".bias")) else name + ".weight"
 
 
-def write_gguf(fixture: Fixture, folder: pathlib.Path) -> None:
+def write_gguf(fixture: Fixture, folder: pathlib.Path, name: str = "model.gguf") -> None:
     config = text_config(json.loads((folder / "hf" / "config.json").read_text()))
-    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[fixture.architecture])
-    add_common(writer, config)
+    writer = gguf.GGUFWriter(folder / name, gguf.MODEL_ARCH_NAMES[fixture.architecture])
+    add_common(writer, config, fixture.says_heads)
     fixture.parameters(writer, config)
     add_stub_vocabulary(writer)
     for name, values in gguf_tensors(fixture, folder, config["num_hidden_layers"]).items():
@@ -272,6 +276,10 @@ def make(folder: pathlib.Path, fixture: Fixture) -> None:
     write_hf(folder / "hf", draw(fixture))
     if fixture.architecture is not None:
         write_gguf(fixture, folder)
+    if fixture.older is not None:
+        parameters, convert = fixture.older
+        older = dataclasses.replace(fixture, parameters=parameters, convert=convert)
+        write_gguf(older, folder, "model-older.gguf")
     loaded = load(fixture, folder / "hf")
     random = np.random.default_rng(1000 + fixture.seed)
     tokens = [int(token) for token in random.integers(0, fixture.below, fixture.tokens)]

@@ -4,11 +4,9 @@
 //! with each [`Segment`], never kept here. Segments of different sequences are laid end to end
 //! without padding, and one token's result does not depend on what else is in the batch.
 
-use std::ops::Range;
-
 use bytemuck::{AnyBitPattern, NoUninit};
 use lacuna_kernels::{
-    Activations, AttentionShape, Cached, Cpu, ExpertInput, Routes, Routing, Sequences,
+    Activations, AttentionShape, Cached, Cpu, ExpertInput, HeadRows, Routes, Routing, Sequences,
 };
 use lacuna_kv::{Layer, Side};
 
@@ -87,7 +85,7 @@ impl Pass<'_, '_> {
                 keys,
                 values,
                 width,
-            } => self.store(Layer(layer), [keys, values], width),
+            } => self.store(Layer(layer), keys, values, width),
             Op::Attend {
                 layer,
                 ref shape,
@@ -118,6 +116,14 @@ impl Pass<'_, '_> {
                 weights,
                 routes,
             } => self.route(routing, [bias, scales], [logits, weights, routes]),
+            Op::RouteToAll {
+                ref routing,
+                routes,
+            } => {
+                let [routes] = self.scratch.slots([routes]);
+                let words = bytemuck::cast_slice_mut(routes);
+                cpu.route_to_all(words, self.size.tokens, routing);
+            }
             Op::ExpertProduct {
                 ref routing,
                 routes,
@@ -206,10 +212,10 @@ impl Pass<'_, '_> {
             Op::Columns {
                 from,
                 to,
-                all,
-                start,
-                width,
-            } => self.columns([from, to], all, start..start + width),
+                heads,
+                columns,
+                beside: _,
+            } => self.columns(from, to, heads, columns),
             Op::Choose { from, to, width } => self.choose([from, to], width),
             Op::CheckFinite {
                 values,
@@ -276,12 +282,19 @@ impl Pass<'_, '_> {
         self.cpu.scale_rows(queries, factors, width);
     }
 
-    fn columns(&mut self, slots: [Slot; 2], all: usize, columns: Range<usize>) {
-        let [from, to] = self.scratch.slots(slots);
-        let tokens = self.size.tokens;
-        let from: &mut [f32] = first(from, tokens * all);
-        let to: &mut [f32] = first(to, tokens * columns.len());
-        self.cpu.copy_columns(to, from, columns, all);
+    fn columns(
+        &mut self,
+        (from, from_rows): (Slot, HeadRows),
+        (to, to_rows): (Slot, HeadRows),
+        heads: usize,
+        columns: usize,
+    ) {
+        let [from, to] = self.scratch.slots([from, to]);
+        let rows = self.size.tokens * heads;
+        let from: &mut [f32] = first(from, rows * from_rows.width);
+        let to = first(to, rows * to_rows.width);
+        self.cpu
+            .copy_columns((to, to_rows), (from, from_rows), heads, columns);
     }
 
     fn add_scaled_rows(&mut self, slots: [Slot; 3], columns: usize, column: usize, width: usize) {
@@ -480,17 +493,26 @@ impl Pass<'_, '_> {
         self.cpu.combine_experts(to, from, weights, &routes, width);
     }
 
-    fn store(&mut self, layer: Layer, slots: [Slot; 2], width: usize) {
-        let [keys, values] = self.scratch.slots(slots);
-        let keys: &mut [f32] = first(keys, self.size.tokens * width);
-        let values: &mut [f32] = first(values, self.size.tokens * width);
+    /// Stores the rows of one layer; where values are part of keys, only keys are asked for.
+    fn store(&mut self, layer: Layer, keys: Slot, values: Option<Slot>, width: usize) {
+        let elements = self.size.tokens * width;
+        let [keys, values]: [&mut [f32]; 2] = match values {
+            Some(values) => self
+                .scratch
+                .slots([keys, values])
+                .map(|slot| first(slot, elements)),
+            None => {
+                let [keys] = self.scratch.slots([keys]);
+                [first(keys, elements), &mut []]
+            }
+        };
         let mut start = 0;
         for segment in &mut *self.segments {
             let end = start + segment.tokens.len();
             let new = start * width..end * width;
-            let rows = [&keys[new.clone()], &values[new]];
             segment.sequence.write(layer, |side, run| {
-                self.cpu.store_run(run, side.of(rows));
+                let rows: &[f32] = side.of([&*keys, &*values]);
+                self.cpu.store_run(run, &rows[new.clone()]);
             });
             start = end;
         }
@@ -505,9 +527,9 @@ impl Pass<'_, '_> {
     ) {
         let sinks = sinks.map(|sinks| self.weights.vector(sinks));
         let [queries, output, states] = self.scratch.slots(slots);
-        let elements = self.size.tokens * shape.query_heads * shape.head_dim;
-        let queries: &mut [f32] = first(queries, elements);
-        let output = first(output, elements);
+        let heads = self.size.tokens * shape.query_heads;
+        let queries: &mut [f32] = first(queries, heads * shape.head_dim);
+        let output = first(output, heads * shape.value_dim);
         let states = bytemuck::cast_slice_mut(states);
         let sequences = InLayer(self.segments, layer);
         self.cpu

@@ -11,6 +11,19 @@ use crate::spec::{
 
 /// What a file says where a family does not know better.
 pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+    let spec = decoder_of_any_heads(facts)?;
+    if let Some(layer) = spec.layers.first() {
+        facts.expect(
+            Key::gguf("attention.value_length"),
+            layer.attention.head_dim,
+            "value heads as wide as key heads are",
+        )?;
+    }
+    Ok(spec)
+}
+
+/// The same where heads are the family's affair.
+pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let hidden = facts.required(Key::new("embedding_length", "hidden_size"))?;
     let count: usize = facts.required(Key::new("block_count", "num_hidden_layers"))?;
     let count = count.min(LAYERS_READ);
@@ -24,11 +37,6 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         Some(size) => size,
         None => usize::checked_div(hidden, query_heads).unwrap_or(0),
     };
-    facts.expect(
-        Key::gguf("attention.value_length"),
-        head_dim,
-        "value heads as wide as key heads are",
-    )?;
     let attention = Attention {
         query_heads,
         kv_heads: query_heads,
@@ -45,6 +53,7 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         biases: Biases::default(),
         sinks: false,
         gate: false,
+        latent: None,
     };
     let block = Gated {
         inner: 0,

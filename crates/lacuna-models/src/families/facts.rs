@@ -267,6 +267,14 @@ impl<'a> Facts<'a> {
         matches!(self.source, Source::Gguf { .. })
     }
 
+    /// The class in `transformers` that a `config.json` names.
+    pub(crate) fn class(&self) -> Option<&str> {
+        match self.source {
+            Source::Gguf { .. } => None,
+            Source::HuggingFace(config) => Some(config.class()),
+        }
+    }
+
     /// Whether a GGUF file has a tensor of this name; `None` for other files.
     pub(crate) fn has_tensor(&self, name: &str) -> Option<bool> {
         match self.source {

@@ -26,14 +26,7 @@ const SIGMOID: usize = 2;
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
-    // Blocks that foretell more than one token come after the others; only GGUF counts them along.
-    let ahead: Option<usize> = facts.get(Key::new("nextn_predict_layers", "num_nextn_predict_layers"))?;
-    let ahead = ahead.unwrap_or(0);
-    if facts.is_gguf() {
-        let layers = spec.layers.len().saturating_sub(ahead);
-        spec.layers.truncate(layers);
-    }
-    spec.layers_ahead = ahead;
+    leave_out_layers_ahead(&mut spec, facts)?;
     let normed: Option<bool> = facts.get(Key::huggingface("use_qk_norm"))?;
     let normed = match facts.has_tensor("blk.0.attn_q_norm.weight") {
         Some(has) => has,
@@ -49,6 +42,22 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let dense: Option<usize> = facts.get(dense)?;
     give_experts(&mut spec, experts, |layer| layer >= dense.unwrap_or(0));
     Ok(spec)
+}
+
+/// Leaves out blocks that foretell more than one token, which come after the others; only GGUF counts them
+/// along.
+pub(super) fn leave_out_layers_ahead(
+    spec: &mut ModelSpec,
+    facts: &Facts<'_>,
+) -> Result<(), ConfigError> {
+    let key = Key::new("nextn_predict_layers", "num_nextn_predict_layers");
+    let ahead = facts.get(key)?.unwrap_or(0);
+    if facts.is_gguf() {
+        let layers = spec.layers.len().saturating_sub(ahead);
+        spec.layers.truncate(layers);
+    }
+    spec.layers_ahead = ahead;
+    Ok(())
 }
 
 /// Experts scored by sigmoids, in groups, with a bias for choosing.

@@ -45,6 +45,8 @@ pub enum SpecialTokens {
     Qwen,
     /// Llama 3's.
     Llama3,
+    /// DeepSeek V2's.
+    DeepSeek,
 }
 
 /// A value of metadata.

@@ -13,6 +13,8 @@
 //! Stream 0 is the slot `hidden`. While a layer changes that, what was predicted of it is kept in
 //! `predicted`; the others are changed where they are.
 
+use lacuna_kernels::HeadRows;
+
 use super::Stream;
 use crate::program::{Bias, Builder, Factor, Op, Rows, Slot};
 use crate::spec::{Activation, AltUp};
@@ -245,13 +247,8 @@ impl Stream<'_> {
 
     fn copy(&self, from: Slot, to: Slot, program: &mut Builder) {
         let width = self.spec.hidden;
-        program.push(Op::Columns {
-            from,
-            to,
-            all: width,
-            start: 0,
-            width,
-        });
+        let rows = HeadRows::by_token(width, 0);
+        program.columns((from, rows), (to, rows), 1, width);
     }
 
     fn predicted(&self, program: &mut Builder) -> Slot {

@@ -1,6 +1,8 @@
 //! Attention over rows of keys and values:
 //! `hidden += W_o attention(rope(norm(W_q x)), rope(norm(W_k x)), W_v x)` with `x = norm(hidden)`.
 
+use lacuna_kernels::HeadRows;
+
 use super::Stream;
 use crate::program::{Bias, Builder, MatrixId, Op, Rows, Slot};
 use crate::spec::{Activation, Attention, Gating, LayerSpec, QkNorm, Values};
@@ -27,6 +29,9 @@ impl Stream<'_> {
         program: &mut Builder,
     ) -> Option<Slot> {
         let attention = &layer.attention;
+        if let Some(latent) = attention.latent {
+            return self.latent_attention(index, layer, latent, program);
+        }
         let (heads, input) = self.project(layer, program);
         self.rotate(attention, &heads, program);
         program.step("attend");
@@ -34,7 +39,7 @@ impl Stream<'_> {
             program.push(Op::Store {
                 layer: index,
                 keys: key,
-                values: value,
+                values: Some(value),
                 width: attention.kv_width(),
             });
         }
@@ -63,7 +68,8 @@ impl Stream<'_> {
                 gate
             }
         };
-        self.attention_output(layer, attended, program);
+        let width = attention.query_width();
+        self.attention_output(layer, attended, width, program);
         input
     }
 
@@ -185,25 +191,29 @@ impl Stream<'_> {
             (Values::Projected, false) => {}
             (Values::Projected, true) => program.push(norm_of(rows.value)),
             (Values::Keys, true) => program.push(norm_of(rows.key)),
-            (Values::Keys, false) => program.push(Op::Columns {
-                from: rows.key,
-                to: rows.value,
-                all: heads * head_dim,
-                start: 0,
-                width: heads * head_dim,
-            }),
+            (Values::Keys, false) => {
+                let width = heads * head_dim;
+                let all = HeadRows::by_token(width, 0);
+                program.columns((rows.key, all), (rows.value, all), 1, width);
+            }
         }
     }
 
-    fn attention_output(&self, layer: &LayerSpec, attended: Slot, program: &mut Builder) {
+    /// Adds a product with `attended`, `[tokens, width]`, to the residual stream.
+    pub(super) fn attention_output(
+        &self,
+        layer: &LayerSpec,
+        attended: Slot,
+        width: usize,
+        program: &mut Builder,
+    ) {
         let hidden = self.spec.hidden;
-        let queries = layer.attention.query_width();
         program.step("attention-output");
         let output = program.values("attention-output", Rows::Tokens, hidden);
         let bias = required_if(layer.attention.biases.output);
-        let matrix = program.matrix("attn_output", hidden, queries, bias);
+        let matrix = program.matrix("attn_output", hidden, width, bias);
         let outputs = vec![(matrix, output)];
-        program.product(attended, "attended-blocks", Rows::Tokens, queries, outputs);
+        program.product(attended, "attended-blocks", Rows::Tokens, width, outputs);
         if layer.norms.after() {
             let weight = program.vector("post_attention_norm", hidden);
             self.norm(weight, output, output, Rows::Tokens, program);
@@ -212,7 +222,7 @@ impl Stream<'_> {
     }
 }
 
-fn required_if(required: bool) -> Bias {
+pub(super) fn required_if(required: bool) -> Bias {
     match required {
         true => Bias::Required,
         false => Bias::IfPresent,

@@ -21,6 +21,9 @@ struct Routed {
     weights: Slot,
 }
 
+/// The slot of what experts are multiplied with, quantized.
+const BLOCKS: &str = "expert-blocks";
+
 impl Stream<'_> {
     /// What the experts make of `input`, `[tokens, hidden]`.
     pub(super) fn experts(&self, experts: &Experts, input: Slot, program: &mut Builder) -> Slot {
@@ -134,7 +137,7 @@ impl Stream<'_> {
             (matrices, slot)
         });
         let from = (input, ExpertInput::Tokens, hidden);
-        program.expert_product(&routing, routes, from, outputs.into());
+        program.expert_product(&routing, routes, from, BLOCKS, outputs.into());
 
         program.step("expert-activate");
         program.push(Op::Activate {
@@ -148,7 +151,7 @@ impl Stream<'_> {
         let made = program.values("expert-output", Rows::Tokens, routing.used * hidden);
         let matrices = program.expert_matrices("ffn_down_exps", &routing, [hidden, inner], bias);
         let from = (gate, ExpertInput::Choices, inner);
-        program.expert_product(&routing, routes, from, vec![(matrices, made)]);
+        program.expert_product(&routing, routes, from, BLOCKS, vec![(matrices, made)]);
 
         program.step("combine");
         program.push(Op::CombineExperts {

@@ -4,6 +4,7 @@ mod altup;
 mod attention;
 mod experts;
 mod feed_forward;
+mod latent;
 mod laurel;
 mod per_layer_input;
 

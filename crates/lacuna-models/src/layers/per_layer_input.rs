@@ -6,6 +6,8 @@
 //! layer  hidden += norm(W_proj (f(W_gate hidden) * inputs of the layer))
 //! ```
 
+use lacuna_kernels::HeadRows;
+
 use super::Stream;
 use crate::program::{Bias, Builder, Factor, Op, Rows, Slot};
 use crate::spec::{Gating, PerLayerInputs};
@@ -72,13 +74,9 @@ impl Stream<'_> {
         let blocks = "feed-forward-input-blocks";
         program.product(read, blocks, Rows::Tokens, hidden, outputs);
         let own = program.values("per-layer-input", Rows::Tokens, width);
-        program.push(Op::Columns {
-            from: inputs,
-            to: own,
-            all: self.spec.layers.len() * width,
-            start: index * width,
-            width,
-        });
+        let all = self.spec.layers.len() * width;
+        let from = (inputs, HeadRows::by_token(all, index * width));
+        program.columns(from, (own, HeadRows::by_token(width, 0)), 1, width);
         program.push(Op::Activate {
             gating: Gating::Product(shape.activation),
             gate,

@@ -32,7 +32,7 @@ pub struct Parts {
     pub thread_bytes: u64,
     /// Candidates that a token is chosen from.
     pub sampling_bytes: u64,
-    /// Norms and biases, which are copied out of the file.
+    /// Norms and biases, which are copied out of the file, and matrices that are made of others.
     pub copied_weight_bytes: u64,
     /// The arena of a forward pass.
     pub activation_bytes: u64,
@@ -136,7 +136,7 @@ impl Plan {
             vocabulary_bytes: self.program.vocabulary_bytes,
             thread_bytes: self.program.thread_bytes,
             sampling_bytes: self.program.sampling_bytes,
-            copied_weight_bytes: self.weights.copied_bytes(),
+            copied_weight_bytes: self.weights.copied_bytes() + self.weights.derived_bytes(),
             activation_bytes: self.arena.bytes() as u64,
             request_bytes: self.request_bytes,
             kv_bytes: 0,

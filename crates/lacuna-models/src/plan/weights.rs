@@ -1,5 +1,7 @@
 //! The weights of a model as its directory of tensors has them.
 
+use crate::spec::ModelSpec;
+use crate::weights::{Derived, derived};
 use lacuna_files::{Summary, Tensors, TypeTotal};
 
 /// One tensor of the directory.
@@ -27,25 +29,35 @@ impl Weight {
 }
 
 /// All tensors of a model, in file order. They are used where the file is mapped; only vectors, which
-/// are norms and biases, are copied out as `f32`.
+/// are norms and biases, are copied out as `f32`, and some matrices are made of others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightPlan {
     /// Every tensor.
     pub tensors: Vec<Weight>,
+    /// Matrices that are made when the model is loaded, under the names of the tensors they are made of:
+    /// keys of latent attention, which files have the other way round.
+    pub derived: Vec<Weight>,
 }
 
 impl WeightPlan {
-    /// The tensors of a file.
+    /// The tensors of a file with a model of `spec`.
     #[must_use]
-    pub fn of(tensors: &Tensors) -> Self {
+    pub fn of(tensors: &Tensors, spec: &ModelSpec) -> Self {
         let weight = |tensor: Summary<'_>| Weight {
             name: tensor.name.to_owned(),
             type_name: tensor.type_name.to_owned(),
             shape: tensor.shape.to_vec(),
             bytes: tensor.bytes,
         };
+        let made = |derived: Derived| Weight {
+            bytes: derived.bytes(),
+            name: derived.from,
+            type_name: derived.dtype.name().to_owned(),
+            shape: derived.shape.to_vec(),
+        };
         Self {
             tensors: tensors.iter().map(weight).collect(),
+            derived: derived(tensors, spec).into_iter().map(made).collect(),
         }
     }
 
@@ -60,6 +72,12 @@ impl WeightPlan {
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes as u64).sum()
+    }
+
+    /// Bytes of memory for matrices that are made of others.
+    #[must_use]
+    pub fn derived_bytes(&self) -> u64 {
+        self.derived.iter().map(|tensor| tensor.bytes as u64).sum()
     }
 
     /// Bytes of the vectors copied out of it.

@@ -1,6 +1,6 @@
 //! Puts a program together, step by step.
 
-use lacuna_kernels::{AttentionShape, ExpertInput, Routing};
+use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, Routing};
 
 use super::op::Op;
 use super::slot::{Contents, Rows, Slot, SlotSpec};
@@ -174,9 +174,9 @@ impl Builder {
         slot
     }
 
-    /// The slot for rows of `width` prepared for products with `used` experts of each token.
-    pub(crate) fn expert_blocks(&mut self, used: usize, width: usize) -> Slot {
-        let slot = self.slot("expert-blocks", Contents::ExpertBlocks(Vec::new()));
+    /// The slot of this name for rows of `width` prepared for products with `used` experts of each token.
+    fn expert_blocks(&mut self, name: &'static str, used: usize, width: usize) -> Slot {
+        let slot = self.slot(name, Contents::ExpertBlocks(Vec::new()));
         let Contents::ExpertBlocks(known) = &mut self.slots[slot.0].contents else {
             unreachable!("it is always that")
         };
@@ -236,9 +236,10 @@ impl Builder {
         routing: &Routing,
         routes: Slot,
         (input, from, columns): (Slot, ExpertInput, usize),
+        blocks: &'static str,
         outputs: Vec<(ExpertsId, Slot)>,
     ) {
-        let blocks = self.expert_blocks(routing.used, columns);
+        let blocks = self.expert_blocks(blocks, routing.used, columns);
         self.push(Op::ExpertProduct {
             routing: *routing,
             routes,
@@ -247,6 +248,40 @@ impl Builder {
             blocks,
             columns,
             outputs,
+        });
+    }
+
+    /// Copies columns of heads; the other columns of `to` are of no use before or after.
+    pub(crate) fn columns(
+        &mut self,
+        from: (Slot, HeadRows),
+        to: (Slot, HeadRows),
+        heads: usize,
+        columns: usize,
+    ) {
+        self.push(Op::Columns {
+            from,
+            to,
+            beside: false,
+            heads,
+            columns,
+        });
+    }
+
+    /// The same to rows whose other columns are there already.
+    pub(crate) fn columns_beside(
+        &mut self,
+        from: (Slot, HeadRows),
+        to: (Slot, HeadRows),
+        heads: usize,
+        columns: usize,
+    ) {
+        self.push(Op::Columns {
+            from,
+            to,
+            beside: true,
+            heads,
+            columns,
         });
     }
 

@@ -1,6 +1,6 @@
 //! The operations of a forward pass, and what each reads and writes.
 
-use lacuna_kernels::{AttentionShape, ExpertInput, RopeStyle, Routing};
+use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, RopeStyle, Routing};
 
 use super::slot::{Rows, Slot};
 use super::tensors::{ExpertsId, MatrixId, VectorId};
@@ -84,8 +84,8 @@ pub enum Op {
         layer: usize,
         /// `[tokens, width]`
         keys: Slot,
-        /// `[tokens, width]`
-        values: Slot,
+        /// `[tokens, width]`; none where values are part of keys.
+        values: Option<Slot>,
         /// Elements of a row.
         width: usize,
     },
@@ -97,7 +97,7 @@ pub enum Op {
         shape: AttentionShape,
         /// `[tokens, query_heads x head_dim]`
         queries: Slot,
-        /// The same shape.
+        /// `[tokens, query_heads x value_dim]`
         output: Slot,
         /// Partial results.
         states: Slot,
@@ -117,6 +117,13 @@ pub enum Op {
         /// `[tokens, used]`
         weights: Slot,
         /// Which experts they are.
+        routes: Slot,
+    },
+    /// Each token has all experts, in order: heads that have matrices of their own.
+    RouteToAll {
+        /// How many there are.
+        routing: Routing,
+        /// Which experts tokens have.
         routes: Slot,
     },
     /// Products of the chosen experts' matrices with their tokens' rows, and their biases.
@@ -258,18 +265,18 @@ pub enum Op {
         /// The bound.
         cap: f32,
     },
-    /// Some columns of rows.
+    /// Some columns of each head of each token are copied.
     Columns {
-        /// `[tokens, all]`
-        from: Slot,
-        /// `[tokens, width]`
-        to: Slot,
-        /// Elements of a row of `from`.
-        all: usize,
-        /// The first column.
-        start: usize,
+        /// Where from.
+        from: (Slot, HeadRows),
+        /// Where to.
+        to: (Slot, HeadRows),
+        /// Whether the other columns of `to` hold something that is needed.
+        beside: bool,
+        /// Heads of a token.
+        heads: usize,
         /// Columns.
-        width: usize,
+        columns: usize,
     },
     /// The rows that become logits are picked.
     Choose {
@@ -344,7 +351,10 @@ impl Op {
             Self::Rotate {
                 heads_of, table, ..
             } => vec![(*heads_of, Read), (*table, Read)],
-            Self::Store { keys, values, .. } => vec![(*keys, Read), (*values, Read)],
+            Self::Store { keys, values, .. } => {
+                let slots = [Some(*keys), *values].into_iter().flatten();
+                slots.map(|slot| (slot, Read)).collect()
+            }
             Self::Attend {
                 queries,
                 output,
@@ -358,6 +368,7 @@ impl Op {
                 routes,
                 ..
             } => vec![(*logits, Read), (*weights, Write), (*routes, Write)],
+            Self::RouteToAll { routes, .. } => vec![(*routes, Write)],
             Self::ExpertProduct {
                 routes,
                 input,
@@ -400,7 +411,12 @@ impl Op {
                 factors,
                 ..
             } => vec![(*queries, Read), (*positions, Read), (*factors, Write)],
-            Self::Columns { from, to, .. } => vec![(*from, Read), (*to, Write)],
+            Self::Columns {
+                from: (from, _),
+                to: (to, _),
+                beside,
+                ..
+            } => vec![(*from, Read), (*to, if *beside { Read } else { Write })],
             Self::Choose { from, to, .. } => vec![(*from, Read), (*to, Write)],
             Self::Return { logits } => vec![(*logits, Read)],
             Self::CheckFinite { values, .. } => vec![(*values, Read)],

@@ -3,7 +3,7 @@
 use lacuna_kernels::RopeStyle;
 
 use super::{
-    Activation, Attention, Biases, Experts, FeedForward, Gated, Gating, GroupScore, Groups,
+    Activation, Attention, Biases, Experts, FeedForward, Gated, Gating, GroupScore, Groups, Latent,
     LayerSpec, Mask, ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec, QkNorm, Rope,
     RopeScaling, Router, Routing, Scores, SharedExpert, Values,
 };
@@ -27,6 +27,7 @@ pub(crate) fn small() -> ModelSpec {
             biases: Biases::default(),
             sinks: false,
             gate: false,
+            latent: None,
         },
         feed_forward: FeedForward::Gated(Gated {
             inner: 160,
@@ -103,6 +104,22 @@ pub(crate) const EXPERTS: Experts = Experts {
     }),
     dense: None,
 };
+
+/// The same with latent rows of 24 elements and 8 that positions turn.
+pub(crate) fn latent() -> ModelSpec {
+    let mut spec = small().each_layer(|layer| {
+        layer.attention.kv_heads = 1;
+        layer.attention.qk_norm = None;
+        layer.attention.latent = Some(Latent {
+            rank: 24,
+            key_dim: 16,
+            value_dim: 20,
+            query_rank: None,
+        });
+    });
+    spec.ropes[0].dimensions = 8;
+    spec
+}
 
 impl ModelSpec {
     /// The same with every layer changed.

@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(crate) mod examples;
 mod experts;
+mod latent;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -17,9 +18,10 @@ use lacuna_kernels::AttentionShape;
 /// What is between the products of a feed-forward block, and which tokens a token sees.
 pub use lacuna_kernels::{Activation, Mask};
 pub use lacuna_kernels::{GroupScore, Groups, Routing, Scores};
-use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec};
+use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec, ValueRows};
 
 pub use experts::{Experts, Gating, Router, SharedExpert};
+pub use latent::Latent;
 pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
 pub(crate) use validate::rope_table;
 
@@ -154,7 +156,7 @@ pub struct Attention {
     pub query_heads: usize,
     /// Heads of keys and values; divides `query_heads`.
     pub kv_heads: usize,
-    /// Elements per head; independent of `hidden / query_heads`.
+    /// Elements per head of K, as attention reads it; independent of `hidden / query_heads`.
     pub head_dim: usize,
     /// Which tokens a token sees.
     pub mask: Mask,
@@ -181,6 +183,8 @@ pub struct Attention {
     /// Whether what is attended is multiplied, element by element, by a sigmoid of a product with the
     /// layer's input.
     pub gate: bool,
+    /// What keys and values are made of, where that is kept instead of them.
+    pub latent: Option<Latent>,
 }
 
 /// What values are made of.
@@ -295,7 +299,7 @@ impl ModelSpec {
 }
 
 impl Attention {
-    /// Elements of one K (or V) row: `kv_heads x head_dim`.
+    /// Elements of one row of K: `kv_heads x head_dim`.
     #[must_use]
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
@@ -307,6 +311,12 @@ impl Attention {
         self.query_heads * self.head_dim
     }
 
+    /// Elements of what attention makes of one token: `query_heads x value_dim`.
+    #[must_use]
+    pub fn attended_width(&self) -> usize {
+        self.query_heads * self.value_dim()
+    }
+
     /// What it keeps for later tokens.
     #[must_use]
     pub fn cache(&self) -> LayerCache {
@@ -316,7 +326,11 @@ impl Attention {
         LayerCache::Rows(RowSpec {
             kv_heads: self.kv_heads,
             key_dim: self.head_dim,
-            value_dim: self.head_dim,
+            value_dim: self.value_dim(),
+            values: match self.latent {
+                Some(_) => ValueRows::InKeys,
+                None => ValueRows::Apart,
+            },
             keep: match self.mask {
                 // A query sees the rows of its chunk that have come, which are never more than a window of
                 // the chunk's size has.
@@ -334,7 +348,7 @@ impl Attention {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
             scale: self.scale,
-            value_dim: self.head_dim,
+            value_dim: self.value_dim(),
             mask: self.mask,
             soft_cap: self.soft_cap,
         }

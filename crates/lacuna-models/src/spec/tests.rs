@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use super::examples::{EXPERTS, small};
+use super::examples::{EXPERTS, latent, small};
 use super::*;
 use crate::error::ConfigError;
 
@@ -137,6 +137,55 @@ fn a_window_is_how_long_rows_are_kept() {
         let held = keep(&chunks).first_seen(position);
         assert!(held <= Mask::Chunk(window).first_row(position));
         assert!(position - held < window.get());
+    }
+}
+
+#[test]
+fn latent_rows_are_kept_once() {
+    let spec = latent();
+    spec.validate().expect("latent attention");
+    let LayerCache::Rows(rows) = spec.layers[0].attention.cache() else {
+        panic!("rows of its own");
+    };
+    assert_eq!(
+        (rows.kv_heads, rows.key_dim, rows.value_dim),
+        (1, 32, 24),
+        "{rows:?}"
+    );
+    assert_eq!(rows.values, ValueRows::InKeys);
+}
+
+#[test]
+fn contradictions_of_latent_rows_are_named() {
+    let with = |change: fn(&mut Latent)| {
+        message(&latent().each_layer(|layer| {
+            change(layer.attention.latent.as_mut().expect("latent rows"));
+        }))
+    };
+    assert!(with(|latent| latent.rank = 0).contains("rank of latent rows"));
+    assert!(with(|latent| latent.key_dim = 0).contains("head's keys"));
+    assert!(with(|latent| latent.value_dim = 0).contains("head's values"));
+    assert!(with(|latent| latent.value_dim = 1 << 20).contains("head's values"));
+    assert!(with(|latent| latent.query_rank = Some(0)).contains("rank of queries"));
+    assert!(with(|latent| latent.rank = 23).contains("not 1 of 32"));
+
+    let with = |change: fn(&mut Attention)| {
+        message(&latent().each_layer(|layer| change(&mut layer.attention)))
+    };
+    for rows in [
+        with(|attention| attention.kv_heads = 2),
+        with(|attention| attention.head_dim = 24),
+        with(|attention| attention.rope = None),
+    ] {
+        assert!(rows.contains("latent rows are one head"), "{rows}");
+    }
+    for other in [
+        with(|attention| attention.sinks = true),
+        with(|attention| attention.value_norm = true),
+        with(|attention| attention.values = Values::Keys),
+        with(|attention| attention.qk_norm = Some(QkNorm::Whole)),
+    ] {
+        assert!(other.contains("without those"), "{other}");
     }
 }
 

@@ -17,8 +17,6 @@ pub(super) mod limit {
     pub(in crate::spec) const FEED_FORWARD: usize = 1 << 22;
     pub(in crate::spec) const EXPERTS: usize = 4096;
     pub(in crate::spec) const VOCABULARY: usize = 1 << 24;
-    /// Query heads per key/value head that attention takes.
-    pub(in crate::spec) const GROUP: usize = 64;
     /// Elements of a layer's own input.
     pub(in crate::spec) const PER_LAYER: usize = 1 << 16;
     /// Tables of rotations: each is held for a whole pass.
@@ -91,6 +89,7 @@ impl ModelSpec {
             let (mine, theirs) = (&layer.attention, &other.attention);
             theirs.shares.is_none()
                 && (mine.kv_heads, mine.head_dim) == (theirs.kv_heads, theirs.head_dim)
+                && theirs.latent.is_none()
                 && mine.mask == theirs.mask
         });
         match fits {
@@ -138,7 +137,7 @@ impl Attention {
         in_range("kv_heads", self.kv_heads, limit::HEADS)?;
         in_range("head_dim", self.head_dim, AttentionShape::MAX_HEAD_DIM)?;
         let group = self.query_heads / self.kv_heads;
-        if !self.query_heads.is_multiple_of(self.kv_heads) || group > limit::GROUP {
+        if !self.query_heads.is_multiple_of(self.kv_heads) || group > AttentionShape::MAX_GROUP {
             return Err(ConfigError::HeadGrouping {
                 query_heads: self.query_heads,
                 kv_heads: self.kv_heads,
@@ -160,6 +159,9 @@ impl Attention {
         }
         if let Mask::Window(tokens) = self.mask {
             in_range("sliding window", tokens.get(), u32::MAX as usize)?;
+        }
+        if let Some(latent) = &self.latent {
+            latent.validate(self, ropes)?;
         }
         let Some(rope) = self.rope else {
             return Ok(());

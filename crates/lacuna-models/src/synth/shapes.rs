@@ -72,7 +72,7 @@ impl Shape {
                     bias: needed,
                     ..
                 }) => {
-                    let dtype = types.of(name, layers, self.tied);
+                    let dtype = types.of(name, columns, layers, self.tied);
                     let mut stack = matrix(called("weight"), dtype, rows, columns);
                     stack.shape.insert(0, experts);
                     tensors.push(stack);
@@ -88,7 +88,7 @@ impl Shape {
                     bias: needed,
                     ..
                 }) => {
-                    let dtype = types.of(name, layers, self.tied);
+                    let dtype = types.of(name, columns, layers, self.tied);
                     tensors.push(matrix(called("weight"), dtype, rows, columns));
                     if needed == Bias::Required {
                         tensors.push(bias(called("bias"), rows));

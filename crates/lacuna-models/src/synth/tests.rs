@@ -51,6 +51,21 @@ static TINY_GPT_OSS: Shape = Shape {
     more: &EXPERTS,
     ..TINY
 };
+static TINY_LATENT: Shape = Shape {
+    name: "tiny-latent",
+    family: "deepseek2",
+    kv_heads: 1,
+    head_size: 96,
+    more: &[
+        ("attention.value_length", Given::Size(64)),
+        ("attention.key_length_mla", Given::Size(64)),
+        ("attention.value_length_mla", Given::Size(32)),
+        ("attention.kv_lora_rank", Given::Size(64)),
+        ("attention.q_lora_rank", Given::Size(96)),
+        ("rope.dimension_count", Given::Size(32)),
+    ],
+    ..TINY
+};
 const EXPERTS: [(&str, Given); 3] = [
     ("expert_count", Given::Size(4)),
     ("expert_used_count", Given::Size(2)),
@@ -151,13 +166,22 @@ fn what_is_written_opens_as_a_model() {
 
 #[test]
 fn a_model_is_described_as_its_file_is() {
-    for shape in [&TINY_LLAMA, &TINY_QWEN, &TINY_EXPERTS, &TINY_GPT_OSS] {
+    for shape in [
+        &TINY_LLAMA,
+        &TINY_QWEN,
+        &TINY_EXPERTS,
+        &TINY_GPT_OSS,
+        &TINY_LATENT,
+    ] {
         let model = Model::new(shape, DType::Q8_0);
         let bytes = model.clone().write_to(Vec::new()).unwrap();
         let files = ModelFiles::from_gguf(Mapping::from(bytes)).unwrap();
         let opened = crate::describe(&files).unwrap();
         assert_eq!(model.description().unwrap().spec, opened.spec);
-        assert_eq!(model.weights().unwrap(), WeightPlan::of(files.tensors()));
+        assert_eq!(
+            model.weights().unwrap(),
+            WeightPlan::of(files.tensors(), &opened.spec)
+        );
         crate::Model::load(files).expect("every tensor is found, and none is too many");
     }
 }
@@ -211,6 +235,8 @@ fn every_shape_has_the_published_number_of_parameters() {
         ("gemma3-4b", 3880),
         ("qwen3-30b-a3b", 30_532),
         ("gpt-oss-20b", 20_914),
+        ("deepseek-v2-lite", 15_706),
+        ("glm-4.7-flash", 29_943),
     ];
     assert_eq!(published.len(), shapes().count());
     for (name, expected) in published {
@@ -223,6 +249,7 @@ fn vocabularies_have_the_real_size_and_their_merges_hold() {
     for (kind, size) in [
         (SpecialTokens::Qwen, 151_936),
         (SpecialTokens::Llama3, 128_256),
+        (SpecialTokens::DeepSeek, 102_400),
     ] {
         let vocabulary = Vocabulary::of(kind, size);
         assert_eq!(

@@ -66,8 +66,20 @@ impl Types {
         LayerTypes { most, fine }
     }
 
-    /// The type of one matrix of a model of so many layers, whose output matrix may be its embedding.
-    pub(super) fn of(self, name: TensorName, layers: usize, tied: bool) -> DType {
+    /// The type of one matrix with rows of so many columns, of a model of so many layers whose output
+    /// matrix may be its embedding. In a mixture, rows that are no whole blocks have the next finer type of
+    /// smaller ones, as llama.cpp does it.
+    pub(super) fn of(self, name: TensorName, columns: usize, layers: usize, tied: bool) -> DType {
+        let dtype = self.of_part(name, layers, tied);
+        match (self, dtype) {
+            _ if columns.is_multiple_of(dtype.block_len()) => dtype,
+            (Types::Q4KM, DType::Q4K) => DType::Q5_0,
+            (Types::Q4KM, DType::Q6K) => DType::Q8_0,
+            _ => dtype,
+        }
+    }
+
+    fn of_part(self, name: TensorName, layers: usize, tied: bool) -> DType {
         match (name.layer, name.part) {
             // A router's choices are not left to rounding, and it is small.
             (_, "ffn_gate_inp" | "ffn_gate_inp_shexp") => DType::F32,
@@ -153,6 +165,18 @@ mod tests {
             assert_eq!(types.name().to_uppercase().parse(), Ok(types));
         }
         assert!("q4_k_x".parse::<Types>().is_err());
+    }
+
+    #[test]
+    fn rows_that_are_no_whole_blocks_of_a_mixture_have_smaller_ones() {
+        let of = |types: Types, part, columns| {
+            let layer = Some(0);
+            types.of(TensorName { layer, part }, columns, 8, false)
+        };
+        assert_eq!(of(Types::Q4KM, "attn_q", 1408), DType::Q5_0);
+        assert_eq!(of(Types::Q4KM, "ffn_down_exps", 1408), DType::Q8_0);
+        assert_eq!(of(Types::Q4KM, "ffn_down_exps", 1536), DType::Q6K);
+        assert_eq!(of(DType::Q4K.into(), "attn_q", 1408), DType::Q4K);
     }
 
     #[test]

@@ -87,6 +87,17 @@ const LLAMA_SPECIAL: [(usize, &str); 8] = [
     (10, "<|python_tag|>"),
 ];
 
+const DEEPSEEK: &str = "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}\
+    {{ 'Assistant: ' + message['content'] + eos_token }}{% else %}{{ message['role'] | capitalize + ': ' + \
+    message['content'] + '\\n\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
+
+/// Where DeepSeek V2's special tokens start, and which there are of them.
+const DEEPSEEK_ORDINARY: usize = 100_000;
+const DEEPSEEK_SPECIAL: [&str; 2] = [
+    "<\u{ff5c}begin\u{2581}of\u{2581}sentence\u{ff5c}>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+];
+
 /// The special tokens' numbers and what else differs between families.
 struct Special {
     pre: &'static str,
@@ -118,6 +129,16 @@ const LLAMA: Special = Special {
     template: LLAMA3,
 };
 
+const DEEPSEEK_V2: Special = Special {
+    pre: "deepseek-llm",
+    ordinary: DEEPSEEK_ORDINARY,
+    bos: 100_000,
+    eos: 100_001,
+    padding: 100_001,
+    add_bos: true,
+    template: DEEPSEEK,
+};
+
 /// Tokens, their types, and the merges between them.
 pub(super) struct Vocabulary {
     special: &'static Special,
@@ -132,6 +153,7 @@ impl Vocabulary {
         let specials = match kind {
             SpecialTokens::Llama3 => &LLAMA,
             SpecialTokens::Qwen => &QWEN,
+            SpecialTokens::DeepSeek => &DEEPSEEK_V2,
         };
         let (mut tokens, merges) = pieces();
         for number in tokens.len()..specials.ordinary {
@@ -202,6 +224,10 @@ fn special(kind: SpecialTokens) -> Vec<(String, i32)> {
         SpecialTokens::Qwen => QWEN_SPECIAL
             .iter()
             .map(|&(token, kind)| (token.to_owned(), kind))
+            .collect(),
+        SpecialTokens::DeepSeek => DEEPSEEK_SPECIAL
+            .iter()
+            .map(|&token| (token.to_owned(), CONTROL))
             .collect(),
         SpecialTokens::Llama3 => {
             let mut reserved = 0..;

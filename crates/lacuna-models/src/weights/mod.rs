@@ -1,8 +1,9 @@
 //! The weights of a program: each tensor looked up in a file, checked, and used in place.
 //!
 //! A [`Linear`] keeps a handle on the mapped file and computes from its bytes; only vectors (norms,
-//! biases), a few kilobytes a layer, are copied out as `f32`.
+//! biases), a few kilobytes a layer, are copied out as `f32`, and what `latent.rs` says is made anew.
 
+mod latent;
 mod shares;
 mod source;
 
@@ -13,6 +14,7 @@ use crate::families::Description;
 use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
 use lacuna_files::{Tensor, Tensors};
+pub(crate) use latent::{Derived, derived};
 pub(crate) use shares::active_bytes;
 use source::Source;
 

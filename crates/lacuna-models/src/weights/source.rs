@@ -8,14 +8,15 @@ use super::Linear;
 use crate::error::LoadError;
 use crate::families::{Description, FUSED, Family, Spelling};
 use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
-use crate::spec::{ModelSpec, OutputMatrix, Rope, rope_table};
+use crate::spec::{Latent, ModelSpec, OutputMatrix, Rope, rope_table};
 use lacuna_files::{Tensor, TensorError, Tensors};
 
 /// Where tensors are looked up: a file, and how its family calls them.
 pub(super) struct Source<'a> {
     tensors: &'a Tensors,
     family: &'static Family,
-    spelling: Spelling,
+    pub(super) spelling: Spelling,
+    spec: &'a ModelSpec,
     /// Rows of each of the program's matrices.
     rows: HashMap<TensorName, usize>,
     /// What names inside a model of language begin with, in files that hold more.
@@ -81,7 +82,11 @@ struct Found {
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn new(tensors: &'a Tensors, description: &Description, program: &Program) -> Self {
+    pub(super) fn new(
+        tensors: &'a Tensors,
+        description: &'a Description,
+        program: &Program,
+    ) -> Self {
         let rows = program.tensors().iter().filter_map(|tensor| match tensor {
             TensorSpec::Matrix(matrix) => Some((matrix.name, matrix.rows)),
             TensorSpec::Experts(_) | TensorSpec::Vector(_) => None,
@@ -95,6 +100,7 @@ impl<'a> Source<'a> {
             tensors,
             family: description.family,
             spelling: description.spelling,
+            spec: &description.spec,
             rows: rows.collect(),
             prefix: match description.spelling {
                 Spelling::Gguf => Prefix::None,
@@ -136,6 +142,9 @@ impl<'a> Source<'a> {
             bias,
             ..
         } = *spec;
+        if let Some(heads) = self.heads(spec)? {
+            return Ok(heads);
+        }
         let biases = self.expert_biases(name, [experts, rows], bias)?;
         let bias = |expert: usize| {
             let biases = biases.as_ref();
@@ -258,7 +267,24 @@ impl<'a> Source<'a> {
         Ok(factors)
     }
 
-    fn has(&self, name: TensorName, suffix: &str) -> bool {
+    /// The latent rows of a layer, if it has some.
+    pub(super) fn latent(&self, layer: usize) -> Option<Latent> {
+        self.spec.layers.get(layer)?.attention.latent
+    }
+
+    /// The tensor of a name, all of it.
+    pub(super) fn whole(
+        &mut self,
+        name: TensorName,
+        shape: &[usize],
+    ) -> Result<Tensor, TensorError> {
+        let full = self.full(name, "weight");
+        let tensor = self.tensors.require_shape(&full, shape)?;
+        self.used.insert(full);
+        Ok(tensor)
+    }
+
+    pub(super) fn has(&self, name: TensorName, suffix: &str) -> bool {
         let own = self.tensors.contains(&self.full(name, suffix));
         own || self.fused(name, suffix).is_some()
     }
@@ -343,6 +369,18 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
+    /// The names of tensors that hold once more what a file has apart: keys and values of heads of latent
+    /// attention.
+    fn twice(&self) -> HashSet<String> {
+        let layers = self.spec.layers.iter().enumerate();
+        let latent = layers.filter(|(_, layer)| layer.attention.latent.is_some());
+        let names = latent.map(|(layer, _)| TensorName {
+            layer: Some(layer),
+            part: "attn_kv_b",
+        });
+        names.map(|name| self.full(name, "weight")).collect()
+    }
+
     /// The names that tensors for keys and values have of layers that read an earlier layer's: such
     /// layers may have been trained with their own before they were made to share, and files keep those.
     fn idle(&self, spec: &ModelSpec) -> HashSet<String> {
@@ -375,7 +413,8 @@ impl<'a> Source<'a> {
     /// Refuses tensors that nothing asked for: what they are for would be missing from the results.
     pub(super) fn refuse_surplus(&self, spec: &ModelSpec) -> Result<(), LoadError> {
         let tied = spec.output.matrix == OutputMatrix::Tied;
-        let idle = self.idle(spec);
+        let mut idle = self.idle(spec);
+        idle.extend(self.twice());
         let ahead = self.ahead(spec);
         let surplus = self.tensors.iter().map(|tensor| tensor.name).find(|name| {
             let unused = !self.used.contains(*name) && !is_outside(name);

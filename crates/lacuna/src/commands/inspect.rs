@@ -6,7 +6,8 @@ use anyhow::Result;
 use lacuna::files::TypeTotal;
 use lacuna::{ElementType, Model, ModelSpec};
 use lacuna_kv::{Geometry, KvElements};
-use lacuna_models::spec::{Experts, FeedForward, LayerSpec, Mask};
+use lacuna_models::plan::WeightPlan;
+use lacuna_models::spec::{Experts, FeedForward, Latent, LayerSpec, Mask};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
@@ -29,6 +30,8 @@ struct Report {
     weight_bytes: u64,
     /// Those that computing one token reads.
     active_weight_bytes: u64,
+    /// Memory for matrices that are made of others when the model is loaded.
+    derived_weight_bytes: u64,
     tensors: Vec<Tensors>,
     tokenizer: lacuna::TokenizerDescription,
     kv_bytes_per_token: KvBytes,
@@ -44,12 +47,35 @@ struct Kind {
     head_dim: usize,
     /// Tokens that a token sees; all where there is none.
     window: Option<usize>,
+    /// What keys and values are made of and is kept instead of them.
+    latent: Option<LatentReport>,
     /// Inner width of the block that all tokens have; none where they have chosen experts only.
     feed_forward: Option<usize>,
     /// Blocks of which each token has a few.
     experts: Option<ExpertsReport>,
     /// Rotary embedding; none where positions are not encoded.
     rope: Option<String>,
+}
+
+/// Latent attention: one row of `rank` elements and those that positions turn.
+#[derive(Serialize, PartialEq, Clone, Copy)]
+struct LatentReport {
+    rank: usize,
+    /// Elements of a head's keys, without those that positions turn.
+    key_dim: usize,
+    value_dim: usize,
+    query_rank: Option<usize>,
+}
+
+impl LatentReport {
+    fn of(latent: Latent) -> Self {
+        Self {
+            rank: latent.rank,
+            key_dim: latent.key_dim,
+            value_dim: latent.value_dim,
+            query_rank: latent.query_rank,
+        }
+    }
 }
 
 /// A mixture of experts.
@@ -94,6 +120,7 @@ impl Kind {
                 Mask::Window(tokens) => Some(tokens.get()),
                 _ => None,
             },
+            latent: attention.latent.map(LatentReport::of),
             feed_forward: dense_width(layer),
             experts: layer.feed_forward.experts().map(ExpertsReport::of),
             rope: attention.rope.map(|rope| spec.ropes[rope].to_string()),
@@ -176,6 +203,7 @@ fn describe(model: &Model) -> Report {
         },
         weight_bytes: totals.iter().map(|total| total.bytes).sum(),
         active_weight_bytes: model.active_weight_bytes(),
+        derived_weight_bytes: WeightPlan::of(model.files().tensors(), spec).derived_bytes(),
         tensors: totals.iter().map(row).collect(),
         tokenizer: model.tokenizer().describe(),
         kv_bytes_per_token: kv(Geometry::kept_bytes_per_token),
@@ -218,6 +246,20 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         if let Some(window) = kind.window {
             writeln!(out, "window          {window} tokens")?;
         }
+        if let Some(latent) = kind.latent {
+            let LatentReport {
+                rank,
+                key_dim,
+                value_dim,
+                ..
+            } = latent;
+            writeln!(
+                out,
+                "latent rows     {rank} elements and {} turned by position, of which heads make keys of \
+                 {key_dim} and values of {value_dim}",
+                kind.head_dim - rank
+            )?;
+        }
         if let Some(width) = kind.feed_forward {
             writeln!(out, "feed-forward    {width}")?;
         }
@@ -247,6 +289,13 @@ fn weights(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         output::bytes(report.weight_bytes),
         output::bytes(report.active_weight_bytes)
     )?;
+    if report.derived_weight_bytes > 0 {
+        writeln!(
+            out,
+            "turned round    {} of them, in memory when loaded",
+            output::bytes(report.derived_weight_bytes)
+        )?;
+    }
     for row in &report.tensors {
         writeln!(
             out,

@@ -129,7 +129,7 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
     let files = open_files(&args.model)?;
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
-    let weights = WeightPlan::of(files.tensors());
+    let weights = WeightPlan::of(files.tensors(), &description.spec);
     Ok(Subject {
         vocabulary: VocabularySize::of(&files, &description.spec),
         active: Active::of(&description, &weights),

@@ -83,6 +83,8 @@ pub(super) struct Weights {
     /// Those that one token is multiplied with.
     pub(super) active_parameters: u64,
     pub(super) copied_bytes: u64,
+    /// Memory for matrices that are made of others when the model is loaded.
+    pub(super) derived_bytes: u64,
     pub(super) types: Vec<WeightType>,
 }
 
@@ -213,6 +215,7 @@ fn weights(plan: &WeightPlan, active: Active) -> Weights {
         parameters: totals.iter().map(|total| total.elements).sum(),
         active_parameters: active.parameters,
         copied_bytes: plan.copied_bytes(),
+        derived_bytes: plan.derived_bytes(),
         types: types.collect(),
     }
 }

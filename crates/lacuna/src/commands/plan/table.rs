@@ -102,6 +102,13 @@ fn weights(out: &mut dyn Write, weights: &Weights) -> io::Result<()> {
         size(weights.bytes),
         size(weights.copied_bytes)
     )?;
+    if weights.derived_bytes > 0 {
+        writeln!(
+            out,
+            "  matrices that make keys are turned round when loaded, {} of memory",
+            size(weights.derived_bytes)
+        )?;
+    }
     writeln!(
         out,
         "  a token reads {} and is multiplied with {:.1} M of {:.1} M parameters",
