@@ -12,6 +12,7 @@ use lacuna_files::{ModelFiles, ModelSource, Progress};
 use lacuna_models::Model;
 
 use crate::arguments::ModelArgs;
+use crate::output;
 
 /// The files of the model that was named.
 ///
@@ -54,7 +55,18 @@ pub fn open_to_run(args: &ModelArgs, config: &EngineConfig) -> Result<Arc<Model>
         warn_of_context(asked, made.context_tokens);
     }
     config.check(&files, &made)?;
+    tell_of_conversion(&files);
     Ok(Arc::new(Model::load(files).with_context(cannot_load)?))
+}
+
+/// Says which weights are converted, and to what: it takes time and memory.
+fn tell_of_conversion(files: &ModelFiles) {
+    for total in files.tensors().by_type() {
+        if let Some(from) = total.converted_from {
+            let (bytes, to) = (output::bytes(total.bytes), &total.type_name);
+            crate::tell!("converting weights from {from} to {to}, {bytes}");
+        }
+    }
 }
 
 /// Says so when a context is longer than what the model was made for. It is allowed, since some models

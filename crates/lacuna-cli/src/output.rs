@@ -253,6 +253,11 @@ pub fn bytes(bytes: u64) -> String {
     format!("{value:.digits$} {}", UNITS[power as usize])
 }
 
+/// What follows on weights that were something else in their file.
+pub fn converted(from: Option<&str>) -> String {
+    from.map_or_else(String::new, |from| format!(", converted from {from}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! Model files: mapped, parsed in place, never copied.
+//! Model files: mapped and parsed in place; weights in forms that cannot be computed from are converted.
 //!
 //! ```text
 //! path -> Mapping -> gguf, or safetensors and config.json -> Tensors -> Tensor { bytes in the mapping }
@@ -7,6 +7,7 @@
 //! Every parser here treats its input as hostile: a malformed file is a typed error that says what
 //! to do, never a panic, and never an allocation larger than the file itself calls for.
 
+mod conversion;
 pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
@@ -19,6 +20,7 @@ pub mod safetensors;
 mod source;
 mod tensor;
 
+pub use conversion::ConversionError;
 pub use lacuna_kernels::{DType, UnknownDType};
 pub use mapping::{Error as MappingError, LostFile, Mapping, guard_mappings, open_regular};
 pub use model::{Error, Metadata, ModelFiles};

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::mapping::Mapping;
-use super::tensor::{Entry, Storage, Tensors};
+use super::tensor::{Contents, Entry, Storage, Tensors};
 use lacuna_kernels::DType;
 
 /// The longest header accepted, which is the limit of the reference implementation.
@@ -313,8 +313,10 @@ fn entry(data: &Mapping, start: usize, line: Line, shape: Vec<usize>, range: Ran
         name: line.name.into(),
         storage,
         shape: shape.into(),
-        data: data.clone(),
-        range,
+        contents: Contents::Mapped {
+            data: data.clone(),
+            range,
+        },
     }
 }
 

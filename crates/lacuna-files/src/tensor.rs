@@ -1,11 +1,13 @@
 //! Tensors of a model file: a name, a shape, an element type, and bytes inside a mapping.
 //!
 //! [`Tensors`] is the table that every file format fills and every architecture reads. Nothing is
-//! copied: a [`Tensor`] holds a reference to the mapping and a range within it.
+//! copied: a [`Tensor`] holds a reference to the mapping and a range within it. Only what is stored in
+//! a form that nothing computes from is converted, once, when it is asked for.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::conversion::{Conversion, ConversionError};
 use super::mapping::Mapping;
 use lacuna_kernels::DType;
 
@@ -41,6 +43,14 @@ pub enum Error {
         expected: Vec<usize>,
         /// What the file has, outermost dimension first.
         found: Vec<usize>,
+    },
+    /// The tensor is stored in a form that must be converted, and that fails.
+    #[error("tensor `{name}`: {source}")]
+    Conversion {
+        /// The tensor's name.
+        name: String,
+        /// Why.
+        source: ConversionError,
     },
 }
 
@@ -93,7 +103,7 @@ impl Tensor {
         &self.data[self.range.clone()]
     }
 
-    /// Where in its file the bytes lie.
+    /// Where in its mapping the bytes lie.
     pub fn file_range(&self) -> Range<usize> {
         self.range.clone()
     }
@@ -119,7 +129,7 @@ pub(super) enum Storage {
 }
 
 impl Storage {
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         match self {
             Self::Known(dtype) => dtype.name(),
             Self::Other(name) => name,
@@ -133,8 +143,32 @@ pub(super) struct Entry {
     pub(super) name: Arc<str>,
     pub(super) storage: Storage,
     pub(super) shape: Arc<[usize]>,
-    pub(super) data: Mapping,
-    pub(super) range: Range<usize>,
+    pub(super) contents: Contents,
+}
+
+/// Where the bytes of a tensor come from.
+#[derive(Clone, Debug)]
+pub(super) enum Contents {
+    /// A file.
+    Mapped { data: Mapping, range: Range<usize> },
+    /// Other tensors.
+    Converted(Arc<Conversion>),
+}
+
+impl Contents {
+    fn len(&self) -> usize {
+        match self {
+            Self::Mapped { range, .. } => range.len(),
+            Self::Converted(conversion) => conversion.bytes(),
+        }
+    }
+
+    fn form(&self) -> Option<&'static str> {
+        match self {
+            Self::Mapped { .. } => None,
+            Self::Converted(conversion) => Some(conversion.form()),
+        }
+    }
 }
 
 /// All tensors of a model, over all its files, in file order.
@@ -156,15 +190,19 @@ pub struct Summary<'a> {
     pub type_name: &'a str,
     /// Dimensions, outermost first.
     pub shape: &'a [usize],
-    /// Bytes in the file.
+    /// Bytes: in the file, or of memory where it is converted.
     pub bytes: usize,
+    /// What it is stored as in the file, where it is converted when it is loaded.
+    pub converted_from: Option<&'static str>,
 }
 
-/// Tensors of one element type, for `inspect`.
+/// Tensors of one element type that come from files in one way, for `inspect`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeTotal {
     /// The element type's name in lower case.
     pub type_name: String,
+    /// What they are stored as in the file, where they are converted when they are loaded.
+    pub converted_from: Option<&'static str>,
     /// How many tensors.
     pub tensors: usize,
     /// How many elements in all.
@@ -178,11 +216,11 @@ impl TypeTotal {
     pub fn of<'a>(tensors: impl IntoIterator<Item = Summary<'a>>) -> Vec<Self> {
         let mut totals: Vec<Self> = Vec::new();
         for tensor in tensors {
-            let known = totals
-                .iter()
-                .position(|total| total.type_name == tensor.type_name);
+            let known = totals.iter().position(|total| {
+                total.type_name == tensor.type_name && total.converted_from == tensor.converted_from
+            });
             let index = known.unwrap_or_else(|| {
-                totals.push(Self::none(tensor.type_name));
+                totals.push(Self::none(&tensor));
                 totals.len() - 1
             });
             let total = &mut totals[index];
@@ -194,13 +232,15 @@ impl TypeTotal {
             b.bytes
                 .cmp(&a.bytes)
                 .then_with(|| a.type_name.cmp(&b.type_name))
+                .then_with(|| a.converted_from.cmp(&b.converted_from))
         });
         totals
     }
 
-    fn none(type_name: &str) -> Self {
+    fn none(like: &Summary<'_>) -> Self {
         Self {
-            type_name: type_name.to_owned(),
+            type_name: like.type_name.to_owned(),
+            converted_from: like.converted_from,
             tensors: 0,
             elements: 0,
             bytes: 0,
@@ -231,6 +271,20 @@ impl Tensors {
         Self::new(parts.into_iter().flat_map(|part| part.entries).collect())
     }
 
+    /// The tensors of this table, some of which others take the place of.
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The table with `entries`, which were made of this one's; the error is the name that occurs twice.
+    pub(super) fn with_entries(&self, entries: Vec<Entry>) -> Result<Self, String> {
+        let mappings = self.mappings.clone();
+        Ok(Self {
+            mappings,
+            ..Self::new(entries)?
+        })
+    }
+
     /// The files (or memory) the tensors lie in, each once.
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
@@ -257,10 +311,12 @@ impl Tensors {
         self.find(name)?.shape.first().copied()
     }
 
-    /// The tensor of this name, or `None` when the model has none.
+    /// The tensor of this name, or `None` when the model has none. Converts it where it is stored in a
+    /// form that must be, unless somebody has it already.
     ///
     /// # Errors
-    /// [`Error::UnsupportedType`] when it is stored in a type that cannot be computed with.
+    /// [`Error::UnsupportedType`] when it is stored in a type that cannot be computed with, and
+    /// [`Error::Conversion`].
     pub fn get(&self, name: &str) -> Result<Option<Tensor>, Error> {
         self.find(name).map(tensor).transpose()
     }
@@ -297,7 +353,8 @@ impl Tensors {
             name: &entry.name,
             type_name: entry.storage.name(),
             shape: &entry.shape,
-            bytes: entry.range.len(),
+            bytes: entry.contents.len(),
+            converted_from: entry.contents.form(),
         })
     }
 
@@ -310,11 +367,11 @@ impl Tensors {
     pub fn total_bytes(&self) -> u64 {
         self.entries
             .iter()
-            .map(|entry| entry.range.len() as u64)
+            .map(|entry| entry.contents.len() as u64)
             .sum()
     }
 
-    fn find(&self, name: &str) -> Option<&Entry> {
+    pub(super) fn find(&self, name: &str) -> Option<&Entry> {
         let at = self
             .by_name
             .binary_search_by(|&i| (*self.entries[i].name).cmp(name))
@@ -327,25 +384,40 @@ impl Tensors {
 fn distinct(entries: &[Entry]) -> Vec<Mapping> {
     let mut mappings: Vec<Mapping> = Vec::new();
     for entry in entries {
-        if !mappings.iter().rev().any(|known| known.is(&entry.data)) {
-            mappings.push(entry.data.clone());
+        if let Contents::Mapped { data, .. } = &entry.contents
+            && !mappings.iter().rev().any(|known| known.is(data))
+        {
+            mappings.push(data.clone());
         }
     }
     mappings
 }
 
 fn tensor(entry: &Entry) -> Result<Tensor, Error> {
-    match &entry.storage {
-        Storage::Known(dtype) => Ok(Tensor {
-            name: Arc::clone(&entry.name),
-            dtype: *dtype,
-            shape: Arc::clone(&entry.shape),
-            data: entry.data.clone(),
-            range: entry.range.clone(),
-        }),
-        Storage::Other(found) => Err(Error::UnsupportedType {
-            name: entry.name.to_string(),
-            found: found.to_string(),
-        }),
-    }
+    let name = || entry.name.to_string();
+    let Storage::Known(dtype) = entry.storage else {
+        return Err(Error::UnsupportedType {
+            name: name(),
+            found: entry.storage.name().to_owned(),
+        });
+    };
+    let (data, range) = match &entry.contents {
+        Contents::Mapped { data, range } => (data.clone(), range.clone()),
+        Contents::Converted(conversion) => {
+            let made = conversion.convert();
+            let data = made.map_err(|source| Error::Conversion {
+                name: name(),
+                source,
+            })?;
+            let range = 0..data.len();
+            (data, range)
+        }
+    };
+    Ok(Tensor {
+        name: Arc::clone(&entry.name),
+        dtype,
+        shape: Arc::clone(&entry.shape),
+        data,
+        range,
+    })
 }

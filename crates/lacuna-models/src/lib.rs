@@ -21,7 +21,7 @@ pub use demo::demo;
 pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError};
 pub use executor::{LogitRows, Segment};
 pub use families::{Description, names as families};
-pub use model::{Model, Prompt, describe};
+pub use model::{Model, Prompt, describe, tokenizer};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;

@@ -39,7 +39,8 @@ pub struct Prompt {
 }
 
 impl Model {
-    /// Checks and connects the parts of a model; weights stay in their files.
+    /// Checks and connects the parts of a model. Weights stay in their files, but for those in forms that
+    /// cannot be computed from, which are converted.
     ///
     /// # Errors
     /// [`LoadError`], naming the part that is missing, damaged or not supported.
@@ -55,8 +56,7 @@ impl Model {
         let weights = Weights::load(files.tensors(), &description, &program)?;
         let active_weight_bytes =
             description.active_bytes(&WeightPlan::of(files.tensors(), &description.spec));
-        let mut tokenizer = Tokenizer::from_files(&files)?;
-        tokenizer.pad_to(u32::try_from(description.spec.vocabulary).unwrap_or(u32::MAX));
+        let tokenizer = tokenizer(&files, &description.spec)?;
         let recommended_sampling = RecommendedSampling::of(files.metadata())?;
         Ok(Self {
             files,
@@ -128,7 +128,7 @@ impl Model {
         &self.recommended_sampling
     }
 
-    /// Bytes of weights in the files.
+    /// Bytes of weights, in the files or converted.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
         self.files.tensors().total_bytes()
@@ -180,6 +180,16 @@ impl Model {
             reader: format.map(|format| format.reader(&rendered.plain())),
         })
     }
+}
+
+/// The vocabulary of a model of `spec`.
+///
+/// # Errors
+/// [`LoadError::Tokenizer`].
+pub fn tokenizer(files: &ModelFiles, spec: &ModelSpec) -> Result<Tokenizer, LoadError> {
+    let mut tokenizer = Tokenizer::from_files(files)?;
+    tokenizer.pad_to(u32::try_from(spec.vocabulary).unwrap_or(u32::MAX));
+    Ok(tokenizer)
 }
 
 /// What a model is, by its files' own account: no weight is touched, only the directory of tensors.

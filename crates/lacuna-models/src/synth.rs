@@ -175,6 +175,7 @@ impl Model {
                 type_name: tensor.dtype.name().to_owned(),
                 shape: tensor.shape,
                 bytes: rows * row_bytes,
+                converted_from: None,
             })
         };
         let tensors = self.tensors()?.into_iter().map(weight);

@@ -74,7 +74,7 @@ fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 18] = [
+const GAUGES: [Row<f64>; 19] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -142,6 +142,11 @@ const GAUGES: [Row<f64>; 18] = [
         "lacuna_copied_weight_bytes",
         "Weights copied out of the file",
         |status| status.budget.plan.parts.copied_weight_bytes as f64,
+    ),
+    (
+        "lacuna_converted_weight_bytes",
+        "Weights converted from a form that cannot be computed from",
+        |status| status.budget.plan.parts.converted_weight_bytes as f64,
     ),
     (
         "lacuna_request_memory_bytes",

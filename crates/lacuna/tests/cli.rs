@@ -351,6 +351,30 @@ fn a_synthetic_model_runs() {
 }
 
 #[test]
+fn weights_that_are_converted_are_said_and_counted_as_committed() {
+    let folder = root().join("reference/forms/fp8-tensor/hf");
+    let folder = folder.to_str().expect("UTF-8");
+    // Seven matrices of a layer, in blocks of 34 bytes.
+    let bytes = (5 * 64 + 2 * 32) * 2 * 34;
+    let inspected = json(&lacuna(&["inspect", folder, "--json"]));
+    assert_eq!(number(&inspected, "/converted_weight_bytes"), bytes);
+    let types = inspected["tensors"].as_array().expect("a list");
+    let converted = types.iter().find(|total| total["type"] == "q8_0");
+    assert_eq!(converted.expect("there")["converted_from"], "fp8, rounded");
+    let plan = json(&lacuna(&["plan", folder, "--ctx", "64", "--json"]));
+    assert_eq!(number(&plan, "/weights/converted_bytes"), bytes);
+    assert_eq!(number(&plan, "/empty/converted_weight_bytes"), bytes);
+    assert_eq!(
+        number(&plan, "/weights/bytes") + bytes,
+        number(&inspected, "/weight_bytes")
+    );
+    let ran = lacuna(&["run", folder, "--raw", "-p", "AB", "-n", "2", "--ctx", "64"]);
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}");
+    assert!(said.contains("from fp8, rounded to q8_0"), "{said}");
+}
+
+#[test]
 fn published_kv_sizes_come_out_of_plan() {
     const GIB: usize = 1 << 30;
     for (shape, context, kv_type, bytes) in [

@@ -166,7 +166,7 @@ def gpt_oss() -> Fixture:
 
     # Rows that are large enough for gates to be clamped.
     return Fixture(
-        "gpt-oss", config, 146, gguf.MODEL_ARCH.GPT_OSS, parameters, convert, keeps_hf=False,
+        "gpt-oss", config, 146, gguf.MODEL_ARCH.GPT_OSS, parameters, convert,
         centers={"post_attention_layernorm": 3.0},
     )
 

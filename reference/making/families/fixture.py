@@ -45,7 +45,6 @@ class Fixture:
     older: tuple[Callable[[gguf.GGUFWriter, dict], None], Callable[[Tensors], Tensors]] | None = None
     says_heads: bool = False  # `parameters` says how many key/value heads there are, and how long heads are
     old_spelling: Callable[[dict], dict] | None = None
-    keeps_hf: bool = True  # False: `hf/` is made and thrown away, because nothing is to read it
     norm_center: float = 1.0  # 0 where the computation adds 1
     # Around what other norms are drawn, by part of their name: a deep model amplifies rounding otherwise.
     centers: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -292,5 +291,3 @@ def make(folder: pathlib.Path, fixture: Fixture) -> None:
     (folder / "expected.json").write_text(json.dumps(about) + "\n")
     if fixture.old_spelling is not None:
         write_old_spelling(folder, fixture, about, logits)
-    if not fixture.keeps_hf:
-        shutil.rmtree(folder / "hf")

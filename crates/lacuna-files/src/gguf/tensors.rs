@@ -7,7 +7,7 @@ use super::cursor::Cursor;
 use super::error::Error;
 use super::types::ElementType;
 use crate::mapping::Mapping;
-use crate::tensor::{Entry, Storage, Tensors};
+use crate::tensor::{Contents, Entry, Storage, Tensors};
 
 /// The most dimensions a ggml tensor has.
 const DIMENSION_LIMIT: usize = 4;
@@ -108,8 +108,10 @@ fn entry(data: &Mapping, line: &Line<'_>, section: &DataSection) -> Result<Entry
         name: line.name.into(),
         storage,
         shape: shape.into(),
-        data: data.clone(),
-        range,
+        contents: Contents::Mapped {
+            data: data.clone(),
+            range,
+        },
     })
 }
 
@@ -177,8 +179,12 @@ fn byte_range(line: &Line<'_>, needed: u64, section: &DataSection) -> Result<Ran
 fn check_overlap(entries: &[Entry]) -> Result<(), Error> {
     let mut order: Vec<(Range<usize>, &Arc<str>)> = entries
         .iter()
-        .filter(|entry| !entry.range.is_empty())
-        .map(|entry| (entry.range.clone(), &entry.name))
+        .filter_map(|entry| match &entry.contents {
+            Contents::Mapped { range, .. } if !range.is_empty() => {
+                Some((range.clone(), &entry.name))
+            }
+            _ => None,
+        })
         .collect();
     order.sort_unstable_by_key(|(range, _)| range.start);
     match order

@@ -6,6 +6,7 @@
 //! it, through [`Folder::file`].
 
 mod config;
+mod forms;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 pub use config::Config;
+pub use forms::FormError;
 
 use super::mapping::{self, Mapping};
 use super::safetensors;
@@ -71,6 +73,14 @@ pub enum Error {
         bytes: usize,
         /// What is read at most.
         limit: usize,
+    },
+    /// Weights in a quantized form that cannot be read.
+    #[error("{}: {source}", path.display())]
+    Form {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with them.
+        source: FormError,
     },
     /// A value in `config.json` that no model can have, or that is not supported.
     #[error("{}: `{field}` is {found}, and {expected} is needed", path.display())]
@@ -178,11 +188,21 @@ impl Folder {
         json_in(&self.path, name)
     }
 
-    /// Maps the weights.
+    /// Maps the weights. Matrices that several tensors make together are one tensor here.
     ///
     /// # Errors
-    /// [`Error`], for missing, damaged or contradictory files.
+    /// [`Error`], for missing, damaged or contradictory files, and for quantized weights of a kind that
+    /// cannot be read.
     pub fn tensors(&self) -> Result<Tensors, Error> {
+        let tensors = self.stored_tensors()?;
+        forms::read(self.config.map(), &tensors).map_err(|source| Error::Form {
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    /// The tensors as the files have them.
+    fn stored_tensors(&self) -> Result<Tensors, Error> {
         if self.path.join(WEIGHTS_FILE).exists() {
             return weights(&self.path.join(WEIGHTS_FILE));
         }

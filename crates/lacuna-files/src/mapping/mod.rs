@@ -36,7 +36,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use guard::Guard;
 
@@ -134,6 +134,17 @@ pub struct Mapping {
     source: Arc<Source>,
 }
 
+/// A [`Mapping`] for as long as somebody else has it; none to begin with.
+#[derive(Debug, Default)]
+pub(crate) struct WeakMapping(Weak<Source>);
+
+impl WeakMapping {
+    pub(crate) fn upgrade(&self) -> Option<Mapping> {
+        let source = self.0.upgrade()?;
+        Some(Mapping { source })
+    }
+}
+
 enum Source {
     File {
         // Before the map: it must be gone when the memory is unmapped.
@@ -222,6 +233,11 @@ impl Mapping {
         let result = read(self);
         self.check().map_err(Error::from)?;
         result
+    }
+
+    /// A handle that does not keep the bytes.
+    pub(crate) fn downgrade(&self) -> WeakMapping {
+        WeakMapping(Arc::downgrade(&self.source))
     }
 
     /// Whether both are clones of one mapping.

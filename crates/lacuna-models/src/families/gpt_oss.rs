@@ -11,24 +11,23 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["GptOssForCausalLM"],
     spec,
     naming: Naming {
+        parts: &[
+            ("ffn_gate_inp", "mlp.router"),
+            ("attn_sinks", "self_attn.sinks"),
+        ],
         gguf: &[("ffn_norm", "post_attention_norm")],
+        bare: &["attn_sinks"],
         ..Naming::USUAL
     },
     shapes: SHAPES,
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-    if !facts.is_gguf() {
-        return Err(ConfigError::Unsupported {
-            feature: "safetensors of this family, whose experts lie transposed,".to_owned(),
-            supported: "its GGUF files are",
-        });
-    }
     let mut spec = decoder(facts)?;
     windows(&mut spec, facts, 2)?;
     for rope in &mut spec.ropes {
         if let RopeScaling::Yarn(yarn) = &mut rope.scaling {
-            // As the model was trained; GGUF has no key for it.
+            // As the model was trained; GGUF has no key for it, and folders say the same.
             yarn.truncate = false;
         }
     }
@@ -45,7 +44,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     experts.router.bias = true;
     experts.biases = true;
     experts.gating = Gating::Clamped {
-        // Those of both published models; GGUF has no keys for them.
+        // Those of both published models; GGUF has no keys for them, and folders say the same.
         alpha: 1.702,
         limit: 7.0,
     };

@@ -1,8 +1,8 @@
 //! One byte budget for a process, divided up; whether a plan fits it, and what would make it fit.
 //!
 //! **What counts.** Everything the process commits: memory that no file stands behind, KV pages
-//! included. That is what the kernel calls anonymous and shared memory. **What does not.** Weights and
-//! the program are mapped from files; the system can evict their pages and read them again. They are
+//! included. That is what the kernel calls anonymous and shared memory. **What does not.** Weights, but
+//! for those that had to be converted, and the program are mapped from files; the system can evict their pages and read them again. They are
 //! named beside the budget.
 //!
 //! What can be worked out is ([`Plan`]); the rest follows rules with a reserve; requests get a share;
@@ -34,6 +34,8 @@ pub struct Parts {
     pub sampling_bytes: u64,
     /// Norms and biases, which are copied out of the file, and matrices that are made of others.
     pub copied_weight_bytes: u64,
+    /// Matrices in forms that cannot be computed from, which are converted.
+    pub converted_weight_bytes: u64,
     /// The arena of a forward pass.
     pub activation_bytes: u64,
     /// Requests, from their first byte to their end, apart from their KV rows.
@@ -51,6 +53,7 @@ impl Parts {
             + self.thread_bytes
             + self.sampling_bytes
             + self.copied_weight_bytes
+            + self.converted_weight_bytes
             + self.activation_bytes
             + self.request_bytes
     }
@@ -64,7 +67,8 @@ impl Parts {
     /// What there is once the model is loaded and nothing has been set up to run it.
     #[must_use]
     pub fn loaded(&self) -> u64 {
-        self.program_bytes + self.vocabulary_bytes + self.copied_weight_bytes
+        let weights = self.copied_weight_bytes + self.converted_weight_bytes;
+        self.program_bytes + self.vocabulary_bytes + weights
     }
 }
 
@@ -102,6 +106,7 @@ impl Display for Parts {
             ("threads", self.thread_bytes),
             ("sampling", self.sampling_bytes),
             ("copied weights", self.copied_weight_bytes),
+            ("converted weights", self.converted_weight_bytes),
             ("activations", self.activation_bytes),
             ("requests", self.request_bytes),
             ("KV pages", self.kv_bytes),
@@ -137,6 +142,7 @@ impl Plan {
             thread_bytes: self.program.thread_bytes,
             sampling_bytes: self.program.sampling_bytes,
             copied_weight_bytes: self.weights.copied_bytes() + self.weights.derived_bytes(),
+            converted_weight_bytes: self.weights.converted_bytes(),
             activation_bytes: self.arena.bytes() as u64,
             request_bytes: self.request_bytes,
             kv_bytes: 0,

@@ -131,7 +131,10 @@ impl Map<'_> {
                 buffer: &tensor.name,
                 shape: dimensions(&tensor.shape),
                 element: &tensor.type_name,
-                state: "virtual",
+                state: match tensor.converted_from {
+                    None => "virtual",
+                    Some(_) => "committed",
+                },
                 lifetime: "-".to_owned(),
             };
             line.fmt(f)?;

@@ -13,8 +13,10 @@ pub struct Weight {
     pub type_name: String,
     /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// Bytes in the file.
+    /// Bytes: in the file, or of memory where it is converted.
     pub bytes: usize,
+    /// What it is stored as in the file, where it is converted when it is loaded.
+    pub converted_from: Option<&'static str>,
 }
 
 impl Weight {
@@ -24,12 +26,20 @@ impl Weight {
             type_name: &self.type_name,
             shape: &self.shape,
             bytes: self.bytes,
+            converted_from: self.converted_from,
         }
+    }
+
+    /// Whether its elements become `f32` apart from the file: norms and biases, those of experts in one
+    /// tensor of all.
+    fn is_copied(&self) -> bool {
+        self.shape.len() == 1 || self.name.ends_with("bias")
     }
 }
 
-/// All tensors of a model, in file order. They are used where the file is mapped; only vectors, which
-/// are norms and biases, are copied out as `f32`, and some matrices are made of others.
+/// All tensors of a model, in file order. They are used where the file is mapped, but for vectors, which
+/// are norms and biases and are copied out as `f32`, for matrices in forms that cannot be computed from,
+/// which are converted, and for some that are made of others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightPlan {
     /// Every tensor.
@@ -48,12 +58,14 @@ impl WeightPlan {
             type_name: tensor.type_name.to_owned(),
             shape: tensor.shape.to_vec(),
             bytes: tensor.bytes,
+            converted_from: tensor.converted_from,
         };
         let made = |derived: Derived| Weight {
             bytes: derived.bytes(),
             name: derived.from,
             type_name: derived.dtype.name().to_owned(),
             shape: derived.shape.to_vec(),
+            converted_from: None,
         };
         Self {
             tensors: tensors.iter().map(weight).collect(),
@@ -71,6 +83,24 @@ impl WeightPlan {
     /// and read again.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
+        let mapped = self
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.converted_from.is_none());
+        mapped.map(|tensor| tensor.bytes as u64).sum()
+    }
+
+    /// Bytes of memory that converted matrices take, whatever they take in the file.
+    #[must_use]
+    pub fn converted_bytes(&self) -> u64 {
+        let is_held = |tensor: &&Weight| tensor.converted_from.is_some() && !tensor.is_copied();
+        let converted = self.tensors.iter().filter(is_held);
+        converted.map(|tensor| tensor.bytes as u64).sum()
+    }
+
+    /// Bytes of weights, wherever they are.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.bytes as u64).sum()
     }
 
@@ -83,9 +113,7 @@ impl WeightPlan {
     /// Bytes of the vectors copied out of it.
     #[must_use]
     pub fn copied_bytes(&self) -> u64 {
-        // Biases of experts lie in one tensor of all.
-        let is_copied = |tensor: &&Weight| tensor.shape.len() == 1 || tensor.name.ends_with("bias");
-        let copied = self.tensors.iter().filter(is_copied);
+        let copied = self.tensors.iter().filter(|tensor| tensor.is_copied());
         let elements = copied.map(|tensor| tensor.shape.iter().product::<usize>());
         elements
             .map(|elements| (elements * size_of::<f32>()) as u64)

@@ -2,16 +2,18 @@
 
 use std::io::{self, Write};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use lacuna::files::TypeTotal;
-use lacuna::{ElementType, Model, ModelSpec};
+use lacuna::plan::WeightPlan;
+use lacuna::{ElementType, ModelFiles, ModelSpec};
 use lacuna_kv::{Geometry, KvElements};
-use lacuna_models::plan::WeightPlan;
+use lacuna_models::LoadError;
+use lacuna_models::program::Program;
 use lacuna_models::spec::{Experts, FeedForward, Latent, LayerSpec, Mask};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
-use lacuna_cli::open;
+use lacuna_cli::open_files;
 use lacuna_cli::output;
 
 #[derive(Serialize)]
@@ -30,6 +32,8 @@ struct Report {
     weight_bytes: u64,
     /// Those that computing one token reads.
     active_weight_bytes: u64,
+    /// Those that are converted when the model is loaded, and take memory then.
+    converted_weight_bytes: u64,
     /// Memory for matrices that are made of others when the model is loaded.
     derived_weight_bytes: u64,
     tensors: Vec<Tensors>,
@@ -152,6 +156,8 @@ fn kinds(spec: &ModelSpec) -> Vec<Kind> {
 #[derive(Serialize)]
 struct Tensors {
     r#type: String,
+    /// What the file has in their place, if they are converted.
+    converted_from: Option<&'static str>,
     count: usize,
     elements: u64,
     bytes: u64,
@@ -165,8 +171,9 @@ struct KvBytes {
 }
 
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
-    let model = open(&args.model)?;
-    let report = describe(&model);
+    let files = open_files(&args.model)?;
+    let report = describe(&files);
+    let report = report.with_context(|| format!("cannot load `{}`", args.model.model))?;
     if args.model.json {
         output::json(&report)
     } else {
@@ -174,9 +181,12 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     }
 }
 
-fn describe(model: &Model) -> Report {
-    let spec = model.spec();
-    let totals = model.files().tensors().by_type();
+/// From the directory of tensors, so that nothing is converted.
+fn describe(files: &ModelFiles) -> Result<Report, LoadError> {
+    let description = lacuna::describe(files)?;
+    let spec = &description.spec;
+    let weights = WeightPlan::of(files.tensors(), spec);
+    let totals = weights.by_type();
     // Heads of any size are whole blocks of float elements.
     let kv = |bytes: fn(&Geometry) -> usize| {
         let of = |element| {
@@ -188,7 +198,7 @@ fn describe(model: &Model) -> Report {
             f32: of(ElementType::F32),
         }
     };
-    Report {
+    Ok(Report {
         architecture: spec.family,
         layers: spec.layers.len(),
         hidden: spec.hidden,
@@ -198,22 +208,24 @@ fn describe(model: &Model) -> Report {
         kinds: kinds(spec),
         parameters: totals.iter().map(|total| total.elements).sum(),
         active_parameters: {
-            let (layers, logits) = model.program().products();
+            let (layers, logits) = Program::new(spec).products();
             layers + logits
         },
-        weight_bytes: totals.iter().map(|total| total.bytes).sum(),
-        active_weight_bytes: model.active_weight_bytes(),
-        derived_weight_bytes: WeightPlan::of(model.files().tensors(), spec).derived_bytes(),
+        weight_bytes: weights.bytes(),
+        active_weight_bytes: description.active_bytes(&weights),
+        converted_weight_bytes: weights.converted_bytes(),
+        derived_weight_bytes: weights.derived_bytes(),
         tensors: totals.iter().map(row).collect(),
-        tokenizer: model.tokenizer().describe(),
+        tokenizer: lacuna_models::tokenizer(files, spec)?.describe(),
         kv_bytes_per_token: kv(Geometry::kept_bytes_per_token),
         kv_window_bytes: kv(Geometry::window_bytes),
-    }
+    })
 }
 
 fn row(total: &TypeTotal) -> Tensors {
     Tensors {
         r#type: total.type_name.to_string(),
+        converted_from: total.converted_from,
         count: total.tensors,
         elements: total.elements,
         bytes: total.bytes,
@@ -289,6 +301,13 @@ fn weights(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         output::bytes(report.weight_bytes),
         output::bytes(report.active_weight_bytes)
     )?;
+    if report.converted_weight_bytes > 0 {
+        writeln!(
+            out,
+            "converted       {} of them, in memory when loaded",
+            output::bytes(report.converted_weight_bytes)
+        )?;
+    }
     if report.derived_weight_bytes > 0 {
         writeln!(
             out,
@@ -299,10 +318,11 @@ fn weights(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     for row in &report.tensors {
         writeln!(
             out,
-            "  {:<13} {:>5} tensors, {}",
+            "  {:<13} {:>5} tensors, {}{}",
             output::name(&row.r#type),
             row.count,
-            output::bytes(row.bytes)
+            output::bytes(row.bytes),
+            output::converted(row.converted_from)
         )?;
     }
     Ok(())

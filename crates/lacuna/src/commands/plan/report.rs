@@ -83,6 +83,8 @@ pub(super) struct Weights {
     /// Those that one token is multiplied with.
     pub(super) active_parameters: u64,
     pub(super) copied_bytes: u64,
+    /// Of memory; `bytes` are those in the file.
+    pub(super) converted_bytes: u64,
     /// Memory for matrices that are made of others when the model is loaded.
     pub(super) derived_bytes: u64,
     pub(super) types: Vec<WeightType>,
@@ -91,6 +93,8 @@ pub(super) struct Weights {
 #[derive(Serialize)]
 pub(super) struct WeightType {
     pub(super) r#type: String,
+    /// What the file has in their place, if they are converted.
+    pub(super) converted_from: Option<&'static str>,
     pub(super) tensors: usize,
     pub(super) elements: u64,
     pub(super) bytes: u64,
@@ -205,6 +209,7 @@ fn weights(plan: &WeightPlan, active: Active) -> Weights {
     let totals = plan.by_type();
     let types = totals.iter().map(|total| WeightType {
         r#type: total.type_name.clone(),
+        converted_from: total.converted_from,
         tensors: total.tensors,
         elements: total.elements,
         bytes: total.bytes,
@@ -216,6 +221,7 @@ fn weights(plan: &WeightPlan, active: Active) -> Weights {
         active_parameters: active.parameters,
         copied_bytes: plan.copied_bytes(),
         derived_bytes: plan.derived_bytes(),
+        converted_bytes: plan.converted_bytes(),
         types: types.collect(),
     }
 }

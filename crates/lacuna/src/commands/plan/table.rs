@@ -102,6 +102,13 @@ fn weights(out: &mut dyn Write, weights: &Weights) -> io::Result<()> {
         size(weights.bytes),
         size(weights.copied_bytes)
     )?;
+    if weights.converted_bytes > 0 {
+        writeln!(
+            out,
+            "  and {} of memory, converted from what the file has",
+            size(weights.converted_bytes)
+        )?;
+    }
     if weights.derived_bytes > 0 {
         writeln!(
             out,
@@ -119,11 +126,12 @@ fn weights(out: &mut dyn Write, weights: &Weights) -> io::Result<()> {
     for row in &weights.types {
         writeln!(
             out,
-            "  {:<8}{:>12}{:>20} B  {}",
+            "  {:<8}{:>12}{:>20} B  {}{}",
             output::name(&row.r#type),
             count(row.tensors, "tensor"),
             row.bytes,
-            size(row.bytes)
+            size(row.bytes),
+            output::converted(row.converted_from)
         )?;
     }
     Ok(())
@@ -146,12 +154,13 @@ fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
 type Part = fn(&Sum) -> u64;
 
 /// What makes up a total, and the total.
-const PARTS: [(&str, Part); 11] = [
+const PARTS: [(&str, Part); 12] = [
     ("program", |sum| sum.parts.program_bytes),
     ("vocabulary", |sum| sum.parts.vocabulary_bytes),
     ("threads", |sum| sum.parts.thread_bytes),
     ("sampling", |sum| sum.parts.sampling_bytes),
     ("copied weights", |sum| sum.parts.copied_weight_bytes),
+    ("converted weights", |sum| sum.parts.converted_weight_bytes),
     ("activations", |sum| sum.parts.activation_bytes),
     ("requests", |sum| sum.parts.request_bytes),
     ("KV cache", |sum| sum.parts.kv_bytes),
