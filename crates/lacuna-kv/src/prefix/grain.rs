@@ -248,6 +248,9 @@ mod tests {
         assert_eq!(mixed.resume_bytes(), 3 * 2 * (64 + 1) * 4096);
         assert_eq!(mixed.resume_every().get(), 3 * 65);
         assert_eq!(mixed.bytes(100), 4 * 2 * 13 * 4096, "no window is full");
+        // 512 rows and those of two groups, and a page that they begin in.
+        let windows = mixed.bytes(50_000) - 2 * 50_000 * 512;
+        assert_eq!(windows, 3 * 2 * (64 + 2 + 1) * 4096);
         let full = mixed.bytes(100_000) - mixed.bytes(50_000);
         assert_eq!(full, 2 * 50_000 * 512, "windows are flat");
         let step = mixed.peak_bytes(50_000, 16) - mixed.bytes(50_000);

@@ -109,3 +109,33 @@ fn a_group_expires_when_it_has_been_unused_for_all_of_the_time_to_live() {
     assert_eq!(tree.expire(now + almost, TIME_TO_LIVE), None);
     assert_eq!(tree.expire(now + TIME_TO_LIVE, TIME_TO_LIVE), Some("group"));
 }
+
+/// A window that sequences go on from is kept for longer than one that they do not.
+#[test]
+fn the_window_that_was_gone_on_from_last_leaves_last() {
+    let (mut tree, now) = tree();
+    let later = |seconds: u64| now + Duration::from_secs(seconds);
+    let groups = [[1, 2], [3, 4]].map(|tokens| enter(&mut tree, now, ROOT, tokens, "group"));
+    let [first, second] = groups;
+    tree.keep_window(first, later(1), "window of the first");
+    tree.keep_window(second, later(2), "window of the second");
+    assert_eq!((tree.windows(), tree.unused_windows()), (2, 0));
+    tree.touch_window(first, later(3));
+    // What is earlier than the last time changes nothing.
+    tree.touch_window(first, later(1));
+    tree.release(&[first], later(9));
+    assert_eq!((tree.windows(), tree.unused_windows()), (2, 1));
+    tree.release(&[second], later(9));
+    assert_eq!(tree.unused_windows(), 2);
+    let order: Vec<_> = std::iter::from_fn(|| tree.evict(later(10))).collect();
+    assert_eq!(
+        order,
+        [
+            "window of the second",
+            "window of the first",
+            "group",
+            "group"
+        ]
+    );
+    assert_eq!((tree.windows(), tree.unused_windows()), (0, 0));
+}

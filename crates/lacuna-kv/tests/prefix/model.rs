@@ -380,6 +380,11 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
             prop_assert_eq!(tree.window(entry.id), window.as_ref());
         }
         prop_assert_eq!(tree.windows(), list.windows().len());
+        let unused = list.entries.iter().filter(|entry| entry.users == 0);
+        prop_assert_eq!(
+            tree.unused_windows(),
+            unused.filter(|entry| entry.window.is_some()).count()
+        );
         prop_assert_eq!(tree.payloads().count(), tree.len() + tree.windows());
         for one in &running {
             prop_assert_eq!(tree.resumable(&one.path), list.resumable(&one.path));
