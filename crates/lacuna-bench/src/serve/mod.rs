@@ -119,6 +119,8 @@ fn start(
         ..ServerConfig::default()
     };
     config.limits.connections = config.limits.connections.max(connections);
+    // What is measured is how long it takes, however slow the machine is.
+    config.limits.request = Duration::from_secs(24 * 60 * 60);
     let engine = config.service.engine_config();
     Ok(Server::start(open_to_run(&files, &engine)?, config)?)
 }
