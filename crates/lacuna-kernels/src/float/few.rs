@@ -15,9 +15,11 @@ use crate::simd::{Kernel, Registers, Simd, each, padded};
 
 /// Writes the products of the rows of the output with all tokens.
 pub(super) fn multiply<S: Simd, E: Element>(s: S, product: Product<'_, '_>) {
-    match S::REGISTERS {
-        Registers::Few => pairs::<S, E, 1>(s, product),
-        Registers::Many => pairs::<S, E, 2>(s, product),
+    // A constant, so that no level compiles the tiles of another.
+    if const { matches!(S::REGISTERS, Registers::Few) } {
+        pairs::<S, E, 1>(s, product);
+    } else {
+        pairs::<S, E, 2>(s, product);
     }
 }
 
@@ -44,7 +46,7 @@ fn block<S: Simd, E: Element, const P: usize>(
     let tiles = tiles::<S>(0..x.tokens());
     let passes = tiles.clone().count();
     for (pass, tile) in tiles.enumerate() {
-        with_width!(tile, T => {
+        with_width!(S, tile, T => {
             let dots = s.vectorize(Tile::<E, P, T> {
                 rows: [0, P].map(|half| std::array::from_fn(|p| row(half + p))),
                 x: std::array::from_fn(|t| &x.row(tile.token + t)[cols.clone()]),

@@ -38,9 +38,11 @@ struct Part {
 
 /// Writes the products of the rows of the output with all tokens.
 pub(super) fn multiply<S: Simd, E: Element>(s: S, product: Product<'_, '_>) {
-    match S::REGISTERS {
-        Registers::Few => Panels::<E, 1>(product, PhantomData).multiply(s),
-        Registers::Many => Panels::<E, 2>(product, PhantomData).multiply(s),
+    // A constant, so that no level compiles the tiles of another.
+    if const { matches!(S::REGISTERS, Registers::Few) } {
+        Panels::<E, 1>(product, PhantomData).multiply(s);
+    } else {
+        Panels::<E, 2>(product, PhantomData).multiply(s);
     }
 }
 
@@ -88,7 +90,7 @@ impl<E: Element, const P: usize> Panels<'_, '_, E, P> {
                 if let Some(ahead) = &ahead {
                     self.prefetch(s, ahead, index, steps);
                 }
-                with_width!(tile, T => self.row_tiles::<S, T>(s, start, &part, tile));
+                with_width!(S, tile, T => self.row_tiles::<S, T>(s, start, &part, tile));
             }
         }
     }

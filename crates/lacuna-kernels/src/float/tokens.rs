@@ -28,14 +28,15 @@ pub(super) struct TokenTile {
     start: usize,
 }
 
-/// Calls with the width of a tile as a constant.
+/// Calls with the width of a tile of level `$S` as a constant; widths that the level does not have are
+/// not compiled.
 macro_rules! with_width {
-    ($tile:expr, $T:ident => $call:expr) => {
-        with_width!($tile.width, $T => $call, 1 2 3 4 5 6 7 8 9 10 11 12)
+    ($S:ident, $tile:expr, $T:ident => $call:expr) => {
+        with_width!($S, $tile.width, $T => $call, 1 2 3 4 5 6 7 8 9 10 11 12)
     };
-    ($width:expr, $T:ident => $call:expr, $($value:literal)*) => {
+    ($S:ident, $width:expr, $T:ident => $call:expr, $($value:literal)*) => {
         match $width {
-            $($value => {
+            $($value if const { $value <= crate::float::tokens::widest::<$S>() } => {
                 const $T: usize = $value;
                 $call
             })*
@@ -45,12 +46,17 @@ macro_rules! with_width {
 }
 pub(super) use with_width;
 
-/// Cuts tokens into tiles of about the same width.
-pub(super) fn tiles<S: Simd>(tokens: Range<usize>) -> impl Iterator<Item = TokenTile> + Clone {
-    let widest = match S::REGISTERS {
+/// Tokens of the widest tile of a level.
+pub(super) const fn widest<S: Simd>() -> usize {
+    match S::REGISTERS {
         Registers::Few => MOST_TOKENS / 2,
         Registers::Many => MOST_TOKENS,
-    };
+    }
+}
+
+/// Cuts tokens into tiles of about the same width.
+pub(super) fn tiles<S: Simd>(tokens: Range<usize>) -> impl Iterator<Item = TokenTile> + Clone {
+    let widest = widest::<S>();
     let first = tokens.start;
     let tile = move |token: usize| {
         let left = tokens.end - token;

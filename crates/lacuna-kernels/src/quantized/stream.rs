@@ -12,7 +12,7 @@ use super::{load, parts, store};
 use crate::activations::{ActivationBlock, Activations, BLOCK, streamed};
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, SingleToken};
 use crate::tile::Tile;
 
 /// The weights of a block, kept.
@@ -74,10 +74,14 @@ impl<'a> Call<'a, '_> {
         if const { T > streamed::<S>() } {
             unreachable!("{T} tokens, of at most {}", streamed::<S>());
         }
-        if self.tokens.start == 0 {
-            return s.vectorize(Unpacked::<D, T>(self, PhantomData));
+        if self.tokens.start > 0 {
+            return s.vectorize(Kept::<D::Extra, T>(self, PhantomData));
         }
-        s.vectorize(Kept::<D::Extra, T>(self, PhantomData));
+        // Another constant: most levels have a way of their own for a single token.
+        if const { T == 1 && !matches!(S::SINGLE_TOKEN, SingleToken::Sixteen) } {
+            unreachable!("the first tile of several tokens has room for one");
+        }
+        s.vectorize(Unpacked::<D, T>(self, PhantomData));
     }
 
     /// The activations of the tile, which has room for `T` tokens.

@@ -149,7 +149,7 @@ pub(crate) fn bytes_and_sums(bytes: __m256i, lanes: __m256i) -> ([u32; 8], [i32;
 /// sum by sum, and run out of registers; so they are added one by one, in the order of the source.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn in_order(sum: __m256i) -> __m256i {
+pub(crate) fn in_order(sum: __m256i) -> __m256i {
     let mut sum = sum;
     // SAFETY: there are no instructions; the operand stays as it is.
     unsafe {

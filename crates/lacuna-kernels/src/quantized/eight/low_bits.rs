@@ -1,140 +1,209 @@
 //! Types of two and three bits, and of three levels.
 //!
+//! Several blocks of columns share bytes, each has some bits of all. So lanes are rows from the start: a
+//! word holds four bytes of each row, is read once for all these blocks, and nothing is summed across
+//! lanes. With AVX-512 VNNI only the products differ ([`Products`]).
+//!
 //! # Safety
-//! 1. As in [`super`]: what has target features is reached through [`super::multiply`] only.
+//! 1. As in [`super`]: what has target features, and what is inlined into it, is reached through
+//!    [`super::multiply`] only, and [`Quads`] through [`super::avx512`] only.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 use std::arch::x86_64::*;
 
-use super::{
-    Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, halves, lacking, pair,
-    sum_halves,
-};
+use super::{Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, lacking, pair};
 use crate::quantized::formats::{Q2K, Q3K, Tq1_0, Tq2_0};
-use crate::simd::avx2::transpose4;
+use crate::simd::avx2::{in_order, transpose4};
 use crate::simd::each;
 
-/// Two bits of each of sixteen bytes at `at` of rows `r` and `r + 4`: those of the `part`-th block of four.
+/// Thirty-two bytes at `at` of each row: lane `r` of word `g` is bytes `4 * g ..` of row `r`.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn two_bits<const BYTES: usize>(
-    rows: &Blocks<'_, BYTES>,
-    r: usize,
-    at: usize,
-    part: usize,
-) -> __m256i {
-    let shift = _mm_cvtsi32_si128(2 * (part as i32 % 4));
-    _mm256_and_si256(
-        _mm256_srl_epi16(pair(rows, r, at), shift),
-        _mm256_set1_epi8(3),
-    )
+fn words<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> [__m256i; 8] {
+    let zero = _mm256_setzero_si256();
+    let low = transpose4(each!(zero, |r| pair(rows, r, at)));
+    let high = transpose4(each!(zero, |r| pair(rows, r, at + 16)));
+    each!(zero, |g| if g < 4 { low[g] } else { high[g - 4] })
 }
 
-/// Two 16-bit sums in lane `r`, and in lane `r + 4`: of all that the first and the second of `x[r]` have in
-/// the lower, and in the upper 128 bits. No sum may leave 16 bits.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn sum_each_half(x: [[__m256i; 2]; 4]) -> __m256i {
-    let two = |r: usize| {
-        let [a, b] = x[r];
-        _mm256_add_epi16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b))
-    };
-    let four = |r: usize| {
-        let (a, b) = (two(r), two(r + 1));
-        _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b))
-    };
-    let (a, b) = (four(0), four(2));
-    _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b))
+/// How the products of four weights of each row and four activations are summed.
+pub(super) trait Products {
+    /// Adds them to the sums of the row, which may not leave 16 bits.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of the level.
+    unsafe fn add(sums: __m256i, weights: __m256i, x: u32) -> __m256i;
+    /// The sum of each row.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of the level.
+    unsafe fn sum(sums: __m256i) -> __m256i;
 }
 
-/// Two 16-bit numbers in each lane.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn both(x: [i32; 2]) -> __m256i {
-    _mm256_set1_epi32((x[0] & 0xFFFF) | (x[1] << 16))
+/// With AVX2: two sums of 16 bits.
+pub(super) struct Pairs;
+
+/// With AVX-512 VNNI: one of 32 bits.
+pub(super) struct Quads;
+
+impl Products for Pairs {
+    #[inline(always)]
+    unsafe fn add(sums: __m256i, weights: __m256i, x: u32) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast_signed());
+            in_order(_mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, x)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(sums: __m256i) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) }
+    }
 }
+
+impl Products for Quads {
+    #[inline(always)]
+    unsafe fn add(sums: __m256i, weights: __m256i, x: u32) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_dpbusd_epi32(sums, weights, _mm256_set1_epi32(x.cast_signed())) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(sums: __m256i) -> __m256i {
+        sums
+    }
+}
+
+/// Of four blocks of columns that share bytes: whether a block's two bits are among the lower or the upper
+/// four, and where. Those that are not the lowest two make weights four times as large, because that is
+/// cheaper to undo in the sums.
+const FIELDS: [(usize, i8); 4] = [(0, 3), (0, 12), (1, 3), (1, 12)];
 
 eight!(Q2K, 84, 8, |rows, x, ahead, sum| {
-    q2_k(rows, x, ahead, sum)
+    q2_k::<Pairs, CACHE>(rows, x, ahead, sum)
 });
 
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn q2_k<const CACHE: i32>(
+/// # Safety
+/// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
+#[inline(always)]
+pub(super) unsafe fn q2_k<P: Products, const CACHE: i32>(
     rows: &Blocks<'_, 84>,
     x: &Values<'_, 8>,
     ahead: Ahead<CACHE>,
     mut sum: __m256,
 ) -> __m256 {
-    let (d, dmin) = (f16_of_rows(rows, 80), f16_of_rows(rows, 82));
-    let minus_dmin = _mm256_mul_ps(dmin, _mm256_set1_ps(-1.0));
-    let scales = transpose4(each!(_mm256_setzero_si256(), |r| pair(rows, r, 0)));
-    let nibble = _mm256_set1_epi32(15);
-    for part in 0..8 {
-        ahead.prefetch(part * ROWS * 84 / 8, ROWS * 84 / 8);
-        let values = halves(x, part);
-        // `3 * 127 * 16 < 2^15`.
-        let dots = sum_each_half(each!([nibble; 2], |r| each!(nibble, |half| {
-            let at = 16 + 32 * (part / 4) + 16 * half;
-            _mm256_maddubs_epi16(two_bits(rows, r, at, part), values[half])
-        })));
-        // A byte for each half.
-        let shift = _mm_cvtsi32_si128(16 * (part as i32 % 2));
-        let bytes = _mm256_srl_epi32(scales[part / 2], shift);
-        let apart = _mm256_slli_epi32::<8>(bytes);
-        let factors = _mm256_and_si256(
-            _mm256_blend_epi16::<0xAA>(bytes, apart),
-            _mm256_set1_epi16(15),
-        );
-        let dots = _mm256_madd_epi16(dots, factors);
-        sum = add_dots(x, part, dots, d, sum);
-        let minima = [
-            _mm256_srli_epi32::<4>(bytes),
-            _mm256_srli_epi32::<12>(bytes),
-        ];
-        for half in 0..2 {
-            let minimum = _mm256_cvtepi32_ps(_mm256_and_si256(minima[half], nibble));
-            let unit = x.scale[part] * x.half_sums[half][part] as f32;
-            let minimum = _mm256_mul_ps(minus_dmin, minimum);
-            sum = _mm256_fmadd_ps(minimum, _mm256_set1_ps(unit), sum);
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let (d, dmin) = (f16_of_rows(rows, 80), f16_of_rows(rows, 82));
+        let minus_dmin = _mm256_mul_ps(dmin, _mm256_set1_ps(-1.0));
+        let zero = _mm256_setzero_si256();
+        let nibble = _mm256_set1_epi32(15);
+        let scales = transpose4(each!(zero, |r| pair(rows, r, 0)));
+        for upper in 0..2 {
+            let shared = words(rows, 16 + 32 * upper);
+            let mut dots = [[zero; 2]; 4];
+            for half in 0..2 {
+                for g in 4 * half..4 * half + 4 {
+                    let both = [shared[g], _mm256_srli_epi16::<4>(shared[g])];
+                    for quarter in 0..4 {
+                        // `12 * 127 * 8 < 2^15` in the end.
+                        let (field, mask) = FIELDS[quarter];
+                        let weights = _mm256_and_si256(both[field], _mm256_set1_epi8(mask));
+                        let x = x.q[4 * upper + quarter][g];
+                        dots[quarter][half] = P::add(dots[quarter][half], weights, x);
+                    }
+                }
+            }
+            for quarter in 0..4 {
+                let part = 4 * upper + quarter;
+                ahead.prefetch(part * ROWS * 84 / 8, ROWS * 84 / 8);
+                // Two bytes: a scale in the low nibble and a minimum in the high one, of each half.
+                let shift = _mm_cvtsi32_si128(16 * (part as i32 % 2));
+                let bytes = _mm256_srl_epi32(scales[part / 2], shift);
+                let nibbles: [_; 4] = each!(zero, |i| {
+                    let shift = _mm_cvtsi32_si128(4 * i as i32);
+                    _mm256_and_si256(_mm256_srl_epi32(bytes, shift), nibble)
+                });
+                // Sums and scales have 16 bits; the upper halves of scales are 0.
+                let scaled: [_; 2] = each!(zero, |half| {
+                    _mm256_madd_epi16(P::sum(dots[quarter][half]), nibbles[2 * half])
+                });
+                let mut scaled = _mm256_add_epi32(scaled[0], scaled[1]);
+                if quarter % 2 == 1 {
+                    scaled = _mm256_srai_epi32::<2>(scaled);
+                }
+                sum = add_dots(x, part, scaled, d, sum);
+                for half in 0..2 {
+                    let minimum = _mm256_cvtepi32_ps(nibbles[2 * half + 1]);
+                    let minimum = _mm256_mul_ps(minus_dmin, minimum);
+                    let unit = x.scale[part] * x.half_sums[half][part] as f32;
+                    sum = _mm256_fmadd_ps(minimum, _mm256_set1_ps(unit), sum);
+                }
+            }
         }
     }
     sum
 }
 
 eight!(Q3K, 110, 8, |rows, x, ahead, sum| {
-    q3_k(rows, x, ahead, sum)
+    q3_k::<Pairs, CACHE>(rows, x, ahead, sum)
 });
 
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn q3_k<const CACHE: i32>(
+/// # Safety
+/// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
+#[inline(always)]
+pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
     rows: &Blocks<'_, 110>,
     x: &Values<'_, 8>,
     ahead: Ahead<CACHE>,
     mut sum: __m256,
 ) -> __m256 {
-    let zero = _mm256_setzero_si256();
-    let d = f16_of_rows(rows, 108);
-    let scales = q3_k_scales(rows);
-    for part in 0..8 {
-        ahead.prefetch(part * ROWS * 110 / 8, ROWS * 110 / 8);
-        let values = halves(x, part);
-        // `7 * 127 * 16 < 2^15`.
-        let dots = sum_each_half(each!([zero; 2], |r| each!(zero, |half| {
-            let low = two_bits(rows, r, 32 + 32 * (part / 4) + 16 * half, part);
-            let high = third_bit(pair(rows, r, 16 * half), part);
-            _mm256_maddubs_epi16(_mm256_or_si256(low, high), values[half])
-        })));
-        let dots = _mm256_sub_epi16(dots, both(x.half_sums.map(|sums| 4 * sums[part])));
-        let dots = [_mm256_slli_epi32::<16>(dots), dots];
-        for half in 0..2 {
-            let index = 2 * part + half;
-            let shift = _mm_cvtsi32_si128(24 - 8 * (index as i32 % 4));
-            let top = _mm256_sll_epi32(scales[index / 4], shift);
-            let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
-            let dots = _mm256_srai_epi32::<16>(dots[half]);
-            sum = add_dots(x, part, dots, _mm256_mul_ps(d, scale), sum);
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let zero = _mm256_setzero_si256();
+        let d = f16_of_rows(rows, 108);
+        let scales = q3_k_scales(rows);
+        let high = words(rows, 0);
+        for upper in 0..2 {
+            let shared = words(rows, 32 + 32 * upper);
+            let mut dots = [[zero; 2]; 4];
+            for half in 0..2 {
+                for g in 4 * half..4 * half + 4 {
+                    let mut bits = shared[g];
+                    // The first bit of four, where the third one of a weight is.
+                    let mut third = match upper {
+                        0 => _mm256_slli_epi16::<2>(high[g]),
+                        _ => _mm256_srli_epi16::<2>(high[g]),
+                    };
+                    for quarter in 0..4 {
+                        // `7 * 127 * 8 < 2^15` in the end.
+                        let weights = _mm256_or_si256(
+                            _mm256_and_si256(bits, _mm256_set1_epi8(3)),
+                            _mm256_and_si256(third, _mm256_set1_epi8(4)),
+                        );
+                        let x = x.q[4 * upper + quarter][g];
+                        dots[quarter][half] = P::add(dots[quarter][half], weights, x);
+                        bits = _mm256_srli_epi16::<2>(bits);
+                        third = _mm256_srli_epi16::<1>(third);
+                    }
+                }
+            }
+            for quarter in 0..4 {
+                let part = 4 * upper + quarter;
+                ahead.prefetch(part * ROWS * 110 / 8, ROWS * 110 / 8);
+                for half in 0..2 {
+                    let index = 2 * part + half;
+                    let shift = _mm_cvtsi32_si128(24 - 8 * (index as i32 % 4));
+                    let top = _mm256_sll_epi32(scales[index / 4], shift);
+                    let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
+                    let dots = P::sum(dots[quarter][half]);
+                    let lacking = _mm256_set1_epi32(-4 * x.half_sums[half][part]);
+                    let dots = _mm256_add_epi32(dots, lacking);
+                    sum = add_dots(x, part, dots, _mm256_mul_ps(d, scale), sum);
+                }
+            }
         }
     }
     sum
@@ -157,107 +226,137 @@ fn q3_k_scales(rows: &Blocks<'_, 110>) -> [__m256i; 4] {
     })
 }
 
-/// The third bits of block `part`, in place.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn third_bit(bits: __m256i, part: usize) -> __m256i {
-    let (up, down) = (2_usize.saturating_sub(part), part.saturating_sub(2));
-    let bits = _mm256_sll_epi16(bits, _mm_cvtsi32_si128(up as i32));
-    let bits = _mm256_srl_epi16(bits, _mm_cvtsi32_si128(down as i32));
-    _mm256_and_si256(bits, _mm256_set1_epi8(4))
-}
-
 eight!(Tq2_0, 66, 8, |rows, x, ahead, sum| {
-    tq2_0(rows, x, ahead, sum)
+    tq2_0::<Pairs, CACHE>(rows, x, ahead, sum)
 });
 
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn tq2_0<const CACHE: i32>(
+/// # Safety
+/// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
+#[inline(always)]
+pub(super) unsafe fn tq2_0<P: Products, const CACHE: i32>(
     rows: &Blocks<'_, 66>,
     x: &Values<'_, 8>,
     ahead: Ahead<CACHE>,
     mut sum: __m256,
 ) -> __m256 {
-    let d = f16_of_rows(rows, 64);
-    for part in 0..8 {
-        ahead.prefetch(part * ROWS * 66 / 8, ROWS * 66 / 8);
-        let values = halves(x, part);
-        let dots = sum_halves(each!(values[0], |r| {
-            let two = |half: usize| {
-                let weights = two_bits(rows, r, 32 * (part / 4) + 16 * half, part);
-                _mm256_maddubs_epi16(weights, values[half])
-            };
-            _mm256_add_epi16(two(0), two(1))
-        }));
-        let dots = _mm256_add_epi32(dots, lacking(x, part, -1));
-        sum = add_dots(x, part, dots, d, sum);
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let d = f16_of_rows(rows, 64);
+        for upper in 0..2 {
+            let shared = words(rows, 32 * upper);
+            let mut dots = [_mm256_setzero_si256(); 4];
+            for g in 0..8 {
+                let both = [shared[g], _mm256_srli_epi16::<4>(shared[g])];
+                for quarter in 0..4 {
+                    // `12 * 127 * 16 < 2^15` in the end.
+                    let (field, mask) = FIELDS[quarter];
+                    let weights = _mm256_and_si256(both[field], _mm256_set1_epi8(mask));
+                    dots[quarter] = P::add(dots[quarter], weights, x.q[4 * upper + quarter][g]);
+                }
+            }
+            for quarter in 0..4 {
+                let part = 4 * upper + quarter;
+                ahead.prefetch(part * ROWS * 66 / 8, ROWS * 66 / 8);
+                let mut dots = P::sum(dots[quarter]);
+                if quarter % 2 == 1 {
+                    dots = _mm256_srai_epi32::<2>(dots);
+                }
+                sum = add_ternary(x, part, dots, d, sum);
+            }
+        }
     }
     sum
 }
 
+/// Adds the terms of a block of columns whose weights are one too large.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn add_ternary(x: &Values<'_, 8>, part: usize, dots: __m256i, d: __m256, sum: __m256) -> __m256 {
+    let dots = _mm256_add_epi32(dots, lacking(x, part, -1));
+    add_dots(x, part, dots, d, sum)
+}
+
 eight!(Tq1_0, 54, 8, |rows, x, ahead, sum| {
-    tq1_0(rows, x, ahead, sum)
+    tq1_0::<Pairs, CACHE>(rows, x, ahead, sum)
 });
 
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn tq1_0<const CACHE: i32>(
+/// # Safety
+/// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
+#[inline(always)]
+pub(super) unsafe fn tq1_0<P: Products, const CACHE: i32>(
     rows: &Blocks<'_, 54>,
     x: &Values<'_, 8>,
     ahead: Ahead<CACHE>,
     mut sum: __m256,
 ) -> __m256 {
-    let d = f16_of_rows(rows, 52);
-    for part in 0..8 {
-        ahead.prefetch(part * ROWS * 54 / 8, ROWS * 54 / 8);
-        let values = halves(x, part);
-        let dots = sum_halves(each!(values[0], |r| {
-            let two = |half: usize| {
-                let weights = ternary_digits(rows, r, part, half);
-                _mm256_maddubs_epi16(weights, values[half])
-            };
-            _mm256_add_epi16(two(0), two(1))
-        }));
-        let dots = _mm256_add_epi32(dots, lacking(x, part, -1));
-        sum = add_dots(x, part, dots, d, sum);
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let d = f16_of_rows(rows, 52);
+        let zero = _mm256_setzero_si256();
+        let mut dots = [zero; 8];
+        let five = words(rows, 0);
+        for g in 0..8 {
+            let mut fractions = biased(five[g]);
+            for digit in 0..5 {
+                dots[digit] = P::add(dots[digit], first_digits(fractions), x.q[digit][g]);
+                fractions = thrice(fractions);
+            }
+        }
+        // Each digit of sixteen bytes is half a block of columns.
+        let last = transpose4(each!(zero, |r| pair(rows, r, 32)));
+        for g in 0..4 {
+            let mut fractions = biased(last[g]);
+            for digit in 0..5 {
+                let (part, g) = (5 + digit / 2, 4 * (digit % 2) + g);
+                dots[part] = P::add(dots[part], first_digits(fractions), x.q[part][g]);
+                fractions = thrice(fractions);
+            }
+        }
+        // And each of four bytes an eighth.
+        let mut fractions = biased(words_of_rows(rows, 48));
+        for digit in 0..4 {
+            dots[7] = P::add(dots[7], first_digits(fractions), x.q[7][4 + digit]);
+            fractions = thrice(fractions);
+        }
+        for part in 0..8 {
+            ahead.prefetch(part * ROWS * 54 / 8, ROWS * 54 / 8);
+            sum = add_ternary(x, part, P::sum(dots[part]), d, sum);
+        }
     }
     sum
 }
 
-/// Half a block of columns of rows `r` and `r + 4` of a `Tq1_0` block.
+/// Four bytes at `at` of each row.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn ternary_digits(rows: &Blocks<'_, 54>, r: usize, part: usize, half: usize) -> __m256i {
-    const POWERS: [i16; 5] = [1, 3, 9, 27, 81];
-    let power = |n: usize| _mm256_set1_epi16(POWERS[n]);
-    match (part, half) {
-        (..5, _) => digits(pair(rows, r, 16 * half), power(part)),
-        (7, 1) => {
-            let four = |row: usize| {
-                let bytes: &[u8; 4] = rows[row][48..].first_chunk().expect("inside the block");
-                _mm_set1_epi32(i32::from_le_bytes(*bytes))
-            };
-            // The power of each four bytes, which are the same: two 16-bit numbers.
-            let powers = _mm_setr_epi32(0x0001_0001, 0x0003_0003, 0x0009_0009, 0x001B_001B);
-            digits(
-                _mm256_set_m128i(four(r + 4), four(r)),
-                _mm256_broadcastsi128_si256(powers),
-            )
-        }
-        _ => digits(pair(rows, r, 32), power(2 * (part - 5) + half)),
-    }
+fn words_of_rows<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> __m256i {
+    let w: [i32; ROWS] = each!(0, |r| {
+        i32::from_le_bytes(*rows[r][at..].first_chunk().expect("inside the block"))
+    });
+    _mm256_setr_epi32(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
 }
 
-/// The digit of base 3 of each byte whose powers are given, in 16 bits for two bytes.
+/// Fractions of 256 as signed bytes, whose order is theirs: 128 less. Three times a fraction is so too, as
+/// `3 * 128` is 128 where it exceeds a byte.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn digits(bytes: __m256i, powers: __m256i) -> __m256i {
-    let three = _mm256_set1_epi16(3);
-    // Fractions are in the upper bytes, where what exceeds one is lost.
-    let fraction = _mm256_mullo_epi16(bytes, _mm256_slli_epi16::<8>(powers));
-    let even = _mm256_mulhi_epu16(fraction, three);
-    let odd = _mm256_and_si256(bytes, _mm256_set1_epi16(0xFF00_u16 as i16));
-    let odd = _mm256_mulhi_epu16(_mm256_mullo_epi16(odd, powers), three);
-    _mm256_or_si256(even, _mm256_slli_epi16::<8>(odd))
+fn biased(fractions: __m256i) -> __m256i {
+    _mm256_xor_si256(fractions, _mm256_set1_epi8(-128))
+}
+
+/// Fractions without their first digits.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn thrice(fractions: __m256i) -> __m256i {
+    _mm256_add_epi8(_mm256_add_epi8(fractions, fractions), fractions)
+}
+
+/// The first digits of [`biased`] fractions: a third is above 85, which is -43 there, two are above 170, 42
+/// there.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn first_digits(fractions: __m256i) -> __m256i {
+    let one = _mm256_cmpgt_epi8(fractions, _mm256_set1_epi8(-43));
+    let two = _mm256_cmpgt_epi8(fractions, _mm256_set1_epi8(42));
+    _mm256_abs_epi8(_mm256_add_epi8(one, two))
 }

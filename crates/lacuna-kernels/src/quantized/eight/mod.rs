@@ -44,7 +44,7 @@ pub(super) fn multiply<S: Simd>(
     out: &mut [f32],
 ) {
     let dtype = weights.dtype();
-    if let (Some(avx512), DType::Q4K | DType::Q5K | DType::Q6K) = (s.avx512(), dtype) {
+    if let (Some(avx512), true) = (s.avx512(), avx512::has_own_way(dtype)) {
         return avx512::multiply(avx512, weights, x, first, out);
     }
     let _: Avx2 = s.avx2().expect("a level that takes eight rows has AVX2");
@@ -437,9 +437,10 @@ fn k_add<const BYTES: usize, const CACHE: i32>(
     for both in 0..4 {
         ahead.prefetch(both * ROWS * BYTES / 4, ROWS * BYTES / 4);
         let dots = k_dots(rows, x, 2 * both, fifth, nibbles + 32 * both);
-        for (part, dots) in (2 * both..).zip(dots) {
+        for second in 0..2 {
+            let part = 2 * both + second;
             let [scale, minimum] = header.sub_block(part);
-            sum = add_dots(x, part, dots, scale, sum);
+            sum = add_dots(x, part, dots[second], scale, sum);
             sum = add_minimum(x, part, minimum, sum);
         }
     }
@@ -514,15 +515,15 @@ fn q6_k<const CACHE: i32>(
                 [dots[block][half], dots[block + 2][half]] = both;
             }
         }
-        for (quarter, dots) in dots.into_iter().enumerate() {
+        for quarter in 0..4 {
             let block = 4 * upper + quarter;
-            for (half, dots) in dots.into_iter().enumerate() {
+            for half in 0..2 {
                 let byte = 2 * quarter + half;
                 let shift = _mm_cvtsi32_si128(24 - 8 * (byte as i32 % 4));
                 let top = _mm256_sll_epi32(scales[2 * upper + byte / 4], shift);
                 let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
                 let lacking = _mm256_set1_epi32(-32 * x.half_sums[half][block]);
-                let dots = _mm256_add_epi32(dots, lacking);
+                let dots = _mm256_add_epi32(dots[quarter][half], lacking);
                 sum = add_dots(x, block, dots, _mm256_mul_ps(d, scale), sum);
             }
         }

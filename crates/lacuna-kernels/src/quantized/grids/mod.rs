@@ -116,6 +116,27 @@ fn join(points: [u32; 8]) -> [u64; 4] {
         | u64::from(points[2 * i + 1]) << 32)
 }
 
+/// Implements `point`, which looks an index up, for types: what points are, and where.
+macro_rules! points {
+    ($($name:ident: $point:ty, $points:ident;)+) => {$(
+        impl $name {
+            /// The point of an index, of which bits beyond the table mean nothing.
+            #[inline(always)]
+            pub(super) fn point(index: u16) -> $point {
+                $points[usize::from(index) % $points.len()]
+            }
+        }
+    )+};
+}
+
+points! {
+    Iq2Xxs: u64, IQ2_XXS_POINTS;
+    Iq2Xs: u64, IQ2_XS_POINTS;
+    Iq2S: u64, IQ2_S_POINTS;
+    Iq3Xxs: u32, IQ3_XXS_POINTS;
+    Iq3S: u32, IQ3_S_POINTS;
+}
+
 impl Grid for Iq2Xxs {
     const DTYPE: DType = DType::Iq2Xxs;
     const UNIT: f32 = 0.125;
@@ -123,7 +144,7 @@ impl Grid for Iq2Xxs {
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
         let indices: &[u8; 4] = bytes(block, 2 + 8 * part);
-        each!(0, |i| IQ2_XXS_POINTS[usize::from(indices[i])])
+        each!(0, |i| Self::point(indices[i].into()))
     }
 
     #[inline(always)]
@@ -146,7 +167,7 @@ impl Grid for Iq2Xs {
         let words: &[u8; 8] = bytes(block, 2 + 8 * part);
         each!(0, |i| {
             let word = u16::from_le_bytes([words[2 * i], words[2 * i + 1]]);
-            IQ2_XS_POINTS[usize::from(word & 511)]
+            Self::point(word)
         })
     }
 
@@ -171,9 +192,9 @@ impl Grid for Iq2S {
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
         let low: &[u8; 4] = bytes(block, 2 + 4 * part);
-        let high = usize::from(block[66 + part]);
+        let high = u16::from(block[66 + part]);
         each!(0, |i| {
-            IQ2_S_POINTS[usize::from(low[i]) | (high << (8 - 2 * i) & 0x300)]
+            Self::point(u16::from(low[i]) | (high << (8 - 2 * i) & 0x300))
         })
     }
 
@@ -195,7 +216,7 @@ impl Grid for Iq3Xxs {
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
         let indices: &[u8; 8] = bytes(block, 2 + 8 * part);
-        join(each!(0, |i| IQ3_XXS_POINTS[usize::from(indices[i])]))
+        join(each!(0, |i| Self::point(indices[i].into())))
     }
 
     #[inline(always)]
@@ -216,9 +237,9 @@ impl Grid for Iq3S {
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
         let low: &[u8; 8] = bytes(block, 2 + 8 * part);
-        let high = usize::from(block[66 + part]);
+        let high = u16::from(block[66 + part]);
         join(each!(0, |i| {
-            IQ3_S_POINTS[usize::from(low[i]) | (high << (8 - i) & 0x100)]
+            Self::point(u16::from(low[i]) | (high << (8 - i) & 0x100))
         }))
     }
 
