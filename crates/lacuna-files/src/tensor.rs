@@ -4,6 +4,7 @@
 //! copied: a [`Tensor`] holds a reference to the mapping and a range within it. Only what is stored in
 //! a form that nothing computes from is converted, once, when it is asked for.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -101,6 +102,19 @@ impl Tensor {
     /// The bytes, in file order; exactly what shape and element type call for.
     pub fn bytes(&self) -> &[u8] {
         &self.data[self.range.clone()]
+    }
+
+    /// Copies the bytes from `start` on, counted from the tensor's first, into `out`: see
+    /// [`Mapping::read_at`].
+    ///
+    /// # Errors
+    /// As there, and [`io::ErrorKind::UnexpectedEof`] beyond the tensor's end.
+    pub fn read_at(&self, start: usize, out: &mut [u8]) -> io::Result<()> {
+        let end = start.checked_add(out.len());
+        match end.is_some_and(|end| end <= self.range.len()) {
+            true => self.data.read_at(self.range.start + start, out),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
     /// Where in its mapping the bytes lie.

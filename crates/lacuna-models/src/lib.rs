@@ -11,6 +11,7 @@ mod layers;
 mod model;
 pub mod plan;
 pub mod program;
+pub mod quantize;
 mod recommended;
 mod scratch;
 pub mod spec;

@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     /// Measure how well a model predicts a text, in windows of --ctx tokens
     Perplexity(PerplexityArgs),
+    /// Write a model as a GGUF file with weights of another type
+    Quantize(QuantizeArgs),
     /// Write a random-weight GGUF file with a real model's shapes
     Synth(SynthArgs),
     /// Measure what the machine makes of the work
@@ -294,6 +296,33 @@ pub(crate) struct PerplexityArgs {
     pub(crate) file: PathBuf,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Types, the finest first: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q4_k_m, q4_k_s, q3_k_l, q3_k_m,
+q3_k_s, q2_k, q5_1, q5_0, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4, tq1_0, tq2_0. Those that end with a letter are
+mixtures, finer where errors cost most. Vectors stay as they are, and rows that are no whole number
+of a type's blocks get a type with smaller blocks.
+
+Examples:
+  lacuna quantize model-f16.gguf model-q4_k_m.gguf --type q4_k_m
+  lacuna quantize demo demo-q8_0.gguf --type q8_0 --overwrite --json"
+)]
+pub(crate) struct QuantizeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// GGUF file to write
+    pub(crate) output: PathBuf,
+    /// Type of the matrices, such as q4_k_m, q8_0 or iq4_nl
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) r#type: lacuna::quantize::Recipe,
+    /// Replace the file to write if it is there
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Threads that quantize [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
 }
 
 #[derive(Debug, Args)]

@@ -62,7 +62,7 @@ pub use lacuna_models::{
     FiniteCheck, LoadError, Model, ModelSpec, Prompt, PromptError, RecommendedSampling, demo,
     describe,
 };
-pub use lacuna_models::{plan, synth};
+pub use lacuna_models::{plan, quantize, synth};
 pub use lacuna_pages::ByteLength;
 pub use lacuna_text::reply;
 pub use lacuna_text::template::Message;

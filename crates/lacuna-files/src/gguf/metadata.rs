@@ -85,6 +85,26 @@ impl Metadata {
             .map(|entry| (&*entry.key, self.value(entry)))
     }
 
+    /// Every entry as the file has it, in the order of the file: key, type of the value, and its bytes.
+    pub(super) fn encoded(&self) -> impl Iterator<Item = (&str, ValueType, &[u8])> {
+        let mut entries: Vec<&Entry> = self.entries.iter().collect();
+        entries.sort_unstable_by_key(|entry| entry.range.start);
+        entries.into_iter().map(|entry| {
+            let bytes = &self.data[entry.range.clone()];
+            (&*entry.key, entry.value_type, bytes)
+        })
+    }
+
+    /// Whether the file has such a key.
+    pub fn contains(&self, key: &str) -> bool {
+        self.find(key).is_some()
+    }
+
+    fn find(&self, key: &str) -> Option<&Entry> {
+        let at = self.entries.binary_search_by(|entry| (*entry.key).cmp(key));
+        at.ok().map(|at| &self.entries[at])
+    }
+
     /// The value of `key` as a `T`, or `None` when the file has no such key.
     ///
     /// Integers convert between widths when the value fits. See [`FromValue`] for the types.
@@ -92,10 +112,10 @@ impl Metadata {
     /// # Errors
     /// [`Error::WrongValue`] when there is a value and it is no `T`.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, Error> {
-        let Ok(at) = self.entries.binary_search_by(|entry| (*entry.key).cmp(key)) else {
+        let Some(entry) = self.find(key) else {
             return Ok(None);
         };
-        let value = self.value(&self.entries[at]);
+        let value = self.value(entry);
         T::from_value(value)
             .map(Some)
             .ok_or_else(|| Error::WrongValue {

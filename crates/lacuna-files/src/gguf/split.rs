@@ -11,6 +11,8 @@ use super::{File, Metadata};
 use crate::mapping::Mapping;
 use crate::tensor::Tensors;
 
+/// What all keys begin with that say so.
+pub(super) const PREFIX: &str = "split.";
 const NUMBER_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
 const TENSORS_KEY: &str = "split.tensors.count";

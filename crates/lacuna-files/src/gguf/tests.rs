@@ -148,6 +148,31 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
+fn what_a_file_says_of_its_model_is_carried_over_as_it_is() {
+    let mut header = Writer::new();
+    header
+        .set("general.architecture", "qwen3")
+        .set("small", 7u8)
+        .set("deep", [1i64, -2].as_slice())
+        .set("split.count", 3u16)
+        .align(64);
+    let source = parse(header.to_bytes()).unwrap();
+    let mut copy = Writer::new();
+    copy.set("small", 8u8).set("own", true);
+    copy.carry(source.metadata());
+    let found = parse(copy.to_bytes()).unwrap();
+    let kept: Vec<_> = found.metadata().iter().map(|(key, _)| key).collect();
+    assert_eq!(kept, ["deep", "general.architecture", "own", "small"]);
+    for key in ["deep", "general.architecture", "small"] {
+        let value = |file: &File| format!("{:?}", file.metadata().require::<Value>(key).unwrap());
+        assert_eq!(value(&found), value(&source), "{key}");
+    }
+    // In the order of the file, behind what is only in the copy.
+    let order: Vec<_> = found.metadata().encoded().map(|(key, ..)| key).collect();
+    assert_eq!(order, ["own", "general.architecture", "small", "deep"]);
+}
+
+#[test]
 fn version_2_reads_as_version_3_does() {
     let mut bytes = sample();
     bytes[4] = 2;

@@ -19,7 +19,7 @@
 use std::io::{self, Write};
 
 use super::types::{ValueType, element_id};
-use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, Metadata};
 use lacuna_kernels::DType;
 
 /// The version written.
@@ -111,6 +111,22 @@ impl Writer {
         {
             Some((_, existing)) => *existing = bytes,
             None => self.entries.push((key.to_owned(), bytes)),
+        }
+        self
+    }
+
+    /// Takes over the entries of `metadata` that say what a model is, as they are: all but those about a
+    /// file, which are its alignment and its place among others.
+    pub fn carry(&mut self, metadata: &Metadata) -> &mut Self {
+        // Not one by one: a file may have as many as it has bytes for.
+        self.entries.retain(|(key, _)| !metadata.contains(key));
+        let about_model =
+            |key: &str| key != ALIGNMENT_KEY && !key.starts_with(super::split::PREFIX);
+        for (key, value_type, bytes) in metadata.encoded() {
+            if about_model(key) {
+                let value = [&value_type.id().to_le_bytes(), bytes].concat();
+                self.entries.push((key.to_owned(), value));
+            }
         }
         self
     }

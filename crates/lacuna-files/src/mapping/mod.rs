@@ -199,6 +199,22 @@ impl Mapping {
         }
     }
 
+    /// Copies the bytes from `start` on into `out`. Those of a file are read without touching the mapping, so
+    /// that however much of it is read, the process does not grow by its pages.
+    ///
+    /// # Errors
+    /// What the system says, or [`io::ErrorKind::UnexpectedEof`] for bytes that are not there.
+    pub fn read_at(&self, start: usize, out: &mut [u8]) -> io::Result<()> {
+        #[cfg(unix)]
+        if let Source::File { file, .. } = &*self.source {
+            return std::os::unix::fs::FileExt::read_exact_at(file, out, start as u64);
+        }
+        let end = start.checked_add(out.len());
+        let found = end.and_then(|end| self.get(start..end));
+        out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
     /// Whether the file is still as long as it was mapped, and all of it that anyone has read could be
     /// read. Costs a system call.
     ///
@@ -329,6 +345,27 @@ mod tests {
         drop(mapping);
         assert_eq!(&clone[..], b"some bytes");
         assert_eq!(clone.path(), Some(path.as_path()));
+    }
+
+    #[test]
+    fn bytes_are_read_where_they_are_and_not_beyond() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bytes");
+        std::fs::write(&path, b"some bytes").unwrap();
+        for mapping in [
+            Mapping::open(&path).unwrap(),
+            Mapping::from(b"some bytes".to_vec()),
+            Mapping::from_static(b"some bytes"),
+        ] {
+            let mut word = [0; 5];
+            mapping.read_at(5, &mut word).unwrap();
+            assert_eq!(&word, b"bytes");
+            for start in [6, 10, 11, usize::MAX] {
+                let error = mapping.read_at(start, &mut word).unwrap_err();
+                let kinds = [io::ErrorKind::UnexpectedEof, io::ErrorKind::InvalidInput];
+                assert!(kinds.contains(&error.kind()), "{start}: {error}");
+            }
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
+pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod synth;

@@ -1,0 +1,238 @@
+//! Whole files: what is planned is what is written, whatever the files were.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use super::*;
+use crate::Model;
+
+const TWO: NonZeroUsize = NonZeroUsize::new(2).expect("not 0");
+
+fn reference(path: &str) -> ModelFiles {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
+    ModelFiles::open(&root.join(path)).expect("the fixture opens")
+}
+
+/// The file that `files` become.
+fn quantized(files: &ModelFiles, recipe: Recipe, threads: usize) -> Result<Vec<u8>, Error> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("out.gguf");
+    let threads = NonZeroUsize::new(threads).expect("some");
+    let written = Plan::new(files, recipe)?.write_file(&path, threads, &mut ());
+    let names = fs::read_dir(folder.path()).expect("readable").count();
+    assert_eq!(
+        names,
+        usize::from(written.is_ok()),
+        "a whole file or nothing"
+    );
+    written.map(|()| fs::read(&path).expect("it is there"))
+}
+
+fn open(bytes: Vec<u8>) -> ModelFiles {
+    ModelFiles::from_gguf(bytes.into()).expect("it is GGUF")
+}
+
+/// A file of one tensor.
+fn single(name: &str, shape: &[usize], values: &[f32]) -> ModelFiles {
+    let mut header = gguf::Writer::new();
+    header.set("general.architecture", "llama");
+    header.tensor(name, DType::F32, shape).expect("it fits");
+    let mut body = header.begin(Vec::new()).expect("memory");
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    body.tensor(name, &bytes).expect("as long as declared");
+    open(body.finish().expect("whole"))
+}
+
+#[test]
+fn a_model_runs_in_every_type() {
+    // Rows of 256, which every type can hold, and of 32, which few can.
+    let files = reference("qwen3-types/Q4_K_M.gguf");
+    for name in Recipe::names() {
+        let recipe: Recipe = name.parse().expect("a recipe");
+        let plan = Plan::new(&files, recipe).expect("a plan");
+        let bytes = quantized(&files, recipe, 2).expect("written");
+        assert_eq!(bytes.len() as u64, plan.file_len(), "{name}");
+        let found = open(bytes);
+        assert_eq!(found.tensors().by_type(), plan.by_type(), "{name}");
+        let Metadata::Gguf(metadata) = found.metadata() else {
+            unreachable!("it is GGUF")
+        };
+        let number = |key| metadata.require::<u32>(key).expect(key);
+        assert_eq!(number("general.file_type"), recipe.file_type());
+        assert_eq!(number("general.quantization_version"), 2);
+        Model::load(found).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_byte_and_a_type_that_is_there_is_copied() {
+    let files = crate::demo();
+    let one = quantized(&files, Recipe::Q4KM, 1).expect("written");
+    assert!(one == quantized(&files, Recipe::Q4KM, 3).expect("written"));
+    // The demo is in Q8_0.
+    let plan = Plan::new(&files, Recipe::Q8_0).expect("a plan");
+    assert_eq!(plan.requantized(), 0);
+    let copy = open(quantized(&files, Recipe::Q8_0, 2).expect("written"));
+    for tensor in files.tensors().iter() {
+        let bytes = |files: &ModelFiles| {
+            files
+                .tensors()
+                .require(tensor.name)
+                .expect("there")
+                .bytes()
+                .to_vec()
+        };
+        assert!(bytes(&copy) == bytes(&files), "{}", tensor.name);
+    }
+    assert!(
+        Plan::new(&files, Recipe::F16)
+            .expect("a plan")
+            .requantized()
+            > 0
+    );
+}
+
+#[test]
+fn parts_of_a_model_become_one_file() {
+    let whole = reference("qwen3/model.gguf");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/qwen3");
+    let first = fs::read_dir(folder).expect("readable").filter_map(|entry| {
+        let path = entry.expect("readable").path();
+        let name = path.file_name()?.to_str()?;
+        name.contains("-00001-of-").then_some(path)
+    });
+    let first = first.last().expect("the fixture has parts");
+    let parts = ModelFiles::open(&first).expect("they open");
+    // The parts are Q8_0, the whole BF16, and the weights the same.
+    let [whole, parts] = [whole, parts].map(|files| {
+        let files = open(quantized(&files, Recipe::F32, 2).expect("written"));
+        let floats = |name: &str| {
+            let tensor = files.tensors().require(name).expect("there");
+            let numbers = tensor.bytes().as_chunks().0.iter();
+            numbers
+                .map(|bytes| f32::from_le_bytes(*bytes))
+                .collect::<Vec<_>>()
+        };
+        let tensors = files.tensors().iter();
+        tensors
+            .map(|tensor| (tensor.name.to_owned(), floats(tensor.name)))
+            .collect::<std::collections::BTreeMap<_, _>>()
+    });
+    assert!(whole == parts);
+    assert!(!whole.is_empty());
+}
+
+#[test]
+fn tensors_longer_than_a_piece_are_whole() {
+    // Rows of 96 are whole blocks of 32 and none of 256; 1,000 of them are a piece and a half.
+    let values: Vec<f32> = (0..96_000)
+        .map(|i| ((i * 37 % 251) as f32 - 125.0) / 256.0)
+        .collect();
+    let files = single("blk.0.attn_q.weight", &[1000, 96], &values);
+    let found = open(quantized(&files, Recipe::F16, 2).expect("written"));
+    let tensor = found
+        .tensors()
+        .require("blk.0.attn_q.weight")
+        .expect("there");
+    let matrix = lacuna_kernels::Matrix::new(DType::F16, 1, 96_000, tensor.bytes());
+    let mut decoded = vec![0.0; 96_000];
+    matrix.expect("as long").dequantize_row(0, &mut decoded);
+    assert!(decoded == values);
+    let found = open(quantized(&files, Recipe::Q6K, 2).expect("written"));
+    let tensor = found
+        .tensors()
+        .require("blk.0.attn_q.weight")
+        .expect("there");
+    assert_eq!(tensor.dtype(), DType::Q8_0);
+}
+
+#[test]
+fn weights_that_cannot_be_stored_are_named() {
+    let mut values = [0.25; 512];
+    values[300] = f32::NAN;
+    let name = "blk.0.ffn_up.weight";
+    let error = |values: &[f32], recipe| {
+        let files = single(name, &[2, 256], values);
+        quantized(&files, recipe, 2).expect_err("refused")
+    };
+    for recipe in [Recipe::Q4KM, Recipe::F16, Recipe::Bf16, Recipe::Q8_0] {
+        let found = error(&values, recipe);
+        assert!(
+            matches!(&found, Error::NotFinite { tensor } if tensor == name),
+            "{found}"
+        );
+    }
+    values[300] = 1e20;
+    let found = error(&values, Recipe::F16);
+    assert!(found.to_string().contains(name), "{found}");
+    assert!(matches!(
+        found,
+        Error::TooLarge {
+            dtype: DType::F16,
+            ..
+        }
+    ));
+    let files = single(name, &[2, 256], &values);
+    quantized(&files, Recipe::Bf16, 2).expect("it has the range");
+}
+
+#[test]
+fn what_has_no_matrices_is_refused() {
+    let vocabulary = {
+        let mut header = gguf::Writer::new();
+        header.set("general.architecture", "llama");
+        open(header.to_bytes())
+    };
+    let vector = single("output_norm.weight", &[64], &[1.0; 64]);
+    for files in [vocabulary, vector] {
+        assert!(matches!(
+            Plan::new(&files, Recipe::Q8_0),
+            Err(Error::NoWeights)
+        ));
+    }
+}
+
+#[test]
+fn numbers_that_are_made_up_are_no_panic() {
+    let huge = u64::MAX;
+    let mut header = gguf::Writer::new();
+    header
+        .set("general.architecture", "llama")
+        .set("llama.block_count", huge)
+        .set("llama.attention.head_count", huge)
+        .set("llama.attention.head_count_kv", [0u64, 3].as_slice())
+        .set("llama.expert_count", -1i64);
+    let names = [
+        "blk.18446744073709551615.ffn_down.weight",
+        "blk.18446744073709551616.attn_v.weight",
+        "blk..weight",
+        "blk.7",
+    ];
+    for name in names {
+        header
+            .tensor(name, DType::F32, &[1, 2, 32])
+            .expect("it fits");
+    }
+    let mut body = header.begin(Vec::new()).expect("memory");
+    for name in names {
+        body.tensor(name, &[0; 256]).expect("as long as declared");
+    }
+    let files = open(body.finish().expect("whole"));
+    for name in Recipe::names() {
+        quantized(&files, name.parse().expect("a recipe"), 2).expect("written");
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_is_said_with_what_is_needed() {
+    if !Path::new("/dev/full").exists() {
+        return;
+    }
+    let plan = Plan::new(&crate::demo(), Recipe::Q8_0).expect("a plan");
+    let error = plan.write_file(Path::new("/dev/full"), TWO, &mut ());
+    assert!(matches!(error, Err(Error::DiskFull { needed, .. }) if needed == plan.file_len()));
+}
