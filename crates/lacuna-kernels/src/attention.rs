@@ -34,7 +34,7 @@ use crate::threads::Pool;
 use crate::view::View;
 pub use mask::Mask;
 use mask::Sight;
-use partition::{Loaded, Partition};
+use partition::{Loaded, MANY, Partition};
 pub(crate) use sequences::Each;
 pub use sequences::{Cached, Sequences};
 use softmax::{Chunk, add_sink, clear, finish, merge};
@@ -115,7 +115,7 @@ impl AttentionShape {
             self.query_heads,
             self.kv_heads
         );
-        let group = self.query_heads / self.kv_heads;
+        let group = self.group();
         assert!(
             (1..=Self::MAX_GROUP).contains(&group),
             "{group} query heads per KV head; 1 to {} are supported",
@@ -135,26 +135,17 @@ impl AttentionShape {
         );
     }
 
+    /// Query heads that read the same KV head.
+    fn group(&self) -> usize {
+        self.query_heads / self.kv_heads
+    }
+
     /// Query heads of a part: those of a KV head, or, where a task cannot hold the queries of so many,
     /// an even share of them.
-    fn group(&self) -> usize {
-        let (all, most) = (self.query_heads / self.kv_heads, self.most_queries());
+    fn part(&self) -> usize {
+        let (all, most) = (self.group(), self.most_queries());
         let mut shares = (all.div_ceil(most)..=all).filter(|shares| all.is_multiple_of(*shares));
         all / shares.next().unwrap_or(1)
-    }
-
-    /// Parts that query heads come in, the parts of a KV head one after the other.
-    fn parts(&self) -> usize {
-        self.query_heads / self.group()
-    }
-
-    fn parts_per_head(&self) -> usize {
-        self.parts() / self.kv_heads
-    }
-
-    /// The KV head that a part reads.
-    fn kv_head(&self, part: usize) -> usize {
-        part / self.parts_per_head()
     }
 
     /// Elements of a token's queries.
@@ -186,6 +177,12 @@ impl AttentionShape {
     fn most_queries(&self) -> usize {
         QUERIES.min(QUERY_CHUNKS / self.key_chunks().max(self.value_chunks()))
     }
+
+    /// Tokens up to which rows may be split between tasks: those whose queries a task holds, but always
+    /// one.
+    fn most_split_tokens(&self) -> usize {
+        (self.most_queries() / self.query_heads).max(1)
+    }
 }
 
 /// What one worker needs.
@@ -210,7 +207,9 @@ impl Buffers {
     }
 }
 
-/// The queries of one sequence.
+/// The queries of one sequence. Tasks take them in parts, which are query heads that read the same KV
+/// head.
+#[derive(Clone, Copy)]
 struct Attention<'a> {
     q: &'a [f32],
     k: &'a View<'a>,
@@ -219,6 +218,8 @@ struct Attention<'a> {
     shape: &'a AttentionShape,
     /// A logit for each query head, which takes its share of the weights and has no value.
     sinks: Option<&'a [f32]>,
+    /// Query heads of a part, of which a KV head has a whole number.
+    part: usize,
 }
 
 /// The queries of one task: some tokens of some parts of the query heads.
@@ -248,11 +249,39 @@ pub(crate) fn scratch_len(tokens: usize, rows: usize, shape: &AttentionShape) ->
         Some(most) => rows.min(most.saturating_add(tokens + PARTITION)),
         None => rows,
     };
+    let tokens = tokens.min(shape.most_split_tokens());
     let states = tokens * seen.div_ceil(PARTITION) * shape.query_heads;
     states * shape.state_chunks() * LANES
 }
 
 impl Attention<'_> {
+    /// How many parts there are, those of a KV head one after the other.
+    fn parts(&self) -> usize {
+        self.shape.query_heads / self.part
+    }
+
+    fn parts_per_head(&self) -> usize {
+        self.shape.group() / self.part
+    }
+
+    /// The KV head that a part reads.
+    fn kv_head(&self, part: usize) -> usize {
+        part / self.parts_per_head()
+    }
+
+    /// The same in more parts, if that makes `wanted` of them. Each part converts the rows it reads, so
+    /// none is so small that this would be what the time goes to.
+    fn in_parts(&self, wanted: usize) -> Self {
+        let (all, heads) = (self.shape.group(), self.shape.kv_heads);
+        let most = wanted.div_ceil(heads).min(all / MANY);
+        let mut shares = (self.parts_per_head()..=most).rev();
+        let shares = shares.find(|shares| all.is_multiple_of(*shares));
+        Self {
+            part: shares.map_or(self.part, |shares| all / shares),
+            ..*self
+        }
+    }
+
     fn run<W: AsMut<Buffers> + Send + 'static>(
         &self,
         pool: &Pool<W>,
@@ -265,12 +294,13 @@ impl Attention<'_> {
             return;
         }
         let together = tokens * self.shape.query_heads <= self.shape.most_queries();
+        let few = tokens <= self.shape.most_split_tokens();
         let partitions = partitions_of(&self.sight(0).of_tokens(tokens));
         let needed = tokens * partitions.len() * self.shape.query_heads * self.state_len();
-        if together && pool.threads() > 1 && scratch.len() >= needed {
+        if few && pool.threads() > 1 && scratch.len() >= needed {
             self.split(pool, simd, out, &mut scratch[..needed], partitions);
         } else if together && pool.threads() == 1 {
-            self.whole(pool, simd, out, tokens, self.shape.parts());
+            self.whole(pool, simd, out, tokens, self.parts());
         } else {
             self.whole(pool, simd, out, self.tokens_per_task(pool.threads()), 1);
         }
@@ -327,8 +357,8 @@ impl Attention<'_> {
     /// Tokens whose queries of one part a task holds: many, because each task converts K and V,
     /// but few enough that there is work for all threads.
     fn tokens_per_task(&self, threads: usize) -> usize {
-        let most = self.shape.most_queries() / self.shape.group();
-        let wanted = (threads * TASKS_PER_THREAD).div_ceil(self.shape.parts());
+        let most = self.shape.most_queries() / self.part;
+        let wanted = (threads * TASKS_PER_THREAD).div_ceil(self.parts());
         let pieces = self.tokens().div_ceil(most).max(wanted.min(self.tokens()));
         self.tokens().div_ceil(pieces)
     }
@@ -342,7 +372,7 @@ impl Attention<'_> {
         tokens: usize,
         parts: usize,
     ) {
-        let per_part = self.shape.group() * self.shape.value_dim;
+        let per_part = self.part * self.shape.value_dim;
         let grid = Grid::new(out, self.shape.out_width(), tokens, parts * per_part);
         grid.run(pool, |out, worker| {
             let tokens = out.rows();
@@ -371,16 +401,18 @@ impl Attention<'_> {
         scratch: &mut [f32],
         partitions: Range<usize>,
     ) {
+        let pieces = (pool.threads() * SPLITS_PER_THREAD).div_ceil(partitions.len());
+        let attention = self.in_parts(pieces);
         let (shape, tokens, len) = (self.shape, self.tokens(), self.state_len());
         // Rows of the scratch are partitions, columns the states of queries in a task's order.
         let width = tokens * shape.query_heads * len;
-        let per_part = width / shape.parts();
-        let pieces = (pool.threads() * SPLITS_PER_THREAD).div_ceil(partitions.len());
-        let parts = shape.parts().div_ceil(pieces);
+        let per_part = width / attention.parts();
+        let most = shape.most_queries() / (tokens * attention.part);
+        let parts = attention.parts().div_ceil(pieces).min(most);
         Grid::new(scratch, width, 1, parts * per_part).run(pool, |out, worker| {
             let parts = out.cols();
             simd.vectorize(Partial {
-                attention: self,
+                attention: &attention,
                 task: Task {
                     first_token: 0,
                     tokens,
@@ -396,8 +428,8 @@ impl Attention<'_> {
         let scratch = &*scratch;
         Grid::new(out, shape.out_width(), 1, shape.value_dim).run(pool, |mut out, _| {
             let (token, head) = (out.rows().start, out.cols().start / shape.value_dim);
-            let (part, member) = (head / shape.group(), head % shape.group());
-            let query = (part * tokens + token) * shape.group() + member;
+            let (part, member) = (head / attention.part, head % attention.part);
+            let query = (part * tokens + token) * attention.part + member;
             let seen = partitions_of(&self.sight(token).of(0));
             let rows = scratch
                 .chunks_exact(width)
@@ -452,7 +484,7 @@ impl Kernel for Whole<'_, '_> {
                 .chunks_exact_mut(per_query)
                 .zip(partial.chunks_exact(per_query));
             for (query, (total, partial)) in states.enumerate() {
-                let token = query / attention.shape.group() % task.tokens;
+                let token = query / attention.part % task.tokens;
                 match partitions_of(&sight.of(token)).contains(&index) {
                     true if first => {}
                     true => merge(s, total, partial),
@@ -463,11 +495,11 @@ impl Kernel for Whole<'_, '_> {
         }
         for (query, total) in total.chunks_exact_mut(per_query).enumerate() {
             let shape = attention.shape;
-            let (row, member) = (query / shape.group(), query % shape.group());
+            let (row, member) = (query / attention.part, query % attention.part);
             let (part, token) = (row / task.tokens, row % task.tokens);
-            let head = part * shape.group() + member;
+            let head = part * attention.part + member;
             if let Some(sinks) = attention.sinks {
-                add_sink(s, total, sinks[task.first_part * shape.group() + head]);
+                add_sink(s, total, sinks[task.first_part * attention.part + head]);
             }
             let start = head * shape.value_dim;
             let row = self.out.rows().start + token;

@@ -307,11 +307,40 @@ fn latent_rows_match_f64() {
 
 #[test]
 fn more_queries_of_a_head_than_a_task_holds_match_f64() {
-    for (query_heads, kv_heads, head_dim) in [(128, 1, 576), (64, 1, 576), (244, 2, 512)] {
-        for element in [ElementType::F16, ElementType::Q8_0] {
-            let shape = shape(query_heads, kv_heads, head_dim);
-            for (tokens, first) in [(1, 270), (2, 255)] {
-                check([element; 2], &shape, tokens, first);
+    for (query_heads, kv_heads, element) in [
+        (128, 1, ElementType::Q8_0),
+        (64, 1, ElementType::F16),
+        // A number of heads that can be shared out evenly in parts of 31 only.
+        (124, 2, ElementType::F32),
+    ] {
+        let shape = shape(query_heads, kv_heads, 576);
+        for (tokens, first) in [(1, 257), (2, 40)] {
+            check([element; 2], &shape, tokens, first);
+        }
+    }
+}
+
+#[test]
+fn heads_that_share_a_row_give_the_same_in_any_parts() {
+    for (query_heads, tokens) in [(16, 1), (20, 2), (64, 1)] {
+        let shape = AttentionShape {
+            value_dim: 64,
+            ..shape(query_heads, 1, 96)
+        };
+        let k = Side::random(ElementType::F16, &shape, 600, 1);
+        let v = Side::random_values(ElementType::F16, &shape, 600, 2);
+        let q = Random::new(3).units(tokens * query_heads * 96);
+        for first in [40, 599 - tokens] {
+            let of = |threads| {
+                let cpu = cpu(Level::Portable, threads);
+                attend(&cpu, &q, &k.view(), &v.view(), first, &shape)
+            };
+            let alone = of(1);
+            for threads in [2, 5] {
+                assert!(
+                    of(threads) == alone,
+                    "{query_heads} heads, {threads} threads"
+                );
             }
         }
     }

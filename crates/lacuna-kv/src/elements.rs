@@ -12,7 +12,7 @@ use lacuna_kernels::{ElementType, UnknownElementType};
 pub struct KvElements {
     /// Keys.
     pub key: ElementType,
-    /// Values.
+    /// Values, where they are not part of keys.
     pub value: ElementType,
 }
 

@@ -112,9 +112,9 @@ proptest! {
         which in any::<prop::sample::Index>(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
-        let paths: Vec<PathBuf> = fixtures().into_iter().map(|path| path.join("model.gguf"))
-            .filter(|path| path.exists())
-            .collect();
+        let names = ["model.gguf", "model-older.gguf"];
+        let paths = fixtures().into_iter().flat_map(|path| names.map(|name| path.join(name)));
+        let paths: Vec<PathBuf> = paths.filter(|path| path.exists()).collect();
         let mut bytes = fs::read(which.get(&paths)).expect("a committed fixture");
         // Metadata and the directory of tensors come first.
         let header = bytes.len().min(4096);

@@ -324,6 +324,35 @@ fn logits_have_a_row_for_each_token_asked_for() {
 }
 
 #[test]
+fn latent_rows_and_what_is_made_when_a_model_is_loaded_are_told() {
+    let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/families");
+    let of = |file: &str| {
+        let path = families.join("deepseek-v2-lite").join(file);
+        let path = path.to_str().expect("text").to_owned();
+        let inspected = json(&lacuna(&["inspect", &path, "--json"]));
+        let planned = json(&lacuna(&["plan", &path, "--ctx", "64", "--json"]));
+        (inspected, planned)
+    };
+    // Four heads' keys of eight elements, of rows of twenty, in three layers and f32.
+    for (file, derived) in [
+        ("model.gguf", 0),
+        ("model-older.gguf", 3 * 4 * 8 * 20 * 4),
+        ("hf", 3 * 4 * 8 * 20 * 4),
+    ] {
+        let (inspected, planned) = of(file);
+        assert_eq!(
+            inspected["kinds"][0]["latent"],
+            serde_json::json!({"rank": 20, "key_dim": 8, "value_dim": 10, "query_rank": null})
+        );
+        let row = number(&inspected, "/kv_bytes_per_token/f16");
+        assert_eq!(row, 3 * (20 + 4) * 2, "{file}");
+        let made = number(&inspected, "/derived_weight_bytes");
+        assert_eq!(made, derived, "{file}");
+        assert_eq!(number(&planned, "/weights/derived_bytes"), derived);
+    }
+}
+
+#[test]
 fn a_synthetic_model_runs() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let file = folder.path().join("m.gguf");

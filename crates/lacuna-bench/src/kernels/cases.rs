@@ -4,8 +4,9 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use lacuna_kernels::{DType, ElementType};
+use lacuna_kernels::{AttentionShape, DType, ElementType};
 
+use super::attention::{GROUPED, LATENT};
 use super::{KernelKind, Measured, Row};
 use crate::arguments::BenchKernelsArgs;
 use lacuna_cli::output::Usage;
@@ -37,6 +38,7 @@ pub(super) struct Matmul {
 }
 
 pub(super) struct Attention {
+    pub(super) shape: AttentionShape,
     pub(super) element: ElementType,
     /// Cached rows, those of the tokens included.
     pub(super) depth: usize,
@@ -70,9 +72,13 @@ pub(super) fn cases(args: &BenchKernelsArgs) -> Result<Vec<Case>> {
                     cases.extend(matmuls(args, dtype).map(Case::Matmul));
                 }
             }
-            KernelKind::Attention => {
+            KernelKind::Attention | KernelKind::LatentAttention => {
+                let shape = match kind {
+                    KernelKind::Attention => GROUPED,
+                    _ => LATENT,
+                };
                 for element in ElementType::ALL.into_iter().filter(|e| named(e.name())) {
-                    cases.extend(attentions(args, element).map(Case::Attention));
+                    cases.extend(attentions(args, shape, element).map(Case::Attention));
                 }
             }
             _ if !args.types.is_empty() => {}
@@ -102,15 +108,29 @@ fn matmuls(args: &BenchKernelsArgs, dtype: DType) -> impl Iterator<Item = Matmul
     all.filter(|case| case.rows < VOCABULARY || case.tokens <= MOST_DECODED)
 }
 
-fn attentions(args: &BenchKernelsArgs, element: ElementType) -> impl Iterator<Item = Attention> {
+fn attentions(
+    args: &BenchKernelsArgs,
+    shape: AttentionShape,
+    element: ElementType,
+) -> impl Iterator<Item = Attention> {
     let all = args.depths.iter().flat_map(move |depth| {
         args.tokens.iter().map(move |tokens| Attention {
+            shape,
             element,
             depth: depth.get().max(tokens.get()),
             tokens: tokens.get(),
         })
     });
     all.filter(|case| case.depth <= DEEPEST_PROMPT || case.tokens <= MOST_DECODED)
+}
+
+impl Attention {
+    fn kind(&self) -> KernelKind {
+        match self.shape == LATENT {
+            true => KernelKind::LatentAttention,
+            false => KernelKind::Attention,
+        }
+    }
 }
 
 impl Case {
@@ -123,7 +143,7 @@ impl Case {
                 Some(case.tokens),
             ),
             Case::Attention(case) => (
-                KernelKind::Attention,
+                case.kind(),
                 Some(case.element.name()),
                 Some(format!("depth {}", case.depth)),
                 Some(case.tokens),
@@ -145,7 +165,7 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Case::Matmul(case) => write!(f, "matmul {}", case.dtype),
-            Case::Attention(case) => write!(f, "attention {}", case.element),
+            Case::Attention(case) => write!(f, "{} {}", case.kind().name(), case.element),
             Case::Elementwise(case) => f.write_str(&case.kind.name()),
             Case::Barrier => f.write_str("barrier"),
         }

@@ -19,7 +19,10 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Elementwise) -> Measured {
         KernelKind::Rope => rope(bench, case.tokens),
         KernelKind::SiluMul => silu_mul(bench, case.tokens),
         KernelKind::Quantize => quantize(bench, case.tokens),
-        KernelKind::Matmul | KernelKind::Attention | KernelKind::Barrier => {
+        KernelKind::Matmul
+        | KernelKind::Attention
+        | KernelKind::LatentAttention
+        | KernelKind::Barrier => {
             unreachable!("{} is no elementwise kernel", case.kind.name())
         }
     }

@@ -32,6 +32,8 @@ pub(crate) enum KernelKind {
     Matmul,
     /// Causal attention over cached rows
     Attention,
+    /// The same over latent rows, whose values are part of keys
+    LatentAttention,
     /// Root mean square norms
     RmsNorm,
     /// Rotary embeddings

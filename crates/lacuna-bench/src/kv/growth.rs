@@ -218,7 +218,7 @@ impl Bench<'_> {
     fn attend(&self, sequence: &Sequence) -> Duration {
         let shape = &self.subject.attention;
         let query = vec![0.1; shape.query_heads * shape.head_dim];
-        let mut out = vec![0.0; query.len()];
+        let mut out = vec![0.0; shape.query_heads * shape.value_dim];
         let mut scratch = vec![0.0; Cpu::attention_scratch_len(1, sequence.len(), shape)];
         let start = Instant::now();
         for layer in 0..self.subject.layers() {

@@ -21,7 +21,10 @@ impl Work {
         let spec = model.spec();
         let (layer_macs, logit_macs) = model.program().products();
         let attention = spec.layers.iter().map(|layer| &layer.attention);
-        let row_macs = attention.map(|attention| 2 * attention.query_width());
+        let row_macs = attention.map(|attention| {
+            // One of K, one of V.
+            attention.query_width() + attention.attended_width()
+        });
         Self {
             weight_bytes: model.weight_bytes(),
             pass_bytes: model.active_weight_bytes(),

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod equality;
+mod latent;
 mod limits;
 mod memory;
 mod namespaces;

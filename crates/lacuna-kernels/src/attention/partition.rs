@@ -21,7 +21,7 @@ use crate::simd::{Kernel, LANES, Simd, padded};
 use crate::view::View;
 
 /// Queries of one part from which on a packed copy of the keys pays.
-const MANY: usize = 8;
+pub(super) const MANY: usize = 8;
 
 /// How scores are computed. Results differ only between integers and the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,8 @@ enum Method {
 }
 
 /// Whether K and V are better copied than read as they are stored.
-fn is_many(shape: &AttentionShape, task: &Task) -> bool {
-    let queries = task.tokens * shape.group();
+fn is_many(attention: &Attention<'_>, task: &Task) -> bool {
+    let (shape, queries) = (attention.shape, task.tokens * attention.part);
     // What is read as stored is whole pairs of chunks, for one query or an even number.
     queries >= MANY
         || (queries > 1 && queries % 2 == 1)
@@ -131,7 +131,7 @@ impl<'a> Loaded<'a> {
         buffers: &'a mut Buffers,
     ) -> Self {
         let integers = attention.k.layout().element == ElementType::Q8_0;
-        let method = match is_many(attention.shape, &task) {
+        let method = match is_many(attention, &task) {
             false if !integers => Method::Rows,
             true if !integers => Method::Tiles,
             false => Method::IntegerRows,
@@ -159,9 +159,9 @@ impl<'a> Loaded<'a> {
         let mut out = self.buffers.queries.chunks_exact_mut(shape.key_chunks());
         for part in task.first_part..task.first_part + task.parts {
             for token in task.all_tokens() {
-                let row = token * shape.query_heads + part * shape.group();
+                let row = token * shape.query_heads + part * self.attention.part;
                 let queries = &self.attention.q[row * shape.head_dim..];
-                let queries = queries.chunks(shape.head_dim).take(shape.group());
+                let queries = queries.chunks(shape.head_dim).take(self.attention.part);
                 for (query, out) in queries.zip(&mut out) {
                     out.fill(Chunk::ZERO);
                     for (chunk, out) in query.chunks(LANES).zip(out) {
@@ -204,7 +204,7 @@ impl<'a> Loaded<'a> {
 
     /// Queries of one part.
     fn part_queries(&self) -> usize {
-        self.task.tokens * self.attention.shape.group()
+        self.task.tokens * self.attention.part
     }
 
     /// Elements of the tiles of one part.
@@ -223,8 +223,8 @@ impl<'a> Loaded<'a> {
 
     /// The KV heads that its parts read.
     fn heads(&self) -> Range<usize> {
-        let (shape, parts) = (self.attention.shape, self.parts());
-        shape.kv_head(parts.start)..shape.kv_head(parts.end - 1) + 1
+        let (attention, parts) = (self.attention, self.parts());
+        attention.kv_head(parts.start)..attention.kv_head(parts.end - 1) + 1
     }
 }
 
@@ -252,7 +252,7 @@ impl Kernel for Partition<'_, '_> {
         self.states.fill(Chunk::ZERO);
         self.scores(s, &rows);
         self.soften(s);
-        if is_many(attention.shape, &task) {
+        if is_many(attention, &task) {
             self.copied_values(s, &rows);
         } else {
             self.stored_values(s, &rows);
@@ -291,7 +291,7 @@ impl<'b> Partition<'_, 'b> {
             Side::Values => (Side::Keys, self.next * PARTITION),
         };
         let fetched = next..next + len;
-        let head = self.loaded.attention.shape.kv_head(part);
+        let head = self.loaded.attention.kv_head(part);
         Ahead::share(self.view(side), fetched, &self.loaded.heads(), head)
     }
 
@@ -303,7 +303,7 @@ impl<'b> Partition<'_, 'b> {
         let sight = attention.sight(task.first_token);
         let tokens = sight.tokens_of(&rows, task.tokens);
         let first = (part - task.first_part) * self.loaded.part_queries();
-        let group = attention.shape.group();
+        let group = attention.part;
         first + tokens.start * group..first + tokens.end * group
     }
 
@@ -319,7 +319,7 @@ impl<'b> Partition<'_, 'b> {
                 let mut ahead = self.ahead(Side::Keys, start, BLOCK_ROWS, rows, part);
                 let block = BlockRows {
                     view: self.view(Side::Keys),
-                    head: self.loaded.attention.shape.kv_head(part),
+                    head: self.loaded.attention.kv_head(part),
                     start,
                     rows: needed.clone(),
                 };
@@ -349,7 +349,7 @@ impl<'b> Partition<'_, 'b> {
             view: self.view(side),
             rows: rows.clone(),
             parts: self.loaded.parts(),
-            parts_per_head: self.loaded.attention.shape.parts_per_head(),
+            parts_per_head: self.loaded.attention.parts_per_head(),
             queries_per_part: self.loaded.part_queries(),
             next: self.next(side, rows),
         }
@@ -461,7 +461,7 @@ impl<'b> Partition<'_, 'b> {
         let states = self.states.chunks_exact_mut(attention.shape.state_chunks());
         let scores = self.loaded.buffers.scores.as_chunks_mut().0;
         for (query, (state, scores)) in states.zip(scores).enumerate() {
-            let token = query / attention.shape.group() % task.tokens;
+            let token = query / attention.part % task.tokens;
             let visible = sight.within(token, self.index * PARTITION, PARTITION);
             if visible.is_empty() {
                 continue;
@@ -490,14 +490,14 @@ impl<'b> Partition<'_, 'b> {
             attention, task, ..
         } = *self.loaded;
         let (shape, per_part) = (attention.shape, self.loaded.part_queries());
-        let token = queries.start % per_part / shape.group();
+        let token = queries.start % per_part / attention.part;
         let per_query = shape.state_chunks();
         Sums {
             weights: &weights[queries.start * PARTITION_CHUNKS..],
             states: &mut states[queries.start * per_query..queries.end * per_query],
             chunks: shape.value_chunks(),
             sight: attention.sight(task.first_token + token),
-            group: shape.group(),
+            group: attention.part,
             queries_per_part: per_part,
             start,
             rows: len,
@@ -533,7 +533,7 @@ impl<'b> Partition<'_, 'b> {
                 let queries = self.seeing(part, start..start + PANEL_ROWS);
                 let block = BlockRows {
                     view,
-                    head: self.loaded.attention.shape.kv_head(part),
+                    head: self.loaded.attention.kv_head(part),
                     start,
                     rows: needed.clone(),
                 };

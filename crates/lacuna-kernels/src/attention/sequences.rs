@@ -98,13 +98,14 @@ impl<Q: Sequences> Each<'_, Q> {
                 return;
             };
             let cached = self.sequences.cached(index);
+            let attention = self.attention(&cached, row..row + 1);
             simd.vectorize(Whole {
-                attention: &self.attention(&cached, row..row + 1),
+                attention: &attention,
                 task: Task {
                     first_token: 0,
                     tokens: 1,
                     first_part: 0,
-                    parts: self.shape.parts(),
+                    parts: attention.parts(),
                 },
                 buffers: worker.as_mut(),
                 out,
@@ -136,6 +137,7 @@ impl<Q: Sequences> Each<'_, Q> {
             first_position: cached.first_position,
             shape: self.shape,
             sinks: self.sinks,
+            part: self.shape.part(),
         };
         attention.check();
         attention

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use lacuna_kernels::{Cpu, CpuConfig, ElementType, RunMut};
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
-use lacuna_kv::{Geometry, KvCache, KvElements, Layer, RowSpec, Sequence, Side};
+use lacuna_kv::{
+    Geometry, Keep, KvCache, KvElements, Layer, LayerCache, RowSpec, Sequence, Side, ValueRows,
+};
 
 /// Rows of 512 and 256 bytes: an 8 KiB page holds 16 rows of K and 32 of V.
 fn even() -> Geometry {
@@ -19,6 +21,20 @@ fn even() -> Geometry {
 fn straddling() -> Geometry {
     Geometry::uniform(3, 2, 12, KvElements::both(ElementType::F32))
 }
+
+/// Rows of 144 bytes whose values are the first 128 of them.
+fn latent() -> Geometry {
+    let rows = RowSpec {
+        kv_heads: 1,
+        key_dim: 36,
+        value_dim: 32,
+        values: ValueRows::InKeys,
+        keep: Keep::All,
+    };
+    let elements = KvElements::both(ElementType::F32);
+    Geometry::new(vec![LayerCache::Rows(rows); 3], elements).expect("a model")
+}
+
 pub(crate) const CAPACITY: usize = 1200;
 
 pub(crate) struct Bench {
@@ -152,9 +168,9 @@ impl Bench {
 /// Every way to hold rows in pages that can be shared.
 fn benches() -> impl Iterator<Item = Bench> {
     let layouts = ["sparse", "sparse:head-major", "sparse:interleaved=2"];
-    layouts
-        .into_iter()
-        .flat_map(|policy| [even(), straddling()].map(|geometry| Bench::with(geometry, policy)))
+    layouts.into_iter().flat_map(|policy| {
+        [even(), straddling(), latent()].map(|geometry| Bench::with(geometry, policy))
+    })
 }
 
 /// A row that no other token, position, layer or side has.

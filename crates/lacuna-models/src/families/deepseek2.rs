@@ -209,8 +209,15 @@ fn sparse_layers(facts: &Facts<'_>, layers: usize) -> Result<Vec<bool>, ConfigEr
     )?;
     let field = "mlp_layer_types";
     if let Some(types) = facts.get::<Vec<String>>(Key::huggingface(field))? {
-        let sparse = types.iter().map(|kind| kind == "sparse").collect();
-        return PerLayer::Each(sparse).of(layers, field);
+        let sparse = types.iter().map(|kind| match kind.as_str() {
+            "sparse" => Ok(true),
+            "dense" => Ok(false),
+            other => Err(ConfigError::Unsupported {
+                feature: format!("a feed-forward block of type `{other}`"),
+                supported: "dense and sparse ones are",
+            }),
+        });
+        return PerLayer::Each(sparse.collect::<Result<_, _>>()?).of(layers, field);
     }
     let dense = Key::new("leading_dense_block_count", "first_k_dense_replace");
     let dense = match (facts.get(dense)?, facts.class()) {

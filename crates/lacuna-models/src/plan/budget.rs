@@ -32,9 +32,9 @@ pub struct Parts {
     pub thread_bytes: u64,
     /// Candidates that a token is chosen from.
     pub sampling_bytes: u64,
-    /// Norms and biases, which are copied out of the file, and matrices that are made of others.
+    /// Norms and biases, which are copied out of the file.
     pub copied_weight_bytes: u64,
-    /// Matrices in forms that cannot be computed from, which are converted.
+    /// Matrices in forms that cannot be computed from, which are converted, and those made of others.
     pub converted_weight_bytes: u64,
     /// The arena of a forward pass.
     pub activation_bytes: u64,
@@ -141,8 +141,8 @@ impl Plan {
             vocabulary_bytes: self.program.vocabulary_bytes,
             thread_bytes: self.program.thread_bytes,
             sampling_bytes: self.program.sampling_bytes,
-            copied_weight_bytes: self.weights.copied_bytes() + self.weights.derived_bytes(),
-            converted_weight_bytes: self.weights.converted_bytes(),
+            copied_weight_bytes: self.weights.copied_bytes(),
+            converted_weight_bytes: self.weights.converted_bytes() + self.weights.derived_bytes(),
             activation_bytes: self.arena.bytes() as u64,
             request_bytes: self.request_bytes,
             kv_bytes: 0,

@@ -158,3 +158,56 @@ fn turned(
     let shape = [heads * rank, key_dim];
     Ok(Tensor::in_memory(tensor.name(), dtype, &shape, bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use lacuna_kernels::{Cpu, CpuConfig, ElementType};
+
+    use super::*;
+
+    fn values(tensor: &Tensor, rows: usize, columns: usize) -> Vec<f32> {
+        let matrix = Matrix::new(tensor.dtype(), rows, columns, tensor.bytes()).expect("a shape");
+        let mut values = vec![0.0; rows * columns];
+        for (row, out) in values.chunks_exact_mut(columns).enumerate() {
+            matrix.dequantize_row(row, out);
+        }
+        values
+    }
+
+    #[test]
+    fn rows_for_keys_are_turned_round_and_blocks_become_f16() {
+        let (heads, key_dim, value_dim, rank) = (3, 5, 4, 64);
+        let rows = heads * (key_dim + value_dim);
+        let x: Vec<f32> = (0..rows * rank)
+            .map(|at| ((at * 37 % 251) as f32 - 125.0) / 64.0)
+            .collect();
+        let cpu = Cpu::new(CpuConfig::default()).expect("this machine's own level");
+        for (element, stored, expected) in [
+            (ElementType::F32, DType::F32, DType::F32),
+            (ElementType::F16, DType::F16, DType::F16),
+            (ElementType::Bf16, DType::Bf16, DType::Bf16),
+            (ElementType::Q8_0, DType::Q8_0, DType::F16),
+            (ElementType::Q4_0, DType::Q4_0, DType::F16),
+        ] {
+            let mut bytes = vec![0; element.bytes(x.len())];
+            cpu.store_rows(element, &mut bytes, &x);
+            let both = Tensor::in_memory("both", stored, &[rows, rank], bytes);
+            let made = turned(&both, [heads, key_dim + value_dim], [rank, key_dim]);
+            let made = made.expect("rows of whole blocks");
+            assert_eq!(made.dtype(), expected);
+            let (from, to) = (
+                values(&both, rows, rank),
+                values(&made, heads * rank, key_dim),
+            );
+            for (at, to) in to.into_iter().enumerate() {
+                let (head, column, row) = (at / key_dim / rank, at / key_dim % rank, at % key_dim);
+                let from = from[(head * (key_dim + value_dim) + row) * rank + column];
+                let from = match expected {
+                    DType::F16 => f16::from_f32(from).to_f32(),
+                    _ => from,
+                };
+                assert_eq!(to, from, "{stored}: {head} {row} {column}");
+            }
+        }
+    }
+}
