@@ -303,12 +303,19 @@ def mlx_experts(out: pathlib.Path) -> None:
 
 
 def mlx_mxfp4(out: pathlib.Path) -> None:
+    """A matrix with settings of its own is affine unless they say otherwise."""
     folder = Folder(DENSE, 243)
+    settings = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
     for module in folder.matrices():
+        if module.endswith("v_proj"):
+            settings[module] = {"bits": 3}
+            worth, parts = mlx_quantized(folder.drawn[f"{module}.weight"], 64, 3)
+            folder.put(module, worth, **parts)
+            continue
         packed, scales = mx.quantize(mx.array(folder.drawn[f"{module}.weight"].numpy()), group_size=32, bits=4, mode="mxfp4")
         worth = mx.dequantize(packed, scales, group_size=32, bits=4, mode="mxfp4", dtype=mx.float32)
         folder.put(module, to_torch(worth), weight=to_torch(packed), scales=to_torch(scales))
-    folder.write(out, "mlx-mxfp4", ["k_proj"], quantization={"group_size": 32, "bits": 4, "mode": "mxfp4"})
+    folder.write(out, "mlx-mxfp4", ["k_proj", "v_proj"], quantization=settings)
 
 
 # --- MXFP4 of gpt-oss ------------------------------------------------------------------------

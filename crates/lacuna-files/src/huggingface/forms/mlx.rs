@@ -23,7 +23,7 @@ pub(super) fn read(settings: &Map<String, Value>, table: &mut Table<'_>) -> Resu
         let weight = format!("{module}.weight");
         let variant = match settings.get(module) {
             None | Some(Value::Bool(true)) => usual,
-            Some(Value::Object(own)) => Variant::of(own, Some(usual))?,
+            Some(Value::Object(own)) => Variant::of(own, Some(Variant::USUAL))?,
             Some(_) => {
                 return Err(super::unsupported(settings, module, "group_size and bits"));
             }
@@ -62,35 +62,42 @@ struct Variant {
 }
 
 impl Variant {
+    /// Of a matrix with settings of its own, where they do not say otherwise.
+    const USUAL: Self = Self {
+        mode: Mode::Affine,
+        bits: 4,
+        group: 64,
+    };
+
     fn of(settings: &Map<String, Value>, usual: Option<Self>) -> Result<Self, FormError> {
         super::expect(settings, "mode", &["affine", "mxfp4"], "affine or mxfp4")?;
-        let number = |field: &str, usual: Option<usize>, least: usize, most: usize, expected| {
+        let number = |field: &str, usual: Option<usize>, most: usize, expected| {
             let said = settings.get(field).and_then(Value::as_u64);
-            let said = said.and_then(|said| usize::try_from(said).ok());
-            let fits = |number: &usize| (least..=most).contains(number);
             let number = match settings.contains_key(field) {
-                true => said,
+                true => said.and_then(|said| usize::try_from(said).ok()),
                 false => usual,
             };
             number
-                .filter(fits)
+                .filter(|number| (1..=most).contains(number))
                 .ok_or_else(|| super::unsupported(settings, field, expected))
         };
-        Ok(Self {
-            mode: match super::text(settings, "mode").as_deref() {
-                Some("mxfp4") => Mode::Mxfp4,
-                Some(_) => Mode::Affine,
-                None => usual.map_or(Mode::Affine, |usual| usual.mode),
-            },
-            bits: number("bits", usual.map(|usual| usual.bits), 2, 8, "2 to 8")?,
-            group: number(
-                "group_size",
-                usual.map(|usual| usual.group),
-                1,
-                1 << 20,
-                "a size of groups",
-            )?,
-        })
+        let bits = number("bits", usual.map(|usual| usual.bits), 8, "1 to 8")?;
+        // Rows of more columns are of no model.
+        let size = usual.map(|usual| usual.group);
+        let group = number("group_size", size, 1 << 20, "a size of groups")?;
+        let mode = match super::text(settings, "mode").as_deref() {
+            Some("mxfp4") => Mode::Mxfp4,
+            _ => Mode::Affine,
+        };
+        if mode == Mode::Mxfp4 && (bits, group) != (4, BLOCK) {
+            let field = if bits == 4 { "group_size" } else { "bits" };
+            return Err(super::unsupported(
+                settings,
+                field,
+                "4 bits in groups of 32",
+            ));
+        }
+        Ok(Self { mode, bits, group })
     }
 }
 
@@ -112,7 +119,7 @@ fn affine(
     }
     let (scales, biases) = (scales.shaped(&expected)?, biases.shaped(&expected)?);
     let exact = match bits {
-        2..=4 => Some(DType::Q4_1),
+        1..=4 => Some(DType::Q4_1),
         5 => Some(DType::Q5_1),
         _ => None,
     };

@@ -383,6 +383,8 @@ fn mlx_needs_settings_and_shapes_that_go_together() {
     }
     let nvfp4 = with(json!({"group_size": 16, "bits": 4, "mode": "nvfp4"}));
     names_all(&refusal(&nvfp4, &lines), &["mode", "nvfp4"]);
+    let mxfp4 = with(json!({"group_size": 64, "bits": 4, "mode": "mxfp4"}));
+    names_all(&refusal(&mxfp4, &lines), &["group_size", "groups of 32"]);
     let own = with(json!({"group_size": 64, "bits": 4, "x": 8}));
     names_all(&refusal(&own, &lines), &["`x`"]);
     let own = with(json!({"group_size": 64, "bits": 4, "x": {"bits": 5}}));
