@@ -193,6 +193,8 @@ pub struct Tensors {
     by_name: Vec<usize>,
     /// What the tensors lie in, each once.
     mappings: Vec<Mapping>,
+    /// Where the bytes are that tensors are converted from.
+    sources: Vec<(Mapping, Range<usize>)>,
 }
 
 /// What [`Tensors::iter`] says of a tensor, whether or not its type is supported.
@@ -274,6 +276,7 @@ impl Tensors {
             Some(pair) => Err(entries[pair[0]].name.to_string()),
             None => Ok(Self {
                 mappings: distinct(&entries),
+                sources: Vec::new(),
                 entries,
                 by_name,
             }),
@@ -290,13 +293,30 @@ impl Tensors {
         &self.entries
     }
 
-    /// The table with `entries`, which were made of this one's; the error is the name that occurs twice.
-    pub(super) fn with_entries(&self, entries: Vec<Entry>) -> Result<Self, String> {
-        let mappings = self.mappings.clone();
+    /// The table with `entries`, some of which are made of `sources`; the error is the name that occurs
+    /// twice.
+    pub(super) fn with_entries<'a>(
+        &self,
+        entries: Vec<Entry>,
+        sources: impl Iterator<Item = &'a Entry>,
+    ) -> Result<Self, String> {
+        let sources = sources.filter_map(|source| match &source.contents {
+            Contents::Mapped { data, range } => Some((data.clone(), range.clone())),
+            Contents::Converted(_) => None,
+        });
         Ok(Self {
-            mappings,
+            mappings: self.mappings.clone(),
+            sources: sources.collect(),
             ..Self::new(entries)?
         })
+    }
+
+    /// Lets go of the memory behind what tensors are converted from, which stays mapped. Worth a call when
+    /// all that is needed has been converted.
+    pub fn release_sources(&self) {
+        for (data, range) in &self.sources {
+            data.release(range.clone());
+        }
     }
 
     /// The files (or memory) the tensors lie in, each once.

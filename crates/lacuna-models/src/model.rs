@@ -54,6 +54,7 @@ impl Model {
         let description = description(&files)?;
         let program = Program::new(&description.spec);
         let weights = Weights::load(files.tensors(), &description, &program)?;
+        files.tensors().release_sources();
         let active_weight_bytes =
             description.active_bytes(&WeightPlan::of(files.tensors(), &description.spec));
         let tokenizer = tokenizer(&files, &description.spec)?;

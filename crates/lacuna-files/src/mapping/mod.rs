@@ -6,7 +6,7 @@
 //!
 //! # Safety
 //!
-//! This module opens `unsafe` for one call, mapping a file, and `guard.rs` for what it lists itself. `mmap` is unsafe because another
+//! This module opens `unsafe` for two calls, mapping a file and letting go of its pages, and `guard.rs` for what it lists itself. `mmap` is unsafe because another
 //! process may change the file while we hold `&[u8]` to it.
 //!
 //! 1. *Lifetime.* The mapping lives in the same `Arc` as every slice handed out borrows from, and is
@@ -23,7 +23,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "mapping a file is the one operation here the compiler cannot check"
+    reason = "mappings of files are what the compiler cannot check here"
 )]
 
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "macos"))]
@@ -34,7 +34,7 @@ mod guard;
 
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
@@ -249,6 +249,21 @@ impl Mapping {
         let result = read(self);
         self.check().map_err(Error::from)?;
         result
+    }
+
+    /// Lets go of the memory behind bytes that are not needed soon. Reading them again reads the file.
+    pub(crate) fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Source::File { map, .. } = &*self.source {
+            let advice = memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: (2) Nothing has been written through the mapping, so what is read next is again
+            // what the file has, and (3) holds of that as of the first time.
+            let released = unsafe { map.unchecked_advise_range(advice, range.start, range.len()) };
+            // Without it the system takes the memory when it needs some.
+            released.ok();
+        }
+        #[cfg(not(unix))]
+        let _ = range;
     }
 
     /// A handle that does not keep the bytes.

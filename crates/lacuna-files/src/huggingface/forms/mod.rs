@@ -192,7 +192,9 @@ impl<'a> Table<'a> {
                 entries.push(entry.clone());
             }
         }
-        let tensors = self.tensors.with_entries(entries);
+        let all = self.tensors.entries().iter();
+        let sources = all.filter(|entry| self.taken.contains(&*entry.name));
+        let tensors = self.tensors.with_entries(entries, sources);
         tensors.map_err(|name| FormError::Twice { name })
     }
 }

@@ -509,3 +509,19 @@ fn what_is_converted_is_made_once_and_only_while_somebody_has_it() {
     assert!(held.upgrade().is_none(), "nobody has it");
     assert!(tensors.require("x.weight").is_ok(), "and it is made again");
 }
+
+#[test]
+fn what_was_let_go_of_is_read_again() {
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../reference/forms/gptq/hf");
+    let folder = crate::huggingface::Folder::open(fixture.as_ref()).unwrap();
+    let tensors = folder.tensors().unwrap();
+    let convert = || {
+        let tensor = tensors
+            .require("model.layers.0.mlp.up_proj.weight")
+            .unwrap();
+        tensor.bytes().to_vec()
+    };
+    let first = convert();
+    tensors.release_sources();
+    assert!(convert() == first);
+}
