@@ -6,7 +6,7 @@ import pathlib
 import gguf
 from tokenizers import Tokenizer
 
-from . import bpe, gemma, models, sentence_pieces, text
+from . import bpe, gemma, models, sentence_pieces, text, word_pieces
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Whole words that no merge builds: only a tokenizer that ignores merges finds them.
@@ -107,6 +107,18 @@ def make_gemma4(folder: pathlib.Path) -> None:
     write_cases(folder, {"pre": None}, cases(made))
 
 
+def make_word_pieces(folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = word_pieces.vocabulary()
+    writer = gguf.GGUFWriter(folder / "vocab.gguf", "bert")
+    writer.add_type("model")
+    word_pieces.add_to_gguf(writer, tokens)
+    models.close(writer)
+    made = word_pieces.hf_tokenizer(tokens)
+    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
+    write_cases(folder, {"pre": None}, cases(made))
+
+
 def make(out: pathlib.Path) -> None:
     folder = out / "tokenizers"
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,4 +126,5 @@ def make(out: pathlib.Path) -> None:
     make_bpe(folder)
     make_pieces(folder)
     make_gemma4(folder / "gemma4")
+    make_word_pieces(folder / "word-piece")
     gemma.make_real(folder / "gemma3", write_cases)

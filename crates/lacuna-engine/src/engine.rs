@@ -7,7 +7,9 @@ use lacuna_files::ModelFiles;
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
 use lacuna_models::plan::{Budget, Demand, Logits, Plan, VocabularySize, WeightPlan};
-use lacuna_models::{BatchLimits, FiniteCheck, LogitRows, Model, ModelSpec, Scratch, Segment};
+use lacuna_models::{
+    BatchLimits, FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch, Segment,
+};
 use lacuna_pages::ByteLength;
 
 use crate::budget::{Had, Process};
@@ -133,6 +135,9 @@ impl EngineConfig {
         files: &ModelFiles,
         spec: &ModelSpec,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
+        if spec.pooled().is_some() {
+            return Err(ForwardError::NoLogits.into());
+        }
         let cache = KvCache::new(spec.kv_geometry(self.kv_elements)?, self.kv_policy)?;
         let vocabulary = VocabularySize::of(files, spec);
         let weights = WeightPlan::of(files.tensors(), spec);

@@ -200,6 +200,8 @@ pub enum Place {
     Layer(usize),
     /// The logits.
     Logits,
+    /// The rows that texts are pooled to.
+    Pooled,
 }
 
 impl std::fmt::Display for Place {
@@ -208,6 +210,7 @@ impl std::fmt::Display for Place {
             Self::Embedding => f.write_str("the embedding"),
             Self::Layer(layer) => write!(f, "layer {layer}"),
             Self::Logits => f.write_str("the output matrix"),
+            Self::Pooled => f.write_str("pooling"),
         }
     }
 }
@@ -243,6 +246,34 @@ pub enum ForwardError {
         place: Place,
         /// The first token of the batch that has one, or row of logits.
         row: usize,
+    },
+    /// Logits asked of a model that makes embeddings.
+    #[error(
+        "the model makes embeddings of texts and cannot write; use `lacuna embed` or /v1/embeddings, or another model"
+    )]
+    NoLogits,
+    /// Embeddings asked of a model that writes.
+    #[error(
+        "the model writes text and makes no embeddings; use an embedding model, such as all-MiniLM-L6-v2"
+    )]
+    NoEmbeddings,
+    /// A text without a single token.
+    #[error("text {index} of the batch is empty; leave it out")]
+    EmptyText {
+        /// Which one, from 0 on.
+        index: usize,
+    },
+    /// A text with more tokens than the model takes.
+    #[error(
+        "text {index} of the batch has {tokens} tokens, more than the {limit} that the model takes; shorten it"
+    )]
+    TextTooLong {
+        /// Which one, from 0 on.
+        index: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// Tokens at most.
+        limit: usize,
     },
     /// A file of the weights was lost before the pass was done.
     #[error(transparent)]

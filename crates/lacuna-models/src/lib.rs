@@ -20,7 +20,7 @@ mod weights;
 
 pub use demo::demo;
 pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError};
-pub use executor::{LogitRows, Segment};
+pub use executor::{LogitRows, Segment, Texts, normalize};
 pub use families::{Description, names as families};
 pub use model::{Model, Prompt, describe, tokenizer};
 pub use recommended::RecommendedSampling;

@@ -3,7 +3,7 @@
 use lacuna_kernels::Cpu;
 
 use crate::error::{ForwardError, LoadError, PromptError};
-use crate::executor::{self, Pass, Segment};
+use crate::executor::{self, Batch, Pass, Segment, Texts};
 use crate::families::Description;
 use crate::plan::WeightPlan;
 use crate::program::Program;
@@ -75,28 +75,69 @@ impl Model {
     /// sequence but not accepted.
     ///
     /// # Errors
-    /// [`ForwardError`]: before anything is computed, or because the result is of no use.
+    /// [`ForwardError`]: before anything is computed, because the model has no logits, or because the
+    /// result is of no use.
     pub fn forward<'a>(
         &self,
         cpu: &Cpu,
         segments: &mut [Segment<'_>],
         scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], ForwardError> {
+        if self.spec.pooled().is_some() {
+            return Err(ForwardError::NoLogits);
+        }
         let vocabulary = self.spec.vocabulary;
         let size = executor::check(segments, scratch, vocabulary)?;
-        let mut pass = Pass {
+        let pass = Pass {
             weights: &self.weights,
             cpu,
             size,
-            segments,
-            scratch,
+            batch: Batch::Segments(segments),
+            scratch: &mut *scratch,
         };
+        self.run(pass)?;
+        Ok(self.output(scratch, size.logit_rows * vocabulary))
+    }
+
+    /// Runs `texts` through the model and returns an embedding of each, one after another, each of the
+    /// residual stream's width. Nothing is kept of them. A text's embedding does not depend on what else
+    /// is in the batch.
+    ///
+    /// # Errors
+    /// [`ForwardError`]: before anything is computed, because the model makes no embeddings, or because
+    /// the result is of no use.
+    pub fn embed<'a>(
+        &self,
+        cpu: &Cpu,
+        texts: &Texts,
+        scratch: &'a mut Scratch,
+    ) -> Result<&'a [f32], ForwardError> {
+        if self.spec.pooled().is_none() {
+            return Err(ForwardError::NoEmbeddings);
+        }
+        let size = executor::check_texts(texts, scratch, &self.spec)?;
+        let pass = Pass {
+            weights: &self.weights,
+            cpu,
+            size,
+            batch: Batch::Texts(texts),
+            scratch: &mut *scratch,
+        };
+        self.run(pass)?;
+        Ok(self.output(scratch, size.logit_rows * self.spec.hidden))
+    }
+
+    fn run(&self, mut pass: Pass<'_, '_>) -> Result<(), ForwardError> {
         let computed = pass.run(&self.program);
         // First, because whatever a lost file's zeros led to is no news.
         self.files.check()?;
-        computed?;
-        let [logits] = scratch.slots([self.program.logits()]);
-        Ok(&bytemuck::cast_slice(logits)[..size.logit_rows * vocabulary])
+        computed
+    }
+
+    /// What the pass has left.
+    fn output<'a>(&self, scratch: &'a mut Scratch, elements: usize) -> &'a [f32] {
+        let [output] = scratch.slots([self.program.output()]);
+        &bytemuck::cast_slice(output)[..elements]
     }
 
     /// The model's layers and constants.

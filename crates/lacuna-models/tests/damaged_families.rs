@@ -22,7 +22,9 @@ const LIMITS: BatchLimits = BatchLimits {
 };
 
 fn fixtures() -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder().join("families")).expect("committed fixtures");
+    let kinds = ["families", "encoders"].into_iter();
+    let entries =
+        kinds.flat_map(|kind| fs::read_dir(folder().join(kind)).expect("committed fixtures"));
     let mut paths: Vec<PathBuf> = entries
         .map(|entry| entry.expect("readable").path())
         .collect();
@@ -112,7 +114,7 @@ proptest! {
         which in any::<prop::sample::Index>(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
-        let names = ["model.gguf", "model-older.gguf"];
+        let names = ["model.gguf", "model-older.gguf", "mean.gguf"];
         let paths = fixtures().into_iter().flat_map(|path| names.map(|name| path.join(name)));
         let paths: Vec<PathBuf> = paths.filter(|path| path.exists()).collect();
         let mut bytes = fs::read(which.get(&paths)).expect("a committed fixture");

@@ -1,13 +1,18 @@
 //! Running a program: what a caller brings, what is checked first, and the processor that computes.
 
+mod pooling;
 mod processor;
+mod texts;
 
 use lacuna_kv::Sequence;
 
 use crate::error::ForwardError;
 use crate::scratch::Scratch;
+use crate::spec::ModelSpec;
 
+pub use pooling::normalize;
 pub(crate) use processor::Pass;
+pub use texts::Texts;
 
 /// Which rows of logits a segment asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +46,33 @@ impl Segment<'_> {
     }
 }
 
+/// What one pass computes.
+#[derive(Debug)]
+pub(crate) enum Batch<'a, 'b> {
+    /// Tokens that follow what sequences hold.
+    Segments(&'a mut [Segment<'b>]),
+    /// Texts of which nothing is kept.
+    Texts(&'a Texts),
+}
+
+impl Batch<'_, '_> {
+    /// The tokens of each segment or text, and the position of the first of them.
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = (&[u32], usize)> {
+        let (segments, texts) = match self {
+            Self::Segments(segments) => (Some(segments), None),
+            Self::Texts(texts) => (None, Some(texts.iter())),
+        };
+        let segments = segments.into_iter().flat_map(|segments| segments.iter());
+        let segments = segments.map(|segment| (segment.tokens, segment.sequence.len()));
+        segments.chain(texts.into_iter().flatten().map(|text| (text, 0)))
+    }
+}
+
 /// How much there is in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchSize {
     pub(crate) tokens: usize,
+    /// Rows of output: of logits, or one for each text.
     pub(crate) logit_rows: usize,
 }
 
@@ -57,21 +85,13 @@ pub(crate) fn check(
     scratch: &Scratch,
     vocabulary: usize,
 ) -> Result<BatchSize, ForwardError> {
-    let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-    let logit_rows: usize = segments.iter().map(Segment::logit_rows).sum();
-    let limits = scratch.limits();
-    if tokens == 0 || tokens > limits.tokens || logit_rows > limits.logit_rows {
-        return Err(ForwardError::BatchTooLarge {
-            tokens,
-            logit_rows,
-            limits,
-        });
-    }
+    let size = BatchSize {
+        tokens: segments.iter().map(|segment| segment.tokens.len()).sum(),
+        logit_rows: segments.iter().map(Segment::logit_rows).sum(),
+    };
+    size.check(scratch)?;
     for segment in segments {
-        let mut outside = segment.tokens.iter().copied();
-        if let Some(token) = outside.find(|&token| token as usize >= vocabulary) {
-            return Err(ForwardError::TokenOutOfRange { token, vocabulary });
-        }
+        check_tokens(segment.tokens, vocabulary)?;
         let prepared = segment.sequence.prepared();
         if prepared != segment.tokens.len() {
             return Err(ForwardError::NotPrepared {
@@ -80,5 +100,59 @@ pub(crate) fn check(
             });
         }
     }
-    Ok(BatchSize { tokens, logit_rows })
+    Ok(size)
+}
+
+/// Whether `texts` of a model of `spec` can be computed in `scratch`.
+///
+/// # Errors
+/// [`ForwardError`], saying what is wrong with them.
+pub(crate) fn check_texts(
+    texts: &Texts,
+    scratch: &Scratch,
+    spec: &ModelSpec,
+) -> Result<BatchSize, ForwardError> {
+    let size = BatchSize {
+        tokens: texts.tokens(),
+        logit_rows: texts.len(),
+    };
+    size.check(scratch)?;
+    let limit = spec.context_tokens.min(scratch.limits().context_tokens);
+    for (index, text) in texts.iter().enumerate() {
+        match text.len() {
+            0 => return Err(ForwardError::EmptyText { index }),
+            tokens if tokens > limit => {
+                return Err(ForwardError::TextTooLong {
+                    index,
+                    tokens,
+                    limit,
+                });
+            }
+            _ => check_tokens(text, spec.vocabulary)?,
+        }
+    }
+    Ok(size)
+}
+
+impl BatchSize {
+    fn check(self, scratch: &Scratch) -> Result<(), ForwardError> {
+        let Self { tokens, logit_rows } = self;
+        let limits = scratch.limits();
+        if tokens == 0 || tokens > limits.tokens || logit_rows > limits.logit_rows {
+            return Err(ForwardError::BatchTooLarge {
+                tokens,
+                logit_rows,
+                limits,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<(), ForwardError> {
+    let mut tokens = tokens.iter().copied();
+    match tokens.find(|&token| token as usize >= vocabulary) {
+        None => Ok(()),
+        Some(token) => Err(ForwardError::TokenOutOfRange { token, vocabulary }),
+    }
 }

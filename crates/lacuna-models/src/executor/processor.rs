@@ -1,20 +1,22 @@
 //! The processor as an executor: each operation by the kernels, on slots of an arena.
 //!
 //! Weights stay in the mapped file and activations in a [`Scratch`] arena; the KV cache is passed in
-//! with each [`Segment`], never kept here. Segments of different sequences are laid end to end
+//! with each [`Segment`], never kept here. Segments of different sequences, or texts, are laid end to end
 //! without padding, and one token's result does not depend on what else is in the batch.
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use lacuna_kernels::{
-    Activations, AttentionShape, Cached, Cpu, ExpertInput, HeadRows, Routes, Routing, Sequences,
+    Activations, AttentionShape, Cached, Cpu, ElementType, ExpertInput, HeadRows, Routes, Routing,
+    Sequences, View,
 };
 use lacuna_kv::{Layer, Side};
 
-use super::{BatchSize, Segment};
+use super::pooling::pool;
+use super::{Batch, BatchSize, Segment, Texts};
 use crate::error::{ForwardError, Place};
-use crate::program::{ExpertsId, Factor, MatrixId, Op, Program, Rows, Slot, VectorId};
+use crate::program::{ExpertsId, Factor, Lookup, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
-use crate::spec::{Gating, Norm, NormKind, QueryTemperature};
+use crate::spec::{Gating, Norm, NormKind, Pooled, QueryTemperature};
 use crate::weights::{Linear, Weights};
 
 /// One forward pass under way.
@@ -22,7 +24,7 @@ pub(crate) struct Pass<'a, 'b> {
     pub(crate) weights: &'a Weights,
     pub(crate) cpu: &'a Cpu,
     pub(crate) size: BatchSize,
-    pub(crate) segments: &'a mut [Segment<'b>],
+    pub(crate) batch: Batch<'a, 'b>,
     pub(crate) scratch: &'a mut Scratch,
 }
 
@@ -43,7 +45,7 @@ impl Pass<'_, '_> {
     fn op(&mut self, op: &Op) -> Result<(), ForwardError> {
         let cpu = self.cpu;
         match *op {
-            Op::Embed { table, output } => self.embed(table, output),
+            Op::Embed { table, of, output } => self.embed(table, of, output),
             Op::Positions { output } => self.positions(output),
             Op::Rotations {
                 rope,
@@ -60,6 +62,15 @@ impl Pass<'_, '_> {
                 groups,
                 width,
             } => self.norm(norm, weight, [input, output], rows, [groups, width]),
+            Op::BiasedNorm {
+                epsilon,
+                weight,
+                bias,
+                input,
+                output,
+                rows,
+                width,
+            } => self.biased_norm(epsilon, [weight, bias], [input, output], rows, width),
             Op::Product {
                 input,
                 blocks,
@@ -94,6 +105,15 @@ impl Pass<'_, '_> {
                 states,
                 sinks,
             } => self.attend(Layer(layer), shape, sinks, [queries, output, states]),
+            Op::AttendWithin {
+                ref shape,
+                queries,
+                keys,
+                values,
+                output,
+                states,
+                sinks,
+            } => self.attend_within(shape, sinks, [queries, keys, values, output, states]),
             Op::Activate {
                 gating,
                 gate,
@@ -217,6 +237,12 @@ impl Pass<'_, '_> {
                 beside: _,
             } => self.columns(from, to, heads, columns),
             Op::Choose { from, to, width } => self.choose([from, to], width),
+            Op::Pool {
+                pooled,
+                from,
+                to,
+                width,
+            } => self.pool(pooled, [from, to], width),
             Op::CheckFinite {
                 values,
                 rows,
@@ -249,18 +275,34 @@ impl Pass<'_, '_> {
         (first(a, elements), first(b, elements))
     }
 
-    fn embed(&mut self, table: MatrixId, output: Slot) {
+    fn embed(&mut self, table: MatrixId, of: Lookup, output: Slot) {
         let table = self.weights.matrix(table).matrix();
         let width = table.cols();
+        let elements = self.size.tokens * width;
+        match of {
+            Lookup::Tokens => {}
+            Lookup::Positions(positions) => {
+                let [positions, output] = self.scratch.slots([positions, output]);
+                let rows: &mut [u32] = first(positions, self.size.tokens);
+                return self.cpu.embed(first(output, elements), &table, rows);
+            }
+            Lookup::First => {
+                let [output] = self.scratch.slots([output]);
+                for row in first(output, elements).chunks_exact_mut(width) {
+                    self.cpu.embed(row, &table, &[0]);
+                }
+                return;
+            }
+        }
         let [hidden] = self.scratch.slots([output]);
-        let mut rest: &mut [f32] = first(hidden, self.size.tokens * width);
-        for segment in &*self.segments {
-            let (rows, tail) = rest.split_at_mut(segment.tokens.len() * width);
+        let mut rest: &mut [f32] = first(hidden, elements);
+        for (tokens, _) in self.batch.tokens() {
+            let (rows, tail) = rest.split_at_mut(tokens.len() * width);
             let known = |token: &u32| (*token as usize) < table.rows();
-            if segment.tokens.iter().all(known) {
-                self.cpu.embed(rows, &table, segment.tokens);
+            if tokens.iter().all(known) {
+                self.cpu.embed(rows, &table, tokens);
             } else {
-                for (row, token) in rows.chunks_exact_mut(width).zip(segment.tokens) {
+                for (row, token) in rows.chunks_exact_mut(width).zip(tokens) {
                     let token = if known(token) { *token } else { 0 };
                     self.cpu.embed(row, &table, &[token]);
                 }
@@ -310,10 +352,8 @@ impl Pass<'_, '_> {
     fn positions(&mut self, output: Slot) {
         let [positions] = self.scratch.slots([output]);
         let positions: &mut [u32] = first(positions, self.size.tokens);
-        let wanted = self
-            .segments
-            .iter()
-            .flat_map(|segment| (segment.sequence.len()..).take(segment.tokens.len()));
+        let wanted = self.batch.tokens();
+        let wanted = wanted.flat_map(|(tokens, start)| (start..).take(tokens.len()));
         for (slot, position) in positions.iter_mut().zip(wanted) {
             *slot = u32::try_from(position).expect("a context is shorter than 2^32 tokens");
         }
@@ -356,7 +396,9 @@ impl Pass<'_, '_> {
                 (NormKind::Layer, Some(weight)) => {
                     cpu.layer_norm_in_place(rows, weight, None, epsilon, width);
                 }
-                (NormKind::Layer, None) => unreachable!("no program norms so"),
+                (NormKind::Layer, None) | (NormKind::BiasedLayer, _) => {
+                    unreachable!("no program norms so")
+                }
             }
         } else {
             let [input, output] = self.scratch.slots([input, output]);
@@ -370,8 +412,31 @@ impl Pass<'_, '_> {
                 (NormKind::Layer, Some(weight)) => {
                     cpu.layer_norm(output, input, weight, None, epsilon, width);
                 }
-                (NormKind::Layer, None) => unreachable!("no program norms so"),
+                (NormKind::Layer, None) | (NormKind::BiasedLayer, _) => {
+                    unreachable!("no program norms so")
+                }
             }
+        }
+    }
+
+    fn biased_norm(
+        &mut self,
+        epsilon: f32,
+        vectors: [VectorId; 2],
+        [input, output]: [Slot; 2],
+        rows: Rows,
+        width: usize,
+    ) {
+        let elements = self.rows(rows) * width;
+        let [weight, bias] = vectors.map(|vector| self.weights.vector(vector));
+        let (cpu, bias) = (self.cpu, Some(bias));
+        if input == output {
+            let [rows] = self.scratch.slots([input]);
+            cpu.layer_norm_in_place(first(rows, elements), weight, bias, epsilon, width);
+        } else {
+            let [input, output] = self.scratch.slots([input, output]);
+            let input: &mut [f32] = first(input, elements);
+            cpu.layer_norm(first(output, elements), input, weight, bias, epsilon, width);
         }
     }
 
@@ -506,8 +571,11 @@ impl Pass<'_, '_> {
                 [first(keys, elements), &mut []]
             }
         };
+        let Batch::Segments(segments) = &mut self.batch else {
+            unreachable!("{KEEPS}")
+        };
         let mut start = 0;
-        for segment in &mut *self.segments {
+        for segment in segments.iter_mut() {
             let end = start + segment.tokens.len();
             let new = start * width..end * width;
             segment.sequence.write(layer, |side, run| {
@@ -525,15 +593,39 @@ impl Pass<'_, '_> {
         sinks: Option<VectorId>,
         slots: [Slot; 3],
     ) {
+        let Batch::Segments(segments) = &self.batch else {
+            unreachable!("{KEEPS}")
+        };
         let sinks = sinks.map(|sinks| self.weights.vector(sinks));
         let [queries, output, states] = self.scratch.slots(slots);
         let heads = self.size.tokens * shape.query_heads;
         let queries: &mut [f32] = first(queries, heads * shape.head_dim);
         let output = first(output, heads * shape.value_dim);
         let states = bytemuck::cast_slice_mut(states);
-        let sequences = InLayer(self.segments, layer);
+        let sequences = InLayer(segments, layer);
         self.cpu
             .attention_each(output, queries, &sequences, shape, sinks, states);
+    }
+
+    fn attend_within(&mut self, shape: &AttentionShape, sinks: Option<VectorId>, slots: [Slot; 5]) {
+        let Batch::Texts(texts) = self.batch else {
+            unreachable!("a pass that keeps nothing is one over texts")
+        };
+        let sinks = sinks.map(|sinks| self.weights.vector(sinks));
+        let [queries, keys, values, output, states] = self.scratch.slots(slots);
+        let tokens = self.size.tokens;
+        let heads = tokens * shape.query_heads;
+        let queries: &mut [f32] = first(queries, heads * shape.head_dim);
+        let output = first(output, heads * shape.value_dim);
+        let states = bytemuck::cast_slice_mut(states);
+        let within = Within {
+            texts,
+            shape,
+            keys,
+            values,
+        };
+        self.cpu
+            .attention_each(output, queries, &within, shape, sinks, states);
     }
 
     /// Picks the rows the segments ask for.
@@ -541,13 +633,33 @@ impl Pass<'_, '_> {
         let [hidden, chosen] = self.scratch.slots(slots);
         let hidden: &mut [f32] = bytemuck::cast_slice_mut(hidden);
         let chosen: &mut [f32] = bytemuck::cast_slice_mut(chosen);
+        let Batch::Segments(segments) = &self.batch else {
+            unreachable!("{KEEPS}")
+        };
         let (mut rows, mut end) = (0, 0);
-        for segment in &*self.segments {
+        for segment in &**segments {
             end += segment.tokens.len();
             let wanted = segment.logit_rows();
             chosen[rows * width..(rows + wanted) * width]
                 .copy_from_slice(&hidden[(end - wanted) * width..end * width]);
             rows += wanted;
+        }
+    }
+
+    fn pool(&mut self, pooled: Pooled, slots: [Slot; 2], width: usize) {
+        let Batch::Texts(texts) = self.batch else {
+            unreachable!("a pass that keeps nothing is one over texts")
+        };
+        let [hidden, output] = self.scratch.slots(slots);
+        let hidden: &mut [f32] = first(hidden, self.size.tokens * width);
+        let output: &mut [f32] = first(output, texts.len() * width);
+        for (index, output) in output.chunks_exact_mut(width).enumerate() {
+            let rows = texts.range(index);
+            pool(
+                pooled,
+                &hidden[rows.start * width..rows.end * width],
+                output,
+            );
         }
     }
 
@@ -577,6 +689,9 @@ impl Pass<'_, '_> {
 /// feed-forward block that reads the same.
 const MOST_PRODUCTS: usize = 5;
 
+/// What `Model` sees to: a program that keeps rows is run with sequences to keep them.
+const KEEPS: &str = "a pass that keeps rows is one over sequences";
+
 /// What the tokens of each segment attend to in a layer.
 struct InLayer<'a, 'b>(&'a [Segment<'b>], Layer);
 
@@ -595,6 +710,40 @@ impl Sequences for InLayer<'_, '_> {
             k: sequence.view(self.1, Side::Key),
             v: sequence.view(self.1, Side::Value),
             first_position: sequence.len(),
+        }
+    }
+}
+
+/// What the tokens of each text attend to: rows of the pass, as bytes of `f32`.
+struct Within<'a> {
+    texts: &'a Texts,
+    shape: &'a AttentionShape,
+    keys: &'a [u8],
+    values: &'a [u8],
+}
+
+impl Sequences for Within<'_> {
+    fn count(&self) -> usize {
+        self.texts.len()
+    }
+
+    fn tokens(&self, index: usize) -> usize {
+        self.texts.range(index).len()
+    }
+
+    fn cached(&self, index: usize) -> Cached<'_> {
+        let rows = self.texts.range(index);
+        let heads = self.shape.kv_heads;
+        let view = |bytes, head_dim| {
+            let row_bytes = heads * ElementType::F32.bytes(head_dim);
+            let bytes: &[u8] = bytes;
+            let bytes = &bytes[rows.start * row_bytes..rows.end * row_bytes];
+            View::flat(ElementType::F32, heads, head_dim, bytes)
+        };
+        Cached {
+            k: view(self.keys, self.shape.head_dim),
+            v: view(self.values, self.shape.value_dim),
+            first_position: 0,
         }
     }
 }

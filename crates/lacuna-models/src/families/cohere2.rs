@@ -23,7 +23,10 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     spec.norm.kind = NormKind::Layer;
     // Neighbours turn together in files of both kinds.
     spec.ropes[0].style = RopeStyle::Interleaved;
-    spec.output.scale = facts.get(Key::new("logit_scale", "logit_scale"))?;
+    let scale = facts.get(Key::new("logit_scale", "logit_scale"))?;
+    if let Some(logits) = spec.logits_mut() {
+        logits.scale = scale;
+    }
     tied_unless_said(&mut spec, facts)?;
     for layer in &mut spec.layers {
         layer.norms = Norms::Parallel;

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use super::facts::{Facts, Key};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Gated, LayerSpec, Mask, ModelSpec, Norm, NormKind,
-    Norms, OutputMatrix, OutputSpec, Values,
+    Activation, Attention, Biases, FeedForward, Gated, LayerSpec, LogitsSpec, Mask, ModelSpec,
+    Norm, NormKind, Norms, OutputMatrix, OutputSpec, Values,
 };
 
 /// What a file says where a family does not know better.
@@ -90,16 +90,17 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
             epsilon: epsilon(facts)?,
         },
         embedding_scale: None,
+        learned_input: None,
         per_layer_inputs: None,
         altup: None,
         ropes: vec![full],
         layers,
         layers_ahead: 0,
-        output: OutputSpec {
+        output: OutputSpec::Logits(LogitsSpec {
             matrix: output_matrix(facts)?,
             scale: None,
             soft_cap: None,
-        },
+        }),
     })
 }
 
@@ -136,8 +137,9 @@ fn activation(facts: &Facts<'_>) -> Result<Activation, ConfigError> {
 /// need to say it.
 pub(crate) fn tied_unless_said(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
     let said: Option<bool> = facts.get(Key::huggingface("tie_word_embeddings"))?;
-    if facts.has_tensor("output.weight").is_none() && said.is_none() {
-        spec.output.matrix = OutputMatrix::Tied;
+    let silent = facts.has_tensor("output.weight").is_none() && said.is_none();
+    if let Some(logits) = spec.logits_mut().filter(|_| silent) {
+        logits.matrix = OutputMatrix::Tied;
     }
     Ok(())
 }

@@ -34,10 +34,13 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
 pub(super) fn gemma(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
     spec.embedding_scale = Some((spec.hidden as f32).sqrt());
     tied_unless_said(spec, facts)?;
-    spec.output.soft_cap = facts.get(Key::new(
+    let soft_cap = facts.get(Key::new(
         "final_logit_softcapping",
         "final_logit_softcapping",
     ))?;
+    if let Some(logits) = spec.logits_mut() {
+        logits.soft_cap = soft_cap;
+    }
     let soft_cap = facts.get(Key::new("attn_logit_softcapping", "attn_logit_softcapping"))?;
     for layer in &mut spec.layers {
         layer.norms = Norms::Both;

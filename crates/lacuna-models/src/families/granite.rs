@@ -21,7 +21,9 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     spec.ropes[0].style = facts.style(RopeStyle::Interleaved);
     spec.embedding_scale = facts.get(Key::new("embedding_scale", "embedding_multiplier"))?;
     let divisor: Option<f32> = facts.get(Key::new("logit_scale", "logits_scaling"))?;
-    spec.output.scale = divisor.map(|divisor| 1.0 / divisor);
+    if let Some(logits) = spec.logits_mut() {
+        logits.scale = divisor.map(|divisor| 1.0 / divisor);
+    }
     let residual = facts.get(Key::new("residual_scale", "residual_multiplier"))?;
     let scale: Option<f32> = facts.get(Key::new("attention.scale", "attention_multiplier"))?;
     for layer in &mut spec.layers {

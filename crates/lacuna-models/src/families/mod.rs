@@ -8,6 +8,7 @@ mod decoder;
 mod experts;
 mod facts;
 mod names;
+mod sentence_transformers;
 mod shape;
 
 use crate::error::ConfigError;
@@ -72,12 +73,15 @@ impl Description {
         Self::of(family, Spelling::Gguf, &facts)
     }
 
-    /// Reads a Hugging Face folder's `config.json`.
+    /// Reads a Hugging Face folder's `config.json`, and what sentence-transformers has put beside it.
     ///
     /// # Errors
     /// [`ConfigError`] for an unknown architecture, unsupported features, or numbers out of range.
     pub fn from_huggingface(folder: &Folder) -> Result<Self, ConfigError> {
-        Self::from_config(folder.config())
+        let mut description = Self::from_config(folder.config())?;
+        sentence_transformers::apply(&mut description.spec, folder)?;
+        description.spec.validate()?;
+        Ok(description)
     }
 
     /// Reads a `config.json`.

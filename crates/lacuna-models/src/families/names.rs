@@ -21,6 +21,10 @@ pub(crate) struct Naming {
     pub(crate) gguf: &'static [(&'static str, &'static str)],
     /// GGUF's names of parts that have no suffix there.
     pub(crate) bare: &'static [&'static str],
+    /// What names of a layer's tensors begin with, before its number.
+    pub(crate) layers: &'static str,
+    /// Tensors of theirs that nothing is computed with.
+    pub(crate) unused: &'static [&'static str],
     /// Added to the weights of norms, which some families store as distances from one. GGUF files have
     /// it added already.
     pub(crate) norm_offset: f32,
@@ -32,6 +36,8 @@ impl Naming {
         parts: &[],
         gguf: &[],
         bare: &[],
+        layers: "model.layers",
+        unused: &[],
         norm_offset: 0.0,
     };
 
@@ -82,7 +88,7 @@ impl Naming {
         });
         let block = match name.layer {
             None => String::new(),
-            Some(layer) => format!("model.layers.{layer}."),
+            Some(layer) => format!("{}.{layer}.", self.layers),
         };
         if let Some((_, parameter)) = of_suffix {
             return format!("{block}{parameter}");

@@ -5,7 +5,7 @@ use lacuna_kernels::HeadRows;
 
 use super::Stream;
 use crate::program::{Bias, Builder, MatrixId, Op, Rows, Slot};
-use crate::spec::{Activation, Attention, Gating, LayerSpec, QkNorm, Values};
+use crate::spec::{Activation, Attention, Gating, LayerSpec, OutputSpec, QkNorm, Values};
 
 /// What products of the layer's input are; a layer that shares rows has no keys and values.
 struct Heads {
@@ -34,28 +34,7 @@ impl Stream<'_> {
         }
         let (heads, input) = self.project(layer, program);
         self.rotate(attention, &heads, program);
-        program.step("attend");
-        if let Some(KeyValue { key, value }) = heads.rows {
-            program.push(Op::Store {
-                layer: index,
-                keys: key,
-                values: Some(value),
-                width: attention.kv_width(),
-            });
-        }
-        let attended = program.values("attended", Rows::Tokens, attention.query_width());
-        let shape = attention.shape();
-        let states = program.attention_states(shape);
-        let sinks = attention.sinks;
-        let sinks = sinks.then(|| program.vector("attn_sinks", attention.query_heads));
-        program.push(Op::Attend {
-            layer: index,
-            shape,
-            queries: heads.query,
-            output: attended,
-            states,
-            sinks,
-        });
+        let attended = self.attend(index, attention, &heads, program);
         let attended = match heads.gate {
             None => attended,
             Some(gate) => {
@@ -71,6 +50,52 @@ impl Stream<'_> {
         let width = attention.query_width();
         self.attention_output(layer, attended, width, program);
         input
+    }
+
+    /// Attention over rows that are kept, or over those of the pass itself where none are.
+    fn attend(
+        &self,
+        layer: usize,
+        attention: &Attention,
+        heads: &Heads,
+        program: &mut Builder,
+    ) -> Slot {
+        program.step("attend");
+        let keeps = matches!(self.spec.output, OutputSpec::Logits(_));
+        if let (Some(KeyValue { key, value }), true) = (&heads.rows, keeps) {
+            program.push(Op::Store {
+                layer,
+                keys: *key,
+                values: Some(*value),
+                width: attention.kv_width(),
+            });
+        }
+        let attended = program.values("attended", Rows::Tokens, attention.query_width());
+        let shape = attention.shape();
+        let states = program.attention_states(shape);
+        let sinks = attention.sinks;
+        let sinks = sinks.then(|| program.vector("attn_sinks", attention.query_heads));
+        let (queries, output) = (heads.query, attended);
+        program.push(match &heads.rows {
+            Some(KeyValue { key, value }) if !keeps => Op::AttendWithin {
+                shape,
+                queries,
+                keys: *key,
+                values: *value,
+                output,
+                states,
+                sinks,
+            },
+            _ => Op::Attend {
+                layer,
+                shape,
+                queries,
+                output,
+                states,
+                sinks,
+            },
+        });
+        attended
     }
 
     fn project(&self, layer: &LayerSpec, program: &mut Builder) -> (Heads, Option<Slot>) {
@@ -219,6 +244,7 @@ impl Stream<'_> {
             self.norm(weight, output, output, Rows::Tokens, program);
         }
         self.add(layer, output, program);
+        self.norm_sum(layer, "attn_output_norm", program);
     }
 }
 

@@ -44,11 +44,12 @@ impl Stream<'_> {
         });
         let input = match layer.norms {
             Norms::Parallel => attention_input.unwrap_or(self.hidden),
-            Norms::After => self.hidden,
+            Norms::After | Norms::AfterSum => self.hidden,
             Norms::Before | Norms::Both => self.normed("ffn_norm", "feed-forward-input", program),
         };
         let output = match &layer.feed_forward {
             FeedForward::Gated(gated) => self.gated(gated, input, &DENSE, program),
+            FeedForward::Plain(plain) => self.plain(*plain, input, program),
             FeedForward::Experts(experts) => match &experts.dense {
                 None => self.experts(experts, input, program),
                 Some(dense) => {
@@ -63,6 +64,7 @@ impl Stream<'_> {
             self.norm(weight, output, output, Rows::Tokens, program);
         }
         self.add(layer, output, program);
+        self.norm_sum(layer, "layer_output_norm", program);
     }
 
     /// The residual stream, normed into a slot.

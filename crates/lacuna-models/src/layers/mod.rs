@@ -2,6 +2,7 @@
 
 mod altup;
 mod attention;
+mod encoder;
 mod experts;
 mod feed_forward;
 mod latent;
@@ -9,8 +10,10 @@ mod laurel;
 mod per_layer_input;
 
 use crate::error::Place;
-use crate::program::{Bias, Builder, Factor, MatrixId, Op, Rows, Slot, VectorId};
-use crate::spec::{LayerSpec, ModelSpec, OutputMatrix, PerLayerInputs};
+use crate::program::{Bias, Builder, Factor, Lookup, MatrixId, Op, Rows, Slot, VectorId};
+use crate::spec::{
+    LayerSpec, LogitsSpec, ModelSpec, NormKind, OutputMatrix, OutputSpec, PerLayerInputs,
+};
 
 /// The slots that layers have in common.
 pub(crate) struct Stream<'a> {
@@ -33,13 +36,16 @@ const ROTATIONS: [&str; 8] = [
     "rotations-7",
 ];
 
-/// The whole forward pass; returns where it leaves logits.
+/// The whole forward pass; returns where it leaves its output.
 pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
     let stream = Stream {
         spec,
         hidden: embed(spec, program),
         rotations: rotations(spec, program),
     };
+    if let Some(learned) = spec.learned_input {
+        stream.add_learned(learned, program);
+    }
     let inputs = spec
         .per_layer_inputs
         .map(|inputs| (stream.per_layer_inputs(inputs, program), inputs));
@@ -51,7 +57,10 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
         stream.layer(index, layer, inputs, program);
     }
     program.enter(None);
-    stream.output(program)
+    match spec.output {
+        OutputSpec::Logits(logits) => stream.logits(logits, program),
+        OutputSpec::Pooled(pooled) => stream.pooled(pooled, program),
+    }
 }
 
 fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
@@ -60,6 +69,7 @@ fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
     let table = embedding(spec, program);
     program.push(Op::Embed {
         table,
+        of: Lookup::Tokens,
         output: hidden,
     });
     if let Some(factor) = spec.embedding_scale {
@@ -184,19 +194,32 @@ impl Stream<'_> {
         rows: Rows,
         program: &mut Builder,
     ) {
-        program.push(Op::Norm {
-            norm: self.spec.norm,
-            weight: Some(weight),
-            input,
-            output,
-            rows,
-            groups: 1,
-            width: self.spec.hidden,
-        });
+        let (norm, width) = (self.spec.norm, self.spec.hidden);
+        let op = match norm.kind {
+            NormKind::Rms | NormKind::Layer => Op::Norm {
+                norm,
+                weight: Some(weight),
+                input,
+                output,
+                rows,
+                groups: 1,
+                width,
+            },
+            NormKind::BiasedLayer => Op::BiasedNorm {
+                epsilon: norm.epsilon,
+                weight,
+                bias: program.bias_of(weight),
+                input,
+                output,
+                rows,
+                width,
+            },
+        };
+        program.push(op);
     }
 
     /// Rows that are asked for, normed and multiplied with the output matrix.
-    fn output(&self, program: &mut Builder) -> Slot {
+    fn logits(&self, output: LogitsSpec, program: &mut Builder) -> Slot {
         let spec = self.spec;
         program.step("choose");
         let chosen = program.values("chosen", Rows::Logits, spec.hidden);
@@ -210,7 +233,7 @@ impl Stream<'_> {
         }
         program.step("logits");
         let weight = program.vector("output_norm", spec.hidden);
-        let matrix = match spec.output.matrix {
+        let matrix = match output.matrix {
             OutputMatrix::Tied => embedding(spec, program),
             OutputMatrix::Untied => {
                 program.matrix("output", spec.vocabulary, spec.hidden, Bias::IfPresent)
@@ -220,7 +243,7 @@ impl Stream<'_> {
         let logits = program.values("logits", Rows::Logits, spec.vocabulary);
         let outputs = vec![(matrix, logits)];
         program.product(chosen, "chosen-blocks", Rows::Logits, spec.hidden, outputs);
-        if let Some(factor) = spec.output.scale {
+        if let Some(factor) = output.scale {
             program.push(Op::Scale {
                 values: logits,
                 rows: Rows::Logits,
@@ -228,7 +251,7 @@ impl Stream<'_> {
                 factor: Factor::Fixed(factor),
             });
         }
-        if let Some(cap) = spec.output.soft_cap {
+        if let Some(cap) = output.soft_cap {
             program.push(Op::SoftCap {
                 values: logits,
                 rows: Rows::Logits,
@@ -243,7 +266,7 @@ impl Stream<'_> {
             place: Place::Logits,
         });
         program.step("return");
-        program.push(Op::Return { logits });
+        program.push(Op::Return { output: logits });
         logits
     }
 }

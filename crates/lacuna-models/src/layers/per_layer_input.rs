@@ -9,7 +9,7 @@
 use lacuna_kernels::HeadRows;
 
 use super::Stream;
-use crate::program::{Bias, Builder, Factor, Op, Rows, Slot};
+use crate::program::{Bias, Builder, Factor, Lookup, Op, Rows, Slot};
 use crate::spec::{Gating, PerLayerInputs};
 
 impl Stream<'_> {
@@ -28,6 +28,7 @@ impl Stream<'_> {
         let table = program.matrix("per_layer_token_embd", inputs.rows, all, Bias::IfPresent);
         program.push(Op::Embed {
             table,
+            of: Lookup::Tokens,
             output: slot,
         });
         program.push(scale(slot, (inputs.width as f32).sqrt()));

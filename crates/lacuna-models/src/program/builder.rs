@@ -100,6 +100,18 @@ impl Builder {
         })))
     }
 
+    /// The bias of a vector of weights, which has its name and its size.
+    ///
+    /// # Panics
+    /// For something other than a vector.
+    pub(crate) fn bias_of(&mut self, weight: VectorId) -> VectorId {
+        let TensorSpec::Vector(weight) = self.tensors[weight.0] else {
+            unreachable!("a vector's number")
+        };
+        let suffix = "bias";
+        VectorId(self.tensor(TensorSpec::Vector(VectorSpec { suffix, ..weight })))
+    }
+
     fn name(&self, part: &'static str) -> TensorName {
         TensorName {
             layer: self.layer,
@@ -285,13 +297,13 @@ impl Builder {
         });
     }
 
-    pub(crate) fn finish(self, logits: Slot) -> Program {
+    pub(crate) fn finish(self, output: Slot) -> Program {
         Program {
             ops: self.ops,
             steps: self.steps,
             slots: self.slots,
             tensors: self.tensors,
-            logits,
+            output,
         }
     }
 }

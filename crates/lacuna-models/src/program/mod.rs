@@ -28,7 +28,7 @@ use crate::spec::ModelSpec;
 
 pub(crate) use builder::Builder;
 pub use lifetime::{Lifetime, Span};
-pub use op::{Access, Factor, Op};
+pub use op::{Access, Factor, Lookup, Op};
 pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
 pub use tensors::{
     Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId,
@@ -42,7 +42,7 @@ pub struct Program {
     steps: Vec<Step>,
     slots: Vec<SlotSpec>,
     tensors: Vec<TensorSpec>,
-    logits: Slot,
+    output: Slot,
 }
 
 /// Operations that belong together: what one of them uses is held for all of them.
@@ -63,8 +63,8 @@ impl Program {
     #[must_use]
     pub fn new(spec: &ModelSpec) -> Self {
         let mut program = Builder::new();
-        let logits = layers::emit(spec, &mut program);
-        program.finish(logits)
+        let output = layers::emit(spec, &mut program);
+        program.finish(output)
     }
 
     /// Its steps, in order.
@@ -91,10 +91,10 @@ impl Program {
         &self.tensors
     }
 
-    /// Where logits are left, `[logit rows, vocabulary]`.
+    /// Where its output is left: logits, `[logit rows, vocabulary]`, or a row for each text.
     #[must_use]
-    pub fn logits(&self) -> Slot {
-        self.logits
+    pub fn output(&self) -> Slot {
+        self.output
     }
 
     /// The slots a step uses, and whether it needs what they held before it.

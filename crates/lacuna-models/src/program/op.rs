@@ -5,15 +5,17 @@ use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, RopeStyle, Routing};
 use super::slot::{Rows, Slot};
 use super::tensors::{ExpertsId, MatrixId, VectorId};
 use crate::error::Place;
-use crate::spec::{Activation, Gating, Norm, QueryTemperature};
+use crate::spec::{Activation, Gating, Norm, Pooled, QueryTemperature};
 
 /// One operation. Rows are of the width it says, one after another, from the start of a slot.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// Rows of a table of the batch's tokens; tokens beyond it have the first.
+    /// A row of a table for each token of the batch.
     Embed {
         /// The table.
         table: MatrixId,
+        /// Which row it is.
+        of: Lookup,
         /// `[tokens, columns of the table]`
         output: Slot,
     },
@@ -48,6 +50,23 @@ pub enum Op {
         /// Groups in a row.
         groups: usize,
         /// Elements that are normed together.
+        width: usize,
+    },
+    /// Rows less their mean, over their standard deviation, times weights and plus biases.
+    BiasedNorm {
+        /// Added to the variance.
+        epsilon: f32,
+        /// What the normed elements are multiplied by.
+        weight: VectorId,
+        /// What is added then.
+        bias: VectorId,
+        /// `[rows, width]`
+        input: Slot,
+        /// The same; may be `input`.
+        output: Slot,
+        /// How many rows.
+        rows: Rows,
+        /// Elements of a row.
         width: usize,
     },
     /// Products of several matrices with the same rows, and their biases.
@@ -97,6 +116,23 @@ pub enum Op {
         shape: AttentionShape,
         /// `[tokens, query_heads x head_dim]`
         queries: Slot,
+        /// `[tokens, query_heads x value_dim]`
+        output: Slot,
+        /// Partial results.
+        states: Slot,
+        /// A logit for each query head that takes its share of the softmax.
+        sinks: Option<VectorId>,
+    },
+    /// Attention of each text's queries over its own rows, which are kept no longer than their slots.
+    AttendWithin {
+        /// Heads, scale and mask.
+        shape: AttentionShape,
+        /// `[tokens, query_heads x head_dim]`
+        queries: Slot,
+        /// `[tokens, kv_heads x head_dim]`
+        keys: Slot,
+        /// `[tokens, kv_heads x value_dim]`
+        values: Slot,
         /// `[tokens, query_heads x value_dim]`
         output: Slot,
         /// Partial results.
@@ -287,10 +323,21 @@ pub enum Op {
         /// Elements of a row.
         width: usize,
     },
-    /// The caller reads the logits.
+    /// The rows of each text become one.
+    Pool {
+        /// How.
+        pooled: Pooled,
+        /// `[tokens, width]`
+        from: Slot,
+        /// `[texts, width]`
+        to: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// The caller reads what the pass has made.
     Return {
-        /// `[logit rows, vocabulary]`
-        logits: Slot,
+        /// `[logit rows, vocabulary]`, or a row for each text.
+        output: Slot,
     },
     /// Fails on values that are infinite or no numbers, if that is asked for.
     CheckFinite {
@@ -303,6 +350,17 @@ pub enum Op {
         /// How errors call it.
         place: Place,
     },
+}
+
+/// Which row of a table a token has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lookup {
+    /// Its own; tokens beyond the table have the first.
+    Tokens,
+    /// Its position's, which [`Op::Positions`] left there.
+    Positions(Slot),
+    /// The first, whatever token it is.
+    First,
 }
 
 /// A number that values are multiplied by.
@@ -331,11 +389,17 @@ impl Op {
     pub(crate) fn uses(&self) -> Vec<(Slot, Access)> {
         use Access::{Read, Write};
         match self {
-            Self::Embed { output, .. } | Self::Positions { output } => vec![(*output, Write)],
+            Self::Embed { of, output, .. } => match of {
+                Lookup::Positions(positions) => vec![(*positions, Read), (*output, Write)],
+                Lookup::Tokens | Lookup::First => vec![(*output, Write)],
+            },
+            Self::Positions { output } => vec![(*output, Write)],
             Self::Rotations {
                 positions, output, ..
             } => vec![(*positions, Read), (*output, Write)],
-            Self::Norm { input, output, .. } => vec![(*input, Read), (*output, Write)],
+            Self::Norm { input, output, .. } | Self::BiasedNorm { input, output, .. } => {
+                vec![(*input, Read), (*output, Write)]
+            }
             Self::Product {
                 input,
                 blocks,
@@ -361,6 +425,20 @@ impl Op {
                 states,
                 ..
             } => vec![(*queries, Read), (*output, Write), (*states, Write)],
+            Self::AttendWithin {
+                queries,
+                keys,
+                values,
+                output,
+                states,
+                ..
+            } => vec![
+                (*queries, Read),
+                (*keys, Read),
+                (*values, Read),
+                (*output, Write),
+                (*states, Write),
+            ],
             Self::Activate { gate, up, .. } => vec![(*gate, Read), (*up, Read)],
             Self::Route {
                 logits,
@@ -417,8 +495,10 @@ impl Op {
                 beside,
                 ..
             } => vec![(*from, Read), (*to, if *beside { Read } else { Write })],
-            Self::Choose { from, to, .. } => vec![(*from, Read), (*to, Write)],
-            Self::Return { logits } => vec![(*logits, Read)],
+            Self::Choose { from, to, .. } | Self::Pool { from, to, .. } => {
+                vec![(*from, Read), (*to, Write)]
+            }
+            Self::Return { output } => vec![(*output, Read)],
             Self::CheckFinite { values, .. } => vec![(*values, Read)],
         }
     }

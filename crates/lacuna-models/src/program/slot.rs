@@ -50,7 +50,7 @@ pub enum Contents {
 pub enum Rows {
     /// One for each token of the batch.
     Tokens,
-    /// One for each row of logits that is asked for.
+    /// One for each row of logits that is asked for, or for each text.
     Logits,
 }
 

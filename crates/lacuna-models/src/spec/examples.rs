@@ -4,8 +4,8 @@ use lacuna_kernels::RopeStyle;
 
 use super::{
     Activation, Attention, Biases, Experts, FeedForward, Gated, Gating, GroupScore, Groups, Latent,
-    LayerSpec, Mask, ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec, QkNorm, Rope,
-    RopeScaling, Router, Routing, Scores, SharedExpert, Values,
+    LayerSpec, LogitsSpec, Mask, ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec,
+    QkNorm, Rope, RopeScaling, Router, Routing, Scores, SharedExpert, Values,
 };
 
 /// A decoder of three layers, all alike.
@@ -49,6 +49,7 @@ pub(crate) fn small() -> ModelSpec {
             epsilon: 1e-6,
         },
         embedding_scale: None,
+        learned_input: None,
         per_layer_inputs: None,
         altup: None,
         ropes: vec![Rope {
@@ -60,11 +61,11 @@ pub(crate) fn small() -> ModelSpec {
         }],
         layers: vec![layer; 3],
         layers_ahead: 0,
-        output: OutputSpec {
+        output: OutputSpec::Logits(LogitsSpec {
             matrix: OutputMatrix::Tied,
             scale: None,
             soft_cap: None,
-        },
+        }),
     }
 }
 

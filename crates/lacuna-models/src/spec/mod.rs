@@ -1,4 +1,4 @@
-//! What a decoder model is, as data: its layers one by one, and what is around them.
+//! What a model is, as data: its layers one by one, and what is around them.
 //!
 //! A [`ModelSpec`] is made by a family (`families/`) from a file's own description and checked once
 //! in [`ModelSpec::validate`]; everything after that trusts it. From it come the forward pass
@@ -25,7 +25,7 @@ pub use latent::Latent;
 pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
 pub(crate) use validate::rope_table;
 
-/// Shape and constants of one decoder-only model.
+/// Shape and constants of one model: a decoder, or an encoder whose output is pooled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
     /// The family's name as GGUF spells it, e.g. `qwen3`.
@@ -40,6 +40,8 @@ pub struct ModelSpec {
     pub norm: Norm,
     /// What the rows of the embedding table are multiplied by.
     pub embedding_scale: Option<f32>,
+    /// What is added to them.
+    pub learned_input: Option<LearnedInput>,
     /// What each layer is told of a token besides the residual stream.
     pub per_layer_inputs: Option<PerLayerInputs>,
     /// Residual streams beside the one that layers compute.
@@ -51,8 +53,18 @@ pub struct ModelSpec {
     /// Layers that files hold after the last and that are not computed: they foretell more than one
     /// token at a time.
     pub layers_ahead: usize,
-    /// From the residual stream to logits.
+    /// What is made of the residual stream in the end.
     pub output: OutputSpec,
+}
+
+/// Rows of learned tables that are added to a token's own before the first layer; the sum is normed
+/// (BERT).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LearnedInput {
+    /// Rows of the table of positions: no text may have more tokens.
+    pub positions: usize,
+    /// Rows of the table of token types, of which every token of a text has the first.
+    pub token_types: usize,
 }
 
 /// A second embedding of tokens, of which each layer has a part to itself (Gemma 3n and 4).
@@ -95,6 +107,8 @@ pub enum NormKind {
     Rms,
     /// The standard deviation, after the mean is subtracted.
     Layer,
+    /// The same, and a learned bias is added in the end.
+    BiasedLayer,
 }
 
 /// One decoder layer: a mixer of tokens and a feed-forward block, each added to the residual stream.
@@ -129,6 +143,8 @@ pub enum Norms {
     Before,
     /// After each of them, before the residual stream takes them up.
     After,
+    /// After the residual stream has taken up either of them, of the stream itself (BERT).
+    AfterSum,
     /// Before and after each.
     Both,
     /// One, before both, which read the same input and are added together.
@@ -139,13 +155,19 @@ impl Norms {
     /// Whether attention and the feed-forward block read normed input.
     #[must_use]
     pub const fn before(self) -> bool {
-        !matches!(self, Self::After)
+        !matches!(self, Self::After | Self::AfterSum)
     }
 
     /// Whether their results are normed.
     #[must_use]
     pub const fn after(self) -> bool {
         matches!(self, Self::After | Self::Both)
+    }
+
+    /// Whether the residual stream is, once it has taken them up.
+    #[must_use]
+    pub const fn after_sum(self) -> bool {
+        matches!(self, Self::AfterSum)
     }
 }
 
@@ -232,6 +254,8 @@ pub struct Biases {
 pub enum FeedForward {
     /// One block for all tokens.
     Gated(Gated),
+    /// One block for all tokens, without gates.
+    Plain(Plain),
     /// A choice of blocks for each token.
     Experts(Experts),
 }
@@ -241,6 +265,7 @@ impl FeedForward {
     pub fn gated_mut(&mut self) -> Option<&mut Gated> {
         match self {
             Self::Gated(gated) => Some(gated),
+            Self::Plain(_) => None,
             Self::Experts(experts) => experts.dense.as_mut(),
         }
     }
@@ -249,7 +274,7 @@ impl FeedForward {
     #[must_use]
     pub const fn experts(&self) -> Option<&Experts> {
         match self {
-            Self::Gated(_) => None,
+            Self::Gated(_) | Self::Plain(_) => None,
             Self::Experts(experts) => Some(experts),
         }
     }
@@ -267,9 +292,48 @@ pub struct Gated {
     pub gate_cutoff: Option<f32>,
 }
 
+/// A feed-forward block without gates: `W_down f(W_up x)`, both products with biases.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plain {
+    /// Inner width, in elements.
+    pub inner: usize,
+    /// `f`.
+    pub activation: Activation,
+}
+
+/// What is made of the residual stream in the end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OutputSpec {
+    /// What may come next, for each token that is asked for.
+    Logits(LogitsSpec),
+    /// One vector for each text. Nothing is kept for later tokens, as there are none: all tokens of a
+    /// text come in one pass.
+    Pooled(Pooled),
+}
+
+/// How the rows of a text become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pooled {
+    /// Which rows count.
+    pub pooling: Pooling,
+    /// Whether the result is brought to a length of 1.
+    pub normalized: bool,
+}
+
+/// Which rows of a text become its vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The mean of all.
+    Mean,
+    /// The first token's, which is `[CLS]` in BERT.
+    First,
+    /// The last token's.
+    Last,
+}
+
 /// From the residual stream to logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OutputSpec {
+pub struct LogitsSpec {
     /// Where the output matrix is.
     pub matrix: OutputMatrix,
     /// What logits are multiplied by.
@@ -291,10 +355,31 @@ impl ModelSpec {
     /// Shape of a KV cache of this model.
     ///
     /// # Errors
-    /// [`KvError`] for elements that heads are no whole blocks of, or rows beyond the address space.
+    /// [`KvError`] for elements that heads are no whole blocks of, rows beyond the address space, or a
+    /// model that keeps none, since its output is pooled.
     pub fn kv_geometry(&self, elements: KvElements) -> Result<Geometry, KvError> {
-        let layers = self.layers.iter().map(|layer| layer.attention.cache());
+        let layers = self.layers.iter().map(|layer| match self.output {
+            OutputSpec::Logits(_) => layer.attention.cache(),
+            OutputSpec::Pooled(_) => LayerCache::None,
+        });
         Geometry::new(layers.collect(), elements)
+    }
+
+    /// How a text's rows are pooled, if they are: the model makes embeddings of texts, and no logits.
+    #[must_use]
+    pub const fn pooled(&self) -> Option<Pooled> {
+        match self.output {
+            OutputSpec::Logits(_) => None,
+            OutputSpec::Pooled(pooled) => Some(pooled),
+        }
+    }
+
+    /// How logits are made, if they are.
+    pub const fn logits_mut(&mut self) -> Option<&mut LogitsSpec> {
+        match &mut self.output {
+            OutputSpec::Logits(logits) => Some(logits),
+            OutputSpec::Pooled(_) => None,
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 use lacuna_kernels::AttentionShape;
 
 use super::{
-    AltUp, Attention, FeedForward, Gated, Laurel, LayerSpec, Mask, ModelSpec, PerLayerInputs, Rope,
-    RopeScaling,
+    AltUp, Attention, FeedForward, Gated, Laurel, LayerSpec, LearnedInput, Mask, ModelSpec,
+    OutputSpec, PerLayerInputs, Plain, Rope, RopeScaling,
 };
 use crate::error::ConfigError;
 
@@ -21,6 +21,8 @@ pub(super) mod limit {
     pub(in crate::spec) const PER_LAYER: usize = 1 << 16;
     /// Tables of rotations: each is held for a whole pass.
     pub(in crate::spec) const ROPES: usize = 8;
+    /// Rows of the tables of positions and of token types.
+    pub(in crate::spec) const POSITIONS: usize = 1 << 24;
 }
 
 impl ModelSpec {
@@ -41,13 +43,20 @@ impl ModelSpec {
         in_range("vocabulary", self.vocabulary, limit::VOCABULARY)?;
         in_range("context_tokens", self.context_tokens, usize::MAX)?;
         positive("norm_epsilon", f64::from(self.norm.epsilon))?;
+        let [scale, soft_cap] = match self.output {
+            OutputSpec::Logits(logits) => [logits.scale, logits.soft_cap],
+            OutputSpec::Pooled(_) => [None, None],
+        };
         let scales = [
             ("embedding scale", self.embedding_scale),
-            ("logit scale", self.output.scale),
-            ("soft cap of logits", self.output.soft_cap),
+            ("logit scale", scale),
+            ("soft cap of logits", soft_cap),
         ];
         for (field, scale) in scales {
             positive(field, scale.map_or(1.0, f64::from))?;
+        }
+        if let Some(learned) = self.learned_input {
+            self.validate_learned(learned)?;
         }
         if let Some(PerLayerInputs { width, rows, .. }) = self.per_layer_inputs {
             in_range("width of per-layer inputs", width, limit::PER_LAYER)?;
@@ -79,6 +88,12 @@ impl ModelSpec {
         Ok(())
     }
 
+    fn validate_learned(&self, learned: LearnedInput) -> Result<(), ConfigError> {
+        in_range("learned positions", learned.positions, limit::POSITIONS)?;
+        in_range("token types", learned.token_types, limit::POSITIONS)?;
+        in_range("context_tokens", self.context_tokens, learned.positions)
+    }
+
     /// Whether rows that `layer` reads of an earlier one are such as it would have itself.
     fn validate_shared(&self, index: usize, layer: &LayerSpec) -> Result<(), ConfigError> {
         let Some(source) = layer.attention.shares else {
@@ -104,8 +119,12 @@ impl ModelSpec {
 impl LayerSpec {
     fn validate(&self, model: &ModelSpec) -> Result<(), ConfigError> {
         self.attention.validate(&model.ropes)?;
+        self.attention.validate_for(&model.output)?;
         match &self.feed_forward {
             FeedForward::Gated(gated) => gated.validate()?,
+            FeedForward::Plain(Plain { inner, .. }) => {
+                in_range("feed_forward", *inner, limit::FEED_FORWARD)?;
+            }
             FeedForward::Experts(experts) => experts.validate()?,
         }
         if let Some(Laurel { rank }) = self.laurel {
@@ -132,6 +151,26 @@ impl Gated {
 }
 
 impl Attention {
+    /// Whether what tokens see is there when they are computed: later tokens only where all of a text
+    /// are computed at once, and rows of an earlier layer only where those are kept.
+    fn validate_for(&self, output: &OutputSpec) -> Result<(), ConfigError> {
+        let sees_later = matches!(self.mask, Mask::Full | Mask::Around(_));
+        match output {
+            OutputSpec::Logits(_) if sees_later => Err(ConfigError::Needs {
+                field: "attention to later tokens",
+                needs: "pooled output",
+            }),
+            OutputSpec::Pooled(_) if self.shares.is_some() || self.latent.is_some() => {
+                Err(ConfigError::Unsupported {
+                    feature: "pooled output of layers that share rows or have latent ones"
+                        .to_owned(),
+                    supported: "of layers with keys and values of their own it is",
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn validate(&self, ropes: &[Rope]) -> Result<(), ConfigError> {
         in_range("query_heads", self.query_heads, limit::HEADS)?;
         in_range("kv_heads", self.kv_heads, limit::HEADS)?;

@@ -8,7 +8,7 @@ use super::Linear;
 use crate::error::LoadError;
 use crate::families::{Description, FUSED, Family, Spelling};
 use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
-use crate::spec::{Latent, ModelSpec, OutputMatrix, Rope, rope_table};
+use crate::spec::{Latent, ModelSpec, OutputMatrix, OutputSpec, Rope, rope_table};
 use lacuna_files::{Tensor, TensorError, Tensors};
 
 /// Where tensors are looked up: a file, and how its family calls them.
@@ -412,12 +412,14 @@ impl<'a> Source<'a> {
 
     /// Refuses tensors that nothing asked for: what they are for would be missing from the results.
     pub(super) fn refuse_surplus(&self, spec: &ModelSpec) -> Result<(), LoadError> {
-        let tied = spec.output.matrix == OutputMatrix::Tied;
+        let tied = matches!(&spec.output, OutputSpec::Logits(logits) if logits.matrix == OutputMatrix::Tied);
         let mut idle = self.idle(spec);
         idle.extend(self.twice());
         let ahead = self.ahead(spec);
         let surplus = self.tensors.iter().map(|tensor| tensor.name).find(|name| {
-            let unused = !self.used.contains(*name) && !is_outside(name);
+            let unused = !self.used.contains(*name)
+                && !is_outside(name)
+                && !self.family.naming.unused.contains(name);
             let is_ahead = ahead.iter().any(|block| name.starts_with(block.as_str()));
             unused && !is_ahead && !is_redundant(name, tied) && !idle.contains(*name)
         });

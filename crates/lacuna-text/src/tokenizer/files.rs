@@ -33,6 +33,8 @@ fn vocabulary(metadata: &gguf::Metadata) -> Result<GgufVocabulary<'_>, gguf::Err
         scores: entry(metadata, "scores")?,
         bos: entry(metadata, "bos_token_id")?,
         eos: entry(metadata, "eos_token_id")?,
+        cls: entry(metadata, "cls_token_id")?,
+        separator: entry(metadata, "seperator_token_id")?,
         eot: entry(metadata, "eot_token_id")?,
         eom: entry(metadata, "eom_token_id")?,
         unknown: entry(metadata, "unknown_token_id")?,

@@ -8,12 +8,13 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use super::bigrams::Bigrams;
 use super::error::{TokenizerError, VocabularyError, excerpt};
 use super::normalizer::Normalizer;
-use super::pieces::{Pieces, Spelling, TokenKind};
+use super::pieces::{CONTINUES, Pieces, Spelling, TokenKind};
 use super::pipeline::{Algorithm, Pipeline, SpacePrefix};
 use super::pre::{self, PreTokenizer, WholeWords};
 use super::sentencepiece::SentencePiece;
 use super::special::end_of_generation;
 use super::stream::Leading;
+use super::word_piece;
 use super::words::Step;
 use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 
@@ -22,7 +23,7 @@ use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 /// Strings are borrowed from the file. What the file does not say is `None`.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocabulary<'a> {
-    /// `tokenizer.ggml.model`: `gpt2`, `llama` or `gemma4`.
+    /// `tokenizer.ggml.model`: `gpt2`, `llama`, `gemma4` or `bert`.
     pub model: &'a str,
     /// `tokenizer.ggml.pre`.
     pub pre: Option<&'a str>,
@@ -38,6 +39,10 @@ pub struct GgufVocabulary<'a> {
     pub bos: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`.
     pub eos: Option<u32>,
+    /// `tokenizer.ggml.cls_token_id`: what a WordPiece vocabulary has in front of a text.
+    pub cls: Option<u32>,
+    /// `tokenizer.ggml.seperator_token_id`, as GGUF spells it: what it has behind one.
+    pub separator: Option<u32>,
     /// `tokenizer.ggml.eot_token_id`: end of turn.
     pub eot: Option<u32>,
     /// `tokenizer.ggml.eom_token_id`: end of message.
@@ -67,6 +72,7 @@ impl Tokenizer {
             "gpt2" => vocabulary.byte_level(),
             "llama" => vocabulary.sentencepiece(),
             "gemma4" => vocabulary.raw_bpe(),
+            "bert" => vocabulary.word_piece(),
             other => Err(TokenizerError::UnsupportedModel {
                 model: excerpt(other),
             }),
@@ -74,12 +80,13 @@ impl Tokenizer {
     }
 }
 
-/// What the two algorithms do not share.
+/// What the algorithms do not share.
 struct Parts {
     algorithm: Algorithm,
     spelling: Spelling,
     leading: Leading,
     adds_bos: bool,
+    adds_eos: bool,
     /// Ids that special tokens have when the file names none.
     fallback: Specials,
     merges: usize,
@@ -125,6 +132,8 @@ impl GgufVocabulary<'_> {
         let ids = [
             ("bos_token_id", self.bos),
             ("eos_token_id", self.eos),
+            ("cls_token_id", self.cls),
+            ("seperator_token_id", self.separator),
             ("eot_token_id", self.eot),
             ("eom_token_id", self.eom),
             ("unknown_token_id", self.unknown),
@@ -170,6 +179,7 @@ impl GgufVocabulary<'_> {
             spelling: Spelling::ByteLevel,
             leading: Leading::Keep,
             adds_bos: rule.adds_bos,
+            adds_eos: false,
             fallback: Specials::default(),
             merges: merges.len(),
         })
@@ -240,6 +250,7 @@ impl GgufVocabulary<'_> {
             spelling: Spelling::SentencePiece,
             leading: Leading::Keep,
             adds_bos: true,
+            adds_eos: false,
             fallback: Specials::default(),
             merges: merges.len(),
         })
@@ -274,9 +285,45 @@ impl GgufVocabulary<'_> {
                 Leading::Keep
             },
             adds_bos: true,
+            adds_eos: false,
             fallback: Specials {
                 bos: self.defaults_to(1, TokenKind::Control),
                 eos: self.defaults_to(2, TokenKind::Control),
+            },
+            merges: 0,
+        })
+    }
+
+    /// Words and their parts, as BERT has them.
+    fn word_piece(&self) -> Result<Tokenizer, TokenizerError> {
+        let mut vocab = Vocab::new();
+        vocab.try_reserve(self.tokens.len())?;
+        let mut unknown = None;
+        for (id, text, kind) in self.entries() {
+            if self.unknown == Some(id) || (self.unknown.is_none() && text == word_piece::UNKNOWN) {
+                unknown = Some(text);
+            } else if kind.is_special() || kind == TokenKind::Unused {
+                continue;
+            }
+            vocab.entry(hash_spelled(text, kind)).or_insert(id);
+        }
+        let unknown = unknown.unwrap_or(word_piece::UNKNOWN);
+        let model = word_piece::build(vocab, unknown, word_piece::MOST_CHARACTERS)?;
+        let (normalizer, steps) = word_piece::uncased()?;
+        let named = |name: &str| self.entries().find(|(_, text, _)| *text == name);
+        self.finish(Parts {
+            algorithm: Algorithm::WordPiece {
+                normalizer,
+                steps,
+                model: Box::new(model),
+            },
+            spelling: Spelling::WordPiece,
+            leading: Leading::StripOne,
+            adds_bos: true,
+            adds_eos: true,
+            fallback: Specials {
+                bos: self.cls.or_else(|| named("[CLS]").map(|(id, ..)| id)),
+                eos: self.separator.or_else(|| named("[SEP]").map(|(id, ..)| id)),
             },
             merges: 0,
         })
@@ -299,10 +346,19 @@ impl GgufVocabulary<'_> {
             "add_bos_token",
             "bos_token_id",
         )?;
-        let after = added(self.add_eos, false, eos, "add_eos_token", "eos_token_id")?;
+        let after = added(
+            self.add_eos,
+            parts.adds_eos,
+            eos,
+            "add_eos_token",
+            "eos_token_id",
+        )?;
         let mut pieces = Pieces::default();
         for (_, text, kind) in self.entries() {
-            pieces.push(text, kind, parts.spelling);
+            match parts.spelling {
+                Spelling::WordPiece => pieces.push(&hash_spelled(text, kind), kind, parts.spelling),
+                _ => pieces.push(text, kind, parts.spelling),
+            }
         }
         let (tokens, ids) = self.added_tokens(&parts.algorithm);
         let stated = [eos, self.eot, self.eom].into_iter().flatten();
@@ -320,7 +376,7 @@ impl GgufVocabulary<'_> {
             after: after.into_iter().collect(),
             pre_tokenizer: match parts.spelling {
                 Spelling::ByteLevel => Some(self.pre.unwrap_or("default").to_owned()),
-                Spelling::SentencePiece => None,
+                Spelling::SentencePiece | Spelling::WordPiece => None,
             },
             merges: parts.merges,
             chat_templates: self
@@ -335,7 +391,7 @@ impl GgufVocabulary<'_> {
     ///
     /// SentencePiece cuts user-defined pieces itself, after its space prefix.
     fn added_tokens(&self, algorithm: &Algorithm) -> (Vec<AddedToken>, HashMap<String, u32>) {
-        let merges_words = matches!(algorithm, Algorithm::Bpe { .. });
+        let merges_words = !matches!(algorithm, Algorithm::SentencePiece { .. });
         let mut tokens = Vec::new();
         let mut ids = HashMap::new();
         for (id, text, kind) in self.entries() {
@@ -347,6 +403,17 @@ impl GgufVocabulary<'_> {
             }
         }
         (tokens, ids)
+    }
+}
+
+/// A token of WordPiece as `tokenizer.json` spells it: GGUF files mark what begins a word, by `▁`, and not
+/// what goes on with one.
+fn hash_spelled(text: &str, kind: TokenKind) -> String {
+    let is_name = text.starts_with('[') && text.ends_with(']') && text.len() > 2;
+    match text.strip_prefix('\u{2581}') {
+        Some(word) => word.to_owned(),
+        None if kind.is_special() || is_name => text.to_owned(),
+        None => format!("{CONTINUES}{text}"),
     }
 }
 

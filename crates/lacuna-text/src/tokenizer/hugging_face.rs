@@ -9,19 +9,24 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::AddedToken;
+use tokenizers::models::bpe::Vocab;
 
 use lacuna_files::{MappingError, open_regular};
 
 use super::error::{TokenizerError, VocabularyError, excerpt};
+use super::normalizer::Normalizer;
 use super::parts::{self, Decoder, Surround};
 use super::pieces::{Pieces, TokenKind, byte_token};
 use super::pipeline::{Algorithm, Pipeline};
 use super::special::end_of_generation;
+use super::words::Step;
 use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 
 mod bpe;
+mod word_piece;
 
 use bpe::Bpe;
+use word_piece::WordPieces;
 
 /// A larger file is refused unread; the largest published ones have 35 MB.
 const MAX_FILE_BYTES: u64 = 1 << 28;
@@ -79,20 +84,14 @@ impl Tokenizer {
     pub fn from_hugging_face(files: &HuggingFaceFiles) -> Result<Tokenizer, TokenizerError> {
         let file: TokenizerFile = json("tokenizer.json", files.tokenizer)?;
         let settings = Settings::read(files)?;
-        let bpe = Bpe::read(file.model.get())?;
+        let model = Model::read(file.model.get())?;
         let added = file.added_tokens(&settings);
         let decoder = parts::decoder(file.decoder.as_ref())?;
-        let pieces = pieces(&bpe, &added, decoder)?;
+        let pieces = pieces(&model, &added, decoder)?;
         let normalizer = parts::normalizer(file.normalizer)?;
         let steps = parts::steps(file.pre_tokenizer.as_ref())?;
         let surround = parts::surround(file.post_processor.as_ref())?;
-        let merges = bpe.merges.len();
-        let algorithm = Algorithm::Bpe {
-            normalizer,
-            steps,
-            bigrams: bpe.bigrams(),
-            model: Box::new(bpe.build()?),
-        };
+        let (algorithm, merges) = model.build(normalizer, steps)?;
         let (tokens, ids) = split(added);
         let special_ids = ids.clone();
         let pipeline = Pipeline::new(algorithm, &tokens, ids)?;
@@ -118,6 +117,75 @@ impl Tokenizer {
             chat_templates: settings.chat_templates,
             pieces,
         })
+    }
+}
+
+/// The `model` object of `tokenizer.json`.
+enum Model {
+    Bpe(Bpe),
+    WordPiece(WordPieces),
+}
+
+/// The model's type; files older than the field are all BPE.
+#[derive(Deserialize)]
+struct Type {
+    #[serde(rename = "type", default)]
+    name: Option<String>,
+}
+
+impl Model {
+    fn read(text: &str) -> Result<Model, TokenizerError> {
+        let Type { name } = json("tokenizer.json", text)?;
+        match name.as_deref() {
+            None | Some("BPE") => Bpe::read(text).map(Model::Bpe),
+            Some("WordPiece") => WordPieces::read(text).map(Model::WordPiece),
+            Some(other) => Err(TokenizerError::UnsupportedModel {
+                model: excerpt(other),
+            }),
+        }
+    }
+
+    fn vocab(&self) -> &Vocab {
+        match self {
+            Model::Bpe(bpe) => &bpe.vocab,
+            Model::WordPiece(pieces) => &pieces.vocab,
+        }
+    }
+
+    /// What a token of its vocabulary is for.
+    fn kind(&self, text: &str) -> TokenKind {
+        match self {
+            Model::Bpe(bpe) if bpe.byte_fallback && byte_token(text).is_some() => TokenKind::Byte,
+            Model::Bpe(_) | Model::WordPiece(_) => TokenKind::Normal,
+        }
+    }
+
+    /// The algorithm, and how many pairs merge.
+    fn build(
+        self,
+        normalizer: Normalizer,
+        steps: Vec<Step>,
+    ) -> Result<(Algorithm, usize), TokenizerError> {
+        match self {
+            Model::Bpe(bpe) => {
+                let merges = bpe.merges.len();
+                let algorithm = Algorithm::Bpe {
+                    normalizer,
+                    steps,
+                    bigrams: bpe.bigrams(),
+                    model: Box::new(bpe.build()?),
+                };
+                Ok((algorithm, merges))
+            }
+            Model::WordPiece(pieces) => {
+                let algorithm = Algorithm::WordPiece {
+                    normalizer,
+                    steps,
+                    model: Box::new(pieces.build()?),
+                };
+                Ok((algorithm, 0))
+            }
+        }
     }
 }
 
@@ -306,28 +374,18 @@ fn templates(value: &Value) -> Vec<(String, String)> {
 }
 
 /// What every id decodes to. An added token counts before the vocabulary's own.
-fn pieces(bpe: &Bpe, added: &[Added], decoder: Decoder) -> Result<Pieces, TokenizerError> {
+fn pieces(model: &Model, added: &[Added], decoder: Decoder) -> Result<Pieces, TokenizerError> {
     let mut table: Vec<Option<(&str, TokenKind)>> = Vec::new();
-    table.try_reserve(bpe.vocab.len())?;
-    let own = bpe.vocab.iter().map(|(text, id)| {
-        let byte = bpe.byte_fallback && byte_token(text).is_some();
-        (
-            *id,
-            text.as_str(),
-            if byte {
-                TokenKind::Byte
-            } else {
-                TokenKind::Normal
-            },
-        )
-    });
+    table.try_reserve(model.vocab().len())?;
+    let own = model.vocab().iter();
+    let own = own.map(|(text, id)| (*id, text.as_str(), model.kind(text)));
     let added = added
         .iter()
         .map(|token| (token.id, token.content.as_str(), token.kind()));
     for (id, text, kind) in own.chain(added) {
         let index = id as usize;
         if index >= MAX_TOKENS {
-            let (token, tokens) = (excerpt(text), bpe.vocab.len());
+            let (token, tokens) = (excerpt(text), model.vocab().len());
             return Err(VocabularyError::IdGap { token, id, tokens }.into());
         }
         if index >= table.len() {

@@ -2,8 +2,8 @@
 //!
 //! A [`Tokenizer`] comes from a Hugging Face folder ([`Tokenizer::from_folder`]) or from the
 //! vocabulary in a GGUF file ([`GgufVocabulary`]); what it does afterwards does not depend on which.
-//! Two algorithms are run: byte-level BPE by the `tokenizers` crate, and SentencePiece's scored
-//! merging. What either cannot run is an error when it is built, never a guess.
+//! Three algorithms are run: byte-level BPE and WordPiece by the `tokenizers` crate, and SentencePiece's
+//! scored merging. What either cannot run is an error when it is built, never a guess.
 //!
 //! Encoding costs `O(n log n)` in the text, and memory for the longest word in it; decoding costs the
 //! bytes it writes. A vocabulary of 150,000 tokens takes a fraction of a second to build and some
@@ -24,6 +24,7 @@ mod pre;
 mod sentencepiece;
 mod special;
 mod stream;
+mod word_piece;
 mod words;
 
 use std::collections::BTreeSet;
@@ -130,7 +131,7 @@ fn longest_token_bytes(pipeline: &Pipeline, pieces: &Pieces, spelling: Spelling)
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Description {
-    /// `BPE` or `SentencePiece`.
+    /// `BPE`, `WordPiece` or `SentencePiece`.
     pub algorithm: &'static str,
     /// The pre-tokenizer's name in GGUF; `tokenizer.json` spells the rule out instead.
     pub pre_tokenizer: Option<String>,

@@ -12,7 +12,7 @@ use tokenizers::tokenizer::normalizer::SplitDelimiterBehavior;
 
 use super::error::{TokenizerError, excerpt};
 use super::normalizer::{self, Effect, Normalizer};
-use super::pieces::Spelling;
+use super::pieces::{CONTINUES, Spelling};
 
 use super::stream::Leading;
 use super::words::{Pattern, Step};
@@ -76,7 +76,7 @@ fn add_normalizer(value: &Value, steps: &mut Vec<normalizer::Step>) -> Result<()
             let text = value.get("prepend").and_then(Value::as_str);
             Effect::Prepend(text.map_or(0, str::len))
         }
-        "StripAccents" | "Strip" => Effect::Remove,
+        "StripAccents" | "Strip" | "BertNormalizer" => Effect::Remove,
         "Replace" => replacement(value)?,
         other => return Err(unsupported(NORMALIZER, other)),
     };
@@ -122,8 +122,8 @@ fn add_steps(value: &Value, steps: &mut Vec<Step>) -> Result<(), TokenizerError>
         "Split" => steps.push(split_step(value)?),
         "ByteLevel" => add_byte_level(build(PRE_TOKENIZER, value)?, steps)?,
         "Digits" => steps.push(digits_step(value)),
-        "Punctuation" | "Whitespace" | "WhitespaceSplit" | "Metaspace" | "UnicodeScripts"
-        | "CharDelimiterSplit" => {
+        "BertPreTokenizer" | "Punctuation" | "Whitespace" | "WhitespaceSplit" | "Metaspace"
+        | "UnicodeScripts" | "CharDelimiterSplit" => {
             let rule: PreTokenizerWrapper = build(PRE_TOKENIZER, value)?;
             steps.push(Step::Rule(Box::new(rule)));
         }
@@ -188,8 +188,8 @@ fn split_step(value: &Value) -> Result<Step, TokenizerError> {
 
 /// How the file's decoder spells and strips.
 ///
-/// Known are the byte-level decoder, `Metaspace`, and SentencePiece's sequence of `Replace`,
-/// `ByteFallback`, `Fuse` and `Strip`.
+/// Known are the byte-level decoder, `Metaspace`, SentencePiece's sequence of `Replace`,
+/// `ByteFallback`, `Fuse` and `Strip`, and `WordPiece` without what it does about punctuation.
 pub(super) fn decoder(value: Option<&Value>) -> Result<Decoder, TokenizerError> {
     let mut decoder = None;
     let mut fused = false;
@@ -206,6 +206,9 @@ pub(super) fn decoder(value: Option<&Value>) -> Result<Decoder, TokenizerError> 
             "Metaspace" => decoder = Some((Spelling::SentencePiece, metaspace_leading(one))),
             "Replace" if replaced(one) == Some(("\u{2581}", " ")) => {
                 decoder = Some((Spelling::SentencePiece, Leading::Keep));
+            }
+            "WordPiece" if one.get("prefix").and_then(Value::as_str) == Some(CONTINUES) => {
+                decoder = Some((Spelling::WordPiece, Leading::StripOne));
             }
             "ByteFallback" => {}
             "Fuse" => fused = true,

@@ -47,6 +47,8 @@ pub(super) enum Spelling {
     ByteLevel,
     /// `▁` is a space and `<0x0A>` a byte.
     SentencePiece,
+    /// `##` goes on with a word; all else begins one, after a space.
+    WordPiece,
 }
 
 /// The bytes and the kind of every token.
@@ -68,6 +70,7 @@ impl Pieces {
             (TokenKind::Unused, Spelling::ByteLevel) => {}
             (_, Spelling::ByteLevel) => push_byte_level(text, &mut self.bytes),
             (_, Spelling::SentencePiece) => push_sentencepiece(text, &mut self.bytes),
+            (_, Spelling::WordPiece) => push_word_piece(text, &mut self.bytes),
         }
         self.close(kind);
     }
@@ -108,7 +111,7 @@ impl Pieces {
     /// bytes of SentencePiece's.
     pub(super) fn longest(&self, spelling: Spelling) -> usize {
         let written = |bytes: &[u8]| match spelling {
-            Spelling::ByteLevel => bytes.len(),
+            Spelling::ByteLevel | Spelling::WordPiece => bytes.len(),
             Spelling::SentencePiece => {
                 bytes.len() + 2 * bytes.iter().filter(|byte| **byte == b' ').count()
             }
@@ -148,6 +151,19 @@ fn push_sentencepiece(text: &str, bytes: &mut Vec<u8>) {
             bytes.push(b' ');
         }
         bytes.extend_from_slice(part.as_bytes());
+    }
+}
+
+/// What tokens begin with that go on with a word.
+pub(super) const CONTINUES: &str = "##";
+
+fn push_word_piece(text: &str, bytes: &mut Vec<u8>) {
+    match text.strip_prefix(CONTINUES) {
+        Some(rest) => bytes.extend_from_slice(rest.as_bytes()),
+        None => {
+            bytes.push(b' ');
+            bytes.extend_from_slice(text.as_bytes());
+        }
     }
 }
 

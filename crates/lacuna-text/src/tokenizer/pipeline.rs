@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 
 use tokenizers::models::bpe::BPE;
+use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::tokenizer::normalizer::{NormalizedString, Range};
 use tokenizers::{AddedToken, Model, OffsetReferential, OffsetType, PreTokenizedString};
 
@@ -55,6 +56,12 @@ pub(super) enum Algorithm {
         /// Where words may be cut; `None` if they merge only as a whole.
         bigrams: Option<Bigrams>,
     },
+    /// Of each word the longest tokens, from its start on.
+    WordPiece {
+        normalizer: Normalizer,
+        steps: Vec<Step>,
+        model: Box<WordPiece>,
+    },
     /// Scored merges over the whole text.
     SentencePiece {
         model: SentencePiece,
@@ -85,6 +92,7 @@ impl Pipeline {
                 model.resize_cache(0);
                 normalizer
             }
+            Algorithm::WordPiece { normalizer, .. } => normalizer,
             Algorithm::SentencePiece { .. } => &none,
         };
         let marker = Marker::new(added)?;
@@ -103,6 +111,7 @@ impl Pipeline {
     pub(super) fn id(&self, text: &str) -> Option<u32> {
         self.added.id(text).or_else(|| match &self.algorithm {
             Algorithm::Bpe { model, .. } => model.token_to_id(text),
+            Algorithm::WordPiece { model, .. } => model.token_to_id(text),
             Algorithm::SentencePiece { model, .. } => model.id(text),
         })
     }
@@ -123,13 +132,15 @@ impl Pipeline {
                 normalizer.shrinks_to_one_in().filter(|_| !removes)
             }
             Algorithm::SentencePiece { model, .. } if !model.joins_unknown() => Some(1),
-            Algorithm::SentencePiece { .. } => None,
+            // A word without tokens becomes one, however long it is.
+            Algorithm::WordPiece { .. } | Algorithm::SentencePiece { .. } => None,
         }
     }
 
     pub(super) fn algorithm(&self) -> &'static str {
         match self.algorithm {
             Algorithm::Bpe { .. } => "BPE",
+            Algorithm::WordPiece { .. } => "WordPiece",
             Algorithm::SentencePiece { .. } => "SentencePiece",
         }
     }
@@ -141,6 +152,7 @@ impl Pipeline {
         }
         match (&self.algorithm, kind) {
             (Algorithm::Bpe { model, .. }, _) => model.id_to_token(id),
+            (Algorithm::WordPiece { model, .. }, _) => model.id_to_token(id),
             (Algorithm::SentencePiece { .. }, TokenKind::Byte) => {
                 bytes.first().map(|byte| format!("<0x{byte:02X}>"))
             }
@@ -189,6 +201,9 @@ impl Encoder<'_> {
     fn encode(&self, whole: &str, part: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         match &self.pipeline.algorithm {
             Algorithm::Bpe {
+                normalizer, steps, ..
+            }
+            | Algorithm::WordPiece {
                 normalizer, steps, ..
             } => {
                 if steps.iter().any(|step| matches!(step, Step::Rule(_))) {
@@ -276,8 +291,10 @@ impl Encoder<'_> {
 
     /// Appends the ids of a word, in parts where it is long and can be cut.
     fn encode_word(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let Algorithm::Bpe { model, bigrams, .. } = &self.pipeline.algorithm else {
-            return Ok(());
+        let (model, bigrams) = match &self.pipeline.algorithm {
+            Algorithm::Bpe { model, bigrams, .. } => (model, bigrams),
+            Algorithm::WordPiece { model, .. } => return self.longest_tokens(word, model, ids),
+            Algorithm::SentencePiece { .. } => return Ok(()),
         };
         let Some(bigrams) = bigrams.as_ref().filter(|_| word.len() > SEGMENT_BYTES) else {
             return self.merge(word, model, ids);
@@ -292,6 +309,21 @@ impl Encoder<'_> {
             last = Some(character);
         }
         self.merge(&word[start..], model, ids)
+    }
+
+    fn longest_tokens(
+        &self,
+        word: &str,
+        model: &WordPiece,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
+        // It fails where a word has no tokens and there is no token for such words.
+        let tokens = model.tokenize(word);
+        let tokens = tokens.map_err(|_| TokenizerError::Unencodable {
+            text: excerpt(word),
+        })?;
+        ids.extend(tokens.iter().map(|token| token.id));
+        self.limits.check(ids)
     }
 
     fn merge(&self, word: &str, model: &BPE, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {

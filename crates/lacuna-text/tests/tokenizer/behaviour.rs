@@ -304,7 +304,7 @@ fn a_separator_of_messages_does_not_end_a_generation() {
 #[test]
 fn unsupported_algorithms_and_pre_tokenizers_are_named() {
     let words = byte_level(&[]);
-    for model in ["bert", "t5", "rwkv", "no_vocab"] {
+    for model in ["t5", "rwkv", "no_vocab"] {
         let error = Tokenizer::from_gguf(&GgufVocabulary {
             model,
             ..words.gguf()

@@ -100,6 +100,8 @@ impl Metadata {
                 .map(|list| list.iter().map(score).collect()),
             bos: id("bos_token_id"),
             eos: id("eos_token_id"),
+            cls: id("cls_token_id"),
+            separator: id("seperator_token_id"),
             eot: id("eot_token_id"),
             eom: id("eom_token_id"),
             unknown: id("unknown_token_id"),

@@ -109,6 +109,47 @@ fn tokenizer_json_agrees() {
     }
 }
 
+#[test]
+fn word_pieces_agree_from_either_file_and_are_put_between_their_tokens() {
+    let metadata = Metadata::read("tokenizers/word-piece/vocab.gguf");
+    let text = reference_text("tokenizers/word-piece/tokenizer.json");
+    let files = HuggingFaceFiles {
+        tokenizer: &text,
+        ..HuggingFaceFiles::default()
+    };
+    let from_gguf = Tokenizer::from_gguf(&metadata.vocabulary()).unwrap();
+    let from_json = Tokenizer::from_hugging_face(&files).unwrap();
+    let cases = cases("word-piece").cases;
+    assert_eq!(strings().len(), cases.len());
+    for tokenizer in [&from_gguf, &from_json] {
+        let id = |name: &str| tokenizer.id(name).unwrap();
+        for (text, case) in strings().iter().zip(&cases) {
+            let plain = tokenizer.encode(text, Special::NONE).unwrap();
+            assert_eq!(plain, case.plain, "{text:?}");
+            let around = tokenizer.encode(text, Special::PROMPT).unwrap();
+            let expected = [&[id("[CLS]")], &plain[..], &[id("[SEP]")]].concat();
+            assert_eq!(around, expected, "{text:?}");
+        }
+        let named = "[CLS] hello [MASK]";
+        let plain = tokenizer.encode(named, Special::NONE).unwrap();
+        let special = [id("[CLS]"), id("[MASK]")];
+        assert!(!plain.iter().any(|id| special.contains(id)), "{plain:?}");
+        let parsed = tokenizer.encode(named, Special::RENDERED).unwrap();
+        assert_eq!(
+            (parsed.first(), parsed.last()),
+            (Some(&special[0]), Some(&special[1]))
+        );
+        let river = tokenizer.encode("The RIVER rüns.", Special::NONE).unwrap();
+        assert_eq!(
+            tokenizer.decode(&river, Decode::TEXT).unwrap(),
+            "the river runs ."
+        );
+    }
+    for id in 0..from_gguf.vocab_size() {
+        assert_eq!(from_gguf.token_text(id), from_json.token_text(id), "{id}");
+    }
+}
+
 /// 262,144 pieces, of which runs of spaces and of line breaks are never split, and no space in front.
 #[test]
 #[ignore = "needs Gemma 3: run .ci/fetch-models"]

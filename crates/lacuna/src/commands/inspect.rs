@@ -9,7 +9,7 @@ use lacuna::{ElementType, ModelFiles, ModelSpec};
 use lacuna_kv::{Geometry, KvElements};
 use lacuna_models::LoadError;
 use lacuna_models::program::Program;
-use lacuna_models::spec::{Experts, FeedForward, Latent, LayerSpec, Mask};
+use lacuna_models::spec::{Experts, FeedForward, Latent, LayerSpec, Mask, Pooled, Pooling};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
@@ -26,6 +26,8 @@ struct Report {
     norm_epsilon: f32,
     /// Layers that are alike, in the order of the first of each.
     kinds: Vec<Kind>,
+    /// How the rows of a text become its embedding; none for models that write.
+    pooling: Option<PoolingReport>,
     parameters: u64,
     /// Those that one token is multiplied with.
     active_parameters: u64,
@@ -59,6 +61,28 @@ struct Kind {
     experts: Option<ExpertsReport>,
     /// Rotary embedding; none where positions are not encoded.
     rope: Option<String>,
+}
+
+/// How the rows of a text become its embedding.
+#[derive(Serialize)]
+struct PoolingReport {
+    /// `mean`, `first` or `last`.
+    rows: &'static str,
+    /// Whether embeddings have a length of 1.
+    normalized: bool,
+}
+
+impl PoolingReport {
+    fn of(pooled: Pooled) -> Self {
+        Self {
+            rows: match pooled.pooling {
+                Pooling::Mean => "mean",
+                Pooling::First => "first",
+                Pooling::Last => "last",
+            },
+            normalized: pooled.normalized,
+        }
+    }
 }
 
 /// Latent attention: one row of `rank` elements and those that positions turn.
@@ -105,6 +129,7 @@ impl ExpertsReport {
 fn dense_width(layer: &LayerSpec) -> Option<usize> {
     match &layer.feed_forward {
         FeedForward::Gated(block) => Some(block.inner),
+        FeedForward::Plain(block) => Some(block.inner),
         FeedForward::Experts(experts) => {
             let dense = experts.dense.map(|block| block.inner);
             dense.or_else(|| experts.shared.map(|block| block.inner))
@@ -206,6 +231,7 @@ fn describe(files: &ModelFiles) -> Result<Report, LoadError> {
         context: spec.context_tokens,
         norm_epsilon: spec.norm.epsilon,
         kinds: kinds(spec),
+        pooling: spec.pooled().map(PoolingReport::of),
         parameters: totals.iter().map(|total| total.elements).sum(),
         active_parameters: {
             let (layers, logits) = Program::new(spec).products();
@@ -285,6 +311,10 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         let rope = kind.rope.as_deref().unwrap_or("none");
         writeln!(out, "rope            {}", output::name(rope))?;
     }
+    if let Some(PoolingReport { rows, normalized }) = &report.pooling {
+        let normalized = if *normalized { ", normalized" } else { "" };
+        writeln!(out, "pooling         {rows}{normalized}")?;
+    }
     Ok(())
 }
 
@@ -343,6 +373,9 @@ fn vocabulary(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         false => "none",
     };
     writeln!(out, "chat template   {template}")?;
+    if report.pooling.is_some() {
+        return Ok(());
+    }
     let KvBytes { f16, f32 } = report.kv_bytes_per_token;
     writeln!(
         out,

@@ -1,4 +1,4 @@
-//! The `model` object of `tokenizer.json`.
+//! The `model` object of `tokenizer.json` where it is BPE.
 
 use std::fmt;
 
@@ -31,26 +31,9 @@ pub(super) struct Bpe {
     ignore_merges: bool,
 }
 
-/// The model's type; files older than the field are all BPE.
-#[derive(Deserialize)]
-struct Type {
-    #[serde(rename = "type", default)]
-    name: Option<String>,
-}
-
 impl Bpe {
     pub(super) fn read(text: &str) -> Result<Bpe, TokenizerError> {
-        let failed = |source| TokenizerError::Json {
-            file: "tokenizer.json",
-            source,
-        };
-        let Type { name } = serde_json::from_str(text).map_err(failed)?;
-        if let Some(model) = name.filter(|name| name != "BPE") {
-            return Err(TokenizerError::UnsupportedModel {
-                model: excerpt(&model),
-            });
-        }
-        let bpe: Bpe = serde_json::from_str(text).map_err(failed)?;
+        let bpe: Bpe = super::json("tokenizer.json", text)?;
         bpe.check()?;
         Ok(bpe)
     }

@@ -50,6 +50,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         vocabulary,
         active,
     } = subject(args)?;
+    if spec.pooled().is_some() {
+        bail!(
+            "the model makes embeddings of texts and keeps nothing of them; `plan` is for models that write"
+        );
+    }
     let demand = demand(args, spec.context_tokens)?;
     warn_of_context(demand.context_tokens, spec.context_tokens);
     let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
