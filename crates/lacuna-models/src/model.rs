@@ -86,17 +86,27 @@ impl Model {
         if self.spec.pooled().is_some() {
             return Err(ForwardError::NoLogits);
         }
-        let vocabulary = self.spec.vocabulary;
-        let size = executor::check(segments, scratch, vocabulary)?;
-        let pass = Pass {
+        let pass = self.pass(cpu, segments, scratch)?;
+        let rows = pass.size.logit_rows;
+        self.run(pass)?;
+        Ok(self.output(scratch, rows * self.spec.vocabulary))
+    }
+
+    /// A forward pass of segments, which are checked.
+    pub(crate) fn pass<'a, 'b>(
+        &'a self,
+        cpu: &'a Cpu,
+        segments: &'a mut [Segment<'b>],
+        scratch: &'a mut Scratch,
+    ) -> Result<Pass<'a, 'b>, ForwardError> {
+        let size = executor::check(segments, scratch, self.spec.vocabulary)?;
+        Ok(Pass {
             weights: &self.weights,
             cpu,
             size,
             batch: Batch::Segments(segments),
-            scratch: &mut *scratch,
-        };
-        self.run(pass)?;
-        Ok(self.output(scratch, size.logit_rows * vocabulary))
+            scratch,
+        })
     }
 
     /// Runs `texts` through the model and returns an embedding of each, one after another, each of the

@@ -42,7 +42,11 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    fn op(&mut self, op: &Op) -> Result<(), ForwardError> {
+    /// Runs one operation; those before it have been run.
+    ///
+    /// # Errors
+    /// As [`Pass::run`].
+    pub(crate) fn op(&mut self, op: &Op) -> Result<(), ForwardError> {
         let cpu = self.cpu;
         match *op {
             Op::Embed { table, of, output } => self.embed(table, of, output),

@@ -1,12 +1,17 @@
 //! Synthetic models: deterministic, of the right size, sane in every element type.
 
 use std::collections::HashSet;
+use std::num::NonZeroUsize;
 
-use lacuna_kernels::Matrix;
+use lacuna_kernels::{Cpu, CpuConfig, ElementType, Matrix, Routes};
+use lacuna_kv::{KvCache, KvElements, KvPolicy};
 use ring::digest;
 
 use super::vocabulary::Vocabulary;
 use super::*;
+use crate::plan::ArenaPlan;
+use crate::program::Op;
+use crate::{BatchLimits, LogitRows, Scratch, Segment};
 use lacuna_files::{Mapping, Metadata, ModelFiles};
 
 /// As small as a shape with a real vocabulary can be.
@@ -367,4 +372,135 @@ fn a_file_appears_only_when_it_is_complete() {
         model.write_file(&nowhere, &mut ()),
         Err(Error::Write { .. })
     ));
+}
+
+/// As many experts and columns as it takes for their choices to be like those of a whole model.
+static ROUTED_QWEN: Shape = Shape {
+    name: "routed-qwen3moe",
+    family: "qwen3moe",
+    layers: 4,
+    hidden: 256,
+    heads: 8,
+    head_size: 32,
+    more: &[
+        ("expert_count", Given::Size(128)),
+        ("expert_used_count", Given::Size(8)),
+        ("expert_feed_forward_length", Given::Size(64)),
+    ],
+    ..TINY
+};
+static ROUTED_GPT_OSS: Shape = Shape {
+    name: "routed-gpt-oss",
+    family: "gpt-oss",
+    special_tokens: SpecialTokens::Qwen,
+    more: &[
+        ("expert_count", Given::Size(32)),
+        ("expert_used_count", Given::Size(4)),
+        ("expert_feed_forward_length", Given::Size(64)),
+    ],
+    ..ROUTED_QWEN
+};
+
+/// The experts of each token, layer by layer.
+fn choices(shape: &'static Shape, seed: u64, tokens: &[u32]) -> Vec<Vec<Vec<u32>>> {
+    let model = Model::new(shape, DType::Q8_0).seed(seed);
+    let bytes = model.write_to(Vec::new()).unwrap();
+    let files = ModelFiles::from_gguf(Mapping::from(bytes)).unwrap();
+    let model = crate::Model::load(files).unwrap();
+    let cpu = Cpu::new(CpuConfig {
+        threads: NonZeroUsize::MIN,
+        level: None,
+    })
+    .unwrap();
+    let limits = BatchLimits {
+        tokens: tokens.len(),
+        logit_rows: 1,
+        context_tokens: tokens.len(),
+    };
+    let elements = KvElements::both(ElementType::F32);
+    let geometry = model.spec().kv_geometry(elements).unwrap();
+    let plan = ArenaPlan::new(model.program(), limits).unwrap();
+    let mut scratch = Scratch::new(model.program(), plan).unwrap();
+    let cache = KvCache::new(geometry, KvPolicy::default()).unwrap();
+    let mut sequence = cache.sequence(tokens.len()).unwrap();
+    sequence.prepare(tokens.len()).unwrap();
+    let mut segments = [Segment {
+        tokens,
+        sequence: &mut sequence,
+        logits: LogitRows::Last,
+    }];
+    let mut pass = model.pass(&cpu, &mut segments, &mut scratch).unwrap();
+    let (program, mut layers) = (model.program(), Vec::new());
+    for op in program.steps().iter().flat_map(|step| program.ops(step)) {
+        pass.op(op).unwrap();
+        if let Op::Route {
+            routing, routes, ..
+        } = op
+        {
+            let [words] = pass.scratch.slots([*routes]);
+            let words = bytemuck::cast_slice(words);
+            let routes = Routes::new(words, tokens.len(), routing);
+            let of = |token| routes.experts(token).to_vec();
+            layers.push((0..tokens.len()).map(of).collect());
+        }
+    }
+    layers
+}
+
+/// The part of a layer's experts that a token has of the token before.
+fn reused(layer: &[Vec<u32>]) -> f64 {
+    let pairs = layer.windows(2).map(|two| {
+        let again = two[1].iter().filter(|expert| two[0].contains(expert));
+        again.count() as f64 / two[1].len() as f64
+    });
+    pairs.sum::<f64>() / (layer.len() - 1) as f64
+}
+
+/// The part of all choices that falls on the quarter of the experts that is chosen most.
+fn on_a_quarter(layer: &[Vec<u32>], experts: usize) -> f64 {
+    let mut counts = vec![0; experts];
+    for expert in layer.iter().flatten() {
+        counts[*expert as usize] += 1;
+    }
+    counts.sort_unstable();
+    let most: i32 = counts[experts - experts / 4..].iter().sum();
+    f64::from(most) / f64::from(counts.iter().sum::<i32>())
+}
+
+#[test]
+fn routers_prefer_some_experts_and_a_token_reuses_about_45_percent_of_those_before() {
+    let tokens: Vec<u32> = (0..96).map(|i| 1000 + 977 * i).collect();
+    let mut parts = Vec::new();
+    for (shape, experts) in [(&ROUTED_QWEN, 128), (&ROUTED_GPT_OSS, 32)] {
+        for seed in [1, 2] {
+            let layers = choices(shape, seed, &tokens);
+            assert_eq!(layers.len(), shape.layers);
+            for layer in &layers {
+                parts.push(reused(layer));
+                let most = on_a_quarter(layer, experts);
+                assert!(most > 0.6, "{} {seed}: {most}", shape.name);
+            }
+        }
+    }
+    let mean = parts.iter().sum::<f64>() / parts.len() as f64;
+    assert!((0.40..0.50).contains(&mean), "{mean}: {parts:?}");
+    assert!(
+        parts.iter().all(|part| (0.3..0.6).contains(part)),
+        "{parts:?}"
+    );
+}
+
+#[test]
+fn rows_that_are_alike_begin_alike_however_pieces_are_cut() {
+    let same = [1, 2, 3];
+    let mut whole = [0; 24];
+    begin_rows(&mut whole, 0, 8, &same);
+    assert_eq!(whole, [[1, 2, 3, 0, 0, 0, 0, 0]; 3].as_flattened());
+    for cut in 0..whole.len() {
+        let mut pieces = [0; 24];
+        let (first, second) = pieces.split_at_mut(cut);
+        begin_rows(first, 0, 8, &same);
+        begin_rows(second, cut, 8, &same);
+        assert_eq!(pieces, whole, "cut at {cut}");
+    }
 }
