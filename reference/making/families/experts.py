@@ -5,7 +5,7 @@ import re
 import gguf
 import numpy as np
 from transformers import (
-    AfmoeConfig, Glm4MoeConfig, GptOssConfig, GraniteMoeSharedConfig, MixtralConfig, OlmoeConfig,
+    AfmoeConfig, Ernie4_5_MoeConfig, Glm4MoeConfig, GptOssConfig, GraniteMoeSharedConfig, MixtralConfig, OlmoeConfig,
     Qwen2MoeConfig, Qwen3MoeConfig,
 )
 
@@ -171,6 +171,31 @@ def gpt_oss() -> Fixture:
     )
 
 
+def ernie4_5_moe() -> Fixture:
+    """The first layer and every other one are dense; a softmax with a bias for choosing only, a block that all tokens have."""
+    config = Ernie4_5_MoeConfig(
+        **SIZES | {"num_hidden_layers": 4, "head_dim": 8}, architectures=["Ernie4_5_MoeForCausalLM"], moe_num_experts=EXPERTS, moe_k=3,
+        moe_intermediate_size=12, moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_interval=2,
+        tie_word_embeddings=True, rope_parameters=ROPE,
+    )
+
+    def parameters(writer, config):
+        writer.add_expert_count(config["moe_num_experts"])
+        writer.add_expert_used_count(config["moe_k"])
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
+
+    def convert(tensors):
+        return {
+            name.replace("e_score_correction_bias.weight", "e_score_correction.bias"): np.squeeze(values)
+            for name, values in stacked(tensors).items()
+        }
+
+    return Fixture("ernie4-5-moe", config, 148, gguf.MODEL_ARCH.ERNIE4_5_MOE, parameters, convert)
+
+
 def glm4_moe() -> Fixture:
     """The first layer is dense; sigmoids, a bias for choosing only, groups, a scale, a block that all tokens have."""
     config = Glm4MoeConfig(
@@ -229,4 +254,4 @@ def afmoe() -> Fixture:
     return Fixture("afmoe", config, 148, gguf.MODEL_ARCH.AFMOE, parameters, convert)
 
 
-FIXTURES = [afmoe, qwen3_moe, qwen3_moe_dense_layer, qwen2_moe, mixtral, olmoe, granite_moe, gpt_oss, glm4_moe]
+FIXTURES = [afmoe, qwen3_moe, qwen3_moe_dense_layer, qwen2_moe, mixtral, olmoe, granite_moe, gpt_oss, ernie4_5_moe, glm4_moe]

@@ -312,6 +312,8 @@ impl<'a> Source<'a> {
             {
                 tensor
             }
+            // And a vector may have one.
+            (false, Some(tensor)) if columns.is_none() && tensor.shape() == [1, rows] => tensor,
             _ => self.tensors.require_shape(&full, &shape)?,
         };
         self.used.insert(full);
@@ -355,7 +357,7 @@ impl<'a> Source<'a> {
         width: usize,
     ) -> Result<Vec<f32>, LoadError> {
         let Found { tensor, first } = self.find(name, suffix, width, None)?;
-        let whole = tensor.shape().first().copied().unwrap_or(width);
+        let whole = tensor.shape().iter().product();
         let row = Matrix::new(tensor.dtype(), 1, whole, tensor.bytes()).map_err(|source| {
             LoadError::Tensor {
                 name: tensor.name().to_owned(),
