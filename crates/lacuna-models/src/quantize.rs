@@ -400,7 +400,7 @@ fn choose(items: &mut [Item], model: &recipe::Model, recipe: Recipe) {
             part,
             layer,
             value_layer: with_values.partition_point(|other| *other < layer),
-            stacked: item.shape.len() > 2,
+            stacked: part.ends_with("_exps"),
             columns: item.shape.last().copied().unwrap_or(1),
         };
         item.dtype = recipe.dtype(model, &matrix);
