@@ -10,9 +10,12 @@
 //!   and keeps to a byte budget. [`Handle::submit`] takes a [`Request`] and gives a [`Stream`] of
 //!   [`Event`]s.
 //! * [`Session`] and [`Generation`] run one conversation on the caller's thread.
+//!
+//! [`Embedder`] runs models that make embeddings of texts, on the caller's thread too.
 #![forbid(unsafe_code)]
 
 mod budget;
+mod embedder;
 mod engine;
 mod error;
 mod generation;
@@ -32,6 +35,7 @@ mod stream;
 mod system;
 mod transcript;
 
+pub use embedder::{Embedder, EmbedderConfig, Excess, WrongDimensions, shortened};
 pub use engine::{Accounting, Engine, EngineConfig};
 pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};

@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Answer requests over HTTP, as OpenAI does, with a web page to chat on
     Serve(ServeArgs),
+    /// Make embeddings of texts
+    Embed(EmbedArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
     /// Show where every byte will go, before any is used
@@ -195,6 +197,34 @@ pub(crate) struct ServeArgs {
     pub(crate) service: ServiceArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "With --json each text is an object on a line of its own: text, tokens (how many), embedding.
+
+Examples:
+  lacuna embed sentence-transformers/all-MiniLM-L6-v2 \"How do I borrow a value?\"
+  lacuna embed bge-small.gguf --json < sentences.txt > embeddings.jsonl
+  lacuna embed model.gguf --dimensions 256 --truncate < paragraphs.txt"
+)]
+pub(crate) struct EmbedArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// A text; - for standard input, where each line is one [default: -]
+    pub(crate) text: Option<String>,
+    /// Cut embeddings to this many elements, and bring them to a length of 1 again [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) dimensions: Option<NonZeroUsize>,
+    /// Cut texts that have more tokens than the model takes, instead of refusing them
+    #[arg(long)]
+    pub(crate) truncate: bool,
+    /// Tokens computed in one pass at most, or as many as one text may have if that is more
+    #[arg(long, value_name = "TOKENS", default_value = "512")]
+    pub(crate) batch: NonZeroUsize,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
 }
 
 #[derive(Debug, Args)]

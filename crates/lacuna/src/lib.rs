@@ -50,10 +50,10 @@
 #![forbid(unsafe_code)]
 
 pub use lacuna_engine::{
-    Accounting, Constraint, ConstraintError, Engine, EngineConfig, EngineError, Event, Failure,
-    FinishReason, Generation, Grace, Handle, Limits, Miss, Penalties, PrefixCacheConfig, Refusal,
-    Request, Sampling, SamplingError, Service, ServiceConfig, Session, Status, Stream,
-    TokenLogprobs, Usage,
+    Accounting, Constraint, ConstraintError, Embedder, EmbedderConfig, Engine, EngineConfig,
+    EngineError, Event, Excess, Failure, FinishReason, Generation, Grace, Handle, Limits, Miss,
+    Penalties, PrefixCacheConfig, Refusal, Request, Sampling, SamplingError, Service,
+    ServiceConfig, Session, Status, Stream, TokenLogprobs, Usage, WrongDimensions, shortened,
 };
 pub use lacuna_files::{self as files, ModelFiles};
 pub use lacuna_kernels::{DType, ElementType};

@@ -23,6 +23,7 @@ fn main() -> ExitCode {
     };
     let done = match command {
         Command::Run(args) => commands::run::run(&args),
+        Command::Embed(args) => commands::embed::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => commands::plan::run(&args),

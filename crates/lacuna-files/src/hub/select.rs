@@ -9,14 +9,18 @@ use crate::source::HubId;
 /// The file a tokenizer is built from.
 pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What is worth having beside the weights, where it exists.
-const COMPANIONS: [&str; 6] = [
+const COMPANIONS: [&str; 8] = [
     CONFIG_FILE,
     TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "modules.json",
+    "sentence_bert_config.json",
 ];
+/// What ends the name of the settings by which sentence-transformers pools, in a folder of their own.
+const POOLING_ENDING: &str = "_Pooling/config.json";
 
 /// The files of one model.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,6 +89,8 @@ fn folder(names: &[&str]) -> Option<Choice> {
         return None;
     }
     let mut files: Vec<&str> = COMPANIONS.into_iter().filter(|name| has(name)).collect();
+    let pools = |name: &str| name.ends_with(POOLING_ENDING) && name.matches('/').count() == 1;
+    files.extend(names.iter().copied().filter(|name| pools(name)));
     files.push(weights);
     Some(Choice::Folder {
         files: owned(&files),
@@ -185,6 +191,23 @@ mod tests {
         assert_eq!(choice.entry(Path::new("s")), Path::new("s"));
         let choice = chosen(&["config.json", "model.safetensors.index.json"], "a/b").unwrap();
         assert!(matches!(choice, Choice::Folder { indexed: true, .. }));
+    }
+
+    #[test]
+    fn what_says_how_texts_are_pooled_comes_with_an_encoder() {
+        let names = [
+            "config.json",
+            "modules.json",
+            "1_Pooling/config.json",
+            "onnx/1_Pooling/config.json",
+            "2_Dense/config.json",
+            "sentence_bert_config.json",
+            "model.safetensors",
+        ];
+        assert_eq!(
+            chosen(&names, "a/b").unwrap().files(),
+            [names[0], names[1], names[5], names[2], names[6]]
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What each command does.
 
+pub(crate) mod embed;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod perplexity;

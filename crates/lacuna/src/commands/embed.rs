@@ -1,0 +1,164 @@
+//! `lacuna embed`: a vector for each text.
+
+use std::io::{BufRead, IsTerminal, Read};
+
+use anyhow::{Context, Result, bail, ensure};
+use lacuna::{Embedder, EmbedderConfig, EncodeLimits, Excess, shortened};
+use lacuna_cli::{Bars, open_files, output};
+use lacuna_files::Progress;
+use serde::Serialize;
+
+use crate::cli::EmbedArgs;
+
+/// One text's line with `--json`.
+#[derive(Serialize)]
+struct Line<'a> {
+    text: &'a str,
+    /// How many, those that the vocabulary puts around a text included.
+    tokens: usize,
+    embedding: &'a [f32],
+}
+
+/// Bytes of a line at most. The longest text that a model takes has a hundredth of it.
+const MOST_LINE_BYTES: usize = 1 << 20;
+
+/// Texts that are read, embedded and printed before the next are read.
+const TEXTS_AT_ONCE: usize = 256;
+
+/// What tokenizing a line may hold besides it.
+const LIMITS: EncodeLimits = EncodeLimits {
+    tokens: usize::MAX,
+    workspace_bytes: 512 << 20,
+};
+
+pub(crate) fn run(args: &EmbedArgs) -> Result<()> {
+    let files = open_files(&args.model)?;
+    let cannot_load = || format!("cannot load `{}`", args.model.model);
+    let described = lacuna::describe(&files).with_context(cannot_load)?;
+    Embedder::check(&described.spec)?;
+    let most = described.spec.hidden;
+    if let Some(asked) = args.dimensions.filter(|asked| asked.get() > most) {
+        bail!(output::Usage(format!(
+            "--dimensions {asked} is more than the {most} of the model's embeddings"
+        )));
+    }
+    let config = EmbedderConfig {
+        threads: args.threads,
+        batch_tokens: args.batch.get(),
+        ..EmbedderConfig::default()
+    };
+    let model = lacuna::Model::load(files).with_context(cannot_load)?;
+    let mut embedder = Embedder::new(model.into(), &config)?;
+    match args.text.as_deref() {
+        None | Some("-") => {
+            let mut progress = Bars::default();
+            if !std::io::stdout().is_terminal() {
+                progress.begin("embedding", None);
+            }
+            embed_lines(
+                &mut embedder,
+                args,
+                &mut std::io::stdin().lock(),
+                &mut progress,
+            )
+        }
+        Some(text) => embed(&mut embedder, args, &[text.to_owned()], 0),
+    }
+}
+
+/// Embeds each line, some at a time.
+fn embed_lines(
+    embedder: &mut Embedder,
+    args: &EmbedArgs,
+    input: &mut impl BufRead,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let mut done = 0;
+    loop {
+        let mut lines = Vec::new();
+        while lines.len() < TEXTS_AT_ONCE
+            && let Some(line) = read_line(input, done + lines.len())?
+        {
+            progress.advance(line.len() as u64 + 1);
+            lines.push(line);
+        }
+        if lines.is_empty() {
+            break;
+        }
+        embed(embedder, args, &lines, done)?;
+        done += lines.len();
+    }
+    progress.finish();
+    ensure!(
+        done > 0,
+        "there is no text on standard input; give one, a line each"
+    );
+    Ok(())
+}
+
+/// The next line, without what ends it; `None` at the end.
+fn read_line(input: &mut impl BufRead, before: usize) -> Result<Option<String>> {
+    let number = before + 1;
+    let mut line = Vec::new();
+    let most = MOST_LINE_BYTES as u64 + 1;
+    let read = input.take(most).read_until(b'\n', &mut line);
+    if read.context("cannot read standard input")? == 0 {
+        return Ok(None);
+    }
+    ensure!(
+        line.len() <= MOST_LINE_BYTES,
+        "line {number} has more than {MOST_LINE_BYTES} bytes, which no model takes"
+    );
+    while line
+        .last()
+        .is_some_and(|byte| matches!(byte, b'\n' | b'\r'))
+    {
+        line.pop();
+    }
+    let line = String::from_utf8(line);
+    line.map(Some)
+        .with_context(|| format!("line {number} is not UTF-8 text"))
+}
+
+/// Embeds and prints `texts`, which come after `before` others.
+fn embed(embedder: &mut Embedder, args: &EmbedArgs, texts: &[String], before: usize) -> Result<()> {
+    let excess = match args.truncate {
+        true => Excess::Cut,
+        false => Excess::Refuse,
+    };
+    let mut tokens = Vec::with_capacity(texts.len());
+    for (number, text) in (before + 1..).zip(texts) {
+        ensure!(
+            !text.trim().is_empty(),
+            "text {number} is empty; leave it out"
+        );
+        let most = embedder.max_tokens();
+        let found = embedder.tokens(text, excess, &LIMITS).with_context(|| {
+            format!("text {number} cannot be embedded (the model takes {most} tokens; --truncate cuts longer texts)")
+        })?;
+        tokens.push(found);
+    }
+    let mut numbered = texts.iter().zip(&tokens);
+    let mut printed = Ok(());
+    embedder.embed(&tokens, |embedding| {
+        let Some((text, tokens)) = numbered.next().filter(|_| printed.is_ok()) else {
+            return;
+        };
+        printed = print(args, text, tokens.len(), embedding);
+    })?;
+    printed
+}
+
+fn print(args: &EmbedArgs, text: &str, tokens: usize, embedding: &[f32]) -> Result<()> {
+    let dimensions = args.dimensions.map_or(embedding.len(), usize::from);
+    let embedding = shortened(embedding, dimensions)?;
+    if args.model.json {
+        return output::json(&Line {
+            text,
+            tokens,
+            embedding: &embedding,
+        });
+    }
+    let numbers: Vec<String> = embedding.iter().map(f32::to_string).collect();
+    output::text(&(numbers.join(" ") + "\n"))
+}
