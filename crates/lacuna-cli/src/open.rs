@@ -46,8 +46,19 @@ pub fn open(args: &ModelArgs) -> Result<Arc<Model>> {
 /// # Errors
 /// As [`open`], and [`lacuna_engine::EngineError`] for what does not fit the budget or the system.
 pub fn open_to_run(args: &ModelArgs, config: &EngineConfig) -> Result<Arc<Model>> {
+    open_to_run_files(args, open_files(args)?, config)
+}
+
+/// The same for files that are open already.
+///
+/// # Errors
+/// As [`open_to_run`].
+pub fn open_to_run_files(
+    args: &ModelArgs,
+    files: ModelFiles,
+    config: &EngineConfig,
+) -> Result<Arc<Model>> {
     let cannot_load = || format!("cannot load `{}`", args.model);
-    let files = open_files(args)?;
     let made = lacuna_models::describe(&files)
         .with_context(cannot_load)?
         .spec;

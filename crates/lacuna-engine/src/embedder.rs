@@ -4,11 +4,15 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig};
-use lacuna_models::plan::{ArenaPlan, PlanError};
+use lacuna_models::plan::{
+    ArenaPlan, BudgetTooSmall, Parts, PlanError, VocabularySize, WeightPlan, request_bytes,
+};
 use lacuna_models::{BatchLimits, FiniteCheck, ForwardError, Model, ModelSpec, Scratch, Texts};
+use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::{EncodeLimits, Special};
 
-use crate::engine::EngineConfig;
+use crate::budget::Had;
+use crate::engine::{Accounting, EngineConfig};
 use crate::error::EngineError;
 
 /// How texts are embedded.
@@ -21,6 +25,12 @@ pub struct EmbedderConfig {
     pub batch_tokens: usize,
     /// Whether values that are not finite are looked for. Default off.
     pub finite_check: FiniteCheck,
+    /// Bytes that the process may commit. `None`: what the system can spare.
+    pub budget: Option<ByteLength>,
+    /// Of those, bytes for requests: nothing here takes them. Default none.
+    pub requests: ByteLength,
+    /// What the budget is held against.
+    pub accounting: Accounting,
 }
 
 impl Default for EmbedderConfig {
@@ -29,11 +39,48 @@ impl Default for EmbedderConfig {
             threads: None,
             batch_tokens: 512,
             finite_check: FiniteCheck::Off,
+            budget: None,
+            requests: ByteLength::new(0),
+            accounting: Accounting::default(),
         }
     }
 }
 
 impl EmbedderConfig {
+    /// What an engine's settings mean for a model that makes embeddings, in a process that takes requests.
+    #[must_use]
+    pub fn of(engine: &EngineConfig) -> Self {
+        let budget = engine.budget.map(ByteLength::get);
+        let requests = engine.request_memory;
+        Self {
+            threads: engine.threads,
+            batch_tokens: engine.batch_tokens,
+            finite_check: engine.finite_check,
+            budget: engine.budget,
+            requests: requests.unwrap_or_else(|| ByteLength::new(request_bytes(budget))),
+            accounting: engine.accounting,
+        }
+    }
+
+    /// Refuses a budget, or a system, that does not hold what the model needs to run.
+    fn check(&self, model: &Model, arena: &ArenaPlan, threads: usize) -> Result<(), EngineError> {
+        let spec = model.spec();
+        let needed = Parts::of_encoder(
+            spec,
+            &WeightPlan::of(model.files().tensors(), spec),
+            VocabularySize::of(model.files(), spec),
+            (arena, threads),
+            self.requests.get(),
+        );
+        let had = Had::now(self.accounting, &needed);
+        match had.budget(self.budget) {
+            Some(budget) if budget < needed.bytes() => {
+                Err(had.refusal(BudgetTooSmall { budget, needed }, self.budget))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Where activations lie when a model of `spec` runs with this.
     fn plan(&self, model: &Model) -> Result<ArenaPlan, PlanError> {
         let spec = model.spec();
@@ -87,11 +134,14 @@ impl Embedder {
             threads: config.threads,
             ..EngineConfig::default()
         };
+        let threads = engine.thread_count()?;
+        let plan = config.plan(&model)?;
+        config.check(&model, &plan, threads.get())?;
         let cpu = Cpu::new(CpuConfig {
-            threads: engine.thread_count()?,
+            threads,
             level: None,
         })?;
-        let scratch = Scratch::new(model.program(), config.plan(&model)?)?;
+        let scratch = Scratch::new(model.program(), plan)?;
         Ok(Self {
             tokens_behind: model.tokenizer().describe().added_after.len(),
             scratch: scratch.checking(config.finite_check),

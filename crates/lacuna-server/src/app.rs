@@ -263,7 +263,7 @@ impl Purpose {
     }
 
     /// Bytes of memory it takes at most to turn a body of that extent into tokens.
-    fn bytes(self, extent: &Extent, limits: &EncodeLimits) -> usize {
+    pub(crate) fn bytes(self, extent: &Extent, limits: &EncodeLimits) -> usize {
         /// What a template's messages and their values, its output and text on the way to it take of
         /// each character, most of which are copied once into each. Marks of what is not the
         /// template's own take two bytes.

@@ -25,6 +25,7 @@
 mod app;
 mod config;
 mod conversation;
+mod embeddings;
 mod http;
 mod keys;
 mod memory;
@@ -40,5 +41,5 @@ mod worker;
 
 pub use config::{RequestLimits, ServerConfig};
 pub use keys::{ApiKeys, KeyFileError, KeyProblem};
-pub use server::{Server, StartError};
+pub use server::{EmbeddingServer, Server, StartError};
 pub use signals::Signals;

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use lacuna_engine::{EngineError, Grace, Handle, Service};
+use lacuna_engine::{Embedder, EmbedderConfig, EngineError, Grace, Handle, RequestMemory, Service};
 use lacuna_models::Model;
 use lacuna_text::template::TemplateError;
 use tokio::net::TcpListener;
@@ -16,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::app::App;
 use crate::config::ServerConfig;
+use crate::embeddings::Embeddings;
 use crate::http::connections;
 use crate::http::probes::Probes;
 use crate::http::routes::Routers;
@@ -72,15 +73,7 @@ impl Server {
     /// # Errors
     /// [`StartError`]; nothing is left running then.
     pub fn start(model: Arc<Model>, config: ServerConfig) -> Result<Self, StartError> {
-        let address = config.address;
-        if config.keys.is_empty() && !address.ip().is_loopback() {
-            return Err(StartError::OpenToAll { address });
-        }
-        let runtime = runtime().map_err(StartError::Runtime)?;
-        let listen = |source| StartError::Listen { address, source };
-        let listener = runtime.block_on(TcpListener::bind(address));
-        let listener = listener.map_err(listen)?;
-        let address = listener.local_addr().map_err(listen)?;
+        let (runtime, listener, address) = listen(&config)?;
         let service = Service::start(model, config.service.clone())?;
         let (grace, limits) = (config.grace, config.limits.clone());
         let sharing = Sharing::new(config.share_prefixes).map_err(StartError::Runtime)?;
@@ -90,7 +83,8 @@ impl Server {
         let app = Arc::new(App::new(service.handle(), config, sharing, preparation)?);
         let (stop, stopped) = watch::channel(false);
         let probes = Probes {
-            engine: service.handle(),
+            model: Arc::clone(service.handle().model()),
+            engine: Some(service.handle()),
             stopping: stopped.clone(),
         };
         let routers = Routers::new(&app, &probes);
@@ -123,8 +117,84 @@ impl Server {
         // The connections' thread holds the other end until it is done.
         self.stop.send_replace(true);
         self.service.shutdown(Grace::Finish(self.grace));
-        self.connections.wait();
+        self.connections.wait(FLUSH);
     }
+}
+
+/// A running server of a model that makes embeddings. Dropping it ends everything under way at once.
+#[derive(Debug)]
+pub struct EmbeddingServer {
+    address: SocketAddr,
+    grace: Duration,
+    stop: watch::Sender<bool>,
+    app: Arc<Embeddings>,
+    connections: Connections,
+}
+
+impl EmbeddingServer {
+    /// Sets the model up and listens. Of the engine's settings, threads, budget and what follows from them,
+    /// tokens in a pass and the check of values count.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left running then.
+    pub fn start(model: Arc<Model>, config: ServerConfig) -> Result<Self, StartError> {
+        let (runtime, listener, address) = listen(&config)?;
+        let embedder = EmbedderConfig::of(&config.service.engine_config());
+        let memory = RequestMemory::new(embedder.requests);
+        let embedder = Embedder::new(Arc::clone(&model), &embedder)?;
+        let preparation = Preparation::start().map_err(StartError::Runtime)?;
+        let connections = connections::account(&memory, config.limits.connections);
+        let app = Arc::new(Embeddings::new(embedder, memory, &config, preparation));
+        let (stop, stopped) = watch::channel(false);
+        let probes = Probes {
+            model,
+            engine: None,
+            stopping: stopped.clone(),
+        };
+        let routers = Routers::of_embeddings(&app, &config.keys, &probes);
+        let serving = connections::serve(listener, routers, config.limits, connections, stopped);
+        Ok(Self {
+            address,
+            grace: config.grace,
+            stop,
+            app,
+            connections: Connections::start(runtime, serving).map_err(StartError::Runtime)?,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The model it serves.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model> {
+        self.app.model()
+    }
+
+    /// Takes no more requests, lets those under way finish within the grace time, and ends.
+    pub fn shutdown(self) {
+        self.stop.send_replace(true);
+        self.connections.wait(self.grace);
+        self.app.end();
+        self.connections.wait(FLUSH);
+    }
+}
+
+/// What connections are served by, and where they come in.
+fn listen(config: &ServerConfig) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
+    let address = config.address;
+    if config.keys.is_empty() && !address.ip().is_loopback() {
+        return Err(StartError::OpenToAll { address });
+    }
+    let runtime = runtime().map_err(StartError::Runtime)?;
+    let failed = |source| StartError::Listen { address, source };
+    let listener = runtime.block_on(TcpListener::bind(address));
+    let listener = listener.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((runtime, listener, address))
 }
 
 /// The thread that serves connections. It moves bytes; the engine's threads compute. Dropping it ends
@@ -164,16 +234,16 @@ impl Connections {
         })
     }
 
-    /// Waits until the last bytes have left, if they do.
-    fn wait(&self) {
-        self.ended.recv_timeout(FLUSH).ok();
+    /// Waits until the last bytes have left, if they do in that time.
+    fn wait(&self, most: Duration) {
+        self.ended.recv_timeout(most).ok();
     }
 }
 
 impl Drop for Connections {
     fn drop(&mut self) {
         drop(self.keep.take());
-        self.wait();
+        self.wait(FLUSH);
     }
 }
 

@@ -152,11 +152,7 @@ fn each_command_refuses_the_other_kind_of_model() {
     };
     let encoder = model();
     assert!(run(&["embed", "demo", "a"]).contains("makes no embeddings"));
-    for args in [
-        &["run", &encoder, "-p", "a"][..],
-        &["serve", &encoder][..],
-        &["plan", &encoder][..],
-    ] {
+    for args in [&["run", &encoder, "-p", "a"][..], &["plan", &encoder][..]] {
         let error = run(args);
         assert!(
             error.contains("embeddings") && !error.contains("panicked"),

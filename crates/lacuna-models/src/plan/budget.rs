@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::plan::arena::ArenaPlan;
 use crate::plan::error::PlanError;
 use crate::plan::kv::KvPlan;
-use crate::plan::{Demand, Plan};
+use crate::plan::{Demand, Plan, ProcessPlan, VocabularySize, WeightPlan};
 use crate::program::Program;
 use crate::spec::ModelSpec;
 
@@ -45,6 +45,29 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// What a process commits that embeds texts, in the arena and with the threads that it does it in.
+    #[must_use]
+    pub fn of_encoder(
+        spec: &ModelSpec,
+        weights: &WeightPlan,
+        vocabulary: VocabularySize,
+        (arena, threads): (&ArenaPlan, usize),
+        request_bytes: u64,
+    ) -> Self {
+        let process = ProcessPlan::new(spec, vocabulary, threads);
+        Self {
+            program_bytes: process.program_bytes,
+            vocabulary_bytes: process.vocabulary_bytes,
+            thread_bytes: process.thread_bytes,
+            sampling_bytes: 0,
+            copied_weight_bytes: weights.copied_bytes(),
+            converted_weight_bytes: weights.converted_bytes() + weights.derived_bytes(),
+            activation_bytes: arena.bytes() as u64,
+            request_bytes,
+            kv_bytes: 0,
+        }
+    }
+
     /// All but KV pages.
     #[must_use]
     pub fn besides_kv(&self) -> u64 {

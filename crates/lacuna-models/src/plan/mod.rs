@@ -169,7 +169,7 @@ impl Plan {
             arena: ArenaPlan::new(&Program::new(spec), demand.limits()?)?,
             kv: KvPlan::new(cache, demand)?,
             weights,
-            program: ProcessPlan::new(spec, vocabulary, demand),
+            program: ProcessPlan::new(spec, vocabulary, demand.threads),
             request_bytes: (demand.request_bytes)
                 .unwrap_or_else(|| request_bytes(demand.budget_bytes)),
             budget_bytes: demand.budget_bytes,

@@ -6,7 +6,6 @@
 
 use lacuna_kernels::Cpu;
 
-use crate::plan::Demand;
 use crate::spec::ModelSpec;
 use lacuna_files::{Metadata, ModelFiles};
 
@@ -101,8 +100,8 @@ impl VocabularySize {
 }
 
 impl ProcessPlan {
-    pub(super) fn new(spec: &ModelSpec, vocabulary: VocabularySize, demand: &Demand) -> Self {
-        let threads = demand.threads as u64;
+    pub(super) fn new(spec: &ModelSpec, vocabulary: VocabularySize, threads: usize) -> Self {
+        let threads = threads as u64;
         Self {
             program_bytes: PROGRAM_BYTES,
             vocabulary_bytes: vocabulary.bytes(),

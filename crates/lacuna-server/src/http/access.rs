@@ -5,7 +5,6 @@
 //! which give themselves away by a foreign `Origin` or, after rebinding a name, a foreign `Host`.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -13,17 +12,17 @@ use axum::http::{HeaderMap, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::app::App;
 use crate::http::error::ApiError;
+use crate::keys::ApiKeys;
 use crate::sharing::Client;
 
 /// Lets a request through, with the [`Client`] it is from, or answers it with 400, 401 or 403.
 pub(crate) async fn guard(
-    State(app): State<Arc<App>>,
+    State(keys): State<ApiKeys>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    match check(&app, &request) {
+    match check(&keys, &request) {
         Ok(client) => {
             request.extensions_mut().insert(client);
             next.run(request).await
@@ -32,12 +31,12 @@ pub(crate) async fn guard(
     }
 }
 
-fn check(app: &App, request: &Request) -> Result<Client, ApiError> {
+fn check(keys: &ApiKeys, request: &Request) -> Result<Client, ApiError> {
     let headers = request.headers();
     let host = host(request)?;
     same_site(headers, host.as_ref())?;
-    local_name(app, host.as_ref())?;
-    key(app, request.uri().path(), headers)
+    local_name(keys, host.as_ref())?;
+    key(keys, request.uri().path(), headers)
 }
 
 /// The name and port that the client knows the server by. Only HTTP/1.0 may leave it out; a target
@@ -89,9 +88,9 @@ fn same_site(headers: &HeaderMap, host: Option<&Authority>) -> Result<(), ApiErr
 }
 
 /// Without keys, the name the client used must be one that always means this machine.
-fn local_name(app: &App, host: Option<&Authority>) -> Result<(), ApiError> {
+fn local_name(keys: &ApiKeys, host: Option<&Authority>) -> Result<(), ApiError> {
     let local = host.is_none_or(|host| is_local(host.host()));
-    if local || !app.keys.is_empty() {
+    if local || !keys.is_empty() {
         return Ok(());
     }
     Err(ApiError::new(
@@ -108,15 +107,15 @@ fn is_local(host: &str) -> bool {
         || bare.parse::<IpAddr>().is_ok()
 }
 
-fn key(app: &App, path: &str, headers: &HeaderMap) -> Result<Client, ApiError> {
-    if app.keys.is_empty() || matches!(path, "/health" | "/ready") || crate::page::is_asset(path) {
+fn key(keys: &ApiKeys, path: &str, headers: &HeaderMap) -> Result<Client, ApiError> {
+    if keys.is_empty() || matches!(path, "/health" | "/ready") || crate::page::is_asset(path) {
         return Ok(Client(None));
     }
     let presented = text(headers, header::AUTHORIZATION)
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, key)| key.trim());
-    match presented.map(|presented| app.keys.find(presented)) {
+    match presented.map(|presented| keys.find(presented)) {
         Some(Some(number)) => Ok(Client(Some(number))),
         Some(None) => Err(unauthorized("the API key is not one of this server's")),
         None => Err(unauthorized(

@@ -1,8 +1,11 @@
 //! `GET /health` and `GET /ready`: what asks whether the server lives, and whether to send it work.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use lacuna_engine::Handle;
+use lacuna_models::Model;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -11,7 +14,9 @@ use crate::http::error::ApiError;
 /// What the probes look at.
 #[derive(Debug, Clone)]
 pub(crate) struct Probes {
-    pub(crate) engine: Handle,
+    pub(crate) model: Arc<Model>,
+    /// What computes, if it is a thread of its own that can end.
+    pub(crate) engine: Option<Handle>,
     /// Whether the server is to end.
     pub(crate) stopping: watch::Receiver<bool>,
 }
@@ -37,13 +42,17 @@ pub(crate) async fn ready(State(probes): State<Probes>) -> Result<Json<Value>, A
 
 impl Probes {
     fn check_engine(&self) -> Result<(), ApiError> {
-        if !self.engine.is_alive() {
+        if self
+            .engine
+            .as_ref()
+            .is_some_and(|engine| !engine.is_alive())
+        {
             return Err(ApiError::unavailable(
                 "engine_stopped",
                 "the engine has stopped after an error; restart the server",
             ));
         }
-        let whole = self.engine.model().files().check();
+        let whole = self.model.files().check();
         whole.map_err(|lost| ApiError::from(&lost))
     }
 }

@@ -7,9 +7,11 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post};
 
 use crate::app::App;
+use crate::embeddings::{self, Embeddings};
 use crate::http::error::ApiError;
 use crate::http::probes::{self, Probes};
 use crate::http::{absent, access};
+use crate::keys::ApiKeys;
 use crate::openai::{chat, completion, models, tokens};
 use crate::{memory, metrics, page, worker};
 
@@ -39,33 +41,61 @@ impl Routers {
             .route("/get_server_info", get(worker::server_info))
             .route("/model_info", get(worker::model_info))
             .route("/get_model_info", get(worker::model_info))
-            .merge(page::routes())
-            .fallback(nowhere);
+            .merge(page::routes());
+        let measured = || Router::new().route("/metrics", get(metrics::text));
+        Self::of(all, measured, app, &app.keys, probes)
+    }
+
+    /// Those of a server of an embedding model.
+    pub(crate) fn of_embeddings(app: &Arc<Embeddings>, keys: &ApiKeys, probes: &Probes) -> Self {
+        let writes = || post(embeddings::writes_nothing);
+        let all = Router::new()
+            .route("/v1/embeddings", post(embeddings::create))
+            .route("/v1/models", get(embeddings::models))
+            .route("/v1/models/{*name}", get(embeddings::model))
+            .route("/v1/chat/completions", writes())
+            .route("/v1/completions", writes());
+        Self::of(all, Router::new, app, keys, probes)
+    }
+
+    /// `all`, and what is answered at all times besides: `always` and probes.
+    fn of<A: Send + Sync + 'static>(
+        all: Router<Arc<A>>,
+        always: impl Fn() -> Router<Arc<A>>,
+        app: &Arc<A>,
+        keys: &ApiKeys,
+        probes: &Probes,
+    ) -> Self {
         let too_many = || async {
             let message = "too many connections; try again";
             ApiError::unavailable("too_many_connections", message)
         };
         let ending = || async { probes::ending() };
+        let finish = |router: Router<Arc<A>>| finish(router.merge(always()), app, keys, probes);
         Self {
-            all: finish(all, app, probes),
-            full: finish(Router::new().fallback(too_many), app, probes),
-            ending: finish(Router::new().fallback(ending), app, probes),
+            all: finish(all.fallback(nowhere)),
+            full: finish(Router::new().fallback(too_many)),
+            ending: finish(Router::new().fallback(ending)),
         }
     }
 }
 
 /// Adds what is the same for all of them.
-fn finish(router: Router<Arc<App>>, app: &Arc<App>, probes: &Probes) -> Router {
+fn finish<A: Send + Sync + 'static>(
+    router: Router<Arc<A>>,
+    app: &Arc<A>,
+    keys: &ApiKeys,
+    probes: &Probes,
+) -> Router {
     let probe_routes = Router::new()
         .route("/health", get(probes::health))
         .route("/ready", get(probes::ready))
         .with_state(probes.clone());
     router
-        .route("/metrics", get(metrics::text))
         .merge(probe_routes)
         .method_not_allowed_fallback(not_so)
         .layer(axum::middleware::from_fn_with_state(
-            Arc::clone(app),
+            keys.clone(),
             access::guard,
         ))
         .with_state(Arc::clone(app))

@@ -3,15 +3,15 @@
 use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lacuna::Accounting;
 use lacuna::plan::Budget;
-use lacuna_cli::{open_to_run, output, served_name, tell};
-use lacuna_engine::Handle;
-use lacuna_server::{ApiKeys, RequestLimits, Server, ServerConfig, Signals};
+use lacuna::{Accounting, ByteLength, Model};
+use lacuna_cli::{open_files, open_to_run_files, output, served_name, tell};
+use lacuna_server::{ApiKeys, EmbeddingServer, RequestLimits, Server, ServerConfig, Signals};
 use serde::Serialize;
 
 use crate::cli::ServeArgs;
@@ -26,6 +26,19 @@ struct Ready<'a> {
     budget: Budget,
 }
 
+/// The same for a server of embeddings.
+#[derive(Serialize)]
+struct ReadyToEmbed<'a> {
+    url: String,
+    model: &'a str,
+    /// Tokens of a text at most.
+    max_tokens: usize,
+    /// Elements of an embedding.
+    dimensions: usize,
+    budget_bytes: Option<u64>,
+    mapped_weight_bytes: u64,
+}
+
 /// What takes less memory.
 const ADVICE: &str = "use fewer --max-batched-tokens or --max-running, --kv sparse, a smaller --kv-type, a shorter \
                       --ctx, fewer --threads, or a smaller model (`lacuna plan` says what takes how much)";
@@ -37,7 +50,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 fn serve(args: &ServeArgs) -> Result<()> {
     let mut service = args.service.config(&args.engine);
     service.engine.accounting = Accounting::Measured;
-    let model = open_to_run(&args.model, &service.engine_config())?;
+    let files = open_files(&args.model)?;
+    let cannot_load = || format!("cannot load `{}`", args.model.model);
+    let described = lacuna::describe(&files).with_context(cannot_load)?;
     let name = match &args.name {
         Some(name) => name.clone(),
         None => served_name(&args.model.model),
@@ -55,11 +70,49 @@ fn serve(args: &ServeArgs) -> Result<()> {
         service,
         grace: Duration::from_secs(args.grace),
     };
+    if described.spec.pooled().is_some() {
+        let model = lacuna::Model::load(files).with_context(cannot_load)?;
+        return serve_embeddings(args, Arc::new(model), config);
+    }
+    let model = open_to_run_files(&args.model, files, &config.service.engine_config())?;
     let server = Server::start(model, config)?;
     let signals = Signals::listen().context("cannot listen for signals")?;
     let ending = end_in_time(args.grace).context("cannot set up the server's end")?;
     announce(&server, &name, args.model.json)?;
-    tell_of_lost_files(server.engine());
+    tell_of_lost_files(Arc::clone(server.engine().model()));
+    signals.wait();
+    // Dropped when all is done.
+    ending.send(()).ok();
+    server.shutdown();
+    Ok(())
+}
+
+/// The same of a model that makes embeddings.
+fn serve_embeddings(args: &ServeArgs, model: Arc<Model>, config: ServerConfig) -> Result<()> {
+    let name = config.model_name.clone();
+    let budget_bytes = config.service.engine.budget.map(ByteLength::get);
+    let server = EmbeddingServer::start(model, config)?;
+    let signals = Signals::listen().context("cannot listen for signals")?;
+    let ending = end_in_time(args.grace).context("cannot set up the server's end")?;
+    let ready = ReadyToEmbed {
+        url: format!("http://{}", server.address()),
+        model: &name,
+        max_tokens: server.model().spec().context_tokens,
+        dimensions: server.model().spec().hidden,
+        budget_bytes,
+        mapped_weight_bytes: server.model().weight_bytes(),
+    };
+    match args.model.json {
+        true => output::json(&ready)?,
+        false => tell!(
+            "{name} on {} | embeddings of {} elements, of texts of up to {} tokens | mapped weights {} | Ctrl-C ends it",
+            ready.url,
+            ready.dimensions,
+            ready.max_tokens,
+            output::bytes(ready.mapped_weight_bytes),
+        ),
+    }
+    tell_of_lost_files(Arc::clone(server.model()));
     signals.wait();
     // Dropped when all is done.
     ending.send(()).ok();
@@ -130,12 +183,12 @@ fn announce(server: &Server, name: &str, json: bool) -> Result<()> {
 
 /// Says on standard error when a file of the model is lost. Clients are told with every request;
 /// whoever runs the server may not be one.
-fn tell_of_lost_files(engine: Handle) {
+fn tell_of_lost_files(model: Arc<Model>) {
     /// How soon it is said. Looking costs a load for each file.
     const INTERVAL: Duration = Duration::from_secs(1);
     let watch = move || {
         loop {
-            if let Err(lost) = engine.model().files().check() {
+            if let Err(lost) = model.files().check() {
                 return tell!("error: {lost}; until then every request is refused");
             }
             std::thread::sleep(INTERVAL);

@@ -1,0 +1,257 @@
+//! `POST /v1/embeddings`, on a tiny encoder whose vocabulary is letters: a letter a token.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use lacuna_files::ModelFiles;
+use lacuna_models::Model;
+use lacuna_pages::ByteLength;
+use lacuna_server::{ApiKeys, EmbeddingServer, ServerConfig, StartError};
+use serde_json::{Value, json};
+
+use crate::support::{self, Response, config, connect_to, read, request};
+
+const DIMENSIONS: usize = 24;
+const MOST_TOKENS: usize = 24;
+
+fn encoder() -> Arc<Model> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
+    let files = ModelFiles::open(&root.join("encoders/bert/mean.gguf")).expect("committed");
+    Arc::new(Model::load(files).expect("a model"))
+}
+
+fn start_with(change: impl FnOnce(&mut ServerConfig)) -> EmbeddingServer {
+    let mut config = ServerConfig {
+        model_name: "tiny".to_owned(),
+        ..config()
+    };
+    change(&mut config);
+    EmbeddingServer::start(encoder(), config).expect("the server starts")
+}
+
+fn send(address: SocketAddr, request: &[u8]) -> Response {
+    let mut stream = connect_to(address);
+    stream.write_all(request).expect("sent");
+    read(&mut stream)
+}
+
+fn post(address: SocketAddr, body: &Value) -> Response {
+    let body = body.to_string();
+    send(
+        address,
+        &request("POST", "/v1/embeddings", &[], body.as_bytes()),
+    )
+}
+
+fn get(address: SocketAddr, path: &str) -> Response {
+    send(address, &request("GET", path, &[], b""))
+}
+
+/// The embeddings of a successful reply, in the order of the texts.
+fn embeddings(address: SocketAddr, body: &Value) -> (Vec<Value>, Value) {
+    let response = post(address, body);
+    assert_eq!(response.status, 200, "{body}: {response:?}");
+    let reply = response.json();
+    assert_eq!(
+        (&reply["object"], &reply["model"]),
+        (&json!("list"), &json!("tiny"))
+    );
+    let data = reply["data"].as_array().expect("a list");
+    for (index, one) in data.iter().enumerate() {
+        assert_eq!(
+            (&one["object"], &one["index"]),
+            (&json!("embedding"), &json!(index))
+        );
+    }
+    let found = data.iter().map(|one| one["embedding"].clone()).collect();
+    (found, reply["usage"].clone())
+}
+
+fn numbers(embedding: &Value) -> Vec<f32> {
+    let elements = embedding.as_array().expect("a list").iter();
+    elements
+        .map(|element| element.as_f64().expect("a number") as f32)
+        .collect()
+}
+
+#[test]
+fn every_form_of_input_has_the_same_embeddings() {
+    let server = start_with(|_| {});
+    let (texts, usage) = embeddings(
+        server.address(),
+        &json!({"input": ["abcd", "x", "abcd"], "model": "tiny"}),
+    );
+    assert_eq!(texts[0], texts[2]);
+    assert_ne!(texts[0], texts[1]);
+    assert_eq!(numbers(&texts[0]).len(), DIMENSIONS);
+    let length: f32 = numbers(&texts[0]).iter().map(|it| it * it).sum();
+    assert!((length - 1.0).abs() < 1e-5);
+    // `abcd` is one token of the vocabulary; two go around each text.
+    assert_eq!(usage, json!({"prompt_tokens": 9, "total_tokens": 9}));
+    let (alone, _) = embeddings(
+        server.address(),
+        &json!({"input": "abcd", "user": "someone"}),
+    );
+    assert_eq!(alone, texts[..1]);
+    let tokenizer = server.model().tokenizer();
+    let id = |name: &str| tokenizer.id(name).expect("a token");
+    let tokens = [id("[CLS]"), id("abcd"), id("[SEP]")];
+    let (given, usage) = embeddings(server.address(), &json!({"input": tokens}));
+    assert_eq!(given, alone);
+    assert_eq!(usage["prompt_tokens"], 3);
+    let (lists, _) = embeddings(server.address(), &json!({"input": [tokens, tokens]}));
+    assert_eq!(lists, [alone[0].clone(), alone[0].clone()]);
+}
+
+#[test]
+fn base64_is_the_same_numbers_and_dimensions_cut_them() {
+    use base64::Engine as _;
+    let server = start_with(|_| {});
+    let (float, _) = embeddings(server.address(), &json!({"input": "ab"}));
+    let (coded, _) = embeddings(
+        server.address(),
+        &json!({"input": "ab", "encoding_format": "base64"}),
+    );
+    let coded = coded[0].as_str().expect("text");
+    let bytes = base64::prelude::BASE64_STANDARD
+        .decode(coded)
+        .expect("base64");
+    let (words, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty());
+    let decoded: Vec<f32> = words.iter().map(|word| f32::from_le_bytes(*word)).collect();
+    assert_eq!(decoded, numbers(&float[0]));
+    let (cut, _) = embeddings(server.address(), &json!({"input": "ab", "dimensions": 5}));
+    let cut = numbers(&cut[0]);
+    let length: f32 = decoded[..5].iter().map(|it| it * it).sum::<f32>().sqrt();
+    assert_eq!(cut.len(), 5);
+    for (whole, cut) in decoded.iter().zip(&cut) {
+        assert!((whole / length - cut).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn what_cannot_be_embedded_is_refused_by_its_place() {
+    let server = start_with(|_| {});
+    let long = "a ".repeat(MOST_TOKENS);
+    let many = vec!["a"; 2049];
+    for (body, status, param) in [
+        (json!({}), 400, Value::Null),
+        (json!({"input": ""}), 400, json!("input[0]")),
+        (json!({"input": []}), 400, json!("input")),
+        (json!({"input": [[]]}), 400, json!("input[0]")),
+        (json!({"input": ["a", ""]}), 400, json!("input[1]")),
+        (json!({"input": ["a", long]}), 400, json!("input[1]")),
+        (
+            json!({"input": vec![5; MOST_TOKENS + 1]}),
+            400,
+            json!("input[0]"),
+        ),
+        (json!({"input": [64]}), 400, json!("input")),
+        (json!({"input": [-1]}), 400, json!("input")),
+        (json!({"input": 7}), 400, json!("input")),
+        (json!({"input": many}), 400, json!("input")),
+        (
+            json!({"input": "a", "dimensions": 0}),
+            400,
+            json!("dimensions"),
+        ),
+        (
+            json!({"input": "a", "dimensions": 25}),
+            400,
+            json!("dimensions"),
+        ),
+        (
+            json!({"input": "a", "encoding_format": "int8"}),
+            400,
+            json!("encoding_format"),
+        ),
+        (json!({"input": "a", "model": "other"}), 404, json!("model")),
+    ] {
+        let response = post(server.address(), &body);
+        assert_eq!(response.status, status, "{body}: {response:?}");
+        assert_eq!(
+            response.json()["error"]["param"],
+            param,
+            "{body}: {response:?}"
+        );
+    }
+    let ignored = post(server.address(), &json!({"input": "a", "colour": 1}));
+    assert_eq!(ignored.header("x-lacuna-ignored"), Some("colour"));
+    let strict = start_with(|config| config.strict_fields = true);
+    assert_eq!(
+        post(strict.address(), &json!({"input": "a", "colour": 1})).status,
+        400
+    );
+}
+
+#[test]
+fn a_request_that_comes_to_more_than_the_account_is_refused_and_leaves_nothing_held() {
+    let server = start_with(|config| {
+        config.service.engine.request_memory = Some(ByteLength::mebibytes(1));
+    });
+    // Their reply has more than a megabyte.
+    let large = json!({"input": vec!["a"; 2000]});
+    for _ in 0..8 {
+        let response = post(server.address(), &large);
+        assert_eq!(response.status, 413, "{response:?}");
+        embeddings(server.address(), &json!({"input": "a"}));
+    }
+}
+
+#[test]
+fn requests_at_once_have_what_each_has_alone() {
+    let server = start_with(|_| {});
+    let bodies: Vec<Value> = (1..9)
+        .map(|count| json!({"input": vec!["abcd ab x"; 12 * count]}))
+        .collect();
+    let alone = embeddings(server.address(), &json!({"input": "abcd ab x"})).0;
+    std::thread::scope(|scope| {
+        for body in &bodies {
+            let (address, alone) = (server.address(), &alone);
+            scope.spawn(move || {
+                let (found, _) = embeddings(address, body);
+                assert!(found.iter().all(|one| *one == alone[0]));
+            });
+        }
+    });
+}
+
+#[test]
+fn it_says_what_it_is_and_keeps_others_out() {
+    let server = start_with(|_| {});
+    let models = get(server.address(), "/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "tiny");
+    assert_eq!(models["data"][0]["max_model_len"], MOST_TOKENS);
+    assert_eq!(get(server.address(), "/v1/models/tiny").status, 200);
+    assert_eq!(get(server.address(), "/v1/models/other").status, 404);
+    for path in ["/health", "/ready"] {
+        assert_eq!(get(server.address(), path).status, 200, "{path}");
+    }
+    let body = json!({"messages": []}).to_string();
+    let chat = send(
+        server.address(),
+        &request("POST", support::CHAT, &[], body.as_bytes()),
+    );
+    assert_eq!(
+        (chat.status, &chat.json()["error"]["code"]),
+        (404, &json!("not_supported"))
+    );
+    assert_eq!(get(server.address(), "/v1/embeddings").status, 405);
+    let keyed = start_with(|config| {
+        config.keys = ApiKeys::new(Some("a-secret-key")).expect("a key");
+    });
+    assert_eq!(post(keyed.address(), &json!({"input": "a"})).status, 401);
+    assert_eq!(get(keyed.address(), "/ready").status, 200);
+    keyed.shutdown();
+}
+
+#[test]
+fn a_budget_that_does_not_hold_the_model_is_refused() {
+    let mut config = config();
+    config.service.engine.budget = Some(ByteLength::mebibytes(1));
+    let refused = EmbeddingServer::start(encoder(), config).expect_err("too small");
+    assert!(matches!(refused, StartError::Engine(_)), "{refused}");
+    assert!(refused.to_string().contains("budget"), "{refused}");
+}
