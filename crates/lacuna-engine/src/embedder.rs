@@ -232,30 +232,11 @@ impl Embedder {
                 }
                 self.texts.push(text);
             }
-            self.check_pass(start)?;
             let width = self.model.spec().hidden;
-            let found = (self.model).embed(&self.cpu, &self.texts, &mut self.scratch)?;
+            let found = (self.model).embed(&self.cpu, &self.texts, &mut self.scratch);
+            let found = found.map_err(|error| error.after_texts(start))?;
             found.chunks_exact(width).for_each(&mut each);
             start += self.texts.len();
-        }
-        Ok(())
-    }
-
-    /// Refuses what is wrong with a text by its number among all.
-    fn check_pass(&self, start: usize) -> Result<(), ForwardError> {
-        let limit = self.max_tokens();
-        for (index, text) in (start..).zip(self.texts.iter()) {
-            match text.len() {
-                0 => return Err(ForwardError::EmptyText { index }),
-                tokens if tokens > limit => {
-                    return Err(ForwardError::TextTooLong {
-                        index,
-                        tokens,
-                        limit,
-                    });
-                }
-                _ => {}
-            }
         }
         Ok(())
     }

@@ -287,3 +287,14 @@ pub enum ForwardError {
         tokens: usize,
     },
 }
+
+impl ForwardError {
+    /// The same of a text that comes after `texts` others, which were in batches before its own.
+    #[must_use]
+    pub fn after_texts(mut self, texts: usize) -> Self {
+        if let Self::EmptyText { index } | Self::TextTooLong { index, .. } = &mut self {
+            *index += texts;
+        }
+        self
+    }
+}

@@ -116,7 +116,6 @@ pub(crate) fn check_texts(
         tokens: texts.tokens(),
         logit_rows: texts.len(),
     };
-    size.check(scratch)?;
     let limit = spec.context_tokens.min(scratch.limits().context_tokens);
     for (index, text) in texts.iter().enumerate() {
         match text.len() {
@@ -131,6 +130,8 @@ pub(crate) fn check_texts(
             _ => check_tokens(text, spec.vocabulary)?,
         }
     }
+    // After them, because a text that is too long or empty says more than its batch.
+    size.check(scratch)?;
     Ok(size)
 }
 

@@ -160,14 +160,7 @@ impl Recipe {
         if fits(wanted) {
             return wanted;
         }
-        let smaller = match wanted {
-            DType::Iq4Xs => DType::Iq4Nl,
-            DType::Q2K | DType::Q3K | DType::Tq1_0 | DType::Tq2_0 => DType::Q4_0,
-            DType::Q4K => DType::Q5_0,
-            DType::Q5K => DType::Q5_1,
-            DType::Q6K => DType::Q8_0,
-            other => other,
-        };
+        let smaller = of_smaller_blocks(wanted);
         if fits(smaller) { smaller } else { DType::F16 }
     }
 
@@ -269,6 +262,18 @@ impl Role {
             part if part.starts_with("ffn_down") => Self::Down,
             _ => Self::Other,
         }
+    }
+}
+
+/// The type of 32 weights a block that stands for one of 256 where rows are no whole blocks of it.
+pub(crate) fn of_smaller_blocks(dtype: DType) -> DType {
+    match dtype {
+        DType::Iq4Xs => DType::Iq4Nl,
+        DType::Q2K | DType::Q3K | DType::Tq1_0 | DType::Tq2_0 => DType::Q4_0,
+        DType::Q4K => DType::Q5_0,
+        DType::Q5K => DType::Q5_1,
+        DType::Q6K => DType::Q8_0,
+        other => other,
     }
 }
 

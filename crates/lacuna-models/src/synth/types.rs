@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::program::TensorName;
+use crate::quantize::recipe::{is_finer, of_smaller_blocks};
 use lacuna_files::DType;
 
 /// The storage types of a model's matrices.
@@ -50,16 +51,13 @@ impl Types {
         }
     }
 
-    /// The types of one of so many layers: the first and the last eighth, and every third between,
-    /// are stored finer.
+    /// The types of one of so many layers.
     pub(super) fn layer(self, layer: usize, layers: usize) -> LayerTypes {
         let (most, finest) = match self {
             Types::Uniform(dtype) => (dtype, dtype),
             Types::Q4KM => (DType::Q4K, DType::Q6K),
         };
-        let eighth = layers / 8;
-        let at_an_end = layer < eighth || layer >= 7 * layers / 8;
-        let fine = match at_an_end || (layer - eighth) % 3 == 2 {
+        let fine = match is_finer(layer, layers) {
             true => finest,
             false => most,
         };
@@ -71,10 +69,8 @@ impl Types {
     /// smaller ones, as llama.cpp does it.
     pub(super) fn of(self, name: TensorName, columns: usize, layers: usize, tied: bool) -> DType {
         let dtype = self.of_part(name, layers, tied);
-        match (self, dtype) {
-            _ if columns.is_multiple_of(dtype.block_len()) => dtype,
-            (Types::Q4KM, DType::Q4K) => DType::Q5_0,
-            (Types::Q4KM, DType::Q6K) => DType::Q8_0,
+        match self {
+            Types::Q4KM if !columns.is_multiple_of(dtype.block_len()) => of_smaller_blocks(dtype),
             _ => dtype,
         }
     }

@@ -47,28 +47,24 @@ fn matrix(
     let group = super::group_of(columns, groups, group, &scales)?;
     let target = Target::of(Some(DType::Q5_0), columns, group);
     let zeros_name = zeros.0.name().to_owned();
-    Ok(Made {
-        name: format!("{module}.weight"),
-        form: match target {
-            Target::Rounded => "awq, rounded",
-            _ => "awq",
+    let grouped = Grouped {
+        levels: Packed {
+            levels,
+            zeros,
+            rows,
         },
-        dtype: target.dtype(),
-        shape: vec![rows, columns],
-        rows: Box::new(Grouped {
-            levels: Packed {
-                levels,
-                zeros,
-                rows,
-            },
-            scales: scales.floats()?,
-            columns,
-            group,
-            order: Order::Consecutive(None),
-            target,
-            zeros: zeros_name,
-        }),
-    })
+        scales: scales.floats()?,
+        columns,
+        group,
+        order: Order::Consecutive(None),
+        target,
+        zeros: zeros_name,
+    };
+    Ok(grouped.made(
+        format!("{module}.weight"),
+        vec![rows, columns],
+        ["awq", "awq, rounded"],
+    ))
 }
 
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use half::f16;
 use lacuna_kernels::DType;
 
+use super::Made;
 use super::part::{Floats, Words};
 use crate::conversion::{ConversionError, Rows};
 
@@ -124,6 +125,27 @@ impl<L: Levels> Rows for Grouped<L> {
                 write_floats(&values, out);
                 Ok(())
             }
+        }
+    }
+}
+
+impl<L: Levels + 'static> Grouped<L> {
+    /// What takes a tensor's place, of a form that is called `exact`, or `rounded` where it loses something.
+    pub(super) fn made(
+        self,
+        name: String,
+        shape: Vec<usize>,
+        [exact, rounded]: [&'static str; 2],
+    ) -> Made {
+        Made {
+            name,
+            form: match self.target {
+                Target::Rounded => rounded,
+                Target::Exact(_) | Target::Float => exact,
+            },
+            dtype: self.target.dtype(),
+            shape,
+            rows: Box::new(self),
         }
     }
 }

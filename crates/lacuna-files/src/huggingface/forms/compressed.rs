@@ -200,28 +200,24 @@ fn made(
         (None, _, Some(_)) => None,
     };
     let target = Target::of(exact, columns, group);
-    Ok(Made {
-        name: format!("{module}.weight"),
-        form: match target {
-            Target::Rounded => "compressed-tensors, rounded",
-            _ => "compressed-tensors",
+    let grouped = Grouped {
+        levels: Stored {
+            numbers,
+            zeros,
+            scale_columns,
         },
-        dtype: target.dtype(),
-        shape: vec![rows, columns],
-        rows: Box::new(Grouped {
-            levels: Stored {
-                numbers,
-                zeros,
-                scale_columns,
-            },
-            scales: scales.floats()?,
-            columns,
-            group,
-            order: order.map_or(Order::Consecutive(None), Order::Listed),
-            target,
-            zeros: format!("{module}.weight_zero_point"),
-        }),
-    })
+        scales: scales.floats()?,
+        columns,
+        group,
+        order: order.map_or(Order::Consecutive(None), Order::Listed),
+        target,
+        zeros: format!("{module}.weight_zero_point"),
+    };
+    Ok(grouped.made(
+        format!("{module}.weight"),
+        vec![rows, columns],
+        ["compressed-tensors", "compressed-tensors, rounded"],
+    ))
 }
 
 #[derive(Debug)]

@@ -99,30 +99,26 @@ fn matrix(
     };
     let target = Target::of(exact, columns, group);
     let zeros_name = zeros.0.name().to_owned();
-    Ok(Made {
-        name: format!("{module}.weight"),
-        form: match target {
-            Target::Rounded => "gptq, rounded",
-            _ => "gptq",
+    let grouped = Grouped {
+        levels: Packed {
+            levels,
+            zeros,
+            rows,
+            bits,
+            more: i32::from(variant.less_one),
         },
-        dtype: target.dtype(),
-        shape: vec![rows, columns],
-        rows: Box::new(Grouped {
-            levels: Packed {
-                levels,
-                zeros,
-                rows,
-                bits,
-                more: i32::from(variant.less_one),
-            },
-            scales: scales.floats()?,
-            columns,
-            group,
-            order,
-            target,
-            zeros: zeros_name,
-        }),
-    })
+        scales: scales.floats()?,
+        columns,
+        group,
+        order,
+        target,
+        zeros: zeros_name,
+    };
+    Ok(grouped.made(
+        format!("{module}.weight"),
+        vec![rows, columns],
+        ["gptq", "gptq, rounded"],
+    ))
 }
 
 #[derive(Debug)]

@@ -125,30 +125,26 @@ fn affine(
     };
     let target = Target::of(exact, columns, group);
     let name = biases.name().to_owned();
-    Ok(Made {
-        name: usual_name(module),
-        form: match target {
-            Target::Rounded => "mlx, rounded",
-            _ => "mlx",
+    let grouped = Grouped {
+        levels: Packed {
+            words: packed,
+            row_words: words,
+            bits,
+            biases: biases.floats()?,
+            groups,
         },
-        dtype: target.dtype(),
-        shape: with_columns(&expected, columns),
-        rows: Box::new(Grouped {
-            levels: Packed {
-                words: packed,
-                row_words: words,
-                bits,
-                biases: biases.floats()?,
-                groups,
-            },
-            scales: scales.floats()?,
-            columns,
-            group,
-            order: Order::Consecutive(None),
-            target,
-            zeros: name,
-        }),
-    })
+        scales: scales.floats()?,
+        columns,
+        group,
+        order: Order::Consecutive(None),
+        target,
+        zeros: name,
+    };
+    Ok(grouped.made(
+        usual_name(module),
+        with_columns(&expected, columns),
+        ["mlx", "mlx, rounded"],
+    ))
 }
 
 #[derive(Debug)]
