@@ -57,6 +57,16 @@ pub enum KvError {
         /// Elements of a head of V.
         value_dim: usize,
     },
+    /// Types of K and V of a model whose values are the first elements of its keys.
+    #[error(
+        "K is to be {key} and V {value}, but the model keeps both in the same rows; give one type for both, such as `{key}`"
+    )]
+    OneElement {
+        /// Storage asked for keys.
+        key: lacuna_kernels::ElementType,
+        /// Storage asked for values.
+        value: lacuna_kernels::ElementType,
+    },
     /// A layer that is to read rows which are not there.
     #[error(
         "layer {layer} is to read the rows of layer {source_layer}, which is no earlier layer with rows of its own"

@@ -312,3 +312,25 @@ fn kernels_that_do_not_exist_are_refused() {
     let output = kernels(&["--kernel", "rope", "--type", "f16"]);
     assert_eq!(output.status.code(), Some(2));
 }
+
+#[test]
+fn replies_are_as_long_as_they_may_be_when_the_models_end_is_ignored() {
+    let generated = |more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+            .args(["bench", "serve", "--model", "demo", "--sessions", "8"])
+            .args(["--rate", "0", "--prompt-tokens", "8", "--spread", "0"])
+            .args(["--reply-tokens", "600", "--json"])
+            .args(more)
+            .output()
+            .expect("the program starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        number(&report, "/generated_tokens")
+    };
+    assert!(
+        generated(&[]) < 4800.0,
+        "the demo model ends some by itself"
+    );
+    assert_eq!(generated(&["--ignore-eos"]), 4800.0);
+}

@@ -674,6 +674,22 @@ fn a_vocabulary_without_weights_tokenizes() {
 }
 
 #[test]
+fn a_file_without_one_of_its_tensors_is_refused_by_inspect_too() {
+    let whole = std::fs::read(root().join("reference/qwen3/model.gguf")).expect("a fixture");
+    let name = b"blk.1.ffn_down.weight";
+    let at = whole.windows(name.len()).position(|window| window == name);
+    let mut other = whole;
+    other[at.expect("in the directory") + b"blk.1.ffn_".len()] = b'x';
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("m.gguf");
+    std::fs::write(&file, other).expect("room");
+    let inspected = lacuna(&["inspect", file.to_str().expect("UTF-8")]);
+    let error = String::from_utf8_lossy(&inspected.stderr);
+    assert!(!inspected.status.success(), "{error}");
+    assert!(error.contains("blk.1.ffn_down.weight"), "{error}");
+}
+
+#[test]
 fn damaged_files_are_refused_whole() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let demo = std::fs::read(demo_file("lacuna-demo-q8_0.gguf")).expect("the demo model");

@@ -2,11 +2,11 @@
 //! only, norms around both halves of a layer, experts scored by sigmoids after dense first layers.
 
 use super::decoder::{decoder, give_windows};
-use super::experts::{experts, give_experts, normalized, shared};
+use super::experts::{give_experts, sigmoid_experts};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{ModelSpec, Norms, QkNorm, Scores};
+use crate::spec::{ModelSpec, Norms, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "afmoe",
@@ -28,8 +28,6 @@ pub(crate) const FAMILY: Family = Family {
 
 /// Where neither kind of file says otherwise, every fourth layer is without a window.
 const USUAL_PERIOD: usize = 4;
-/// The number in `expert_gating_func` that means sigmoids.
-const SIGMOID: usize = 2;
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
@@ -49,16 +47,8 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         layer.norms = Norms::Both;
     }
     let supported = "experts scored by sigmoids are";
-    facts.expect(Key::gguf("expert_gating_func"), SIGMOID, supported)?;
     facts.expect(Key::huggingface("score_func"), "sigmoid".to_owned(), supported)?;
-    let mut experts = experts(facts, &mut spec)?;
-    experts.routing.scores = Scores::Sigmoid;
-    let normed: Option<bool> = facts.get(Key::huggingface("route_norm"))?;
-    experts.routing.normalized = normalized(facts, normed.unwrap_or(true))?;
-    let scale = facts.get(Key::new("expert_weights_scale", "route_scale"))?;
-    experts.routing.scale = scale.unwrap_or(1.0);
-    experts.router.selection_bias = true;
-    experts.shared = shared(facts, experts.inner, false)?;
+    let experts = sigmoid_experts(facts, &mut spec)?;
     let dense: Option<usize> =
         facts.get(Key::new("leading_dense_block_count", "num_dense_layers"))?;
     give_experts(&mut spec, experts, |layer| layer >= dense.unwrap_or(0));

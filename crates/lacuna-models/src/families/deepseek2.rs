@@ -4,13 +4,13 @@
 use lacuna_kernels::RopeStyle;
 
 use super::decoder::decoder_of_any_heads;
-use super::experts::{self, experts, give_experts, normalized, shared};
+use super::experts::{self, experts, gating, give_experts, groups, normalized, scale, shared};
 use super::facts::{Key, PerLayer};
 use super::glm4moe::leave_out_layers_ahead;
 use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{
-    Experts, GroupScore, Groups, Latent, ModelSpec, Rope, RopeScaling, Scores, Yarn,
+    Experts, GroupScore, Latent, ModelSpec, Rope, RopeScaling, Scores, Yarn,
 };
 
 pub(crate) const FAMILY: Family = Family {
@@ -135,10 +135,6 @@ fn stretched(mut rope: Rope, facts: &Facts<'_>) -> Result<(Rope, f32), ConfigErr
     Ok((rope, magnitude as f32))
 }
 
-/// The numbers of `expert_gating_func`.
-const SOFTMAX: usize = 1;
-const SIGMOID: usize = 2;
-
 /// Experts scored by a softmax, or by sigmoids with a bias for choosing.
 fn routed(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<Experts, ConfigError> {
     let mut experts = experts(facts, spec)?;
@@ -146,9 +142,12 @@ fn routed(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<Experts, ConfigErro
     let routing = &mut experts.routing;
     routing.scores = scores;
     routing.normalized = normalized(facts, scores == Scores::Sigmoid)?;
-    let scale = facts.get(Key::new("expert_weights_scale", "routed_scaling_factor"))?;
-    routing.scale = scale.unwrap_or(1.0);
-    routing.groups = groups(facts, scores)?;
+    routing.scale = scale(facts)?;
+    routing.groups = match chooses_groups(facts)? {
+        true if scores == Scores::Sigmoid => groups(facts, GroupScore::SumOfTwo)?,
+        true => groups(facts, GroupScore::Largest)?,
+        false => None,
+    };
     experts.router.selection_bias = scores == Scores::Sigmoid;
     experts.shared = shared(facts, experts.inner, false)?;
     Ok(experts)
@@ -160,9 +159,9 @@ fn scores(facts: &Facts<'_>, layers: usize) -> Result<Scores, ConfigError> {
         Some(_) => return Ok(Scores::Sigmoid),
         None => {}
     }
-    match facts.get(Key::gguf("expert_gating_func"))? {
-        Some(SOFTMAX) => Ok(Scores::Softmax),
-        Some(SIGMOID) => Ok(Scores::Sigmoid),
+    match facts.get(gating::KEY)? {
+        Some(gating::SOFTMAX) => Ok(Scores::Softmax),
+        Some(gating::SIGMOID) => Ok(Scores::Sigmoid),
         Some(other) => Err(ConfigError::Unsupported {
             feature: format!("expert_gating_func {other}"),
             supported: "1, a softmax, and 2, sigmoids, are",
@@ -179,25 +178,13 @@ fn scores(facts: &Facts<'_>, layers: usize) -> Result<Scores, ConfigError> {
     }
 }
 
-fn groups(facts: &Facts<'_>, scores: Scores) -> Result<Option<Groups>, ConfigError> {
-    if facts.class() == Some(V2) {
-        let method: Option<String> = facts.get(Key::huggingface("topk_method"))?;
-        if method.as_deref() != Some("group_limited_greedy") {
-            return Ok(None);
-        }
+/// Folders of V2 name their way of choosing; V2 Lite's has no groups, whatever their number.
+fn chooses_groups(facts: &Facts<'_>) -> Result<bool, ConfigError> {
+    if facts.class() != Some(V2) {
+        return Ok(true);
     }
-    let count: Option<usize> = facts.get(Key::new("expert_group_count", "n_group"))?;
-    let used: Option<usize> = facts.get(Key::new("expert_group_used_count", "topk_group"))?;
-    // All of one group are what all are.
-    let count = count.filter(|count| *count != 1);
-    Ok(count.map(|count| Groups {
-        count,
-        used: used.unwrap_or(count),
-        score: match scores {
-            Scores::Sigmoid => GroupScore::SumOfTwo,
-            _ => GroupScore::Largest,
-        },
-    }))
+    let method: Option<String> = facts.get(Key::huggingface("topk_method"))?;
+    Ok(method.as_deref() == Some("group_limited_greedy"))
 }
 
 /// Whether each of so many layers has experts.
@@ -261,7 +248,7 @@ const LITE: Shape = Shape {
         ("expert_used_count", Given::Size(6)),
         ("expert_shared_count", Given::Size(2)),
         ("expert_feed_forward_length", Given::Size(1408)),
-        ("expert_gating_func", Given::Size(SOFTMAX)),
+        ("expert_gating_func", Given::Size(gating::SOFTMAX)),
         ("expert_weights_scale", Given::Number(1.0)),
     ],
 };
@@ -292,7 +279,7 @@ const SHAPES: &[Shape] = &[
             ("expert_used_count", Given::Size(4)),
             ("expert_shared_count", Given::Size(1)),
             ("expert_feed_forward_length", Given::Size(1536)),
-            ("expert_gating_func", Given::Size(SIGMOID)),
+            ("expert_gating_func", Given::Size(gating::SIGMOID)),
             ("expert_weights_scale", Given::Number(1.8)),
         ],
         ..LITE

@@ -4,7 +4,8 @@ use super::Facts;
 use super::facts::Key;
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Experts, FeedForward, Gating, ModelSpec, Router, Routing, Scores, SharedExpert,
+    Activation, Experts, FeedForward, Gating, GroupScore, Groups, ModelSpec, Router, Routing,
+    Scores, SharedExpert,
 };
 
 /// Experts of a layer.
@@ -12,6 +13,15 @@ pub(crate) const COUNT: Key = Key::new(
     "expert_count",
     "num_experts|num_local_experts|n_routed_experts|moe_num_experts",
 );
+
+/// How GGUF says what scores are made of logits by, in `expert_gating_func`.
+pub(crate) mod gating {
+    use crate::families::facts::Key;
+
+    pub(crate) const KEY: Key = Key::gguf("expert_gating_func");
+    pub(crate) const SOFTMAX: usize = 1;
+    pub(crate) const SIGMOID: usize = 2;
+}
 
 /// What a file says where a family does not know better: weights are a softmax over all experts, made to
 /// sum to 1. `spec` is that of a dense model.
@@ -48,9 +58,48 @@ pub(crate) fn experts(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<Experts
     })
 }
 
+/// Experts scored by sigmoids, with a bias for choosing only, and a block that all tokens have.
+pub(crate) fn sigmoid_experts(
+    facts: &Facts<'_>,
+    spec: &mut ModelSpec,
+) -> Result<Experts, ConfigError> {
+    facts.expect(
+        gating::KEY,
+        gating::SIGMOID,
+        "experts scored by sigmoids are",
+    )?;
+    let mut experts = experts(facts, spec)?;
+    let routing = &mut experts.routing;
+    routing.scores = Scores::Sigmoid;
+    routing.normalized = normalized(facts, true)?;
+    routing.scale = scale(facts)?;
+    experts.router.selection_bias = true;
+    experts.shared = shared(facts, experts.inner, false)?;
+    Ok(experts)
+}
+
+/// What the sum of the chosen experts is multiplied by.
+pub(crate) fn scale(facts: &Facts<'_>) -> Result<f32, ConfigError> {
+    let key = Key::new("expert_weights_scale", "routed_scaling_factor|route_scale");
+    Ok(facts.get(key)?.unwrap_or(1.0))
+}
+
+/// The groups that experts are chosen in, best groups first, by `score`; `None` where that is one.
+pub(crate) fn groups(facts: &Facts<'_>, score: GroupScore) -> Result<Option<Groups>, ConfigError> {
+    let count: Option<usize> = facts.get(Key::new("expert_group_count", "n_group"))?;
+    let used: Option<usize> = facts.get(Key::new("expert_group_used_count", "topk_group"))?;
+    // All of one group are what all are.
+    let count = count.filter(|count| *count != 1);
+    Ok(count.map(|count| Groups {
+        count,
+        used: used.unwrap_or(count),
+        score,
+    }))
+}
+
 /// Whether a token's weights are made to sum to 1, where files say it; `otherwise` where they do not.
 pub(crate) fn normalized(facts: &Facts<'_>, otherwise: bool) -> Result<bool, ConfigError> {
-    let said = facts.get(Key::new("expert_weights_norm", "norm_topk_prob"))?;
+    let said = facts.get(Key::new("expert_weights_norm", "norm_topk_prob|route_norm"))?;
     Ok(said.unwrap_or(otherwise))
 }
 

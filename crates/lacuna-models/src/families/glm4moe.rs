@@ -2,11 +2,11 @@
 //! have, dense first layers.
 
 use super::decoder::decoder;
-use super::experts::{experts, give_experts, normalized, shared};
+use super::experts::{give_experts, groups, sigmoid_experts};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{Experts, GroupScore, Groups, ModelSpec, QkNorm, Scores};
+use crate::spec::{GroupScore, ModelSpec, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "glm4moe",
@@ -21,9 +21,6 @@ pub(crate) const FAMILY: Family = Family {
     shapes: &[],
 };
 
-/// The number in `expert_gating_func` that means sigmoids.
-const SIGMOID: usize = 2;
-
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     leave_out_layers_ahead(&mut spec, facts)?;
@@ -35,9 +32,8 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     for layer in &mut spec.layers {
         layer.attention.qk_norm = normed.then_some(QkNorm::PerHead);
     }
-    let gating = Key::gguf("expert_gating_func");
-    facts.expect(gating, SIGMOID, "experts scored by sigmoids are")?;
-    let experts = sigmoid_experts(facts, &mut spec)?;
+    let mut experts = sigmoid_experts(facts, &mut spec)?;
+    experts.routing.groups = groups(facts, GroupScore::SumOfTwo)?;
     let dense = Key::new("leading_dense_block_count", "first_k_dense_replace");
     let dense: Option<usize> = facts.get(dense)?;
     give_experts(&mut spec, experts, |layer| layer >= dense.unwrap_or(0));
@@ -58,28 +54,4 @@ pub(super) fn leave_out_layers_ahead(
     }
     spec.layers_ahead = ahead;
     Ok(())
-}
-
-/// Experts scored by sigmoids, in groups, with a bias for choosing.
-fn sigmoid_experts(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<Experts, ConfigError> {
-    let mut experts = experts(facts, spec)?;
-    let routing = &mut experts.routing;
-    routing.scores = Scores::Sigmoid;
-    routing.normalized = normalized(facts, true)?;
-    let scale = facts.get(Key::new("expert_weights_scale", "routed_scaling_factor"))?;
-    routing.scale = scale.unwrap_or(1.0);
-    let groups: Option<usize> = facts.get(Key::new("expert_group_count", "n_group"))?;
-    let used: Option<usize> = facts.get(Key::new("expert_group_used_count", "topk_group"))?;
-    routing.groups = match (groups, used) {
-        // All of one group are what all are.
-        (None | Some(1), _) => None,
-        (Some(count), used) => Some(Groups {
-            count,
-            used: used.unwrap_or(count),
-            score: GroupScore::SumOfTwo,
-        }),
-    };
-    experts.router.selection_bias = true;
-    experts.shared = shared(facts, experts.inner, false)?;
-    Ok(experts)
 }

@@ -355,14 +355,23 @@ impl ModelSpec {
     /// Shape of a KV cache of this model.
     ///
     /// # Errors
-    /// [`KvError`] for elements that heads are no whole blocks of, rows beyond the address space, or a
-    /// model that keeps none, since its output is pooled.
+    /// [`KvError`] for elements that heads are no whole blocks of, values stored otherwise than keys where
+    /// they are part of those, rows beyond the address space, or a model that keeps none, since its output
+    /// is pooled.
     pub fn kv_geometry(&self, elements: KvElements) -> Result<Geometry, KvError> {
         let layers = self.layers.iter().map(|layer| match self.output {
             OutputSpec::Logits(_) => layer.attention.cache(),
             OutputSpec::Pooled(_) => LayerCache::None,
         });
-        Geometry::new(layers.collect(), elements)
+        let geometry = Geometry::new(layers.collect(), elements)?;
+        let in_keys = |rows: RowSpec| rows.values == ValueRows::InKeys;
+        let latent = geometry.own_rows().all(|(_, rows)| in_keys(rows));
+        match elements {
+            KvElements { key, value } if latent && key != value => {
+                Err(KvError::OneElement { key, value })
+            }
+            _ => Ok(geometry),
+        }
     }
 
     /// How a text's rows are pooled, if they are: the model makes embeddings of texts, and no logits.

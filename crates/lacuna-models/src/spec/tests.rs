@@ -2,6 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use lacuna_kernels::ElementType;
+
 use super::examples::{EXPERTS, latent, small};
 use super::*;
 use crate::error::ConfigError;
@@ -153,6 +155,20 @@ fn latent_rows_are_kept_once() {
         "{rows:?}"
     );
     assert_eq!(rows.values, ValueRows::InKeys);
+}
+
+#[test]
+fn values_that_are_part_of_keys_have_no_type_of_their_own() {
+    let mixed = KvElements {
+        key: ElementType::F32,
+        value: ElementType::F16,
+    };
+    let refused = latent().kv_geometry(mixed).expect_err("one row, one type");
+    assert!(
+        matches!(refused, KvError::OneElement { .. }) && refused.to_string().contains("`f32`"),
+        "{refused}"
+    );
+    small().kv_geometry(mixed).expect("rows of either kind");
 }
 
 #[test]

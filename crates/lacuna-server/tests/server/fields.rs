@@ -464,7 +464,9 @@ fn routers_are_told_what_they_ask_of_a_worker() {
         assert_eq!(info["served_model_name"], "demo");
         assert_eq!(&info["context_length"], context);
         assert_eq!(info["max_running_requests"], 32);
-        assert!(info["max_total_tokens"].as_u64() > Some(0), "{info}");
+        let most = 32 * context.as_u64().expect("a number");
+        let total = info["max_total_tokens"].as_u64().expect("a number");
+        assert!((1..=most).contains(&total), "{info}");
     }
     for path in ["/model_info", "/get_model_info"] {
         let info = get(&server, path).json();

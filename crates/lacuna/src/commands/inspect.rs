@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anyhow::{Context, Result};
 use lacuna::files::TypeTotal;
 use lacuna::plan::WeightPlan;
-use lacuna::{ElementType, ModelFiles, ModelSpec};
+use lacuna::{ElementType, Model, ModelFiles, ModelSpec};
 use lacuna_kv::{Geometry, KvElements};
 use lacuna_models::LoadError;
 use lacuna_models::program::Program;
@@ -206,11 +206,15 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     }
 }
 
-/// From the directory of tensors, so that nothing is converted.
+/// From the directory of tensors, so that nothing is converted. Where loading only maps, the model is
+/// loaded too, which finds what is missing.
 fn describe(files: &ModelFiles) -> Result<Report, LoadError> {
     let description = lacuna::describe(files)?;
     let spec = &description.spec;
     let weights = WeightPlan::of(files.tensors(), spec);
+    if weights.converted_bytes() == 0 && weights.derived_bytes() == 0 {
+        Model::load(files.clone())?;
+    }
     let totals = weights.by_type();
     // Heads of any size are whole blocks of float elements.
     let kv = |bytes: fn(&Geometry) -> usize| {
