@@ -105,9 +105,11 @@ impl Session {
     /// Keeps the first `kept` tokens of the sequence, or as many as can be gone on from. Returns how
     /// many.
     fn go_back(&mut self, kept: usize) -> Result<usize, KvError> {
-        match self.sequence.truncate(kept) {
-            Err(KvError::Released { .. }) => {}
-            done => return done.map(|()| kept),
+        if !self.sequence.is_spent() {
+            match self.sequence.truncate(kept) {
+                Err(KvError::Released { .. } | KvError::StatePassed { .. }) => {}
+                done => return done.map(|()| kept),
+            }
         }
         if let Resume::From(earlier) = &mut self.resume {
             let kept = kept.min(earlier.len());

@@ -64,6 +64,8 @@ impl KvCache {
     pub fn over(pool: Pool, geometry: Geometry, policy: KvPolicy) -> Result<Self, KvError> {
         geometry.validate()?;
         let stores = match policy {
+            // Without rows all ways to hold them are one.
+            _ if !geometry.has_rows() => Stores::Flat(Commit::OnDemand),
             KvPolicy::Sparse(_) => Stores::Flat(Commit::OnDemand),
             KvPolicy::Dense(_) => Stores::Flat(Commit::AtStart),
             KvPolicy::Grow(schedule) => Stores::Grow(schedule),

@@ -28,9 +28,23 @@ pub enum KvError {
         /// Further tokens asked for.
         requested: usize,
     },
-    /// A model of which no layer keeps rows has no cache.
-    #[error("no layer keeps rows, so there is nothing for a KV cache to hold")]
+    /// A model of which no layer keeps rows or a state has no cache.
+    #[error("no layer keeps rows or a state, so there is nothing for a KV cache to hold")]
     EmptyGeometry,
+    /// States were given for other layers than there are.
+    #[error("states are given for {states} layers, and there are {layers}; give one for each")]
+    States {
+        /// Layers there are.
+        layers: usize,
+        /// Layers that states were given for.
+        states: usize,
+    },
+    /// States that no address space can hold.
+    #[error("the layers' states do not fit the address space of {limit} bytes")]
+    StatesTooLarge {
+        /// Bytes there are addresses for.
+        limit: usize,
+    },
     /// Rows without heads or elements.
     #[error(
         "layer {layer} keeps rows of {kv_heads} heads of {key_dim} elements of K and {value_dim} of V; all must be above zero"
@@ -104,6 +118,22 @@ pub enum KvError {
         /// Tokens that were to remain.
         requested: usize,
     },
+    /// Layers keep a state, which is that after all tokens and none before.
+    #[error(
+        "{requested} tokens are to remain, and layers keep a state which is that after {held}; go back to a checkpoint, or truncate to 0 and compute them again"
+    )]
+    StatePassed {
+        /// Tokens that the state comes after.
+        held: usize,
+        /// Tokens that were to remain.
+        requested: usize,
+    },
+    /// A step changed the states of layers and was not accepted whole, so they are those of no accepted
+    /// token any more.
+    #[error(
+        "a step has changed the layers' states and was not accepted whole; go back to a checkpoint, or truncate to 0 and compute again"
+    )]
+    StateSpent,
     /// A block pool is short of blocks for now. Nothing is wrong with what was asked.
     #[error(
         "{needed} more blocks of {block_tokens} tokens needed and {available} available; wait for a sequence to end, drop one, or raise the byte limit"

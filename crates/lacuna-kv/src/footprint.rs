@@ -1,4 +1,4 @@
-//! What each policy takes, worked out without taking it. Pure.
+//! What each policy takes, and states beside it, worked out without taking it. Pure.
 
 use lacuna_pages::PageSize;
 
@@ -82,7 +82,14 @@ impl KvPolicy {
             buffers: self.layout().buffers(geometry),
             page_bytes: page_size.bytes() as usize,
         };
-        Ok(match *self {
+        let states = match tokens {
+            0 => Footprint::default(),
+            _ => committed_and_zeroed(pages.round(geometry.state_bytes())),
+        };
+        if !geometry.has_rows() {
+            return Ok(states);
+        }
+        let rows = match *self {
             Self::Sparse(_) => Footprint {
                 reserved_bytes: pages.buffers(capacity.max(1)).sum(),
                 committed_bytes: pages.mapped(capacity, tokens, tokens),
@@ -97,7 +104,22 @@ impl KvPolicy {
             Self::Grow(schedule) => {
                 pages.grown(schedule, capacity, tokens, geometry.bytes_per_token())
             }
-        })
+        };
+        Ok(rows.plus(states))
+    }
+}
+
+impl Footprint {
+    /// Those of both.
+    fn plus(self, other: Self) -> Self {
+        Self {
+            reserved_bytes: self.reserved_bytes + other.reserved_bytes,
+            committed_bytes: self.committed_bytes + other.committed_bytes,
+            peak_committed_bytes: self.peak_committed_bytes + other.peak_committed_bytes,
+            copied_bytes: self.copied_bytes + other.copied_bytes,
+            zeroed_bytes: self.zeroed_bytes.saturating_add(other.zeroed_bytes),
+            resizes: self.resizes + other.resizes,
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! What each layer of a model keeps for later tokens, and the sizes that follow: rows, bytes per
-//! token.
+//! token, states.
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::ElementType;
@@ -45,7 +46,7 @@ impl fmt::Display for Side {
     }
 }
 
-/// What a decoder block keeps for later tokens.
+/// What a decoder block keeps for later tokens, a state aside ([`Geometry::with_states`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LayerCache {
     /// Rows of its own, one of K and one of V for each token, or one that is both.
@@ -143,10 +144,15 @@ impl RowSpec {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     layers: Arc<[LayerCache]>,
+    /// Elements of each layer's state; nothing at all where no layer keeps one.
+    states: Arc<[usize]>,
     elements: KvElements,
 }
 
 impl Geometry {
+    /// States begin on this boundary: that of the widest vectors.
+    const STATE_ALIGNMENT: usize = 64;
+
     /// Bytes a process can address on the 64-bit systems this runs on.
     const ADDRESS_SPACE: usize = 1 << 47;
 
@@ -163,18 +169,53 @@ impl Geometry {
         };
         Self {
             layers: std::iter::repeat_n(LayerCache::Rows(rows), layers).collect(),
+            states: Arc::default(),
             elements,
         }
     }
 
-    /// What `layers` keep, from the first decoder block on.
+    /// What `layers` keep, from the first decoder block on, before states are added.
     ///
     /// # Errors
-    /// As [`Geometry::validate`].
+    /// As [`Geometry::validate`], but for no layer that keeps anything.
     pub fn new(layers: Vec<LayerCache>, elements: KvElements) -> Result<Self, KvError> {
         let geometry = Self {
             layers: layers.into(),
+            states: Arc::default(),
             elements,
+        };
+        geometry.check_layers()?;
+        Ok(geometry)
+    }
+
+    /// The same layers, each of which also keeps a state of so many f32 elements; none for 0. What is in
+    /// a state is the layer's own affair.
+    ///
+    /// # Errors
+    /// [`KvError::States`] unless there is a number for every layer, [`KvError::StatesTooLarge`], and as
+    /// [`Geometry::validate`].
+    pub fn with_states(self, states: Vec<usize>) -> Result<Self, KvError> {
+        let layers = self.layers.len();
+        if states.len() != layers {
+            let states = states.len();
+            return Err(KvError::States { layers, states });
+        }
+        let bytes = |sum: usize, &elements: &usize| {
+            let bytes = elements.checked_mul(size_of::<f32>())?;
+            sum.checked_add(bytes)?.checked_add(Self::STATE_ALIGNMENT)
+        };
+        match states.iter().try_fold(0, bytes) {
+            Some(bytes) if bytes < Self::ADDRESS_SPACE => {}
+            _ => {
+                let limit = Self::ADDRESS_SPACE;
+                return Err(KvError::StatesTooLarge { limit });
+            }
+        }
+        let any = states.iter().any(|&elements| elements > 0);
+        let states = if any { states } else { Vec::new() };
+        let geometry = Self {
+            states: states.into(),
+            ..self
         };
         geometry.validate()?;
         Ok(geometry)
@@ -190,6 +231,13 @@ impl Geometry {
     /// whole number of an element type's blocks, or [`KvError::ContextTooLarge`] for a token that
     /// fills the address space by itself.
     pub fn validate(&self) -> Result<(), KvError> {
+        match self.has_rows() || self.has_states() {
+            true => self.check_layers(),
+            false => Err(KvError::EmptyGeometry),
+        }
+    }
+
+    fn check_layers(&self) -> Result<(), KvError> {
         for (index, cache) in self.layers.iter().enumerate() {
             match *cache {
                 LayerCache::Rows(rows) => self.check_rows(Layer(index), rows)?,
@@ -205,9 +253,6 @@ impl Geometry {
                 }
                 LayerCache::None => {}
             }
-        }
-        if self.own_rows().next().is_none() {
-            return Err(KvError::EmptyGeometry);
         }
         let elements = self.count_elements();
         // No element is larger than four bytes.
@@ -316,9 +361,47 @@ impl Geometry {
     #[must_use]
     pub fn with_elements(&self, elements: KvElements) -> Self {
         Self {
-            layers: Arc::clone(&self.layers),
             elements,
+            ..self.clone()
         }
+    }
+
+    /// Whether any layer keeps rows of its own.
+    #[must_use]
+    pub fn has_rows(&self) -> bool {
+        self.own_rows().next().is_some()
+    }
+
+    /// Whether any layer keeps a state.
+    #[must_use]
+    pub fn has_states(&self) -> bool {
+        !self.states.is_empty()
+    }
+
+    /// Elements of the state that `layer` keeps; 0 for none.
+    #[must_use]
+    pub fn state_elements(&self, layer: Layer) -> usize {
+        self.states.get(layer.0).copied().unwrap_or(0)
+    }
+
+    /// Bytes of all layers' states, however many tokens there are.
+    #[must_use]
+    pub fn state_bytes(&self) -> usize {
+        self.state_places().last().map_or(0, |place| place.end)
+    }
+
+    /// The bytes of each layer's state where all of them lie one after the other.
+    pub(crate) fn state_places(&self) -> Arc<[Range<usize>]> {
+        let mut end = 0usize;
+        let place = |&elements: &usize| {
+            let start = match elements {
+                0 => end,
+                _ => end.next_multiple_of(Self::STATE_ALIGNMENT),
+            };
+            end = start + elements * size_of::<f32>();
+            start..end
+        };
+        self.states.iter().map(place).collect()
     }
 
     /// Storage of one element of `side`, where both are stored.
@@ -650,13 +733,51 @@ mod tests {
     }
 
     #[test]
+    fn states_lie_one_after_the_other_each_from_a_boundary_on() {
+        let geometry = Geometry::uniform(4, 8, 128, F16);
+        let stateless = geometry.clone().with_states(vec![0; 4]).unwrap();
+        assert_eq!(stateless, geometry);
+        assert_eq!((geometry.has_states(), geometry.state_bytes()), (false, 0));
+        let states = geometry.with_states(vec![3, 0, 16, 1]).unwrap();
+        assert!(states.has_states());
+        assert_eq!(*states.state_places(), [0..12, 12..12, 64..128, 128..132]);
+        assert_eq!(states.state_bytes(), 132);
+        let elements = [0, 1, 2, 3, 4].map(|layer| states.state_elements(Layer(layer)));
+        assert_eq!(elements, [3, 0, 16, 1, 0]);
+        assert_eq!(
+            states.with_elements(F32).state_bytes(),
+            132,
+            "states are f32"
+        );
+    }
+
+    #[test]
+    fn layers_may_keep_nothing_but_a_state() {
+        let layers = || Geometry::new(vec![LayerCache::None; 2], F16).unwrap();
+        let states = layers().with_states(vec![0, 5]).unwrap();
+        assert!(states.has_states() && !states.has_rows());
+        assert_eq!((states.bytes_per_token(), states.state_bytes()), (0, 20));
+        let none = layers().with_states(vec![0, 0]).unwrap_err();
+        assert!(matches!(none, KvError::EmptyGeometry), "{none}");
+        let short = layers().with_states(vec![5]).unwrap_err();
+        assert!(matches!(
+            short,
+            KvError::States {
+                layers: 2,
+                states: 1
+            }
+        ));
+        for absurd in [vec![usize::MAX, 1], vec![1 << 44, 1 << 44]] {
+            let absurd = layers().with_states(absurd).unwrap_err();
+            assert!(matches!(absurd, KvError::StatesTooLarge { .. }), "{absurd}");
+        }
+    }
+
+    #[test]
     fn shapes_with_nothing_in_them_or_past_the_address_space_are_refused() {
         for empty in [
             Geometry::uniform(0, 8, 128, F16),
-            Geometry {
-                layers: [LayerCache::None].into(),
-                elements: F16,
-            },
+            Geometry::new(vec![LayerCache::None], F16).unwrap(),
         ] {
             let error = empty.validate().unwrap_err();
             assert!(matches!(error, KvError::EmptyGeometry), "{error}");

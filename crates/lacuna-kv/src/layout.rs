@@ -37,6 +37,10 @@ pub enum Layout {
 /// filling the page.
 const MIN_ROWS_PER_PAGE: usize = 16;
 
+/// Pages of a sequence's states where no layer keeps rows: sharing a state costs a mapping for each, and
+/// up to one of them is slack.
+const STATE_PAGES: usize = 64;
+
 impl Layout {
     /// Tokens of a head-major tile: as many as a page is chosen to hold at least.
     const HEAD_MAJOR_TOKENS: usize = MIN_ROWS_PER_PAGE;
@@ -190,11 +194,14 @@ impl Arrangement {
     }
 
     /// The page size to use, of those a device offers: the smallest that holds at least 16 rows of
-    /// every buffer (slack is at most one page per buffer), or the largest there is.
+    /// every buffer (slack is at most one page per buffer), or the largest there is. Where there are
+    /// states alone, one of which [`STATE_PAGES`] hold all.
     pub(crate) fn page_size(&self, offered: &[PageSize]) -> Option<PageSize> {
         let row = |held: &BufferRows| held.tiles.bytes / held.tiles.tokens;
-        let longest = self.buffers.iter().map(row).max()?;
-        let wanted = (MIN_ROWS_PER_PAGE * longest) as u64;
+        let wanted = match self.buffers.iter().map(row).max() {
+            Some(longest) => (MIN_ROWS_PER_PAGE * longest) as u64,
+            None => self.geometry.state_bytes().div_ceil(STATE_PAGES) as u64,
+        };
         let fits = offered
             .iter()
             .copied()

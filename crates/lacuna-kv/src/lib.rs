@@ -15,6 +15,7 @@ mod policy;
 pub mod prefix;
 mod report;
 mod sequence;
+mod state;
 mod store;
 
 pub use blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};

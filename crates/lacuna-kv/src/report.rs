@@ -13,7 +13,9 @@ pub struct KvReport {
     pub shared_bytes: usize,
     /// The part that nothing else uses: what dropping the sequence frees.
     pub unique_bytes: usize,
-    /// Committed bytes that hold no accepted row.
+    /// Bytes of the states that layers keep; they are part of what is committed.
+    pub state_bytes: usize,
+    /// Committed bytes that hold no accepted row and no state.
     pub slack_bytes: usize,
     /// The most that was committed for this sequence at any time, while growing included.
     pub peak_committed_bytes: usize,

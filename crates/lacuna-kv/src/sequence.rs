@@ -1,9 +1,11 @@
-//! One sequence's rows, whatever way they are held.
+//! One sequence's rows and states, whatever way they are held.
 //!
-//! A step is `prepare(n)`, then per layer `write` and `view`, then `accept(m)` with `m <= n`.
+//! A step is `prepare(n)`, then per layer `write` and `view`, or `state`, then `accept(m)` with `m <= n`.
 //! `prepare` finds memory for everything the step will touch and does nothing when it is already
 //! there; rows that were prepared and not accepted are overwritten by the next step. After that
 //! `release_passed` gives back what windows have left behind; `prepare` does it too.
+//!
+//! States are changed in place, so a step that changed them and is not accepted whole leaves none.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use crate::error::KvError;
 use crate::geometry::{Geometry, Keep, Layer, LayerCache, Side};
 use crate::prefix::{Grain, Pins};
 use crate::report::KvReport;
+use crate::state::State;
 use crate::store::{Store, Useful};
 
 /// KV cache of one sequence.
@@ -29,6 +32,8 @@ use crate::store::{Store, Useful};
 #[derive(Debug)]
 pub struct Sequence {
     store: Box<dyn Store>,
+    /// None where no layer keeps one.
+    state: Option<State>,
     pool: Pool,
     geometry: Geometry,
     /// Whether any layer has one.
@@ -50,6 +55,7 @@ impl Sequence {
     ) -> Self {
         Self {
             store,
+            state: State::new(&pool, &geometry),
             pool,
             windows: geometry.has_windows(),
             resumable: None,
@@ -92,9 +98,13 @@ impl Sequence {
     }
 
     /// The fewest tokens, other than none, that [`Sequence::truncate`] and [`Sequence::share_prefix`]
-    /// can go back to: rows that those after them see have been given back.
+    /// can go back to: rows that those after them see have been given back. Where layers keep a state,
+    /// which is that after all tokens, as many as there are.
     #[must_use]
     pub fn fewest_tokens(&self) -> usize {
+        if self.state.is_some() {
+            return self.accepted;
+        }
         self.first.max(self.store.fewest_tokens(self.first))
     }
 
@@ -127,14 +137,15 @@ impl Sequence {
         self.prepared
     }
 
-    /// Makes room for `rows` more rows in every layer, in one batch. Allocates nothing when memory is
+    /// Makes room for `rows` more rows in every layer, in one batch, and for states, in another. Allocates nothing when memory is
     /// there already. What windows have passed is given back first, as by
     /// [`Sequence::release_passed`].
     ///
     /// # Errors
     /// [`KvError::ContextFull`]; [`KvError::Pages`] or [`KvError::NotNow`] when memory cannot be had;
-    /// [`KvError::RowsLost`] once [`Sequence::has_lost_rows`]. Every row is as it was then, and so is the memory, unless a policy that copies to grow was
-    /// half-way through its layers.
+    /// [`KvError::RowsLost`] once [`Sequence::has_lost_rows`], [`KvError::StateSpent`] once
+    /// [`Sequence::is_spent`]. Every row and state is as it was then, and so is the memory, unless a policy that copies to grow was
+    /// half-way through its layers, or there was some for rows and none for states.
     pub fn prepare(&mut self, rows: usize) -> Result<(), KvError> {
         if rows > self.capacity - self.accepted {
             return Err(KvError::ContextFull {
@@ -143,6 +154,10 @@ impl Sequence {
                 requested: rows,
             });
         }
+        self.settle(false);
+        if self.is_spent() && rows > 0 {
+            return Err(KvError::StateSpent);
+        }
         // What stays because the device refuses costs memory and no more.
         self.release_passed().ok();
         let prepared = self.store.prepare(self.accepted..self.accepted + rows);
@@ -150,8 +165,46 @@ impl Sequence {
             return Err(KvError::RowsLost);
         }
         prepared?;
+        if let Some(state) = self.state.as_mut().filter(|_| rows > 0) {
+            let prepared = state.prepare();
+            if self.has_lost_rows() {
+                return Err(KvError::RowsLost);
+            }
+            prepared?;
+        }
         self.prepared = rows;
         Ok(())
+    }
+
+    /// Lends the state of one layer to whoever computes the prepared tokens: what it is after the accepted
+    /// ones, all zeros before the first, to be left as what it is after the prepared ones. A layer that
+    /// keeps none has an empty one.
+    ///
+    /// From now on the state is that of the prepared tokens: all of them are accepted, or the sequence
+    /// [is spent](Sequence::is_spent).
+    ///
+    /// # Panics
+    /// When no tokens are prepared.
+    pub fn state(&mut self, layer: Layer) -> &mut [f32] {
+        assert!(self.prepared > 0, "a state is lent to a step");
+        match &mut self.state {
+            Some(state) => state.lend(layer),
+            None => &mut [],
+        }
+    }
+
+    /// Whether a step has changed the states of layers and was not accepted whole. Nothing more can be
+    /// computed then before [`Sequence::truncate`] to 0.
+    #[must_use]
+    pub fn is_spent(&self) -> bool {
+        self.state.as_ref().is_some_and(State::is_spent)
+    }
+
+    /// A step is over, and `whole` if all of its tokens were accepted.
+    fn settle(&mut self, whole: bool) {
+        if let Some(state) = &mut self.state {
+            state.settle(whole);
+        }
     }
 
     /// Lends the prepared rows of one layer, run by run, to whoever computes what they are to hold: keys,
@@ -185,7 +238,8 @@ impl Sequence {
         self.store.view(layer, side, rows)
     }
 
-    /// Records that the first `rows` prepared rows are valid.
+    /// Records that the first `rows` prepared rows are valid. Where states were lent and `rows` are not all
+    /// of them, the sequence [is spent](Sequence::is_spent).
     ///
     /// # Panics
     /// When more rows are accepted than were prepared.
@@ -195,6 +249,7 @@ impl Sequence {
             "{rows} rows accepted of {} prepared",
             self.prepared
         );
+        self.settle(rows == self.prepared);
         self.accepted += rows;
         self.prepared = 0;
     }
@@ -216,20 +271,35 @@ impl Sequence {
     /// sequences share stays theirs.
     ///
     /// # Errors
-    /// [`KvError::Released`] below [`Sequence::fewest_tokens`], unless `len` is 0;
-    /// [`KvError::Pages`] when the device refuses. The sequence is unchanged then.
+    /// [`KvError::Released`] or [`KvError::StatePassed`] below [`Sequence::fewest_tokens`], unless `len` is
+    /// 0; [`KvError::Pages`] when the device refuses. The sequence is unchanged then.
     pub fn truncate(&mut self, len: usize) -> Result<(), KvError> {
         if len >= self.accepted {
+            // A first step that was not accepted leaves no token and may have changed states.
+            if len == 0 {
+                self.clear_states();
+            }
             return Ok(());
         }
         match len {
-            0 => self.store.clear()?,
+            0 => {
+                self.store.clear()?;
+                self.clear_states();
+            }
             _ => self.store.truncate(self.check_held(len)?)?,
         }
         self.first = self.first.min(len);
         self.accepted = len;
         self.prepared = 0;
         Ok(())
+    }
+
+    /// Makes states zero, as they are before the first token. A step that has them is over.
+    fn clear_states(&mut self) {
+        if let Some(state) = &mut self.state {
+            state.clear();
+            self.prepared = 0;
+        }
     }
 
     /// Gives up every row before `position`, as a window does that has passed it, and gives back the
@@ -262,8 +332,9 @@ impl Sequence {
     /// with this sequence.
     ///
     /// # Errors
-    /// [`KvError::Pages`] or [`KvError::NotNow`] when memory or address space cannot be had. This
-    /// sequence is unchanged then.
+    /// [`KvError::Pages`] or [`KvError::NotNow`] when memory or address space cannot be had,
+    /// [`KvError::StateSpent`] in the middle of a step that has changed states, and once it
+    /// [is spent](Sequence::is_spent). This sequence is unchanged then.
     pub fn fork(&mut self) -> Result<Self, KvError> {
         self.duplicate(self.accepted)
     }
@@ -272,9 +343,9 @@ impl Sequence {
     /// does it. This one may be in the middle of a step.
     ///
     /// # Errors
-    /// [`KvError::NotHeld`] for more tokens than are accepted, [`KvError::Released`] below
-    /// [`Sequence::fewest_tokens`], [`KvError::Pages`] or [`KvError::NotNow`] when memory or address space
-    /// cannot be had. This sequence is unchanged then.
+    /// [`KvError::NotHeld`] for more tokens than are accepted, [`KvError::Released`] or
+    /// [`KvError::StatePassed`] below [`Sequence::fewest_tokens`], and as [`Sequence::fork`]. This sequence
+    /// is unchanged then.
     pub fn share_prefix(&mut self, tokens: usize) -> Result<Self, KvError> {
         if tokens > self.accepted {
             return Err(KvError::NotHeld {
@@ -286,8 +357,12 @@ impl Sequence {
     }
 
     fn duplicate(&mut self, tokens: usize) -> Result<Self, KvError> {
+        let in_step = self.prepared > 0;
+        let state = self.state.as_mut();
+        let state = state.map(|state| state.duplicate(in_step)).transpose()?;
         Ok(Self {
             store: self.store.duplicate(self.first..tokens)?,
+            state,
             pool: self.pool.clone(),
             geometry: self.geometry.clone(),
             windows: self.windows,
@@ -341,8 +416,15 @@ impl Sequence {
         self.resumable = grain.has_windows().then_some(grain);
     }
 
-    /// `len`, unless rows that a sequence of that many tokens would need were released.
+    /// `len`, unless a sequence of that many tokens would need rows that were released or a state that is
+    /// no more.
     fn check_held(&self, len: usize) -> Result<usize, KvError> {
+        if self.state.is_some() && len != self.accepted {
+            return Err(KvError::StatePassed {
+                held: self.accepted,
+                requested: len,
+            });
+        }
         let first = self.fewest_tokens();
         match len < first {
             true => Err(KvError::Released {
@@ -357,20 +439,25 @@ impl Sequence {
     /// Nothing can be read or computed any more; what other sequences share is still theirs.
     #[must_use]
     pub fn has_lost_rows(&self) -> bool {
-        self.store.has_lost_rows()
+        self.store.has_lost_rows() || self.state.as_ref().is_some_and(State::is_lost)
     }
 
-    /// The buffers that are this sequence's alone, for [`Pool::verify`]: none where rows lie in blocks
-    /// that sequences have in common.
+    /// The buffers that are this sequence's alone, for [`Pool::verify`]: of rows none where they lie in
+    /// blocks that sequences have in common.
     #[must_use]
     pub fn buffers(&self) -> Vec<&Buffer> {
-        self.store.buffers()
+        let mut buffers = self.store.buffers();
+        buffers.extend(self.state.as_ref().and_then(State::buffer));
+        buffers
     }
 
     /// Where this sequence's bytes are.
     #[must_use]
     pub fn report(&self) -> KvReport {
+        let state = self.state.as_ref();
         let usage = self.store.usage();
+        let usage = usage.plus(state.map(State::usage).unwrap_or_default());
+        let state_bytes = state.map_or(0, State::held_bytes);
         let bytes_per_token = self.geometry.bytes_per_token();
         let seen = self.seen();
         let held: usize = self.geometry.row_bytes_where(|keep| {
@@ -383,13 +470,14 @@ impl Sequence {
             committed_bytes: usage.committed_bytes,
             shared_bytes: usage.shared_bytes,
             unique_bytes: usage.committed_bytes - usage.shared_bytes,
-            slack_bytes: usage.committed_bytes.saturating_sub(held),
+            state_bytes,
+            slack_bytes: usage.committed_bytes.saturating_sub(held + state_bytes),
             peak_committed_bytes: usage.peak_committed_bytes,
             copied_bytes: usage.copied_bytes,
             zeroed_bytes: usage.zeroed_bytes,
             resizes: usage.resizes,
             map_calls: self.pool.ledger().counts.batches,
-            dense_bytes: self.capacity * bytes_per_token,
+            dense_bytes: self.capacity * bytes_per_token + self.geometry.state_bytes(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use lacuna_kv::KvError;
 use lacuna_kv::prefix::PrefixCache;
 use lacuna_text::tokenizer::Tokenizer;
 
@@ -27,7 +28,8 @@ impl Scheduler {
                 }
             }
             pin_prompt(&mut self.prefix, running, now);
-            fork_followers(&mut self.prefix, running);
+            let reuse = self.config.prefix_cache.enabled;
+            fork_followers(&mut self.prefix, running, reuse);
         }
     }
 
@@ -101,8 +103,9 @@ fn pin_prompt(prefix: &mut PrefixCache, running: &mut Running, now: Instant) {
 }
 
 /// Starts the choices that fork off the first session, once that has the prompt. They compute
-/// the prompt's last token again, for logits of their own.
-fn fork_followers(prefix: &mut PrefixCache, running: &mut Running) {
+/// the prompt's last token again, for logits of their own. Where it cannot be gone back to, because windows
+/// have passed rows or layers keep a state, they start from what is kept.
+fn fork_followers(prefix: &mut PrefixCache, running: &mut Running, reuse: bool) {
     let Running {
         job,
         sessions,
@@ -118,12 +121,23 @@ fn fork_followers(prefix: &mut PrefixCache, running: &mut Running) {
     while let Some(mut choice) = followers.pop_front() {
         choice.begin(&leader.choice.tokens[..job.prompt_tokens]);
         let tokens = job.prompt_tokens.min(choice.tokens.len() - 1);
-        let Ok(sequence) = leader.sequence.share_prefix(tokens) else {
+        let capacity = leader.sequence.capacity();
+        let start = match leader.sequence.share_prefix(tokens) {
+            Ok(sequence) => Ok((sequence, prefix.fork(&leader.path, tokens))),
+            Err(KvError::StatePassed { .. } | KvError::StateSpent | KvError::Released { .. }) => {
+                let start = match reuse {
+                    true => prefix.start(job.namespace, &choice.tokens, capacity),
+                    false => prefix.start_apart(capacity),
+                };
+                start.map(|start| (start.sequence, start.path))
+            }
+            Err(error) => Err(error),
+        };
+        let Ok((sequence, path)) = start else {
             // There is no memory for the copied tail now; it is tried again after the next step.
             followers.push_front(choice);
             break;
         };
-        let path = prefix.fork(&leader.path, tokens);
         forked.push(Session::new(choice, sequence, path));
     }
     sessions.extend(forked);

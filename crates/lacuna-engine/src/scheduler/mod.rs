@@ -28,8 +28,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::prefix::PrefixCache;
-use lacuna_models::Segment;
 use lacuna_models::plan::Budget;
+use lacuna_models::{ForwardError, Place, Segment};
 use lacuna_pages::ByteLength;
 
 use crate::budget::{Pages, Reading};
@@ -315,16 +315,40 @@ impl Scheduler {
         computed
     }
 
-    /// The model refused the batch: what was in it fails, the rest goes on.
+    /// The model refused the batch: what was in it fails, or the one request that the refusal is about,
+    /// and the rest goes on. Of that, what the pass has computed counts for nothing; where it changed the
+    /// states of layers, the next step starts a request again.
     fn fail_scheduled(&mut self, error: &EngineError) -> bool {
+        let culprit = self.culprit(error);
         for index in (0..self.running.len()).rev() {
             let scheduled = |session: &Session| session.scheduled > 0;
-            if self.running[index].sessions.iter().any(scheduled) {
+            let fails = match culprit {
+                Some(culprit) => index == culprit,
+                None => self.running[index].sessions.iter().any(scheduled),
+            };
+            if fails {
                 let running = self.running.remove(index);
                 self.close(running, End::Failed(Failure::from(error)));
             }
         }
+        sessions(&mut self.running).for_each(|session| session.scheduled = 0);
         true
+    }
+
+    /// The running request in whose rows a pass found a value that is not finite.
+    fn culprit(&self, error: &EngineError) -> Option<usize> {
+        let &EngineError::Forward(ForwardError::NotFinite { place, row }) = error else {
+            return None;
+        };
+        let rows = |session: &Session| match place {
+            Place::Logits => session.logit_rows(),
+            _ => session.scheduled,
+        };
+        let mut before = 0;
+        self.running.iter().position(|running| {
+            before += running.sessions.iter().map(rows).sum::<usize>();
+            row < before
+        })
     }
 }
 

@@ -96,8 +96,9 @@ impl Scheduler {
             for session in 0..self.running[index].sessions.len() {
                 shortage = self.prepare_session(index, session).err().or(shortage);
             }
-            let lost = |session: &Session| session.sequence.has_lost_rows();
-            match self.running[index].sessions.iter().any(lost) {
+            let restarts =
+                |session: &Session| session.sequence.has_lost_rows() || session.sequence.is_spent();
+            match self.running[index].sessions.iter().any(restarts) {
                 true => self.preempt(index),
                 false => index += 1,
             }
@@ -113,8 +114,8 @@ impl Scheduler {
             let Err(error) = one.sequence.prepare(one.scheduled) else {
                 return Ok(());
             };
-            let lost = matches!(error, KvError::RowsLost);
-            if lost || !self.evict_or_preempt(index) {
+            let restarts = matches!(error, KvError::RowsLost | KvError::StateSpent);
+            if restarts || !self.evict_or_preempt(index) {
                 self.running[index].sessions[session].scheduled = 0;
                 return Err(error);
             }

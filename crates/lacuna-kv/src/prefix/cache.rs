@@ -168,7 +168,8 @@ impl PrefixCache {
             path: Path {
                 namespace,
                 groups: found.groups,
-                closed: false,
+                // Rows alone cannot be gone on from.
+                closed: self.cache.geometry().has_states(),
                 resume_after: self.resume_after(namespace, tokens),
                 resumed,
             },

@@ -27,6 +27,8 @@ pub struct Grain {
     /// Of the buffers that keep all rows.
     kept: Vec<Tiles>,
     windows: Vec<(NonZeroUsize, Tiles)>,
+    /// Of a sequence's states, in whole pages.
+    state_bytes: usize,
 }
 
 impl Grain {
@@ -49,7 +51,17 @@ impl Grain {
                 .unwrap_or(NonZeroUsize::MIN),
             kept,
             windows,
+            state_bytes: arrangement
+                .geometry()
+                .state_bytes()
+                .next_multiple_of(page_bytes),
         }
+    }
+
+    /// Bytes of the pages of a sequence's states, once it has a token.
+    #[must_use]
+    pub fn state_bytes(&self) -> u64 {
+        self.state_bytes as u64
     }
 
     /// Tokens of one group.
@@ -98,7 +110,7 @@ impl Grain {
     }
 
     /// The most bytes of the pages that a sequence of `tokens` tokens has between steps; exactly
-    /// those that its rows touch where no layer has a window. Never less for more tokens.
+    /// those of its states and those that its rows touch where no layer has a window. Never less for more tokens.
     #[must_use]
     pub fn bytes(&self, tokens: usize) -> u64 {
         self.peak_bytes(tokens, 0)
@@ -107,10 +119,11 @@ impl Grain {
     /// As [`Grain::bytes`], during steps of up to `step` tokens.
     #[must_use]
     pub fn peak_bytes(&self, tokens: usize, step: usize) -> u64 {
-        (self.kept_bytes(tokens) + self.windows_bytes(tokens, step)) as u64
+        let states = if tokens > 0 { self.state_bytes } else { 0 };
+        (self.kept_bytes(tokens) + self.windows_bytes(tokens, step) + states) as u64
     }
 
-    /// The most bytes of pages that a sequence has beyond those of its first `from` tokens, which it
+    /// The most bytes of pages that a sequence has beyond the rows of its first `from` tokens, which it
     /// shares, on its way to `tokens` in steps of up to `step`.
     #[must_use]
     pub fn new_bytes(&self, from: usize, tokens: usize, step: usize) -> u64 {
@@ -118,7 +131,8 @@ impl Grain {
             .kept_bytes(tokens)
             .saturating_sub(self.kept_bytes(from));
         let rows = tokens.saturating_sub(from);
-        (kept + self.windows_bytes(rows, step)) as u64
+        let states = if rows > 0 { self.state_bytes } else { 0 };
+        (kept + self.windows_bytes(rows, step) + states) as u64
     }
 
     /// Whether some layer has a window, so that a sequence can start at resume points only.

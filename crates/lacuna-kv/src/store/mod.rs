@@ -16,6 +16,7 @@ use lacuna_pages::Buffer;
 pub(crate) use flat::{Commit, FlatStore};
 pub(crate) use grow::GrowStore;
 pub(crate) use paged::{Blocks, PagedStore};
+pub(crate) use rows::zeroed_buffer;
 
 use crate::error::KvError;
 use crate::geometry::{Keep, Layer, Side};
@@ -107,7 +108,7 @@ impl Useful {
     }
 }
 
-/// Bytes of one store.
+/// Bytes of one store, or of a state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) reserved_bytes: usize,
@@ -117,4 +118,19 @@ pub(crate) struct Usage {
     pub(crate) copied_bytes: usize,
     pub(crate) zeroed_bytes: usize,
     pub(crate) resizes: usize,
+}
+
+impl Usage {
+    /// Those of both.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            reserved_bytes: self.reserved_bytes + other.reserved_bytes,
+            committed_bytes: self.committed_bytes + other.committed_bytes,
+            shared_bytes: self.shared_bytes + other.shared_bytes,
+            peak_committed_bytes: self.peak_committed_bytes + other.peak_committed_bytes,
+            copied_bytes: self.copied_bytes + other.copied_bytes,
+            zeroed_bytes: self.zeroed_bytes + other.zeroed_bytes,
+            resizes: self.resizes + other.resizes,
+        }
+    }
 }

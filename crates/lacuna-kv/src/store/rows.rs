@@ -14,7 +14,7 @@ use crate::store::WriteRun;
 
 /// A buffer of at least `bytes` with memory behind all of it, which reads as zeros: what an
 /// allocator would give.
-pub(super) fn zeroed_buffer(pool: &Pool, bytes: usize, label: String) -> Result<Buffer, KvError> {
+pub(crate) fn zeroed_buffer(pool: &Pool, bytes: usize, label: String) -> Result<Buffer, KvError> {
     let mut buffer = pool.reserve(ByteLength::new(bytes as u64), label)?;
     if pool.capabilities().commitment != Commitment::WithReservation {
         let all = 0..to_usize(buffer.reserved());

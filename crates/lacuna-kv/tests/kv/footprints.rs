@@ -3,7 +3,7 @@
 use lacuna_kv::{Footprint, Geometry, KvCache, KvPolicy};
 use lacuna_pages::{PageSize, SystemMemory};
 
-use crate::support::{GEOMETRY, PAGE, POLICIES, WINDOWED, cache, cpu, extend, pool};
+use crate::support::{GEOMETRY, PAGE, POLICIES, STATES, WINDOWED, cache, cpu, extend, pool};
 
 const CAPACITY: usize = 1100;
 
@@ -15,6 +15,11 @@ fn what_is_worked_out_is_what_the_ledger_says_at_every_token() {
 #[test]
 fn what_is_worked_out_for_windows_is_what_the_ledger_says_at_every_token() {
     compare(&WINDOWED);
+}
+
+#[test]
+fn what_is_worked_out_for_states_is_what_the_ledger_says_at_every_token() {
+    compare(&STATES);
 }
 
 fn compare(geometry: &Geometry) {
@@ -51,7 +56,7 @@ fn compare(geometry: &Geometry) {
         let buffers = sequence.buffers();
         let in_blocks = matches!(policy, KvPolicy::Paged { .. });
         assert_eq!(
-            buffers.is_empty(),
+            buffers.len() == usize::from(geometry.has_states()),
             in_blocks,
             "{name}: blocks are nobody's alone"
         );

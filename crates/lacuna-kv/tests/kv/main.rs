@@ -6,6 +6,7 @@ mod footprints;
 mod layers;
 mod model;
 mod sharing;
+mod states;
 mod steps;
 mod support;
 mod windows;

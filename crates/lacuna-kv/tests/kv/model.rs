@@ -5,7 +5,9 @@ use lacuna_kv::{Geometry, Keep, KvCache, KvError, Sequence};
 use lacuna_pages::{ByteLength, Ledger, Pool};
 use proptest::prelude::*;
 
-use crate::support::{GEOMETRY, POLICIES, WINDOWED, assert_tags, cpu, pool, store};
+use crate::support::{
+    GEOMETRY, POLICIES, STATES, WINDOWED, assert_states, assert_tags, cpu, pool, store,
+};
 
 /// Past the first step of the policies that copy to grow.
 const CAPACITY: usize = 700;
@@ -92,7 +94,7 @@ impl World {
             }
             Operation::SharePrefixInStep { tokens, rows } => {
                 let (prepared, tags) = self.begin(&mut pair, rows);
-                let tokens = len * tokens / 1000;
+                let tokens = pair.tags.len() * tokens / 1000;
                 let shared = pair.real.share_prefix(tokens);
                 self.put(index + 1, shared, &pair, tokens);
                 self.end(&mut pair, prepared, &tags);
@@ -116,6 +118,11 @@ impl World {
 
     /// Prepares rows, or none when there is no memory for them.
     fn begin(&mut self, pair: &mut Pair, rows: usize) -> (usize, Vec<usize>) {
+        if pair.real.is_spent() {
+            let refused = pair.real.prepare(1);
+            assert!(matches!(refused, Err(KvError::StateSpent)));
+            truncate(pair, 0);
+        }
         let rows = rows.min(CAPACITY - pair.tags.len());
         let prepared = if done(pair.real.prepare(rows)) {
             rows
@@ -130,7 +137,11 @@ impl World {
             return;
         }
         store(&self.cpu, &mut pair.real, tags);
+        let all = [&pair.tags, tags].concat();
+        assert_states(&mut pair.real, &all);
         pair.real.accept(accepted);
+        let states = pair.real.geometry().has_states();
+        assert_eq!(pair.real.is_spent(), states && accepted < tags.len());
         // Of those that do not, the next step gives back what windows have passed.
         if !accepted.is_multiple_of(3) {
             pair.real.release_passed().expect("pages go back");
@@ -149,6 +160,11 @@ impl World {
                 assert_eq!((first, requested), (of.real.fewest_tokens(), tokens));
                 check_refusal(of, tokens);
             }
+            Err(KvError::StatePassed { held, requested }) => {
+                assert_eq!((held, requested), (of.tags.len(), tokens));
+                assert!(of.real.geometry().has_states() && requested < held);
+            }
+            Err(KvError::StateSpent) => assert!(of.real.is_spent()),
             Err(error) => expected(error),
         }
     }
@@ -160,6 +176,9 @@ impl World {
             let held = self.check_held(pair);
             assert!(report.committed_bytes >= held);
             assert_eq!(report.slack_bytes, report.committed_bytes - held);
+            let states = pair.real.geometry().state_bytes();
+            assert!([0, states].contains(&report.state_bytes));
+            assert!(pair.tags.is_empty() || report.state_bytes == states);
             assert_eq!(
                 report.unique_bytes + report.shared_bytes,
                 report.committed_bytes
@@ -171,6 +190,7 @@ impl World {
     /// Where each layer's rows begin, and the bytes of those that are of use.
     fn check_held(&self, pair: &Pair) -> usize {
         let (geometry, len) = (pair.real.geometry(), pair.tags.len());
+        let states = pair.real.report().state_bytes;
         let bytes = geometry.own_rows().map(|(layer, rows)| {
             let first = pair.first.max(rows.keep.first_seen(len));
             assert_eq!(pair.real.first_held(layer), first);
@@ -178,7 +198,7 @@ impl World {
             let sides = sides.map(|side| geometry.row_bytes(&rows, *side));
             (len - first) * sides.sum::<usize>()
         });
-        bytes.sum()
+        bytes.sum::<usize>() + states
     }
 }
 
@@ -201,6 +221,10 @@ fn truncate(pair: &mut Pair, len: usize) {
         Err(KvError::Released { first, .. }) => {
             assert!(first == pair.real.fewest_tokens() && len < first);
             check_refusal(pair, len);
+        }
+        Err(KvError::StatePassed { held, requested }) => {
+            assert!(pair.real.geometry().has_states() && 0 < len && len < held);
+            assert_eq!((held, requested), (pair.real.fewest_tokens(), len));
         }
         Err(error) => expected(error),
     }
@@ -265,6 +289,16 @@ proptest! {
     ) {
         for policy in POLICIES {
             play(&WINDOWED, policy, &operations, limit)?;
+        }
+    }
+
+    #[test]
+    fn every_policy_keeps_the_states_of_every_sequence(
+        operations in prop::collection::vec(operation(), 1..40),
+        limit in prop_oneof![Just(None), (300..6000usize).prop_map(|kib| Some(kib << 10))],
+    ) {
+        for policy in POLICIES {
+            play(&STATES, policy, &operations, limit)?;
         }
     }
 }

@@ -66,6 +66,13 @@ pub(crate) static WINDOWED: LazyLock<Geometry> = LazyLock::new(|| {
     Geometry::new(layers, KvElements::both(ElementType::F32)).expect("a model")
 });
 
+/// The same, and states: beside rows, in place of them, some smaller than a page and some larger.
+pub(crate) static STATES: LazyLock<Geometry> = LazyLock::new(|| {
+    let mut states = vec![0; WINDOWED.layers().len()];
+    (states[1], states[3], states[4]) = (5, 3000, 16);
+    WINDOWED.clone().with_states(states).expect("a model")
+});
+
 /// Every way to hold memory.
 pub(crate) const POLICIES: [&str; 11] = [
     "sparse",
@@ -147,6 +154,52 @@ pub(crate) fn store(cpu: &Cpu, sequence: &mut Sequence, tags: &[usize]) {
         sequence.write(layer, |side, run| {
             cpu.store_run(run, &side.of(rows.each_ref())[..]);
         });
+    }
+    advance(sequence, tags);
+}
+
+/// What the first element of a layer's state is after the tokens named `tags`, when it was `before`: a small
+/// whole number, which is exact. The others follow from it.
+fn state_after(before: f32, tags: &[usize], layer: usize) -> f32 {
+    let next = |state: usize, tag: &usize| (state * 31 + tag * 7 + layer + 1) % 65_521;
+    tags.iter().fold(before as usize, next) as f32
+}
+
+/// Element `element` of a state whose first is `first`, and all zeros before the first token.
+fn state_element(first: f32, element: usize) -> f32 {
+    if first == 0.0 {
+        0.0
+    } else {
+        first + element as f32
+    }
+}
+
+/// Computes the states after the prepared tokens, which are named `tags`, from those before them.
+pub(crate) fn advance(sequence: &mut Sequence, tags: &[usize]) {
+    for layer in 0..sequence.geometry().layers().len() {
+        let elements = sequence.geometry().state_elements(Layer(layer));
+        if elements == 0 {
+            continue;
+        }
+        let state = sequence.state(Layer(layer));
+        assert_eq!(state.len(), elements);
+        assert!(state.as_ptr().addr().is_multiple_of(64), "for wide vectors");
+        let first = state_after(state[0], tags, layer);
+        for (element, value) in state.iter_mut().enumerate() {
+            *value = state_element(first, element);
+        }
+    }
+}
+
+/// Checks in the middle of a step that states are those after the tokens named `tags`.
+#[track_caller]
+pub(crate) fn assert_states(sequence: &mut Sequence, tags: &[usize]) {
+    for layer in 0..sequence.geometry().layers().len() {
+        let first = state_after(0.0, tags, layer);
+        for (element, &found) in sequence.state(Layer(layer)).iter().enumerate() {
+            let expected = state_element(first, element);
+            assert_eq!(found, expected, "layer {layer}, element {element}");
+        }
     }
 }
 

@@ -40,6 +40,8 @@ pub enum KvRows {
     Side(BufferRows),
     /// Some tokens, both sides of all layers: the block at this place of a block table.
     Block(usize),
+    /// No rows but the states of all layers.
+    States,
 }
 
 impl KvPlan {
@@ -71,10 +73,19 @@ impl KvPlan {
     /// Every buffer of one sequence whose context is full, in storage order.
     #[must_use]
     pub fn buffers(&self) -> Vec<KvBuffer> {
-        match self.policy {
+        let mut buffers = match self.policy {
+            _ if !self.geometry.has_rows() => Vec::new(),
             KvPolicy::Paged { block_tokens } => self.blocks(block_tokens.get()),
             _ => self.sides(),
+        };
+        if self.geometry.has_states() {
+            buffers.push(KvBuffer {
+                rows: KvRows::States,
+                tokens: 1,
+                bytes: self.whole_pages(self.geometry.state_bytes()),
+            });
         }
+        buffers
     }
 
     fn blocks(&self, tokens: usize) -> Vec<KvBuffer> {

@@ -148,6 +148,7 @@ impl Map<'_> {
 fn label(sequence: usize, rows: &KvRows) -> String {
     let rows = match rows {
         KvRows::Block(index) => format!("block-{index}"),
+        KvRows::States => "states".to_owned(),
         KvRows::Side(BufferRows {
             layer,
             layers,
@@ -165,7 +166,8 @@ fn label(sequence: usize, rows: &KvRows) -> String {
     format!("sequence-{sequence}.{rows}")
 }
 
-/// Tokens x layers x heads x elements; of a block, whose layers may differ, tokens x elements.
+/// Tokens x layers x heads x elements; of a block, whose layers may differ, tokens x elements; of states,
+/// elements.
 fn shape(geometry: &Geometry, buffer: &KvBuffer) -> Vec<usize> {
     match &buffer.rows {
         KvRows::Side(held) => {
@@ -173,6 +175,7 @@ fn shape(geometry: &Geometry, buffer: &KvBuffer) -> Vec<usize> {
             vec![buffer.tokens, held.layers, heads, elements]
         }
         KvRows::Block(_) => vec![buffer.tokens, geometry.elements_per_token()],
+        KvRows::States => vec![geometry.state_bytes() / size_of::<f32>()],
     }
 }
 
@@ -180,6 +183,7 @@ fn element(geometry: &Geometry, rows: &KvRows) -> String {
     match rows {
         KvRows::Side(held) => geometry.element(held.side).name().to_owned(),
         KvRows::Block(_) => geometry.elements().to_string(),
+        KvRows::States => "f32".to_owned(),
     }
 }
 

@@ -364,8 +364,9 @@ impl ModelSpec {
             OutputSpec::Pooled(_) => LayerCache::None,
         });
         let geometry = Geometry::new(layers.collect(), elements)?;
+        geometry.validate()?;
         let in_keys = |rows: RowSpec| rows.values == ValueRows::InKeys;
-        let latent = geometry.own_rows().all(|(_, rows)| in_keys(rows));
+        let latent = geometry.has_rows() && geometry.own_rows().all(|(_, rows)| in_keys(rows));
         match elements {
             KvElements { key, value } if latent && key != value => {
                 Err(KvError::OneElement { key, value })

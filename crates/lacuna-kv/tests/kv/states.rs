@@ -1,0 +1,246 @@
+//! States of layers: what every token changes, in the place of the last.
+
+use lacuna_kernels::ElementType;
+use lacuna_kv::{Geometry, KvCache, KvElements, KvError, KvPolicy, Layer, LayerCache, Sequence};
+use lacuna_pages::faults::{Completion, Failing, FaultyDevice};
+use lacuna_pages::{ByteLength, HostDevice, PageSize, Pool, PoolConfig};
+
+use crate::support::{
+    PAGE, POLICIES, STATES, advance, append, assert_rows, assert_states, assert_tags, cpu, extend,
+    pool, store,
+};
+
+fn cache(policy: &str, geometry: &Geometry) -> KvCache {
+    let policy = policy.parse().expect("a policy");
+    KvCache::over(pool(policy, None), geometry.clone(), policy).expect("a cache")
+}
+
+/// Layers that keep states alone, of two pages and a bit.
+fn alone() -> Geometry {
+    let elements = KvElements::both(ElementType::F16);
+    let layers = Geometry::new(vec![LayerCache::None; 3], elements).expect("layers");
+    layers.with_states(vec![1000, 0, 1100]).expect("states")
+}
+
+/// Computes one more token and checks the states on the way.
+#[track_caller]
+fn step(sequence: &mut Sequence, tags: &mut Vec<usize>, tag: usize) {
+    sequence.prepare(1).expect("room");
+    tags.push(tag);
+    store(&cpu(), sequence, &[tag]);
+    assert_states(sequence, tags);
+    sequence.accept(1);
+}
+
+#[test]
+fn states_are_zero_at_first_and_after_starting_again() {
+    for name in POLICIES {
+        let cache = cache(name, &STATES);
+        for _ in 0..2 {
+            // Pages of the sequence before hold what it left there.
+            let mut sequence = cache.sequence(400).expect("address space");
+            sequence.prepare(3).expect("room");
+            assert_states(&mut sequence, &[]);
+            store(&cpu(), &mut sequence, &[7, 8, 9]);
+            sequence.accept(3);
+            sequence.truncate(0).expect("memory goes back");
+            assert_eq!(sequence.report().state_bytes, 0, "{name}");
+            sequence.prepare(1).expect("room");
+            assert_states(&mut sequence, &[]);
+        }
+    }
+}
+
+#[test]
+fn forks_share_a_state_until_each_goes_on() {
+    let whole = STATES.state_bytes().next_multiple_of(PAGE);
+    for name in POLICIES {
+        let cache = cache(name, &STATES);
+        let mut donor = cache.sequence(400).expect("address space");
+        extend(&cpu(), &mut donor, 60);
+        let mut tags: Vec<usize> = (0..60).collect();
+        let before = donor.report();
+        let mut fork = donor.fork().expect("memory");
+        let shares = name.starts_with("sparse");
+        let shared = fork.report().shared_bytes;
+        assert!(!shares || shared >= whole, "{name}: {shared} shared");
+        let mut other = tags.clone();
+        step(&mut fork, &mut other, 1000);
+        step(&mut donor, &mut tags, 2000);
+        step(&mut fork, &mut other, 1001);
+        assert_tags(&fork, &other);
+        assert_tags(&donor, &tags);
+        // The first to go on copies, the last has the pages to itself.
+        let copied = fork.report().copied_bytes;
+        assert!(copied >= STATES.state_bytes(), "{name}: {copied} copied");
+        if shares {
+            let copied = donor.report().copied_bytes - before.copied_bytes;
+            assert!(copied < whole, "{name}: {copied} copied by the last");
+        }
+        drop(donor);
+        step(&mut fork, &mut other, 1002);
+        assert_eq!(fork.report().shared_bytes, 0, "{name}");
+    }
+}
+
+#[test]
+fn a_prefix_is_shared_where_the_state_is_and_nowhere_else() {
+    for name in POLICIES {
+        let cache = cache(name, &STATES);
+        let mut donor = cache.sequence(400).expect("address space");
+        extend(&cpu(), &mut donor, 60);
+        assert_eq!(donor.fewest_tokens(), 60);
+        for tokens in [1, 59] {
+            let refused = donor.share_prefix(tokens).map(drop);
+            assert!(
+                matches!(refused, Err(KvError::StatePassed { held: 60, requested }) if requested == tokens)
+            );
+            let refused = donor.truncate(tokens);
+            assert!(
+                matches!(refused, Err(KvError::StatePassed { held: 60, requested }) if requested == tokens)
+            );
+        }
+        // A step that has not changed anything yet.
+        donor.prepare(5).expect("room");
+        let mut shared = donor.share_prefix(60).expect("memory");
+        let mut tags: Vec<usize> = (0..60).collect();
+        let new: Vec<usize> = (500..505).collect();
+        store(&cpu(), &mut donor, &new);
+        let in_step = donor.fork().map(drop);
+        assert!(matches!(in_step, Err(KvError::StateSpent)), "{name}");
+        donor.accept(5);
+        step(&mut shared, &mut tags.clone(), 700);
+        tags.extend(new);
+        step(&mut donor, &mut tags, 505);
+        assert_tags(&donor, &tags);
+    }
+}
+
+#[test]
+fn a_step_that_is_not_accepted_whole_leaves_no_state() {
+    let cpu = cpu();
+    for name in POLICIES {
+        let cache = cache(name, &STATES);
+        for end in 0..3 {
+            let mut sequence = cache.sequence(400).expect("address space");
+            extend(&cpu, &mut sequence, 60);
+            let mut fork = sequence.fork().expect("memory");
+            sequence.prepare(5).expect("room");
+            advance(&mut sequence, &[1, 2, 3, 4, 5]);
+            match end {
+                0 => sequence.accept(4),
+                1 => sequence.accept(0),
+                // The forward pass failed, and the next step begins.
+                _ => assert!(matches!(sequence.prepare(5), Err(KvError::StateSpent))),
+            }
+            assert!(sequence.is_spent());
+            for refused in [
+                sequence.prepare(1),
+                sequence.fork().map(drop),
+                sequence.share_prefix(sequence.len()).map(drop),
+            ] {
+                assert!(matches!(refused, Err(KvError::StateSpent)), "{name}");
+            }
+            sequence.prepare(0).expect("nothing to compute");
+            sequence.truncate(0).expect("memory goes back");
+            assert!(!sequence.is_spent());
+            extend(&cpu, &mut sequence, 80);
+            assert_rows(&sequence);
+            step(&mut fork, &mut (0..60).collect(), 90);
+        }
+    }
+}
+
+#[test]
+fn a_step_that_has_changed_nothing_costs_no_state() {
+    let cache = cache("sparse", &STATES);
+    let mut sequence = cache.sequence(400).expect("address space");
+    extend(&cpu(), &mut sequence, 20);
+    sequence.prepare(5).expect("room");
+    sequence.accept(0);
+    sequence.prepare(3).expect("room");
+    sequence.prepare(2).expect("room");
+    assert_states(&mut sequence, &(0..20).collect::<Vec<_>>());
+}
+
+#[test]
+#[should_panic(expected = "a state is lent to a step")]
+fn a_state_is_not_lent_before_a_step() {
+    let cache = cache("sparse", &STATES);
+    let mut sequence = cache.sequence(400).expect("address space");
+    sequence.state(Layer(1));
+}
+
+#[test]
+fn layers_without_rows_keep_states_alone() {
+    let geometry = alone();
+    let whole = geometry.state_bytes().next_multiple_of(PAGE);
+    for name in POLICIES {
+        let cache = cache(name, &geometry);
+        let mut sequence = cache.sequence(1 << 30).expect("no row takes any room");
+        assert_eq!(sequence.report().committed_bytes, 0, "{name}");
+        let tags: Vec<usize> = (0..300).collect();
+        append(&cpu(), &mut sequence, &tags);
+        let report = sequence.report();
+        assert_eq!(report.committed_bytes, whole, "{name}");
+        assert_eq!(report.slack_bytes, whole - geometry.state_bytes());
+        let policy: KvPolicy = name.parse().expect("a policy");
+        let page_size = cache.page_size();
+        let worked_out = policy.footprint(&geometry, page_size, 1 << 30, 300);
+        assert_eq!(worked_out.expect("it fits").committed_bytes, whole);
+        let mut fork = sequence.fork().expect("memory");
+        drop(sequence);
+        step(&mut fork, &mut tags.clone(), 300);
+    }
+    let own = KvCache::new(geometry, KvPolicy::default()).expect("the system has pages");
+    assert_eq!(own.page_bytes(), PAGE, "a small state has small pages");
+}
+
+/// A copy of a shared state that fails halfway and cannot be undone.
+#[test]
+fn a_state_that_is_lost_is_never_read() {
+    let (mut lost, mut kept) = (0, 0);
+    for call in 0..40 {
+        let host = HostDevice::new().expect("a host device");
+        let (device, faults) = FaultyDevice::new(host, Completion::Immediate);
+        let config = PoolConfig {
+            page_size: PageSize::new(PAGE as u64).expect("a page size"),
+            ..PoolConfig::default()
+        };
+        let pool = Pool::new(device, config).expect("a pool");
+        // Every second page is free, so that a copy takes several calls.
+        let mut pages: Vec<_> = (0..20)
+            .map(|_| {
+                let mut page = pool.reserve(ByteLength::new(1), "page").expect("a page");
+                page.ensure_mapped(0..1).expect("memory");
+                page
+            })
+            .collect();
+        let mut index = 0;
+        pages.retain(|_| {
+            index += 1;
+            index % 2 == 0
+        });
+        let cache = KvCache::over(pool, alone(), KvPolicy::default()).expect("a cache");
+        let mut one = cache.sequence(400).expect("address space");
+        append(&cpu(), &mut one, &[5; 20]);
+        let mut other = one.fork().expect("pages");
+        faults.fail(Failing::From(call));
+        let prepared = one.prepare(1);
+        faults.fail(Failing::Nothing);
+        if one.has_lost_rows() {
+            lost += 1;
+            for prepared in [prepared, one.prepare(1)] {
+                assert!(matches!(prepared, Err(KvError::RowsLost)), "call {call}");
+            }
+            one.truncate(0).expect("memory goes back");
+            assert!(!one.has_lost_rows());
+            step(&mut one, &mut Vec::new(), 1);
+        } else {
+            kept += u32::from(prepared.is_err());
+            step(&mut one, &mut vec![5; 20], 1);
+        }
+        step(&mut other, &mut vec![5; 20], 2);
+    }
+    assert!(lost > 0 && kept > 0, "{lost} lost, {kept} kept");
+}
