@@ -38,7 +38,18 @@ impl Avx512Vnni {
             && is_x86_feature_detected!("avx512vnni");
         Avx2::detect().filter(|_| all).map(Self)
     }
+
+    /// Proof that the CPU permutes bytes, too.
+    pub(crate) fn permutes_bytes(self) -> Option<Avx512Vbmi> {
+        let all = is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("gfni");
+        all.then_some(Avx512Vbmi(()))
+    }
 }
+
+/// Proof that the CPU has AVX-512 VBMI and GFNI beside [`Avx512Vnni`], as all have since Ice Lake and Zen 4: no
+/// level, because few kernels use them.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Vbmi(());
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 #[inline(never)]

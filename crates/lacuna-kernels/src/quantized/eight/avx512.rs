@@ -11,45 +11,27 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::grids::{self, Masks};
 use super::low_bits::{self, Quads};
-use super::{Ahead, Blocks, Eight, Header, ROWS, Values, eight, f16_of_rows, load16, pair, rows};
+use super::{
+    Ahead, Blocks, Eight, Header, ROWS, Values, eight, f16_of_rows, load16, pair, planes, rows,
+};
 use crate::activations::ActivationRow;
 use crate::dtype::DType;
 use crate::matrix::Matrix;
 use crate::quantized::formats::{Q2K, Q3K, Q4K, Q5K, Q6K, Tq1_0, Tq2_0};
-use crate::quantized::grids::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 use crate::simd::avx2::transpose4;
 use crate::simd::avx512::Avx512Vnni;
 use crate::simd::each;
 
-/// Whether [`multiply`] takes a type; the others are multiplied as with AVX2.
-pub(super) fn has_own_way(dtype: DType) -> bool {
-    matches!(
-        dtype,
-        DType::Q2K
-            | DType::Q3K
-            | DType::Q4K
-            | DType::Q5K
-            | DType::Q6K
-            | DType::Tq1_0
-            | DType::Tq2_0
-            | DType::Iq3S
-            | DType::Iq3Xxs
-            | DType::Iq2S
-            | DType::Iq2Xs
-            | DType::Iq2Xxs
-    )
-}
-
-/// Writes the products of the rows from `first` on, of a type that [`has_own_way`], with one token.
+/// Writes the products of the rows from `first` on with one token, if their type is not multiplied as with
+/// AVX2.
 pub(super) fn multiply(
-    _: Avx512Vnni,
+    avx512: Avx512Vnni,
     weights: &Matrix<'_>,
     x: &ActivationRow<'_>,
     first: usize,
     out: &mut [f32],
-) {
+) -> bool {
     // SAFETY: 1.
     unsafe {
         match weights.dtype() {
@@ -60,14 +42,10 @@ pub(super) fn multiply(
             DType::Q3K => all_rows::<Wide<Q3K>, 110>(weights, x, first, out),
             DType::Tq1_0 => all_rows::<Wide<Tq1_0>, 54>(weights, x, first, out),
             DType::Tq2_0 => all_rows::<Wide<Tq2_0>, 66>(weights, x, first, out),
-            DType::Iq3S => all_rows::<Wide<Iq3S>, 110>(weights, x, first, out),
-            DType::Iq3Xxs => all_rows::<Wide<Iq3Xxs>, 98>(weights, x, first, out),
-            DType::Iq2S => all_rows::<Wide<Iq2S>, 82>(weights, x, first, out),
-            DType::Iq2Xs => all_rows::<Wide<Iq2Xs>, 74>(weights, x, first, out),
-            DType::Iq2Xxs => all_rows::<Wide<Iq2Xxs>, 66>(weights, x, first, out),
-            dtype => unreachable!("{dtype} is multiplied as with AVX2"),
+            _ => return planes::multiply(avx512, weights, x, first, out),
         }
     }
+    true
 }
 
 /// See [`multiply`].
@@ -110,26 +88,6 @@ eight!(Wide<Tq1_0>, 54, 8, |rows, x, ahead, sum| {
 
 eight!(Wide<Tq2_0>, 66, 8, |rows, x, ahead, sum| {
     low_bits::tq2_0::<Quads, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Wide<Iq3S>, 110, 8, |rows, x, ahead, sum| {
-    grids::add::<Iq3S, Masks, 110, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Wide<Iq3Xxs>, 98, 8, |rows, x, ahead, sum| {
-    grids::add::<Iq3Xxs, Masks, 98, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Wide<Iq2S>, 82, 8, |rows, x, ahead, sum| {
-    grids::add::<Iq2S, Masks, 82, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Wide<Iq2Xs>, 74, 8, |rows, x, ahead, sum| {
-    grids::add::<Iq2Xs, Masks, 74, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Wide<Iq2Xxs>, 66, 8, |rows, x, ahead, sum| {
-    grids::add::<Iq2Xxs, Masks, 66, CACHE>(rows, x, ahead, sum)
 });
 
 /// Sixteen bytes at `at` of each row: of the first four, and of the others.

@@ -1,4 +1,5 @@
-//! Types whose weights are points of a table: a row of 32 columns to a register.
+//! Types whose weights are points of a table, without permutations of bytes ([`super::planes`]): a row of 32
+//! columns to a register.
 //!
 //! What can be is made ready for a whole file block of eight rows first: indices with their upper bits, the
 //! signs of each row's 32 columns as a word, and scales, lanes of which are rows. What is left for each row
@@ -6,7 +7,7 @@
 //!
 //! # Safety
 //! 1. As in [`super`]: what has target features, and what is inlined into it, is reached through
-//!    [`super::multiply`] only, and [`Masks`] through [`super::avx512`] only.
+//!    [`super::multiply`] only.
 //! 2. Loads and stores go through references to arrays that are as long, unaligned.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
@@ -16,24 +17,24 @@ use super::{Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, pa
 use crate::quantized::formats::Format;
 use crate::quantized::grids::{Grid, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, bytes};
 use crate::quantized::panel::{Extra, HasExtra};
-use crate::simd::avx2::{sum_quads, transpose4};
+use crate::simd::avx2::transpose4;
 use crate::simd::each;
 
 /// Words of which lanes are rows, for each block of 32 columns.
 type Words = [__m256i; 8];
 
-/// Indices of the points of a row.
-type Indices = [u16; 64];
+/// Indices of the points of a row, four to a word: to shift them out of one takes less than as many loads.
+type Indices = [u64; 16];
 
 /// A storage type, eight rows at a time.
-pub(super) trait Points<const BYTES: usize>: Grid + Format {
+trait Points<const BYTES: usize>: Grid + Format {
     /// Indices with their upper bits, where those are elsewhere in the file block.
     ///
     /// # Safety
     /// The CPU has AVX2.
     #[inline(always)]
     unsafe fn indices(_: &[u8; BYTES]) -> Indices {
-        [0; 64]
+        [0; 16]
     }
 
     /// The magnitudes of 32 columns.
@@ -50,94 +51,28 @@ pub(super) trait Points<const BYTES: usize>: Grid + Format {
     unsafe fn signs_and_scales(rows: &Blocks<'_, BYTES>) -> [Words; 2];
 }
 
-/// How magnitudes are multiplied with activations that take their signs.
-pub(super) trait Products {
-    /// Products of 32 columns, for [`Products::sum`].
-    ///
-    /// # Safety
-    /// The CPU has the instructions of the level.
-    unsafe fn multiply(magnitudes: __m256i, values: __m256i, signs: u32) -> __m256i;
-    /// Lane `r`, and lane `r + 4`: the sum of the first, and of the second half of `x[r]`.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of the level.
-    unsafe fn sum(x: [__m256i; 4]) -> __m256i;
-}
-
-/// With AVX2.
-struct Signs;
-
-/// With AVX-512 VNNI.
-pub(super) struct Masks;
-
-impl Products for Signs {
-    #[inline(always)]
-    unsafe fn multiply(magnitudes: __m256i, values: __m256i, signs: u32) -> __m256i {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            // Byte `i / 8` of four, for sign `i`, and its bit.
-            let byte = _mm256_setr_epi64x(
-                0,
-                0x0101_0101_0101_0101,
-                0x0202_0202_0202_0202,
-                0x0303_0303_0303_0303,
-            );
-            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-            let signs = _mm256_shuffle_epi8(_mm256_set1_epi32(signs.cast_signed()), byte);
-            let negative = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bit), bit);
-            let signed = _mm256_sub_epi8(_mm256_xor_si256(values, negative), negative);
-            // `62 * 127 * 2 < 2^14`, as what sums them takes.
-            _mm256_maddubs_epi16(magnitudes, signed)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn sum(x: [__m256i; 4]) -> __m256i {
-        // SAFETY: by the caller's promise.
-        unsafe { sum_halves(x) }
-    }
-}
-
-impl Products for Masks {
-    #[inline(always)]
-    unsafe fn multiply(magnitudes: __m256i, values: __m256i, signs: u32) -> __m256i {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            let zero = _mm256_setzero_si256();
-            let signed = _mm256_mask_sub_epi8(values, signs, zero, values);
-            _mm256_dpbusd_epi32(zero, magnitudes, signed)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn sum(x: [__m256i; 4]) -> __m256i {
-        // SAFETY: by the caller's promise.
-        unsafe { sum_quads(x) }
-    }
-}
-
 eight!(Iq2Xxs, 66, 8, |rows, x, ahead, sum| {
-    add::<Self, Signs, 66, CACHE>(rows, x, ahead, sum)
+    add::<Self, 66, CACHE>(rows, x, ahead, sum)
 });
 eight!(Iq2Xs, 74, 8, |rows, x, ahead, sum| {
-    add::<Self, Signs, 74, CACHE>(rows, x, ahead, sum)
+    add::<Self, 74, CACHE>(rows, x, ahead, sum)
 });
 eight!(Iq2S, 82, 8, |rows, x, ahead, sum| {
-    add::<Self, Signs, 82, CACHE>(rows, x, ahead, sum)
+    add::<Self, 82, CACHE>(rows, x, ahead, sum)
 });
 eight!(Iq3Xxs, 98, 8, |rows, x, ahead, sum| {
-    add::<Self, Signs, 98, CACHE>(rows, x, ahead, sum)
+    add::<Self, 98, CACHE>(rows, x, ahead, sum)
 });
 eight!(Iq3S, 110, 8, |rows, x, ahead, sum| {
-    add::<Self, Signs, 110, CACHE>(rows, x, ahead, sum)
+    add::<Self, 110, CACHE>(rows, x, ahead, sum)
 });
 
 /// Adds the terms of a file block of each row.
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
+/// The CPU has AVX2, FMA and F16C.
 #[inline(always)]
-pub(super) unsafe fn add<G: Points<BYTES>, P: Products, const BYTES: usize, const CACHE: i32>(
+unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
     rows: &Blocks<'_, BYTES>,
     x: &Values<'_, 8>,
     ahead: Ahead<CACHE>,
@@ -146,22 +81,24 @@ pub(super) unsafe fn add<G: Points<BYTES>, P: Products, const BYTES: usize, cons
     // SAFETY: by the caller's promise, 2.
     unsafe {
         let d = _mm256_mul_ps(f16_of_rows(rows, 0), _mm256_set1_ps(G::UNIT));
-        let indices: [Indices; ROWS] = each!([0; 64], |r| G::indices(rows[r]));
+        let indices: [Indices; ROWS] = each!([0; 16], |r| G::indices(rows[r]));
         let [signs, scales] = G::signs_and_scales(rows);
+        let mut words = [[0; ROWS]; 8];
+        for part in 0..8 {
+            _mm256_storeu_si256(words[part].as_mut_ptr().cast(), signs[part]);
+        }
         for part in 0..8 {
             ahead.prefetch(part * ROWS * BYTES / 8, ROWS * BYTES / 8);
             let values = _mm256_loadu_si256(x.q[part].as_ptr().cast());
-            let mut words = [0; ROWS];
-            _mm256_storeu_si256(words.as_mut_ptr().cast(), signs[part]);
-            let mut products = [values; ROWS];
-            for r in 0..ROWS {
+            let values = [values, _mm256_sub_epi8(_mm256_setzero_si256(), values)];
+            let products: [_; ROWS] = each!(values[0], |r| {
                 let magnitudes = G::points(rows[r], &indices[r], part);
-                products[r] = P::multiply(magnitudes, values, words[r]);
-            }
+                multiply(magnitudes, values, words[part][r])
+            });
             let [low, high] = products.as_chunks::<4>().0 else {
                 unreachable!("eight rows are four and four")
             };
-            let (low, high) = (P::sum(*low), P::sum(*high));
+            let (low, high) = (sum_halves(*low), sum_halves(*high));
             let first = _mm256_permute2x128_si256::<0x20>(low, high);
             let second = _mm256_permute2x128_si256::<0x31>(low, high);
             if G::Extra::EXTRA == Extra::SecondScale {
@@ -175,6 +112,25 @@ pub(super) unsafe fn add<G: Points<BYTES>, P: Products, const BYTES: usize, cons
         }
     }
     sum
+}
+
+/// Products of magnitudes and 32 activations, or, where `signs` has a bit, their negatives.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn multiply(magnitudes: __m256i, [values, negatives]: [__m256i; 2], signs: u32) -> __m256i {
+    // Byte `i / 8` of four, for sign `i`, and its bit.
+    let byte = _mm256_setr_epi64x(
+        0,
+        0x0101_0101_0101_0101,
+        0x0202_0202_0202_0202,
+        0x0303_0303_0303_0303,
+    );
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+    let signs = _mm256_shuffle_epi8(_mm256_set1_epi32(signs.cast_signed()), byte);
+    let negative = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bit), bit);
+    let signed = _mm256_blendv_epi8(values, negatives, negative);
+    // `62 * 127 * 2 < 2^14`, as what sums them takes.
+    _mm256_maddubs_epi16(magnitudes, signed)
 }
 
 /// `d` times an odd number: twice the lowest four bits of each lane, and one.
@@ -266,7 +222,7 @@ fn with_upper<const BYTES: usize>(
     upper: i64,
     [order, factors]: [__m256i; 2],
     mask: i16,
-    out: &mut [u16; 16],
+    out: &mut [u64; 4],
 ) {
     let low: &[u8; 16] = bytes(block, at);
     // SAFETY: 2.
@@ -278,41 +234,48 @@ fn with_upper<const BYTES: usize>(
     unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm256_or_si256(low, upper)) };
 }
 
+/// One of four indices.
+#[inline(always)]
+fn index_of(words: u64, i: usize) -> u16 {
+    (words >> (16 * i)) as u16
+}
+
 /// Eight bytes at `at`.
 #[inline(always)]
 fn i64_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> i64 {
     i64::from_le_bytes(*bytes(block, at))
 }
 
-/// Points of eight elements.
+/// Four points of eight elements: sixteen bytes of the table where the point of an index has a place. So no
+/// instruction is needed to put it there.
 ///
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn of_eights(points: [u64; 4]) -> __m256i {
-    let p = each!(0, |i| points[i].cast_signed());
-    let [a, b, c, d] = p;
-    // SAFETY: by the caller's promise.
-    unsafe { _mm256_setr_epi64x(a, b, c, d) }
+unsafe fn of_eights(point: impl Fn(usize, usize) -> &'static [u64; 2]) -> __m256i {
+    // SAFETY: by the caller's promise, 2.
+    unsafe {
+        let load = |i: usize| _mm_loadu_si128(point(i, i % 2).as_ptr().cast());
+        let two = |i: usize| _mm_blend_epi32::<0b1100>(load(i), load(i + 1));
+        _mm256_set_m128i(two(2), two(0))
+    }
 }
 
-/// Points of four elements.
+/// Eight points of four elements, as [`of_eights`] has them.
 ///
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn of_fours(points: [u32; 8]) -> __m256i {
-    // SAFETY: by the caller's promise.
+unsafe fn of_fours(point: impl Fn(usize, usize) -> &'static [u32; 4]) -> __m256i {
+    // SAFETY: by the caller's promise, 2.
     unsafe {
-        // Pair by pair, because to insert one after the other into a register takes half as long again.
-        let one: [_; 8] = each!(_mm_setzero_si128(), |i| {
-            _mm_cvtsi32_si128(points[i].cast_signed())
-        });
-        let two: [_; 4] = each!(one[0], |i| _mm_unpacklo_epi32(one[2 * i], one[2 * i + 1]));
-        _mm256_set_m128i(
-            _mm_unpacklo_epi64(two[2], two[3]),
-            _mm_unpacklo_epi64(two[0], two[1]),
-        )
+        let load = |i: usize| _mm_loadu_si128(point(i, i % 4).as_ptr().cast());
+        let four = |i: usize| {
+            let four = _mm_blend_epi32::<0b0010>(load(i), load(i + 1));
+            let four = _mm_blend_epi32::<0b0100>(four, load(i + 2));
+            _mm_blend_epi32::<0b1000>(four, load(i + 3))
+        };
+        _mm256_set_m128i(four(4), four(0))
     }
 }
 
@@ -321,7 +284,7 @@ impl Points<66> for Iq2Xxs {
     unsafe fn points(block: &[u8; 66], _: &Indices, part: usize) -> __m256i {
         let indices: &[u8; 4] = bytes(block, 2 + 8 * part);
         // SAFETY: by the caller's promise.
-        unsafe { of_eights(each!(0, |i| Self::point(indices[i].into()))) }
+        unsafe { of_eights(|i, place| Self::point_at(indices[i].into(), place)) }
     }
 
     #[inline(always)]
@@ -341,12 +304,9 @@ impl Points<66> for Iq2Xxs {
 impl Points<74> for Iq2Xs {
     #[inline(always)]
     unsafe fn points(block: &[u8; 74], _: &Indices, part: usize) -> __m256i {
-        let words: &[u8; 8] = bytes(block, 2 + 8 * part);
-        let points = each!(0, |i| {
-            Self::point(u16::from_le_bytes([words[2 * i], words[2 * i + 1]]))
-        });
+        let words = i64_at(block, 2 + 8 * part).cast_unsigned();
         // SAFETY: by the caller's promise.
-        unsafe { of_eights(points) }
+        unsafe { of_eights(|i, place| Self::point_at(index_of(words, i), place)) }
     }
 
     #[inline(always)]
@@ -375,7 +335,7 @@ impl Points<74> for Iq2Xs {
 impl Points<82> for Iq2S {
     #[inline(always)]
     unsafe fn indices(block: &[u8; 82]) -> Indices {
-        let mut indices = [0; 64];
+        let mut indices = [0; 16];
         let upper = i64_at(block, 66);
         // SAFETY: by the caller's promise.
         unsafe {
@@ -408,7 +368,7 @@ impl Points<82> for Iq2S {
     #[inline(always)]
     unsafe fn points(_: &[u8; 82], indices: &Indices, part: usize) -> __m256i {
         // SAFETY: by the caller's promise.
-        unsafe { of_eights(each!(0, |i| Self::point(indices[4 * part + i]))) }
+        unsafe { of_eights(|i, place| Self::point_at(index_of(indices[part], i), place)) }
     }
 
     #[inline(always)]
@@ -426,7 +386,7 @@ impl Points<98> for Iq3Xxs {
     unsafe fn points(block: &[u8; 98], _: &Indices, part: usize) -> __m256i {
         let indices: &[u8; 8] = bytes(block, 2 + 8 * part);
         // SAFETY: by the caller's promise.
-        unsafe { of_fours(each!(0, |i| Self::point(indices[i].into()))) }
+        unsafe { of_fours(|i, place| Self::point_at(indices[i].into(), place)) }
     }
 
     #[inline(always)]
@@ -439,7 +399,7 @@ impl Points<98> for Iq3Xxs {
 impl Points<110> for Iq3S {
     #[inline(always)]
     unsafe fn indices(block: &[u8; 110]) -> Indices {
-        let mut indices = [0; 64];
+        let mut indices = [0; 16];
         let upper = i64_at(block, 66);
         // SAFETY: by the caller's promise.
         unsafe {
@@ -472,7 +432,9 @@ impl Points<110> for Iq3S {
     #[inline(always)]
     unsafe fn points(_: &[u8; 110], indices: &Indices, part: usize) -> __m256i {
         // SAFETY: by the caller's promise.
-        unsafe { of_fours(each!(0, |i| Self::point(indices[8 * part + i]))) }
+        unsafe {
+            of_fours(|i, place| Self::point_at(index_of(indices[2 * part + i / 4], i % 4), place))
+        }
     }
 
     #[inline(always)]

@@ -15,6 +15,7 @@ mod avx512;
 mod grids;
 mod lookup;
 mod low_bits;
+mod planes;
 
 use std::arch::x86_64::*;
 
@@ -44,8 +45,10 @@ pub(super) fn multiply<S: Simd>(
     out: &mut [f32],
 ) {
     let dtype = weights.dtype();
-    if let (Some(avx512), true) = (s.avx512(), avx512::has_own_way(dtype)) {
-        return avx512::multiply(avx512, weights, x, first, out);
+    if let Some(avx512) = s.avx512()
+        && avx512::multiply(avx512, weights, x, first, out)
+    {
+        return;
     }
     let _: Avx2 = s.avx2().expect("a level that takes eight rows has AVX2");
     // SAFETY: 1.

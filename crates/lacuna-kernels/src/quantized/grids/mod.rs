@@ -9,25 +9,31 @@ use crate::dtype::DType;
 use crate::simd::each;
 
 /// What the elements of a point of IQ2 and of IQ3_XXS and IQ3_S stand for.
-const IQ2: [u8; 4] = [8, 25, 43, 0];
+pub(super) const IQ2: [u8; 4] = [8, 25, 43, 0];
 const IQ3_XXS: [u8; 16] = [4, 12, 20, 28, 36, 44, 52, 62, 0, 0, 0, 0, 0, 0, 0, 0];
 const IQ3_S: [u8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, 0, 0, 0, 0, 0, 0, 0, 0];
 
-static IQ2_XXS_POINTS: [u64; 256] = eights(&tables::IQ2_XXS);
-static IQ2_XS_POINTS: [u64; 512] = eights(&tables::IQ2_XS);
-static IQ2_S_POINTS: [u64; 1024] = eights(&tables::IQ2_S);
-static IQ3_XXS_POINTS: [u32; 256] = fours(&tables::IQ3_XXS, &IQ3_XXS);
-static IQ3_S_POINTS: [u32; 512] = fours(&tables::IQ3_S, &IQ3_S);
+/// What precedes and follows the points of a table, so that sixteen bytes with a point can be read wherever
+/// among them it is to be.
+const fn around<Point>() -> usize {
+    16 / size_of::<Point>() - 1
+}
+
+static IQ2_XXS_POINTS: [u64; 258] = eights(&tables::IQ2_XXS);
+static IQ2_XS_POINTS: [u64; 514] = eights(&tables::IQ2_XS);
+static IQ2_S_POINTS: [u64; 1026] = eights(&tables::IQ2_S);
+static IQ3_XXS_POINTS: [u32; 262] = fours(&tables::IQ3_XXS, &IQ3_XXS);
+static IQ3_S_POINTS: [u32; 518] = fours(&tables::IQ3_S, &IQ3_S);
 
 /// Points of eight elements, a byte each.
-const fn eights<const N: usize>(codes: &[u16; N]) -> [u64; N] {
-    let mut points = [0; N];
+const fn eights<const N: usize, const LEN: usize>(codes: &[u16; N]) -> [u64; LEN] {
+    let mut points = [0; LEN];
     let mut i = 0;
     while i < N {
         let mut element = 0;
         while element < 8 {
             let code = codes[i] >> (2 * element) & 3;
-            points[i] |= (IQ2[code as usize] as u64) << (8 * element);
+            points[i + around::<u64>()] |= (IQ2[code as usize] as u64) << (8 * element);
             element += 1;
         }
         i += 1;
@@ -36,19 +42,67 @@ const fn eights<const N: usize>(codes: &[u16; N]) -> [u64; N] {
 }
 
 /// Points of four elements, a byte each.
-const fn fours<const N: usize>(codes: &[u16; N], levels: &[u8; 16]) -> [u32; N] {
-    let mut points = [0; N];
+const fn fours<const N: usize, const LEN: usize>(
+    codes: &[u16; N],
+    levels: &[u8; 16],
+) -> [u32; LEN] {
+    let mut points = [0; LEN];
     let mut i = 0;
     while i < N {
         let mut element = 0;
         while element < 4 {
             let code = codes[i] >> (4 * element) & 15;
-            points[i] |= (levels[code as usize] as u32) << (8 * element);
+            points[i + around::<u32>()] |= (levels[code as usize] as u32) << (8 * element);
             element += 1;
         }
         i += 1;
     }
     points
+}
+
+/// A byte of each point of a table, in the lines that permutations of bytes take.
+#[repr(align(64))]
+pub(super) struct Plane<const N: usize>(pub(super) [u8; N]);
+
+/// Codes of two bits of the first four elements, and of the last four.
+pub(super) static IQ2_XXS_PLANES: [Plane<256>; 2] = code_planes(&tables::IQ2_XXS);
+pub(super) static IQ2_XS_PLANES: [Plane<512>; 2] = code_planes(&tables::IQ2_XS);
+pub(super) static IQ2_S_PLANES: [Plane<1024>; 2] = code_planes(&tables::IQ2_S);
+/// Magnitudes of each element.
+pub(super) static IQ3_XXS_PLANES: [Plane<256>; 4] = magnitude_planes(&IQ3_XXS_POINTS);
+/// Magnitudes, which are less than 16, of the first two elements, and of the last two.
+pub(super) static IQ3_S_PLANES: [Plane<512>; 2] = nibble_planes(&IQ3_S_POINTS);
+
+const fn code_planes<const N: usize>(codes: &[u16; N]) -> [Plane<N>; 2] {
+    let mut planes = [Plane([0; N]), Plane([0; N])];
+    let mut i = 0;
+    while i < N {
+        planes[0].0[i] = codes[i] as u8;
+        planes[1].0[i] = (codes[i] >> 8) as u8;
+        i += 1;
+    }
+    planes
+}
+
+const fn magnitude_planes<const N: usize, const LEN: usize>(points: &[u32; LEN]) -> [Plane<N>; 4] {
+    let mut planes = [const { Plane([0; N]) }; 4];
+    let mut i = 0;
+    while i < 4 * N {
+        planes[i % 4].0[i / 4] = (points[i / 4 + around::<u32>()] >> (8 * (i % 4))) as u8;
+        i += 1;
+    }
+    planes
+}
+
+const fn nibble_planes<const N: usize, const LEN: usize>(points: &[u32; LEN]) -> [Plane<N>; 2] {
+    let mut planes = [Plane([0; N]), Plane([0; N])];
+    let mut i = 0;
+    while i < 2 * N {
+        let two = points[i / 2 + around::<u32>()] >> (16 * (i % 2));
+        planes[i % 2].0[i / 2] = (two | two >> 4) as u8;
+        i += 1;
+    }
+    planes
 }
 
 /// What is added to signed weights where bytes have no sign.
@@ -116,14 +170,26 @@ fn join(points: [u32; 8]) -> [u64; 4] {
         | u64::from(points[2 * i + 1]) << 32)
 }
 
-/// Implements `point`, which looks an index up, for types: what points are, and where.
+/// Implements looking up for types: what points are, and where.
 macro_rules! points {
     ($($name:ident: $point:ty, $points:ident;)+) => {$(
         impl $name {
+            const POINTS: usize = $points.len() - 2 * around::<$point>();
+
             /// The point of an index, of which bits beyond the table mean nothing.
             #[inline(always)]
             pub(super) fn point(index: u16) -> $point {
-                $points[usize::from(index) % $points.len()]
+                $points[usize::from(index) % Self::POINTS + around::<$point>()]
+            }
+
+            /// Sixteen bytes of the table, in which the point of an index has a place.
+            #[inline(always)]
+            pub(super) fn point_at(
+                index: u16,
+                place: usize,
+            ) -> &'static [$point; around::<$point>() + 1] {
+                let start = usize::from(index) % Self::POINTS + around::<$point>() - place;
+                $points[start..].first_chunk().expect("inside the table")
             }
         }
     )+};
