@@ -14,7 +14,18 @@ type Asset = (&'static str, &'static str, &'static str);
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const ASSETS: [Asset; 8] = [
+/// A module of the page's script, by its path in `web/`.
+macro_rules! script {
+    ($path:literal) => {
+        (
+            concat!("/page/", $path),
+            SCRIPT,
+            include_str!(concat!("../web/", $path)),
+        )
+    };
+}
+
+const ASSETS: [Asset; 15] = [
     (
         "/",
         "text/html; charset=utf-8",
@@ -25,15 +36,26 @@ const ASSETS: [Asset; 8] = [
         "text/css; charset=utf-8",
         include_str!("../web/style.css"),
     ),
-    ("/page/main.js", SCRIPT, include_str!("../web/main.js")),
-    ("/page/api.js", SCRIPT, include_str!("../web/api.js")),
-    ("/page/chat.js", SCRIPT, include_str!("../web/chat.js")),
-    ("/page/memory.js", SCRIPT, include_str!("../web/memory.js")),
-    ("/page/units.js", SCRIPT, include_str!("../web/units.js")),
     (
         "/page/icon.svg",
         "image/svg+xml",
         include_str!("../web/icon.svg"),
+    ),
+    script!("api.js"),
+    script!("attachments.js"),
+    script!("chats.js"),
+    script!("conversation.js"),
+    script!("dom.js"),
+    script!("main.js"),
+    script!("markdown.js"),
+    script!("memory.js"),
+    script!("settings.js"),
+    script!("units.js"),
+    script!("vendor/marked.js"),
+    (
+        "/page/vendor/marked-LICENSE",
+        "text/plain; charset=utf-8",
+        include_str!("../web/vendor/marked-LICENSE"),
     ),
 ];
 

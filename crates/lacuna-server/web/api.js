@@ -1,45 +1,62 @@
 // Requests to the server this page came from.
 
+import { element } from "./dom.js";
+
 const STORED_KEY = "lacuna-key";
 
 /** An answer that is not a success, in the server's own words. */
 export class ServerError extends Error {}
 
-/** Sends a request; asks for a key when the server wants one, and tries again. */
+/** Sends a request; asks for a key when the server wants another one, and tries again. */
 export async function request(path, options = {}) {
   const key = sessionStorage.getItem(STORED_KEY);
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   const response = await fetch(path, { ...options, headers });
-  if (response.status === 401 && (await askForKey())) {
+  if (response.status === 401 && (await askForKey(key))) {
     return request(path, options);
   }
   if (!response.ok) {
     const body = await response.json().catch(() => null);
-    throw new ServerError(body?.error?.message ?? `the server answered ${response.status}`);
+    throw new ServerError(body?.error?.message ?? `The server answered ${response.status}.`);
   }
   return response;
 }
 
 let asking = null;
+// Somebody closed the dialog: it does not open again before they send something.
+let declined = false;
 
-/** Resolves to whether a key was given. Requests that fail together ask once. */
-function askForKey() {
+/** Resolves to whether there is another key than the refused one. Requests that fail together ask once. */
+function askForKey(refused) {
+  if (sessionStorage.getItem(STORED_KEY) !== refused) return Promise.resolve(true);
+  if (declined) return Promise.resolve(false);
   asking ??= new Promise((resolve) => {
-    const dialog = document.getElementById("key-dialog");
-    const field = document.getElementById("key");
-    field.value = "";
+    const dialog = element("key-dialog");
+    const field = element("key");
+    field.value = refused ?? "";
+    element("key-refused").hidden = !refused;
+    dialog.returnValue = "";
     dialog.addEventListener("close", () => {
       asking = null;
-      sessionStorage.setItem(STORED_KEY, field.value);
-      resolve(field.value !== "");
+      const given = dialog.returnValue === "use" && field.value !== "";
+      declined = !given;
+      if (given) sessionStorage.setItem(STORED_KEY, field.value);
+      resolve(given);
     }, { once: true });
     dialog.showModal();
+    field.select();
   });
   return asking;
 }
 
+/** The models that are served. */
+export async function models() {
+  return (await (await request("/v1/models")).json()).data;
+}
+
 /** The chunks of a streamed chat, as objects. */
 export async function* chat(body, signal) {
+  declined = false;
   const response = await request("/v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },

@@ -1,12 +1,88 @@
-import * as chat from "./chat.js";
+// The page: conversations at the left, the one that is shown, and the memory map.
+
+import { models } from "./api.js";
+import { Chat, forget, keep, load } from "./chats.js";
+import { Conversation } from "./conversation.js";
+import { button, element, make } from "./dom.js";
 import * as memory from "./memory.js";
+import * as settings from "./settings.js";
 
-chat.start();
-memory.start();
+let chats = load();
+const conversation = new Conversation(settings.sampling, changed);
 
-const shown = document.getElementById("show-memory");
-shown.addEventListener("click", () => {
-  const is = document.querySelector("main").classList.toggle("memory-shown");
-  shown.setAttribute("aria-expanded", is);
-  shown.textContent = is ? "Chat" : "Memory";
+function changed(chat) {
+  if (!chats.includes(chat)) chats.unshift(chat);
+  element("not-kept").hidden = keep(chat);
+  list();
+}
+
+/** Shows a conversation, or a new one. */
+function open(chat) {
+  conversation.open(chat);
+  element("system").value = chat.system;
+  element("models").value = chat.model ?? element("models").options[0]?.value ?? "";
+  list();
+  see("chat");
+  element("text").focus();
+}
+
+function list() {
+  const sorted = [...chats].sort((a, b) => b.changed - a.changed);
+  const items = sorted.map((chat) => {
+    const shown = chat === conversation.chat;
+    const title = button(chat.title || "Untitled", () => open(chat), { class: "title" });
+    if (shown) title.setAttribute("aria-current", "true");
+    const gone = button("×", () => remove(chat), { "aria-label": `Delete “${chat.title}”` });
+    return make("li", {}, title, gone);
+  });
+  element("chats").replaceChildren(...items);
+}
+
+function remove(chat) {
+  if (!confirm(`Delete “${chat.title}”? It is kept nowhere else.`)) return;
+  forget(chat);
+  chats = chats.filter((other) => other !== chat);
+  if (chat === conversation.chat) open(new Chat());
+  else list();
+}
+
+/** On a narrow screen one part is seen at a time. */
+function see(part) {
+  document.body.dataset.seen = part;
+  for (const name of ["history", "memory"]) {
+    element(`show-${name}`).setAttribute("aria-expanded", part === name);
+  }
+}
+
+async function pickModels() {
+  let served = [];
+  try {
+    served = await models();
+  } catch {
+    // The map says that the server does not answer; requests go to the model it has.
+  }
+  const options = served.map(({ id }) => make("option", { value: id }, id));
+  element("models").replaceChildren(...options);
+  element("models").disabled = options.length < 2;
+  element("models").title = served[0]?.id ?? "";
+}
+
+element("models").addEventListener("change", () => {
+  conversation.chat.model = element("models").value;
 });
+for (const id of ["new-chat", "new-chat-narrow"]) {
+  element(id).addEventListener("click", () => open(new Chat()));
+}
+for (const name of ["history", "memory"]) {
+  element(`show-${name}`).addEventListener("click", () => {
+    see(document.body.dataset.seen === name ? "chat" : name);
+  });
+}
+element("key-cancel").addEventListener("click", () => element("key-dialog").close());
+settings.start((system) => {
+  conversation.chat.system = system;
+  if (chats.includes(conversation.chat)) changed(conversation.chat);
+});
+await pickModels();
+open(chats[0] ?? new Chat());
+memory.start();

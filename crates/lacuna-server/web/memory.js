@@ -1,14 +1,34 @@
-// The memory map: what is committed, beside the budget and what dense would take, and every
-// session's page groups.
+// The memory map: whose every byte is, beside the budget and what reserving whole contexts would take;
+// and the pages of every request, square by square.
 
 import { request } from "./api.js";
+import { button, element, make } from "./dom.js";
 import { bytes, perSecond, plural } from "./units.js";
 
-const PERIOD = 400;
+const PERIOD_MS = 400;
 const CELL = 9;
 const GAP = 2;
-const element = (id) => document.getElementById(id);
+// Of a page group that has come since the last picture, for this long.
+const FRESH_MS = 700;
+
+/** What bytes are: a name, and what frees them. */
+const SAID = {
+  unique: ["In use by one request", "freed when it ends"],
+  shared: ["Shared by several requests", "held once; freed with the last of them"],
+  cached: ["Kept for reuse", "prompts that begin alike start from it; given up when room is needed"],
+};
+const ELSE = {
+  slack: ["Mapped ahead", "the unwritten rest of last pages; filled by the next tokens"],
+  idle: ["Idle pages", "mapped by nobody; used next, or given back to the system"],
+  working: ["Working memory", "for one step and for requests that are read"],
+  program: ["Program and vocabulary", "for as long as the server runs"],
+  weights: ["Weights in memory", "copied or converted; for as long as the model is loaded"],
+  free: ["Free", "for more tokens"],
+};
+const KINDS = { ...SAID, ...ELSE };
+const STATES = { shared: "shared", cached: "kept for reuse", unique: "of this request alone", partial: "filled in part" };
 let last = null;
+const rows = new Map();
 
 export function start() {
   poll();
@@ -24,33 +44,41 @@ async function poll() {
       element("lost").hidden = false;
     }
   }
-  setTimeout(poll, PERIOD);
+  setTimeout(poll, PERIOD_MS);
 }
 
 function draw(map) {
-  element("model").textContent = map.model;
   speed(map.counters.generated_tokens);
   const parts = split(map);
+  summary(map, parts);
   bars(map, parts);
-  legend(parts);
+  legend("said", SAID, parts);
+  legend("else", ELSE, parts);
   sessions(map);
 }
 
 /**
- * The committed bytes, each counted once. What the prefix cache keeps is cached even while one
- * session uses it; what several use is shared.
+ * The bytes of the process, each counted once. What the prefix cache keeps is kept even while one
+ * request uses it; what several use is shared.
  */
-function split({ ledger, sessions }) {
+function split({ ledger, budget, sessions }) {
   const used = Math.max(0, ledger.pinned_bytes - ledger.pinned_only_bytes - ledger.shared_bytes);
   const unique = Math.max(0, ledger.unique_bytes - used);
   const slack = Math.min(unique, sessions.reduce((sum, session) => sum + session.slack_bytes, 0));
-  return {
-    shared: ledger.shared_bytes,
+  const parts = {
     unique: unique - slack,
+    shared: ledger.shared_bytes,
     cached: ledger.pinned_only_bytes + used,
     slack,
     idle: ledger.idle_bytes + ledger.retiring_bytes,
+    working: budget.activation_bytes + budget.request_bytes,
+    program: budget.program_bytes + budget.vocabulary_bytes + budget.thread_bytes
+      + budget.sampling_bytes + budget.beyond_plan_bytes,
+    weights: budget.copied_weight_bytes + budget.converted_weight_bytes,
   };
+  const taken = Object.values(parts).reduce((sum, part) => sum + part, 0);
+  const limit = budget.budget_bytes ?? taken - ledger.committed_bytes + budget.kv_bytes_now;
+  return { ...parts, free: Math.max(0, limit - taken) };
 }
 
 function speed(tokens) {
@@ -63,103 +91,197 @@ function speed(tokens) {
   last = { tokens, now, rate: last?.rate ?? 0 };
 }
 
+function summary({ sessions, budget }, parts) {
+  const held = parts.unique + parts.shared + parts.slack;
+  const requests = new Set(sessions.map((session) => session.request)).size;
+  element("summary").textContent = requests > 0
+    ? `${plural(requests, "request")} ${requests === 1 ? "holds" : "hold"} ${bytes(held)} for what was said. `
+      + `Whole contexts, reserved from the start, would take ${bytes(budget.dense_bytes)}.`
+    : `Nothing is running. ${parts.cached > 0 ? `${bytes(parts.cached)} are kept for prompts that begin alike.` : ""}`;
+}
+
 function bars({ ledger, budget }, parts) {
-  const limit = budget.budget_bytes ?? budget.kv_bytes_now;
-  const besides = budget.budget_bytes - budget.kv_bytes + budget.beyond_plan_bytes;
-  const scale = Math.max(limit, budget.dense_bytes, ledger.committed_bytes, 1);
-  const rows = [
-    ["KV committed", ledger.committed_bytes, Object.entries(parts)],
-    [budget.budget_bytes ? `Budget, ${bytes(besides)} of it besides KV` : "Available to KV", limit, [["limit", limit]]],
-    ["Dense would take", budget.dense_bytes, [["dense", budget.dense_bytes]]],
+  const total = Object.values(parts).reduce((sum, part) => sum + part, 0);
+  const scale = Math.max(total, budget.dense_bytes, 1);
+  const made = [
+    bar(budget.budget_bytes ? "Budget" : "Available", total, Object.entries(parts), scale),
+    budget.dense_bytes > 0
+      ? bar("Whole contexts would take", budget.dense_bytes, [["dense", budget.dense_bytes]], scale)
+      : null,
   ];
-  element("bars").replaceChildren(...rows.map(([name, total, segments]) => bar(name, total, segments, scale)));
+  element("mapped").textContent = budget.mapped_weight_bytes > 0
+    ? `Besides, ${bytes(budget.mapped_weight_bytes)} of weights are read from the model's file in place. `
+      + "The system keeps and drops them like any file."
+    : "";
+  element("bars").replaceChildren(...made.filter((part) => part));
   element("bars").dataset.committedBytes = ledger.committed_bytes;
 }
 
 function bar(name, total, segments, scale) {
-  const row = make("div", "bar");
-  row.append(named(name, bytes(total)));
-  const track = make("div", "track");
+  const track = make("div", { class: "track", role: "img", "aria-label": spoken(segments) });
+  track.style.width = `${(100 * total) / scale}%`;
   for (const [kind, count] of segments) {
-    const segment = make("div", kind);
-    segment.style.width = `${(100 * count) / scale}%`;
+    if (count === 0) continue;
+    const segment = make("div", { class: kind, title: `${KINDS[kind]?.[0] ?? name}: ${bytes(count)}` });
+    segment.style.flexGrow = count;
     track.append(segment);
   }
-  row.append(track);
-  return row;
+  return make("div", { class: "bar" }, named(name, bytes(total)), track);
 }
 
-function legend(parts) {
-  const entries = Object.entries(parts).map(([kind, count]) => {
-    const entry = make("div", kind);
-    entry.append(make("dt", "", kind), make("dd", "", bytes(count)));
-    return entry;
-  });
-  element("legend").replaceChildren(...entries);
+function spoken(segments) {
+  const words = segments.filter(([, count]) => count > 0);
+  return words.map(([kind, count]) => `${KINDS[kind]?.[0] ?? kind}: ${bytes(count)}`).join("; ");
+}
+
+function legend(id, kinds, parts) {
+  const there = Object.entries(kinds).filter(([kind]) => parts[kind] > 0);
+  const made = there.map(([kind, [name, frees]]) => make("div", { class: kind },
+    make("dt", {}, name), make("dd", {}, bytes(parts[kind])), make("dd", { class: "quiet" }, frees)));
+  element(id).replaceChildren(...made);
 }
 
 function sessions(map) {
-  const rows = map.sessions.map((session) => {
-    const name = `Request ${session.request}${session.choice ? `, choice ${session.choice + 1}` : ""}`;
-    const tokens = `${session.phase} · ${plural(session.tokens, "token")}`;
-    return row(name, tokens, session.groups, map.pages);
-  });
+  const { pages } = map;
+  element("square").textContent = pages.group_bytes > 0
+    ? `Each square is ${plural(pages.group_tokens, "token")}: ${bytes(pages.group_bytes)}.`
+    : "";
+  const shown = map.sessions.map((session) => ({
+    key: `${session.request}.${session.choice}`,
+    name: `Request ${session.request}${session.choice ? `, choice ${session.choice + 1}` : ""}`,
+    detail: `${session.phase} · ${plural(session.tokens, "token")}`,
+    runs: session.groups,
+    session,
+  }));
   if (map.cache.unused_groups > 0) {
-    const runs = [{ state: "cached", count: map.cache.unused_groups }];
-    const size = bytes(map.cache.unused_groups * map.pages.group_bytes);
-    rows.push(row("Prefix cache, unused", size, runs, map.pages));
+    shown.push({
+      key: "cache",
+      name: "Kept for reuse",
+      detail: bytes(map.ledger.pinned_only_bytes),
+      runs: [{ state: "cached", count: map.cache.unused_groups }],
+    });
   }
+  for (const key of rows.keys()) {
+    if (shown.some((row) => row.key === key)) continue;
+    rows.get(key).element.remove();
+    rows.delete(key);
+  }
+  for (const data of shown) {
+    let row = rows.get(data.key);
+    if (!row) {
+      row = new Row(data.key);
+      rows.set(data.key, row);
+    }
+    // Also puts them into order.
+    element("sessions").append(row.element);
+    row.update(data, pages);
+  }
+  const waiting = element("sessions").querySelector(".waiting");
+  waiting?.remove();
   if (map.waiting > 0) {
-    rows.push(make("p", "", `${plural(map.waiting, "request")} waiting`));
+    element("sessions").append(make("li", { class: "waiting" }, `${plural(map.waiting, "request")} waiting`));
   }
-  element("sessions").replaceChildren(...rows);
 }
 
-function row(name, detail, runs, pages) {
-  const groups = runs.reduce((sum, run) => sum + run.count, 0);
-  const item = make("div", "session");
-  item.dataset.groups = groups;
-  const canvas = document.createElement("canvas");
-  canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", runs.map((run) => `${run.count} ${run.state}`).join(", "));
-  canvas.title = `A square is ${plural(pages.group_tokens, "token")}, ${bytes(pages.group_bytes)}`;
-  item.append(named(name, detail), canvas);
-  requestAnimationFrame(() => cells(canvas, runs, groups));
-  return item;
-}
+/** A request's page groups; opened, what each run of them is. It stays the same element as it changes. */
+class Row {
+  constructor(key) {
+    this.groups = 0;
+    this.fresh = [];
+    this.name = make("span");
+    this.detail = make("span", { class: "quiet" });
+    this.button = button("", () => this.toggle(), { class: "name", "aria-expanded": "false" });
+    this.button.append(this.name, this.detail);
+    this.canvas = make("canvas", { role: "img" });
+    this.about = make("div", { class: "about", hidden: true });
+    this.element = make("li", { class: "session", dataset: { key } }, this.button, this.canvas, this.about);
+  }
 
-/** One square per page group. */
-function cells(canvas, runs, groups) {
-  const width = canvas.clientWidth;
-  const across = Math.max(1, Math.floor((width + GAP) / (CELL + GAP)));
-  const height = Math.max(1, Math.ceil(groups / across)) * (CELL + GAP);
-  const density = window.devicePixelRatio || 1;
-  canvas.width = width * density;
-  canvas.height = height * density;
-  canvas.style.height = `${height}px`;
-  const context = canvas.getContext("2d");
-  context.scale(density, density);
-  const style = getComputedStyle(document.documentElement);
-  let at = 0;
-  for (const { state, count } of runs) {
-    context.fillStyle = style.getPropertyValue(`--${state}`);
-    for (const end = at + count; at < end; at += 1) {
-      const x = (at % across) * (CELL + GAP);
-      const y = Math.floor(at / across) * (CELL + GAP);
-      context.fillRect(x, y, CELL, CELL);
+  toggle() {
+    this.about.hidden = !this.about.hidden;
+    this.button.setAttribute("aria-expanded", !this.about.hidden);
+    this.tell();
+  }
+
+  update(data, pages) {
+    const groups = data.runs.reduce((sum, run) => sum + run.count, 0);
+    const now = performance.now();
+    this.fresh = this.fresh.filter(({ at }) => now - at < FRESH_MS);
+    if (this.data && groups > this.groups) this.fresh.push({ from: this.groups, to: groups, at: now });
+    this.groups = groups;
+    this.data = data;
+    this.pages = pages;
+    this.name.textContent = data.name;
+    this.detail.textContent = data.detail;
+    this.element.dataset.groups = groups;
+    this.canvas.setAttribute("aria-label", data.runs.map(({ state, count }) => `${count} ${STATES[state]}`).join(", "));
+    this.tell();
+    requestAnimationFrame(() => this.paint());
+  }
+
+  /** What the squares are, in words. */
+  tell() {
+    if (this.about.hidden) return;
+    const { session, runs } = this.data;
+    const { group_tokens: tokens, group_bytes: size } = this.pages;
+    let at = 0;
+    const lines = runs.map(({ state, count }) => {
+      const [from, to] = [at * tokens, (at + count) * tokens - 1];
+      at += count;
+      // Of groups that no request uses the order says nothing.
+      const where = session ? `Tokens ${from.toLocaleString("en")} to ${to.toLocaleString("en")}: ` : "";
+      return make("li", { class: state }, `${where}${plural(count, "square")}, ${STATES[state]}, ${bytes(count * size)}`);
+    });
+    const rest = session
+      ? `${bytes(session.rows_bytes)} of rows are of use to it; ${bytes(session.slack_bytes)} are mapped ahead of them. `
+        + `${plural(session.cached_tokens ?? 0, "token")} of ${session.tokens.toLocaleString("en")} are computed.`
+      : "Whoever asks next with the same beginning goes on from here.";
+    this.about.replaceChildren(make("ul", {}, ...lines), make("p", { class: "quiet" }, rest));
+  }
+
+  /** One square per page group. */
+  paint() {
+    const width = this.canvas.clientWidth;
+    const across = Math.max(1, Math.floor((width + GAP) / (CELL + GAP)));
+    const height = Math.max(1, Math.ceil(this.groups / across)) * (CELL + GAP);
+    const density = window.devicePixelRatio || 1;
+    this.canvas.width = width * density;
+    this.canvas.height = height * density;
+    this.canvas.style.height = `${height}px`;
+    const context = this.canvas.getContext("2d");
+    context.scale(density, density);
+    const square = (at, paint) => paint((at % across) * (CELL + GAP), Math.floor(at / across) * (CELL + GAP));
+    let at = 0;
+    for (const { state, count } of this.data.runs) {
+      context.fillStyle = colour(state);
+      context.strokeStyle = context.fillStyle;
+      for (const end = at + count; at < end; at += 1) {
+        square(at, (x, y) => {
+          // Not by colour alone: shared ones have a hole, kept ones a line around them, the last one is half full.
+          if (state === "cached") context.strokeRect(x + 1, y + 1, CELL - 2, CELL - 2);
+          else if (state === "partial") {
+            context.strokeRect(x + 0.5, y + 0.5, CELL - 1, CELL - 1);
+            context.fillRect(x, y + CELL / 2, CELL, CELL / 2);
+          } else context.fillRect(x, y, CELL, CELL);
+          if (state === "shared") context.clearRect(x + 3, y + 3, CELL - 6, CELL - 6);
+        });
+      }
+    }
+    context.strokeStyle = colour("text");
+    for (const { from, to } of this.fresh) {
+      for (let group = from; group < Math.min(to, this.groups); group += 1) {
+        square(group, (x, y) => context.strokeRect(x - 0.5, y - 0.5, CELL + 1, CELL + 1));
+      }
     }
   }
 }
 
-function named(name, value) {
-  const line = make("div", "name");
-  line.append(make("span", "", name), make("span", "", value));
-  return line;
+/** A colour of the style sheet as it is now, for what style sheets do not reach. */
+function colour(name) {
+  element("square").style.setProperty("outline-color", `var(--${name})`);
+  return getComputedStyle(element("square")).outlineColor;
 }
 
-function make(tag, className, text) {
-  const made = document.createElement(tag);
-  made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
+function named(name, value) {
+  return make("div", { class: "name" }, make("span", {}, name), make("span", {}, value));
 }

@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Numbers and times as people read them.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -14,4 +14,8 @@ export function plural(count, word) {
 
 export function perSecond(count) {
   return `${count.toFixed(count >= 100 ? 0 : 1)} tokens/s`;
+}
+
+export function seconds(milliseconds) {
+  return milliseconds < 1000 ? `${Math.round(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`;
 }

@@ -73,16 +73,27 @@ fn libraries_that_ask_for_nested_models_get_them() {
 
 #[test]
 #[ignore = "needs Chromium and its driver: run .ci/test-server"]
-fn the_page_shows_a_reply_and_the_memory_it_takes() {
-    let server = Served::start(&["--threads", "1", "--budget", "48MiB"]);
-    let script = root().join("crates/lacuna/tests/clients/browser.py");
-    let screenshot = root().join("target/page.png");
+fn the_page_does_everything_it_offers() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let keys = folder.path().join("keys.txt");
+    std::fs::write(&keys, "a-key-of-its-own\n").expect("room");
+    let server = Served::start(&["--threads", "1", "--budget", "160MiB"]);
+    let keyed = Served::start(&["--api-key-file", keys.to_str().expect("UTF-8")]);
+    let pictures = root().join("target/page");
+    std::fs::create_dir_all(&pictures).expect("room");
     succeeds(
         Command::new(python())
-            .arg(script)
-            .arg(&server.url)
-            .arg(&screenshot),
+            .arg(root().join("crates/lacuna/tests/clients/browser.py"))
+            .args([&server.url, &keyed.url, "a-key-of-its-own"])
+            .arg(&pictures),
     );
-    let bytes = std::fs::read(&screenshot).expect("a picture");
-    assert!(bytes.starts_with(b"\x89PNG"), "a picture");
+    for name in [
+        "page-light",
+        "page-dark",
+        "page-phone-light",
+        "page-phone-dark",
+    ] {
+        let bytes = std::fs::read(pictures.join(name).with_extension("png")).expect("a picture");
+        assert!(bytes.starts_with(b"\x89PNG"), "{name}");
+    }
 }

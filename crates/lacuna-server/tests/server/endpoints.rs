@@ -269,25 +269,39 @@ fn the_page_needs_nothing_from_elsewhere() {
     assert_eq!(page.status, 200);
     let policy = page.header("content-security-policy").expect("a policy");
     assert!(policy.starts_with("default-src 'none'"), "{policy}");
-    let paths = page
-        .body
-        .split('"')
-        .filter(|text| text.starts_with("/page/"));
-    let modules = [
-        "/page/api.js",
-        "/page/chat.js",
-        "/page/memory.js",
-        "/page/units.js",
-    ];
-    for path in paths.chain(modules) {
-        let file = get(&server, path);
+    let quoted = |text: &str| -> Vec<String> {
+        let parts = text.split('"').skip(1).step_by(2);
+        parts.map(str::to_owned).collect()
+    };
+    let mut wanted = quoted(&page.body);
+    wanted.retain(|path| path.starts_with('/') || path.contains("//"));
+    let mut seen = Vec::new();
+    while let Some(path) = wanted.pop() {
+        if seen.contains(&path) {
+            continue;
+        }
+        assert!(path.starts_with("/page/"), "{path}");
+        let file = get(&server, &path);
         assert_eq!(file.status, 200, "{path}");
-        let foreign = file.body.replace("http://www.w3.org/2000/svg", "");
-        assert!(
-            !foreign.contains("//cdn") && !foreign.contains("http"),
-            "{path}"
-        );
+        // What a module imports, and nothing else in it, is loaded.
+        let imports = file.body.lines().filter(|line| line.contains(" from \""));
+        for import in imports.flat_map(quoted) {
+            wanted.push(import.replacen("./", "/page/", 1));
+        }
+        let loaded = [
+            "url(http",
+            "url(\"http",
+            "fetch(\"http",
+            "import(\"http",
+            "src=\"http",
+        ];
+        for foreign in loaded {
+            assert!(!file.body.contains(foreign), "{path}: {foreign}");
+        }
+        seen.push(path);
     }
+    let markdown = "/page/vendor/marked.js".to_owned();
+    assert!(seen.len() > 10 && seen.contains(&markdown), "{seen:?}");
 }
 
 #[test]

@@ -1,15 +1,21 @@
-"""The web page in a headless Chromium: `browser.py URL SCREENSHOT`.
+"""The web page in a headless Chromium: `browser.py URL KEYED_URL KEY PICTURES`.
 
-Beside other sessions, sends a message, watches the reply come and the memory map change, takes a
-picture, and stops the reply.
+Everything the page offers is done once: beside other sessions a message is sent, its reply comes and
+the memory map changes; replies are stopped, made again and edited into branches; chats are kept, and
+ended by new ones; files go along; what fails says so and can be tried again; a server that wants a key
+gets one. Pictures are taken into a folder, and axe-core looks for what people who see or point badly
+could not use.
 """
 
+import importlib.util
 import json
+import re
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -31,7 +37,7 @@ def open_browser(profile):
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-sync",
-        "--window-size=1180,720",
+        "--window-size=1280,860",
         f"--user-data-dir={profile}",
     ]:
         options.add_argument(flag)
@@ -63,7 +69,7 @@ class Others:
             thread.start()
 
     def read(self, url, prompt):
-        body = {"prompt": prompt, "max_tokens": 700, "temperature": 1.0, "stream": True}
+        body = {"prompt": prompt, "max_tokens": 700, "temperature": 1.0, "stream": True, "ignore_eos": True}
         while not self.over.is_set():
             request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
             with urllib.request.urlopen(request) as reply:
@@ -78,11 +84,31 @@ class Others:
 
 
 class Page:
-    def __init__(self, browser):
+    def __init__(self, browser, pictures):
         self.browser = browser
+        self.pictures = Path(pictures)
+        # A package that carries axe-core, for the driver of another browser, which it is installed without.
+        package = Path(importlib.util.find_spec("axe_playwright_python").origin).parent
+        self.axe = (package / "axe.min.js").read_text()
 
     def find(self, selector):
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def click(self, selector):
+        """By script, since what is in motion cannot be pointed at."""
+        self.browser.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+    def press(self, within, name):
+        """The button of that name in the last element that `within` finds."""
+        clicked = self.browser.execute_script(
+            "const all = document.querySelectorAll(arguments[0]);"
+            "const found = [...all[all.length - 1].querySelectorAll('button')]"
+            ".find((b) => (b.getAttribute('aria-label') ?? b.textContent) === arguments[1]);"
+            "found?.click(); return Boolean(found);",
+            within,
+            name,
+        )
+        assert clicked, f"{within} has a button {name}"
 
     def texts(self, selector):
         return self.browser.execute_script(
@@ -120,13 +146,62 @@ class Page:
         return held[-1]
 
     def reply(self):
-        replies = self.texts("#messages li.assistant:last-child .text")
+        replies = self.texts("#messages > li.assistant:last-child .text")
         return replies[0] if replies else ""
+
+    def finished(self):
+        until("the reply ends", self.is_waiting)
+        until("its figures are there", lambda: "tokens reused" in self.figures())
+
+    def figures(self):
+        return " ".join(self.texts("#messages > li:last-child .figures"))
+
+    def prompt_tokens(self):
+        """Tokens of the prompt of the last reply, which its figures tell."""
+        return int(re.search(r" of (\d+) prompt tokens", self.figures())[1])
+
+    def picture(self, name):
+        self.browser.save_screenshot(str(self.pictures / f"{name}.png"))
+
+    def accessible(self, what):
+        """axe-core finds nothing that violates what it knows of the rules for accessible content."""
+        self.browser.execute_script(self.axe)
+        found = self.browser.execute_async_script(
+            "const done = arguments[arguments.length - 1]; axe.run(document).then((r) => done(r.violations))"
+        )
+        told = [(v["id"], [node["target"] for node in v["nodes"]]) for v in found]
+        assert not told, f"{what}: {told}"
+
+    def settings(self, values):
+        self.find("#show-settings")[0].click()
+        for field, value in values.items():
+            element = self.find(field)[0]
+            element.clear()
+            element.send_keys(value)
+        self.find("#settings .primary")[0].click()
+
+    def appear(self, appearance):
+        self.browser.execute_script(
+            "const s = document.getElementById('appearance'); s.value = arguments[0];"
+            "s.dispatchEvent(new Event('change'))",
+            appearance,
+        )
+
+
+def welcome(page):
+    """The first screen says what this is, and an example asks it."""
+    assert "on this machine" in page.texts("#welcome")[0]
+    until("the page knows the model", lambda: page.texts("#models option") == ["demo"])
+    page.accessible("the first screen")
+    page.click("#examples button")
+    page.finished()
+    assert not page.find("#welcome")[0].is_displayed()
+    page.click("#new-chat")
+    assert page.find("#welcome")[0].is_displayed() and not page.find("#messages > li")
 
 
 def converse(page, others):
     """A message is sent, its reply comes in pieces, and the map shows the pages it takes."""
-    until("the page knows the model", lambda: page.texts("#model") == ["demo"])
     # On a busy machine a reply may end before the map is drawn again.
     for _ in range(5):
         until("there is room for a message", page.is_waiting)
@@ -144,24 +219,39 @@ def converse(page, others):
     raise AssertionError("every reply ended before the map had shown its session")
 
 
-def finish(page):
-    """A reply that ends by itself has its figures, and leaves no session behind."""
-    until("the reply ends", page.is_waiting)
-    assert page.texts("#messages .figures"), "the reply has its figures"
-    until("no session is left", lambda: not page.sessions())
-    assert not page.find("#messages li.failed")
+def the_map(page):
+    """Words for every colour, and what a session's squares are when it is opened."""
+    assert "reserved from the start" in page.texts("#summary")[0]
+    for words in ["In use by one request", "Shared by several requests", "Kept for reuse", "Free"]:
+        assert any(words in entry for entry in page.texts(".legend dt")), words
+    labels = page.browser.execute_script(
+        "return [...document.querySelectorAll('#sessions canvas')].map((c) => c.getAttribute('aria-label'))"
+    )
+    assert labels and all(label[0].isdigit() for label in labels), labels
+    drawn = page.browser.execute_script(
+        "const c = document.querySelector('#sessions canvas');"
+        "return new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
+    )
+    assert drawn > 1, "squares are drawn"
+    page.click("#sessions .session button")
+    about = until("it is told what they are", lambda: page.texts("#sessions .about li"))
+    assert any("Tokens 0 to" in line for line in about), about
+    for appearance in ["light", "dark"]:
+        page.appear(appearance)
+        page.accessible(f"a conversation, {appearance}")
+        page.picture(f"page-{appearance}")
+    page.appear("system")
 
 
 def stop(page, others):
     """A reply that is stopped stands as it is, and its pages are given back."""
-    last = "#messages li.assistant:last-child"
     for _ in range(5):
         until("there is room for a message", page.is_waiting)
         page.say("What is a slice?")
         until("the reply begins", page.reply)
-        page.browser.execute_script("document.getElementById('stop').click()")
+        page.click("#stop")
         until("the reply is over", page.is_waiting)
-        if not page.texts(f"{last} .figures"):
+        if "stopped" in until("it is noted", page.figures):
             break
     else:
         raise AssertionError("every reply was finished before it could be stopped")
@@ -172,45 +262,200 @@ def stop(page, others):
     until("no session is left", lambda: not page.sessions())
 
 
+def new_chat_during_a_reply(page):
+    """The old chat keeps what it has; nothing of it gets into the new one."""
+    page.settings({"#max-tokens": "600"})
+    page.say("What is a trait?")
+    until("the reply begins", page.reply)
+    page.click("#new-chat")
+    page.settings({"#max-tokens": "12"})
+    page.say("What is a closure?")
+    page.finished()
+    assert len(page.find("#messages > li")) == 2, page.texts("#messages > li")
+    figures = page.figures()
+    assert " 12 tokens" in figures, figures
+    assert page.prompt_tokens() < 30, f"the prompt is one question: {figures}"
+
+
+def branches(page):
+    """A reply made again and an edited message are branches, between which one can change."""
+    page.press("#messages > li.assistant", "Regenerate")
+    page.finished()
+    assert page.texts("#messages > li.assistant .branch") == ["2/2"]
+    page.press("#messages > li.assistant", "Earlier version")
+    assert page.texts("#messages > li.assistant .branch") == ["1/2"]
+    page.press("#messages > li.user", "Edit")
+    field = page.find("#messages textarea")[0]
+    field.clear()
+    field.send_keys("What is a *lifetime*?")
+    page.press("#messages > li.user", "Send")
+    page.finished()
+    assert page.texts("#messages > li.user .text") == ["What is a *lifetime*?"]
+    page.press("#messages > li.user", "Earlier version")
+    assert page.texts("#messages > li.user .text") == ["What is a closure?"]
+
+
+def kept(page):
+    """Chats are there after a reload, with their branches; one that is deleted is not."""
+    titles = page.texts("#chats .title")
+    assert "What is a closure?" in titles and "What is ownership?" in titles, titles
+    page.browser.refresh()
+    until("they are there again", lambda: page.texts("#chats .title") == titles)
+    assert page.texts("#messages > li.user .text") == ["What is a closure?"]
+    assert page.texts("#messages > li.user .branch") == ["1/2"]
+    page.browser.execute_script("window.confirm = () => true")
+    page.press("#chats li", "Delete “%s”" % titles[-1])
+    until("it is gone", lambda: page.texts("#chats .title") == titles[:-1])
+
+
+def files(page):
+    """A text file goes along under its name; what is no text is refused by name."""
+    page.click("#new-chat")
+    with tempfile.TemporaryDirectory() as folder:
+        text, other = Path(folder) / "notes.txt", Path(folder) / "image.bin"
+        text.write_text("Pages are 4 KiB.\n```\nfence\n```\n")
+        other.write_bytes(b"\x00\xff\xfe")
+        page.find("#files")[0].send_keys(f"{text}\n{other}")
+        until("the text is there", lambda: page.texts("#attachments li span:first-child") == ["notes.txt"])
+        assert "image.bin is not text" in page.texts("#refused")[0]
+        page.say("What does it say?")
+    page.finished()
+    said = page.texts("#messages > li.user .text")[0]
+    assert said.startswith("notes.txt:\n````\nPages are 4 KiB."), said
+    assert said.endswith("````\n\nWhat does it say?"), said
+    assert not page.find("#attachments li")
+
+
+def markdown(page):
+    """What models write is shown as they mean it, and never becomes part of the page."""
+    shown = page.browser.execute_async_script(
+        "const done = arguments[arguments.length - 1];"
+        "import('/page/markdown.js').then(({ markdown, Markdown }) => {"
+        "  const text = arguments[0];"
+        "  const whole = document.createElement('div'); whole.append(...markdown(text));"
+        "  const grown = document.createElement('div');"
+        "  const growing = new Markdown(grown, (change) => change());"
+        "  for (const part of text) { growing.append(part); growing.show(); }"
+        "  done([whole.innerHTML, grown.innerHTML]);"
+        "})",
+        "# Title\n\nA **bold** word &amp; `code`, [a link](https://example.org) and [another](javascript:alert(1)).\n\n"
+        "1. one\n2. two\n   - [x] done\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n```rust\nlet a = \"<b>\";\n```\n\n"
+        "<img src=x onerror=alert(1)> <script>alert(1)</script>\n\n![picture](https://example.org/p.png)\n",
+    )
+    whole, grown = shown
+    assert whole == grown, f"{whole}\n{grown}"
+    for part in ["<h3>Title</h3>", "<strong>bold</strong>", " &amp; ", "<table>", "let a = \"&lt;b&gt;\";", "checkbox"]:
+        assert part in whole, f"{part} in {whole}"
+    for part in ["<script", "<img", "javascript:"]:
+        assert part not in whole, f"{part} in {whole}"
+    assert 'href="https://example.org/"' in whole and "picture" in whole
+
+
+def failing(page):
+    """What is refused says why where one looks, keeps what was typed, and can be tried again."""
+    page.click("#new-chat")
+    long = "word " * 3000
+    page.browser.execute_script(
+        "const t = document.getElementById('text'); t.value = arguments[0]; t.dispatchEvent(new Event('input'))", long
+    )
+    page.click("#send")
+    error = until("it is said", lambda: page.find("#messages > li.assistant .error"))[0]
+    assert "shorten it" in error.text, error.text
+    seen = page.browser.execute_script(
+        "const r = arguments[0].getBoundingClientRect(), s = document.getElementById('scroll').getBoundingClientRect();"
+        "return r.top >= s.top && r.bottom <= s.bottom + 1",
+        error,
+    )
+    assert seen, "the error is in sight"
+    assert page.texts("#messages > li.user .text")[0].strip() == long.strip()
+    page.press("#messages > li.assistant", "Try again")
+    until("it is refused again", lambda: page.texts("#messages > li.assistant .branch") == ["2/2"])
+
+
+def instructions(page):
+    """They belong to a chat and are the first of what the model reads."""
+    page.click("#new-chat")
+    page.say("Hello")
+    page.finished()
+    plain = page.prompt_tokens()
+    page.click("#new-chat")
+    page.settings({"#system": "Answer in the form of a poem about memory and ownership."})
+    page.say("Hello")
+    page.finished()
+    assert page.prompt_tokens() > plain
+    page.click("#new-chat")
+    assert page.find("#system")[0].get_attribute("value") == ""
+
+
 def narrow(page):
-    """On a phone the map takes the place of the chat when asked for."""
-    page.browser.set_window_size(420, 800)
-    button = page.find("#show-memory")[0]
-    until("there is a button for the map", button.is_displayed)
-    assert page.find("#chat")[0].is_displayed() and not page.find("#memory")[0].is_displayed()
-    button.click()
-    assert page.find("#memory")[0].is_displayed() and not page.find("#chat")[0].is_displayed()
+    """On a phone chats, conversation and map take turns."""
+    page.browser.set_window_size(420, 860)
+    until("the conversation is shown", page.find("#chat")[0].is_displayed)
+    for name in ["memory", "history"]:
+        assert not page.find(f"#{name}")[0].is_displayed()
+        page.find(f"#show-{name}")[0].click()
+        until("it is shown instead", page.find(f"#{name}")[0].is_displayed)
+        assert not page.find("#chat")[0].is_displayed()
+        page.accessible(f"{name} on a phone")
+        page.find(f"#show-{name}")[0].click()
+    page.click("#chats .title")
     width = page.browser.execute_script("return document.documentElement.scrollWidth")
     shown = page.browser.execute_script("return document.documentElement.clientWidth")
     assert width <= shown, f"{width} pixels in {shown}"
+    model = page.find("#models")[0]
+    assert model.rect["width"] > 60, "the model's name has room"
+    for appearance in ["light", "dark"]:
+        page.appear(appearance)
+        page.accessible(f"a phone, {appearance}")
+        page.picture(f"page-phone-{appearance}")
+    page.appear("system")
+    page.browser.set_window_size(1280, 860)
 
 
-def settings(page, values):
-    page.find("#settings summary")[0].click()
-    for field, value in values.items():
-        page.find(field)[0].clear()
-        page.find(field)[0].send_keys(value)
-    page.find("#settings summary")[0].click()
+def keyed(page, url, key):
+    """A server that wants a key is given one; a wrong one is said to be wrong, and can be mended."""
+    page.browser.get(url)
+    dialog = lambda: page.find("#key-dialog")[0].is_displayed()
+    until("it asks for a key", dialog)
+    assert not page.find("#key-refused")[0].is_displayed()
+    page.find("#key")[0].send_keys("wrong", Keys.ENTER)
+    until("it says that it is wrong", lambda: dialog() and page.find("#key-refused")[0].is_displayed())
+    assert page.find("#key")[0].get_attribute("value") == "wrong"
+    page.accessible("the key dialog")
+    page.find("#key")[0].clear()
+    page.find("#key")[0].send_keys(key, Keys.ENTER)
+    until("the map is there", lambda: page.committed() or page.texts("#summary")[0])
+    page.say("Hello")
+    page.finished()
 
 
 def main():
-    url, screenshot = sys.argv[1:]
+    url, keyed_url, key, pictures = sys.argv[1:]
     with tempfile.TemporaryDirectory() as profile:
         browser = open_browser(profile)
         try:
-            page = Page(browser)
+            page = Page(browser, pictures)
             browser.get(url)
-            settings(page, {"#temperature": "0"})
+            welcome(page)
+            page.settings({"#temperature": "0"})
             others = Others(url, 10)
             converse(page, 10)
-            browser.save_screenshot(screenshot)
+            the_map(page)
             stop(page, others)
-            settings(page, {"#max-tokens": "40"})
-            page.say("What is a closure?")
-            finish(page)
+            new_chat_during_a_reply(page)
+            page.settings({"#max-tokens": "40"})
+            branches(page)
+            kept(page)
+            files(page)
+            markdown(page)
+            failing(page)
+            instructions(page)
             narrow(page)
             errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+            # The refused prompt is one that the browser tells.
+            errors = [entry for entry in errors if " 400 " not in entry["message"]]
             assert not errors, errors
+            keyed(page, keyed_url, key)
         finally:
             browser.quit()
 
