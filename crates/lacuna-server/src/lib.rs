@@ -1,4 +1,4 @@
-//! HTTP over the engine: an OpenAI-compatible interface, metrics, the memory map and a web page.
+//! HTTP over the engine: the interfaces of OpenAI and Anthropic, metrics, the memory map and a web page.
 //!
 //! ```text
 //! connection -> access -> body -> prepare (parse, template, tokens, grammar) -> engine -> reply
@@ -22,7 +22,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod anthropic;
 mod app;
+mod chat;
 mod config;
 mod conversation;
 mod embeddings;
@@ -33,6 +35,7 @@ mod metrics;
 mod openai;
 mod page;
 mod preparation;
+mod reply;
 mod server;
 mod sharing;
 mod signals;

@@ -158,7 +158,18 @@ fn long_replies() -> Vec<(&'static str, String)> {
     ]
 }
 
+/// A message of Anthropic's form with so many blocks.
+fn blocks(block: &str, count: usize) -> String {
+    let blocks = block.repeat(count);
+    format!(
+        "{{\"max_tokens\": 1, \"messages\": [{{\"role\": \"user\", \"content\": [{}]}}]}}",
+        blocks.trim_end_matches(',')
+    )
+}
+
 fn bodies() -> Vec<(&'static str, String)> {
+    const MESSAGES: &str = "/v1/messages";
+    const COUNT: &str = "/v1/messages/count_tokens";
     const CHAT: &str = "/v1/chat/completions";
     const TEXT: &str = "/v1/completions";
     let list = |item: &str, count| format!("[{}0]", item.repeat(count));
@@ -207,6 +218,25 @@ fn bodies() -> Vec<(&'static str, String)> {
             "/detokenize",
             format!("{{\"tokens\": {}}}", list("1,", 100_000)),
         ),
+        (MESSAGES, user(&words)),
+        (MESSAGES, user(&"<|im_start|>".repeat(7_000))),
+        (
+            MESSAGES,
+            blocks("{\"type\":\"text\",\"text\":\"\"},", 20_000),
+        ),
+        (
+            MESSAGES,
+            blocks("{\"type\":\"tool_result\",\"tool_use_id\":\"\"},", 10_000),
+        ),
+        (
+            MESSAGES,
+            format!(
+                "{{\"messages\": [], \"tools\": {}}}",
+                list("{\"name\":\"\"},", 30_000)
+            ),
+        ),
+        (COUNT, user(&words)),
+        (COUNT, user(&"a".repeat(90_000))),
     ]
 }
 

@@ -63,6 +63,14 @@ fn the_official_openai_client_finds_what_it_expects() {
 }
 
 #[test]
+#[ignore = "needs the Anthropic client: run .ci/test-server"]
+fn the_official_anthropic_client_finds_what_it_expects() {
+    let server = Served::start(&[]);
+    let script = root().join("crates/lacuna/tests/clients/anthropic_client.py");
+    succeeds(Command::new(python()).arg(script).arg(&server.url));
+}
+
+#[test]
 #[ignore = "needs instructor and pydantic-ai: run .ci/test-server"]
 fn libraries_that_ask_for_nested_models_get_them() {
     // Schemas with `$ref` and `$defs` used to be refused in tools.

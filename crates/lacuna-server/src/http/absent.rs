@@ -2,7 +2,7 @@
 //! looks for a mistake in the address.
 
 /// Paths and what they are for.
-const ABSENT: [(&str, &str); 17] = [
+const ABSENT: [(&str, &str); 16] = [
     ("/classify", "classify texts"),
     ("/embed", "compute embeddings"),
     (
@@ -21,10 +21,6 @@ const ABSENT: [(&str, &str); 17] = [
     ("/v1/audio/translations", "read sound"),
     ("/v1/embeddings", "compute embeddings"),
     ("/v1/images/generations", "make pictures"),
-    (
-        "/v1/messages",
-        "take messages of Anthropic's form; send /v1/chat/completions",
-    ),
     ("/v1/moderations", "judge texts"),
     ("/v1/rerank", "rank texts"),
     (

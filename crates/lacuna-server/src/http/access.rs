@@ -8,13 +8,16 @@ use std::net::IpAddr;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, Version, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::http::error::ApiError;
 use crate::keys::ApiKeys;
 use crate::sharing::Client;
+
+/// Where clients of Anthropic present their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Lets a request through, with the [`Client`] it is from, or answers it with 400, 401 or 403.
 pub(crate) async fn guard(
@@ -111,16 +114,18 @@ fn key(keys: &ApiKeys, path: &str, headers: &HeaderMap) -> Result<Client, ApiErr
     if keys.is_empty() || matches!(path, "/health" | "/ready") || crate::page::is_asset(path) {
         return Ok(Client(None));
     }
-    let presented = text(headers, header::AUTHORIZATION)
+    let bearer = text(headers, header::AUTHORIZATION)
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, key)| key.trim());
-    match presented.map(|presented| keys.find(presented)) {
-        Some(Some(number)) => Ok(Client(Some(number))),
-        Some(None) => Err(unauthorized("the API key is not one of this server's")),
-        None => Err(unauthorized(
-            "an API key is needed: send `Authorization: Bearer KEY`",
+    let presented: Vec<&str> = bearer.into_iter().chain(text(headers, API_KEY)).collect();
+    // Clients of Anthropic may send both, one of them meant for another service.
+    match presented.iter().find_map(|presented| keys.find(presented)) {
+        Some(number) => Ok(Client(Some(number))),
+        None if presented.is_empty() => Err(unauthorized(
+            "an API key is needed: send `Authorization: Bearer KEY`, or `x-api-key: KEY`",
         )),
+        None => Err(unauthorized("the API key is not one of this server's")),
     }
 }
 

@@ -1,10 +1,12 @@
-//! Errors as clients of OpenAI expect them: `{"error": {"message", "type", "param", "code"}}`.
+//! Errors, in the form that clients of each interface expect them in.
 
 use std::collections::TryReserveError;
 use std::time::Duration;
 
 use axum::Json;
+use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Failure, MemoryRefusal, Refusal};
 use lacuna_files::LostFile;
@@ -14,6 +16,28 @@ use lacuna_text::tokenizer::TokenizerError;
 use serde_json::{Value, json};
 
 use crate::http::connections::HEAD_BYTES;
+
+/// Anthropic's status of a service that cannot do it now.
+const OVERLOADED: u16 = 529;
+
+/// Whose clients an error is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interface {
+    /// `{"error": {"message", "type", "param", "code"}}`.
+    OpenAi,
+    /// `{"type": "error", "error": {"type", "message"}}`.
+    Anthropic,
+}
+
+impl Interface {
+    /// The one that `path` belongs to.
+    pub(crate) fn of(path: &str) -> Self {
+        match path.strip_prefix("/v1/messages") {
+            Some("" | "/count_tokens") => Self::Anthropic,
+            _ => Self::OpenAi,
+        }
+    }
+}
 
 /// A request that gets no answer, and what its client is told.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,6 +76,21 @@ impl ApiError {
         }
     }
 
+    /// The same with the names that fields have in another interface: pairs of how OpenAI's says it and
+    /// how the other does, longer ones first.
+    pub(crate) fn renamed(self, names: &[(&str, &str)]) -> Self {
+        let rename = |text: String| {
+            names
+                .iter()
+                .fold(text, |text, (name, other)| text.replace(name, other))
+        };
+        Self {
+            message: rename(self.message),
+            param: self.param.map(rename),
+            ..self
+        }
+    }
+
     /// The service cannot do it now.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -85,6 +124,54 @@ impl ApiError {
         }
     }
 
+    /// The status and the kind that Anthropic has for it.
+    fn anthropic_kind(&self) -> (StatusCode, &'static str) {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => {
+                let status = StatusCode::from_u16(OVERLOADED).unwrap_or(self.status);
+                return (status, "overloaded_error");
+            }
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        (self.status, kind)
+    }
+
+    /// The body for clients of `interface`.
+    pub(crate) fn body_for(&self, interface: Interface) -> Value {
+        match interface {
+            Interface::OpenAi => self.body(),
+            Interface::Anthropic => json!({
+                "type": "error",
+                "error": {"type": self.anthropic_kind().1, "message": self.message},
+            }),
+        }
+    }
+
+    /// The response to clients of `interface`.
+    fn response_for(&self, interface: Interface) -> Response {
+        let status = match interface {
+            Interface::OpenAi => self.status,
+            Interface::Anthropic => self.anthropic_kind().0,
+        };
+        let mut response = (status, Json(self.body_for(interface))).into_response();
+        let headers = response.headers_mut();
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_secs().max(1);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+
     /// The body, which is also what a stream that breaks off sends as its last event.
     pub(crate) fn body(&self) -> Value {
         json!({
@@ -99,20 +186,22 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
+    /// For clients of OpenAI, until [`speak`] knows whose they are.
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
-        if let Some(after) = self.retry_after {
-            let seconds = after.as_secs().max(1);
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            response
-                .headers_mut()
-                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
+        let mut response = self.response_for(Interface::OpenAi);
+        response.extensions_mut().insert(self);
         response
+    }
+}
+
+/// Says errors of all kinds, whoever found them, in the form of the interface that was asked.
+pub(crate) async fn speak(request: Request, next: Next) -> Response {
+    let interface = Interface::of(request.uri().path());
+    let mut response = next.run(request).await;
+    let error = response.extensions_mut().remove::<ApiError>();
+    match error {
+        Some(error) if interface != Interface::OpenAi => error.response_for(interface),
+        _ => response,
     }
 }
 

@@ -8,12 +8,12 @@ use axum::routing::{get, post};
 
 use crate::app::App;
 use crate::embeddings::{self, Embeddings};
-use crate::http::error::ApiError;
+use crate::http::error::{self, ApiError};
 use crate::http::probes::{self, Probes};
 use crate::http::{absent, access};
 use crate::keys::ApiKeys;
 use crate::openai::{chat, completion, models, tokens};
-use crate::{memory, metrics, page, worker};
+use crate::{anthropic, memory, metrics, page, worker};
 
 /// What answers, by how the server is.
 #[derive(Debug, Clone)]
@@ -31,6 +31,8 @@ impl Routers {
         let all = Router::new()
             .route("/v1/chat/completions", post(chat::complete))
             .route("/v1/completions", post(completion::complete))
+            .route("/v1/messages", post(anthropic::create))
+            .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
             .route("/v1/models", get(models::list))
             .route("/v1/models/{*name}", get(models::one))
             .route("/tokenize", post(tokens::tokenize))
@@ -54,6 +56,7 @@ impl Routers {
             .route("/v1/models", get(embeddings::models))
             .route("/v1/models/{*name}", get(embeddings::model))
             .route("/v1/chat/completions", writes())
+            .route("/v1/messages", writes())
             .route("/v1/completions", writes());
         Self::of(all, Router::new, app, keys, probes)
     }
@@ -98,6 +101,7 @@ fn finish<A: Send + Sync + 'static>(
             keys.clone(),
             access::guard,
         ))
+        .layer(axum::middleware::from_fn(error::speak))
         .with_state(Arc::clone(app))
 }
 

@@ -7,22 +7,21 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use lacuna_engine::Request;
-use lacuna_text::tokenizer::SpecialText;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::app::{App, Purpose};
+use crate::chat::Chat;
 use crate::http::body;
 use crate::http::error::ApiError;
 use crate::openai::fields;
 use crate::openai::messages::{self, ChatMessage};
 use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
-use crate::openai::reply::parts::PartReader;
-use crate::openai::reply::{self, Dialect, Form, Note};
+use crate::openai::reply::{self, Dialect, Form};
+use crate::reply::Reader;
 use crate::sharing::Client;
-use crate::structured::calls::CallReader;
-use crate::structured::tools::{ToolChoice, ToolSyntax, Tools};
-use crate::structured::{Format, Rule};
+use crate::structured::Format;
+use crate::structured::tools::ToolChoice;
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
@@ -54,16 +53,16 @@ pub(crate) async fn complete(
 ) -> Result<Response, ApiError> {
     let work = move |app: &App, object| prepare(app, client, object);
     let prepared = app.prepare(body, Purpose::Conversation, work).await?;
-    let (request, form) = prepared.value;
+    let (request, reader, form) = prepared.value;
     let streams = app.submit(vec![request], prepared.memory)?;
-    reply::send(streams, form).await
+    reply::send(streams, reader, form).await
 }
 
 fn prepare(
     app: &App,
     client: Client,
     mut object: Map<String, Value>,
-) -> Result<(Request, Form), ApiError> {
+) -> Result<(Request, Reader, Form), ApiError> {
     let mut ignored = app.ignored();
     let parameters = Parameters::take(&mut object, &mut ignored)?;
     if parameters.echoes() {
@@ -78,40 +77,22 @@ fn prepare(
     }
     app.check_model(chat.model.as_deref())?;
     let delivery = parameters.delivery()?;
-    let logprobs = chat.logprobs()?;
-    let once = !app.teaches_tools() || chat.parallel_tool_calls == Some(false);
-    let tools = Tools::new(chat.tools.unwrap_or_default(), chat.tool_choice)?.called_once(once);
-    let syntax = app.tool_syntax();
-    let rule = Rule::new(chat.response_format, &tools, syntax, &mut ignored)?;
-    let messages = messages::for_template(chat.messages)?;
-    let variables = app.template_variables(chat.chat_template_kwargs, parameters.effort());
-    let prompt = app.conversation(&messages, tools.offered(), variables, &app.encode_limits())?;
-    let note = Note {
-        echo: None,
-        first: prompt.tokens.first().copied(),
-    };
-    let recommended = app.model().recommended_sampling();
-    let mut request = parameters.request(prompt.tokens, None, recommended)?;
-    let mut reader = prompt.reader;
-    match request.limits.special {
-        // The markup as it is was asked for. Without it there would be nothing to tell parts by.
-        SpecialText::Show if syntax == ToolSyntax::Harmony => reader = None,
-        SpecialText::Show => {}
-        _ if reader.is_some() => request.limits.special = SpecialText::Mark,
-        _ => {}
-    }
-    request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
-    request.logprobs = logprobs;
-    request.constraint = app.constraint(rule, reader.as_ref())?;
     let id = app.reply_id("chatcmpl");
-    let calls = tools
-        .are_offered()
-        .then(|| CallReader::new(syntax, &tools, &id));
-    let requests = std::slice::from_ref(&request);
-    let parts = PartReader::new(reader, calls, parameters.includes_reasoning());
-    let form = Form::new(app, id, Dialect::Chat { parts }, delivery, requests);
-    let form = form.about(vec![note], parameters.prompt_logprobs());
-    Ok((request, form.ignoring(ignored)))
+    let form = Form::new(app, id.clone(), Dialect::Chat, delivery)
+        .scoring_prompts(parameters.prompt_logprobs());
+    let chat = Chat {
+        logprobs: chat.logprobs()?,
+        messages: messages::for_template(chat.messages)?,
+        tools: chat.tools.unwrap_or_default(),
+        tool_choice: chat.tool_choice,
+        one_call: chat.parallel_tool_calls == Some(false),
+        format: chat.response_format,
+        variables: chat.chat_template_kwargs,
+        parameters,
+        pin_prefix: None,
+    };
+    let (request, reader) = chat.request(app, client, &id, &mut ignored)?;
+    Ok((request, reader, form.ignoring(ignored)))
 }
 
 impl ChatRequest {

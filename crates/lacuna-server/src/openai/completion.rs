@@ -15,7 +15,9 @@ use crate::http::body;
 use crate::http::error::ApiError;
 use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
 use crate::openai::prompts::Prompts;
-use crate::openai::reply::{self, Dialect, Form, Note};
+use crate::openai::reply::{self, Dialect, Form};
+use crate::reply::parts::PartReader;
+use crate::reply::{Note, Reader};
 use crate::sharing::Client;
 use crate::structured::tools::{ToolSyntax, Tools};
 use crate::structured::{Format, Rule};
@@ -50,16 +52,16 @@ pub(crate) async fn complete(
 ) -> Result<Response, ApiError> {
     let work = move |app: &App, object| prepare(app, client, object);
     let prepared = app.prepare(body, Purpose::Text, work).await?;
-    let (requests, form) = prepared.value;
+    let (requests, reader, form) = prepared.value;
     let streams = app.submit(requests, prepared.memory)?;
-    reply::send(streams, form).await
+    reply::send(streams, reader, form).await
 }
 
 fn prepare(
     app: &App,
     client: Client,
     mut object: Map<String, Value>,
-) -> Result<(Vec<Request>, Form), ApiError> {
+) -> Result<(Vec<Request>, Reader, Form), ApiError> {
     let mut ignored = app.ignored();
     let parameters = Parameters::take(&mut object, &mut ignored)?;
     let completion: CompletionRequest = body::read(object, &mut ignored)?;
@@ -93,15 +95,10 @@ fn prepare(
         request.constraint = constraint.as_ref().map(|constraint| constraint.fork());
         requests.push(request);
     }
-    let form = Form::new(
-        app,
-        app.reply_id("cmpl"),
-        Dialect::Text,
-        delivery,
-        &requests,
-    );
-    let form = form.about(notes, parameters.prompt_logprobs());
-    Ok((requests, form.ignoring(ignored)))
+    let reader = Reader::new(requests.first(), &notes, PartReader::none());
+    let form = Form::new(app, app.reply_id("cmpl"), Dialect::Text, delivery)
+        .scoring_prompts(parameters.prompt_logprobs());
+    Ok((requests, reader, form.ignoring(ignored)))
 }
 
 impl Logprobs {

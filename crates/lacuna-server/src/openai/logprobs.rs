@@ -74,10 +74,6 @@ impl Scores {
         Self::Chat(List::default())
     }
 
-    pub(crate) fn of_text() -> Self {
-        Self::of_text_from(0)
-    }
-
     /// Of a part of a text that begins at character `next_offset`.
     pub(crate) fn of_text_from(next_offset: usize) -> Self {
         Self::Text {

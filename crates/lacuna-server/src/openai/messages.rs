@@ -1,20 +1,17 @@
 //! Messages of a conversation, as clients send them and as chat templates take them.
 
-use std::fmt;
-
 use lacuna_text::template::Message;
 use serde::Deserialize;
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use crate::chat::{self, TextOrParts};
 use crate::http::error::ApiError;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct ChatMessage {
     role: Role,
     #[serde(default)]
-    content: Option<Content>,
+    content: Option<TextOrParts<Part>>,
     #[serde(default)]
     name: Option<String>,
     #[serde(default)]
@@ -55,12 +52,6 @@ enum Role {
     User,
     Assistant,
     Tool,
-}
-
-#[derive(Debug)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -105,35 +96,6 @@ struct Function {
     arguments: String,
 }
 
-/// Written out, because a derived choice between the two would lose the paths of what is in parts.
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextOrParts;
-
-        impl<'de> Visitor<'de> for TextOrParts {
-            type Value = Content;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of `text` parts")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
-                Ok(Content::Text(text.to_owned()))
-            }
-
-            fn visit_string<E: de::Error>(self, text: String) -> Result<Content, E> {
-                Ok(Content::Text(text))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
-            }
-        }
-
-        deserializer.deserialize_any(TextOrParts)
-    }
-}
-
 /// The messages as the template takes them.
 pub(crate) fn for_template(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
@@ -152,7 +114,7 @@ impl ChatMessage {
     fn for_template(self, index: usize) -> Result<Message, ApiError> {
         let content = self
             .content
-            .map(|content| content.text(index))
+            .map(|content| text(content, index))
             .transpose()?;
         let content = content.or(self.refusal);
         let reasoning = self.reasoning_content.or(self.reasoning);
@@ -197,43 +159,34 @@ impl Role {
     }
 }
 
-impl Content {
-    /// One text, of message `index`: most templates know no parts.
-    fn text(self, index: usize) -> Result<String, ApiError> {
-        let parts = match self {
-            Self::Text(text) => return Ok(text),
-            Self::Parts(parts) => parts.into_iter().enumerate(),
+/// One text, of message `index`: most templates know no parts.
+fn text(content: TextOrParts<Part>, index: usize) -> Result<String, ApiError> {
+    let parts = match content {
+        TextOrParts::Text(text) => return Ok(text),
+        TextOrParts::Parts(parts) => parts.into_iter().enumerate(),
+    };
+    let texts = parts.map(|(place, part)| {
+        let (name, text) = match part.kind {
+            PartKind::Text => ("text", part.text),
+            PartKind::Refusal => ("refusal", part.refusal),
         };
-        let texts = parts.map(|(place, part)| {
-            let (name, text) = match part.kind {
-                PartKind::Text => ("text", part.text),
-                PartKind::Refusal => ("refusal", part.refusal),
-            };
-            let field = || format!("messages[{index}].content[{place}].{name}");
-            text.ok_or_else(|| ApiError::field(field(), format!("`{}` is missing", field())))
-        });
-        Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
-    }
+        let field = || format!("messages[{index}].content[{place}].{name}");
+        text.ok_or_else(|| ApiError::field(field(), format!("`{}` is missing", field())))
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
 impl ToolCall {
-    /// Templates write arguments as JSON themselves, so they get the value and not its text.
     fn for_template(self) -> Value {
         let Function { name, arguments } = self.function;
-        let arguments = serde_json::from_str(&arguments)
-            .ok()
-            .filter(Value::is_object)
-            .unwrap_or(Value::String(arguments));
-        json!({
-            "id": self.id,
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        })
+        chat::call(self.id, &name, chat::arguments(arguments))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn read(value: Value) -> Result<Vec<Message>, String> {

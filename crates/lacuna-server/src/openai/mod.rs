@@ -6,8 +6,8 @@
 //! ([`crate::http::ignored::Ignored`]), so that nobody believes in a setting that is not there.
 
 pub(crate) mod chat;
+mod chunks;
 pub(crate) mod completion;
-pub(crate) mod events;
 mod fields;
 pub(crate) mod logprobs;
 pub(crate) mod messages;
@@ -15,5 +15,4 @@ pub(crate) mod models;
 pub(crate) mod parameters;
 mod prompts;
 pub(crate) mod reply;
-pub(crate) mod streams;
 pub(crate) mod tokens;

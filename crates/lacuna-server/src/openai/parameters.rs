@@ -62,41 +62,41 @@ pub(crate) const MOST_LOGPROBS: usize = 20;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Parameters {
-    cache_salt: Option<String>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
-    min_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    repetition_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    seed: Option<i64>,
-    stop: Option<OneOrMany>,
-    stop_token_ids: Option<Vec<u32>>,
-    include_stop_str_in_output: Option<bool>,
-    ignore_eos: Option<bool>,
-    skip_special_tokens: Option<bool>,
-    n: Option<NonZeroUsize>,
+    pub(crate) cache_salt: Option<String>,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) max_completion_tokens: Option<usize>,
+    pub(crate) min_tokens: Option<usize>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<i64>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+    pub(crate) seed: Option<i64>,
+    pub(crate) stop: Option<OneOrMany>,
+    pub(crate) stop_token_ids: Option<Vec<u32>>,
+    pub(crate) include_stop_str_in_output: Option<bool>,
+    pub(crate) ignore_eos: Option<bool>,
+    pub(crate) skip_special_tokens: Option<bool>,
+    pub(crate) n: Option<NonZeroUsize>,
     /// Choices made, of which the best `n` would be sent: only all of them can be.
-    best_of: Option<NonZeroUsize>,
-    priority: Option<i32>,
-    prompt_logprobs: Option<usize>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
+    pub(crate) best_of: Option<NonZeroUsize>,
+    pub(crate) priority: Option<i32>,
+    pub(crate) prompt_logprobs: Option<usize>,
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<StreamOptions>,
     /// Whether completions begin with their prompt.
-    echo: Option<bool>,
+    pub(crate) echo: Option<bool>,
     /// Whether chats tell what the model thinks.
-    include_reasoning: Option<bool>,
-    reasoning_effort: Option<Effort>,
+    pub(crate) include_reasoning: Option<bool>,
+    pub(crate) reasoning_effort: Option<Effort>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct StreamOptions {
+pub(crate) struct StreamOptions {
     include_usage: Option<bool>,
     /// Figures with every chunk, as vLLM has it.
     continuous_usage_stats: Option<bool>,
@@ -107,7 +107,7 @@ struct StreamOptions {
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a string or a list of strings")]
-enum OneOrMany {
+pub(crate) enum OneOrMany {
     One(String),
     Many(Vec<String>),
 }
@@ -144,9 +144,12 @@ impl Parameters {
         let fields = FIELDS
             .iter()
             .filter_map(|&field| object.remove_entry(field));
-        let parameters: Self = body::read(fields.collect(), ignored)?;
-        parameters.check()?;
-        Ok(parameters)
+        body::read::<Self>(fields.collect(), ignored)?.checked()
+    }
+
+    /// The same, if values are in the ranges that are known before the model is asked.
+    pub(crate) fn checked(self) -> Result<Self, ApiError> {
+        self.check().map(|()| self)
     }
 
     fn check(&self) -> Result<(), ApiError> {

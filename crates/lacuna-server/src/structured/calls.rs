@@ -60,6 +60,20 @@ struct CallText<'a> {
 }
 
 impl Call {
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// JSON text.
+    pub(crate) fn arguments(&self) -> &str {
+        &self.arguments
+    }
+
+    /// As OpenAI has it.
     pub(crate) fn json(&self) -> Value {
         json!({
             "id": self.id,

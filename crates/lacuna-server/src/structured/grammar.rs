@@ -79,6 +79,19 @@ pub(crate) const OPEN: &str = "<tool_call>";
 pub(crate) const CLOSE: &str = "</tool_call>";
 
 impl Format {
+    /// JSON of a schema.
+    pub(crate) fn of_schema(schema: Value) -> Self {
+        Self {
+            kind: FormatKind::JsonSchema,
+            json_schema: Some(NamedSchema {
+                _name: None,
+                _description: None,
+                schema,
+                _strict: None,
+            }),
+        }
+    }
+
     /// The schema a reply must conform to, if it must to any.
     fn schema(self) -> Result<Option<Value>, ApiError> {
         match (self.kind, self.json_schema) {

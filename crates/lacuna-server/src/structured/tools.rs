@@ -12,8 +12,8 @@ use crate::structured::schema::Definitions;
 
 /// Tools at most, as OpenAI has it.
 const MOST_TOOLS: usize = 128;
-/// Characters of a tool's name at most, as OpenAI has it.
-const MOST_NAME: usize = 64;
+/// Characters of a tool's name at most, as Anthropic has it; OpenAI has half of it.
+const MOST_NAME: usize = 128;
 
 /// How a model writes a call. Its chat template tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +53,15 @@ pub(crate) enum ChosenTool {
 #[derive(Debug, Deserialize)]
 pub(crate) struct ChosenFunction {
     name: String,
+}
+
+impl ToolChoice {
+    /// The tool of that name, and no other.
+    pub(crate) fn of_tool(name: String) -> Self {
+        Self::Function(ChosenTool::Function {
+            function: ChosenFunction { name },
+        })
+    }
 }
 
 /// Whether tools are called.

@@ -1,6 +1,7 @@
 //! The server over a real socket, with the demo model.
 
 mod access;
+mod anthropic;
 mod embeddings;
 mod endpoints;
 mod failures;

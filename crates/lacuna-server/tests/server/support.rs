@@ -87,6 +87,20 @@ impl Response {
     }
 }
 
+impl Response {
+    /// The JSON of every event, each of which has its type as its name.
+    pub(crate) fn named_events(&self) -> Vec<Value> {
+        let blocks = self.body.split("\n\n").filter(|block| !block.is_empty());
+        let read = |block: &str| {
+            let (name, data) = block.split_once('\n')?;
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ")?).ok()?;
+            (data["type"] == name.strip_prefix("event: ")?).then_some(data)
+        };
+        let named = |block| read(block).unwrap_or_else(|| panic!("a named event: {block}"));
+        blocks.map(named).collect()
+    }
+}
+
 pub(crate) fn connect(server: &Server) -> TcpStream {
     connect_to(server.address())
 }
