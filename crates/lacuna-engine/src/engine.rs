@@ -212,14 +212,20 @@ impl Engine {
     /// [`EngineError`] for sampling settings out of range or a KV range that cannot be reserved.
     pub fn session(&self, sampling: Sampling) -> Result<Session, EngineError> {
         let sequence = self.cache.sequence(self.context_tokens())?;
-        Ok(Session::new(sequence, Sampler::new(sampling)?))
+        let message_ends = self.model.tokenizer().end_of_generation().collect();
+        Ok(Session::new(
+            sequence,
+            Sampler::new(sampling)?,
+            message_ends,
+        ))
     }
 
     /// Computes the session's next chunk of pending tokens. When none is left pending, samples one
     /// token, appends it (pending) and returns it.
     ///
     /// # Errors
-    /// [`EngineError`]; the session is as it was before the step.
+    /// [`EngineError`]; the session is as it was before the step, but that the next one computes more again
+    /// where layers keep states.
     pub fn step(&mut self, session: &mut Session) -> Result<Option<u32>, EngineError> {
         self.barred.clear();
         self.step_without_barred(session)
@@ -240,6 +246,7 @@ impl Engine {
     }
 
     fn step_without_barred(&mut self, session: &mut Session) -> Result<Option<u32>, EngineError> {
+        session.recover()?;
         let (chunk, rows) = session.schedule(self.scratch.limits().tokens);
         session.sequence.prepare(chunk.len())?;
         let tokens = &session.tokens[chunk.clone()];

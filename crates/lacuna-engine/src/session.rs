@@ -21,23 +21,17 @@ pub struct Session {
     pub(crate) sampler: Sampler,
     /// Whether [`Session::keep_turns`] was asked for.
     keeps_turns: bool,
-    resume: Resume,
-}
-
-/// Where a conversation can be gone back to when windows have passed what [`Sequence::truncate`] takes:
-/// to the end of the last prompt, where answers are asked for again and the next turn may leave.
-#[derive(Debug)]
-enum Resume {
-    /// Nowhere: the sequence can be cut anywhere, or nobody asked for it.
-    None,
-    /// As soon as the sequence has so many tokens.
-    At(usize),
-    /// The sequence as it was then, which shares its pages.
-    From(Box<Sequence>),
+    /// Tokens that end a message.
+    message_ends: Vec<u32>,
+    /// After so many tokens the sequence is kept as it is then, because [`Sequence::truncate`] cannot go back
+    /// there: windows pass rows, and a state is that after all tokens.
+    keep_at: Vec<usize>,
+    /// The sequence as it was then, which shares its pages, the shortest first.
+    kept: Vec<Sequence>,
 }
 
 impl Session {
-    pub(crate) fn new(sequence: Sequence, sampler: Sampler) -> Self {
+    pub(crate) fn new(sequence: Sequence, sampler: Sampler, message_ends: Vec<u32>) -> Self {
         // One more than the cache holds: the last sampled token stays pending.
         let tokens = Vec::with_capacity(sequence.capacity().min(TOKENS_AT_ONCE - 1) + 1);
         Self {
@@ -45,13 +39,16 @@ impl Session {
             tokens,
             sampler,
             keeps_turns: false,
-            resume: Resume::None,
+            message_ends,
+            keep_at: Vec::new(),
+            kept: Vec::new(),
         }
     }
 
     /// From now on the end of the last prompt stays a place that [`Session::rewrite`] can go back to,
-    /// as a conversation does whose last answer is asked for again. Where layers have windows that
-    /// takes as much memory as they hold.
+    /// as a conversation does whose last answer is asked for again, and so does the end of its last message, if
+    /// layers keep states: what follows it may be written differently the next time. Where layers have windows
+    /// or keep states that takes as much memory as they hold, of states twice.
     pub fn keep_turns(&mut self) {
         self.keeps_turns = true;
     }
@@ -81,8 +78,8 @@ impl Session {
 
     /// Makes `tokens` the whole conversation, keeping what the cache already holds of it. At least
     /// the last token stays pending, so that a step can give logits. Where layers have windows that have
-    /// passed what is needed, it goes on from the end of the last such prompt, or starts again. Returns
-    /// how many tokens were kept.
+    /// passed what is needed, or keep states, it goes on from where [`Session::keep_turns`] has kept it, or
+    /// starts again. Returns how many tokens were kept.
     ///
     /// # Errors
     /// [`KvError`] when pages cannot be given back; the session is unchanged then.
@@ -94,28 +91,76 @@ impl Session {
             .take_while(|(a, b)| a == b)
             .count();
         let kept = self.go_back(common.min(tokens.len().saturating_sub(1)))?;
-        if self.keeps_turns && self.sequence.geometry().has_windows() {
-            self.resume = Resume::At(tokens.len());
+        if self.keeps_turns {
+            self.keep_at = self.turn_ends(tokens);
         }
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
+        self.keep();
         Ok(kept)
+    }
+
+    /// Where a prompt of `tokens` may be gone back to.
+    fn turn_ends(&self, tokens: &[u32]) -> Vec<usize> {
+        let geometry = self.sequence.geometry();
+        if geometry.has_states() {
+            let before_last = &tokens[..tokens.len().saturating_sub(1)];
+            let ends = |token: &u32| self.message_ends.contains(token);
+            let message = before_last.iter().rposition(ends).map(|at| at + 1);
+            message.into_iter().chain([before_last.len()]).collect()
+        } else if geometry.has_windows() {
+            vec![tokens.len()]
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Keeps the sequence as it is, if that was asked for. Without memory for it an answer that is asked for
+    /// again is computed from further back.
+    fn keep(&mut self) {
+        let len = self.sequence.len();
+        if len > 0
+            && self.keep_at.contains(&len)
+            && let Ok(sequence) = self.sequence.fork()
+        {
+            let of_this_turn =
+                |kept: &Sequence| kept.len() < len && self.keep_at.contains(&kept.len());
+            self.kept.retain(of_this_turn);
+            self.kept.push(sequence);
+        }
+    }
+
+    /// Gives up a step that was not accepted, if there is one, and goes on from what is kept if it had changed
+    /// states.
+    ///
+    /// # Errors
+    /// [`KvError`] when pages cannot be given back.
+    pub(crate) fn recover(&mut self) -> Result<(), KvError> {
+        self.sequence.accept(0);
+        match self.sequence.is_spent() {
+            true => self.go_back(self.sequence.len()).map(drop),
+            false => Ok(()),
+        }
     }
 
     /// Keeps the first `kept` tokens of the sequence, or as many as can be gone on from. Returns how
     /// many.
-    fn go_back(&mut self, kept: usize) -> Result<usize, KvError> {
+    fn go_back(&mut self, wanted: usize) -> Result<usize, KvError> {
         if !self.sequence.is_spent() {
-            match self.sequence.truncate(kept) {
+            match self.sequence.truncate(wanted) {
                 Err(KvError::Released { .. } | KvError::StatePassed { .. }) => {}
-                done => return done.map(|()| kept),
+                done => {
+                    done?;
+                    self.kept.retain(|kept| kept.len() <= wanted);
+                    return Ok(wanted);
+                }
             }
         }
-        if let Resume::From(earlier) = &mut self.resume {
-            let kept = kept.min(earlier.len());
-            if kept > 0 && earlier.truncate(kept).is_ok() {
-                std::mem::swap(&mut self.sequence, earlier);
-                return Ok(kept);
+        while let Some(mut earlier) = self.kept.pop() {
+            let wanted = wanted.min(earlier.len());
+            if wanted > 0 && earlier.truncate(wanted).is_ok() {
+                self.sequence = earlier;
+                return Ok(wanted);
             }
         }
         self.sequence.truncate(0).map(|()| 0)
@@ -124,14 +169,8 @@ impl Session {
     /// Makes the first `rows` computed tokens the sequence's.
     pub(crate) fn accept(&mut self, rows: usize) {
         self.sequence.accept(rows);
-        if matches!(self.resume, Resume::At(tokens) if tokens == self.sequence.len()) {
-            // Before windows give rows back: the last token is computed again for its logits. Without
-            // memory for it an answer that is asked for again is computed from the start.
-            self.resume = match self.sequence.fork() {
-                Ok(sequence) => Resume::From(Box::new(sequence)),
-                Err(_) => Resume::None,
-            };
-        }
+        // Before windows give rows back: the last token is computed again for its logits.
+        self.keep();
         // What a device does not take back now, the next step offers again.
         self.sequence.release_passed().ok();
     }
@@ -145,7 +184,9 @@ impl Session {
     /// The next chunk of pending tokens, of at most `limit`, and which logits it should give.
     pub(crate) fn schedule(&self, limit: usize) -> (std::ops::Range<usize>, LogitRows) {
         let start = self.sequence.len();
+        let ahead = self.keep_at.iter().filter(|&&at| at > start);
         let end = self.tokens.len().min(start + limit);
+        let end = ahead.copied().min().map_or(end, |stop| end.min(stop));
         let rows = if end == self.tokens.len() {
             LogitRows::Last
         } else {
@@ -169,8 +210,12 @@ mod tests {
 
     const WINDOW: usize = 40;
 
-    /// A session over one full layer and one with a window, of 16 rows a page, and its processor.
-    fn session() -> (Cpu, Session) {
+    /// The token that ends a message.
+    const END: u32 = 99_999;
+
+    /// A session over one full layer and one with a window, of 16 rows a page, and its processor; and a
+    /// state, if it is to have one.
+    fn session(state: Option<usize>) -> (Cpu, Session) {
         let window = NonZeroUsize::new(WINDOW).expect("not zero");
         let layers = [Keep::All, Keep::Window(window)].map(|keep| {
             LayerCache::Rows(RowSpec {
@@ -183,6 +228,10 @@ mod tests {
         });
         let elements = KvElements::both(ElementType::F32);
         let geometry = Geometry::new(layers.to_vec(), elements).expect("a model");
+        let geometry = match state {
+            Some(elements) => geometry.with_states(vec![0, elements]).expect("a model"),
+            None => geometry,
+        };
         let cache = KvCache::new(geometry, KvPolicy::default()).expect("the system has pages");
         let sequence = cache.sequence(1000).expect("address space");
         let sampler = Sampler::new(Sampling::default()).expect("valid settings");
@@ -190,7 +239,7 @@ mod tests {
             threads: NonZeroUsize::MIN,
             level: None,
         });
-        let mut session = Session::new(sequence, sampler);
+        let mut session = Session::new(sequence, sampler, vec![END]);
         session.keep_turns();
         (cpu.expect("a processor"), session)
     }
@@ -206,7 +255,28 @@ mod tests {
                 let sequence = &mut session.sequence;
                 sequence.write(layer, |_, run| cpu.store_run(run, &rows));
             }
+            advance(session, chunk.end);
             session.accept(chunk.len());
+        }
+    }
+
+    /// Lets the state list all tokens up to `end`.
+    fn advance(session: &mut Session, end: usize) {
+        let start = session.sequence.len();
+        let state = session.sequence.state(Layer(1));
+        if let Some((count, listed)) = state.split_first_mut() {
+            let tokens = &session.tokens[..end];
+            assert_eq!(*count, start as f32, "the state after other tokens");
+            let before = listed.iter().zip(&tokens[..start]);
+            assert!(
+                before
+                    .clone()
+                    .all(|(&listed, &token)| listed == token as f32)
+            );
+            *count = end as f32;
+            for (place, &token) in listed.iter_mut().zip(tokens) {
+                *place = token as f32;
+            }
         }
     }
 
@@ -224,7 +294,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_asked_for_again_goes_on_from_the_end_of_its_prompt() {
-        let (cpu, mut session) = session();
+        let (cpu, mut session) = session(None);
         let prompt: Vec<u32> = (0..300).collect();
         assert_eq!(session.rewrite(&prompt).expect("nothing to give back"), 0);
         compute(&cpu, &mut session, 64);
@@ -248,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_conversation_that_is_changed_before_what_windows_keep_starts_again() {
-        let (cpu, mut session) = session();
+        let (cpu, mut session) = session(None);
         let prompt: Vec<u32> = (0..300).collect();
         session.rewrite(&prompt).expect("nothing to give back");
         compute(&cpu, &mut session, 64);
@@ -262,5 +332,53 @@ mod tests {
         assert_eq!(session.rewrite(&longer).expect("nothing to give back"), 400);
         compute(&cpu, &mut session, 64);
         assert_rows(&session);
+    }
+
+    /// Every turn's answer thinks first, and the next prompt leaves that out, from where the answer began.
+    #[test]
+    fn with_states_a_conversation_goes_on_from_the_end_of_its_last_message() {
+        let (cpu, mut session) = session(Some(1001));
+        let mut history: Vec<u32> = Vec::new();
+        for turn in 0..4 {
+            let words = turn * 1000..turn * 1000 + 90;
+            history.extend(words.chain([END]));
+            let prompt = [&history[..], &[7, 8]].concat();
+            let before = history.len() - 91;
+            let kept = session.rewrite(&prompt).expect("pages go back");
+            // But for the first turn all but the last answer and the new message is there.
+            assert_eq!(kept, before.saturating_sub(20), "turn {turn}");
+            compute(&cpu, &mut session, 64);
+            session.extend(&(50_000..50_060).collect::<Vec<u32>>());
+            compute(&cpu, &mut session, 1);
+            // The same prompt again, twice.
+            for _ in 0..2 {
+                let kept = session.rewrite(&prompt).expect("pages go back");
+                assert_eq!(kept, prompt.len() - 1);
+                compute(&cpu, &mut session, 64);
+                session.extend(&(60_000..60_030).collect::<Vec<u32>>());
+                compute(&cpu, &mut session, 1);
+            }
+            assert!(session.kept.len() <= 2);
+            history.extend((70_000..70_019).chain([END]));
+        }
+    }
+
+    #[test]
+    fn a_step_that_fails_after_it_has_changed_states_is_computed_again() {
+        let (cpu, mut session) = session(Some(1001));
+        let prompt: Vec<u32> = (0..300).collect();
+        session.rewrite(&prompt).expect("nothing to give back");
+        compute(&cpu, &mut session, 64);
+        session.extend(&[1, 2, 3]);
+        for back in [299, 0] {
+            session.sequence.prepare(3).expect("memory");
+            session.sequence.state(Layer(1))[0] = f32::NAN;
+            session.recover().expect("pages go back");
+            assert_eq!(session.sequence.len(), back);
+            session.keep_at.clear();
+            compute(&cpu, &mut session, 64);
+            assert_eq!(session.pending(), 0);
+            session.extend(&[4, 5, 6]);
+        }
     }
 }

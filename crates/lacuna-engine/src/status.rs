@@ -63,6 +63,8 @@ pub struct PageSizes {
     pub kept_token: ByteLength,
     /// Bytes of one session's windows once they are full.
     pub windows: ByteLength,
+    /// Bytes of one session's states, and of those that a resume point keeps.
+    pub states: ByteLength,
     /// Buffers of one session.
     pub buffers: usize,
 }
@@ -82,6 +84,8 @@ pub struct SessionStatus {
     pub tokens: usize,
     /// Bytes of the rows that are of use to it, those it shares with others included.
     pub rows: ByteLength,
+    /// Bytes of its states, those it shares with others included.
+    pub states: ByteLength,
     /// Bytes mapped for it that hold no row yet.
     pub slack: ByteLength,
     /// Page groups from the first on, runs of the same state together.
@@ -130,6 +134,8 @@ pub struct CacheStatus {
     pub unused_groups: usize,
     /// Those that are pinned.
     pub pinned_groups: usize,
+    /// Resume points, where layers have windows or keep states: ends of groups that a request can go on from.
+    pub resume_points: usize,
 }
 
 /// Totals since the service's start.
@@ -157,6 +163,8 @@ pub struct Counters {
     pub generated_tokens: u64,
     /// Page groups evicted for room.
     pub evicted_groups: u64,
+    /// Resume points evicted for room: pages of windows, and states.
+    pub evicted_resume_points: u64,
     /// Page groups given up after their time to live.
     pub expired_groups: u64,
 }

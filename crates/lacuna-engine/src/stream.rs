@@ -71,7 +71,8 @@ pub enum Miss {
     Evicted,
     /// It was there and was not used for longer than the time to live.
     Expired,
-    /// It is there, but for rows of layers with windows, without which nothing goes on from its end.
+    /// It is there, but not what going on from its end takes: rows of layers with windows, or the states of
+    /// layers after just those tokens.
     Passed,
 }
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::{RunMut, View};
-use lacuna_pages::{Buffer, Pool};
+use lacuna_pages::{Buffer, PagePin, Pool};
 
 use crate::error::KvError;
 use crate::geometry::{Geometry, Keep, Layer, LayerCache, Side};
@@ -198,6 +198,14 @@ impl Sequence {
     #[must_use]
     pub fn is_spent(&self) -> bool {
         self.state.as_ref().is_some_and(State::is_spent)
+    }
+
+    /// Bytes that the next step takes for states: all of them before the first token and while others may
+    /// have the same, and otherwise none.
+    #[must_use]
+    pub fn state_bytes_to_take(&self) -> usize {
+        let state = self.state.as_ref().filter(|state| state.is_to_be_copied());
+        state.map_or(0, |_| self.geometry.state_bytes())
     }
 
     /// A step is over, and `whole` if all of its tokens were accepted.
@@ -394,19 +402,32 @@ impl Sequence {
         })
     }
 
-    /// Takes kept pages as the first `tokens` rows of this empty sequence: those of groups and, where
-    /// layers have windows, those of a resume point.
+    /// Keeps the pages of states as they are after the accepted tokens; `None` where that cannot be, or
+    /// no layer keeps one.
+    pub(crate) fn pin_states(&mut self) -> Result<Option<Vec<PagePin>>, KvError> {
+        debug_assert!(self.prepared == 0, "between steps");
+        match &mut self.state {
+            Some(state) => state.pin(),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes kept pages as the first `tokens` tokens of this empty sequence: those of groups and, where
+    /// layers have windows or keep states, those of a resume point.
     pub(crate) fn adopt(
         &mut self,
         groups: &[&Pins],
-        window: Option<&Pins>,
+        point: Option<&Pins>,
         tokens: usize,
     ) -> Result<(), KvError> {
         debug_assert!(
             self.is_empty() && self.prepared == 0,
             "adopted before anything else"
         );
-        self.store.adopt(groups, window, tokens)?;
+        self.store.adopt(groups, point, tokens)?;
+        if let Some((state, point)) = self.state.as_mut().zip(point) {
+            state.adopt(point.states())?;
+        }
         self.accepted = tokens;
         Ok(())
     }

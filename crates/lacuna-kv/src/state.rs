@@ -18,16 +18,17 @@
 //!    +----- clear --- spent
 //! ```
 //!
-//! Copies share its pages, sealed. The next step of each makes them its own again, which copies them
-//! for all but the last: one state's bytes, whatever the number of tokens.
+//! Copies share its pages, sealed, and so do checkpoints, which keep them. The next step of each makes them
+//! its own again, which copies them for all but the last: one state's bytes, whatever the number of
+//! tokens.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_pages::device::Aliasing;
 use lacuna_pages::{
-    Buffer, ByteLength, Error as PagesError, PageRange, Pages, Pool, Request, Share, Source,
-    VirtualPage,
+    Buffer, ByteLength, Error as PagesError, PagePin, PageRange, Pages, Pool, Request, Share,
+    Source, VirtualPage,
 };
 
 use crate::cache::to_usize;
@@ -192,6 +193,38 @@ impl State {
         self.pool.share(&mut [share])?;
         (copy.buffer, copy.sealed) = (Some(buffer), true);
         Ok(())
+    }
+
+    /// Keeps the pages of the states as they are now beyond the life of the sequence; `None` where memory
+    /// cannot be kept, and where there is no state to keep.
+    pub(crate) fn pin(&mut self) -> Result<Option<Vec<PagePin>>, KvError> {
+        let shares = self.pool.capabilities().aliasing == Aliasing::Shared;
+        if !shares || self.phase != Phase::Settled || self.lost {
+            return Ok(None);
+        }
+        self.seal()?;
+        let pin = |buffer: &Buffer| buffer.pin(all_pages(buffer));
+        Ok(self.buffer.as_ref().map(pin).transpose()?)
+    }
+
+    /// Takes pages that the states of another sequence have pinned as those of this empty one.
+    pub(crate) fn adopt(&mut self, pins: &[PagePin]) -> Result<(), KvError> {
+        let mut buffer = self.reserve()?;
+        let share = Share {
+            source: Source::Pins(pins),
+            target: &mut buffer,
+            at: VirtualPage::new(0),
+        };
+        self.pool.share(&mut [share])?;
+        (self.buffer, self.sealed) = (Some(buffer), true);
+        self.note_peak();
+        Ok(())
+    }
+
+    /// Whether the next step needs memory for all states: because there is none yet, or others may
+    /// have the same.
+    pub(crate) fn is_to_be_copied(&self) -> bool {
+        self.sealed || self.buffer.is_none()
     }
 
     /// Address space for all states.

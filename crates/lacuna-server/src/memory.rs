@@ -32,6 +32,7 @@ fn json(model: &str, status: &Status) -> Value {
             "token_bytes": pages.token.get(),
             "kept_token_bytes": pages.kept_token.get(),
             "window_bytes": pages.windows.get(),
+            "state_bytes": pages.states.get(),
             "buffers": pages.buffers,
         },
         "request_memory": {
@@ -44,6 +45,7 @@ fn json(model: &str, status: &Status) -> Value {
             "groups": cache.groups,
             "unused_groups": cache.unused_groups,
             "pinned_groups": cache.pinned_groups,
+            "resume_points": cache.resume_points,
         },
         "sessions": status.sessions.iter().map(session).collect::<Vec<_>>(),
         "counters": counters(status),
@@ -92,6 +94,7 @@ fn session(session: &SessionStatus) -> Value {
         "tokens": session.tokens,
         "cached_tokens": session.cached_tokens,
         "rows_bytes": session.rows.get(),
+        "state_bytes": session.states.get(),
         "slack_bytes": session.slack.get(),
         "groups": groups
             .map(|run| json!({"state": state(run.state), "count": run.groups}))
@@ -122,6 +125,7 @@ fn counters(status: &Status) -> Value {
         "reused_tokens": counters.reused_tokens,
         "generated_tokens": counters.generated_tokens,
         "evicted_groups": counters.evicted_groups,
+        "evicted_resume_points": counters.evicted_resume_points,
         "expired_groups": counters.expired_groups,
     })
 }

@@ -170,7 +170,7 @@ const GAUGES: [Row<f64>; 19] = [
     ),
 ];
 
-const COUNTERS: [Row<u64>; 15] = [
+const COUNTERS: [Row<u64>; 16] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -218,6 +218,11 @@ const COUNTERS: [Row<u64>; 15] = [
         "lacuna_evicted_groups",
         "Page groups evicted for room",
         |status| status.counters.evicted_groups,
+    ),
+    (
+        "lacuna_evicted_resume_points",
+        "Resume points evicted for room: pages of windows, and states",
+        |status| status.counters.evicted_resume_points,
     ),
     (
         "lacuna_expired_groups",

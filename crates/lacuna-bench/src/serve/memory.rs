@@ -146,9 +146,10 @@ impl Kv {
             .iter()
             .sum::<u64>()
             .saturating_sub(again);
+        let state_bytes: u64 = of_each("/state_bytes")?.iter().sum();
         let mapped_bytes =
             number(map, "/ledger/unique_bytes")? + number(map, "/ledger/shared_bytes")?;
-        let excess = mapped_bytes as f64 - rows_bytes as f64;
+        let excess = mapped_bytes as f64 - (rows_bytes + state_bytes) as f64;
         let excess_pages = excess / (page_bytes * lengths.len() as u64) as f64;
         Some(Self {
             sessions: lengths.len(),
@@ -179,7 +180,7 @@ mod tests {
     fn map(lengths: &[u64], unique: u64) -> Value {
         let sessions: Vec<Value> = lengths
             .iter()
-            .map(|length| json!({"cached_tokens": length, "rows_bytes": length * 100}))
+            .map(|length| json!({"cached_tokens": length, "rows_bytes": length * 100, "state_bytes": 0}))
             .collect();
         json!({
             "pages": {"group_tokens": 16, "kept_token_bytes": 100, "page_bytes": 400, "buffers": 4},

@@ -184,8 +184,9 @@ impl Scheduler {
                 }
                 let theirs = session.choice.tokens.iter();
                 let common = theirs.zip(tokens).take_while(|(a, b)| a == b).count();
-                let common = common.min(tokens.len() - 1) / group * group;
-                let donates = common >= held + group && session.sequence.len() < common;
+                let groups = common.min(tokens.len() - 1) / group;
+                let (common, whole) = (groups * group, self.prefix.grain().whole_tokens(groups));
+                let donates = common >= held + group && session.sequence.len() < whole;
                 donates.then(|| Donor {
                     session: index,
                     tokens: common - session.sequence.len(),
@@ -222,24 +223,30 @@ impl Scheduler {
                 let sessions = sessions.map(|session| {
                     let end = session.choice.tokens.len() + group;
                     let held = grain.bytes(session.sequence.len());
-                    grain.bytes(end).saturating_sub(held)
+                    let state = session.sequence.state_bytes_to_take() as u64;
+                    let state = if session.sequence.is_empty() {
+                        0
+                    } else {
+                        state
+                    };
+                    grain.bytes(end).saturating_sub(held) + state
                 });
                 let followers = 2 * running.followers.len() as u64 * grain.bytes(group);
                 sessions.sum::<u64>() + followers
             })
             .sum();
         let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.group_bytes()
-            + self.windows_bytes();
+            + self.resume_points_bytes();
         (self.kv_limit + evictable).saturating_sub(self.owned_bytes() + promised)
     }
 
-    /// Bytes of kept windows, about: pages of several resume points are one, and running requests use
+    /// Bytes of resume points, about: pages of windows of several of them are one, and running requests use
     /// some.
-    fn windows_bytes(&self) -> u64 {
+    fn resume_points_bytes(&self) -> u64 {
         let (tree, grain) = (self.prefix.tree(), self.prefix.grain());
         let pinned = self.engine.kv_cache().ledger().pinned.get();
         let groups = tree.len() as u64 * grain.group_bytes();
-        let windows = tree.unused_windows() as u64 * grain.resume_bytes();
+        let windows = tree.unused_resume_points() as u64 * grain.resume_bytes();
         windows.min(pinned.saturating_sub(groups))
     }
 

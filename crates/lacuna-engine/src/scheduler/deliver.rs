@@ -115,12 +115,13 @@ fn fork_followers(prefix: &mut PrefixCache, running: &mut Running, reuse: bool) 
     let Some(leader) = sessions.first_mut() else {
         return;
     };
-    if leader.sequence.len() < job.prompt_tokens {
-        return;
-    }
     while let Some(mut choice) = followers.pop_front() {
+        let tokens = choice.fork_position(job.prompt_tokens);
+        if leader.sequence.len() < tokens {
+            followers.push_front(choice);
+            break;
+        }
         choice.begin(&leader.choice.tokens[..job.prompt_tokens]);
-        let tokens = job.prompt_tokens.min(choice.tokens.len() - 1);
         let capacity = leader.sequence.capacity();
         let start = match leader.sequence.share_prefix(tokens) {
             Ok(sequence) => Ok((sequence, prefix.fork(&leader.path, tokens))),

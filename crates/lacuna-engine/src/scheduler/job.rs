@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
-use lacuna_kv::prefix::{Namespace, Path};
+use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
 use lacuna_models::{LogitRows, Segment};
 use lacuna_text::tokenizer::Tokenizer;
 use tokio::sync::mpsc;
@@ -213,14 +213,29 @@ impl Running {
     }
 
     /// What each session would like to compute; nothing while the client does not read.
-    pub(crate) fn demands(&self) -> impl Iterator<Item = Demand> {
+    pub(crate) fn demands<'a>(&'a self, prefix: &'a PrefixCache) -> impl Iterator<Item = Demand> {
         let stalled = self.job.stalled.is_some();
+        let fork = self.fork_position();
         self.sessions.iter().map(move |session| Demand {
             pending: if stalled { 0 } else { session.pending() },
             scored: session.choice.is_scored(),
             awaited: session.awaited,
+            stop: {
+                let len = session.sequence.len();
+                let kept = prefix.next_stop(&session.path, len);
+                let stops = kept.into_iter().chain(fork.filter(|&at| at > len));
+                stops.map(|at| at - len).min()
+            },
             priority: self.job.priority,
         })
+    }
+
+    /// Where the first session has to stand for the next choice to fork off, if layers keep a state.
+    fn fork_position(&self) -> Option<usize> {
+        let states = |session: &Session| session.sequence.geometry().has_states();
+        let next = self.followers.front()?;
+        let leader = self.sessions.first()?;
+        states(leader).then(|| next.fork_position(self.job.prompt_tokens))
     }
 }
 
@@ -279,6 +294,15 @@ impl Choice {
                 .as_ref()
                 .map(|constraint| constraint.fork()),
         })
+    }
+
+    /// How many tokens of a prompt of `prompt` tokens it shares with other choices: all, or all but the last
+    /// while it has no token of its own and needs logits for the first.
+    pub(crate) fn fork_position(&self, prompt: usize) -> usize {
+        match self.tokens.len() {
+            0 => prompt - 1,
+            tokens => prompt.min(tokens - 1),
+        }
     }
 
     /// Gives a choice its prompt, unless it has been under way before.

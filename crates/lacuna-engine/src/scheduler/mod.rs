@@ -93,7 +93,8 @@ impl Scheduler {
         let memory = system.memory();
         let kv_limit = kv_share(&budget, memory).max(engine.kv_cache().page_bytes() as u64);
         engine.kv_cache().set_limit(ByteLength::new(kv_limit))?;
-        let prefix = PrefixCache::new(engine.kv_cache().clone());
+        let message_ends = engine.tokenizer().end_of_generation().collect();
+        let prefix = PrefixCache::new(engine.kv_cache().clone()).with_message_ends(message_ends);
         let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer())?;
         Ok(Self {
             kv_limit,
@@ -216,7 +217,7 @@ impl Scheduler {
         let now = self.system.now();
         // Without a resume point at its end it is gone on with from an earlier one.
         self.prefix
-            .finish(&session.path, &mut session.sequence, now)
+            .finish(&mut session.path, &mut session.sequence, now)
             .ok();
         drop(session.sequence);
         self.prefix.leave(session.path, now);
@@ -251,7 +252,8 @@ impl Scheduler {
     /// Decides what this step computes.
     fn schedule(&mut self) {
         let limits = self.engine.batch_limits();
-        let mut demands: Vec<Demand> = self.running.iter().flat_map(Running::demands).collect();
+        let demands = |running| Running::demands(running, &self.prefix);
+        let mut demands: Vec<Demand> = self.running.iter().flat_map(demands).collect();
         let rows = ration_rows(&mut demands, limits.logit_rows);
         let limits = StepLimits {
             tokens: limits.tokens,

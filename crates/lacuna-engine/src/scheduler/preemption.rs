@@ -1,12 +1,13 @@
 //! Finding memory: pages for the step, and what is given up for them when there are too few.
 //!
-//! In this order: cached groups that nobody uses, then the last of the running requests, which are
-//! preempted: computed again later from what the cache still has of them.
+//! In this order: cached groups that nobody uses and resume points, then the last of the running requests,
+//! which are preempted: computed again later from what the cache still has of them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::KvError;
+use lacuna_kv::prefix::PrefixCache;
 use lacuna_pages::ByteLength;
 
 use super::job::Choice;
@@ -122,10 +123,14 @@ impl Scheduler {
         }
     }
 
-    /// Gives up one thing: a cached group, or the last request after `keep`.
+    /// Gives up one thing: a cached group, a resume point, or the last request after `keep`.
     fn evict_or_preempt(&mut self, keep: usize) -> bool {
+        let kept = |prefix: &PrefixCache| (prefix.tree().len(), prefix.tree().resume_points());
+        let (groups, points) = kept(&self.prefix);
         if self.prefix.evict(self.system.now()) {
-            self.counters.evicted_groups += 1;
+            let (groups_left, points_left) = kept(&self.prefix);
+            self.counters.evicted_groups += (groups - groups_left) as u64;
+            self.counters.evicted_resume_points += (points - points_left) as u64;
             return true;
         }
         self.running.len() > keep + 1 && self.preempt_last()

@@ -28,6 +28,7 @@ impl Scheduler {
                 groups: self.prefix.tree().len(),
                 unused_groups: self.prefix.tree().unused(),
                 pinned_groups: self.prefix.tree().pinned(self.system.now()),
+                resume_points: self.prefix.tree().resume_points(),
             },
             ..Status::default()
         };
@@ -67,12 +68,13 @@ impl Scheduler {
             token: ByteLength::new(cache.geometry().bytes_per_token() as u64),
             kept_token: ByteLength::new(cache.geometry().kept_bytes_per_token() as u64),
             windows: ByteLength::new(cache.geometry().window_bytes() as u64),
-            buffers: grain.buffers(),
+            states: ByteLength::new(cache.geometry().state_bytes() as u64),
+            buffers: grain.buffers() + usize::from(grain.has_states()),
         }
     }
 
     fn session(&self, running: &Running, session: &Session) -> SessionStatus {
-        let geometry = self.engine.kv_cache().geometry();
+        let (geometry, report) = (self.engine.kv_cache().geometry(), session.sequence.report());
         SessionStatus {
             request: running.job.id,
             choice: session.choice.number,
@@ -84,7 +86,8 @@ impl Scheduler {
             cached_tokens: session.sequence.len(),
             tokens: session.choice.tokens.len(),
             rows: ByteLength::new(geometry.useful_bytes(session.sequence.len()) as u64),
-            slack: ByteLength::new(session.sequence.report().slack_bytes as u64),
+            states: ByteLength::new(report.state_bytes as u64),
+            slack: ByteLength::new(report.slack_bytes as u64),
             groups: group_runs(self.prefix.tree(), session),
         }
     }

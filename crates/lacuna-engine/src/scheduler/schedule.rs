@@ -19,6 +19,8 @@ pub(crate) struct Demand {
     pub(crate) scored: bool,
     /// After how many of them a request that waits for their pages can start, if one does.
     pub(crate) awaited: Option<usize>,
+    /// After how many of them a step must end, so that what there is then can be kept.
+    pub(crate) stop: Option<usize>,
     /// Lower values go first.
     pub(crate) priority: i32,
 }
@@ -27,6 +29,11 @@ impl Demand {
     /// Tokens until somebody gets something from them.
     fn goal(&self) -> usize {
         self.awaited.unwrap_or(self.pending).min(self.pending)
+    }
+
+    /// Tokens that one step may compute.
+    fn within_step(&self) -> usize {
+        self.stop.unwrap_or(self.pending).min(self.pending)
     }
 }
 
@@ -112,9 +119,9 @@ struct Step {
 impl Step {
     /// Takes up to `most` more tokens of a session.
     fn give(&mut self, index: usize, demand: Demand, most: usize) {
-        let left = demand.pending - self.counts[index];
+        let left = demand.within_step().saturating_sub(self.counts[index]);
         let mut taken = left.min(self.tokens).min(most);
-        if taken > 0 && taken == left {
+        if taken > 0 && self.counts[index] + taken == demand.pending {
             // Without a row for the logits the last token waits for the next step.
             taken -= usize::from(self.rows == 0);
             self.rows = self.rows.saturating_sub(1);
@@ -249,16 +256,46 @@ mod tests {
         assert_eq!(planned(&[9, 5], 64, 1, 0), [9, 4]);
     }
 
+    #[test]
+    fn a_step_ends_where_there_is_something_to_keep() {
+        let limits = StepLimits {
+            tokens: 64,
+            rows: 1,
+            mixed: 64,
+        };
+        let mut demands = demands(&[40, 30]);
+        demands[0].stop = Some(7);
+        assert_eq!(schedule(&demands, limits, 0), [7, 30], "the other goes on");
+        demands[1].stop = Some(500);
+        assert_eq!(schedule(&demands, limits, 0), [7, 30]);
+        demands[0].stop = Some(40);
+        demands[1].stop = Some(29);
+        assert_eq!(
+            schedule(&demands, limits, 0),
+            [35, 29],
+            "no row of logits for what is not the end"
+        );
+    }
+
     proptest! {
         #[test]
         fn limits_hold_and_something_is_done(
-            pending in prop::collection::vec((0usize..40, prop::option::of(1usize..50), -1i32..2), 0..12),
+            pending in prop::collection::vec(
+                (0usize..40, prop::option::of(1usize..50), prop::option::of(1usize..50), -1i32..2),
+                0..12,
+            ),
             tokens in 1usize..50,
             rows in 1usize..8,
             mixed in 1usize..50,
             turn in 0usize..20,
         ) {
-            let demand = |&(pending, awaited, priority)| Demand { pending, awaited, priority, scored: false };
+            let demand = |&(pending, awaited, stop, priority)| Demand {
+                pending,
+                awaited,
+                stop,
+                priority,
+                scored: false,
+            };
             let demands: Vec<Demand> = pending.iter().map(demand).collect();
             let counts = schedule(&demands, StepLimits { tokens, rows, mixed }, turn);
             let both = || counts.iter().zip(demands.iter().map(|demand| demand.pending));
@@ -270,14 +307,17 @@ mod tests {
             let finished = both().filter(|&(&count, pending)| count > 0 && count == pending).count();
             prop_assert!(finished <= rows);
             prop_assert!(both().all(|(&count, pending)| count <= pending));
+            let stops = counts.iter().zip(&demands);
+            prop_assert!(stops.clone().all(|(&count, demand)| demand.stop.is_none_or(|stop| count <= stop)));
             let something = both().any(|(_, pending)| pending > 0);
             prop_assert_eq!(generated + read > 0, something);
             let left = (tokens - generated).min(if generated > 0 { mixed } else { tokens });
             // Nothing is left lying that could be computed, but for last tokens without a row.
-            let wanted: usize = prompts().map(|(_, pending)| pending).sum();
+            let wanted = demands.iter().filter(|demand| demand.pending > 1);
+            let wanted: usize = wanted.map(Demand::within_step).sum();
             prop_assert!(read + prompts().count() >= left.min(wanted) || read == left.min(wanted));
-            if let Some((&count, pending)) = prompts().next() {
-                let share = left.div_ceil(FIRST_SHARE).min(pending);
+            if let Some((&count, demand)) = stops.filter(|(_, demand)| demand.pending > 1).next() {
+                let share = left.div_ceil(FIRST_SHARE).min(demand.within_step());
                 prop_assert!(count + 1 >= share, "{} of a share of {}", count, share);
             }
         }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lacuna_pages::{PagePin, PhysicalPage};
+
 use super::grain::Grain;
 use super::namespace::Namespace;
 use super::pins::Pins;
@@ -20,6 +22,8 @@ pub struct PrefixCache {
     tree: Tree<Pins>,
     cache: KvCache,
     grain: Arc<Grain>,
+    /// Tokens that end a message.
+    message_ends: Vec<u32>,
 }
 
 /// The groups a sequence uses, from its first token on. Goes back with [`PrefixCache::leave`].
@@ -30,9 +34,16 @@ pub struct Path {
     groups: Vec<GroupId>,
     /// Later groups cannot be entered: memory cannot be kept, or hashes collide.
     closed: bool,
-    /// After so many groups the windows' pages are kept too, beside where they are anyway.
+    /// After so many groups there is a resume point, beside where there is one anyway.
     resume_after: Vec<usize>,
-    /// The group whose window the sequence went on from.
+    /// Tokens from which on the sequence generates.
+    prompt: usize,
+    /// The states after exactly so many groups, the last of which is not entered yet: two at most, where
+    /// rows straddle pages.
+    standing: Vec<(usize, Vec<PagePin>)>,
+    /// The group whose resume point follows the sequence while it generates.
+    trailing: Option<GroupId>,
+    /// The group whose resume point the sequence went on from.
     resumed: Option<GroupId>,
 }
 
@@ -60,6 +71,12 @@ impl Path {
         self.namespace
     }
 
+    /// Pages that are kept for a resume point which is not entered yet.
+    pub fn pages(&self) -> impl Iterator<Item = PhysicalPage> {
+        let standing = self.standing.iter().flat_map(|(_, states)| states);
+        standing.map(PagePin::page)
+    }
+
     fn end(&self) -> Parent {
         let last = self.groups.last().copied();
         last.map_or(Parent::Root(self.namespace), Parent::Group)
@@ -71,10 +88,26 @@ impl PrefixCache {
     #[must_use]
     pub fn new(cache: KvCache) -> Self {
         let grain = Arc::new(cache.grain());
+        let tree = Tree::new(grain.group_tokens());
         Self {
-            tree: Tree::new(grain.group_tokens()),
+            tree: match grain.has_states() {
+                true => tree.of_resume_points(),
+                false => tree,
+            },
             cache,
             grain,
+            message_ends: Vec::new(),
+        }
+    }
+
+    /// The same, knowing the tokens that end a message: where layers keep states, the ends of the first
+    /// message and of the last in a prompt are resume points. The first is what conversations have in common,
+    /// and what comes after the last may be written differently the next time.
+    #[must_use]
+    pub fn with_message_ends(self, message_ends: Vec<u32>) -> Self {
+        Self {
+            message_ends,
+            ..self
         }
     }
 
@@ -92,12 +125,12 @@ impl PrefixCache {
 
     /// How much of `tokens` a sequence of `namespace` could start with: whole groups, and tokens in
     /// all. At least the last token is left, so that computing it can give logits. Where layers have
-    /// windows it ends at a resume point.
+    /// windows or keep states it ends at a resume point.
     #[must_use]
     pub fn find(&self, namespace: Namespace, tokens: &[u32]) -> (Found, usize) {
         let before_last = &tokens[..tokens.len().saturating_sub(1)];
         let mut found = self.tree.find(namespace, before_last);
-        if self.grain.has_windows() {
+        if self.grain.has_resume_points() {
             let resumable = self.tree.resumable(&found.groups);
             if resumable < found.groups.len() {
                 found.groups.truncate(resumable);
@@ -120,17 +153,28 @@ impl PrefixCache {
         (found, held)
     }
 
-    /// After how many groups of a prompt the windows' pages are kept, beside where they are anyway:
-    /// where it leaves what is kept already, and at its end. There twice, a group apart: of what
-    /// follows a prompt's last words in a template, some may be written differently the next time.
+    /// After how many groups of a prompt there is a resume point, beside where there is one anyway:
+    /// where it leaves what is kept already, and at its end. There twice: of what follows a prompt's last
+    /// words in a template, some may be written differently the next time. That is a group before, or, where
+    /// layers keep states and it is known where messages end, the end of the last; and then, the end of
+    /// the first message too.
     fn resume_after(&self, namespace: Namespace, tokens: &[u32]) -> Vec<usize> {
-        if !self.grain.has_windows() {
+        if !self.grain.has_resume_points() {
             return Vec::new();
         }
         let before_last = &tokens[..tokens.len().saturating_sub(1)];
         let known = self.tree.find(namespace, before_last).groups.len();
         let end = before_last.len() / self.grain.group_tokens();
-        vec![known, end.saturating_sub(1), end]
+        let ends = |token: &u32| self.grain.has_states() && self.message_ends.contains(token);
+        let first = before_last.iter().position(ends);
+        let last = before_last.iter().rposition(ends);
+        match first.zip(last) {
+            Some((first, last)) => {
+                let [first, last] = [first, last].map(|at| (at + 1) / self.grain.group_tokens());
+                vec![known, first, last, end]
+            }
+            None => vec![known, end.saturating_sub(1), end],
+        }
     }
 
     /// A partly matching group is mapped, and copied when the sequence goes on to write into it, if
@@ -158,9 +202,9 @@ impl PrefixCache {
             .filter_map(|id| self.tree.get(id).map(|(pins, _)| pins))
             .collect();
         let last = found.groups.last().copied();
-        let window = last.and_then(|id| self.tree.window(id));
-        sequence.adopt(&pins, window, held)?;
-        let resumed = window.and(last);
+        let point = last.and_then(|id| self.tree.resume_point(id));
+        sequence.adopt(&pins, point, held)?;
+        let resumed = point.and(last);
         found.groups.truncate(held / self.grain.group_tokens());
         self.tree.acquire(&found.groups);
         Ok(Start {
@@ -168,10 +212,10 @@ impl PrefixCache {
             path: Path {
                 namespace,
                 groups: found.groups,
-                // Rows alone cannot be gone on from.
-                closed: self.cache.geometry().has_states(),
                 resume_after: self.resume_after(namespace, tokens),
+                prompt: tokens.len(),
                 resumed,
+                ..Path::default()
             },
             miss: found.miss,
         })
@@ -192,8 +236,26 @@ impl PrefixCache {
         })
     }
 
+    /// The next position at which the sequence of `path`, which has `len` tokens, has to stand after a step,
+    /// so that there can be a resume point: states are only ever those after the last token. It follows
+    /// from tokens and not from steps.
+    #[must_use]
+    pub fn next_stop(&self, path: &Path, len: usize) -> Option<usize> {
+        if !self.grain.has_states() || path.closed {
+            return None;
+        }
+        let every = self.grain.resume_every().get();
+        let next = (len / self.grain.group_tokens() / every + 1) * every;
+        // Where rows straddle pages, the states are those before the end of the group.
+        let regular = [next, next + every];
+        let groups = path.resume_after.iter().copied().chain(regular);
+        let stops = groups.map(|groups| self.grain.whole_tokens(groups));
+        stops.filter(|&stop| stop > len).min()
+    }
+
     /// Enters the groups that `sequence` has filled since the last call. `tokens` are its tokens. To be
-    /// called before [`Sequence::release_passed`], which gives back what resume points would keep.
+    /// called after every step that does not go beyond [`PrefixCache::next_stop`], and before
+    /// [`Sequence::release_passed`], which gives back what resume points would keep.
     ///
     /// # Errors
     /// [`KvError::Pages`] when pages cannot be sealed; the groups up to there have been entered.
@@ -206,6 +268,7 @@ impl PrefixCache {
     ) -> Result<(), KvError> {
         let group = self.grain.group_tokens().get();
         let full = sequence.len() / group;
+        self.stand(path, sequence)?;
         while path.groups.len() < full && !path.closed {
             let start = path.groups.len() * group;
             let rows = start..start + group;
@@ -219,44 +282,92 @@ impl PrefixCache {
                 Inserted::Collided => path.closed = true,
             }
             let groups = path.groups.len();
-            let due = groups.is_multiple_of(self.grain.resume_every().get());
-            if !path.closed && (due || path.resume_after.contains(&groups)) {
-                self.keep_windows(path, sequence, now)?;
+            if !path.closed && (self.is_due(path, groups) || self.is_trailing(path, groups)) {
+                self.keep_point(path, sequence, now)?;
             }
+        }
+        let groups = path.groups.len();
+        path.standing.retain(|(at, _)| *at > groups && !path.closed);
+        Ok(())
+    }
+
+    /// Whether there is to be a resume point after so many groups.
+    fn is_due(&self, path: &Path, groups: usize) -> bool {
+        let every = self.grain.resume_every().get();
+        groups.is_multiple_of(every) || path.resume_after.contains(&groups)
+    }
+
+    /// Whether there is to be one until the next: states are there only while the sequence stands at the
+    /// end of a group, and it may be the last.
+    fn is_trailing(&self, path: &Path, groups: usize) -> bool {
+        let generates = groups * self.grain.group_tokens().get() >= path.prompt;
+        let every = self.grain.trailing_every().get();
+        self.grain.has_states() && generates && groups.is_multiple_of(every)
+    }
+
+    /// Keeps the states if the sequence stands where there is to be a resume point.
+    fn stand(&self, path: &mut Path, sequence: &mut Sequence) -> Result<(), KvError> {
+        if !self.grain.has_states() || path.closed {
+            return Ok(());
+        }
+        let groups = self.grain.groups_whole_at(sequence.len());
+        let groups = groups.filter(|&groups| groups > path.groups.len());
+        let due = |groups: &usize| self.is_due(path, *groups) || self.is_trailing(path, *groups);
+        if let Some(groups) = groups.filter(due) {
+            let states = sequence.pin_states()?;
+            path.standing.extend(states.map(|states| (groups, states)));
         }
         Ok(())
     }
 
-    /// Makes the end of the last group of `path` a resume point, if it is none and the windows' pages
-    /// are there.
-    fn keep_windows(
+    /// Makes the end of the last group of `path` a resume point, if it is none and what that takes is
+    /// there: the windows' pages, and the states from when the sequence stood there.
+    fn keep_point(
         &mut self,
-        path: &Path,
+        path: &mut Path,
         sequence: &mut Sequence,
         now: Instant,
     ) -> Result<(), KvError> {
         let Some(&last) = path.groups.last() else {
             return Ok(());
         };
-        if !self.grain.has_windows() || self.tree.window(last).is_some() {
+        if !self.grain.has_resume_points() || self.tree.resume_point(last).is_some() {
             return Ok(());
         }
         let groups = path.groups.len();
+        let stood = path.standing.iter().position(|(at, _)| *at == groups);
+        let stood = stood.map(|index| path.standing.swap_remove(index));
+        if self.grain.has_states() && stood.is_none() {
+            return Ok(());
+        }
+        let states = stood.map_or(Vec::new(), |(_, states)| states);
         let (next, end) = (
             self.grain.whole_tokens(groups),
             groups * self.grain.group_tokens().get(),
         );
         if let Some(pins) = sequence.pin_windows(next, end)? {
-            self.tree.keep_window(last, now, pins);
+            self.tree
+                .keep_resume_point(last, now, pins.with_states(states));
+            if let Some(before) = path.trailing.take() {
+                self.forget(before);
+            }
+            path.trailing = (!self.is_due(path, groups)).then_some(last);
         }
         Ok(())
+    }
+
+    /// Lets go of a resume point that has moved on with its sequence, unless others are there too.
+    fn forget(&mut self, id: GroupId) {
+        if self.tree.get(id).is_some_and(|(_, users)| users == 1) {
+            self.tree.forget_resume_point(id);
+        }
     }
 
     /// Makes the end of the last group before `tokens` a resume point when the sequence of `path` comes
     /// to it: somebody waits to go on from there.
     pub fn keep_resumable(&mut self, path: &mut Path, tokens: usize) {
         let groups = tokens / self.grain.group_tokens();
-        if self.grain.has_windows() && !path.resume_after.contains(&groups) {
+        if self.grain.has_resume_points() && !path.resume_after.contains(&groups) {
             path.resume_after.push(groups);
         }
     }
@@ -270,8 +381,9 @@ impl PrefixCache {
             namespace: path.namespace,
             closed: path.closed,
             groups,
-            resume_after: Vec::new(),
+            prompt: path.prompt,
             resumed: path.resumed,
+            ..Path::default()
         }
     }
 
@@ -282,13 +394,13 @@ impl PrefixCache {
     /// [`KvError::Pages`] when pages cannot be sealed; what is kept already stays.
     pub fn finish(
         &mut self,
-        path: &Path,
+        path: &mut Path,
         sequence: &mut Sequence,
         now: Instant,
     ) -> Result<(), KvError> {
         match sequence.has_lost_rows() {
             true => Ok(()),
-            false => self.keep_windows(path, sequence, now),
+            false => self.keep_point(path, sequence, now),
         }
     }
 
@@ -296,7 +408,7 @@ impl PrefixCache {
     pub fn leave(&mut self, path: Path, now: Instant) {
         let last = path.groups.last().copied();
         for id in path.resumed.into_iter().chain(last) {
-            self.tree.touch_window(id, now);
+            self.tree.touch_resume_point(id, now);
         }
         self.tree.release(&path.groups, now);
     }

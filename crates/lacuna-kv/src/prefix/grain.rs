@@ -1,4 +1,4 @@
-//! How many tokens and pages a group is, and where windows can be resumed. Pure.
+//! How many tokens and pages a group is, and where sequences with windows or states can be resumed. Pure.
 
 use std::num::NonZeroUsize;
 
@@ -18,8 +18,9 @@ use crate::layout::{Arrangement, Tiles};
 ///                                              with group 0 alone, rows 0 and 1 are whole
 /// ```
 ///
-/// Of layers with a window no page belongs to a group. A sequence can start after `n` groups where
-/// those pages are kept of which the next token sees a row: a *resume point*.
+/// Of layers with a window no page belongs to a group, and none of states. A sequence can start after `n`
+/// groups where those pages are kept of which the next token sees a row, and those of the states after
+/// exactly the rows that are whole: a *resume point*.
 #[derive(Debug, Clone)]
 pub struct Grain {
     page_bytes: usize,
@@ -32,6 +33,17 @@ pub struct Grain {
 }
 
 impl Grain {
+    /// Tokens of a group where no layer keeps rows, and so nothing but hashing speaks for long ones or
+    /// against short ones: about those of a page of rows.
+    const TOKENS_WITHOUT_ROWS: NonZeroUsize = NonZeroUsize::new(32).expect("not zero");
+    /// Tokens from one resume point to the next where states are all there is, and so there are no rows
+    /// whose bytes to compare theirs with. Copying a state costs about what computing a token does, and
+    /// what is between two of them is what leaving a kept prompt may cost.
+    const RESUME_TOKENS_WITHOUT_ROWS: usize = 2048;
+    /// A sequence that generates keeps a resume point behind it no further back than this: what the next
+    /// turn recomputes of the answer. Moving it costs a state's copy, about a token's time.
+    const TRAILING_TOKENS: usize = 64;
+
     pub(crate) fn new(arrangement: &Arrangement, page_size: PageSize) -> Self {
         let page_bytes = page_size.bytes() as usize;
         let (mut kept, mut windows) = (Vec::new(), Vec::new());
@@ -48,7 +60,7 @@ impl Grain {
             page_bytes,
             group_tokens: group_tokens
                 .and_then(NonZeroUsize::new)
-                .unwrap_or(NonZeroUsize::MIN),
+                .unwrap_or(Self::TOKENS_WITHOUT_ROWS),
             kept,
             windows,
             state_bytes: arrangement
@@ -135,10 +147,22 @@ impl Grain {
         (kept + self.windows_bytes(rows, step) + states) as u64
     }
 
-    /// Whether some layer has a window, so that a sequence can start at resume points only.
+    /// Whether some layer has a window.
     #[must_use]
     pub fn has_windows(&self) -> bool {
         !self.windows.is_empty()
+    }
+
+    /// Whether some layer keeps a state.
+    #[must_use]
+    pub fn has_states(&self) -> bool {
+        self.state_bytes > 0
+    }
+
+    /// Whether a sequence can start at resume points only, for windows or states.
+    #[must_use]
+    pub fn has_resume_points(&self) -> bool {
+        self.has_windows() || self.has_states()
     }
 
     /// The most bytes of the pages that a resume point keeps.
@@ -148,23 +172,40 @@ impl Grain {
         let kept = windows.map(|&(window, tiles)| {
             self.pages(tiles.bytes_through(window.get() - 1)) + self.page_bytes
         });
-        kept.sum::<usize>() as u64
+        (kept.sum::<usize>() + self.state_bytes) as u64
     }
 
     /// Every so many groups of a sequence end in a resume point.
     ///
     /// Where a prompt leaves what is kept, everything since the last resume point is computed again,
-    /// so they should be close; and each keeps its windows' pages. At this distance those cost as much
-    /// as the rows that are kept of all tokens, so resume points at most double what a sequence leaves
-    /// behind. Where windows are all there is, a resume point's length of them.
+    /// so they should be close; and each keeps its windows' pages and its states'. At this distance those cost
+    /// as much as the rows that are kept of all tokens, so resume points at most double what a sequence leaves
+    /// behind. Where windows are all there is, a resume point's length of them; where states are, 2,048
+    /// tokens.
     #[must_use]
     pub fn resume_every(&self) -> NonZeroUsize {
         let window = self.windows.iter().map(|(window, _)| window.get()).max();
         let groups = match self.group_bytes() {
-            0 => window.unwrap_or(0).div_ceil(self.group_tokens.get()),
+            0 => window
+                .unwrap_or(Self::RESUME_TOKENS_WITHOUT_ROWS)
+                .div_ceil(self.group_tokens.get()),
             group_bytes => self.resume_bytes().div_ceil(group_bytes) as usize,
         };
         NonZeroUsize::new(groups).unwrap_or(NonZeroUsize::MIN)
+    }
+
+    /// Every so many groups a sequence that generates moves the resume point behind it.
+    pub(crate) fn trailing_every(&self) -> NonZeroUsize {
+        let groups = Self::TRAILING_TOKENS.div_ceil(self.group_tokens.get());
+        NonZeroUsize::new(groups).unwrap_or(NonZeroUsize::MIN)
+    }
+
+    /// After how many groups a sequence of `tokens` tokens would go on, were they there; `None` between
+    /// such positions.
+    pub(crate) fn groups_whole_at(&self, tokens: usize) -> Option<usize> {
+        // Less than a page of rows is not whole, which is a group at most.
+        let first = tokens.div_ceil(self.group_tokens.get()).max(1);
+        (first..=first + 1).find(|&groups| self.whole_tokens(groups) == tokens)
     }
 
     /// The position at which a sequence that has the first `groups` groups goes on: rows that are
@@ -178,7 +219,7 @@ impl Grain {
         };
         let windows = self.windows.iter().map(|(_, tiles)| tiles);
         let buffers = self.kept.iter().chain(windows);
-        buffers.map(whole).min().unwrap_or(0).min(tokens)
+        buffers.map(whole).min().unwrap_or(tokens).min(tokens)
     }
 
     /// The last position at or before `tokens` at which another sequence could go on.

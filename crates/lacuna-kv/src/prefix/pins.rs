@@ -1,4 +1,4 @@
-//! The pages of one group, or those of windows that a resume point keeps.
+//! The pages of one group, or those of windows and states that a resume point keeps.
 
 use lacuna_pages::{PagePin, PhysicalPage};
 
@@ -6,6 +6,8 @@ use lacuna_pages::{PagePin, PhysicalPage};
 #[derive(Debug)]
 pub struct Pins {
     extents: Vec<PinnedPages>,
+    /// Of a resume point, those of all layers' states.
+    states: Vec<PagePin>,
 }
 
 /// Consecutive pages of one buffer.
@@ -31,7 +33,20 @@ impl PinnedPages {
 
 impl Pins {
     pub(crate) fn new(extents: Vec<PinnedPages>) -> Self {
-        Self { extents }
+        Self {
+            extents,
+            states: Vec::new(),
+        }
+    }
+
+    /// The same, and the pages of states.
+    pub(crate) fn with_states(self, states: Vec<PagePin>) -> Self {
+        Self { states, ..self }
+    }
+
+    /// The pages of states.
+    pub(crate) fn states(&self) -> &[PagePin] {
+        &self.states
     }
 
     /// The pages that all of `groups`, which follow each other, and then `window` have of one buffer.
@@ -54,6 +69,7 @@ impl Pins {
     /// Every page that is kept.
     pub fn pages(&self) -> impl Iterator<Item = PhysicalPage> {
         let extents = self.extents.iter();
-        extents.flat_map(|pages| pages.pins.iter().map(PagePin::page))
+        let rows = extents.flat_map(|pages| &pages.pins);
+        rows.chain(&self.states).map(PagePin::page)
     }
 }

@@ -18,13 +18,15 @@
 //! * **T4** A group's ancestors lead to the root of the namespace it was inserted for, and a search
 //!   begins at its own namespace's.
 //!
-//! Where layers have windows, a group may carry a window: what going on from its end takes beside the
-//! rows of all groups up to there.
+//! Where layers have windows or keep states, a group may carry a resume point: what going on from its end
+//! takes beside the rows of all groups up to there.
 //!
-//! * **W1** A window leaves before its group or with it, so what is found with a window is whole (T2).
-//! * **W2** Windows are ordered by when they were last gone on from, the shallowest first of those that
-//!   were at one time; any of them can leave, whoever uses its group: sequences have mapped what they
-//!   took of it.
+//! * **R1** A resume point leaves before its group or with it, so what is found with one is whole (T2).
+//! * **R2** Resume points are ordered by when they were last gone on from, the shallowest first of those
+//!   that were at one time: one behind it serves whatever goes on later, at the cost of computing what is
+//!   between. Any of them can leave, whoever uses its group: sequences have mapped what they took of it.
+//! * **R3** In a tree of resume points alone ([`Tree::of_resume_points`]) every unused group has one, or leads to
+//!   one: a group that does not leaves at once, since nothing can be done with its rows.
 //!
 //! Finding a prompt costs a hash per group; everything else is logarithmic in the groups there are.
 
@@ -64,7 +66,8 @@ pub enum Miss {
     Evicted,
     /// It was there and nobody used it for the time to live.
     Expired,
-    /// It is there, but for rows that windows have passed, without which nothing goes on from its end.
+    /// It is there, or was, but not what going on from its end takes: rows that windows have passed, or the
+    /// states of layers, which were another token's by then.
     Passed,
 }
 
@@ -100,7 +103,9 @@ pub struct Tree<P, S = RandomState> {
     /// The first groups of each namespace that has any.
     roots: HashMap<Namespace, Vec<GroupId>>,
     evictable: BTreeSet<(Instant, Reverse<usize>, GroupId)>,
-    windows: BTreeSet<(Instant, usize, GroupId)>,
+    resume_points: BTreeSet<(Instant, usize, GroupId)>,
+    /// Whether rows are of use only before a resume point.
+    from_resume_points: bool,
     gone: Gone,
     unused: usize,
     next_id: u64,
@@ -117,12 +122,12 @@ struct Group<P> {
     last_used: Instant,
     pinned_until: Option<Instant>,
     payload: P,
-    window: Option<Window<P>>,
+    resume_point: Option<ResumePoint<P>>,
 }
 
-/// What going on from a group's end takes of layers with windows.
+/// What going on from a group's end takes of layers with windows or states.
 #[derive(Debug)]
-struct Window<P> {
+struct ResumePoint<P> {
     last_used: Instant,
     payload: P,
 }
@@ -161,10 +166,21 @@ impl<P, S: BuildHasher> Tree<P, S> {
             by_chain: HashMap::new(),
             roots: HashMap::new(),
             evictable: BTreeSet::new(),
-            windows: BTreeSet::new(),
+            resume_points: BTreeSet::new(),
+            from_resume_points: false,
             gone: Gone::default(),
             unused: 0,
             next_id: 0,
+        }
+    }
+
+    /// The same, but for sequences that go on from resume points only and to whom rows behind the last one are
+    /// of no use: see R3.
+    #[must_use]
+    pub fn of_resume_points(self) -> Self {
+        Self {
+            from_resume_points: true,
+            ..self
         }
     }
 
@@ -325,7 +341,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
             last_used: now,
             pinned_until: None,
             payload: payload(),
-            window: None,
+            resume_point: None,
         };
         self.groups.insert(id, group);
         self.siblings(parent).push(id);
@@ -360,7 +376,8 @@ impl<P, S: BuildHasher> Tree<P, S> {
         }
     }
 
-    /// Counts one user less of each of `ids`, which are all in use: a path from the root on.
+    /// Counts one user less of each of `ids`, which are all in use: a path from the root on. What nobody
+    /// can do anything with any more leaves (R3).
     ///
     /// # Panics
     /// When one of them is not in use.
@@ -374,6 +391,24 @@ impl<P, S: BuildHasher> Tree<P, S> {
             }
             if group.is_evictable() {
                 self.evictable.insert(group.order(id));
+                self.prune(id, Miss::Passed);
+            }
+        }
+    }
+
+    /// Lets go of the evictable group `id` and then of those before it, as far as they lead to no resume
+    /// point and there must be one.
+    fn prune(&mut self, mut id: GroupId, why: Miss) {
+        while self.from_resume_points {
+            let group = &self.groups[&id];
+            if !group.is_evictable() || group.resume_point.is_some() {
+                break;
+            }
+            let parent = group.parent;
+            self.remove_one(id, why);
+            match parent {
+                Parent::Group(parent) => id = parent,
+                Parent::Root(_) => break,
             }
         }
     }
@@ -388,93 +423,109 @@ impl<P, S: BuildHasher> Tree<P, S> {
     }
 
     /// How many of `ids`, a path from the root on, can be gone on from: those up to the last with a
-    /// window.
+    /// resume point.
     #[must_use]
     pub fn resumable(&self, ids: &[GroupId]) -> usize {
-        let has_window = |id: &GroupId| self.window(*id).is_some();
-        ids.iter().rposition(has_window).map_or(0, |last| last + 1)
+        let has_one = |id: &GroupId| self.resume_point(*id).is_some();
+        ids.iter().rposition(has_one).map_or(0, |last| last + 1)
     }
 
-    /// The window that a group carries.
+    /// The resume point that a group carries.
     #[must_use]
-    pub fn window(&self, id: GroupId) -> Option<&P> {
-        let window = self.groups.get(&id)?.window.as_ref()?;
-        Some(&window.payload)
+    pub fn resume_point(&self, id: GroupId) -> Option<&P> {
+        let point = self.groups.get(&id)?.resume_point.as_ref()?;
+        Some(&point.payload)
     }
 
-    /// Windows there are.
+    /// Resume points there are.
     #[must_use]
-    pub fn windows(&self) -> usize {
-        self.windows.len()
+    pub fn resume_points(&self) -> usize {
+        self.resume_points.len()
     }
 
     /// Those of them whose groups nobody uses.
     #[must_use]
-    pub fn unused_windows(&self) -> usize {
+    pub fn unused_resume_points(&self) -> usize {
         let unused = |entry: &&(Instant, usize, GroupId)| self.groups[&entry.2].users == 0;
-        self.windows.iter().filter(unused).count()
+        self.resume_points.iter().filter(unused).count()
     }
 
-    /// Everything that is kept: of groups, and of windows.
+    /// Everything that is kept: of groups, and of resume points.
     pub fn payloads(&self) -> impl Iterator<Item = &P> {
         self.groups.values().flat_map(|group| {
-            let window = group.window.as_ref().map(|window| &window.payload);
-            std::iter::once(&group.payload).chain(window)
+            let point = group.resume_point.as_ref().map(|point| &point.payload);
+            std::iter::once(&group.payload).chain(point)
         })
     }
 
-    /// Gives a group a window, unless it has one or is not kept.
-    pub fn keep_window(&mut self, id: GroupId, now: Instant, payload: P) {
+    /// Gives a group a resume point, unless it has one or is not kept.
+    pub fn keep_resume_point(&mut self, id: GroupId, now: Instant, payload: P) {
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        if group.window.is_none() {
-            self.windows.insert((now, group.depth, id));
-            group.window = Some(Window {
+        if group.resume_point.is_none() {
+            self.resume_points.insert((now, group.depth, id));
+            group.resume_point = Some(ResumePoint {
                 last_used: now,
                 payload,
             });
         }
     }
 
-    /// Takes note that the window of a group, if it has one, was gone on from.
-    pub fn touch_window(&mut self, id: GroupId, now: Instant) {
+    /// Takes note that the resume point of a group, if it has one, was gone on from.
+    pub fn touch_resume_point(&mut self, id: GroupId, now: Instant) {
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        if let Some(window) = &mut group.window {
-            self.windows.remove(&(window.last_used, group.depth, id));
-            window.last_used = window.last_used.max(now);
-            self.windows.insert((window.last_used, group.depth, id));
+        if let Some(point) = &mut group.resume_point {
+            self.resume_points
+                .remove(&(point.last_used, group.depth, id));
+            point.last_used = point.last_used.max(now);
+            self.resume_points
+                .insert((point.last_used, group.depth, id));
         }
     }
 
-    /// Takes a group's window.
-    fn take_window(&mut self, id: GroupId) -> Option<P> {
+    /// Lets go of the resume point of a group that is in use: another one behind it serves as well.
+    pub fn forget_resume_point(&mut self, id: GroupId) -> Option<P> {
+        let used = self.groups.get(&id).is_some_and(|group| group.users > 0);
+        used.then(|| self.take_resume_point(id)).flatten()
+    }
+
+    /// Takes a group's resume point.
+    fn take_resume_point(&mut self, id: GroupId) -> Option<P> {
         let group = self.groups.get_mut(&id)?;
-        let window = group.window.take()?;
-        self.windows.remove(&(window.last_used, group.depth, id));
-        Some(window.payload)
+        let point = group.resume_point.take()?;
+        self.resume_points
+            .remove(&(point.last_used, group.depth, id));
+        Some(point.payload)
     }
 
     /// Lets go of the group that has been unused for longest, of those that lead nowhere, or of the
-    /// window that was last gone on from no later, and returns where the rows are. Pinned groups and
-    /// their windows go when no other is left.
+    /// resume point that was last gone on from no later, and returns where the rows are. Pinned groups and
+    /// their resume points go when no other is left. In a tree of resume points alone it is one of those that
+    /// goes, and with it the rows that only it led to.
     pub fn evict(&mut self, now: Instant) -> Option<P> {
         let unpinned = |id: &GroupId| !self.groups[id].is_pinned(now);
-        let groups = || self.evictable.iter().map(|&(used, _, id)| (used, id));
-        let windows = || self.windows.iter().map(|&(used, _, id)| (used, id));
+        let alone = (!self.from_resume_points).then_some(&self.evictable);
+        let groups = || alone.into_iter().flatten().map(|&(used, _, id)| (used, id));
+        let points = || self.resume_points.iter().map(|&(used, _, id)| (used, id));
         let group = groups().find(|(_, id)| unpinned(id));
-        let window = windows().find(|(_, id)| unpinned(id));
-        let (group, window) = match (group, window) {
-            (None, None) => (groups().next(), windows().next()),
+        let point = points().find(|(_, id)| unpinned(id));
+        let (group, point) = match (group, point) {
+            (None, None) => (groups().next(), points().next()),
             some => some,
         };
-        match (group, window) {
-            (Some((used, id)), window) if window.is_none_or(|(before, _)| used < before) => {
+        match (group, point) {
+            (Some((used, id)), point) if point.is_none_or(|(before, _)| used < before) => {
                 Some(self.remove(id, Miss::Evicted))
             }
-            (_, window) => self.take_window(window?.1),
+            (_, point) => {
+                let (_, id) = point?;
+                let payload = self.take_resume_point(id);
+                self.prune(id, Miss::Evicted);
+                payload
+            }
         }
     }
 
@@ -487,9 +538,18 @@ impl<P, S: BuildHasher> Tree<P, S> {
         Some(self.remove(id, Miss::Expired))
     }
 
-    /// Takes an evictable group out.
+    /// Takes an evictable group out, and what has become of no use without it.
     fn remove(&mut self, id: GroupId, why: Miss) -> P {
-        self.take_window(id);
+        let parent = self.groups[&id].parent;
+        let payload = self.remove_one(id, why);
+        if let Parent::Group(parent) = parent {
+            self.prune(parent, why);
+        }
+        payload
+    }
+
+    fn remove_one(&mut self, id: GroupId, why: Miss) -> P {
+        self.take_resume_point(id);
         let group = self
             .groups
             .remove(&id)

@@ -117,16 +117,16 @@ fn the_window_that_was_gone_on_from_last_leaves_last() {
     let later = |seconds: u64| now + Duration::from_secs(seconds);
     let groups = [[1, 2], [3, 4]].map(|tokens| enter(&mut tree, now, ROOT, tokens, "group"));
     let [first, second] = groups;
-    tree.keep_window(first, later(1), "window of the first");
-    tree.keep_window(second, later(2), "window of the second");
-    assert_eq!((tree.windows(), tree.unused_windows()), (2, 0));
-    tree.touch_window(first, later(3));
+    tree.keep_resume_point(first, later(1), "window of the first");
+    tree.keep_resume_point(second, later(2), "window of the second");
+    assert_eq!((tree.resume_points(), tree.unused_resume_points()), (2, 0));
+    tree.touch_resume_point(first, later(3));
     // What is earlier than the last time changes nothing.
-    tree.touch_window(first, later(1));
+    tree.touch_resume_point(first, later(1));
     tree.release(&[first], later(9));
-    assert_eq!((tree.windows(), tree.unused_windows()), (2, 1));
+    assert_eq!((tree.resume_points(), tree.unused_resume_points()), (2, 1));
     tree.release(&[second], later(9));
-    assert_eq!(tree.unused_windows(), 2);
+    assert_eq!(tree.unused_resume_points(), 2);
     let order: Vec<_> = std::iter::from_fn(|| tree.evict(later(10))).collect();
     assert_eq!(
         order,
@@ -137,5 +137,5 @@ fn the_window_that_was_gone_on_from_last_leaves_last() {
             "group"
         ]
     );
-    assert_eq!((tree.windows(), tree.unused_windows()), (0, 0));
+    assert_eq!((tree.resume_points(), tree.unused_resume_points()), (0, 0));
 }

@@ -5,4 +5,5 @@ mod hashing;
 mod letting_go;
 mod model;
 mod pages;
+mod states;
 mod windows;

@@ -24,9 +24,10 @@ enum Step {
     /// A sequence ends.
     Leave(usize),
     Pin(usize, u64),
-    /// The end of a group of a sequence becomes a resume point, or is gone on from.
+    /// The end of a group of a sequence becomes a resume point, is gone on from, or is one no more.
     Keep(usize, usize),
     Touch(usize, usize),
+    Forget(usize, usize),
     Evict,
     Expire,
 }
@@ -43,6 +44,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0usize..4, 0u64..7).prop_map(|(path, time)| Step::Pin(path, time)),
         2 => (0usize..4, 0usize..4).prop_map(|(path, depth)| Step::Keep(path, depth)),
         1 => (0usize..4, 0usize..4).prop_map(|(path, depth)| Step::Touch(path, depth)),
+        1 => (0usize..4, 0usize..4).prop_map(|(path, depth)| Step::Forget(path, depth)),
         3 => Just(Step::Evict),
         1 => Just(Step::Expire),
     ];
@@ -58,12 +60,12 @@ struct Entry {
     users: usize,
     last_used: Instant,
     pinned_until: Option<Instant>,
-    /// Since when its window, if it carries one, was last gone on from.
-    window: Option<Instant>,
+    /// Since when its resume point, if it carries one, was last gone on from.
+    point: Option<Instant>,
 }
 
-/// What stands for the window of a group that holds `tokens`.
-fn window_of(tokens: &[u32]) -> Vec<u32> {
+/// What stands for the resume point of a group that holds `tokens`.
+fn point_of(tokens: &[u32]) -> Vec<u32> {
     [tokens, &[99]].concat()
 }
 
@@ -90,6 +92,8 @@ enum Hashes {
 
 #[derive(Default)]
 struct List {
+    /// Whether rows are of use only before a resume point.
+    from_points: bool,
     entries: Vec<Entry>,
     gone: Vec<(Namespace, Vec<u32>, Miss)>,
 }
@@ -180,19 +184,39 @@ impl List {
         entry.tokens
     }
 
-    /// Windows, those first that were gone on from longest ago, of those the shallowest.
-    fn windows(&self) -> Vec<usize> {
-        let carries = |index: &usize| self.entries[*index].window.is_some();
+    /// Resume points, those first that were gone on from longest ago, of those the shallowest.
+    fn points(&self) -> Vec<usize> {
+        let carries = |index: &usize| self.entries[*index].point.is_some();
         let mut windows: Vec<usize> = (0..self.entries.len()).filter(carries).collect();
         windows.sort_by_key(|&index| {
             let entry = &self.entries[index];
-            (entry.window, entry.tokens.len(), entry.id)
+            (entry.point, entry.tokens.len(), entry.id)
         });
         windows
     }
 
+    /// Takes out what nothing can be done with: unused groups that lead to no resume point.
+    fn prune(&mut self, why: Miss) {
+        let useless = |list: &Self| {
+            let mut free = list.evictable().into_iter();
+            free.find(|&index| list.entries[index].point.is_none())
+        };
+        while let Some(index) = useless(self).filter(|_| self.from_points) {
+            self.remove(index, why);
+        }
+    }
+
     fn evict(&mut self, now: Instant) -> Option<Vec<u32>> {
-        let (free, windows) = (self.evictable(), self.windows());
+        let evicted = self.evict_one(now);
+        self.prune(Miss::Evicted);
+        evicted
+    }
+
+    fn evict_one(&mut self, now: Instant) -> Option<Vec<u32>> {
+        let (mut free, windows) = (self.evictable(), self.points());
+        if self.from_points {
+            free.clear();
+        }
         let unpinned = |order: &[usize]| {
             let mut order = order.iter().copied();
             order.find(|&index| !self.is_pinned(index, now))
@@ -204,14 +228,14 @@ impl List {
         let entries = &mut self.entries;
         match (group, window) {
             (Some(group), Some(window))
-                if entries[window].window <= Some(entries[group].last_used) =>
+                if entries[window].point <= Some(entries[group].last_used) =>
             {
-                entries[window].window = None;
-                Some(window_of(&entries[window].tokens))
+                entries[window].point = None;
+                Some(point_of(&entries[window].tokens))
             }
             (None, Some(window)) => {
-                entries[window].window = None;
-                Some(window_of(&entries[window].tokens))
+                entries[window].point = None;
+                Some(point_of(&entries[window].tokens))
             }
             (group, _) => Some(self.remove(group?, Miss::Evicted)),
         }
@@ -220,7 +244,7 @@ impl List {
     fn resumable(&self, path: &[GroupId]) -> usize {
         let carries = |id: &GroupId| {
             let mut entries = self.entries.iter();
-            entries.any(|entry| entry.id == *id && entry.window.is_some())
+            entries.any(|entry| entry.id == *id && entry.point.is_some())
         };
         (0..=path.len())
             .rev()
@@ -232,7 +256,9 @@ impl List {
         let old = |index: &usize| now - self.entries[*index].last_used >= TIME_TO_LIVE;
         let mut free = self.evictable().into_iter().filter(old);
         let chosen = free.find(|&index| !self.is_pinned(index, now))?;
-        Some(self.remove(chosen, Miss::Expired))
+        let expired = self.remove(chosen, Miss::Expired);
+        self.prune(Miss::Expired);
+        Some(expired)
     }
 
     fn each(&mut self, ids: &[GroupId], mut change: impl FnMut(&mut Entry)) {
@@ -246,10 +272,21 @@ impl List {
     }
 }
 
-fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(), TestCaseError> {
+fn run(
+    steps: Vec<Step>,
+    hasher: impl BuildHasher,
+    hashes: Hashes,
+    from_points: bool,
+) -> Result<(), TestCaseError> {
     let group_tokens = NonZeroUsize::new(GROUP).expect("two");
     let mut tree: Tree<Vec<u32>, _> = Tree::with_hasher(group_tokens, hasher);
-    let mut list = List::default();
+    if from_points {
+        tree = tree.of_resume_points();
+    }
+    let mut list = List {
+        from_points,
+        ..List::default()
+    };
     let mut running: Vec<Running> = Vec::new();
     let begin = Instant::now();
     for (tick, step) in (0..).zip(steps) {
@@ -296,7 +333,7 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                             users: 1,
                             last_used: now,
                             pinned_until: None,
-                            window: None,
+                            point: None,
                         });
                         one.path.push(id);
                     }
@@ -322,6 +359,7 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                         entry.users -= 1;
                         entry.last_used = now;
                     });
+                    list.prune(Miss::Passed);
                 }
             }
             Step::Pin(index, time) => {
@@ -340,8 +378,8 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                     continue;
                 };
                 list.each(&[id], |entry| {
-                    tree.keep_window(id, now, window_of(&entry.tokens));
-                    entry.window.get_or_insert(now);
+                    tree.keep_resume_point(id, now, point_of(&entry.tokens));
+                    entry.point.get_or_insert(now);
                 });
             }
             Step::Touch(index, depth) => {
@@ -349,8 +387,18 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
                 let Some(&id) = path.get(depth) else {
                     continue;
                 };
-                tree.touch_window(id, now);
-                list.each(&[id], |entry| entry.window = entry.window.map(|_| now));
+                tree.touch_resume_point(id, now);
+                list.each(&[id], |entry| entry.point = entry.point.map(|_| now));
+            }
+            Step::Forget(index, depth) => {
+                let path = running.get(index).map_or(&[][..], |one| &one.path);
+                let Some(&id) = path.get(depth) else {
+                    continue;
+                };
+                list.each(&[id], |entry| {
+                    let point = entry.point.take().map(|_| point_of(&entry.tokens));
+                    assert_eq!(tree.forget_resume_point(id), point);
+                });
             }
             Step::Evict => prop_assert_eq!(tree.evict(now), list.evict(now)),
             Step::Expire => prop_assert_eq!(tree.expire(now, TIME_TO_LIVE), list.expire(now)),
@@ -376,16 +424,24 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
         );
         for entry in &list.entries {
             prop_assert_eq!(tree.get(entry.id), Some((&entry.tokens, entry.users)));
-            let window = entry.window.map(|_| window_of(&entry.tokens));
-            prop_assert_eq!(tree.window(entry.id), window.as_ref());
+            let window = entry.point.map(|_| point_of(&entry.tokens));
+            prop_assert_eq!(tree.resume_point(entry.id), window.as_ref());
         }
-        prop_assert_eq!(tree.windows(), list.windows().len());
+        prop_assert_eq!(tree.resume_points(), list.points().len());
+        let leads = |entry: &Entry| {
+            let mut points = list.entries.iter().filter(|other| other.point.is_some());
+            entry.users > 0
+                || points.any(|other| {
+                    other.namespace == entry.namespace && other.tokens.starts_with(&entry.tokens)
+                })
+        };
+        prop_assert!(!from_points || list.entries.iter().all(leads), "R3");
         let unused = list.entries.iter().filter(|entry| entry.users == 0);
         prop_assert_eq!(
-            tree.unused_windows(),
-            unused.filter(|entry| entry.window.is_some()).count()
+            tree.unused_resume_points(),
+            unused.filter(|entry| entry.point.is_some()).count()
         );
-        prop_assert_eq!(tree.payloads().count(), tree.len() + tree.windows());
+        prop_assert_eq!(tree.payloads().count(), tree.len() + tree.resume_points());
         for one in &running {
             prop_assert_eq!(tree.resumable(&one.path), list.resumable(&one.path));
         }
@@ -396,7 +452,11 @@ fn run(steps: Vec<Step>, hasher: impl BuildHasher, hashes: Hashes) -> Result<(),
     }
     while tree.evict(end).is_some() {}
     prop_assert!(tree.is_empty(), "everything unused can be evicted");
-    prop_assert_eq!(tree.windows(), 0, "W1: windows leave with their groups");
+    prop_assert_eq!(
+        tree.resume_points(),
+        0,
+        "R1: resume points leave with their groups"
+    );
     Ok(())
 }
 
@@ -406,12 +466,15 @@ proptest! {
 
     #[test]
     fn every_answer_is_that_of_a_naive_list(steps in steps()) {
-        run(steps, RandomState::new(), Hashes::Distinct)?;
+        run(steps.clone(), RandomState::new(), Hashes::Distinct, false)?;
+        run(steps, RandomState::new(), Hashes::Distinct, true)?;
     }
 
     #[test]
     fn hashes_that_collide_change_what_is_kept_and_not_what_is_found(steps in steps()) {
-        run(steps.clone(), Narrow { bits: 3 }, Hashes::Few)?;
-        run(steps, Narrow { bits: 0 }, Hashes::One)?;
+        for from_points in [false, true] {
+            run(steps.clone(), Narrow { bits: 3 }, Hashes::Few, from_points)?;
+            run(steps.clone(), Narrow { bits: 0 }, Hashes::One, from_points)?;
+        }
     }
 }

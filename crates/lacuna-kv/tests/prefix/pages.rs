@@ -90,7 +90,9 @@ impl Bench {
         let (cpu, geometry) = (&self.cpu, self.geometry.clone());
         while held.sequence.len() < held.tokens.len() {
             let start = held.sequence.len();
+            let stop = self.cache.next_stop(&held.path, start);
             let end = held.tokens.len().min(start + chunk);
+            let end = stop.map_or(end, |stop| end.min(stop));
             held.sequence.prepare(end - start).expect("memory");
             for (Layer(layer), spec) in geometry.own_rows() {
                 let rows = Side::BOTH.map(|side| {
@@ -103,6 +105,7 @@ impl Bench {
                     |side: Side, run: RunMut<'_>| cpu.store_run(run, &side.of(rows.each_ref())[..]);
                 held.sequence.write(Layer(layer), write);
             }
+            advance(&mut held.sequence, &held.tokens[..end]);
             held.sequence.accept(end - start);
             let (path, sequence) = (&mut held.path, &mut held.sequence);
             let grown = self
@@ -122,7 +125,7 @@ impl Bench {
 
     /// As a session ends: what it has becomes a place to go on from.
     pub(crate) fn leave(&mut self, mut held: Held) {
-        let (path, sequence) = (&held.path, &mut held.sequence);
+        let (path, sequence) = (&mut held.path, &mut held.sequence);
         let finished = self.cache.finish(path, sequence, Instant::now());
         finished.expect("pages can be sealed");
         drop(held.sequence);
@@ -163,6 +166,34 @@ impl Bench {
             }
         }
     }
+}
+
+/// Computes the states after `tokens` from those before the prepared ones, which must be right: whatever was
+/// reused is what would have been computed.
+fn advance(sequence: &mut Sequence, tokens: &[u32]) {
+    let start = sequence.len();
+    for layer in 0..sequence.geometry().layers().len() {
+        let state = sequence.state(Layer(layer));
+        let before = state_after(&tokens[..start], layer);
+        for (element, value) in state.iter().enumerate() {
+            let before = if start == 0 {
+                0.0
+            } else {
+                before + element as f32
+            };
+            assert_eq!(*value, before, "layer {layer} after {start} tokens");
+        }
+        let first = state_after(tokens, layer);
+        for (element, value) in state.iter_mut().enumerate() {
+            *value = first + element as f32;
+        }
+    }
+}
+
+/// What the first element of a layer's state is after `tokens`; the others are the numbers after it.
+fn state_after(tokens: &[u32], layer: usize) -> f32 {
+    let next = |state: usize, &token: &u32| (state * 31 + token as usize + 1) % 65_521;
+    tokens.iter().fold(layer, next) as f32
 }
 
 /// Every way to hold rows in pages that can be shared.

@@ -72,7 +72,7 @@ fn find(bench: &Bench, tokens: &[u32]) -> (usize, Option<Miss>) {
 fn resume_points(bench: &Bench, held: &Held) -> Vec<usize> {
     let groups = held.path.groups().iter().enumerate();
     let tree = bench.cache.tree();
-    let points = groups.filter(|(_, id)| tree.window(**id).is_some());
+    let points = groups.filter(|(_, id)| tree.resume_point(**id).is_some());
     points.map(|(index, _)| index + 1).collect()
 }
 
@@ -184,13 +184,13 @@ fn windows_are_evicted_before_the_groups_they_end() {
     assert!(bench.cache.evict(Instant::now()), "whoever uses the group");
     bench.assert_rows(&held);
     bench.leave(held);
-    let windows = bench.cache.tree().windows();
+    let windows = bench.cache.tree().resume_points();
     assert!((points - 1..=points).contains(&windows));
     for left in (0..windows).rev() {
         assert!(find(&bench, &tokens(0, 700)).0 > 0);
         assert!(bench.cache.evict(Instant::now()));
         let tree = bench.cache.tree();
-        assert_eq!((tree.windows(), tree.len()), (left, groups));
+        assert_eq!((tree.resume_points(), tree.len()), (left, groups));
     }
     assert_eq!(find(&bench, &tokens(0, 700)), (0, Some(Miss::Passed)));
     let mut again = bench.start(&tokens(0, 700));

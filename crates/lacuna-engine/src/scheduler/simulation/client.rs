@@ -77,8 +77,13 @@ impl Spec {
 
     /// One greedy choice.
     pub(super) fn plain(prompt: u32, tokens: usize) -> Self {
+        Self::greedy((300..300 + prompt).collect(), tokens)
+    }
+
+    /// One greedy choice after `prompt`.
+    pub(super) fn greedy(prompt: Vec<u32>, tokens: usize) -> Self {
         Self {
-            prompt: (300..300 + prompt).collect(),
+            prompt,
             choices: 1,
             limits: Limits {
                 max_tokens: Some(tokens),
@@ -244,6 +249,11 @@ impl Client {
                 true
             }
         }
+    }
+
+    /// The prompt and what came after it.
+    pub(super) fn conversation(&self) -> Vec<u32> {
+        [&self.spec.prompt[..], &self.seen[0].tokens].concat()
     }
 
     pub(super) fn failure(&self) -> Option<&Failure> {

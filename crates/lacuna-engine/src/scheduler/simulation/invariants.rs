@@ -27,11 +27,15 @@ pub(super) fn check(scheduler: &Scheduler, pool: &Pool) {
         panic!("{broken}");
     }
     let ledger = pool.ledger();
-    let pinned: BTreeSet<_> = tree.payloads().flat_map(Pins::pages).collect();
+    let running = scheduler.running.iter();
+    let paths = running.flat_map(|running| &running.sessions);
+    let standing = paths.flat_map(|session| session.path.pages());
+    let kept = tree.payloads().flat_map(Pins::pages);
+    let pinned: BTreeSet<_> = kept.chain(standing).collect();
     assert_eq!(
         ledger.pinned.get(),
         pinned.len() as u64 * scheduler.engine.kv_cache().page_bytes() as u64,
-        "pinned pages are those of the cache's groups and windows"
+        "pinned pages are those of the cache's groups and resume points"
     );
     assert!(
         ledger.committed.get() <= scheduler.budget.parts.kv_bytes,

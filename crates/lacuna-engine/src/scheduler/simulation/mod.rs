@@ -83,16 +83,41 @@ struct Tally {
     reused: u64,
     /// Tokens that were reused where layers have windows.
     resumed: u64,
+    /// Tokens that were reused where layers keep states, and resume points that were evicted there.
+    restored: u64,
+    lost_states: u64,
 }
 
 const CONTEXT: usize = 200;
 
+/// What the layers of a run's model keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Rows,
+    Windows,
+    /// States beside rows.
+    States,
+    /// States beside rows and windows.
+    Everything,
+    StatesAlone,
+}
+
 /// Rows of 256 bytes, 16 tokens a page: in two layers alike, or in one that keeps all rows, two with
-/// windows, wide and narrow, and one that reads another's.
-fn geometry(windows: bool) -> Geometry {
+/// windows, wide and narrow, and one that reads another's. States that hold a context, of a page and of two.
+fn geometry(kind: Kind) -> Geometry {
     let elements = KvElements::both(ElementType::F32);
-    if !windows {
-        return Geometry::uniform(2, 1, 64, elements);
+    let states = |geometry: Geometry, states| geometry.with_states(states).expect("a model");
+    match kind {
+        Kind::Rows => return Geometry::uniform(2, 1, 64, elements),
+        Kind::States => {
+            let rows = Geometry::uniform(2, 1, 64, elements);
+            return states(rows, vec![0, CONTEXT + 1]);
+        }
+        Kind::StatesAlone => {
+            let none = Geometry::new(vec![LayerCache::None; 2], elements);
+            return states(none.expect("layers"), vec![1400, CONTEXT + 1]);
+        }
+        Kind::Windows | Kind::Everything => {}
     }
     let rows = |keep| {
         LayerCache::Rows(RowSpec {
@@ -110,11 +135,20 @@ fn geometry(windows: bool) -> Geometry {
         LayerCache::Of(Layer(0)),
         rows(window(7)),
     ];
-    Geometry::new(layers, elements).expect("a model")
+    let windows = Geometry::new(layers, elements).expect("a model");
+    match kind {
+        Kind::Everything => states(windows, vec![CONTEXT + 1, 0, 1400, 0]),
+        _ => windows,
+    }
 }
 
 impl Simulation {
     fn new(seed: u64) -> Self {
+        Self::of(seed, None)
+    }
+
+    /// With a model of `kind`, or of one that the seed decides.
+    fn of(seed: u64, kind: Option<Kind>) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut one_of = |choices: &[u32]| choices[below(&mut random, choices.len())];
         let weather = Weather {
@@ -140,9 +174,17 @@ impl Simulation {
         let host = HostDevice::new().expect("a host with pages");
         let (device, faults) = FaultyDevice::new(host, completion);
         let pool = Pool::new(device, small_pages()).expect("valid settings");
-        let windows = one_of(&[0, 1]) == 1;
+        let kinds = [
+            Kind::Rows,
+            Kind::Windows,
+            Kind::States,
+            Kind::Everything,
+            Kind::StatesAlone,
+        ];
+        let random_kind = kinds[one_of(&[0, 0, 1, 1, 2, 2, 3, 4]) as usize];
+        let kind = kind.unwrap_or(random_kind);
         let cache =
-            KvCache::over(pool.clone(), geometry(windows), KvPolicy::default()).expect("a cache");
+            KvCache::over(pool.clone(), geometry(kind), KvPolicy::default()).expect("a cache");
         let kv = groups * cache.grain().bytes(cache.grain().group_tokens().get());
         let (model, breaks) = (demo_model(), Arc::new(AtomicBool::new(false)));
         let tokens = (one_of(&[6, 24]) as usize).max(config.max_running);
@@ -325,6 +367,10 @@ impl Simulation {
         if self.scheduler.prefix.grain().has_windows() {
             self.tally.resumed = counters.reused_tokens;
         }
+        if self.scheduler.prefix.grain().has_states() {
+            self.tally.restored = counters.reused_tokens;
+            self.tally.lost_states = counters.evicted_resume_points;
+        }
         self.tally.hash(&mut self.trace);
         (self.trace.finish(), self.tally.clone())
     }
@@ -392,6 +438,8 @@ impl Tally {
         self.expired += other.expired;
         self.reused += other.reused;
         self.resumed += other.resumed;
+        self.restored += other.restored;
+        self.lost_states += other.lost_states;
     }
 
     /// Everything that a simulation is for has come up.
@@ -409,6 +457,8 @@ impl Tally {
             expired,
             reused,
             resumed,
+            restored,
+            lost_states,
         } = self.clone();
         let all = [
             steps,
@@ -423,6 +473,8 @@ impl Tally {
             expired,
             reused,
             resumed,
+            restored,
+            lost_states,
         ];
         all.into_iter().all(|count| count > 0)
     }
@@ -515,6 +567,77 @@ fn a_request_without_address_space_waits_for_those_that_run_and_fails_alone() {
     comes.read(&mut simulation.trace, &mut simulation.tally);
     assert!(matches!(comes.failure(), Some(Failure::OutOfMemory(_))));
     assert!(simulation.scheduler.is_idle());
+}
+
+/// 64 conversations take turns under a budget that holds what 20 of them leave.
+#[test]
+fn of_conversations_that_do_not_all_fit_resume_points_go_first_and_every_turn_ends_well() {
+    for kind in [Kind::States, Kind::Everything, Kind::StatesAlone] {
+        let mut simulation = Simulation::of(0, Some(kind));
+        let scheduler = &mut simulation.scheduler;
+        let grain = scheduler.prefix.grain().clone();
+        let conversation = grain.bytes(160) + grain.resume_bytes();
+        scheduler.budget = kv_alone(20 * conversation);
+        scheduler.config = ServiceConfig {
+            max_running: 3,
+            max_waiting: 64,
+            ..ServiceConfig::default()
+        };
+        simulation.limits = scheduler.request_limits();
+        let spec = |talk: u32, before: Vec<u32>| {
+            let words = (0..40).map(|word| 300 + (talk * 131 + word * 17) % 1000);
+            Spec::greedy(before.into_iter().chain(words).collect(), 20)
+        };
+        let mut talks = vec![Vec::new(); 64];
+        let (mut most, mut evicted) = (0, (0, 0));
+        for turn in 0..2 {
+            let before = simulation.scheduler.counters.reused_tokens;
+            let mut clients: Vec<Client> = Vec::new();
+            // The last to speak are the first to speak again.
+            for talk in (0..64).rev() {
+                let at = if turn == 0 { 63 - talk } else { talk };
+                let history = std::mem::take(&mut talks[at]);
+                clients.push(simulation.submit_spec(spec(at as u32, history)));
+            }
+            while !simulation.scheduler.is_idle() {
+                simulation.system.pass(Duration::from_millis(100));
+                simulation.step();
+                let ledger = simulation.pool.ledger();
+                most = most.max(ledger.committed.get());
+                let counters = simulation.scheduler.counters;
+                let now = (counters.evicted_groups, counters.evicted_resume_points);
+                assert!(now.0 == evicted.0 || now.1 > evicted.1, "rows alone went");
+                evicted = now;
+                for client in &mut clients {
+                    client.read(&mut simulation.trace, &mut simulation.tally);
+                }
+            }
+            for (place, client) in clients.iter().enumerate() {
+                assert_eq!(client.failure(), None);
+                let talk = if turn == 0 { place } else { 63 - place };
+                talks[talk] = client.conversation();
+            }
+            let reused = simulation.scheduler.counters.reused_tokens - before;
+            assert_eq!(
+                reused > 0,
+                turn > 0,
+                "{kind:?}: {reused} tokens in turn {turn}"
+            );
+        }
+        assert!(
+            most <= 20 * conversation,
+            "{kind:?}: never above the budget"
+        );
+        assert!(most > 19 * conversation, "{kind:?}: all of it is used");
+        let counters = simulation.scheduler.counters;
+        assert_eq!(
+            (counters.finished, counters.preemptions),
+            (128, 0),
+            "{kind:?}"
+        );
+        assert!(evicted.1 > 64, "{kind:?}: {evicted:?}");
+        simulation.finish();
+    }
 }
 
 #[test]

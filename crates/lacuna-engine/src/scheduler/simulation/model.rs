@@ -1,14 +1,15 @@
 //! A model without arithmetic: logits are a hash of the tokens that the KV cache holds.
 //!
 //! Every pass writes each token and its position into all rows and reads all of them back, so a page
-//! that is lost, mixed up or handed out twice changes the text or is found at once.
+//! that is lost, mixed up or handed out twice changes the text or is found at once. A state is the list of
+//! all tokens there have been.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{Keep, KvCache, Layer, Side};
-use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Segment};
+use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Place, Segment};
 use lacuna_text::tokenizer::Tokenizer;
 
 use super::CONTEXT;
@@ -23,6 +24,8 @@ pub(super) struct PseudoModel {
     limits: BatchLimits,
     logits: Vec<f32>,
     breaks: Arc<AtomicBool>,
+    /// Whether the last pass that failed had computed everything.
+    breaks_late: bool,
 }
 
 impl PseudoModel {
@@ -48,11 +51,23 @@ impl PseudoModel {
             },
             logits: Vec::new(),
             breaks,
+            breaks_late: true,
         }
     }
 
     fn write(&self, segment: &mut Segment<'_>) {
         let start = segment.sequence.len();
+        for layer in 0..self.cache.geometry().layers().len() {
+            let state = segment.sequence.state(Layer(layer));
+            let Some((count, tokens)) = state.split_first_mut() else {
+                continue;
+            };
+            assert_eq!(*count, start as f32, "the state of another token");
+            *count += segment.tokens.len() as f32;
+            for (place, &token) in tokens[start..].iter_mut().zip(segment.tokens) {
+                *place = token as f32;
+            }
+        }
         for (layer, spec) in self.cache.geometry().own_rows() {
             let rows = |side: Side, mark: f32| -> Vec<f32> {
                 let width = spec.row_elements(side);
@@ -73,10 +88,38 @@ impl PseudoModel {
     }
 }
 
-/// The tokens that a sequence's rows hold, which must be the same in all layers: in those with
+impl PseudoModel {
+    /// A pass that fails: before it begins, or, every other time, at the end, and for the sake of the last
+    /// sequence alone.
+    fn broken(&mut self, segments: &mut [Segment<'_>], tokens: usize) -> ForwardError {
+        self.breaks_late = !self.breaks_late;
+        if self.breaks_late {
+            segments.iter_mut().for_each(|segment| self.write(segment));
+            return ForwardError::NotFinite {
+                place: Place::Layer(0),
+                row: tokens - 1,
+            };
+        }
+        ForwardError::NotPrepared {
+            prepared: 0,
+            tokens: 0,
+        }
+    }
+}
+
+/// The tokens that a sequence's states and rows hold, which must be the same in all layers: in those with
 /// windows, the last of them.
-fn read(segment: &Segment<'_>) -> Vec<u32> {
-    let (sequence, mut all) = (&*segment.sequence, Vec::new());
+fn read(segment: &mut Segment<'_>) -> Vec<u32> {
+    let mut all = Vec::new();
+    for layer in 0..segment.sequence.geometry().layers().len() {
+        if let Some((count, tokens)) = segment.sequence.state(Layer(layer)).split_first() {
+            let tokens = tokens[..*count as usize].iter();
+            let tokens: Vec<u32> = tokens.map(|&token| token as u32).collect();
+            assert!(all.is_empty() || all == tokens, "states of other tokens");
+            all = tokens;
+        }
+    }
+    let sequence = &*segment.sequence;
     let geometry = sequence.geometry();
     let layers = (0..geometry.layers().len()).map(Layer);
     let mut layers: Vec<_> = layers
@@ -130,14 +173,10 @@ pub(super) fn logits_after(tokens: &[u32], tokenizer: &Tokenizer, row: &mut [f32
 
 impl ModelRunner for PseudoModel {
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
-        if self.breaks.swap(false, Ordering::Relaxed) {
-            let broken = ForwardError::NotPrepared {
-                prepared: 0,
-                tokens: 0,
-            };
-            return Err(broken.into());
-        }
         let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+        if self.breaks.swap(false, Ordering::Relaxed) {
+            return Err(self.broken(segments, tokens).into());
+        }
         assert!(tokens <= self.limits.tokens, "{tokens} tokens in a step");
         let vocabulary = self.vocabulary();
         self.logits.clear();

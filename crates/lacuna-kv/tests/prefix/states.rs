@@ -1,0 +1,411 @@
+//! Sequences of layers with states start at resume points, with the states they would have computed, and
+//! leave nothing behind that nothing can start from.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use lacuna_kernels::ElementType;
+use lacuna_kv::prefix::{Miss, Namespace, Pins};
+use lacuna_kv::{Geometry, Keep, KvElements, LayerCache, RowSpec, ValueRows};
+use proptest::prelude::*;
+
+use crate::pages::{Bench, CAPACITY, Held, prompt, tokens};
+
+/// The token that ends a message.
+const END: u32 = 9_999;
+
+fn rows(kv_heads: usize, head_dim: usize, keep: Keep) -> LayerCache {
+    LayerCache::Rows(RowSpec {
+        kv_heads,
+        key_dim: head_dim,
+        value_dim: head_dim,
+        values: ValueRows::Apart,
+        keep,
+    })
+}
+
+fn geometry(layers: Vec<LayerCache>, states: Vec<usize>) -> Geometry {
+    let geometry = Geometry::new(layers, KvElements::both(ElementType::F32));
+    let geometry = geometry.expect("layers");
+    geometry.with_states(states).expect("states")
+}
+
+/// Rows of 256 bytes, 16 a page, and states of two pages and a bit.
+fn even() -> Geometry {
+    let layers = vec![LayerCache::None, rows(1, 64, Keep::All), LayerCache::None];
+    geometry(layers, vec![1500, 0, 700])
+}
+
+/// Rows that straddle pages, in a layer that keeps a state too.
+fn uneven() -> Geometry {
+    let layers = vec![rows(2, 12, Keep::All), LayerCache::None];
+    geometry(layers, vec![40, 6000])
+}
+
+/// Windows, wide and narrow, beside states.
+fn windows() -> Geometry {
+    let window = |rows| Keep::Window(NonZeroUsize::new(rows).expect("not zero"));
+    let layers = vec![
+        rows(2, 12, window(100)),
+        rows(1, 64, Keep::All),
+        LayerCache::None,
+        rows(1, 64, window(5)),
+    ];
+    geometry(layers, vec![0, 40, 1100, 0])
+}
+
+/// States and nothing else.
+fn alone() -> Geometry {
+    geometry(vec![LayerCache::None; 2], vec![1100, 40])
+}
+
+fn bench(geometry: Geometry) -> Bench {
+    let mut bench = Bench::with(geometry, "sparse");
+    bench.cache = bench.cache.with_message_ends(vec![END]);
+    bench
+}
+
+fn benches() -> impl Iterator<Item = Bench> {
+    [even(), uneven(), windows(), alone()]
+        .into_iter()
+        .map(bench)
+}
+
+fn find(bench: &Bench, tokens: &[u32]) -> (usize, Option<Miss>) {
+    let (found, held) = bench.cache.find(Namespace::COMMON, tokens);
+    assert_eq!(found.tail, None, "only resume points are gone on from");
+    (held, found.miss)
+}
+
+/// The ends of groups of `held` that can be gone on from.
+fn resume_points(bench: &Bench, held: &Held) -> Vec<usize> {
+    let groups = held.path.groups().iter().enumerate();
+    let tree = bench.cache.tree();
+    let points = groups.filter(|(_, id)| tree.resume_point(**id).is_some());
+    points.map(|(index, _)| index + 1).collect()
+}
+
+/// A prompt of messages of these lengths, each ended, and the words with which an answer begins.
+fn messages(lengths: &[usize]) -> Vec<u32> {
+    let message = |(seed, &length): (usize, &usize)| {
+        let mut message = tokens(seed as u32, length - 1);
+        message.push(END);
+        message
+    };
+    let mut prompt: Vec<u32> = lengths.iter().enumerate().flat_map(message).collect();
+    prompt.extend([501, 502, 503]);
+    prompt
+}
+
+#[test]
+fn the_next_turn_goes_on_close_to_the_end_of_the_last() {
+    for mut bench in benches() {
+        let group = bench.cache.grain().group_tokens().get();
+        let mut turn = bench.start(&tokens(0, 500));
+        bench.compute(&mut turn, 64);
+        turn.tokens.extend(tokens(1, 277));
+        bench.compute(&mut turn, 1);
+        let mut next = turn.tokens.clone();
+        bench.leave(turn);
+        next.extend(tokens(2, 60));
+        let (held, miss) = find(&bench, &next);
+        assert!(held + 64 + group > 777, "{held} of 777");
+        assert!(matches!(miss, Some(Miss::Passed | Miss::Ended)), "{miss:?}");
+        let mut second = bench.start(&next);
+        assert_eq!(second.sequence.len(), held);
+        bench.compute(&mut second, 5);
+        bench.assert_rows(&second);
+        bench.leave(second);
+    }
+}
+
+/// The same tokens leave the same resume points, however they came in.
+#[test]
+fn resume_points_follow_from_the_tokens_and_not_from_the_steps() {
+    for geometry in [even(), uneven(), windows(), alone()] {
+        let mut all: Option<Vec<usize>> = None;
+        for chunk in [1, 7, 64, 1000] {
+            let mut bench = bench(geometry.clone());
+            let mut held = bench.start(&tokens(0, 1100));
+            bench.compute(&mut held, chunk);
+            let points = resume_points(&bench, &held);
+            let grain = bench.cache.grain();
+            let (every, end) = (grain.resume_every().get(), 1099 / grain.group_tokens());
+            for groups in 1..=held.path.groups().len() {
+                let expected = groups.is_multiple_of(every) || groups + 1 == end || groups == end;
+                assert_eq!(points.contains(&groups), expected, "{groups} of {end}");
+            }
+            assert_eq!(*all.get_or_insert_with(|| points.clone()), points);
+        }
+    }
+}
+
+#[test]
+fn the_first_message_and_the_last_end_in_resume_points() {
+    for mut bench in benches() {
+        let group = bench.cache.grain().group_tokens().get();
+        // Longer than a group, as ends within one are one.
+        let lengths = [5 * group + 3, 3 * group + 5, 2 * group + 1, 4 * group];
+        let first = messages(&lengths);
+        let mut held = bench.start(&first);
+        bench.compute(&mut held, 50);
+        let points = resume_points(&bench, &held);
+        let last = lengths.iter().sum::<usize>() / group;
+        assert!(points.contains(&5), "{points:?}");
+        assert!(points.contains(&last), "{points:?}");
+        bench.leave(held);
+        // The next turn leaves the answer's first words out.
+        let (kept, _) = find(&bench, &[&first[..first.len() - 3], &[600; 300]].concat());
+        assert_eq!(kept, bench.cache.grain().whole_tokens(last));
+        // Another conversation has the first message alone in common.
+        let (kept, _) = find(&bench, &[&first[..lengths[0]], &[700; 300]].concat());
+        assert_eq!(kept, bench.cache.grain().whole_tokens(5));
+    }
+}
+
+#[test]
+fn a_prompt_that_leaves_what_is_kept_says_why_it_starts_earlier_and_the_next_one_does_not() {
+    for mut bench in benches() {
+        let grain = bench.cache.grain().clone();
+        let every = grain.resume_every().get();
+        let groups = (6..9usize).find(|groups| !groups.is_multiple_of(every));
+        let groups = groups.expect("resume points lie groups apart");
+        let shared = groups * grain.group_tokens().get() + 3;
+        let first = bench.run(&prompt(shared, 300, 0));
+        bench.leave(first);
+        let (held, miss) = find(&bench, &prompt(shared, 300, 1));
+        let common = grain.whole_tokens(groups);
+        assert!(held < common, "no resume point is just there");
+        assert_eq!(miss, Some(Miss::Passed));
+        let second = bench.run(&prompt(shared, 300, 1));
+        bench.assert_rows(&second);
+        let (held, miss) = find(&bench, &prompt(shared, 300, 2));
+        assert_eq!((held, miss), (common, Some(Miss::Diverged)));
+        let third = bench.run(&prompt(shared, 300, 2));
+        bench.assert_rows(&third);
+        bench.assert_rows(&second);
+    }
+}
+
+/// Somebody waits for a running sequence: it can be gone on from when it is there.
+#[test]
+fn the_end_that_another_waits_for_is_a_resume_point() {
+    for mut bench in benches() {
+        let grain = bench.cache.grain().clone();
+        let group = grain.group_tokens().get();
+        let mut donor = bench.start(&prompt(7 * group, 400, 0));
+        bench.cache.keep_resumable(&mut donor.path, 7 * group);
+        bench.compute(&mut donor, 50);
+        assert!(resume_points(&bench, &donor).contains(&7));
+        let (held, _) = find(&bench, &prompt(7 * group, 400, 1));
+        assert_eq!(held, grain.whole_tokens(7));
+    }
+}
+
+/// While a sequence generates one resume point follows it, and one only.
+#[test]
+fn a_sequence_that_generates_holds_one_more_state() {
+    for mut bench in benches() {
+        let group = bench.cache.grain().group_tokens().get();
+        let mut held = bench.start(&tokens(0, 3 * group + 5));
+        bench.compute(&mut held, 64);
+        let every = bench.cache.grain().resume_every().get();
+        for end in 3 * group + 6..900 {
+            held.tokens = [tokens(0, 3 * group + 5), tokens(3, end - 3 * group - 5)].concat();
+            bench.compute(&mut held, 1);
+            let points = resume_points(&bench, &held);
+            let moving = points
+                .iter()
+                .filter(|&&at| at > 3 && !at.is_multiple_of(every));
+            assert!(moving.count() <= 1, "{points:?} at {end}");
+            let last = points.last().copied().unwrap_or(0);
+            assert!(end < last * group + 64 + 2 * group, "{points:?} at {end}");
+        }
+        bench.assert_rows(&held);
+    }
+}
+
+/// Checkpoints go first, by themselves; rows with the last that led to them, and none stay behind.
+#[test]
+fn what_is_evicted_are_resume_points_and_the_rows_that_only_they_led_to() {
+    for mut bench in benches() {
+        let grain = bench.cache.grain().clone();
+        let mut held = bench.start(&tokens(0, 1100));
+        bench.compute(&mut held, 100);
+        let (groups, points) = (held.path.groups().len(), resume_points(&bench, &held));
+        bench.leave(held);
+        let last = *points.last().expect("the end of the prompt");
+        assert_eq!(bench.cache.tree().len(), last, "{groups} were filled");
+        let mut left: Vec<usize> = points;
+        while !left.is_empty() {
+            let end = grain.whole_tokens(*left.last().expect("not empty"));
+            assert_eq!(find(&bench, &tokens(0, 1100)).0, end);
+            let before = bench.owned();
+            assert!(bench.cache.evict(Instant::now()));
+            // All were gone on from at one time, so the first of them goes first.
+            left.remove(0);
+            assert!(
+                before - bench.owned() >= grain.state_bytes(),
+                "memory is free"
+            );
+            let tree = bench.cache.tree();
+            assert_eq!(tree.resume_points(), left.len());
+            assert_eq!(tree.len(), left.last().copied().unwrap_or(0));
+        }
+        assert_eq!(find(&bench, &tokens(0, 1100)), (0, Some(Miss::Evicted)));
+        assert!(!bench.cache.evict(Instant::now()));
+        assert_eq!(bench.owned(), 0);
+    }
+}
+
+/// Rows behind the last resume point end with their sequence.
+#[test]
+fn a_sequence_leaves_nothing_that_nothing_starts_from() {
+    for mut bench in benches() {
+        let group = bench.cache.grain().group_tokens().get();
+        let mut held = bench.start(&tokens(0, 20 * group));
+        held.tokens.truncate(6 * group);
+        bench.compute(&mut held, 3 * group);
+        assert_eq!(held.path.groups().len(), 6);
+        let points = resume_points(&bench, &held);
+        bench.leave(held);
+        assert_eq!(
+            bench.cache.tree().len(),
+            points.last().copied().unwrap_or(0)
+        );
+    }
+}
+
+/// A resume point costs its bytes once, however many start from it.
+#[test]
+fn sequences_share_a_state_until_they_go_on() {
+    for mut bench in benches() {
+        let grain = bench.cache.grain().clone();
+        let first = bench.run(&tokens(0, 600));
+        bench.leave(first);
+        let before = bench.owned();
+        let prompts: Vec<_> = (1..4)
+            .map(|seed| [tokens(0, 600), tokens(seed, 100)].concat())
+            .collect();
+        let mut held: Vec<Held> = prompts.iter().map(|prompt| bench.start(prompt)).collect();
+        assert!(held.iter().all(|held| held.sequence.len() > 500));
+        assert_eq!(bench.owned(), before, "no memory to start");
+        let each = bench.kv.geometry().state_bytes();
+        assert!(
+            held.iter()
+                .all(|held| held.sequence.state_bytes_to_take() == each)
+        );
+        for one in &mut held {
+            bench.compute(one, 13);
+            bench.assert_rows(one);
+        }
+        assert!(bench.owned() >= before + 3 * grain.state_bytes());
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Act {
+    /// Start with a prompt of `shared` tokens that all have and `own` that few have.
+    Start {
+        shared: usize,
+        own: usize,
+        seed: u32,
+    },
+    /// Compute up to so many more tokens, in steps.
+    Compute {
+        index: usize,
+        more: usize,
+        chunk: usize,
+    },
+    /// A second sequence goes on from where one is.
+    Fork {
+        index: usize,
+        seed: u32,
+    },
+    Leave {
+        index: usize,
+    },
+    Evict,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let index = 0..4usize;
+    prop_oneof![
+        3 => (0..300usize, 1..200usize, 0..3u32)
+            .prop_map(|(shared, own, seed)| Act::Start { shared, own, seed }),
+        4 => (index.clone(), 1..250usize, prop_oneof![Just(1usize), 2..90usize])
+            .prop_map(|(index, more, chunk)| Act::Compute { index, more, chunk }),
+        1 => (index.clone(), 0..3u32).prop_map(|(index, seed)| Act::Fork { index, seed }),
+        2 => index.prop_map(|index| Act::Leave { index }),
+        2 => Just(Act::Evict),
+    ]
+}
+
+fn play(mut bench: Bench, acts: &[Act]) -> Result<(), TestCaseError> {
+    // Sequences, and the tokens each is to have.
+    let mut held: Vec<(Held, Vec<u32>)> = Vec::new();
+    for act in acts {
+        match *act {
+            Act::Start { shared, own, seed } if held.len() < 4 => {
+                let wanted = prompt(shared, own, seed);
+                let mut one = bench.start(&wanted);
+                one.tokens.truncate(one.sequence.len());
+                held.push((one, wanted));
+            }
+            Act::Compute { index, more, chunk } => {
+                if let Some((one, wanted)) = held.get_mut(index) {
+                    let have = one.tokens.len();
+                    while wanted.len() < (have + more).min(CAPACITY) {
+                        wanted.push(wanted.len() as u32 % 7);
+                    }
+                    one.tokens = wanted[..(have + more).min(wanted.len())].to_vec();
+                    bench.compute(one, chunk);
+                }
+            }
+            Act::Fork { index, seed } if held.len() < 4 => {
+                let Some((one, _)) = held.get_mut(index) else {
+                    continue;
+                };
+                let sequence = one.sequence.fork().expect("memory");
+                let path = bench.cache.fork(&one.path, sequence.len());
+                let tokens = one.tokens.clone();
+                let wanted = [tokens.clone(), prompt(0, 50, seed)].concat();
+                let fork = Held {
+                    sequence,
+                    path,
+                    tokens,
+                };
+                held.push((fork, wanted));
+            }
+            Act::Leave { index } if index < held.len() => bench.leave(held.remove(index).0),
+            Act::Evict => _ = bench.cache.evict(Instant::now()),
+            Act::Start { .. } | Act::Fork { .. } | Act::Leave { .. } => {}
+        }
+        let kept = bench.cache.tree().payloads().flat_map(Pins::pages);
+        let paths = held.iter().flat_map(|(one, _)| one.path.pages());
+        let pinned: BTreeSet<_> = kept.chain(paths).collect();
+        let bytes = pinned.len() as u64 * bench.kv.page_bytes() as u64;
+        prop_assert_eq!(bench.kv.ledger().pinned.get(), bytes);
+    }
+    for (one, _) in held {
+        bench.assert_rows(&one);
+        bench.leave(one);
+    }
+    while bench.cache.evict(Instant::now()) {}
+    prop_assert_eq!(bench.owned(), 0);
+    Ok(())
+}
+
+proptest! {
+    // An eighth of the usual: every step compares all states.
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.div_ceil(8)))]
+    #[test]
+    fn whatever_is_reused_is_what_would_have_been_computed(
+        acts in prop::collection::vec(act(), 1..30),
+    ) {
+        for geometry in [even(), uneven(), windows(), alone()] {
+            play(bench(geometry), &acts)?;
+        }
+    }
+}
