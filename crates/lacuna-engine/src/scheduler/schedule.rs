@@ -307,8 +307,8 @@ mod tests {
             let finished = both().filter(|&(&count, pending)| count > 0 && count == pending).count();
             prop_assert!(finished <= rows);
             prop_assert!(both().all(|(&count, pending)| count <= pending));
-            let stops = counts.iter().zip(&demands);
-            prop_assert!(stops.clone().all(|(&count, demand)| demand.stop.is_none_or(|stop| count <= stop)));
+            let mut stops = counts.iter().zip(&demands);
+            prop_assert!(stops.all(|(&count, demand)| demand.stop.is_none_or(|stop| count <= stop)));
             let something = both().any(|(_, pending)| pending > 0);
             prop_assert_eq!(generated + read > 0, something);
             let left = (tokens - generated).min(if generated > 0 { mixed } else { tokens });
@@ -316,7 +316,8 @@ mod tests {
             let wanted = demands.iter().filter(|demand| demand.pending > 1);
             let wanted: usize = wanted.map(Demand::within_step).sum();
             prop_assert!(read + prompts().count() >= left.min(wanted) || read == left.min(wanted));
-            if let Some((&count, demand)) = stops.filter(|(_, demand)| demand.pending > 1).next() {
+            let mut prompts = counts.iter().zip(&demands);
+            if let Some((&count, demand)) = prompts.find(|(_, demand)| demand.pending > 1) {
                 let share = left.div_ceil(FIRST_SHARE).min(demand.within_step());
                 prop_assert!(count + 1 >= share, "{} of a share of {}", count, share);
             }

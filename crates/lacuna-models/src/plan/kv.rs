@@ -20,6 +20,18 @@ pub struct KvPlan {
     pub sequences: usize,
     /// Tokens that may come at once.
     pub chunk_tokens: usize,
+    /// The resume points of the prefix cache, where layers have windows or keep states.
+    pub resume_points: Option<ResumePoints>,
+}
+
+/// Places at which a sequence goes on with what another has computed, where that can be in places only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResumePoints {
+    /// Bytes of the pages of windows and states that one keeps.
+    pub bytes: u64,
+    /// Tokens from one to the next: so many whose rows take as much, or more. From there on one costs no more
+    /// memory than the tokens that need not be computed again.
+    pub every_tokens: usize,
 }
 
 /// One buffer of a sequence when its context is full.
@@ -60,6 +72,11 @@ impl KvPlan {
         geometry.bytes(context_tokens.saturating_mul(sequences))?;
         let policy = cache.policy();
         policy.footprint(geometry, cache.page_size(), context_tokens, context_tokens)?;
+        let grain = cache.grain();
+        let resume_points = grain.has_resume_points().then(|| ResumePoints {
+            bytes: grain.resume_bytes(),
+            every_tokens: grain.resume_every().get() * grain.group_tokens().get(),
+        });
         Ok(Self {
             policy,
             geometry: geometry.clone(),
@@ -67,6 +84,7 @@ impl KvPlan {
             context_tokens,
             sequences,
             chunk_tokens: batch_tokens.clamp(1, context_tokens.max(1)),
+            resume_points,
         })
     }
 

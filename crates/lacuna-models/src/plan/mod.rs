@@ -27,7 +27,7 @@ use crate::spec::ModelSpec;
 pub use arena::{ALIGNMENT, ArenaPlan, Placement};
 pub use budget::{Budget, BudgetTooSmall, Change, Parts, Verdict, request_bytes};
 pub use error::{PlanError, PlanFault};
-pub use kv::{KvBuffer, KvPlan, KvRows};
+pub use kv::{KvBuffer, KvPlan, KvRows, ResumePoints};
 pub use process::{ProcessPlan, VocabularySize};
 pub use weights::{Weight, WeightPlan};
 

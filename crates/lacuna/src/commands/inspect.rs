@@ -42,6 +42,8 @@ struct Report {
     tokenizer: lacuna::TokenizerDescription,
     kv_bytes_per_token: KvBytes,
     kv_window_bytes: KvBytes,
+    /// Of the states that layers keep, whatever the length.
+    state_bytes: usize,
 }
 
 /// Layers that are alike.
@@ -249,6 +251,7 @@ fn describe(files: &ModelFiles) -> Result<Report, LoadError> {
         tokenizer: lacuna_models::tokenizer(files, spec)?.describe(),
         kv_bytes_per_token: kv(Geometry::kept_bytes_per_token),
         kv_window_bytes: kv(Geometry::window_bytes),
+        state_bytes: kv(Geometry::state_bytes).f32,
     })
 }
 
@@ -394,6 +397,13 @@ fn vocabulary(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             "KV of windows   {} f16, {} f32, whatever the length",
             output::bytes(f16 as u64),
             output::bytes(f32 as u64)
+        )?;
+    }
+    if report.state_bytes > 0 {
+        writeln!(
+            out,
+            "states          {} f32, whatever the length",
+            output::bytes(report.state_bytes as u64)
         )?;
     }
     Ok(())

@@ -58,10 +58,20 @@ pub(super) struct Kv {
     pub(super) page_bytes: u64,
     pub(super) buffers: usize,
     pub(super) bytes_per_token: usize,
+    /// Of one sequence, whatever its length.
+    pub(super) state_bytes: usize,
+    /// Where the prefix cache can go on in places only: what one takes, and from how many tokens on it pays.
+    pub(super) resume_points: Option<Resume>,
     /// All rows of all contexts.
     pub(super) row_bytes: u64,
     pub(super) reserved_bytes: u64,
     pub(super) committed: Vec<Committed>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Resume {
+    pub(super) bytes: u64,
+    pub(super) every_tokens: usize,
 }
 
 #[derive(Serialize)]
@@ -192,6 +202,11 @@ fn kv(plan: &KvPlan) -> Kv {
         page_bytes: plan.page_size.bytes(),
         buffers: plan.sequences * plan.buffers().len(),
         bytes_per_token: geometry.bytes_per_token(),
+        state_bytes: geometry.state_bytes(),
+        resume_points: plan.resume_points.map(|points| Resume {
+            bytes: points.bytes,
+            every_tokens: points.every_tokens,
+        }),
         row_bytes: plan.row_bytes(plan.context_tokens),
         reserved_bytes: plan.reserved_bytes(),
         committed: samples(plan.context_tokens).map(committed).collect(),

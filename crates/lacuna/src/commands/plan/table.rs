@@ -76,6 +76,22 @@ fn kv(out: &mut dyn Write, kv: &Kv) -> io::Result<()> {
         kv.page_bytes,
         size(kv.reserved_bytes)
     )?;
+    if kv.state_bytes > 0 {
+        writeln!(
+            out,
+            "  states: {} B ({}) for each sequence, whatever its length",
+            kv.state_bytes,
+            size(kv.state_bytes as u64)
+        )?;
+    }
+    if let Some(points) = &kv.resume_points {
+        writeln!(
+            out,
+            "  a checkpoint in the prefix cache takes {} and pays from {} on",
+            size(points.bytes),
+            count(points.every_tokens, "token")
+        )?;
+    }
     writeln!(
         out,
         "  {:>12}{:>20}{:>20}",
