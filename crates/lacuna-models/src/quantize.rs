@@ -18,6 +18,7 @@
 //! ```
 
 mod blocks;
+mod folder;
 mod input;
 pub(crate) mod recipe;
 
@@ -33,12 +34,15 @@ use std::thread;
 
 pub use recipe::{Recipe, UnknownRecipe};
 
+use crate::error::{ConfigError, LoadError};
 use blocks::Unfit;
+use folder::Converted;
 use input::Input;
 use lacuna_files::gguf::{self, Value};
 use lacuna_files::{
     DType, Metadata, ModelFiles, OutputFile, Progress, Summary, TensorError, Tensors, TypeTotal,
 };
+use lacuna_text::tokenizer::TokenizerError;
 
 /// Weights that a thread quantizes at a time: a whole number of blocks of every type, few enough that
 /// what they are in every stage stays in a processor's cache.
@@ -60,9 +64,23 @@ pub enum Error {
     /// A tensor cannot be read.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// The files are not converted to GGUF here.
-    #[error("a Hugging Face folder cannot be quantized yet; convert it to GGUF first")]
-    Folder,
+    /// What a folder says of its model is not what can be run.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A folder lacks a tensor, or has one that its model has no use for.
+    #[error(transparent)]
+    Weights(#[from] LoadError),
+    /// A folder's vocabulary cannot be read, or GGUF has no form for it.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// GGUF files do not describe such a model, or not as it is known here.
+    #[error(
+        "folders of the family `{family}` are not converted to GGUF here; quantize a GGUF file that another program has made of it"
+    )]
+    Family {
+        /// The family.
+        family: &'static str,
+    },
     /// The file has no tensors, or none of them is a matrix.
     #[error("the file has no weights to quantize; it may be a vocabulary only")]
     NoWeights,
@@ -134,8 +152,17 @@ impl Plan {
     /// # Errors
     /// [`Error`], for files that are damaged, of types that are not read, or without weights.
     pub fn new(files: &ModelFiles, recipe: Recipe) -> Result<Self, Error> {
-        let Metadata::Gguf(metadata) = files.metadata() else {
-            return Err(Error::Folder);
+        let metadata = match files.metadata() {
+            Metadata::Gguf(metadata) => metadata,
+            Metadata::HuggingFace(folder) => {
+                let Converted {
+                    header,
+                    metadata,
+                    items,
+                } = folder::convert(folder, files.tensors())?;
+                let model = model(&metadata, &items)?;
+                return Self::of(header, items, &model, recipe);
+            }
         };
         let mut header = gguf::Writer::new();
         header.carry(metadata);

@@ -1,5 +1,7 @@
 //! What a model file says, whichever of the two ways it says it.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::Path;
 
@@ -48,6 +50,21 @@ impl Key {
 pub(crate) struct Facts<'a> {
     family: &'static str,
     source: Source<'a>,
+    /// What a `config.json` was found to say that GGUF has a name for.
+    found: RefCell<Found>,
+}
+
+/// Facts by GGUF's names, without the family's in front.
+pub(crate) type Found = BTreeMap<&'static str, Given>;
+
+/// A value as GGUF metadata has it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Given {
+    Size(u32),
+    Sizes(Vec<u32>),
+    Number(f32),
+    Flag(bool),
+    Text(String),
 }
 
 enum Source<'a> {
@@ -66,11 +83,16 @@ pub(crate) trait Fact: Sized {
     /// `None` for a value of another kind.
     fn from_json(value: &Value) -> Option<Self>;
 
+    /// As GGUF has it; `None` for facts that GGUF says otherwise.
+    fn given(&self) -> Option<Given> {
+        None
+    }
+
     const EXPECTED: &'static str;
 }
 
 macro_rules! facts {
-    ($($target:ty, $read:ty, $expected:literal, $json:expr;)*) => {$(
+    ($($target:ty, $read:ty, $expected:literal, $json:expr, $given:expr;)*) => {$(
         impl Fact for $target {
             fn from_gguf(metadata: &Metadata, key: &str) -> Result<Option<Self>, ConfigError> {
                 Ok(metadata.get::<$read>(key)?.map(Into::into))
@@ -79,6 +101,11 @@ macro_rules! facts {
             fn from_json(value: &Value) -> Option<Self> {
                 let read: fn(&Value) -> Option<Self> = $json;
                 read(value)
+            }
+
+            fn given(&self) -> Option<Given> {
+                let given: fn(&Self) -> Option<Given> = $given;
+                given(self)
             }
 
             const EXPECTED: &'static str = $expected;
@@ -95,15 +122,16 @@ facts! {
         let whole = |number: f64| (number.fract() == 0.0 && number >= 0.0).then_some(number as u64);
         let number = value.as_u64().or_else(|| value.as_f64().and_then(whole))?;
         (number <= LARGEST).then_some(number as usize)
-    };
-    f32, f32, "a number", |value| value.as_f64().map(|number| number as f32);
-    f64, f32, "a number", Value::as_f64;
-    bool, bool, "true or false", Value::as_bool;
-    String, &str, "text", |value| value.as_str().map(str::to_owned);
+    }, |size| Some(Given::Size(*size as u32));
+    f32, f32, "a number", |value| value.as_f64().map(|number| number as f32),
+        |number| Some(Given::Number(*number));
+    f64, f32, "a number", Value::as_f64, |number| Some(Given::Number(*number as f32));
+    bool, bool, "true or false", Value::as_bool, |flag| Some(Given::Flag(*flag));
+    String, &str, "text", |value| value.as_str().map(str::to_owned), |text| Some(Given::Text(text.clone()));
     Vec<String>, Strings, "a list of texts", |value| {
         let texts = value.as_array()?.iter();
         texts.map(|text| text.as_str().map(str::to_owned)).collect()
-    };
+    }, |_| None;
 }
 
 /// A list of numbers, which only `config.json` has.
@@ -193,6 +221,19 @@ where
         }
     }
 
+    fn given(&self) -> Option<Given> {
+        match self {
+            Self::All(value) => value.given(),
+            Self::Each(values) => {
+                let sizes = values.iter().map(|value| match value.given() {
+                    Some(Given::Size(size)) => Some(size),
+                    _ => None,
+                });
+                sizes.collect::<Option<_>>().map(Given::Sizes)
+            }
+        }
+    }
+
     const EXPECTED: &'static str = "a number, or one for each layer";
 }
 
@@ -241,12 +282,25 @@ impl<'a> Facts<'a> {
             vocabulary,
             rows_of,
         };
-        Self { family, source }
+        Self {
+            family,
+            source,
+            found: RefCell::default(),
+        }
     }
 
     pub(crate) fn huggingface(config: &'a Config, family: &'static str) -> Self {
         let source = Source::HuggingFace(config);
-        Self { family, source }
+        Self {
+            family,
+            source,
+            found: RefCell::default(),
+        }
+    }
+
+    /// What was asked for and found in a `config.json`, and has a name in GGUF.
+    pub(crate) fn into_found(self) -> Found {
+        self.found.into_inner()
     }
 
     /// The family's name.
@@ -305,8 +359,13 @@ impl<'a> Facts<'a> {
             (Source::Gguf { metadata, .. }, Some(name), _) => {
                 T::from_gguf(metadata, &format!("{}.{name}", self.family))
             }
-            (Source::HuggingFace(config), _, Some(names)) => {
-                json(config.path(), config.map(), names)
+            (Source::HuggingFace(config), gguf, Some(names)) => {
+                let fact: Option<T> = json(config.path(), config.map(), names)?;
+                let given = fact.as_ref().and_then(Fact::given);
+                if let (Some(name), Some(given)) = (gguf, given) {
+                    self.found.borrow_mut().insert(name, given);
+                }
+                Ok(fact)
             }
             _ => Ok(None),
         }

@@ -19,7 +19,7 @@ use crate::weights;
 use lacuna_files::gguf::Metadata;
 use lacuna_files::huggingface::{Config, Folder};
 
-pub(crate) use facts::Facts;
+pub(crate) use facts::{Facts, Found, Given as GivenFact};
 pub use shape::{Given, Shape, SpecialTokens};
 
 pub(crate) use names::{FUSED, Naming, Spelling};
@@ -89,10 +89,16 @@ impl Description {
     /// # Errors
     /// As [`Description::from_huggingface`].
     pub fn from_config(config: &Config) -> Result<Self, ConfigError> {
+        Self::with_facts(config).map(|(description, _)| description)
+    }
+
+    /// The same, and what of it GGUF files say in words of their own.
+    pub(crate) fn with_facts(config: &Config) -> Result<(Self, Found), ConfigError> {
         let class = config.class();
         let family = find(class, |family| family.classes.contains(&class))?;
         let facts = Facts::huggingface(config, family.name);
-        Self::of(family, Spelling::HuggingFace, &facts)
+        let description = Self::of(family, Spelling::HuggingFace, &facts)?;
+        Ok((description, facts.into_found()))
     }
 
     /// What files of this kind call a tensor.

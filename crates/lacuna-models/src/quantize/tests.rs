@@ -236,3 +236,99 @@ fn a_disk_that_is_full_is_said_with_what_is_needed() {
     let error = plan.write_file(Path::new("/dev/full"), TWO, &mut ());
     assert!(matches!(error, Err(Error::DiskFull { needed, .. }) if needed == plan.file_len()));
 }
+
+/// A tensor's elements.
+fn floats(files: &ModelFiles, name: &str) -> Vec<f32> {
+    let tensor = files.tensors().require(name).expect("there");
+    let elements = tensor.shape().iter().product();
+    let mut values = vec![0.0; elements];
+    let row = lacuna_kernels::Matrix::new(tensor.dtype(), 1, elements, tensor.bytes());
+    row.expect("whole").dequantize_row(0, &mut values);
+    values
+}
+
+fn metadata(files: &ModelFiles) -> &gguf::Metadata {
+    match files.metadata() {
+        Metadata::Gguf(metadata) => metadata,
+        Metadata::HuggingFace(_) => panic!("not GGUF"),
+    }
+}
+
+/// That `made` is what a converter has made, but for its name, the types of weights, scores, of which the
+/// order decides, and what says nothing.
+fn assert_converted(name: &str, made: &ModelFiles, expected: &ModelFiles) {
+    let names = |files: &ModelFiles| {
+        let names = files.tensors().iter().map(|tensor| tensor.name.to_owned());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(names(made), names(expected), "{name}");
+    for tensor in names(expected) {
+        let (made, expected) = (floats(made, &tensor), floats(expected, &tensor));
+        // Frequencies are divided in another order.
+        let close = |(a, b): (&f32, &f32)| {
+            a == b || tensor == "rope_freqs.weight" && (a - b).abs() <= 1e-6 * b
+        };
+        assert_eq!(made.len(), expected.len(), "{name}: {tensor}");
+        assert!(made.iter().zip(&expected).all(close), "{name}: {tensor}");
+    }
+    let others = [
+        "general.name",
+        "general.file_type",
+        "tokenizer.ggml.scores",
+        "exaone4.attention.sliding_window_pattern",
+        "cohere2.rope.scaling.type",
+    ];
+    for (key, value) in metadata(expected).iter() {
+        let found = metadata(made).iter().find(|(other, _)| *other == key);
+        let same = found.is_some_and(|(_, found)| found == value);
+        assert!(
+            same || others.contains(&key),
+            "{name}: {key} is {found:?}, not {value:?}"
+        );
+    }
+}
+
+#[test]
+fn folders_become_what_converters_make_of_them_or_are_refused_by_family() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
+    let folders = [root.clone(), root.join("families")];
+    let folders = folders
+        .iter()
+        .flat_map(|folder| fs::read_dir(folder).expect("readable"));
+    let mut converted = Vec::new();
+    for folder in folders.map(|entry| entry.expect("readable").path()) {
+        let (hf, gguf) = (folder.join("hf"), folder.join("model.gguf"));
+        if !hf.join("config.json").exists() || !gguf.exists() {
+            continue;
+        }
+        let name = folder.file_name().expect("a name").to_string_lossy();
+        let open_fixture = |path| ModelFiles::open(path).expect("the fixture opens");
+        let made = match quantized(&open_fixture(&hf), Recipe::F32, 2) {
+            Ok(bytes) => open(bytes),
+            Err(Error::Family { .. } | Error::Config(_)) => continue,
+            Err(other) => panic!("{name}: {other}"),
+        };
+        // Types of the fixtures of before are not all F32.
+        assert_converted(&name, &made, &open_fixture(&gguf));
+        Model::load(made).unwrap_or_else(|error| panic!("{name}: {error}"));
+        converted.push(name.into_owned());
+    }
+    converted.sort();
+    let expected = [
+        "cohere2",
+        "exaone4",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "llama2",
+        "llama3",
+        "mistral",
+        "olmo2",
+        "qwen2",
+        "qwen3",
+        "qwen3-untied",
+        "qwen3-yarn",
+        "smollm3",
+    ];
+    assert_eq!(converted, expected);
+}

@@ -17,6 +17,7 @@ use lacuna_files::{Tensor, Tensors};
 pub(crate) use latent::{Derived, derived};
 pub(crate) use shares::active_bytes;
 use source::Source;
+pub(crate) use source::name_in;
 
 /// What a program computes with.
 #[derive(Debug)]

@@ -37,6 +37,19 @@ enum Prefix {
 }
 
 impl Prefix {
+    /// That of a file with these tensors.
+    fn of(tensors: &Tensors, spelling: Spelling) -> Self {
+        let prefixes = [Self::None, Self::Inside, Self::Around];
+        let embedding = "model.embed_tokens.weight";
+        let mut present = prefixes
+            .into_iter()
+            .filter(|prefix| tensors.contains(&prefix.apply(embedding.to_owned())));
+        match spelling {
+            Spelling::Gguf => Self::None,
+            Spelling::HuggingFace => present.next().unwrap_or(Self::None),
+        }
+    }
+
     fn apply(self, name: String) -> String {
         match self {
             Self::None => name,
@@ -47,6 +60,17 @@ impl Prefix {
             Self::Around => format!("language_model.{name}"),
         }
     }
+}
+
+/// What the files of `tensors` call a tensor.
+pub(crate) fn name_in(
+    tensors: &Tensors,
+    description: &Description,
+    name: TensorName,
+    suffix: &str,
+) -> String {
+    let full = description.tensor_name(name, suffix);
+    Prefix::of(tensors, description.spelling).apply(full)
 }
 
 /// What names of the parts that see and hear begin with, in files that hold them beside a model of
@@ -91,21 +115,13 @@ impl<'a> Source<'a> {
             TensorSpec::Matrix(matrix) => Some((matrix.name, matrix.rows)),
             TensorSpec::Experts(_) | TensorSpec::Vector(_) => None,
         });
-        let prefixes = [Prefix::None, Prefix::Inside, Prefix::Around];
-        let embedding = "model.embed_tokens.weight";
-        let mut present = prefixes
-            .into_iter()
-            .filter(|prefix| tensors.contains(&prefix.apply(embedding.to_owned())));
         Self {
             tensors,
             family: description.family,
             spelling: description.spelling,
             spec: &description.spec,
             rows: rows.collect(),
-            prefix: match description.spelling {
-                Spelling::Gguf => Prefix::None,
-                Spelling::HuggingFace => present.next().unwrap_or(Prefix::None),
-            },
+            prefix: Prefix::of(tensors, description.spelling),
             used: HashSet::new(),
         }
     }

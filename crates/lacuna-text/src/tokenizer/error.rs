@@ -37,6 +37,13 @@ pub enum TokenizerError {
         kind: String,
     },
 
+    /// GGUF has no form for a part of the tokenizer.
+    #[error("GGUF files cannot say what this tokenizer's {part} is, as far as is known here")]
+    Inexpressible {
+        /// Which.
+        part: &'static str,
+    },
+
     /// The vocabulary contradicts itself.
     #[error("the vocabulary is not usable: {0}")]
     Vocabulary(#[from] VocabularyError),

@@ -23,7 +23,10 @@ use super::words::Step;
 use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 
 mod bpe;
+mod convert;
 mod word_piece;
+
+pub use convert::Vocabulary;
 
 use bpe::Bpe;
 use word_piece::WordPieces;
@@ -50,30 +53,53 @@ pub struct HuggingFaceFiles<'a> {
     pub chat_template_json: Option<&'a str>,
 }
 
-impl Tokenizer {
-    /// Builds the tokenizer of a folder with a `tokenizer.json`.
-    pub fn from_folder(folder: &Path) -> Result<Tokenizer, TokenizerError> {
+/// The same, owned.
+struct Contents {
+    tokenizer: String,
+    tokenizer_config: Option<String>,
+    special_tokens_map: Option<String>,
+    generation_config: Option<String>,
+    config: Option<String>,
+    chat_template_jinja: Option<String>,
+    chat_template_json: Option<String>,
+}
+
+impl Contents {
+    fn read(folder: &Path) -> Result<Contents, TokenizerError> {
         let required = folder.join("tokenizer.json");
         let tokenizer = read(&required)?.ok_or_else(|| TokenizerError::Io {
             path: required,
             source: std::io::ErrorKind::NotFound.into(),
         })?;
         let optional = |name: &str| read(&folder.join(name));
-        let tokenizer_config = optional("tokenizer_config.json")?;
-        let special_tokens_map = optional("special_tokens_map.json")?;
-        let generation_config = optional("generation_config.json")?;
-        let config = optional("config.json")?;
-        let chat_template_jinja = optional("chat_template.jinja")?;
-        let chat_template_json = optional("chat_template.json")?;
-        Tokenizer::from_hugging_face(&HuggingFaceFiles {
-            tokenizer: &tokenizer,
-            tokenizer_config: tokenizer_config.as_deref(),
-            special_tokens_map: special_tokens_map.as_deref(),
-            generation_config: generation_config.as_deref(),
-            config: config.as_deref(),
-            chat_template_jinja: chat_template_jinja.as_deref(),
-            chat_template_json: chat_template_json.as_deref(),
+        Ok(Contents {
+            tokenizer,
+            tokenizer_config: optional("tokenizer_config.json")?,
+            special_tokens_map: optional("special_tokens_map.json")?,
+            generation_config: optional("generation_config.json")?,
+            config: optional("config.json")?,
+            chat_template_jinja: optional("chat_template.jinja")?,
+            chat_template_json: optional("chat_template.json")?,
         })
+    }
+
+    fn files(&self) -> HuggingFaceFiles<'_> {
+        HuggingFaceFiles {
+            tokenizer: &self.tokenizer,
+            tokenizer_config: self.tokenizer_config.as_deref(),
+            special_tokens_map: self.special_tokens_map.as_deref(),
+            generation_config: self.generation_config.as_deref(),
+            config: self.config.as_deref(),
+            chat_template_jinja: self.chat_template_jinja.as_deref(),
+            chat_template_json: self.chat_template_json.as_deref(),
+        }
+    }
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer of a folder with a `tokenizer.json`.
+    pub fn from_folder(folder: &Path) -> Result<Tokenizer, TokenizerError> {
+        Tokenizer::from_hugging_face(&Contents::read(folder)?.files())
     }
 
     /// Builds the tokenizer from the contents of the files.
@@ -271,6 +297,8 @@ struct Settings {
     end_ids: Vec<u32>,
     add_bos: bool,
     add_eos: bool,
+    padding: Option<String>,
+    padding_id: Option<u32>,
     added: Vec<Added>,
     chat_templates: Vec<(String, String)>,
 }
@@ -300,6 +328,10 @@ impl Settings {
             end_ids: ids(&stated.eos_token_id).collect(),
             add_bos: config.add_bos_token == Some(true),
             add_eos: config.add_eos_token == Some(true),
+            padding: token_text(&config.pad_token),
+            padding_id: ids(&generation.pad_token_id)
+                .chain(ids(&model.pad_token_id))
+                .next(),
             added: config
                 .added_tokens_decoder
                 .into_iter()
@@ -323,6 +355,7 @@ impl Settings {
 struct TokenizerConfig {
     bos_token: Value,
     eos_token: Value,
+    pad_token: Value,
     add_bos_token: Option<bool>,
     add_eos_token: Option<bool>,
     added_tokens_decoder: HashMap<String, Added>,
@@ -333,6 +366,7 @@ struct TokenizerConfig {
 #[serde(default)]
 struct Ids {
     bos_token_id: Value,
+    pad_token_id: Value,
     eos_token_id: Value,
 }
 

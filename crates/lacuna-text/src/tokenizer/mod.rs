@@ -33,7 +33,7 @@ use serde::Serialize;
 
 pub use error::{TokenizerError, VocabularyError};
 pub use gguf::GgufVocabulary;
-pub use hugging_face::HuggingFaceFiles;
+pub use hugging_face::{HuggingFaceFiles, Vocabulary};
 pub use marked::MarkedText;
 pub(crate) use marked::{Marker, Seen, StandIns};
 pub use pieces::TokenKind;

@@ -34,6 +34,18 @@ impl TokenKind {
         }
     }
 
+    /// That number.
+    pub(super) fn to_gguf(self) -> i32 {
+        match self {
+            TokenKind::Normal => 1,
+            TokenKind::Unknown => 2,
+            TokenKind::Control => 3,
+            TokenKind::UserDefined => 4,
+            TokenKind::Unused => 5,
+            TokenKind::Byte => 6,
+        }
+    }
+
     /// Whether decoding hides the token unless asked to show it.
     pub fn is_special(self) -> bool {
         matches!(self, TokenKind::Control | TokenKind::Unknown)

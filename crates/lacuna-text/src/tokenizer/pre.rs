@@ -39,6 +39,13 @@ pub(super) fn find(name: Option<&str>) -> Result<&'static PreTokenizer, Tokenize
         })
 }
 
+/// The name of the rule that has these patterns.
+pub(super) fn of_patterns(patterns: &[&str], whole_words: WholeWords) -> Option<&'static str> {
+    let same = |rule: &&PreTokenizer| rule.patterns == patterns && rule.whole_words == whole_words;
+    let rule = TABLE.iter().find(same)?;
+    rule.names.first().copied()
+}
+
 /// Every name of the table.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().flat_map(|rule| rule.names).copied()

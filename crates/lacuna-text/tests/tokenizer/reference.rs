@@ -4,7 +4,7 @@
 use crate::metadata::{Metadata, reference, reference_text};
 use lacuna_text::tokenizer::{
     AddSpecial, Decode, EncodeLimits, HuggingFaceFiles, ParseSpecial, Special, SpecialText,
-    TextStart, Tokenizer,
+    TextStart, Tokenizer, Vocabulary,
 };
 use serde::Deserialize;
 
@@ -107,6 +107,52 @@ fn tokenizer_json_agrees() {
         };
         check(name, &Tokenizer::from_hugging_face(&files).unwrap());
     }
+}
+
+#[test]
+fn vocabularies_of_folders_are_the_same_in_gguf() {
+    for name in ["gpt-2", "qwen2", "llama-bpe", "llama-spm"] {
+        let folder = reference(&format!("tokenizers/{name}"));
+        let made = Vocabulary::from_folder(&folder, 0).unwrap();
+        let metadata = Metadata::read(&format!("tokenizers/{name}/vocab.gguf"));
+        let expected = metadata.vocabulary();
+        let found = made.as_gguf();
+        assert_eq!(found.model, expected.model, "{name}");
+        assert_eq!(found.pre, expected.pre, "{name}");
+        assert_eq!(found.tokens, expected.tokens, "{name}");
+        assert_eq!(found.token_types, expected.token_types, "{name}");
+        assert_eq!(found.merges, expected.merges, "{name}");
+        check(name, &Tokenizer::from_gguf(&found).unwrap());
+    }
+}
+
+#[test]
+fn a_vocabulary_has_a_token_for_every_row_of_embeddings() {
+    let folder = reference("tokenizers/qwen2");
+    let own = Vocabulary::from_folder(&folder, 0).unwrap();
+    let rows = own.tokens.len() + 3;
+    let padded = Vocabulary::from_folder(&folder, rows).unwrap();
+    assert_eq!(padded.tokens.len(), rows);
+    assert_eq!(padded.tokens[rows - 1], format!("[PAD{}]", rows - 1));
+    assert_eq!(&padded.tokens[..rows - 3], own.tokens);
+}
+
+#[test]
+fn what_gguf_has_no_form_for_is_an_error_that_names_the_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = reference_text("tokenizers/qwen2/tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["pre_tokenizer"] = serde_json::json!({"type": "Whitespace"});
+    std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+    let error = Vocabulary::from_folder(folder.path(), 0).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("rule of cutting texts into words"),
+        "{message}"
+    );
+    let error = Vocabulary::from_folder(&reference("tokenizers/word-piece"), 0);
+    let message = error.unwrap_err().to_string();
+    assert!(message.contains("algorithm"), "{message}");
 }
 
 #[test]

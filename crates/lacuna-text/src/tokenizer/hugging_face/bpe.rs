@@ -20,7 +20,7 @@ pub(super) struct Bpe {
     #[serde(default)]
     dropout: Option<f32>,
     #[serde(default)]
-    unk_token: Option<String>,
+    pub(super) unk_token: Option<String>,
     #[serde(default)]
     continuing_subword_prefix: Option<String>,
     #[serde(default)]
@@ -28,7 +28,7 @@ pub(super) struct Bpe {
     #[serde(default)]
     fuse_unk: bool,
     #[serde(default)]
-    ignore_merges: bool,
+    pub(super) ignore_merges: bool,
 }
 
 impl Bpe {
@@ -116,7 +116,7 @@ impl Bpe {
 }
 
 /// A merge, written as a pair or, in older files, as two tokens with a space between.
-pub(super) struct Merge(String, String);
+pub(super) struct Merge(pub(super) String, pub(super) String);
 
 impl<'de> Deserialize<'de> for Merge {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Merge, D::Error> {
