@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
+use lacuna::files::HubId;
 use lacuna::plan::Logits;
 use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
@@ -28,6 +29,12 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Make embeddings of texts
     Embed(EmbedArgs),
+    /// Download a model, to have it when it is wanted
+    Pull(PullArgs),
+    /// List the models that are on this machine, and whether they fit
+    List(ListArgs),
+    /// Remove a downloaded model
+    Rm(RmArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
     /// Show where every byte will go, before any is used
@@ -44,6 +51,78 @@ pub(crate) enum Command {
     Synth(SynthArgs),
     /// Measure what the machine makes of the work
     Bench(BenchArgs),
+    /// Print what a shell completes commands by
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write one for each command
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna pull Qwen/Qwen3-0.6B
+  lacuna pull owner/name:Q4_K_M
+
+A download that was interrupted goes on where it was.")]
+pub(crate) struct PullArgs {
+    /// owner/name, owner/name@revision or owner/name:file.gguf
+    #[arg(value_name = "MODEL")]
+    pub(crate) id: HubId,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna list
+  lacuna list --ctx 32768
+
+What a model needs is what it commits with a full context of --ctx tokens, beside weights that are
+mapped from its file. It fits if that is available now, and runs from memory if the weights have room
+there too; otherwise they are read again and again.")]
+pub(crate) struct ListArgs {
+    /// Tokens of the context to judge by, or what the model was made for if that is less
+    #[arg(long, value_name = "TOKENS", default_value = "4096")]
+    pub(crate) ctx: NonZeroUsize,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna rm owner/name:model-Q4_K_M.gguf
+  lacuna rm Qwen/Qwen3-0.6B --yes")]
+pub(crate) struct RmArgs {
+    /// owner/name for all that was downloaded of it, owner/name:file.gguf for one model
+    #[arg(value_name = "MODEL")]
+    pub(crate) id: HubId,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Print one JSON object on standard output; does not ask
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna completions bash > ~/.local/share/bash-completion/completions/lacuna
+  lacuna completions zsh > ~/.zfunc/_lacuna
+  lacuna completions fish > ~/.config/fish/completions/lacuna.fish")]
+pub(crate) struct CompletionsArgs {
+    /// bash, elvish, fish, powershell or zsh
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna man | man -l -
+  lacuna man --output ~/.local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// Folder to write a page for each command into
+    #[arg(short, long, value_name = "FOLDER")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// How tokens are chosen.

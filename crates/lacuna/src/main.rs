@@ -25,6 +25,9 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(&args),
         Command::Embed(args) => commands::embed::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
+        Command::Pull(args) => commands::models::pull(&args),
+        Command::List(args) => commands::models::list(&args),
+        Command::Rm(args) => commands::models::rm(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
@@ -33,6 +36,8 @@ fn main() -> ExitCode {
         Command::Quantize(args) => commands::quantize::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::Bench(args) => lacuna_bench::run(&args),
+        Command::Completions(args) => commands::shell::completions(&args),
+        Command::Man(args) => commands::shell::man(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -812,3 +812,84 @@ fn names_no_option(path: &Path) {
         );
     }
 }
+
+/// A cache that has one model, as if it had been downloaded.
+fn cache_with_a_model() -> tempfile::TempDir {
+    let cache = tempfile::tempdir().expect("a scratch folder");
+    let root = cache.path().join("models--owner--name");
+    let snapshot = root.join("snapshots/0123");
+    std::fs::create_dir_all(&snapshot).expect("room");
+    std::fs::create_dir_all(root.join("refs")).expect("room");
+    std::fs::write(root.join("refs/main"), "0123").expect("room");
+    let model = self::root().join("reference/qwen3/model.gguf");
+    std::fs::copy(model, snapshot.join("model.gguf")).expect("room");
+    std::fs::write(snapshot.join("broken.gguf"), "GGUF").expect("room");
+    cache
+}
+
+#[test]
+fn downloaded_models_are_listed_with_what_they_need_and_can_be_removed() {
+    let cache = cache_with_a_model();
+    let with_cache = |args: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_lacuna"))
+            .args(args)
+            .env("HF_HUB_CACHE", cache.path())
+            .env("HF_HUB_OFFLINE", "1")
+            .stdin(Stdio::null())
+            .output()
+            .expect("the program starts")
+    };
+    let listed = json(&with_cache(&["list", "--ctx", "64", "--json"]));
+    let models = listed["models"].as_array().expect("a list");
+    let [broken, whole] = models.as_slice() else {
+        panic!("two models: {listed}");
+    };
+    assert_eq!(whole["id"], "owner/name:model.gguf");
+    assert_eq!(whole["needs"]["context_tokens"], 64);
+    let planned = json(&lacuna(&[
+        "plan",
+        whole["path"].as_str().expect("a path"),
+        "--ctx",
+        "64",
+        "--json",
+    ]));
+    assert_eq!(
+        whole["needs"]["mapped_weight_bytes"],
+        planned["weights"]["bytes"]
+    );
+    assert_eq!(broken["needs"], Value::Null);
+    assert!(broken["refused"].is_string(), "{broken}");
+
+    let found = with_cache(&["pull", "owner/name:model.gguf"]);
+    let path = String::from_utf8_lossy(&found.stdout);
+    assert_eq!(path.trim_end(), whole["path"].as_str().expect("a path"));
+
+    let asked = with_cache(&["rm", "owner/name"]);
+    assert!(!asked.status.success(), "nobody could be asked");
+    assert!(String::from_utf8_lossy(&asked.stderr).contains("--yes"));
+    assert!(with_cache(&["rm", "owner/name", "--yes"]).status.success());
+    let listed = json(&with_cache(&["list", "--json"]));
+    assert_eq!(listed["models"], serde_json::json!([]));
+}
+
+#[test]
+fn shells_and_man_are_given_every_command() {
+    let commands = ["run", "serve", "quantize", "pull", "completions"];
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = lacuna(&["completions", shell]);
+        let script = String::from_utf8_lossy(&script.stdout);
+        for command in commands {
+            assert!(script.contains(command), "{shell} {command}");
+        }
+    }
+    let page = lacuna(&["man"]);
+    assert!(String::from_utf8_lossy(&page.stdout).contains(".TH lacuna 1"));
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = folder.path().to_str().expect("UTF-8");
+    assert!(lacuna(&["man", "--output", path]).status.success());
+    for command in commands {
+        let page = folder.path().join(format!("lacuna-{command}.1"));
+        let page = std::fs::read_to_string(page).expect("a page for each");
+        assert!(page.contains(".SH SYNOPSIS"), "{command}");
+    }
+}

@@ -11,7 +11,7 @@ use crate::huggingface;
 use crate::source::{HubId, is_relative};
 
 /// How deep a repository's folders may nest before files in them are overlooked.
-const FOLDER_DEPTH: usize = 4;
+pub(super) const FOLDER_DEPTH: usize = 4;
 
 /// The folder of one repository.
 #[derive(Debug)]
@@ -32,6 +32,11 @@ impl Repository {
         Self {
             root: cache.join(format!("models--{}", repository.replace('/', "--"))),
         }
+    }
+
+    /// Where all of it is.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// The files of one commit.
@@ -61,7 +66,7 @@ impl Repository {
     }
 
     /// The snapshot of a branch, a tag or a commit.
-    fn resolve(&self, revision: &str) -> Option<PathBuf> {
+    pub(super) fn resolve(&self, revision: &str) -> Option<PathBuf> {
         let reference = fs::read_to_string(self.root.join("refs").join(revision));
         let commit = reference.ok().map(|commit| commit.trim().to_owned());
         let commit = commit
@@ -167,7 +172,7 @@ fn has_indexed(snapshot: &Path) -> bool {
 }
 
 /// Names of files below a folder, with `/` between folders; links that lead nowhere left out.
-fn collect_names(folder: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
+pub(super) fn collect_names(folder: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else {
             continue;

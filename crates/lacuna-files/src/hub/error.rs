@@ -17,6 +17,14 @@ pub enum Error {
         /// The cache that was searched.
         cache: PathBuf,
     },
+    /// The model is not in the cache.
+    #[error("{id} is not in {}; `lacuna list` tells what is", cache.display())]
+    NotHeld {
+        /// The model.
+        id: String,
+        /// The cache that was searched.
+        cache: PathBuf,
+    },
     /// The hub cannot be reached and the model is not in the cache.
     #[error(
         "{url} cannot be reached ({reason}); check the connection, or HF_ENDPOINT and the proxy settings"

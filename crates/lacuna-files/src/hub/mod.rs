@@ -20,6 +20,7 @@
 mod cache;
 mod client;
 mod error;
+mod held;
 mod select;
 mod settings;
 
@@ -29,6 +30,7 @@ mod tests;
 use std::path::PathBuf;
 
 pub use error::Error;
+pub use held::HeldModel;
 pub use settings::Settings;
 
 use self::cache::Repository;
@@ -89,6 +91,22 @@ impl Hub {
             (Err(error), Some(found)) if error.is_connection() => Ok(found.path),
             (result, _) => result,
         }
+    }
+
+    /// The models in the cache, by name, whoever put them there.
+    #[must_use]
+    pub fn held(&self) -> Vec<HeldModel> {
+        held::held(&self.settings.cache)
+    }
+
+    /// Takes a model out of the cache, and returns the bytes that this frees. With a file in its id it
+    /// is that model alone, and otherwise all that the cache has of the repository.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`], [`Error::Busy`] while another process downloads of the repository, and
+    /// [`Error::Cache`].
+    pub fn remove(&self, id: &HubId) -> Result<u64, Error> {
+        held::remove(&self.settings.cache, id)
     }
 
     fn download(

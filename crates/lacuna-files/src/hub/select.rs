@@ -55,7 +55,7 @@ pub(super) fn choose(names: &[&str], id: &HubId) -> Result<Choice, Error> {
     let models = gguf_models(names);
     if let Some(wanted) = id.file() {
         return match models.iter().find(|name| matches(name, wanted)) {
-            Some(first) => gguf(first, names, id),
+            Some(first) => gguf(first, names, id.repository()),
             None => Err(Error::NoSuchFile {
                 id: id.repository().to_owned(),
                 file: wanted.to_owned(),
@@ -68,12 +68,20 @@ pub(super) fn choose(names: &[&str], id: &HubId) -> Result<Choice, Error> {
     }
     match models.as_slice() {
         [] => Err(Error::NoModel { id: id.to_string() }),
-        [only] => gguf(only, names, id),
+        [only] => gguf(only, names, id.repository()),
         _ => Err(Error::Ambiguous {
             id: id.to_string(),
             choices: owned(&models),
         }),
     }
+}
+
+/// Every model that one could open among `names`.
+pub(super) fn every_choice(names: &[&str]) -> Vec<Choice> {
+    let first_files = gguf_models(names).into_iter();
+    // Of a split model a part may be missing.
+    let models = first_files.filter_map(|first| gguf(first, names, "").ok());
+    folder(names).into_iter().chain(models).collect()
 }
 
 fn owned(names: &[&str]) -> Vec<String> {
@@ -144,7 +152,7 @@ fn shard(name: &str) -> Option<Shard<'_>> {
     })
 }
 
-fn gguf(first: &str, names: &[&str], id: &HubId) -> Result<Choice, Error> {
+fn gguf(first: &str, names: &[&str], repository: &str) -> Result<Choice, Error> {
     let Some(shard) = shard(first) else {
         return Ok(Choice::Gguf {
             files: vec![first.to_owned()],
@@ -154,9 +162,8 @@ fn gguf(first: &str, names: &[&str], id: &HubId) -> Result<Choice, Error> {
     for number in 1..=shard.count {
         let file = format!("{}-{number:05}-of-{:05}.gguf", shard.stem, shard.count);
         if !names.contains(&file.as_str()) {
-            let id = id.repository().to_owned();
             return Err(Error::NoSuchFile {
-                id,
+                id: repository.to_owned(),
                 file,
                 choices: Vec::new(),
             });

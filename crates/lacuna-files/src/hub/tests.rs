@@ -618,3 +618,91 @@ fn progress_is_told_per_file() {
         .unwrap();
     assert_eq!(log.0, ["m.gguf Some(4)", "+0", "+4", "done"]);
 }
+
+#[test]
+fn what_is_held_is_told_by_the_names_that_open_it() {
+    let folder: &[(&str, &[u8])] = &folder_files();
+    let files: &[(&str, &[u8])] = &[
+        ("m-Q4_0.gguf", b"GGUF4"),
+        ("m-Q8_0-00001-of-00002.gguf", b"GGUF"),
+        ("m-Q8_0-00002-of-00002.gguf", b"GGUF of two"),
+    ];
+    let split = "owner/name:m-Q8_0-00001-of-00002.gguf";
+    for (repository, wanted, expected) in [
+        (
+            folder,
+            &["owner/name"][..],
+            &[("owner/name", 2 + 3 + 10)][..],
+        ),
+        (
+            files,
+            &["owner/name:Q4_0", "owner/name:Q8_0"],
+            &[("owner/name:m-Q4_0.gguf", 5), (split, 4 + 11)],
+        ),
+    ] {
+        let cache = tempfile::tempdir().unwrap();
+        let server = Server::start(repository);
+        let hub = server.hub(cache.path());
+        assert_eq!(hub.held(), []);
+        for wanted in wanted {
+            hub.fetch(&id(wanted), &mut ()).unwrap();
+        }
+        let held = hub.held();
+        let told = held.iter().map(|model| (model.id.as_str(), model.bytes));
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        server.behave(Manner::Status(500));
+        for model in held {
+            assert_eq!(hub.fetch(&id(&model.id), &mut ()).unwrap(), model.path);
+        }
+    }
+}
+
+#[test]
+fn a_model_that_is_removed_frees_what_no_other_has() {
+    let cache = tempfile::tempdir().unwrap();
+    // Two names of the same contents.
+    let files: [(&str, &[u8]); 3] = [
+        ("a-Q4_0.gguf", b"GGUF same"),
+        ("b-Q4_0.gguf", b"GGUF same"),
+        ("c-Q8_0.gguf", b"GGUF other"),
+    ];
+    let hub = Server::start(&files).hub(cache.path());
+    for file in files {
+        hub.fetch(&id(&format!("owner/name:{}", file.0)), &mut ())
+            .unwrap();
+    }
+    let remove = |file: &str| hub.remove(&id(&format!("owner/name:{file}"))).unwrap();
+    #[cfg(unix)]
+    assert_eq!(remove("a-Q4_0.gguf"), 0, "the other name still has it");
+    #[cfg(not(unix))]
+    remove("a-Q4_0.gguf");
+    let left: Vec<_> = hub.held().into_iter().map(|model| model.id).collect();
+    assert_eq!(left, ["owner/name:b-Q4_0.gguf", "owner/name:c-Q8_0.gguf"]);
+    assert_eq!(remove("c-Q8_0.gguf"), 10);
+    assert!(matches!(
+        hub.remove(&id("owner/name:c-Q8_0.gguf")),
+        Err(Error::NotHeld { .. })
+    ));
+    assert_eq!(hub.remove(&id("owner/name")).unwrap(), 9);
+    assert_eq!(hub.held(), []);
+    assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
+    assert!(matches!(
+        hub.remove(&id("owner/name")),
+        Err(Error::NotHeld { .. })
+    ));
+}
+
+#[test]
+fn a_model_that_is_being_downloaded_is_not_removed() {
+    let cache = tempfile::tempdir().unwrap();
+    let server = Server::start(&[("m.gguf", b"GGUF")]);
+    let hub = server.hub(cache.path());
+    hub.fetch(&id("owner/name"), &mut ()).unwrap();
+    let blobs = cache.path().join("models--owner--name/blobs");
+    let partial = std::fs::File::create(blobs.join("0.incomplete")).unwrap();
+    partial.lock().unwrap();
+    let refused = hub.remove(&id("owner/name"));
+    assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
+    partial.unlock().unwrap();
+    hub.remove(&id("owner/name")).unwrap();
+}

@@ -3,11 +3,13 @@
 pub(crate) mod embed;
 pub(crate) mod inspect;
 pub(crate) mod logits;
+pub(crate) mod models;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod shell;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
 
