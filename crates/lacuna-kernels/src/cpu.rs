@@ -2,6 +2,7 @@
 
 mod elementwise;
 mod experts;
+mod recurrence;
 
 use std::io;
 use std::num::NonZeroUsize;

@@ -5,7 +5,7 @@ pub(crate) mod heads;
 pub(crate) mod norm;
 pub(crate) mod rope;
 
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, LANES, Simd, exp, padded};
 
 /// `x += y`, with `y` repeated for every row of `y.len()` elements.
 pub(crate) struct Add<'a> {
@@ -40,6 +40,35 @@ impl Kernel for Mul<'_> {
         for row in self.x.chunks_exact_mut(self.y.len().max(1)) {
             for (x, y) in row.iter_mut().zip(self.y) {
                 *x *= y;
+            }
+        }
+    }
+}
+
+/// `out = e^(x * rate)` with a rate for each column, none above 0.
+pub(crate) struct Decay<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) rates: &'a [f32],
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for Decay<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let width = self.rates.len().max(1);
+        for (x, out) in self
+            .x
+            .chunks_exact(width)
+            .zip(self.out.chunks_exact_mut(width))
+        {
+            let columns = x.chunks(LANES).zip(self.rates.chunks(LANES));
+            for ((x, rate), out) in columns.zip(out.chunks_mut(LANES)) {
+                let power = s.mul(s.load(&padded(x)), s.load(&padded(rate)));
+                let mut lanes = [0.0; LANES];
+                s.store(exp(s, power), &mut lanes);
+                out.copy_from_slice(&lanes[..out.len()]);
             }
         }
     }

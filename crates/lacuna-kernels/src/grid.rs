@@ -6,8 +6,11 @@
 //!    [`Grid::run_each`] makes blocks of the pieces of a [`Share`] instead, which partition the
 //!    columns of each matrix.
 //!    [`Grid::run_bands`] makes bands of rows, whose starts it checks to ascend from the first row to
-//!    the last, and cuts each into pieces of columns.
-//! 2. [`Grid::run`], [`Grid::run_each`] and [`Grid::run_bands`] make each block exactly once per exclusive borrow of the
+//!    the last, and cuts each into pieces of columns. [`Grid::run_with_states`] makes them of the rows
+//!    of [`Band`]s, which it checks to ascend and to be rows of the matrix; the pieces of a band's
+//!    state are consecutive, and it checks that all lie within it.
+//! 2. [`Grid::run`], [`Grid::run_each`], [`Grid::run_bands`] and [`Grid::run_with_states`] make each
+//!    block, and each piece of a state, exactly once per exclusive borrow of the
 //!    elements, because the pool calls a task once per index. So no element is reachable from two
 //!    blocks.
 //! 3. A block hands out slices of its own elements only, bound to a borrow of the block.
@@ -37,6 +40,30 @@ pub(crate) struct Block<'a, T> {
     rows: Range<usize>,
     cols: Range<usize>,
     borrow: PhantomData<&'a mut [T]>,
+}
+
+/// Some rows of a matrix, and elements elsewhere that change along with them: those of a sequence, and
+/// its state; see [`Grid::run_with_states`].
+pub(crate) struct Band<'a, T> {
+    rows: Range<usize>,
+    state: Shared<T>,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T> Band<'a, T> {
+    pub(crate) fn new(rows: Range<usize>, state: &'a mut [T]) -> Self {
+        Self {
+            rows,
+            len: state.len(),
+            state: Shared(state.as_mut_ptr()),
+            borrow: PhantomData,
+        }
+    }
+
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
 }
 
 /// A pointer that tasks on other threads may make blocks from.
@@ -159,6 +186,61 @@ impl<'a, T: Send> Grid<'a, T> {
                 borrow: PhantomData,
             };
             task([which, band], block, scratch);
+        });
+    }
+
+    /// Cuts the rows of each band into pieces of columns, as wide as blocks are, and its state into as many
+    /// pieces of `each` elements, the last of which may be shorter; calls `task(block, piece)` once for
+    /// every pair, on all threads of `pool`. Other rows are left alone.
+    ///
+    /// # Panics
+    /// When bands do not ascend, are no rows of the matrix, or a state is not so many pieces.
+    pub(crate) fn run_with_states<S: Send + 'static>(
+        self,
+        bands: &mut [Band<'_, T>],
+        each: usize,
+        pool: &Pool<S>,
+        task: impl Fn(Block<'_, T>, &mut [T]) + Sync,
+    ) where
+        T: Sync,
+    {
+        let across = self.width.div_ceil(self.block_cols);
+        let mut end = 0;
+        for band in &*bands {
+            assert!(
+                end <= band.rows.start && band.rows.start <= band.rows.end,
+                "bands ascend"
+            );
+            end = band.rows.end;
+            assert!(
+                band.len > (across - 1) * each && band.len <= across * each,
+                "a state of {} elements is not {across} pieces of {each}",
+                band.len
+            );
+        }
+        assert!(
+            end <= self.elements.len() / self.width,
+            "bands are rows of the matrix"
+        );
+        let base = Shared(self.elements.as_mut_ptr());
+        let (shared, bands) = (&base, &*bands);
+        pool.run(bands.len() * across, |index, _| {
+            let (band, piece) = (&bands[index / across], index % across);
+            let col = piece * self.block_cols;
+            let block = Block {
+                base: shared.0,
+                width: self.width,
+                rows: band.rows(),
+                cols: col..self.width.min(col + self.block_cols),
+                borrow: PhantomData,
+            };
+            let start = piece * each;
+            // SAFETY: the piece lies in the state, which `bands` borrows exclusively, and is made once (1, 2).
+            let state = unsafe {
+                let len = each.min(band.len - start);
+                std::slice::from_raw_parts_mut(band.state.0.add(start), len)
+            };
+            task(block, state);
         });
     }
 
@@ -315,6 +397,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn bands_change_with_their_states_and_other_rows_are_left_alone() {
+        let pool = Pool::new(NonZeroUsize::new(3).expect("not zero"), || ()).expect("threads");
+        let (width, columns, each) = (7, 3, 5);
+        let mut out = vec![0; 6 * width];
+        let mut states = [[1; 12], [2; 12]];
+        let [a, b] = &mut states;
+        let mut bands = [Band::new(1..2, a), Band::new(2..5, b)];
+        let grid = Grid::new(&mut out, width, 1, columns);
+        grid.run_with_states(&mut bands, each, &pool, |mut block, state| {
+            for row in block.rows() {
+                block.row(row).fill(state[0]);
+            }
+            state.iter_mut().for_each(|x| *x += 10);
+        });
+        assert_eq!(states, [[11; 12], [12; 12]]);
+        let rows = [0, 1, 2, 2, 2, 0];
+        let expected = rows.iter().flat_map(|x| std::iter::repeat_n(*x, width));
+        assert!(out.into_iter().eq(expected));
+    }
+
+    #[test]
+    #[should_panic(expected = "bands ascend")]
+    fn bands_with_states_that_overlap_are_refused() {
+        let pool = Pool::new(NonZeroUsize::MIN, || ()).expect("no threads");
+        let mut states = [[0; 4], [0; 4]];
+        let [a, b] = &mut states;
+        let mut bands = [Band::new(0..2, a), Band::new(1..3, b)];
+        Grid::new(&mut [0; 6], 2, 1, 2).run_with_states(&mut bands, 4, &pool, |_, _| ());
     }
 
     #[test]

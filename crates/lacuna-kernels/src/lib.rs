@@ -37,6 +37,7 @@ mod level;
 mod limits;
 mod matrix;
 mod quantized;
+mod recurrence;
 mod share;
 mod simd;
 mod store;
@@ -57,4 +58,5 @@ pub use experts::{
 };
 pub use level::Level;
 pub use matrix::{Matrix, ShapeError};
+pub use recurrence::{Convolution, KeyHeads, Rule, Scan, ScanShape};
 pub use view::{RowLayout, Run, RunMut, Runs, View, ViewError};

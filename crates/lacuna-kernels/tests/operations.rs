@@ -125,7 +125,7 @@ fn a_frequency_of_zero_leaves_its_pair_as_it_is() {
     }
 }
 
-const ACTIVATIONS: [Activation; 7] = [
+const ACTIVATIONS: [Activation; 8] = [
     Activation::Silu,
     Activation::GeluTanh,
     Activation::GeluErf,
@@ -133,6 +133,7 @@ const ACTIVATIONS: [Activation; 7] = [
     Activation::ReluSquared,
     Activation::Sigmoid,
     Activation::Tanh,
+    Activation::Softplus,
 ];
 
 /// The share of a normal distribution above `a >= 0`: by its series, or far out by its continued
@@ -165,6 +166,7 @@ fn activated(activation: Activation, x: f64) -> f64 {
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Sigmoid => sigmoid(x),
         Activation::Tanh => x.tanh(),
+        Activation::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
         other => unreachable!("{other:?} has no definition here"),
     }
 }
@@ -386,6 +388,7 @@ fn scaled_values_are_exact() {
             check("add_scaled", &|x| cpu.add_scaled(x, &y, 0.3), &|i| {
                 x[i] + y[i] * 0.3
             });
+            check("multiply", &|x| cpu.multiply(x, &y), &|i| x[i] * y[i]);
             let per_row = &factors[..rows];
             check("scale_rows", &|x| cpu.scale_rows(x, per_row, width), &|i| {
                 x[i] * factors[i / width]
@@ -403,6 +406,30 @@ fn scaled_values_are_exact() {
                 &|i| x[i] + y[i] * factors[i / width * 2],
             );
         }
+    }
+}
+
+#[test]
+fn decays_match_f64_and_reach_0_and_1() {
+    for level in levels() {
+        for (rows, width) in [(1, 1), (5, 16), (70, 37)] {
+            let steps: Vec<f32> = magnitudes().iter().map(|x| x.abs()).collect();
+            let steps = &steps[..rows * width];
+            let rates: Vec<f32> = Random::new(3)
+                .units(width)
+                .iter()
+                .map(|x| -x.abs())
+                .collect();
+            let mut out = vec![0.0; steps.len()];
+            cpu(level, 2).decay(&mut out, steps, &rates);
+            let expected = steps.iter().enumerate();
+            let expected = expected.map(|(i, x)| f64::from(x * rates[i % width]).exp());
+            assert_close(&out, expected, 1e-6, "decay");
+        }
+        let mut out = [0.0; 3];
+        cpu(level, 1).decay(&mut out, &[0.0, 1e30, f32::NAN], &[-1.0; 3]);
+        assert_eq!(out[..2], [1.0, 0.0]);
+        assert!(out[2].is_nan());
     }
 }
 

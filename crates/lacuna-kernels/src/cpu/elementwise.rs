@@ -407,6 +407,32 @@ impl Cpu {
         });
     }
 
+    /// `x *= y`, element by element.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn multiply(&self, x: &mut [f32], y: &[f32]) {
+        assert_eq!(x.len(), y.len(), "products have the same shape");
+        self.rows(x, LANES, |first, x| {
+            let y = &y[first * LANES..][..x.len()];
+            self.proof.run(kernels::Mul { x, y });
+        });
+    }
+
+    /// What is left of a state after each time step: `out = e^(step * rate)`, element by element, with a
+    /// rate for each column, none of which is above 0.
+    ///
+    /// # Panics
+    /// When `out` and `steps` are not the same whole rows.
+    pub fn decay(&self, out: &mut [f32], steps: &[f32], rates: &[f32]) {
+        assert_eq!(out.len(), steps.len(), "a factor for each step");
+        let width = rates.len();
+        self.rows(out, width, |first, out| {
+            let x = &steps[first * width..][..out.len()];
+            self.proof.run(kernels::Decay { x, rates, out });
+        });
+    }
+
     /// Multiplies each row of `x`, `[factors.len(), width]`, by its factor: a temperature of each
     /// query.
     ///

@@ -24,6 +24,8 @@ pub enum Activation {
     Sigmoid,
     /// `tanh(x)`.
     Tanh,
+    /// `ln(1 + e^x)`: time steps of recurrences.
+    Softplus,
 }
 
 /// A function of one element, and what it needs besides.
@@ -62,6 +64,10 @@ macro_rules! with_function {
             }
             functions::Activation::Tanh => {
                 let $function = functions::Tanh;
+                $body
+            }
+            functions::Activation::Softplus => {
+                let $function = functions::Softplus;
                 $body
             }
         }
@@ -205,6 +211,50 @@ impl Function for Tanh {
     #[inline(always)]
     fn of<S: Simd>(self, s: S, x: S::F) -> S::F {
         tanh(s, x)
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Softplus;
+
+impl Function for Softplus {
+    /// `max(x, 0) + ln(1 + u)` with `u = e^-|x|`, and `ln(1 + u) = 2 atanh(s)` with `s = u / (2 + u)`, which
+    /// is at most a third: the series for `atanh` has as many terms as f32 shows.
+    #[inline(always)]
+    fn of<S: Simd>(self, s: S, x: S::F) -> S::F {
+        const SERIES: [f32; 8] = [
+            1.0 / 15.0,
+            1.0 / 13.0,
+            1.0 / 11.0,
+            1.0 / 9.0,
+            1.0 / 7.0,
+            1.0 / 5.0,
+            1.0 / 3.0,
+            1.0,
+        ];
+        let minus = s.splat(-1.0);
+        // NaN passes, here and where it is limited below.
+        let away = s.mul(s.max(x, s.mul(x, minus)), minus);
+        let power = exp(s, s.max(s.splat(-87.0), away));
+        let small = s.div(power, s.add(power, s.splat(2.0)));
+        let square = s.mul(small, small);
+        let mut sum = s.splat(1.0 / 17.0);
+        for term in SERIES {
+            sum = s.fma(sum, square, s.splat(term));
+        }
+        let log = s.mul(s.add(small, small), sum);
+        s.add(s.max(x, s.splat(0.0)), log)
+    }
+}
+
+/// `x`, where a kernel takes a function and there is none.
+#[derive(Clone, Copy)]
+pub(crate) struct Identity;
+
+impl Function for Identity {
+    #[inline(always)]
+    fn of<S: Simd>(self, _: S, x: S::F) -> S::F {
+        x
     }
 }
 
