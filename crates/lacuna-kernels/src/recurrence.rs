@@ -27,8 +27,6 @@ pub struct Convolution<'a> {
     pub bias: Option<&'a [f32]>,
     /// Tokens that one token's result depends on: 2 to [`Convolution::MAX_TAPS`].
     pub taps: usize,
-    /// Of the channels of `weights` and `bias`, the first of those to compute.
-    pub first: usize,
     /// `f`; none: the sum itself.
     pub activation: Option<crate::Activation>,
 }
@@ -135,8 +133,8 @@ pub struct Scan<'a> {
 /// A convolution of some tokens of one sequence, and of some channels.
 pub(crate) struct Convolve<'a, F> {
     pub(crate) convolution: &'a Convolution<'a>,
-    /// Channels of all weights.
-    pub(crate) of: usize,
+    /// How many there are.
+    pub(crate) channels: usize,
     pub(crate) function: F,
     /// Inputs, which become results; columns are channels.
     pub(crate) block: Block<'a, f32>,
@@ -165,10 +163,10 @@ impl<F: Function> Convolve<'_, F> {
         for (panel, state) in panels.enumerate() {
             let start = panel * LANES;
             let width = (cols.len() - start).min(LANES);
-            let channel = self.convolution.first + cols.start + start;
+            let channel = cols.start + start;
             let mut weights = [s.splat(0.0); TAPS];
             for tap in 0..TAPS {
-                let row = &self.convolution.weights[tap * self.of + channel..][..width];
+                let row = &self.convolution.weights[tap * self.channels + channel..][..width];
                 weights[tap] = s.load(&padded(row));
             }
             let bias = match self.convolution.bias {

@@ -36,9 +36,6 @@ struct Channels {
     x: Vec<f32>,
     weights: Vec<f32>,
     bias: Option<Vec<f32>>,
-    /// Channels there are weights for; the first computed; how many are.
-    of: usize,
-    first: usize,
     channels: usize,
     taps: usize,
 }
@@ -46,13 +43,11 @@ struct Channels {
 impl Channels {
     const TOKENS: usize = 19;
 
-    fn new([of, first, channels]: [usize; 3], taps: usize, bias: bool) -> Self {
+    fn new(channels: usize, taps: usize, bias: bool) -> Self {
         Self {
             x: Random::new(1).units(Self::TOKENS * channels),
-            weights: Random::new(2).units(of * taps),
-            bias: bias.then(|| Random::new(3).units(of)),
-            of,
-            first,
+            weights: Random::new(2).units(channels * taps),
+            bias: bias.then(|| Random::new(3).units(channels)),
             channels,
             taps,
         }
@@ -69,13 +64,12 @@ impl Channels {
             weights: &self.weights,
             bias: self.bias.as_deref(),
             taps: self.taps,
-            first: self.first,
             activation,
         };
         let states = states
             .iter_mut()
             .map(|(tokens, state)| (*tokens, &mut **state));
-        cpu.convolve(values, &convolution, self.channels, states);
+        cpu.convolve(values, &convolution, states);
     }
 
     fn state_len(&self) -> usize {
@@ -98,13 +92,15 @@ impl Channels {
 
     fn expected(&self) -> Vec<f64> {
         let of_channel = |token: usize, channel: usize| {
-            let at = self.first + channel;
-            let mut sum = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[at]));
+            let mut sum = self
+                .bias
+                .as_ref()
+                .map_or(0.0, |bias| f64::from(bias[channel]));
             for tap in 0..self.taps {
                 let Some(from) = (token + tap + 1).checked_sub(self.taps) else {
                     continue;
                 };
-                let weight = f64::from(self.weights[tap * self.of + at]);
+                let weight = f64::from(self.weights[tap * self.channels + channel]);
                 sum += weight * f64::from(self.x[from * self.channels + channel]);
             }
             sum
@@ -118,9 +114,9 @@ impl Channels {
 
 fn convolutions() -> Vec<Channels> {
     let mut all = Vec::new();
-    for sizes in [[5, 0, 5], [40, 3, 32], [700, 100, 513]] {
+    for channels in [5, 32, 513] {
         for taps in 2..=Convolution::MAX_TAPS {
-            all.push(Channels::new(sizes, taps, taps != 3));
+            all.push(Channels::new(channels, taps, taps != 3));
         }
     }
     all

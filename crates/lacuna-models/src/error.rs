@@ -31,6 +31,26 @@ pub enum ConfigError {
         /// Key/value heads per layer.
         kv_heads: usize,
     },
+    /// Heads of a state that do not divide.
+    #[error(
+        "model config: {value_heads} value heads of a state cannot share {key_heads} key heads evenly"
+    )]
+    StateHeads {
+        /// Heads of keys.
+        key_heads: usize,
+        /// Heads of values.
+        value_heads: usize,
+    },
+    /// A state whose width is not that of its heads.
+    #[error(
+        "model config: a state of {inner} elements does not have {heads} heads of the same size"
+    )]
+    StateWidth {
+        /// Elements of all heads.
+        inner: usize,
+        /// How many there are.
+        heads: usize,
+    },
     /// Latent attention over rows that are not of its kind.
     #[error(
         "model config: latent rows are one head of {rank} elements and {turned} that positions turn, not {kv_heads} of {head_dim}; both parts must be there"
@@ -173,6 +193,16 @@ pub enum LoadError {
         name: String,
         /// The family, as GGUF spells it.
         family: &'static str,
+    },
+    /// A number that states depend on is none that they can be computed with.
+    #[error(
+        "tensor `{name}` has {value}; time steps and rates of states must be finite, and rates not above 0"
+    )]
+    StateParameter {
+        /// Name in the file's own spelling.
+        name: String,
+        /// What it has; of rates, what the state would grow by.
+        value: f32,
     },
     /// The vocabulary could not be read.
     #[error(transparent)]

@@ -346,3 +346,87 @@ fn keys_and_values_that_a_sharing_layer_does_not_use_are_left_alone_and_others_r
     let surplus = load("model.layers.5.self_attn.r_proj.weight").expect_err("unknown");
     assert!(surplus.to_string().contains("r_proj"), "{surplus}");
 }
+
+/// A folder's copy with a tensor's first number changed.
+fn with_number(fixture: &Path, tensor: &str, number: f32) -> tempfile::TempDir {
+    let copy = with_config(fixture, &fixture.join("hf/config.json"));
+    let path = copy.path().join("model.safetensors");
+    let mut file = fs::read(&path).expect("a copy");
+    let length = u64::from_le_bytes(file[..8].try_into().expect("eight bytes")) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&file[8..8 + length]).expect("a header");
+    let start = header[tensor]["data_offsets"][0]
+        .as_u64()
+        .expect("such a tensor") as usize;
+    file[8 + length + start..][..4].copy_from_slice(&number.to_le_bytes());
+    fs::write(&path, file).expect("room for it");
+    copy
+}
+
+#[test]
+fn numbers_that_no_state_can_be_computed_with_are_refused_by_the_tensors_name() {
+    let fixture = folder().join("families/qwen3.5");
+    let load = |part: &str, number: f32| {
+        let tensor = format!("model.layers.1.linear_attn.{part}");
+        let copy = with_number(&fixture, &tensor, number);
+        Model::load(ModelFiles::open(copy.path()).expect("files")).map(|_| ())
+    };
+    for (part, number) in [
+        ("A_log", f32::NAN),
+        ("A_log", 200.0),
+        ("A_log", f32::INFINITY),
+        ("dt_bias", f32::NEG_INFINITY),
+        ("dt_bias", f32::NAN),
+    ] {
+        let refused = load(part, number).expect_err("no such state").to_string();
+        assert!(
+            refused.contains(&format!("linear_attn.{part}")),
+            "{refused}"
+        );
+    }
+    // A state that never forgets is one.
+    load("A_log", f32::NEG_INFINITY).expect("a rate of 0");
+
+    let bytes = fs::read(fixture.join("model.gguf")).expect("a committed fixture");
+    let files = ModelFiles::from_gguf(Mapping::from(bytes.clone())).expect("a GGUF file");
+    let rates = files.tensors().require("blk.1.ssm_a").expect("a state");
+    let rates = rates.bytes().to_vec();
+    let mut places = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(&rates));
+    let at = places.next().expect("its bytes");
+    let mut growing = bytes;
+    growing[at + 3] &= 0x7F;
+    let files = ModelFiles::from_gguf(Mapping::from(growing)).expect("a GGUF file");
+    let refused = Model::load(files)
+        .map(|_| ())
+        .expect_err("it grows")
+        .to_string();
+    assert!(refused.contains("blk.1.ssm_a"), "{refused}");
+}
+
+#[test]
+fn layers_that_foretell_are_left_out_and_kinds_that_tensors_contradict_are_refused() {
+    let fixture = folder().join("families/qwen3.5");
+    let copy = with_config(&fixture, &fixture.join("hf/config.json"));
+    let path = copy.path().join("model.safetensors");
+    let file = fs::read(&path).expect("a copy");
+    let name = "mtp.layers.0.self_attn.q_proj.weight";
+    fs::write(&path, with_tensor(&file, name, [16, 8])).expect("room for it");
+    Model::load(ModelFiles::open(copy.path()).expect("files")).expect("they are not needed");
+
+    let config = fs::read_to_string(fixture.join("hf/config.json")).expect("a committed fixture");
+    let changed = config.replacen("\"linear_attention\"", "\"full_attention\"", 1);
+    assert_ne!(changed, config);
+    fs::write(copy.path().join("config.json"), changed).expect("room for it");
+    let loaded = Model::load(ModelFiles::open(copy.path()).expect("files"));
+    let refused = loaded
+        .map(|_| ())
+        .expect_err("no attention there")
+        .to_string();
+    // What makes queries, keys and values there makes those of a state.
+    assert!(refused.contains("layers.0.linear_attn"), "{refused}");
+
+    let fewer = config.replacen("\"linear_attention\",", "", 1);
+    fs::write(copy.path().join("config.json"), fewer).expect("room for it");
+    let loaded = Model::load(ModelFiles::open(copy.path()).expect("files"));
+    let refused = loaded.map(|_| ()).expect_err("one too few").to_string();
+    assert!(refused.contains("layer_types"), "{refused}");
+}

@@ -168,6 +168,8 @@ def windowed(file: File, layer: int) -> bool:
 
 
 def rotates(file: File, layer: int, window: bool) -> bool:
+    if file.get("rope.scaling.finetuned") is False:
+        return False
     return {"smollm3": (layer + 1) % 4 != 0, "cohere2": window, "exaone4": window, "afmoe": window}.get(file.architecture, True)
 
 
@@ -248,9 +250,82 @@ class Pass:
         magnitude = 0.1 * stretch * math.log(file.get("rope.scaling.factor", 1.0)) + 1
         return linear(file, layer, "attn_output", attend(q, k, v, magnitude**2 * query**-0.5, None, None, None))
 
+    def convolve(self, x, weights, bias=None):
+        """Each channel with what it was before."""
+        taps = weights.shape[1]
+        padded = np.concatenate([np.zeros((taps - 1, x.shape[1])), x])
+        made = sum(padded[tap : tap + self.count] * weights[:, tap] for tap in range(taps))
+        return made if bias is None else made + bias
+
+    def short_convolution(self, h, layer):
+        file = self.file
+        before, after, x = np.split(linear(file, layer, "shortconv.in_proj", h), 3, axis=1)
+        weights = file.tensor("shortconv.conv.weight", layer)
+        return linear(file, layer, "shortconv.out_proj", after * self.convolve(before * x, weights))
+
+    def delta_net(self, h, layer):
+        """Token by token: a head's state forgets, is corrected and is read."""
+        file = self.file
+        keys, values, dim = file["ssm.group_count"], file["ssm.time_step_rank"], file["ssm.state_size"]
+        width, each = file["ssm.inner_size"] // values, values // keys
+        if file.tensor("ssm_in.weight", layer) is not None:
+            parts = linear(file, layer, "ssm_in", h).reshape(self.count, keys, -1)
+            q, k, v, z = np.split(parts, np.cumsum([dim, dim, each * width]), axis=2)
+            mixed = np.concatenate([part.reshape(self.count, -1) for part in (q, k, v)], axis=1)
+            z = z.reshape(self.count, values, width)
+        else:
+            mixed = linear(file, layer, "attn_qkv", h)
+            z = linear(file, layer, "attn_gate", h).reshape(self.count, values, width)
+        mixed = silu(self.convolve(mixed, file.tensor("ssm_conv1d.weight", layer)))
+        q, k, v = np.split(mixed, [keys * dim, 2 * keys * dim], axis=1)
+        of_head = np.arange(values) % keys if file.architecture.startswith("qwen35") else np.arange(values) // each
+        q, k = ((x := part.reshape(self.count, keys, dim)) / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for part in (q, k))
+        q, k, v = q[:, of_head] * dim**-0.5, k[:, of_head], v.reshape(self.count, values, width)
+        if file.tensor("ssm_ba.weight", layer) is not None:
+            b, a = np.split(linear(file, layer, "ssm_ba", h).reshape(self.count, keys, -1), 2, axis=2)
+            b, a = b.reshape(self.count, values), a.reshape(self.count, values)
+        else:
+            b, a = (linear(file, layer, f"ssm_{name}", h) for name in ("beta", "alpha"))
+        left = np.exp(file.tensor("ssm_a", layer) * np.log1p(np.exp(a + file.tensor("ssm_dt.bias", layer))))
+        state, made = np.zeros((values, dim, width)), np.zeros_like(v)
+        for token in range(self.count):
+            state = left[token][:, None, None] * state
+            wrong = v[token] - np.einsum("hdw,hd->hw", state, k[token])
+            state = state + np.einsum("hd,hw->hdw", k[token], wrong / (1 + np.exp(-b[token]))[:, None])
+            made[token] = np.einsum("hdw,hd->hw", state, q[token])
+        made = rms(made, file.tensor("ssm_norm.weight", layer), self.eps) * silu(z)
+        return linear(file, layer, "ssm_out", made.reshape(self.count, -1))
+
+    def mamba(self, h, layer):
+        """Token by token: a head's state forgets, takes up and is read."""
+        file = self.file
+        heads, groups, state_dim = file["ssm.time_step_rank"], file["ssm.group_count"], file["ssm.state_size"]
+        width = file["ssm.inner_size"]
+        z, mixed, steps = np.split(linear(file, layer, "ssm_in", h), [width, 2 * width + 2 * groups * state_dim], axis=1)
+        weights, bias = file.tensor("ssm_conv1d.weight", layer), file.tensor("ssm_conv1d.bias", layer)
+        x, b, c = np.split(silu(self.convolve(mixed, weights, bias)), [width, width + groups * state_dim], axis=1)
+        x = x.reshape(self.count, heads, -1)
+        b, c = (np.repeat(part.reshape(self.count, groups, -1), heads // groups, axis=1) for part in (b, c))
+        steps = np.log1p(np.exp(steps + file.tensor("ssm_dt.bias", layer)))
+        left = np.exp(steps * file.tensor("ssm_a", layer).ravel())
+        state, made = np.zeros((heads, x.shape[2], state_dim)), np.zeros_like(x)
+        for token in range(self.count):
+            taken = np.einsum("hp,hn->hpn", steps[token][:, None] * x[token], b[token])
+            state = left[token][:, None, None] * state + taken
+            made[token] = np.einsum("hpn,hn->hp", state, c[token])
+        made = (made + file.tensor("ssm_d", layer).ravel()[:, None] * x).reshape(self.count, -1) * silu(z)
+        made = rms(made.reshape(self.count, groups, -1), file.tensor("ssm_norm.weight", layer), self.eps)
+        return linear(file, layer, "ssm_out", made.reshape(self.count, -1))
+
     def attention(self, h, layer):
         if self.file.architecture == "deepseek2":
             return self.latent_attention(h, layer)
+        if self.file.tensor("ssm_d", layer) is not None:
+            return self.mamba(h, layer)
+        if self.file.tensor("ssm_out.weight", layer) is not None:
+            return self.delta_net(h, layer)
+        if self.file.tensor("shortconv.conv.weight", layer) is not None:
+            return self.short_convolution(h, layer)
         file, window = self.file, windowed(self.file, layer)
         ending = "_swa" if window and file.get("attention.key_length_swa") else ""
         dim = file.get(f"attention.key_length{ending}", file["embedding_length"] // file["attention.head_count"])
@@ -259,6 +334,9 @@ class Pass:
             rows = [file["attention.head_count"] * dim] + 2 * [file["attention.head_count_kv"] * dim]
             fused = np.split(linear(file, layer, "attn_qkv", h), np.cumsum(rows)[:2], axis=1)
         q = linear(file, layer, "attn_q", h) if fused is None else fused[0]
+        gate = None
+        if q.shape[1] == 2 * file["attention.head_count"] * dim:
+            q, gate = (part.reshape(self.count, -1) for part in np.split(q.reshape(self.count, -1, 2 * dim), 2, axis=2))
         q = self.turn(self.heads(q, "attn_q", layer, dim), layer, window)
         if (growth := file.get("attention.temperature_scale")) is not None:
             turned = np.floor(np.arange(self.count) / file["rope.scaling.original_context_length"])
@@ -270,7 +348,9 @@ class Pass:
         sinks = file.tensor("attn_sinks.weight", layer)
         made = attend(q, *self.kv[window], scale, limit, file.get("attn_logit_softcapping"), sinks)
         if file.tensor("attn_gate.weight", layer) is not None:
-            made = made / (1 + np.exp(-linear(file, layer, "attn_gate", h)))
+            gate = linear(file, layer, "attn_gate", h)
+        if gate is not None:
+            made = made / (1 + np.exp(-gate))
         return linear(file, layer, "attn_output", made)
 
     def feed_forward(self, h, layer):
@@ -297,7 +377,7 @@ class Pass:
         if sigmoid:
             scores = 1 / (1 + np.exp(-logits))
         else:
-            scores = logits if file.architecture in ("granitemoe", "gpt-oss") else softmax(logits)
+            scores = logits if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss") else softmax(logits)
         bias = file.tensor("exp_probs_b.bias", layer)
         keys = scores if bias is None else scores + bias
         if (groups := file.get("expert_group_count", 1)) > 1:
@@ -309,9 +389,9 @@ class Pass:
             keys = keys.reshape(-1, count)
         chosen = np.argsort(-keys, axis=-1)[:, :used]
         weights = np.take_along_axis(scores, chosen, axis=-1)
-        if file.architecture in ("granitemoe", "gpt-oss"):
+        if file.architecture in ("granitemoe", "granitehybrid", "gpt-oss"):
             weights = softmax(weights)
-        elif file.architecture in ("qwen3moe", "llama", "gemma4", "afmoe", "ernie4_5-moe") or file.get("expert_weights_norm"):
+        elif file.architecture in ("qwen3moe", "qwen3next", "qwen35moe", "lfm2moe", "llama", "gemma4", "afmoe", "ernie4_5-moe") or file.get("expert_weights_norm"):
             weights = weights / weights.sum(-1, keepdims=True)
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:
@@ -359,12 +439,14 @@ class Pass:
         file, residual = self.file, self.file.get("residual_scale", 1.0)
         h = self.norm(x, "attn_norm", layer)
         attended = self.attention(h, layer)
-        late = file.architecture in ("gpt-oss", "glm4moe")  # their norm before the feed-forward block is called so
+        late = file.architecture in ("gpt-oss", "glm4moe", "qwen3next", "qwen35", "qwen35moe")  # their norm before the feed-forward block is called so
         if not late:
             attended = self.norm(attended, "post_attention_norm", layer)
         if file.architecture == "cohere2":
             return x + attended + self.feed_forward(h, layer)
         x = x + residual * attended
+        if file.architecture == "mamba2":
+            return x
         h = self.norm(x, "post_attention_norm" if late else "ffn_norm", layer)
         made = self.feed_forward(h, layer)
         if file.architecture == "gemma4" and file.tensor("ffn_gate_inp.weight", layer) is not None:
@@ -432,9 +514,10 @@ class Pass:
         file = self.file
         output = file.tensor("output.weight")
         output = file.tensor("token_embd.weight") if output is None else output
-        made = self.norm(self.hidden(tokens), "output_norm") @ output.T
+        last = "token_embd_norm" if file.architecture in ("lfm2", "lfm2moe") else "output_norm"
+        made = self.norm(self.hidden(tokens), last) @ output.T
         scale = file.get("logit_scale", 1.0)
-        made = made / scale if file.architecture in ("granite", "granitemoe") else made * scale
+        made = made / scale if file.architecture in ("granite", "granitemoe", "granitehybrid") else made * scale
         return cap(made, file.get("final_logit_softcapping"))
 
 

@@ -107,17 +107,21 @@ def write_hf(folder: pathlib.Path, model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def in_double():
-    """transformers casts norms, rotation and softmax to float32: these casts go to float64 instead."""
-    cast, softmax = torch.Tensor.float, torch.nn.functional.softmax
+    """transformers casts norms, rotation, states and softmax to float32: these casts go to float64 instead."""
+    cast, to, softmax = torch.Tensor.float, torch.Tensor.to, torch.nn.functional.softmax
+
+    def wide_to(values, *rest, **named):
+        wide = [torch.float64 if one is torch.float32 else one for one in rest]
+        return to(values, *wide, **{name: torch.float64 if one is torch.float32 else one for name, one in named.items()})
 
     def wide_softmax(values, dim, dtype=None, **rest):
         return softmax(values, dim=dim, dtype=torch.float64, **rest)
 
-    torch.Tensor.float, torch.nn.functional.softmax = torch.Tensor.double, wide_softmax
+    torch.Tensor.float, torch.Tensor.to, torch.nn.functional.softmax = torch.Tensor.double, wide_to, wide_softmax
     try:
         yield
     finally:
-        torch.Tensor.float, torch.nn.functional.softmax = cast, softmax
+        torch.Tensor.float, torch.Tensor.to, torch.nn.functional.softmax = cast, to, softmax
 
 
 def load(fixture: Fixture, folder: pathlib.Path) -> torch.nn.Module:
@@ -154,8 +158,16 @@ def add_common(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
     writer.add_type("model")
     writer.add_name(f"Tiny random {writer.arch}")
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
+    if "num_attention_heads" in config:
+        add_decoder(writer, config, says_heads)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def add_decoder(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
+    """What models with attention and feed-forward blocks have besides."""
+    writer.add_context_length(config["max_position_embeddings"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     if not says_heads:
@@ -169,8 +181,6 @@ def add_common(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
     if config.get("head_dim") is not None and not says_heads:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
 def add_rope(writer: gguf.GGUFWriter, rope: dict) -> None:

@@ -6,9 +6,10 @@ use anyhow::{Result, ensure};
 use lacuna_kernels::AttentionShape;
 use lacuna_kernels::DType;
 use lacuna_kv::Geometry;
-use lacuna_kv::KvElements;
-use lacuna_models::Model;
+use lacuna_kv::{KvElements, Layer};
+use lacuna_models::spec::Attention;
 use lacuna_models::synth::{self, Shape};
+use lacuna_models::{Model, ModelSpec};
 
 use crate::arguments::KvBenchArgs;
 use lacuna_cli::output::Usage;
@@ -35,7 +36,9 @@ impl Subject {
                 Usage(format!("--layers {layers}: {} has {whole}", subject.name))
             );
             let first = subject.geometry.layers()[..layers].to_vec();
-            subject.geometry = Geometry::new(first, elements)?;
+            let states = (0..layers).map(|layer| subject.geometry.state_elements(Layer(layer)));
+            let states = states.collect();
+            subject.geometry = Geometry::new(first, elements)?.with_states(states)?;
         }
         Ok(subject)
     }
@@ -46,7 +49,7 @@ impl Subject {
         Ok(Self {
             name: shape.name.to_owned(),
             geometry: spec.kv_geometry(elements)?,
-            attention: spec.layers[0].attention.shape(),
+            attention: attention(&spec, shape.name)?,
             weight_bytes: model.file_len()?,
         })
     }
@@ -57,11 +60,10 @@ impl Subject {
             json: args.json,
         })?)?;
         let spec = model.spec();
-        let attention = &spec.layers[0].attention;
         Ok(Self {
             name: args.model.clone(),
             geometry: spec.kv_geometry(elements)?,
-            attention: attention.shape(),
+            attention: attention(spec, &args.model)?,
             weight_bytes: model.weight_bytes(),
         })
     }
@@ -73,4 +75,16 @@ impl Subject {
     pub(super) fn bytes_per_token(&self) -> usize {
         self.geometry.bytes_per_token()
     }
+}
+
+/// The attention of the first layer that has some.
+fn attention(spec: &ModelSpec, name: &str) -> Result<AttentionShape> {
+    let mut layers = spec.layers.iter();
+    let first = layers.find_map(|layer| layer.attention.as_ref());
+    first.map(Attention::shape).ok_or_else(|| {
+        Usage(format!(
+            "{name} keeps no rows of keys and values; use `bench speed`"
+        ))
+        .into()
+    })
 }

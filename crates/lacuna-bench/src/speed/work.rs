@@ -14,13 +14,20 @@ pub(super) struct Work {
     logit_macs: u64,
     /// Multiplications of one query with one cached row, in all layers.
     row_macs: u64,
+    /// Multiplications that states take of a token, in all layers.
+    state_macs: u64,
+    /// Bytes of a sequence's states, which every token reads and writes.
+    state_bytes: u64,
 }
 
 impl Work {
     pub(super) fn of(model: &Model) -> Self {
         let spec = model.spec();
         let (layer_macs, logit_macs) = model.program().products();
-        let attention = spec.layers.iter().map(|layer| &layer.attention);
+        let attention = spec
+            .layers
+            .iter()
+            .filter_map(|layer| layer.attention.as_ref());
         let row_macs = attention.map(|attention| {
             // One of K, one of V.
             attention.query_width() + attention.attended_width()
@@ -31,6 +38,8 @@ impl Work {
             layer_macs,
             logit_macs,
             row_macs: row_macs.sum::<usize>() as u64,
+            state_macs: spec.state_macs() as u64,
+            state_bytes: (spec.states().sum::<usize>() * size_of::<f32>()) as u64,
         }
     }
 
@@ -38,13 +47,14 @@ impl Work {
     pub(super) fn prompt_macs(&self, tokens: usize) -> u64 {
         let tokens = tokens as u64;
         let rows_seen = tokens * (tokens + 1) / 2;
-        tokens * self.layer_macs + self.logit_macs + rows_seen * self.row_macs
+        tokens * (self.layer_macs + self.state_macs) + self.logit_macs + rows_seen * self.row_macs
     }
 
     /// Bytes read for one more token of each of `sequences` that hold `depth` rows of
-    /// `row_bytes` over all layers.
+    /// `row_bytes` over all layers, and bytes of states written.
     pub(super) fn step_bytes(&self, sequences: usize, depth: usize, row_bytes: usize) -> u64 {
-        self.pass_bytes + (sequences * (depth + 1) * row_bytes) as u64
+        let rows = (sequences * (depth + 1) * row_bytes) as u64;
+        self.pass_bytes + rows + 2 * sequences as u64 * self.state_bytes
     }
 }
 

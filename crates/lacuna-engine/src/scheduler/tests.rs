@@ -699,7 +699,13 @@ fn poison(scheduler: &mut Scheduler, running: usize) {
     };
     let cpu = lacuna_kernels::Cpu::new(config).expect("a processor");
     let model = demo_model();
-    let row = vec![f32::NAN; model.spec().layers[0].attention.kv_width()];
+    let row = vec![
+        f32::NAN;
+        model.spec().layers[0]
+            .attention
+            .as_ref()
+            .map_or(0, |it| it.kv_width())
+    ];
     for layer in 0..model.spec().layers.len() {
         sequence.write(lacuna_kv::Layer(layer), |_, run| cpu.store_run(run, &row));
     }

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use crate::elementwise::activation::{Identity, with_function};
-use crate::grid::{Band, Grid};
+use crate::grid::{Band, Block, Grid};
 use crate::recurrence::{Convolution, Convolve, Scan, ScanPanels};
 use crate::simd::LANES;
 
@@ -26,20 +26,19 @@ impl Cpu {
         &self,
         values: &mut [f32],
         convolution: &Convolution<'_>,
-        channels: usize,
         states: impl Iterator<Item = (usize, &'a mut [f32])>,
     ) {
         let taps = convolution.taps;
         assert!(
-            (2..=Convolution::MAX_TAPS).contains(&taps) && channels > 0,
-            "a convolution of {taps} taps and {channels} channels"
+            (2..=Convolution::MAX_TAPS).contains(&taps),
+            "a convolution of {taps} taps"
         );
-        let of = convolution.weights.len() / taps;
+        let channels = convolution.weights.len() / taps;
         assert!(
-            convolution.weights.len() == of * taps
-                && convolution.first + channels <= of
-                && convolution.bias.is_none_or(|bias| bias.len() == of),
-            "weights and biases are those of the channels"
+            channels > 0
+                && convolution.weights.len() == channels * taps
+                && convolution.bias.is_none_or(|bias| bias.len() == channels),
+            "weights and biases are those of {channels} channels"
         );
         let columns = TASK_CHANNELS.min(channels.next_multiple_of(LANES));
         let each = Convolution::state_len(columns, taps);
@@ -51,7 +50,7 @@ impl Cpu {
             |block, state| match convolution.activation {
                 None => self.proof.run(Convolve {
                     convolution,
-                    of,
+                    channels,
                     function: Identity,
                     block,
                     state,
@@ -59,7 +58,7 @@ impl Cpu {
                 Some(activation) => with_function!(activation, |function| {
                     self.proof.run(Convolve {
                         convolution,
-                        of,
+                        channels,
                         function,
                         block,
                         state,
@@ -116,7 +115,7 @@ impl Cpu {
         [width, columns]: [usize; 2],
         each: usize,
         states: impl Iterator<Item = (usize, &'a mut [f32])>,
-        task: impl Fn(crate::grid::Block<'_, f32>, &mut [f32]) + Sync,
+        task: impl Fn(Block<'_, f32>, &mut [f32]) + Sync,
     ) {
         let mut start = 0;
         let mut bands = states.map(|(tokens, state)| {

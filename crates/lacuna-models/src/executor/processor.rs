@@ -4,10 +4,12 @@
 //! with each [`Segment`], never kept here. Segments of different sequences, or texts, are laid end to end
 //! without padding, and one token's result does not depend on what else is in the batch.
 
+use std::ops::Range;
+
 use bytemuck::{AnyBitPattern, NoUninit};
 use lacuna_kernels::{
-    Activations, AttentionShape, Cached, Cpu, ElementType, ExpertInput, HeadRows, Routes, Routing,
-    Sequences, View,
+    Activation, Activations, AttentionShape, Cached, Convolution, Cpu, ElementType, ExpertInput,
+    HeadRows, Routes, Routing, Scan, ScanShape, Sequences, View,
 };
 use lacuna_kv::{Layer, Side};
 
@@ -131,6 +133,66 @@ impl Pass<'_, '_> {
                         cpu.clamped_swiglu(gate, up, alpha, limit);
                     }
                 }
+            }
+            Op::Convolve {
+                layer,
+                at,
+                values,
+                weights,
+                bias,
+                channels,
+                taps,
+                activation,
+            } => {
+                let convolution = Convolution {
+                    weights: self.weights.vector(weights),
+                    bias: bias.map(|bias| self.weights.vector(bias)),
+                    taps,
+                    activation,
+                };
+                let state = at..at + Convolution::state_len(channels, taps);
+                let [values] = self.scratch.slots([values]);
+                let values = first(values, self.size.tokens * channels);
+                let states = states(&mut self.batch, Layer(layer), state);
+                cpu.convolve(values, &convolution, states);
+            }
+            Op::TimeSteps {
+                values,
+                bias,
+                heads,
+            } => {
+                let bias = self.weights.vector(bias);
+                let values = self.values(values, Rows::Tokens, heads);
+                cpu.add_bias(values, bias);
+                cpu.activate(Activation::Softplus, values);
+            }
+            Op::Decay {
+                steps,
+                rates,
+                output,
+                heads,
+            } => {
+                let rates = self.weights.vector(rates);
+                let (output, steps) = self.pair(output, steps, Rows::Tokens, heads);
+                cpu.decay(output, steps, rates);
+            }
+            Op::Scan {
+                layer,
+                at,
+                shape,
+                queries,
+                keys,
+                values,
+                decay,
+                strength,
+                skip,
+            } => {
+                let slots = [queries, keys, values, decay, strength];
+                self.scan((Layer(layer), at), shape, slots, skip);
+            }
+            Op::Multiply { to, by, width } => {
+                let (to, by) = self.pair(to, by, Rows::Tokens, width);
+                cpu.multiply(to, by);
             }
             Op::Route {
                 ref routing,
@@ -632,6 +694,36 @@ impl Pass<'_, '_> {
             .attention_each(output, queries, &within, shape, sinks, states);
     }
 
+    /// `slots` are queries, keys, values, decay and strength; the state begins at an element of its layer's.
+    fn scan(
+        &mut self,
+        (layer, at): (Layer, usize),
+        shape: ScanShape,
+        slots: [Slot; 5],
+        skip: Option<VectorId>,
+    ) {
+        let tokens = self.size.tokens;
+        let keys = tokens * shape.key_heads * shape.key_dim;
+        let gates = tokens * shape.value_heads;
+        let widths = [keys, keys, gates * shape.value_dim, gates, gates];
+        let mut slots = self.scratch.slots(slots).into_iter().zip(widths);
+        let mut next = || -> &mut [f32] {
+            let (slot, elements) = slots.next().expect("five slots");
+            first(slot, elements)
+        };
+        let (queries, keys, values) = (next(), next(), next());
+        let scan = Scan {
+            shape,
+            queries,
+            keys,
+            decay: next(),
+            strength: next(),
+            skip: skip.map(|skip| self.weights.vector(skip)),
+        };
+        let states = states(&mut self.batch, layer, at..at + shape.state_len());
+        self.cpu.scan(values, &scan, states);
+    }
+
     /// Picks the rows the segments ask for.
     fn choose(&mut self, slots: [Slot; 2], width: usize) {
         let [hidden, chosen] = self.scratch.slots(slots);
@@ -695,6 +787,21 @@ const MOST_PRODUCTS: usize = 5;
 
 /// What `Model` sees to: a program that keeps rows is run with sequences to keep them.
 const KEEPS: &str = "a pass that keeps rows is one over sequences";
+
+/// A part of a layer's state of each sequence, and how many tokens go through it.
+fn states<'a>(
+    batch: &'a mut Batch<'_, '_>,
+    layer: Layer,
+    part: Range<usize>,
+) -> impl ExactSizeIterator<Item = (usize, &'a mut [f32])> {
+    let Batch::Segments(segments) = batch else {
+        unreachable!("{KEEPS}")
+    };
+    segments.iter_mut().map(move |segment| {
+        let state = segment.sequence.state(layer);
+        (segment.tokens.len(), &mut state[part.clone()])
+    })
+}
 
 /// What the tokens of each segment attend to in a layer.
 struct InLayer<'a, 'b>(&'a [Segment<'b>], Layer);

@@ -6,7 +6,7 @@ use super::experts::{give_experts, sigmoid_experts};
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::{ModelSpec, Norms, QkNorm};
+use crate::spec::{Gate, ModelSpec, Norms, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "afmoe",
@@ -40,10 +40,10 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         spec.embedding_scale = Some((spec.hidden as f32).sqrt());
     }
     for (layer, windowed) in spec.layers.iter_mut().zip(&windowed) {
-        let attention = &mut layer.attention;
+        let attention = layer.attention_mut();
         attention.rope = windowed.then_some(0);
         attention.qk_norm = Some(QkNorm::PerHead);
-        attention.gate = true;
+        attention.gate = Gate::Apart;
         layer.norms = Norms::Both;
     }
     let supported = "experts scored by sigmoids are";

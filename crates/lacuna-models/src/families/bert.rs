@@ -69,9 +69,9 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     };
     for layer in &mut spec.layers {
         layer.norms = Norms::AfterSum;
-        layer.attention.rope = None;
-        layer.attention.mask = Mask::Full;
-        layer.attention.biases = Biases {
+        layer.attention_mut().rope = None;
+        layer.attention_mut().mask = Mask::Full;
+        layer.attention_mut().biases = Biases {
             projections: true,
             output: true,
         };

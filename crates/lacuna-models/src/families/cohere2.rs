@@ -30,8 +30,8 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     tied_unless_said(&mut spec, facts)?;
     for layer in &mut spec.layers {
         layer.norms = Norms::Parallel;
-        if layer.attention.mask == Mask::Causal {
-            layer.attention.rope = None;
+        if layer.mask() == Some(Mask::Causal) {
+            layer.attention_mut().rope = None;
         }
     }
     Ok(spec)

@@ -2,20 +2,21 @@
 
 use std::num::NonZeroUsize;
 
+use super::experts;
 use super::facts::{Facts, Key};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Gated, LayerSpec, LogitsSpec, Mask, ModelSpec,
-    Norm, NormKind, Norms, OutputMatrix, OutputSpec, Values,
+    Activation, Attention, Biases, FeedForward, Gate, Gated, LayerSpec, LogitsSpec, Mask,
+    ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec, Values,
 };
 
 /// What a file says where a family does not know better.
 pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-    let spec = decoder_of_any_heads(facts)?;
-    if let Some(layer) = spec.layers.first() {
+    let mut spec = decoder_of_any_heads(facts)?;
+    if let Some(layer) = spec.layers.first_mut() {
         facts.expect(
             Key::gguf("attention.value_length"),
-            layer.attention.head_dim,
+            layer.attention_mut().head_dim,
             "value heads as wide as key heads are",
         )?;
     }
@@ -52,7 +53,7 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         shares: None,
         biases: Biases::default(),
         sinks: false,
-        gate: false,
+        gate: Gate::None,
         latent: None,
     };
     let block = Gated {
@@ -61,7 +62,8 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         gate_cutoff: None,
     };
     let layer = LayerSpec {
-        attention,
+        attention: Some(attention),
+        recurrence: None,
         feed_forward: FeedForward::Gated(block),
         norms: Norms::Before,
         laurel: None,
@@ -72,11 +74,15 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
     let mut layers = vec![layer; count];
     for (index, layer) in layers.iter_mut().enumerate() {
         if let Some(kv_heads) = &kv_heads {
-            layer.attention.kv_heads = kv_heads[index];
+            layer.attention_mut().kv_heads = kv_heads[index];
         }
         let inner = match &inner {
             Some(inner) => inner[index],
-            None => facts.required(Key::new("feed_forward_length", "intermediate_size"))?,
+            // Files of models all of whose layers have experts may say no other width than theirs.
+            None => match facts.get(experts::INNER)? {
+                Some(inner) => inner,
+                None => facts.required(Key::new("feed_forward_length", "intermediate_size"))?,
+            },
         };
         layer.feed_forward = FeedForward::Gated(Gated { inner, ..block });
     }
@@ -105,16 +111,16 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
 }
 
 /// One more than any model may have, so that a file cannot ask for memory by its number of layers.
-const LAYERS_READ: usize = 4097;
+pub(crate) const LAYERS_READ: usize = 4097;
 
 /// Of whichever norm the family has.
-fn epsilon(facts: &Facts<'_>) -> Result<f32, ConfigError> {
+pub(crate) fn epsilon(facts: &Facts<'_>) -> Result<f32, ConfigError> {
     let other = Key::new("attention.layer_norm_epsilon", "layer_norm_eps");
     match facts.get(other)? {
         Some(epsilon) => Ok(epsilon),
         None => facts.required(Key::new(
             "attention.layer_norm_rms_epsilon",
-            "rms_norm_eps|norm_eps",
+            "rms_norm_eps|norm_eps|layer_norm_epsilon",
         )),
     }
 }
@@ -145,7 +151,7 @@ pub(crate) fn tied_unless_said(spec: &mut ModelSpec, facts: &Facts<'_>) -> Resul
 }
 
 /// GGUF's convention is that a file without an output matrix uses the embedding table.
-fn output_matrix(facts: &Facts<'_>) -> Result<OutputMatrix, ConfigError> {
+pub(crate) fn output_matrix(facts: &Facts<'_>) -> Result<OutputMatrix, ConfigError> {
     let tied = match facts.has_tensor("output.weight") {
         Some(own) => !own,
         None => facts
@@ -184,7 +190,7 @@ pub(crate) fn give_windows(
     };
     for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
         if *windowed {
-            layer.attention.mask = Mask::Window(window);
+            layer.attention_mut().mask = Mask::Window(window);
         }
     }
     Ok(())

@@ -51,7 +51,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         query_rank: query_rank.filter(|rank| *rank > 0 || !facts.is_gguf()),
     };
     for layer in &mut spec.layers {
-        let attention = &mut layer.attention;
+        let attention = layer.attention_mut();
         attention.kv_heads = 1;
         attention.head_dim = sizes.rank.saturating_add(sizes.turned);
         attention.scale = magnitude * magnitude / (sizes.query as f32).sqrt();

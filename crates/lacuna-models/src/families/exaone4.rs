@@ -17,12 +17,12 @@ pub(crate) const FAMILY: Family = Family {
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     windows(&mut spec, facts, 4)?;
-    let any = spec.layers.iter().any(|layer| layer.attention.mask != Mask::Causal);
+    let any = spec.layers.iter().any(|layer| layer.mask() != Some(Mask::Causal));
     for layer in &mut spec.layers {
         layer.norms = Norms::After;
-        layer.attention.qk_norm = Some(QkNorm::PerHead);
-        if any && layer.attention.mask == Mask::Causal {
-            layer.attention.rope = None;
+        layer.attention_mut().qk_norm = Some(QkNorm::PerHead);
+        if any && layer.mask() == Some(Mask::Causal) {
+            layer.attention_mut().rope = None;
         }
     }
     Ok(spec)

@@ -14,6 +14,12 @@ pub(crate) const COUNT: Key = Key::new(
     "num_experts|num_local_experts|n_routed_experts|moe_num_experts",
 );
 
+/// Elements inside an expert.
+pub(crate) const INNER: Key = Key::new(
+    "expert_feed_forward_length",
+    "moe_intermediate_size|expert_intermediate_size",
+);
+
 /// How GGUF says what scores are made of logits by, in `expert_gating_func`.
 pub(crate) mod gating {
     use crate::families::facts::Key;
@@ -30,10 +36,6 @@ pub(crate) fn experts(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<Experts
         "expert_used_count",
         "num_experts_per_tok|experts_per_token|top_k_experts|moe_k",
     );
-    let inner = Key::new(
-        "expert_feed_forward_length",
-        "moe_intermediate_size|expert_intermediate_size",
-    );
     // Files whose layers are all sparse may say the width of experts as that of feed-forward blocks.
     let dense = spec.layers.first_mut();
     let dense = dense.and_then(|layer| layer.feed_forward.gated_mut());
@@ -47,7 +49,7 @@ pub(crate) fn experts(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<Experts
             scale: 1.0,
         },
         router: Router::default(),
-        inner: match (facts.get(inner)?, &dense) {
+        inner: match (facts.get(INNER)?, &dense) {
             (Some(inner), _) => inner,
             (None, dense) => dense.as_ref().map_or(0, |block| block.inner),
         },

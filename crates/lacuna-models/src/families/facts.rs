@@ -406,9 +406,10 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// What `layer_types` says of windows, where a `config.json` has it.
-    pub(crate) fn layer_types(&self) -> Result<Option<Vec<bool>>, ConfigError> {
-        let Some(types) = self.get::<Vec<String>>(Key::huggingface("layer_types"))? else {
+    /// What `layer_types` says of each layer, where a `config.json` has it.
+    pub(crate) fn layer_kinds(&self) -> Result<Option<Vec<String>>, ConfigError> {
+        let key = Key::huggingface("layer_types|layers_block_type");
+        let Some(types) = self.get::<Vec<String>>(key)? else {
             return Ok(None);
         };
         let layers: usize = self.required(Key::huggingface("num_hidden_layers"))?;
@@ -419,6 +420,14 @@ impl<'a> Facts<'a> {
                 layers,
             });
         }
+        Ok(Some(types))
+    }
+
+    /// What `layer_types` says of windows, where a `config.json` has it.
+    pub(crate) fn layer_types(&self) -> Result<Option<Vec<bool>>, ConfigError> {
+        let Some(types) = self.layer_kinds()? else {
+            return Ok(None);
+        };
         let windowed = types.iter().map(|kind| match kind.as_str() {
             "sliding_attention" => Ok(true),
             "full_attention" => Ok(false),
@@ -428,6 +437,49 @@ impl<'a> Facts<'a> {
             }),
         });
         windowed.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// For each of `layers` layers, whether it keeps a state, where the file says so: in a `config.json` those
+    /// whose kind is one of `state`, in GGUF those of a list or without KV heads.
+    pub(crate) fn recurrent(
+        &self,
+        layers: usize,
+        state: &'static [&'static str],
+    ) -> Result<Option<Vec<bool>>, ConfigError> {
+        if let Some(kinds) = self.layer_kinds()? {
+            let recurrent = kinds.iter().map(|kind| match kind.as_str() {
+                "full_attention" | "attention" => Ok(false),
+                other if state.contains(&other) => Ok(true),
+                other => Err(ConfigError::Unsupported {
+                    feature: format!("layer type `{other}`"),
+                    supported: "attention and the family's own kind of state are",
+                }),
+            });
+            return recurrent.collect::<Result<_, _>>().map(Some);
+        }
+        let field = "attention.recurrent_layers";
+        match self.get::<WindowPattern>(Key::gguf(field))? {
+            Some(WindowPattern::Each(recurrent)) if recurrent.len() == layers => {
+                return Ok(Some(recurrent));
+            }
+            Some(WindowPattern::Each(recurrent)) => {
+                let found = recurrent.len();
+                return Err(ConfigError::LayerList {
+                    field,
+                    found,
+                    layers,
+                });
+            }
+            Some(WindowPattern::Period(_)) | None => {}
+        }
+        let heads = self.get::<PerLayer<usize>>(Key::gguf("attention.head_count_kv"))?;
+        match heads {
+            Some(heads @ PerLayer::Each(_)) => {
+                let heads = heads.of(layers, "attention.head_count_kv")?;
+                Ok(Some(heads.into_iter().map(|heads| heads == 0).collect()))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// What the file must say.

@@ -44,7 +44,7 @@ pub(super) fn gemma(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), Confi
     let soft_cap = facts.get(Key::new("attn_logit_softcapping", "attn_logit_softcapping"))?;
     for layer in &mut spec.layers {
         layer.norms = Norms::Both;
-        layer.attention.soft_cap = soft_cap;
+        layer.attention_mut().soft_cap = soft_cap;
         if let Some(block) = layer.feed_forward.gated_mut() {
             block.activation = Activation::GeluTanh;
         }
@@ -62,7 +62,7 @@ pub(super) fn score_scale(
     let stated: Option<f32> = facts.get(Key::huggingface("query_pre_attn_scalar"))?;
     let largest = spec.layers.len() == layers_of_largest && stated.is_none();
     for layer in &mut spec.layers {
-        let attention = &mut layer.attention;
+        let attention = layer.attention_mut();
         let width = match stated {
             Some(width) => width,
             None if largest => (spec.hidden / attention.query_heads) as f32,

@@ -22,9 +22,9 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let head_dim = spec.ropes[0].dimensions;
     spec.ropes = facts.ropes(head_dim, head_dim)?.into();
     for layer in &mut spec.layers {
-        let full = layer.attention.mask == Mask::Causal;
-        layer.attention.rope = Some(usize::from(!full));
-        layer.attention.qk_norm = Some(QkNorm::PerHead);
+        let full = layer.mask() == Some(Mask::Causal);
+        layer.attention_mut().rope = Some(usize::from(!full));
+        layer.attention_mut().qk_norm = Some(QkNorm::PerHead);
     }
     score_scale(&mut spec, facts, 62)?;
     Ok(spec)

@@ -55,7 +55,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     };
     let cutoffs = gate_cutoffs(facts, spec.layers.len())?;
     for (layer, cutoff) in spec.layers.iter_mut().zip(cutoffs) {
-        let attention = &mut layer.attention;
+        let attention = layer.attention_mut();
         attention.rope = Some(usize::from(attention.mask != Mask::Causal));
         attention.qk_norm = Some(QkNorm::PerHead);
         attention.value_norm = true;

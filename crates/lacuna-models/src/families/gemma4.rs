@@ -70,7 +70,7 @@ fn experts_beside(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigE
 
 /// Layers with a window have heads of one size, those without of another, and perhaps fewer of them.
 fn heads(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
-    let stated = spec.layers.first().map_or(0, |layer| layer.attention.head_dim);
+    let stated = spec.layers.first_mut().map_or(0, |layer| layer.attention_mut().head_dim);
     // GGUF's plain key is of full layers, `config.json`'s of windowed ones.
     let windowed = facts.get(Key::gguf("attention.key_length_swa"))?;
     let windowed = windowed.unwrap_or(stated);
@@ -84,7 +84,7 @@ fn heads(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), ConfigError> {
     };
     let mut full_dim = full;
     for (index, layer) in spec.layers.iter_mut().enumerate() {
-        let attention = &mut layer.attention;
+        let attention = layer.attention_mut();
         let is_full = attention.mask == Mask::Causal;
         attention.head_dim = if is_full { full } else { windowed };
         if let (true, Some(heads)) = (is_full, full_heads) {
@@ -128,11 +128,11 @@ pub(super) fn share(spec: &mut ModelSpec, facts: &Facts<'_>) -> Result<(), Confi
     let wide = facts.get(Key::huggingface("use_double_wide_mlp"))?.unwrap_or(false);
     let (first, rest) = spec.layers.split_at_mut(own);
     for layer in rest {
-        let kind = layer.attention.mask;
-        let source = first.iter().rposition(|other| other.attention.mask == kind);
+        let kind = layer.mask();
+        let source = first.iter().rposition(|other| other.mask() == kind);
         // Of a kind that no layer has, the first: the check of shapes refuses it by name.
-        layer.attention.shares = Some(source.unwrap_or(0));
-        layer.attention.values = Values::Projected;
+        layer.attention_mut().shares = Some(source.unwrap_or(0));
+        layer.attention_mut().values = Values::Projected;
         if let (true, Some(block)) = (wide, layer.feed_forward.gated_mut()) {
             block.inner *= 2;
         }

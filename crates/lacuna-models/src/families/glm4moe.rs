@@ -30,7 +30,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         None => normed.unwrap_or(false),
     };
     for layer in &mut spec.layers {
-        layer.attention.qk_norm = normed.then_some(QkNorm::PerHead);
+        layer.attention_mut().qk_norm = normed.then_some(QkNorm::PerHead);
     }
     let mut experts = sigmoid_experts(facts, &mut spec)?;
     experts.routing.groups = groups(facts, GroupScore::SumOfTwo)?;

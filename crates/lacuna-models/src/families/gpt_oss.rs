@@ -32,8 +32,8 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         }
     }
     for layer in &mut spec.layers {
-        layer.attention.sinks = true;
-        layer.attention.biases = Biases {
+        layer.attention_mut().sinks = true;
+        layer.attention_mut().biases = Biases {
             projections: true,
             output: true,
         };

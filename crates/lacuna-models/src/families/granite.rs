@@ -28,7 +28,8 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let scale: Option<f32> = facts.get(Key::new("attention.scale", "attention_multiplier"))?;
     for layer in &mut spec.layers {
         layer.residual_scale = residual;
-        layer.attention.scale = scale.unwrap_or(layer.attention.scale);
+        let attention = layer.attention_mut();
+        attention.scale = scale.unwrap_or(attention.scale);
     }
     Ok(spec)
 }

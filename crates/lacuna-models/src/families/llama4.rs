@@ -70,7 +70,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         false => positions(facts, spec.layers.len())?,
     };
     for (index, layer) in spec.layers.iter_mut().enumerate() {
-        let attention = &mut layer.attention;
+        let attention = layer.attention_mut();
         let turned = positions.turned[index];
         attention.rope = turned.then_some(0);
         // A rotation does not change what a norm divides by, so it may come before or after.

@@ -31,7 +31,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
             first: 0,
         };
         for layer in &mut spec.layers {
-            layer.attention.temperature = Some(temperature);
+            layer.attention_mut().temperature = Some(temperature);
         }
     }
     Ok(spec)

@@ -75,10 +75,14 @@ impl Naming {
 
     /// The name of a tensor of this suffix, `weight` or `bias`.
     pub(crate) fn full(&self, spelling: Spelling, name: TensorName, suffix: &str) -> String {
+        let dotted = match suffix {
+            "" => String::new(),
+            suffix => format!(".{suffix}"),
+        };
         if spelling == Spelling::Gguf {
             let mut otherwise = self.gguf.iter().filter(|(usual, _)| *usual == name.part);
             let part = otherwise.next().map_or(name.part, |(_, part)| part);
-            return format!("{}.{suffix}", TensorName { part, ..name });
+            return format!("{}{dotted}", TensorName { part, ..name });
         }
         let part = self.part(name.part);
         // Parameters that are no module's weight or bias may be called quite otherwise.
@@ -95,7 +99,7 @@ impl Naming {
         }
         match self.bare.contains(&name.part) {
             true => format!("{block}{part}"),
-            false => format!("{block}{part}.{suffix}"),
+            false => format!("{block}{part}{dotted}"),
         }
     }
 }

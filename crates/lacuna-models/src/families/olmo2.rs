@@ -17,15 +17,15 @@ pub(crate) const FAMILY: Family = Family {
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     windows(&mut spec, facts, 4)?;
-    if spec.layers.iter().any(|layer| layer.attention.mask != Mask::Causal) {
+    if spec.layers.iter().any(|layer| layer.mask() != Some(Mask::Causal)) {
         let head_dim = spec.ropes[0].dimensions;
         let [full, windowed] = facts.ropes(head_dim, head_dim)?;
         spec.ropes = vec![full, windowed];
     }
     for layer in &mut spec.layers {
-        let full = layer.attention.mask == Mask::Causal;
-        layer.attention.rope = Some(usize::from(!full));
-        layer.attention.qk_norm = Some(QkNorm::Whole);
+        let full = layer.mask() == Some(Mask::Causal);
+        layer.attention_mut().rope = Some(usize::from(!full));
+        layer.attention_mut().qk_norm = Some(QkNorm::Whole);
         layer.norms = Norms::After;
     }
     Ok(spec)

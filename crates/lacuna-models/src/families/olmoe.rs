@@ -25,7 +25,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     }
     let mut spec = decoder(facts)?;
     for layer in &mut spec.layers {
-        layer.attention.qk_norm = Some(QkNorm::Whole);
+        layer.attention_mut().qk_norm = Some(QkNorm::Whole);
     }
     let mut experts = experts(facts, &mut spec)?;
     experts.routing.normalized = normalized(facts, false)?;

@@ -17,7 +17,7 @@ pub(crate) const FAMILY: Family = Family {
 pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     for layer in &mut spec.layers {
-        layer.attention.biases = Biases {
+        layer.attention_mut().biases = Biases {
             projections: true,
             output: false,
         };

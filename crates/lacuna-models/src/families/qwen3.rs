@@ -17,7 +17,7 @@ pub(crate) const FAMILY: Family = Family {
 pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     for layer in &mut spec.layers {
-        layer.attention.qk_norm = Some(QkNorm::PerHead);
+        layer.attention_mut().qk_norm = Some(QkNorm::PerHead);
     }
     qwen_windows(&mut spec, facts)?;
     Ok(spec)

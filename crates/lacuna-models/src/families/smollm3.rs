@@ -32,7 +32,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
             Some(turns) => turns[index] != 0,
             None => interval == 0 || !(index + 1).is_multiple_of(interval),
         };
-        layer.attention.rope = turned.then_some(0);
+        layer.attention_mut().rope = turned.then_some(0);
     }
     Ok(spec)
 }

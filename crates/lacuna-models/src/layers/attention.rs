@@ -5,7 +5,7 @@ use lacuna_kernels::HeadRows;
 
 use super::Stream;
 use crate::program::{Bias, Builder, MatrixId, Op, Rows, Slot};
-use crate::spec::{Activation, Attention, Gating, LayerSpec, OutputSpec, QkNorm, Values};
+use crate::spec::{Activation, Attention, Gate, Gating, LayerSpec, OutputSpec, QkNorm, Values};
 
 /// What products of the layer's input are; a layer that shares rows has no keys and values.
 struct Heads {
@@ -26,13 +26,13 @@ impl Stream<'_> {
         &self,
         index: usize,
         layer: &LayerSpec,
+        attention: &Attention,
         program: &mut Builder,
     ) -> Option<Slot> {
-        let attention = &layer.attention;
         if let Some(latent) = attention.latent {
-            return self.latent_attention(index, layer, latent, program);
+            return self.latent_attention(index, layer, attention, latent, program);
         }
-        let (heads, input) = self.project(layer, program);
+        let (heads, input) = self.project(layer, attention, program);
         self.rotate(attention, &heads, program);
         let attended = self.attend(index, attention, &heads, program);
         let attended = match heads.gate {
@@ -48,7 +48,7 @@ impl Stream<'_> {
             }
         };
         let width = attention.query_width();
-        self.attention_output(layer, attended, width, program);
+        self.attention_output(layer, attention, (attended, width), program);
         input
     }
 
@@ -98,8 +98,12 @@ impl Stream<'_> {
         attended
     }
 
-    fn project(&self, layer: &LayerSpec, program: &mut Builder) -> (Heads, Option<Slot>) {
-        let attention = &layer.attention;
+    fn project(
+        &self,
+        layer: &LayerSpec,
+        attention: &Attention,
+        program: &mut Builder,
+    ) -> (Heads, Option<Slot>) {
         let hidden = self.spec.hidden;
         program.step("project");
         let normed = layer.norms.before().then(|| {
@@ -114,7 +118,16 @@ impl Stream<'_> {
         let input = normed.map(|(_, input)| input);
         let blocks = "attention-input-blocks";
         let read = input.unwrap_or(self.hidden);
+        let made = outputs[0].1;
         program.product(read, blocks, Rows::Tokens, hidden, outputs);
+        if let (Gate::InQueries, Some(gate)) = (attention.gate, heads.gate) {
+            // Of each head first its queries, then its gate.
+            let (count, dim) = (attention.query_heads, attention.head_dim);
+            for (part, start) in [(heads.query, 0), (gate, dim)] {
+                let from = (made, HeadRows::by_token(2 * dim, start));
+                program.columns(from, (part, HeadRows::by_token(dim, 0)), count, dim);
+            }
+        }
         (heads, input)
     }
 
@@ -128,7 +141,16 @@ impl Stream<'_> {
         let (queries, keys) = (attention.query_width(), attention.kv_width());
         let bias = required_if(attention.biases.projections);
         let query = program.values("query", Rows::Tokens, queries);
-        let mut outputs = vec![(program.matrix("attn_q", queries, hidden, bias), query)];
+        let gate = (attention.gate != Gate::None)
+            .then(|| program.values("attention-gate", Rows::Tokens, queries));
+        let (rows, made) = match attention.gate {
+            Gate::InQueries => {
+                let both = program.values("query-gate", Rows::Tokens, 2 * queries);
+                (2 * queries, both)
+            }
+            Gate::None | Gate::Apart => (queries, query),
+        };
+        let mut outputs = vec![(program.matrix("attn_q", rows, hidden, bias), made)];
         let rows = attention.shares.is_none().then(|| {
             let key = program.values("key", Rows::Tokens, keys);
             let value = program.values("value", Rows::Tokens, keys);
@@ -138,12 +160,10 @@ impl Stream<'_> {
             }
             KeyValue { key, value }
         });
-        let gate = attention.gate.then(|| {
-            let gate = program.values("attention-gate", Rows::Tokens, queries);
+        if let (Gate::Apart, Some(gate)) = (attention.gate, gate) {
             let matrix = program.matrix("attn_gate", queries, hidden, Bias::IfPresent);
             outputs.push((matrix, gate));
-            gate
-        });
+        }
         (Heads { query, rows, gate }, outputs)
     }
 
@@ -228,14 +248,14 @@ impl Stream<'_> {
     pub(super) fn attention_output(
         &self,
         layer: &LayerSpec,
-        attended: Slot,
-        width: usize,
+        attention: &Attention,
+        (attended, width): (Slot, usize),
         program: &mut Builder,
     ) {
         let hidden = self.spec.hidden;
         program.step("attention-output");
         let output = program.values("attention-output", Rows::Tokens, hidden);
-        let bias = required_if(layer.attention.biases.output);
+        let bias = required_if(attention.biases.output);
         let matrix = program.matrix("attn_output", hidden, width, bias);
         let outputs = vec![(matrix, output)];
         program.product(attended, "attended-blocks", Rows::Tokens, width, outputs);

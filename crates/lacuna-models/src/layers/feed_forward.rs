@@ -36,6 +36,9 @@ impl Stream<'_> {
         attention_input: Option<Slot>,
         program: &mut Builder,
     ) {
+        if layer.feed_forward == FeedForward::None {
+            return;
+        }
         let hidden = self.spec.hidden;
         let experts = layer.feed_forward.experts();
         program.step(match experts {
@@ -50,6 +53,7 @@ impl Stream<'_> {
         let output = match &layer.feed_forward {
             FeedForward::Gated(gated) => self.gated(gated, input, &DENSE, program),
             FeedForward::Plain(plain) => self.plain(*plain, input, program),
+            FeedForward::None => unreachable!("a layer without is done"),
             FeedForward::Experts(experts) => match &experts.dense {
                 None => self.experts(experts, input, program),
                 Some(dense) => {

@@ -39,11 +39,11 @@ impl Stream<'_> {
         &self,
         index: usize,
         layer: &LayerSpec,
+        attention: &Attention,
         latent: Latent,
         program: &mut Builder,
     ) -> Option<Slot> {
-        let attention = &layer.attention;
-        let (query, row, input) = self.project_latent(layer, latent, program);
+        let (query, row, input) = self.project_latent(layer, attention, latent, program);
         let parts = self.rotate_latent(attention, latent, [query, row], program);
         let routing = Routing::all(attention.query_heads);
         program.step("absorb");
@@ -77,7 +77,7 @@ impl Stream<'_> {
         });
         let values = self.latent_values(attention, latent, &heads, attended, program);
         let width = attention.query_heads * latent.value_dim;
-        self.attention_output(layer, values, width, program);
+        self.attention_output(layer, attention, (values, width), program);
         input
     }
 
@@ -85,10 +85,11 @@ impl Stream<'_> {
     fn project_latent(
         &self,
         layer: &LayerSpec,
+        attention: &Attention,
         latent: Latent,
         program: &mut Builder,
     ) -> (Slot, Slot, Option<Slot>) {
-        let (attention, hidden) = (&layer.attention, self.spec.hidden);
+        let hidden = self.spec.hidden;
         let queries = attention.query_heads * latent.query_dim(attention);
         let bias = required_if(attention.biases.projections);
         program.step("project");

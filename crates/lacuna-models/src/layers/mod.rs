@@ -2,17 +2,21 @@
 
 mod altup;
 mod attention;
+mod delta_net;
 mod encoder;
 mod experts;
 mod feed_forward;
 mod latent;
 mod laurel;
+mod mamba2;
 mod per_layer_input;
+mod short_convolution;
 
 use crate::error::Place;
 use crate::program::{Bias, Builder, Factor, Lookup, MatrixId, Op, Rows, Slot, VectorId};
 use crate::spec::{
-    LayerSpec, LogitsSpec, ModelSpec, NormKind, OutputMatrix, OutputSpec, PerLayerInputs,
+    Attention, LayerSpec, LogitsSpec, ModelSpec, NormKind, OutputMatrix, OutputSpec,
+    PerLayerInputs, Recurrence,
 };
 
 /// The slots that layers have in common.
@@ -94,7 +98,8 @@ fn embedding(spec: &ModelSpec, program: &mut Builder) -> MatrixId {
 }
 
 fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
-    let temperature = |layer: &LayerSpec| layer.attention.temperature.is_some();
+    let heated = |attention: &Attention| attention.temperature.is_some();
+    let temperature = |layer: &LayerSpec| layer.attention.as_ref().is_some_and(heated);
     if spec.ropes.is_empty() && !spec.layers.iter().any(temperature) {
         return Vec::new();
     }
@@ -127,9 +132,13 @@ impl Stream<'_> {
         if let Some(altup) = self.spec.altup {
             self.predict_streams(altup, program);
         }
-        let attention_input = self.attention(index, layer, program);
+        let attention = layer.attention.as_ref();
+        let attention_input = attention.and_then(|it| self.attention(index, layer, it, program));
         if let (Some(laurel), Some(input)) = (layer.laurel, attention_input) {
             self.laurel(laurel, input, program);
+        }
+        if let Some(recurrence) = layer.recurrence {
+            self.recurrence(index, layer, recurrence, attention_input, program);
         }
         self.feed_forward(layer, attention_input, program);
         if let Some(altup) = self.spec.altup {
@@ -161,6 +170,48 @@ impl Stream<'_> {
             width: self.spec.hidden,
             place: Place::Layer(index),
         });
+    }
+
+    /// A layer's state and what it makes of the input, which may be normed already.
+    fn recurrence(
+        &self,
+        index: usize,
+        layer: &LayerSpec,
+        recurrence: Recurrence,
+        input: Option<Slot>,
+        program: &mut Builder,
+    ) {
+        program.step("project");
+        let input = match input {
+            Some(input) => input,
+            None => self.normed("attn_norm", "attention-input", program),
+        };
+        let output = match recurrence {
+            Recurrence::DeltaNet(net) => self.delta_net(index, &net, input, program),
+            Recurrence::ShortConvolution(short) => {
+                self.short_convolution(index, short, input, program)
+            }
+            Recurrence::Mamba2(mamba) => self.mamba2(index, &mamba, input, program),
+        };
+        self.add(layer, output, program);
+    }
+
+    /// `W from` in the slot of what attention makes, `[tokens, width]` of `from` and rows of the residual
+    /// stream's width.
+    fn recurrence_output(
+        &self,
+        part: &'static str,
+        from: Slot,
+        width: usize,
+        program: &mut Builder,
+    ) -> Slot {
+        let hidden = self.spec.hidden;
+        program.step("attention-output");
+        let output = program.values("attention-output", Rows::Tokens, hidden);
+        let matrix = program.matrix(part, hidden, width, Bias::IfPresent);
+        let outputs = vec![(matrix, output)];
+        program.product(from, "attended-blocks", Rows::Tokens, width, outputs);
+        output
     }
 
     /// The residual stream takes up what a part of a layer has computed.

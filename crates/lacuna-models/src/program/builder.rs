@@ -5,8 +5,8 @@ use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, Routing};
 use super::op::Op;
 use super::slot::{Contents, Rows, Slot, SlotSpec};
 use super::tensors::{
-    Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId,
-    VectorSpec,
+    Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorForm,
+    VectorId, VectorSpec,
 };
 use super::{Program, Step};
 
@@ -93,10 +93,21 @@ impl Builder {
         suffix: &'static str,
         width: usize,
     ) -> VectorId {
+        self.vector_in((part, suffix), width, VectorForm::Plain)
+    }
+
+    /// The same of one that files have in a form of its own.
+    pub(crate) fn vector_in(
+        &mut self,
+        (part, suffix): (&'static str, &'static str),
+        width: usize,
+        form: VectorForm,
+    ) -> VectorId {
         VectorId(self.tensor(TensorSpec::Vector(VectorSpec {
             name: self.name(part),
             suffix,
             width,
+            form,
         })))
     }
 
@@ -261,6 +272,16 @@ impl Builder {
             columns,
             outputs,
         });
+    }
+
+    /// Takes rows apart: copies the first columns of `from` to the first of `parts`, and so on.
+    pub(crate) fn apart(&mut self, from: Slot, width: usize, parts: &[(Slot, usize)]) {
+        let mut start = 0;
+        for &(part, columns) in parts {
+            let from = (from, HeadRows::by_token(width, start));
+            self.columns(from, (part, HeadRows::by_token(columns, 0)), 1, columns);
+            start += columns;
+        }
     }
 
     /// Copies columns of heads; the other columns of `to` are of no use before or after.

@@ -31,8 +31,8 @@ pub use lifetime::{Lifetime, Span};
 pub use op::{Access, Factor, Lookup, Op};
 pub use slot::{Contents, Element, Rows, Shape, Slot, SlotSpec};
 pub use tensors::{
-    Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorId,
-    VectorSpec,
+    Bias, ExpertsId, ExpertsSpec, MatrixId, MatrixSpec, TensorName, TensorSpec, VectorForm,
+    VectorId, VectorSpec,
 };
 
 /// The operations of one forward pass, in order.

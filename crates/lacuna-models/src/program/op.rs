@@ -1,6 +1,6 @@
 //! The operations of a forward pass, and what each reads and writes.
 
-use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, RopeStyle, Routing};
+use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, RopeStyle, Routing, ScanShape};
 
 use super::slot::{Rows, Slot};
 use super::tensors::{ExpertsId, MatrixId, VectorId};
@@ -140,6 +140,66 @@ pub enum Op {
         /// A logit for each query head that takes its share of the softmax.
         sinks: Option<VectorId>,
     },
+    /// A causal convolution of each channel by itself, which goes on from each sequence's state.
+    Convolve {
+        /// Of which decoder layer the state is.
+        layer: usize,
+        /// Its first element in that.
+        at: usize,
+        /// `[tokens, channels]`
+        values: Slot,
+        /// `[taps, channels]`
+        weights: VectorId,
+        /// One for each channel.
+        bias: Option<VectorId>,
+        /// How many channels there are.
+        channels: usize,
+        /// How many tokens are seen.
+        taps: usize,
+        /// What sums go through.
+        activation: Option<Activation>,
+    },
+    /// `values = ln(1 + e^(values + bias))`
+    TimeSteps {
+        /// `[tokens, heads]`
+        values: Slot,
+        /// One for each head.
+        bias: VectorId,
+        /// Elements of a row.
+        heads: usize,
+    },
+    /// What time steps leave of states: `output = e^(steps * rates)`.
+    Decay {
+        /// `[tokens, heads]`
+        steps: Slot,
+        /// One for each head, none above 0.
+        rates: VectorId,
+        /// `[tokens, heads]`
+        output: Slot,
+        /// Elements of a row.
+        heads: usize,
+    },
+    /// Each token changes its sequence's state and reads it.
+    Scan {
+        /// Of which decoder layer the state is.
+        layer: usize,
+        /// Its first element in that.
+        at: usize,
+        /// Heads, and what is computed.
+        shape: ScanShape,
+        /// `[tokens, key_heads x key_dim]`
+        queries: Slot,
+        /// `[tokens, key_heads x key_dim]`
+        keys: Slot,
+        /// `[tokens, value_heads x value_dim]`, which become results.
+        values: Slot,
+        /// `[tokens, value_heads]`
+        decay: Slot,
+        /// `[tokens, value_heads]`
+        strength: Slot,
+        /// For each head of values, how much of the value itself joins the result.
+        skip: Option<VectorId>,
+    },
     /// Each token's experts are chosen and weighed.
     Route {
         /// How.
@@ -235,6 +295,15 @@ pub enum Op {
         factor: Option<f32>,
         /// How many rows.
         rows: Rows,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// `to *= by`
+    Multiply {
+        /// `[tokens, width]`
+        to: Slot,
+        /// `[tokens, width]`
+        by: Slot,
         /// Elements of a row.
         width: usize,
     },
@@ -472,7 +541,19 @@ impl Op {
                 (*from, Read),
                 (*to, Write),
             ],
-            Self::Add { to, from, .. } => {
+            Self::Convolve { values, .. } | Self::TimeSteps { values, .. } => vec![(*values, Read)],
+            Self::Decay { steps, output, .. } => vec![(*steps, Read), (*output, Write)],
+            Self::Scan {
+                queries,
+                keys,
+                values,
+                decay,
+                strength,
+                ..
+            } => [queries, keys, values, decay, strength]
+                .map(|slot| (*slot, Read))
+                .into(),
+            Self::Add { to, from, .. } | Self::Multiply { to, by: from, .. } => {
                 vec![(*to, Read), (*from, Read)]
             }
             Self::AddScaledRows {

@@ -82,6 +82,23 @@ pub struct VectorSpec {
     pub suffix: &'static str,
     /// Elements.
     pub width: usize,
+    /// How files have it.
+    pub form: VectorForm,
+}
+
+/// How files have a vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VectorForm {
+    /// As it is.
+    Plain,
+    /// As a matrix of rows of a channel, `[channels, taps]`, which is turned round.
+    Taps(usize),
+    /// As rows of so many elements, or in one.
+    Rows(usize),
+    /// Of time steps: it must be finite.
+    Finite,
+    /// The rates at which states decay, `-e^x`: Hugging Face files have `x`. They must be finite.
+    Rates,
 }
 
 impl TensorSpec {

@@ -34,7 +34,9 @@ pub(super) fn convert(folder: &Folder, tensors: &Tensors) -> Result<Converted, E
     let unsupported = || Error::Family {
         family: description.family.name,
     };
-    if has_sections(folder) {
+    let mut layers = description.spec.layers.iter();
+    // GGUF has the tensors of states in forms and orders of its own.
+    if has_sections(folder) || layers.any(|layer| layer.recurrence.is_some()) {
         return Err(unsupported());
     }
     // Whether each of the program's tensors is there, and no others are.
@@ -241,8 +243,9 @@ fn permute(item: &mut Item, layers: &[LayerSpec]) {
     let (Some(layer), "attn_q" | "attn_k", _) = super::parts(&item.name) else {
         return;
     };
-    if let Some(layer) = layers.get(layer) {
-        item.input.interleave(layer.attention.head_dim);
+    let layer = layers.get(layer);
+    if let Some(attention) = layer.and_then(|layer| layer.attention.as_ref()) {
+        item.input.interleave(attention.head_dim);
     }
 }
 

@@ -3,15 +3,15 @@
 use lacuna_kernels::RopeStyle;
 
 use super::{
-    Activation, Attention, Biases, Experts, FeedForward, Gated, Gating, GroupScore, Groups, Latent,
-    LayerSpec, LogitsSpec, Mask, ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec,
-    QkNorm, Rope, RopeScaling, Router, Routing, Scores, SharedExpert, Values,
+    Activation, Attention, Biases, Experts, FeedForward, Gate, Gated, Gating, GroupScore, Groups,
+    Latent, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm, NormKind, Norms, OutputMatrix,
+    OutputSpec, QkNorm, Rope, RopeScaling, Router, Routing, Scores, SharedExpert, Values,
 };
 
 /// A decoder of three layers, all alike.
 pub(crate) fn small() -> ModelSpec {
     let layer = LayerSpec {
-        attention: Attention {
+        attention: Some(Attention {
             query_heads: 6,
             kv_heads: 2,
             head_dim: 32,
@@ -26,9 +26,10 @@ pub(crate) fn small() -> ModelSpec {
             shares: None,
             biases: Biases::default(),
             sinks: false,
-            gate: false,
+            gate: Gate::None,
             latent: None,
-        },
+        }),
+        recurrence: None,
         feed_forward: FeedForward::Gated(Gated {
             inner: 160,
             activation: Activation::Silu,
@@ -109,9 +110,10 @@ pub(crate) const EXPERTS: Experts = Experts {
 /// The same with latent rows of 24 elements and 8 that positions turn.
 pub(crate) fn latent() -> ModelSpec {
     let mut spec = small().each_layer(|layer| {
-        layer.attention.kv_heads = 1;
-        layer.attention.qk_norm = None;
-        layer.attention.latent = Some(Latent {
+        let attention = layer.attention_mut();
+        attention.kv_heads = 1;
+        attention.qk_norm = None;
+        attention.latent = Some(Latent {
             rank: 24,
             key_dim: 16,
             value_dim: 20,

@@ -3,7 +3,7 @@
 use lacuna_kernels::AttentionShape;
 
 use super::validate::{in_range, limit};
-use super::{Attention, Norm, NormKind, Rope, Values};
+use super::{Attention, Gate, Norm, NormKind, Rope, Values};
 use crate::error::ConfigError;
 
 /// Keys and values of all heads are products with one row of a token, its latent row, and only that row
@@ -67,7 +67,7 @@ impl Latent {
             temperature: None,
             shares: None,
             sinks: false,
-            gate: false,
+            gate: Gate::None,
             ..
         } = attention
         else {

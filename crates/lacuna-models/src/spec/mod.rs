@@ -9,6 +9,7 @@
 pub(crate) mod examples;
 mod experts;
 mod latent;
+mod recurrence;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec,
 
 pub use experts::{Experts, Gating, Router, SharedExpert};
 pub use latent::Latent;
+pub use recurrence::{DeltaNet, GatesIn, InputsIn, KeyHeads, Mamba2, Recurrence, ShortConvolution};
 pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
 pub(crate) use validate::rope_table;
 
@@ -111,11 +113,15 @@ pub enum NormKind {
     BiasedLayer,
 }
 
-/// One decoder layer: a mixer of tokens and a feed-forward block, each added to the residual stream.
+/// One decoder layer: what mixes tokens and a feed-forward block, each added to the residual stream. Most
+/// have attention or a recurrence before the feed-forward block; with both, they read the same input and
+/// their results are added together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     /// What tokens learn of one another.
-    pub attention: Attention,
+    pub attention: Option<Attention>,
+    /// What they learn of a state that all tokens before have left.
+    pub recurrence: Option<Recurrence>,
     /// What each token makes of it.
     pub feed_forward: FeedForward,
     /// Where norms are.
@@ -126,6 +132,22 @@ pub struct LayerSpec {
     pub residual_scale: Option<f32>,
     /// Whether the residual stream is multiplied by a learned number at the layer's end.
     pub output_scale: bool,
+}
+
+impl LayerSpec {
+    /// Its attention, in a family all of whose layers have some, or before those without are told apart.
+    ///
+    /// # Panics
+    /// For a layer that has none.
+    pub(crate) fn attention_mut(&mut self) -> &mut Attention {
+        self.attention.as_mut().expect("a layer with attention")
+    }
+
+    /// Which tokens a token sees, if it has attention.
+    #[must_use]
+    pub fn mask(&self) -> Option<Mask> {
+        self.attention.as_ref().map(|attention| attention.mask)
+    }
 }
 
 /// A learned augmented residual (LAuReL, Gemma 3n): the normed input of attention and what two narrow
@@ -202,11 +224,22 @@ pub struct Attention {
     pub biases: Biases,
     /// Whether each query head has a learned logit that takes its share of the softmax, without a value.
     pub sinks: bool,
-    /// Whether what is attended is multiplied, element by element, by a sigmoid of a product with the
-    /// layer's input.
-    pub gate: bool,
+    /// What decides how much of each element that is attended goes on.
+    pub gate: Gate,
     /// What keys and values are made of, where that is kept instead of them.
     pub latent: Option<Latent>,
+}
+
+/// Whether what is attended is multiplied, element by element, by a sigmoid of a product with the
+/// layer's input, and where that product's matrix is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// It is not.
+    None,
+    /// A matrix of its own.
+    Apart,
+    /// That of queries: of each head first the queries, then the gate.
+    InQueries,
 }
 
 /// What values are made of.
@@ -258,6 +291,8 @@ pub enum FeedForward {
     Plain(Plain),
     /// A choice of blocks for each token.
     Experts(Experts),
+    /// Nothing.
+    None,
 }
 
 impl FeedForward {
@@ -265,7 +300,7 @@ impl FeedForward {
     pub fn gated_mut(&mut self) -> Option<&mut Gated> {
         match self {
             Self::Gated(gated) => Some(gated),
-            Self::Plain(_) => None,
+            Self::Plain(_) | Self::None => None,
             Self::Experts(experts) => experts.dense.as_mut(),
         }
     }
@@ -274,7 +309,7 @@ impl FeedForward {
     #[must_use]
     pub const fn experts(&self) -> Option<&Experts> {
         match self {
-            Self::Gated(_) | Self::Plain(_) => None,
+            Self::Gated(_) | Self::Plain(_) | Self::None => None,
             Self::Experts(experts) => Some(experts),
         }
     }
@@ -360,11 +395,14 @@ impl ModelSpec {
     /// is pooled.
     pub fn kv_geometry(&self, elements: KvElements) -> Result<Geometry, KvError> {
         let layers = self.layers.iter().map(|layer| match self.output {
-            OutputSpec::Logits(_) => layer.attention.cache(),
+            OutputSpec::Logits(_) => {
+                let attention = layer.attention.as_ref();
+                attention.map_or(LayerCache::None, Attention::cache)
+            }
             OutputSpec::Pooled(_) => LayerCache::None,
         });
         let geometry = Geometry::new(layers.collect(), elements)?;
-        geometry.validate()?;
+        let geometry = geometry.with_states(self.states().collect())?;
         let in_keys = |rows: RowSpec| rows.values == ValueRows::InKeys;
         let latent = geometry.has_rows() && geometry.own_rows().all(|(_, rows)| in_keys(rows));
         match elements {
@@ -373,6 +411,21 @@ impl ModelSpec {
             }
             _ => Ok(geometry),
         }
+    }
+
+    /// The f32 elements of the state that each layer keeps.
+    pub fn states(&self) -> impl Iterator<Item = usize> {
+        let recurrences = self.layers.iter().map(|layer| layer.recurrence);
+        recurrences.map(|recurrence| recurrence.map_or(0, |it| it.state_len(self.hidden)))
+    }
+
+    /// Multiplications that states take of a token, in all layers.
+    #[must_use]
+    pub fn state_macs(&self) -> usize {
+        let recurrences = self.layers.iter().filter_map(|layer| layer.recurrence);
+        recurrences
+            .map(|recurrence| recurrence.state_macs(self.hidden))
+            .sum()
     }
 
     /// How a text's rows are pooled, if they are: the model makes embeddings of texts, and no logits.

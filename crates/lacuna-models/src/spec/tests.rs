@@ -35,7 +35,7 @@ fn zero_and_absurd_sizes_are_named() {
 
 #[test]
 fn heads_that_do_not_group_are_refused() {
-    let odd = small().each_layer(|layer| layer.attention.query_heads = 5);
+    let odd = small().each_layer(|layer| layer.attention_mut().query_heads = 5);
     assert!(matches!(
         odd.validate(),
         Err(ConfigError::HeadGrouping { .. })
@@ -51,7 +51,7 @@ fn heads_that_do_not_group_are_refused() {
 #[test]
 fn a_layer_that_differs_is_named() {
     let mut odd = small();
-    odd.layers[1].attention.kv_heads = 4;
+    odd.layers[1].attention_mut().kv_heads = 4;
     assert!(message(&odd).starts_with("layer 1: "), "{}", message(&odd));
 }
 
@@ -60,7 +60,7 @@ fn rotations_that_do_not_fit_their_heads_are_refused() {
     let mut wide = small();
     wide.ropes[0].dimensions = 34;
     assert!(message(&wide).contains("rotated elements"));
-    let missing = small().each_layer(|layer| layer.attention.rope = Some(1));
+    let missing = small().each_layer(|layer| layer.attention_mut().rope = Some(1));
     assert!(message(&missing).contains("number of the rotary embedding"));
     let mut table = small();
     table.ropes[0].scaling = RopeScaling::LongRope(LongRope {
@@ -127,14 +127,19 @@ fn contradictions_of_streams_and_learned_residuals_are_named_with_their_layer() 
 #[test]
 fn a_window_is_how_long_rows_are_kept() {
     let window = NonZeroUsize::new(9).expect("nine");
-    let spec = small().each_layer(|layer| layer.attention.mask = Mask::Window(window));
-    let keep = |spec: &ModelSpec| match spec.layers[0].attention.cache() {
+    let spec = small().each_layer(|layer| layer.attention_mut().mask = Mask::Window(window));
+    let keep = |spec: &ModelSpec| match spec.layers[0]
+        .attention
+        .as_ref()
+        .expect("attention")
+        .cache()
+    {
         LayerCache::Rows(rows) => rows.keep,
         other => panic!("{other:?}"),
     };
     assert_eq!(keep(&spec), Keep::Window(window));
     assert_eq!(keep(&small()), Keep::All);
-    let chunks = small().each_layer(|layer| layer.attention.mask = Mask::Chunk(window));
+    let chunks = small().each_layer(|layer| layer.attention_mut().mask = Mask::Chunk(window));
     for position in 0..40 {
         let held = keep(&chunks).first_seen(position);
         assert!(held <= Mask::Chunk(window).first_row(position));
@@ -146,7 +151,12 @@ fn a_window_is_how_long_rows_are_kept() {
 fn latent_rows_are_kept_once() {
     let spec = latent();
     spec.validate().expect("latent attention");
-    let LayerCache::Rows(rows) = spec.layers[0].attention.cache() else {
+    let LayerCache::Rows(rows) = spec.layers[0]
+        .attention
+        .as_ref()
+        .expect("attention")
+        .cache()
+    else {
         panic!("rows of its own");
     };
     assert_eq!(
@@ -175,7 +185,7 @@ fn values_that_are_part_of_keys_have_no_type_of_their_own() {
 fn contradictions_of_latent_rows_are_named() {
     let with = |change: fn(&mut Latent)| {
         message(&latent().each_layer(|layer| {
-            change(layer.attention.latent.as_mut().expect("latent rows"));
+            change(layer.attention_mut().latent.as_mut().expect("latent rows"));
         }))
     };
     assert!(with(|latent| latent.rank = 0).contains("rank of latent rows"));
@@ -186,7 +196,7 @@ fn contradictions_of_latent_rows_are_named() {
     assert!(with(|latent| latent.rank = 23).contains("not 1 of 32"));
 
     let with = |change: fn(&mut Attention)| {
-        message(&latent().each_layer(|layer| change(&mut layer.attention)))
+        message(&latent().each_layer(|layer| change(layer.attention_mut())))
     };
     for rows in [
         with(|attention| attention.kv_heads = 2),
@@ -203,6 +213,69 @@ fn contradictions_of_latent_rows_are_named() {
     ] {
         assert!(other.contains("without those"), "{other}");
     }
+}
+
+/// A decoder whose second layer keeps a state instead of rows.
+fn with_state(change: impl Fn(&mut DeltaNet)) -> ModelSpec {
+    let mut net = DeltaNet {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 24,
+        value_dim: 20,
+        taps: 4,
+        order: KeyHeads::Tiled,
+        inputs: InputsIn::Apart,
+        gates: GatesIn::Apart,
+    };
+    change(&mut net);
+    let mut spec = small();
+    spec.layers[1].attention = None;
+    spec.layers[1].recurrence = Some(Recurrence::DeltaNet(net));
+    spec
+}
+
+#[test]
+fn a_layer_with_a_state_has_room_for_whole_vectors_of_it_and_no_rows() {
+    let spec = with_state(|_| ());
+    spec.validate().expect("a model");
+    let channels = (2 * 2 * 24 + 4 * 20usize).next_multiple_of(16);
+    let states = [0, 3 * channels + 4 * 24 * 32, 0];
+    assert!(spec.states().eq(states));
+    let geometry = spec
+        .kv_geometry(KvElements::both(ElementType::F16))
+        .expect("rows and a state");
+    let kept = [0, 1, 2].map(|layer| geometry.state_elements(Layer(layer)));
+    assert_eq!(kept, states);
+    assert_eq!(geometry.own_rows().count(), 2);
+    assert_eq!(spec.state_macs(), 4 * (2 * 48 + 80) + 3 * 80 * 24);
+}
+
+#[test]
+fn contradictions_of_states_are_named() {
+    let with = |change: fn(&mut DeltaNet)| message(&with_state(change));
+    for (said, expected) in [
+        (with(|net| net.key_heads = 0), "key heads of a state"),
+        (
+            with(|net| net.value_heads = 1 << 30),
+            "value heads of a state",
+        ),
+        (with(|net| net.key_heads = 3), "share 3 key heads evenly"),
+        (with(|net| net.key_dim = 0), "elements of a head of a state"),
+        (
+            with(|net| net.value_dim = 1 << 40),
+            "elements of a head of a state",
+        ),
+        (with(|net| net.taps = 1), "a convolution sees"),
+        (with(|net| net.taps = 5), "a convolution sees"),
+    ] {
+        assert!(
+            said.contains(expected) && said.contains("layer 1"),
+            "{said}"
+        );
+    }
+    let mut spec = with_state(|_| ());
+    spec.layers[1].norms = Norms::After;
+    assert!(message(&spec).contains("a norm before it"));
 }
 
 /// What is said of experts that `change` has made wrong, in the second layer alone.

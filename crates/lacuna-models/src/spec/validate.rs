@@ -96,12 +96,16 @@ impl ModelSpec {
 
     /// Whether rows that `layer` reads of an earlier one are such as it would have itself.
     fn validate_shared(&self, index: usize, layer: &LayerSpec) -> Result<(), ConfigError> {
-        let Some(source) = layer.attention.shares else {
+        let sharing = layer
+            .attention
+            .as_ref()
+            .and_then(|attention| Some((attention, attention.shares?)));
+        let Some((mine, source)) = sharing else {
             return Ok(());
         };
         let other = self.layers[..index].get(source);
-        let fits = other.is_some_and(|other| {
-            let (mine, theirs) = (&layer.attention, &other.attention);
+        let other = other.and_then(|other| other.attention.as_ref());
+        let fits = other.is_some_and(|theirs| {
             theirs.shares.is_none()
                 && (mine.kv_heads, mine.head_dim) == (theirs.kv_heads, theirs.head_dim)
                 && theirs.latent.is_none()
@@ -118,14 +122,26 @@ impl ModelSpec {
 
 impl LayerSpec {
     fn validate(&self, model: &ModelSpec) -> Result<(), ConfigError> {
-        self.attention.validate(&model.ropes)?;
-        self.attention.validate_for(&model.output)?;
+        if let Some(attention) = &self.attention {
+            attention.validate(&model.ropes)?;
+            attention.validate_for(&model.output)?;
+        }
+        if let Some(recurrence) = &self.recurrence {
+            recurrence.validate()?;
+            if matches!(model.output, OutputSpec::Pooled(_)) || !self.norms.before() {
+                return Err(ConfigError::Needs {
+                    field: "a recurrence",
+                    needs: "logits, and a norm before it",
+                });
+            }
+        }
         match &self.feed_forward {
             FeedForward::Gated(gated) => gated.validate()?,
             FeedForward::Plain(Plain { inner, .. }) => {
                 in_range("feed_forward", *inner, limit::FEED_FORWARD)?;
             }
             FeedForward::Experts(experts) => experts.validate()?,
+            FeedForward::None => {}
         }
         if let Some(Laurel { rank }) = self.laurel {
             in_range("rank of the learned residual", rank, model.hidden)?;

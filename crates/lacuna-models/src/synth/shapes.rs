@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use super::Error;
 use super::types::Types;
 use crate::families::{Description, Shape, shapes};
-use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorSpec, VectorSpec};
+use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorSpec, VectorForm, VectorSpec};
 use lacuna_files::DType;
 
 /// The names of all shapes, for messages.
@@ -73,10 +73,17 @@ impl Shape {
             let name = tensor.name();
             let called = |suffix: &str| description.tensor_name(name, suffix);
             match *tensor {
-                TensorSpec::Vector(VectorSpec { suffix, width, .. }) => {
+                TensorSpec::Vector(VectorSpec {
+                    suffix,
+                    width,
+                    form,
+                    ..
+                }) => {
                     let name = called(suffix);
-                    tensors.push(match suffix {
-                        "bias" => bias(name, width),
+                    tensors.push(match (form, suffix) {
+                        (VectorForm::Taps(taps), _) => matrix(name, DType::F32, width / taps, taps),
+                        (VectorForm::Rates, _) => rates(name, width),
+                        (_, "bias") => bias(name, width),
                         _ => ones(name, width),
                     });
                 }
@@ -165,6 +172,13 @@ fn alike(dtype: DType, columns: usize) -> Contents {
 
 fn ones(name: String, len: usize) -> TensorPlan {
     vector(name, vec![1.0; len])
+}
+
+/// Rates at which states of heads decay, from slow to fast as in trained models: of the first half is left
+/// after some ten tokens, of the last after one.
+fn rates(name: String, heads: usize) -> TensorPlan {
+    let rate = |head: usize| -(16f32.powf(head as f32 / heads as f32) / 16.0);
+    vector(name, (0..heads).map(rate).collect())
 }
 
 fn bias(name: String, len: usize) -> TensorPlan {

@@ -7,7 +7,9 @@ use lacuna_kernels::Matrix;
 use super::Linear;
 use crate::error::LoadError;
 use crate::families::{Description, FUSED, Family, Spelling};
-use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
+use crate::program::{
+    Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorForm, VectorSpec,
+};
 use crate::spec::{Latent, ModelSpec, OutputMatrix, OutputSpec, Rope, rope_table};
 use lacuna_files::{Tensor, TensorError, Tensors};
 
@@ -73,9 +75,10 @@ pub(crate) fn name_in(
     Prefix::of(tensors, description.spelling).apply(full)
 }
 
-/// What names of the parts that see and hear begin with, in files that hold them beside a model of
-/// language.
-const OUTSIDE: [&str; 7] = [
+/// What names of the parts that see and hear, or foretell more than one token, begin with, in files that
+/// hold them beside a model of language.
+const OUTSIDE: [&str; 8] = [
+    "mtp.",
     "visual.",
     "vision_tower.",
     "vision_model.",
@@ -144,7 +147,9 @@ impl<'a> Source<'a> {
             Bias::Required => true,
             Bias::IfPresent => self.has(name, "bias"),
         };
-        let bias = bias.then(|| self.floats(name, "bias", rows)).transpose()?;
+        let bias = bias
+            .then(|| self.floats(name, "bias", (rows, VectorForm::Plain)))
+            .transpose()?;
         Linear::new(tensor, first, rows, columns, bias)
     }
 
@@ -248,13 +253,37 @@ impl<'a> Source<'a> {
             name,
             suffix,
             width,
+            form,
         } = *spec;
-        let mut values = self.floats(name, suffix, width)?;
-        let offset = self.family.naming.norm_offset;
-        if self.spelling == Spelling::HuggingFace && offset != 0.0 && name.part.ends_with("norm") {
-            values.iter_mut().for_each(|value| *value += offset);
+        let mut values = self.floats(name, suffix, (width, form))?;
+        let huggingface = self.spelling == Spelling::HuggingFace;
+        match form {
+            VectorForm::Plain => {
+                let offset = self.family.naming.norm_offset;
+                // Norms of states are stored whole.
+                let is_norm = name.part.ends_with("norm") && !name.part.starts_with("ssm");
+                if huggingface && offset != 0.0 && is_norm {
+                    values.iter_mut().for_each(|value| *value += offset);
+                }
+                return Ok(values);
+            }
+            VectorForm::Rows(_) => return Ok(values),
+            VectorForm::Taps(taps) => return Ok(turned(&values, taps)),
+            VectorForm::Finite => {}
+            VectorForm::Rates if huggingface => {
+                values.iter_mut().for_each(|value| *value = -value.exp());
+            }
+            VectorForm::Rates => {}
         }
-        Ok(values)
+        let wrong =
+            |value: &&f32| !value.is_finite() || (form == VectorForm::Rates && **value > 0.0);
+        match values.iter().find(wrong) {
+            None => Ok(values),
+            Some(value) => Err(LoadError::StateParameter {
+                name: self.full(name, suffix),
+                value: *value,
+            }),
+        }
     }
 
     /// Divisors of the frequencies of `rope`, where it may have some in the file.
@@ -267,7 +296,9 @@ impl<'a> Source<'a> {
         let name = TensorName { layer: None, part };
         let wanted = rope.file_factors && self.spelling == Spelling::Gguf;
         match wanted && self.tensors.contains(&self.full(name, "weight")) {
-            true => self.floats(name, "weight", pairs).map(Some),
+            true => self
+                .floats(name, "weight", (pairs, VectorForm::Plain))
+                .map(Some),
             false => Ok(None),
         }
     }
@@ -278,14 +309,18 @@ impl<'a> Source<'a> {
         part: &'static str,
         pairs: usize,
     ) -> Result<Vec<f32>, LoadError> {
-        let factors = self.floats(TensorName { layer: None, part }, "weight", pairs)?;
+        let factors = self.floats(
+            TensorName { layer: None, part },
+            "weight",
+            (pairs, VectorForm::Plain),
+        )?;
         rope_table(&factors, pairs)?;
         Ok(factors)
     }
 
     /// The latent rows of a layer, if it has some.
     pub(super) fn latent(&self, layer: usize) -> Option<Latent> {
-        self.spec.layers.get(layer)?.attention.latent
+        self.spec.layers.get(layer)?.attention.as_ref()?.latent
     }
 
     /// The tensor of a name, all of it.
@@ -370,9 +405,12 @@ impl<'a> Source<'a> {
         &mut self,
         name: TensorName,
         suffix: &str,
-        width: usize,
+        (width, form): (usize, VectorForm),
     ) -> Result<Vec<f32>, LoadError> {
-        let Found { tensor, first } = self.find(name, suffix, width, None)?;
+        let Found { tensor, first } = match self.in_form(name, suffix, (width, form))? {
+            Some(tensor) => Found { tensor, first: 0 },
+            None => self.find(name, suffix, width, None)?,
+        };
         let whole = tensor.shape().iter().product();
         let row = Matrix::new(tensor.dtype(), 1, whole, tensor.bytes()).map_err(|source| {
             LoadError::Tensor {
@@ -387,11 +425,45 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
+    /// The tensor of a vector that files have as a matrix, if the file has it so.
+    fn in_form(
+        &mut self,
+        name: TensorName,
+        suffix: &str,
+        (width, form): (usize, VectorForm),
+    ) -> Result<Option<Tensor>, TensorError> {
+        let columns = match form {
+            VectorForm::Plain => return Ok(None),
+            VectorForm::Taps(columns) | VectorForm::Rows(columns) => columns,
+            VectorForm::Finite | VectorForm::Rates => 1,
+        };
+        let full = self.full(name, suffix);
+        let Some(tensor) = self.tensors.get(&full)? else {
+            return Ok(None);
+        };
+        let rows = width / columns;
+        let fits = match *tensor.shape() {
+            [found, row] => [found, row] == [rows, columns],
+            // What each of the channels of a convolution has of one other.
+            [found, 1, row] => [found, row] == [rows, columns],
+            _ => false,
+        };
+        if fits {
+            self.used.insert(full);
+        }
+        Ok(fits.then_some(tensor))
+    }
+
     /// The names of tensors that hold once more what a file has apart: keys and values of heads of latent
     /// attention.
     fn twice(&self) -> HashSet<String> {
         let layers = self.spec.layers.iter().enumerate();
-        let latent = layers.filter(|(_, layer)| layer.attention.latent.is_some());
+        let latent = layers.filter(|(_, layer)| {
+            layer
+                .attention
+                .as_ref()
+                .is_some_and(|it| it.latent.is_some())
+        });
         let names = latent.map(|(layer, _)| TensorName {
             layer: Some(layer),
             part: "attn_kv_b",
@@ -403,7 +475,12 @@ impl<'a> Source<'a> {
     /// layers may have been trained with their own before they were made to share, and files keep those.
     fn idle(&self, spec: &ModelSpec) -> HashSet<String> {
         let layers = spec.layers.iter().enumerate();
-        let sharing = layers.filter(|(_, layer)| layer.attention.shares.is_some());
+        let sharing = layers.filter(|(_, layer)| {
+            layer
+                .attention
+                .as_ref()
+                .is_some_and(|it| it.shares.is_some())
+        });
         let names = sharing.flat_map(|(layer, _)| {
             ["attn_k", "attn_v", "attn_k_norm"].map(|part| TensorName {
                 layer: Some(layer),
@@ -449,6 +526,12 @@ impl<'a> Source<'a> {
             }),
         }
     }
+}
+
+/// Rows of `columns` elements as so many rows.
+fn turned(values: &[f32], columns: usize) -> Vec<f32> {
+    let column = |at| values.iter().skip(at).step_by(columns);
+    (0..columns).flat_map(column).copied().collect()
 }
 
 /// Whether a tensor says what the description says already: older files hold rotation frequencies, and

@@ -17,7 +17,7 @@ use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
 use serde::Deserialize;
 
-pub(crate) const TOKENS: usize = 128;
+pub(crate) const TOKENS: usize = 192;
 
 #[derive(Deserialize)]
 pub(crate) struct Expected {

@@ -9,7 +9,9 @@ use lacuna::{ElementType, Model, ModelFiles, ModelSpec};
 use lacuna_kv::{Geometry, KvElements};
 use lacuna_models::LoadError;
 use lacuna_models::program::Program;
-use lacuna_models::spec::{Experts, FeedForward, Latent, LayerSpec, Mask, Pooled, Pooling};
+use lacuna_models::spec::{
+    Attention, Experts, FeedForward, Latent, LayerSpec, Mask, Pooled, Pooling, Recurrence,
+};
 use serde::Serialize;
 
 use crate::cli::InspectArgs;
@@ -50,9 +52,12 @@ struct Report {
 #[derive(Serialize, PartialEq)]
 struct Kind {
     layers: usize,
-    query_heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    /// None, as the next two, where there is no attention.
+    query_heads: Option<usize>,
+    kv_heads: Option<usize>,
+    head_dim: Option<usize>,
+    /// What is kept instead of rows, or beside them.
+    state: Option<StateReport>,
     /// Tokens that a token sees; all where there is none.
     window: Option<usize>,
     /// What keys and values are made of and is kept instead of them.
@@ -83,6 +88,27 @@ impl PoolingReport {
                 Pooling::Last => "last",
             },
             normalized: pooled.normalized,
+        }
+    }
+}
+
+/// A state of fixed size.
+#[derive(Serialize, PartialEq, Clone, Copy)]
+struct StateReport {
+    /// `delta-net`, `short-convolution` or `mamba-2`.
+    kind: &'static str,
+    bytes: usize,
+}
+
+impl StateReport {
+    fn of(recurrence: Recurrence, hidden: usize) -> Self {
+        Self {
+            kind: match recurrence {
+                Recurrence::DeltaNet(_) => "delta-net",
+                Recurrence::ShortConvolution(_) => "short-convolution",
+                Recurrence::Mamba2(_) => "mamba-2",
+            },
+            bytes: recurrence.state_len(hidden) * size_of::<f32>(),
         }
     }
 }
@@ -136,25 +162,33 @@ fn dense_width(layer: &LayerSpec) -> Option<usize> {
             let dense = experts.dense.map(|block| block.inner);
             dense.or_else(|| experts.shared.map(|block| block.inner))
         }
+        FeedForward::None => None,
     }
 }
 
 impl Kind {
     fn of(spec: &ModelSpec, layer: &LayerSpec) -> Self {
-        let attention = &layer.attention;
+        let attention = layer.attention.as_ref();
+        let of = |size: fn(&Attention) -> usize| attention.map(size);
+        let recurrence = layer.recurrence;
         Self {
             layers: 1,
-            query_heads: attention.query_heads,
-            kv_heads: attention.kv_heads,
-            head_dim: attention.head_dim,
-            window: match attention.mask {
-                Mask::Window(tokens) => Some(tokens.get()),
+            query_heads: of(|attention| attention.query_heads),
+            kv_heads: of(|attention| attention.kv_heads),
+            head_dim: of(|attention| attention.head_dim),
+            state: recurrence.map(|recurrence| StateReport::of(recurrence, spec.hidden)),
+            window: match layer.mask() {
+                Some(Mask::Window(tokens)) => Some(tokens.get()),
                 _ => None,
             },
-            latent: attention.latent.map(LatentReport::of),
+            latent: attention
+                .and_then(|attention| attention.latent)
+                .map(LatentReport::of),
             feed_forward: dense_width(layer),
             experts: layer.feed_forward.experts().map(ExpertsReport::of),
-            rope: attention.rope.map(|rope| spec.ropes[rope].to_string()),
+            rope: attention
+                .and_then(|attention| attention.rope)
+                .map(|rope| spec.ropes[rope].to_string()),
         }
     }
 }
@@ -283,11 +317,21 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         if report.kinds.len() > 1 {
             writeln!(out, "{} layers of", kind.layers)?;
         }
-        writeln!(
-            out,
-            "heads           {} query, {} key/value, {} elements each",
-            kind.query_heads, kind.kv_heads, kind.head_dim
-        )?;
+        if let (Some(query), Some(rows), Some(dim)) =
+            (kind.query_heads, kind.kv_heads, kind.head_dim)
+        {
+            writeln!(
+                out,
+                "heads           {query} query, {rows} key/value, {dim} elements each"
+            )?;
+        }
+        if let Some(StateReport { kind, bytes }) = kind.state {
+            writeln!(
+                out,
+                "state           {} each, {kind}",
+                output::bytes(bytes as u64)
+            )?;
+        }
         if let Some(window) = kind.window {
             writeln!(out, "window          {window} tokens")?;
         }
@@ -302,7 +346,7 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
                 out,
                 "latent rows     {rank} elements and {} turned by position, of which heads make keys of \
                  {key_dim} and values of {value_dim}",
-                kind.head_dim - rank
+                kind.head_dim.unwrap_or(rank) - rank
             )?;
         }
         if let Some(width) = kind.feed_forward {
@@ -315,8 +359,10 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
                 experts.experts_per_token, experts.experts, experts.feed_forward
             )?;
         }
-        let rope = kind.rope.as_deref().unwrap_or("none");
-        writeln!(out, "rope            {}", output::name(rope))?;
+        if kind.query_heads.is_some() {
+            let rope = kind.rope.as_deref().unwrap_or("none");
+            writeln!(out, "rope            {}", output::name(rope))?;
+        }
     }
     if let Some(PoolingReport { rows, normalized }) = &report.pooling {
         let normalized = if *normalized { ", normalized" } else { "" };

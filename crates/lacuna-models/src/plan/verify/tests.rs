@@ -182,9 +182,9 @@ proptest! {
         let mut spec = ModelSpec { hidden, vocabulary, ..small() };
         spec.ropes[0].dimensions = 2 * dim;
         let spec = spec.each_layer(|layer| {
-            layer.attention.query_heads = heads * group;
-            layer.attention.kv_heads = heads;
-            layer.attention.head_dim = 2 * dim;
+            layer.attention_mut().query_heads = heads * group;
+            layer.attention_mut().kv_heads = heads;
+            layer.attention_mut().head_dim = 2 * dim;
             layer.gated().inner = inner;
         });
         let program = Program::new(&spec);
