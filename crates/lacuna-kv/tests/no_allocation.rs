@@ -57,6 +57,9 @@ fn step(cpu: &Cpu, sequence: &mut Sequence) {
         let position = sequence.len();
         cpu.attention(&mut out, &query, &keys, &values, position, &SHAPE, &mut []);
     }
+    for layer in 0..sequence.geometry().layers().len() {
+        sequence.state(Layer(layer)).fill(1.0);
+    }
     sequence.accept(1);
     sequence.release_passed().expect("pages go back");
 }
@@ -74,7 +77,8 @@ fn windowed() -> Geometry {
         })
     };
     let layers = keeps.map(layer).to_vec();
-    Geometry::new(layers, KvElements::both(ElementType::F16)).expect("a model")
+    let geometry = Geometry::new(layers, KvElements::both(ElementType::F16)).expect("a model");
+    geometry.with_states(vec![0, 3000]).expect("a model")
 }
 
 #[test]

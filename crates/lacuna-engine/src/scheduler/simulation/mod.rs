@@ -17,7 +17,6 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use lacuna_kernels::ElementType;
 use lacuna_kv::{
@@ -34,7 +33,7 @@ use super::*;
 use crate::request_limits::RequestLimits;
 use crate::system::FakeSystem;
 use client::{Client, Habit, Spec};
-use model::PseudoModel;
+use model::{Break, Breaks, PseudoModel};
 
 /// What a run is made of: rarer events for some seeds than for others, so that calm and storm differ.
 struct Weather {
@@ -58,7 +57,7 @@ struct Simulation {
     system: FakeSystem,
     model: Arc<Model>,
     /// Makes the next forward pass fail.
-    breaks: Arc<AtomicBool>,
+    breaks: Breaks,
     clients: Vec<Client>,
     arrived: u64,
     /// The most the pool may have committed: its limit, or what it held when that was lowered.
@@ -186,7 +185,7 @@ impl Simulation {
         let cache =
             KvCache::over(pool.clone(), geometry(kind), KvPolicy::default()).expect("a cache");
         let kv = groups * cache.grain().bytes(cache.grain().group_tokens().get());
-        let (model, breaks) = (demo_model(), Arc::new(AtomicBool::new(false)));
+        let (model, breaks) = (demo_model(), Breaks::default());
         let tokens = (one_of(&[6, 24]) as usize).max(config.max_running);
         let rows = config.max_running;
         let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks));
@@ -234,7 +233,9 @@ impl Simulation {
             self.submit();
         }
         if self.one_in(300) {
-            self.breaks.store(true, Ordering::Relaxed);
+            let how = [Break::AtTheStart, Break::InLayer, Break::InLogits];
+            let how = how[self.within(0..3)];
+            self.break_next_pass(how);
         }
         self.step();
     }
@@ -264,6 +265,10 @@ impl Simulation {
         let waiting = self.scheduler.waiting.len();
         (order, waiting, ledger.committed, ledger.pinned).hash(&mut self.trace);
         self.clients.retain(|client| !client.is_over());
+    }
+
+    fn break_next_pass(&mut self, how: Break) {
+        *self.breaks.lock().expect("no panic") = Some(how);
     }
 
     fn change_the_system(&mut self) {
@@ -536,13 +541,89 @@ fn a_pass_that_fails_ends_those_it_was_for_and_no_others() {
     simulation.step();
     simulation.scheduler.running[0].job.stalled = Some(simulation.system.now());
     let mut broken = simulation.submit_spec(Spec::plain(30, 50));
-    simulation.breaks.store(true, Ordering::Relaxed);
+    simulation.break_next_pass(Break::AtTheStart);
     assert!(simulation.scheduler.step());
     for client in [&mut unread, &mut broken] {
         client.read(&mut simulation.trace, &mut simulation.tally);
     }
     assert_eq!(unread.failure(), None, "none of its tokens were in it");
     assert!(matches!(broken.failure(), Some(Failure::Engine(_))));
+}
+
+/// The others are computed again where the pass has changed their states, and read as they do alone.
+#[test]
+fn a_value_that_is_not_finite_ends_the_request_it_is_in_and_no_other() {
+    for kind in [
+        Kind::Rows,
+        Kind::States,
+        Kind::Everything,
+        Kind::StatesAlone,
+    ] {
+        for how in [Break::InLayer, Break::InLogits] {
+            // One whose steps have room for all three.
+            let mut seeds = (0..).map(|seed| Simulation::of(seed, Some(kind)));
+            let room = |one: &Simulation| one.scheduler.engine.batch_limits().logit_rows >= 3;
+            let mut simulation = seeds.find(room).expect("some seed");
+            simulation.scheduler.config.max_running = 3;
+            simulation.scheduler.budget = kv_alone(1 << 30);
+            let specs = [Spec::plain(20, 30), Spec::plain(2, 30), Spec::plain(3, 30)];
+            let mut clients = specs.map(|spec| simulation.submit_spec(spec));
+            while (simulation.scheduler.running.iter())
+                .map(|running| running.sessions[0].choice.generated)
+                .filter(|&generated| generated > 0)
+                .count()
+                < 3
+            {
+                simulation.step();
+            }
+            simulation.break_next_pass(how);
+            while !simulation.scheduler.is_idle() {
+                simulation.system.pass(Duration::from_millis(100));
+                simulation.step();
+                for client in &mut clients {
+                    client.read(&mut simulation.trace, &mut simulation.tally);
+                }
+            }
+            let failed = clients.each_ref().map(|client| client.failure().is_some());
+            assert_eq!(failed, [false, false, true], "{kind:?} {how:?}");
+            let again = simulation.scheduler.counters.preemptions;
+            let states = simulation.scheduler.prefix.grain().has_states();
+            assert_eq!(again, if states { 2 } else { 0 }, "{kind:?} {how:?}");
+            simulation.finish();
+        }
+    }
+}
+
+#[test]
+fn conversations_that_begin_alike_and_come_at_once_compute_their_beginning_once() {
+    for kind in [Kind::Rows, Kind::Windows, Kind::States, Kind::StatesAlone] {
+        let mut simulation = Simulation::of(0, Some(kind));
+        simulation.scheduler.config.max_running = 16;
+        simulation.scheduler.config.prefix_cache.enabled = true;
+        simulation.scheduler.budget = kv_alone(1 << 30);
+        let system: Vec<u32> = (300..400).collect();
+        let spec = |talk: u32| {
+            let own = (0..7).map(|word| 500 + talk * 10 + word);
+            Spec::greedy(system.iter().copied().chain(own).collect(), 3)
+        };
+        let mut clients: Vec<_> = (0..16)
+            .map(|talk| simulation.submit_spec(spec(talk)))
+            .collect();
+        while !simulation.scheduler.is_idle() {
+            simulation.system.pass(Duration::from_millis(100));
+            simulation.step();
+            for client in &mut clients {
+                client.read(&mut simulation.trace, &mut simulation.tally);
+            }
+        }
+        let counters = simulation.scheduler.counters;
+        let computed = counters.prompt_tokens - counters.reused_tokens;
+        // A beginning, and of each what comes after the last whole group of it.
+        let group = simulation.scheduler.prefix.grain().group_tokens().get() as u64;
+        let most = 100 + 16 * (7 + group);
+        assert!(computed <= most, "{kind:?}: {computed} tokens of {most}");
+        simulation.finish();
+    }
 }
 
 #[test]

@@ -4,8 +4,7 @@
 //! that is lost, mixed up or handed out twice changes the text or is found at once. A state is the list of
 //! all tokens there have been.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{Keep, KvCache, Layer, Side};
@@ -23,10 +22,19 @@ pub(super) struct PseudoModel {
     cache: KvCache,
     limits: BatchLimits,
     logits: Vec<f32>,
-    breaks: Arc<AtomicBool>,
-    /// Whether the last pass that failed had computed everything.
-    breaks_late: bool,
+    breaks: Breaks,
 }
+
+/// How a pass fails: before anything is computed, or when all of it is and a value is not finite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Break {
+    AtTheStart,
+    InLayer,
+    InLogits,
+}
+
+/// How the next pass fails, if it does.
+pub(super) type Breaks = Arc<Mutex<Option<Break>>>;
 
 impl PseudoModel {
     pub(super) fn new(
@@ -34,7 +42,7 @@ impl PseudoModel {
         cache: KvCache,
         tokens: usize,
         logit_rows: usize,
-        breaks: Arc<AtomicBool>,
+        breaks: Breaks,
     ) -> Self {
         let cpu = Cpu::new(CpuConfig {
             threads: std::num::NonZeroUsize::MIN,
@@ -51,7 +59,6 @@ impl PseudoModel {
             },
             logits: Vec::new(),
             breaks,
-            breaks_late: true,
         }
     }
 
@@ -89,20 +96,29 @@ impl PseudoModel {
 }
 
 impl PseudoModel {
-    /// A pass that fails: before it begins, or, every other time, at the end, and for the sake of the last
-    /// sequence alone.
-    fn broken(&mut self, segments: &mut [Segment<'_>], tokens: usize) -> ForwardError {
-        self.breaks_late = !self.breaks_late;
-        if self.breaks_late {
-            segments.iter_mut().for_each(|segment| self.write(segment));
-            return ForwardError::NotFinite {
-                place: Place::Layer(0),
-                row: tokens - 1,
+    /// Fails `how`, at the end for the sake of the last sequence alone, or of the last that is to have logits.
+    fn broken(&self, how: Break, segments: &mut [Segment<'_>]) -> ForwardError {
+        if let Break::AtTheStart = how {
+            return ForwardError::NotPrepared {
+                prepared: 0,
+                tokens: 0,
             };
         }
-        ForwardError::NotPrepared {
-            prepared: 0,
-            tokens: 0,
+        segments.iter_mut().for_each(|segment| self.write(segment));
+        let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+        let logits = |segment: &Segment<'_>| match segment.logits {
+            LogitRows::None => 0,
+            LogitRows::Last => 1,
+            LogitRows::All => segment.tokens.len(),
+        };
+        let logits: usize = segments.iter().map(logits).sum();
+        let (place, rows) = match how {
+            Break::InLogits if logits > 0 => (Place::Logits, logits),
+            _ => (Place::Layer(0), tokens),
+        };
+        ForwardError::NotFinite {
+            place,
+            row: rows - 1,
         }
     }
 }
@@ -174,8 +190,8 @@ pub(super) fn logits_after(tokens: &[u32], tokenizer: &Tokenizer, row: &mut [f32
 impl ModelRunner for PseudoModel {
     fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
         let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-        if self.breaks.swap(false, Ordering::Relaxed) {
-            return Err(self.broken(segments, tokens).into());
+        if let Some(how) = self.breaks.lock().expect("no panic").take() {
+            return Err(self.broken(how, segments).into());
         }
         assert!(tokens <= self.limits.tokens, "{tokens} tokens in a step");
         let vocabulary = self.vocabulary();
