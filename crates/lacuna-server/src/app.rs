@@ -187,6 +187,11 @@ impl App {
         self.conversations.teaches_tools()
     }
 
+    /// Whether the model tells its thoughts from what it says.
+    pub(crate) fn tells_thoughts(&self) -> bool {
+        self.conversations.format().is_some()
+    }
+
     /// How the model is taught to write calls of tools.
     pub(crate) fn tool_syntax(&self) -> ToolSyntax {
         self.conversations.syntax()

@@ -1,4 +1,4 @@
-//! HTTP over the engine: the interfaces of OpenAI and Anthropic, metrics, the memory map and a web page.
+//! HTTP over the engine: the interfaces of OpenAI, Anthropic and Ollama, metrics, the memory map and a web page.
 //!
 //! ```text
 //! connection -> access -> body -> prepare (parse, template, tokens, grammar) -> engine -> reply
@@ -29,9 +29,11 @@ mod config;
 mod conversation;
 mod embeddings;
 mod http;
+mod kept;
 mod keys;
 mod memory;
 mod metrics;
+mod ollama;
 mod openai;
 mod page;
 mod preparation;

@@ -3,8 +3,10 @@
 //! [`Reader`] turns events into [`Part`]s: what is thought, said and called. An interface writes them
 //! as they come ([`events::Writer`]), or gathered ([`whole`]).
 
+use std::time::Instant;
+
 use lacuna_engine::{Event, FinishReason, Miss, PromptToken, Request};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) mod events;
 pub(crate) mod parts;
@@ -70,6 +72,18 @@ pub(crate) struct Figures {
     pub(crate) reasoning_tokens: Option<usize>,
 }
 
+impl Figures {
+    /// Of the prompt, what was found in the prefix cache, and why it was no more: the tokens from there
+    /// on had to be computed.
+    pub(crate) fn cached(&self) -> Value {
+        let mut cached = json!({"cached_tokens": self.reused_tokens});
+        if let Some(miss) = self.miss {
+            cached["cache_miss"] = miss.name().into();
+        }
+        cached
+    }
+}
+
 /// Turns events into parts.
 #[derive(Debug)]
 pub(crate) struct Reader {
@@ -78,6 +92,9 @@ pub(crate) struct Reader {
     stops: Vec<String>,
     unfinished: usize,
     pub(crate) figures: Figures,
+    /// When the prompt began to be computed.
+    pub(crate) begun: Option<Instant>,
+    pub(crate) first_token: Option<Instant>,
 }
 
 /// A choice as far as it has come.
@@ -137,6 +154,8 @@ impl Reader {
                 .collect(),
             stops: request.map_or_else(Vec::new, |request| request.limits.stop.clone()),
             figures,
+            begun: None,
+            first_token: None,
         }
     }
 
@@ -157,6 +176,7 @@ impl Reader {
                 self.figures.prompt_tokens += prompt_tokens;
                 self.figures.reused_tokens += reused_tokens;
                 self.figures.miss = miss;
+                self.begun.get_or_insert_with(Instant::now);
                 return Ok(None);
             }
             Event::PromptScored(scored) => {
@@ -170,6 +190,7 @@ impl Reader {
                 text,
                 logprobs,
             } => {
+                self.first_token.get_or_insert_with(Instant::now);
                 let mut part = self.part(prompt, prompt * each + choice);
                 if logprobs.is_some() {
                     part.scored.push(Scored { token, logprobs });

@@ -60,6 +60,7 @@ fn model() -> Arc<Model> {
 fn start(model: &Arc<Model>) -> Server {
     let mut config = ServerConfig {
         address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        model_name: "demo".to_owned(),
         ..ServerConfig::default()
     };
     config.service.engine.threads = Some(NonZeroUsize::MIN);
@@ -143,6 +144,11 @@ fn long_replies() -> Vec<(&'static str, String)> {
             .extend(more.as_object().cloned().expect("one"));
         (TEXT, body.to_string())
     };
+    let question = json!([{"role": "user", "content": "What is ownership?"}]);
+    let spoken = |path, mut body: Value| {
+        body["model"] = json!("demo");
+        (path, body.to_string())
+    };
     vec![
         chat(json!({"logprobs": true, "top_logprobs": 20})),
         chat(json!({"logprobs": true, "top_logprobs": 20, "n": 8, "temperature": 1.5})),
@@ -155,6 +161,27 @@ fn long_replies() -> Vec<(&'static str, String)> {
         text(json!({"logprobs": 20, "echo": true, "prompt_logprobs": 20, "n": 4})),
         text(json!({"logprobs": 20, "echo": true, "n": 8, "stream": true})),
         text(json!({"prompt": [words, words, words, words], "logprobs": 20, "echo": true, "n": 4})),
+        spoken(
+            "/v1/messages",
+            json!({"messages": question, "max_tokens": 900}),
+        ),
+        spoken(
+            "/v1/messages",
+            json!({"messages": question, "max_tokens": 900, "stream": true}),
+        ),
+        spoken(
+            "/v1/responses",
+            json!({"input": question, "store": false, "max_output_tokens": 900}),
+        ),
+        spoken(
+            "/v1/responses",
+            json!({"input": question, "store": false, "stream": true}),
+        ),
+        spoken(
+            "/v1/responses",
+            json!({"input": question, "instructions": words, "store": false, "stream": true}),
+        ),
+        spoken("/api/chat", json!({"messages": question})),
     ]
 }
 
@@ -167,9 +194,16 @@ fn blocks(block: &str, count: usize) -> String {
     )
 }
 
+/// A request for a response, of which nothing is kept.
+fn response(input: &str) -> String {
+    json!({"input": input, "store": false, "max_output_tokens": 1}).to_string()
+}
+
 fn bodies() -> Vec<(&'static str, String)> {
     const MESSAGES: &str = "/v1/messages";
     const COUNT: &str = "/v1/messages/count_tokens";
+    const RESPONSES: &str = "/v1/responses";
+    const OLLAMA: &str = "/api/chat";
     const CHAT: &str = "/v1/chat/completions";
     const TEXT: &str = "/v1/completions";
     let list = |item: &str, count| format!("[{}0]", item.repeat(count));
@@ -233,6 +267,32 @@ fn bodies() -> Vec<(&'static str, String)> {
             format!(
                 "{{\"messages\": [], \"tools\": {}}}",
                 list("{\"name\":\"\"},", 30_000)
+            ),
+        ),
+        (RESPONSES, response(&words)),
+        (
+            RESPONSES,
+            format!(
+                "{{\"input\": {}}}",
+                list("{\"type\":\"reasoning\"},", 20_000)
+            ),
+        ),
+        (
+            RESPONSES,
+            format!(
+                "{{\"input\": [], \"tools\": {}}}",
+                list("{\"\":0},", 30_000)
+            ),
+        ),
+        (
+            OLLAMA,
+            user(&words).replacen('{', "{\"model\": \"demo\", ", 1),
+        ),
+        (
+            OLLAMA,
+            format!(
+                "{{\"model\": \"demo\", \"messages\": {}}}",
+                list("{\"role\":\"user\"},", 20_000)
             ),
         ),
         (COUNT, user(&words)),

@@ -1,6 +1,8 @@
-//! Programs that people use against a server, against `lacuna serve demo`: the official OpenAI client,
-//! libraries that make typed values out of replies, and a browser. Ignored until asked for: `.ci/test-server` installs what they need and runs them.
+//! Programs that people use against a server, against `lacuna serve demo`: the official clients of its
+//! interfaces, libraries over them, and a browser. Ignored until asked for: `.ci/test-server` installs what
+//! they need and runs them.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -41,33 +43,72 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The Python that has the clients.
+/// The Python that has the clients, of which some go with others only in an environment of their own.
 fn python() -> PathBuf {
     root().join("target/clients/bin/python")
 }
 
-fn succeeds(command: &mut Command) {
+fn python_of_interfaces() -> PathBuf {
+    root().join("target/clients-interfaces/bin/python")
+}
+
+fn succeeds(command: &mut Command) -> String {
     let output = command
         .output()
         .expect("the Python that .ci/test-server makes");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a script against a server, and looks for what it says that works in the table of docs/server.md.
+fn finds_what_it_expects(python: &Path, script: &str) {
+    let server = Served::start(&[]);
+    let script = root().join("crates/lacuna/tests/clients").join(script);
+    let output = succeeds(Command::new(python).arg(script).arg(&server.url));
+    let documented =
+        std::fs::read_to_string(root().join("docs/server.md")).expect("docs/server.md");
+    let lines = output.lines().filter(|line| line.starts_with('{'));
+    let mut rows = 0;
+    for line in lines {
+        let works: BTreeMap<String, Vec<String>> = serde_json::from_str(line).expect("a line");
+        for (client, features) in works {
+            let row = format!("| `{client}` | {} |", features.join(", ").replace('_', " "));
+            assert!(documented.contains(&row), "docs/server.md has no row {row}");
+            rows += 1;
+        }
+    }
+    assert!(rows > 0, "it says what works: {output}");
 }
 
 #[test]
 #[ignore = "needs the OpenAI client: run .ci/test-server"]
 fn the_official_openai_client_finds_what_it_expects() {
-    let server = Served::start(&[]);
-    let script = root().join("crates/lacuna/tests/clients/openai_client.py");
-    succeeds(Command::new(python()).arg(script).arg(&server.url));
+    finds_what_it_expects(&python(), "openai_client.py");
+}
+
+#[test]
+#[ignore = "needs the OpenAI client and openai-agents: run .ci/test-server"]
+fn openais_responses_and_agents_over_them_find_what_they_expect() {
+    finds_what_it_expects(&python_of_interfaces(), "responses_client.py");
 }
 
 #[test]
 #[ignore = "needs the Anthropic client: run .ci/test-server"]
 fn the_official_anthropic_client_finds_what_it_expects() {
-    let server = Served::start(&[]);
-    let script = root().join("crates/lacuna/tests/clients/anthropic_client.py");
-    succeeds(Command::new(python()).arg(script).arg(&server.url));
+    finds_what_it_expects(&python_of_interfaces(), "anthropic_client.py");
+}
+
+#[test]
+#[ignore = "needs the Ollama client: run .ci/test-server"]
+fn the_official_ollama_client_finds_what_it_expects() {
+    finds_what_it_expects(&python_of_interfaces(), "ollama_client.py");
+}
+
+#[test]
+#[ignore = "needs llm: run .ci/test-server"]
+fn the_program_llm_finds_what_it_expects() {
+    finds_what_it_expects(&python_of_interfaces(), "llm_client.py");
 }
 
 #[test]

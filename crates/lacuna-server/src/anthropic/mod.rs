@@ -38,7 +38,7 @@ const NAMES: [(&str, &str); 5] = [
         "{\"type\": \"function\", \"function\": {\"name\", \"parameters\"}}",
         "{\"name\", \"input_schema\"}",
     ),
-    ("function.parameters", "input_schema"),
+    (".function.parameters", ".input_schema"),
     (
         "response_format.json_schema.schema",
         "output_config.format.schema",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::response::Response;
+use lacuna_engine::Miss;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -128,6 +129,7 @@ fn content(choice: &Gathered) -> Result<Vec<Block<'_>>, ApiError> {
 /// Tokens of the prompt are counted apart by whether they were found in the prefix cache.
 fn usage(figures: &Figures) -> Value {
     json!({
+        "cache_miss": figures.miss.map(Miss::name),
         "input_tokens": figures.prompt_tokens - figures.reused_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": figures.reused_tokens,

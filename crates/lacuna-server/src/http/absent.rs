@@ -2,7 +2,26 @@
 //! looks for a mistake in the address.
 
 /// Paths and what they are for.
-const ABSENT: [(&str, &str); 16] = [
+const ABSENT: [(&str, &str); 22] = [
+    (
+        "/api/copy",
+        "keep models; it has the one it was started with",
+    ),
+    (
+        "/api/create",
+        "make models; it has the one it was started with",
+    ),
+    (
+        "/api/delete",
+        "keep models; it has the one it was started with",
+    ),
+    ("/api/embed", "compute embeddings"),
+    ("/api/embeddings", "compute embeddings"),
+    (
+        "/api/pull",
+        "fetch models; it has the one it was started with",
+    ),
+    ("/api/push", "send models"),
     ("/classify", "classify texts"),
     ("/embed", "compute embeddings"),
     (
@@ -23,10 +42,6 @@ const ABSENT: [(&str, &str); 16] = [
     ("/v1/images/generations", "make pictures"),
     ("/v1/moderations", "judge texts"),
     ("/v1/rerank", "rank texts"),
-    (
-        "/v1/responses",
-        "keep conversations; send /v1/chat/completions",
-    ),
     ("/v1/score", "score pairs of texts"),
 ];
 

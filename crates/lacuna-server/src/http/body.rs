@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, HttpBody};
 use axum::http::StatusCode;
-use lacuna_engine::{HeldMemory, RequestMemory};
+use lacuna_engine::{HeldMemory, MemoryRefusal, RequestMemory};
 use lacuna_pages::ByteLength;
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
@@ -18,6 +18,7 @@ use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
 use crate::http::wording::reworded;
+use crate::kept::Kept;
 
 /// A body up to this size is received whatever larger ones hold.
 const SMALL_BYTES: usize = 64 << 10;
@@ -36,6 +37,8 @@ pub(crate) struct Bodies {
     /// other.
     large: Arc<Semaphore>,
     large_bytes: usize,
+    /// What is kept in the account as long as nobody needs it.
+    kept: Kept,
 }
 
 /// A body, and the memory for it.
@@ -51,11 +54,13 @@ impl Bodies {
     pub(crate) fn new(limits: RequestLimits, memory: RequestMemory) -> Self {
         let large_bytes = usize::try_from(memory.limit().get() / 2).unwrap_or(usize::MAX);
         let large_bytes = large_bytes.min(Semaphore::MAX_PERMITS);
+        let kept = Kept::new(memory.limit().get());
         Self {
             limits,
             memory,
             large: Arc::new(Semaphore::new(large_bytes)),
             large_bytes,
+            kept,
         }
     }
 
@@ -85,8 +90,26 @@ impl Bodies {
         self.memory.limit()
     }
 
+    /// Conversations that may be gone on with.
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// Takes memory if it is free, or what is kept in it gives way.
+    pub(crate) fn try_take(&self, bytes: usize) -> Result<HeldMemory, ApiError> {
+        loop {
+            match self.memory.try_take(bytes) {
+                Err(MemoryRefusal::Full { .. }) if self.kept.give_way() => {}
+                taken => return Ok(taken?),
+            }
+        }
+    }
+
     /// Takes memory, waiting for it as long as a request may.
     pub(crate) async fn take(&self, bytes: usize) -> Result<HeldMemory, ApiError> {
+        if let Ok(taken) = self.try_take(bytes) {
+            return Ok(taken);
+        }
         let taken = tokio::time::timeout(self.limits.memory_wait, self.memory.take(bytes)).await;
         Ok(taken.unwrap_or_else(|_| Err(self.memory.full(bytes)))?)
     }

@@ -27,13 +27,16 @@ pub(crate) enum Interface {
     OpenAi,
     /// `{"type": "error", "error": {"type", "message"}}`.
     Anthropic,
+    /// `{"error": message}`.
+    Ollama,
 }
 
 impl Interface {
     /// The one that `path` belongs to.
     pub(crate) fn of(path: &str) -> Self {
-        match path.strip_prefix("/v1/messages") {
-            Some("" | "/count_tokens") => Self::Anthropic,
+        match path {
+            "/v1/messages" | "/v1/messages/count_tokens" => Self::Anthropic,
+            _ if path.starts_with("/api/") => Self::Ollama,
             _ => Self::OpenAi,
         }
     }
@@ -76,16 +79,33 @@ impl ApiError {
         }
     }
 
-    /// The same with the names that fields have in another interface: pairs of how OpenAI's says it and
-    /// how the other does, longer ones first.
+    /// The same with another code.
+    pub(crate) fn with_code(self, code: &'static str) -> Self {
+        Self { code, ..self }
+    }
+
+    /// The same with the names that fields have in another interface: pairs of how OpenAI's chats say it
+    /// and how the other does. What is no name at the beginning of a path is looked for anywhere.
     pub(crate) fn renamed(self, names: &[(&str, &str)]) -> Self {
-        let rename = |text: String| {
+        let begins = |name: &str| name.starts_with(|first: char| first.is_ascii_alphabetic());
+        let message =
             names
                 .iter()
-                .fold(text, |text, (name, other)| text.replace(name, other))
+                .fold(self.message, |message, (name, other)| match begins(name) {
+                    true => message.replace(&format!("`{name}"), &format!("`{other}")),
+                    false => message.replace(name, other),
+                });
+        let rename = |param: String| {
+            let renamed = names.iter().find_map(|(name, other)| match begins(name) {
+                true => param
+                    .strip_prefix(name)
+                    .map(|rest| format!("{other}{rest}")),
+                false => param.contains(name).then(|| param.replace(name, other)),
+            });
+            renamed.unwrap_or(param)
         };
         Self {
-            message: rename(self.message),
+            message,
             param: self.param.map(rename),
             ..self
         }
@@ -151,13 +171,14 @@ impl ApiError {
                 "type": "error",
                 "error": {"type": self.anthropic_kind().1, "message": self.message},
             }),
+            Interface::Ollama => json!({"error": self.message}),
         }
     }
 
     /// The response to clients of `interface`.
     fn response_for(&self, interface: Interface) -> Response {
         let status = match interface {
-            Interface::OpenAi => self.status,
+            Interface::OpenAi | Interface::Ollama => self.status,
             Interface::Anthropic => self.anthropic_kind().0,
         };
         let mut response = (status, Json(self.body_for(interface))).into_response();

@@ -12,8 +12,8 @@ use crate::http::error::{self, ApiError};
 use crate::http::probes::{self, Probes};
 use crate::http::{absent, access};
 use crate::keys::ApiKeys;
-use crate::openai::{chat, completion, models, tokens};
-use crate::{anthropic, memory, metrics, page, worker};
+use crate::openai::{chat, completion, models, responses, tokens};
+use crate::{anthropic, memory, metrics, ollama, page, worker};
 
 /// What answers, by how the server is.
 #[derive(Debug, Clone)]
@@ -33,6 +33,13 @@ impl Routers {
             .route("/v1/completions", post(completion::complete))
             .route("/v1/messages", post(anthropic::create))
             .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+            .route("/v1/responses", post(responses::create))
+            .route("/api/chat", post(ollama::chat))
+            .route("/api/generate", post(ollama::generate))
+            .route("/api/version", get(ollama::version))
+            .route("/api/tags", get(ollama::list))
+            .route("/api/ps", get(ollama::running))
+            .route("/api/show", post(ollama::show))
             .route("/v1/models", get(models::list))
             .route("/v1/models/{*name}", get(models::one))
             .route("/tokenize", post(tokens::tokenize))
@@ -57,6 +64,9 @@ impl Routers {
             .route("/v1/models/{*name}", get(embeddings::model))
             .route("/v1/chat/completions", writes())
             .route("/v1/messages", writes())
+            .route("/v1/responses", writes())
+            .route("/api/chat", writes())
+            .route("/api/generate", writes())
             .route("/v1/completions", writes());
         Self::of(all, Router::new, app, keys, probes)
     }

@@ -8,11 +8,12 @@
 pub(crate) mod chat;
 mod chunks;
 pub(crate) mod completion;
-mod fields;
+pub(crate) mod fields;
 pub(crate) mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod parameters;
 mod prompts;
 pub(crate) mod reply;
+pub(crate) mod responses;
 pub(crate) mod tokens;

@@ -136,7 +136,7 @@ pub(super) fn usage(figures: &Figures) -> Value {
         "prompt_tokens": figures.prompt_tokens,
         "completion_tokens": figures.generated_tokens,
         "total_tokens": figures.prompt_tokens + figures.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": figures.reused_tokens},
+        "prompt_tokens_details": figures.cached(),
     });
     if let Some(tokens) = figures.reasoning_tokens {
         json["completion_tokens_details"] = json!({"reasoning_tokens": tokens});

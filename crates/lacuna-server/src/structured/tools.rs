@@ -2,7 +2,7 @@
 
 use lacuna_text::reply::Format;
 use lacuna_text::tokenizer::Tokenizer;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
@@ -36,7 +36,7 @@ pub(crate) enum ToolChoice {
     Function(ChosenTool),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChoiceWord {
     None,

@@ -65,6 +65,19 @@ fn the_second_of_two_equal_prompts_reuses_the_first() {
         "{reused} of {prompt}"
     );
     assert_eq!(first["choices"], second["choices"]);
+    // Where reuse ended and why, beside each other.
+    let miss = "/usage/prompt_tokens_details/cache_miss";
+    assert_eq!(first.pointer(miss), Some(&json!("unseen")));
+    let other = long.replacen(
+        "rules. Ownership is a set of rules. O",
+        "rules. But it is not. O",
+        1,
+    );
+    let half = "Ownership is a set of rules. ".repeat(10);
+    let other = format!("{half}{other}");
+    let third = posted(&server, COMPLETION, &json!({"prompt": other}));
+    assert_eq!(third.pointer(miss), Some(&json!("diverged")));
+    assert!(third.pointer(cached).and_then(Value::as_u64) > Some(0));
     assert_nothing_held(&server);
 }
 

@@ -490,10 +490,7 @@ fn routers_are_told_what_they_ask_of_a_worker() {
 #[test]
 fn what_other_servers_do_is_refused_with_what_is_missing() {
     let server = start();
-    for (path, word) in [
-        ("/v1/embeddings", "embeddings"),
-        ("/v1/responses", "/v1/chat/completions"),
-    ] {
+    for (path, word) in [("/v1/embeddings", "embeddings"), ("/v1/rerank", "rank")] {
         let response = post(&server, path, &json!({"input": "x"}));
         assert_eq!(response.status, 404, "{response:?}");
         let error = &response.json()["error"];

@@ -1,6 +1,7 @@
 """The official OpenAI client against a Lacuna server: `openai_client.py URL`.
 
-Prints nothing and exits with 0 if everything is as the client's users expect.
+Prints one line, `{"openai": [what works]}`, and exits with 0 if everything is as the client's users
+expect.
 """
 
 import json
@@ -237,7 +238,7 @@ def errors(client):
 
 def main():
     client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0, timeout=120)
-    for check in [
+    checks = [
         models,
         chats,
         completions,
@@ -249,8 +250,10 @@ def main():
         further_fields,
         prompts,
         errors,
-    ]:
+    ]
+    for check in checks:
         check(client)
+    print(json.dumps({"openai": [check.__name__ for check in checks]}))
 
 
 main()

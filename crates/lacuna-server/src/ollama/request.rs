@@ -1,0 +1,442 @@
+//! What requests may say, and that as a [`Chat`].
+
+use lacuna_engine::Request;
+use lacuna_text::reply::Effort;
+use lacuna_text::template::Message;
+use lacuna_text::tokenizer::{AddSpecial, ParseSpecial, Special};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::chat::{self, Chat};
+use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
+use crate::openai::fields;
+use crate::openai::parameters::{OneOrMany, Parameters};
+use crate::reply::parts::PartReader;
+use crate::reply::{Note, Reader};
+use crate::sharing::Client;
+use crate::structured::Format;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ChatRequest {
+    model: String,
+    #[serde(default)]
+    messages: Option<Vec<ChatMessage>>,
+    #[serde(default)]
+    tools: Option<Vec<Value>>,
+    #[serde(default)]
+    stream: Option<bool>,
+    #[serde(default)]
+    format: Option<Value>,
+    #[serde(default)]
+    options: Option<Options>,
+    #[serde(default)]
+    think: Option<Think>,
+    #[serde(default)]
+    keep_alive: Option<KeepAlive>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct GenerateRequest {
+    model: String,
+    #[serde(default)]
+    prompt: Option<String>,
+    #[serde(default)]
+    system: Option<String>,
+    /// Whether the prompt is the model's text as it is.
+    #[serde(default)]
+    raw: Option<bool>,
+    #[serde(default)]
+    stream: Option<bool>,
+    #[serde(default)]
+    format: Option<Value>,
+    #[serde(default)]
+    options: Option<Options>,
+    #[serde(default)]
+    think: Option<Think>,
+    #[serde(default)]
+    keep_alive: Option<KeepAlive>,
+    #[serde(default)]
+    suffix: Option<String>,
+    #[serde(default)]
+    template: Option<String>,
+    #[serde(default)]
+    context: Option<Vec<Value>>,
+    #[serde(default)]
+    images: Option<Vec<Value>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ChatMessage {
+    role: Role,
+    #[serde(default)]
+    content: Option<String>,
+    #[serde(default)]
+    thinking: Option<String>,
+    #[serde(default)]
+    images: Option<Vec<Value>>,
+    #[serde(default)]
+    tool_calls: Option<Vec<ToolCall>>,
+    #[serde(default)]
+    tool_name: Option<String>,
+    #[serde(default)]
+    tool_call_id: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Role {
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToolCall {
+    #[serde(default)]
+    id: Option<String>,
+    function: Function,
+}
+
+#[derive(Debug, Deserialize)]
+struct Function {
+    name: String,
+    #[serde(default)]
+    arguments: Map<String, Value>,
+    #[serde(default, rename = "index")]
+    _index: Option<u32>,
+}
+
+/// Settings that a model may have elsewhere too; those of the machine are not a request's to say here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Options {
+    num_predict: Option<i64>,
+    num_ctx: Option<usize>,
+    temperature: Option<f32>,
+    top_k: Option<i64>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repeat_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    seed: Option<i64>,
+    stop: Option<OneOrMany>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged, expecting = "expected true, false, or low, medium or high")]
+enum Think {
+    Switch(bool),
+    Effort(Effort),
+}
+
+/// A number of seconds, or a text such as `5m`.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a number of seconds, or a text such as 5m"
+)]
+enum KeepAlive {
+    Seconds(f64),
+    Text(String),
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) work: Work,
+    pub(super) streamed: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Work {
+    /// Nothing: it is asked that the model be loaded, which it is.
+    None,
+    Chat(Box<Chat>),
+    /// A text is continued as it is.
+    Raw(String, Box<Parameters>),
+}
+
+/// Settings that chats and prompts share.
+struct Settings {
+    options: Option<Options>,
+    format: Option<Value>,
+    think: Option<Think>,
+}
+
+impl ChatRequest {
+    pub(super) fn wanted(self, app: &App, ignored: &mut Ignored) -> Result<Wanted, ApiError> {
+        check_model(app, &self.model)?;
+        check_keep_alive(self.keep_alive.as_ref(), ignored)?;
+        let streamed = self.stream != Some(false);
+        let messages = self.messages.unwrap_or_default();
+        if messages.is_empty() {
+            return Ok(Wanted::nothing());
+        }
+        let mut tools = self.tools.unwrap_or_default();
+        fields::take_unknown_of_tools(&mut tools, ignored)?;
+        let settings = Settings {
+            options: self.options,
+            format: self.format,
+            think: self.think,
+        };
+        let chat = Chat {
+            tools,
+            ..settings.chat(app, read(messages)?)?
+        };
+        Ok(Wanted {
+            work: Work::Chat(Box::new(chat)),
+            streamed,
+        })
+    }
+}
+
+impl GenerateRequest {
+    pub(super) fn wanted(self, app: &App, ignored: &mut Ignored) -> Result<Wanted, ApiError> {
+        check_model(app, &self.model)?;
+        check_keep_alive(self.keep_alive.as_ref(), ignored)?;
+        self.check()?;
+        let streamed = self.stream != Some(false);
+        let Some(prompt) = self.prompt.filter(|prompt| !prompt.is_empty()) else {
+            return Ok(Wanted::nothing());
+        };
+        let settings = Settings {
+            options: self.options,
+            format: self.format,
+            think: self.think,
+        };
+        let work = match self.raw {
+            Some(true) => {
+                if settings
+                    .format
+                    .as_ref()
+                    .is_some_and(|format| !is_empty(format))
+                {
+                    let message = "`format` is for prompts that are not `raw`; leave it out";
+                    return Err(ApiError::field("format", message));
+                }
+                let options = settings.options.unwrap_or_default();
+                Work::Raw(prompt, Box::new(options.parameters(app)?))
+            }
+            _ => {
+                let system = self.system.filter(|system| !system.is_empty());
+                let system = system.map(|system| Message::new("system", system));
+                let messages = system.into_iter().chain([Message::new("user", prompt)]);
+                Work::Chat(Box::new(settings.chat(app, messages.collect())?))
+            }
+        };
+        Ok(Wanted { work, streamed })
+    }
+
+    /// Refuses what would change the reply elsewhere.
+    fn check(&self) -> Result<(), ApiError> {
+        let set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        let some = |list: &Option<Vec<Value>>| list.as_ref().is_some_and(|list| !list.is_empty());
+        for (field, asked) in [
+            ("suffix", set(&self.suffix)),
+            ("template", set(&self.template)),
+            ("context", some(&self.context)),
+            ("images", some(&self.images)),
+        ] {
+            if asked {
+                let message = format!("`{field}` is not supported by this server; leave it out");
+                return Err(ApiError::field(field, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Wanted {
+    fn nothing() -> Self {
+        Self {
+            work: Work::None,
+            streamed: false,
+        }
+    }
+}
+
+/// The name of a model without a tag has the tag `latest`.
+pub(super) fn check_model(app: &App, asked: &str) -> Result<(), ApiError> {
+    let bare = asked.strip_suffix(":latest").unwrap_or(asked);
+    match app.check_model(Some(bare)) {
+        Err(_) => app.check_model(Some(asked)),
+        known => known,
+    }
+}
+
+/// The one model stays, so every time it is to be kept at least is kept to. That it be unloaded is asked
+/// in vain, and named.
+fn check_keep_alive(asked: Option<&KeepAlive>, ignored: &mut Ignored) -> Result<(), ApiError> {
+    let seconds = match asked {
+        None => return Ok(()),
+        Some(KeepAlive::Seconds(seconds)) => Some(*seconds),
+        Some(KeepAlive::Text(text)) => {
+            let number =
+                text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic() || unit == 'µ');
+            let last = number.rfind(|digit: char| digit.is_ascii_alphabetic());
+            let last = last.map_or(number, |unit| &number[unit + 1..]);
+            last.parse().ok()
+        }
+    };
+    match seconds {
+        None => Err(ApiError::field(
+            "keep_alive",
+            "`keep_alive` must be a number of seconds, or a text such as 5m",
+        )),
+        Some(0.0) => ignored.note("keep_alive"),
+        Some(_) => Ok(()),
+    }
+}
+
+impl Settings {
+    fn chat(self, app: &App, messages: Vec<Message>) -> Result<Chat, ApiError> {
+        let options = self.options.unwrap_or_default();
+        let mut parameters = options.parameters(app)?;
+        let mut variables = Map::new();
+        if let Some(think) = self.think {
+            let on = !matches!(think, Think::Switch(false) | Think::Effort(Effort::None));
+            for switch in ["enable_thinking", "thinking"] {
+                variables.insert(switch.to_owned(), on.into());
+            }
+            parameters.include_reasoning = Some(on);
+            if let Think::Effort(effort) = think {
+                parameters.reasoning_effort = Some(effort);
+            }
+        }
+        Ok(Chat {
+            messages,
+            format: self.format.map(format).transpose()?.flatten(),
+            variables: Some(variables),
+            parameters,
+            ..Chat::default()
+        })
+    }
+}
+
+fn is_empty(format: &Value) -> bool {
+    format.is_null() || format.as_str() == Some("")
+}
+
+fn format(format: Value) -> Result<Option<Format>, ApiError> {
+    match format {
+        format if is_empty(&format) => Ok(None),
+        Value::String(word) if word == "json" => {
+            Ok(Some(Format::of_schema(json!({"type": "object"}))))
+        }
+        schema @ Value::Object(_) => Ok(Some(Format::of_schema(schema))),
+        _ => Err(ApiError::field(
+            "format",
+            "`format` must be `json` or a JSON schema",
+        )),
+    }
+}
+
+impl Options {
+    fn parameters(self, app: &App) -> Result<Parameters, ApiError> {
+        let context = app.engine.context_tokens();
+        if let Some(asked) = self.num_ctx.filter(|&asked| asked > context) {
+            let field = "options.num_ctx";
+            let message = format!(
+                "`{field}` is {asked}, but this server was started with contexts of {context} tokens"
+            );
+            return Err(ApiError::field(field, message));
+        }
+        Parameters {
+            // Below zero: until the model ends or the context is full.
+            max_tokens: self.num_predict.and_then(|most| usize::try_from(most).ok()),
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+            stop: self.stop,
+            ..Parameters::default()
+        }
+        .checked()
+    }
+}
+
+/// The messages as the template takes them. Calls have no names here, but templates want some, by which
+/// results belong to them: they are counted.
+fn read(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ApiError> {
+    let mut calls = 0;
+    let mut unanswered: Vec<(String, String)> = Vec::new();
+    let messages = messages.into_iter().enumerate();
+    let messages = messages.map(|(index, message)| {
+        if message.images.is_some_and(|images| !images.is_empty()) {
+            let field = format!("messages[{index}].images");
+            let message = format!("`{field}`: the model of this server reads text alone");
+            return Err(ApiError::field(field, message));
+        }
+        let mut read = Message::new(message.role.name(), message.content.unwrap_or_default());
+        if let Some(thinking) = message.thinking.filter(|thinking| !thinking.is_empty()) {
+            read.more
+                .insert("reasoning_content".into(), thinking.into());
+        }
+        let made = message.tool_calls.unwrap_or_default().into_iter();
+        let made = made.map(|made| {
+            let id = made.id.unwrap_or_else(|| format!("call{calls:05}"));
+            calls += 1;
+            let name = made.function.name;
+            let call = chat::call(Some(id.clone()), &name, made.function.arguments.into());
+            unanswered.push((name, id));
+            call
+        });
+        let made: Vec<Value> = made.collect();
+        if !made.is_empty() {
+            read.more.insert("tool_calls".into(), made.into());
+        }
+        if message.role == Role::Tool {
+            let name = message.tool_name.as_deref();
+            let first = unanswered
+                .iter()
+                .position(|(called, _)| name.is_none_or(|name| name == called));
+            let answered = first.map(|first| unanswered.remove(first).1);
+            if let Some(id) = message.tool_call_id.or(answered) {
+                read.more.insert("tool_call_id".into(), id.into());
+            }
+            if let Some(name) = message.tool_name {
+                read.more.insert("name".into(), name.into());
+            }
+        }
+        Ok(read)
+    });
+    messages.collect()
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// The request that continues `prompt` as it is.
+pub(super) fn continued(
+    app: &App,
+    client: Client,
+    prompt: &str,
+    parameters: &Parameters,
+) -> Result<(Request, Reader), ApiError> {
+    let special = Special {
+        add: AddSpecial::Yes,
+        parse: ParseSpecial::Yes,
+    };
+    let tokenizer = app.model().tokenizer();
+    let tokens = tokenizer.encode_within(prompt, special, &app.encode_limits())?;
+    let mut request = parameters.request(tokens, None, app.model().recommended_sampling())?;
+    request.prefix_namespace = app.sharing.namespace(client, None);
+    let reader = Reader::new(Some(&request), &[Note::default()], PartReader::none());
+    Ok((request, reader))
+}

@@ -1,0 +1,118 @@
+//! `POST /v1/responses`.
+
+mod output;
+mod request;
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use lacuna_engine::{HeldMemory, Request};
+use lacuna_text::template::Message;
+use serde_json::{Map, Value};
+
+use crate::app::{App, Purpose};
+use crate::http::body;
+use crate::http::error::ApiError;
+use crate::http::extent::Extent;
+use crate::http::ignored::Ignored;
+use crate::openai::responses::output::{Form, Stream};
+use crate::openai::responses::request::ResponsesRequest;
+use crate::reply::{Reader, events};
+use crate::sharing::Client;
+
+/// How errors name what clients send, in chats and here.
+const NAMES: [(&str, &str); 6] = [
+    (
+        "{\"type\": \"function\", \"function\": {\"name\", \"parameters\"}}",
+        "{\"type\": \"function\", \"name\", \"parameters\"}",
+    ),
+    (".function.parameters", ".parameters"),
+    ("response_format.json_schema.schema", "text.format.schema"),
+    ("response_format", "text.format"),
+    ("messages", "input"),
+    ("max_tokens", "max_output_tokens"),
+];
+
+/// A request that is ready to run.
+struct Asked {
+    request: Request,
+    reader: Reader,
+    streamed: bool,
+    form: Form,
+    ignored: Ignored,
+    /// For a conversation that was kept.
+    memory: Option<HeldMemory>,
+}
+
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let work = move |app: &App, object| {
+        prepare(app, client, object).map_err(|error| error.renamed(&NAMES))
+    };
+    let prepared = app.prepare(body, Purpose::Conversation, work).await?;
+    let (asked, mut memory) = (prepared.value, prepared.memory);
+    if let Some(more) = asked.memory {
+        memory.merge(more);
+    }
+    let streams = app.submit(vec![asked.request], memory)?;
+    let mut response = match asked.streamed {
+        true => events::respond(streams, asked.reader, Stream::new(asked.form)).await?,
+        false => asked.form.send(&app, streams, asked.reader).await?,
+    };
+    asked.ignored.attach(&mut response);
+    Ok(response)
+}
+
+fn prepare(app: &App, client: Client, object: Map<String, Value>) -> Result<Asked, ApiError> {
+    let mut ignored = app.ignored();
+    let asked: ResponsesRequest = body::read(object, &mut ignored)?;
+    app.check_model(asked.model())?;
+    let (previous, memory) = match asked.previous_response_id() {
+        None => (Vec::new(), None),
+        Some(id) => {
+            let (messages, memory) = kept(app, client, id)?;
+            (messages, Some(memory))
+        }
+    };
+    let id = app.reply_id("resp");
+    let streamed = asked.is_streamed();
+    let mut form = Form::new(app, client, id.clone(), &asked)?;
+    let stored = asked.is_stored();
+    let chat = asked.chat(previous, &mut ignored)?;
+    if stored {
+        form.remember(&chat.messages)?;
+    }
+    let (request, reader) = chat.request(app, client, &id, &mut ignored)?;
+    Ok(Asked {
+        request,
+        reader,
+        streamed,
+        form,
+        ignored,
+        memory,
+    })
+}
+
+/// The conversation that ended with the reply `id`, and the memory for what becomes of it.
+fn kept(app: &App, client: Client, id: &str) -> Result<(Vec<Message>, HeldMemory), ApiError> {
+    let bodies = app.bodies();
+    let conversation = bodies.kept().find(client, id).ok_or_else(|| {
+        let message = format!(
+            "there is no response `{id}`, or it is not kept any more; send the whole conversation as `input`"
+        );
+        ApiError::field("previous_response_id", message).with_code("previous_response_not_found")
+    })?;
+    let mut extent = Extent::default();
+    extent.read(&conversation.messages);
+    let bytes = Purpose::Conversation.bytes(&extent, &app.encode_limits());
+    let memory = bodies.try_take(bytes)?;
+    let messages = serde_json::from_slice(&conversation.messages)
+        .map_err(|error| ApiError::internal(format!("what was kept cannot be read: {error}")))?;
+    Ok((messages, memory))
+}
