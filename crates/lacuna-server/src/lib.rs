@@ -27,6 +27,7 @@ mod app;
 mod chat;
 mod config;
 mod conversation;
+mod date;
 mod embeddings;
 mod http;
 mod kept;

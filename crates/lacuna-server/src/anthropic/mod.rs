@@ -20,6 +20,7 @@ use serde_json::{Map, Value, json};
 use crate::anthropic::reply::{Form, Stream};
 use crate::anthropic::request::MessagesRequest;
 use crate::app::{App, Purpose};
+use crate::date;
 use crate::http::body;
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
@@ -90,6 +91,28 @@ pub(crate) async fn count_tokens(
     let mut response = Json(json!({"input_tokens": tokens})).into_response();
     ignored.attach(&mut response);
     Ok(response)
+}
+
+/// Whether a request is from a client of this interface, where paths are others' too.
+pub(crate) fn is_spoken(headers: &HeaderMap) -> bool {
+    headers.contains_key(VERSION)
+}
+
+/// The one model there is, as a list.
+pub(crate) fn models(app: &App) -> Value {
+    let name = &*app.model_name;
+    json!({"data": [model(app)], "has_more": false, "first_id": name, "last_id": name})
+}
+
+/// The one model there is.
+pub(crate) fn model(app: &App) -> Value {
+    json!({
+        "type": "model",
+        "id": &*app.model_name,
+        "display_name": &*app.model_name,
+        "created_at": date::text(app.started, 0),
+        "max_input_tokens": app.engine.context_tokens(),
+    })
 }
 
 /// Clients that leave it out are served.

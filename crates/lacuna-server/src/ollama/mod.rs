@@ -3,7 +3,6 @@
 //! Streams are lines of JSON. A model is loaded as long as the server runs, so there is nothing that
 //! `keep_alive` could shorten.
 
-mod date;
 mod models;
 mod reply;
 mod request;

@@ -10,9 +10,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::app::{App, Purpose};
+use crate::date;
 use crate::http::body;
 use crate::http::error::ApiError;
-use crate::ollama::{date, request};
+use crate::ollama::request;
 
 /// The version of Ollama whose interface this is: clients compare it to know what they may ask for.
 const SPOKEN_VERSION: &str = "0.12.0";

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::app::App;
+use crate::date;
 use crate::http::error::{ApiError, Interface};
-use crate::ollama::date;
 use crate::openai::logprobs::Scores;
 use crate::reply::events::{Writer, json};
 use crate::reply::streams::Streams;

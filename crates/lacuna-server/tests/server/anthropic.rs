@@ -468,6 +468,24 @@ fn errors_have_the_form_of_the_interface() {
 }
 
 #[test]
+fn models_are_told_in_the_form_of_who_asks() {
+    let server = start();
+    let version = [("anthropic-version", "2026-10-21")];
+    let asked = |path: &str, headers: &[(&str, &str)]| {
+        raw(&server, &request("GET", path, headers, b"")).json()
+    };
+    let list = asked("/v1/models", &version);
+    assert_eq!(
+        (&list["has_more"], &list["last_id"]),
+        (&json!(false), &json!("demo"))
+    );
+    assert_eq!(list["data"][0], asked("/v1/models/demo", &version));
+    assert_eq!(list["data"][0]["type"], "model");
+    assert_eq!(asked("/v1/models", &[])["object"], "list");
+    assert_eq!(asked("/v1/models/demo", &[])["object"], "model");
+}
+
+#[test]
 fn a_service_without_memory_is_overloaded() {
     let server = start_with(|config| {
         config.limits.memory_wait = std::time::Duration::from_millis(100);

@@ -32,6 +32,11 @@ class Answer(BaseModel):
     sure: bool
 
 
+def models(client):
+    [model] = client.models.list().data
+    assert model.id == MODEL and client.models.retrieve(MODEL).created_at.year > 2020
+
+
 def whole(client):
     message = client.messages.create(**REQUEST, **GREEDY, system="Be brief.")
     assert message.type == "message" and message.role == "assistant" and message.model == MODEL
@@ -144,7 +149,7 @@ def errors(client):
 
 def main():
     url = sys.argv[1]
-    checks = [whole, stream, tools, count_tokens, caching, thinking, structured, errors]
+    checks = [models, whole, stream, tools, count_tokens, caching, thinking, structured, errors]
     for keys in [{"api_key": "none"}, {"auth_token": "none"}]:
         client = Anthropic(base_url=url, max_retries=0, timeout=120, **keys)
         for check in checks:

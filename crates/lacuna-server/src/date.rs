@@ -1,19 +1,19 @@
-//! Points in time as texts, as Ollama's clients read them (RFC 3339).
+//! Points in time as texts, as clients of Ollama and Anthropic read them (RFC 3339).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The last there is: a model that is never unloaded is so then.
-pub(super) const NEVER: &str = "9999-12-31T23:59:59Z";
+pub(crate) const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// Now, to the microsecond.
-pub(super) fn now() -> String {
+pub(crate) fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let since = since.unwrap_or_default();
     text(since.as_secs(), since.subsec_micros())
 }
 
 /// So many seconds and microseconds after the beginning of 1970.
-pub(super) fn text(seconds: u64, microseconds: u32) -> String {
+pub(crate) fn text(seconds: u64, microseconds: u32) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
