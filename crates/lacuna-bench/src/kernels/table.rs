@@ -23,7 +23,7 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     }
     writeln!(
         out,
-        "\n{:<10}{:>6}{:>13}{:>8}{:>12}{:>8}{:>9}  of limit",
+        "\n{:<16}{:>9}{:>13}{:>8}{:>12}{:>8}{:>9}  of limit",
         "kernel", "type", "shape", "tokens", "us", "GB/s", "GMAC/s"
     )?;
     for row in &report.kernels {
@@ -36,7 +36,7 @@ fn line(row: &Row) -> String {
     let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
     let measured = &row.measured;
     format!(
-        "{:<10}{:>6}{:>13}{:>8}{:>12.2}{:>8}{:>9}  {}",
+        "{:<16}{:>9}{:>13}{:>8}{:>12.2}{:>8}{:>9}  {}",
         row.kernel.name(),
         row.storage.unwrap_or("-"),
         row.shape.as_deref().unwrap_or("-"),

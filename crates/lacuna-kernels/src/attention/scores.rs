@@ -165,17 +165,23 @@ impl PackKeys<'_, '_> {
             let Some(heads) = self.block.heads(half) else {
                 continue;
             };
+            let whole: [_; LANES] = each!([].as_slice(), |j| E::split(heads[j]).0);
             for pair in 0..self.chunks / 2 {
+                // As many lines as are read here, so that the next block is there in time even if there
+                // are few queries to multiply with this one.
                 for _ in 0..4 {
-                    self.ahead.fetch::<S, 1>(s);
+                    self.ahead.fetch::<S, 4>(s);
                 }
                 // One chunk after the other, because both of sixteen keys would not fit registers.
-                let first = each!(s.splat(0.0), |j| E::load(s, &stored::<E>(heads[j], pair))
-                    [0]);
-                self.transpose(s, first, 2 * pair, half);
-                let second = each!(s.splat(0.0), |j| E::load(s, &stored::<E>(heads[j], pair))
-                    [1]);
-                self.transpose(s, second, 2 * pair + 1, half);
+                for chunk in 0..2 {
+                    let rows = match whole.iter().all(|row| pair < row.len()) {
+                        true => each!(s.splat(0.0), |j| E::load(s, &whole[j][pair])[chunk]),
+                        false => each!(s.splat(0.0), |j| {
+                            E::load(s, &stored::<E>(heads[j], pair))[chunk]
+                        }),
+                    };
+                    self.transpose(s, rows, 2 * pair + chunk, half);
+                }
             }
         }
     }
