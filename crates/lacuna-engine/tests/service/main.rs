@@ -8,5 +8,6 @@ mod memory;
 mod namespaces;
 mod requests;
 mod scoring;
+mod states;
 mod support;
 mod windows;

@@ -275,6 +275,34 @@ mod tests {
         assert_eq!(grain.whole_tokens(2), 21, "two pages hold 21.3 rows");
     }
 
+    /// Rows of 512 bytes on each side, eight a page, and states of ten pages and a bit.
+    #[test]
+    fn states_are_counted_once_for_each_sequence_and_for_each_resume_point() {
+        let geometry = Geometry::uniform(1, 1, 256, KvElements::both(ElementType::F16));
+        let grain = |geometry: Geometry| {
+            let arrangement = Arrangement::new(&geometry, Layout::TokenMajor);
+            Grain::new(&arrangement, PageSize::KIB_4)
+        };
+        let page = 4096;
+        let states = grain(geometry.with_states(vec![10 * 1024 + 5]).expect("states"));
+        assert_eq!(states.state_bytes(), 11 * page);
+        assert_eq!((states.bytes(0), states.new_bytes(8, 8, 4)), (0, 0));
+        assert_eq!(states.bytes(1), (2 + 11) * page);
+        assert_eq!(states.peak_bytes(9, 4), (4 + 11) * page);
+        assert_eq!(states.new_bytes(8, 9, 4), (2 + 11) * page);
+        assert_eq!(states.resume_bytes(), 11 * page);
+        assert_eq!(states.resume_every().get(), 6, "of two pages each");
+        assert_eq!(states.trailing_every().get(), 8, "of eight tokens each");
+        assert!(states.has_resume_points() && !states.has_windows());
+        let layers = Geometry::new(vec![LayerCache::None], KvElements::both(ElementType::F16));
+        let alone = layers.expect("layers").with_states(vec![5]);
+        let alone = grain(alone.expect("states"));
+        assert_eq!(alone.group_tokens().get(), 32);
+        assert_eq!(alone.resume_every().get() * 32, 2048);
+        assert_eq!((alone.bytes(1), alone.bytes(5000)), (page, page));
+        assert_eq!(alone.whole_tokens(7), 7 * 32);
+    }
+
     /// One full layer in four, windows of 512 rows, all of 512 bytes: eight rows a page.
     #[test]
     fn resume_points_cost_no_more_than_the_rows_that_are_kept_for_good() {

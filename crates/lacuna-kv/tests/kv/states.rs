@@ -84,6 +84,46 @@ fn forks_share_a_state_until_each_goes_on() {
 }
 
 #[test]
+fn a_state_is_copied_once_by_the_first_to_go_on() {
+    let geometry = alone();
+    let whole = geometry.state_bytes().next_multiple_of(PAGE);
+    for name in POLICIES {
+        let cache = cache(name, &geometry);
+        let shares = name.starts_with("sparse");
+        let mut donor = cache.sequence(400).expect("address space");
+        assert_eq!(donor.state_bytes_to_take(), geometry.state_bytes());
+        extend(&cpu(), &mut donor, 9);
+        assert_eq!(donor.state_bytes_to_take(), 0);
+        let report = donor.report();
+        assert_eq!((report.copied_bytes, report.zeroed_bytes), (0, whole));
+        let mut fork = donor.fork().expect("memory");
+        let report = fork.report();
+        assert_eq!(report.peak_committed_bytes, whole, "{name}");
+        let copied = if shares { 0 } else { geometry.state_bytes() };
+        assert_eq!(report.copied_bytes, copied, "{name}");
+        assert_eq!(report.zeroed_bytes, if shares { 0 } else { whole });
+        let to_take = if shares { geometry.state_bytes() } else { 0 };
+        assert_eq!(donor.state_bytes_to_take(), to_take, "{name}");
+        assert_eq!(fork.state_bytes_to_take(), to_take, "{name}");
+        let mut tags: Vec<usize> = (0..9).collect();
+        step(&mut fork, &mut tags, 1000);
+        step(&mut fork, &mut tags, 1001);
+        let copied = if shares {
+            whole
+        } else {
+            geometry.state_bytes()
+        };
+        assert_eq!(fork.report().copied_bytes, copied, "{name}");
+        assert_eq!(fork.state_bytes_to_take(), 0);
+        // A second fork of the fork takes none of its figures over.
+        let second = fork.fork().expect("memory").report();
+        let copied = if shares { 0 } else { geometry.state_bytes() };
+        assert_eq!(second.copied_bytes, copied, "{name}");
+        step(&mut fork, &mut tags, 1002);
+    }
+}
+
+#[test]
 fn a_prefix_is_shared_where_the_state_is_and_nowhere_else() {
     for name in POLICIES {
         let cache = cache(name, &STATES);

@@ -164,6 +164,59 @@ fn the_first_message_and_the_last_end_in_resume_points() {
     }
 }
 
+/// A message that ends just with a group has a resume point there and not a group before.
+#[test]
+fn a_message_may_end_with_a_group() {
+    for mut bench in benches() {
+        let group = bench.cache.grain().group_tokens().get();
+        let prompt = messages(&[5 * group, 4 * group]);
+        let mut held = bench.start(&prompt);
+        bench.compute(&mut held, 50);
+        let points = resume_points(&bench, &held);
+        assert!(points.contains(&5) && points.contains(&9), "{points:?}");
+    }
+}
+
+/// Only what is generated is followed by a resume point.
+#[test]
+fn in_the_middle_of_a_prompt_there_are_resume_points_where_they_are_due_and_nowhere_else() {
+    for mut bench in benches() {
+        let every = bench.cache.grain().resume_every().get();
+        let prompt = tokens(0, 1100);
+        let mut held = bench.start(&prompt);
+        for end in 1..700 {
+            held.tokens = prompt[..end].to_vec();
+            bench.compute(&mut held, 1);
+        }
+        let points = resume_points(&bench, &held);
+        assert!(
+            points.iter().all(|at| at.is_multiple_of(every)),
+            "{points:?}"
+        );
+    }
+}
+
+/// The resume point that a request went on from is used then, however old it is.
+#[test]
+fn a_beginning_that_is_gone_on_from_outlives_an_end_that_is_not() {
+    let mut bench = bench(even());
+    let group = bench.cache.grain().group_tokens().get();
+    let common = 5 * group;
+    let start = |seed| [messages(&[common]), tokens(seed, 150)].concat();
+    let first = bench.run(&start(1));
+    bench.leave(first);
+    for seed in 2..6 {
+        let next = bench.run(&start(seed));
+        bench.leave(next);
+        // What is left of the one before goes, and the beginning stays.
+        while bench.cache.tree().resume_points() > 3 {
+            assert!(bench.cache.evict(Instant::now()));
+        }
+        let (held, _) = find(&bench, &start(100));
+        assert_eq!(held, common, "after {seed}");
+    }
+}
+
 #[test]
 fn a_prompt_that_leaves_what_is_kept_says_why_it_starts_earlier_and_the_next_one_does_not() {
     for mut bench in benches() {
