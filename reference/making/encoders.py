@@ -1,4 +1,5 @@
-"""Encoders: tiny random models whose output is one vector for a text, from both kinds of files; and a real one."""
+"""Encoders: tiny random models whose output is one vector for a text or a score of two, from both kinds of files; and a
+real one."""
 
 import json
 import pathlib
@@ -7,7 +8,11 @@ import re
 import gguf
 import numpy as np
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig
+from safetensors.numpy import save_file
+from tokenizers import processors
+from transformers import (
+    AutoModel, AutoTokenizer, BertConfig, Gemma3TextConfig, ModernBertConfig, NomicBertConfig, Qwen3Config, XLMRobertaConfig,
+)
 
 from . import models, text, word_pieces
 from .families import fixture
@@ -18,7 +23,7 @@ LENGTHS = [5, 1, 24, 17]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REAL = "all-minilm-l6-v2"  # .ci/fetch-models minilm
 SENTENCES = 200
-POOLING = {"mean": 1, "first": 2, "last": 3}
+POOLING = {"mean": 1, "first": 2, "last": 3, "rank": 4}
 
 
 def tokens() -> list[str]:
@@ -38,21 +43,29 @@ def bert() -> Fixture:
     return Fixture("bert", config, 301, gguf.MODEL_ARCH.BERT, convert=convert)
 
 
-def write_gguf(folder: pathlib.Path, made: Fixture, pooling: str) -> None:
+def write_gguf(folder: pathlib.Path, made: Fixture, pooling: str, name: str | None = None) -> None:
     config = json.loads((folder / "hf" / "config.json").read_text())
-    writer = gguf.GGUFWriter(folder / f"{pooling}.gguf", gguf.MODEL_ARCH_NAMES[made.architecture])
+    writer = gguf.GGUFWriter(folder / (name or f"{pooling}.gguf"), gguf.MODEL_ARCH_NAMES[made.architecture])
     writer.add_type("model")
     writer.add_name(f"Tiny random {writer.arch}")
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
+    # The converter leaves out the rows of XLM-RoBERTa that no text has.
+    positions = config["max_position_embeddings"] - (2 if config["model_type"] == "xlm-roberta" else 0)
+    writer.add_context_length(positions)
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
-    writer.add_causal_attention(False)
+    if "layer_norm_eps" in config or "norm_eps" in config:
+        writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("norm_eps")))
+    if made.architecture not in DECODERS:
+        writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType(POOLING[pooling]))
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    word_pieces.add_to_gguf(writer, tokens())
+    made.parameters(writer, config)
+    if made.architecture == gguf.MODEL_ARCH.BERT and config["model_type"] == "bert":
+        word_pieces.add_to_gguf(writer, tokens())
+    else:
+        fixture.add_stub_vocabulary(writer)
     for name, values in fixture.gguf_tensors(made, folder, config["num_hidden_layers"]).items():
         writer.add_tensor(name, np.ascontiguousarray(values))
     models.close(writer)
@@ -60,6 +73,246 @@ def write_gguf(folder: pathlib.Path, made: Fixture, pooling: str) -> None:
 
 def pooled(hidden: np.ndarray, pooling: str) -> np.ndarray:
     return {"mean": hidden.mean(axis=0), "first": hidden[0], "last": hidden[-1]}[pooling]
+
+
+# --- models beside BERT ----------------------------------------------------------------------
+
+DECODERS = (gguf.MODEL_ARCH.QWEN3,)
+# What all of them have.
+SMALL = {"vocab_size": fixture.VOCAB, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 40}
+
+
+def without_unused(tensors: fixture.Tensors) -> fixture.Tensors:
+    unused = ("pooler.", "roberta.pooler.", "embeddings.position_ids")
+    kept = {name: values for name, values in tensors.items() if not name.startswith(unused)}
+    return {name: values[2:] if "position_embeddings" in name else values for name, values in kept.items()}
+
+
+def xlm_roberta(classifies: bool) -> Fixture:
+    """Positions from 2 on, one token type; the classifier has a layer of its own."""
+    kind = "ForSequenceClassification" if classifies else "Model"
+    config = XLMRobertaConfig(
+        **SMALL, max_position_embeddings=26, type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+        layer_norm_eps=1e-5, architectures=[f"XLMRoberta{kind}"], **({"num_labels": 1} if classifies else {}),
+    )
+
+    def convert(tensors: fixture.Tensors) -> fixture.Tensors:
+        return {name.removeprefix("roberta."): values for name, values in without_unused(tensors).items()}
+
+    name = "xlm-roberta-scores" if classifies else "xlm-roberta"
+    return Fixture(name, config, 302 + classifies, gguf.MODEL_ARCH.BERT, convert=convert)
+
+
+def bert_scores() -> Fixture:
+    """Two token types, of which the second is of the second text; a pooler before the score. No GGUF file has it."""
+    config = BertConfig(
+        **{**SMALL, "vocab_size": len(tokens())}, max_position_embeddings=24, type_vocab_size=2, num_labels=1,
+        architectures=["BertForSequenceClassification"], layer_norm_eps=1e-12,
+    )
+    return Fixture("bert-scores", config, 304)
+
+
+def nomic_bert() -> Fixture:
+    config = NomicBertConfig(
+        **SMALL, max_position_embeddings=64, type_vocab_size=2, architectures=["NomicBertModel"], layer_norm_eps=1e-12,
+    )
+
+    def parameters(writer: gguf.GGUFWriter, config: dict) -> None:
+        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+
+    return Fixture("nomic-bert", config, 305, gguf.MODEL_ARCH.NOMIC_BERT, parameters=parameters)
+
+
+def published_nomic(config: dict) -> dict:
+    """`config.json` as the model was published, before transformers knew it."""
+    return {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu", "causal": False,
+        "layer_norm_epsilon": config["layer_norm_eps"], "mlp_fc1_bias": False, "mlp_fc2_bias": False,
+        "n_embd": config["hidden_size"], "n_head": config["num_attention_heads"], "n_inner": config["intermediate_size"],
+        "n_layer": config["num_hidden_layers"], "n_positions": config["max_position_embeddings"], "parallel_block": False,
+        "prenorm": False, "qkv_proj_bias": False, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+        "type_vocab_size": config["type_vocab_size"], "use_rms_norm": False, "vocab_size": config["vocab_size"],
+    }
+
+
+def modern_bert(classifies: bool) -> Fixture:
+    """Windows of four tokens to either side, in layers 1 and 2; two rotations."""
+    kind = "ForSequenceClassification" if classifies else "Model"
+    labels = {"num_labels": 1, "classifier_pooling": "mean"} if classifies else {}
+    config = ModernBertConfig(
+        **SMALL, max_position_embeddings=64, local_attention=8, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        cls_token_id=1, sep_token_id=2, architectures=[f"ModernBert{kind}"], norm_eps=1e-5, **labels,
+    )
+
+    def parameters(writer: gguf.GGUFWriter, config: dict) -> None:
+        writer.add_sliding_window(config["local_attention"])
+        writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+        writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+    architecture = None if classifies else gguf.MODEL_ARCH.MODERN_BERT
+    name = "modern-bert-scores" if classifies else "modern-bert"
+    return Fixture(name, config, 306 + classifies, architecture, parameters=parameters)
+
+
+def published_modern(config: dict) -> dict:
+    """The same of ModernBERT, before transformers 5."""
+    settings = {key: config[key] for key in (*SMALL, "max_position_embeddings", "local_attention", "norm_eps", "pad_token_id")}
+    return {
+        **settings, "architectures": ["ModernBertModel"], "model_type": "modernbert", "attention_bias": False,
+        "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "mlp_bias": False,
+        "hidden_activation": "gelu", "norm_bias": False, "layer_norm_eps": config["norm_eps"], "position_embedding_type": "absolute",
+    }
+
+
+def gemma_embedding() -> Fixture:
+    """Seven layers of which one sees all; windows of four tokens to either side."""
+    config = Gemma3TextConfig(
+        **{**SMALL, "num_hidden_layers": 7}, num_key_value_heads=2, head_dim=8, max_position_embeddings=64, sliding_window=8,
+        query_pre_attn_scalar=8, use_bidirectional_attention=True, architectures=["Gemma3TextModel"], pad_token_id=0,
+        bos_token_id=1, eos_token_id=2,
+    )
+
+    def parameters(writer: gguf.GGUFWriter, config: dict) -> None:
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+
+    convert = fixture.each(lambda name, values: values + 1 if name.endswith("norm.weight") else values)
+    return Fixture(
+        "gemma-embedding", config, 308, gguf.MODEL_ARCH.GEMMA_EMBEDDING, parameters=parameters, convert=convert, norm_center=0.0,
+        extra=dense_weights(),
+    )
+
+
+def dense_weights() -> fixture.Tensors:
+    random = np.random.default_rng(309)
+    draw = lambda *shape: np.round(random.standard_normal(shape) * 16).astype(np.float32) / 64
+    return {"dense_2.weight": draw(32, SMALL["hidden_size"]), "dense_3.weight": draw(16, 32)}
+
+
+def write_dense(hf: pathlib.Path) -> None:
+    """As sentence-transformers saves them: a folder each, its settings in `config.json`."""
+    weights = dense_weights()
+    for index, name in enumerate(weights, start=2):
+        at = hf / f"{index}_Dense"
+        at.mkdir(exist_ok=True)
+        outputs, inputs = weights[name].shape
+        save_file({"linear.weight": weights[name]}, at / "model.safetensors")
+        models.write_json(at / "config.json", {
+            "in_features": inputs, "out_features": outputs, "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        })
+
+
+def qwen3(kind: str) -> Fixture:
+    """A decoder, whose last token is pooled, or whose logits of two tokens there are scores."""
+    config = Qwen3Config(
+        **{**SMALL, "num_hidden_layers": 3}, num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, tie_word_embeddings=True, architectures=[f"Qwen3{kind}"],
+        **({"num_labels": 1} if kind == "ForSequenceClassification" else {}),
+    )
+
+    def parameters(writer: gguf.GGUFWriter, config: dict) -> None:
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+
+    def convert(tensors: fixture.Tensors) -> fixture.Tensors:
+        # The converter makes a classifier of two rows of the output matrix.
+        named = {name if name.startswith("model.") else f"model.{name}": values for name, values in tensors.items()}
+        if kind == "ForCausalLM":
+            named["cls.output.weight"] = named["model.embed_tokens.weight"][ANSWERS]
+        return named
+
+    name = {"Model": "qwen3-embedding", "ForCausalLM": "qwen3-reranker", "ForSequenceClassification": "qwen3-scores"}[kind]
+    architecture = None if kind == "ForSequenceClassification" else gguf.MODEL_ARCH.QWEN3
+    return Fixture(name, config, 310 + len(kind), architecture, parameters=parameters, convert=convert)
+
+
+# The tokens of yes and of no in `qwen3-reranker`.
+ANSWERS = [5, 9]
+
+
+def embedders() -> list[tuple[Fixture, str]]:
+    """Each with the pooling that its GGUF file says."""
+    return [
+        (xlm_roberta(False), "first"), (nomic_bert(), "mean"), (modern_bert(False), "first"), (gemma_embedding(), "mean"),
+        (qwen3("Model"), "last"),
+    ]
+
+
+def rerankers() -> list[Fixture]:
+    return [xlm_roberta(True), bert_scores(), modern_bert(True), qwen3("ForCausalLM"), qwen3("ForSequenceClassification")]
+
+
+def draw_texts(made: Fixture) -> list[list[int]]:
+    """None has RoBERTa's padding token, which has no position."""
+    random = np.random.default_rng(1000 + made.seed)
+    return [[int(token) + 2 for token in random.integers(0, fixture.VOCAB - 2, length)] for length in LENGTHS]
+
+
+def make_embedder(folder: pathlib.Path, made: Fixture, pooling: str) -> None:
+    fixture.write_hf(folder / "hf", fixture.draw(made))
+    loaded = fixture.load(made, folder / "hf")
+    texts = draw_texts(made)
+    with torch.no_grad():
+        hidden = [loaded(torch.tensor([text])).last_hidden_state[0].numpy() for text in texts]
+    write_gguf(folder, made, pooling, "model.gguf")
+    for name in POOLING.keys() - {"rank"}:
+        rows = np.stack([pooled(rows, name) for rows in hidden])
+        rows.astype("<f4").tofile(folder / f"{name}.f32")
+    about = {"width": made.config.hidden_size, "texts": texts, "pooling": pooling}
+    if made.extra:
+        write_dense(folder / "hf")
+        rows = np.stack([pooled(rows, pooling) for rows in hidden])
+        for weights in made.extra.values():
+            rows = rows @ weights.T.astype(np.float64)
+        rows.astype("<f4").tofile(folder / "dense.f32")
+        about["dense_width"] = rows.shape[1]
+    models.write_json(folder / "expected.json", about)
+    published = {"nomic-bert": published_nomic, "modern-bert": published_modern}.get(made.name)
+    if published:
+        at = folder / "hf-published"
+        at.mkdir(exist_ok=True)
+        models.write_json(at / "config.json", published(json.loads((folder / "hf" / "config.json").read_text())))
+
+
+def write_pair_tokenizer(hf: pathlib.Path) -> None:
+    """BERT's own, which says how two texts are joined."""
+    made = word_pieces.hf_tokenizer(tokens())
+    around = [(token, tokens().index(token)) for token in ("[CLS]", "[SEP]")]
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around
+    )
+    (hf / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
+
+
+def make_reranker(folder: pathlib.Path, made: Fixture) -> None:
+    """Pairs: the second text begins at a token of its own in each; only BERT is told where."""
+    fixture.write_hf(folder / "hf", fixture.draw(made))
+    if made.name == "bert-scores":
+        write_pair_tokenizer(folder / "hf")
+    loaded = fixture.load(made, folder / "hf")
+    texts = draw_texts(made)
+    seconds = [len(text) * 2 // 3 for text in texts]
+    scores = []
+    with torch.no_grad():
+        for text, second in zip(texts, seconds, strict=True):
+            types = torch.tensor([[int(index >= second) for index in range(len(text))]])
+            more = {"token_type_ids": types} if made.name == "bert-scores" else {}
+            logits = loaded(torch.tensor([text]), **more).logits[0]
+            scores.append(logits[-1, ANSWERS].numpy() if made.name == "qwen3-reranker" else logits.numpy())
+    if made.architecture is not None:
+        write_gguf(folder, made, "rank", "model.gguf")
+    np.stack(scores).astype("<f4").tofile(folder / "scores.f32")
+    models.write_json(folder / "expected.json", {"width": len(scores[0]), "texts": texts, "seconds": seconds})
 
 
 # --- all-MiniLM-L6-v2 ------------------------------------------------------------------------
@@ -109,8 +362,14 @@ def make_tiny(out: pathlib.Path) -> None:
         texts = [[int(token) for token in random.integers(0, len(tokens()), length)] for length in LENGTHS]
         with torch.no_grad():
             hidden = [loaded(torch.tensor([text])).last_hidden_state[0].numpy() for text in texts]
-        for pooling in POOLING:
+        for pooling in POOLING.keys() - {"rank"}:
             write_gguf(folder, made, pooling)
             rows = np.stack([pooled(rows, pooling) for rows in hidden])
             rows.astype("<f4").tofile(folder / f"{pooling}.f32")
         models.write_json(folder / "expected.json", {"width": made.config.hidden_size, "texts": texts})
+    for made, pooling in embedders():
+        torch.manual_seed(0)
+        make_embedder(out / "encoders" / made.name, made, pooling)
+    for made in rerankers():
+        torch.manual_seed(0)
+        make_reranker(out / "encoders" / made.name, made)

@@ -6,7 +6,7 @@ import pathlib
 import gguf
 from tokenizers import Tokenizer
 
-from . import bpe, gemma, models, sentence_pieces, text, word_pieces
+from . import bpe, gemma, models, sentence_pieces, text, unigrams, word_pieces
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Whole words that no merge builds: only a tokenizer that ignores merges finds them.
@@ -119,6 +119,25 @@ def make_word_pieces(folder: pathlib.Path) -> None:
     write_cases(folder, {"pre": None}, cases(made))
 
 
+def make_unigrams(folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(folder / "vocab.gguf", "bert")
+    writer.add_type("model")
+    unigrams.add_to_gguf(writer)
+    models.close(writer)
+    made = unigrams.hf_tokenizer()
+    (folder / "tokenizer.json").write_text(made.to_str() + "\n", encoding="utf-8")
+    strings = [*text.STRINGS, *mapped_strings()]
+    rows = [{"text": string, "plain": made.encode(string, add_special_tokens=False).ids} for string in strings]
+    write_cases(folder, {"pre": None, "pair": made.encode("one, two", "three").ids}, rows)
+
+
+def mapped_strings() -> list[str]:
+    """What the map changes, alone, between letters, at both ends, and beside one another."""
+    changed = list(unigrams.MAP)
+    return changed + [f"ab{one}cd {one}{one}" for one in changed] + ["".join(changed), "a\u200b\u200bb", "\u200bword", "  two  "]
+
+
 def make(out: pathlib.Path) -> None:
     folder = out / "tokenizers"
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,4 +146,5 @@ def make(out: pathlib.Path) -> None:
     make_pieces(folder)
     make_gemma4(folder / "gemma4")
     make_word_pieces(folder / "word-piece")
+    make_unigrams(folder / "unigram")
     gemma.make_real(folder / "gemma3", write_cases)

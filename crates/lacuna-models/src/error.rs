@@ -284,9 +284,14 @@ pub enum ForwardError {
     NoLogits,
     /// Embeddings asked of a model that writes.
     #[error(
-        "the model writes text and makes no embeddings; use an embedding model, such as all-MiniLM-L6-v2"
+        "the model makes no embeddings of texts; use an embedding model, such as all-MiniLM-L6-v2"
     )]
     NoEmbeddings,
+    /// The model makes no scores of pairs of texts.
+    #[error(
+        "the model does not score how well one text answers another; use a reranker, such as bge-reranker-v2-m3"
+    )]
+    NoScores,
     /// A text without a single token.
     #[error("text {index} of the batch is empty; leave it out")]
     EmptyText {

@@ -7,6 +7,7 @@ use crate::executor::{self, Batch, Pass, Segment, Texts};
 use crate::families::Description;
 use crate::plan::WeightPlan;
 use crate::program::Program;
+use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
@@ -26,6 +27,7 @@ pub struct Model {
     active_weight_bytes: u64,
     tokenizer: Tokenizer,
     recommended_sampling: RecommendedSampling,
+    prompts: Prompts,
 }
 
 /// A conversation that asks for a reply.
@@ -59,6 +61,7 @@ impl Model {
             description.active_bytes(&WeightPlan::of(files.tensors(), &description.spec));
         let tokenizer = tokenizer(&files, &description.spec)?;
         let recommended_sampling = RecommendedSampling::of(files.metadata())?;
+        let prompts = Prompts::of(files.metadata())?;
         Ok(Self {
             files,
             spec: description.spec,
@@ -67,6 +70,7 @@ impl Model {
             active_weight_bytes,
             tokenizer,
             recommended_sampling,
+            prompts,
         })
     }
 
@@ -109,12 +113,12 @@ impl Model {
         })
     }
 
-    /// Runs `texts` through the model and returns an embedding of each, one after another, each of the
-    /// residual stream's width. Nothing is kept of them. A text's embedding does not depend on what else
-    /// is in the batch.
+    /// Runs `texts` through the model and returns a vector of each, one after another: its embedding, of
+    /// [`ModelSpec::embedding_width`] elements, or its scores. Nothing is kept of them. A text's vector
+    /// does not depend on what else is in the batch.
     ///
     /// # Errors
-    /// [`ForwardError`]: before anything is computed, because the model makes no embeddings, or because
+    /// [`ForwardError`]: before anything is computed, because the model makes no such vectors, or because
     /// the result is of no use.
     pub fn embed<'a>(
         &self,
@@ -122,9 +126,10 @@ impl Model {
         texts: &Texts,
         scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], ForwardError> {
-        if self.spec.pooled().is_none() {
+        let Some(pooled) = self.spec.pooled() else {
             return Err(ForwardError::NoEmbeddings);
-        }
+        };
+        let width = pooled.width(self.spec.hidden);
         let size = executor::check_texts(texts, scratch, &self.spec)?;
         let pass = Pass {
             weights: &self.weights,
@@ -134,7 +139,7 @@ impl Model {
             scratch: &mut *scratch,
         };
         self.run(pass)?;
-        Ok(self.output(scratch, size.logit_rows * self.spec.hidden))
+        Ok(self.output(scratch, size.logit_rows * width))
     }
 
     fn run(&self, mut pass: Pass<'_, '_>) -> Result<(), ForwardError> {
@@ -178,6 +183,12 @@ impl Model {
     #[must_use]
     pub fn recommended_sampling(&self) -> &RecommendedSampling {
         &self.recommended_sampling
+    }
+
+    /// What its makers put in front of texts that are embedded.
+    #[must_use]
+    pub fn prompts(&self) -> &Prompts {
+        &self.prompts
     }
 
     /// Bytes of weights, in the files or converted.

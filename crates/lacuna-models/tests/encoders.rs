@@ -85,8 +85,11 @@ impl Encoder {
     }
 
     fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, ForwardError> {
-        let texts: Texts = texts.iter().collect();
-        let found = self.model.embed(&self.cpu, &texts, &mut self.scratch)?;
+        self.vectors(&texts.iter().collect())
+    }
+
+    fn vectors(&mut self, texts: &Texts) -> Result<Vec<f32>, ForwardError> {
+        let found = self.model.embed(&self.cpu, texts, &mut self.scratch)?;
         Ok(found.to_vec())
     }
 }

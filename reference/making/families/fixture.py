@@ -226,7 +226,7 @@ def gguf_tensors(fixture: Fixture, folder: pathlib.Path, layers: int) -> Tensors
     tensors = {text_name(name): values for name, values in load_file(folder / "hf" / "model.safetensors").items()}
     tensors.pop(None, None)
     for name, values in fixture.convert(tensors).items():
-        found = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found = name if name.startswith(("blk.", "cls.")) else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None and found not in made, name
         made[found] = values
     return made

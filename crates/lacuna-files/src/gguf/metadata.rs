@@ -393,6 +393,7 @@ macro_rules! from_integer {
 }
 
 from_integer! {
+    u8: "a number of 8 bits", "an array of bytes";
     u32: "a number of 32 bits", "an array of 32-bit numbers";
     i32: "a signed number of 32 bits", "an array of signed 32-bit numbers";
     u64: "a number of 64 bits", "an array of 64-bit numbers";

@@ -9,7 +9,7 @@ use crate::source::HubId;
 /// The file a tokenizer is built from.
 pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What is worth having beside the weights, where it exists.
-const COMPANIONS: [&str; 8] = [
+const COMPANIONS: [&str; 9] = [
     CONFIG_FILE,
     TOKENIZER_FILE,
     "tokenizer_config.json",
@@ -18,9 +18,15 @@ const COMPANIONS: [&str; 8] = [
     "chat_template.jinja",
     "modules.json",
     "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 ];
-/// What ends the name of the settings by which sentence-transformers pools, in a folder of their own.
-const POOLING_ENDING: &str = "_Pooling/config.json";
+/// What ends the names of what sentence-transformers does with a model's rows, in folders of their own.
+const MODULE_ENDINGS: [&str; 4] = [
+    "_Pooling/config.json",
+    "_LogitScore/config.json",
+    "_Dense/config.json",
+    "_Dense/model.safetensors",
+];
 
 /// The files of one model.
 #[derive(Debug, PartialEq, Eq)]
@@ -97,8 +103,11 @@ fn folder(names: &[&str]) -> Option<Choice> {
         return None;
     }
     let mut files: Vec<&str> = COMPANIONS.into_iter().filter(|name| has(name)).collect();
-    let pools = |name: &str| name.ends_with(POOLING_ENDING) && name.matches('/').count() == 1;
-    files.extend(names.iter().copied().filter(|name| pools(name)));
+    let is_module = |name: &str| {
+        let ends = MODULE_ENDINGS.iter().any(|ending| name.ends_with(ending));
+        ends && name.matches('/').count() == 1
+    };
+    files.extend(names.iter().copied().filter(|name| is_module(name)));
     files.push(weights);
     Some(Choice::Folder {
         files: owned(&files),
@@ -208,12 +217,15 @@ mod tests {
             "1_Pooling/config.json",
             "onnx/1_Pooling/config.json",
             "2_Dense/config.json",
+            "2_Dense/model.safetensors",
             "sentence_bert_config.json",
             "model.safetensors",
         ];
         assert_eq!(
             chosen(&names, "a/b").unwrap().files(),
-            [names[0], names[1], names[5], names[2], names[6]]
+            [
+                names[0], names[1], names[6], names[2], names[4], names[5], names[7]
+            ]
         );
     }
 

@@ -7,6 +7,7 @@
 
 mod config;
 mod forms;
+mod modules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -16,6 +17,7 @@ use serde::de::DeserializeOwned;
 
 pub use config::Config;
 pub use forms::FormError;
+pub use modules::{MODULES_FILE, Module};
 
 use super::mapping::{self, Mapping};
 use super::safetensors;
@@ -203,6 +205,19 @@ impl Folder {
 
     /// The tensors as the files have them.
     fn stored_tensors(&self) -> Result<Tensors, Error> {
+        let own = self.own_tensors()?;
+        let mut parts = self.dense_tensors()?;
+        if parts.is_empty() {
+            return Ok(own);
+        }
+        parts.push(own);
+        Tensors::merge(parts).map_err(|name| Error::DuplicateTensor {
+            path: self.path.clone(),
+            name,
+        })
+    }
+
+    fn own_tensors(&self) -> Result<Tensors, Error> {
         if self.path.join(WEIGHTS_FILE).exists() {
             return weights(&self.path.join(WEIGHTS_FILE));
         }

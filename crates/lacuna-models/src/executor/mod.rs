@@ -66,6 +66,15 @@ impl Batch<'_, '_> {
         let segments = segments.map(|segment| (segment.tokens, segment.sequence.len()));
         segments.chain(texts.into_iter().flatten().map(|text| (text, 0)))
     }
+
+    /// Of each token of texts, whether it belongs to one that another is compared with: 1, else 0.
+    pub(crate) fn token_types(&self) -> impl Iterator<Item = u32> {
+        let texts = match self {
+            Self::Segments(_) => None,
+            Self::Texts(texts) => Some(texts.token_types()),
+        };
+        texts.into_iter().flatten()
+    }
 }
 
 /// How much there is in a batch.

@@ -1,12 +1,12 @@
 //! The rows of a text become one.
 
-use crate::spec::{Pooled, Pooling};
+use crate::spec::Pooling;
 
 /// Pools `rows`, whole rows of `output`'s width and at least one, into `output`. The order of the sums is
 /// that of the rows, so a text's vector does not depend on what else is in the batch.
-pub(super) fn pool(pooled: Pooled, rows: &[f32], output: &mut [f32]) {
+pub(super) fn pool(pooling: Pooling, rows: &[f32], output: &mut [f32]) {
     let width = output.len();
-    match pooled.pooling {
+    match pooling {
         Pooling::First => output.copy_from_slice(&rows[..width]),
         Pooling::Last => output.copy_from_slice(&rows[rows.len() - width..]),
         Pooling::Mean => {
@@ -19,9 +19,6 @@ pub(super) fn pool(pooled: Pooled, rows: &[f32], output: &mut [f32]) {
             let count = (rows.len() / width) as f32;
             output.iter_mut().for_each(|sum| *sum /= count);
         }
-    }
-    if pooled.normalized {
-        normalize(output);
     }
 }
 
@@ -41,30 +38,24 @@ pub fn normalize(vector: &mut [f32]) {
 mod tests {
     use super::*;
 
-    fn pooled(pooling: Pooling, normalized: bool) -> [f32; 2] {
-        let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 12.0];
-        let mut output = [f32::NAN; 2];
-        pool(
-            Pooled {
-                pooling,
-                normalized,
-            },
-            &rows,
-            &mut output,
-        );
-        output
-    }
-
     #[test]
     fn one_row_is_picked_or_the_mean_is_taken() {
-        assert_eq!(pooled(Pooling::First, false), [1.0, 2.0]);
-        assert_eq!(pooled(Pooling::Last, false), [5.0, 12.0]);
-        assert_eq!(pooled(Pooling::Mean, false), [3.0, 6.0]);
+        let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 12.0];
+        let pooled = |pooling| {
+            let mut output = [f32::NAN; 2];
+            pool(pooling, &rows, &mut output);
+            output
+        };
+        assert_eq!(pooled(Pooling::First), [1.0, 2.0]);
+        assert_eq!(pooled(Pooling::Last), [5.0, 12.0]);
+        assert_eq!(pooled(Pooling::Mean), [3.0, 6.0]);
     }
 
     #[test]
     fn a_vector_is_brought_to_a_length_of_1_unless_it_has_none() {
-        assert_eq!(pooled(Pooling::Last, true), [5.0 / 13.0, 12.0 / 13.0]);
+        let mut one = [5.0, 12.0];
+        normalize(&mut one);
+        assert_eq!(one, [5.0 / 13.0, 12.0 / 13.0]);
         let mut large = [f32::MAX, 0.0];
         normalize(&mut large);
         assert_eq!(large, [1.0, 0.0]);

@@ -13,12 +13,12 @@ use lacuna_kernels::{
 };
 use lacuna_kv::{Layer, Side};
 
-use super::pooling::pool;
+use super::pooling::{normalize, pool};
 use super::{Batch, BatchSize, Segment, Texts};
 use crate::error::{ForwardError, Place};
 use crate::program::{ExpertsId, Factor, Lookup, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
-use crate::spec::{Gating, Norm, NormKind, Pooled, QueryTemperature};
+use crate::spec::{Gating, Norm, NormKind, Pooling, QueryTemperature};
 use crate::weights::{Linear, Weights};
 
 /// One forward pass under way.
@@ -52,7 +52,7 @@ impl Pass<'_, '_> {
         let cpu = self.cpu;
         match *op {
             Op::Embed { table, of, output } => self.embed(table, of, output),
-            Op::Positions { output } => self.positions(output),
+            Op::Positions { output, first } => self.positions(output, first),
             Op::Rotations {
                 rope,
                 positions,
@@ -230,8 +230,9 @@ impl Pass<'_, '_> {
             Op::Apply {
                 function,
                 values,
+                rows,
                 width,
-            } => cpu.activate(function, self.values(values, Rows::Tokens, width)),
+            } => cpu.activate(function, self.values(values, rows, width)),
             Op::KeepOutliers {
                 values,
                 deviations,
@@ -304,11 +305,15 @@ impl Pass<'_, '_> {
             } => self.columns(from, to, heads, columns),
             Op::Choose { from, to, width } => self.choose([from, to], width),
             Op::Pool {
-                pooled,
+                pooling,
                 from,
                 to,
                 width,
-            } => self.pool(pooled, [from, to], width),
+            } => self.pool(pooling, [from, to], width),
+            Op::Normalize { values, width } => {
+                let rows = self.values(values, Rows::Logits, width);
+                rows.chunks_exact_mut(width).for_each(normalize);
+            }
             Op::CheckFinite {
                 values,
                 rows,
@@ -352,10 +357,12 @@ impl Pass<'_, '_> {
                 let rows: &mut [u32] = first(positions, self.size.tokens);
                 return self.cpu.embed(first(output, elements), &table, rows);
             }
-            Lookup::First => {
+            Lookup::TokenType => {
                 let [output] = self.scratch.slots([output]);
-                for row in first(output, elements).chunks_exact_mut(width) {
-                    self.cpu.embed(row, &table, &[0]);
+                let rows = first(output, elements).chunks_exact_mut(width);
+                let last = table.rows() as u32 - 1;
+                for (row, token_type) in rows.zip(self.batch.token_types()) {
+                    self.cpu.embed(row, &table, &[token_type.min(last)]);
                 }
                 return;
             }
@@ -415,11 +422,12 @@ impl Pass<'_, '_> {
         self.cpu.add_scaled_rows(to, from, factors, columns, width);
     }
 
-    fn positions(&mut self, output: Slot) {
+    fn positions(&mut self, output: Slot, first_of_text: usize) {
         let [positions] = self.scratch.slots([output]);
         let positions: &mut [u32] = first(positions, self.size.tokens);
         let wanted = self.batch.tokens();
-        let wanted = wanted.flat_map(|(tokens, start)| (start..).take(tokens.len()));
+        let wanted =
+            wanted.flat_map(|(tokens, start)| (start + first_of_text..).take(tokens.len()));
         for (slot, position) in positions.iter_mut().zip(wanted) {
             *slot = u32::try_from(position).expect("a context is shorter than 2^32 tokens");
         }
@@ -742,7 +750,7 @@ impl Pass<'_, '_> {
         }
     }
 
-    fn pool(&mut self, pooled: Pooled, slots: [Slot; 2], width: usize) {
+    fn pool(&mut self, pooling: Pooling, slots: [Slot; 2], width: usize) {
         let Batch::Texts(texts) = self.batch else {
             unreachable!("a pass that keeps nothing is one over texts")
         };
@@ -752,7 +760,7 @@ impl Pass<'_, '_> {
         for (index, output) in output.chunks_exact_mut(width).enumerate() {
             let rows = texts.range(index);
             pool(
-                pooled,
+                pooling,
                 &hidden[rows.start * width..rows.end * width],
                 output,
             );

@@ -6,6 +6,8 @@ pub struct Texts {
     tokens: Vec<u32>,
     /// Of each text, where it ends.
     ends: Vec<usize>,
+    /// And where one begins that it is compared with, or else its end.
+    seconds: Vec<usize>,
 }
 
 impl Texts {
@@ -17,14 +19,22 @@ impl Texts {
 
     /// Adds a text.
     pub fn push(&mut self, tokens: &[u32]) {
+        self.push_pair(tokens, tokens.len());
+    }
+
+    /// Adds two texts as one sequence, of which the second begins at the token of this number.
+    pub fn push_pair(&mut self, tokens: &[u32], second: usize) {
+        let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
         self.ends.push(self.tokens.len());
+        self.seconds.push(start + second);
     }
 
     /// Removes all texts; what they took stays for others.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.ends.clear();
+        self.seconds.clear();
     }
 
     /// How many there are.
@@ -52,6 +62,15 @@ impl Texts {
             Some(before) => self.ends[before],
         };
         start..self.ends[index]
+    }
+
+    /// Of each token, whether it belongs to a text that another is compared with: 1, else 0.
+    pub(crate) fn token_types(&self) -> impl Iterator<Item = u32> {
+        (0..self.len()).flat_map(|index| {
+            let second = self.seconds[index];
+            self.range(index)
+                .map(move |token| u32::from(token >= second))
+        })
     }
 
     /// The tokens of each.

@@ -10,6 +10,9 @@ use crate::spec::{
     ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec, Values,
 };
 
+/// Inner width of feed-forward blocks.
+const FEED_FORWARD: Key = Key::new("feed_forward_length", "intermediate_size|n_inner");
+
 /// What a file says where a family does not know better.
 pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder_of_any_heads(facts)?;
@@ -25,15 +28,18 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
 
 /// The same where heads are the family's affair.
 pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
-    let hidden = facts.required(Key::new("embedding_length", "hidden_size"))?;
-    let count: usize = facts.required(Key::new("block_count", "num_hidden_layers"))?;
+    let hidden = facts.required(Key::new("embedding_length", "hidden_size|n_embd"))?;
+    let count: usize = facts.required(Key::new("block_count", "num_hidden_layers|n_layer"))?;
     let count = count.min(LAYERS_READ);
-    let query_heads = facts.required(Key::new("attention.head_count", "num_attention_heads"))?;
+    let query_heads = facts.required(Key::new(
+        "attention.head_count",
+        "num_attention_heads|n_head",
+    ))?;
     let kv_heads = facts.per_layer(
         Key::new("attention.head_count_kv", "num_key_value_heads"),
         count,
     )?;
-    let inner = facts.per_layer(Key::new("feed_forward_length", "intermediate_size"), count)?;
+    let inner = facts.per_layer(FEED_FORWARD, count)?;
     let head_dim = match facts.get(Key::new("attention.key_length", "head_dim"))? {
         Some(size) => size,
         None => usize::checked_div(hidden, query_heads).unwrap_or(0),
@@ -81,7 +87,7 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
             // Files of models all of whose layers have experts may say no other width than theirs.
             None => match facts.get(experts::INNER)? {
                 Some(inner) => inner,
-                None => facts.required(Key::new("feed_forward_length", "intermediate_size"))?,
+                None => facts.required(FEED_FORWARD)?,
             },
         };
         layer.feed_forward = FeedForward::Gated(Gated { inner, ..block });
@@ -90,7 +96,10 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         family: facts.family(),
         hidden,
         vocabulary: facts.vocabulary()?,
-        context_tokens: facts.required(Key::new("context_length", "max_position_embeddings"))?,
+        context_tokens: facts.required(Key::new(
+            "context_length",
+            "max_position_embeddings|n_positions",
+        ))?,
         norm: Norm {
             kind: NormKind::Rms,
             epsilon: epsilon(facts)?,
@@ -115,7 +124,10 @@ pub(crate) const LAYERS_READ: usize = 4097;
 
 /// Of whichever norm the family has.
 pub(crate) fn epsilon(facts: &Facts<'_>) -> Result<f32, ConfigError> {
-    let other = Key::new("attention.layer_norm_epsilon", "layer_norm_eps");
+    let other = Key::new(
+        "attention.layer_norm_epsilon",
+        "layer_norm_eps|layer_norm_epsilon",
+    );
     match facts.get(other)? {
         Some(epsilon) => Ok(epsilon),
         None => facts.required(Key::new(
@@ -184,7 +196,10 @@ pub(crate) fn give_windows(
     facts: &Facts<'_>,
     windowed: &[bool],
 ) -> Result<(), ConfigError> {
-    let window = facts.get(Key::new("attention.sliding_window", "sliding_window"))?;
+    let window = facts.get(Key::new(
+        "attention.sliding_window",
+        "sliding_window|local_attention",
+    ))?;
     let Some(window) = window.and_then(NonZeroUsize::new) else {
         return Ok(());
     };

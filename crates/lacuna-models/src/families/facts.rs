@@ -385,15 +385,39 @@ impl<'a> Facts<'a> {
     /// For each of `layers` layers, whether it has a window, where the file says so or else every
     /// layer but the last of `period`.
     pub(crate) fn windowed(&self, layers: usize, period: usize) -> Result<Vec<bool>, ConfigError> {
+        let is_full = |layer: usize, period: usize| layer % period == period - 1;
+        self.windowed_but(layers, period, is_full)
+    }
+
+    /// The same of families where it is every layer but the first of `period`.
+    pub(crate) fn windowed_after_first(
+        &self,
+        layers: usize,
+        period: usize,
+    ) -> Result<Vec<bool>, ConfigError> {
+        self.windowed_but(layers, period, |layer, period| layer % period == 0)
+    }
+
+    fn windowed_but(
+        &self,
+        layers: usize,
+        period: usize,
+        is_full: impl Fn(usize, usize) -> bool,
+    ) -> Result<Vec<bool>, ConfigError> {
         if let Some(windowed) = self.layer_types()? {
             return Ok(windowed);
         }
         let every = |period: usize| {
-            let last = |layer: usize| period > 0 && layer % period == period - 1;
-            (0..layers).map(|layer| !last(layer)).collect()
+            let layers = 0..layers;
+            layers
+                .map(|layer| period == 0 || !is_full(layer, period))
+                .collect()
         };
         let name = "attention.sliding_window_pattern";
-        let key = Key::new(name, "sliding_window_pattern|_sliding_window_pattern");
+        let key = Key::new(
+            name,
+            "sliding_window_pattern|_sliding_window_pattern|global_attn_every_n_layers",
+        );
         match self.get::<WindowPattern>(key)? {
             None => Ok(every(period)),
             Some(WindowPattern::Period(period)) => Ok(every(period)),
@@ -545,7 +569,8 @@ impl<'a> Facts<'a> {
             ]);
         }
         let full = self.json_rope(config, field, map, full)?;
-        let theta: Option<f64> = self.get(Key::huggingface("rope_local_base_freq"))?;
+        let theta: Option<f64> =
+            self.get(Key::huggingface("rope_local_base_freq|local_rope_theta"))?;
         let windowed = Rope {
             dimensions: windowed,
             theta: theta.unwrap_or(full.theta),
@@ -661,7 +686,9 @@ impl<'a> Facts<'a> {
             field,
             map,
         };
-        let older = self.get(Key::huggingface("rope_theta|rotary_emb_base"))?;
+        let older = self.get(Key::huggingface(
+            "rope_theta|rotary_emb_base|global_rope_theta",
+        ))?;
         let theta = reader.optional("rope_theta")?.or(older);
         let part = match reader.optional("partial_rotary_factor")? {
             Some(part) => Some(part),

@@ -15,7 +15,7 @@ pub(crate) const FAMILY: Family = Family {
     shapes: SHAPES,
 };
 
-fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
+pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     windows(&mut spec, facts, 6)?;
     gemma(&mut spec, facts)?;

@@ -5,6 +5,7 @@
 //! one here and a fixture under `reference/`.
 
 mod decoder;
+mod encoder;
 mod experts;
 mod facts;
 mod names;
@@ -118,7 +119,8 @@ impl Description {
         spelling: Spelling,
         facts: &Facts<'_>,
     ) -> Result<Self, ConfigError> {
-        let spec = (family.spec)(facts)?;
+        let mut spec = (family.spec)(facts)?;
+        encoder::pool_if_said(&mut spec, facts)?;
         spec.validate()?;
         Ok(Self {
             spec,

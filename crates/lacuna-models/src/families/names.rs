@@ -21,6 +21,8 @@ pub(crate) struct Naming {
     pub(crate) gguf: &'static [(&'static str, &'static str)],
     /// GGUF's names of parts that have no suffix there.
     pub(crate) bare: &'static [&'static str],
+    /// What all names but a classifier's begin with in files that hold the model inside another.
+    pub(crate) inside: Option<&'static str>,
     /// What names of a layer's tensors begin with, before its number.
     pub(crate) layers: &'static str,
     /// Tensors of theirs that nothing is computed with.
@@ -36,6 +38,7 @@ impl Naming {
         parts: &[],
         gguf: &[],
         bare: &[],
+        inside: None,
         layers: "model.layers",
         unused: &[],
         norm_offset: 0.0,
@@ -106,10 +109,11 @@ impl Naming {
 
 /// GGUF and Hugging Face names of the same tensor, without block and suffix, as most families have
 /// them.
-const USUAL: [(&str, &str); 28] = [
+const USUAL: [(&str, &str); 29] = [
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
     ("output", "lm_head"),
+    ("cls.output", "score"),
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),

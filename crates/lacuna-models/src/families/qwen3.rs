@@ -8,7 +8,7 @@ use crate::spec::{ModelSpec, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "qwen3",
-    classes: &["Qwen3ForCausalLM"],
+    classes: &["Qwen3ForCausalLM", "Qwen3Model", "Qwen3ForSequenceClassification"],
     spec,
     naming: Naming::USUAL,
     shapes: SHAPES,

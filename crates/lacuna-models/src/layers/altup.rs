@@ -226,6 +226,7 @@ impl Stream<'_> {
         program.push(Op::Apply {
             function: Activation::Tanh,
             values: route,
+            rows: Rows::Tokens,
             width: count,
         });
         let coefficients = program.values("coefficients", Rows::Tokens, columns);

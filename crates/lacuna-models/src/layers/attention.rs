@@ -106,7 +106,7 @@ impl Stream<'_> {
     ) -> (Heads, Option<Slot>) {
         let hidden = self.spec.hidden;
         program.step("project");
-        let normed = layer.norms.before().then(|| {
+        let normed = layer.norms.before_attention().then(|| {
             let input = program.values("attention-input", Rows::Tokens, hidden);
             let weight = program.vector("attn_norm", hidden);
             (weight, input)

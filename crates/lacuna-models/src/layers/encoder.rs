@@ -3,25 +3,54 @@
 use super::Stream;
 use crate::error::Place;
 use crate::program::{Bias, Builder, Lookup, Op, Rows, Slot};
-use crate::spec::{LayerSpec, LearnedInput, Plain, Pooled};
+use crate::spec::{Dense, LayerSpec, LearnedInput, Plain, Pooled, PooledResult};
+
+/// What the parts of a product of pooled rows are called, in files and among slots.
+struct DenseNames {
+    matrix: &'static str,
+    norm: &'static str,
+    blocks: &'static str,
+}
+
+/// The first and second dense module, which sentence-transformers numbers after model and pooling.
+const DENSE_2: DenseNames = DenseNames {
+    matrix: "dense_2",
+    norm: "dense_2_norm",
+    blocks: "dense_2-blocks",
+};
+const DENSE_3: DenseNames = DenseNames {
+    matrix: "dense_3",
+    norm: "dense_3_norm",
+    blocks: "dense_3-blocks",
+};
+/// The classifier's own layer, and its scores.
+const CLASSIFIER: DenseNames = DenseNames {
+    matrix: "cls",
+    norm: "cls.norm",
+    blocks: "cls-blocks",
+};
+const SCORES: DenseNames = DenseNames {
+    matrix: "cls.output",
+    norm: "cls.output_norm",
+    blocks: "cls.output-blocks",
+};
 
 impl Stream<'_> {
     /// `hidden = norm(hidden + positions + token types)`
     pub(super) fn add_learned(&self, learned: LearnedInput, program: &mut Builder) {
         let hidden = self.spec.hidden;
         program.step("learned-input");
-        let positions = program.positions();
-        program.push(Op::Positions { output: positions });
-        let rows = program.values("learned-rows", Rows::Tokens, hidden);
-        let tables = [
-            ("token_types", learned.token_types, Lookup::First),
-            (
-                "position_embd",
-                learned.positions,
-                Lookup::Positions(positions),
-            ),
-        ];
-        for (part, count, of) in tables {
+        let token_types =
+            (learned.token_types).map(|count| ("token_types", count, Lookup::TokenType));
+        let positions = learned.positions.map(|positions| {
+            // Rotations, which count from 0, were computed before.
+            let output = program.positions();
+            let first = positions.first;
+            program.push(Op::Positions { output, first });
+            ("position_embd", positions.rows, Lookup::Positions(output))
+        });
+        for (part, count, of) in [token_types, positions].into_iter().flatten() {
+            let rows = program.values("learned-rows", Rows::Tokens, hidden);
             let table = program.matrix(part, count, hidden, Bias::IfPresent);
             program.push(Op::Embed {
                 table,
@@ -60,6 +89,7 @@ impl Stream<'_> {
         program.push(Op::Apply {
             function: plain.activation,
             values: up,
+            rows: Rows::Tokens,
             width: inner,
         });
 
@@ -75,21 +105,75 @@ impl Stream<'_> {
     pub(super) fn pooled(&self, pooled: Pooled, program: &mut Builder) -> Slot {
         let hidden = self.spec.hidden;
         program.step("pool");
+        if pooled.final_norm {
+            let weight = program.vector("output_norm", hidden);
+            self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
+        }
         let output = program.values("pooled", Rows::Logits, hidden);
         program.push(Op::Pool {
-            pooled,
+            pooling: pooled.pooling,
             from: self.hidden,
             to: output,
             width: hidden,
         });
+        let [first, second] = match (pooled.result, pooled.dense) {
+            (PooledResult::Embedding { .. }, _) => [DENSE_2, DENSE_3],
+            // The last of them is what has the scores.
+            (PooledResult::Score(_), [_, None]) => [SCORES, SCORES],
+            (PooledResult::Score(_), _) => [CLASSIFIER, SCORES],
+        };
+        let (mut output, mut width) = (output, hidden);
+        for (dense, names) in pooled.dense.into_iter().flatten().zip([first, second]) {
+            output = self.dense(dense, &names, (output, width), program);
+            width = dense.width;
+        }
+        if let PooledResult::Embedding { normalized: true } = pooled.result {
+            program.push(Op::Normalize {
+                values: output,
+                width,
+            });
+        }
         program.push(Op::CheckFinite {
             values: output,
             rows: Rows::Logits,
-            width: hidden,
+            width,
             place: Place::Pooled,
         });
         program.step("return");
         program.push(Op::Return { output });
+        output
+    }
+
+    /// `norm(f(W x + b))` of each text's `x`, which is in `input` and as wide as `columns`.
+    fn dense(
+        &self,
+        dense: Dense,
+        names: &DenseNames,
+        (input, columns): (Slot, usize),
+        program: &mut Builder,
+    ) -> Slot {
+        let Dense {
+            width,
+            activation,
+            norm,
+        } = dense;
+        program.step(names.matrix);
+        let output = program.values(names.matrix, Rows::Logits, width);
+        let matrix = program.matrix(names.matrix, width, columns, Bias::IfPresent);
+        let outputs = vec![(matrix, output)];
+        program.product(input, names.blocks, Rows::Logits, columns, outputs);
+        if let Some(function) = activation {
+            program.push(Op::Apply {
+                function,
+                values: output,
+                rows: Rows::Logits,
+                width,
+            });
+        }
+        if norm {
+            let weight = program.vector(names.norm, width);
+            self.norm_rows(weight, [output; 2], (Rows::Logits, width), program);
+        }
         output
     }
 }

@@ -195,6 +195,7 @@ impl Stream<'_> {
         program.push(Op::Apply {
             function: Activation::Sigmoid,
             values: gate,
+            rows: Rows::Tokens,
             width: 1,
         });
         program.push(Op::AddScaledRows {

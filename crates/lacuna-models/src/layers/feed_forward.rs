@@ -48,7 +48,9 @@ impl Stream<'_> {
         let input = match layer.norms {
             Norms::Parallel => attention_input.unwrap_or(self.hidden),
             Norms::After | Norms::AfterSum => self.hidden,
-            Norms::Before | Norms::Both => self.normed("ffn_norm", "feed-forward-input", program),
+            Norms::Before | Norms::BeforeFeedForward | Norms::Both => {
+                self.normed("ffn_norm", "feed-forward-input", program)
+            }
         };
         let output = match &layer.feed_forward {
             FeedForward::Gated(gated) => self.gated(gated, input, &DENSE, program),

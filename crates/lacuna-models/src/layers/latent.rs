@@ -93,7 +93,7 @@ impl Stream<'_> {
         let queries = attention.query_heads * latent.query_dim(attention);
         let bias = required_if(attention.biases.projections);
         program.step("project");
-        let input = layer.norms.before().then(|| {
+        let input = layer.norms.before_attention().then(|| {
             let input = program.values("attention-input", Rows::Tokens, hidden);
             let weight = program.vector("attn_norm", hidden);
             self.norm(weight, self.hidden, input, Rows::Tokens, program);

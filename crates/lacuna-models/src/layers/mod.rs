@@ -105,7 +105,10 @@ fn rotations(spec: &ModelSpec, program: &mut Builder) -> Vec<Slot> {
     }
     program.step("rotations");
     let positions = program.positions();
-    program.push(Op::Positions { output: positions });
+    program.push(Op::Positions {
+        output: positions,
+        first: 0,
+    });
     let tables = spec.ropes.iter().zip(ROTATIONS).enumerate();
     let emit = tables.map(|(rope, (spec, name))| {
         let output = program.values(name, Rows::Tokens, spec.dimensions);
@@ -245,7 +248,19 @@ impl Stream<'_> {
         rows: Rows,
         program: &mut Builder,
     ) {
-        let (norm, width) = (self.spec.norm, self.spec.hidden);
+        let rows = (rows, self.spec.hidden);
+        self.norm_rows(weight, [input, output], rows, program);
+    }
+
+    /// The same of rows of any width.
+    fn norm_rows(
+        &self,
+        weight: VectorId,
+        [input, output]: [Slot; 2],
+        (rows, width): (Rows, usize),
+        program: &mut Builder,
+    ) {
+        let norm = self.spec.norm;
         let op = match norm.kind {
             NormKind::Rms | NormKind::Layer => Op::Norm {
                 norm,

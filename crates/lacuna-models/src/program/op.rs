@@ -5,7 +5,7 @@ use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, RopeStyle, Routing, 
 use super::slot::{Rows, Slot};
 use super::tensors::{ExpertsId, MatrixId, VectorId};
 use crate::error::Place;
-use crate::spec::{Activation, Gating, Norm, Pooled, QueryTemperature};
+use crate::spec::{Activation, Gating, Norm, Pooling, QueryTemperature};
 
 /// One operation. Rows are of the width it says, one after another, from the start of a slot.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +23,8 @@ pub enum Op {
     Positions {
         /// One number each.
         output: Slot,
+        /// The number of the first.
+        first: usize,
     },
     /// Cosines and sines of the positions.
     Rotations {
@@ -270,8 +272,10 @@ pub enum Op {
     Apply {
         /// `f`.
         function: Activation,
-        /// `[tokens, width]`
+        /// `[rows, width]`
         values: Slot,
+        /// How many rows.
+        rows: Rows,
         /// Elements of a row.
         width: usize,
     },
@@ -394,12 +398,19 @@ pub enum Op {
     },
     /// The rows of each text become one.
     Pool {
-        /// How.
-        pooled: Pooled,
+        /// Which count.
+        pooling: Pooling,
         /// `[tokens, width]`
         from: Slot,
         /// `[texts, width]`
         to: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// The row of each text is brought to a length of 1.
+    Normalize {
+        /// `[texts, width]`
+        values: Slot,
         /// Elements of a row.
         width: usize,
     },
@@ -428,8 +439,9 @@ pub enum Lookup {
     Tokens,
     /// Its position's, which [`Op::Positions`] left there.
     Positions(Slot),
-    /// The first, whatever token it is.
-    First,
+    /// That of the text it belongs to: the first, or of a text that another is compared with the second, if
+    /// there is one.
+    TokenType,
 }
 
 /// A number that values are multiplied by.
@@ -460,9 +472,9 @@ impl Op {
         match self {
             Self::Embed { of, output, .. } => match of {
                 Lookup::Positions(positions) => vec![(*positions, Read), (*output, Write)],
-                Lookup::Tokens | Lookup::First => vec![(*output, Write)],
+                Lookup::Tokens | Lookup::TokenType => vec![(*output, Write)],
             },
-            Self::Positions { output } => vec![(*output, Write)],
+            Self::Positions { output, .. } => vec![(*output, Write)],
             Self::Rotations {
                 positions, output, ..
             } => vec![(*positions, Read), (*output, Write)],
@@ -561,6 +573,7 @@ impl Op {
             } => vec![(*to, Read), (*from, Read), (*factors, Read)],
             Self::MatchMagnitude { values, like, .. } => vec![(*values, Read), (*like, Read)],
             Self::Apply { values, .. }
+            | Self::Normalize { values, .. }
             | Self::KeepOutliers { values, .. }
             | Self::Scale { values, .. }
             | Self::SoftCap { values, .. } => vec![(*values, Read)],

@@ -63,10 +63,20 @@ pub struct ModelSpec {
 /// (BERT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LearnedInput {
-    /// Rows of the table of positions: no text may have more tokens.
-    pub positions: usize,
-    /// Rows of the table of token types, of which every token of a text has the first.
-    pub token_types: usize,
+    /// The table of positions, if there is one.
+    pub positions: Option<LearnedPositions>,
+    /// Rows of the table of token types, if there is one: the first is of tokens of a text, the second of
+    /// those of a text that another is compared with.
+    pub token_types: Option<usize>,
+}
+
+/// A table of positions: no text may have more tokens than it has rows from `first` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LearnedPositions {
+    /// Its rows.
+    pub rows: usize,
+    /// The row of a text's first token. RoBERTa counts from behind the number of its padding token.
+    pub first: usize,
 }
 
 /// A second embedding of tokens, of which each layer has a part to itself (Gemma 3n and 4).
@@ -163,6 +173,9 @@ pub struct Laurel {
 pub enum Norms {
     /// Before attention and before the feed-forward block.
     Before,
+    /// Before the feed-forward block alone: what attention reads is normed already (ModernBERT's first
+    /// layer).
+    BeforeFeedForward,
     /// After each of them, before the residual stream takes them up.
     After,
     /// After the residual stream has taken up either of them, of the stream itself (BERT).
@@ -174,10 +187,10 @@ pub enum Norms {
 }
 
 impl Norms {
-    /// Whether attention and the feed-forward block read normed input.
+    /// Whether attention reads what is normed for it.
     #[must_use]
-    pub const fn before(self) -> bool {
-        !matches!(self, Self::After | Self::AfterSum)
+    pub const fn before_attention(self) -> bool {
+        !matches!(self, Self::After | Self::AfterSum | Self::BeforeFeedForward)
     }
 
     /// Whether their results are normed.
@@ -346,13 +359,64 @@ pub enum OutputSpec {
     Pooled(Pooled),
 }
 
-/// How the rows of a text become one.
+/// What becomes of the rows of a text: they are normed, become one, and that goes through products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pooled {
+    /// Whether there is a norm behind the last layer.
+    pub final_norm: bool,
     /// Which rows count.
     pub pooling: Pooling,
-    /// Whether the result is brought to a length of 1.
-    pub normalized: bool,
+    /// Products of what they become, one after another.
+    pub dense: [Option<Dense>; 2],
+    /// Tokens whose rows of the output matrix the last product is made of, where it is of those.
+    pub answers: Option<[usize; 2]>,
+    /// What it is.
+    pub result: PooledResult,
+}
+
+/// A product of a pooled row: `norm(f(W x + b))`, where there is a bias, `f` and a norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dense {
+    /// Elements of the result.
+    pub width: usize,
+    /// `f`.
+    pub activation: Option<Activation>,
+    /// Whether the result is normed.
+    pub norm: bool,
+}
+
+impl Dense {
+    /// The product alone.
+    #[must_use]
+    pub const fn plain(width: usize) -> Self {
+        Self {
+            width,
+            activation: None,
+            norm: false,
+        }
+    }
+}
+
+/// What a text's vector is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PooledResult {
+    /// Its embedding.
+    Embedding {
+        /// Whether it is brought to a length of 1.
+        normalized: bool,
+    },
+    /// How well a text answers another, both of which the model was given.
+    Score(Judgement),
+}
+
+/// How texts are put to a model that scores how well one answers another. It makes one number of them, the
+/// log-odds, or two, the logits of yes and of no.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Judgement {
+    /// As one sequence, in the way in which the vocabulary joins pairs.
+    Pair,
+    /// In a conversation that asks for yes or no.
+    Question,
 }
 
 /// Which rows of a text become its vector.
@@ -428,12 +492,31 @@ impl ModelSpec {
             .sum()
     }
 
-    /// How a text's rows are pooled, if they are: the model makes embeddings of texts, and no logits.
+    /// How a text's rows are pooled, if they are: the model makes a vector of a text, and no logits.
     #[must_use]
     pub const fn pooled(&self) -> Option<Pooled> {
         match self.output {
             OutputSpec::Logits(_) => None,
             OutputSpec::Pooled(pooled) => Some(pooled),
+        }
+    }
+
+    /// Elements of a text's embedding, or none for a model that makes no embeddings.
+    #[must_use]
+    pub fn embedding_width(&self) -> Option<usize> {
+        let pooled = self.pooled()?;
+        match pooled.result {
+            PooledResult::Embedding { .. } => Some(pooled.width(self.hidden)),
+            PooledResult::Score(_) => None,
+        }
+    }
+
+    /// How texts are judged, for a model that scores pairs of them.
+    #[must_use]
+    pub fn judgement(&self) -> Option<Judgement> {
+        match self.pooled()?.result {
+            PooledResult::Embedding { .. } => None,
+            PooledResult::Score(judgement) => Some(judgement),
         }
     }
 
@@ -443,6 +526,15 @@ impl ModelSpec {
             OutputSpec::Logits(logits) => Some(logits),
             OutputSpec::Pooled(_) => None,
         }
+    }
+}
+
+impl Pooled {
+    /// Elements of a text's vector, made of rows of `hidden` elements.
+    #[must_use]
+    pub fn width(&self, hidden: usize) -> usize {
+        let last = self.dense.iter().flatten().next_back();
+        last.map_or(hidden, |dense| dense.width)
     }
 }
 

@@ -3,8 +3,8 @@
 use lacuna_kernels::AttentionShape;
 
 use super::{
-    AltUp, Attention, FeedForward, Gated, Laurel, LayerSpec, LearnedInput, Mask, ModelSpec,
-    OutputSpec, PerLayerInputs, Plain, Rope, RopeScaling,
+    AltUp, Attention, FeedForward, Gated, Laurel, LayerSpec, LearnedInput, LearnedPositions, Mask,
+    ModelSpec, OutputSpec, PerLayerInputs, Plain, Pooled, PooledResult, Rope, RopeScaling,
 };
 use crate::error::ConfigError;
 
@@ -43,9 +43,12 @@ impl ModelSpec {
         in_range("vocabulary", self.vocabulary, limit::VOCABULARY)?;
         in_range("context_tokens", self.context_tokens, usize::MAX)?;
         positive("norm_epsilon", f64::from(self.norm.epsilon))?;
-        let [scale, soft_cap] = match self.output {
+        let [scale, soft_cap] = match &self.output {
             OutputSpec::Logits(logits) => [logits.scale, logits.soft_cap],
-            OutputSpec::Pooled(_) => [None, None],
+            OutputSpec::Pooled(pooled) => {
+                self.validate_pooled(pooled)?;
+                [None, None]
+            }
         };
         let scales = [
             ("embedding scale", self.embedding_scale),
@@ -89,9 +92,28 @@ impl ModelSpec {
     }
 
     fn validate_learned(&self, learned: LearnedInput) -> Result<(), ConfigError> {
-        in_range("learned positions", learned.positions, limit::POSITIONS)?;
-        in_range("token types", learned.token_types, limit::POSITIONS)?;
-        in_range("context_tokens", self.context_tokens, learned.positions)
+        if let Some(rows) = learned.token_types {
+            in_range("token types", rows, limit::POSITIONS)?;
+        }
+        let Some(LearnedPositions { rows, first }) = learned.positions else {
+            return Ok(());
+        };
+        in_range("learned positions", rows, limit::POSITIONS)?;
+        let most = rows.saturating_sub(first);
+        in_range("context_tokens", self.context_tokens, most)
+    }
+
+    fn validate_pooled(&self, pooled: &Pooled) -> Result<(), ConfigError> {
+        for dense in pooled.dense.iter().flatten() {
+            in_range("width of a dense module", dense.width, limit::HIDDEN)?;
+        }
+        for token in pooled.answers.into_iter().flatten() {
+            in_range("token of an answer", token, self.vocabulary - 1)?;
+        }
+        match pooled.result {
+            PooledResult::Embedding { .. } => Ok(()),
+            PooledResult::Score(_) => in_range("scores of a text", pooled.width(self.hidden), 2),
+        }
     }
 
     /// Whether rows that `layer` reads of an earlier one are such as it would have itself.
@@ -145,7 +167,7 @@ impl LayerSpec {
         }
         if let Some(Laurel { rank }) = self.laurel {
             in_range("rank of the learned residual", rank, model.hidden)?;
-            if !self.norms.before() {
+            if !self.norms.before_attention() {
                 return Err(ConfigError::Needs {
                     field: "a learned residual",
                     needs: "a norm before attention",

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use lacuna_kernels::Matrix;
+use lacuna_kernels::{DType, Matrix};
 
 use super::Linear;
 use crate::error::LoadError;
@@ -36,17 +36,24 @@ enum Prefix {
     Inside,
     /// `language_model.model.layers`
     Around,
+    /// `layers`
+    Bare,
+    /// `bert.encoder.layer`, as [`Naming::inside`](crate::families::Naming) says.
+    Model(&'static str),
 }
 
 impl Prefix {
     /// That of a file with these tensors.
-    fn of(tensors: &Tensors, spelling: Spelling) -> Self {
-        let prefixes = [Self::None, Self::Inside, Self::Around];
-        let embedding = "model.embed_tokens.weight";
-        let mut present = prefixes
-            .into_iter()
-            .filter(|prefix| tensors.contains(&prefix.apply(embedding.to_owned())));
-        match spelling {
+    fn of(tensors: &Tensors, description: &Description) -> Self {
+        let naming = &description.family.naming;
+        let part = "token_embd";
+        let name = TensorName { layer: None, part };
+        let embedding = naming.full(description.spelling, name, "weight");
+        let prefixes = [Self::None, Self::Inside, Self::Around, Self::Bare];
+        let prefixes = prefixes.into_iter().chain(naming.inside.map(Self::Model));
+        let mut present =
+            prefixes.filter(|prefix| tensors.contains(&prefix.apply(embedding.clone())));
+        match description.spelling {
             Spelling::Gguf => Self::None,
             Spelling::HuggingFace => present.next().unwrap_or(Self::None),
         }
@@ -60,6 +67,14 @@ impl Prefix {
                 None => name,
             },
             Self::Around => format!("language_model.{name}"),
+            Self::Bare => match name.strip_prefix("model.") {
+                Some(rest) => rest.to_owned(),
+                None => name,
+            },
+            Self::Model(model) => match BESIDE_MODEL.iter().any(|it| name.starts_with(it)) {
+                true => name,
+                false => format!("{model}.{name}"),
+            },
         }
     }
 }
@@ -72,8 +87,14 @@ pub(crate) fn name_in(
     suffix: &str,
 ) -> String {
     let full = description.tensor_name(name, suffix);
-    Prefix::of(tensors, description.spelling).apply(full)
+    Prefix::of(tensors, description).apply(full)
 }
+
+/// The part that makes scores of a pooled row.
+const SCORES: &str = "cls.output";
+
+/// What the names of a classifier begin with, which lies beside the model that it judges the output of.
+const BESIDE_MODEL: [&str; 2] = ["classifier.", "head."];
 
 /// What names of the parts that see and hear, or foretell more than one token, begin with, in files that
 /// hold them beside a model of language.
@@ -124,7 +145,7 @@ impl<'a> Source<'a> {
             spelling: description.spelling,
             spec: &description.spec,
             rows: rows.collect(),
-            prefix: Prefix::of(tensors, description.spelling),
+            prefix: Prefix::of(tensors, description),
             used: HashSet::new(),
         }
     }
@@ -142,6 +163,9 @@ impl<'a> Source<'a> {
             columns,
             bias,
         } = *spec;
+        if let Some(answers) = self.answers(name, rows, columns)? {
+            return Linear::new(answers, 0, rows, columns, None);
+        }
         let Found { tensor, first } = self.find(name, "weight", rows, Some(columns))?;
         let bias = match bias {
             Bias::Required => true,
@@ -151,6 +175,40 @@ impl<'a> Source<'a> {
             .then(|| self.floats(name, "bias", (rows, VectorForm::Plain)))
             .transpose()?;
         Linear::new(tensor, first, rows, columns, bias)
+    }
+
+    /// The scores of a model that answers in tokens: their rows of the output matrix.
+    fn answers(
+        &mut self,
+        name: TensorName,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Option<Tensor>, LoadError> {
+        let answers = self.spec.pooled().and_then(|pooled| pooled.answers);
+        let Some(tokens) = answers.filter(|_| name.part == SCORES) else {
+            return Ok(None);
+        };
+        let parts = ["output", "token_embd"].map(|part| TensorName { layer: None, part });
+        let [own, embedding] = parts;
+        let output = if self.has(own, "weight") {
+            own
+        } else {
+            embedding
+        };
+        let vocabulary = self.spec.vocabulary;
+        let table = self.whole(output, &[vocabulary, columns])?;
+        let matrix = Matrix::new(table.dtype(), vocabulary, columns, table.bytes());
+        let matrix = matrix.map_err(|source| LoadError::Tensor {
+            name: table.name().to_owned(),
+            source,
+        })?;
+        let mut values = vec![0.0f32; rows * columns];
+        for (row, token) in values.chunks_exact_mut(columns).zip(tokens) {
+            matrix.dequantize_row(token, row);
+        }
+        let bytes = bytemuck::cast_slice(&values).to_vec();
+        let shape = [rows, columns];
+        Ok(Some(Tensor::in_memory(SCORES, DType::F32, &shape, bytes)))
     }
 
     /// The matrices of a layer's experts: rows of one tensor that has them all, or a tensor each.
@@ -507,14 +565,21 @@ impl<'a> Source<'a> {
 
     /// Refuses tensors that nothing asked for: what they are for would be missing from the results.
     pub(super) fn refuse_surplus(&self, spec: &ModelSpec) -> Result<(), LoadError> {
-        let tied = matches!(&spec.output, OutputSpec::Logits(logits) if logits.matrix == OutputMatrix::Tied);
+        // Files of models that pool may have an output matrix all the same.
+        let tied = match &spec.output {
+            OutputSpec::Logits(logits) => logits.matrix == OutputMatrix::Tied,
+            OutputSpec::Pooled(_) => true,
+        };
         let mut idle = self.idle(spec);
         idle.extend(self.twice());
         let ahead = self.ahead(spec);
+        let unused_names = self.family.naming.unused.iter();
+        let unused_names = unused_names.map(|name| self.prefix.apply((*name).to_owned()));
+        let unused_names: Vec<String> = unused_names.collect();
         let surplus = self.tensors.iter().map(|tensor| tensor.name).find(|name| {
             let unused = !self.used.contains(*name)
                 && !is_outside(name)
-                && !self.family.naming.unused.contains(name);
+                && !unused_names.iter().any(|unused| unused == name);
             let is_ahead = ahead.iter().any(|block| name.starts_with(block.as_str()));
             unused && !is_ahead && !is_redundant(name, tied) && !idle.contains(*name)
         });
@@ -539,5 +604,5 @@ fn turned(values: &[f32], columns: usize) -> Vec<f32> {
 fn is_redundant(name: &str, tied: bool) -> bool {
     name.ends_with("rotary_emb.inv_freq")
         || name.ends_with("attn_rot_embd.weight")
-        || (tied && name.ends_with("lm_head.weight"))
+        || (tied && (name.ends_with("lm_head.weight") || name == "output.weight"))
 }
