@@ -8,8 +8,9 @@ use thiserror::Error;
 pub enum TokenizerError {
     /// The algorithm is one this crate does not run.
     #[error(
-        "the tokenizer algorithm \"{model}\" is not supported; byte-level BPE (\"gpt2\"), SentencePiece \
-         BPE (\"llama\") and WordPiece (\"bert\") are: convert the model from a release that uses one of them"
+        "the tokenizer algorithm \"{model}\" is not supported; byte-level BPE (\"gpt2\"), SentencePiece's \
+         BPE (\"llama\") and unigram model (\"t5\"), and WordPiece (\"bert\") are: convert the model from a \
+         release that uses one of them"
     )]
     UnsupportedModel {
         /// The algorithm's name in the file.

@@ -14,6 +14,7 @@ use super::pre::{self, PreTokenizer, WholeWords};
 use super::sentencepiece::SentencePiece;
 use super::special::end_of_generation;
 use super::stream::Leading;
+use super::unigram::{self, Unigram};
 use super::word_piece;
 use super::words::Step;
 use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
@@ -23,7 +24,7 @@ use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 /// Strings are borrowed from the file. What the file does not say is `None`.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocabulary<'a> {
-    /// `tokenizer.ggml.model`: `gpt2`, `llama`, `gemma4` or `bert`.
+    /// `tokenizer.ggml.model`: `gpt2`, `llama`, `gemma4`, `bert` or `t5`.
     pub model: &'a str,
     /// `tokenizer.ggml.pre`.
     pub pre: Option<&'a str>,
@@ -55,6 +56,10 @@ pub struct GgufVocabulary<'a> {
     pub add_eos: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`.
     pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.remove_extra_whitespaces`.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap`: what characters become first.
+    pub character_map: Option<Vec<u8>>,
     /// `tokenizer.chat_template`.
     pub chat_template: Option<&'a str>,
 }
@@ -73,6 +78,7 @@ impl Tokenizer {
             "llama" => vocabulary.sentencepiece(),
             "gemma4" => vocabulary.raw_bpe(),
             "bert" => vocabulary.word_piece(),
+            "t5" => vocabulary.unigram(),
             other => Err(TokenizerError::UnsupportedModel {
                 model: excerpt(other),
             }),
@@ -329,6 +335,48 @@ impl GgufVocabulary<'_> {
         })
     }
 
+    /// SentencePiece's unigram model, as XLM-RoBERTa and T5 have it.
+    fn unigram(&self) -> Result<Tokenizer, TokenizerError> {
+        let scores = self.scores.as_ref().ok_or(VocabularyError::Length {
+            what: "scores",
+            found: 0,
+            tokens: self.tokens.len(),
+        })?;
+        for (key, stated) in [
+            ("add_space_prefix", self.add_space_prefix),
+            ("remove_extra_whitespaces", self.remove_extra_whitespaces),
+        ] {
+            if stated == Some(false) {
+                return Err(TokenizerError::UnsupportedPart {
+                    part: "model option",
+                    kind: format!("{key} false"),
+                });
+            }
+        }
+        let entries = self.entries().zip(scores);
+        let pieces = entries.map(|((_, text, kind), score)| (text, kind, f64::from(*score)));
+        let unknown = self
+            .unknown
+            .or_else(|| self.defaults_to(2, TokenKind::Unknown));
+        let (normalizer, steps) = unigram::words(self.character_map.as_deref())?;
+        self.finish(Parts {
+            algorithm: Algorithm::Unigram {
+                normalizer,
+                steps,
+                model: Box::new(Unigram::new(pieces, unknown, false)?),
+            },
+            spelling: Spelling::SentencePiece,
+            leading: Leading::StripFirstToken,
+            adds_bos: false,
+            adds_eos: true,
+            fallback: Specials {
+                bos: None,
+                eos: self.defaults_to(1, TokenKind::Control),
+            },
+            merges: 0,
+        })
+    }
+
     /// An id by convention, if its token is of the kind it should be.
     fn defaults_to(&self, id: u32, kind: TokenKind) -> Option<u32> {
         let index = id as usize;
@@ -353,6 +401,14 @@ impl GgufVocabulary<'_> {
             "add_eos_token",
             "eos_token_id",
         )?;
+        // A text's end, and what separates it from the next, which most vocabularies have only one token for.
+        let separator = self
+            .separator
+            .filter(|_| parts.spelling != Spelling::WordPiece);
+        let between = after
+            .into_iter()
+            .chain(separator.filter(|_| after.is_some()));
+        let between = between.collect();
         let mut pieces = Pieces::default();
         for (_, text, kind) in self.entries() {
             match parts.spelling {
@@ -373,6 +429,7 @@ impl GgufVocabulary<'_> {
             eos,
             ends,
             before: before.into_iter().collect(),
+            between,
             after: after.into_iter().collect(),
             pre_tokenizer: match parts.spelling {
                 Spelling::ByteLevel => Some(self.pre.unwrap_or("default").to_owned()),

@@ -3,7 +3,7 @@
 //! `tokenizer.json` is read here rather than by the `tokenizers` crate, which panics on some files
 //! it cannot use and ignores the ids that the file states; its components are then built one by one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -24,6 +24,7 @@ use super::{MAX_TOKENS, Tokenizer, longest_token_bytes};
 
 mod bpe;
 mod convert;
+mod unigram;
 mod word_piece;
 
 pub use convert::Vocabulary;
@@ -117,7 +118,9 @@ impl Tokenizer {
         let normalizer = parts::normalizer(file.normalizer)?;
         let steps = parts::steps(file.pre_tokenizer.as_ref())?;
         let surround = parts::surround(file.post_processor.as_ref())?;
-        let (algorithm, merges) = model.build(normalizer, steps)?;
+        let special = added.iter().filter(|token| token.special);
+        let special = special.map(|token| token.content.as_str()).collect();
+        let (algorithm, merges) = model.build(normalizer, steps, &special)?;
         let (tokens, ids) = split(added);
         let special_ids = ids.clone();
         let pipeline = Pipeline::new(algorithm, &tokens, ids)?;
@@ -127,8 +130,12 @@ impl Tokenizer {
         let special = |name: &str| special_ids.get(name).copied();
         let stated = settings.end_ids.iter().copied().chain(eos);
         let ends = end_of_generation(stated.filter(|id| (*id as usize) < pieces.len()), special);
-        let Surround { before, after } = surround.or_else(|| settings.surround(bos, eos));
-        check_surround(&before, &after, &pieces)?;
+        let Surround {
+            before,
+            between,
+            after,
+        } = surround.or_else(|| settings.surround(bos, eos));
+        check_surround([&before, &between, &after], &pieces)?;
         Ok(Tokenizer {
             longest_token_bytes: longest_token_bytes(&pipeline, &pieces, decoder.spelling),
             pipeline,
@@ -137,6 +144,7 @@ impl Tokenizer {
             eos: eos.filter(|id| (*id as usize) < pieces.len()),
             ends,
             before,
+            between,
             after,
             pre_tokenizer: None,
             merges,
@@ -150,6 +158,7 @@ impl Tokenizer {
 enum Model {
     Bpe(Bpe),
     WordPiece(WordPieces),
+    Unigram(unigram::Pieces),
 }
 
 /// The model's type; files older than the field are all BPE.
@@ -165,6 +174,7 @@ impl Model {
         match name.as_deref() {
             None | Some("BPE") => Bpe::read(text).map(Model::Bpe),
             Some("WordPiece") => WordPieces::read(text).map(Model::WordPiece),
+            Some("Unigram") => unigram::Pieces::read(text).map(Model::Unigram),
             Some(other) => Err(TokenizerError::UnsupportedModel {
                 model: excerpt(other),
             }),
@@ -175,6 +185,7 @@ impl Model {
         match self {
             Model::Bpe(bpe) => &bpe.vocab,
             Model::WordPiece(pieces) => &pieces.vocab,
+            Model::Unigram(pieces) => &pieces.vocab,
         }
     }
 
@@ -183,6 +194,7 @@ impl Model {
         match self {
             Model::Bpe(bpe) if bpe.byte_fallback && byte_token(text).is_some() => TokenKind::Byte,
             Model::Bpe(_) | Model::WordPiece(_) => TokenKind::Normal,
+            Model::Unigram(pieces) => pieces.kind(text),
         }
     }
 
@@ -191,6 +203,7 @@ impl Model {
         self,
         normalizer: Normalizer,
         steps: Vec<Step>,
+        special: &HashSet<&str>,
     ) -> Result<(Algorithm, usize), TokenizerError> {
         match self {
             Model::Bpe(bpe) => {
@@ -208,6 +221,14 @@ impl Model {
                     normalizer,
                     steps,
                     model: Box::new(pieces.build()?),
+                };
+                Ok((algorithm, 0))
+            }
+            Model::Unigram(pieces) => {
+                let algorithm = Algorithm::Unigram {
+                    normalizer,
+                    steps,
+                    model: Box::new(pieces.build(special)?),
                 };
                 Ok((algorithm, 0))
             }
@@ -270,7 +291,7 @@ impl Added {
 impl TokenizerFile<'_> {
     /// The file's added tokens and those that only `tokenizer_config.json` knows.
     fn added_tokens(&self, settings: &Settings) -> Vec<Added> {
-        let known: std::collections::HashSet<&str> = self
+        let known: HashSet<&str> = self
             .added_tokens
             .iter()
             .map(|token| token.content.as_str())
@@ -343,6 +364,7 @@ impl Settings {
 
     fn surround(&self, bos: Option<u32>, eos: Option<u32>) -> Surround {
         Surround {
+            between: Vec::new(),
             before: bos.filter(|_| self.add_bos).into_iter().collect(),
             after: eos.filter(|_| self.add_eos).into_iter().collect(),
         }
@@ -450,13 +472,10 @@ fn split(added: Vec<Added>) -> (Vec<AddedToken>, HashMap<String, u32>) {
     (tokens, ids)
 }
 
-fn check_surround(before: &[u32], after: &[u32], pieces: &Pieces) -> Result<(), VocabularyError> {
+fn check_surround(ids: [&[u32]; 3], pieces: &Pieces) -> Result<(), VocabularyError> {
     let tokens = pieces.len();
-    match before
-        .iter()
-        .chain(after)
-        .find(|id| **id as usize >= tokens)
-    {
+    let mut ids = ids.into_iter().flatten();
+    match ids.find(|id| **id as usize >= tokens) {
         None => Ok(()),
         Some(id) => Err(VocabularyError::SpecialOutOfRange {
             role: "a token of the post-processor",

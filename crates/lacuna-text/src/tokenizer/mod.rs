@@ -2,8 +2,8 @@
 //!
 //! A [`Tokenizer`] comes from a Hugging Face folder ([`Tokenizer::from_folder`]) or from the
 //! vocabulary in a GGUF file ([`GgufVocabulary`]); what it does afterwards does not depend on which.
-//! Three algorithms are run: byte-level BPE and WordPiece by the `tokenizers` crate, and SentencePiece's
-//! scored merging. What either cannot run is an error when it is built, never a guess.
+//! Four algorithms are run: byte-level BPE and WordPiece by the `tokenizers` crate, and SentencePiece's
+//! scored merging and unigram model. What either cannot run is an error when it is built, never a guess.
 //!
 //! Encoding costs `O(n log n)` in the text, and memory for the longest word in it; decoding costs the
 //! bytes it writes. A vocabulary of 150,000 tokens takes a fraction of a second to build and some
@@ -11,6 +11,7 @@
 
 mod added;
 mod bigrams;
+mod character_map;
 mod error;
 mod files;
 mod gguf;
@@ -24,6 +25,7 @@ mod pre;
 mod sentencepiece;
 mod special;
 mod stream;
+mod unigram;
 mod word_piece;
 mod words;
 
@@ -131,7 +133,7 @@ fn longest_token_bytes(pipeline: &Pipeline, pieces: &Pieces, spelling: Spelling)
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Description {
-    /// `BPE`, `WordPiece` or `SentencePiece`.
+    /// `BPE`, `WordPiece`, `Unigram` or `SentencePiece`.
     pub algorithm: &'static str,
     /// The pre-tokenizer's name in GGUF; `tokenizer.json` spells the rule out instead.
     pub pre_tokenizer: Option<String>,
@@ -184,6 +186,7 @@ pub struct Tokenizer {
     eos: Option<u32>,
     ends: BTreeSet<u32>,
     before: Vec<u32>,
+    between: Vec<u32>,
     after: Vec<u32>,
     pre_tokenizer: Option<String>,
     merges: usize,
@@ -210,6 +213,24 @@ impl Tokenizer {
         limits: &EncodeLimits,
     ) -> Result<Vec<u32>, TokenizerError> {
         self.encode_with(text, &StandIns::default(), special, limits)
+    }
+
+    /// The ids of two texts as one sequence, as the vocabulary joins pairs, and at which of them the second
+    /// begins. Otherwise as [`encode_within`](Self::encode_within).
+    pub fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+        limits: &EncodeLimits,
+    ) -> Result<(Vec<u32>, usize), TokenizerError> {
+        let mut ids = self.before.clone();
+        ids.extend(self.encode_within(first, Special::NONE, limits)?);
+        ids.extend_from_slice(&self.between);
+        let start = ids.len();
+        ids.extend(self.encode_within(second, Special::NONE, limits)?);
+        ids.extend_from_slice(&self.after);
+        limits.check(&ids)?;
+        Ok((ids, start))
     }
 
     /// The ids of what a chat template wrote: special tokens are its own alone, and what looks like

@@ -10,6 +10,7 @@ use fancy_regex::Regex;
 use tokenizers::tokenizer::normalizer::NormalizedString;
 use tokenizers::{Normalizer as _, NormalizerWrapper};
 
+use super::character_map::CharacterMap;
 use super::error::TokenizerError;
 use super::sentencepiece::VISIBLE_SPACE;
 
@@ -31,8 +32,17 @@ pub(super) struct Normalizer(Vec<Step>);
 pub(super) struct Step {
     /// Its type in the file.
     pub(super) name: String,
-    pub(super) wrapper: NormalizerWrapper,
+    pub(super) act: Act,
     pub(super) effect: Effect,
+}
+
+/// What runs a step.
+#[derive(Debug)]
+pub(super) enum Act {
+    /// The `tokenizers` crate.
+    Crate(NormalizerWrapper),
+    /// A map that the file brings.
+    Map(CharacterMap),
 }
 
 /// What a step does, as far as bounds depend on it.
@@ -109,18 +119,24 @@ impl Normalizer {
                 continue;
             }
             let bytes = step.bytes(text.get());
+            let growth = |bytes| TokenizerError::Growth {
+                step: format!("normalizer {} ({})", index + 1, step.name),
+                bytes,
+                limit: most,
+            };
             if bytes > most {
-                return Err(TokenizerError::Growth {
-                    step: format!("normalizer {} ({})", index + 1, step.name),
-                    bytes,
-                    limit: most,
-                });
+                return Err(growth(bytes));
             }
-            let done = step.wrapper.normalize(text);
-            done.map_err(|error| TokenizerError::Part {
-                part: "normalizer",
-                detail: error.to_string(),
-            })?;
+            match &step.act {
+                Act::Map(map) => map.apply(text, most).map_err(growth)?,
+                Act::Crate(wrapper) => {
+                    let done = wrapper.normalize(text);
+                    done.map_err(|error| TokenizerError::Part {
+                        part: "normalizer",
+                        detail: error.to_string(),
+                    })?;
+                }
+            }
         }
         Ok(())
     }

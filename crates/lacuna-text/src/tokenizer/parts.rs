@@ -3,6 +3,8 @@
 //! Each is matched by its type before its library sees it, so that what is not supported is named,
 //! and what the library panics on never reaches it.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -10,8 +12,9 @@ use tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::tokenizer::normalizer::SplitDelimiterBehavior;
 
+use super::character_map::CharacterMap;
 use super::error::{TokenizerError, excerpt};
-use super::normalizer::{self, Effect, Normalizer};
+use super::normalizer::{self, Act, Effect, Normalizer};
 use super::pieces::{CONTINUES, Spelling};
 
 use super::stream::Leading;
@@ -33,6 +36,8 @@ pub(super) struct Decoder {
 #[derive(Debug, Default)]
 pub(super) struct Surround {
     pub(super) before: Vec<u32>,
+    /// Between two that are given as one.
+    pub(super) between: Vec<u32>,
     pub(super) after: Vec<u32>,
 }
 
@@ -78,14 +83,30 @@ fn add_normalizer(value: &Value, steps: &mut Vec<normalizer::Step>) -> Result<()
         }
         "StripAccents" | "Strip" | "BertNormalizer" => Effect::Remove,
         "Replace" => replacement(value)?,
+        "Precompiled" => {
+            steps.push(normalizer::Step {
+                name: name.to_owned(),
+                act: Act::Map(character_map(value)?),
+                effect: Effect::Remove,
+            });
+            return Ok(());
+        }
         other => return Err(unsupported(NORMALIZER, other)),
     };
     steps.push(normalizer::Step {
         name: name.to_owned(),
-        wrapper: build(NORMALIZER, value)?,
+        act: Act::Crate(build(NORMALIZER, value)?),
         effect,
     });
     Ok(())
+}
+
+/// SentencePiece's map, which the file has in base64; none at all replaces nothing.
+fn character_map(value: &Value) -> Result<CharacterMap, TokenizerError> {
+    let text = value.get("precompiled_charsmap").and_then(Value::as_str);
+    let bytes = BASE64_STANDARD.decode(text.unwrap_or_default());
+    let bytes = bytes.map_err(|error| part(NORMALIZER, error))?;
+    CharacterMap::new(&bytes)
 }
 
 fn replacement(value: &Value) -> Result<Effect, TokenizerError> {
@@ -252,7 +273,17 @@ pub(super) fn surround(value: Option<&Value>) -> Result<Surround, TokenizerError
             let ids = id("cls").zip(id("sep"));
             let (before, after) =
                 ids.ok_or_else(|| part(POST_PROCESSOR, "cls and sep lack ids"))?;
-            Ok(Surround { before, after })
+            // RoBERTa ends the first text and begins the second with it.
+            let times = if kind(value) == "BertProcessing" {
+                1
+            } else {
+                2
+            };
+            Ok(Surround {
+                between: after.repeat(times),
+                before,
+                after,
+            })
         }
         "Sequence" => {
             let mut all = Surround::default();
@@ -261,6 +292,9 @@ pub(super) fn surround(value: Option<&Value>) -> Result<Surround, TokenizerError
                 outer.before.append(&mut all.before);
                 all.after.append(&mut outer.after);
                 all.before = outer.before;
+                if !outer.between.is_empty() {
+                    all.between = outer.between;
+                }
             }
             Ok(all)
         }
@@ -286,6 +320,7 @@ fn template(value: &Value) -> Result<Surround, TokenizerError> {
         };
         side.extend(ids);
     }
+    surround.between = between(value)?;
     match texts {
         1 => Ok(surround),
         _ => Err(part(
@@ -293,6 +328,23 @@ fn template(value: &Value) -> Result<Surround, TokenizerError> {
             "its template does not have the text exactly once",
         )),
     }
+}
+
+/// What a template for two texts has between them; nothing where there is none. What it has around them is
+/// what one text has.
+fn between(value: &Value) -> Result<Vec<u32>, TokenizerError> {
+    let items = list(value, "pair").iter();
+    let after_first = items
+        .skip_while(|item| item.get("Sequence").is_none())
+        .skip(1);
+    let items = after_first.take_while(|item| item.get("Sequence").is_none());
+    let mut between = Vec::new();
+    for item in items {
+        let ids = template_ids(value, item)
+            .ok_or_else(|| part(POST_PROCESSOR, "its template names a token without ids"))?;
+        between.extend(ids);
+    }
+    Ok(between)
 }
 
 fn template_ids(template: &Value, item: &Value) -> Option<Vec<u32>> {

@@ -24,6 +24,7 @@ use super::error::{TokenizerError, excerpt};
 use super::marked::{Marker, StandIns, restore};
 use super::normalizer::{Normalizer, check_unbroken};
 use super::sentencepiece::{SentencePiece, VISIBLE_SPACE, escape};
+use super::unigram::{self, Unigram};
 use super::words::{self, Step};
 use super::{EncodeLimits, ParseSpecial, TokenKind};
 
@@ -62,6 +63,12 @@ pub(super) enum Algorithm {
         steps: Vec<Step>,
         model: Box<WordPiece>,
     },
+    /// Of each word the pieces whose scores add up to most.
+    Unigram {
+        normalizer: Normalizer,
+        steps: Vec<Step>,
+        model: Box<Unigram>,
+    },
     /// Scored merges over the whole text.
     SentencePiece {
         model: SentencePiece,
@@ -92,7 +99,9 @@ impl Pipeline {
                 model.resize_cache(0);
                 normalizer
             }
-            Algorithm::WordPiece { normalizer, .. } => normalizer,
+            Algorithm::WordPiece { normalizer, .. } | Algorithm::Unigram { normalizer, .. } => {
+                normalizer
+            }
             Algorithm::SentencePiece { .. } => &none,
         };
         let marker = Marker::new(added)?;
@@ -112,6 +121,7 @@ impl Pipeline {
         self.added.id(text).or_else(|| match &self.algorithm {
             Algorithm::Bpe { model, .. } => model.token_to_id(text),
             Algorithm::WordPiece { model, .. } => model.token_to_id(text),
+            Algorithm::Unigram { model, .. } => model.id(text),
             Algorithm::SentencePiece { model, .. } => model.id(text),
         })
     }
@@ -133,7 +143,9 @@ impl Pipeline {
             }
             Algorithm::SentencePiece { model, .. } if !model.joins_unknown() => Some(1),
             // A word without tokens becomes one, however long it is.
-            Algorithm::WordPiece { .. } | Algorithm::SentencePiece { .. } => None,
+            Algorithm::WordPiece { .. }
+            | Algorithm::Unigram { .. }
+            | Algorithm::SentencePiece { .. } => None,
         }
     }
 
@@ -141,6 +153,7 @@ impl Pipeline {
         match self.algorithm {
             Algorithm::Bpe { .. } => "BPE",
             Algorithm::WordPiece { .. } => "WordPiece",
+            Algorithm::Unigram { .. } => "Unigram",
             Algorithm::SentencePiece { .. } => "SentencePiece",
         }
     }
@@ -153,10 +166,12 @@ impl Pipeline {
         match (&self.algorithm, kind) {
             (Algorithm::Bpe { model, .. }, _) => model.id_to_token(id),
             (Algorithm::WordPiece { model, .. }, _) => model.id_to_token(id),
-            (Algorithm::SentencePiece { .. }, TokenKind::Byte) => {
+            (Algorithm::Unigram { .. } | Algorithm::SentencePiece { .. }, TokenKind::Byte) => {
                 bytes.first().map(|byte| format!("<0x{byte:02X}>"))
             }
-            (Algorithm::SentencePiece { .. }, _) => std::str::from_utf8(bytes).ok().map(escape),
+            (Algorithm::Unigram { .. } | Algorithm::SentencePiece { .. }, _) => {
+                std::str::from_utf8(bytes).ok().map(escape)
+            }
         }
     }
 
@@ -204,6 +219,9 @@ impl Encoder<'_> {
                 normalizer, steps, ..
             }
             | Algorithm::WordPiece {
+                normalizer, steps, ..
+            }
+            | Algorithm::Unigram {
                 normalizer, steps, ..
             } => {
                 if steps.iter().any(|step| matches!(step, Step::Rule(_))) {
@@ -294,6 +312,12 @@ impl Encoder<'_> {
         let (model, bigrams) = match &self.pipeline.algorithm {
             Algorithm::Bpe { model, bigrams, .. } => (model, bigrams),
             Algorithm::WordPiece { model, .. } => return self.longest_tokens(word, model, ids),
+            Algorithm::Unigram { model, .. } => {
+                let (bytes, workspace) = (unigram::BYTES_PER_BYTE, self.limits.workspace_bytes);
+                check_unbroken(word.len(), bytes, workspace)?;
+                model.encode(word, ids)?;
+                return self.limits.check(ids);
+            }
             Algorithm::SentencePiece { .. } => return Ok(()),
         };
         let Some(bigrams) = bigrams.as_ref().filter(|_| word.len() > SEGMENT_BYTES) else {

@@ -304,7 +304,7 @@ fn a_separator_of_messages_does_not_end_a_generation() {
 #[test]
 fn unsupported_algorithms_and_pre_tokenizers_are_named() {
     let words = byte_level(&[]);
-    for model in ["t5", "rwkv", "no_vocab"] {
+    for model in ["plamo2", "rwkv", "no_vocab"] {
         let error = Tokenizer::from_gguf(&GgufVocabulary {
             model,
             ..words.gguf()
@@ -607,7 +607,8 @@ fn unsupported_parts_of_tokenizer_json_are_named() {
     let file = file_with("");
     let changes = [
         (r#""ByteLevel""#, r#""WordPiece""#, "WordPiece"),
-        (r#""BPE""#, r#""Unigram""#, "Unigram"),
+        (r#""BPE""#, r#""Unigram""#, "tokenizer.json"),
+        (r#""BPE""#, r#""WordLevel""#, "WordLevel"),
         (r#"["a b"]"#, r#"["a x"]"#, "\"x\""),
         (r#"["a b"]"#, r#"["a d"]"#, "\"ad\""),
         (r#""merges""#, r#""dropout":0.1,"merges""#, "dropout"),

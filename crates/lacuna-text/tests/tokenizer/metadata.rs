@@ -87,6 +87,10 @@ impl Metadata {
             Value::Score(score) => *score,
             other => panic!("scores: {other:?}"),
         };
+        let byte = |value: &Value| match value {
+            Value::Number(number) => *number as u8,
+            other => panic!("precompiled_charsmap: {other:?}"),
+        };
         GgufVocabulary {
             model: self.text("model").unwrap(),
             pre: self.text("pre"),
@@ -108,6 +112,10 @@ impl Metadata {
             add_bos: flag("add_bos_token"),
             add_eos: flag("add_eos_token"),
             add_space_prefix: flag("add_space_prefix"),
+            remove_extra_whitespaces: flag("remove_extra_whitespaces"),
+            character_map: self
+                .list("precompiled_charsmap")
+                .map(|list| list.iter().map(byte).collect()),
             chat_template: None,
         }
     }

@@ -196,6 +196,61 @@ fn word_pieces_agree_from_either_file_and_are_put_between_their_tokens() {
     }
 }
 
+#[derive(Deserialize)]
+struct UnigramCases {
+    /// Ids of two texts given as one.
+    pair: Vec<u32>,
+    cases: Vec<UnigramCase>,
+}
+
+#[derive(Deserialize)]
+struct UnigramCase {
+    text: String,
+    plain: Vec<u32>,
+}
+
+#[test]
+fn unigrams_agree_from_either_file_and_join_two_texts() {
+    let metadata = Metadata::read("tokenizers/unigram/vocab.gguf");
+    let text = reference_text("tokenizers/unigram/tokenizer.json");
+    let files = HuggingFaceFiles {
+        tokenizer: &text,
+        ..HuggingFaceFiles::default()
+    };
+    let from_gguf = Tokenizer::from_gguf(&metadata.vocabulary()).unwrap();
+    let from_json = Tokenizer::from_hugging_face(&files).unwrap();
+    let cases = reference_text("tokenizers/unigram/cases.json");
+    let cases: UnigramCases = serde_json::from_str(&cases).unwrap();
+    for tokenizer in [&from_gguf, &from_json] {
+        for UnigramCase { text, plain } in &cases.cases {
+            let found = tokenizer.encode(text, Special::NONE).unwrap();
+            assert_eq!(found, *plain, "{text:?}");
+            let around = tokenizer.encode(text, Special::PROMPT).unwrap();
+            assert_eq!(around, [&[0], &plain[..], &[2]].concat(), "{text:?}");
+        }
+        let limits = EncodeLimits::default();
+        let (pair, second) = tokenizer.encode_pair("one, two", "three", &limits).unwrap();
+        assert_eq!(pair, cases.pair);
+        let three = tokenizer.encode("three", Special::NONE).unwrap();
+        assert_eq!(pair[second..pair.len() - 1], three);
+        let named = tokenizer.encode("<s> one <mask>", Special::NONE).unwrap();
+        let special = ["<s>", "<mask>"].map(|name| tokenizer.id(name).unwrap());
+        assert!(!named.iter().any(|id| special.contains(id)), "{named:?}");
+        let parsed = tokenizer
+            .encode("<s> one <mask>", Special::RENDERED)
+            .unwrap();
+        assert_eq!(parsed.first(), Some(&0));
+        let decoded = tokenizer.encode("The river runs.", Special::NONE).unwrap();
+        assert_eq!(
+            tokenizer.decode(&decoded, Decode::TEXT).unwrap(),
+            "The river runs."
+        );
+    }
+    for id in 0..from_gguf.vocab_size() {
+        assert_eq!(from_gguf.token_text(id), from_json.token_text(id), "{id}");
+    }
+}
+
 /// 262,144 pieces, of which runs of spaces and of line breaks are never split, and no space in front.
 #[test]
 #[ignore = "needs Gemma 3: run .ci/fetch-models"]
