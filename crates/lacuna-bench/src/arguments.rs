@@ -27,6 +27,8 @@ pub(crate) enum BenchCommand {
     Soak(BenchSoakArgs),
     /// Tokens per second of a model, and what part of the machine that is
     Speed(BenchSpeedArgs),
+    /// Texts per second that become embeddings, and the memory that they leave behind
+    Embed(BenchEmbedArgs),
     /// What each kernel reaches, and what part of the machine that is
     Kernels(BenchKernelsArgs),
     /// KV memory against tokens, for each way of holding it
@@ -229,6 +231,28 @@ pub(crate) struct BenchPrefixArgs {
     /// Sessions beside the first
     #[arg(long, value_name = "N", default_value = "8")]
     pub(crate) sessions: NonZeroUsize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  lacuna bench embed target/models/all-minilm-l6-v2 --input texts.txt --threads 2 --json
+
+From text on: tokens are counted in the time. bench/peers/embedding.py runs others beside it.")]
+pub(crate) struct BenchEmbedArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// File of texts, a line each
+    #[arg(long, value_name = "FILE")]
+    pub(crate) input: PathBuf,
+    /// How often all of them are embedded
+    #[arg(long, value_name = "N", default_value = "5")]
+    pub(crate) rounds: NonZeroUsize,
+    /// Tokens computed in one pass at most
+    #[arg(long, value_name = "TOKENS", default_value = "512")]
+    pub(crate) batch: NonZeroUsize,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
 }
 
 #[derive(Debug, Args)]

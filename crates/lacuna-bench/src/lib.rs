@@ -3,6 +3,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)] // `lacuna_cli::output` prints
 
 mod arguments;
+mod embed;
 mod kernels;
 mod kv;
 mod limits;
@@ -29,6 +30,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Soak(args) => serve::soak::run(args),
         BenchCommand::Speed(args) => speed::run(args),
+        BenchCommand::Embed(args) => embed::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Memory(args) => kv::memory::run(args),
         BenchCommand::Growth(args) => kv::growth::run(args),

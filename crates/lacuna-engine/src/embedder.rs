@@ -1,4 +1,5 @@
-//! Embeddings of texts: a model that pools, with the threads and the arena that it runs with.
+//! Vectors of texts: embeddings, and scores of pairs of texts, by a model that pools with the threads and the
+//! arena that it runs with.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -9,13 +10,13 @@ use lacuna_models::plan::{
 };
 use lacuna_models::{BatchLimits, FiniteCheck, ForwardError, Model, ModelSpec, Scratch, Texts};
 use lacuna_pages::ByteLength;
-use lacuna_text::tokenizer::{EncodeLimits, Special};
 
 use crate::budget::Had;
 use crate::engine::{Accounting, EngineConfig};
 use crate::error::EngineError;
+use crate::text_encoder::{Pair, TextEncoder};
 
-/// How texts are embedded.
+/// How vectors of texts are made.
 #[derive(Debug, Clone)]
 pub struct EmbedderConfig {
     /// Threads that compute, the caller's included. `None`: one per core.
@@ -23,6 +24,8 @@ pub struct EmbedderConfig {
     /// Tokens computed in one pass at most, or as many as one text may have if that is more. More is
     /// faster with many short texts, and takes more activation memory. Default 512.
     pub batch_tokens: usize,
+    /// Tokens that a text may have. `None`: what the model was made for. Activation memory is for as many.
+    pub context_tokens: Option<usize>,
     /// Whether values that are not finite are looked for. Default off.
     pub finite_check: FiniteCheck,
     /// Bytes that the process may commit. `None`: what the system can spare.
@@ -38,6 +41,7 @@ impl Default for EmbedderConfig {
         Self {
             threads: None,
             batch_tokens: 512,
+            context_tokens: None,
             finite_check: FiniteCheck::Off,
             budget: None,
             requests: ByteLength::new(0),
@@ -47,7 +51,7 @@ impl Default for EmbedderConfig {
 }
 
 impl EmbedderConfig {
-    /// What an engine's settings mean for a model that makes embeddings, in a process that takes requests.
+    /// What an engine's settings mean for a model that pools, in a process that takes requests.
     #[must_use]
     pub fn of(engine: &EngineConfig) -> Self {
         let budget = engine.budget.map(ByteLength::get);
@@ -55,6 +59,7 @@ impl EmbedderConfig {
         Self {
             threads: engine.threads,
             batch_tokens: engine.batch_tokens,
+            context_tokens: engine.context_tokens,
             finite_check: engine.finite_check,
             budget: engine.budget,
             requests: requests.unwrap_or_else(|| ByteLength::new(request_bytes(budget))),
@@ -81,55 +86,40 @@ impl EmbedderConfig {
         }
     }
 
-    /// Where activations lie when a model of `spec` runs with this.
-    fn plan(&self, model: &Model) -> Result<ArenaPlan, PlanError> {
-        let spec = model.spec();
-        let tokens = self.batch_tokens.max(spec.context_tokens);
-        let limits = BatchLimits {
+    /// What a pass of a model of `spec` has room for.
+    #[must_use]
+    pub fn limits(&self, spec: &ModelSpec) -> BatchLimits {
+        let most = spec.context_tokens;
+        let context_tokens = self.context_tokens.map_or(most, |tokens| tokens.min(most));
+        let tokens = self.batch_tokens.max(context_tokens);
+        BatchLimits {
             tokens,
             logit_rows: tokens,
-            context_tokens: spec.context_tokens,
-        };
-        ArenaPlan::new(model.program(), limits)
+            context_tokens,
+        }
+    }
+
+    /// Where activations lie when a model of `spec` runs with this.
+    fn plan(&self, model: &Model) -> Result<ArenaPlan, PlanError> {
+        ArenaPlan::new(model.program(), self.limits(model.spec()))
     }
 }
 
-/// What becomes of a text with more tokens than the model takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Excess {
-    /// It is refused.
-    #[default]
-    Refuse,
-    /// Its last tokens are left out, but for those that the vocabulary puts behind a text.
-    Cut,
-}
-
-/// A model that makes embeddings, ready to run. Nothing is kept of a text that was embedded.
-pub struct Embedder {
+/// A model that pools, ready to run.
+struct Passes {
+    encoder: TextEncoder,
     model: Arc<Model>,
     cpu: Cpu,
     scratch: Scratch,
     texts: Texts,
-    /// How many tokens the vocabulary puts behind a text.
-    tokens_behind: usize,
+    /// Elements of a text's vector.
+    width: usize,
 }
 
-impl std::fmt::Debug for Embedder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Embedder")
-            .field("limits", &self.scratch.limits())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Embedder {
-    /// Sets up threads and activation memory for `model`.
-    ///
-    /// # Errors
-    /// [`ForwardError::NoEmbeddings`] for a model that writes, and [`EngineError`] when a setting is out
-    /// of range or the system refuses memory or threads.
-    pub fn new(model: Arc<Model>, config: &EmbedderConfig) -> Result<Self, EngineError> {
-        Self::check(model.spec())?;
+impl Passes {
+    fn new(model: Arc<Model>, config: &EmbedderConfig) -> Result<Self, EngineError> {
+        let spec = model.spec();
+        let pooled = spec.pooled().ok_or(ForwardError::NoEmbeddings)?;
         let engine = EngineConfig {
             threads: config.threads,
             ..EngineConfig::default()
@@ -141,22 +131,75 @@ impl Embedder {
             threads,
             level: None,
         })?;
-        let scratch = Scratch::new(model.program(), plan)?;
+        let scratch = Scratch::new(model.program(), plan)?.checking(config.finite_check);
         Ok(Self {
-            tokens_behind: model.tokenizer().describe().added_after.len(),
-            scratch: scratch.checking(config.finite_check),
+            encoder: TextEncoder::new(&model, scratch.limits().context_tokens)?,
+            width: pooled.width(spec.hidden),
             texts: Texts::new(),
+            scratch,
             cpu,
             model,
         })
     }
 
-    /// Refuses a model that writes, from its description alone.
+    /// Computes the vectors of `texts`, as many at once as a pass holds, and calls `each` with every one in
+    /// their order. `parts` says of a text its tokens and where its second part begins.
+    fn run<T>(
+        &mut self,
+        texts: &[T],
+        parts: impl Fn(&T) -> (&[u32], usize),
+        mut each: impl FnMut(&[f32]),
+    ) -> Result<(), EngineError> {
+        let limits = self.scratch.limits();
+        let mut start = 0;
+        while start < texts.len() {
+            self.texts.clear();
+            for text in &texts[start..] {
+                let (tokens, second) = parts(text);
+                let fits = self.texts.tokens() + tokens.len() <= limits.tokens;
+                if !self.texts.is_empty() && (!fits || self.texts.len() == limits.logit_rows) {
+                    break;
+                }
+                self.texts.push_pair(tokens, second);
+            }
+            let found = (self.model).embed(&self.cpu, &self.texts, &mut self.scratch);
+            let found = found.map_err(|error| error.after_texts(start))?;
+            found.chunks_exact(self.width).for_each(&mut each);
+            start += self.texts.len();
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Passes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Passes")
+            .field("limits", &self.scratch.limits())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A model that makes embeddings, ready to run. Nothing is kept of a text that was embedded.
+#[derive(Debug)]
+pub struct Embedder(Passes);
+
+impl Embedder {
+    /// Sets up threads and activation memory for `model`.
+    ///
+    /// # Errors
+    /// [`ForwardError::NoEmbeddings`] for a model that makes none, and [`EngineError`] when a setting is out
+    /// of range or the system refuses memory or threads.
+    pub fn new(model: Arc<Model>, config: &EmbedderConfig) -> Result<Self, EngineError> {
+        Self::check(model.spec())?;
+        Passes::new(model, config).map(Self)
+    }
+
+    /// Refuses a model that makes no embeddings, from its description alone.
     ///
     /// # Errors
     /// [`ForwardError::NoEmbeddings`].
     pub fn check(spec: &ModelSpec) -> Result<(), EngineError> {
-        match spec.pooled() {
+        match spec.embedding_width() {
             Some(_) => Ok(()),
             None => Err(ForwardError::NoEmbeddings.into()),
         }
@@ -165,48 +208,19 @@ impl Embedder {
     /// The model.
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
-        &self.model
+        &self.0.model
     }
 
-    /// Tokens that a text may have, those that the vocabulary puts around it included.
+    /// What makes tokens of texts.
     #[must_use]
-    pub fn max_tokens(&self) -> usize {
-        self.scratch.limits().context_tokens
+    pub fn encoder(&self) -> &TextEncoder {
+        &self.0.encoder
     }
 
     /// Elements of an embedding.
     #[must_use]
     pub fn dimensions(&self) -> usize {
-        self.model.spec().hidden
-    }
-
-    /// The tokens of `text`, with those that the vocabulary puts around it.
-    ///
-    /// # Errors
-    /// [`EngineError::Tokenizer`], also for a text that is longer than the model takes, unless it is cut.
-    pub fn tokens(
-        &self,
-        text: &str,
-        excess: Excess,
-        limits: &EncodeLimits,
-    ) -> Result<Vec<u32>, EngineError> {
-        let most = self.max_tokens();
-        let limits = EncodeLimits {
-            tokens: match excess {
-                Excess::Refuse => most,
-                Excess::Cut => limits.tokens,
-            },
-            ..*limits
-        };
-        let tokenizer = self.model.tokenizer();
-        let mut tokens = tokenizer.encode_within(text, Special::PROMPT, &limits)?;
-        if tokens.len() > most {
-            let behind = self.tokens_behind.min(most);
-            let end = tokens.split_off(tokens.len() - behind);
-            tokens.truncate(most - behind);
-            tokens.extend(end);
-        }
-        Ok(tokens)
+        self.0.width
     }
 
     /// Embeds `texts`, as many at once as a pass holds, and calls `each` with every embedding in their
@@ -218,28 +232,77 @@ impl Embedder {
     pub fn embed<T: AsRef<[u32]>>(
         &mut self,
         texts: &[T],
-        mut each: impl FnMut(&[f32]),
+        each: impl FnMut(&[f32]),
     ) -> Result<(), EngineError> {
-        let limits = self.scratch.limits();
-        let mut start = 0;
-        while start < texts.len() {
-            self.texts.clear();
-            for text in &texts[start..] {
-                let text = text.as_ref();
-                let fits = self.texts.tokens() + text.len() <= limits.tokens;
-                if !self.texts.is_empty() && (!fits || self.texts.len() == limits.logit_rows) {
-                    break;
-                }
-                self.texts.push(text);
-            }
-            let width = self.model.spec().hidden;
-            let found = (self.model).embed(&self.cpu, &self.texts, &mut self.scratch);
-            let found = found.map_err(|error| error.after_texts(start))?;
-            found.chunks_exact(width).for_each(&mut each);
-            start += self.texts.len();
-        }
-        Ok(())
+        self.0.run(texts, whole, each)
     }
+}
+
+/// A text that is compared with none.
+fn whole<T: AsRef<[u32]>>(text: &T) -> (&[u32], usize) {
+    let tokens = text.as_ref();
+    (tokens, tokens.len())
+}
+
+/// A model that scores how well one text answers another, ready to run. Nothing is kept of either.
+#[derive(Debug)]
+pub struct Reranker(Passes);
+
+impl Reranker {
+    /// Sets up threads and activation memory for `model`.
+    ///
+    /// # Errors
+    /// [`ForwardError::NoScores`] for a model that makes none, and otherwise as [`Embedder::new`].
+    pub fn new(model: Arc<Model>, config: &EmbedderConfig) -> Result<Self, EngineError> {
+        Self::check(model.spec())?;
+        Passes::new(model, config).map(Self)
+    }
+
+    /// Refuses a model that makes no scores, from its description alone.
+    ///
+    /// # Errors
+    /// [`ForwardError::NoScores`].
+    pub fn check(spec: &ModelSpec) -> Result<(), EngineError> {
+        match spec.judgement() {
+            Some(_) => Ok(()),
+            None => Err(ForwardError::NoScores.into()),
+        }
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model> {
+        &self.0.model
+    }
+
+    /// What makes tokens of pairs of texts.
+    #[must_use]
+    pub fn encoder(&self) -> &TextEncoder {
+        &self.0.encoder
+    }
+
+    /// Scores `pairs`, as many at once as a pass holds, and calls `each` with how likely the second text
+    /// answers the first, from 0 to 1, of every pair in their order. A score does not depend on the pairs
+    /// beside its own.
+    ///
+    /// # Errors
+    /// As [`Embedder::embed`].
+    pub fn score(&mut self, pairs: &[Pair], mut each: impl FnMut(f32)) -> Result<(), EngineError> {
+        self.0.run(pairs, both, |scores| each(relevance(scores)))
+    }
+}
+
+fn both(pair: &Pair) -> (&[u32], usize) {
+    (&pair.tokens, pair.second)
+}
+
+/// The probability that log-odds stand for, or the logits of yes and of no.
+fn relevance(scores: &[f32]) -> f32 {
+    let log_odds = match scores {
+        [yes, no] => f64::from(*yes) - f64::from(*no),
+        scores => scores.iter().copied().map(f64::from).sum(),
+    };
+    (1.0 / (1.0 + (-log_odds).exp())) as f32
 }
 
 /// A number of elements that an embedding cannot be cut to.
@@ -270,4 +333,18 @@ pub fn shortened(embedding: &[f32], dimensions: usize) -> Result<Vec<f32>, Wrong
         lacuna_models::normalize(&mut first);
     }
     Ok(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_become_probabilities_without_overflow() {
+        assert_eq!(relevance(&[0.0]), 0.5);
+        assert_eq!(relevance(&[3.0, 3.0]), 0.5);
+        assert_eq!(relevance(&[2.0, 0.5]), relevance(&[1.5]));
+        assert_eq!(relevance(&[f32::MAX, f32::MIN]), 1.0);
+        assert_eq!(relevance(&[f32::MIN, f32::MAX]), 0.0);
+    }
 }

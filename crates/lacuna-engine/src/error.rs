@@ -59,6 +59,9 @@ pub enum EngineError {
     /// The model's output is of no use.
     #[error(transparent)]
     NotFinite(#[from] NotFinite),
+    /// A pair of texts could not be put to the model.
+    #[error(transparent)]
+    Prompt(#[from] lacuna_models::PromptError),
     /// The processor could not be set up.
     #[error(transparent)]
     Cpu(#[from] lacuna_kernels::CpuError),

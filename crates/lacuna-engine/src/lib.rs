@@ -11,7 +11,8 @@
 //!   [`Event`]s.
 //! * [`Session`] and [`Generation`] run one conversation on the caller's thread.
 //!
-//! [`Embedder`] runs models that make embeddings of texts, on the caller's thread too.
+//! [`Embedder`] runs models that make embeddings of texts, and [`Reranker`] those that score pairs of them, on
+//! the caller's thread too.
 #![forbid(unsafe_code)]
 
 mod budget;
@@ -33,9 +34,10 @@ mod status;
 mod stop;
 mod stream;
 mod system;
+mod text_encoder;
 mod transcript;
 
-pub use embedder::{Embedder, EmbedderConfig, Excess, WrongDimensions, shortened};
+pub use embedder::{Embedder, EmbedderConfig, Reranker, WrongDimensions, shortened};
 pub use engine::{Accounting, Engine, EngineConfig};
 pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};
@@ -50,3 +52,4 @@ pub use status::{
 };
 pub use stop::{StopFilter, StopText};
 pub use stream::{Event, Failure, FinishReason, Miss, PromptToken, Stream, TokenLogprobs, Usage};
+pub use text_encoder::{Excess, Pair, TextEncoder};

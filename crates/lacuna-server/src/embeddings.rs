@@ -1,5 +1,5 @@
-//! What a server of an embedding model answers: `POST /v1/embeddings`, and what every server says of
-//! itself.
+//! What a server of a model answers that makes a vector of a text, or a score of two: `POST /v1/embeddings` or
+//! `POST /v1/rerank`, and what every server says of itself.
 //!
 //! ```text
 //! connection -> access -> body -> prepare (parse, tokens, passes) -> reply
@@ -10,6 +10,7 @@
 //! from the account of request memory before.
 
 mod request;
+mod rerank;
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,10 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use lacuna_engine::{Embedder, EngineError, HeldMemory, RequestMemory, shortened};
+use lacuna_engine::{
+    Embedder, EmbedderConfig, EngineError, HeldMemory, RequestMemory, Reranker, TextEncoder,
+    shortened,
+};
 use lacuna_models::{ForwardError, Model};
 use lacuna_text::tokenizer::EncodeLimits;
 use serde_json::{Value, json};
@@ -43,17 +47,38 @@ pub(crate) struct Embeddings {
     model_name: String,
     started: u64,
     strict_fields: bool,
-    /// Tokens of a text at most.
-    max_tokens: usize,
-    /// Elements of an embedding.
-    dimensions: usize,
+    encoder: TextEncoder,
     /// How long a request may take.
     time: Duration,
     bodies: Bodies,
     preparation: Preparation,
-    embedder: Mutex<Embedder>,
+    work: Mutex<Work>,
     /// Whether what is under way is to be given up.
     ending: AtomicBool,
+}
+
+/// What computes.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Embed(Embedder),
+    Score(Reranker),
+}
+
+impl Work {
+    /// What `model` is for, set up.
+    pub(crate) fn new(model: &Arc<Model>, config: &EmbedderConfig) -> Result<Self, EngineError> {
+        match model.spec().judgement() {
+            Some(_) => Reranker::new(Arc::clone(model), config).map(Self::Score),
+            None => Embedder::new(Arc::clone(model), config).map(Self::Embed),
+        }
+    }
+
+    fn encoder(&self) -> &TextEncoder {
+        match self {
+            Self::Embed(embedder) => embedder.encoder(),
+            Self::Score(reranker) => reranker.encoder(),
+        }
+    }
 }
 
 /// Texts that are embedded before other requests have a turn.
@@ -67,22 +92,22 @@ struct Wanted {
 
 impl Embeddings {
     pub(crate) fn new(
-        embedder: Embedder,
+        model: Arc<Model>,
+        work: Work,
         memory: RequestMemory,
         config: &ServerConfig,
         preparation: Preparation,
     ) -> Self {
         Self {
-            model: Arc::clone(embedder.model()),
+            model,
             model_name: config.model_name.clone(),
             started: seconds_now(),
             strict_fields: config.strict_fields,
-            max_tokens: embedder.max_tokens(),
-            dimensions: embedder.dimensions(),
+            encoder: work.encoder().clone(),
             time: config.limits.request,
             bodies: Bodies::new(config.limits.clone(), memory),
             preparation,
-            embedder: Mutex::new(embedder),
+            work: Mutex::new(work),
             ending: AtomicBool::new(false),
         }
     }
@@ -92,18 +117,32 @@ impl Embeddings {
         &self.model
     }
 
+    /// Tokens of a text at most.
+    pub(crate) fn max_tokens(&self) -> usize {
+        self.encoder.max_tokens()
+    }
+
+    /// Computes, when it is this request's turn.
+    fn working<T>(
+        &self,
+        compute: impl FnOnce(&mut Work) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let work = self.work.lock();
+        compute(&mut work.unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Gives up what is under way, after the texts that are being embedded.
     pub(crate) fn end(&self) {
         self.ending.store(true, Ordering::Relaxed);
     }
 
-    /// What the tokens of a text may come to.
+    /// What the tokens of a text may come to; how many there may be is the encoder's affair.
     fn encode_limits(&self) -> EncodeLimits {
         /// A text of as many tokens as encoders take has some kilobytes.
         const WORKSPACE_BYTES: u64 = 4 << 20;
         let share = self.bodies.memory_limit().get() / 8;
         EncodeLimits {
-            tokens: self.max_tokens,
+            tokens: usize::MAX,
             workspace_bytes: share.min(WORKSPACE_BYTES) as usize,
         }
     }
@@ -123,12 +162,12 @@ impl Embeddings {
             "object": "model",
             "created": self.started,
             "owned_by": "lacuna",
-            "max_model_len": self.max_tokens,
+            "max_model_len": self.max_tokens(),
         })
     }
 
     /// The reply to a body, for which `memory` has been taken without what the reply takes.
-    fn answer(
+    fn embeddings(
         &self,
         received: Received,
         mut memory: HeldMemory,
@@ -137,19 +176,37 @@ impl Embeddings {
         let mut ignored = Ignored::new(self.strict_fields);
         let request: Request = body::read(received.object()?, &mut ignored)?;
         self.check_model(request.model.as_deref())?;
-        let dimensions = request.dimensions(self.dimensions)?;
+        let width = self.model.spec().embedding_width();
+        let width = width.ok_or_else(|| {
+            ApiError::not_supported(
+                "the model of this server scores documents and makes no embeddings; send /v1/rerank",
+            )
+        })?;
+        let dimensions = request.dimensions(width)?;
         let encoding = request.encoding();
-        let limits = self.encode_limits();
-        let texts = request.texts(self.model.tokenizer(), &limits)?;
+        let texts = request.texts(&self.model, &self.encoder, &self.encode_limits())?;
         let most = texts.len().saturating_mul(encoding.most_bytes(dimensions));
-        memory.resize(memory.bytes().saturating_add(most))?;
-        let mut reply = Vec::new();
-        reply.try_reserve_exact(most)?;
+        let mut reply = room_for_reply(&mut memory, most)?;
         self.write(&mut reply, &texts, (dimensions, encoding), wanted)?;
-        let kind = [(header::CONTENT_TYPE, "application/json")];
-        let mut response = (kind, reply).into_response();
-        ignored.attach(&mut response);
-        Ok(response)
+        Ok(reply_of(reply, &ignored))
+    }
+
+    /// The same to a query and documents.
+    fn scores(
+        &self,
+        received: Received,
+        mut memory: HeldMemory,
+        wanted: &Wanted,
+    ) -> Result<Response, ApiError> {
+        let mut ignored = Ignored::new(self.strict_fields);
+        let request: rerank::Request = body::read(received.object()?, &mut ignored)?;
+        self.check_model(request.model.as_deref())?;
+        if self.model.spec().judgement().is_none() {
+            return Err(rerank::no_scores());
+        }
+        let mut reply = room_for_reply(&mut memory, request.most_bytes())?;
+        rerank::write(self, &mut reply, &request, &self.encode_limits(), wanted)?;
+        Ok(reply_of(reply, &ignored))
     }
 
     fn write(
@@ -164,18 +221,20 @@ impl Embeddings {
         for turn in texts.chunks(TURN) {
             self.check(wanted)?;
             let mut written = Ok(());
-            let embedder = self.embedder.lock();
-            let mut embedder = embedder.unwrap_or_else(PoisonError::into_inner);
-            let embedded = embedder.embed(turn, |embedding| {
-                if written.is_ok() {
-                    let cut = shortened(embedding, dimensions);
-                    let cut = cut.expect("a number of dimensions that was checked");
-                    written = write_one(reply, index, &cut, encoding);
-                }
-                index += 1;
-            });
-            drop(embedder);
-            embedded.map_err(refused)?;
+            self.working(|work| {
+                let Work::Embed(embedder) = work else {
+                    unreachable!("a model with embeddings was asked for")
+                };
+                let embedded = embedder.embed(turn, |embedding| {
+                    if written.is_ok() {
+                        let cut = shortened(embedding, dimensions);
+                        let cut = cut.expect("a number of dimensions that was checked");
+                        written = write_one(reply, index, &cut, encoding);
+                    }
+                    index += 1;
+                });
+                embedded.map_err(refused)
+            })?;
             written.map_err(|error| ApiError::internal(error.to_string()))?;
         }
         let tokens: usize = texts.iter().map(Vec::len).sum();
@@ -207,6 +266,21 @@ impl Embeddings {
     }
 }
 
+/// Room for a reply of at most so many bytes, which are taken from the account first.
+fn room_for_reply(memory: &mut HeldMemory, most: usize) -> Result<Vec<u8>, ApiError> {
+    memory.resize(memory.bytes().saturating_add(most))?;
+    let mut reply = Vec::new();
+    reply.try_reserve_exact(most)?;
+    Ok(reply)
+}
+
+fn reply_of(reply: Vec<u8>, ignored: &Ignored) -> Response {
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    let mut response = (kind, reply).into_response();
+    ignored.attach(&mut response);
+    response
+}
+
 fn write_one(
     reply: &mut Vec<u8>,
     index: usize,
@@ -233,6 +307,7 @@ fn write_one(
 fn refused(error: EngineError) -> ApiError {
     match error {
         EngineError::Forward(ForwardError::Lost(lost)) => (&lost).into(),
+        EngineError::Tokenizer(error) => error.into(),
         EngineError::Forward(error @ ForwardError::TokenOutOfRange { .. }) => {
             ApiError::field("input", error.to_string())
         }
@@ -245,6 +320,21 @@ pub(crate) async fn create(
     State(app): State<Arc<Embeddings>>,
     body: Body,
 ) -> Result<Response, ApiError> {
+    answer(app, body, Embeddings::embeddings).await
+}
+
+/// `POST /v1/rerank`
+pub(crate) async fn rerank(
+    State(app): State<Arc<Embeddings>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(app, body, Embeddings::scores).await
+}
+
+/// What makes a reply of a body.
+type Answer = fn(&Embeddings, Received, HeldMemory, &Wanted) -> Result<Response, ApiError>;
+
+async fn answer(app: Arc<Embeddings>, body: Body, answer: Answer) -> Result<Response, ApiError> {
     let client = Arc::new(());
     let wanted = Wanted {
         client: Arc::downgrade(&client),
@@ -255,9 +345,9 @@ pub(crate) async fn create(
     let bytes = Purpose::Text.bytes(&received.extent, &app.encode_limits());
     let memory = app.bodies.take(bytes).await?;
     let working = Arc::clone(&app);
-    let work = move || working.answer(received, memory, &wanted);
+    let work = move || answer(&working, received, memory, &wanted);
     let done = app.preparation.run(place, work).await;
-    done.unwrap_or_else(|| Err(ApiError::internal("the texts could not be embedded")))
+    done.unwrap_or_else(|| Err(ApiError::internal("the texts could not be computed")))
 }
 
 /// `GET /v1/models`
@@ -275,8 +365,11 @@ pub(crate) async fn model(
 }
 
 /// What models that write are asked for.
-pub(crate) async fn writes_nothing() -> ApiError {
-    let message =
-        "the model of this server makes embeddings of texts and cannot write; send /v1/embeddings";
-    ApiError::new(StatusCode::NOT_FOUND, "not_supported", message)
+pub(crate) async fn writes_nothing(State(app): State<Arc<Embeddings>>) -> ApiError {
+    ApiError::not_supported(match app.model.spec().judgement() {
+        None => {
+            "the model of this server makes embeddings of texts and cannot write; send /v1/embeddings"
+        }
+        Some(_) => "the model of this server scores documents and cannot write; send /v1/rerank",
+    })
 }

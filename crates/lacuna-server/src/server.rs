@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use lacuna_engine::{Embedder, EmbedderConfig, EngineError, Grace, Handle, RequestMemory, Service};
+use lacuna_engine::{EmbedderConfig, EngineError, Grace, Handle, RequestMemory, Service};
 use lacuna_models::Model;
 use lacuna_text::template::TemplateError;
 use tokio::net::TcpListener;
@@ -16,7 +16,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::app::App;
 use crate::config::ServerConfig;
-use crate::embeddings::Embeddings;
+use crate::embeddings::{Embeddings, Work};
 use crate::http::connections;
 use crate::http::probes::Probes;
 use crate::http::routes::Routers;
@@ -121,7 +121,7 @@ impl Server {
     }
 }
 
-/// A running server of a model that makes embeddings. Dropping it ends everything under way at once.
+/// A running server of a model that makes embeddings, or scores pairs of texts. Dropping it ends everything under way at once.
 #[derive(Debug)]
 pub struct EmbeddingServer {
     address: SocketAddr,
@@ -141,10 +141,16 @@ impl EmbeddingServer {
         let (runtime, listener, address) = listen(&config)?;
         let embedder = EmbedderConfig::of(&config.service.engine_config());
         let memory = RequestMemory::new(embedder.requests);
-        let embedder = Embedder::new(Arc::clone(&model), &embedder)?;
+        let work = Work::new(&model, &embedder)?;
         let preparation = Preparation::start().map_err(StartError::Runtime)?;
         let connections = connections::account(&memory, config.limits.connections);
-        let app = Arc::new(Embeddings::new(embedder, memory, &config, preparation));
+        let app = Arc::new(Embeddings::new(
+            Arc::clone(&model),
+            work,
+            memory,
+            &config,
+            preparation,
+        ));
         let (stop, stopped) = watch::channel(false);
         let probes = Probes {
             model,
@@ -172,6 +178,12 @@ impl EmbeddingServer {
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
         self.app.model()
+    }
+
+    /// Tokens that a text may have.
+    #[must_use]
+    pub fn max_tokens(&self) -> usize {
+        self.app.max_tokens()
     }
 
     /// Takes no more requests, lets those under way finish within the grace time, and ends.

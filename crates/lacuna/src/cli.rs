@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Make embeddings of texts
     Embed(EmbedArgs),
+    /// Sort texts by how well they answer a query
+    Rerank(RerankArgs),
     /// Download a model, to have it when it is wanted
     Pull(PullArgs),
     /// List the models that are on this machine, and whether they fit
@@ -285,7 +287,8 @@ pub(crate) struct ServeArgs {
 Examples:
   lacuna embed sentence-transformers/all-MiniLM-L6-v2 \"How do I borrow a value?\"
   lacuna embed bge-small.gguf --json < sentences.txt > embeddings.jsonl
-  lacuna embed model.gguf --dimensions 256 --truncate < paragraphs.txt"
+  lacuna embed model.gguf --dimensions 256 --truncate < paragraphs.txt
+  lacuna embed Qwen/Qwen3-Embedding-0.6B --prompt-name query \"Who maps pages?\""
 )]
 pub(crate) struct EmbedArgs {
     #[command(flatten)]
@@ -295,15 +298,53 @@ pub(crate) struct EmbedArgs {
     /// Cut embeddings to this many elements, and bring them to a length of 1 again [default: all]
     #[arg(long, value_name = "N")]
     pub(crate) dimensions: Option<NonZeroUsize>,
+    /// Put the prompt of this name in front of each text, which the model's folder has, such as query
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prompt_name: Option<String>,
+    /// Put this in front of each text
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_name")]
+    pub(crate) prompt: Option<String>,
+    #[command(flatten)]
+    pub(crate) passes: PassArgs,
+}
+
+/// How texts are computed by models that make a vector or a score of each.
+#[derive(Debug, Args)]
+pub(crate) struct PassArgs {
     /// Cut texts that have more tokens than the model takes, instead of refusing them
     #[arg(long)]
     pub(crate) truncate: bool,
+    /// Tokens that a text may have [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) ctx: Option<NonZeroUsize>,
     /// Tokens computed in one pass at most, or as many as one text may have if that is more
     #[arg(long, value_name = "TOKENS", default_value = "512")]
     pub(crate) batch: NonZeroUsize,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Prints each text behind its score, from 0 to 1, best first.
+
+Examples:
+  lacuna rerank bge-reranker.gguf \"Who maps pages?\" \"The pool does.\" \"It rains.\"
+  lacuna rerank BAAI/bge-reranker-v2-m3 \"Who maps pages?\" --top 3 --json < paragraphs.txt"
+)]
+pub(crate) struct RerankArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// What the texts are to answer
+    pub(crate) query: String,
+    /// Texts [default: standard input, where each line is one]
+    pub(crate) texts: Vec<String>,
+    /// Print so many of the best alone [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) top: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) passes: PassArgs,
 }
 
 #[derive(Debug, Args)]

@@ -52,8 +52,9 @@
 pub use lacuna_engine::{
     Accounting, Constraint, ConstraintError, Embedder, EmbedderConfig, Engine, EngineConfig,
     EngineError, Event, Excess, Failure, FinishReason, Generation, Grace, Handle, Limits, Miss,
-    Penalties, PrefixCacheConfig, Refusal, Request, Sampling, SamplingError, Service,
-    ServiceConfig, Session, Status, Stream, TokenLogprobs, Usage, WrongDimensions, shortened,
+    Pair, Penalties, PrefixCacheConfig, Refusal, Request, Reranker, Sampling, SamplingError,
+    Service, ServiceConfig, Session, Status, Stream, TextEncoder, TokenLogprobs, Usage,
+    WrongDimensions, shortened,
 };
 pub use lacuna_files::{self as files, ModelFiles};
 pub use lacuna_kernels::{DType, ElementType};

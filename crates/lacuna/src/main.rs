@@ -24,6 +24,7 @@ fn main() -> ExitCode {
     let done = match command {
         Command::Run(args) => commands::run::run(&args),
         Command::Embed(args) => commands::embed::run(&args),
+        Command::Rerank(args) => commands::rerank::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
         Command::Pull(args) => commands::models::pull(&args),
         Command::List(args) => commands::models::list(&args),

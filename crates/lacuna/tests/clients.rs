@@ -1,4 +1,4 @@
-//! Programs that people use against a server, against `lacuna serve demo`: the official clients of its
+//! Programs that people use against a server, against `lacuna serve`: the official clients of its
 //! interfaces, libraries over them, and a browser. Ignored until asked for: `.ci/test-server` installs what
 //! they need and runs them.
 
@@ -17,8 +17,12 @@ struct Served {
 
 impl Served {
     fn start(arguments: &[&str]) -> Self {
+        Self::start_model("demo", arguments)
+    }
+
+    fn start_model(model: &str, arguments: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_lacuna"))
-            .args(["serve", "demo", "--port", "0", "--json"])
+            .args(["serve", model, "--port", "0", "--json"])
             .args(arguments)
             .stdout(Stdio::piped())
             .spawn()
@@ -117,6 +121,15 @@ fn libraries_that_ask_for_nested_models_get_them() {
     // Schemas with `$ref` and `$defs` used to be refused in tools.
     let server = Served::start(&[]);
     let script = root().join("crates/lacuna/tests/clients/nested_models.py");
+    succeeds(Command::new(python()).arg(script).arg(&server.url));
+}
+
+#[test]
+#[ignore = "needs the OpenAI client, LangChain and llm: run .ci/test-server"]
+fn clients_of_embeddings_find_what_they_expect() {
+    let model = root().join("reference/encoders/bert/mean.gguf");
+    let server = Served::start_model(model.to_str().expect("UTF-8"), &[]);
+    let script = root().join("crates/lacuna/tests/clients/embeddings.py");
     succeeds(Command::new(python()).arg(script).arg(&server.url));
 }
 

@@ -6,10 +6,14 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-fn model() -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
-    let path: PathBuf = root.join("encoders/bert/mean.gguf");
+fn fixture(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/encoders");
+    let path: PathBuf = root.join(name);
     path.to_str().expect("UTF-8").to_owned()
+}
+
+fn model() -> String {
+    fixture("bert/mean.gguf")
 }
 
 fn embed(args: &[&str], input: &str) -> Output {
@@ -152,11 +156,109 @@ fn each_command_refuses_the_other_kind_of_model() {
     };
     let encoder = model();
     assert!(run(&["embed", "demo", "a"]).contains("makes no embeddings"));
-    for args in [&["run", &encoder, "-p", "a"][..], &["plan", &encoder][..]] {
+    let reranker = fixture("bert-scores/hf");
+    for args in [
+        &["run", &encoder, "-p", "a"][..],
+        &["embed", &reranker, "a"][..],
+    ] {
         let error = run(args);
         assert!(
             error.contains("embeddings") && !error.contains("panicked"),
             "{args:?}: {error}"
         );
     }
+    for model in ["demo", &encoder] {
+        assert!(run(&["rerank", model, "a", "b"]).contains("reranker"));
+    }
+}
+
+fn succeeds(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {error}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[test]
+fn texts_are_printed_behind_their_scores_best_first() {
+    let reranker = fixture("bert-scores/hf");
+    let texts = ["a", "x y z", "abcd", "q.", "a"];
+    let args = [&["rerank", &reranker, "ab!", "--json"], &texts[..]].concat();
+    let lines = succeeds(&args);
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(lines.len(), texts.len());
+    let score = |line: &Value| line["relevance_score"].as_f64().expect("a number");
+    assert!(lines.is_sorted_by(|a, b| score(a) >= score(b)), "{lines:?}");
+    for line in &lines {
+        let index = line["index"].as_u64().expect("a number") as usize;
+        assert_eq!(line["text"], texts[index]);
+    }
+    let best = succeeds(&[&["rerank", &reranker, "ab!", "--top", "1"], &texts[..]].concat());
+    let text = lines[0]["text"].as_str().expect("text");
+    assert_eq!(best, format!("{:.4}  {text}\n", score(&lines[0])));
+}
+
+#[test]
+fn the_plan_of_an_encoder_is_what_it_commits() {
+    let encoder = model();
+    let plan = |more: &[&str]| -> Value {
+        let args = [&["plan", &encoder, "--json"], more].concat();
+        serde_json::from_str(&succeeds(&args)).expect("JSON")
+    };
+    let usual = plan(&[]);
+    assert_eq!(
+        (&usual["dimensions"], &usual["context_tokens"]),
+        (&24.into(), &24.into())
+    );
+    let parts = usual["committed"].as_object().expect("parts").values();
+    let sum: u64 = parts.map(|part| part.as_u64().expect("bytes")).sum();
+    assert_eq!(usual["committed_bytes"], sum);
+    let small = plan(&["--batch", "1", "--ctx", "8"]);
+    let activations = |plan: &Value| {
+        plan["committed"]["activation_bytes"]
+            .as_u64()
+            .expect("bytes")
+    };
+    assert!(activations(&small) < activations(&usual));
+    assert_eq!(small["batch_tokens"], 8);
+    let table = succeeds(&["plan", &encoder]);
+    assert!(table.contains("embeddings of 24 elements"), "{table}");
+    let reranker = succeeds(&["plan", &fixture("bert-scores/hf")]);
+    assert!(reranker.contains("scores of pairs"), "{reranker}");
+}
+
+#[test]
+fn prompts_are_put_in_front_by_name_or_as_written() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let from = Path::new(&fixture("bert/hf")).join(file);
+        std::fs::copy(from, folder.path().join(file)).expect("room to copy");
+    }
+    let prompts = r#"{"prompts": {"query": "abcd "}}"#;
+    let settings = folder.path().join("config_sentence_transformers.json");
+    std::fs::write(settings, prompts).expect("room for it");
+    let model = folder.path().to_str().expect("UTF-8");
+    let embedding = |args: &[&str]| -> Value {
+        let line = succeeds(&[&["embed", model, "--json"], args].concat());
+        let line: Value = serde_json::from_str(&line).expect("JSON");
+        line["embedding"].clone()
+    };
+    let written = embedding(&["abcd x"]);
+    assert_eq!(embedding(&["x", "--prompt-name", "query"]), written);
+    assert_eq!(embedding(&["x", "--prompt", "abcd "]), written);
+    assert_ne!(embedding(&["x"]), written);
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["embed", model, "x", "--prompt-name", "passage"])
+        .output()
+        .expect("the program starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("query"), "{error}");
 }

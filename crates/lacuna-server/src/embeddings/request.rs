@@ -1,13 +1,16 @@
 //! The body of `POST /v1/embeddings`.
 
-use lacuna_text::tokenizer::{EncodeLimits, Special, Tokenizer};
+use lacuna_engine::{Excess, TextEncoder};
+use lacuna_models::Model;
+use lacuna_text::tokenizer::EncodeLimits;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::refused;
 use crate::http::error::ApiError;
 
 /// Texts of one request at most, as OpenAI has it.
-const MOST_TEXTS: usize = 2048;
+pub(super) const MOST_TEXTS: usize = 2048;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Request {
@@ -18,6 +21,12 @@ pub(super) struct Request {
     dimensions: Option<usize>,
     #[serde(default)]
     encoding_format: Option<Encoding>,
+    /// The prompt that goes in front of each text, by the name that the model's folder gives it.
+    #[serde(default)]
+    prompt_name: Option<String>,
+    /// Whether longer texts are cut instead of refused.
+    #[serde(default)]
+    truncate: Option<bool>,
     /// Who asks, for services that count by that.
     #[serde(default, rename = "user")]
     _user: IgnoredAny,
@@ -82,9 +91,17 @@ impl Request {
     /// as they are.
     pub(super) fn texts(
         self,
-        tokenizer: &Tokenizer,
+        model: &Model,
+        encoder: &TextEncoder,
         limits: &EncodeLimits,
     ) -> Result<Vec<Vec<u32>>, ApiError> {
+        let prompt = model.prompts().get(self.prompt_name.as_deref());
+        let prompt = prompt.map_err(|error| ApiError::field("prompt_name", error.to_string()))?;
+        let most = encoder.max_tokens();
+        let excess = match self.truncate {
+            Some(true) => Excess::Cut,
+            Some(false) | None => Excess::Refuse,
+        };
         let count = match &self.input {
             Input::Text(_) => 1,
             // An empty list is one of no texts, not a text of no tokens.
@@ -102,13 +119,20 @@ impl Request {
             if text.is_empty() {
                 return Err(wrong(index, "is empty"));
             }
-            let tokens = tokenizer.encode_within(&text, Special::PROMPT, limits);
-            tokens.map_err(|error| ApiError::from(error).of(&place(index)))
+            let text = match prompt {
+                "" => text,
+                prompt => format!("{prompt}{text}"),
+            };
+            let tokens = encoder.text(&text, excess, limits);
+            tokens.map_err(|error| refused(error).of(&place(index)))
         };
-        let given = |(index, tokens): (usize, Vec<u32>)| match tokens.len() {
+        let given = |(index, mut tokens): (usize, Vec<u32>)| match tokens.len() {
             0 => Err(wrong(index, "is empty")),
-            length if length > limits.tokens => {
-                let most = limits.tokens;
+            length if length > most && excess == Excess::Cut => {
+                tokens.truncate(most);
+                Ok(tokens)
+            }
+            length if length > most => {
                 let problem =
                     format!("has {length} tokens, more than the {most} that the model takes");
                 Err(wrong(index, &problem))
@@ -125,7 +149,11 @@ impl Request {
 }
 
 fn place(index: usize) -> String {
-    format!("input[{index}]")
+    place_in("input", index)
+}
+
+pub(super) fn place_in(field: &str, index: usize) -> String {
+    format!("{field}[{index}]")
 }
 
 fn wrong(index: usize, problem: &str) -> ApiError {

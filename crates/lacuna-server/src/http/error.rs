@@ -111,6 +111,11 @@ impl ApiError {
         }
     }
 
+    /// The model of this server is for something else.
+    pub(crate) fn not_supported(message: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_supported", message)
+    }
+
     /// The service cannot do it now.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self {

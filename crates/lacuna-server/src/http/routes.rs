@@ -55,11 +55,15 @@ impl Routers {
         Self::of(all, measured, app, &app.keys, probes)
     }
 
-    /// Those of a server of an embedding model.
+    /// Those of a server of a model that makes embeddings or scores.
     pub(crate) fn of_embeddings(app: &Arc<Embeddings>, keys: &ApiKeys, probes: &Probes) -> Self {
         let writes = || post(embeddings::writes_nothing);
         let all = Router::new()
             .route("/v1/embeddings", post(embeddings::create))
+            .route("/v1/rerank", post(embeddings::rerank))
+            // As Cohere's clients and text-embeddings-inference's call it.
+            .route("/v2/rerank", post(embeddings::rerank))
+            .route("/rerank", post(embeddings::rerank))
             .route("/v1/models", get(embeddings::models))
             .route("/v1/models/{*name}", get(embeddings::model))
             .route("/v1/chat/completions", writes())

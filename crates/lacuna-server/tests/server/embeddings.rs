@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`, on a tiny encoder whose vocabulary is letters: a letter a token.
+//! `POST /v1/embeddings` and `POST /v1/rerank`, on tiny encoders whose vocabulary is letters: a letter a token.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -20,6 +20,26 @@ fn encoder() -> Arc<Model> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference");
     let files = ModelFiles::open(&root.join("encoders/bert/mean.gguf")).expect("committed");
     Arc::new(Model::load(files).expect("a model"))
+}
+
+/// The folder of a model, with other files beside the model's own.
+fn folder_with(name: &str, files: &[(&str, Value)]) -> tempfile::TempDir {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/encoders");
+    let copy = tempfile::tempdir().expect("a scratch folder");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let from = root.join(name).join("hf").join(file);
+        std::fs::copy(from, copy.path().join(file)).expect("room to copy");
+    }
+    for (file, value) in files {
+        std::fs::write(copy.path().join(file), value.to_string()).expect("room for it");
+    }
+    copy
+}
+
+fn start_folder(folder: &tempfile::TempDir) -> EmbeddingServer {
+    let files = ModelFiles::open(folder.path()).expect("a folder");
+    let model = Arc::new(Model::load(files).expect("a model"));
+    EmbeddingServer::start(model, config()).expect("the server starts")
 }
 
 fn start_with(change: impl FnOnce(&mut ServerConfig)) -> EmbeddingServer {
@@ -254,4 +274,209 @@ fn a_budget_that_does_not_hold_the_model_is_refused() {
     let refused = EmbeddingServer::start(encoder(), config).expect_err("too small");
     assert!(matches!(refused, StartError::Engine(_)), "{refused}");
     assert!(refused.to_string().contains("budget"), "{refused}");
+}
+
+#[test]
+fn prompts_go_in_front_by_name_and_long_texts_are_cut_if_asked() {
+    let prompts = json!({"prompts": {"query": "abcd ", "document": ""}});
+    let folder = folder_with("bert", &[("config_sentence_transformers.json", prompts)]);
+    let server = start_folder(&folder);
+    let data = |body: Value| {
+        let response = post(server.address(), &body);
+        assert_eq!(response.status, 200, "{response:?}");
+        response.json()["data"].clone()
+    };
+    let written = data(json!({"input": ["abcd x", "x"]}));
+    assert_eq!(
+        data(json!({"input": "x", "prompt_name": "query"}))[0]["embedding"],
+        written[0]["embedding"]
+    );
+    assert_eq!(
+        data(json!({"input": "x", "prompt_name": "document"}))[0]["embedding"],
+        written[1]["embedding"]
+    );
+    let refused = post(
+        server.address(),
+        &json!({"input": "x", "prompt_name": "passage"}),
+    );
+    assert_eq!(refused.status, 400);
+    let error = &refused.json()["error"];
+    assert_eq!(error["param"], "prompt_name");
+    assert!(
+        error["message"]
+            .as_str()
+            .is_some_and(|it| it.contains("document, query")),
+        "{error}"
+    );
+    let long = "a ".repeat(MOST_TOKENS);
+    let short = "a ".repeat(MOST_TOKENS - 2);
+    let cut = data(json!({"input": [long, short], "truncate": true}));
+    assert_eq!(cut[0]["embedding"], cut[1]["embedding"]);
+    assert_eq!(
+        post(server.address(), &json!({"input": long, "truncate": false})).status,
+        400
+    );
+    let tokens =
+        data(json!({"input": [vec![5; MOST_TOKENS + 1], vec![5; MOST_TOKENS]], "truncate": true}));
+    assert_eq!(tokens[0]["embedding"], tokens[1]["embedding"]);
+}
+
+fn rerank(address: SocketAddr, body: &Value) -> Response {
+    let body = body.to_string();
+    send(
+        address,
+        &request("POST", "/v1/rerank", &[], body.as_bytes()),
+    )
+}
+
+#[test]
+fn documents_are_sorted_by_how_well_they_answer() {
+    let folder = folder_with("bert-scores", &[]);
+    let server = start_folder(&folder);
+    let documents: Vec<String> = ["a", "x y z", "abcd", "q.", "zzz", "a"]
+        .map(str::to_owned)
+        .into();
+    let body = |more: Value| {
+        let mut body = json!({"query": "ab!", "documents": documents});
+        body.as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().expect("one").clone());
+        body
+    };
+    let response = rerank(server.address(), &body(json!({})));
+    assert_eq!(response.status, 200, "{response:?}");
+    let reply = response.json();
+    let results = reply["results"].as_array().expect("a list").clone();
+    assert_eq!(results.len(), documents.len());
+    let score = |result: &Value| result["relevance_score"].as_f64().expect("a number");
+    assert!(
+        results.is_sorted_by(|a, b| score(a) >= score(b)),
+        "{results:?}"
+    );
+    assert!(
+        results
+            .iter()
+            .all(|it| (0.0..=1.0).contains(&score(it)) && it.get("document").is_none())
+    );
+    let of = |index: usize| {
+        results
+            .iter()
+            .find(|it| it["index"] == index)
+            .expect("there")
+            .clone()
+    };
+    assert_eq!(score(&of(0)), score(&of(5)), "the same text");
+    assert_ne!(score(&of(0)), score(&of(1)));
+    // Alone, a document has the score that it has among others.
+    let alone = rerank(
+        server.address(),
+        &json!({"query": "ab!", "documents": [{"text": "x y z"}]}),
+    );
+    assert_eq!(score(&alone.json()["results"][0]), score(&of(1)));
+    let best = rerank(
+        server.address(),
+        &body(json!({"top_n": 2, "return_documents": true})),
+    );
+    let best = best.json()["results"].as_array().expect("a list").clone();
+    assert_eq!(best.len(), 2);
+    for (best, all) in best.iter().zip(&results) {
+        let index = all["index"].as_u64().expect("a number") as usize;
+        assert_eq!(best["index"], all["index"]);
+        assert_eq!(best["document"]["text"], documents[index].as_str());
+    }
+    // Query and document have a token each, and three go around and between them.
+    assert_eq!(
+        reply["usage"]["total_tokens"],
+        reply["usage"]["prompt_tokens"]
+    );
+    assert_eq!(alone.json()["usage"]["total_tokens"], 2 + 3 + 3);
+    for path in ["/v2/rerank", "/rerank"] {
+        let text = body(json!({})).to_string();
+        let other = send(
+            server.address(),
+            &request("POST", path, &[], text.as_bytes()),
+        );
+        assert_eq!(other.json()["results"], reply["results"], "{path}");
+    }
+}
+
+#[test]
+fn what_cannot_be_scored_is_refused_by_its_place() {
+    let folder = folder_with("bert-scores", &[]);
+    let server = start_folder(&folder);
+    let long = "a ".repeat(MOST_TOKENS);
+    for (body, param) in [
+        (json!({"query": "a"}), Value::Null),
+        (json!({"documents": ["a"]}), Value::Null),
+        (json!({"query": "", "documents": ["a"]}), json!("query")),
+        (json!({"query": "a", "documents": []}), json!("documents")),
+        (
+            json!({"query": "a", "documents": vec!["a"; 2049]}),
+            json!("documents"),
+        ),
+        (
+            json!({"query": "a", "documents": ["a", ""]}),
+            json!("documents[1]"),
+        ),
+        (
+            json!({"query": "a", "documents": ["a", long]}),
+            json!("documents[1]"),
+        ),
+        (
+            json!({"query": long, "documents": ["a"], "truncate": true}),
+            json!("documents[0]"),
+        ),
+        (
+            json!({"query": "a", "documents": [7]}),
+            json!("documents[0]"),
+        ),
+        (
+            json!({"query": "a", "documents": ["a"], "top_n": 0}),
+            json!("top_n"),
+        ),
+    ] {
+        let response = rerank(server.address(), &body);
+        assert_eq!(response.status, 400, "{body}: {response:?}");
+        assert_eq!(
+            response.json()["error"]["param"],
+            param,
+            "{body}: {response:?}"
+        );
+    }
+    let cut = rerank(
+        server.address(),
+        &json!({"query": "a", "documents": [long], "truncate": true}),
+    );
+    assert_eq!(cut.status, 200);
+    assert_eq!(cut.json()["usage"]["total_tokens"], MOST_TOKENS);
+}
+
+#[test]
+fn each_kind_of_model_says_what_it_is_not_for() {
+    let folder = folder_with("bert-scores", &[]);
+    let (scores, embeds) = (start_folder(&folder), start_with(|_| {}));
+    for (server, path, named) in [
+        (&scores, "/v1/embeddings", "/v1/rerank"),
+        (&scores, support::CHAT, "/v1/rerank"),
+        (&embeds, "/v1/rerank", "/v1/embeddings"),
+        (&embeds, support::CHAT, "/v1/embeddings"),
+    ] {
+        let body = json!({"input": "a", "query": "a", "documents": ["a"]}).to_string();
+        let response = send(
+            server.address(),
+            &request("POST", path, &[], body.as_bytes()),
+        );
+        let error = &response.json()["error"];
+        assert_eq!(
+            (response.status, &error["code"]),
+            (404, &json!("not_supported")),
+            "{path}"
+        );
+        assert!(
+            error["message"]
+                .as_str()
+                .is_some_and(|it| it.contains(named)),
+            "{error}"
+        );
+    }
 }

@@ -8,7 +8,7 @@ use lacuna_cli::{Bars, open_files, output};
 use lacuna_files::Progress;
 use serde::Serialize;
 
-use crate::cli::EmbedArgs;
+use crate::cli::{EmbedArgs, PassArgs};
 
 /// One text's line with `--json`.
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ const MOST_LINE_BYTES: usize = 1 << 20;
 const TEXTS_AT_ONCE: usize = 256;
 
 /// What tokenizing a line may hold besides it.
-const LIMITS: EncodeLimits = EncodeLimits {
+pub(super) const LIMITS: EncodeLimits = EncodeLimits {
     tokens: usize::MAX,
     workspace_bytes: 512 << 20,
 };
@@ -36,40 +36,69 @@ pub(crate) fn run(args: &EmbedArgs) -> Result<()> {
     let cannot_load = || format!("cannot load `{}`", args.model.model);
     let described = lacuna::describe(&files).with_context(cannot_load)?;
     Embedder::check(&described.spec)?;
-    let most = described.spec.hidden;
+    let most = described.spec.embedding_width().unwrap_or(0);
     if let Some(asked) = args.dimensions.filter(|asked| asked.get() > most) {
         bail!(output::Usage(format!(
             "--dimensions {asked} is more than the {most} of the model's embeddings"
         )));
     }
-    let config = EmbedderConfig {
-        threads: args.threads,
-        batch_tokens: args.batch.get(),
-        ..EmbedderConfig::default()
-    };
     let model = lacuna::Model::load(files).with_context(cannot_load)?;
-    let mut embedder = Embedder::new(model.into(), &config)?;
+    let mut embedder = Embedder::new(model.into(), &args.passes.config())?;
+    let known = embedder.model().prompts();
+    let prompt = match &args.prompt {
+        Some(prompt) => prompt.clone(),
+        None => {
+            let found = known.get(args.prompt_name.as_deref());
+            found
+                .map_err(|error| output::Usage(error.to_string()))?
+                .to_owned()
+        }
+    };
+    let mut job = Job {
+        embedder: &mut embedder,
+        args,
+        prompt: &prompt,
+    };
     match args.text.as_deref() {
         None | Some("-") => {
             let mut progress = Bars::default();
             if !std::io::stdout().is_terminal() {
                 progress.begin("embedding", None);
             }
-            embed_lines(
-                &mut embedder,
-                args,
-                &mut std::io::stdin().lock(),
-                &mut progress,
-            )
+            embed_lines(&mut job, &mut std::io::stdin().lock(), &mut progress)
         }
-        Some(text) => embed(&mut embedder, args, &[text.to_owned()], 0),
+        Some(text) => embed(&mut job, &[text.to_owned()], 0),
     }
+}
+
+impl PassArgs {
+    pub(super) fn config(&self) -> EmbedderConfig {
+        EmbedderConfig {
+            threads: self.threads,
+            batch_tokens: self.batch.get(),
+            context_tokens: self.ctx.map(usize::from),
+            ..EmbedderConfig::default()
+        }
+    }
+
+    pub(super) fn excess(&self) -> Excess {
+        match self.truncate {
+            true => Excess::Cut,
+            false => Excess::Refuse,
+        }
+    }
+}
+
+/// What embeds, how, and what goes in front of each text.
+struct Job<'a> {
+    embedder: &'a mut Embedder,
+    args: &'a EmbedArgs,
+    prompt: &'a str,
 }
 
 /// Embeds each line, some at a time.
 fn embed_lines(
-    embedder: &mut Embedder,
-    args: &EmbedArgs,
+    job: &mut Job<'_>,
     input: &mut impl BufRead,
     progress: &mut dyn Progress,
 ) -> Result<()> {
@@ -85,7 +114,7 @@ fn embed_lines(
         if lines.is_empty() {
             break;
         }
-        embed(embedder, args, &lines, done)?;
+        embed(job, &lines, done)?;
         done += lines.len();
     }
     progress.finish();
@@ -97,7 +126,7 @@ fn embed_lines(
 }
 
 /// The next line, without what ends it; `None` at the end.
-fn read_line(input: &mut impl BufRead, before: usize) -> Result<Option<String>> {
+pub(super) fn read_line(input: &mut impl BufRead, before: usize) -> Result<Option<String>> {
     let number = before + 1;
     let mut line = Vec::new();
     let most = MOST_LINE_BYTES as u64 + 1;
@@ -121,19 +150,22 @@ fn read_line(input: &mut impl BufRead, before: usize) -> Result<Option<String>> 
 }
 
 /// Embeds and prints `texts`, which come after `before` others.
-fn embed(embedder: &mut Embedder, args: &EmbedArgs, texts: &[String], before: usize) -> Result<()> {
-    let excess = match args.truncate {
-        true => Excess::Cut,
-        false => Excess::Refuse,
-    };
+fn embed(job: &mut Job<'_>, texts: &[String], before: usize) -> Result<()> {
+    let Job {
+        embedder,
+        args,
+        prompt,
+    } = job;
+    let encoder = embedder.encoder().clone();
     let mut tokens = Vec::with_capacity(texts.len());
     for (number, text) in (before + 1..).zip(texts) {
         ensure!(
             !text.trim().is_empty(),
             "text {number} is empty; leave it out"
         );
-        let most = embedder.max_tokens();
-        let found = embedder.tokens(text, excess, &LIMITS).with_context(|| {
+        let most = encoder.max_tokens();
+        let text = format!("{prompt}{text}");
+        let found = encoder.text(&text, args.passes.excess(), &LIMITS).with_context(|| {
             format!("text {number} cannot be embedded (the model takes {most} tokens; --truncate cuts longer texts)")
         })?;
         tokens.push(found);

@@ -10,7 +10,8 @@ use lacuna_kv::{Geometry, KvElements};
 use lacuna_models::LoadError;
 use lacuna_models::program::Program;
 use lacuna_models::spec::{
-    Attention, Experts, FeedForward, Latent, LayerSpec, Mask, Pooled, Pooling, Recurrence,
+    Attention, Experts, FeedForward, Latent, LayerSpec, Mask, Pooled, PooledResult, Pooling,
+    Recurrence,
 };
 use serde::Serialize;
 
@@ -70,24 +71,31 @@ struct Kind {
     rope: Option<String>,
 }
 
-/// How the rows of a text become its embedding.
+/// How the rows of a text become its embedding, or its scores.
 #[derive(Serialize)]
 struct PoolingReport {
     /// `mean`, `first` or `last`.
     rows: &'static str,
+    /// Elements of an embedding; none where there are scores.
+    dimensions: Option<usize>,
     /// Whether embeddings have a length of 1.
     normalized: bool,
 }
 
 impl PoolingReport {
-    fn of(pooled: Pooled) -> Self {
+    fn of(pooled: Pooled, hidden: usize) -> Self {
+        let (dimensions, normalized) = match pooled.result {
+            PooledResult::Embedding { normalized } => (Some(pooled.width(hidden)), normalized),
+            PooledResult::Score(_) => (None, false),
+        };
         Self {
+            dimensions,
+            normalized,
             rows: match pooled.pooling {
                 Pooling::Mean => "mean",
                 Pooling::First => "first",
                 Pooling::Last => "last",
             },
-            normalized: pooled.normalized,
         }
     }
 }
@@ -271,7 +279,9 @@ fn describe(files: &ModelFiles) -> Result<Report, LoadError> {
         context: spec.context_tokens,
         norm_epsilon: spec.norm.epsilon,
         kinds: kinds(spec),
-        pooling: spec.pooled().map(PoolingReport::of),
+        pooling: spec
+            .pooled()
+            .map(|pooled| PoolingReport::of(pooled, spec.hidden)),
         parameters: totals.iter().map(|total| total.elements).sum(),
         active_parameters: {
             let (layers, logits) = Program::new(spec).products();
@@ -364,9 +374,21 @@ fn shapes(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             writeln!(out, "rope            {}", output::name(rope))?;
         }
     }
-    if let Some(PoolingReport { rows, normalized }) = &report.pooling {
-        let normalized = if *normalized { ", normalized" } else { "" };
-        writeln!(out, "pooling         {rows}{normalized}")?;
+    if let Some(pooling) = &report.pooling {
+        let normalized = if pooling.normalized {
+            ", normalized"
+        } else {
+            ""
+        };
+        let result = match pooling.dimensions {
+            Some(dimensions) => format!("{dimensions} elements"),
+            None => "scores of pairs of texts".to_owned(),
+        };
+        writeln!(
+            out,
+            "pooling         {}, {result}{normalized}",
+            pooling.rows
+        )?;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ pub(crate) mod models;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod quantize;
+pub(crate) mod rerank;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod shell;

@@ -33,8 +33,8 @@ struct ReadyToEmbed<'a> {
     model: &'a str,
     /// Tokens of a text at most.
     max_tokens: usize,
-    /// Elements of an embedding.
-    dimensions: usize,
+    /// Elements of an embedding; none of a model that scores pairs of texts.
+    dimensions: Option<usize>,
     budget_bytes: Option<u64>,
     mapped_weight_bytes: u64,
 }
@@ -97,20 +97,25 @@ fn serve_embeddings(args: &ServeArgs, model: Arc<Model>, config: ServerConfig) -
     let ready = ReadyToEmbed {
         url: format!("http://{}", server.address()),
         model: &name,
-        max_tokens: server.model().spec().context_tokens,
-        dimensions: server.model().spec().hidden,
+        max_tokens: server.max_tokens(),
+        dimensions: server.model().spec().embedding_width(),
         budget_bytes,
         mapped_weight_bytes: server.model().weight_bytes(),
     };
     match args.model.json {
         true => output::json(&ready)?,
-        false => tell!(
-            "{name} on {} | embeddings of {} elements, of texts of up to {} tokens | mapped weights {} | Ctrl-C ends it",
-            ready.url,
-            ready.dimensions,
-            ready.max_tokens,
-            output::bytes(ready.mapped_weight_bytes),
-        ),
+        false => {
+            let makes = match ready.dimensions {
+                Some(dimensions) => format!("embeddings of {dimensions} elements, of texts"),
+                None => "scores of pairs of texts".to_owned(),
+            };
+            tell!(
+                "{name} on {} | {makes} of up to {} tokens | mapped weights {} | Ctrl-C ends it",
+                ready.url,
+                ready.max_tokens,
+                output::bytes(ready.mapped_weight_bytes),
+            );
+        }
     }
     tell_of_lost_files(Arc::clone(server.model()));
     signals.wait();

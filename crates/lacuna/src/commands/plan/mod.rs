@@ -1,5 +1,6 @@
 //! `lacuna plan`: where every byte goes, before any of them is used.
 
+mod encoder;
 mod report;
 mod table;
 
@@ -51,9 +52,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         active,
     } = subject(args)?;
     if spec.pooled().is_some() {
-        bail!(
-            "the model makes embeddings of texts and keeps nothing of them; `plan` is for models that write"
-        );
+        return encoder::run(args, &spec, &weights, vocabulary);
     }
     let demand = demand(args, spec.context_tokens)?;
     warn_of_context(demand.context_tokens, spec.context_tokens);

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Texts per second that become embeddings: Lacuna, ONNX Runtime and llama.cpp, in turn, on the same threads.
+
+    bench/peers/embedding.py target/models/all-minilm-l6-v2 --threads 2 --rounds 5
+
+Embeds the same short texts with each, tokens included, and prints medians and the ratio to the best of the others; and
+how alike their vectors are. Needs numpy, onnxruntime and tokenizers, and for a model without an ONNX file torch,
+transformers and onnx (its weights are exported once, beside the texts in --scratch). llama.cpp runs if llama-cpp-python
+is there and --gguf names its file. ONNX Runtime pads: it gets texts sorted by length, in batches of each size in
+BATCHES, and the best of them counts.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TEXTS = 1000
+BATCHES = (8, 32, 64)
+
+
+def texts() -> list[str]:
+    """Pieces of prose of three to sixteen words."""
+    words = (ROOT / "models" / "demo" / "heldout.txt").read_text(encoding="utf-8").split()
+    made, at = [], 0
+    while len(made) < TEXTS:
+        length = 3 + len(made) * 7 % 14
+        made.append(" ".join(words[(at + index) % len(words)] for index in range(length)))
+        at += length
+    return made
+
+
+class OnnxRuntime:
+    name = "onnxruntime"
+
+    def __init__(self, folder: pathlib.Path, scratch: pathlib.Path, threads: int):
+        import onnxruntime
+        import tokenizers
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        path = exported(folder, scratch)
+        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.inputs = {one.name for one in self.session.get_inputs()}
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(256)
+
+    def embed(self, texts: list[str], batch: int) -> np.ndarray:
+        encoded = [one.ids for one in self.tokenizer.encode_batch(texts)]
+        order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
+        made = [None] * len(encoded)
+        for start in range(0, len(order), batch):
+            part = order[start : start + batch]
+            longest = max(len(encoded[index]) for index in part)
+            ids = np.zeros((len(part), longest), dtype=np.int64)
+            mask = np.zeros_like(ids)
+            for row, index in enumerate(part):
+                ids[row, : len(encoded[index])] = encoded[index]
+                mask[row, : len(encoded[index])] = 1
+            given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+            hidden = self.session.run(None, {name: given[name] for name in self.inputs})[0]
+            vectors = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            for row, index in enumerate(part):
+                made[index] = vectors[row]
+        return np.stack(made)
+
+    def seconds(self, texts: list[str]) -> float:
+        return min(timed(lambda size=size: self.embed(texts, size)) for size in BATCHES)
+
+
+def exported(folder: pathlib.Path, scratch: pathlib.Path) -> str:
+    """The folder's own ONNX file, or one made of its weights."""
+    for own in (folder / "onnx" / "model.onnx", folder / "model.onnx"):
+        if own.exists():
+            return str(own)
+    path = scratch / "model.onnx"
+    if not path.exists():
+        import torch
+        from transformers import AutoModel
+
+        model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+        ids = torch.ones((2, 8), dtype=torch.long)
+        names = ["input_ids", "attention_mask", "token_type_ids"]
+        axes = {name: {0: "batch", 1: "tokens"} for name in [*names, "hidden"]}
+        torch.onnx.export(
+            model, (ids, ids, ids * 0), path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
+        )
+    return str(path)
+
+
+class LlamaCpp:
+    name = "llama.cpp"
+
+    def __init__(self, path: pathlib.Path, threads: int):
+        import llama_cpp
+
+        self.model = llama_cpp.Llama(
+            str(path), embedding=True, n_threads=threads, n_threads_batch=threads, n_ctx=512, n_batch=512, verbose=False
+        )
+
+    def embed(self, texts: list[str]) -> np.ndarray:
+        return np.array(self.model.embed(texts, normalize=True))
+
+    def seconds(self, texts: list[str]) -> float:
+        return timed(lambda: self.embed(texts))
+
+
+def timed(work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def lacuna(arguments, path: pathlib.Path, rounds: int) -> dict:
+    command = [arguments.lacuna, "bench", "embed", arguments.model, "--input", path, "--json"]
+    command += ["--threads", arguments.threads, "--rounds", rounds]
+    done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def alike(arguments, path: pathlib.Path, others: list) -> None:
+    """The lowest cosine between Lacuna's vectors and each of the others'."""
+    command = [str(arguments.lacuna), "embed", str(arguments.model), "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, input=path.read_text(encoding="utf-8"))
+    ours = np.array([json.loads(line)["embedding"] for line in done.stdout.splitlines()])
+    for other in others:
+        theirs = other.embed(texts(), 32) if other.name == "onnxruntime" else other.embed(texts())
+        print(f"  lowest cosine to {other.name}: {(ours * theirs).sum(1).min():.6f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=pathlib.Path, help="a folder of sentence-transformers")
+    parser.add_argument("--gguf", type=pathlib.Path, help="the same model for llama.cpp")
+    parser.add_argument("--lacuna", type=pathlib.Path, default=ROOT / "target" / "release" / "lacuna")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scratch", type=pathlib.Path, default=ROOT / "target" / "embedding")
+    arguments = parser.parse_args()
+    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    path = arguments.scratch / "texts.txt"
+    path.write_text("\n".join(texts()) + "\n", encoding="utf-8")
+    others = [OnnxRuntime(arguments.model, arguments.scratch, arguments.threads)]
+    if arguments.gguf:
+        others.append(LlamaCpp(arguments.gguf, arguments.threads))
+    alike(arguments, path, others)
+    rates = {name: [] for name in ("lacuna", *(other.name for other in others))}
+    for _ in range(arguments.rounds):
+        rates["lacuna"].append(lacuna(arguments, path, 3)["texts_per_second"])
+        for other in others:
+            rates[other.name].append(TEXTS / other.seconds(texts()))
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    for name, rate in medians.items():
+        print(f"  {name:<12} {rate:8.0f} texts/s, by {arguments.threads} threads")
+    best = max(rate for name, rate in medians.items() if name != "lacuna")
+    print(f"  lacuna is {medians['lacuna'] / best:.2f} times the best of the others")
+    report = lacuna(arguments, path, 10)
+    for when in ("early", "late"):
+        kept = report[when]
+        print(f"  after {kept['texts']:>6} texts: {kept['pss_bytes'] / 2**20:.1f} MiB resident")
+
+
+main()
