@@ -578,8 +578,8 @@ fn unsupported_parts_of_tokenizer_json_are_named() {
     let members = [
         (
             "normalizer",
-            r#"{"type":"Precompiled","precompiled_charsmap":"AAA="}"#,
-            "Precompiled",
+            r#"{"type":"Nmt","precompiled_charsmap":"AAA="}"#,
+            "Nmt",
         ),
         (
             "normalizer",
