@@ -87,6 +87,6 @@ mod tests {
             .get(Some("query"))
             .expect_err("none")
             .to_string();
-        assert!(shown.contains("names none"), "{shown}");
+        assert!(shown.contains("name none"), "{shown}");
     }
 }

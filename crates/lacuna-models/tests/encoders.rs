@@ -289,7 +289,10 @@ fn a_pipeline_that_is_not_run_is_refused_by_name() {
     }
     let without = folder_with(&[("modules.json", modules(&usual))]);
     let error = Encoder::folder(without.path()).err().expect("refused");
-    assert!(error.to_string().contains("pooling module"), "{error}");
+    assert!(
+        error.to_string().contains("settings of its modules"),
+        "{error}"
+    );
 }
 
 /// The published model, from text on: vocabulary, positions up to 256 and pooling as its folder says.

@@ -334,3 +334,41 @@ fn replies_are_as_long_as_they_may_be_when_the_models_end_is_ignored() {
     );
     assert_eq!(generated(&["--ignore-eos"]), 4800.0);
 }
+
+/// What 10,000 texts leave behind is what 100 do: by the kernel's account, but for what its own pages and the
+/// allocator's come to.
+#[cfg(target_os = "linux")]
+#[test]
+fn embedding_many_texts_takes_no_more_memory_than_a_few() {
+    const SLACK_BYTES: f64 = 1e6;
+    let model = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../reference/encoders/bert/mean.gguf"
+    );
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let texts: String = (0..200)
+        .map(|index| "abcd ".repeat(1 + index % 4) + "x\n")
+        .collect();
+    let input = folder.path().join("texts.txt");
+    std::fs::write(&input, texts).expect("room for it");
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["bench", "embed", model, "--rounds", "50", "--json"])
+        .arg("--input")
+        .arg(&input)
+        .output()
+        .expect("the program starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(
+        (
+            number(&report, "/early/texts"),
+            number(&report, "/late/texts")
+        ),
+        (100.0, 10_100.0)
+    );
+    let kept = |when: &str| number(&report, &format!("/{when}/anonymous_bytes"));
+    assert!(kept("late") - kept("early") < SLACK_BYTES, "{report}");
+    assert!(number(&report, "/texts_per_second") > 0.0);
+    assert!(number(&report, "/tokens") > number(&report, "/texts"));
+}
