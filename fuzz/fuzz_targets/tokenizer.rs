@@ -38,7 +38,12 @@ fn gguf(text: &str, mode: u8) {
     let id = |index: usize| special(index).map(|id| id as u32);
     let flag = |bit: u8| (mode & bit != 0).then_some(mode & 64 == 0);
     let vocabulary = GgufVocabulary {
-        model: if mode & 4 == 0 { "gpt2" } else { "llama" },
+        model: match (mode & 4 == 0, special(7)) {
+            (true, _) => "gpt2",
+            (false, None) => "llama",
+            (false, Some(_)) => "t5",
+        },
+        character_map: special(7).map(|_| text.as_bytes().to_vec()),
         pre: text.lines().last(),
         tokens: column(0).flatten().collect(),
         token_types: (mode & 8 != 0).then(|| column(1).map(|kind| number(kind).unwrap_or(1) as i32).collect()),

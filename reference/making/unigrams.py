@@ -107,3 +107,4 @@ def add_to_gguf(writer: gguf.GGUFWriter) -> None:
     writer.add_pad_token_id(1)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(True)
+    writer.add_add_sep_token(True)

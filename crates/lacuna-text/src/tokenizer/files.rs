@@ -40,6 +40,7 @@ fn vocabulary(metadata: &gguf::Metadata) -> Result<GgufVocabulary<'_>, gguf::Err
         unknown: entry(metadata, "unknown_token_id")?,
         add_bos: entry(metadata, "add_bos_token")?,
         add_eos: entry(metadata, "add_eos_token")?,
+        add_separator: entry(metadata, "add_sep_token")?,
         add_space_prefix: entry(metadata, "add_space_prefix")?,
         remove_extra_whitespaces: entry(metadata, "remove_extra_whitespaces")?,
         character_map: entry(metadata, "precompiled_charsmap")?,

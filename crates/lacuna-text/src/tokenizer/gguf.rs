@@ -54,6 +54,8 @@ pub struct GgufVocabulary<'a> {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.
     pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_sep_token`: whether the separator is between two texts, behind what ends the first.
+    pub add_separator: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`.
     pub add_space_prefix: Option<bool>,
     /// `tokenizer.ggml.remove_extra_whitespaces`.
@@ -401,14 +403,9 @@ impl GgufVocabulary<'_> {
             "add_eos_token",
             "eos_token_id",
         )?;
-        // A text's end, and what separates it from the next, which most vocabularies have only one token for.
-        let separator = self
-            .separator
-            .filter(|_| parts.spelling != Spelling::WordPiece);
-        let between = after
-            .into_iter()
-            .chain(separator.filter(|_| after.is_some()));
-        let between = between.collect();
+        // The first text's end, and what some vocabularies have there besides.
+        let separator = self.separator.filter(|_| self.add_separator == Some(true));
+        let between = after.into_iter().chain(separator).collect();
         let mut pieces = Pieces::default();
         for (_, text, kind) in self.entries() {
             match parts.spelling {

@@ -111,6 +111,7 @@ impl Metadata {
             unknown: id("unknown_token_id"),
             add_bos: flag("add_bos_token"),
             add_eos: flag("add_eos_token"),
+            add_separator: flag("add_sep_token"),
             add_space_prefix: flag("add_space_prefix"),
             remove_extra_whitespaces: flag("remove_extra_whitespaces"),
             character_map: self

@@ -176,6 +176,14 @@ fn word_pieces_agree_from_either_file_and_are_put_between_their_tokens() {
             let expected = [&[id("[CLS]")], &plain[..], &[id("[SEP]")]].concat();
             assert_eq!(around, expected, "{text:?}");
         }
+        if std::ptr::eq(tokenizer, &from_gguf) {
+            let joined = tokenizer.encode_pair("river", "deep", &EncodeLimits::default());
+            let [river, deep] =
+                ["river", "deep"].map(|it| tokenizer.encode(it, Special::NONE).unwrap());
+            let (cls, sep) = ([id("[CLS]")], [id("[SEP]")]);
+            let expected = [&cls[..], &river, &sep, &deep, &sep].concat();
+            assert_eq!(joined.unwrap(), (expected, 2 + river.len()));
+        }
         let named = "[CLS] hello [MASK]";
         let plain = tokenizer.encode(named, Special::NONE).unwrap();
         let special = [id("[CLS]"), id("[MASK]")];

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::super::error::{TokenizerError, VocabularyError};
-use super::super::parts::{self, Decoder, Surround};
+use super::super::parts::{self, Decoder};
 use super::super::pieces::{Spelling, TokenKind};
 use super::super::pre::{self, GPT2, WholeWords};
 use super::super::stream::Leading;
@@ -78,14 +78,10 @@ impl Vocabulary {
             rows,
         }
         .convert(file.pre_tokenizer.as_ref())?;
-        let around = |Surround { before, after }: Surround| match (&*before, &*after) {
-            ([] | [_], [] | [_]) => Ok((before.first().copied(), after.first().copied())),
-            _ => Err(inexpressible("tokens around texts")),
+        let (before, after) = match (&*own.before, &*own.after) {
+            ([] | [_], [] | [_]) => (own.before.first().copied(), own.after.first().copied()),
+            _ => return Err(inexpressible("tokens around texts")),
         };
-        let (before, after) = around(Surround {
-            before: own.before.clone(),
-            after: own.after.clone(),
-        })?;
         let padding = settings.padding.and_then(|name| own.pipeline.id(&name));
         let padding = padding.or(settings.padding_id);
         let made = Vocabulary {
