@@ -71,6 +71,7 @@ impl Stream<'_> {
         program.push(Op::Apply {
             function: Activation::Sigmoid,
             values: strength,
+            rows: Rows::Tokens,
             width: heads,
         });
         let decay = self.decay(heads, steps, program);

@@ -150,7 +150,7 @@ impl LayerSpec {
         }
         if let Some(recurrence) = &self.recurrence {
             recurrence.validate()?;
-            if matches!(model.output, OutputSpec::Pooled(_)) || !self.norms.before() {
+            if matches!(model.output, OutputSpec::Pooled(_)) || !self.norms.before_attention() {
                 return Err(ConfigError::Needs {
                     field: "a recurrence",
                     needs: "logits, and a norm before it",
