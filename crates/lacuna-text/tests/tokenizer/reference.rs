@@ -138,6 +138,20 @@ fn a_vocabulary_has_a_token_for_every_row_of_embeddings() {
 }
 
 #[test]
+fn of_several_chat_templates_gguf_has_the_one_that_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write(
+        "tokenizer.json",
+        &reference_text("tokenizers/qwen2/tokenizer.json"),
+    );
+    let config = r#"{"chat_template": [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]}"#;
+    write("tokenizer_config.json", config);
+    let made = Vocabulary::from_folder(folder.path(), 0).unwrap();
+    assert_eq!(made.chat_template.as_deref(), Some("b"));
+}
+
+#[test]
 fn what_gguf_has_no_form_for_is_an_error_that_names_the_part() {
     let folder = tempfile::tempdir().unwrap();
     let text = reference_text("tokenizers/qwen2/tokenizer.json");

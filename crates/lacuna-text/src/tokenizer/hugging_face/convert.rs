@@ -90,7 +90,7 @@ impl Vocabulary {
             add_bos: before.is_some(),
             add_eos: after.is_some(),
             padding: padding.filter(|id| (*id as usize) < made.tokens.len()),
-            chat_template: own.chat_templates.first().map(|(_, text)| text.clone()),
+            chat_template: own.chat_template().map(str::to_owned),
             ..made
         };
         made.check(&own)?;
