@@ -85,12 +85,21 @@ def exported(folder: pathlib.Path, scratch: pathlib.Path) -> str:
         import torch
         from transformers import AutoModel
 
-        model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+        class ByName(torch.nn.Module):
+            """The exporter passes inputs by place, and the model's places are others."""
+
+            def __init__(self):
+                super().__init__()
+                self.model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+            def forward(self, ids, mask, types):
+                return self.model(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+
         ids = torch.ones((2, 8), dtype=torch.long)
         names = ["input_ids", "attention_mask", "token_type_ids"]
         axes = {name: {0: "batch", 1: "tokens"} for name in [*names, "hidden"]}
         torch.onnx.export(
-            model, (ids, ids, ids * 0), path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
+            ByName(), (ids, ids, ids * 0), path, input_names=names, output_names=["hidden"], dynamic_axes=axes, dynamo=False
         )
     return str(path)
 

@@ -127,6 +127,11 @@ impl Tensor {
         &self.data
     }
 
+    /// Asks for the bytes to be read and mapped by huge pages: see [`Mapping::prefer_huge_pages`].
+    pub fn prefer_huge_pages(&self) {
+        self.data.prefer_huge_pages(self.range.clone());
+    }
+
     /// Whether the bytes start at a multiple of `alignment`, so that they can be viewed in place.
     pub fn is_aligned(&self, alignment: usize) -> bool {
         self.bytes().as_ptr().addr().is_multiple_of(alignment)

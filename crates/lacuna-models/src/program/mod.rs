@@ -115,21 +115,29 @@ impl Program {
     #[must_use]
     pub fn products(&self) -> (u64, u64) {
         let of = |wanted: Rows| {
-            let tensors = self.ops.iter().flat_map(move |op| match op {
-                Op::Product { rows, outputs, .. } if *rows == wanted => {
-                    outputs.iter().map(|(matrix, _)| matrix.0).collect()
-                }
-                Op::ExpertProduct { outputs, .. } if wanted == Rows::Tokens => {
-                    outputs.iter().map(|(experts, _)| experts.0).collect()
-                }
-                _ => Vec::new(),
-            });
-            let sizes = tensors.map(|tensor| match self.tensors[tensor] {
+            let tensors = self.multiplied().filter(|(rows, _)| *rows == wanted);
+            let sizes = tensors.map(|(_, tensor)| match self.tensors[tensor] {
                 TensorSpec::Experts(experts) => experts.active_elements() as u64,
                 other => other.elements() as u64,
             });
             sizes.sum()
         };
         (of(Rows::Tokens), of(Rows::Logits))
+    }
+
+    /// The tensors that rows are multiplied with, by their numbers, and what those are rows of. Others
+    /// are looked up in, row by row.
+    pub(crate) fn multiplied(&self) -> impl Iterator<Item = (Rows, usize)> {
+        self.ops.iter().flat_map(|op| match op {
+            Op::Product { rows, outputs, .. } => {
+                let matrices = outputs.iter().map(|(matrix, _)| (*rows, matrix.0));
+                matrices.collect()
+            }
+            Op::ExpertProduct { outputs, .. } => {
+                let experts = outputs.iter().map(|(experts, _)| (Rows::Tokens, experts.0));
+                experts.collect()
+            }
+            _ => Vec::new(),
+        })
     }
 }

@@ -36,6 +36,22 @@ enum Weight {
     Vector(Vec<f32>),
 }
 
+impl Weight {
+    /// Of matrices that are gone through whole: of tables that are looked up in, a huge page would be read
+    /// for the sake of a row.
+    fn prefer_huge_pages(&self) {
+        match self {
+            Self::Matrix(matrix) => matrix.tensor.prefer_huge_pages(),
+            // One tensor has all experts of a layer, or each has its own.
+            Self::Experts(experts) => {
+                let own = experts.iter().filter(|expert| expert.start == 0);
+                own.for_each(|expert| expert.tensor.prefer_huge_pages());
+            }
+            Self::Vector(_) => {}
+        }
+    }
+}
+
 /// Frequencies of a rotary embedding.
 #[derive(Debug)]
 pub(crate) struct Rotation {
@@ -80,10 +96,14 @@ impl Weights {
         let rotations = ropes.map(|rope| Rotation::load(rope, &mut source));
         let rotations = rotations.collect::<Result<_, _>>()?;
         source.refuse_surplus(&description.spec)?;
-        Ok(Self {
+        let weights = Self {
             tensors: weights,
             rotations,
-        })
+        };
+        for (_, tensor) in program.multiplied() {
+            weights.tensors[tensor].prefer_huge_pages();
+        }
+        Ok(weights)
     }
 
     /// # Panics
