@@ -55,9 +55,9 @@ impl Stream<'_> {
             taps: net.taps,
             activation: Some(Activation::Silu),
         });
-        let query = program.values("query", Rows::Tokens, keys);
-        let key = program.values("key", Rows::Tokens, keys);
-        let value = program.values("value", Rows::Tokens, values);
+        let query = program.values("state-query", Rows::Tokens, keys);
+        let key = program.values("state-key", Rows::Tokens, keys);
+        let value = program.values("state-value", Rows::Tokens, values);
         program.apart(
             mixed,
             channels,
@@ -183,9 +183,9 @@ fn join_by_key_head(net: &DeltaNet, by_head: Slot, [mixed, z]: [Slot; 2], progra
     let (keys, values) = (net.key_width(), net.value_width());
     let each = values / net.key_heads;
     let width = 2 * (net.key_dim + each);
-    let query = program.values("query", Rows::Tokens, keys);
-    let key = program.values("key", Rows::Tokens, keys);
-    let value = program.values("value", Rows::Tokens, values);
+    let query = program.values("state-query", Rows::Tokens, keys);
+    let key = program.values("state-key", Rows::Tokens, keys);
+    let value = program.values("state-value", Rows::Tokens, values);
     let parts = [
         (query, net.key_dim),
         (key, net.key_dim),

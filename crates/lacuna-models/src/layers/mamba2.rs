@@ -33,9 +33,9 @@ impl Stream<'_> {
             taps: mamba.taps,
             activation: Some(Activation::Silu),
         });
-        let value = program.values("value", Rows::Tokens, width);
-        let key = program.values("key", Rows::Tokens, group);
-        let query = program.values("query", Rows::Tokens, group);
+        let value = program.values("state-value", Rows::Tokens, width);
+        let key = program.values("state-key", Rows::Tokens, group);
+        let query = program.values("state-query", Rows::Tokens, group);
         program.apart(
             mixed,
             channels,

@@ -19,7 +19,7 @@ impl Stream<'_> {
         let (blocks, outputs) = ("attention-input-blocks", vec![(matrix, all)]);
         program.product(input, blocks, Rows::Tokens, hidden, outputs);
         program.step("convolve");
-        let names = ["state-strength", "state-gate", "value"];
+        let names = ["state-strength", "state-gate", "state-value"];
         let [before, after, values] = names.map(|name| program.values(name, Rows::Tokens, hidden));
         let parts = [(before, hidden), (after, hidden), (values, hidden)];
         program.apart(all, 3 * hidden, &parts);
