@@ -5,5 +5,6 @@ mod hashing;
 mod letting_go;
 mod model;
 mod pages;
+mod resume;
 mod states;
 mod windows;

@@ -22,9 +22,11 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     delta_nets(facts, |net| DeltaNet { order, ..net })
 }
 
-const fn more(value_heads: usize, inner: usize) -> [(&'static str, Given); 7] {
+const fn more(value_heads: usize, inner: usize) -> [(&'static str, Given); 8] {
     [
         ("rope.dimension_count", Given::Size(64)),
+        // Of positions in time, height and width; text has one position for all. Other engines ask for it.
+        ("rope.dimension_sections", Given::Sizes(&[11, 11, 10, 0])),
         ("ssm.conv_kernel", Given::Size(4)),
         ("ssm.state_size", Given::Size(128)),
         ("ssm.group_count", Given::Size(16)),
@@ -35,8 +37,8 @@ const fn more(value_heads: usize, inner: usize) -> [(&'static str, Given); 7] {
 }
 
 /// Heads of values of smaller models and of larger ones.
-const MORE_16: [(&str, Given); 7] = more(16, 2048);
-const MORE_32: [(&str, Given); 7] = more(32, 4096);
+const MORE_16: [(&str, Given); 8] = more(16, 2048);
+const MORE_32: [(&str, Given); 8] = more(32, 4096);
 
 const QWEN35: Shape = Shape {
     name: "",

@@ -58,4 +58,6 @@ pub enum Given {
     Number(f32),
     /// A name.
     Text(&'static str),
+    /// Whole numbers: one for each layer, or for each part of something.
+    Sizes(&'static [i32]),
 }

@@ -48,6 +48,9 @@ fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
             Given::Text(text) => {
                 header.set(&key, text);
             }
+            Given::Sizes(sizes) => {
+                header.set(&key, sizes);
+            }
         }
     }
     header
