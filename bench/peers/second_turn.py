@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the second turn of a long conversation on one GGUF file of `synth`: Lacuna's server, and llama.cpp with a
+"""Times the second turn of a long conversation on one GGUF file: Lacuna's server, and llama.cpp with a
 checkpoint of its own taken where its server takes one at best, at the end of the first prompt.
 
     target/release/lacuna synth qwen3.5-4b --dtype q4_k_m -o m.gguf
@@ -16,7 +16,6 @@ import ctypes
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import time
@@ -32,7 +31,7 @@ MESSAGE_TOKENS = 40
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", help="a GGUF file that `synth` made")
+    parser.add_argument("model", help="a GGUF file")
     parser.add_argument("--tokens", type=int, default=15_000, help="tokens of the first prompt")
     parser.add_argument("--sessions", type=int, default=16, help="sessions that share a system prompt")
     parser.add_argument("--shared", type=int, default=2_000, help="tokens of that system prompt")
@@ -67,10 +66,11 @@ class Lacuna:
     def generate(self, prompt, tokens=REPLY_TOKENS):
         """The reply's tokens, seconds to the first of them, and the request's usage."""
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+                "logprobs": 0, "return_tokens_as_token_ids": True,
                 "stream": True, "stream_options": {"include_usage": True}}
         request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/completions",
                                          json.dumps(body).encode(), {"Content-Type": "application/json"})
-        began, first, text, usage = time.perf_counter(), None, "", None
+        began, first, reply, usage = time.perf_counter(), None, [], None
         with urllib.request.urlopen(request) as stream:
             for line in stream:
                 if not line.startswith(b"data: {"):
@@ -79,10 +79,9 @@ class Lacuna:
                 usage = event.get("usage") or usage
                 for choice in event["choices"]:
                     first = first or time.perf_counter()
-                    text += choice["text"]
-        # Most tokens of `synth` are written as their numbers; a reply is used up to the first that is not.
-        numbers = re.match(r"(?: #\d+|\[PAD\d+\])*", text).group()
-        return [int(number) for number in re.findall(r"\d+", numbers)], first - began, usage
+                    tokens = (choice["logprobs"] or {}).get("tokens", [])
+                    reply += [int(name.removeprefix("token_id:")) for name in tokens]
+        return reply, first - began, usage
 
     def stop(self):
         self.server.terminate()
@@ -101,7 +100,7 @@ def lacuna(args):
         opening = random_tokens(1, args.tokens)
         engine.generate(random_tokens(0, 64), 1)
         reply, first, usage = engine.generate(opening)
-        assert reply, "a model of `synth`, whose tokens are numbers"
+        assert len(reply) == REPLY_TOKENS, reply
         report("lacuna", "first turn", first, usage["prompt_tokens"], usage["prompt_tokens"], None)
         other = random_tokens(9, REPLY_TOKENS)
         for turn, answer in [("second turn", reply), ("second turn, reply changed", other)]:

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::http::error::{ApiError, Interface};
-use crate::openai::logprobs::Scores;
+use crate::openai::logprobs::{Scores, TokenNames};
 use crate::reply::events::{EVENT_STREAM, Writer, named};
 use crate::reply::streams::Streams;
 use crate::reply::whole::{self, Gathered};
@@ -74,8 +74,14 @@ impl Form {
         mut reader: Reader,
     ) -> Result<Response, ApiError> {
         let bodies = app.bodies();
-        let gathered =
-            whole::gather(streams, &mut reader, Scores::of_chat, app.model(), bodies).await?;
+        let gathered = whole::gather(
+            streams,
+            &mut reader,
+            Scores::of_chat,
+            TokenNames::texts(app.model()),
+            bodies,
+        )
+        .await?;
         let (choices, memory) = gathered;
         let [choice] = choices.as_slice() else {
             return Err(ApiError::internal("a message is one choice"));

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::app::App;
 use crate::date;
 use crate::http::error::{ApiError, Interface};
-use crate::openai::logprobs::Scores;
+use crate::openai::logprobs::{Scores, TokenNames};
 use crate::reply::events::{Writer, json};
 use crate::reply::streams::Streams;
 use crate::reply::{Ended, Figures, Finish, Part, Reader, whole};
@@ -122,8 +122,14 @@ impl Form {
         mut reader: Reader,
     ) -> Result<Response, ApiError> {
         let bodies = app.bodies();
-        let gathered =
-            whole::gather(streams, &mut reader, Scores::of_chat, app.model(), bodies).await?;
+        let gathered = whole::gather(
+            streams,
+            &mut reader,
+            Scores::of_chat,
+            TokenNames::texts(app.model()),
+            bodies,
+        )
+        .await?;
         let (choices, memory) = gathered;
         let [choice] = choices.as_slice() else {
             return Err(ApiError::internal("a reply is one choice"));

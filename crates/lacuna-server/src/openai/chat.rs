@@ -79,7 +79,8 @@ fn prepare(
     let delivery = parameters.delivery()?;
     let id = app.reply_id("chatcmpl");
     let form = Form::new(app, id.clone(), Dialect::Chat, delivery)
-        .scoring_prompts(parameters.prompt_logprobs());
+        .scoring_prompts(parameters.prompt_logprobs())
+        .naming_ids(parameters.return_tokens_as_token_ids == Some(true));
     let chat = Chat {
         logprobs: chat.logprobs()?,
         messages: messages::for_template(chat.messages)?,

@@ -97,7 +97,8 @@ fn prepare(
     }
     let reader = Reader::new(requests.first(), &notes, PartReader::none());
     let form = Form::new(app, app.reply_id("cmpl"), Dialect::Text, delivery)
-        .scoring_prompts(parameters.prompt_logprobs());
+        .scoring_prompts(parameters.prompt_logprobs())
+        .naming_ids(parameters.return_tokens_as_token_ids == Some(true));
     Ok((requests, reader, form.ignoring(ignored)))
 }
 

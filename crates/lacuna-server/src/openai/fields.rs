@@ -24,7 +24,7 @@ const INFORMATIVE: [&str; 10] = [
 ];
 
 /// Fields that ask for nothing if they are false, empty, or `none`.
-const EMPTY: [&str; 49] = [
+const EMPTY: [&str; 48] = [
     "allowed_token_ids",
     "audio",
     "bad_words",
@@ -63,7 +63,6 @@ const EMPTY: [&str; 49] = [
     "return_meta_info",
     "return_routed_experts",
     "return_token_ids",
-    "return_tokens_as_token_ids",
     "sampling_seed",
     "session_params",
     "stop_regex",

@@ -18,6 +18,14 @@ pub(crate) struct Scored {
     pub(crate) logprobs: Option<TokenLogprobs>,
 }
 
+/// How tokens are called.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TokenNames<'a> {
+    model: &'a Model,
+    /// By their ids, as `token_id:5`, of which no two are alike, and not by their text.
+    ids: bool,
+}
+
 /// The log-probabilities of a choice's tokens as JSON text, written token by token.
 #[derive(Debug)]
 pub(crate) enum Scores {
@@ -63,6 +71,33 @@ pub(crate) struct PromptScores {
 #[derive(Debug, Default)]
 pub(crate) struct List(String);
 
+impl<'a> TokenNames<'a> {
+    pub(crate) fn texts(model: &'a Model) -> Self {
+        Self { model, ids: false }
+    }
+
+    pub(crate) fn ids(model: &'a Model) -> Self {
+        Self { model, ids: true }
+    }
+
+    fn name(self, token: u32) -> String {
+        match self.ids {
+            true => format!("token_id:{token}"),
+            false => self.text(token),
+        }
+    }
+
+    fn bytes(self, token: u32) -> &'a [u8] {
+        let tokenizer = self.model.tokenizer();
+        tokenizer.token_bytes(token).unwrap_or_default()
+    }
+
+    /// A token's text, with U+FFFD where it is a part of a character.
+    fn text(self, token: u32) -> String {
+        String::from_utf8_lossy(self.bytes(token)).into_owned()
+    }
+}
+
 impl Default for Scores {
     fn default() -> Self {
         Self::of_chat()
@@ -87,10 +122,14 @@ impl Scores {
 
     /// # Errors
     /// When the system refuses memory.
-    pub(crate) fn push(&mut self, model: &Model, scored: &Scored) -> Result<(), TryReserveError> {
+    pub(crate) fn push(
+        &mut self,
+        names: TokenNames<'_>,
+        scored: &Scored,
+    ) -> Result<(), TryReserveError> {
         match self {
             Self::Chat(list) => match &scored.logprobs {
-                Some(logprobs) => list.push(&chat_token(model, scored.token, logprobs)),
+                Some(logprobs) => list.push(&chat_token(names, scored.token, logprobs)),
                 None => Ok(()),
             },
             Self::Text {
@@ -100,14 +139,13 @@ impl Scores {
                 text_offset,
                 next_offset,
             } => {
-                let name = text(model, scored.token);
                 let logprobs = scored.logprobs.as_ref();
                 text_offset.push(&Value::from(*next_offset))?;
-                *next_offset += name.chars().count();
-                tokens.push(&Value::from(name))?;
+                *next_offset += names.text(scored.token).chars().count();
+                tokens.push(&Value::from(names.name(scored.token)))?;
                 let chosen = logprobs.map(|logprobs| finite(logprobs.chosen));
                 token_logprobs.push(&Value::from(chosen))?;
-                let listed = logprobs.map(|logprobs| listed(model, scored.token, logprobs));
+                let listed = logprobs.map(|logprobs| listed(names, scored.token, logprobs));
                 top_logprobs.push(&Value::from(listed))
             }
         }
@@ -171,12 +209,16 @@ impl PromptScores {
 
     /// # Errors
     /// When the system refuses memory.
-    pub(crate) fn push(&mut self, model: &Model, scored: &Scored) -> Result<(), TryReserveError> {
+    pub(crate) fn push(
+        &mut self,
+        names: TokenNames<'_>,
+        scored: &Scored,
+    ) -> Result<(), TryReserveError> {
         let entry = |token: u32, logprob: f32, rank: usize| {
             let entry = json!({
                 "logprob": finite(logprob),
                 "rank": rank,
-                "decoded_token": text(model, token),
+                "decoded_token": names.text(token),
             });
             (token.to_string(), entry)
         };
@@ -213,41 +255,32 @@ impl List {
     }
 }
 
-fn chat_token(model: &Model, token: u32, logprobs: &TokenLogprobs) -> Value {
-    let mut entry = chat_entry(model, token, logprobs.chosen);
+fn chat_token(names: TokenNames<'_>, token: u32, logprobs: &TokenLogprobs) -> Value {
+    let mut entry = chat_entry(names, token, logprobs.chosen);
     let top = logprobs.top.iter();
     entry["top_logprobs"] = top
-        .map(|&(token, logprob)| chat_entry(model, token, logprob))
+        .map(|&(token, logprob)| chat_entry(names, token, logprob))
         .collect();
     entry
 }
 
 /// The likeliest tokens in the place of `token`, and that, be it one of them or not.
-fn listed(model: &Model, token: u32, logprobs: &TokenLogprobs) -> Map<String, Value> {
+fn listed(names: TokenNames<'_>, token: u32, logprobs: &TokenLogprobs) -> Map<String, Value> {
     let own = (token, logprobs.chosen);
     let listed = logprobs.top.iter().copied().chain([own]);
     listed
-        .map(|(token, logprob)| (text(model, token), finite(logprob).into()))
+        .map(|(token, logprob)| (names.name(token), finite(logprob).into()))
         .collect()
 }
 
-fn chat_entry(model: &Model, token: u32, logprob: f32) -> Value {
+fn chat_entry(names: TokenNames<'_>, token: u32, logprob: f32) -> Value {
     json!({
-        "token": text(model, token),
+        "token": names.name(token),
         "logprob": finite(logprob),
-        "bytes": bytes(model, token),
+        "bytes": names.bytes(token),
     })
 }
 
 fn finite(logprob: f32) -> f32 {
     logprob.max(IMPOSSIBLE)
-}
-
-fn bytes(model: &Model, token: u32) -> &[u8] {
-    model.tokenizer().token_bytes(token).unwrap_or_default()
-}
-
-/// A token's text, with U+FFFD where it is a part of a character.
-fn text(model: &Model, token: u32) -> String {
-    String::from_utf8_lossy(bytes(model, token)).into_owned()
 }

@@ -18,7 +18,7 @@ use crate::http::ignored::Ignored;
 use crate::openai::fields;
 
 /// The fields of [`Parameters`].
-const FIELDS: [&str; 27] = [
+const FIELDS: [&str; 28] = [
     "cache_salt",
     "max_tokens",
     "max_completion_tokens",
@@ -41,6 +41,7 @@ const FIELDS: [&str; 27] = [
     "best_of",
     "priority",
     "prompt_logprobs",
+    "return_tokens_as_token_ids",
     "stream",
     "stream_options",
     "echo",
@@ -85,6 +86,8 @@ pub(crate) struct Parameters {
     pub(crate) best_of: Option<NonZeroUsize>,
     pub(crate) priority: Option<i32>,
     pub(crate) prompt_logprobs: Option<usize>,
+    /// Whether scored tokens are called by their ids, as vLLM has it.
+    pub(crate) return_tokens_as_token_ids: Option<bool>,
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
     /// Whether completions begin with their prompt.

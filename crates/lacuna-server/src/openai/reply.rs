@@ -14,7 +14,7 @@ use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::openai::chunks::Chunks;
-use crate::openai::logprobs::{PromptScores, Scores, ScoresText};
+use crate::openai::logprobs::{PromptScores, Scores, ScoresText, TokenNames};
 use crate::openai::parameters::Delivery;
 use crate::reply::streams::Streams;
 use crate::reply::whole::{self, Gathered};
@@ -40,6 +40,8 @@ pub(crate) struct Form {
     /// The likeliest tokens that are listed in the place of each token of the prompt, if it is to be
     /// scored beside the reply.
     prompt_logprobs: Option<usize>,
+    /// Whether scored tokens are called by their ids.
+    token_ids: bool,
     model: Arc<Model>,
     /// Where memory for a whole reply is taken.
     bodies: Bodies,
@@ -118,7 +120,7 @@ async fn send_whole(
 ) -> Result<Response, ApiError> {
     let scores = || form.empty_scores(0);
     let (mut gathered, memory) =
-        whole::gather(streams, &mut reader, scores, &form.model, &form.bodies).await?;
+        whole::gather(streams, &mut reader, scores, form.names(), &form.bodies).await?;
     let scores: Vec<_> = gathered
         .iter_mut()
         .map(|choice| std::mem::take(&mut choice.scores).close())
@@ -161,6 +163,7 @@ impl Form {
             dialect,
             delivery,
             prompt_logprobs: None,
+            token_ids: false,
             model: Arc::clone(app.model()),
             bodies: app.bodies().clone(),
             ignored: Ignored::default(),
@@ -172,6 +175,18 @@ impl Form {
         Self {
             prompt_logprobs,
             ..self
+        }
+    }
+
+    /// The same, with scored tokens called by their ids, if that is wanted.
+    pub(crate) fn naming_ids(self, token_ids: bool) -> Self {
+        Self { token_ids, ..self }
+    }
+
+    fn names(&self) -> TokenNames<'_> {
+        match self.token_ids {
+            true => TokenNames::ids(&self.model),
+            false => TokenNames::texts(&self.model),
         }
     }
 
@@ -191,7 +206,7 @@ impl Form {
     ) -> Result<(Option<ScoresText>, usize), TryReserveError> {
         let mut scores = self.empty_scores(offset);
         for scored in &part.scored {
-            scores.push(&self.model, scored)?;
+            scores.push(self.names(), scored)?;
         }
         let next = scores.next_offset();
         Ok((scores.close(), next))
@@ -216,7 +231,7 @@ impl Form {
         let one = |prompt: &Prompted| {
             let mut scores = PromptScores::new(top);
             for scored in &prompt.scored {
-                scores.push(&self.model, scored)?;
+                scores.push(self.names(), scored)?;
             }
             Ok(Some(scores.close()))
         };

@@ -11,14 +11,13 @@ use axum::body::{Body, Bytes};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Event, HeldMemory};
-use lacuna_models::Model;
 use lacuna_pages::ByteLength;
 use serde::Serialize;
 
 use super::{Finish, Part, Reader, broken_off};
 use crate::http::body::Bodies;
 use crate::http::error::ApiError;
-use crate::openai::logprobs::Scores;
+use crate::openai::logprobs::{Scores, TokenNames};
 use crate::reply::streams::Streams;
 use crate::structured::calls::Call;
 
@@ -50,7 +49,7 @@ pub(crate) async fn gather(
     streams: Streams,
     reader: &mut Reader,
     scores: impl Fn() -> Scores,
-    model: &Model,
+    names: TokenNames<'_>,
     bodies: &Bodies,
 ) -> Result<(Vec<Gathered>, ReplyMemory), ApiError> {
     let mut memory = ReplyMemory {
@@ -72,7 +71,7 @@ pub(crate) async fn gather(
         if let Some(part) = reader.read(prompt, event)? {
             let choice = &mut choices[part.choice];
             let before = choice.scores.bytes();
-            choice.append(part, model)?;
+            choice.append(part, names)?;
             memory.gathered += choice.scores.bytes() - before;
         }
         memory.cover(ReplyMemory::GROWING * memory.gathered).await?;
@@ -191,14 +190,14 @@ impl ReplyMemory {
 }
 
 impl Gathered {
-    fn append(&mut self, part: Part, model: &Model) -> Result<(), TryReserveError> {
+    fn append(&mut self, part: Part, names: TokenNames<'_>) -> Result<(), TryReserveError> {
         self.reasoning.try_reserve(part.reasoning.len())?;
         self.reasoning += &part.reasoning;
         self.text.try_reserve(part.text.len())?;
         self.text += &part.text;
         self.calls.extend(part.calls);
         for scored in &part.scored {
-            self.scores.push(model, scored)?;
+            self.scores.push(names, scored)?;
         }
         self.finish = part.finish.or(self.finish.take());
         Ok(())

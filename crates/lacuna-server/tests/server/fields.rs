@@ -401,6 +401,39 @@ fn prompt_logprobs_have_every_token_by_its_id() {
 }
 
 #[test]
+fn scored_tokens_are_called_by_their_ids_if_that_is_asked_for() {
+    let server = start();
+    let more = |ids: bool| {
+        json!({"logprobs": 1, "top_logprobs": null, "max_tokens": 4, "prompt": "Memory",
+            "return_tokens_as_token_ids": ids})
+    };
+    let scores = |ids: bool| {
+        let reply = posted(&server, COMPLETION, &completion(more(ids)));
+        reply["choices"][0]["logprobs"].clone()
+    };
+    let (named, texts) = (scores(true), scores(false));
+    let text = |name: &str| {
+        let id = name.strip_prefix("token_id:").expect("an id");
+        let (model, id) = (model(), id.parse().expect("a number"));
+        let bytes = model.tokenizer().token_bytes(id);
+        String::from_utf8_lossy(bytes.expect("bytes")).into_owned()
+    };
+    let names = named["tokens"].as_array().expect("a list");
+    assert_eq!(names.len(), 4);
+    for (index, name) in names.iter().enumerate() {
+        let name = name.as_str().expect("a text");
+        assert_eq!(texts["tokens"][index], text(name));
+        assert!(named["top_logprobs"][index][name].is_number(), "{named}");
+    }
+    assert_eq!(named["text_offset"], texts["text_offset"]);
+    let chat = json!({"logprobs": true, "max_tokens": 2, "return_tokens_as_token_ids": true});
+    let chat = posted(&server, CHAT, &question(chat));
+    let first = &chat["choices"][0]["logprobs"]["content"][0];
+    let name = first["token"].as_str().expect("a text");
+    assert_eq!(first["bytes"], json!(text(name).as_bytes()));
+}
+
+#[test]
 fn special_tokens_are_part_of_the_text_if_that_is_asked_for() {
     let server = start();
     let end = model()

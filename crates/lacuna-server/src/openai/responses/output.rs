@@ -18,7 +18,7 @@ use crate::chat;
 use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::kept::Conversation;
-use crate::openai::logprobs::Scores;
+use crate::openai::logprobs::{Scores, TokenNames};
 use crate::openai::responses::request::ResponsesRequest;
 use crate::reply::events::{EVENT_STREAM, Writer, named};
 use crate::reply::streams::Streams;
@@ -227,8 +227,14 @@ impl Form {
         mut reader: Reader,
     ) -> Result<Response, ApiError> {
         let bodies = app.bodies();
-        let (choices, memory) =
-            whole::gather(streams, &mut reader, Scores::of_chat, app.model(), bodies).await?;
+        let (choices, memory) = whole::gather(
+            streams,
+            &mut reader,
+            Scores::of_chat,
+            TokenNames::texts(app.model()),
+            bodies,
+        )
+        .await?;
         let mut items = Items::default();
         let mut finish = None;
         for choice in choices {
