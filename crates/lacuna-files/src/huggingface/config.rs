@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::Error;
@@ -25,19 +26,22 @@ impl Config {
     /// # Errors
     /// [`Error::Json`] and [`Error::Config`], which call it `config.json`.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
-        let path = Path::new(super::CONFIG_FILE);
-        let whole = serde_json::from_slice(bytes).map_err(|source| Error::Json {
+        Self::read(Path::new(super::CONFIG_FILE), bytes)
+    }
+
+    /// The same in the bytes of the file at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Json`], and [`Error::Config`] when it does not say what kind of model it is of.
+    pub(super) fn read(path: &Path, bytes: &[u8]) -> Result<Self, Error> {
+        let whole = python_json(bytes).map_err(|source| Error::Json {
             path: path.to_owned(),
             source,
         })?;
         Self::new(path, whole)
     }
 
-    /// The description in `whole`, which was read from `path`.
-    ///
-    /// # Errors
-    /// [`Error::Config`] when it does not say what kind of model it is of.
-    pub(super) fn new(path: &Path, whole: Map<String, Value>) -> Result<Self, Error> {
+    fn new(path: &Path, whole: Map<String, Value>) -> Result<Self, Error> {
         let classes = whole.get("architectures").and_then(Value::as_array);
         let class = classes.and_then(|classes| classes.first());
         let class = class.or_else(|| whole.get("model_type"));
@@ -85,4 +89,37 @@ impl Config {
     pub fn map(&self) -> &Map<String, Value> {
         &self.map
     }
+}
+
+/// Reads JSON that Python may have written: with numbers that are infinite or none, which are
+/// `{"__float__": "Infinity"}` and so on then, as `transformers` writes them since version 5.
+///
+/// # Errors
+/// What the parser says of the text as it is.
+pub fn python_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, serde_json::Error> {
+    let parsed = serde_json::from_slice(text);
+    parsed.or_else(|error| serde_json::from_slice(&named(text)).map_err(|_| error))
+}
+
+/// Numbers that JSON cannot write and Python does all the same.
+const NO_JSON: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+
+/// JSON in which such numbers are objects that name them.
+fn named(text: &[u8]) -> Vec<u8> {
+    let (mut named, mut rest) = (Vec::with_capacity(text.len()), text);
+    let (mut in_string, mut escaped) = (false, false);
+    while let Some((&byte, after)) = rest.split_first() {
+        let mut words = NO_JSON.iter();
+        let word = words.find(|word| !in_string && rest.starts_with(word.as_bytes()));
+        if let Some(word) = word {
+            named.extend(format!(r#"{{"__float__":"{word}"}}"#).bytes());
+            rest = &rest[word.len()..];
+            continue;
+        }
+        in_string ^= byte == b'"' && !escaped;
+        escaped = in_string && byte == b'\\' && !escaped;
+        named.push(byte);
+        rest = after;
+    }
+    named
 }

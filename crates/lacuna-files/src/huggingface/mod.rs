@@ -15,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-pub use config::Config;
+pub use config::{Config, python_json};
 pub use forms::FormError;
 pub use modules::{MODULES_FILE, Module};
 
@@ -152,7 +152,7 @@ impl Folder {
     /// # Errors
     /// [`Error::NoConfig`], [`Error::Json`] or [`Error::Config`].
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let Some(whole) = json_in(path, CONFIG_FILE)? else {
+        let Some(bytes) = json_file_in(path, CONFIG_FILE)? else {
             return Err(Error::NoConfig {
                 path: path.to_owned(),
                 gguf: gguf_files(path),
@@ -160,7 +160,7 @@ impl Folder {
         };
         Ok(Self {
             path: path.to_owned(),
-            config: Config::new(&path.join(CONFIG_FILE), whole)?,
+            config: Config::read(&path.join(CONFIG_FILE), &bytes)?,
         })
     }
 
@@ -307,21 +307,27 @@ fn file_in(folder: &Path, name: &str) -> Result<Option<Mapping>, Error> {
 }
 
 fn json_in<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>, Error> {
-    let Some(bytes) = file_in(folder, name)? else {
+    let Some(bytes) = json_file_in(folder, name)? else {
         return Ok(None);
     };
-    if bytes.len() > MAX_JSON_BYTES {
-        return Err(Error::TooLarge {
-            path: folder.join(name),
-            bytes: bytes.len(),
-            limit: MAX_JSON_BYTES,
-        });
-    }
     let parsed = serde_json::from_slice(&bytes);
     parsed.map(Some).map_err(|source| Error::Json {
         path: folder.join(name),
         source,
     })
+}
+
+/// The bytes of a JSON file, if there is one and it is not too large to be read.
+fn json_file_in(folder: &Path, name: &str) -> Result<Option<Mapping>, Error> {
+    let bytes = file_in(folder, name)?;
+    match bytes.as_ref().map(|bytes| bytes.len()) {
+        Some(bytes) if bytes > MAX_JSON_BYTES => Err(Error::TooLarge {
+            path: folder.join(name),
+            bytes,
+            limit: MAX_JSON_BYTES,
+        }),
+        _ => Ok(bytes),
+    }
 }
 
 fn gguf_files(folder: &Path) -> Vec<String> {

@@ -54,6 +54,25 @@ fn a_wrapper_around_a_model_of_language_is_read_through() {
 }
 
 #[test]
+fn numbers_that_only_python_writes_are_read_by_the_names_that_newer_files_have() {
+    let python = folder(
+        r#"{"model_type": "a \"NaN\" \\", "limits": [0.0, Infinity, -Infinity], "of": NaN}"#,
+        &[],
+    );
+    let folder = Folder::open(python.path()).unwrap();
+    let map = folder.config().map();
+    assert_eq!(folder.config().class(), "a \"NaN\" \\");
+    assert_eq!(map["limits"][0], 0.0);
+    assert_eq!(map["limits"][1]["__float__"], "Infinity");
+    assert_eq!(map["limits"][2]["__float__"], "-Infinity");
+    assert_eq!(map["of"]["__float__"], "NaN");
+    assert!(matches!(
+        Config::parse(br#"{"model_type": Infinit}"#),
+        Err(Error::Json { .. })
+    ));
+}
+
+#[test]
 fn a_folder_that_is_no_model_says_what_is_missing() {
     let empty = tempfile::tempdir().unwrap();
     std::fs::write(empty.path().join("tiny.gguf"), b"GGUF").unwrap();

@@ -7,10 +7,12 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokenizers::AddedToken;
 use tokenizers::models::bpe::Vocab;
 
+use lacuna_files::huggingface::python_json;
 use lacuna_files::{MappingError, open_regular};
 
 use super::error::{TokenizerError, VocabularyError, excerpt};
@@ -489,11 +491,15 @@ fn json<'a, T: Deserialize<'a>>(file: &'static str, text: &'a str) -> Result<T, 
     serde_json::from_str(text).map_err(|source| TokenizerError::Json { file, source })
 }
 
-fn optional<'a, T: Deserialize<'a> + Default>(
+fn optional<T: DeserializeOwned + Default>(
     file: &'static str,
-    text: Option<&'a str>,
+    text: Option<&str>,
 ) -> Result<T, TokenizerError> {
-    text.map_or_else(|| Ok(T::default()), |text| json(file, text))
+    let Some(text) = text else {
+        return Ok(T::default());
+    };
+    // Python writes these files, with `Infinity` in `config.json` of some models.
+    python_json(text.as_bytes()).map_err(|source| TokenizerError::Json { file, source })
 }
 
 /// The file's text, or `None` if there is no such file.
