@@ -4,7 +4,7 @@
 use super::experts::{self, experts, give_experts, shared};
 use super::facts::Key;
 use super::mamba2::mamba2;
-use super::{Facts, Family, Naming, granite};
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens, granite};
 use crate::error::ConfigError;
 use crate::spec::{ModelSpec, Recurrence, Scores};
 
@@ -32,7 +32,7 @@ pub(crate) const FAMILY: Family = Family {
         ],
         ..Naming::USUAL
     },
-    shapes: &[],
+    shapes: SHAPES,
 };
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
@@ -70,3 +70,42 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     }
     Ok(spec)
 }
+
+/// Published models, smallest first.
+const SHAPES: &[Shape] = &[Shape {
+    name: "granite-4-h-tiny",
+    family: "granitehybrid",
+    layers: 40,
+    hidden: 1536,
+    feed_forward: 512,
+    heads: 12,
+    kv_heads: 4,
+    head_size: 128,
+    vocabulary: 100_352,
+    special_tokens: SpecialTokens::ChatMl,
+    tied: true,
+    context: 131_072,
+    rope_theta: 1e4,
+    rope_factor: None,
+    norm_epsilon: 1e-5,
+    more: &[
+        // A tenth of the layers have attention.
+        (
+            "attention.head_count_kv",
+            Given::PerLayer(&[0, 0, 0, 0, 0, 4, 0, 0, 0, 0]),
+        ),
+        ("rope.scaling.finetuned", Given::Flag(false)),
+        ("attention.scale", Given::Number(0.007_812_5)),
+        ("embedding_scale", Given::Number(12.0)),
+        ("residual_scale", Given::Number(0.22)),
+        ("logit_scale", Given::Number(6.0)),
+        ("expert_count", Given::Size(64)),
+        ("expert_used_count", Given::Size(6)),
+        ("expert_shared_feed_forward_length", Given::Size(1024)),
+        ("ssm.conv_kernel", Given::Size(4)),
+        ("ssm.state_size", Given::Size(128)),
+        ("ssm.group_count", Given::Size(1)),
+        ("ssm.time_step_rank", Given::Size(48)),
+        ("ssm.inner_size", Given::Size(3072)),
+    ],
+}];

@@ -2,7 +2,7 @@
 
 use super::decoder::{decoder, tied_unless_said};
 use super::facts::Key;
-use super::{Facts, Family, Naming};
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{ModelSpec, QkNorm, Recurrence, ShortConvolution};
 
@@ -11,7 +11,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["Lfm2ForCausalLM"],
     spec,
     naming: NAMING,
-    shapes: &[],
+    shapes: SHAPES,
 };
 
 /// Of this family and of that with experts.
@@ -88,3 +88,29 @@ fn adjusted(facts: &Facts<'_>) -> Result<Option<usize>, ConfigError> {
     let multiple = multiple.unwrap_or(256).max(1);
     Ok(Some((width as usize).div_ceil(multiple).saturating_mul(multiple)))
 }
+
+/// Published models, smallest first.
+const SHAPES: &[Shape] = &[Shape {
+    name: "lfm2-1.2b",
+    family: "lfm2",
+    layers: 16,
+    hidden: 2048,
+    feed_forward: 8192,
+    heads: 32,
+    kv_heads: 8,
+    head_size: 64,
+    vocabulary: 65_536,
+    special_tokens: SpecialTokens::ChatMl,
+    tied: true,
+    context: 128_000,
+    rope_theta: 1e6,
+    rope_factor: None,
+    norm_epsilon: 1e-5,
+    more: &[
+        ("attention.head_count_kv", Given::PerLayer(&LFM2_KV_HEADS)),
+        ("shortconv.l_cache", Given::Size(3)),
+    ],
+}];
+
+/// Those of layers with attention.
+const LFM2_KV_HEADS: [usize; 16] = [0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0];

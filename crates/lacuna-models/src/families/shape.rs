@@ -12,11 +12,11 @@ pub struct Shape {
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width inside the feed-forward block.
+    /// Width inside the feed-forward block, where a layer has one.
     pub feed_forward: usize,
     /// Number of query heads.
     pub heads: usize,
-    /// Number of key and value heads.
+    /// Number of key and value heads, where a layer has attention.
     pub kv_heads: usize,
     /// Elements per head.
     pub head_size: usize,
@@ -34,7 +34,8 @@ pub struct Shape {
     pub rope_factor: Option<f64>,
     /// Added to the mean square in normalization.
     pub norm_epsilon: f32,
-    /// Metadata of its family besides, under names without the prefix.
+    /// Metadata of its family besides, under names without the prefix. What is here takes the place of what
+    /// the other fields would say.
     pub more: &'static [(&'static str, Given)],
 }
 
@@ -47,6 +48,8 @@ pub enum SpecialTokens {
     Llama3,
     /// DeepSeek V2's.
     DeepSeek,
+    /// ChatML's alone, as the last tokens.
+    ChatMl,
 }
 
 /// A value of metadata.
@@ -58,6 +61,11 @@ pub enum Given {
     Number(f32),
     /// A name.
     Text(&'static str),
-    /// Whole numbers: one for each layer, or for each part of something.
+    /// Whole numbers, one for each part of something.
     Sizes(&'static [i32]),
+    /// True or false.
+    Flag(bool),
+    /// A whole number for each layer. A synthetic model of fewer layers has the first ones, one of more
+    /// repeats them.
+    PerLayer(&'static [usize]),
 }

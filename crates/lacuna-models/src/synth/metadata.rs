@@ -35,7 +35,8 @@ fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
         ("attention.key_length", shape.head_size),
         ("attention.value_length", shape.head_size),
     ];
-    for (key, size) in sizes {
+    let more = |key: &str| shape.more.iter().any(|(other, _)| *other == key);
+    for (key, size) in sizes.into_iter().filter(|(key, _)| !more(key)) {
         set_size(header, &format!("{family}.{key}"), size);
     }
     for (key, value) in shape.more {
@@ -51,6 +52,14 @@ fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
             Given::Sizes(sizes) => {
                 header.set(&key, sizes);
             }
+            Given::Flag(flag) => {
+                header.set(&key, flag);
+            }
+            Given::PerLayer(values) => {
+                let values = values.iter().cycle().take(layers);
+                let values: Vec<u32> = values.map(|value| in_file(*value)).collect();
+                header.set(&key, &values[..]);
+            }
         }
     }
     header
@@ -61,7 +70,11 @@ fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
         );
 }
 
-/// Sizes come from the table of shapes, whose numbers all fit.
 fn set_size(header: &mut Writer, key: &str, size: usize) {
-    header.set(key, u32::try_from(size).unwrap_or(u32::MAX));
+    header.set(key, in_file(size));
+}
+
+/// Sizes come from the table of shapes, whose numbers all fit.
+fn in_file(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
 }

@@ -98,7 +98,11 @@ const DEEPSEEK_SPECIAL: [&str; 2] = [
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
+/// ChatML's, of which the first ends texts.
+const CHATML_SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+
 /// The special tokens' numbers and what else differs between families.
+#[derive(Clone, Copy)]
 struct Special {
     pre: &'static str,
     ordinary: usize,
@@ -139,9 +143,24 @@ const DEEPSEEK_V2: Special = Special {
     template: DEEPSEEK,
 };
 
+/// Those of ChatML alone at the end of a vocabulary of `size` tokens.
+const fn chatml(size: usize) -> Special {
+    let ordinary = size - CHATML_SPECIAL.len();
+    let first = ordinary as u32;
+    Special {
+        pre: "llama-bpe",
+        ordinary,
+        bos: first,
+        eos: first + 2,
+        padding: first,
+        add_bos: false,
+        template: CHATML,
+    }
+}
+
 /// Tokens, their types, and the merges between them.
 pub(super) struct Vocabulary {
-    special: &'static Special,
+    special: Special,
     pub(super) tokens: Vec<String>,
     pub(super) types: Vec<i32>,
     pub(super) merges: Vec<String>,
@@ -151,9 +170,10 @@ impl Vocabulary {
     /// A vocabulary of exactly `size` tokens, which must have room for the special ones.
     pub(super) fn of(kind: SpecialTokens, size: usize) -> Self {
         let specials = match kind {
-            SpecialTokens::Llama3 => &LLAMA,
-            SpecialTokens::Qwen => &QWEN,
-            SpecialTokens::DeepSeek => &DEEPSEEK_V2,
+            SpecialTokens::Llama3 => LLAMA,
+            SpecialTokens::Qwen => QWEN,
+            SpecialTokens::DeepSeek => DEEPSEEK_V2,
+            SpecialTokens::ChatMl => chatml(size),
         };
         let (mut tokens, merges) = pieces();
         for number in tokens.len()..specials.ordinary {
@@ -225,10 +245,8 @@ fn special(kind: SpecialTokens) -> Vec<(String, i32)> {
             .iter()
             .map(|&(token, kind)| (token.to_owned(), kind))
             .collect(),
-        SpecialTokens::DeepSeek => DEEPSEEK_SPECIAL
-            .iter()
-            .map(|&token| (token.to_owned(), CONTROL))
-            .collect(),
+        SpecialTokens::DeepSeek => all_control(&DEEPSEEK_SPECIAL),
+        SpecialTokens::ChatMl => all_control(&CHATML_SPECIAL),
         SpecialTokens::Llama3 => {
             let mut reserved = 0..;
             let mut token = |at: usize| match LLAMA_SPECIAL.iter().find(|&&(place, _)| place == at)
@@ -242,4 +260,9 @@ fn special(kind: SpecialTokens) -> Vec<(String, i32)> {
             (0..256).map(|at| (token(at), CONTROL)).collect()
         }
     }
+}
+
+fn all_control(tokens: &[&str]) -> Vec<(String, i32)> {
+    let tokens = tokens.iter();
+    tokens.map(|&token| (token.to_owned(), CONTROL)).collect()
 }
