@@ -51,6 +51,16 @@ pub enum ConfigError {
         /// How many there are.
         heads: usize,
     },
+    /// Time steps that no state can be computed with.
+    #[error(
+        "model config: time steps from {least} to {most} are none; time_step_limit needs a finite number from 0 on, and one above 0 and not below that"
+    )]
+    TimeSteps {
+        /// The least.
+        least: f32,
+        /// The largest.
+        most: f32,
+    },
     /// Latent attention over rows that are not of its kind.
     #[error(
         "model config: latent rows are one head of {rank} elements and {turned} that positions turn, not {kv_heads} of {head_dim}; both parts must be there"

@@ -430,3 +430,123 @@ fn layers_that_foretell_are_left_out_and_kinds_that_tensors_contradict_are_refus
     let refused = loaded.map(|_| ()).expect_err("one too few").to_string();
     assert!(refused.contains("layer_types"), "{refused}");
 }
+
+/// What is said of a folder whose description has another text in the place of one.
+fn refused_with(fixture: &Path, from: &str, to: &str) -> String {
+    let config = fs::read_to_string(fixture).expect("a committed fixture");
+    let changed = config.replacen(from, to, 1);
+    assert_ne!(changed, config, "{from}");
+    let other = tempfile::NamedTempFile::new().expect("a scratch file");
+    fs::write(other.path(), changed).expect("room for it");
+    let folder = fixture.parent().and_then(Path::parent).expect("a fixture");
+    let copy = with_config(folder, other.path());
+    let loaded = Model::load(ModelFiles::open(copy.path()).expect("files"));
+    loaded.map(|_| ()).expect_err("refused").to_string()
+}
+
+#[test]
+fn layers_of_one_thing_each_that_tensors_or_other_lists_contradict_are_refused() {
+    let fixture = folder().join("families/nemotron-h/hf-old-spelling/config.json");
+    for (letters, named) in [
+        ("*-*M-", "layers.0.mixer"),
+        ("M-*MM", "layers.4.mixer"),
+        ("M--M-", "layers.2.mixer"),
+        ("M-*EM", "layers.3.mixer"),
+        ("M-*M", "hybrid_override_pattern has 4 entries for 5 layers"),
+        ("M-*MX", "layer type `X`"),
+    ] {
+        let shown = refused_with(&fixture, "M-*M-", letters);
+        assert!(shown.contains(named), "{letters}: {shown}");
+    }
+    for (field, value, named) in [
+        (
+            "\"n_groups\": 2",
+            "\"n_groups\": 3",
+            "share 3 key heads evenly",
+        ),
+        (
+            "\"mamba_num_heads\": 4",
+            "\"mamba_num_heads\": 6",
+            "mixer.in_proj",
+        ),
+        ("\"relu2\"", "\"silu\"", "mlp_hidden_act silu"),
+        ("Infinity", "-1.0", "time_step_limit"),
+        ("Infinity", "\"much\"", "time_step_limit"),
+    ] {
+        let shown = refused_with(&fixture, field, value);
+        assert!(shown.contains(named), "{value}: {shown}");
+    }
+    for (part, number) in [
+        ("A_log", f32::INFINITY),
+        ("dt_bias", f32::NAN),
+        ("D", f32::NAN),
+    ] {
+        let tensor = format!("backbone.layers.0.mixer.{part}");
+        let fixture = folder().join("families/nemotron-h");
+        let copy = with_number(&fixture, &tensor, number);
+        let loaded = Model::load(ModelFiles::open(copy.path()).expect("files"));
+        let shown = loaded.map(|_| ()).expect_err("no state").to_string();
+        assert!(shown.contains(&tensor), "{shown}");
+    }
+}
+
+#[test]
+fn a_gguf_file_in_which_a_layer_is_two_things_is_refused() {
+    let fixture = folder().join("families/nemotron-h/model.gguf");
+    let mut bytes = fs::read(fixture).expect("a committed fixture");
+    // Widths of blocks: none, 24, none, none, 24.
+    let widths = [0u32, 24, 0, 0, 24].map(u32::to_le_bytes);
+    let widths = widths.as_flattened();
+    let mut places = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(widths));
+    let at = places.next().expect("the list");
+    bytes[at + 8] = 24;
+    let files = ModelFiles::from_gguf(Mapping::from(bytes)).expect("a GGUF file");
+    let shown = Model::load(files)
+        .map(|_| ())
+        .expect_err("both")
+        .to_string();
+    assert!(
+        shown.contains("layer 2: ") && shown.contains("KV heads and a feed-forward block"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn multipliers_and_sizes_of_falcon_h1_that_are_none_are_refused_by_name() {
+    let fixture = folder().join("families/falcon-h1/hf/config.json");
+    for (field, value, named) in [
+        (
+            "\"key_multiplier\": 0.625",
+            "\"key_multiplier\": 0",
+            "attention scale",
+        ),
+        (
+            "\"ssm_out_multiplier\": 0.75",
+            "\"ssm_out_multiplier\": -1",
+            "residual scale",
+        ),
+        (
+            "\"lm_head_multiplier\": 0.75",
+            "\"lm_head_multiplier\": 1e300",
+            "logit scale",
+        ),
+        (
+            "\"mamba_d_ssm\": 64",
+            "\"mamba_d_ssm\": 80",
+            "mamba_d_ssm 80",
+        ),
+        (
+            "\"attention_bias\": false",
+            "\"attention_bias\": true",
+            "attention_bias true",
+        ),
+        (
+            "\"ssm_multipliers\": [",
+            "\"ssm_multipliers\": [1.0,",
+            "ssm_multipliers",
+        ),
+    ] {
+        let shown = refused_with(&fixture, field, value);
+        assert!(shown.contains(named), "{value}: {shown}");
+    }
+}

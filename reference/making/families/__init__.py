@@ -2,7 +2,7 @@
 
 import pathlib
 
-from . import check, cohere, deepseek, delta, exaone, experts, fixture, gemma, glm, granite, lfm, llama4, mamba, mistral, olmo, phi, qwen, smollm
+from . import check, cohere, deepseek, delta, exaone, experts, falcon, fixture, gemma, glm, granite, lfm, llama4, mamba, mistral, nemotron, olmo, phi, qwen, smollm
 
 FIXTURES = [
     gemma.gemma2, gemma.gemma3, gemma.gemma3_multimodal, gemma.gemma3n, gemma.gemma4, gemma.gemma4_dense, gemma.gemma4_experts,
@@ -11,6 +11,7 @@ FIXTURES = [
     llama4.llama4_chunks, llama4.mobilellm,
     qwen.qwen3_yarn, qwen.qwen2_vl, qwen.qwen3_vl, *experts.FIXTURES,
     *deepseek.FIXTURES, *delta.FIXTURES, *lfm.FIXTURES, *mamba.FIXTURES,
+    *nemotron.FIXTURES, *falcon.FIXTURES,
 ]
 
 

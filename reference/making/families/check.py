@@ -19,6 +19,7 @@ LATENT_EPS = 1e-6  # of the norms of latent rows, in transformers
 
 NEIGHBOURS = ("deepseek2", "llama", "mistral3", "smollm3", "granite", "granitemoe", "cohere2", "glm4", "ernie4_5-moe", "llama4")  # pairs 2i, 2i + 1
 GEMMAS = ("gemma2", "gemma3", "gemma3n", "gemma4")
+NEMOTRONS = ("nemotron_h", "nemotron_h_moe")  # their feed-forward blocks have no gates and their layers are one thing each
 
 
 class File:
@@ -184,6 +185,8 @@ class Pass:
 
     def norm(self, x, name, layer=None):
         weight = self.file.tensor(f"{name}.weight", layer)
+        if weight is None and self.file.architecture == "falcon-h1":
+            weight = self.file.tensor(name, layer)
         if weight is None:
             return x
         return (layer_norm if self.file.architecture == "cohere2" else rms)(x, weight, self.eps)
@@ -314,18 +317,24 @@ class Pass:
             state = left[token][:, None, None] * state + taken
             made[token] = np.einsum("hpn,hn->hp", state, c[token])
         made = (made + file.tensor("ssm_d", layer).ravel()[:, None] * x).reshape(self.count, -1) * silu(z)
-        made = rms(made.reshape(self.count, groups, -1), file.tensor("ssm_norm.weight", layer), self.eps)
+        if (weight := file.tensor("ssm_norm.weight", layer)) is not None:
+            made = rms(made.reshape(self.count, groups, -1), weight, self.eps)
         return linear(file, layer, "ssm_out", made.reshape(self.count, -1))
 
     def attention(self, h, layer):
         if self.file.architecture == "deepseek2":
             return self.latent_attention(h, layer)
+        if self.file.architecture == "falcon-h1":
+            return self.mamba(h, layer) + self.rows_attention(h, layer)
         if self.file.tensor("ssm_d", layer) is not None:
             return self.mamba(h, layer)
         if self.file.tensor("ssm_out.weight", layer) is not None:
             return self.delta_net(h, layer)
         if self.file.tensor("shortconv.conv.weight", layer) is not None:
             return self.short_convolution(h, layer)
+        return self.rows_attention(h, layer)
+
+    def rows_attention(self, h, layer):
         file, window = self.file, windowed(self.file, layer)
         ending = "_swa" if window and file.get("attention.key_length_swa") else ""
         dim = file.get(f"attention.key_length{ending}", file["embedding_length"] // file["attention.head_count"])
@@ -358,6 +367,8 @@ class Pass:
         if file.tensor("ffn_gate_inp.weight", layer) is not None and file.architecture != "gemma4":
             return self.experts(h, layer)
         up = linear(file, layer, "ffn_up", h)
+        if file.architecture in NEMOTRONS:
+            return linear(file, layer, "ffn_down", np.maximum(up, 0) ** 2)
         if file.tensor("ffn_gate.weight", layer) is None:
             gate, up = np.split(up, 2, axis=1)
         else:
@@ -373,7 +384,7 @@ class Pass:
         file = self.file
         logits = linear(file, layer, "ffn_gate_inp", h if read is None else read)
         count, used = file["expert_count"], file["expert_used_count"]
-        sigmoid = file.architecture == "afmoe" or file.get("expert_gating_func") == 2
+        sigmoid = file.architecture in ("afmoe", *NEMOTRONS) or file.get("expert_gating_func") == 2
         if sigmoid:
             scores = 1 / (1 + np.exp(-logits))
         else:
@@ -396,11 +407,13 @@ class Pass:
         weights = weights * file.get("expert_weights_scale", 1.0)
         if (scales := file.tensor("ffn_down_exps.scale", layer)) is not None:
             weights = weights * scales[chosen]
+        narrow = file.tensor("ffn_latent_down.weight", layer)
+        h = h if narrow is None else h @ narrow.T
         made = np.zeros_like(h)
         for row in range(len(h)):
             for expert, weight in zip(chosen[row], weights[row]):
                 made[row] += weight * self.expert(h[row], layer, expert)
-        return made
+        return made if narrow is None else linear(file, layer, "ffn_latent_up", made)
 
     def expert(self, x, layer, expert):
         def product(name, x):
@@ -411,6 +424,8 @@ class Pass:
         if self.file.architecture == "gemma4":
             gate, up = np.split(product("gate_up", x), 2)
             return product("down", gelu(gate) * up)
+        if self.file.architecture in NEMOTRONS:
+            return product("down", np.maximum(product("up", x), 0) ** 2)
         gate, up = product("gate", x), product("up", x)
         if self.file.architecture != "gpt-oss":
             return product("down", silu(gate) * up)
@@ -426,6 +441,8 @@ class Pass:
     def experts(self, h, layer):
         file = self.file
         made = self.routed(h, layer)
+        if file.architecture in NEMOTRONS:
+            return made + linear(file, layer, "ffn_down_shexp", np.maximum(linear(file, layer, "ffn_up_shexp", h), 0) ** 2)
         if file.tensor("ffn_gate_shexp.weight", layer) is None:
             return made
         gated = silu(linear(file, layer, "ffn_gate_shexp", h)) * linear(file, layer, "ffn_up_shexp", h)
@@ -438,6 +455,9 @@ class Pass:
         """A layer of every family but Gemma 3n; a norm that the file does not have changes nothing."""
         file, residual = self.file, self.file.get("residual_scale", 1.0)
         h = self.norm(x, "attn_norm", layer)
+        if file.architecture in NEMOTRONS:
+            mixes = file.at("attention.head_count_kv", layer) or file.tensor("ssm_d", layer) is not None
+            return x + (self.attention(h, layer) if mixes else self.feed_forward(h, layer))
         attended = self.attention(h, layer)
         late = file.architecture in ("gpt-oss", "glm4moe", "qwen3next", "qwen35", "qwen35moe")  # their norm before the feed-forward block is called so
         if not late:

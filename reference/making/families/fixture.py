@@ -26,7 +26,7 @@ SMALL = {
 SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
 TOKENS = SPECIAL + [chr(ord("A") + index) for index in range(VOCAB - len(SPECIAL) - 1)] + ["AB"]
 # Architectures whose conversion writes no rotation but what their own function says.
-SILENT_ROPE = ("gemma2", "phi3")
+SILENT_ROPE = ("gemma2", "phi3", "nemotron_h", "nemotron_h_moe")
 Tensors = dict[str, np.ndarray]
 
 
@@ -51,6 +51,7 @@ class Fixture:
     tokens: int = 40
     below: int = VOCAB  # tokens of prompts are below this
     prompt: int = 8
+    casts_by_type: bool = False  # its routers cast by `Tensor.type`, which others leave at float32
     context: int | None = None  # the configured context that `expected.json` is for, where it matters
 
     @property
@@ -124,6 +125,17 @@ def in_double():
         torch.Tensor.float, torch.Tensor.to, torch.nn.functional.softmax = cast, to, softmax
 
 
+@contextlib.contextmanager
+def with_types_in_double():
+    """The same of casts by `Tensor.type`."""
+    as_type = torch.Tensor.type
+    torch.Tensor.type = lambda values, kind: as_type(values, torch.float64 if kind is torch.float32 else kind)
+    try:
+        yield
+    finally:
+        torch.Tensor.type = as_type
+
+
 def load(fixture: Fixture, folder: pathlib.Path) -> torch.nn.Module:
     loaded = fixture.model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     loaded.config._experts_implementation = "eager"  # the others have no float64
@@ -149,8 +161,9 @@ def write_old_spelling(folder: pathlib.Path, fixture: Fixture, about: dict, expe
 
 
 def text_config(config: dict) -> dict:
-    """The keys of the text model, with those of a multimodal wrapper behind them."""
-    return {**config, **config.get("text_config", {})}
+    """The keys of the text model, with those of a multimodal wrapper behind them. Lists of layers may say how many there are."""
+    config = {**config, **config.get("text_config", {})}
+    return {"num_hidden_layers": len(config.get("layers_block_type", [])), **config}
 
 
 def add_common(writer: gguf.GGUFWriter, config: dict, says_heads: bool) -> None:
@@ -281,6 +294,11 @@ def safe_greedy(fixture: Fixture, loaded, random) -> dict:
 
 @in_double()
 def make(folder: pathlib.Path, fixture: Fixture) -> None:
+    with with_types_in_double() if fixture.casts_by_type else contextlib.nullcontext():
+        make_one(folder, fixture)
+
+
+def make_one(folder: pathlib.Path, fixture: Fixture) -> None:
     torch.manual_seed(0)
     write_hf(folder / "hf", draw(fixture))
     if fixture.architecture is not None:

@@ -18,7 +18,7 @@ use super::{Batch, BatchSize, Segment, Texts};
 use crate::error::{ForwardError, Place};
 use crate::program::{ExpertsId, Factor, Lookup, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
-use crate::spec::{Gating, Norm, NormKind, Pooling, QueryTemperature};
+use crate::spec::{Gating, Norm, NormKind, Pooling, QueryTemperature, TimeStepLimits};
 use crate::weights::{Linear, Weights};
 
 /// One forward pass under way.
@@ -159,12 +159,29 @@ impl Pass<'_, '_> {
             Op::TimeSteps {
                 values,
                 bias,
+                limits,
                 heads,
             } => {
                 let bias = self.weights.vector(bias);
                 let values = self.values(values, Rows::Tokens, heads);
                 cpu.add_bias(values, bias);
                 cpu.activate(Activation::Softplus, values);
+                if let Some(TimeStepLimits { least, most }) = limits {
+                    // A number for each head of a token: too few to share out.
+                    let values = values.iter_mut();
+                    values.for_each(|value| *value = value.clamp(least, most));
+                }
+            }
+            Op::ScalePart {
+                values,
+                width,
+                ref columns,
+                factor,
+            } => {
+                let values = self.values(values, Rows::Tokens, width);
+                for row in values.chunks_exact_mut(width) {
+                    cpu.scale(&mut row[columns.clone()], factor);
+                }
             }
             Op::Decay {
                 steps,

@@ -84,6 +84,7 @@ pub(super) fn bert(facts: &Facts<'_>, first_position: usize) -> Result<ModelSpec
             layer.feed_forward = FeedForward::Plain(Plain {
                 inner: block.inner,
                 activation,
+                biases: true,
             });
         }
     }

@@ -7,7 +7,7 @@ use super::facts::{Facts, Key};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, Biases, FeedForward, Gate, Gated, LayerSpec, LogitsSpec, Mask,
-    ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec, Values,
+    ModelSpec, Norm, NormKind, Norms, OutputMatrix, OutputSpec, ResidualScale, Values,
 };
 
 /// Inner width of feed-forward blocks.
@@ -29,8 +29,7 @@ pub(crate) fn decoder(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
 /// The same where heads are the family's affair.
 pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let hidden = facts.required(Key::new("embedding_length", "hidden_size|n_embd"))?;
-    let count: usize = facts.required(Key::new("block_count", "num_hidden_layers|n_layer"))?;
-    let count = count.min(LAYERS_READ);
+    let count = facts.layers()?.min(LAYERS_READ);
     let query_heads = facts.required(Key::new(
         "attention.head_count",
         "num_attention_heads|n_head",
@@ -40,7 +39,10 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         count,
     )?;
     let inner = facts.per_layer(FEED_FORWARD, count)?;
-    let head_dim = match facts.get(Key::new("attention.key_length", "head_dim"))? {
+    let head_dim = match facts.get(Key::new(
+        "attention.key_length",
+        "head_dim|attention_head_dim",
+    ))? {
         Some(size) => size,
         None => usize::checked_div(hidden, query_heads).unwrap_or(0),
     };
@@ -65,6 +67,7 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
     let block = Gated {
         inner: 0,
         activation: activation(facts)?,
+        gate_scale: None,
         gate_cutoff: None,
     };
     let layer = LayerSpec {
@@ -73,7 +76,7 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
         feed_forward: FeedForward::Gated(block),
         norms: Norms::Before,
         laurel: None,
-        residual_scale: None,
+        residual_scale: ResidualScale::default(),
         output_scale: false,
     };
     let [full, _] = facts.ropes(head_dim, head_dim)?;

@@ -4,8 +4,8 @@ use super::Facts;
 use super::facts::Key;
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Experts, FeedForward, Gating, GroupScore, Groups, ModelSpec, Router, Routing,
-    Scores, SharedExpert,
+    Activation, ExpertBlock, Experts, FeedForward, Gating, GroupScore, Groups, ModelSpec, Router,
+    Routing, Scores, SharedExpert,
 };
 
 /// Experts of a layer.
@@ -53,7 +53,10 @@ pub(crate) fn experts(facts: &Facts<'_>, spec: &mut ModelSpec) -> Result<Experts
             (Some(inner), _) => inner,
             (None, dense) => dense.as_ref().map_or(0, |block| block.inner),
         },
-        gating: Gating::Product(dense.map_or(Activation::Silu, |block| block.activation)),
+        block: ExpertBlock::Gated(Gating::Product(
+            dense.map_or(Activation::Silu, |block| block.activation),
+        )),
+        latent: None,
         biases: false,
         shared: None,
         dense: None,
@@ -113,7 +116,7 @@ pub(crate) fn shared(
 ) -> Result<Option<SharedExpert>, ConfigError> {
     let width: Option<usize> = facts.get(Key::new(
         "expert_shared_feed_forward_length",
-        "shared_expert_intermediate_size|shared_intermediate_size",
+        "shared_expert_intermediate_size|shared_intermediate_size|moe_shared_expert_intermediate_size",
     ))?;
     let count: Option<usize> = facts.get(Key::new(
         "expert_shared_count",

@@ -134,6 +134,33 @@ facts! {
     }, |_| None;
 }
 
+/// A few numbers, infinite ones among them, which only `config.json` has.
+impl<const N: usize> Fact for [f64; N] {
+    fn from_gguf(_: &Metadata, _: &str) -> Result<Option<Self>, ConfigError> {
+        Ok(None)
+    }
+
+    fn from_json(value: &Value) -> Option<Self> {
+        let numbers = value.as_array()?.iter();
+        let numbers: Option<Vec<f64>> = numbers.map(number).collect();
+        numbers?.try_into().ok()
+    }
+
+    const EXPECTED: &'static str = "a list of as many numbers as models of this family have";
+}
+
+/// A number, which JSON has no way to write if it is infinite: `transformers` names those.
+fn number(value: &Value) -> Option<f64> {
+    match value.get("__float__") {
+        None => value.as_f64(),
+        Some(name) => match name.as_str()? {
+            "Infinity" => Some(f64::INFINITY),
+            "-Infinity" => Some(f64::NEG_INFINITY),
+            _ => None,
+        },
+    }
+}
+
 /// A list of numbers, which only `config.json` has.
 impl Fact for Vec<usize> {
     fn from_gguf(_: &Metadata, _: &str) -> Result<Option<Self>, ConfigError> {
@@ -436,15 +463,26 @@ impl<'a> Facts<'a> {
         let Some(types) = self.get::<Vec<String>>(key)? else {
             return Ok(None);
         };
-        let layers: usize = self.required(Key::huggingface("num_hidden_layers"))?;
-        if types.len() != layers {
-            return Err(ConfigError::LayerList {
+        let layers: Option<usize> = self.get(Key::huggingface("num_hidden_layers"))?;
+        match layers.filter(|layers| *layers != types.len()) {
+            None => Ok(Some(types)),
+            Some(layers) => Err(ConfigError::LayerList {
                 field: "layer_types",
                 found: types.len(),
                 layers,
-            });
+            }),
         }
-        Ok(Some(types))
+    }
+
+    /// How many layers there are, which a `config.json` that lists their kinds may leave at that.
+    pub(crate) fn layers(&self) -> Result<usize, ConfigError> {
+        let key = Key::new("block_count", "num_hidden_layers|n_layer");
+        let said: Option<usize> = self.get(key)?;
+        let listed = match said {
+            Some(_) => None,
+            None => self.layer_kinds()?.map(|kinds| kinds.len()),
+        };
+        said.or(listed).map_or_else(|| self.required(key), Ok)
     }
 
     /// What `layer_types` says of windows, where a `config.json` has it.

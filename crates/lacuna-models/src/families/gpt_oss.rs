@@ -4,7 +4,7 @@ use super::decoder::{decoder, windows};
 use super::experts::{experts, give_experts};
 use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
-use crate::spec::{Biases, Gating, ModelSpec, RopeScaling, Scores};
+use crate::spec::{Biases, ExpertBlock, Gating, ModelSpec, RopeScaling, Scores};
 
 pub(crate) const FAMILY: Family = Family {
     name: "gpt-oss",
@@ -43,11 +43,11 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     experts.routing.normalized = false;
     experts.router.bias = true;
     experts.biases = true;
-    experts.gating = Gating::Clamped {
+    experts.block = ExpertBlock::Gated(Gating::Clamped {
         // Those of both published models; GGUF has no keys for them, and folders say the same.
         alpha: 1.702,
         limit: 7.0,
-    };
+    });
     give_experts(&mut spec, experts, |_| true);
     Ok(spec)
 }

@@ -6,7 +6,7 @@ use super::decoder::decoder;
 use super::facts::Key;
 use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, ResidualScale};
 
 pub(crate) const FAMILY: Family = Family {
     name: "granite",
@@ -27,7 +27,7 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let residual = facts.get(Key::new("residual_scale", "residual_multiplier"))?;
     let scale: Option<f32> = facts.get(Key::new("attention.scale", "attention_multiplier"))?;
     for layer in &mut spec.layers {
-        layer.residual_scale = residual;
+        layer.residual_scale = ResidualScale::all(residual);
         let attention = layer.attention_mut();
         attention.scale = scale.unwrap_or(attention.scale);
     }

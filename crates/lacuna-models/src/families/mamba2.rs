@@ -6,7 +6,7 @@ use super::{Facts, Family, Naming};
 use crate::error::ConfigError;
 use crate::spec::{
     FeedForward, LayerSpec, LogitsSpec, Mamba2, ModelSpec, Norm, NormKind, Norms, OutputSpec,
-    Recurrence,
+    Recurrence, ResidualScale, StateNorm, TimeStepLimits,
 };
 
 pub(crate) const FAMILY: Family = Family {
@@ -45,7 +45,7 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         feed_forward: FeedForward::None,
         norms: Norms::Before,
         laurel: None,
-        residual_scale: None,
+        residual_scale: ResidualScale::default(),
         output_scale: false,
     };
     Ok(ModelSpec {
@@ -98,5 +98,14 @@ pub(super) fn mamba2(facts: &Facts<'_>) -> Result<Mamba2, ConfigError> {
         groups: facts.required(Key::new("ssm.group_count", "mamba_n_groups|n_groups"))?,
         state_dim: facts.required(state_dim)?,
         taps: facts.required(Key::new("ssm.conv_kernel", "mamba_d_conv|conv_kernel"))?,
+        norm: StateNorm::AfterGate,
+        time_steps: time_steps(facts)?,
+        input_scales: None,
     })
+}
+
+/// What a folder says that time steps are held between; GGUF has no word for it.
+fn time_steps(facts: &Facts<'_>) -> Result<Option<TimeStepLimits>, ConfigError> {
+    let limits: Option<[f64; 2]> = facts.get(Key::huggingface("time_step_limit|mamba_dt_limit"))?;
+    Ok(limits.and_then(|[least, most]| TimeStepLimits::new(least as f32, most as f32)))
 }

@@ -21,6 +21,8 @@ pub(crate) struct Naming {
     pub(crate) gguf: &'static [(&'static str, &'static str)],
     /// GGUF's names of parts that have no suffix there.
     pub(crate) bare: &'static [&'static str],
+    /// Parts that have none in some GGUF files.
+    pub(crate) gguf_bare: &'static [&'static str],
     /// What all names but a classifier's begin with in files that hold the model inside another.
     pub(crate) inside: Option<&'static str>,
     /// What names of a layer's tensors begin with, before its number.
@@ -38,6 +40,7 @@ impl Naming {
         parts: &[],
         gguf: &[],
         bare: &[],
+        gguf_bare: &[],
         inside: None,
         layers: "model.layers",
         unused: &[],

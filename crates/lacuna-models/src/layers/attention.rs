@@ -263,7 +263,7 @@ impl Stream<'_> {
             let weight = program.vector("post_attention_norm", hidden);
             self.norm(weight, output, output, Rows::Tokens, program);
         }
-        self.add(layer, output, program);
+        self.add(layer.residual_scale.attention, output, program);
         self.norm_sum(layer, "attn_output_norm", program);
     }
 }

@@ -8,10 +8,10 @@
 //! gate      norm, head by head, and silu(z)
 //! ```
 
-use lacuna_kernels::{Convolution, HeadRows};
+use lacuna_kernels::HeadRows;
 
 use super::Stream;
-use crate::program::{Bias, Builder, Factor, Op, Rows, Slot, VectorForm};
+use crate::program::{Bias, Builder, Factor, Op, Rows, Slot};
 use crate::spec::{Activation, DeltaNet, GatesIn, Gating, InputsIn, Norm, NormKind};
 
 /// What is added to the square of a key's or a query's length before it is brought to 1, as
@@ -41,28 +41,12 @@ impl Stream<'_> {
         let Inputs { mixed, z, gates } = self.delta_inputs(net, input, program);
         let [strength, steps] = gates;
 
-        program.step("convolve");
-        let channels = 2 * keys + values;
-        let taps = VectorForm::Taps(net.taps);
-        let weights = program.vector_in(("ssm_conv1d", "weight"), channels * net.taps, taps);
-        program.push(Op::Convolve {
-            layer: index,
-            at: 0,
-            values: mixed,
-            weights,
-            bias: None,
-            channels,
-            taps: net.taps,
-            activation: Some(Activation::Silu),
-        });
-        let query = program.values("state-query", Rows::Tokens, keys);
-        let key = program.values("state-key", Rows::Tokens, keys);
-        let value = program.values("state-value", Rows::Tokens, values);
-        program.apart(
-            mixed,
-            channels,
-            &[(query, keys), (key, keys), (value, values)],
-        );
+        let parts = [
+            ("state-query", keys),
+            ("state-key", keys),
+            ("state-value", values),
+        ];
+        let [query, key, value] = self.convolve((index, net.taps), mixed, parts, false, program);
         for slot in [query, key] {
             bring_to_length_1(slot, net, program);
         }
@@ -74,20 +58,10 @@ impl Stream<'_> {
             rows: Rows::Tokens,
             width: heads,
         });
-        let decay = self.decay(heads, steps, program);
+        let decay = self.decay(heads, (steps, None), program);
 
-        program.step("scan");
-        program.push(Op::Scan {
-            layer: index,
-            at: Convolution::state_len(channels, net.taps),
-            shape: net.scan(),
-            queries: query,
-            keys: key,
-            values: value,
-            decay,
-            strength,
-            skip: None,
-        });
+        let slots = [query, key, value, decay, strength];
+        self.scan((index, net.taps), net.scan(), slots, None, program);
         program.step("gate");
         let weight = program.vector("ssm_norm", net.value_dim);
         program.push(Op::Norm {
@@ -106,25 +80,6 @@ impl Stream<'_> {
             width: values,
         });
         self.recurrence_output("ssm_out", z, values, program)
-    }
-
-    /// Makes time steps of what they are made of, and of them what is left of states.
-    pub(super) fn decay(&self, heads: usize, steps: Slot, program: &mut Builder) -> Slot {
-        let bias = program.vector_in(("ssm_dt", "bias"), heads, VectorForm::Finite);
-        program.push(Op::TimeSteps {
-            values: steps,
-            bias,
-            heads,
-        });
-        let rates = program.vector_in(("ssm_a", ""), heads, VectorForm::Rates);
-        let decay = program.values("state-decay", Rows::Tokens, heads);
-        program.push(Op::Decay {
-            steps,
-            rates,
-            output: decay,
-            heads,
-        });
-        decay
     }
 
     fn delta_inputs(&self, net: &DeltaNet, input: Slot, program: &mut Builder) -> Inputs {

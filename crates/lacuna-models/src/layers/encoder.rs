@@ -3,7 +3,7 @@
 use super::Stream;
 use crate::error::Place;
 use crate::program::{Bias, Builder, Lookup, Op, Rows, Slot};
-use crate::spec::{Dense, LayerSpec, LearnedInput, Plain, Pooled, PooledResult};
+use crate::spec::{Dense, LayerSpec, LearnedInput, Pooled, PooledResult};
 
 /// What the parts of a product of pooled rows are called, in files and among slots.
 struct DenseNames {
@@ -75,30 +75,6 @@ impl Stream<'_> {
             let weight = program.vector(part, self.spec.hidden);
             self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
         }
-    }
-
-    /// `W_down f(W_up x)` with `x` in `input`. Goes on with the step begun last.
-    pub(super) fn plain(&self, plain: Plain, input: Slot, program: &mut Builder) -> Slot {
-        let (hidden, inner) = (self.spec.hidden, plain.inner);
-        let up = program.values("up", Rows::Tokens, inner);
-        let matrix = program.matrix("ffn_up", inner, hidden, Bias::Required);
-        let blocks = "feed-forward-input-blocks";
-        program.product(input, blocks, Rows::Tokens, hidden, vec![(matrix, up)]);
-
-        program.step("activate");
-        program.push(Op::Apply {
-            function: plain.activation,
-            values: up,
-            rows: Rows::Tokens,
-            width: inner,
-        });
-
-        program.step("down");
-        let output = program.values("feed-forward-output", Rows::Tokens, hidden);
-        let matrix = program.matrix("ffn_down", hidden, inner, Bias::Required);
-        let outputs = vec![(matrix, output)];
-        program.product(up, "gate-blocks", Rows::Tokens, inner, outputs);
-        output
     }
 
     /// One row for each text.

@@ -2,18 +2,21 @@
 //!
 //! ```text
 //! route     the router's logits; which experts each token has, and what they weigh
+//! latent    what experts read, where that is narrower than the residual stream
 //! gate-up   gates and what they gate: a row for each choice, sorted by expert
-//! activate  f(gate) * up
+//! activate  f(gate) * up, or f(up) where there are no gates
 //! down      what each expert makes of its tokens
-//! combine   the weighed sum of those; a block that all tokens have is added, if there is one
+//! combine   the weighed sum of those, made as wide as the stream again; a block that all tokens have is
+//!           added, if there is one
 //! ```
 
 use lacuna_kernels::ExpertInput;
 
 use super::Stream;
+use super::attention::required_if;
 use super::feed_forward::SHARED;
 use crate::program::{Bias, Builder, Factor, Op, Rows, Slot};
-use crate::spec::{Activation, Experts, Gated, Gating, SharedExpert};
+use crate::spec::{Activation, ExpertBlock, Experts, Gated, Gating, Plain, SharedExpert};
 
 /// Which experts tokens have, and what those weigh.
 struct Routed {
@@ -60,10 +63,7 @@ impl Stream<'_> {
             false => input,
         };
         let logits = program.values("router-logits", Rows::Tokens, routing.experts);
-        let bias = match router.bias {
-            true => Bias::Required,
-            false => Bias::IfPresent,
-        };
+        let bias = required_if(router.bias);
         let matrix = program.matrix("ffn_gate_inp", routing.experts, hidden, bias);
         let outputs = vec![(matrix, logits)];
         let blocks = "feed-forward-input-blocks";
@@ -114,7 +114,7 @@ impl Stream<'_> {
         input
     }
 
-    /// The weighed sum of what the chosen experts make of `input`.
+    /// The weighed sum of what the chosen experts make of `input`, both as wide as the residual stream.
     fn chosen(
         &self,
         experts: &Experts,
@@ -122,35 +122,73 @@ impl Stream<'_> {
         [input, output]: [Slot; 2],
         program: &mut Builder,
     ) {
-        let (hidden, inner, routing) = (self.spec.hidden, experts.inner, experts.routing);
-        let Routed { routes, weights } = *routed;
-        let bias = match experts.biases {
-            true => Bias::Required,
-            false => Bias::IfPresent,
+        let hidden = self.spec.hidden;
+        let Some(width) = experts.latent else {
+            self.weighed(experts, routed, ([input, output], hidden), program);
+            return;
         };
+        program.step("expert-latent");
+        let read = program.values("expert-latent-input", Rows::Tokens, width);
+        let matrix = program.matrix("ffn_latent_down", width, hidden, Bias::IfPresent);
+        let blocks = "feed-forward-input-blocks";
+        program.product(input, blocks, Rows::Tokens, hidden, vec![(matrix, read)]);
+        let made = program.values("expert-latent-output", Rows::Tokens, width);
+        self.weighed(experts, routed, ([read, made], width), program);
+        let matrix = program.matrix("ffn_latent_up", hidden, width, Bias::IfPresent);
+        let blocks = "expert-latent-blocks";
+        program.product(made, blocks, Rows::Tokens, width, vec![(matrix, output)]);
+    }
+
+    /// The same of rows of `width` elements.
+    fn weighed(
+        &self,
+        experts: &Experts,
+        routed: &Routed,
+        ([input, output], width): ([Slot; 2], usize),
+        program: &mut Builder,
+    ) {
+        let (inner, routing) = (experts.inner, experts.routing);
+        let Routed { routes, weights } = *routed;
+        let bias = required_if(experts.biases);
         program.step("expert-gate-up");
         let wide = routing.used * inner;
-        let gate = program.values("expert-gate", Rows::Tokens, wide);
+        let gate = match experts.block {
+            ExpertBlock::Gated(_) => Some(program.values("expert-gate", Rows::Tokens, wide)),
+            ExpertBlock::Plain(_) => None,
+        };
         let up = program.values("expert-up", Rows::Tokens, wide);
-        let outputs = [("ffn_gate_exps", gate), ("ffn_up_exps", up)].map(|(part, slot)| {
-            let matrices = program.expert_matrices(part, &routing, [inner, hidden], bias);
+        let gates = gate.map(|gate| ("ffn_gate_exps", gate));
+        let parts = gates.into_iter().chain([("ffn_up_exps", up)]);
+        let outputs = parts.map(|(part, slot)| {
+            let matrices = program.expert_matrices(part, &routing, [inner, width], bias);
             (matrices, slot)
         });
-        let from = (input, ExpertInput::Tokens, hidden);
-        program.expert_product(&routing, routes, from, BLOCKS, outputs.into());
+        let outputs = outputs.collect();
+        // Gates become what they let through.
+        let activated = gate.unwrap_or(up);
+        let from = (input, ExpertInput::Tokens, width);
+        program.expert_product(&routing, routes, from, BLOCKS, outputs);
 
         program.step("expert-activate");
-        program.push(Op::Activate {
-            gating: experts.gating,
-            gate,
-            up,
-            width: wide,
+        program.push(match experts.block {
+            ExpertBlock::Gated(gating) => Op::Activate {
+                gating,
+                gate: activated,
+                up,
+                width: wide,
+            },
+            ExpertBlock::Plain(function) => Op::Apply {
+                function,
+                values: activated,
+                rows: Rows::Tokens,
+                width: wide,
+            },
         });
 
         program.step("expert-down");
-        let made = program.values("expert-output", Rows::Tokens, routing.used * hidden);
-        let matrices = program.expert_matrices("ffn_down_exps", &routing, [hidden, inner], bias);
-        let from = (gate, ExpertInput::Choices, inner);
+        let made = program.values("expert-output", Rows::Tokens, routing.used * width);
+        let matrices = program.expert_matrices("ffn_down_exps", &routing, [width, inner], bias);
+        let from = (activated, ExpertInput::Choices, inner);
         program.expert_product(&routing, routes, from, BLOCKS, vec![(matrices, made)]);
 
         program.step("combine");
@@ -160,7 +198,7 @@ impl Stream<'_> {
             weights,
             from: made,
             to: output,
-            width: hidden,
+            width,
         });
     }
 
@@ -173,16 +211,30 @@ impl Stream<'_> {
         program: &mut Builder,
     ) {
         let hidden = self.spec.hidden;
-        let block = Gated {
-            inner: shared.inner,
-            activation: match experts.gating {
-                Gating::Product(activation) => activation,
-                Gating::Clamped { .. } => Activation::Silu,
-            },
-            gate_cutoff: None,
-        };
+        let inner = shared.inner;
         program.step("shared-gate-up");
-        let made = self.gated(&block, input, &SHARED, program);
+        let made = match experts.block {
+            ExpertBlock::Gated(gating) => {
+                let block = Gated {
+                    inner,
+                    activation: match gating {
+                        Gating::Product(activation) => activation,
+                        Gating::Clamped { .. } => Activation::Silu,
+                    },
+                    gate_scale: None,
+                    gate_cutoff: None,
+                };
+                self.gated(&block, input, &SHARED, program)
+            }
+            ExpertBlock::Plain(activation) => {
+                let plain = Plain {
+                    inner,
+                    activation,
+                    biases: false,
+                };
+                self.plain(plain, input, &SHARED, program)
+            }
+        };
         if !shared.gated {
             self.sum(output, made, Rows::Tokens, program);
             return;

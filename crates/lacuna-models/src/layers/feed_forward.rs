@@ -1,11 +1,12 @@
 //! What each token makes of what attention told it: `hidden += block(norm(hidden))`.
 
 use super::Stream;
-use crate::program::{Bias, Builder, Op, Rows, Slot};
-use crate::spec::{FeedForward, Gated, Gating, LayerSpec, Norms};
+use super::attention::required_if;
+use crate::program::{Bias, Builder, Factor, Op, Rows, Slot};
+use crate::spec::{FeedForward, Gated, Gating, LayerSpec, Norms, Plain};
 
-/// How the parts of a gated block are called, and the slot of its result.
-pub(super) struct GatedNames {
+/// How the parts of a block are called, and the slot of its result.
+pub(super) struct BlockNames {
     gate: &'static str,
     up: &'static str,
     down: &'static str,
@@ -13,7 +14,7 @@ pub(super) struct GatedNames {
 }
 
 /// Those of a layer's only block.
-const DENSE: GatedNames = GatedNames {
+const DENSE: BlockNames = BlockNames {
     gate: "ffn_gate",
     up: "ffn_up",
     down: "ffn_down",
@@ -21,7 +22,7 @@ const DENSE: GatedNames = GatedNames {
 };
 
 /// Those of the block that all tokens have beside chosen experts.
-pub(super) const SHARED: GatedNames = GatedNames {
+pub(super) const SHARED: BlockNames = BlockNames {
     gate: "ffn_gate_shexp",
     up: "ffn_up_shexp",
     down: "ffn_down_shexp",
@@ -54,7 +55,7 @@ impl Stream<'_> {
         };
         let output = match &layer.feed_forward {
             FeedForward::Gated(gated) => self.gated(gated, input, &DENSE, program),
-            FeedForward::Plain(plain) => self.plain(*plain, input, program),
+            FeedForward::Plain(plain) => self.plain(*plain, input, &DENSE, program),
             FeedForward::None => unreachable!("a layer without is done"),
             FeedForward::Experts(experts) => match &experts.dense {
                 None => self.experts(experts, input, program),
@@ -69,7 +70,7 @@ impl Stream<'_> {
             let weight = program.vector("post_ffw_norm", hidden);
             self.norm(weight, output, output, Rows::Tokens, program);
         }
-        self.add(layer, output, program);
+        self.add(layer.residual_scale.feed_forward, output, program);
         self.norm_sum(layer, "layer_output_norm", program);
     }
 
@@ -87,12 +88,12 @@ impl Stream<'_> {
         input
     }
 
-    /// `W_down (f(W_gate x) * W_up x)` with `x` in `input`. Goes on with the step begun last.
+    /// `W_down (f(s W_gate x) * W_up x)` with `x` in `input`. Goes on with the step begun last.
     pub(super) fn gated(
         &self,
         gated: &Gated,
         input: Slot,
-        names: &GatedNames,
+        names: &BlockNames,
         program: &mut Builder,
     ) -> Slot {
         let (hidden, inner) = (self.spec.hidden, gated.inner);
@@ -105,6 +106,14 @@ impl Stream<'_> {
         program.product(input, blocks, Rows::Tokens, hidden, outputs);
 
         program.step("activate");
+        if let Some(factor) = gated.gate_scale {
+            program.push(Op::Scale {
+                values: gate,
+                rows: Rows::Tokens,
+                width: inner,
+                factor: Factor::Fixed(factor),
+            });
+        }
         if let Some(deviations) = gated.gate_cutoff {
             program.push(Op::KeepOutliers {
                 values: gate,
@@ -124,6 +133,36 @@ impl Stream<'_> {
         let matrix = program.matrix(names.down, hidden, inner, Bias::IfPresent);
         let outputs = vec![(matrix, output)];
         program.product(gate, "gate-blocks", Rows::Tokens, inner, outputs);
+        output
+    }
+    /// `W_down f(W_up x)` with `x` in `input`. Goes on with the step begun last.
+    pub(super) fn plain(
+        &self,
+        plain: Plain,
+        input: Slot,
+        names: &BlockNames,
+        program: &mut Builder,
+    ) -> Slot {
+        let (hidden, inner) = (self.spec.hidden, plain.inner);
+        let bias = required_if(plain.biases);
+        let up = program.values("up", Rows::Tokens, inner);
+        let matrix = program.matrix(names.up, inner, hidden, bias);
+        let blocks = "feed-forward-input-blocks";
+        program.product(input, blocks, Rows::Tokens, hidden, vec![(matrix, up)]);
+
+        program.step("activate");
+        program.push(Op::Apply {
+            function: plain.activation,
+            values: up,
+            rows: Rows::Tokens,
+            width: inner,
+        });
+
+        program.step("down");
+        let output = program.values(names.output, Rows::Tokens, hidden);
+        let matrix = program.matrix(names.down, hidden, inner, bias);
+        let outputs = vec![(matrix, output)];
+        program.product(up, "gate-blocks", Rows::Tokens, inner, outputs);
         output
     }
 }

@@ -1,10 +1,8 @@
 //! Mamba-2, whose states each token adds to ([`Mamba2`] says what is computed).
 
-use lacuna_kernels::Convolution;
-
 use super::Stream;
 use crate::program::{Bias, Builder, Factor, Op, Rows, Slot, VectorForm};
-use crate::spec::{Activation, Gating, Mamba2};
+use crate::spec::{Activation, Gating, Mamba2, StateNorm};
 
 impl Stream<'_> {
     /// `[tokens, hidden]` of `input`, the same. Goes on with the step begun last.
@@ -16,56 +14,40 @@ impl Stream<'_> {
         program: &mut Builder,
     ) -> Slot {
         let (width, group, heads) = (mamba.width(), mamba.group_width(), mamba.heads);
-        let channels = width + 2 * group;
         let [z, mixed, steps] = self.mamba2_inputs(mamba, input, program);
 
-        program.step("convolve");
-        let taps = VectorForm::Taps(mamba.taps);
-        let weights = program.vector_in(("ssm_conv1d", "weight"), channels * mamba.taps, taps);
-        let bias = program.vector_called("ssm_conv1d", "bias", channels);
-        program.push(Op::Convolve {
-            layer: index,
-            at: 0,
-            values: mixed,
-            weights,
-            bias: Some(bias),
-            channels,
-            taps: mamba.taps,
-            activation: Some(Activation::Silu),
-        });
-        let value = program.values("state-value", Rows::Tokens, width);
-        let key = program.values("state-key", Rows::Tokens, group);
-        let query = program.values("state-query", Rows::Tokens, group);
-        program.apart(
-            mixed,
-            channels,
-            &[(value, width), (key, group), (query, group)],
-        );
+        let parts = [
+            ("state-value", width),
+            ("state-key", group),
+            ("state-query", group),
+        ];
+        let [value, key, query] = self.convolve((index, mamba.taps), mixed, parts, true, program);
 
         program.step("gates");
-        let decay = self.decay(heads, steps, program);
-        program.step("scan");
+        let decay = self.decay(heads, (steps, mamba.time_steps), program);
         let skip = program.vector_in(("ssm_d", ""), heads, VectorForm::Finite);
-        program.push(Op::Scan {
-            layer: index,
-            at: Convolution::state_len(channels, mamba.taps),
-            shape: mamba.scan(),
-            queries: query,
-            keys: key,
-            values: value,
-            decay,
-            strength: steps,
-            skip: Some(skip),
-        });
+        let slots = [query, key, value, decay, steps];
+        self.scan(
+            (index, mamba.taps),
+            mamba.scan(),
+            slots,
+            Some(skip),
+            program,
+        );
 
         program.step("gate");
+        if mamba.norm == StateNorm::BeforeGate {
+            self.group_norm(mamba, value, program);
+        }
         program.push(Op::Activate {
             gating: Gating::Product(Activation::Silu),
             gate: z,
             up: value,
             width,
         });
-        self.group_norm(mamba, z, program);
+        if mamba.norm == StateNorm::AfterGate {
+            self.group_norm(mamba, z, program);
+        }
         self.recurrence_output("ssm_out", z, width, program)
     }
 
@@ -79,6 +61,25 @@ impl Stream<'_> {
         let matrix = program.matrix("ssm_in", rows, hidden, Bias::IfPresent);
         let (blocks, outputs) = ("attention-input-blocks", vec![(matrix, all)]);
         program.product(input, blocks, Rows::Tokens, hidden, outputs);
+        if let Some(scales) = mamba.input_scales {
+            let parts = [
+                width,
+                width,
+                mamba.group_width(),
+                mamba.group_width(),
+                heads,
+            ];
+            let mut start = 0;
+            for (columns, factor) in parts.into_iter().zip(scales) {
+                program.push(Op::ScalePart {
+                    values: all,
+                    width: rows,
+                    columns: start..start + columns,
+                    factor,
+                });
+                start += columns;
+            }
+        }
         let z = program.values("state-gate", Rows::Tokens, width);
         let mixed = program.values("query-key-value", Rows::Tokens, channels);
         let steps = program.values("state-steps", Rows::Tokens, heads);

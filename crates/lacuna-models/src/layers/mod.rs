@@ -10,13 +10,13 @@ mod latent;
 mod laurel;
 mod mamba2;
 mod per_layer_input;
+mod recurrence;
 mod short_convolution;
 
 use crate::error::Place;
 use crate::program::{Bias, Builder, Factor, Lookup, MatrixId, Op, Rows, Slot, VectorId};
 use crate::spec::{
-    Attention, LayerSpec, LogitsSpec, ModelSpec, NormKind, OutputMatrix, OutputSpec,
-    PerLayerInputs, Recurrence,
+    Attention, LayerSpec, LogitsSpec, ModelSpec, NormKind, OutputMatrix, OutputSpec, PerLayerInputs,
 };
 
 /// The slots that layers have in common.
@@ -175,54 +175,12 @@ impl Stream<'_> {
         });
     }
 
-    /// A layer's state and what it makes of the input, which may be normed already.
-    fn recurrence(
-        &self,
-        index: usize,
-        layer: &LayerSpec,
-        recurrence: Recurrence,
-        input: Option<Slot>,
-        program: &mut Builder,
-    ) {
-        program.step("project");
-        let input = match input {
-            Some(input) => input,
-            None => self.normed("attn_norm", "attention-input", program),
-        };
-        let output = match recurrence {
-            Recurrence::DeltaNet(net) => self.delta_net(index, &net, input, program),
-            Recurrence::ShortConvolution(short) => {
-                self.short_convolution(index, short, input, program)
-            }
-            Recurrence::Mamba2(mamba) => self.mamba2(index, &mamba, input, program),
-        };
-        self.add(layer, output, program);
-    }
-
-    /// `W from` in the slot of what attention makes, `[tokens, width]` of `from` and rows of the residual
-    /// stream's width.
-    fn recurrence_output(
-        &self,
-        part: &'static str,
-        from: Slot,
-        width: usize,
-        program: &mut Builder,
-    ) -> Slot {
-        let hidden = self.spec.hidden;
-        program.step("attention-output");
-        let output = program.values("attention-output", Rows::Tokens, hidden);
-        let matrix = program.matrix(part, hidden, width, Bias::IfPresent);
-        let outputs = vec![(matrix, output)];
-        program.product(from, "attended-blocks", Rows::Tokens, width, outputs);
-        output
-    }
-
-    /// The residual stream takes up what a part of a layer has computed.
-    pub(crate) fn add(&self, layer: &LayerSpec, from: Slot, program: &mut Builder) {
+    /// The residual stream takes up what a part of a layer has computed, so many times.
+    pub(crate) fn add(&self, factor: Option<f32>, from: Slot, program: &mut Builder) {
         program.push(Op::Add {
             to: self.hidden,
             from,
-            factor: layer.residual_scale,
+            factor,
             rows: Rows::Tokens,
             width: self.spec.hidden,
         });

@@ -1,11 +1,13 @@
 //! The operations of a forward pass, and what each reads and writes.
 
+use std::ops::Range;
+
 use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, RopeStyle, Routing, ScanShape};
 
 use super::slot::{Rows, Slot};
 use super::tensors::{ExpertsId, MatrixId, VectorId};
 use crate::error::Place;
-use crate::spec::{Activation, Gating, Norm, Pooling, QueryTemperature};
+use crate::spec::{Activation, Gating, Norm, Pooling, QueryTemperature, TimeStepLimits};
 
 /// One operation. Rows are of the width it says, one after another, from the start of a slot.
 #[derive(Debug, Clone, PartialEq)]
@@ -161,12 +163,14 @@ pub enum Op {
         /// What sums go through.
         activation: Option<Activation>,
     },
-    /// `values = ln(1 + e^(values + bias))`
+    /// `values = ln(1 + e^(values + bias))`, held between limits
     TimeSteps {
         /// `[tokens, heads]`
         values: Slot,
         /// One for each head.
         bias: VectorId,
+        /// What they are held between.
+        limits: Option<TimeStepLimits>,
         /// Elements of a row.
         heads: usize,
     },
@@ -267,6 +271,17 @@ pub enum Op {
         up: Slot,
         /// Elements of a row.
         width: usize,
+    },
+    /// Some columns of rows, `values *= factor`
+    ScalePart {
+        /// `[tokens, width]`
+        values: Slot,
+        /// Elements of a row.
+        width: usize,
+        /// Which of them.
+        columns: Range<usize>,
+        /// What they are multiplied by.
+        factor: f32,
     },
     /// `values = f(values)`
     Apply {
@@ -576,6 +591,7 @@ impl Op {
             | Self::Normalize { values, .. }
             | Self::KeepOutliers { values, .. }
             | Self::Scale { values, .. }
+            | Self::ScalePart { values, .. }
             | Self::SoftCap { values, .. } => vec![(*values, Read)],
             Self::Temperature {
                 queries,

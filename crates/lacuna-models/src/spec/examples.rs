@@ -3,9 +3,10 @@
 use lacuna_kernels::RopeStyle;
 
 use super::{
-    Activation, Attention, Biases, Experts, FeedForward, Gate, Gated, Gating, GroupScore, Groups,
-    Latent, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm, NormKind, Norms, OutputMatrix,
-    OutputSpec, QkNorm, Rope, RopeScaling, Router, Routing, Scores, SharedExpert, Values,
+    Activation, Attention, Biases, ExpertBlock, Experts, FeedForward, Gate, Gated, Gating,
+    GroupScore, Groups, Latent, LayerSpec, LogitsSpec, Mask, ModelSpec, Norm, NormKind, Norms,
+    OutputMatrix, OutputSpec, QkNorm, ResidualScale, Rope, RopeScaling, Router, Routing, Scores,
+    SharedExpert, Values,
 };
 
 /// A decoder of three layers, all alike.
@@ -33,11 +34,12 @@ pub(crate) fn small() -> ModelSpec {
         feed_forward: FeedForward::Gated(Gated {
             inner: 160,
             activation: Activation::Silu,
+            gate_scale: None,
             gate_cutoff: None,
         }),
         norms: Norms::Before,
         laurel: None,
-        residual_scale: None,
+        residual_scale: ResidualScale::default(),
         output_scale: false,
     };
     ModelSpec {
@@ -98,7 +100,8 @@ pub(crate) const EXPERTS: Experts = Experts {
         own_input: false,
     },
     inner: 32,
-    gating: Gating::Product(Activation::Silu),
+    block: ExpertBlock::Gated(Gating::Product(Activation::Silu)),
+    latent: None,
     biases: false,
     shared: Some(SharedExpert {
         inner: 32,

@@ -7,8 +7,8 @@ use crate::error::ConfigError;
 use crate::spec::Activation;
 use crate::spec::validate::{in_range, limit, positive};
 
-/// A feed-forward block of many, of which a router chooses a few for each token:
-/// `sum over the chosen of weight * W_down (f(W_gate x) * W_up x)`.
+/// A feed-forward block of many, of which a router chooses a few for each token: the sum of what the chosen
+/// ones make of it, each times its weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     /// How experts are chosen and weighed.
@@ -17,8 +17,11 @@ pub struct Experts {
     pub router: Router,
     /// Inner width of an expert, in elements.
     pub inner: usize,
-    /// What is made of gates and of what they gate.
-    pub gating: Gating,
+    /// What each computes.
+    pub block: ExpertBlock,
+    /// Elements of what the chosen ones read and make, where that is not as wide as the residual stream: a
+    /// matrix for all of them makes it of a token, and another the result of their sum.
+    pub latent: Option<usize>,
     /// Whether products with experts' matrices must come with biases. They may anyway.
     pub biases: bool,
     /// A block that computes every token, beside the chosen ones.
@@ -39,6 +42,15 @@ pub struct Router {
     /// Whether it reads the residual stream, normed without weights, multiplied by a vector of its own
     /// and divided by the root of the width, instead of what experts read.
     pub own_input: bool,
+}
+
+/// What an expert, and the block that all tokens have, computes of a token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ExpertBlock {
+    /// `W_down g(W_gate x, W_up x)`
+    Gated(Gating),
+    /// `W_down f(W_up x)`
+    Plain(Activation),
 }
 
 /// What is made of gates and of what they gate.
@@ -91,7 +103,10 @@ impl Experts {
         if let Some(dense) = &self.dense {
             dense.validate()?;
         }
-        if let Gating::Clamped { alpha, limit } = self.gating {
+        if let Some(latent) = self.latent {
+            in_range("width of what experts read", latent, limit::HIDDEN)?;
+        }
+        if let ExpertBlock::Gated(Gating::Clamped { alpha, limit }) = self.block {
             positive("steepness of gates", f64::from(alpha))?;
             positive("limit of gates", f64::from(limit))?;
         }

@@ -21,9 +21,12 @@ pub use lacuna_kernels::{Activation, Mask};
 pub use lacuna_kernels::{GroupScore, Groups, Routing, Scores};
 use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec, ValueRows};
 
-pub use experts::{Experts, Gating, Router, SharedExpert};
+pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
 pub use latent::Latent;
-pub use recurrence::{DeltaNet, GatesIn, InputsIn, KeyHeads, Mamba2, Recurrence, ShortConvolution};
+pub use recurrence::{
+    DeltaNet, GatesIn, InputsIn, KeyHeads, Mamba2, Recurrence, ShortConvolution, StateNorm,
+    TimeStepLimits,
+};
 pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
 pub(crate) use validate::rope_table;
 
@@ -138,8 +141,8 @@ pub struct LayerSpec {
     pub norms: Norms,
     /// A learned residual beside attention.
     pub laurel: Option<Laurel>,
-    /// What either result is multiplied by before it is added to the residual stream.
-    pub residual_scale: Option<f32>,
+    /// What results are multiplied by before they are added to the residual stream.
+    pub residual_scale: ResidualScale,
     /// Whether the residual stream is multiplied by a learned number at the layer's end.
     pub output_scale: bool,
 }
@@ -157,6 +160,29 @@ impl LayerSpec {
     #[must_use]
     pub fn mask(&self) -> Option<Mask> {
         self.attention.as_ref().map(|attention| attention.mask)
+    }
+}
+
+/// What the results of a layer's parts are multiplied by before the residual stream takes them up.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ResidualScale {
+    /// Attention's.
+    pub attention: Option<f32>,
+    /// The recurrence's.
+    pub recurrence: Option<f32>,
+    /// The feed-forward block's.
+    pub feed_forward: Option<f32>,
+}
+
+impl ResidualScale {
+    /// All by the same.
+    #[must_use]
+    pub const fn all(factor: Option<f32>) -> Self {
+        Self {
+            attention: factor,
+            recurrence: factor,
+            feed_forward: factor,
+        }
     }
 }
 
@@ -328,25 +354,29 @@ impl FeedForward {
     }
 }
 
-/// A dense feed-forward block: `W_down (f(W_gate x) * W_up x)`.
+/// A dense feed-forward block: `W_down (f(s W_gate x) * W_up x)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gated {
     /// Inner width, in elements.
     pub inner: usize,
     /// `f`.
     pub activation: Activation,
+    /// `s`, where it is not 1.
+    pub gate_scale: Option<f32>,
     /// Gates that are sparse: before `f`, each loses the token's mean gate and so many standard
     /// deviations, and is nothing if that leaves less than nothing.
     pub gate_cutoff: Option<f32>,
 }
 
-/// A feed-forward block without gates: `W_down f(W_up x)`, both products with biases.
+/// A feed-forward block without gates: `W_down f(W_up x)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plain {
     /// Inner width, in elements.
     pub inner: usize,
     /// `f`.
     pub activation: Activation,
+    /// Whether both products must come with biases. They may anyway.
+    pub biases: bool,
 }
 
 /// What is made of the residual stream in the end.

@@ -4,11 +4,11 @@ use lacuna_kernels::{Convolution, Rule, ScanShape};
 
 pub use lacuna_kernels::KeyHeads;
 
-use super::validate::{in_range, limit};
+use super::validate::{in_range, limit, positive};
 use crate::error::ConfigError;
 
 /// What a layer with a state computes of its normed input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Recurrence {
     /// A matrix for each head, corrected by each token (Qwen3-Next, Qwen3.5).
     DeltaNet(DeltaNet),
@@ -71,7 +71,7 @@ pub struct ShortConvolution {
 /// Mamba-2: `W_out norm(y * silu(W_z x))`, normed group by group, where `u`, `B` and `C` are `silu` of causal convolutions of
 /// products with `x`, each token makes of a head's state `S` first `e^(-e^A d) S` and then `S + B (d u)^T`
 /// with `d = softplus(W_d x + t)`, and `y = S^T C + D u`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mamba2 {
     /// Heads of `u`.
     pub heads: usize,
@@ -83,6 +83,50 @@ pub struct Mamba2 {
     pub state_dim: usize,
     /// Tokens that the convolutions see.
     pub taps: usize,
+    /// Where the norm is.
+    pub norm: StateNorm,
+    /// What `d` is held between.
+    pub time_steps: Option<TimeStepLimits>,
+    /// What products with the input are multiplied by, those for `z`, `u`, `B`, `C` and `d`.
+    pub input_scales: Option<[f32; 5]>,
+}
+
+/// Where what a state makes of a token is normed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateNorm {
+    /// After `silu(z)` has gated it.
+    AfterGate,
+    /// Before that.
+    BeforeGate,
+    /// It is not.
+    None,
+}
+
+/// The least and the largest that a time step may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TimeStepLimits {
+    /// Not below 0.
+    pub least: f32,
+    /// Above 0, and not below `least`.
+    pub most: f32,
+}
+
+impl TimeStepLimits {
+    /// These, or `None` where they hold nothing back: no time step is below 0.
+    #[must_use]
+    pub fn new(least: f32, most: f32) -> Option<Self> {
+        let holds = least != 0.0 || most != f32::INFINITY;
+        holds.then_some(Self { least, most })
+    }
+
+    fn validate(self) -> Result<(), ConfigError> {
+        let Self { least, most } = self;
+        // Written so that what is no number is refused.
+        match least >= 0.0 && least.is_finite() && most > 0.0 && most >= least {
+            true => Ok(()),
+            false => Err(ConfigError::TimeSteps { least, most }),
+        }
+    }
 }
 
 /// The most elements of a head of keys or values: their sums fit a state that a processor's caches hold.
@@ -214,6 +258,12 @@ impl Recurrence {
                 value: taps,
                 limit: Convolution::MAX_TAPS,
             });
+        }
+        if let Self::Mamba2(mamba) = self {
+            mamba.time_steps.map_or(Ok(()), TimeStepLimits::validate)?;
+            for scale in mamba.input_scales.into_iter().flatten() {
+                positive("scale of a state's inputs", f64::from(scale))?;
+            }
         }
         if !value_heads.is_multiple_of(key_heads) {
             return Err(ConfigError::StateHeads {

@@ -278,6 +278,49 @@ fn contradictions_of_states_are_named() {
     assert!(message(&spec).contains("a norm before it"));
 }
 
+#[test]
+fn time_steps_and_scales_of_states_that_are_none_are_named() {
+    let with = |change: fn(&mut Mamba2)| {
+        let mut mamba = Mamba2 {
+            heads: 4,
+            head_dim: 16,
+            groups: 2,
+            state_dim: 12,
+            taps: 4,
+            norm: StateNorm::AfterGate,
+            time_steps: TimeStepLimits::new(0.0, f32::INFINITY),
+            input_scales: None,
+        };
+        change(&mut mamba);
+        let mut spec = small();
+        spec.layers[1].recurrence = Some(Recurrence::Mamba2(mamba));
+        spec.validate()
+    };
+    with(|_| ()).expect("attention and a state side by side");
+    with(|mamba| mamba.time_steps = TimeStepLimits::new(0.5, 0.5)).expect("all the same");
+    for refused in [
+        with(|mamba| mamba.time_steps = TimeStepLimits::new(-1.0, 1.0)),
+        with(|mamba| mamba.time_steps = TimeStepLimits::new(0.5, 0.4)),
+        with(|mamba| mamba.time_steps = TimeStepLimits::new(f32::NAN, 1.0)),
+        with(|mamba| mamba.time_steps = TimeStepLimits::new(0.0, f32::NAN)),
+        with(|mamba| mamba.time_steps = TimeStepLimits::new(0.0, 0.0)),
+        with(|mamba| mamba.time_steps = TimeStepLimits::new(f32::INFINITY, f32::INFINITY)),
+    ] {
+        let shown = refused.expect_err("no time steps").to_string();
+        assert!(
+            shown.starts_with("layer 1: ") && shown.contains("time_step_limit"),
+            "{shown}"
+        );
+    }
+    let shown = with(|mamba| mamba.input_scales = Some([1.0, 1.0, f32::NAN, 1.0, 1.0]));
+    let shown = shown.expect_err("no scale").to_string();
+    assert!(shown.contains("scale of a state's inputs"), "{shown}");
+    let shown = with(|mamba| mamba.groups = 3)
+        .expect_err("uneven")
+        .to_string();
+    assert!(shown.contains("share 3 key heads evenly"), "{shown}");
+}
+
 /// What is said of experts that `change` has made wrong, in the second layer alone.
 fn message_of_experts(change: impl Fn(&mut Experts)) -> String {
     let mut spec = small();
@@ -352,12 +395,16 @@ fn contradictions_of_experts_are_named_with_their_layer() {
             }),
         ),
         (
+            "width of what experts read",
+            message_of_experts(|e| e.latent = Some(0)),
+        ),
+        (
             "limit of gates",
             message_of_experts(|e| {
-                e.gating = Gating::Clamped {
+                e.block = ExpertBlock::Gated(Gating::Clamped {
                     alpha: 1.0,
                     limit: 0.0,
-                };
+                });
             }),
         ),
     ];

@@ -4,7 +4,8 @@ use lacuna_kernels::AttentionShape;
 
 use super::{
     AltUp, Attention, FeedForward, Gated, Laurel, LayerSpec, LearnedInput, LearnedPositions, Mask,
-    ModelSpec, OutputSpec, PerLayerInputs, Plain, Pooled, PooledResult, Rope, RopeScaling,
+    ModelSpec, OutputSpec, PerLayerInputs, Plain, Pooled, PooledResult, ResidualScale, Rope,
+    RopeScaling,
 };
 use crate::error::ConfigError;
 
@@ -174,13 +175,22 @@ impl LayerSpec {
                 });
             }
         }
-        positive("residual scale", self.residual_scale.map_or(1.0, f64::from))
+        let ResidualScale {
+            attention,
+            recurrence,
+            feed_forward,
+        } = self.residual_scale;
+        [attention, recurrence, feed_forward]
+            .into_iter()
+            .flatten()
+            .try_for_each(|scale| positive("residual scale", f64::from(scale)))
     }
 }
 
 impl Gated {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         in_range("feed_forward", self.inner, limit::FEED_FORWARD)?;
+        positive("scale of gates", self.gate_scale.map_or(1.0, f64::from))?;
         match self.gate_cutoff {
             Some(cutoff) => finite("cutoff of sparse gates", f64::from(cutoff)),
             None => Ok(()),

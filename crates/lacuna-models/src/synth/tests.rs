@@ -11,6 +11,7 @@ use super::vocabulary::Vocabulary;
 use super::*;
 use crate::plan::ArenaPlan;
 use crate::program::Op;
+use crate::spec::FeedForward;
 use crate::{BatchLimits, LogitRows, Scratch, Segment};
 use lacuna_files::{Mapping, Metadata, ModelFiles};
 
@@ -68,6 +69,23 @@ static TINY_LATENT: Shape = Shape {
         ("attention.kv_lora_rank", Given::Size(64)),
         ("attention.q_lora_rank", Given::Size(96)),
         ("rope.dimension_count", Given::Size(32)),
+    ],
+    ..TINY
+};
+static TINY_HYBRID: Shape = Shape {
+    name: "tiny-hybrid",
+    family: "nemotron_h",
+    layers: 4,
+    special_tokens: SpecialTokens::ChatMl,
+    vocabulary: 4096,
+    more: &[
+        ("attention.head_count_kv", Given::PerLayer(&[0, 2, 0])),
+        ("feed_forward_length", Given::PerLayer(&[0, 0, 64])),
+        ("ssm.conv_kernel", Given::Size(4)),
+        ("ssm.state_size", Given::Size(16)),
+        ("ssm.group_count", Given::Size(2)),
+        ("ssm.time_step_rank", Given::Size(4)),
+        ("ssm.inner_size", Given::Size(64)),
     ],
     ..TINY
 };
@@ -177,6 +195,7 @@ fn a_model_is_described_as_its_file_is() {
         &TINY_EXPERTS,
         &TINY_GPT_OSS,
         &TINY_LATENT,
+        &TINY_HYBRID,
     ] {
         let model = Model::new(shape, DType::Q8_0);
         let bytes = model.clone().write_to(Vec::new()).unwrap();
@@ -188,6 +207,29 @@ fn a_model_is_described_as_its_file_is() {
             WeightPlan::of(files.tensors(), &opened.spec)
         );
         crate::Model::load(files).expect("every tensor is found, and none is too many");
+    }
+}
+
+#[test]
+fn lists_by_layer_are_cut_or_begun_again_for_other_numbers_of_layers() {
+    for (layers, expected) in [(2, "sa"), (3, "saf"), (5, "safsa")] {
+        let model = Model::new(&TINY_HYBRID, DType::Q8_0);
+        let model = model.layers(layers).unwrap();
+        let spec = model.description().unwrap().spec;
+        let kinds = spec.layers.iter().map(|layer| {
+            let parts = [
+                layer.recurrence.is_some(),
+                layer.attention.is_some(),
+                layer.feed_forward != FeedForward::None,
+            ];
+            match parts {
+                [true, false, false] => 's',
+                [false, true, false] => 'a',
+                [false, false, true] => 'f',
+                parts => panic!("{parts:?}"),
+            }
+        });
+        assert_eq!(kinds.collect::<String>(), expected);
     }
 }
 
@@ -246,6 +288,10 @@ fn every_shape_has_the_published_number_of_parameters() {
         ("gpt-oss-20b", 20_914),
         ("deepseek-v2-lite", 15_706),
         ("glm-4.7-flash", 29_943),
+        ("lfm2-1.2b", 1170),
+        ("granite-4-h-tiny", 6939),
+        ("nemotron-3-nano-30b-a3b", 31_577),
+        ("falcon-h1-1.5b", 1554),
     ];
     assert_eq!(published.len(), shapes().count());
     for (name, expected) in published {
@@ -259,6 +305,7 @@ fn vocabularies_have_the_real_size_and_their_merges_hold() {
         (SpecialTokens::Qwen, 151_936),
         (SpecialTokens::Llama3, 128_256),
         (SpecialTokens::DeepSeek, 102_400),
+        (SpecialTokens::ChatMl, 65_536),
     ] {
         let vocabulary = Vocabulary::of(kind, size);
         assert_eq!(
