@@ -315,6 +315,115 @@ def make_reranker(folder: pathlib.Path, made: Fixture) -> None:
     models.write_json(folder / "expected.json", {"width": len(scores[0]), "texts": texts, "seconds": seconds})
 
 
+# --- nomic-embed-text v2 -----------------------------------------------------------------------
+
+# transformers has no such model: its equations are here, over what is written to the file.
+EXPERTS, USED, EVERY = 8, 2, 2
+
+
+def nomic_experts_weights() -> fixture.Tensors:
+    random = np.random.default_rng(320)
+    hidden, inner = SMALL["hidden_size"], SMALL["intermediate_size"]
+
+    def draw(*shape: int) -> np.ndarray:
+        return (np.round(random.standard_normal(shape) * 32) / 32 / np.sqrt(shape[-1])).astype(np.float32)
+
+    def norm(name: str) -> fixture.Tensors:
+        weight = 1 + np.round(random.standard_normal(hidden) * 16) / 64
+        return {f"{name}.weight": weight.astype(np.float32), f"{name}.bias": draw(hidden)}
+
+    made = {"token_embd.weight": draw(fixture.VOCAB, hidden) * 4, "token_types.weight": draw(1, hidden), **norm("token_embd_norm")}
+    for layer in range(SMALL["num_hidden_layers"]):
+        at = f"blk.{layer}"
+        made |= {
+            f"{at}.attn_qkv.weight": draw(3 * hidden, hidden) * 2, f"{at}.attn_qkv.bias": draw(3 * hidden),
+            f"{at}.attn_output.weight": draw(hidden, hidden), f"{at}.attn_output.bias": draw(hidden),
+            **norm(f"{at}.attn_output_norm"), **norm(f"{at}.layer_output_norm"),
+        }
+        if layer % EVERY == 1:
+            made |= {
+                f"{at}.ffn_gate_inp.weight": draw(EXPERTS, hidden), f"{at}.ffn_up_exps.weight": draw(EXPERTS, inner, hidden),
+                f"{at}.ffn_down_exps.weight": draw(EXPERTS, hidden, inner),
+            }
+        else:
+            made |= {
+                f"{at}.ffn_up.weight": draw(inner, hidden), f"{at}.ffn_up.bias": draw(inner) * 4,
+                f"{at}.ffn_down.weight": draw(hidden, inner), f"{at}.ffn_down.bias": draw(hidden),
+            }
+    return made
+
+
+def nomic_experts_rows(weights: fixture.Tensors, text: list[int]) -> np.ndarray:
+    heads, count = SMALL["num_attention_heads"], len(text)
+    weights = {name: torch.from_numpy(values).double() for name, values in weights.items()}
+    functional = torch.nn.functional
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
+
+    def turn(x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        angles = torch.arange(count, dtype=torch.float64)[:, None] * 1e4 ** (-torch.arange(half, dtype=torch.float64) / half)
+        first, second, cos, sin = x[..., :half], x[..., half:], angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+    def experts(at: str, x: torch.Tensor) -> torch.Tensor:
+        scores, chosen = (x @ weights[f"{at}.ffn_gate_inp.weight"].T).softmax(-1).topk(USED)
+        made = torch.zeros_like(x)
+        for row in range(count):
+            for score, expert in zip(scores[row], chosen[row]):
+                inner = functional.gelu(weights[f"{at}.ffn_up_exps.weight"][expert] @ x[row])
+                made[row] += score * (weights[f"{at}.ffn_down_exps.weight"][expert] @ inner)
+        return made
+
+    x = norm("token_embd_norm", weights["token_embd.weight"][text] + weights["token_types.weight"][0])
+    for layer in range(SMALL["num_hidden_layers"]):
+        at = f"blk.{layer}"
+        q, k, v = (part.view(count, heads, -1).transpose(0, 1) for part in linear(f"{at}.attn_qkv", x).chunk(3, dim=-1))
+        seen = functional.scaled_dot_product_attention(turn(q), turn(k), v).transpose(0, 1).reshape(count, -1)
+        x = norm(f"{at}.attn_output_norm", x + linear(f"{at}.attn_output", seen))
+        if layer % EVERY == 1:
+            made = experts(at, x)
+        else:
+            made = linear(f"{at}.ffn_down", functional.gelu(linear(f"{at}.ffn_up", x)))
+        x = norm(f"{at}.layer_output_norm", x + made)
+    return x.numpy()
+
+
+def make_nomic_experts(folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = nomic_experts_weights()
+    writer = gguf.GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.NOMIC_BERT_MOE])
+    writer.add_type("model")
+    writer.add_name("Tiny random nomic-bert-moe")
+    writer.add_block_count(SMALL["num_hidden_layers"])
+    writer.add_context_length(64)
+    writer.add_embedding_length(SMALL["hidden_size"])
+    writer.add_feed_forward_length(SMALL["intermediate_size"])
+    writer.add_head_count(SMALL["num_attention_heads"])
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_rope_freq_base(1e4)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(USED)
+    writer.add_moe_every_n_layers(EVERY)
+    writer.add_token_type_count(1)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    fixture.add_stub_vocabulary(writer)
+    for name, values in weights.items():
+        writer.add_tensor(name, values)
+    models.close(writer)
+    random = np.random.default_rng(1320)
+    texts = [[int(token) for token in random.integers(2, fixture.VOCAB, length)] for length in LENGTHS]
+    rows = np.stack([pooled(nomic_experts_rows(weights, text), "mean") for text in texts])
+    rows.astype("<f4").tofile(folder / "mean.f32")
+    models.write_json(folder / "expected.json", {"width": SMALL["hidden_size"], "texts": texts, "pooling": "mean"})
+
+
 # --- all-MiniLM-L6-v2 ------------------------------------------------------------------------
 
 
@@ -370,6 +479,7 @@ def make_tiny(out: pathlib.Path) -> None:
     for made, pooling in embedders():
         torch.manual_seed(0)
         make_embedder(out / "encoders" / made.name, made, pooling)
+    make_nomic_experts(out / "encoders" / "nomic-bert-moe")
     for made in rerankers():
         torch.manual_seed(0)
         make_reranker(out / "encoders" / made.name, made)

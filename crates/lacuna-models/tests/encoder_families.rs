@@ -6,14 +6,11 @@
 mod runner;
 
 use std::fs;
-use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use lacuna_files::ModelFiles;
-use lacuna_kernels::{Cpu, CpuConfig};
-use lacuna_models::plan::ArenaPlan;
 use lacuna_models::spec::{Judgement, Mask};
-use lacuna_models::{BatchLimits, LoadError, Model, Scratch, Texts, normalize};
+use lacuna_models::{Texts, normalize};
+use runner::encoder::{self, Encoder, mode, modules};
 use runner::{floats, folder, relative_error};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -27,6 +24,8 @@ const EMBEDDERS: [&str; 5] = [
     "gemma-embedding",
     "qwen3-embedding",
 ];
+/// Of which there are GGUF files alone.
+const GGUF_ALONE: &str = "nomic-bert-moe";
 const RERANKERS: [&str; 5] = [
     "xlm-roberta-scores",
     "bert-scores",
@@ -34,11 +33,6 @@ const RERANKERS: [&str; 5] = [
     "qwen3-reranker",
     "qwen3-scores",
 ];
-const LIMITS: BatchLimits = BatchLimits {
-    tokens: 256,
-    logit_rows: 8,
-    context_tokens: 256,
-};
 
 #[derive(Deserialize)]
 struct Expected {
@@ -75,76 +69,9 @@ fn fixture(name: &str) -> PathBuf {
     folder().join("encoders").join(name)
 }
 
-struct Encoder {
-    model: Model,
-    cpu: Cpu,
-    scratch: Scratch,
-}
-
-impl Encoder {
-    fn open(path: &Path, threads: usize) -> Result<Self, LoadError> {
-        let model = Model::load(ModelFiles::open(path)?)?;
-        let threads = NonZeroUsize::new(threads).expect("at least one");
-        let config = CpuConfig {
-            threads,
-            level: None,
-        };
-        let plan = ArenaPlan::new(model.program(), LIMITS).expect("small");
-        Ok(Self {
-            cpu: Cpu::new(config).expect("this machine's own level"),
-            scratch: Scratch::new(model.program(), plan).expect("a few kilobytes"),
-            model,
-        })
-    }
-
-    fn vectors(&mut self, texts: &Texts) -> Vec<f32> {
-        let found = self.model.embed(&self.cpu, texts, &mut self.scratch);
-        found.expect("valid texts").to_vec()
-    }
-}
-
 /// The fixture's folder with other files beside the model's own.
 fn folder_with(name: &str, files: &[(&str, Value)]) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().expect("a scratch folder");
-    copy_into(&fixture(name).join("hf"), copy.path());
-    for (name, value) in files {
-        let path = copy.path().join(name);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("room for it");
-        fs::write(path, value.to_string()).expect("room for it");
-    }
-    copy
-}
-
-fn copy_into(from: &Path, to: &Path) {
-    fs::create_dir_all(to).expect("room for it");
-    for entry in fs::read_dir(from).expect("a committed folder") {
-        let path = entry.expect("readable").path();
-        let to = to.join(path.file_name().expect("a name"));
-        match path.is_dir() {
-            true => copy_into(&path, &to),
-            false => drop(fs::copy(&path, to).expect("room to copy")),
-        }
-    }
-}
-
-fn modules(kinds: &[&str]) -> Value {
-    let module = |(index, kind): (usize, &&str)| {
-        let path = match *kind {
-            "Transformer" => String::new(),
-            kind => format!("{index}_{kind}"),
-        };
-        json!({"idx": index, "name": index.to_string(), "path": path,
-               "type": format!("sentence_transformers.models.{kind}")})
-    };
-    kinds.iter().enumerate().map(module).collect()
-}
-
-fn mode(pooling: &str) -> Value {
-    json!({match pooling {
-        "mean" => "pooling_mode_mean_tokens",
-        "first" => "pooling_mode_cls_token",
-        _ => "pooling_mode_lasttoken",
-    }: true})
+    encoder::folder_with(&fixture(name).join("hf"), files)
 }
 
 /// A folder whose rows are pooled in this way.
@@ -179,7 +106,7 @@ fn rows_behind_the_last_layer_match_the_reference() {
         for pooling in ["mean", "first", "last"] {
             let folder = pooling_folder(name, pooling);
             let mut encoder = Encoder::open(folder.path(), 1).expect("the fixture loads");
-            let found = encoder.vectors(&expected.texts());
+            let found = encoder.vectors(&expected.texts()).expect("valid texts");
             let wanted = floats(&format!("encoders/{name}/{pooling}.f32"));
             let error = relative_error(&found, &wanted);
             println!("{name}, {pooling}: relative error {error:.2e}");
@@ -190,11 +117,11 @@ fn rows_behind_the_last_layer_match_the_reference() {
 
 #[test]
 fn gguf_files_pool_as_they_say() {
-    for name in EMBEDDERS {
+    for name in EMBEDDERS.into_iter().chain([GGUF_ALONE]) {
         let expected = Expected::of(name);
         let path = fixture(name).join("model.gguf");
         let mut encoder = Encoder::open(&path, 1).expect("the fixture loads");
-        let found = encoder.vectors(&expected.texts());
+        let found = encoder.vectors(&expected.texts()).expect("valid texts");
         let (file, width) = match expected.dense_width {
             Some(width) => ("dense", width),
             None => (expected.pooling.as_str(), expected.width),
@@ -221,7 +148,7 @@ fn products_behind_the_pooled_row_are_read_from_their_own_folders() {
         ];
         let folder = folder_with(name, &files);
         let mut encoder = Encoder::open(folder.path(), 1).expect("the fixture loads");
-        let found = encoder.vectors(&expected.texts());
+        let found = encoder.vectors(&expected.texts()).expect("valid texts");
         let mut wanted = floats(&format!("encoders/{name}/dense.f32"));
         if normalized {
             wanted.chunks_exact_mut(width).for_each(normalize);
@@ -257,7 +184,7 @@ fn configurations_as_models_were_published_mean_the_same() {
         let config = fixture(name).join("hf-published/config.json");
         fs::copy(config, folder.path().join("config.json")).expect("room to copy");
         let mut encoder = Encoder::open(folder.path(), 1).expect("the fixture loads");
-        let found = encoder.vectors(&expected.texts());
+        let found = encoder.vectors(&expected.texts()).expect("valid texts");
         let error = relative_error(&found, &floats(&format!("encoders/{name}/mean.f32")));
         assert!(error <= BOUND, "{name}: {error:e}");
     }
@@ -273,7 +200,7 @@ fn scores_match_the_reference_from_both_kinds_of_files() {
         let gguf = gguf.exists().then_some(gguf.as_path());
         for path in [Some(folder.path()), gguf].into_iter().flatten() {
             let mut encoder = Encoder::open(path, 1).expect("the fixture loads");
-            let found = encoder.vectors(&expected.texts());
+            let found = encoder.vectors(&expected.texts()).expect("valid texts");
             let error = relative_error(&found, &wanted);
             println!("{name}: relative error {error:.2e}");
             assert!(error <= BOUND, "{}: {error:e}", path.display());
@@ -293,21 +220,30 @@ fn where_the_second_text_begins_matters_to_bert_alone() {
     for name in ["bert-scores", "xlm-roberta-scores"] {
         let expected = Expected::of(name);
         let mut encoder = Encoder::open(&fixture(name).join("hf"), 1).expect("the fixture loads");
-        let pairs = encoder.vectors(&expected.texts());
-        let wholes = encoder.vectors(&expected.texts.iter().collect());
+        let pairs = encoder.vectors(&expected.texts()).expect("valid texts");
+        let wholes = encoder
+            .vectors(&expected.texts.iter().collect())
+            .expect("valid texts");
         assert_eq!(pairs == wholes, name != "bert-scores");
     }
 }
 
 #[test]
 fn a_vector_does_not_depend_on_the_batch_or_on_threads() {
-    for name in EMBEDDERS.into_iter().chain(RERANKERS) {
+    for name in EMBEDDERS.into_iter().chain(RERANKERS).chain([GGUF_ALONE]) {
         let expected = Expected::of(name);
-        let folder = match name.ends_with("scores") || name.ends_with("reranker") {
-            true => reranker_folder(name),
-            false => pooling_folder(name, "mean"),
+        let folder = match name {
+            GGUF_ALONE => None,
+            name if name.ends_with("scores") || name.ends_with("reranker") => {
+                Some(reranker_folder(name))
+            }
+            name => Some(pooling_folder(name, "mean")),
         };
-        let open = |threads| Encoder::open(folder.path(), threads).expect("the fixture loads");
+        let gguf = fixture(name).join("model.gguf");
+        let path = folder
+            .as_ref()
+            .map_or(gguf.as_path(), |folder| folder.path());
+        let open = |threads| Encoder::open(path, threads).expect("the fixture loads");
         let mut encoders = [1, 3].map(open);
         let all = expected.texts();
         let mut alone = Vec::new();
@@ -315,10 +251,13 @@ fn a_vector_does_not_depend_on_the_batch_or_on_threads() {
             let mut one = Texts::new();
             let second = expected.seconds.get(index).copied();
             one.push_pair(text, second.unwrap_or(text.len()));
-            alone.extend(encoders[0].vectors(&one));
+            alone.extend(encoders[0].vectors(&one).expect("valid texts"));
         }
         for encoder in &mut encoders {
-            assert!(encoder.vectors(&all) == alone, "{name}");
+            assert!(
+                encoder.vectors(&all).expect("valid texts") == alone,
+                "{name}"
+            );
         }
     }
 }

@@ -6,16 +6,14 @@
 mod runner;
 
 use std::fs;
-use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use half::f16;
 use lacuna_files::{Mapping, ModelFiles};
-use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvElements, KvError};
-use lacuna_models::plan::ArenaPlan;
-use lacuna_models::{BatchLimits, ForwardError, LoadError, Model, Scratch, Texts, normalize};
+use lacuna_models::{ForwardError, Model, normalize};
 use lacuna_text::tokenizer::Special;
+use runner::encoder::{self, Encoder, modules};
 use runner::{floats, folder, relative_error};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -23,11 +21,6 @@ use serde_json::{Value, json};
 /// Float32 arithmetic against float64.
 const BOUND: f32 = 1e-4;
 const POOLINGS: [&str; 3] = ["mean", "first", "last"];
-const LIMITS: BatchLimits = BatchLimits {
-    tokens: 256,
-    logit_rows: 8,
-    context_tokens: 256,
-};
 
 #[derive(Deserialize)]
 struct Expected {
@@ -53,79 +46,21 @@ fn reference(pooling: &str, width: usize, normalized: bool) -> Vec<f32> {
     all
 }
 
-struct Encoder {
-    model: Model,
-    cpu: Cpu,
-    scratch: Scratch,
-}
-
-impl Encoder {
-    fn new(files: ModelFiles, threads: usize) -> Result<Self, LoadError> {
-        let model = Model::load(files)?;
-        let threads = NonZeroUsize::new(threads).expect("at least one");
-        let config = CpuConfig {
-            threads,
-            level: None,
-        };
-        let plan = ArenaPlan::new(model.program(), LIMITS).expect("small");
-        Ok(Self {
-            cpu: Cpu::new(config).expect("this machine's own level"),
-            scratch: Scratch::new(model.program(), plan).expect("a few kilobytes"),
-            model,
-        })
-    }
-
-    fn gguf(pooling: &str, threads: usize) -> Self {
-        let files = ModelFiles::open(&fixture().join(format!("{pooling}.gguf")));
-        Self::new(files.expect("a GGUF file"), threads).expect("the fixture loads")
-    }
-
-    fn folder(path: &Path) -> Result<Self, LoadError> {
-        Self::new(ModelFiles::open(path)?, 1)
-    }
-
-    fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>, ForwardError> {
-        self.vectors(&texts.iter().collect())
-    }
-
-    fn vectors(&mut self, texts: &Texts) -> Result<Vec<f32>, ForwardError> {
-        let found = self.model.embed(&self.cpu, texts, &mut self.scratch)?;
-        Ok(found.to_vec())
-    }
+fn gguf(pooling: &str, threads: usize) -> Encoder {
+    let path = fixture().join(format!("{pooling}.gguf"));
+    Encoder::open(&path, threads).expect("the fixture loads")
 }
 
 /// The fixture's folder with other files beside the model's own.
 fn folder_with(files: &[(&str, Value)]) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().expect("a scratch folder");
-    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
-        let from = fixture().join("hf").join(file);
-        fs::copy(from, copy.path().join(file)).expect("room to copy");
-    }
-    for (name, value) in files {
-        let path = copy.path().join(name);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("room for it");
-        fs::write(path, value.to_string()).expect("room for it");
-    }
-    copy
-}
-
-fn modules(kinds: &[&str]) -> Value {
-    let module = |(index, kind): (usize, &&str)| {
-        let path = match *kind {
-            "Transformer" => String::new(),
-            kind => format!("{index}_{kind}"),
-        };
-        json!({"idx": index, "name": index.to_string(), "path": path,
-               "type": format!("sentence_transformers.models.{kind}")})
-    };
-    kinds.iter().enumerate().map(module).collect()
+    encoder::folder_with(&fixture().join("hf"), files)
 }
 
 #[test]
 fn gguf_files_match_the_reference_in_every_pooling() {
     let expected = expected();
     for pooling in POOLINGS {
-        let found = Encoder::gguf(pooling, 1).embed(&expected.texts);
+        let found = gguf(pooling, 1).embed(&expected.texts);
         let wanted = reference(pooling, expected.width, true);
         let error = relative_error(&found.expect("valid texts"), &wanted);
         println!("{pooling}: relative error {error:.2e}");
@@ -148,14 +83,14 @@ fn folders_pool_as_sentence_transformers_says() {
                 ("modules.json", modules(kinds)),
                 ("1_Pooling/config.json", json!({mode: true})),
             ]);
-            let mut encoder = Encoder::folder(folder.path()).expect("the fixture loads");
+            let mut encoder = Encoder::open(folder.path(), 1).expect("the fixture loads");
             let found = encoder.embed(&expected.texts).expect("valid texts");
             let wanted = reference(pooling, expected.width, normalized);
             let error = relative_error(&found, &wanted);
             assert!(error <= BOUND, "{pooling}, {normalized}: {error:e}");
         }
     }
-    let mut plain = Encoder::folder(&fixture().join("hf")).expect("the fixture loads");
+    let mut plain = Encoder::open(&fixture().join("hf"), 1).expect("the fixture loads");
     let found = plain.embed(&expected.texts).expect("valid texts");
     let wanted = reference("mean", expected.width, true);
     assert!(
@@ -168,7 +103,7 @@ fn folders_pool_as_sentence_transformers_says() {
 fn an_embedding_does_not_depend_on_the_batch_or_on_threads() {
     let texts = expected().texts;
     for pooling in POOLINGS {
-        let mut encoders = [1, 3].map(|threads| Encoder::gguf(pooling, threads));
+        let mut encoders = [1, 3].map(|threads| gguf(pooling, threads));
         let alone = texts.iter().flat_map(|text| {
             let text = std::slice::from_ref(text);
             encoders[0].embed(text).expect("a valid text")
@@ -189,7 +124,7 @@ fn an_embedding_does_not_depend_on_the_batch_or_on_threads() {
 
 #[test]
 fn texts_that_cannot_be_computed_are_refused() {
-    let mut encoder = Encoder::gguf("mean", 1);
+    let mut encoder = gguf("mean", 1);
     let mut refused = |texts: &[Vec<u32>]| encoder.embed(texts).expect_err("refused");
     assert!(matches!(
         refused(&[]),
@@ -220,7 +155,7 @@ fn texts_that_cannot_be_computed_are_refused() {
 
 #[test]
 fn each_kind_of_model_refuses_what_the_other_does() {
-    let mut encoder = Encoder::gguf("mean", 1);
+    let mut encoder = gguf("mean", 1);
     let refused = encoder
         .model
         .forward(&encoder.cpu, &mut [], &mut encoder.scratch);
@@ -230,8 +165,8 @@ fn each_kind_of_model_refuses_what_the_other_does() {
         encoder.model.spec().kv_geometry(elements),
         Err(KvError::EmptyGeometry)
     ));
-    let chat = ModelFiles::open(&folder().join("qwen3/model.gguf")).expect("a GGUF file");
-    let mut chat = Encoder::new(chat, 1).expect("the fixture loads");
+    let chat = folder().join("qwen3/model.gguf");
+    let mut chat = Encoder::open(&chat, 1).expect("the fixture loads");
     assert_eq!(chat.embed(&[vec![1]]), Err(ForwardError::NoEmbeddings));
 }
 
@@ -239,18 +174,18 @@ fn each_kind_of_model_refuses_what_the_other_does() {
 fn a_folder_may_say_that_texts_are_shorter() {
     let settings = json!({"max_seq_length": 10, "do_lower_case": false});
     let shorter = folder_with(&[("sentence_bert_config.json", settings)]);
-    let encoder = Encoder::folder(shorter.path()).expect("the fixture loads");
+    let encoder = Encoder::open(shorter.path(), 1).expect("the fixture loads");
     assert_eq!(encoder.model.spec().context_tokens, 10);
     let longer = json!({"max_seq_length": 1000});
     let longer = folder_with(&[("sentence_bert_config.json", longer)]);
-    let encoder = Encoder::folder(longer.path()).expect("the fixture loads");
+    let encoder = Encoder::open(longer.path(), 1).expect("the fixture loads");
     assert_eq!(
         encoder.model.spec().context_tokens,
         24,
         "as many as positions"
     );
     let none = folder_with(&[("sentence_bert_config.json", json!({"max_seq_length": 0}))]);
-    assert!(Encoder::folder(none.path()).is_err());
+    assert!(Encoder::open(none.path(), 1).is_err());
 }
 
 #[test]
@@ -284,11 +219,11 @@ fn a_pipeline_that_is_not_run_is_refused_by_name() {
             ("modules.json", modules),
             ("1_Pooling/config.json", pooling),
         ]);
-        let error = Encoder::folder(folder.path()).err().expect("refused");
+        let error = Encoder::open(folder.path(), 1).err().expect("refused");
         assert!(error.to_string().contains(named), "{named}: {error}");
     }
     let without = folder_with(&[("modules.json", modules(&usual))]);
-    let error = Encoder::folder(without.path()).err().expect("refused");
+    let error = Encoder::open(without.path(), 1).err().expect("refused");
     assert!(
         error.to_string().contains("settings of its modules"),
         "{error}"
@@ -311,7 +246,7 @@ fn minilm_is_as_similar_as_can_be_to_the_reference() {
     // Half precision changes lengths more than directions.
     wanted.chunks_exact_mut(384).for_each(normalize);
     let path = folder().join("../target/models/all-minilm-l6-v2");
-    let mut encoder = Encoder::folder(&path).expect("the published model");
+    let mut encoder = Encoder::open(&path, 1).expect("the published model");
     assert_eq!(encoder.model.spec().context_tokens, 256);
     let mut least = f32::INFINITY;
     for (sentence, wanted) in sentences.iter().zip(wanted.chunks_exact(384)) {
@@ -373,7 +308,7 @@ fn files_that_contradict_themselves_or_lack_a_tensor_are_refused_by_name() {
         let mut changed = config.clone();
         changed[field] = value;
         let folder = folder_with(&[("config.json", changed)]);
-        let error = Encoder::folder(folder.path()).err().expect("refused");
+        let error = Encoder::open(folder.path(), 1).err().expect("refused");
         assert!(error.to_string().contains(named), "{field}: {error}");
     }
 }

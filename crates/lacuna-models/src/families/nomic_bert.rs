@@ -49,6 +49,15 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let function = "swiglu".to_owned();
     facts.expect(Key::huggingface("activation_function"), function, "swiglu is")?;
     facts.expect(Key::huggingface("rotary_emb_fraction"), 1.0f32, "1 is")?;
+    let mut spec = rotated(facts)?;
+    for block in spec.layers.iter_mut().filter_map(|layer| layer.feed_forward.gated_mut()) {
+        block.activation = Activation::Silu;
+    }
+    Ok(spec)
+}
+
+/// An encoder whose queries and keys turn, with norms of sums.
+pub(super) fn rotated(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;
     spec.norm.kind = NormKind::BiasedLayer;
     let token_types = match facts.is_gguf() {
@@ -62,9 +71,6 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     see_both_sides(&mut spec);
     for layer in &mut spec.layers {
         layer.norms = Norms::AfterSum;
-        if let Some(block) = layer.feed_forward.gated_mut() {
-            block.activation = Activation::Silu;
-        }
     }
     spec.output = OutputSpec::Pooled(pooled(facts, None)?);
     Ok(spec)

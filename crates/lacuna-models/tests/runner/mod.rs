@@ -6,6 +6,8 @@
     reason = "each test program uses some of it"
 )]
 
+pub(crate) mod encoder;
+
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
