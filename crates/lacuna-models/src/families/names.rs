@@ -21,7 +21,7 @@ pub(crate) struct Naming {
     pub(crate) gguf: &'static [(&'static str, &'static str)],
     /// GGUF's names of parts that have no suffix there.
     pub(crate) bare: &'static [&'static str],
-    /// Parts that have none in some GGUF files.
+    /// Parts whose weights have none in GGUF files, either.
     pub(crate) gguf_bare: &'static [&'static str],
     /// What all names but a classifier's begin with in files that hold the model inside another.
     pub(crate) inside: Option<&'static str>,
@@ -86,6 +86,8 @@ impl Naming {
             suffix => format!(".{suffix}"),
         };
         if spelling == Spelling::Gguf {
+            let is_bare = suffix == "weight" && self.gguf_bare.contains(&name.part);
+            let dotted = if is_bare { "" } else { &dotted };
             let mut otherwise = self.gguf.iter().filter(|(usual, _)| *usual == name.part);
             let part = otherwise.next().map_or(name.part, |(_, part)| part);
             return format!("{}{dotted}", TensorName { part, ..name });

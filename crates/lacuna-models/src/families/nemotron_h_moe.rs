@@ -36,6 +36,8 @@ const SHAPES: &[Shape] = &[Shape {
         ("expert_feed_forward_length", Given::Size(1856)),
         ("expert_shared_feed_forward_length", Given::Size(3712)),
         ("expert_weights_norm", Given::Flag(true)),
+        // Beside that of the root of the mean square, which other engines ask for.
+        ("attention.layer_norm_epsilon", Given::Number(1e-5)),
         ("expert_weights_scale", Given::Number(2.5)),
         ("ssm.conv_kernel", Given::Size(4)),
         ("ssm.state_size", Given::Size(128)),

@@ -5,7 +5,10 @@ use std::f64::consts::PI;
 use super::Error;
 use super::types::Types;
 use crate::families::{Description, Shape, shapes};
-use crate::program::{Bias, ExpertsSpec, MatrixSpec, Program, TensorSpec, VectorForm, VectorSpec};
+use crate::program::{
+    Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorForm, VectorSpec,
+};
+use crate::spec::{ModelSpec, Recurrence};
 use lacuna_files::DType;
 
 /// The names of all shapes, for messages.
@@ -79,12 +82,23 @@ impl Shape {
                     form,
                     ..
                 }) => {
+                    let of_mamba2 = is_mamba2(&description.spec, name);
                     let name = called(suffix);
-                    tensors.push(match (form, suffix) {
+                    let made = match (form, suffix) {
                         (VectorForm::Taps(taps), _) => matrix(name, DType::F32, width / taps, taps),
                         (VectorForm::Rates, _) => rates(name, width),
                         (_, "bias") => bias(name, width),
                         _ => ones(name, width),
+                    };
+                    tensors.push(match form {
+                        VectorForm::Rows(columns) => in_rows(made, columns),
+                        // Numbers of its heads, but not of a delta net's, are columns to other engines.
+                        VectorForm::Rates | VectorForm::Finite
+                            if of_mamba2 && suffix.is_empty() =>
+                        {
+                            in_rows(made, 1)
+                        }
+                        _ => made,
                     });
                 }
                 TensorSpec::Experts(ExpertsSpec {
@@ -146,6 +160,25 @@ impl Shape {
         (0..self.head_size / 2)
             .map(|pair| one(pair) as f32)
             .collect()
+    }
+}
+
+/// Whether a tensor is of a layer with Mamba-2.
+fn is_mamba2(spec: &ModelSpec, name: TensorName) -> bool {
+    let layer = name.layer.and_then(|layer| spec.layers.get(layer));
+    let recurrence = layer.and_then(|layer| layer.recurrence);
+    matches!(recurrence, Some(Recurrence::Mamba2(_)))
+}
+
+/// The same elements as rows of so many, where that makes more than one.
+fn in_rows(tensor: TensorPlan, columns: usize) -> TensorPlan {
+    let elements = tensor.shape.iter().product::<usize>();
+    match elements > columns {
+        true => TensorPlan {
+            shape: vec![elements / columns, columns],
+            ..tensor
+        },
+        false => tensor,
     }
 }
 

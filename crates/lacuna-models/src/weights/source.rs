@@ -151,17 +151,8 @@ impl<'a> Source<'a> {
     }
 
     fn full(&self, name: TensorName, suffix: &str) -> String {
-        let naming = &self.family.naming;
-        let full = self.prefix.apply(naming.full(self.spelling, name, suffix));
-        let may_be_bare = self.spelling == Spelling::Gguf && naming.gguf_bare.contains(&name.part);
-        if may_be_bare && !self.tensors.contains(&full) {
-            let bare = naming.full(self.spelling, name, "");
-            return match self.tensors.contains(&bare) {
-                true => bare,
-                false => full,
-            };
-        }
-        full
+        let full = self.family.naming.full(self.spelling, name, suffix);
+        self.prefix.apply(full)
     }
 
     /// A matrix, with its bias where the family or the file has one.
