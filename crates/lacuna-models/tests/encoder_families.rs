@@ -299,6 +299,9 @@ fn what_no_text_can_be_scored_by_is_refused_by_name() {
     let mut labels = config("bert-scores");
     labels["id2label"] = json!({"0": "a", "1": "b", "2": "c"});
     refused("bert-scores", &[("config.json", labels)], "3 labels");
+    let mut experts = config("nomic-bert");
+    experts["moe_every_n_layers"] = json!(2);
+    refused("nomic-bert", &[("config.json", experts)], "GGUF");
     let mut positions = config("xlm-roberta");
     positions["pad_token_id"] = json!(40);
     refused("xlm-roberta", &[("config.json", positions)], "context");

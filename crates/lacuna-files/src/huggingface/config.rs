@@ -91,35 +91,36 @@ impl Config {
     }
 }
 
-/// Reads JSON that Python may have written: with numbers that are infinite or none, which are
-/// `{"__float__": "Infinity"}` and so on then, as `transformers` writes them since version 5.
+/// Reads JSON that Python may have written: where it has `Infinity`, the largest number is, and `null` where
+/// it has `NaN`.
 ///
 /// # Errors
 /// What the parser says of the text as it is.
 pub fn python_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, serde_json::Error> {
     let parsed = serde_json::from_slice(text);
-    parsed.or_else(|error| serde_json::from_slice(&named(text)).map_err(|_| error))
+    parsed.or_else(|error| serde_json::from_slice(&plain(text)).map_err(|_| error))
 }
 
-/// Numbers that JSON cannot write and Python does all the same.
-const NO_JSON: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+/// What JSON cannot write and Python does all the same, and what takes its place; none takes more memory when
+/// it is parsed than other text of the same length may.
+const NO_JSON: [(&str, &str); 2] = [("Infinity", "1.7976931348623157e308"), ("NaN", "null")];
 
-/// JSON in which such numbers are objects that name them.
-fn named(text: &[u8]) -> Vec<u8> {
-    let (mut named, mut rest) = (Vec::with_capacity(text.len()), text);
+/// The same text as JSON.
+fn plain(text: &[u8]) -> Vec<u8> {
+    let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text);
     let (mut in_string, mut escaped) = (false, false);
     while let Some((&byte, after)) = rest.split_first() {
         let mut words = NO_JSON.iter();
-        let word = words.find(|word| !in_string && rest.starts_with(word.as_bytes()));
-        if let Some(word) = word {
-            named.extend(format!(r#"{{"__float__":"{word}"}}"#).bytes());
+        let word = words.find(|(word, _)| !in_string && rest.starts_with(word.as_bytes()));
+        if let Some((word, instead)) = word {
+            plain.extend(instead.bytes());
             rest = &rest[word.len()..];
             continue;
         }
         in_string ^= byte == b'"' && !escaped;
         escaped = in_string && byte == b'\\' && !escaped;
-        named.push(byte);
+        plain.push(byte);
         rest = after;
     }
-    named
+    plain
 }

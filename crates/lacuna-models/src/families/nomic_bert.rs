@@ -33,6 +33,8 @@ pub(crate) const FAMILY: Family = Family {
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     expect_encoder(facts)?;
+    let supported = "folders without experts are, and GGUF files of nomic-embed-text v2";
+    facts.expect(Key::huggingface("moe_every_n_layers"), 0, supported)?;
     for (option, value) in [
         ("causal", false),
         ("prenorm", false),
