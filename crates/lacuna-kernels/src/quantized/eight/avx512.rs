@@ -9,16 +9,14 @@
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
 use super::low_bits::{self, Quads};
 use super::{
-    Ahead, Blocks, Eight, Header, ROWS, Values, eight, f16_of_rows, load16, pair, planes, rows,
+    Ahead, Blocks, Eight, Header, ROWS, Values, eight, f16_of_rows, load16, pair, planes, ways,
 };
 use crate::activations::ActivationRow;
-use crate::dtype::DType;
 use crate::matrix::Matrix;
-use crate::quantized::formats::{Q2K, Q3K, Q4K, Q5K, Q6K, Tq1_0, Tq2_0};
+use crate::quantized::formats::{Format, Q2K, Q3K, Q4K, Q5K, Q6K, Tq1_0, Tq2_0};
 use crate::simd::avx2::transpose4;
 use crate::simd::avx512::Avx512Vnni;
 use crate::simd::each;
@@ -33,62 +31,20 @@ pub(super) fn multiply(
     out: &mut [f32],
 ) -> bool {
     // SAFETY: 1.
-    unsafe {
-        match weights.dtype() {
-            DType::Q4K => all_rows::<Wide<Q4K>, 144>(weights, x, first, out),
-            DType::Q5K => all_rows::<Wide<Q5K>, 176>(weights, x, first, out),
-            DType::Q6K => all_rows::<Wide<Q6K>, 210>(weights, x, first, out),
-            DType::Q2K => all_rows::<Wide<Q2K>, 84>(weights, x, first, out),
-            DType::Q3K => all_rows::<Wide<Q3K>, 110>(weights, x, first, out),
-            DType::Tq1_0 => all_rows::<Wide<Tq1_0>, 54>(weights, x, first, out),
-            DType::Tq2_0 => all_rows::<Wide<Tq2_0>, 66>(weights, x, first, out),
-            _ => return planes::multiply(avx512, weights, x, first, out),
-        }
-    }
-    true
+    let here = unsafe { of_its_type(weights, x, first, out) };
+    here || planes::multiply(avx512, weights, x, first, out)
 }
 
-/// See [`multiply`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-fn all_rows<D: Eight<BYTES, 8>, const BYTES: usize>(
-    weights: &Matrix<'_>,
-    x: &ActivationRow<'_>,
-    first: usize,
-    out: &mut [f32],
-) {
-    rows::<D, BYTES, 8>(weights, x, first, out);
+ways! {
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", |rows, x, ahead, sum|
+    Q4K, 144: k_add(rows, x, ahead, None, 16, sum);
+    Q5K, 176: k_add(rows, x, ahead, Some(16), 48, sum);
+    Q6K, 210: q6_k(rows, x, ahead, sum);
+    Q2K, 84: low_bits::q2_k::<Quads, CACHE>(rows, x, ahead, sum);
+    Q3K, 110: low_bits::q3_k::<Quads, CACHE>(rows, x, ahead, sum);
+    Tq1_0, 54: low_bits::tq1_0::<Quads, CACHE>(rows, x, ahead, sum);
+    Tq2_0, 66: low_bits::tq2_0::<Quads, CACHE>(rows, x, ahead, sum);
 }
-
-/// A storage type, as this module multiplies it.
-struct Wide<D>(PhantomData<D>);
-
-eight!(Wide<Q4K>, 144, 8, |rows, x, ahead, sum| {
-    k_add(rows, x, ahead, None, 16, sum)
-});
-
-eight!(Wide<Q5K>, 176, 8, |rows, x, ahead, sum| {
-    k_add(rows, x, ahead, Some(16), 48, sum)
-});
-
-eight!(Wide<Q6K>, 210, 8, |rows, x, ahead, sum| {
-    q6_k(rows, x, ahead, sum)
-});
-
-eight!(Wide<Q2K>, 84, 8, |rows, x, ahead, sum| {
-    low_bits::q2_k::<Quads, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Wide<Q3K>, 110, 8, |rows, x, ahead, sum| {
-    low_bits::q3_k::<Quads, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Wide<Tq1_0>, 54, 8, |rows, x, ahead, sum| {
-    low_bits::tq1_0::<Quads, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Wide<Tq2_0>, 66, 8, |rows, x, ahead, sum| {
-    low_bits::tq2_0::<Quads, CACHE>(rows, x, ahead, sum)
-});
 
 /// Sixteen bytes at `at` of each row: of the first four, and of the others.
 #[target_feature(enable = "avx512f")]

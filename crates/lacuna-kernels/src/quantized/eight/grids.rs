@@ -1,47 +1,53 @@
-//! Types whose weights are points of a table, without permutations of bytes ([`super::planes`]): a row of 32
-//! columns to a register.
+//! Types whose weights are points of a table, without permutations of bytes ([`super::planes`]): half a block
+//! of columns of two rows to a register.
 //!
 //! What can be is made ready for a whole file block of eight rows first: indices with their upper bits, the
 //! signs of each row's 32 columns as a word, and scales, lanes of which are rows. What is left for each row
-//! is to look its points up and to multiply, and that the signs move to the activations.
+//! is to look its points up and to multiply, and that the signs move to the activations: for IQ2 13
+//! instructions, for IQ3 21, about half of them loads, of which there are hardly more than two in a cycle.
 //!
 //! # Safety
 //! 1. As in [`super`]: what has target features, and what is inlined into it, is reached through
 //!    [`super::multiply`] only.
 //! 2. Loads and stores go through references to arrays that are as long, unaligned.
+//! 3. Indices are read of rows and places which [`Points::indices`] has written, below the number of points.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 use std::arch::x86_64::*;
+use std::hint::assert_unchecked;
+use std::mem::MaybeUninit;
+use std::ptr;
 
-use super::{Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, pair, sum_halves};
+use super::{
+    Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, halves, pair, sum_halves,
+};
 use crate::quantized::formats::Format;
 use crate::quantized::grids::{Grid, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, bytes};
 use crate::quantized::panel::{Extra, HasExtra};
-use crate::simd::avx2::transpose4;
+use crate::simd::avx2::{in_order, sum_quads, transpose4};
 use crate::simd::each;
 
 /// Words of which lanes are rows, for each block of 32 columns.
 type Words = [__m256i; 8];
 
-/// Indices of the points of a row, four to a word: to shift them out of one takes less than as many loads.
-type Indices = [u64; 16];
+/// Indices of the points of a row, as many as a type has: bytes, or words of 16 bits. All rows' are brought to
+/// one place, which a single register points to. They are not initialized for nothing, which would take as
+/// long as a tenth of the products.
+type Indices = [MaybeUninit<__m256i>; 4];
 
 /// A storage type, eight rows at a time.
 trait Points<const BYTES: usize>: Grid + Format {
-    /// Indices with their upper bits, where those are elsewhere in the file block.
+    /// Writes the indices of a row.
     ///
     /// # Safety
     /// The CPU has AVX2.
-    #[inline(always)]
-    unsafe fn indices(_: &[u8; BYTES]) -> Indices {
-        [0; 16]
-    }
+    unsafe fn indices(block: &[u8; BYTES], out: &mut Indices);
 
-    /// The magnitudes of 32 columns.
+    /// The magnitudes of half a block of columns.
     ///
     /// # Safety
-    /// The CPU has AVX2.
-    unsafe fn points(block: &[u8; BYTES], indices: &Indices, part: usize) -> __m256i;
+    /// The CPU has AVX2, and [`Points::indices`] has written the indices.
+    unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i;
 
     /// Signs of each block of columns, and its scale's bits in the lowest of a word, those of its second half
     /// above them, if it has two.
@@ -81,32 +87,58 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
     // SAFETY: by the caller's promise, 2.
     unsafe {
         let d = _mm256_mul_ps(f16_of_rows(rows, 0), _mm256_set1_ps(G::UNIT));
-        let indices: [Indices; ROWS] = each!([0; 16], |r| G::indices(rows[r]));
-        let [signs, scales] = G::signs_and_scales(rows);
-        let mut words = [[0; ROWS]; 8];
-        for part in 0..8 {
-            _mm256_storeu_si256(words[part].as_mut_ptr().cast(), signs[part]);
+        let mut indices = [const { [const { MaybeUninit::uninit() }; 4] }; ROWS];
+        for (row, indices) in rows.iter().zip(&mut indices) {
+            G::indices(row, indices);
         }
+        let [signs, scales] = G::signs_and_scales(rows);
+        let mut words = [[[0_u64; 2]; 4]; 8];
+        for part in 0..8 {
+            let moved = _mm256_srli_epi32::<1>(signs[part]);
+            let low = _mm256_unpacklo_epi32(signs[part], moved);
+            let high = _mm256_unpackhi_epi32(signs[part], moved);
+            let (first, second) = words[part].split_at_mut(2);
+            // Rows `r` and `r + 4` side by side.
+            for (x, out) in [(low, first), (high, second)] {
+                let x = _mm256_permute4x64_epi64::<0xD8>(x);
+                _mm256_storeu_si256(out.as_mut_ptr().cast(), x);
+            }
+        }
+        let zero = _mm256_setzero_si256();
         for part in 0..8 {
             ahead.prefetch(part * ROWS * BYTES / 8, ROWS * BYTES / 8);
-            let values = _mm256_loadu_si256(x.q[part].as_ptr().cast());
-            let values = [values, _mm256_sub_epi8(_mm256_setzero_si256(), values)];
-            let products: [_; ROWS] = each!(values[0], |r| {
-                let magnitudes = G::points(rows[r], &indices[r], part);
-                multiply(magnitudes, values, words[part][r])
-            });
-            let [low, high] = products.as_chunks::<4>().0 else {
-                unreachable!("eight rows are four and four")
-            };
-            let (low, high) = (sum_halves(*low), sum_halves(*high));
-            let first = _mm256_permute2x128_si256::<0x20>(low, high);
-            let second = _mm256_permute2x128_si256::<0x31>(low, high);
+            let values = halves(x, part);
+            // Two values to choose from: known as negatives they would be made anew for each row.
+            let negatives = values.map(|values| in_order(_mm256_sub_epi8(zero, values)));
+            let words = &words[part];
+            // Written out: of a loop that the compiler leaves rolled products would go through memory.
+            macro_rules! products {
+                ($half:literal) => {
+                    products!($half: 0 1 2 3)
+                };
+                ($half:literal: $($r:literal)+) => {
+                    [$(multiply(
+                        _mm256_set_m128i(
+                            G::points(&indices[$r + 4], part, $half),
+                            G::points(&indices[$r], part, $half),
+                        ),
+                        [values[$half], negatives[$half]],
+                        &words[$r],
+                        $half,
+                    )),+]
+                };
+            }
+            let (first, second) = (products!(0), products!(1));
             if G::Extra::EXTRA == Extra::SecondScale {
+                let (first, second) = (sum_halves(first), sum_halves(second));
                 sum = add_dots(x, part, first, odd(d, scales[part]), sum);
                 let upper = _mm256_srli_epi32::<4>(scales[part]);
                 sum = add_dots(x, part, second, odd(d, upper), sum);
             } else {
-                let dots = _mm256_add_epi32(first, second);
+                let dots = sum_quads(each!(zero, |r| {
+                    let both = _mm256_add_epi16(first[r], second[r]);
+                    _mm256_madd_epi16(both, _mm256_set1_epi16(1))
+                }));
                 sum = add_dots(x, part, dots, odd(d, scales[part]), sum);
             }
         }
@@ -114,21 +146,27 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
     sum
 }
 
-/// Products of magnitudes and 32 activations, or, where `signs` has a bit, their negatives.
+/// Products of magnitudes and activations of a half of 32 columns of two rows, or, where `signs` has a bit,
+/// their negatives. The upper half of a row's `signs` is the lower one, moved to the right by one.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn multiply(magnitudes: __m256i, [values, negatives]: [__m256i; 2], signs: u32) -> __m256i {
-    // Byte `i / 8` of four, for sign `i`, and its bit.
-    let byte = _mm256_setr_epi64x(
-        0,
-        0x0101_0101_0101_0101,
-        0x0202_0202_0202_0202,
-        0x0303_0303_0303_0303,
-    );
-    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-    let signs = _mm256_shuffle_epi8(_mm256_set1_epi32(signs.cast_signed()), byte);
-    let negative = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bit), bit);
-    let signed = _mm256_blendv_epi8(values, negatives, negative);
+fn multiply(
+    magnitudes: __m256i,
+    [values, negatives]: [__m256i; 2],
+    signs: &[u64; 2],
+    half: usize,
+) -> __m256i {
+    // SAFETY: 2.
+    let signs = unsafe { _mm_loadu_si128(signs.as_ptr().cast()) };
+    // Two times eight columns of each row: to each the byte of its signs, to odd ones of the upper half. A
+    // multiplication moves the bit of two neighbours to the highest place, at which a blend looks.
+    let byte =
+        |first: i64| 0x0400_0400_0400_0400 + 0x0101_0101_0101_0101 * (first + 2 * half as i64);
+    let byte = _mm256_setr_epi64x(byte(0), byte(1), byte(8), byte(9));
+    let up = _mm256_set1_epi64x(0x0002_0008_0020_0080);
+    let signs = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(signs), byte);
+    let highest = _mm256_mullo_epi16(signs, up);
+    let signed = _mm256_blendv_epi8(values, negatives, highest);
     // `62 * 127 * 2 < 2^14`, as what sums them takes.
     _mm256_maddubs_epi16(magnitudes, signed)
 }
@@ -212,8 +250,8 @@ fn bytes_apart(words: [__m256i; 2]) -> Words {
     })
 }
 
-/// Adds to each of sixteen bytes at `at` the bits of `mask` of a byte of `upper` times a factor, where
-/// `order` names the bytes.
+/// Sixteen bytes at `at`, each with the bits of `mask` of a byte of `upper` times a factor, where `order`
+/// names the bytes.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn with_upper<const BYTES: usize>(
@@ -222,22 +260,44 @@ fn with_upper<const BYTES: usize>(
     upper: i64,
     [order, factors]: [__m256i; 2],
     mask: i16,
-    out: &mut [u64; 4],
-) {
+) -> __m256i {
     let low: &[u8; 16] = bytes(block, at);
     // SAFETY: 2.
     let low = unsafe { _mm256_cvtepu8_epi16(_mm_loadu_si128(low.as_ptr().cast())) };
     let upper = _mm256_shuffle_epi8(_mm256_set1_epi64x(upper), order);
     let upper = _mm256_mullo_epi16(upper, factors);
     let upper = _mm256_and_si256(upper, _mm256_set1_epi16(mask));
-    // SAFETY: 2.
-    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm256_or_si256(low, upper)) };
+    _mm256_or_si256(low, upper)
 }
 
-/// One of four indices.
+/// 32 bytes at `at`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn load32<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> __m256i {
+    let bytes: &[u8; 32] = bytes(block, at);
+    // SAFETY: 2.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+/// Value `i` of the indices of a row.
+///
+/// # Safety
+/// It was written, and any bytes are a value.
 #[inline(always)]
-fn index_of(words: u64, i: usize) -> u16 {
-    (words >> (16 * i)) as u16
+unsafe fn read<T: Copy>(indices: &Indices, i: usize) -> T {
+    // SAFETY: by the caller's promise.
+    unsafe { indices.as_ptr().cast::<T>().add(i).read() }
+}
+
+/// An index that is known to be below `POINTS`, so that nobody looks.
+///
+/// # Safety
+/// It is.
+#[inline(always)]
+unsafe fn below<const POINTS: usize>(index: u16) -> u16 {
+    // SAFETY: by the caller's promise.
+    unsafe { assert_unchecked(usize::from(index) < POINTS) };
+    index
 }
 
 /// Eight bytes at `at`.
@@ -246,45 +306,52 @@ fn i64_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> i64 {
     i64::from_le_bytes(*bytes(block, at))
 }
 
-/// Four points of eight elements: sixteen bytes of the table where the point of an index has a place. So no
-/// instruction is needed to put it there.
+/// Two points of eight elements.
 ///
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn of_eights(point: impl Fn(usize, usize) -> &'static [u64; 2]) -> __m256i {
+unsafe fn of_eights(point: impl Fn(usize) -> &'static u64) -> __m128i {
     // SAFETY: by the caller's promise, 2.
     unsafe {
-        let load = |i: usize| _mm_loadu_si128(point(i, i % 2).as_ptr().cast());
-        let two = |i: usize| _mm_blend_epi32::<0b1100>(load(i), load(i + 1));
-        _mm256_set_m128i(two(2), two(0))
+        let low = _mm_load_sd(ptr::from_ref(point(0)).cast());
+        _mm_castpd_si128(_mm_loadh_pd(low, ptr::from_ref(point(1)).cast()))
     }
 }
 
-/// Eight points of four elements, as [`of_eights`] has them.
+/// Four points of four elements.
 ///
 /// # Safety
 /// The CPU has AVX2.
 #[inline(always)]
-unsafe fn of_fours(point: impl Fn(usize, usize) -> &'static [u32; 4]) -> __m256i {
+unsafe fn of_fours(point: impl Fn(usize) -> &'static u32) -> __m128i {
     // SAFETY: by the caller's promise, 2.
     unsafe {
-        let load = |i: usize| _mm_loadu_si128(point(i, i % 4).as_ptr().cast());
-        let four = |i: usize| {
-            let four = _mm_blend_epi32::<0b0010>(load(i), load(i + 1));
-            let four = _mm_blend_epi32::<0b0100>(four, load(i + 2));
-            _mm_blend_epi32::<0b1000>(four, load(i + 3))
-        };
-        _mm256_set_m128i(four(4), four(0))
+        let load = |i: usize| _mm_load_ss(ptr::from_ref(point(i)).cast());
+        let four = _mm_insert_ps::<0x10>(load(0), load(1));
+        let four = _mm_insert_ps::<0x20>(four, load(2));
+        _mm_castps_si128(_mm_insert_ps::<0x30>(four, load(3)))
     }
 }
 
 impl Points<66> for Iq2Xxs {
     #[inline(always)]
-    unsafe fn points(block: &[u8; 66], _: &Indices, part: usize) -> __m256i {
-        let indices: &[u8; 4] = bytes(block, 2 + 8 * part);
+    unsafe fn indices(block: &[u8; 66], out: &mut Indices) {
         // SAFETY: by the caller's promise.
-        unsafe { of_eights(|i, place| Self::point_at(indices[i].into(), place)) }
+        unsafe {
+            for (half, out) in out.iter_mut().take(2).enumerate() {
+                out.write(load32(block, 2 + 32 * half));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
+        // SAFETY: by the caller's promise, 3.
+        unsafe {
+            // Signs and scale are between them.
+            of_eights(|i| Self::point(read::<u8>(indices, 8 * part + 2 * half + i).into()))
+        }
     }
 
     #[inline(always)]
@@ -303,10 +370,23 @@ impl Points<66> for Iq2Xxs {
 
 impl Points<74> for Iq2Xs {
     #[inline(always)]
-    unsafe fn points(block: &[u8; 74], _: &Indices, part: usize) -> __m256i {
-        let words = i64_at(block, 2 + 8 * part).cast_unsigned();
+    unsafe fn indices(block: &[u8; 74], out: &mut Indices) {
         // SAFETY: by the caller's promise.
-        unsafe { of_eights(|i, place| Self::point_at(index_of(words, i), place)) }
+        unsafe {
+            let nine = _mm256_set1_epi16(0x1FF);
+            for (half, out) in out.iter_mut().take(2).enumerate() {
+                out.write(_mm256_and_si256(load32(block, 2 + 32 * half), nine));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
+        // SAFETY: by the caller's promise, 3.
+        unsafe {
+            let index = |i| below::<{ Self::POINTS }>(read(indices, 4 * part + 2 * half + i));
+            of_eights(|i| Self::point(index(i)))
+        }
     }
 
     #[inline(always)]
@@ -334,17 +414,15 @@ impl Points<74> for Iq2Xs {
 
 impl Points<82> for Iq2S {
     #[inline(always)]
-    unsafe fn indices(block: &[u8; 82]) -> Indices {
-        let mut indices = [0; 16];
+    unsafe fn indices(block: &[u8; 82], out: &mut Indices) {
         let upper = i64_at(block, 66);
         // SAFETY: by the caller's promise.
         unsafe {
             // Two bits each, the lowest first, to bits 8 and 9.
             let factors = _mm256_set1_epi64x(0x0004_0010_0040_0100);
-            let (out, _) = indices.as_chunks_mut();
-            for half in 0..2 {
-                let byte =
-                    |i: i64| 0xFF00_FF00_FF00_FF00_u64.cast_signed() | (i * 0x0001_0001_0001_0001);
+            let byte =
+                |i: i64| 0xFF00_FF00_FF00_FF00_u64.cast_signed() | (i * 0x0001_0001_0001_0001);
+            for (half, out) in out.iter_mut().take(2).enumerate() {
                 let first = 4 * half as i64;
                 let order = _mm256_setr_epi64x(
                     byte(first),
@@ -352,23 +430,19 @@ impl Points<82> for Iq2S {
                     byte(first + 2),
                     byte(first + 3),
                 );
-                with_upper(
-                    block,
-                    2 + 16 * half,
-                    upper,
-                    [order, factors],
-                    0x300,
-                    &mut out[half],
-                );
+                let rule = [order, factors];
+                out.write(with_upper(block, 2 + 16 * half, upper, rule, 0x300));
             }
         }
-        indices
     }
 
     #[inline(always)]
-    unsafe fn points(_: &[u8; 82], indices: &Indices, part: usize) -> __m256i {
-        // SAFETY: by the caller's promise.
-        unsafe { of_eights(|i, place| Self::point_at(index_of(indices[part], i), place)) }
+    unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
+        // SAFETY: by the caller's promise, 3.
+        unsafe {
+            let index = |i| below::<{ Self::POINTS }>(read(indices, 4 * part + 2 * half + i));
+            of_eights(|i| Self::point(index(i)))
+        }
     }
 
     #[inline(always)]
@@ -383,10 +457,26 @@ impl Points<82> for Iq2S {
 
 impl Points<98> for Iq3Xxs {
     #[inline(always)]
-    unsafe fn points(block: &[u8; 98], _: &Indices, part: usize) -> __m256i {
-        let indices: &[u8; 8] = bytes(block, 2 + 8 * part);
+    unsafe fn indices(block: &[u8; 98], out: &mut Indices) {
         // SAFETY: by the caller's promise.
-        unsafe { of_fours(|i, place| Self::point_at(indices[i].into(), place)) }
+        unsafe {
+            for (half, out) in out.iter_mut().take(2).enumerate() {
+                out.write(load32(block, 2 + 32 * half));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
+        // SAFETY: by the caller's promise, 3.
+        unsafe {
+            // One load for half of them: loads are what most of the time goes to.
+            if half == 0 {
+                return of_fours(|i| Self::point(read::<u8>(indices, 8 * part + i).into()));
+            }
+            let four = read::<u32>(indices, 2 * part + 1).to_le_bytes();
+            of_fours(|i| Self::point(four[i].into()))
+        }
     }
 
     #[inline(always)]
@@ -398,8 +488,7 @@ impl Points<98> for Iq3Xxs {
 
 impl Points<110> for Iq3S {
     #[inline(always)]
-    unsafe fn indices(block: &[u8; 110]) -> Indices {
-        let mut indices = [0; 16];
+    unsafe fn indices(block: &[u8; 110], out: &mut Indices) {
         let upper = i64_at(block, 66);
         // SAFETY: by the caller's promise.
         unsafe {
@@ -410,30 +499,27 @@ impl Points<110> for Iq3S {
                 0x0020_0040_0080_0100,
                 0x0002_0004_0008_0010,
             );
-            let (out, _) = indices.as_chunks_mut();
-            for two in 0..4 {
-                let byte =
-                    |i: i64| 0xFF00_FF00_FF00_FF00_u64.cast_signed() | (i * 0x0001_0001_0001_0001);
+            let byte =
+                |i: i64| 0xFF00_FF00_FF00_FF00_u64.cast_signed() | (i * 0x0001_0001_0001_0001);
+            for (two, out) in out.iter_mut().enumerate() {
                 let (first, second) = (byte(2 * two as i64), byte(2 * two as i64 + 1));
-                let order = _mm256_setr_epi64x(first, first, second, second);
-                with_upper(
-                    block,
-                    2 + 16 * two,
-                    upper,
-                    [order, factors],
-                    0x100,
-                    &mut out[two],
-                );
+                let rule = [_mm256_setr_epi64x(first, first, second, second), factors];
+                out.write(with_upper(block, 2 + 16 * two, upper, rule, 0x100));
             }
         }
-        indices
     }
 
     #[inline(always)]
-    unsafe fn points(_: &[u8; 110], indices: &Indices, part: usize) -> __m256i {
-        // SAFETY: by the caller's promise.
+    unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
+        // SAFETY: by the caller's promise, 3.
         unsafe {
-            of_fours(|i, place| Self::point_at(index_of(indices[2 * part + i / 4], i % 4), place))
+            let point = |index| Self::point(below::<{ Self::POINTS }>(index));
+            // As of `Iq3Xxs`.
+            if half == 0 {
+                return of_fours(|i| point(read(indices, 8 * part + i)));
+            }
+            let four = read::<u64>(indices, 2 * part + 1);
+            of_fours(|i| point((four >> (16 * i)) as u16))
         }
     }
 

@@ -19,7 +19,7 @@ use crate::simd::each;
 /// A table for both halves of a register.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn twice(table: [u8; 16]) -> __m256i {
+pub(super) fn twice(table: [u8; 16]) -> __m256i {
     // SAFETY: 2.
     _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) })
 }

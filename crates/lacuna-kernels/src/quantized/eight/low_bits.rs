@@ -7,11 +7,15 @@
 //! # Safety
 //! 1. As in [`super`]: what has target features, and what is inlined into it, is reached through
 //!    [`super::multiply`] only, and [`Quads`] through [`super::avx512`] only.
+//! 2. Loads and stores go through references to arrays that are as long, unaligned.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 use std::arch::x86_64::*;
 
-use super::{Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, lacking, pair};
+use super::lookup::twice;
+use super::{
+    Ahead, Blocks, Eight, ROWS, Values, add_dots, eight, f16_of_rows, half_sums, numbers, pair,
+};
 use crate::quantized::formats::{Q2K, Q3K, Tq1_0, Tq2_0};
 use crate::simd::avx2::{in_order, transpose4};
 use crate::simd::each;
@@ -26,6 +30,17 @@ fn words<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> [__m256i; 8
     each!(zero, |g| if g < 4 { low[g] } else { high[g - 4] })
 }
 
+/// Byte `index` of each word, in the bytes of the word where `places` has a one; 0 in the others.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn byte_of_words(words: __m256i, index: usize, places: i32) -> __m256i {
+    // Where the highest bit is set, a shuffle writes 0.
+    let zeros = 0x8080_8080_u32.cast_signed() ^ (0x80 * places);
+    let order = |word: i32| ((4 * word + index as i32) * places) | zeros;
+    let [a, b, c, d] = [order(0), order(1), order(2), order(3)];
+    _mm256_shuffle_epi8(words, _mm256_setr_epi32(a, b, c, d, a, b, c, d))
+}
+
 /// How the products of four weights of each row and four activations are summed.
 pub(super) trait Products {
     /// Adds them to the sums of the row, which may not leave 16 bits.
@@ -38,6 +53,12 @@ pub(super) trait Products {
     /// # Safety
     /// The CPU has the instructions of the level.
     unsafe fn sum(sums: __m256i) -> __m256i;
+    /// The sum of each row times byte `index` of its word of `scales`, which has no sign; the sum may not
+    /// leave 16 bits.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of the level.
+    unsafe fn scaled(sums: __m256i, scales: __m256i, index: usize) -> __m256i;
 }
 
 /// With AVX2: two sums of 16 bits.
@@ -61,6 +82,12 @@ impl Products for Pairs {
         // SAFETY: by the caller's promise.
         unsafe { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) }
     }
+
+    #[inline(always)]
+    unsafe fn scaled(sums: __m256i, scales: __m256i, index: usize) -> __m256i {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_madd_epi16(sums, byte_of_words(scales, index, 0x0001_0001)) }
+    }
 }
 
 impl Products for Quads {
@@ -73,6 +100,12 @@ impl Products for Quads {
     #[inline(always)]
     unsafe fn sum(sums: __m256i) -> __m256i {
         sums
+    }
+
+    #[inline(always)]
+    unsafe fn scaled(sums: __m256i, scales: __m256i, index: usize) -> __m256i {
+        // SAFETY: by the caller's promise. The upper halves of sums, which are signs, are multiplied with 0.
+        unsafe { _mm256_madd_epi16(sums, byte_of_words(scales, index, 1)) }
     }
 }
 
@@ -99,8 +132,14 @@ pub(super) unsafe fn q2_k<P: Products, const CACHE: i32>(
         let (d, dmin) = (f16_of_rows(rows, 80), f16_of_rows(rows, 82));
         let minus_dmin = _mm256_mul_ps(dmin, _mm256_set1_ps(-1.0));
         let zero = _mm256_setzero_si256();
-        let nibble = _mm256_set1_epi32(15);
-        let scales = transpose4(each!(zero, |r| pair(rows, r, 0)));
+        let nibble = _mm256_set1_epi8(15);
+        // Sixteen bytes: a scale in the low nibble and a minimum in the high one.
+        let both = transpose4(each!(zero, |r| pair(rows, r, 0)));
+        let scales: [_; 4] = each!(zero, |i| _mm256_and_si256(both[i], nibble));
+        let minima: [_; 4] = each!(zero, |i| {
+            _mm256_and_si256(_mm256_srli_epi16::<4>(both[i]), nibble)
+        });
+        let units = units_of_halves(x);
         for upper in 0..2 {
             let shared = words(rows, 16 + 32 * upper);
             let mut dots = [[zero; 2]; 4];
@@ -119,16 +158,10 @@ pub(super) unsafe fn q2_k<P: Products, const CACHE: i32>(
             for quarter in 0..4 {
                 let part = 4 * upper + quarter;
                 ahead.prefetch(part * ROWS * 84 / 8, ROWS * 84 / 8);
-                // Two bytes: a scale in the low nibble and a minimum in the high one, of each half.
-                let shift = _mm_cvtsi32_si128(16 * (part as i32 % 2));
-                let bytes = _mm256_srl_epi32(scales[part / 2], shift);
-                let nibbles: [_; 4] = each!(zero, |i| {
-                    let shift = _mm_cvtsi32_si128(4 * i as i32);
-                    _mm256_and_si256(_mm256_srl_epi32(bytes, shift), nibble)
-                });
-                // Sums and scales have 16 bits; the upper halves of scales are 0.
+                // Two bytes of a word, one for each half.
+                let (word, byte) = (part / 2, 2 * (quarter % 2));
                 let scaled: [_; 2] = each!(zero, |half| {
-                    _mm256_madd_epi16(P::sum(dots[quarter][half]), nibbles[2 * half])
+                    P::scaled(dots[quarter][half], scales[word], byte + half)
                 });
                 let mut scaled = _mm256_add_epi32(scaled[0], scaled[1]);
                 if quarter % 2 == 1 {
@@ -136,15 +169,31 @@ pub(super) unsafe fn q2_k<P: Products, const CACHE: i32>(
                 }
                 sum = add_dots(x, part, scaled, d, sum);
                 for half in 0..2 {
-                    let minimum = _mm256_cvtepi32_ps(nibbles[2 * half + 1]);
-                    let minimum = _mm256_mul_ps(minus_dmin, minimum);
-                    let unit = x.scale[part] * x.half_sums[half][part] as f32;
-                    sum = _mm256_fmadd_ps(minimum, _mm256_set1_ps(unit), sum);
+                    let minimum = byte_of_words(minima[word], byte + half, 1);
+                    let minimum = _mm256_mul_ps(minus_dmin, _mm256_cvtepi32_ps(minimum));
+                    let unit = _mm256_set1_ps(units[half][part]);
+                    sum = _mm256_fmadd_ps(minimum, unit, sum);
                 }
             }
         }
     }
     sum
+}
+
+/// What a minimum of each half of a block is multiplied with: the sum of the activations.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn units_of_halves(x: &Values<'_, 8>) -> [[f32; 8]; 2] {
+    let mut units = [[0.0; 8]; 2];
+    for (sums, units) in half_sums(x).into_iter().zip(&mut units) {
+        // SAFETY: 2.
+        unsafe {
+            let scale = _mm256_loadu_ps(x.scale.as_ptr());
+            let products = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sums));
+            _mm256_storeu_ps(units.as_mut_ptr(), products);
+        }
+    }
+    units
 }
 
 eight!(Q3K, 110, 8, |rows, x, ahead, sum| {
@@ -165,6 +214,7 @@ pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
         let zero = _mm256_setzero_si256();
         let d = f16_of_rows(rows, 108);
         let scales = q3_k_scales(rows);
+        let lacking = half_sums(x).map(|sums| numbers(_mm256_slli_epi32::<2>(sums)));
         let high = words(rows, 0);
         for upper in 0..2 {
             let shared = words(rows, 32 + 32 * upper);
@@ -199,8 +249,8 @@ pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
                     let top = _mm256_sll_epi32(scales[index / 4], shift);
                     let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
                     let dots = P::sum(dots[quarter][half]);
-                    let lacking = _mm256_set1_epi32(-4 * x.half_sums[half][part]);
-                    let dots = _mm256_add_epi32(dots, lacking);
+                    // Weights are four too large.
+                    let dots = _mm256_sub_epi32(dots, _mm256_set1_epi32(lacking[half][part]));
                     sum = add_dots(x, part, dots, _mm256_mul_ps(d, scale), sum);
                 }
             }
@@ -242,6 +292,7 @@ pub(super) unsafe fn tq2_0<P: Products, const CACHE: i32>(
     // SAFETY: by the caller's promise.
     unsafe {
         let d = f16_of_rows(rows, 64);
+        let sums = block_sums(x);
         for upper in 0..2 {
             let shared = words(rows, 32 * upper);
             let mut dots = [_mm256_setzero_si256(); 4];
@@ -261,19 +312,33 @@ pub(super) unsafe fn tq2_0<P: Products, const CACHE: i32>(
                 if quarter % 2 == 1 {
                     dots = _mm256_srai_epi32::<2>(dots);
                 }
-                sum = add_ternary(x, part, dots, d, sum);
+                sum = add_ternary(x, part, [dots, _mm256_set1_epi32(sums[part])], d, sum);
             }
         }
     }
     sum
 }
 
-/// Adds the terms of a block of columns whose weights are one too large.
+/// Sums of the activations of each block.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn block_sums(x: &Values<'_, 8>) -> [i32; 8] {
+    let [first, second] = half_sums(x);
+    numbers(_mm256_add_epi32(first, second))
+}
+
+/// Adds the terms of a block of columns whose weights are one too large, so that their dot products are by
+/// the sum of the activations.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn add_ternary(x: &Values<'_, 8>, part: usize, dots: __m256i, d: __m256, sum: __m256) -> __m256 {
-    let dots = _mm256_add_epi32(dots, lacking(x, part, -1));
-    add_dots(x, part, dots, d, sum)
+fn add_ternary(
+    x: &Values<'_, 8>,
+    part: usize,
+    [dots, sums]: [__m256i; 2],
+    d: __m256,
+    sum: __m256,
+) -> __m256 {
+    add_dots(x, part, _mm256_sub_epi32(dots, sums), d, sum)
 }
 
 eight!(Tq1_0, 54, 8, |rows, x, ahead, sum| {
@@ -292,35 +357,34 @@ pub(super) unsafe fn tq1_0<P: Products, const CACHE: i32>(
     // SAFETY: by the caller's promise.
     unsafe {
         let d = f16_of_rows(rows, 52);
+        let sums = block_sums(x);
         let zero = _mm256_setzero_si256();
         let mut dots = [zero; 8];
         let five = words(rows, 0);
         for g in 0..8 {
-            let mut fractions = biased(five[g]);
+            let digits = ternary_digits(five[g]);
             for digit in 0..5 {
-                dots[digit] = P::add(dots[digit], first_digits(fractions), x.q[digit][g]);
-                fractions = thrice(fractions);
+                dots[digit] = P::add(dots[digit], digits[digit], x.q[digit][g]);
             }
         }
         // Each digit of sixteen bytes is half a block of columns.
         let last = transpose4(each!(zero, |r| pair(rows, r, 32)));
         for g in 0..4 {
-            let mut fractions = biased(last[g]);
+            let digits = ternary_digits(last[g]);
             for digit in 0..5 {
                 let (part, g) = (5 + digit / 2, 4 * (digit % 2) + g);
-                dots[part] = P::add(dots[part], first_digits(fractions), x.q[part][g]);
-                fractions = thrice(fractions);
+                dots[part] = P::add(dots[part], digits[digit], x.q[part][g]);
             }
         }
         // And each of four bytes an eighth.
-        let mut fractions = biased(words_of_rows(rows, 48));
+        let digits = ternary_digits(words_of_rows(rows, 48));
         for digit in 0..4 {
-            dots[7] = P::add(dots[7], first_digits(fractions), x.q[7][4 + digit]);
-            fractions = thrice(fractions);
+            dots[7] = P::add(dots[7], digits[digit], x.q[7][4 + digit]);
         }
         for part in 0..8 {
             ahead.prefetch(part * ROWS * 54 / 8, ROWS * 54 / 8);
-            sum = add_ternary(x, part, P::sum(dots[part]), d, sum);
+            let dots = [P::sum(dots[part]), _mm256_set1_epi32(sums[part])];
+            sum = add_ternary(x, part, dots, d, sum);
         }
     }
     sum
@@ -336,27 +400,33 @@ fn words_of_rows<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> __m
     _mm256_setr_epi32(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
 }
 
-/// Fractions of 256 as signed bytes, whose order is theirs: 128 less. Three times a fraction is so too, as
-/// `3 * 128` is 128 where it exceeds a byte.
+/// The digits of base 3 of each byte, which are fractions of 256.
+///
+/// Nine times a fraction has two digits in its upper byte, and the rest of the fraction in the lower one. A
+/// table tells digits of such a number apart. That is half of what it takes to compare fractions with
+/// thirds.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn biased(fractions: __m256i) -> __m256i {
-    _mm256_xor_si256(fractions, _mm256_set1_epi8(-128))
-}
-
-/// Fractions without their first digits.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn thrice(fractions: __m256i) -> __m256i {
-    _mm256_add_epi8(_mm256_add_epi8(fractions, fractions), fractions)
-}
-
-/// The first digits of [`biased`] fractions: a third is above 85, which is -43 there, two are above 170, 42
-/// there.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn first_digits(fractions: __m256i) -> __m256i {
-    let one = _mm256_cmpgt_epi8(fractions, _mm256_set1_epi8(-43));
-    let two = _mm256_cmpgt_epi8(fractions, _mm256_set1_epi8(42));
-    _mm256_abs_epi8(_mm256_add_epi8(one, two))
+fn ternary_digits(fractions: __m256i) -> [__m256i; 5] {
+    // The lower byte of two times a factor.
+    let times = |two, factor: i16| _mm256_maddubs_epi16(two, _mm256_set1_epi16(factor));
+    let next = |[even, odd]: [__m256i; 2], factor| [times(even, factor), times(odd, factor)];
+    let upper = |[even, odd]: [__m256i; 2]| {
+        let odd_bytes = _mm256_set1_epi16(0xFF00_u16.cast_signed());
+        _mm256_blendv_epi8(_mm256_srli_epi16::<8>(even), odd, odd_bytes)
+    };
+    let first = [times(fractions, 9), times(fractions, 9 << 8)];
+    let second = next(first, 9);
+    let [first, last] = [upper(first), upper(next(second, 3))];
+    let second = upper(second);
+    let of_nine = |table, two| _mm256_shuffle_epi8(twice(table), two);
+    let threes = [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0];
+    let ones = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0];
+    [
+        of_nine(threes, first),
+        of_nine(ones, first),
+        of_nine(threes, second),
+        of_nine(ones, second),
+        last,
+    ]
 }

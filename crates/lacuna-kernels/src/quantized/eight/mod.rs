@@ -33,6 +33,14 @@ const ROWS: usize = 8;
 /// a third of it. More would take the place of what is read before them.
 const NEAREST_BYTES: usize = 10 << 10;
 
+/// How far ahead of what is read lines are fetched at least, in bytes: what memory delivers to a core in
+/// twice the time that it takes to answer. Eight short rows are less.
+const AHEAD_BYTES: usize = 4 << 10;
+
+/// How many bytes of each of the first rows are fetched before they are read. Of longer rows the processor
+/// sees by then what is read.
+const FIRST_BYTES: usize = 2 << 10;
+
 /// A file block of each row.
 type Blocks<'a, const BYTES: usize> = [&'a [u8; BYTES]; ROWS];
 
@@ -70,15 +78,19 @@ struct Values<'a, const PARTS: usize> {
 }
 
 impl<'a, const PARTS: usize> Values<'a, PARTS> {
-    /// Those of file block `index`.
+    /// Those of each of `blocks` file blocks.
     #[inline(always)]
-    fn of(x: &ActivationRow<'a>, index: usize) -> Self {
-        let half = |half: usize| &x.half_sums[half].as_chunks().0[index];
-        Self {
-            q: &x.q.as_chunks().0[index],
-            scale: &x.scale.as_chunks().0[index],
-            scaled_sum: &x.scaled_sum.as_chunks().0[index],
-            half_sums: [half(0), half(1)],
+    fn of_blocks(x: &ActivationRow<'a>, blocks: usize) -> impl Fn(usize) -> Self {
+        // Cut to one length, so that an index is checked once.
+        let half = |half: usize| &x.half_sums[half].as_chunks().0[..blocks];
+        let (q, scale) = (&x.q.as_chunks().0[..blocks], x.scale.as_chunks().0);
+        let (scale, scaled_sum) = (&scale[..blocks], &x.scaled_sum.as_chunks().0[..blocks]);
+        let [first, second] = [half(0), half(1)];
+        move |index| Self {
+            q: &q[index],
+            scale: &scale[index],
+            scaled_sum: &scaled_sum[index],
+            half_sums: [&first[index], &second[index]],
         }
     }
 }
@@ -132,6 +144,53 @@ macro_rules! eight {
 }
 use eight;
 
+/// Ways of types of 256 columns that take more instructions than AVX2: these instructions, and of each type
+/// the bytes of a block and how it is added.
+macro_rules! ways {
+    (
+        $features:literal, |$rows:ident, $x:ident, $ahead:ident, $sum:ident|
+        $($name:ident, $bytes:literal: $body:expr;)+
+    ) => {
+        /// A storage type, as this module multiplies it.
+        struct Way<D>(std::marker::PhantomData<D>);
+
+        $(eight!(Way<$name>, $bytes, 8, |$rows, $x, $ahead, $sum| $body);)+
+
+        #[target_feature(enable = $features)]
+        fn all_rows<D: Eight<BYTES, 8>, const BYTES: usize>(
+            weights: &Matrix<'_>,
+            x: &ActivationRow<'_>,
+            first: usize,
+            out: &mut [f32],
+        ) {
+            super::rows::<D, BYTES, 8>(weights, x, first, out);
+        }
+
+        /// Writes the products of the rows from `first` on with one token, if their type is one of these.
+        ///
+        /// # Safety
+        /// The CPU has the instructions.
+        unsafe fn of_its_type(
+            weights: &Matrix<'_>,
+            x: &ActivationRow<'_>,
+            first: usize,
+            out: &mut [f32],
+        ) -> bool {
+            // SAFETY: by the caller's promise.
+            unsafe {
+                match weights.dtype() {
+                    $(<$name as Format>::DTYPE => {
+                        all_rows::<Way<$name>, $bytes>(weights, x, first, out);
+                    })+
+                    _ => return false,
+                }
+            }
+            true
+        }
+    };
+}
+use ways;
+
 /// See [`multiply`].
 #[target_feature(enable = "avx2,fma,f16c")]
 fn all_rows<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(
@@ -165,27 +224,64 @@ fn rows_ahead<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize, co
     first: usize,
     out: &mut [f32],
 ) {
-    let blocks = x.q.len() / PARTS;
-    let last = weights.rows() - 1;
+    let blocks = weights.row_bytes() / BYTES;
+    let values = Values::of_blocks(x, blocks);
+    // Front to back, and whole times eight rows ahead.
+    let eight_bytes = (ROWS * weights.row_bytes()).max(1);
+    let distance = AHEAD_BYTES.next_multiple_of(eight_bytes);
     for (index, out) in out.chunks_mut(ROWS).enumerate() {
-        // Rows that do not exist are the last one again.
-        let row = |r: usize| weights.row((first + index * ROWS + r).min(last));
-        let rows: [&[[u8; BYTES]]; ROWS] =
-            each!(Default::default(), |r| &row(r).as_chunks().0[..blocks]);
-        // While eight rows are read, the next eight are prefetched front to back.
-        let next = row(0).as_ptr().wrapping_add(ROWS * weights.row_bytes());
+        let rows: [&[[u8; BYTES]]; ROWS] = eight_rows(weights, first + index * ROWS);
+        let rows = each!(&[][..], |r| &rows[r][..blocks]);
+        if index == 0 {
+            fetch::<CACHE>(rows.map(|row| row.as_flattened()));
+        }
+        let next = rows[0].as_ptr().cast::<u8>().wrapping_add(distance);
         // SAFETY: 1.
         let mut sum = unsafe { _mm256_setzero_ps() };
         for block in 0..blocks {
             let ahead = Ahead::<CACHE>(next.wrapping_add(block * ROWS * BYTES));
             let rows = each!(&[0; BYTES], |r| &rows[r][block]);
-            sum = D::add(&rows, &Values::of(x, block), ahead, sum);
+            sum = D::add(&rows, &values(block), ahead, sum);
         }
-        let mut lanes = [0.0; ROWS];
         // SAFETY: 1, 2.
-        unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
-        out.copy_from_slice(&lanes[..out.len()]);
+        let store = |lanes: &mut [f32; ROWS]| unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
+        if let Some(out) = out.first_chunk_mut() {
+            store(out);
+        } else {
+            let mut lanes = [0.0; ROWS];
+            store(&mut lanes);
+            out.copy_from_slice(&lanes[..out.len()]);
+        }
     }
+}
+
+/// Prefetches the beginning of the first rows of a task, side by side as they are read: nothing was ahead of
+/// them, and a task may be a few times eight rows.
+#[inline(always)]
+fn fetch<const CACHE: i32>(rows: [&[u8]; ROWS]) {
+    for line in (0..rows[0].len().min(FIRST_BYTES)).step_by(64) {
+        for row in rows {
+            Ahead::<CACHE>(row.as_ptr().wrapping_add(line)).prefetch(0, 64);
+        }
+    }
+}
+
+/// The file blocks of rows from `first` on; rows that do not exist are the last one again.
+#[inline(always)]
+fn eight_rows<'a, const BYTES: usize>(
+    weights: &Matrix<'a>,
+    first: usize,
+) -> [&'a [[u8; BYTES]]; ROWS] {
+    let row_bytes = weights.row_bytes();
+    let mut bytes = &weights.bytes()[first * row_bytes..];
+    let last = weights.rows() - 1;
+    each!(&[][..], |r| {
+        let (row, after) = bytes.split_at(row_bytes);
+        if first + r < last {
+            bytes = after;
+        }
+        row.as_chunks().0
+    })
 }
 
 #[target_feature(enable = "avx2")]
@@ -235,6 +331,26 @@ fn halves<const PARTS: usize>(x: &Values<'_, PARTS>, block: usize) -> [__m256i; 
 fn lacking<const PARTS: usize>(x: &Values<'_, PARTS>, block: usize, offset: i32) -> __m256i {
     let sum = x.half_sums[0][block] + x.half_sums[1][block];
     _mm256_set1_epi32(offset * sum)
+}
+
+/// Sums of the values of both halves of each block: eight at once, because numbers that are put into a
+/// register one by one take more time than what is computed with them.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn half_sums(x: &Values<'_, 8>) -> [__m256i; 2] {
+    // SAFETY: 2.
+    x.half_sums
+        .map(|sums| unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) })
+}
+
+/// Eight numbers of a register.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn numbers(x: __m256i) -> [i32; 8] {
+    let mut numbers = [0; 8];
+    // SAFETY: 2.
+    unsafe { _mm256_storeu_si256(numbers.as_mut_ptr().cast(), x) };
+    numbers
 }
 
 /// Adds `dots * scale` times the scale of a block.

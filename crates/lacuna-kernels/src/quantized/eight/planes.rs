@@ -17,12 +17,11 @@
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
-use super::{Ahead, Blocks, Eight, ROWS, Values, eight, f16_of_rows, rows};
+use super::{Ahead, Blocks, Eight, ROWS, Values, eight, f16_of_rows, ways};
 use crate::activations::ActivationRow;
-use crate::dtype::DType;
 use crate::matrix::Matrix;
+use crate::quantized::formats::Format;
 use crate::quantized::grids::{
     Grid, IQ2, IQ2_S_PLANES, IQ2_XS_PLANES, IQ2_XXS_PLANES, IQ3_S_PLANES, IQ3_XXS_PLANES, Iq2S,
     Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Plane, bytes,
@@ -43,54 +42,18 @@ pub(super) fn multiply(
         return false;
     };
     // SAFETY: 1.
-    unsafe {
-        match weights.dtype() {
-            DType::Iq3S => all_rows::<Permuted<Iq3S>, 110>(weights, x, first, out),
-            DType::Iq3Xxs => all_rows::<Permuted<Iq3Xxs>, 98>(weights, x, first, out),
-            DType::Iq2S => all_rows::<Permuted<Iq2S>, 82>(weights, x, first, out),
-            DType::Iq2Xs => all_rows::<Permuted<Iq2Xs>, 74>(weights, x, first, out),
-            DType::Iq2Xxs => all_rows::<Permuted<Iq2Xxs>, 66>(weights, x, first, out),
-            _ => return false,
-        }
-    }
-    true
+    unsafe { of_its_type(weights, x, first, out) }
 }
 
-/// See [`multiply`].
-#[target_feature(
-    enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,avx2,fma,f16c"
-)]
-fn all_rows<D: Eight<BYTES, 8>, const BYTES: usize>(
-    weights: &Matrix<'_>,
-    x: &ActivationRow<'_>,
-    first: usize,
-    out: &mut [f32],
-) {
-    rows::<D, BYTES, 8>(weights, x, first, out);
+ways! {
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,avx2,fma,f16c",
+    |rows, x, ahead, sum|
+    Iq3S, 110: add::<Iq3S, 110, CACHE>(rows, x, ahead, sum);
+    Iq3Xxs, 98: add::<Iq3Xxs, 98, CACHE>(rows, x, ahead, sum);
+    Iq2S, 82: add::<Iq2S, 82, CACHE>(rows, x, ahead, sum);
+    Iq2Xs, 74: add::<Iq2Xs, 74, CACHE>(rows, x, ahead, sum);
+    Iq2Xxs, 66: add::<Iq2Xxs, 66, CACHE>(rows, x, ahead, sum);
 }
-
-/// A storage type, as this module multiplies it.
-struct Permuted<D>(PhantomData<D>);
-
-eight!(Permuted<Iq3S>, 110, 8, |rows, x, ahead, sum| {
-    add::<Iq3S, 110, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Permuted<Iq3Xxs>, 98, 8, |rows, x, ahead, sum| {
-    add::<Iq3Xxs, 98, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Permuted<Iq2S>, 82, 8, |rows, x, ahead, sum| {
-    add::<Iq2S, 82, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Permuted<Iq2Xs>, 74, 8, |rows, x, ahead, sum| {
-    add::<Iq2Xs, 74, CACHE>(rows, x, ahead, sum)
-});
-
-eight!(Permuted<Iq2Xxs>, 66, 8, |rows, x, ahead, sum| {
-    add::<Iq2Xxs, 66, CACHE>(rows, x, ahead, sum)
-});
 
 /// Bytes, or words, of which the `e`-th register is about columns `4 * i + e`.
 type Planes = [__m512i; 4];

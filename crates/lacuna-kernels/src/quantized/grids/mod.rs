@@ -13,27 +13,21 @@ pub(super) const IQ2: [u8; 4] = [8, 25, 43, 0];
 const IQ3_XXS: [u8; 16] = [4, 12, 20, 28, 36, 44, 52, 62, 0, 0, 0, 0, 0, 0, 0, 0];
 const IQ3_S: [u8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// What precedes and follows the points of a table, so that sixteen bytes with a point can be read wherever
-/// among them it is to be.
-const fn around<Point>() -> usize {
-    16 / size_of::<Point>() - 1
-}
-
-static IQ2_XXS_POINTS: [u64; 258] = eights(&tables::IQ2_XXS);
-static IQ2_XS_POINTS: [u64; 514] = eights(&tables::IQ2_XS);
-static IQ2_S_POINTS: [u64; 1026] = eights(&tables::IQ2_S);
-static IQ3_XXS_POINTS: [u32; 262] = fours(&tables::IQ3_XXS, &IQ3_XXS);
-static IQ3_S_POINTS: [u32; 518] = fours(&tables::IQ3_S, &IQ3_S);
+static IQ2_XXS_POINTS: [u64; 256] = eights(&tables::IQ2_XXS);
+static IQ2_XS_POINTS: [u64; 512] = eights(&tables::IQ2_XS);
+static IQ2_S_POINTS: [u64; 1024] = eights(&tables::IQ2_S);
+static IQ3_XXS_POINTS: [u32; 256] = fours(&tables::IQ3_XXS, &IQ3_XXS);
+static IQ3_S_POINTS: [u32; 512] = fours(&tables::IQ3_S, &IQ3_S);
 
 /// Points of eight elements, a byte each.
-const fn eights<const N: usize, const LEN: usize>(codes: &[u16; N]) -> [u64; LEN] {
-    let mut points = [0; LEN];
+const fn eights<const N: usize>(codes: &[u16; N]) -> [u64; N] {
+    let mut points = [0; N];
     let mut i = 0;
     while i < N {
         let mut element = 0;
         while element < 8 {
             let code = codes[i] >> (2 * element) & 3;
-            points[i + around::<u64>()] |= (IQ2[code as usize] as u64) << (8 * element);
+            points[i] |= (IQ2[code as usize] as u64) << (8 * element);
             element += 1;
         }
         i += 1;
@@ -42,17 +36,14 @@ const fn eights<const N: usize, const LEN: usize>(codes: &[u16; N]) -> [u64; LEN
 }
 
 /// Points of four elements, a byte each.
-const fn fours<const N: usize, const LEN: usize>(
-    codes: &[u16; N],
-    levels: &[u8; 16],
-) -> [u32; LEN] {
-    let mut points = [0; LEN];
+const fn fours<const N: usize>(codes: &[u16; N], levels: &[u8; 16]) -> [u32; N] {
+    let mut points = [0; N];
     let mut i = 0;
     while i < N {
         let mut element = 0;
         while element < 4 {
             let code = codes[i] >> (4 * element) & 15;
-            points[i + around::<u32>()] |= (levels[code as usize] as u32) << (8 * element);
+            points[i] |= (levels[code as usize] as u32) << (8 * element);
             element += 1;
         }
         i += 1;
@@ -84,21 +75,21 @@ const fn code_planes<const N: usize>(codes: &[u16; N]) -> [Plane<N>; 2] {
     planes
 }
 
-const fn magnitude_planes<const N: usize, const LEN: usize>(points: &[u32; LEN]) -> [Plane<N>; 4] {
+const fn magnitude_planes<const N: usize>(points: &[u32; N]) -> [Plane<N>; 4] {
     let mut planes = [const { Plane([0; N]) }; 4];
     let mut i = 0;
     while i < 4 * N {
-        planes[i % 4].0[i / 4] = (points[i / 4 + around::<u32>()] >> (8 * (i % 4))) as u8;
+        planes[i % 4].0[i / 4] = (points[i / 4] >> (8 * (i % 4))) as u8;
         i += 1;
     }
     planes
 }
 
-const fn nibble_planes<const N: usize, const LEN: usize>(points: &[u32; LEN]) -> [Plane<N>; 2] {
+const fn nibble_planes<const N: usize>(points: &[u32; N]) -> [Plane<N>; 2] {
     let mut planes = [Plane([0; N]), Plane([0; N])];
     let mut i = 0;
     while i < 2 * N {
-        let two = points[i / 2 + around::<u32>()] >> (16 * (i % 2));
+        let two = points[i / 2] >> (16 * (i % 2));
         planes[i % 2].0[i / 2] = (two | two >> 4) as u8;
         i += 1;
     }
@@ -174,22 +165,12 @@ fn join(points: [u32; 8]) -> [u64; 4] {
 macro_rules! points {
     ($($name:ident: $point:ty, $points:ident;)+) => {$(
         impl $name {
-            const POINTS: usize = $points.len() - 2 * around::<$point>();
+            pub(super) const POINTS: usize = $points.len();
 
             /// The point of an index, of which bits beyond the table mean nothing.
             #[inline(always)]
-            pub(super) fn point(index: u16) -> $point {
-                $points[usize::from(index) % Self::POINTS + around::<$point>()]
-            }
-
-            /// Sixteen bytes of the table, in which the point of an index has a place.
-            #[inline(always)]
-            pub(super) fn point_at(
-                index: u16,
-                place: usize,
-            ) -> &'static [$point; around::<$point>() + 1] {
-                let start = usize::from(index) % Self::POINTS + around::<$point>() - place;
-                $points[start..].first_chunk().expect("inside the table")
+            pub(super) fn point(index: u16) -> &'static $point {
+                &$points[usize::from(index) % Self::POINTS]
             }
         }
     )+};
@@ -210,7 +191,7 @@ impl Grid for Iq2Xxs {
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
         let indices: &[u8; 4] = bytes(block, 2 + 8 * part);
-        each!(0, |i| Self::point(indices[i].into()))
+        each!(0, |i| *Self::point(indices[i].into()))
     }
 
     #[inline(always)]
@@ -233,7 +214,7 @@ impl Grid for Iq2Xs {
         let words: &[u8; 8] = bytes(block, 2 + 8 * part);
         each!(0, |i| {
             let word = u16::from_le_bytes([words[2 * i], words[2 * i + 1]]);
-            Self::point(word)
+            *Self::point(word)
         })
     }
 
@@ -260,7 +241,7 @@ impl Grid for Iq2S {
         let low: &[u8; 4] = bytes(block, 2 + 4 * part);
         let high = u16::from(block[66 + part]);
         each!(0, |i| {
-            Self::point(u16::from(low[i]) | (high << (8 - 2 * i) & 0x300))
+            *Self::point(u16::from(low[i]) | (high << (8 - 2 * i) & 0x300))
         })
     }
 
@@ -282,7 +263,7 @@ impl Grid for Iq3Xxs {
     #[inline(always)]
     fn magnitudes(block: &[u8], part: usize) -> [u64; 4] {
         let indices: &[u8; 8] = bytes(block, 2 + 8 * part);
-        join(each!(0, |i| Self::point(indices[i].into())))
+        join(each!(0, |i| *Self::point(indices[i].into())))
     }
 
     #[inline(always)]
@@ -305,7 +286,7 @@ impl Grid for Iq3S {
         let low: &[u8; 8] = bytes(block, 2 + 8 * part);
         let high = u16::from(block[66 + part]);
         join(each!(0, |i| {
-            Self::point(u16::from(low[i]) | (high << (8 - i) & 0x100))
+            *Self::point(u16::from(low[i]) | (high << (8 - i) & 0x100))
         }))
     }
 
