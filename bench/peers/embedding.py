@@ -6,11 +6,13 @@
 Embeds the same short texts with each, tokens included, and prints medians and the ratio to the best of the others; and
 how alike their vectors are. Needs numpy, onnxruntime and tokenizers, and for a model without an ONNX file torch,
 transformers and onnx (its weights are exported once, beside the texts in --scratch). llama.cpp runs if llama-cpp-python
-is there and --gguf names its file. ONNX Runtime pads: it gets texts sorted by length, in batches of each size in
+and gguf are there, with the weights of a BERT model in F32 and in F16 (files made once, there too), or with the file that
+--gguf names. ONNX Runtime pads: it gets texts sorted by length, in batches of each size in
 BATCHES, and the best of them counts.
 """
 
 import argparse
+import importlib.util
 import json
 import pathlib
 import statistics
@@ -104,12 +106,61 @@ def exported(folder: pathlib.Path, scratch: pathlib.Path) -> str:
     return str(path)
 
 
-class LlamaCpp:
-    name = "llama.cpp"
+def converted(folder: pathlib.Path, scratch: pathlib.Path, kind: str) -> pathlib.Path:
+    """A GGUF file of a BERT model, as llama.cpp's converter makes it: norms, biases and small tables stay F32."""
+    path = scratch / f"{folder.name}-{kind}.gguf"
+    if path.exists():
+        return path
+    import gguf
+    from safetensors.numpy import load_file
 
-    def __init__(self, path: pathlib.Path, threads: int):
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_type("model")
+    writer.add_name(folder.name)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_eps(config["layer_norm_eps"])
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if kind == "f32" else gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("jina-v2-en")
+    words = [token if token in special else token[2:] if token.startswith("##") else "▁" + token for token in tokens]
+    writer.add_token_list(words)
+    kinds = gguf.TokenType
+    writer.add_token_types([kinds.CONTROL if token in special else kinds.NORMAL for token in tokens])
+    writer.add_token_type_count(config["type_vocab_size"])
+    for add, token in [
+        (writer.add_unk_token_id, "[UNK]"), (writer.add_bos_token_id, "[CLS]"), (writer.add_sep_token_id, "[SEP]"),
+        (writer.add_eos_token_id, "[SEP]"), (writer.add_pad_token_id, "[PAD]"),
+    ]:
+        add(vocabulary[token])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
+    for name, values in load_file(folder / "model.safetensors").items():
+        if name.startswith("pooler.") or name.endswith("position_ids"):
+            continue
+        matrix = values.ndim == 2 and not name.startswith(("embeddings.position", "embeddings.token_type"))
+        kept = np.float16 if matrix and kind == "f16" else np.float32
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), values.astype(kept))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+class LlamaCpp:
+    def __init__(self, path: pathlib.Path, threads: int, name: str):
         import llama_cpp
 
+        self.name = name
         self.model = llama_cpp.Llama(
             str(path), embedding=True, n_threads=threads, n_threads_batch=threads, n_ctx=512, n_batch=512, verbose=False
         )
@@ -158,7 +209,11 @@ def main() -> None:
     path.write_text("\n".join(texts()) + "\n", encoding="utf-8")
     others = [OnnxRuntime(arguments.model, arguments.scratch, arguments.threads)]
     if arguments.gguf:
-        others.append(LlamaCpp(arguments.gguf, arguments.threads))
+        others.append(LlamaCpp(arguments.gguf, arguments.threads, "llama.cpp"))
+    elif importlib.util.find_spec("llama_cpp"):
+        for kind in ("f32", "f16"):
+            path_of_kind = converted(arguments.model, arguments.scratch, kind)
+            others.append(LlamaCpp(path_of_kind, arguments.threads, f"llama.cpp {kind}"))
     alike(arguments, path, others)
     rates = {name: [] for name in ("lacuna", *(other.name for other in others))}
     for _ in range(arguments.rounds):
@@ -167,7 +222,7 @@ def main() -> None:
             rates[other.name].append(TEXTS / other.seconds(texts()))
     medians = {name: statistics.median(found) for name, found in rates.items()}
     for name, rate in medians.items():
-        print(f"  {name:<12} {rate:8.0f} texts/s, by {arguments.threads} threads")
+        print(f"  {name:<13} {rate:8.0f} texts/s, by {arguments.threads} threads")
     best = max(rate for name, rate in medians.items() if name != "lacuna")
     print(f"  lacuna is {medians['lacuna'] / best:.2f} times the best of the others")
     report = lacuna(arguments, path, 10)

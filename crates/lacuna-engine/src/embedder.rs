@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_models::plan::{
-    ArenaPlan, BudgetTooSmall, Parts, PlanError, VocabularySize, WeightPlan, request_bytes,
+    ArenaPlan, BudgetTooSmall, Parts, VocabularySize, WeightPlan, request_bytes,
 };
 use lacuna_models::{BatchLimits, FiniteCheck, ForwardError, Model, ModelSpec, Scratch, Texts};
 use lacuna_pages::ByteLength;
@@ -21,10 +21,11 @@ use crate::text_encoder::{Pair, TextEncoder};
 pub struct EmbedderConfig {
     /// Threads that compute, the caller's included. `None`: one per core.
     pub threads: Option<NonZeroUsize>,
-    /// Tokens computed in one pass at most, or as many as one text may have if that is more. More is
-    /// faster with many short texts, and takes more activation memory. Default 512.
+    /// Tokens computed in one pass at most, and what activation memory is for. More is faster with many
+    /// short texts. A text that has more is computed alone, in memory that is taken for it and given back.
+    /// Default 512.
     pub batch_tokens: usize,
-    /// Tokens that a text may have. `None`: what the model was made for. Activation memory is for as many.
+    /// Tokens that a text may have. `None`: what the model was made for.
     pub context_tokens: Option<usize>,
     /// Whether values that are not finite are looked for. Default off.
     pub finite_check: FiniteCheck,
@@ -67,16 +68,23 @@ impl EmbedderConfig {
         }
     }
 
-    /// Refuses a budget, or a system, that does not hold what the model needs to run.
-    fn check(&self, model: &Model, arena: &ArenaPlan, threads: usize) -> Result<(), EngineError> {
+    /// Refuses a budget, or a system, that does not hold what the model needs to run in `arena`, beside
+    /// `kept` bytes of activations.
+    fn check(
+        &self,
+        model: &Model,
+        (arena, kept): (&ArenaPlan, usize),
+        threads: usize,
+    ) -> Result<(), EngineError> {
         let spec = model.spec();
-        let needed = Parts::of_encoder(
+        let mut needed = Parts::of_encoder(
             spec,
             &WeightPlan::of(model.files().tensors(), spec),
             VocabularySize::of(model.files(), spec),
             (arena, threads),
             self.requests.get(),
         );
+        needed.activation_bytes += kept as u64;
         let had = Had::now(self.accounting, &needed);
         match had.budget(self.budget) {
             Some(budget) if budget < needed.bytes() => {
@@ -86,22 +94,15 @@ impl EmbedderConfig {
         }
     }
 
-    /// What a pass of a model of `spec` has room for.
+    /// What a pass of a model of `spec` has room for, but for texts that have one to themselves.
     #[must_use]
     pub fn limits(&self, spec: &ModelSpec) -> BatchLimits {
         let most = spec.context_tokens;
-        let context_tokens = self.context_tokens.map_or(most, |tokens| tokens.min(most));
-        let tokens = self.batch_tokens.max(context_tokens);
         BatchLimits {
-            tokens,
-            logit_rows: tokens,
-            context_tokens,
+            tokens: self.batch_tokens,
+            logit_rows: self.batch_tokens,
+            context_tokens: self.context_tokens.map_or(most, |tokens| tokens.min(most)),
         }
-    }
-
-    /// Where activations lie when a model of `spec` runs with this.
-    fn plan(&self, model: &Model) -> Result<ArenaPlan, PlanError> {
-        ArenaPlan::new(model.program(), self.limits(model.spec()))
     }
 }
 
@@ -109,6 +110,7 @@ impl EmbedderConfig {
 struct Passes {
     encoder: TextEncoder,
     model: Arc<Model>,
+    config: EmbedderConfig,
     cpu: Cpu,
     scratch: Scratch,
     texts: Texts,
@@ -125,8 +127,8 @@ impl Passes {
             ..EngineConfig::default()
         };
         let threads = engine.thread_count()?;
-        let plan = config.plan(&model)?;
-        config.check(&model, &plan, threads.get())?;
+        let plan = ArenaPlan::new(model.program(), config.limits(spec))?;
+        config.check(&model, (&plan, 0), threads.get())?;
         let cpu = Cpu::new(CpuConfig {
             threads,
             level: None,
@@ -136,10 +138,24 @@ impl Passes {
             encoder: TextEncoder::new(&model, scratch.limits().context_tokens)?,
             width: pooled.width(spec.hidden),
             texts: Texts::new(),
+            config: config.clone(),
             scratch,
             cpu,
             model,
         })
+    }
+
+    /// Activation memory for one text of `tokens` tokens, which are more than a pass has room for.
+    fn larger(&self, tokens: usize) -> Result<Scratch, EngineError> {
+        let program = self.model.program();
+        let plan = ArenaPlan::new(program, self.scratch.limits().of_one_text(tokens))?;
+        let kept = self.scratch.plan().bytes();
+        let checked = (self.config).check(&self.model, (&plan, kept), self.cpu.threads());
+        checked.map_err(|source| EngineError::LongText {
+            tokens,
+            source: Box::new(source),
+        })?;
+        Ok(Scratch::new(program, plan)?.checking(self.config.finite_check))
     }
 
     /// Computes the vectors of `texts`, as many at once as a pass holds, and calls `each` with every one in
@@ -162,7 +178,14 @@ impl Passes {
                 }
                 self.texts.push_pair(tokens, second);
             }
-            let found = (self.model).embed(&self.cpu, &self.texts, &mut self.scratch);
+            let mut larger = None;
+            // What is too long for the model is refused with any memory.
+            let tokens = self.texts.tokens();
+            if tokens > limits.tokens && tokens <= limits.context_tokens {
+                larger = Some(self.larger(tokens)?);
+            }
+            let scratch = larger.as_mut().unwrap_or(&mut self.scratch);
+            let found = (self.model).embed(&self.cpu, &self.texts, scratch);
             let found = found.map_err(|error| error.after_texts(start))?;
             found.chunks_exact(self.width).for_each(&mut each);
             start += self.texts.len();

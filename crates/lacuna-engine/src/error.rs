@@ -81,6 +81,16 @@ pub enum EngineError {
         /// What there would have to be.
         needed: lacuna_models::plan::Parts,
     },
+    /// A text has so many tokens that its activations do not fit.
+    #[error(
+        "a text of {tokens} tokens is too long for the memory there is; send shorter ones: {source}"
+    )]
+    LongText {
+        /// Tokens of the text.
+        tokens: usize,
+        /// What there is, and what it takes.
+        source: Box<EngineError>,
+    },
     /// The process holds so much more than was planned that nothing is left for KV pages.
     #[error(
         "the budget is too small: with what this process has taken for the model, the first token \

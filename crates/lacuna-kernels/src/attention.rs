@@ -386,6 +386,7 @@ impl Attention<'_> {
                 attention: self,
                 task,
                 buffers: worker.as_mut(),
+                row: tokens.start,
                 out,
             });
         });
@@ -449,6 +450,8 @@ struct Whole<'a, 'b> {
     attention: &'a Attention<'a>,
     task: Task,
     buffers: &'a mut Buffers,
+    /// The row of the output that the first of its tokens has.
+    row: usize,
     out: Block<'b, f32>,
 }
 
@@ -502,7 +505,7 @@ impl Kernel for Whole<'_, '_> {
                 add_sink(s, total, sinks[task.first_part * attention.part + head]);
             }
             let start = head * shape.value_dim;
-            let row = self.out.rows().start + token;
+            let row = self.row + token;
             for line in (start..start + shape.value_dim).step_by(LANES) {
                 s.prefetch_line(self.out.address(row + TOKENS_AHEAD, line));
             }

@@ -12,6 +12,8 @@ use crate::activations::{
 };
 use crate::attention::{self, AttentionShape, Cached, Each, Sequences};
 use crate::element::ElementType;
+use crate::elementwise::activation::{Activation, with_function};
+use crate::elementwise::{AddToRows, ApplyToRows};
 use crate::grid::Grid;
 use crate::level::{Level, Proof, with_simd};
 use crate::matrix::Matrix;
@@ -247,29 +249,51 @@ impl Cpu {
         x: &Activations<'_>,
         weights: [&Matrix<'_>; N],
     ) {
+        self.linear_each(outs, x, weights.map(|w| (w, None)), None);
+    }
+
+    /// [`Cpu::matmul_each`] with what follows it: a matrix's bias, if it has one, is added to each of its
+    /// rows, as [`Cpu::add_bias`] does, and `function` of that is taken, as [`Cpu::activate`] does, while
+    /// the results are in a cache.
+    ///
+    /// # Panics
+    /// As [`Cpu::matmul`], and when a bias is not one element for each row of its matrix.
+    pub fn linear_each<const N: usize>(
+        &self,
+        outs: [&mut [f32]; N],
+        x: &Activations<'_>,
+        linears: [(&Matrix<'_>, Option<&[f32]>); N],
+        function: Option<Activation>,
+    ) {
         assert_eq!(
             x.level, self.level,
             "activations belong to the level they are made on"
         );
-        for (out, w) in outs.iter().zip(weights) {
+        for (out, (w, bias)) in outs.iter().zip(linears) {
             check_product(out, x, w);
+            assert!(
+                bias.is_none_or(|bias| bias.len() == w.rows()),
+                "one element of a bias for each row"
+            );
         }
         if x.tokens() == 0 {
             return;
         }
-        let share = self.share(x.tokens(), weights);
+        let weights = linears.map(|(w, _)| w);
+        let band = self.band_tokens(x.tokens(), weights);
+        let share = self.share(x.tokens(), band, weights);
         Grid::run_each(
             outs,
-            x.tokens(),
+            [x.tokens(), band],
             &share,
             &self.pool,
-            |which, out, scratch| {
-                let weights = weights[which];
+            |which, mut out, scratch| {
+                let (weights, bias) = linears[which];
                 if weights.dtype().is_quantized() {
                     self.proof.run(quantized::Product {
                         weights,
                         x,
-                        out,
+                        out: out.reborrow(),
                         threads: self.pool.threads(),
                         panel: &mut scratch.panel,
                     });
@@ -277,9 +301,19 @@ impl Cpu {
                     self.proof.run(float::Product {
                         weights,
                         x,
-                        out,
+                        out: out.reborrow(),
                         buffers: &mut scratch.float,
                     });
+                }
+                if let Some(bias) = bias {
+                    let bias = &bias[out.cols()];
+                    let out = out.reborrow();
+                    self.proof.run(AddToRows { out, bias });
+                }
+                if let Some(function) = function {
+                    with_function!(function, |function| self
+                        .proof
+                        .run(ApplyToRows { function, out }));
                 }
             },
         );
@@ -296,9 +330,24 @@ impl Cpu {
             tokens.len().checked_mul(width),
             "the output is [tokens, cols]"
         );
+        self.fill_rows(out, width, |row, out| {
+            table.dequantize_row(tokens[row] as usize, out);
+        });
+    }
+
+    /// Calls `fill(row, elements)` for every row of `out`, of `width` elements each, on all threads.
+    ///
+    /// # Panics
+    /// When `out` is not whole rows.
+    pub fn fill_rows(
+        &self,
+        out: &mut [f32],
+        width: usize,
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
         self.rows(out, width, |first, out| {
-            for (token, out) in tokens[first..].iter().zip(out.chunks_exact_mut(width)) {
-                table.dequantize_row(*token as usize, out);
+            for (index, out) in out.chunks_exact_mut(width).enumerate() {
+                fill(first + index, out);
             }
         });
     }
@@ -467,9 +516,24 @@ impl Cpu {
         with_simd!(self.proof, |simd| of(simd))
     }
 
-    /// How products with some matrices are cut into tasks: at multiples of what kernels handle
-    /// together, so that threads finish together and claiming tasks costs nothing.
-    fn share<const N: usize>(&self, tokens: usize, weights: [&Matrix<'_>; N]) -> Share<N> {
+    /// Tokens of a task of products with some matrices. Those of float matrices have a copy of their
+    /// tokens, which is of use for as many rows as they have: so they have many rows and some tokens.
+    fn band_tokens<const N: usize>(&self, tokens: usize, weights: [&Matrix<'_>; N]) -> usize {
+        let float = weights.iter().all(|w| !w.dtype().is_quantized());
+        match float && tokens > float::FEW_TOKENS {
+            true => float::GROUP_TOKENS,
+            false => tokens,
+        }
+    }
+
+    /// How products with some matrices are cut into tasks of `band` tokens: at multiples of what kernels
+    /// handle together, so that threads finish together and claiming tasks costs nothing.
+    fn share<const N: usize>(
+        &self,
+        tokens: usize,
+        band: usize,
+        weights: [&Matrix<'_>; N],
+    ) -> Share<N> {
         let quantized = weights.iter().all(|w| w.dtype().is_quantized());
         let streams = quantized && tokens <= self.streamed().max(1);
         let (together, bytes) = match streams {
@@ -486,7 +550,7 @@ impl Cpu {
             // Rows are read front to back, and faster the longer they are.
             true => Cut::Shrinking,
             false => Cut::Even {
-                pieces: self.threads() * TASKS_PER_THREAD,
+                pieces: (self.threads() * TASKS_PER_THREAD).div_ceil(tokens.div_ceil(band)),
             },
         };
         Share {

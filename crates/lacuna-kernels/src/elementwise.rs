@@ -5,7 +5,9 @@ pub(crate) mod heads;
 pub(crate) mod norm;
 pub(crate) mod rope;
 
+use crate::grid::Block;
 use crate::simd::{Kernel, LANES, Simd, exp, padded};
+use activation::{Apply, Function};
 
 /// `x += y`, with `y` repeated for every row of `y.len()` elements.
 pub(crate) struct Add<'a> {
@@ -22,6 +24,43 @@ impl Kernel for Add<'_> {
             for (x, y) in row.iter_mut().zip(self.y) {
                 *x += y;
             }
+        }
+    }
+}
+
+/// Adds a bias to each row of a block, which has as many columns.
+pub(crate) struct AddToRows<'a, 'b> {
+    pub(crate) out: Block<'b, f32>,
+    pub(crate) bias: &'a [f32],
+}
+
+impl Kernel for AddToRows<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, _: S) {
+        for row in self.out.rows() {
+            for (x, y) in self.out.row(row).iter_mut().zip(self.bias) {
+                *x += y;
+            }
+        }
+    }
+}
+
+/// `x = f(x)` for each row of a block.
+pub(crate) struct ApplyToRows<'b, F> {
+    pub(crate) function: F,
+    pub(crate) out: Block<'b, f32>,
+}
+
+impl<F: Function> Kernel for ApplyToRows<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        for row in self.out.rows() {
+            let (function, x) = (self.function, self.out.row(row));
+            Apply { function, x }.run(s);
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Eight lanes of a vector belong to one row and eight to another, whatever the level. Up to three
 //! tokens stream rows from the file layout ([`stream`]), a few read each block of rows from memory
-//! once ([`few`]), and many share panels that are converted to f32 into a buffer of the worker
+//! once ([`few`]), and many are brought into the order in which tiles of them are multiplied
 //! ([`panels`]).
 
 mod few;
@@ -15,6 +15,8 @@ mod panels;
 mod stream;
 mod tile;
 mod tokens;
+
+pub(crate) use tokens::GROUP_TOKENS;
 
 use std::ops::Range;
 
@@ -36,10 +38,10 @@ const CHUNKS: usize = 4;
 /// How far ahead of its use a row is prefetched.
 const PREFETCH_BYTES: usize = 2048;
 
-/// The most tokens for which rows are not packed.
-const FEW_TOKENS: usize = 16;
+/// The most tokens that are multiplied as they lie in memory.
+pub(crate) const FEW_TOKENS: usize = 16;
 
-/// One block of columns of the output `[tokens, rows]`; the block covers all tokens.
+/// One block of the output `[tokens, rows]`; up to [`FEW_TOKENS`] tokens are all in it.
 pub(crate) struct Product<'a, 'b> {
     pub(crate) weights: &'a Matrix<'a>,
     pub(crate) x: &'a Activations<'a>,
@@ -83,23 +85,23 @@ impl Product<'_, '_> {
     }
 }
 
-/// A worker's panel of rows and group of tokens.
+/// A worker's part of rows and group of tokens.
 pub(crate) struct Buffers(Box<[f32]>);
 
 impl Buffers {
     pub(crate) fn new() -> Self {
         // With room to begin at a cache line.
-        Self(vec![0.0; LANES + panels::PANEL_LEN + tokens::GROUP_LEN].into_boxed_slice())
+        Self(vec![0.0; LANES + panels::PART_LEN + tokens::GROUP_LEN].into_boxed_slice())
     }
 
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
 
-    /// The panel of rows and the group of tokens.
+    /// The part of rows and the group of tokens.
     fn split(&mut self) -> (&mut [f32], &mut [f32]) {
         let start = self.0.as_ptr().align_offset(64).min(LANES);
-        self.0[start..start + panels::PANEL_LEN + tokens::GROUP_LEN].split_at_mut(panels::PANEL_LEN)
+        self.0[start..start + panels::PART_LEN + tokens::GROUP_LEN].split_at_mut(panels::PART_LEN)
     }
 }
 

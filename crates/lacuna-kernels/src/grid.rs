@@ -4,7 +4,7 @@
 //! 1. The blocks of a [`Grid`] partition its elements: block `(i, j)` holds rows
 //!    `[i * block_rows, ..)` and columns `[j * block_cols, ..)`, clamped to the matrix.
 //!    [`Grid::run_each`] makes blocks of the pieces of a [`Share`] instead, which partition the
-//!    columns of each matrix.
+//!    columns of each matrix, and cuts them into bands of equally many rows.
 //!    [`Grid::run_bands`] makes bands of rows, whose starts it checks to ascend from the first row to
 //!    the last, and cuts each into pieces of columns. [`Grid::run_with_states`] makes them of the rows
 //!    of [`Band`]s, which it checks to ascend and to be rows of the matrix; the pieces of a band's
@@ -108,14 +108,15 @@ impl<'a, T: Send> Grid<'a, T> {
         }
     }
 
-    /// Cuts the columns of several matrices of `height` rows as `share` says, and calls
-    /// `task(which, block, scratch)` once for every piece, on all threads of `pool`.
+    /// Cuts the columns of several matrices of `height` rows as `share` says, and their rows into bands of
+    /// `band_rows`; calls `task(which, block, scratch)` once for every band of every piece, on all threads
+    /// of `pool`.
     ///
     /// # Panics
-    /// When a matrix is not `height` rows of the width that `share` cuts.
+    /// When a matrix is not `height` rows of the width that `share` cuts, or bands have no rows.
     pub(crate) fn run_each<S: Send + 'static, const N: usize>(
         matrices: [&'a mut [T]; N],
-        height: usize,
+        [height, band_rows]: [usize; 2],
         share: &Share<N>,
         pool: &Pool<S>,
         task: impl Fn(usize, Block<'_, T>, &mut S) + Sync,
@@ -128,14 +129,18 @@ impl<'a, T: Send> Grid<'a, T> {
                 "[{height}, {width}] elements"
             );
         }
+        assert!(band_rows > 0, "blocks are not empty");
+        let bands = height.div_ceil(band_rows);
         let bases = matrices.map(|elements| Shared(elements.as_mut_ptr()));
         let shared = &bases;
-        pool.run(share.pieces(), |index, scratch| {
-            let (which, cols) = share.piece(index);
+        pool.run(share.pieces() * bands, |index, scratch| {
+            // Bands of one piece after another, for which what the piece reads stays in caches.
+            let (which, cols) = share.piece(index / bands);
+            let row = index % bands * band_rows;
             let block = Block {
                 base: shared[which].0,
                 width: widths[which],
-                rows: 0..height,
+                rows: row..height.min(row + band_rows),
                 cols,
                 borrow: PhantomData,
             };

@@ -645,12 +645,16 @@ fn sequences_together_are_what_each_is_alone() {
         (0..30)
             .map(|i| (17 * i, 1 + usize::from(i == 20)))
             .collect(),
+        // Short ones of several queries, which tasks cut in two where rows end, beside others.
+        (0..50).map(|i| (5 * i % 60, i % 9)).collect(),
+        [vec![(2, 90), (400, 1)], vec![(11, 20); 12]].concat(),
         vec![],
     ];
     let shapes = [
         shape(4, 2, 64),
         windowed(shape(6, 2, 32), 20),
         masked(shape(6, 2, 32), chunk(50)),
+        masked(shape(6, 6, 32), Mask::Full),
         AttentionShape {
             value_dim: 32,
             soft_cap: Some(1.0),

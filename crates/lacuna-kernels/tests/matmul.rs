@@ -2,7 +2,7 @@
 
 mod support;
 
-use lacuna_kernels::{Activations, Cpu, DType, Level, Matrix};
+use lacuna_kernels::{Activation, Activations, Cpu, DType, Level, Matrix};
 use support::{Random, Storage, cpu, dequantize, levels, random_matrix};
 
 /// `w * x` on `cpu`.
@@ -122,7 +122,16 @@ fn float_rows_of_any_width_match_f64() {
 fn float_rows_around_a_block_and_tokens_around_a_group_match_f64() {
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
         for cols in [511, 512, 513, 520, 1027, 1541] {
-            for (rows, tokens) in [(1, 1), (3, 2), (5, 3), (6, 4), (66, 7), (131, 17), (67, 50)] {
+            for (rows, tokens) in [
+                (1, 1),
+                (3, 2),
+                (5, 3),
+                (6, 4),
+                (66, 7),
+                (131, 17),
+                (67, 50),
+                (37, 97),
+            ] {
                 check(dtype, rows, cols, tokens);
             }
         }
@@ -132,7 +141,7 @@ fn float_rows_around_a_block_and_tokens_around_a_group_match_f64() {
 #[test]
 fn a_float_row_is_the_same_however_many_tokens_and_rows_are_beside_it() {
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
-        for (rows, cols, tokens) in [(71, 1541, 100), (130, 519, 49), (1, 7, 60)] {
+        for (rows, cols, tokens) in [(71, 1541, 100), (130, 519, 49), (1, 7, 60), (33, 520, 197)] {
             let bytes = random_matrix(dtype, rows, cols, 1.0, 31);
             let x = Random::new(8).units(tokens * cols);
             let row_bytes = bytes.len() / rows;
@@ -296,6 +305,38 @@ fn products_of_one_input_are_the_same_together_and_apart() {
                     cpu.matmul_each(outs, &x, w.each_ref());
                     assert_eq!(together, apart, "{dtypes:?} {level:?} {threads} {tokens}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_follows_a_product_is_the_same_with_it_and_after_it() {
+    let cols = 544;
+    let rows = [67, 130];
+    for dtype in [DType::F32, DType::F16, DType::Q8_0] {
+        let bytes = rows.map(|rows| random_matrix(dtype, rows, cols, 0.1, rows as u64));
+        let w: [Matrix<'_>; 2] = std::array::from_fn(|i| {
+            Matrix::new(dtype, rows[i], cols, &bytes[i]).expect("a valid shape")
+        });
+        let bias = Random::new(32).units(rows[1]);
+        for level in levels() {
+            for (threads, tokens) in [(1, 1), (2, 3), (3, 16), (2, 100), (3, 205)] {
+                let cpu = cpu(level, threads);
+                let x = Random::new(33).units(tokens * cols);
+                let mut apart = w.map(|w| product(&cpu, &w, &x, tokens));
+                cpu.add_bias(&mut apart[1], &bias);
+                for out in &mut apart {
+                    cpu.activate(Activation::GeluErf, out);
+                }
+                let mut together = rows.map(|rows| vec![f32::NAN; tokens * rows]);
+                let needed = Activations::storage_bytes(tokens, cols).expect("whole blocks");
+                let mut storage = Storage::new(needed);
+                let x = cpu.activations(&x, tokens, cols, storage.bytes());
+                let outs = together.each_mut().map(Vec::as_mut_slice);
+                let linears = [(&w[0], None), (&w[1], Some(&*bias))];
+                cpu.linear_each(outs, &x, linears, Some(Activation::GeluErf));
+                assert_eq!(together, apart, "{dtype} {level:?} {threads} {tokens}");
             }
         }
     }

@@ -20,6 +20,18 @@ pub struct BatchLimits {
     pub context_tokens: usize,
 }
 
+impl BatchLimits {
+    /// The same for one text of `tokens` tokens.
+    #[must_use]
+    pub fn of_one_text(self, tokens: usize) -> Self {
+        Self {
+            tokens,
+            logit_rows: 1,
+            ..self
+        }
+    }
+}
+
 /// Activation memory that could not be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes of activation memory cannot be had; use a smaller context or batch")]

@@ -311,6 +311,7 @@ fn refused(error: EngineError) -> ApiError {
         EngineError::Forward(error @ ForwardError::TokenOutOfRange { .. }) => {
             ApiError::field("input", error.to_string())
         }
+        error @ EngineError::LongText { .. } => ApiError::field("input", error.to_string()),
         error => ApiError::internal(error.to_string()),
     }
 }

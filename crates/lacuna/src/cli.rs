@@ -317,7 +317,7 @@ pub(crate) struct PassArgs {
     /// Tokens that a text may have [default: what the model was made for]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) ctx: Option<NonZeroUsize>,
-    /// Tokens computed in one pass at most, or as many as one text may have if that is more
+    /// Tokens computed in one pass at most; a text that has more is computed alone
     #[arg(long, value_name = "TOKENS", default_value = "512")]
     pub(crate) batch: NonZeroUsize,
     /// Threads that compute [default: one per core]

@@ -227,7 +227,10 @@ fn the_plan_of_an_encoder_is_what_it_commits() {
             .expect("bytes")
     };
     assert!(activations(&small) < activations(&usual));
-    assert_eq!(small["batch_tokens"], 8);
+    assert_eq!(small["batch_tokens"], 1);
+    // One that is longer than a pass has memory for itself, and one that is not has none.
+    assert_eq!(usual["long_text_bytes"], 0);
+    assert!(small["long_text_bytes"].as_u64() > Some(activations(&small)));
     let table = succeeds(&["plan", &encoder]);
     assert!(table.contains("embeddings of 24 elements"), "{table}");
     let reranker = succeeds(&["plan", &fixture("bert-scores/hf")]);

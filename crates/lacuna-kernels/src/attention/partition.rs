@@ -423,6 +423,7 @@ impl<'b> Partition<'_, 'b> {
                 keys: &buffers.keys,
                 queries: packed,
                 scores: &mut buffers.scores[Self::scores_at(&tile, block.start)],
+                halves: block.halves(),
             });
         }
     }

@@ -35,6 +35,12 @@ impl<'a> BlockRows<'a> {
         self.rows.start.max(first)..self.rows.end.min(first + LANES)
     }
 
+    /// Which sixteens of its rows have one that is needed.
+    pub(super) fn halves(&self) -> Range<usize> {
+        let half = |row: usize| row.saturating_sub(self.start) / LANES;
+        half(self.rows.start)..half(self.rows.end - 1) + 1
+    }
+
     /// Sixteen rows of the block, if any of them is needed; for those that are not the nearest one
     /// that is stands.
     #[inline(always)]

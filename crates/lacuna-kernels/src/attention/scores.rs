@@ -7,6 +7,7 @@
 //! copy of the keys.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::ahead::Ahead;
 use super::elements::{Pair, with_element};
@@ -254,6 +255,8 @@ pub(super) struct Tiles<'a> {
     pub(super) queries: &'a [f32],
     /// The chunks of the block in `[queries, PARTITION_CHUNKS]`, at most [`tile_len`] queries.
     pub(super) scores: &'a mut [Chunk],
+    /// The vectors of keys that have one that is needed.
+    pub(super) halves: Range<usize>,
 }
 
 impl Kernel for Tiles<'_> {
@@ -261,7 +264,7 @@ impl Kernel for Tiles<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        for half in 0..HALVES {
+        for half in self.halves.clone() {
             match S::REGISTERS {
                 Registers::Many => self.part::<S, TILE>(s, half),
                 Registers::Few => self.part::<S, FEW_TILE>(s, half),

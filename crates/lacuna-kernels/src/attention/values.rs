@@ -313,6 +313,10 @@ impl<const HAVE_UNITS: bool> Kernel for Panels<'_, '_, HAVE_UNITS> {
                     self.tile::<S, 4>(s, first, all_see_all);
                     first += 4;
                 }
+                2.. => {
+                    self.tile::<S, 2>(s, first, all_see_all);
+                    first += 2;
+                }
                 left => {
                     self.add_singly(s, first..count, 0..PANEL_ROWS);
                     first += left;

@@ -2,7 +2,7 @@
 
 use super::{Cpu, TASK_BYTES, TASKS_PER_THREAD};
 use crate::activations::{Activations, Quantize, QuantizeSingle};
-use crate::elementwise as kernels;
+use crate::elementwise::AddToRows;
 use crate::elementwise::activation::ClampedSwiGlu;
 use crate::experts::{
     Combine, Expert, ExpertActivations, ExpertInput, Groups, Route, Routes, Routing,
@@ -193,11 +193,8 @@ impl Cpu {
                     });
                 }
                 if let Some(bias) = bias {
-                    let y = &bias[out.cols()];
-                    for token in out.rows() {
-                        let x = out.row(token);
-                        self.proof.run(kernels::Add { x, y });
-                    }
+                    let bias = &bias[out.cols()];
+                    self.proof.run(AddToRows { out, bias });
                 }
             },
         );

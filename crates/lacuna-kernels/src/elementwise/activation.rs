@@ -285,6 +285,9 @@ impl<F: Function> Kernel for Apply<'_, F> {
         for x in chunks {
             s.store(self.function.of(s, s.load(x)), x);
         }
+        if tail.is_empty() {
+            return;
+        }
         let mut lanes = [0.0; LANES];
         s.store(self.function.of(s, s.load(&padded(tail))), &mut lanes);
         tail.copy_from_slice(&lanes[..tail.len()]);

@@ -74,9 +74,12 @@ pub(super) fn rows<S: Simd, const P: usize, const T: usize>(
     }
     let mut rows = [[0.0; MOST_ROWS]; T];
     for t in 0..T {
-        for r in 0..2 * P {
-            let index = t * P + r % P;
-            rows[t][r] = lanes[index / TOGETHER][index % TOGETHER + r / P * TOGETHER];
+        // The rows of a token are `P` neighbours in each half, in one vector: `TOGETHER` is a multiple
+        // of `P`.
+        let (vector, lane) = (t * P / TOGETHER, t * P % TOGETHER);
+        for half in 0..2 {
+            let lanes = &lanes[vector][lane + half * TOGETHER..][..P];
+            rows[t][half * P..][..P].copy_from_slice(lanes);
         }
     }
     rows

@@ -67,6 +67,16 @@ impl Batch<'_, '_> {
         segments.chain(texts.into_iter().flatten().map(|text| (text, 0)))
     }
 
+    /// The tokens of each segment, or of all texts together.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &[u32]> {
+        let (segments, texts) = match self {
+            Self::Segments(segments) => (Some(segments), None),
+            Self::Texts(texts) => (None, Some(texts.all())),
+        };
+        let segments = segments.into_iter().flat_map(|segments| segments.iter());
+        segments.map(|segment| segment.tokens).chain(texts)
+    }
+
     /// Of each token of texts, whether it belongs to one that another is compared with: 1, else 0.
     pub(crate) fn token_types(&self) -> impl Iterator<Item = u32> {
         let texts = match self {

@@ -83,7 +83,8 @@ impl Pass<'_, '_> {
                 rows,
                 columns,
                 ref outputs,
-            } => self.products([input, blocks], rows, columns, outputs),
+                function,
+            } => self.products([input, blocks], (rows, columns), outputs, function),
             Op::Rotate {
                 heads_of,
                 table,
@@ -364,7 +365,8 @@ impl Pass<'_, '_> {
     }
 
     fn embed(&mut self, table: MatrixId, of: Lookup, output: Slot) {
-        let table = self.weights.matrix(table).matrix();
+        let linear = self.weights.matrix(table);
+        let table = linear.matrix();
         let width = table.cols();
         let elements = self.size.tokens * width;
         match of {
@@ -372,7 +374,7 @@ impl Pass<'_, '_> {
             Lookup::Positions(positions) => {
                 let [positions, output] = self.scratch.slots([positions, output]);
                 let rows: &mut [u32] = first(positions, self.size.tokens);
-                return self.cpu.embed(first(output, elements), &table, rows);
+                return linear.look_up(self.cpu, first(output, elements), rows);
             }
             Lookup::TokenType => {
                 let [output] = self.scratch.slots([output]);
@@ -386,15 +388,15 @@ impl Pass<'_, '_> {
         }
         let [hidden] = self.scratch.slots([output]);
         let mut rest: &mut [f32] = first(hidden, elements);
-        for (tokens, _) in self.batch.tokens() {
+        for tokens in self.batch.runs() {
             let (rows, tail) = rest.split_at_mut(tokens.len() * width);
             let known = |token: &u32| (*token as usize) < table.rows();
             if tokens.iter().all(known) {
-                self.cpu.embed(rows, &table, tokens);
+                linear.look_up(self.cpu, rows, tokens);
             } else {
                 for (row, token) in rows.chunks_exact_mut(width).zip(tokens) {
                     let token = if known(token) { *token } else { 0 };
-                    self.cpu.embed(row, &table, &[token]);
+                    linear.look_up(self.cpu, row, &[token]);
                 }
             }
             rest = tail;
@@ -535,19 +537,19 @@ impl Pass<'_, '_> {
     fn products(
         &mut self,
         input: [Slot; 2],
-        rows: Rows,
-        columns: usize,
+        size: (Rows, usize),
         outputs: &[(MatrixId, Slot)],
+        function: Option<Activation>,
     ) {
         // Parts of a longer list are computed one after another, each quantizing the input again; no
         // layer has one.
         for outputs in outputs.chunks(MOST_PRODUCTS) {
             match outputs {
-                [a] => self.product(input, rows, columns, [*a]),
-                [a, b] => self.product(input, rows, columns, [*a, *b]),
-                [a, b, c] => self.product(input, rows, columns, [*a, *b, *c]),
-                [a, b, c, d] => self.product(input, rows, columns, [*a, *b, *c, *d]),
-                [a, b, c, d, e] => self.product(input, rows, columns, [*a, *b, *c, *d, *e]),
+                [a] => self.product(input, size, [*a], function),
+                [a, b] => self.product(input, size, [*a, *b], function),
+                [a, b, c] => self.product(input, size, [*a, *b, *c], function),
+                [a, b, c, d] => self.product(input, size, [*a, *b, *c, *d], function),
+                [a, b, c, d, e] => self.product(input, size, [*a, *b, *c, *d, *e], function),
                 _ => unreachable!("at most {MOST_PRODUCTS}, and not empty"),
             }
         }
@@ -556,9 +558,9 @@ impl Pass<'_, '_> {
     fn product<const N: usize>(
         &mut self,
         input: [Slot; 2],
-        rows: Rows,
-        columns: usize,
+        (rows, columns): (Rows, usize),
         outputs: [(MatrixId, Slot); N],
+        function: Option<Activation>,
     ) {
         let rows = self.rows(rows);
         if rows == 0 {
@@ -566,14 +568,18 @@ impl Pass<'_, '_> {
         }
         let slots = outputs.iter().map(|(_, slot)| *slot);
         let ([input, blocks], outs) = self.scratch.slots_and::<MOST_PRODUCTS>(input, slots);
-        let input = activations(self.cpu, first(input, rows * columns), rows, blocks);
         let linears = outputs.map(|(matrix, _)| self.weights.matrix(matrix));
+        let blocks = match linears.iter().any(|linear| linear.is_quantized()) {
+            true => blocks,
+            false => &mut [],
+        };
+        let input = activations(self.cpu, first(input, rows * columns), rows, blocks);
         let mut outs = outs.into_iter();
         let outs = linears.map(|linear| {
             let out = outs.next().expect("a slot for each matrix");
             first(out, rows * linear.rows())
         });
-        Linear::apply_each(linears, self.cpu, outs, &input);
+        Linear::apply_each(linears, self.cpu, outs, &input, function);
     }
 
     fn route(&mut self, routing: &Routing, vectors: [Option<VectorId>; 2], slots: [Slot; 3]) {

@@ -55,6 +55,11 @@ impl Texts {
         self.tokens.len()
     }
 
+    /// The tokens of all, one text after another.
+    pub(crate) fn all(&self) -> &[u32] {
+        &self.tokens
+    }
+
     /// Where a text's tokens are among those of all.
     pub(crate) fn range(&self, index: usize) -> std::ops::Range<usize> {
         let start = match index.checked_sub(1) {

@@ -137,15 +137,8 @@ impl Stream<'_> {
         let output = program.values(names.matrix, Rows::Logits, width);
         let matrix = program.matrix(names.matrix, width, columns, Bias::IfPresent);
         let outputs = vec![(matrix, output)];
-        program.product(input, names.blocks, Rows::Logits, columns, outputs);
-        if let Some(function) = activation {
-            program.push(Op::Apply {
-                function,
-                values: output,
-                rows: Rows::Logits,
-                width,
-            });
-        }
+        let size = (Rows::Logits, columns);
+        program.product_then(activation, input, names.blocks, size, outputs);
         if norm {
             let weight = program.vector(names.norm, width);
             self.norm_rows(weight, [output; 2], (Rows::Logits, width), program);

@@ -148,15 +148,8 @@ impl Stream<'_> {
         let up = program.values("up", Rows::Tokens, inner);
         let matrix = program.matrix(names.up, inner, hidden, bias);
         let blocks = "feed-forward-input-blocks";
-        program.product(input, blocks, Rows::Tokens, hidden, vec![(matrix, up)]);
-
-        program.step("activate");
-        program.push(Op::Apply {
-            function: plain.activation,
-            values: up,
-            rows: Rows::Tokens,
-            width: inner,
-        });
+        let (function, outputs) = (Some(plain.activation), vec![(matrix, up)]);
+        program.product_then(function, input, blocks, (Rows::Tokens, hidden), outputs);
 
         program.step("down");
         let output = program.values(names.output, Rows::Tokens, hidden);

@@ -1,6 +1,6 @@
 //! Puts a program together, step by step.
 
-use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, Routing};
+use lacuna_kernels::{Activation, AttentionShape, ExpertInput, HeadRows, Routing};
 
 use super::op::Op;
 use super::slot::{Contents, Rows, Slot, SlotSpec};
@@ -243,6 +243,18 @@ impl Builder {
         columns: usize,
         outputs: Vec<(MatrixId, Slot)>,
     ) {
+        self.product_then(None, input, blocks, (rows, columns), outputs);
+    }
+
+    /// `output = f(W input)` for each of `outputs`.
+    pub(crate) fn product_then(
+        &mut self,
+        function: Option<Activation>,
+        input: Slot,
+        blocks: &'static str,
+        (rows, columns): (Rows, usize),
+        outputs: Vec<(MatrixId, Slot)>,
+    ) {
         let blocks = self.quantized(blocks, rows, columns);
         self.push(Op::Product {
             input,
@@ -250,6 +262,7 @@ impl Builder {
             rows,
             columns,
             outputs,
+            function,
         });
     }
 

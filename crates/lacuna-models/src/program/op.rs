@@ -85,6 +85,8 @@ pub enum Op {
         columns: usize,
         /// Each matrix and where its products go, `[rows, rows of the matrix]`.
         outputs: Vec<(MatrixId, Slot)>,
+        /// What is taken of every element of them.
+        function: Option<Activation>,
     },
     /// Heads turned by position.
     Rotate {

@@ -4,10 +4,11 @@
 //! biases), a few kilobytes a layer, are copied out as `f32`, and what `latent.rs` says is made anew.
 
 mod latent;
+mod lookup;
 mod shares;
 mod source;
 
-use lacuna_kernels::{Activations, Cpu, Expert, Matrix};
+use lacuna_kernels::{Activation, Activations, Cpu, Expert, Matrix};
 
 use crate::error::LoadError;
 use crate::families::Description;
@@ -16,6 +17,7 @@ use crate::spec::{LongRope, Rope, RopeScaling};
 use lacuna_files::{Tensor, Tensors};
 pub(crate) use latent::{Derived, derived};
 pub(crate) use shares::active_bytes;
+use shares::looked_up;
 use source::Source;
 pub(crate) use source::name_in;
 
@@ -96,12 +98,17 @@ impl Weights {
         let rotations = ropes.map(|rope| Rotation::load(rope, &mut source));
         let rotations = rotations.collect::<Result<_, _>>()?;
         source.refuse_surplus(&description.spec)?;
-        let weights = Self {
+        let mut weights = Self {
             tensors: weights,
             rotations,
         };
         for (_, tensor) in program.multiplied() {
             weights.tensors[tensor].prefer_huge_pages();
+        }
+        for MatrixId(table) in looked_up(program) {
+            if let Weight::Matrix(table) = &mut weights.tensors[table] {
+                table.read_rows();
+            }
         }
         Ok(weights)
     }
@@ -191,6 +198,8 @@ pub(crate) struct Linear {
     rows: usize,
     columns: usize,
     bias: Option<Vec<f32>>,
+    /// Whether rows are looked up in the file instead of the mapping.
+    reads_rows: bool,
 }
 
 impl Linear {
@@ -209,6 +218,7 @@ impl Linear {
             rows,
             columns,
             bias,
+            reads_rows: false,
         };
         match linear.view() {
             Ok(_) => Ok(linear),
@@ -253,23 +263,25 @@ impl Linear {
         }
     }
 
-    /// `out[t] = W x[t] + bias` for every token and each of several matrices, in one operation.
+    /// Whether a product takes quantized activations.
+    pub(crate) fn is_quantized(&self) -> bool {
+        self.tensor.dtype().is_quantized()
+    }
+
+    /// `out[t] = f(W x[t] + bias)` for every token and each of several matrices, in one operation.
     pub(crate) fn apply_each<const N: usize>(
         linears: [&Self; N],
         cpu: &Cpu,
-        mut outs: [&mut [f32]; N],
+        outs: [&mut [f32]; N],
         input: &Activations<'_>,
+        function: Option<Activation>,
     ) {
         let matrices = linears.map(Self::matrix);
-        cpu.matmul_each(
-            outs.each_mut().map(|out| &mut **out),
-            input,
-            matrices.each_ref(),
-        );
-        for (linear, out) in linears.into_iter().zip(outs) {
-            if let Some(bias) = &linear.bias {
-                cpu.add_bias(out, bias);
-            }
-        }
+        let mut each = matrices.iter().zip(linears);
+        let each = [(); N].map(|()| {
+            let (matrix, linear) = each.next().expect("one for each");
+            (matrix, linear.bias.as_deref())
+        });
+        cpu.linear_each(outs, input, each, function);
     }
 }

@@ -62,7 +62,7 @@ fn shares(description: &Description) -> HashMap<String, Share> {
 }
 
 /// The tables that nothing is multiplied with.
-fn looked_up(program: &Program) -> Vec<MatrixId> {
+pub(super) fn looked_up(program: &Program) -> Vec<MatrixId> {
     let ops = || program.steps().iter().flat_map(|step| program.ops(step));
     let mut tables: Vec<MatrixId> = ops()
         .filter_map(|op| match op {

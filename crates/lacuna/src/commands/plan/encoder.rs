@@ -25,6 +25,9 @@ struct Report<'a> {
     /// What the process commits, by what it is for.
     committed: Parts,
     committed_bytes: u64,
+    /// Beside that, while a text of as many tokens as one may have is computed: none if a pass has room
+    /// for it.
+    long_text_bytes: u64,
     budget_bytes: Option<u64>,
 }
 
@@ -51,7 +54,12 @@ pub(super) fn run(
         ..EmbedderConfig::default()
     };
     let limits = config.limits(spec);
-    let arena = ArenaPlan::new(&Program::new(spec), limits)?;
+    let program = Program::new(spec);
+    let arena = ArenaPlan::new(&program, limits)?;
+    let long_text_bytes = match limits.context_tokens > limits.tokens {
+        true => ArenaPlan::new(&program, limits.of_one_text(limits.context_tokens))?.bytes() as u64,
+        false => 0,
+    };
     let threads = engine.thread_count()?.get();
     let committed = Parts::of_encoder(spec, weights, vocabulary, (&arena, threads), 0);
     let report = Report {
@@ -64,6 +72,7 @@ pub(super) fn run(
         threads,
         mapped_weight_bytes: weights.mapped_bytes(),
         committed_bytes: committed.bytes(),
+        long_text_bytes,
         committed,
         budget_bytes: args.budget.map(|budget| budget.0),
     };
@@ -111,6 +120,7 @@ fn print(report: &Report<'_>) -> Result<()> {
             ("converted weights", converted_weight_bytes),
             ("activations", activation_bytes),
             ("committed", report.committed_bytes),
+            ("for the longest text", report.long_text_bytes),
             ("mapped weights, beside", report.mapped_weight_bytes),
         ] {
             writeln!(out, "  {part:<24}{:>12}", output::bytes(bytes))?;
