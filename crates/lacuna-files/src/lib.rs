@@ -1,4 +1,4 @@
-//! Model files: mapped and parsed in place; weights in forms that cannot be computed from are converted.
+//! Model files: mapped and parsed in place, or read into memory ([`reader`]); weights in forms that cannot be computed from are converted.
 //!
 //! ```text
 //! path -> Mapping -> gguf, or safetensors and config.json -> Tensors -> Tensor { bytes in the mapping }
@@ -16,6 +16,7 @@ mod mapping;
 mod model;
 mod output;
 mod progress;
+pub mod reader;
 pub mod safetensors;
 mod source;
 mod tensor;

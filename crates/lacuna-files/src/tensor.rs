@@ -117,6 +117,25 @@ impl Tensor {
         }
     }
 
+    /// These elements, or some of their rows, as `bytes` hold them that were read from the file.
+    ///
+    /// # Panics
+    /// When `bytes` are not what the shape and the element type call for.
+    #[must_use]
+    pub fn read_as(&self, shape: &[usize], bytes: Mapping) -> Self {
+        let (columns, rows) = shape.split_last().map_or((1, &[][..]), |(c, r)| (*c, r));
+        let row_bytes = self.dtype.row_bytes(columns).expect("rows of whole blocks");
+        let needed = rows.iter().product::<usize>() * row_bytes;
+        assert_eq!(bytes.len(), needed, "bytes of {shape:?} in {}", self.dtype);
+        Self {
+            name: Arc::clone(&self.name),
+            dtype: self.dtype,
+            shape: shape.into(),
+            range: 0..bytes.len(),
+            data: bytes,
+        }
+    }
+
     /// Where in its mapping the bytes lie.
     pub fn file_range(&self) -> Range<usize> {
         self.range.clone()

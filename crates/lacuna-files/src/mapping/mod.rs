@@ -38,6 +38,7 @@ use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
+use crate::reader::Loaded;
 use guard::Guard;
 
 /// Why a file could not be mapped.
@@ -155,6 +156,7 @@ enum Source {
         path: PathBuf,
     },
     Owned(Vec<u8>),
+    Read(Loaded),
     Static(&'static [u8]),
 }
 
@@ -195,8 +197,37 @@ impl Mapping {
     pub fn path(&self) -> Option<&Path> {
         match &*self.source {
             Source::File { path, .. } => Some(path),
-            Source::Owned(_) | Source::Static(_) => None,
+            Source::Owned(_) | Source::Read(_) | Source::Static(_) => None,
         }
+    }
+
+    /// Opens the file once more, with `flags` of the system's own where it has such; `None` when no file stands
+    /// behind the bytes.
+    ///
+    /// # Errors
+    /// What the system says, and when there is another file under the path by now.
+    pub(crate) fn open_again(&self, flags: i32) -> io::Result<Option<File>> {
+        let Source::File { file, path, .. } = &*self.source else {
+            return Ok(None);
+        };
+        let mut options = std::fs::OpenOptions::new();
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
+        #[cfg(not(unix))]
+        let _ = flags;
+        let again = options.read(true).open(path)?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            let (this, found) = (file.metadata()?, again.metadata()?);
+            if (this.dev(), this.ino()) != (found.dev(), found.ino()) {
+                let message = "there is another file under the path by now; start again";
+                return Err(io::Error::other(message));
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = file;
+        Ok(Some(again))
     }
 
     /// Copies the bytes from `start` on into `out`. Those of a file are read without touching the mapping, so
@@ -305,6 +336,7 @@ impl Deref for Mapping {
         match &*self.source {
             Source::File { map, .. } => map,
             Source::Owned(bytes) => bytes,
+            Source::Read(bytes) => bytes,
             Source::Static(bytes) => bytes,
         }
     }
@@ -313,6 +345,12 @@ impl Deref for Mapping {
 impl From<Vec<u8>> for Mapping {
     fn from(bytes: Vec<u8>) -> Self {
         Self::new(Source::Owned(bytes))
+    }
+}
+
+impl From<Loaded> for Mapping {
+    fn from(bytes: Loaded) -> Self {
+        Self::new(Source::Read(bytes))
     }
 }
 
