@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
 use lacuna_kv::{KvElements, KvPolicy};
+use lacuna_models::plan::WeightMode;
 
 use crate::kernels::KernelKind;
 use crate::pages::DeviceKind;
@@ -291,6 +292,12 @@ pub(crate) struct BenchSpeedArgs {
     /// How KV memory is held
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,
+    /// Bytes that the process may commit, as in `lacuna run`; weights beyond them are read for each pass
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) budget: Option<ByteCount>,
+    /// How weights are had, as in `lacuna run`: auto, mmap, pread or direct
+    #[arg(long, value_name = "WAY", default_value = "auto")]
+    pub(crate) weights: WeightMode,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,

@@ -6,6 +6,7 @@ use clap::Args;
 use lacuna_engine::{EngineConfig, PrefixCacheConfig, ServiceConfig};
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::FiniteCheck;
+use lacuna_models::plan::WeightMode;
 use lacuna_pages::ByteLength;
 
 use crate::bytes::ByteCount;
@@ -38,6 +39,15 @@ pub struct EngineArgs {
     /// Storage of KV elements: f32, f16, bf16, q8_0 or q4_0, or each side its own: k=q8_0,v=q4_0
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv_type: KvElements,
+    /// Bytes that the process may commit, such as 2GiB or 512MiB: everything, weights included unless they are
+    /// mapped (--weights), but the pages of files [default: what the system can spare]
+    #[arg(long, value_name = "BYTES")]
+    pub budget: Option<ByteCount>,
+    /// How weights are had: mmap (where the file is mapped, beside a budget), pread or direct (read into memory,
+    /// through the page cache or past it; as much of them as a budget holds, the rest for each pass), or auto:
+    /// direct with a budget, but for models of experts, and mmap without
+    #[arg(long, value_name = "WAY", default_value = "auto")]
+    pub weights: WeightMode,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
@@ -49,10 +59,6 @@ pub struct EngineArgs {
 /// How a server is set up, besides its engine.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {
-    /// Bytes that the process may commit, such as 2GiB or 512MiB: everything but the pages of files,
-    /// which are weights and the program [default: what the system can spare]
-    #[arg(long, value_name = "BYTES")]
-    pub budget: Option<ByteCount>,
     /// Replies that are generated at once at most
     #[arg(long, value_name = "N", default_value = "32")]
     pub max_running: NonZeroUsize,
@@ -84,6 +90,8 @@ impl EngineArgs {
             kv_policy: self.kv,
             kv_elements: self.kv_type,
             context_tokens: self.ctx.map(usize::from),
+            budget: self.budget.map(|budget| ByteLength::new(budget.0)),
+            weights: self.weights,
             finite_check: match self.check_finite {
                 true => FiniteCheck::EachLayer,
                 false => FiniteCheck::Off,
@@ -98,10 +106,7 @@ impl ServiceArgs {
     #[must_use]
     pub fn config(&self, engine: &EngineArgs) -> ServiceConfig {
         ServiceConfig {
-            engine: EngineConfig {
-                budget: self.budget.map(|budget| ByteLength::new(budget.0)),
-                ..engine.config()
-            },
+            engine: engine.config(),
             max_running: self.max_running.get(),
             max_waiting: self.max_queue,
             max_batched_tokens: self.max_batched_tokens.get(),

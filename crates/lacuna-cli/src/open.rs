@@ -9,7 +9,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lacuna_engine::EngineConfig;
 use lacuna_files::hub::{Hub, Settings};
 use lacuna_files::{ModelFiles, ModelSource, Progress};
-use lacuna_models::Model;
+use lacuna_models::plan::Residency;
+use lacuna_models::{Loading, Model};
 
 use crate::arguments::ModelArgs;
 use crate::output;
@@ -59,15 +60,36 @@ pub fn open_to_run_files(
     config: &EngineConfig,
 ) -> Result<Arc<Model>> {
     let cannot_load = || format!("cannot load `{}`", args.model);
-    let made = lacuna_models::describe(&files)
-        .with_context(cannot_load)?
-        .spec;
+    let made = lacuna_models::describe(&files).with_context(cannot_load)?;
     if let Some(asked) = config.context_tokens {
-        warn_of_context(asked, made.context_tokens);
+        warn_of_context(asked, made.spec.context_tokens);
     }
-    config.check(&files, &made)?;
+    let residency = config.check(&files, &made)?;
     tell_of_conversion(&files);
-    Ok(Arc::new(Model::load(files).with_context(cannot_load)?))
+    load_as(args, files, residency)
+}
+
+/// Loads a model with weights where `residency` says, and tells how they are read.
+fn load_as(args: &ModelArgs, files: ModelFiles, residency: Residency) -> Result<Arc<Model>> {
+    let mut bars = Bars::default();
+    let loading = Loading {
+        residency,
+        device: None,
+        progress: &mut bars,
+    };
+    let model = Model::load_as(files, loading);
+    let model = model.with_context(|| format!("cannot load `{}`", args.model))?;
+    if let (Some(reading), Some(held)) = (model.reading(), &model.weight_plan().loaded) {
+        let kept = output::bytes(held.pinned_bytes);
+        match held.streamed_bytes {
+            0 => crate::tell!("weights in memory: {kept}, read {reading}"),
+            streamed => crate::tell!(
+                "weights in memory: {kept}; {} more are read for each pass, {reading}",
+                output::bytes(streamed)
+            ),
+        }
+    }
+    Ok(Arc::new(model))
 }
 
 /// Says which weights are converted, and to what: it takes time and memory.

@@ -56,7 +56,7 @@ impl Had {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process {
     accounting: Accounting,
-    /// All planned parts but KV pages.
+    /// All planned parts but KV pages and weights that are read, which change places.
     planned: u64,
     /// What it had beyond the plan when the model was loaded. What was set up later takes the rest of
     /// its parts as it is used, so this much stays.
@@ -65,17 +65,19 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn after_loading(accounting: Accounting, planned: &Parts) -> Self {
+        let weights = planned.read_weight_bytes;
         let mut process = Self {
             accounting,
-            planned: planned.loaded(),
+            planned: planned.loaded() - weights,
             loaded_beyond: 0,
         };
-        process.loaded_beyond = process.beyond_plan(process.held(0));
-        process.planned = planned.besides_kv();
+        process.loaded_beyond = process.beyond_plan(process.held(weights));
+        process.planned = planned.besides_kv() - weights;
         process
     }
 
-    /// Anonymous memory besides `kv_bytes` of it that are KV pages, where that is to be known.
+    /// Anonymous memory besides `kv_bytes` of it that are KV pages or weights that are read, where that is to be
+    /// known.
     pub(crate) fn held(&self, kv_bytes: u64) -> Option<u64> {
         let read = match self.accounting {
             Accounting::Planned => None,
@@ -156,7 +158,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// As of now, when `kv_bytes` of the process's anonymous memory are KV pages.
+    /// As of now, when `kv_bytes` of the process's anonymous memory are KV pages or weights that are read.
     pub(crate) fn now(process: &Process, kv_bytes: u64) -> Self {
         let (system, held) = (SystemMemory::read(), process.held(kv_bytes));
         Self {

@@ -5,9 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lacuna_kernels::{Cpu, CpuConfig};
-use lacuna_models::plan::{
-    ArenaPlan, BudgetTooSmall, Parts, VocabularySize, WeightPlan, request_bytes,
-};
+use lacuna_models::plan::{ArenaPlan, BudgetTooSmall, Parts, VocabularySize, request_bytes};
 use lacuna_models::{BatchLimits, FiniteCheck, ForwardError, Model, ModelSpec, Scratch, Texts};
 use lacuna_pages::ByteLength;
 
@@ -79,7 +77,7 @@ impl EmbedderConfig {
         let spec = model.spec();
         let mut needed = Parts::of_encoder(
             spec,
-            &WeightPlan::of(model.files().tensors(), spec),
+            model.weight_plan(),
             VocabularySize::of(model.files(), spec),
             (arena, threads),
             self.requests.get(),

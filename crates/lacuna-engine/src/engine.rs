@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use lacuna_files::ModelFiles;
 use lacuna_kernels::{Cpu, CpuConfig};
-use lacuna_kv::{KvCache, KvElements, KvPolicy, KvReport};
-use lacuna_models::plan::{Budget, Demand, Logits, Plan, VocabularySize, WeightPlan};
+use lacuna_kv::{KvCache, KvElements, KvError, KvPolicy, KvReport, Sequence};
+use lacuna_models::plan::{
+    Budget, Demand, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan,
+};
 use lacuna_models::{
-    BatchLimits, FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch, Segment,
+    BatchLimits, Description, FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch,
+    Segment,
 };
 use lacuna_pages::ByteLength;
 
@@ -50,6 +53,9 @@ pub struct EngineConfig {
     pub request_memory: Option<ByteLength>,
     /// What the budget is held against. Default: the plan.
     pub accounting: Accounting,
+    /// How weights are had, of a model that is loaded as [`EngineConfig::check`] says. Default: read into memory
+    /// when there is a budget, which they are part of then, else where the file is mapped.
+    pub weights: WeightMode,
 }
 
 /// What a budget is held against.
@@ -77,6 +83,7 @@ impl Default for EngineConfig {
             budget: None,
             request_memory: None,
             accounting: Accounting::default(),
+            weights: WeightMode::default(),
         }
     }
 }
@@ -109,24 +116,32 @@ impl EngineConfig {
     }
 
     /// What is planned for when a model made for `context_tokens` tokens runs with this.
-    fn demand(&self, context_tokens: usize) -> Result<Demand, EngineError> {
+    fn demand(&self, context_tokens: usize, weights: &WeightPlan) -> Result<Demand, EngineError> {
         Ok(Demand {
             context_tokens: self.context_tokens.unwrap_or(context_tokens),
             batch_tokens: self.batch_tokens,
             logits: self.logits,
             sequences: self.sequences,
             threads: self.thread_count()?.get(),
+            weights: self.weights.source(weights, self.budget.is_some()),
             budget_bytes: self.budget.map(ByteLength::get),
             request_bytes: self.request_memory.map(ByteLength::get),
         })
     }
 
-    /// Refuses what could never run, from the model's description and before anything is taken.
+    /// Refuses what could never run, from the model's description and before anything is taken; and says where
+    /// weights are to be when it is loaded ([`Model::load_as`]).
     ///
     /// # Errors
     /// [`EngineError`] as [`Engine::new`] for what does not fit the budget or the system.
-    pub fn check(&self, files: &ModelFiles, spec: &ModelSpec) -> Result<(), EngineError> {
-        self.prepare(files, spec).map(drop)
+    pub fn check(
+        &self,
+        files: &ModelFiles,
+        description: &Description,
+    ) -> Result<Residency, EngineError> {
+        let weights = WeightPlan::of(files.tensors(), description);
+        let (_, plan, _) = self.prepare(files, &description.spec, weights)?;
+        Ok(plan.residency)
     }
 
     /// The KV cache, the plan and the divided budget of a model.
@@ -134,14 +149,14 @@ impl EngineConfig {
         &self,
         files: &ModelFiles,
         spec: &ModelSpec,
+        weights: WeightPlan,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
         if spec.pooled().is_some() {
             return Err(ForwardError::NoLogits.into());
         }
         let cache = KvCache::new(spec.kv_geometry(self.kv_elements)?, self.kv_policy)?;
         let vocabulary = VocabularySize::of(files, spec);
-        let weights = WeightPlan::of(files.tensors(), spec);
-        let mut demand = self.demand(spec.context_tokens)?;
+        let mut demand = self.demand(spec.context_tokens, &weights)?;
         let mut plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;
         let had = Had::now(self.accounting, &plan.least());
         demand.budget_bytes = had.budget(self.budget);
@@ -167,9 +182,14 @@ pub struct Engine {
     plan: Plan,
     budget: Budget,
     process: Process,
+    weights_to_spare: u64,
 }
 
 impl Engine {
+    /// Weights that leave memory together, if so much can: each time what was read ahead is read again, which is a
+    /// ring of some 80 MB.
+    const SPARED_AT_ONCE: u64 = 16 << 20;
+
     /// Sets up threads, activation memory and a KV pool for `model`.
     ///
     /// # Errors
@@ -177,7 +197,8 @@ impl Engine {
     /// needs, or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = model.spec();
-        let (cache, plan, budget) = config.prepare(model.files(), spec)?;
+        let weights = model.weight_plan().clone();
+        let (cache, plan, budget) = config.prepare(model.files(), spec, weights)?;
         let process = Process::after_loading(config.accounting, &budget.parts);
         let beyond = process.beyond_plan(None);
         let kv_bytes = budget.parts.kv_bytes.saturating_sub(beyond);
@@ -200,6 +221,7 @@ impl Engine {
             cpu,
             cache,
             scratch,
+            weights_to_spare: plan.residency.to_spare(&plan.weights),
             plan,
             budget,
             process,
@@ -248,7 +270,7 @@ impl Engine {
     fn step_without_barred(&mut self, session: &mut Session) -> Result<Option<u32>, EngineError> {
         session.recover()?;
         let (chunk, rows) = session.schedule(self.scratch.limits().tokens);
-        session.sequence.prepare(chunk.len())?;
+        self.prepare_rows(&mut session.sequence, chunk.len())?;
         let tokens = &session.tokens[chunk.clone()];
         let segment = Segment {
             tokens,
@@ -272,6 +294,50 @@ impl Engine {
         Ok(token)
     }
 
+    /// Finds memory for `tokens` rows, of weights too: what they give up is read for each pass from then on.
+    fn prepare_rows(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(), EngineError> {
+        loop {
+            let shortage = match sequence.prepare(tokens) {
+                Err(KvError::Pages(lacuna_pages::Error::OutOfPages {
+                    requested,
+                    limit: Some(limit),
+                    ..
+                })) => (requested, limit),
+                prepared => return Ok(prepared?),
+            };
+            let (requested, limit) = shortage;
+            let bytes = requested.get() * self.cache.page_bytes() as u64;
+            match self.spare_weights(bytes) {
+                0 => return Ok(sequence.prepare(tokens)?),
+                freed => self.cache.set_limit(ByteLength::new(limit.get() + freed))?,
+            }
+        }
+    }
+
+    /// Lets go of weights that take `bytes` or more, for KV pages to have. Returns how much that is: nothing where
+    /// weights are mapped, or no more of them can be read for each pass.
+    pub(crate) fn spare_weights(&mut self, bytes: u64) -> u64 {
+        let (held, weights) = (&self.plan.residency, &self.plan.weights);
+        let several = held.less(weights, bytes.max(Self::SPARED_AT_ONCE));
+        let Some(less) = several.or_else(|| held.less(weights, bytes)) else {
+            return 0;
+        };
+        if self.model.place_weights(&less).is_err() {
+            return 0;
+        }
+        let freed = held.memory_bytes() - less.memory_bytes();
+        self.budget.parts.read_weight_bytes -= freed;
+        self.budget.parts.kv_bytes += freed;
+        self.weights_to_spare = less.to_spare(&self.plan.weights);
+        self.plan.residency = less;
+        freed
+    }
+
+    /// Bytes of weights in memory that could be read for each pass instead.
+    pub(crate) fn weights_to_spare(&self) -> u64 {
+        self.weights_to_spare
+    }
+
     /// Logits after every one of `tokens`, a row of vocabulary size at a time and in order, each
     /// with the position of the token it follows. Each pass computes as many tokens as there is room
     /// for rows: one, unless the engine is set up for [`EngineConfig::scoring`].
@@ -287,7 +353,7 @@ impl Engine {
         let mut sequence = self.cache.sequence(self.context_tokens())?;
         let vocabulary = self.model.spec().vocabulary;
         for chunk in tokens.chunks(self.scratch.limits().logit_rows) {
-            sequence.prepare(chunk.len())?;
+            self.prepare_rows(&mut sequence, chunk.len())?;
             let segment = Segment {
                 tokens: chunk,
                 sequence: &mut sequence,
@@ -352,8 +418,8 @@ impl Engine {
     /// Costs a small file to read; zero where the plan alone counts.
     #[must_use]
     pub fn beyond_plan(&self) -> u64 {
-        let held = self.process.held(self.cache.anonymous_bytes());
-        self.process.beyond_plan(held)
+        let apart = self.cache.anonymous_bytes() + self.model.placed_bytes();
+        self.process.beyond_plan(self.process.held(apart))
     }
 
     /// The system this process runs on.
@@ -361,6 +427,7 @@ impl Engine {
         Host {
             process: self.process,
             cache: self.cache.clone(),
+            model: Arc::clone(&self.model),
         }
     }
 

@@ -29,6 +29,17 @@ pub(crate) trait ModelRunner: Send {
 
     /// What turns tokens into text.
     fn tokenizer(&self) -> &Tokenizer;
+
+    /// Bytes of weights in memory that KV pages could have.
+    fn weights_to_spare(&self) -> u64 {
+        0
+    }
+
+    /// Lets go of weights that take `bytes` or more. Returns how much that is, or nothing.
+    fn spare_weights(&mut self, bytes: u64) -> u64 {
+        let _ = bytes;
+        0
+    }
 }
 
 impl ModelRunner for Engine {
@@ -54,5 +65,13 @@ impl ModelRunner for Engine {
 
     fn tokenizer(&self) -> &Tokenizer {
         self.model().tokenizer()
+    }
+
+    fn weights_to_spare(&self) -> u64 {
+        Self::weights_to_spare(self)
+    }
+
+    fn spare_weights(&mut self, bytes: u64) -> u64 {
+        Self::spare_weights(self, bytes)
     }
 }

@@ -1,8 +1,10 @@
 //! What a scheduler asks the system for. A simulation answers in its place.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use lacuna_kv::KvCache;
+use lacuna_models::Model;
 
 use crate::budget::{Process, Reading};
 
@@ -22,6 +24,8 @@ pub(crate) struct Host {
     pub(crate) process: Process,
     /// The part of it that is KV pages.
     pub(crate) cache: KvCache,
+    /// The part of it that is weights.
+    pub(crate) model: Arc<Model>,
 }
 
 impl System for Host {
@@ -30,7 +34,8 @@ impl System for Host {
     }
 
     fn memory(&self) -> Reading {
-        Reading::now(&self.process, self.cache.anonymous_bytes())
+        let apart = self.cache.anonymous_bytes() + self.model.placed_bytes();
+        Reading::now(&self.process, apart)
     }
 }
 

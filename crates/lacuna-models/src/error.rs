@@ -217,6 +217,24 @@ pub enum LoadError {
     /// The vocabulary could not be read.
     #[error(transparent)]
     Tokenizer(#[from] lacuna_text::tokenizer::TokenizerError),
+    /// A part of the weights cannot be read into memory.
+    #[error(transparent)]
+    Weights(#[from] UnreadableWeights),
+    /// Nothing can be read into memory.
+    #[error(
+        "the weights cannot be read into memory ({0}); have them where the file is mapped instead"
+    )]
+    Reading(std::io::Error),
+}
+
+/// Weights that could not be read from their file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("tensor `{name}`: {source}")]
+pub struct UnreadableWeights {
+    /// The tensor, in the file's own spelling.
+    pub name: String,
+    /// Where, and why.
+    pub source: lacuna_files::reader::ReadError,
 }
 
 /// A conversation that could not be turned into tokens.
@@ -323,6 +341,9 @@ pub enum ForwardError {
     /// A file of the weights was lost before the pass was done.
     #[error(transparent)]
     Lost(#[from] lacuna_files::LostFile),
+    /// Weights that are read while they are needed could not be.
+    #[error(transparent)]
+    Weights(#[from] UnreadableWeights),
     /// The sequence was not prepared for exactly these tokens.
     #[error("{prepared} rows are prepared in the KV cache for {tokens} tokens; call prepare first")]
     NotPrepared {

@@ -20,7 +20,7 @@ pub mod synth;
 mod weights;
 
 pub use demo::demo;
-pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError};
+pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights};
 pub use executor::{LogitRows, Segment, Texts, normalize};
 pub use families::{Description, names as families};
 pub use model::{Model, Prompt, describe, tokenizer};
@@ -28,3 +28,4 @@ pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;
+pub use weights::{Loading, MakeDevice};

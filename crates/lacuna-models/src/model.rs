@@ -5,13 +5,13 @@ use lacuna_kernels::Cpu;
 use crate::error::{ForwardError, LoadError, PromptError};
 use crate::executor::{self, Batch, Pass, Segment, Texts};
 use crate::families::Description;
-use crate::plan::WeightPlan;
+use crate::plan::{Residency, WeightPlan};
 use crate::program::Program;
 use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
-use crate::weights::Weights;
+use crate::weights::{Loading, Streams, Weights};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_text::reply::{Effort, Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message};
@@ -24,6 +24,7 @@ pub struct Model {
     spec: ModelSpec,
     program: Program,
     weights: Weights,
+    weight_plan: WeightPlan,
     active_weight_bytes: u64,
     tokenizer: Tokenizer,
     recommended_sampling: RecommendedSampling,
@@ -47,18 +48,35 @@ impl Model {
     /// # Errors
     /// [`LoadError`], naming the part that is missing, damaged or not supported.
     pub fn load(files: ModelFiles) -> Result<Self, LoadError> {
-        let loaded = Self::connect(files.clone());
+        Self::load_as(files, Loading::mapped(&mut ()))
+    }
+
+    /// The same, with weights where `loading` says, which is planned for these files.
+    ///
+    /// # Errors
+    /// As [`Model::load`], and when weights cannot be read.
+    pub fn load_as(files: ModelFiles, loading: Loading<'_>) -> Result<Self, LoadError> {
+        let loaded = Self::connect(files.clone(), loading);
         files.check()?;
         loaded
     }
 
-    fn connect(files: ModelFiles) -> Result<Self, LoadError> {
+    fn connect(files: ModelFiles, loading: Loading<'_>) -> Result<Self, LoadError> {
         let description = description(&files)?;
         let program = Program::new(&description.spec);
-        let weights = Weights::load(files.tensors(), &description, &program)?;
+        let weight_plan = WeightPlan {
+            loaded: Some(loading.residency.clone()),
+            ..WeightPlan::of(files.tensors(), &description)
+        };
+        let weights = Weights::load(
+            files.tensors(),
+            &description,
+            &program,
+            &weight_plan,
+            loading,
+        )?;
         files.tensors().release_sources();
-        let active_weight_bytes =
-            description.active_bytes(&WeightPlan::of(files.tensors(), &description.spec));
+        let active_weight_bytes = description.active_bytes(&weight_plan);
         let tokenizer = tokenizer(&files, &description.spec)?;
         let recommended_sampling = RecommendedSampling::of(files.metadata())?;
         let prompts = Prompts::of(files.metadata())?;
@@ -67,6 +85,7 @@ impl Model {
             spec: description.spec,
             program,
             weights,
+            weight_plan,
             active_weight_bytes,
             tokenizer,
             recommended_sampling,
@@ -110,6 +129,7 @@ impl Model {
             size,
             batch: Batch::Segments(segments),
             scratch,
+            stream: self.weights.stream(),
         })
     }
 
@@ -137,6 +157,7 @@ impl Model {
             size,
             batch: Batch::Texts(texts),
             scratch: &mut *scratch,
+            stream: self.weights.stream(),
         };
         self.run(pass)?;
         Ok(self.output(scratch, size.logit_rows * width))
@@ -189,6 +210,35 @@ impl Model {
     #[must_use]
     pub fn prompts(&self) -> &Prompts {
         &self.prompts
+    }
+
+    /// Its tensors, and where they are.
+    #[must_use]
+    pub fn weight_plan(&self) -> &WeightPlan {
+        &self.weight_plan
+    }
+
+    /// Brings weights where `residency` has them, which is planned for this model. A pass under way is waited for.
+    ///
+    /// # Errors
+    /// When weights that are to be in memory cannot be read; what less memory takes is no reason.
+    pub fn place_weights(&self, residency: &Residency) -> Result<(), LoadError> {
+        match self.weights.streams() {
+            Some(streams) => streams.place(residency, &mut ()),
+            None => Ok(()),
+        }
+    }
+
+    /// Memory of weights that are read, as they were placed last.
+    #[must_use]
+    pub fn placed_bytes(&self) -> u64 {
+        self.weights.streams().map_or(0, Streams::bytes)
+    }
+
+    /// How weights are read, for people; `None` where they are used in mapped files.
+    #[must_use]
+    pub fn reading(&self) -> Option<&str> {
+        self.weights.streams().map(Streams::reading)
     }
 
     /// Bytes of weights, in the files or converted.

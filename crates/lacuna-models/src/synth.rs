@@ -180,10 +180,8 @@ impl Model {
             })
         };
         let tensors = self.tensors()?.into_iter().map(weight);
-        Ok(WeightPlan {
-            tensors: tensors.collect::<Result<_, _>>()?,
-            derived: Vec::new(),
-        })
+        let tensors = tensors.collect::<Result<_, _>>()?;
+        Ok(WeightPlan::new(tensors, &self.described()?))
     }
 
     /// Bytes of the file.
@@ -229,12 +227,14 @@ impl Model {
     }
 
     fn tensors(&self) -> Result<Vec<TensorPlan>, Error> {
-        let described = self.description();
-        let description = described.map_err(|source| Error::Shape {
+        Ok(self.shape.tensors(&self.described()?, self.types))
+    }
+
+    fn described(&self) -> Result<Description, Error> {
+        self.description().map_err(|source| Error::Shape {
             shape: self.shape.name,
             source: Box::new(source),
-        })?;
-        Ok(self.shape.tensors(&description, self.types))
+        })
     }
 
     fn header(&self, tensors: &[TensorPlan]) -> Result<gguf::Writer, Error> {

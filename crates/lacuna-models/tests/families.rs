@@ -11,7 +11,7 @@ use std::path::Path;
 use lacuna_files::{Mapping, ModelFiles};
 use lacuna_kernels::ElementType;
 use lacuna_kv::{KvPolicy, Sequence};
-use lacuna_models::plan::{ArenaPlan, WeightPlan};
+use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Model, Segment};
 use runner::{Expected, Runner, TOKENS, expected, floats, folder, relative_error};
 
@@ -183,7 +183,7 @@ fn what_makes_keys_of_latent_rows_is_turned_round_where_files_have_it_with_what_
     let layer = 4 * 20 * 8 * 4;
     for name in ["deepseek-v2-lite", "deepseek-v3"] {
         for (what, model) in models(name) {
-            let weights = WeightPlan::of(model.files().tensors(), model.spec());
+            let weights = model.weight_plan().clone();
             let apart = what.ends_with(" GGUF") && !what.contains("older");
             let expected = if apart { 0 } else { 3 * layer };
             assert_eq!(weights.derived_bytes(), expected, "{what}");

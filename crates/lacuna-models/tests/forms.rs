@@ -177,7 +177,7 @@ fn every_form_runs() {
 fn converted_weights_are_planned_as_memory_and_the_others_as_mapped() {
     let files = open("gptq");
     let described = lacuna_models::describe(&files).expect("a model");
-    let plan = WeightPlan::of(files.tensors(), &described.spec);
+    let plan = WeightPlan::of(files.tensors(), &described);
     let converted: usize = plan
         .tensors
         .iter()

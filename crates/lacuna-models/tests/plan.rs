@@ -5,7 +5,7 @@ use lacuna_kv::{KvCache, KvElements, KvPolicy};
 use lacuna_models::ModelSpec;
 use lacuna_models::plan::{
     Change, Demand, Logits, Parts, Plan, PlanError, Verdict, VocabularySize, WeightPlan,
-    request_bytes,
+    WeightSource, request_bytes,
 };
 use lacuna_models::program::Program;
 use lacuna_models::synth::{self, Shape};
@@ -45,6 +45,7 @@ fn demand(context_tokens: usize) -> Demand {
         logits: Logits::Last,
         sequences: 1,
         threads: 2,
+        weights: WeightSource::Mmap,
         budget_bytes: None,
         request_bytes: None,
     }
@@ -433,6 +434,7 @@ proptest! {
                 batch_tokens: batch,
                 sequences,
                 threads,
+                weights: WeightSource::Mmap,
                 budget_bytes: Some(budget_bytes),
                 request_bytes: None,
                 logits: Logits::Last,

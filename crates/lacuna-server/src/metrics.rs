@@ -74,7 +74,7 @@ fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 19] = [
+const GAUGES: [Row<f64>; 20] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -147,6 +147,11 @@ const GAUGES: [Row<f64>; 19] = [
         "lacuna_converted_weight_bytes",
         "Weights converted from a form that cannot be computed from",
         |status| status.budget.plan.parts.converted_weight_bytes as f64,
+    ),
+    (
+        "lacuna_read_weight_bytes",
+        "Memory of weights that are read from their files",
+        |status| status.budget.plan.parts.read_weight_bytes as f64,
     ),
     (
         "lacuna_request_memory_bytes",

@@ -74,7 +74,7 @@ function split({ ledger, budget, sessions }) {
     working: budget.activation_bytes + budget.request_bytes,
     program: budget.program_bytes + budget.vocabulary_bytes + budget.thread_bytes
       + budget.sampling_bytes + budget.beyond_plan_bytes,
-    weights: budget.copied_weight_bytes + budget.converted_weight_bytes,
+    weights: budget.copied_weight_bytes + budget.converted_weight_bytes + budget.read_weight_bytes,
   };
   const taken = Object.values(parts).reduce((sum, part) => sum + part, 0);
   const limit = budget.budget_bytes ?? taken - ledger.committed_bytes + budget.kv_bytes_now;

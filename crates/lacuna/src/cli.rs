@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 use lacuna::files::HubId;
-use lacuna::plan::Logits;
+use lacuna::plan::{Logits, WeightMode};
 use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
@@ -222,9 +222,6 @@ pub(crate) struct RunArgs {
     /// End at this text (may be given several times)
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
-    /// Bytes that the process may commit, as for `serve` [default: what the system can spare]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) budget: Option<ByteCount>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
@@ -364,6 +361,7 @@ Examples:
   lacuna plan model.gguf --ctx 32768
   lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=q4_0 --json
   lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
+  lacuna plan model.gguf --ctx 4096 --budget 1200MB --disk-rate 2GB --memory-rate 25GB
   lacuna plan demo --batch 64 --map demo.map"
 )]
 pub(crate) struct PlanArgs {
@@ -396,6 +394,15 @@ pub(crate) struct PlanArgs {
     /// Bytes that the process may commit, as for `run` and `serve`: pages of files are beside them
     #[arg(long, value_name = "BYTES")]
     pub(crate) budget: Option<ByteCount>,
+    /// How weights are had, as for `run`: auto, mmap, pread or direct
+    #[arg(long, value_name = "WAY", default_value = "auto")]
+    pub(crate) weights: WeightMode,
+    /// Bytes that are read from the disk in a second, to say how long a token takes
+    #[arg(long, value_name = "BYTES", requires = "memory_rate")]
+    pub(crate) disk_rate: Option<ByteCount>,
+    /// Bytes of weights that are computed with in a second when they are in memory (`bench speed` has them)
+    #[arg(long, value_name = "BYTES", requires = "disk_rate")]
+    pub(crate) memory_rate: Option<ByteCount>,
     /// File to write the map to: a line for each buffer
     #[arg(long, value_name = "FILE")]
     pub(crate) map: Option<PathBuf>,

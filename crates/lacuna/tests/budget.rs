@@ -261,13 +261,14 @@ fn a_large_vocabulary_takes_no_more_than_its_rule_says() {
 }
 
 /// Names of the parts of a budget.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     "program_bytes",
     "vocabulary_bytes",
     "thread_bytes",
     "sampling_bytes",
     "copied_weight_bytes",
     "converted_weight_bytes",
+    "read_weight_bytes",
     "activation_bytes",
     "request_bytes",
     "kv_bytes",
@@ -301,7 +302,7 @@ fn plan_run_and_serve_divide_one_budget_in_the_same_way() {
         let server = Server::start(&["demo", "--budget", budget]);
         assert_eq!(plan("--sequences 32 --batch 256"), parts(&server.ready));
         assert_eq!(parts(&server.ready), parts(&server.memory()["budget"]));
-        let sum: u64 = parts(&server.ready)[..9].iter().sum();
+        let sum: u64 = parts(&server.ready)[..10].iter().sum();
         assert_eq!(
             sum,
             server.number("budget_bytes"),

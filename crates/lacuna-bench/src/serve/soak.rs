@@ -94,7 +94,7 @@ pub(crate) fn run(args: &BenchSoakArgs) -> Result<()> {
         output::Usage("--hang-up must be 0 to 1".to_owned())
     );
     ensure!(
-        args.service.budget.is_some() || args.clients.is_some(),
+        args.engine.budget.is_some() || args.clients.is_some(),
         output::Usage("give --budget, or --clients where only the system limits".to_owned())
     );
     let most_clients = args.clients.map_or(4096, usize::from);

@@ -15,8 +15,7 @@ use serde::Serialize;
 use crate::arguments::BenchSpeedArgs;
 use crate::limits::Limits;
 use crate::machine::Machine;
-use lacuna_cli::open_files;
-use lacuna_cli::output;
+use lacuna_cli::{open_to_run, output};
 use pass::Bench;
 use work::Work;
 
@@ -28,6 +27,8 @@ struct Report {
     level: &'static str,
     kv_policy: String,
     weight_bytes: u64,
+    /// Bytes of weights that a pass reads from their files.
+    streamed_bytes: u64,
     limits: Limits,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
                 .into()
         )
     );
-    let model = Model::load(open_files(&args.model)?)?;
+    let model = open_to_run(&args.model, &pass::config(args))?;
     let report = measure(args, &model)?;
     if args.model.json {
         output::json(&report)
@@ -132,10 +133,16 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
         level: bench.cpu().level().name(),
         kv_policy: args.kv.to_string(),
         weight_bytes: work.weight_bytes,
+        streamed_bytes: streamed_bytes(model),
         limits: bench.limits(),
         prefill,
         decode,
     })
+}
+
+fn streamed_bytes(model: &Model) -> u64 {
+    let held = model.weight_plan().loaded.as_ref();
+    held.map_or(0, |held| held.streamed_bytes)
 }
 
 /// Every depth with every batch size, depth by depth.

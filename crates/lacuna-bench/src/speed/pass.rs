@@ -9,6 +9,7 @@ use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::Model;
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
+use lacuna_pages::ByteLength;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -52,23 +53,40 @@ pub(super) struct Bench<'a> {
     limiter: Limiter,
 }
 
+/// The engine whose passes are measured. Of several types of KV elements, the budget is for the first.
+pub(super) fn config(args: &BenchSpeedArgs) -> EngineConfig {
+    let config = EngineConfig::default();
+    let (context_tokens, sequences) = (context_tokens(args), most(&args.batch).max(1));
+    EngineConfig {
+        threads: args.threads,
+        kv_policy: args.kv,
+        kv_elements: args.kv_type.first().copied().unwrap_or_default(),
+        context_tokens: Some(context_tokens),
+        batch_tokens: config.batch_tokens.min(context_tokens).max(sequences),
+        sequences,
+        budget: args.budget.map(|budget| ByteLength::new(budget.0)),
+        weights: args.weights,
+        ..config
+    }
+}
+
+fn context_tokens(args: &BenchSpeedArgs) -> usize {
+    let deepest = most(&args.depth) + args.generate + 1;
+    deepest.max(most(&args.prompt))
+}
+
+fn most(values: &[usize]) -> usize {
+    values.iter().copied().max().unwrap_or(0)
+}
+
 impl<'a> Bench<'a> {
     pub(super) fn new(args: &BenchSpeedArgs, model: &'a Model) -> Result<Self> {
-        let config = EngineConfig {
-            threads: args.threads,
-            ..EngineConfig::default()
-        };
+        let config = config(args);
         let cpu = processor(&config)?;
-        let most = |values: &[usize]| values.iter().copied().max().unwrap_or(0);
-        let deepest = most(&args.depth) + args.generate + 1;
-        let context_tokens = deepest.max(most(&args.prompt));
-        let tokens = config
-            .batch_tokens
-            .min(context_tokens)
-            .max(most(&args.batch));
+        let context_tokens = context_tokens(args);
         let limits = BatchLimits {
-            tokens,
-            logit_rows: most(&args.batch).max(1),
+            tokens: config.batch_tokens,
+            logit_rows: config.sequences,
             context_tokens,
         };
         let plan = ArenaPlan::new(model.program(), limits)?;

@@ -242,7 +242,7 @@ impl Scheduler {
 
     /// Bytes of resume points, about: pages of windows of several of them are one, and running requests use
     /// some.
-    fn resume_points_bytes(&self) -> u64 {
+    pub(super) fn resume_points_bytes(&self) -> u64 {
         let (tree, grain) = (self.prefix.tree(), self.prefix.grain());
         let pinned = self.engine.kv_cache().ledger().pinned.get();
         let groups = tree.len() as u64 * grain.group_bytes();

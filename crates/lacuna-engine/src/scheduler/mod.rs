@@ -136,9 +136,9 @@ impl Scheduler {
         }
     }
 
-    /// What KV pages may come to while the system has plenty.
+    /// What KV pages may come to while the system has plenty, and weights give way to them.
     fn kv_share(&self) -> u64 {
-        kv_share(&self.budget, self.memory)
+        kv_share(&self.budget, self.memory) + self.engine.weights_to_spare()
     }
 
     /// Takes a request that has been checked, or that has to wait again.

@@ -11,7 +11,7 @@ use lacuna_kv::prefix::PrefixCache;
 use lacuna_pages::ByteLength;
 
 use super::job::Choice;
-use super::{End, Job, Scheduler, Session, Waiting};
+use super::{End, Job, Scheduler, Session, Waiting, kv_share};
 use crate::budget::{KvDemand, projected_bytes, working_limit};
 use crate::stream::Failure;
 
@@ -38,7 +38,9 @@ impl Scheduler {
             }
         }
         self.memory = self.system.memory();
-        let limit = working_limit(self.kv_demand(), self.memory);
+        // What weights have is not there until it is needed.
+        let own = kv_share(&self.budget, self.memory);
+        let limit = working_limit(self.kv_demand(), self.memory).min(own);
         self.set_limit(limit.max(self.engine.kv_cache().page_bytes() as u64));
         while self.owned_bytes() > self.kv_limit && self.evict_or_preempt(0) {}
     }
@@ -116,7 +118,9 @@ impl Scheduler {
                 return Ok(());
             };
             let restarts = matches!(error, KvError::RowsLost | KvError::StateSpent);
-            if restarts || !self.evict_or_preempt(index) {
+            let found = !restarts
+                && (self.evict() || self.take_from_weights(&error) || self.preempt_after(index));
+            if !found {
                 self.running[index].sessions[session].scheduled = 0;
                 return Err(error);
             }
@@ -125,6 +129,28 @@ impl Scheduler {
 
     /// Gives up one thing: a cached group, a resume point, or the last request after `keep`.
     fn evict_or_preempt(&mut self, keep: usize) -> bool {
+        self.evict() || self.preempt_after(keep)
+    }
+
+    /// Takes the memory of weights for the pages that a session lacks, as far as the system has some.
+    fn take_from_weights(&mut self, shortage: &KvError) -> bool {
+        let KvError::Pages(lacuna_pages::Error::OutOfPages { requested, .. }) = shortage else {
+            return false;
+        };
+        // The system, and not the budget, is what there is too little of.
+        if self.kv_limit < kv_share(&self.budget, self.memory) {
+            return false;
+        }
+        let bytes = requested.get() * self.engine.kv_cache().page_bytes() as u64;
+        let freed = self.engine.spare_weights(bytes);
+        self.budget.parts.read_weight_bytes -= freed;
+        self.budget.parts.kv_bytes += freed;
+        self.set_limit(self.kv_limit + freed);
+        freed > 0
+    }
+
+    /// Evicts a cached group or a resume point.
+    fn evict(&mut self) -> bool {
         let kept = |prefix: &PrefixCache| (prefix.tree().len(), prefix.tree().resume_points());
         let (groups, points) = kept(&self.prefix);
         if self.prefix.evict(self.system.now()) {
@@ -133,6 +159,10 @@ impl Scheduler {
             self.counters.evicted_resume_points += (points - points_left) as u64;
             return true;
         }
+        false
+    }
+
+    fn preempt_after(&mut self, keep: usize) -> bool {
         self.running.len() > keep + 1 && self.preempt_last()
     }
 

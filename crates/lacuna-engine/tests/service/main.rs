@@ -10,4 +10,5 @@ mod requests;
 mod scoring;
 mod states;
 mod support;
+mod weights;
 mod windows;

@@ -13,7 +13,7 @@ use lacuna_models::Model;
 use lacuna_models::plan::request_bytes;
 use lacuna_pages::ByteLength;
 
-fn demo_path() -> PathBuf {
+pub(crate) fn demo_path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/lacuna-demo-q8_0.gguf")
 }
 

@@ -1,10 +1,11 @@
 //! The processor as an executor: each operation by the kernels, on slots of an arena.
 //!
-//! Weights stay in the mapped file and activations in a [`Scratch`] arena; the KV cache is passed in
+//! Weights stay in the mapped file or in memory, or are lent by a [`Stream`], and activations in a [`Scratch`] arena; the KV cache is passed in
 //! with each [`Segment`], never kept here. Segments of different sequences, or texts, are laid end to end
 //! without padding, and one token's result does not depend on what else is in the batch.
 
 use std::ops::Range;
+use std::sync::MutexGuard;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use lacuna_kernels::{
@@ -19,7 +20,7 @@ use crate::error::{ForwardError, Place};
 use crate::program::{ExpertsId, Factor, Lookup, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
 use crate::spec::{Gating, Norm, NormKind, Pooling, QueryTemperature, TimeStepLimits};
-use crate::weights::{Linear, Weights};
+use crate::weights::{Linear, Stream, Weights};
 
 /// One forward pass under way.
 pub(crate) struct Pass<'a, 'b> {
@@ -28,13 +29,16 @@ pub(crate) struct Pass<'a, 'b> {
     pub(crate) size: BatchSize,
     pub(crate) batch: Batch<'a, 'b>,
     pub(crate) scratch: &'a mut Scratch,
+    /// The matrices that files are read for.
+    pub(crate) stream: Option<MutexGuard<'a, Stream>>,
 }
 
 impl Pass<'_, '_> {
     /// Runs all of `program`.
     ///
     /// # Errors
-    /// [`ForwardError::NotFinite`], if that is looked for.
+    /// [`ForwardError::NotFinite`], if that is looked for, and [`ForwardError::Weights`] for weights that are read
+    /// while they are needed and cannot be.
     pub(crate) fn run(&mut self, program: &Program) -> Result<(), ForwardError> {
         for step in program.steps() {
             for op in program.ops(step) {
@@ -51,7 +55,7 @@ impl Pass<'_, '_> {
     pub(crate) fn op(&mut self, op: &Op) -> Result<(), ForwardError> {
         let cpu = self.cpu;
         match *op {
-            Op::Embed { table, of, output } => self.embed(table, of, output),
+            Op::Embed { table, of, output } => return self.embed(table, of, output),
             Op::Positions { output, first } => self.positions(output, first),
             Op::Rotations {
                 rope,
@@ -84,7 +88,7 @@ impl Pass<'_, '_> {
                 columns,
                 ref outputs,
                 function,
-            } => self.products([input, blocks], (rows, columns), outputs, function),
+            } => return self.products([input, blocks], (rows, columns), outputs, function),
             Op::Rotate {
                 heads_of,
                 table,
@@ -364,9 +368,57 @@ impl Pass<'_, '_> {
         (first(a, elements), first(b, elements))
     }
 
-    fn embed(&mut self, table: MatrixId, of: Lookup, output: Slot) {
+    /// Rows of a table, from where it is.
+    fn embed(&mut self, table: MatrixId, of: Lookup, output: Slot) -> Result<(), ForwardError> {
+        match &self.stream {
+            Some(stream) if stream.reads(table) => self.embed_read(table, of, output),
+            _ => {
+                self.embed_in_memory(table, of, output);
+                Ok(())
+            }
+        }
+    }
+
+    /// Rows of a table that is not in memory.
+    fn embed_read(
+        &mut self,
+        table: MatrixId,
+        of: Lookup,
+        output: Slot,
+    ) -> Result<(), ForwardError> {
         let linear = self.weights.matrix(table);
-        let table = linear.matrix();
+        let (width, cpu) = (linear.columns(), self.cpu);
+        let last = linear.rows() as u32 - 1;
+        let rows: Vec<u32> = match of {
+            Lookup::Tokens => {
+                let tokens = self.batch.tokens().flat_map(|(tokens, _)| tokens);
+                tokens
+                    .map(|&token| if token > last { 0 } else { token })
+                    .collect()
+            }
+            Lookup::Positions(positions) => {
+                let [positions] = self.scratch.slots([positions]);
+                first::<u32>(positions, self.size.tokens).to_vec()
+            }
+            Lookup::TokenType => {
+                let types = self.batch.token_types();
+                types.map(|token_type| token_type.min(last)).collect()
+            }
+        };
+        let Some(stream) = &mut self.stream else {
+            unreachable!("the table is read")
+        };
+        let [output] = self.scratch.slots([output]);
+        let output: &mut [f32] = first(output, self.size.tokens * width);
+        stream.rows(table, &rows, |index, bytes| {
+            let out = &mut output[index * width..][..width];
+            cpu.embed(out, &linear.row_in(bytes), &[0]);
+        })
+    }
+
+    fn embed_in_memory(&mut self, table: MatrixId, of: Lookup, output: Slot) {
+        let linear = self.weights.matrix(table);
+        let table = linear.matrix_of(table, self.stream.as_deref());
         let width = table.cols();
         let elements = self.size.tokens * width;
         match of {
@@ -374,7 +426,7 @@ impl Pass<'_, '_> {
             Lookup::Positions(positions) => {
                 let [positions, output] = self.scratch.slots([positions, output]);
                 let rows: &mut [u32] = first(positions, self.size.tokens);
-                return linear.look_up(self.cpu, first(output, elements), rows);
+                return linear.look_up(&table, self.cpu, first(output, elements), rows);
             }
             Lookup::TokenType => {
                 let [output] = self.scratch.slots([output]);
@@ -392,11 +444,11 @@ impl Pass<'_, '_> {
             let (rows, tail) = rest.split_at_mut(tokens.len() * width);
             let known = |token: &u32| (*token as usize) < table.rows();
             if tokens.iter().all(known) {
-                linear.look_up(self.cpu, rows, tokens);
+                linear.look_up(&table, self.cpu, rows, tokens);
             } else {
                 for (row, token) in rows.chunks_exact_mut(width).zip(tokens) {
                     let token = if known(token) { *token } else { 0 };
-                    linear.look_up(self.cpu, row, &[token]);
+                    linear.look_up(&table, self.cpu, row, &[token]);
                 }
             }
             rest = tail;
@@ -540,19 +592,20 @@ impl Pass<'_, '_> {
         size: (Rows, usize),
         outputs: &[(MatrixId, Slot)],
         function: Option<Activation>,
-    ) {
+    ) -> Result<(), ForwardError> {
         // Parts of a longer list are computed one after another, each quantizing the input again; no
         // layer has one.
         for outputs in outputs.chunks(MOST_PRODUCTS) {
             match outputs {
-                [a] => self.product(input, size, [*a], function),
-                [a, b] => self.product(input, size, [*a, *b], function),
-                [a, b, c] => self.product(input, size, [*a, *b, *c], function),
-                [a, b, c, d] => self.product(input, size, [*a, *b, *c, *d], function),
-                [a, b, c, d, e] => self.product(input, size, [*a, *b, *c, *d, *e], function),
+                [a] => self.product(input, size, [*a], function)?,
+                [a, b] => self.product(input, size, [*a, *b], function)?,
+                [a, b, c] => self.product(input, size, [*a, *b, *c], function)?,
+                [a, b, c, d] => self.product(input, size, [*a, *b, *c, *d], function)?,
+                [a, b, c, d, e] => self.product(input, size, [*a, *b, *c, *d, *e], function)?,
                 _ => unreachable!("at most {MOST_PRODUCTS}, and not empty"),
             }
         }
+        Ok(())
     }
 
     fn product<const N: usize>(
@@ -561,25 +614,38 @@ impl Pass<'_, '_> {
         (rows, columns): (Rows, usize),
         outputs: [(MatrixId, Slot); N],
         function: Option<Activation>,
-    ) {
+    ) -> Result<(), ForwardError> {
         let rows = self.rows(rows);
+        let weights = outputs.map(|(matrix, _)| matrix);
         if rows == 0 {
-            return;
+            if let Some(stream) = &mut self.stream {
+                stream.release(&weights);
+            }
+            return Ok(());
+        }
+        if let Some(stream) = &mut self.stream {
+            stream.lend(&weights)?;
         }
         let slots = outputs.iter().map(|(_, slot)| *slot);
         let ([input, blocks], outs) = self.scratch.slots_and::<MOST_PRODUCTS>(input, slots);
-        let linears = outputs.map(|(matrix, _)| self.weights.matrix(matrix));
+        let linears = weights.map(|matrix| self.weights.matrix(matrix));
         let blocks = match linears.iter().any(|linear| linear.is_quantized()) {
             true => blocks,
             false => &mut [],
         };
         let input = activations(self.cpu, first(input, rows * columns), rows, blocks);
+        let stream = self.stream.as_deref();
+        let matrices = weights.map(|matrix| self.weights.matrix(matrix).matrix_of(matrix, stream));
         let mut outs = outs.into_iter();
         let outs = linears.map(|linear| {
             let out = outs.next().expect("a slot for each matrix");
             first(out, rows * linear.rows())
         });
-        Linear::apply_each(linears, self.cpu, outs, &input, function);
+        Linear::apply_each(linears, matrices, self.cpu, outs, &input, function);
+        if let Some(stream) = &mut self.stream {
+            stream.release(&weights);
+        }
+        Ok(())
     }
 
     fn route(&mut self, routing: &Routing, vectors: [Option<VectorId>; 2], slots: [Slot; 3]) {

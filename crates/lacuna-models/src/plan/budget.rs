@@ -1,12 +1,13 @@
 //! One byte budget for a process, divided up; whether a plan fits it, and what would make it fit.
 //!
-//! **What counts.** Everything the process commits: memory that no file stands behind, KV pages
-//! included. That is what the kernel calls anonymous and shared memory. **What does not.** Weights, but
-//! for those that had to be converted, and the program are mapped from files; the system can evict their pages and read them again. They are
+//! **What counts.** Everything the process commits: memory that no file stands behind, KV pages and weights that
+//! are read included. That is what the kernel calls anonymous and shared memory. **What does not.** The program,
+//! and weights where they are mapped, are pages of files; the system can evict them and read them again. They are
 //! named beside the budget.
 //!
 //! What can be worked out is ([`Plan`]); the rest follows rules with a reserve; requests get a share;
-//! KV pages get what is left.
+//! KV pages get what is left. Weights that are read get what full contexts leave, and fifteen sixteenths at least: what
+//! is beyond that is streamed ([`Residency`]). As KV pages come to need more, weights give way to them.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -17,6 +18,7 @@ use serde::Serialize;
 use crate::plan::arena::ArenaPlan;
 use crate::plan::error::PlanError;
 use crate::plan::kv::KvPlan;
+use crate::plan::residency::{Residency, WeightSource};
 use crate::plan::{Demand, Plan, ProcessPlan, VocabularySize, WeightPlan};
 use crate::program::Program;
 use crate::spec::ModelSpec;
@@ -36,6 +38,8 @@ pub struct Parts {
     pub copied_weight_bytes: u64,
     /// Matrices in forms that cannot be computed from, which are converted, and those made of others.
     pub converted_weight_bytes: u64,
+    /// Weights that are read into memory: those that stay, the ring that the others go through, and rows of tables.
+    pub read_weight_bytes: u64,
     /// The arena of a forward pass.
     pub activation_bytes: u64,
     /// Requests, from their first byte to their end, apart from their KV rows.
@@ -62,6 +66,7 @@ impl Parts {
             sampling_bytes: 0,
             copied_weight_bytes: weights.copied_bytes(),
             converted_weight_bytes: weights.converted_bytes() + weights.derived_bytes(),
+            read_weight_bytes: weights.loaded.as_ref().map_or(0, Residency::memory_bytes),
             activation_bytes: arena.bytes() as u64,
             request_bytes,
             kv_bytes: 0,
@@ -77,6 +82,7 @@ impl Parts {
             + self.sampling_bytes
             + self.copied_weight_bytes
             + self.converted_weight_bytes
+            + self.read_weight_bytes
             + self.activation_bytes
             + self.request_bytes
     }
@@ -90,7 +96,8 @@ impl Parts {
     /// What there is once the model is loaded and nothing has been set up to run it.
     #[must_use]
     pub fn loaded(&self) -> u64 {
-        let weights = self.copied_weight_bytes + self.converted_weight_bytes;
+        let weights =
+            self.copied_weight_bytes + self.converted_weight_bytes + self.read_weight_bytes;
         self.program_bytes + self.vocabulary_bytes + weights
     }
 }
@@ -130,6 +137,7 @@ impl Display for Parts {
             ("sampling", self.sampling_bytes),
             ("copied weights", self.copied_weight_bytes),
             ("converted weights", self.converted_weight_bytes),
+            ("read weights", self.read_weight_bytes),
             ("activations", self.activation_bytes),
             ("requests", self.request_bytes),
             ("KV pages", self.kv_bytes),
@@ -142,6 +150,10 @@ impl Display for Parts {
         Ok(())
     }
 }
+
+/// Of what is left for weights that are read and KV pages together, the part that KV pages have from the start,
+/// unless they need less. They get more as they come to need it, from weights.
+const KV_SHARE: u64 = 16;
 
 /// `bytes` for people.
 fn mebibytes(bytes: u64) -> String {
@@ -166,9 +178,52 @@ impl Plan {
             sampling_bytes: self.program.sampling_bytes,
             copied_weight_bytes: self.weights.copied_bytes(),
             converted_weight_bytes: self.weights.converted_bytes() + self.weights.derived_bytes(),
+            read_weight_bytes: self.residency.memory_bytes(),
             activation_bytes: self.arena.bytes() as u64,
             request_bytes: self.request_bytes,
             kv_bytes: 0,
+        }
+    }
+
+    /// Where weights are to be.
+    pub(super) fn place_weights(&self, source: WeightSource) -> Residency {
+        let planned = |room| Residency::plan(&self.weights, source, room);
+        let Some(budget) = self.budget_bytes else {
+            return planned(None);
+        };
+        let left = budget.saturating_sub(self.fixed().bytes());
+        let least = self.kv.sequence_peak_bytes(1);
+        let full = self.kv.peak_bytes(self.kv.context_tokens);
+        let kv = full.min(left / KV_SHARE).max(least);
+        let roomy = planned(Some(left.saturating_sub(kv)));
+        match roomy.memory_bytes() + kv <= left {
+            true => roomy,
+            false => planned(Some(left.saturating_sub(least))),
+        }
+    }
+
+    /// The same parts with as much less weights as it takes to stay within the budget, if they can be.
+    pub(super) fn giving_way(&self, parts: Parts, peak: u64) -> Parts {
+        let excess = self.budget_bytes.map_or(0, |budget| {
+            (parts.besides_kv() + peak).saturating_sub(budget)
+        });
+        let spare = self.residency.to_spare(&self.weights);
+        let less = self.residency.less(&self.weights, excess.min(spare));
+        let read_weight_bytes = match less {
+            Some(less) if excess > 0 => less.memory_bytes(),
+            _ => parts.read_weight_bytes,
+        };
+        Parts {
+            read_weight_bytes,
+            ..parts
+        }
+    }
+
+    /// Bytes of weights in mapped files.
+    pub(super) fn mapped_weight_bytes(&self) -> u64 {
+        match self.residency.is_mapped() {
+            true => self.weights.mapped_bytes(),
+            false => 0,
         }
     }
 
@@ -197,7 +252,7 @@ impl Plan {
         Ok(Budget {
             budget_bytes: self.budget_bytes,
             parts: Parts { kv_bytes, ..fixed },
-            mapped_weight_bytes: self.weights.mapped_bytes(),
+            mapped_weight_bytes: self.mapped_weight_bytes(),
         })
     }
 }

@@ -1,10 +1,10 @@
 //! Where every byte goes, from a model's description and its directory of tensors alone.
 //!
-//! A [`Plan`] has four parts. The [`ArenaPlan`] is what a forward pass executes from: every
+//! A [`Plan`] has five parts. The [`ArenaPlan`] is what a forward pass executes from: every
 //! activation slot at a fixed offset of one arena, proved by [`ArenaPlan::verify`]. The [`KvPlan`]
 //! says what sequences reserve and what they commit as tokens arrive, the [`WeightPlan`] what
-//! is mapped from the file and copied out of it, and the [`ProcessPlan`] what the process takes
-//! besides. Planning touches no weight and commits no memory; the same input gives the same plan,
+//! is in the file and copied out of it, the [`Residency`] which of that is in memory, and the [`ProcessPlan`] what the
+//! process takes besides. Planning touches no weight and commits no memory; the same input gives the same plan,
 //! byte for byte. [`Plan::budget`] divides one number of bytes up among them all.
 
 mod arena;
@@ -13,6 +13,7 @@ mod error;
 mod kv;
 mod map;
 mod process;
+mod residency;
 mod verify;
 mod weights;
 
@@ -29,6 +30,10 @@ pub use budget::{Budget, BudgetTooSmall, Change, Parts, Verdict, request_bytes};
 pub use error::{PlanError, PlanFault};
 pub use kv::{KvBuffer, KvPlan, KvRows, ResumePoints};
 pub use process::{ProcessPlan, VocabularySize};
+pub use residency::{
+    MatrixAccess, Rates, Residency, Streamed, UnknownWeightMode, WeightMode, WeightSource,
+    WeightUse,
+};
 pub use weights::{Weight, WeightPlan};
 
 /// Which rows of logits a forward pass must have room for.
@@ -81,6 +86,8 @@ pub struct Demand {
     pub sequences: usize,
     /// Threads that compute.
     pub threads: usize,
+    /// How weights are had, of a model that is not loaded yet.
+    pub weights: WeightSource,
     /// Bytes that the process may commit in all. `None`: as many as it takes.
     pub budget_bytes: Option<u64>,
     /// Of those, bytes that requests may hold apart from their KV rows. `None`: [`request_bytes`].
@@ -120,6 +127,8 @@ pub struct Plan {
     pub kv: KvPlan,
     /// Weights.
     pub weights: WeightPlan,
+    /// Where weights are.
+    pub residency: Residency,
     /// The rest of the process.
     pub program: ProcessPlan,
     /// What requests may hold together, apart from their KV rows.
@@ -165,27 +174,35 @@ impl Plan {
         cache: &KvCache,
         demand: &Demand,
     ) -> Result<Self, PlanError> {
-        Ok(Self {
+        let mut plan = Self {
             arena: ArenaPlan::new(&Program::new(spec), demand.limits()?)?,
             kv: KvPlan::new(cache, demand)?,
             weights,
+            residency: Residency::mapped(),
             program: ProcessPlan::new(spec, vocabulary, demand.threads),
             request_bytes: (demand.request_bytes)
                 .unwrap_or_else(|| request_bytes(demand.budget_bytes)),
             budget_bytes: demand.budget_bytes,
-        })
+        };
+        plan.residency = match &plan.weights.loaded {
+            Some(loaded) => loaded.clone(),
+            None => plan.place_weights(demand.weights),
+        };
+        Ok(plan)
     }
 
     /// Bytes when every sequence holds `tokens` tokens.
     #[must_use]
     pub fn total(&self, tokens: usize) -> Total {
+        let kv_peak_bytes = self.kv.peak_bytes(tokens);
+        let parts = Parts {
+            kv_bytes: self.kv.committed_bytes(tokens),
+            ..self.fixed()
+        };
         Total {
-            parts: Parts {
-                kv_bytes: self.kv.committed_bytes(tokens),
-                ..self.fixed()
-            },
-            kv_peak_bytes: self.kv.peak_bytes(tokens),
-            mapped_weight_bytes: self.weights.mapped_bytes(),
+            parts: self.giving_way(parts, kv_peak_bytes),
+            kv_peak_bytes,
+            mapped_weight_bytes: self.mapped_weight_bytes(),
         }
     }
 

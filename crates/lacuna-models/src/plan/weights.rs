@@ -1,8 +1,12 @@
 //! The weights of a model as its directory of tensors has them.
 
-use crate::spec::ModelSpec;
-use crate::weights::{Derived, derived};
-use lacuna_files::{Summary, Tensors, TypeTotal};
+use std::collections::HashMap;
+
+use super::residency::{Residency, WeightUse, held};
+use crate::families::Description;
+use crate::program::{Program, TensorSpec};
+use crate::weights::{Derived, Names, derived, is_outside, uses};
+use lacuna_files::{Mapping, Summary, Tensors, TypeTotal};
 
 /// One tensor of the directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,9 +41,9 @@ impl Weight {
     }
 }
 
-/// All tensors of a model, in file order. They are used where the file is mapped, but for vectors, which
-/// are norms and biases and are copied out as `f32`, for matrices in forms that cannot be computed from,
-/// which are converted, and for some that are made of others.
+/// All tensors of a model, in file order. They are used where the file is mapped or read into memory, as a
+/// [`Residency`] says, but for vectors, which are norms and biases and are copied out as `f32`, for matrices in
+/// forms that cannot be computed from, which are converted, and for some that are made of others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightPlan {
     /// Every tensor.
@@ -47,12 +51,24 @@ pub struct WeightPlan {
     /// Matrices that are made when the model is loaded, under the names of the tensors they are made of:
     /// keys of latent attention, which files have the other way round.
     pub derived: Vec<Weight>,
+    /// What a pass uses of them, in order.
+    pub uses: Vec<WeightUse>,
+    /// Whether they are in files, which can be read, and not in memory that stands in for some.
+    pub in_files: bool,
+    /// Whether some are of experts, of which a token has a few.
+    pub has_experts: bool,
+    /// Where they are, of a model that is loaded.
+    pub loaded: Option<Residency>,
+}
+
+fn has_experts(tensor: &TensorSpec) -> bool {
+    matches!(tensor, TensorSpec::Experts(experts) if experts.used < experts.experts)
 }
 
 impl WeightPlan {
-    /// The tensors of a file with a model of `spec`.
+    /// The tensors of a file with a model as described.
     #[must_use]
-    pub fn of(tensors: &Tensors, spec: &ModelSpec) -> Self {
+    pub fn of(tensors: &Tensors, description: &Description) -> Self {
         let weight = |tensor: Summary<'_>| Weight {
             name: tensor.name.to_owned(),
             type_name: tensor.type_name.to_owned(),
@@ -67,10 +83,57 @@ impl WeightPlan {
             shape: derived.shape.to_vec(),
             converted_from: None,
         };
+        let is_file = |mapping: &Mapping| mapping.path().is_some();
         Self {
-            tensors: tensors.iter().map(weight).collect(),
-            derived: derived(tensors, spec).into_iter().map(made).collect(),
+            derived: derived(tensors, &description.spec)
+                .into_iter()
+                .map(made)
+                .collect(),
+            in_files: tensors.mappings().iter().all(is_file),
+            ..Self::new(tensors.iter().map(weight).collect(), description)
         }
+    }
+
+    /// Tensors that files of a model as described would have.
+    #[must_use]
+    pub fn new(tensors: Vec<Weight>, description: &Description) -> Self {
+        let program = Program::new(&description.spec);
+        let by_name = tensors.iter().map(|tensor| (&*tensor.name, tensor));
+        let by_name: HashMap<&str, &Weight> = by_name.collect();
+        let contains = |name: &str| by_name.contains_key(name);
+        let names = Names::new(contains, description, &program);
+        let uses = uses(&program, &names, &|name| by_name.get(name).copied());
+        drop(names);
+        Self {
+            uses,
+            tensors,
+            derived: Vec::new(),
+            in_files: true,
+            has_experts: program.tensors().iter().any(has_experts),
+            loaded: None,
+        }
+    }
+
+    /// The first use of each matrix.
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &WeightUse> {
+        let uses = self.uses.iter().enumerate();
+        let first = uses.filter(|(index, of)| {
+            let mut before = self.uses[..*index].iter();
+            before.all(|it| it.matrix != of.matrix)
+        });
+        first.map(|(_, of)| of)
+    }
+
+    /// Memory of tensors that stay in memory when weights are read, beside the matrices of [`WeightPlan::uses`]:
+    /// those of experts, and of heads that have matrices of their own.
+    pub(super) fn other_bytes(&self) -> u64 {
+        let is_other = |tensor: &&Weight| {
+            let used = self.uses.iter().any(|it| it.name == tensor.name);
+            let elsewhere = tensor.converted_from.is_some() || tensor.is_copied();
+            !used && !elsewhere && !is_outside(&tensor.name)
+        };
+        let others = self.tensors.iter().filter(is_other);
+        others.map(|tensor| held(tensor.bytes as u64)).sum()
     }
 
     /// Counts and bytes by element type, largest first.
@@ -79,8 +142,8 @@ impl WeightPlan {
         TypeTotal::of(self.tensors.iter().map(Weight::summary))
     }
 
-    /// Bytes of the mapped file that are weights. They are clean pages, which the system may drop
-    /// and read again.
+    /// Bytes of files that are weights as they are used. Where the files are mapped, they are clean pages, which
+    /// the system may drop and read again.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         let mapped = self

@@ -16,9 +16,10 @@ use super::input::Input;
 use super::{Error, Item};
 use crate::error::ConfigError;
 use crate::families::{Description, Found, GivenFact, Spelling};
+use crate::plan::WeightPlan;
 use crate::program::{MatrixSpec, Program, TensorName, TensorSpec, VectorSpec};
 use crate::spec::{LayerSpec, ModelSpec, Rope, RopeScaling, Yarn};
-use crate::weights::{Weights, name_in};
+use crate::weights::{Loading, Weights, name_in};
 
 /// What a folder becomes.
 pub(super) struct Converted {
@@ -40,7 +41,9 @@ pub(super) fn convert(folder: &Folder, tensors: &Tensors) -> Result<Converted, E
         return Err(unsupported());
     }
     // Whether each of the program's tensors is there, and no others are.
-    Weights::load(tensors, &description, &program)?;
+    let (plan, mut unseen) = (WeightPlan::default(), ());
+    let loading = Loading::mapped(&mut unseen);
+    Weights::load(tensors, &description, &program, &plan, loading)?;
     let mut header = gguf::Writer::new();
     describe(&mut header, folder.path(), &description, &found);
     let vocabulary = Vocabulary::from_folder(folder.path(), description.spec.vocabulary)?;

@@ -108,6 +108,7 @@ impl Source<'_> {
         };
         let (heads, each) = (spec.experts, key_dim + value_dim);
         let tensor = self.whole(both, &[heads * each, rank])?;
+        let tensor = self.fetch.whole(tensor)?;
         let linear = |tensor: &Tensor, first, rows, columns| {
             Linear::new(tensor.clone(), first, rows, columns, None)
         };

@@ -21,14 +21,13 @@ impl Linear {
         self.reads_rows = large && self.tensor.mapping().path().is_some();
     }
 
-    /// Writes the rows `tokens` to `out`, `[tokens, columns]`.
+    /// Writes the rows `tokens` of `table`, which is this matrix wherever it is, to `out`, `[tokens, columns]`.
     ///
     /// # Panics
     /// When a token is not a row, or `out` has another size.
-    pub(crate) fn look_up(&self, cpu: &Cpu, out: &mut [f32], tokens: &[u32]) {
-        let table = self.matrix();
+    pub(crate) fn look_up(&self, table: &Matrix<'_>, cpu: &Cpu, out: &mut [f32], tokens: &[u32]) {
         if !self.reads_rows {
-            return cpu.embed(out, &table, tokens);
+            return cpu.embed(out, table, tokens);
         }
         assert_eq!(
             out.len(),
@@ -39,7 +38,7 @@ impl Linear {
             let row = tokens[row] as usize;
             // What cannot be read that way is looked for in the mapping, which remembers that its file is
             // lost.
-            if self.read_row(&table, row, out).is_err() {
+            if self.read_row(table, row, out).is_err() {
                 table.dequantize_row(row, out);
             }
         });
@@ -93,7 +92,7 @@ mod tests {
                 let cpu = Cpu::new(CpuConfig::default()).expect("threads");
                 let rows = |linear: &Linear| -> Vec<u32> {
                     let mut out = vec![0.0; 3 * columns];
-                    linear.look_up(&cpu, &mut out, &[3, 0, 3]);
+                    linear.look_up(&linear.matrix(), &cpu, &mut out, &[3, 0, 3]);
                     out.into_iter().map(f32::to_bits).collect()
                 };
                 let mapped = rows(&linear);

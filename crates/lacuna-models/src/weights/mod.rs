@@ -1,25 +1,37 @@
 //! The weights of a program: each tensor looked up in a file, checked, and used in place.
 //!
-//! A [`Linear`] keeps a handle on the mapped file and computes from its bytes; only vectors (norms,
+//! A [`Linear`] keeps a handle on the mapped file, or on memory that was read from it (`fetch.rs`), and computes
+//! from its bytes; matrices that files are read for, once or in each pass, are lent by `stream.rs`. Only vectors (norms,
 //! biases), a few kilobytes a layer, are copied out as `f32`, and what `latent.rs` says is made anew.
 
+mod fetch;
 mod latent;
 mod lookup;
 mod shares;
 mod source;
+mod stream;
+mod uses;
+
+use std::ops::Range;
+use std::sync::MutexGuard;
 
 use lacuna_kernels::{Activation, Activations, Cpu, Expert, Matrix};
 
 use crate::error::LoadError;
 use crate::families::Description;
+use crate::plan::{Residency, WeightPlan};
 use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
-use lacuna_files::{Tensor, Tensors};
+use fetch::Fetch;
+pub use fetch::MakeDevice;
+use lacuna_files::{Progress, Tensor, Tensors};
 pub(crate) use latent::{Derived, derived};
 pub(crate) use shares::active_bytes;
 use shares::looked_up;
 use source::Source;
-pub(crate) use source::name_in;
+pub(crate) use source::{Names, is_outside, name_in};
+pub(crate) use stream::{Stream, Streams};
+pub(crate) use uses::uses;
 
 /// What a program computes with.
 #[derive(Debug)]
@@ -28,6 +40,29 @@ pub(crate) struct Weights {
     tensors: Vec<Weight>,
     /// In the order of [`crate::spec::ModelSpec::ropes`].
     rotations: Vec<Rotation>,
+    /// The matrices that files are read for; `None` where all are mapped.
+    streams: Option<Streams>,
+}
+
+/// How weights come into memory when a model is loaded.
+pub struct Loading<'a> {
+    /// Which are to be there, and how they are read.
+    pub residency: Residency,
+    /// What reads, in place of the best device there is.
+    pub device: Option<MakeDevice<'a>>,
+    /// Is told how much has been read.
+    pub progress: &'a mut dyn Progress,
+}
+
+impl<'a> Loading<'a> {
+    /// None of them: files are mapped.
+    pub fn mapped(progress: &'a mut dyn Progress) -> Self {
+        Self {
+            residency: Residency::mapped(),
+            device: None,
+            progress,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -86,31 +121,68 @@ impl Weights {
         tensors: &Tensors,
         description: &Description,
         program: &Program,
+        plan: &WeightPlan,
+        loading: Loading<'_>,
     ) -> Result<Self, LoadError> {
-        let mut source = Source::new(tensors, description, program);
-        let weights = program.tensors().iter().map(|tensor| match tensor {
-            TensorSpec::Matrix(matrix) => source.matrix(matrix).map(Weight::Matrix),
-            TensorSpec::Experts(experts) => source.experts(experts).map(Weight::Experts),
-            TensorSpec::Vector(vector) => source.vector(vector).map(Weight::Vector),
+        let Loading {
+            residency,
+            device,
+            progress,
+        } = loading;
+        let uses = &plan.uses;
+        if !residency.is_mapped() {
+            progress.begin("weights", Some(residency.pinned_bytes));
+        }
+        let (weights, rotations, files) = {
+            let fetch = Fetch::new(tensors, residency.source, uses, device, &mut *progress)?;
+            let mut source = Source::new(tensors, description, program, fetch);
+            let numbered = program.tensors().iter().enumerate();
+            let weights = numbered.map(|(number, tensor)| match tensor {
+                TensorSpec::Matrix(matrix) => source.matrix(number, matrix).map(Weight::Matrix),
+                TensorSpec::Experts(experts) => source.experts(experts).map(Weight::Experts),
+                TensorSpec::Vector(vector) => source.vector(vector).map(Weight::Vector),
+            });
+            let weights = weights.collect::<Result<Vec<_>, _>>()?;
+            let ropes = description.spec.ropes.iter();
+            let rotations = ropes.map(|rope| Rotation::load(rope, &mut source));
+            let rotations = rotations.collect::<Result<_, _>>()?;
+            source.refuse_surplus(&description.spec)?;
+            (weights, rotations, source.fetch.finish())
+        };
+        let streams = files.map(|files| {
+            let streams = Streams::new(&files, &weights, uses, device)?;
+            streams.place(&residency, progress)?;
+            progress.finish();
+            Ok::<_, LoadError>(streams)
         });
-        let weights = weights.collect::<Result<_, _>>()?;
-        let ropes = description.spec.ropes.iter();
-        let rotations = ropes.map(|rope| Rotation::load(rope, &mut source));
-        let rotations = rotations.collect::<Result<_, _>>()?;
-        source.refuse_surplus(&description.spec)?;
         let mut weights = Self {
+            streams: streams.transpose()?,
             tensors: weights,
             rotations,
         };
-        for (_, tensor) in program.multiplied() {
-            weights.tensors[tensor].prefer_huge_pages();
+        if residency.is_mapped() {
+            for (_, tensor) in program.multiplied() {
+                weights.tensors[tensor].prefer_huge_pages();
+            }
         }
-        for MatrixId(table) in looked_up(program) {
+        // Others are where `streams` has them.
+        let tables = looked_up(program).into_iter();
+        for MatrixId(table) in tables.filter(|_| residency.is_mapped()) {
             if let Weight::Matrix(table) = &mut weights.tensors[table] {
                 table.read_rows();
             }
         }
         Ok(weights)
+    }
+
+    /// The matrices that files are read for.
+    pub(crate) fn streams(&self) -> Option<&Streams> {
+        self.streams.as_ref()
+    }
+
+    /// The same, for a pass that begins.
+    pub(crate) fn stream(&self) -> Option<MutexGuard<'_, Stream>> {
+        self.streams.as_ref().map(Streams::begin)
     }
 
     /// # Panics
@@ -230,24 +302,50 @@ impl Linear {
     }
 
     fn view(&self) -> Result<Matrix<'_>, lacuna_kernels::ShapeError> {
-        let dtype = self.tensor.dtype();
         let bytes = self.tensor.bytes();
-        let row_bytes = dtype.row_bytes(self.columns).unwrap_or(0);
-        let end = self
-            .start
-            .saturating_add(self.rows.saturating_mul(row_bytes));
+        let own = self.bytes();
         // A whole tensor's bytes go as they are, so that surplus bytes are found.
-        let bytes = match (self.start, end < bytes.len()) {
+        let bytes = match (own.start, own.end < bytes.len()) {
             (0, false) => bytes,
-            _ => bytes.get(self.start..end).unwrap_or_default(),
+            _ => bytes.get(own).unwrap_or_default(),
         };
-        Matrix::new(dtype, self.rows, self.columns, bytes)
+        Matrix::new(self.tensor.dtype(), self.rows, self.columns, bytes)
+    }
+
+    /// Of the tensor's bytes, those of the rows.
+    fn bytes(&self) -> Range<usize> {
+        let length = self.rows.saturating_mul(self.row_bytes());
+        self.start..self.start.saturating_add(length)
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.tensor.dtype().row_bytes(self.columns).unwrap_or(0)
     }
 
     /// The matrix as the kernels take it: `[rows, columns]` in the file's own bytes.
     pub(crate) fn matrix(&self) -> Matrix<'_> {
         self.view()
             .expect("the same bytes were accepted when the tensor was loaded")
+    }
+
+    /// The same, which is the program's matrix `id`, from where a stream has it, if it has.
+    pub(crate) fn matrix_of<'a>(&'a self, id: MatrixId, stream: Option<&'a Stream>) -> Matrix<'a> {
+        match stream.and_then(|stream| stream.bytes(id)) {
+            None => self.matrix(),
+            Some(bytes) => Matrix::new(self.tensor.dtype(), self.rows, self.columns, bytes)
+                .expect("as many bytes were read as the matrix has"),
+        }
+    }
+
+    /// One of the rows, in bytes that have been read from the file just now.
+    pub(crate) fn row_in<'a>(&self, bytes: &'a [u8]) -> Matrix<'a> {
+        Matrix::new(self.tensor.dtype(), 1, self.columns, bytes)
+            .expect("as many bytes were read as a row has")
+    }
+
+    /// Elements of a row.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
     }
 
     /// Elements of a product.
@@ -269,14 +367,15 @@ impl Linear {
     }
 
     /// `out[t] = f(W x[t] + bias)` for every token and each of several matrices, in one operation.
+    /// `matrices` are those of `linears`, wherever they are.
     pub(crate) fn apply_each<const N: usize>(
         linears: [&Self; N],
+        matrices: [Matrix<'_>; N],
         cpu: &Cpu,
         outs: [&mut [f32]; N],
         input: &Activations<'_>,
         function: Option<Activation>,
     ) {
-        let matrices = linears.map(Self::matrix);
         let mut each = matrices.iter().zip(linears);
         let each = [(); N].map(|()| {
             let (matrix, linear) = each.next().expect("one for each");

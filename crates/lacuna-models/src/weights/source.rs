@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use lacuna_kernels::{DType, Matrix};
 
 use super::Linear;
+use super::fetch::Fetch;
 use crate::error::LoadError;
 use crate::families::{Description, FUSED, Family, Spelling};
 use crate::program::{
@@ -16,15 +17,26 @@ use lacuna_files::{Tensor, TensorError, Tensors};
 /// Where tensors are looked up: a file, and how its family calls them.
 pub(super) struct Source<'a> {
     tensors: &'a Tensors,
+    names: Names<'a>,
     family: &'static Family,
     pub(super) spelling: Spelling,
     spec: &'a ModelSpec,
-    /// Rows of each of the program's matrices.
-    rows: HashMap<TensorName, usize>,
     /// What names inside a model of language begin with, in files that hold more.
     prefix: Prefix,
     /// Names that were asked for and found.
     used: HashSet<String>,
+    /// How their bytes are had.
+    pub(super) fetch: Fetch<'a>,
+}
+
+/// What a file calls the tensors of a program.
+pub(crate) struct Names<'a> {
+    contains: Box<dyn Fn(&str) -> bool + 'a>,
+    family: &'static Family,
+    spelling: Spelling,
+    prefix: Prefix,
+    /// Rows of each of the program's matrices.
+    rows: HashMap<TensorName, usize>,
 }
 
 /// How a Hugging Face file's names of the decoder differ from those of a file with nothing else.
@@ -43,16 +55,15 @@ enum Prefix {
 }
 
 impl Prefix {
-    /// That of a file with these tensors.
-    fn of(tensors: &Tensors, description: &Description) -> Self {
+    /// That of a file with some tensors.
+    fn of(contains: &dyn Fn(&str) -> bool, description: &Description) -> Self {
         let naming = &description.family.naming;
         let part = "token_embd";
         let name = TensorName { layer: None, part };
         let embedding = naming.full(description.spelling, name, "weight");
         let prefixes = [Self::None, Self::Inside, Self::Around, Self::Bare];
         let prefixes = prefixes.into_iter().chain(naming.inside.map(Self::Model));
-        let mut present =
-            prefixes.filter(|prefix| tensors.contains(&prefix.apply(embedding.clone())));
+        let mut present = prefixes.filter(|prefix| contains(&prefix.apply(embedding.clone())));
         match description.spelling {
             Spelling::Gguf => Self::None,
             Spelling::HuggingFace => present.next().unwrap_or(Self::None),
@@ -87,7 +98,7 @@ pub(crate) fn name_in(
     suffix: &str,
 ) -> String {
     let full = description.tensor_name(name, suffix);
-    Prefix::of(tensors, description).apply(full)
+    Prefix::of(&|name| tensors.contains(name), description).apply(full)
 }
 
 /// The part that makes scores of a pooled row.
@@ -110,7 +121,7 @@ const OUTSIDE: [&str; 8] = [
 ];
 
 /// Whether a tensor of this name belongs to something other than the model of language.
-pub(super) fn is_outside(name: &str) -> bool {
+pub(crate) fn is_outside(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
     OUTSIDE.iter().any(|outside| name.starts_with(outside))
 }
@@ -129,10 +140,11 @@ struct Found {
     first: usize,
 }
 
-impl<'a> Source<'a> {
-    pub(super) fn new(
-        tensors: &'a Tensors,
-        description: &'a Description,
+impl<'a> Names<'a> {
+    /// Those of a file with the tensors that `contains` says, for `program`.
+    pub(crate) fn new(
+        contains: impl Fn(&str) -> bool + 'a,
+        description: &Description,
         program: &Program,
     ) -> Self {
         let rows = program.tensors().iter().filter_map(|tensor| match tensor {
@@ -140,23 +152,83 @@ impl<'a> Source<'a> {
             TensorSpec::Experts(_) | TensorSpec::Vector(_) => None,
         });
         Self {
-            tensors,
+            rows: rows.collect(),
+            prefix: Prefix::of(&contains, description),
             family: description.family,
             spelling: description.spelling,
-            spec: &description.spec,
-            rows: rows.collect(),
-            prefix: Prefix::of(tensors, description),
-            used: HashSet::new(),
+            contains: Box::new(contains),
         }
     }
 
-    fn full(&self, name: TensorName, suffix: &str) -> String {
+    /// The name of a tensor of its own.
+    pub(crate) fn full(&self, name: TensorName, suffix: &str) -> String {
         let full = self.family.naming.full(self.spelling, name, suffix);
         self.prefix.apply(full)
     }
 
+    /// The tensor that holds the rows of `name` among others, if the file has it: its name, the first
+    /// of the rows, and how many rows it has.
+    pub(crate) fn fused(&self, name: TensorName, suffix: &str) -> Option<(String, usize, usize)> {
+        let (whole, parts) = FUSED.iter().find(|(_, parts)| parts.contains(&name.part))?;
+        let part = match (self.spelling, *whole) {
+            (Spelling::Gguf, "ffn_gate_up") => "ffn_up",
+            (_, whole) => whole,
+        };
+        let full = self.full(TensorName { part, ..name }, suffix);
+        if !(self.contains)(&full) {
+            return None;
+        }
+        // A name that is both a part's and the whole's is the whole's when the others are missing.
+        let first_part = TensorName {
+            part: parts[0],
+            ..name
+        };
+        if parts.contains(&part) && (self.contains)(&self.full(first_part, suffix)) {
+            return None;
+        }
+        let rows = |part: &&'static str| self.rows(TensorName { part, ..name });
+        let before = parts.iter().take_while(|part| **part != name.part);
+        Some((full, before.map(rows).sum(), parts.iter().map(rows).sum()))
+    }
+
+    /// Rows that the program has a matrix for; none where it has no such matrix.
+    fn rows(&self, name: TensorName) -> usize {
+        self.rows.get(&name).copied().unwrap_or(0)
+    }
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(
+        tensors: &'a Tensors,
+        description: &'a Description,
+        program: &Program,
+        fetch: Fetch<'a>,
+    ) -> Self {
+        let names = Names::new(|name| tensors.contains(name), description, program);
+        Self {
+            tensors,
+            family: description.family,
+            spelling: description.spelling,
+            spec: &description.spec,
+            prefix: names.prefix,
+            names,
+            used: HashSet::new(),
+            fetch,
+        }
+    }
+
+    fn full(&self, name: TensorName, suffix: &str) -> String {
+        self.names.full(name, suffix)
+    }
+
+    fn fused(&self, name: TensorName, suffix: &str) -> Option<(String, usize, usize)> {
+        self.names.fused(name, suffix)
+    }
+
     /// A matrix, with its bias where the family or the file has one.
-    pub(super) fn matrix(&mut self, spec: &MatrixSpec) -> Result<Linear, LoadError> {
+    ///
+    /// `number` is the matrix's among the program's tensors.
+    pub(super) fn matrix(&mut self, number: usize, spec: &MatrixSpec) -> Result<Linear, LoadError> {
         let MatrixSpec {
             name,
             rows,
@@ -174,7 +246,11 @@ impl<'a> Source<'a> {
         let bias = bias
             .then(|| self.floats(name, "bias", (rows, VectorForm::Plain)))
             .transpose()?;
-        Linear::new(tensor, first, rows, columns, bias)
+        let rows_in_file = first..first + rows;
+        match self.fetch.rows(number, &tensor, rows_in_file, columns)? {
+            Some(read) => Linear::new(read, 0, rows, columns, bias),
+            None => Linear::new(tensor, first, rows, columns, bias),
+        }
     }
 
     /// The scores of a model that answers in tokens: their rows of the output matrix.
@@ -197,6 +273,7 @@ impl<'a> Source<'a> {
         };
         let vocabulary = self.spec.vocabulary;
         let table = self.whole(output, &[vocabulary, columns])?;
+        let table = self.fetch.whole(table)?;
         let matrix = Matrix::new(table.dtype(), vocabulary, columns, table.bytes());
         let matrix = matrix.map_err(|source| LoadError::Tensor {
             name: table.name().to_owned(),
@@ -233,6 +310,8 @@ impl<'a> Source<'a> {
             let tensor = self
                 .tensors
                 .require_shape(&name, &[experts, each, columns])?;
+            // Gate and up may be halves of one.
+            let tensor = self.fetch.shared(tensor)?;
             self.used.insert(name);
             let linear = |expert| {
                 let first = expert * each + first;
@@ -244,6 +323,7 @@ impl<'a> Source<'a> {
             let name = self.family.naming.of_expert(self.spelling, name, expert);
             let name = self.prefix.apply(name);
             let tensor = self.tensors.require_shape(&name, &[rows, columns])?;
+            let tensor = self.fetch.whole(tensor)?;
             self.used.insert(name);
             Linear::new(tensor, 0, rows, columns, bias(expert))
         };
@@ -269,6 +349,7 @@ impl<'a> Source<'a> {
         let tensor = self
             .tensors
             .require_shape(&stack.name, &[experts, stack.each])?;
+        let tensor = self.fetch.whole(tensor)?;
         let wrong = |source| LoadError::Tensor {
             name: stack.name.clone(),
             source,
@@ -429,36 +510,6 @@ impl<'a> Source<'a> {
         Ok(Found { tensor, first })
     }
 
-    /// The tensor that holds the rows of `name` among others, if the file has it: its name, the first
-    /// of the rows, and how many rows it has.
-    fn fused(&self, name: TensorName, suffix: &str) -> Option<(String, usize, usize)> {
-        let (whole, parts) = FUSED.iter().find(|(_, parts)| parts.contains(&name.part))?;
-        let part = match (self.spelling, *whole) {
-            (Spelling::Gguf, "ffn_gate_up") => "ffn_up",
-            (_, whole) => whole,
-        };
-        let full = self.full(TensorName { part, ..name }, suffix);
-        if !self.tensors.contains(&full) {
-            return None;
-        }
-        // A name that is both a part's and the whole's is the whole's when the others are missing.
-        let first_part = TensorName {
-            part: parts[0],
-            ..name
-        };
-        if parts.contains(&part) && self.tensors.contains(&self.full(first_part, suffix)) {
-            return None;
-        }
-        let rows = |part: &&'static str| self.rows(TensorName { part, ..name });
-        let before = parts.iter().take_while(|part| **part != name.part);
-        Some((full, before.map(rows).sum(), parts.iter().map(rows).sum()))
-    }
-
-    /// Rows that the program has a matrix for; none where it has no such matrix.
-    fn rows(&self, name: TensorName) -> usize {
-        self.rows.get(&name).copied().unwrap_or(0)
-    }
-
     fn floats(
         &mut self,
         name: TensorName,
@@ -469,6 +520,7 @@ impl<'a> Source<'a> {
             Some(tensor) => Found { tensor, first: 0 },
             None => self.find(name, suffix, width, None)?,
         };
+        let tensor = self.fetch.whole(tensor)?;
         let whole = tensor.shape().iter().product();
         let row = Matrix::new(tensor.dtype(), 1, whole, tensor.bytes()).map_err(|source| {
             LoadError::Tensor {

@@ -255,7 +255,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
 fn describe(files: &ModelFiles) -> Result<Report, LoadError> {
     let description = lacuna::describe(files)?;
     let spec = &description.spec;
-    let weights = WeightPlan::of(files.tensors(), spec);
+    let weights = WeightPlan::of(files.tensors(), &description);
     if weights.converted_bytes() == 0 && weights.derived_bytes() == 0 {
         Model::load(files.clone())?;
     }

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::{Context, Result, bail};
 use lacuna::ModelFiles;
 use lacuna::files::hub::{HeldModel, Hub, Settings};
-use lacuna::plan::{Demand, Logits, Plan, VocabularySize, WeightPlan};
+use lacuna::plan::{Demand, Logits, Plan, VocabularySize, WeightPlan, WeightSource};
 use lacuna::{EngineConfig, KvElements, KvPolicy};
 use lacuna_cli::{Bars, output};
 use lacuna_kv::KvCache;
@@ -108,8 +108,9 @@ pub(crate) fn list(args: &ListArgs) -> Result<()> {
 /// From the directory of tensors alone: no weight is read.
 fn needs(model: &HeldModel, most_tokens: usize, available: Option<u64>) -> Result<Needs> {
     let files = ModelFiles::open(&model.path)?;
-    let spec = lacuna::describe(&files)?.spec;
-    let weights = WeightPlan::of(files.tensors(), &spec);
+    let description = lacuna::describe(&files)?;
+    let weights = WeightPlan::of(files.tensors(), &description);
+    let spec = description.spec;
     let mapped_weight_bytes = weights.mapped_bytes();
     let context_tokens = most_tokens.min(spec.context_tokens);
     if spec.pooled().is_some() {
@@ -124,6 +125,7 @@ fn needs(model: &HeldModel, most_tokens: usize, available: Option<u64>) -> Resul
         logits: Logits::Last,
         sequences: 1,
         threads: config.thread_count()?.get(),
+        weights: WeightSource::Mmap,
         budget_bytes: None,
         request_bytes: None,
     };

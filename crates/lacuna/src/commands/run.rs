@@ -3,13 +3,12 @@
 use std::io::{self, IsTerminal};
 
 use anyhow::{Context, Result, bail};
-use lacuna::plan::Budget;
+use lacuna::plan::{Budget, WeightSource};
 use lacuna::reply::{Piece, Reader};
 use lacuna::{
-    AddSpecial, EncodeLimits, Engine, EngineConfig, Generation, KvReport, Limits, Message,
-    ParseSpecial, Prompt, RecommendedSampling, Sampling, Session, Special, SpecialText,
+    AddSpecial, EncodeLimits, Engine, Generation, KvReport, Limits, Message, ParseSpecial, Prompt,
+    RecommendedSampling, Sampling, Session, Special, SpecialText,
 };
-use lacuna_pages::ByteLength;
 use serde::Serialize;
 
 use crate::cli::RunArgs;
@@ -49,9 +48,23 @@ struct Memory {
     weight_bytes: u64,
     activation_bytes: usize,
     budget: Budget,
+    weights: Weights,
     /// What the process has beyond the plan, KV pages aside.
     beyond_plan_bytes: u64,
     resident: Option<Resident>,
+}
+
+/// How weights are had.
+#[derive(Serialize)]
+struct Weights {
+    source: WeightSource,
+    /// What reads them, where they are not mapped.
+    reading: Option<String>,
+    /// Memory of those that stay.
+    pinned_bytes: u64,
+    ring_bytes: u64,
+    /// What each pass reads.
+    streamed_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -75,11 +88,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 }
 
 fn answer(args: &RunArgs) -> Result<()> {
-    let config = EngineConfig {
-        budget: args.budget.map(|budget| ByteLength::new(budget.0)),
-        ..args.engine.config()
-    };
-    let mut engine = engine(&args.model, config)?;
+    let mut engine = engine(&args.model, args.engine.config())?;
     let recommended = engine.model().recommended_sampling();
     let sampling = args.sampling.sampling(recommended);
     tell_sampling(&sampling, recommended);
@@ -262,6 +271,7 @@ fn generate(
         weight_bytes: engine.model().weight_bytes(),
         activation_bytes: engine.plan().arena.bytes(),
         budget: *engine.budget(),
+        weights: weights(engine),
         beyond_plan_bytes: engine.beyond_plan(),
         resident: None,
     };
@@ -286,7 +296,7 @@ fn generate(
     reply.finish()?;
     let timing = generation.timing();
     memory.resident = Resident::now();
-    Ok(Report {
+    let mut report = Report {
         text: reply.text,
         reasoning: reply.reasoning,
         prompt_tokens: prompt.tokens.len(),
@@ -301,7 +311,10 @@ fn generate(
         sampling,
         kv: kv(generation.session().kv(), page_bytes),
         memory,
-    })
+    };
+    // KV pages may have taken some of the memory of weights.
+    (report.memory.weights, report.memory.budget) = (weights(engine), *engine.budget());
+    Ok(report)
 }
 
 /// A reply as far as it has come. What is said goes to standard output, what is thought beside it.
@@ -358,6 +371,17 @@ impl Reply {
             }
         }
         Ok(())
+    }
+}
+
+fn weights(engine: &Engine) -> Weights {
+    let held = &engine.plan().residency;
+    Weights {
+        source: held.source,
+        reading: engine.model().reading().map(str::to_owned),
+        pinned_bytes: held.pinned_bytes,
+        ring_bytes: held.ring_bytes,
+        streamed_bytes: held.streamed_bytes,
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if spec.pooled().is_some() {
         return encoder::run(args, &spec, &weights, vocabulary);
     }
-    let demand = demand(args, spec.context_tokens)?;
+    let demand = demand(args, spec.context_tokens, &weights)?;
     warn_of_context(demand.context_tokens, spec.context_tokens);
     let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
     let cache = KvCache::new(geometry, args.kv).map_err(PlanError::from)?;
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
 }
 
 /// What is asked for, of a model made for contexts of `made_for` tokens.
-fn demand(args: &PlanArgs, made_for: usize) -> Result<Demand> {
+fn demand(args: &PlanArgs, made_for: usize, weights: &WeightPlan) -> Result<Demand> {
     let engine = EngineConfig {
         threads: args.threads,
         ..EngineConfig::default()
@@ -93,6 +93,7 @@ fn demand(args: &PlanArgs, made_for: usize) -> Result<Demand> {
         logits: args.logits,
         sequences: args.sequences.get(),
         threads: engine.thread_count()?.get(),
+        weights: args.weights.source(weights, args.budget.is_some()),
         budget_bytes: args.budget.map(|budget| budget.0),
         request_bytes: None,
     })
@@ -133,7 +134,7 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
     let files = open_files(&args.model)?;
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
-    let weights = WeightPlan::of(files.tensors(), &description.spec);
+    let weights = WeightPlan::of(files.tensors(), &description);
     Ok(Subject {
         vocabulary: VocabularySize::of(&files, &description.spec),
         active: Active::of(&description, &weights),

@@ -1,7 +1,9 @@
 //! The plan as `--json` prints it.
 
 use lacuna::ModelSpec;
-use lacuna::plan::{Budget, Demand, KvPlan, Parts, Placement, Plan, Total, Verdict, WeightPlan};
+use lacuna::plan::{
+    Budget, Demand, KvPlan, Parts, Placement, Plan, Rates, Residency, Total, Verdict, WeightPlan,
+};
 use lacuna_kv::Side;
 use serde::Serialize;
 
@@ -21,6 +23,8 @@ pub(super) struct Report<'a> {
     pub(super) activations: Activations,
     pub(super) kv: Kv,
     pub(super) weights: Weights,
+    /// Where weights are while the model runs.
+    pub(super) residency: Placed,
     /// Before the first token.
     pub(super) empty: Sum,
     /// With every context full.
@@ -100,6 +104,16 @@ pub(super) struct Weights {
     pub(super) types: Vec<WeightType>,
 }
 
+/// Which weights are in memory, and what reading the others takes.
+#[derive(Serialize)]
+pub(super) struct Placed {
+    #[serde(flatten)]
+    pub(super) residency: Residency,
+    /// What a token takes at least, by the rates that were given.
+    pub(super) seconds_per_token: Option<f64>,
+    pub(super) tokens_per_second: Option<f64>,
+}
+
 #[derive(Serialize)]
 pub(super) struct WeightType {
     pub(super) r#type: String,
@@ -158,6 +172,7 @@ impl<'a> Report<'a> {
             activations: activations(plan),
             kv: kv(&plan.kv),
             weights: weights(&plan.weights, active),
+            residency: placed(args, plan, active),
             empty: sum(plan.empty()),
             full: sum(plan.full()),
             budget: budget.map(|(budget, verdict)| fit(budget.0, plan, verdict)),
@@ -238,6 +253,20 @@ fn weights(plan: &WeightPlan, active: Active) -> Weights {
         derived_bytes: plan.derived_bytes(),
         converted_bytes: plan.converted_bytes(),
         types: types.collect(),
+    }
+}
+
+fn placed(args: &PlanArgs, plan: &Plan, active: Active) -> Placed {
+    let rates = args.memory_rate.zip(args.disk_rate);
+    let seconds = rates.map(|(memory, disk)| {
+        let (memory, disk) = (memory.0, disk.0);
+        let rates = Rates { memory, disk };
+        plan.residency.seconds_per_token(active.bytes, rates)
+    });
+    Placed {
+        residency: plan.residency.clone(),
+        seconds_per_token: seconds,
+        tokens_per_second: seconds.map(f64::recip),
     }
 }
 

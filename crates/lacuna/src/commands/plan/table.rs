@@ -4,7 +4,9 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 
-use super::report::{Activations, Fit, Kv, Report, Sum, Weights};
+use lacuna::plan::Streamed;
+
+use super::report::{Activations, Fit, Kv, Placed, Report, Sum, Weights};
 use lacuna_cli::output;
 
 /// Prints the report on standard output.
@@ -27,6 +29,7 @@ fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     activations(out, &report.activations)?;
     kv(out, &report.kv)?;
     weights(out, &report.weights)?;
+    residency(out, &report.residency)?;
     totals(out, &report.empty, &report.full)?;
     if let Some(fit) = &report.budget {
         budget(out, fit)?;
@@ -153,6 +156,46 @@ fn weights(out: &mut dyn Write, weights: &Weights) -> io::Result<()> {
     Ok(())
 }
 
+/// What is in memory and what is not, where weights are read.
+fn residency(out: &mut dyn Write, placed: &Placed) -> io::Result<()> {
+    let held = &placed.residency;
+    if held.is_mapped() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\nweights in memory: {} stay, {} for those that are read for each pass, {} for rows of tables",
+        size(held.pinned_bytes),
+        size(held.ring_bytes),
+        size(held.row_bytes)
+    )?;
+    let total = held.streamed_bytes;
+    if total > 0 {
+        writeln!(
+            out,
+            "  each pass reads {} ({total} B), {} matrices: {}",
+            size(total),
+            held.streamed.len(),
+            names(&held.streamed)
+        )?;
+    }
+    if !held.tables.is_empty() {
+        writeln!(out, "  each token reads a row of: {}", names(&held.tables))?;
+    }
+    if let Some(rate) = placed.tokens_per_second {
+        writeln!(out, "  at those rates {rate:.2} tokens a second at most")?;
+    }
+    Ok(())
+}
+
+/// The first of them; `--json` has all.
+fn names(of: &[Streamed]) -> String {
+    const SHOWN: usize = 6;
+    let names: Vec<&str> = of.iter().take(SHOWN).map(|it| &*it.name).collect();
+    let more = if of.len() > SHOWN { " ..." } else { "" };
+    names.join(" ") + more
+}
+
 fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
     writeln!(
         out,
@@ -170,13 +213,14 @@ fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
 type Part = fn(&Sum) -> u64;
 
 /// What makes up a total, and the total.
-const PARTS: [(&str, Part); 12] = [
+const PARTS: [(&str, Part); 13] = [
     ("program", |sum| sum.parts.program_bytes),
     ("vocabulary", |sum| sum.parts.vocabulary_bytes),
     ("threads", |sum| sum.parts.thread_bytes),
     ("sampling", |sum| sum.parts.sampling_bytes),
     ("copied weights", |sum| sum.parts.copied_weight_bytes),
     ("converted weights", |sum| sum.parts.converted_weight_bytes),
+    ("read weights", |sum| sum.parts.read_weight_bytes),
     ("activations", |sum| sum.parts.activation_bytes),
     ("requests", |sum| sum.parts.request_bytes),
     ("KV cache", |sum| sum.parts.kv_bytes),

@@ -1,0 +1,422 @@
+//! Matrices that files are read for: those that stay in memory, those that each pass reads, and tables of which
+//! a token's rows are read.
+//!
+//! The order of use is that of the program, so what comes next is known, also across the end of a pass. An
+//! operation waits for its matrices, computes from the ring, and gives their places back; reads go on
+//! meanwhile. What a read is still filling belongs to the reader.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lacuna_files::Progress;
+use lacuna_files::reader::{Buffer, Extent, FileReader, Finished, Loaded, ReadError, Ring};
+
+use super::Weight;
+use super::fetch::{Files, MakeDevice};
+use crate::error::{ForwardError, LoadError, UnreadableWeights};
+use crate::plan::{Residency, WeightUse};
+use crate::program::MatrixId;
+
+/// The matrices of a model that files are read for. One pass has them at a time.
+pub(crate) struct Streams {
+    /// How they are read, for people.
+    reading: String,
+    /// Memory as placed.
+    bytes: AtomicU64,
+    stream: Mutex<Stream>,
+}
+
+impl Streams {
+    /// Those of `uses`, none of them in memory.
+    pub(super) fn new(
+        files: &Files,
+        weights: &[Weight],
+        uses: &[WeightUse],
+        device: Option<MakeDevice<'_>>,
+    ) -> Result<Self, LoadError> {
+        let matrices = uses.iter().filter_map(|of| {
+            let Weight::Matrix(linear) = &weights[of.matrix] else {
+                return None;
+            };
+            let matrix = Matrix {
+                name: of.name.clone(),
+                extent: files.extent(&linear.tensor, linear.bytes())?,
+                row_bytes: linear.row_bytes(),
+                place: Place::Read,
+            };
+            Some((of.matrix, matrix))
+        });
+        let reader = files.reader(device)?;
+        let method = files.method().map_or("", |method| method.name());
+        Ok(Self {
+            reading: format!("{method} by {}", reader.device()),
+            bytes: AtomicU64::new(0),
+            stream: Mutex::new(Stream {
+                matrices: matrices.collect(),
+                pieces: Vec::new(),
+                ring: Ring::new(0).map_err(LoadError::Reading)?,
+                reader,
+                first: 0,
+                next: 0,
+                slots: VecDeque::new(),
+                row_ring: Ring::new(0).map_err(LoadError::Reading)?,
+                row_reader: files.reader(device)?,
+            }),
+        })
+    }
+
+    /// How they are read, for people.
+    pub(crate) fn reading(&self) -> &str {
+        &self.reading
+    }
+
+    /// The matrices, for a pass that begins.
+    pub(crate) fn begin(&self) -> MutexGuard<'_, Stream> {
+        let mut stream = self.stream();
+        stream.begin();
+        stream
+    }
+
+    /// Brings matrices where `residency` has them. Memory of those that leave goes back to the system at once.
+    ///
+    /// # Errors
+    /// When one that is to be in memory cannot be read, or there is no memory for the ring.
+    pub(crate) fn place(
+        &self,
+        residency: &Residency,
+        progress: &mut dyn Progress,
+    ) -> Result<(), LoadError> {
+        self.stream().place(residency, progress)?;
+        self.bytes
+            .store(residency.memory_bytes(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Memory that is theirs, as they were placed last.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn stream(&self) -> MutexGuard<'_, Stream> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streams")
+            .field("reading", &self.reading)
+            .finish_non_exhaustive()
+    }
+}
+
+fn ring(bytes: u64) -> Result<Ring, LoadError> {
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    Ring::new(bytes).map_err(LoadError::Reading)
+}
+
+/// One matrix.
+#[derive(Debug)]
+struct Matrix {
+    name: String,
+    extent: Extent,
+    row_bytes: usize,
+    place: Place,
+}
+
+/// Where a matrix is.
+#[derive(Debug)]
+enum Place {
+    /// In memory, from load to end.
+    Held(Loaded),
+    /// In the file: it is read, whole or by rows, when it is used.
+    Read,
+}
+
+/// Extents that are read at once while matrices are brought into memory: enough to keep a disk busy between two
+/// of them.
+const EXTENTS_AT_ONCE: usize = 4;
+
+/// What a pass reads, and how far it is.
+///
+/// ```text
+/// pieces, again and again:  ... | released | lent | read | being read | not asked for ...
+///                                          first                      next
+/// ```
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// By their numbers among the program's tensors.
+    matrices: HashMap<usize, Matrix>,
+    /// Those that a pass reads, in order of use.
+    pieces: Vec<usize>,
+    ring: Ring,
+    reader: FileReader,
+    /// The first use that is not over, counted over all passes since reading began.
+    first: u64,
+    /// The first use that nothing is read for.
+    next: u64,
+    /// What there is for the uses from the one to the other.
+    slots: VecDeque<Slot>,
+    row_ring: Ring,
+    row_reader: FileReader,
+}
+
+/// A place of the ring.
+#[derive(Debug)]
+enum Slot {
+    Reading,
+    Read(Loaded),
+    Failed(ReadError),
+}
+
+impl Stream {
+    /// Begins with the first piece. A pass that ended in the middle leaves what was read for its rest.
+    fn begin(&mut self) {
+        let pieces = self.pieces.len().max(1) as u64;
+        if !self.first.is_multiple_of(pieces) {
+            self.forget();
+        }
+        self.read_ahead();
+    }
+
+    /// Drops what was read ahead.
+    fn forget(&mut self) {
+        self.reader.abandon();
+        self.slots.clear();
+        (self.first, self.next) = (0, 0);
+    }
+
+    fn place(
+        &mut self,
+        residency: &Residency,
+        progress: &mut dyn Progress,
+    ) -> Result<(), LoadError> {
+        // Before anything changes: that there is no address space for them is all that can go wrong where nothing is
+        // read. They take no memory yet.
+        let rings = [residency.ring_bytes, residency.row_bytes].map(ring);
+        let [ring, row_ring] = rings;
+        let (ring, row_ring) = (ring?, row_ring?);
+        self.forget();
+        (self.ring, self.row_ring) = (ring, row_ring);
+        self.pieces = residency.streamed.iter().map(|it| it.matrix).collect();
+        let mut wanted = Vec::new();
+        for (number, matrix) in &mut self.matrices {
+            match (residency.is_pinned(*number), &matrix.place) {
+                (false, _) => matrix.place = Place::Read,
+                (true, Place::Read) => wanted.push(*number),
+                (true, Place::Held(_)) => {}
+            }
+        }
+        // In the order of the file, which is mostly that of the program.
+        wanted.sort_unstable();
+        self.hold(&wanted, progress)
+    }
+
+    /// Reads matrices into memory.
+    fn hold(&mut self, wanted: &[usize], progress: &mut dyn Progress) -> Result<(), LoadError> {
+        let (mut begun, mut done) = (0, 0);
+        while done < wanted.len() {
+            while begun < wanted.len() && begun < done + EXTENTS_AT_ONCE {
+                let matrix = &self.matrices[&wanted[begun]];
+                let buffer = Buffer::new(matrix.extent.buffer_bytes());
+                let buffer =
+                    buffer.map_err(|error| matrix.unreadable(matrix.extent.refused(&error)));
+                let extent = matrix.extent.clone();
+                self.reader.begin(wanted[begun] as u64, extent, buffer?);
+                begun += 1;
+            }
+            let finished = self.reader.wait();
+            let Finished { number, result } = finished.expect("an extent that was begun");
+            let matrix = self.matrices.get_mut(&(number as usize));
+            let matrix = matrix.expect("one of those that were asked for");
+            match result {
+                Ok(loaded) => {
+                    progress.advance(loaded.len() as u64);
+                    matrix.place = Place::Held(loaded);
+                }
+                Err(error) => {
+                    let error = matrix.unreadable(error);
+                    self.reader.abandon();
+                    return Err(error.into());
+                }
+            }
+            done += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits until what an operation uses of `matrices` is there.
+    ///
+    /// # Errors
+    /// When a part of it cannot be read.
+    pub(crate) fn lend(&mut self, matrices: &[MatrixId]) -> Result<(), ForwardError> {
+        let wanted = self.count(matrices);
+        for index in 0..wanted {
+            while self
+                .slots
+                .get(index)
+                .is_none_or(|slot| matches!(slot, Slot::Reading))
+            {
+                match self.reader.wait() {
+                    Some(finished) => self.take(finished),
+                    None => self.read_ahead(),
+                }
+                assert!(
+                    self.slots.len() > index,
+                    "the ring holds what an operation uses"
+                );
+            }
+        }
+        let failed = self
+            .slots
+            .iter()
+            .take(wanted)
+            .position(|slot| matches!(slot, Slot::Failed(_)));
+        match failed {
+            None => Ok(()),
+            Some(index) => {
+                let piece = self.piece(self.first + index as u64);
+                let Slot::Failed(source) = &self.slots[index] else {
+                    unreachable!("it was found so")
+                };
+                let matrix = &self.matrices[&piece];
+                Err(matrix.unreadable(source.clone()).into())
+            }
+        }
+    }
+
+    /// The bytes of a matrix that is in memory or has been lent; `None` for one that no file is read for.
+    pub(crate) fn bytes(&self, MatrixId(number): MatrixId) -> Option<&[u8]> {
+        match &self.matrices.get(&number)?.place {
+            Place::Held(bytes) => Some(bytes),
+            Place::Read => {
+                let mut uses = (self.first..).zip(&self.slots);
+                match uses.find(|(index, _)| self.piece(*index) == number) {
+                    Some((_, Slot::Read(bytes))) => Some(bytes),
+                    _ => unreachable!("a matrix that was not lent"),
+                }
+            }
+        }
+    }
+
+    /// Ends an operation's use of `matrices`, or passes them over.
+    pub(crate) fn release(&mut self, matrices: &[MatrixId]) {
+        let released = self.count(matrices);
+        if released == 0 {
+            return;
+        }
+        self.slots.drain(..released.min(self.slots.len()));
+        self.first += released as u64;
+        self.next = self.next.max(self.first);
+        while let Some(finished) = self.reader.poll() {
+            self.take(finished);
+        }
+        self.read_ahead();
+    }
+
+    /// Whether a matrix is in the file, so that its rows are read one by one.
+    pub(crate) fn reads(&self, MatrixId(number): MatrixId) -> bool {
+        let matrix = self.matrices.get(&number);
+        matrix.is_some_and(|matrix| matches!(matrix.place, Place::Read))
+    }
+
+    /// Reads `rows` of a table, and gives each to `each` with its index, in any order.
+    ///
+    /// # Errors
+    /// When a row cannot be read.
+    ///
+    /// # Panics
+    /// For a table that is in memory.
+    pub(crate) fn rows(
+        &mut self,
+        MatrixId(number): MatrixId,
+        rows: &[u32],
+        mut each: impl FnMut(usize, &[u8]),
+    ) -> Result<(), ForwardError> {
+        let table = &self.matrices[&number];
+        let (reader, ring) = (&mut self.row_reader, &self.row_ring);
+        let (mut begun, mut read) = (0, 0);
+        let mut failed = None;
+        while read < rows.len() {
+            while let Some(&row) = rows.get(begun) {
+                let start = table.extent.range.start + u64::from(row) * table.row_bytes as u64;
+                let extent = Extent {
+                    file: table.extent.file.clone(),
+                    range: start..start + table.row_bytes as u64,
+                };
+                let Some(buffer) = ring.take(extent.buffer_bytes()) else {
+                    break;
+                };
+                reader.begin(begun as u64, extent, buffer);
+                begun += 1;
+            }
+            let done = reader.wait();
+            let Finished { number, result } = done.expect("the ring holds a row");
+            match result {
+                Ok(bytes) => each(number as usize, &bytes),
+                Err(source) => {
+                    failed.get_or_insert(source);
+                }
+            }
+            read += 1;
+        }
+        match failed {
+            None => Ok(()),
+            Some(source) => Err(table.unreadable(source).into()),
+        }
+    }
+
+    /// How many of `matrices` are read in each pass. They are the next ones, since a pass goes in the order of its
+    /// program.
+    fn count(&self, matrices: &[MatrixId]) -> usize {
+        let read = || matrices.iter().filter(|matrix| self.reads(**matrix));
+        debug_assert!(
+            read()
+                .zip(self.first..)
+                .all(|(MatrixId(number), next)| self.piece(next) == *number),
+            "operations go in order"
+        );
+        read().count()
+    }
+
+    /// The matrix of a use.
+    fn piece(&self, of: u64) -> usize {
+        self.pieces[(of % self.pieces.len() as u64) as usize]
+    }
+
+    /// Asks for what comes next, as far as the ring has room; never for a piece twice.
+    fn read_ahead(&mut self) {
+        while self.slots.len() < self.pieces.len() {
+            let extent = &self.matrices[&self.piece(self.next)].extent;
+            let Some(buffer) = self.ring.take(extent.buffer_bytes()) else {
+                return;
+            };
+            self.reader.begin(self.next, extent.clone(), buffer);
+            self.slots.push_back(Slot::Reading);
+            self.next += 1;
+        }
+    }
+
+    /// Enters what has been read. What a pass has gone past already is dropped.
+    fn take(&mut self, Finished { number, result }: Finished) {
+        let index = number.checked_sub(self.first);
+        let slot = index.and_then(|index| self.slots.get_mut(index as usize));
+        if let Some(slot) = slot {
+            *slot = match result {
+                Ok(loaded) => Slot::Read(loaded),
+                Err(error) => Slot::Failed(error),
+            };
+        }
+    }
+}
+
+impl Matrix {
+    fn unreadable(&self, source: ReadError) -> UnreadableWeights {
+        UnreadableWeights {
+            name: self.name.clone(),
+            source,
+        }
+    }
+}
