@@ -594,34 +594,101 @@ fn a_value_that_is_not_finite_ends_the_request_it_is_in_and_no_other() {
     }
 }
 
+/// Of a prompt that is still read there are no logits, though its tokens are in the pass and come first.
 #[test]
-fn conversations_that_begin_alike_and_come_at_once_compute_their_beginning_once() {
+fn logits_that_are_not_finite_end_the_request_that_has_them() {
+    let mut simulation = Simulation::of(0, Some(Kind::Rows));
+    simulation.scheduler.config.max_running = 2;
+    simulation.scheduler.budget = kv_alone(1 << 30);
+    let mut clients =
+        [Spec::plain(200, 3), Spec::plain(2, 30)].map(|spec| simulation.submit_spec(spec));
+    let session = |simulation: &Simulation, running: usize| {
+        let running = simulation.scheduler.running.get(running);
+        running.map(|running| {
+            (
+                running.sessions[0].pending(),
+                running.sessions[0].choice.generated,
+            )
+        })
+    };
+    while session(&simulation, 1).is_none_or(|(_, generated)| generated == 0) {
+        simulation.step();
+    }
+    assert!(session(&simulation, 0).is_some_and(|(pending, _)| pending > 100));
+    simulation.break_next_pass(Break::InLogits);
+    while !simulation.scheduler.is_idle() {
+        simulation.system.pass(Duration::from_millis(100));
+        simulation.step();
+        for client in &mut clients {
+            client.read(&mut simulation.trace, &mut simulation.tally);
+        }
+    }
+    let failed = clients.each_ref().map(|client| client.failure().is_some());
+    assert_eq!(failed, [false, true]);
+    simulation.finish();
+}
+
+/// The others wait for the one that computes their beginning, be it under way already.
+#[test]
+fn conversations_that_begin_alike_compute_their_beginning_once() {
     for kind in [Kind::Rows, Kind::Windows, Kind::States, Kind::StatesAlone] {
+        for under_way in [false, true] {
+            let mut simulation = Simulation::of(0, Some(kind));
+            simulation.scheduler.config.max_running = 16;
+            simulation.scheduler.config.prefix_cache.enabled = true;
+            simulation.scheduler.budget = kv_alone(1 << 30);
+            let system: Vec<u32> = (300..400).collect();
+            let spec = |talk: u32| {
+                let own = (0..7).map(|word| 500 + talk * 10 + word);
+                Spec::greedy(system.iter().copied().chain(own).collect(), 3)
+            };
+            let mut clients = vec![simulation.submit_spec(spec(0))];
+            if under_way {
+                simulation.step();
+                let first = &simulation.scheduler.running[0].sessions[0];
+                assert!((1..100).contains(&first.sequence.len()));
+            }
+            clients.extend((1..16).map(|talk| simulation.submit_spec(spec(talk))));
+            while !simulation.scheduler.is_idle() {
+                simulation.system.pass(Duration::from_millis(100));
+                simulation.step();
+                for client in &mut clients {
+                    client.read(&mut simulation.trace, &mut simulation.tally);
+                }
+            }
+            let counters = simulation.scheduler.counters;
+            let computed = counters.prompt_tokens - counters.reused_tokens;
+            // A beginning, and of each what comes after the last whole group of it.
+            let group = simulation.scheduler.prefix.grain().group_tokens().get() as u64;
+            let most = 100 + 16 * (7 + group);
+            assert!(computed <= most, "{kind:?}: {computed} tokens of {most}");
+            simulation.finish();
+        }
+    }
+}
+
+/// What resume points are counted for when requests are taken is what evicting them gives back.
+#[test]
+fn resume_points_that_nobody_uses_are_worth_their_pages() {
+    for kind in [Kind::Windows, Kind::States, Kind::Everything] {
         let mut simulation = Simulation::of(0, Some(kind));
-        simulation.scheduler.config.max_running = 16;
         simulation.scheduler.config.prefix_cache.enabled = true;
         simulation.scheduler.budget = kv_alone(1 << 30);
-        let system: Vec<u32> = (300..400).collect();
-        let spec = |talk: u32| {
-            let own = (0..7).map(|word| 500 + talk * 10 + word);
-            Spec::greedy(system.iter().copied().chain(own).collect(), 3)
-        };
-        let mut clients: Vec<_> = (0..16)
-            .map(|talk| simulation.submit_spec(spec(talk)))
-            .collect();
+        let mut client = simulation.submit_spec(Spec::greedy((300..400).collect(), 30));
         while !simulation.scheduler.is_idle() {
             simulation.system.pass(Duration::from_millis(100));
             simulation.step();
-            for client in &mut clients {
-                client.read(&mut simulation.trace, &mut simulation.tally);
-            }
+            client.read(&mut simulation.trace, &mut simulation.tally);
         }
-        let counters = simulation.scheduler.counters;
-        let computed = counters.prompt_tokens - counters.reused_tokens;
-        // A beginning, and of each what comes after the last whole group of it.
-        let group = simulation.scheduler.prefix.grain().group_tokens().get() as u64;
-        let most = 100 + 16 * (7 + group);
-        assert!(computed <= most, "{kind:?}: {computed} tokens of {most}");
+        let scheduler = &simulation.scheduler;
+        let (tree, grain) = (scheduler.prefix.tree(), scheduler.prefix.grain());
+        let groups = tree.len() as u64 * grain.group_bytes();
+        let pages = simulation.pool.ledger().pinned.get() - groups;
+        let apart = tree.resume_points() as u64 * grain.resume_bytes();
+        assert!(pages > 0 && tree.resume_points() > 1);
+        assert_eq!(scheduler.resume_points_bytes(), pages.min(apart));
+        // Windows of several have pages in common.
+        assert_eq!(pages < apart, kind != Kind::States, "{pages} of {apart}");
         simulation.finish();
     }
 }

@@ -37,11 +37,17 @@ type Indices = [MaybeUninit<__m256i>; 4];
 
 /// A storage type, eight rows at a time.
 trait Points<const BYTES: usize>: Grid + Format {
-    /// Writes the indices of a row.
+    /// Writes the indices of a row: of many types 64 bytes, of which some may be others.
     ///
     /// # Safety
     /// The CPU has AVX2.
-    unsafe fn indices(block: &[u8; BYTES], out: &mut Indices);
+    #[inline(always)]
+    unsafe fn indices(block: &[u8; BYTES], out: &mut Indices) {
+        for (half, out) in out.iter_mut().take(2).enumerate() {
+            // SAFETY: by the caller's promise.
+            out.write(unsafe { load32(block, 2 + 32 * half) });
+        }
+    }
 
     /// The magnitudes of half a block of columns.
     ///
@@ -336,16 +342,6 @@ unsafe fn of_fours(point: impl Fn(usize) -> &'static u32) -> __m128i {
 
 impl Points<66> for Iq2Xxs {
     #[inline(always)]
-    unsafe fn indices(block: &[u8; 66], out: &mut Indices) {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            for (half, out) in out.iter_mut().take(2).enumerate() {
-                out.write(load32(block, 2 + 32 * half));
-            }
-        }
-    }
-
-    #[inline(always)]
     unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
         // SAFETY: by the caller's promise, 3.
         unsafe {
@@ -456,16 +452,6 @@ impl Points<82> for Iq2S {
 }
 
 impl Points<98> for Iq3Xxs {
-    #[inline(always)]
-    unsafe fn indices(block: &[u8; 98], out: &mut Indices) {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            for (half, out) in out.iter_mut().take(2).enumerate() {
-                out.write(load32(block, 2 + 32 * half));
-            }
-        }
-    }
-
     #[inline(always)]
     unsafe fn points(indices: &Indices, part: usize, half: usize) -> __m128i {
         // SAFETY: by the caller's promise, 3.
