@@ -54,7 +54,7 @@ pub struct EngineConfig {
     /// What the budget is held against. Default: the plan.
     pub accounting: Accounting,
     /// How weights are had, of a model that is loaded as [`EngineConfig::check`] says. Default: read into memory
-    /// when there is a budget, which they are part of then, else where the file is mapped.
+    /// when there is a budget that can hold what a pass reads at once, and part of it then, else where the file is mapped.
     pub weights: WeightMode,
 }
 
@@ -116,14 +116,17 @@ impl EngineConfig {
     }
 
     /// What is planned for when a model made for `context_tokens` tokens runs with this.
-    fn demand(&self, context_tokens: usize, weights: &WeightPlan) -> Result<Demand, EngineError> {
+    fn demand(&self, context_tokens: usize) -> Result<Demand, EngineError> {
         Ok(Demand {
             context_tokens: self.context_tokens.unwrap_or(context_tokens),
             batch_tokens: self.batch_tokens,
             logits: self.logits,
             sequences: self.sequences,
             threads: self.thread_count()?.get(),
-            weights: self.weights.source(weights, self.budget.is_some()),
+            weights: match self.budget {
+                Some(_) => self.weights,
+                None => self.weights.without_budget(),
+            },
             budget_bytes: self.budget.map(ByteLength::get),
             request_bytes: self.request_memory.map(ByteLength::get),
         })
@@ -156,7 +159,7 @@ impl EngineConfig {
         }
         let cache = KvCache::new(spec.kv_geometry(self.kv_elements)?, self.kv_policy)?;
         let vocabulary = VocabularySize::of(files, spec);
-        let mut demand = self.demand(spec.context_tokens, &weights)?;
+        let mut demand = self.demand(spec.context_tokens)?;
         let mut plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;
         let had = Had::now(self.accounting, &plan.least());
         demand.budget_bytes = had.budget(self.budget);

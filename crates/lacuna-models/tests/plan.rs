@@ -4,8 +4,8 @@ use lacuna_kernels::{DType, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy};
 use lacuna_models::ModelSpec;
 use lacuna_models::plan::{
-    Change, Demand, Logits, Parts, Plan, PlanError, Verdict, VocabularySize, WeightPlan,
-    WeightSource, request_bytes,
+    Change, Demand, Logits, Parts, Plan, PlanError, Verdict, VocabularySize, WeightMode,
+    WeightPlan, WeightSource, request_bytes,
 };
 use lacuna_models::program::Program;
 use lacuna_models::synth::{self, Shape};
@@ -45,7 +45,7 @@ fn demand(context_tokens: usize) -> Demand {
         logits: Logits::Last,
         sequences: 1,
         threads: 2,
-        weights: WeightSource::Mmap,
+        weights: WeightMode::Fixed(WeightSource::Mmap),
         budget_bytes: None,
         request_bytes: None,
     }
@@ -387,6 +387,31 @@ fn mapped_weights_are_beside_the_budget_and_everything_else_is_in_it() {
     assert_eq!(plan.budget().expect("no limit").parts.kv_bytes, u64::MAX);
 }
 
+/// A budget that was enough beside mapped weights used to be refused once weights were to be part of it.
+#[test]
+fn weights_are_mapped_where_a_budget_does_not_hold_what_a_pass_reads_at_once() {
+    let subject = Subject::named("qwen3-0.6b");
+    let plan = |weights, budget| {
+        let demand = Demand {
+            weights,
+            budget_bytes: Some(budget),
+            ..demand(1_024)
+        };
+        subject.plan("sparse", F16, &demand).expect("a plan")
+    };
+    let direct = WeightMode::Fixed(WeightSource::Direct);
+    let refused = plan(direct, 200 << 20).budget().expect_err("too small");
+    let least = refused.needed.bytes();
+    let mapped = plan(WeightMode::Auto, 200 << 20);
+    assert!(mapped.residency.is_mapped());
+    mapped.budget().expect("it holds the first token");
+    // What requests get grows with the budget.
+    let read = plan(WeightMode::Auto, least + (64 << 20));
+    assert_eq!(read.residency.source, WeightSource::Direct);
+    assert!(read.residency.streamed_bytes > 0);
+    read.budget().expect("it holds the first token");
+}
+
 #[test]
 fn a_budget_below_the_first_token_is_refused_with_what_it_takes() {
     let subject = Subject::named("qwen3-0.6b");
@@ -434,7 +459,7 @@ proptest! {
                 batch_tokens: batch,
                 sequences,
                 threads,
-                weights: WeightSource::Mmap,
+                weights: WeightMode::Fixed(WeightSource::Mmap),
                 budget_bytes: Some(budget_bytes),
                 request_bytes: None,
                 logits: Logits::Last,

@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::plan::arena::ArenaPlan;
 use crate::plan::error::PlanError;
 use crate::plan::kv::KvPlan;
-use crate::plan::residency::{Residency, WeightSource};
+use crate::plan::residency::{Residency, WeightMode, WeightSource};
 use crate::plan::{Demand, Plan, ProcessPlan, VocabularySize, WeightPlan};
 use crate::program::Program;
 use crate::spec::ModelSpec;
@@ -186,7 +186,22 @@ impl Plan {
     }
 
     /// Where weights are to be.
-    pub(super) fn place_weights(&self, source: WeightSource) -> Residency {
+    pub(super) fn place_weights(&self, mode: WeightMode) -> Residency {
+        let source = match mode {
+            WeightMode::Fixed(source) => source,
+            WeightMode::Auto if self.weights.has_experts => WeightSource::Mmap,
+            WeightMode::Auto => {
+                let read = self.read_weights(WeightSource::Direct);
+                let least = read.memory_bytes() + self.least().bytes();
+                let fits = self.budget_bytes.is_some_and(|budget| least <= budget);
+                return if fits { read } else { Residency::mapped() };
+            }
+        };
+        self.read_weights(source)
+    }
+
+    /// The same, had from `source`.
+    fn read_weights(&self, source: WeightSource) -> Residency {
         let planned = |room| Residency::plan(&self.weights, source, room);
         let Some(budget) = self.budget_bytes else {
             return planned(None);

@@ -87,7 +87,7 @@ pub struct Demand {
     /// Threads that compute.
     pub threads: usize,
     /// How weights are had, of a model that is not loaded yet.
-    pub weights: WeightSource,
+    pub weights: WeightMode,
     /// Bytes that the process may commit in all. `None`: as many as it takes.
     pub budget_bytes: Option<u64>,
     /// Of those, bytes that requests may hold apart from their KV rows. `None`: [`request_bytes`].

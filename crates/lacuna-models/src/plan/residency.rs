@@ -32,8 +32,9 @@ pub enum WeightSource {
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WeightMode {
-    /// Read directly when there is a budget that weights are to be part of, else mapped. A model of experts is mapped:
-    /// all of them would have to be in memory.
+    /// Read directly when there is a budget, which weights are part of then; else mapped, beside it. Mapped, too, are
+    /// the weights of models of experts, all of which would have to be in memory, and those of which the budget does
+    /// not even hold what a pass reads at once.
     #[default]
     Auto,
     /// This.
@@ -41,13 +42,12 @@ pub enum WeightMode {
 }
 
 impl WeightMode {
-    /// What it means for `weights` with a budget, or without one.
+    /// What it means where nobody has said how much memory there may be.
     #[must_use]
-    pub const fn source(self, weights: &WeightPlan, has_budget: bool) -> WeightSource {
+    pub const fn without_budget(self) -> Self {
         match self {
-            Self::Fixed(source) => source,
-            Self::Auto if has_budget && !weights.has_experts => WeightSource::Direct,
-            Self::Auto => WeightSource::Mmap,
+            Self::Auto => Self::Fixed(WeightSource::Mmap),
+            fixed @ Self::Fixed(_) => fixed,
         }
     }
 }

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if spec.pooled().is_some() {
         return encoder::run(args, &spec, &weights, vocabulary);
     }
-    let demand = demand(args, spec.context_tokens, &weights)?;
+    let demand = demand(args, spec.context_tokens)?;
     warn_of_context(demand.context_tokens, spec.context_tokens);
     let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
     let cache = KvCache::new(geometry, args.kv).map_err(PlanError::from)?;
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
 }
 
 /// What is asked for, of a model made for contexts of `made_for` tokens.
-fn demand(args: &PlanArgs, made_for: usize, weights: &WeightPlan) -> Result<Demand> {
+fn demand(args: &PlanArgs, made_for: usize) -> Result<Demand> {
     let engine = EngineConfig {
         threads: args.threads,
         ..EngineConfig::default()
@@ -93,7 +93,7 @@ fn demand(args: &PlanArgs, made_for: usize, weights: &WeightPlan) -> Result<Dema
         logits: args.logits,
         sequences: args.sequences.get(),
         threads: engine.thread_count()?.get(),
-        weights: args.weights.source(weights, args.budget.is_some()),
+        weights: args.weights,
         budget_bytes: args.budget.map(|budget| budget.0),
         request_bytes: None,
     })
