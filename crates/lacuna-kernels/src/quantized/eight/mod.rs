@@ -338,9 +338,10 @@ fn lacking<const PARTS: usize>(x: &Values<'_, PARTS>, block: usize, offset: i32)
 #[target_feature(enable = "avx2")]
 #[inline]
 fn half_sums(x: &Values<'_, 8>) -> [__m256i; 2] {
-    // SAFETY: 2.
-    x.half_sums
-        .map(|sums| unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) })
+    x.half_sums.map(|sums| {
+        // SAFETY: 2.
+        unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
+    })
 }
 
 /// Eight numbers of a register.
