@@ -30,6 +30,8 @@ pub(crate) enum BenchCommand {
     Speed(BenchSpeedArgs),
     /// Texts per second that become embeddings, and the memory that they leave behind
     Embed(BenchEmbedArgs),
+    /// What slots find of a mixture's experts, replayed from a record of what tokens chose
+    Experts(BenchExpertsArgs),
     /// What each kernel reaches, and what part of the machine that is
     Kernels(BenchKernelsArgs),
     /// KV memory against tokens, for each way of holding it
@@ -304,6 +306,31 @@ pub(crate) struct BenchSpeedArgs {
     /// Times each prompt is computed; the median counts
     #[arg(long, value_name = "N", default_value = "3")]
     pub(crate) repeats: NonZeroUsize,
+    /// File to record in which experts tokens choose, for `bench experts`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record_experts: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna run m.gguf -p \"What is ownership?\" -n 256 --record-experts trace.jsonl
+  lacuna bench experts --trace trace.jsonl --resident 20,40,60")]
+pub(crate) struct BenchExpertsArgs {
+    /// What `--record-experts` of `run` or `bench speed` has written
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: PathBuf,
+    /// Parts of a layer's experts that have slots, in percent
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        value_delimiter = ',',
+        default_value = "5,10,20,30,40,50,60,80",
+        value_parser = clap::value_parser!(u32).range(1..=100)
+    )]
+    pub(crate) resident: Vec<u32>,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

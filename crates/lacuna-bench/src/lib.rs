@@ -4,6 +4,7 @@
 
 mod arguments;
 mod embed;
+mod experts;
 mod kernels;
 mod kv;
 mod limits;
@@ -31,6 +32,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Soak(args) => serve::soak::run(args),
         BenchCommand::Speed(args) => speed::run(args),
         BenchCommand::Embed(args) => embed::run(args),
+        BenchCommand::Experts(args) => experts::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Memory(args) => kv::memory::run(args),
         BenchCommand::Growth(args) => kv::growth::run(args),

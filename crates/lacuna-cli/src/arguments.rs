@@ -45,7 +45,7 @@ pub struct EngineArgs {
     pub budget: Option<ByteCount>,
     /// How weights are had: mmap (where the file is mapped, beside a budget), pread or direct (read into memory,
     /// through the page cache or past it; as much of them as a budget holds, the rest for each pass), or auto:
-    /// direct with a budget, unless it is too small for that or the model is one of experts, and mmap without
+    /// direct with a budget, unless it is too small for that, and mmap without
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub weights: WeightMode,
     /// Threads that compute [default: one per core]

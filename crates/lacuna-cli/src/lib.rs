@@ -11,5 +11,6 @@ pub mod resident;
 pub use arguments::{EngineArgs, ModelArgs, ServiceArgs};
 pub use bytes::{ByteCount, NotBytes};
 pub use open::{
-    Bars, open, open_files, open_to_run, open_to_run_files, served_name, warn_of_context,
+    Bars, open, open_files, open_to_run, open_to_run_files, record_experts, served_name,
+    warn_of_context,
 };

@@ -1,15 +1,17 @@
 //! Opening the model an argument names, downloading it first where that is what the name says.
 
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lacuna_engine::EngineConfig;
 use lacuna_files::hub::{Hub, Settings};
 use lacuna_files::{ModelFiles, ModelSource, Progress};
 use lacuna_models::plan::Residency;
+use lacuna_models::trace::TraceWriter;
 use lacuna_models::{Loading, Model};
 
 use crate::arguments::ModelArgs;
@@ -81,6 +83,14 @@ fn load_as(args: &ModelArgs, files: ModelFiles, residency: Residency) -> Result<
     let model = model.with_context(|| format!("cannot load `{}`", args.model))?;
     if let (Some(reading), Some(held)) = (model.reading(), &model.weight_plan().loaded) {
         let kept = output::bytes(held.pinned_bytes);
+        if let Some(experts) = &held.experts {
+            crate::tell!(
+                "experts: {} of {} in each layer at once, {}",
+                experts.slots,
+                experts.experts,
+                output::bytes(experts.bytes)
+            );
+        }
         match held.streamed_bytes {
             0 => crate::tell!("weights in memory: {kept}, read {reading}"),
             streamed => crate::tell!(
@@ -90,6 +100,22 @@ fn load_as(args: &ModelArgs, files: ModelFiles, residency: Residency) -> Result<
         }
     }
     Ok(Arc::new(model))
+}
+
+/// A record of the experts that a model's tokens choose, in a new file.
+///
+/// # Errors
+/// When it cannot be written, or the model has no experts.
+pub fn record_experts(path: &Path, model: &Model) -> Result<TraceWriter> {
+    let mut routings = model.program().routings();
+    ensure!(
+        routings.next().is_some(),
+        "the model has no experts that could be recorded"
+    );
+    let file = File::create(path);
+    let out = file.map(|file| Box::new(BufWriter::new(file)));
+    let writer = out.and_then(|out| TraceWriter::new(model.program(), out));
+    writer.with_context(|| format!("cannot write `{}`", path.display()))
 }
 
 /// Says which weights are converted, and to what: it takes time and memory.

@@ -9,6 +9,7 @@ use lacuna_kv::{KvCache, KvElements, KvError, KvPolicy, KvReport, Sequence};
 use lacuna_models::plan::{
     Budget, Demand, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan,
 };
+use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
     BatchLimits, Description, FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch,
     Segment,
@@ -20,6 +21,7 @@ use crate::error::EngineError;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
+use crate::status::ExpertStatus;
 use crate::system::Host;
 use crate::transcript::Transcript;
 
@@ -339,6 +341,20 @@ impl Engine {
     /// Bytes of weights in memory that could be read for each pass instead.
     pub(crate) fn weights_to_spare(&self) -> u64 {
         self.weights_to_spare
+    }
+
+    /// Experts of a mixture, where weights are read into memory.
+    #[must_use]
+    pub fn experts(&self) -> Option<ExpertStatus> {
+        Some(ExpertStatus {
+            slots: self.plan.residency.experts?,
+            counts: self.model.expert_counts()?,
+        })
+    }
+
+    /// From now on writes down which experts tokens choose, to `trace`, or to none. Returns what it was before.
+    pub fn record_experts(&mut self, trace: Option<TraceWriter>) -> Option<TraceWriter> {
+        self.scratch.record(trace)
     }
 
     /// Logits after every one of `tokens`, a row of vocabulary size at a time and in order, each

@@ -47,8 +47,8 @@ pub use sampler::{Candidates, Penalties, Sampler, Sampling, SamplingError};
 pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
 pub use session::Session;
 pub use status::{
-    BudgetStatus, CacheStatus, Counters, GroupRun, GroupState, Histogram, Latencies, PageSizes,
-    Phase, SessionStatus, Status,
+    BudgetStatus, CacheStatus, Counters, ExpertStatus, GroupRun, GroupState, Histogram, Latencies,
+    PageSizes, Phase, SessionStatus, Status,
 };
 pub use stop::{StopFilter, StopText};
 pub use stream::{Event, Failure, FinishReason, Miss, PromptToken, Stream, TokenLogprobs, Usage};

@@ -6,6 +6,7 @@ use lacuna_text::tokenizer::Tokenizer;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::status::ExpertStatus;
 
 /// A model that computes batches over sequences of one KV cache.
 pub(crate) trait ModelRunner: Send {
@@ -40,6 +41,11 @@ pub(crate) trait ModelRunner: Send {
         let _ = bytes;
         0
     }
+
+    /// Slots for the experts of a mixture, and what they have been asked for.
+    fn experts(&self) -> Option<ExpertStatus> {
+        None
+    }
 }
 
 impl ModelRunner for Engine {
@@ -73,5 +79,9 @@ impl ModelRunner for Engine {
 
     fn spare_weights(&mut self, bytes: u64) -> u64 {
         Self::spare_weights(self, bytes)
+    }
+
+    fn experts(&self) -> Option<ExpertStatus> {
+        Self::experts(self)
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lacuna_models::plan::Budget;
+use lacuna_models::ExpertCounts;
+use lacuna_models::plan::{Budget, ExpertSlots};
 use lacuna_pages::{ByteLength, Ledger};
 
 use crate::request_memory::RequestMemoryStatus;
@@ -25,6 +26,8 @@ pub struct Status {
     pub waiting: usize,
     /// The prefix cache.
     pub cache: CacheStatus,
+    /// Experts of a mixture, where weights are read into memory.
+    pub experts: Option<ExpertStatus>,
     /// What requests hold outside the KV cache.
     pub request_memory: RequestMemoryStatus,
     /// Totals since the start.
@@ -45,6 +48,29 @@ pub struct BudgetStatus {
     pub kv_now: ByteLength,
     /// What holding whole contexts from the start would take for the sessions there are.
     pub dense: ByteLength,
+}
+
+/// Slots for the experts of a mixture, and what they have been asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertStatus {
+    /// How many there are now.
+    pub slots: ExpertSlots,
+    /// Since the model was loaded.
+    pub counts: ExpertCounts,
+}
+
+impl ExpertStatus {
+    /// What tokens' experts say about slots, in words. `None` before enough of them were asked for, which is
+    /// when every slot may have been filled twice.
+    #[must_use]
+    pub fn finding(&self) -> Option<&'static str> {
+        let (slots, counts) = (&self.slots, &self.counts);
+        let enough = 2 * (slots.slots * slots.layers) as u64;
+        let rate = counts
+            .hit_rate()
+            .filter(|_| counts.hits + counts.misses >= enough);
+        rate.map(|rate| slots.finding(rate))
+    }
 }
 
 /// Sizes of pages and page groups.

@@ -375,6 +375,11 @@ impl<'a> Routes<'a> {
         self.bands.len()
     }
 
+    /// Those experts, each once and in ascending order.
+    pub fn chosen(&self) -> &'a [u32] {
+        self.bands
+    }
+
     /// The expert of a band.
     pub(crate) fn expert(&self, band: usize) -> usize {
         self.bands[band] as usize
@@ -394,10 +399,16 @@ impl<'a> Routes<'a> {
         self.starts[band] as usize..self.starts[band + 1] as usize
     }
 
-    /// Choices of the expert that most tokens have.
-    pub(crate) fn longest(&self) -> usize {
-        let bands = (0..self.bands()).map(|band| self.places_of(band).len());
-        bands.max().unwrap_or(0)
+    /// Choices of some bands, or of all, and of the one that most tokens have.
+    pub(crate) fn sizes(&self, bands: Option<&[u32]>) -> (usize, usize) {
+        let add = |(all, longest): (usize, usize), band| {
+            let size = self.places_of(band).len();
+            (all + size, longest.max(size))
+        };
+        match bands {
+            None => (0..self.bands()).fold((0, 0), add),
+            Some(bands) => bands.iter().map(|band| *band as usize).fold((0, 0), add),
+        }
     }
 
     /// The places of a token's choices, the best first.

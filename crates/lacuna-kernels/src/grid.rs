@@ -6,7 +6,8 @@
 //!    [`Grid::run_each`] makes blocks of the pieces of a [`Share`] instead, which partition the
 //!    columns of each matrix, and cuts them into bands of equally many rows.
 //!    [`Grid::run_bands`] makes bands of rows, whose starts it checks to ascend from the first row to
-//!    the last, and cuts each into pieces of columns. [`Grid::run_with_states`] makes them of the rows
+//!    the last, and cuts each into pieces of columns; of bands that are asked for by number it checks that
+//!    the numbers ascend, so that none comes twice. [`Grid::run_with_states`] makes them of the rows
 //!    of [`Band`]s, which it checks to ascend and to be rows of the matrix; the pieces of a band's
 //!    state are consecutive, and it checks that all lie within it.
 //! 2. [`Grid::run`], [`Grid::run_each`], [`Grid::run_bands`] and [`Grid::run_with_states`] make each
@@ -150,13 +151,15 @@ impl<'a, T: Send> Grid<'a, T> {
 
     /// Cuts matrices of `width` columns into bands of rows, which start at `starts` and end where the
     /// next one does, and bands into pieces of `columns`; and calls `task([which, band], block, scratch)`
-    /// once for every piece, on all threads of `pool`. Rows of a block are counted from its band's first.
+    /// once for every piece of the bands that are `chosen`, or of all without, on all threads of `pool`. Rows of a
+    /// block are counted from its band's first.
     ///
     /// # Panics
-    /// When starts do not ascend from 0 to the number of rows of every matrix, or columns are 0.
+    /// When starts do not ascend from 0 to the number of rows of every matrix, columns are 0, or numbers of chosen
+    /// bands do not ascend or are none.
     pub(crate) fn run_bands<S: Send + 'static, const N: usize>(
         matrices: [&'a mut [T]; N],
-        starts: &[u32],
+        (starts, chosen): (&[u32], Option<&[u32]>),
         width: usize,
         columns: usize,
         pool: &Pool<S>,
@@ -178,10 +181,17 @@ impl<'a, T: Send> Grid<'a, T> {
         let bases = matrices.map(|elements| Shared(elements.as_mut_ptr()));
         let shared = &bases;
         let across = width.div_ceil(columns);
-        let bands = starts.len().saturating_sub(1);
+        let all = starts.len().saturating_sub(1);
+        if let Some(chosen) = chosen {
+            let ascend = chosen.windows(2).all(|two| two[0] < two[1]);
+            let last = chosen.last().is_none_or(|last| (*last as usize) < all);
+            assert!(ascend && last, "chosen bands ascend, up to the last");
+        }
+        let bands = chosen.map_or(all, <[u32]>::len);
         pool.run(bands * N * across, |index, scratch| {
             let (column, rest) = (index % across * columns, index / across);
             let (which, band) = (rest % N, rest / N);
+            let band = chosen.map_or(band, |chosen| chosen[band] as usize);
             let rows = starts[band] as usize..starts[band + 1] as usize;
             let block = Block {
                 base: shared[which].0.wrapping_add(rows.start * width),
@@ -381,7 +391,7 @@ mod tests {
             let matrices = outs.each_mut().map(|out| out.as_mut_slice());
             Grid::run_bands(
                 matrices,
-                starts,
+                (starts, None),
                 width,
                 columns,
                 &pool,
@@ -402,6 +412,48 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn bands_that_are_not_chosen_are_left_alone() {
+        let pool = Pool::new(NonZeroUsize::new(3).expect("not zero"), || ()).expect("threads");
+        let (starts, width) = ([0, 2, 2, 5, 6], 5);
+        let mut out = [0; 6 * 5];
+        for chosen in [&[0, 3][..], &[1], &[], &[2]] {
+            let matrices = [&mut out[..]];
+            let bands = (&starts[..], Some(chosen));
+            Grid::run_bands(
+                matrices,
+                bands,
+                width,
+                2,
+                &pool,
+                |[_, band], mut block, ()| {
+                    for row in block.rows() {
+                        block.row(row).iter_mut().for_each(|x| *x += 1 + band);
+                    }
+                },
+            );
+        }
+        let rows = [1, 1, 3, 3, 3, 4];
+        let expected = rows.iter().flat_map(|x| std::iter::repeat_n(*x, width));
+        assert!(out.into_iter().eq(expected));
+    }
+
+    #[test]
+    #[should_panic(expected = "chosen bands ascend")]
+    fn a_band_that_is_chosen_twice_is_refused() {
+        let pool = Pool::new(NonZeroUsize::MIN, || ()).expect("no threads");
+        let bands = (&[0, 4, 6][..], Some(&[1, 1][..]));
+        Grid::run_bands([&mut [0; 6]], bands, 1, 1, &pool, |_, _, ()| ());
+    }
+
+    #[test]
+    #[should_panic(expected = "chosen bands ascend")]
+    fn a_chosen_band_that_there_is_not_is_refused() {
+        let pool = Pool::new(NonZeroUsize::MIN, || ()).expect("no threads");
+        let bands = (&[0, 4, 6][..], Some(&[0, 2][..]));
+        Grid::run_bands([&mut [0; 6]], bands, 1, 1, &pool, |_, _, ()| ());
     }
 
     #[test]
@@ -439,6 +491,7 @@ mod tests {
     #[should_panic(expected = "bands partition the rows")]
     fn bands_that_overlap_are_refused() {
         let pool = Pool::new(NonZeroUsize::MIN, || ()).expect("no threads");
-        Grid::run_bands([&mut [0; 6]], &[0, 4, 2, 6], 1, 1, &pool, |_, _, ()| ());
+        let bands = (&[0, 4, 2, 6][..], None);
+        Grid::run_bands([&mut [0; 6]], bands, 1, 1, &pool, |_, _, ()| ());
     }
 }

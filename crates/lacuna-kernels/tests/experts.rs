@@ -227,12 +227,18 @@ fn block(cpu: &Cpu, layers: [&Layer; 3], x: &[f32], logits: &[f32]) -> Vec<f32> 
     );
     let input = cpu.expert_activations(x, gate.cols, ExpertInput::Tokens, routes, first.bytes());
     let of = |which: usize, number: usize| [gate, up][which].expert(number);
-    cpu.expert_matmul_each([&mut gates, &mut ups], gate.rows, &input, of);
+    // As if some experts had come to memory after others.
+    let (even, odd): (Vec<u32>, Vec<u32>) =
+        (0..routes.bands() as u32).partition(|band| band.is_multiple_of(2));
+    for bands in [odd, even] {
+        let outs = [&mut gates[..], &mut ups[..]];
+        cpu.expert_matmul_each(outs, gate.rows, &input, Some(&bands), of);
+    }
     cpu.activate_mul(lacuna_kernels::Activation::Silu, &mut gates, &ups);
     let from = ExpertInput::Choices;
     let input = cpu.expert_activations(&gates, down.cols, from, routes, second.bytes());
     let mut made = vec![f32::NAN; choices * down.rows];
-    cpu.expert_matmul_each([&mut made], down.rows, &input, |_, number| {
+    cpu.expert_matmul_each([&mut made], down.rows, &input, None, |_, number| {
         down.expert(number)
     });
     let mut out = vec![f32::NAN; tokens * down.rows];

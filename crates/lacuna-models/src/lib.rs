@@ -17,6 +17,7 @@ mod recommended;
 mod scratch;
 pub mod spec;
 pub mod synth;
+pub mod trace;
 mod weights;
 
 pub use demo::demo;
@@ -28,4 +29,4 @@ pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;
-pub use weights::{Loading, MakeDevice};
+pub use weights::{ExpertCounts, Loading, MakeDevice};

@@ -11,7 +11,7 @@ use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
-use crate::weights::{Loading, Streams, Weights};
+use crate::weights::{ExpertCounts, Loading, Streams, Weights};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_text::reply::{Effort, Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message};
@@ -233,6 +233,15 @@ impl Model {
     #[must_use]
     pub fn placed_bytes(&self) -> u64 {
         self.weights.streams().map_or(0, Streams::bytes)
+    }
+
+    /// What slots of experts have been asked for since it was loaded; `None` where experts are in mapped files, or there are
+    /// none.
+    #[must_use]
+    pub fn expert_counts(&self) -> Option<ExpertCounts> {
+        let has_slots = !self.weight_plan.experts.is_empty();
+        let streams = self.weights.streams().filter(|_| has_slots);
+        streams.map(Streams::expert_counts)
     }
 
     /// How weights are read, for people; `None` where they are used in mapped files.

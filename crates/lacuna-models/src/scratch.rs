@@ -8,6 +8,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::plan::{ALIGNMENT, ArenaPlan};
 use crate::program::{Program, Slot};
+use crate::trace::TraceWriter;
 
 /// Largest batch one forward pass takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +61,7 @@ pub enum FiniteCheck {
 pub struct Scratch {
     plan: ArenaPlan,
     check: FiniteCheck,
+    trace: Option<TraceWriter>,
     arena: Vec<Line>,
 }
 
@@ -80,6 +82,7 @@ impl Scratch {
         Ok(Self {
             plan,
             check: FiniteCheck::Off,
+            trace: None,
             arena,
         })
     }
@@ -88,6 +91,15 @@ impl Scratch {
     #[must_use]
     pub fn checking(self, check: FiniteCheck) -> Self {
         Self { check, ..self }
+    }
+
+    /// From now on passes write down which experts tokens chose, to `trace`, or to none. Returns what it was before.
+    pub fn record(&mut self, trace: Option<TraceWriter>) -> Option<TraceWriter> {
+        std::mem::replace(&mut self.trace, trace)
+    }
+
+    pub(crate) fn trace(&mut self) -> Option<&mut TraceWriter> {
+        self.trace.as_mut()
     }
 
     pub(crate) fn check(&self) -> FiniteCheck {

@@ -195,7 +195,11 @@ fn faulty(every: u64, fault: Fault) -> impl Fn() -> Box<dyn ReadDevice> {
 
 #[test]
 fn short_late_reordered_and_interrupted_reads_change_no_bit() {
-    for name in ["qwen3-untied/model.gguf", "families/gemma3n/model.gguf"] {
+    for name in [
+        "qwen3-untied/model.gguf",
+        "families/gemma3n/model.gguf",
+        "families/qwen3-moe/model.gguf",
+    ] {
         let subject = Subject::open(&folder().join(name));
         let mapped = subject.load(Residency::mapped(), None).expect("it loads");
         let tokens = tokens(&mapped);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use lacuna_engine::{GroupState, Phase, SessionStatus, Status};
+use lacuna_engine::{ExpertStatus, GroupState, Phase, SessionStatus, Status};
 use lacuna_pages::{ByteLength, Ledger};
 use serde_json::{Value, json};
 
@@ -35,6 +35,7 @@ fn json(model: &str, status: &Status) -> Value {
             "state_bytes": pages.states.get(),
             "buffers": pages.buffers,
         },
+        "experts": status.experts.as_ref().map(experts),
         "request_memory": {
             "limit_bytes": status.request_memory.limit.get(),
             "held_bytes": status.request_memory.held.get(),
@@ -58,6 +59,20 @@ fn with(mut object: Value, more: Value) -> Value {
         object.extend(more);
     }
     object
+}
+
+/// Those of a mixture, where weights are read into memory.
+fn experts(status: &ExpertStatus) -> Value {
+    let counts = status.counts;
+    with(
+        json!(status.slots),
+        json!({
+            "hits": counts.hits,
+            "misses": counts.misses,
+            "read_bytes": counts.read_bytes,
+            "finding": status.finding(),
+        }),
+    )
 }
 
 fn ledger(ledger: &Ledger) -> Value {

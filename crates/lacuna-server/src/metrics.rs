@@ -74,7 +74,7 @@ fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 20] = [
+const GAUGES: [Row<f64>; 22] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -154,6 +154,17 @@ const GAUGES: [Row<f64>; 20] = [
         |status| status.budget.plan.parts.read_weight_bytes as f64,
     ),
     (
+        "lacuna_expert_slot_bytes",
+        "Memory of slots for experts",
+        |status| status.experts.map_or(0.0, |it| it.slots.bytes as f64),
+    ),
+    (
+        "lacuna_expert_share_resident",
+        "Part of experts that have a slot; where lacuna_expert_hits are no larger a part, tokens' experts do not come \
+         again soon",
+        |status| status.experts.map_or(1.0, |it| it.slots.share()),
+    ),
+    (
         "lacuna_request_memory_bytes",
         "Memory that requests hold outside the KV cache",
         |status| status.request_memory.held.get() as f64,
@@ -175,7 +186,7 @@ const GAUGES: [Row<f64>; 20] = [
     ),
 ];
 
-const COUNTERS: [Row<u64>; 16] = [
+const COUNTERS: [Row<u64>; 19] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -243,6 +254,21 @@ const COUNTERS: [Row<u64>; 16] = [
         "lacuna_copies_on_write",
         "KV pages copied because a shared one was written",
         |status| status.ledger.counts.copies_on_write,
+    ),
+    (
+        "lacuna_expert_hits",
+        "Experts that were in memory when tokens of a pass needed them",
+        |status| status.experts.map_or(0, |it| it.counts.hits),
+    ),
+    (
+        "lacuna_expert_misses",
+        "Experts that were read when tokens of a pass needed them",
+        |status| status.experts.map_or(0, |it| it.counts.misses),
+    ),
+    (
+        "lacuna_expert_read_bytes",
+        "Bytes that were read for experts",
+        |status| status.experts.map_or(0, |it| it.counts.read_bytes),
     ),
 ];
 

@@ -222,6 +222,9 @@ pub(crate) struct RunArgs {
     /// End at this text (may be given several times)
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
+    /// File to record in which experts tokens choose, for `bench experts`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record_experts: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
@@ -403,6 +406,9 @@ pub(crate) struct PlanArgs {
     /// Bytes of weights that are computed with in a second when they are in memory (`bench speed` has them)
     #[arg(long, value_name = "BYTES", requires = "disk_rate")]
     pub(crate) memory_rate: Option<ByteCount>,
+    /// What `--record-experts` has written, to say how many experts are found in memory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     /// File to write the map to: a line for each buffer
     #[arg(long, value_name = "FILE")]
     pub(crate) map: Option<PathBuf>,

@@ -51,10 +51,10 @@
 
 pub use lacuna_engine::{
     Accounting, Constraint, ConstraintError, Embedder, EmbedderConfig, Engine, EngineConfig,
-    EngineError, Event, Excess, Failure, FinishReason, Generation, Grace, Handle, Limits, Miss,
-    Pair, Penalties, PrefixCacheConfig, Refusal, Request, Reranker, Sampling, SamplingError,
-    Service, ServiceConfig, Session, Status, Stream, TextEncoder, TokenLogprobs, Usage,
-    WrongDimensions, shortened,
+    EngineError, Event, Excess, ExpertStatus, Failure, FinishReason, Generation, Grace, Handle,
+    Limits, Miss, Pair, Penalties, PrefixCacheConfig, Refusal, Request, Reranker, Sampling,
+    SamplingError, Service, ServiceConfig, Session, Status, Stream, TextEncoder, TokenLogprobs,
+    Usage, WrongDimensions, shortened,
 };
 pub use lacuna_files::{self as files, ModelFiles};
 pub use lacuna_kernels::{DType, ElementType};
@@ -63,7 +63,7 @@ pub use lacuna_models::{
     FiniteCheck, LoadError, Model, ModelSpec, Prompt, PromptError, RecommendedSampling, demo,
     describe,
 };
-pub use lacuna_models::{plan, quantize, synth};
+pub use lacuna_models::{plan, quantize, synth, trace};
 pub use lacuna_pages::ByteLength;
 pub use lacuna_text::reply;
 pub use lacuna_text::template::Message;

@@ -9,7 +9,8 @@ mod work;
 
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna_models::Model;
+use lacuna_models::plan::ExpertSlots;
+use lacuna_models::{ExpertCounts, Model};
 use serde::Serialize;
 
 use crate::arguments::BenchSpeedArgs;
@@ -29,6 +30,8 @@ struct Report {
     weight_bytes: u64,
     /// Bytes of weights that a pass reads from their files.
     streamed_bytes: u64,
+    /// Slots for experts, where they are read into memory.
+    experts: Option<ExpertSlots>,
     limits: Limits,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
@@ -45,6 +48,8 @@ struct Prefill {
     gmac_per_s: f64,
     /// The same as a part of what the processor reached in 8-bit integers before and after.
     of_limit: f64,
+    /// What all repeats have asked of slots for experts.
+    experts: Option<Asked>,
 }
 
 /// One token for each of some sequences of equal length.
@@ -62,6 +67,27 @@ struct Decode {
     gb_per_s: f64,
     /// The same as a part of what memory delivered before and after.
     of_limit: f64,
+    /// What the steps have asked of slots for experts.
+    experts: Option<Asked>,
+}
+
+/// What passes have asked of slots for experts.
+#[derive(Serialize)]
+struct Asked {
+    #[serde(flatten)]
+    counts: ExpertCounts,
+    hit_rate: Option<f64>,
+    read_bytes_per_token: f64,
+}
+
+impl Asked {
+    fn new(counts: Option<ExpertCounts>, tokens: usize) -> Option<Self> {
+        counts.map(|counts| Self {
+            counts,
+            hit_rate: counts.hit_rate(),
+            read_bytes_per_token: counts.read_bytes as f64 / tokens as f64,
+        })
+    }
 }
 
 pub(crate) fn run(args: &BenchSpeedArgs) -> Result<()> {
@@ -105,6 +131,7 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
                 tokens_per_second: tokens as f64 / timed.seconds(),
                 gmac_per_s: macs as f64 / timed.seconds() / 1e9,
                 of_limit: timed.of_limit,
+                experts: Asked::new(timed.experts, tokens * args.repeats.get()),
             });
             progress.inc(1);
         }
@@ -121,10 +148,12 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
                 step_p99_ms: timed.timing.p99_us / 1e3,
                 gb_per_s: bytes as f64 / timed.seconds() / 1e9,
                 of_limit: timed.of_limit,
+                experts: Asked::new(timed.experts, sequences * args.generate),
             });
             progress.inc(1);
         }
     }
+    bench.end_record()?;
     progress.finish_and_clear();
     Ok(Report {
         machine: Machine::this(),
@@ -134,6 +163,11 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
         kv_policy: args.kv.to_string(),
         weight_bytes: work.weight_bytes,
         streamed_bytes: streamed_bytes(model),
+        experts: model
+            .weight_plan()
+            .loaded
+            .as_ref()
+            .and_then(|held| held.experts),
         limits: bench.limits(),
         prefill,
         decode,

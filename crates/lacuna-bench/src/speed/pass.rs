@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use lacuna_cli::record_experts;
 use lacuna_engine::EngineConfig;
 use lacuna_kernels::Cpu;
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
-use lacuna_models::Model;
 use lacuna_models::plan::ArenaPlan;
-use lacuna_models::{BatchLimits, LogitRows, Scratch, Segment};
+use lacuna_models::{BatchLimits, ExpertCounts, LogitRows, Model, Scratch, Segment};
 use lacuna_pages::ByteLength;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -28,13 +28,19 @@ const STEPS_PER_LIMIT: usize = 4;
 pub(super) struct Timed {
     pub(super) timing: Timing,
     pub(super) of_limit: f64,
+    /// What they have asked of slots for experts.
+    pub(super) experts: Option<ExpertCounts>,
 }
 
 impl Timed {
-    fn new(times: Samples, parts: Vec<f64>) -> Result<Self> {
+    fn new(times: Samples, parts: Vec<f64>, experts: Option<ExpertCounts>) -> Result<Self> {
         let figures = times.timing().zip(median(parts));
         let (timing, of_limit) = figures.context("nothing was timed")?;
-        Ok(Self { timing, of_limit })
+        Ok(Self {
+            timing,
+            of_limit,
+            experts,
+        })
     }
 
     /// Of the middle call.
@@ -90,7 +96,10 @@ impl<'a> Bench<'a> {
             context_tokens,
         };
         let plan = ArenaPlan::new(model.program(), limits)?;
-        let scratch = Scratch::new(model.program(), plan)?;
+        let mut scratch = Scratch::new(model.program(), plan)?;
+        if let Some(path) = &args.record_experts {
+            scratch.record(Some(record_experts(path, model)?));
+        }
         Ok(Self {
             model,
             cpu,
@@ -104,6 +113,20 @@ impl<'a> Bench<'a> {
 
     pub(super) fn cpu(&self) -> &Cpu {
         &self.cpu
+    }
+
+    /// Ends the record of experts, if there is one.
+    pub(super) fn end_record(&mut self) -> Result<()> {
+        match self.scratch.record(None) {
+            Some(trace) => trace.finish().context("cannot write the record of experts"),
+            None => Ok(()),
+        }
+    }
+
+    /// What slots for experts have been asked for since `before`.
+    fn experts(&self, before: Option<ExpertCounts>) -> Option<ExpertCounts> {
+        let now = self.model.expert_counts()?;
+        Some(now.since(before.unwrap_or_default()))
     }
 
     /// What the machine reached at best in all the time that was measured.
@@ -122,8 +145,12 @@ impl<'a> Bench<'a> {
     ) -> Result<Timed> {
         let cache = self.cache(elements)?;
         let (mut times, mut parts) = (Samples::default(), Vec::new());
+        let mut asked = None;
         // One pass more, which finds memory and caches cold and is not counted.
         for repeat in 0..=repeats {
+            if repeat == 1 {
+                asked = self.model.expert_counts();
+            }
             let ids = self.ids(tokens);
             let mut sequence = cache.sequence(self.context_tokens)?;
             let before = self.limiter.int8(&self.cpu);
@@ -134,7 +161,7 @@ impl<'a> Bench<'a> {
                 parts.push(macs as f64 / time.as_secs_f64() / 1e9 / rate);
             }
         }
-        Timed::new(times, parts)
+        Timed::new(times, parts, self.experts(asked))
     }
 
     fn compute(&mut self, sequence: &mut Sequence, ids: &[u32]) -> Result<Duration> {
@@ -177,6 +204,7 @@ impl<'a> Bench<'a> {
         let ids = self.ids(sequences);
         self.step(&mut filled, &ids)?;
         let (mut times, mut parts) = (Samples::default(), Vec::new());
+        let asked = self.model.expert_counts();
         let mut before = self.limiter.read(&self.cpu);
         for start in (0..steps).step_by(STEPS_PER_LIMIT) {
             let mut group = Vec::new();
@@ -194,7 +222,7 @@ impl<'a> Bench<'a> {
                 parts.push(bytes as f64 / time.as_secs_f64() / 1e9 / rate);
             }
         }
-        Timed::new(times, parts)
+        Timed::new(times, parts, self.experts(asked))
     }
 
     fn step(&mut self, sequences: &mut [Sequence], ids: &[u32]) -> Result<()> {

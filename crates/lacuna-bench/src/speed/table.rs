@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use lacuna_models::plan::ExpertSlots;
+
 use super::Report;
 
 pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
@@ -58,6 +60,38 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             row.step_p99_ms,
             row.gb_per_s,
             row.of_limit * 100.0
+        )?;
+    }
+    if let Some(slots) = &report.experts {
+        experts(out, report, slots)?;
+    }
+    Ok(())
+}
+
+/// What passes found of their experts.
+fn experts(out: &mut dyn Write, report: &Report, slots: &ExpertSlots) -> io::Result<()> {
+    writeln!(
+        out,
+        "\nexperts: {} of {} in memory, {:.2} GB",
+        slots.slots,
+        slots.experts,
+        slots.bytes as f64 / 1e9
+    )?;
+    let prompts = report.prefill.iter();
+    let prompts = prompts.map(|row| (format!("prompt {}", row.tokens), &row.experts));
+    let steps = report.decode.iter();
+    let steps = steps.map(|row| (format!("depth {}", row.depth), &row.experts));
+    for (what, asked) in prompts.chain(steps) {
+        let Some(asked) = asked else {
+            continue;
+        };
+        let rate = asked.hit_rate.unwrap_or(0.0);
+        writeln!(
+            out,
+            "  {what}: {:.1} % found, {:.1} MB read for a token; {}",
+            100.0 * rate,
+            asked.read_bytes_per_token / 1e6,
+            slots.finding(rate)
         )?;
     }
     Ok(())

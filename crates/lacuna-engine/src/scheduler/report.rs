@@ -40,6 +40,7 @@ impl Scheduler {
     pub(crate) fn totals(&self, status: &mut Status) {
         status.running = self.running.len();
         status.counters = self.counters;
+        status.experts = self.engine.experts();
         status.latencies.clone_from(&self.latencies);
     }
 

@@ -93,7 +93,8 @@ impl Buffer {
     ///
     /// # Panics
     /// When `at` is beyond the end.
-    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.range.len(), "a part of the buffer");
         let middle = self.range.start + at;
         let end = std::mem::replace(&mut self.range.end, middle);

@@ -94,6 +94,14 @@ impl Deref for Loaded {
     }
 }
 
+impl Loaded {
+    /// The buffer that was lent, to be read into again.
+    #[must_use]
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+}
+
 /// An extent that is done with.
 #[derive(Debug)]
 pub struct Finished {

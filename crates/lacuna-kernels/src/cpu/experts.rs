@@ -108,7 +108,7 @@ impl Cpu {
         let input = &made;
         Grid::run_bands(
             [&mut *storage],
-            stored,
+            (stored, None),
             row,
             row,
             &self.pool,
@@ -144,14 +144,18 @@ impl Cpu {
     /// tokens that chose it; those that none chose are not asked for. Values are those of
     /// [`Cpu::matmul`] of the same rows, bit for bit.
     ///
+    /// With `bands`, places in [`Routes::chosen`], only those experts are computed, and rows of others are left
+    /// alone: for experts of which some are in memory before the others.
+    ///
     /// # Panics
-    /// When shapes do not fit, `x` was prepared by a `Cpu` of another level, or a matrix is quantized
-    /// and `x` is not.
+    /// When shapes do not fit, `x` was prepared by a `Cpu` of another level, a matrix is quantized
+    /// and `x` is not, or `bands` do not ascend.
     pub fn expert_matmul_each<'w, const N: usize>(
         &self,
         outs: [&mut [f32]; N],
         rows: usize,
         x: &ExpertActivations<'_>,
+        bands: Option<&[u32]>,
         expert: impl Fn(usize, usize) -> Expert<'w> + Sync,
     ) {
         assert_eq!(
@@ -159,14 +163,15 @@ impl Cpu {
             "activations belong to the level they are made on"
         );
         let routes = &x.routes;
-        if routes.bands() == 0 || rows == 0 {
+        let first = bands.map_or(Some(0), |bands| bands.first().map(|band| *band as usize));
+        let Some(first) = first.filter(|first| *first < routes.bands() && rows > 0) else {
             return;
-        }
-        let first = expert(0, routes.expert(0)).matrix;
-        let piece = self.expert_piece(routes, rows, first.row_bytes(), N);
+        };
+        let first = expert(0, routes.expert(first)).matrix;
+        let piece = self.expert_piece(routes.sizes(bands), rows, first.row_bytes(), N);
         Grid::run_bands(
             outs,
-            routes.starts(),
+            (routes.starts(), bands),
             rows,
             piece,
             &self.pool,
@@ -204,13 +209,13 @@ impl Cpu {
     /// thread busy while others wait, and not so few that starting a task is felt.
     fn expert_piece(
         &self,
-        routes: &Routes<'_>,
+        (choices, longest): (usize, usize),
         rows: usize,
         row_bytes: usize,
         matrices: usize,
     ) -> usize {
         let tasks = self.threads() * TASKS_PER_THREAD;
-        let pieces = (tasks * routes.longest()).div_ceil(routes.choices() * matrices);
+        let pieces = (tasks * longest).div_ceil((choices * matrices).max(1));
         let least = TASK_BYTES.div_ceil(row_bytes.max(1));
         let piece = rows.div_ceil(pieces.max(1)).max(least);
         piece.next_multiple_of(2 * LANES)

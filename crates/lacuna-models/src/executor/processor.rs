@@ -1,7 +1,7 @@
 //! The processor as an executor: each operation by the kernels, on slots of an arena.
 //!
-//! Weights stay in the mapped file or in memory, or are lent by a [`Stream`], and activations in a [`Scratch`] arena; the KV cache is passed in
-//! with each [`Segment`], never kept here. Segments of different sequences, or texts, are laid end to end
+//! Weights stay in the mapped file or in memory, or are lent by a [`Stream`], and activations in a [`Scratch`] arena; the
+//! KV cache is passed in with each [`Segment`], never kept here. Segments of different sequences, or texts, are laid end to end
 //! without padding, and one token's result does not depend on what else is in the batch.
 
 use std::ops::Range;
@@ -40,6 +40,9 @@ impl Pass<'_, '_> {
     /// [`ForwardError::NotFinite`], if that is looked for, and [`ForwardError::Weights`] for weights that are read
     /// while they are needed and cannot be.
     pub(crate) fn run(&mut self, program: &Program) -> Result<(), ForwardError> {
+        if let Some(trace) = self.scratch.trace() {
+            trace.begin_pass();
+        }
         for step in program.steps() {
             for op in program.ops(step) {
                 self.op(op)?;
@@ -240,7 +243,10 @@ impl Pass<'_, '_> {
                 blocks,
                 columns,
                 ref outputs,
-            } => self.expert_products(routing, [routes, input, blocks], (from, columns), outputs),
+            } => {
+                let slots = [routes, input, blocks];
+                return self.expert_products(routing, slots, (from, columns), outputs);
+            }
             Op::CombineExperts {
                 ref routing,
                 routes,
@@ -654,8 +660,21 @@ impl Pass<'_, '_> {
         let [logits, weights, routes] = self.scratch.slots(slots);
         let logits = first(logits, tokens * routing.experts);
         let weights = first(weights, tokens * routing.used);
-        let routes = bytemuck::cast_slice_mut(routes);
-        self.cpu.route(routes, weights, logits, routing, vectors);
+        let words = bytemuck::cast_slice_mut(routes);
+        self.cpu.route(words, weights, logits, routing, vectors);
+        self.record(routing, slots[2]);
+    }
+
+    /// Writes down which experts tokens have, if that is to be known.
+    fn record(&mut self, routing: &Routing, routes: Slot) {
+        let tokens = self.size.tokens;
+        let Some(mut trace) = self.scratch.record(None) else {
+            return;
+        };
+        let [routes] = self.scratch.slots([routes]);
+        let routes = Routes::new(bytemuck::cast_slice(routes), tokens, routing);
+        trace.write(&routes, tokens);
+        self.scratch.record(Some(trace));
     }
 
     fn expert_products(
@@ -664,7 +683,7 @@ impl Pass<'_, '_> {
         slots: [Slot; 3],
         input: (ExpertInput, usize),
         outputs: &[(ExpertsId, Slot)],
-    ) {
+    ) -> Result<(), ForwardError> {
         match outputs {
             [a] => self.expert_product(routing, slots, input, [*a]),
             [a, b] => self.expert_product(routing, slots, input, [*a, *b]),
@@ -678,7 +697,7 @@ impl Pass<'_, '_> {
         [routes, input, blocks]: [Slot; 3],
         (from, columns): (ExpertInput, usize),
         outputs: [(ExpertsId, Slot); N],
-    ) {
+    ) -> Result<(), ForwardError> {
         let tokens = self.size.tokens;
         let choices = tokens * routing.used;
         // What is there besides for one output; no program names a slot twice.
@@ -688,8 +707,14 @@ impl Pass<'_, '_> {
         let blocks = others.next().unwrap_or_default();
         let experts = outputs.map(|(experts, _)| self.weights.experts(experts));
         let rows = experts[0].first().map_or(0, Linear::rows);
-        let outs = experts.map(|_| first(others.next().unwrap_or_default(), choices * rows));
+        let mut outs = experts.map(|_| first(others.next().unwrap_or_default(), choices * rows));
         let routes = Routes::new(bytemuck::cast_slice(routes), tokens, routing);
+        let mut caches = self.stream.as_mut().and_then(|stream| stream.experts());
+        let cache = caches.as_ref().and_then(|it| it.cache_of(outputs[0].0));
+        if let (Some(caches), Some(cache)) = (&mut caches, cache) {
+            // Before activations are prepared: the disk has that time already.
+            caches.begin(cache, self.weights, routes.chosen());
+        }
         let x = first(
             x,
             columns
@@ -706,8 +731,21 @@ impl Pass<'_, '_> {
         let x = self
             .cpu
             .expert_activations(x, columns, from, routes, storage);
-        let expert = |which: usize, expert: usize| experts[which][expert].expert();
-        self.cpu.expert_matmul_each(outs, rows, &x, expert);
+        let (Some(caches), Some(cache)) = (caches, cache) else {
+            let expert = |which: usize, expert: usize| experts[which][expert].expert();
+            self.cpu.expert_matmul_each(outs, rows, &x, None, expert);
+            return Ok(());
+        };
+        while let Some(bands) = caches.next(cache, self.weights)? {
+            let there = caches.cache(cache);
+            let expert = |which: usize, expert: usize| {
+                experts[which][expert].expert_in(there.bytes(which, expert as u32))
+            };
+            let outs = outs.each_mut().map(|out| &mut **out);
+            let bands = Some(&bands[..]);
+            self.cpu.expert_matmul_each(outs, rows, &x, bands, expert);
+        }
+        Ok(())
     }
 
     fn combine_experts(&mut self, routing: &Routing, slots: [Slot; 4], width: usize) {

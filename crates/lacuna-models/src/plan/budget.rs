@@ -38,7 +38,8 @@ pub struct Parts {
     pub copied_weight_bytes: u64,
     /// Matrices in forms that cannot be computed from, which are converted, and those made of others.
     pub converted_weight_bytes: u64,
-    /// Weights that are read into memory: those that stay, the ring that the others go through, and rows of tables.
+    /// Weights that are read into memory: those that stay, the ring that the others go through, rows of tables, and
+    /// slots for experts.
     pub read_weight_bytes: u64,
     /// The arena of a forward pass.
     pub activation_bytes: u64,
@@ -189,7 +190,6 @@ impl Plan {
     pub(super) fn place_weights(&self, mode: WeightMode) -> Residency {
         let source = match mode {
             WeightMode::Fixed(source) => source,
-            WeightMode::Auto if self.weights.has_experts => WeightSource::Mmap,
             WeightMode::Auto => {
                 let read = self.read_weights(WeightSource::Direct);
                 let least = read.memory_bytes() + self.least().bytes();

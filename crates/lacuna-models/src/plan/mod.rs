@@ -10,6 +10,7 @@
 mod arena;
 mod budget;
 mod error;
+mod experts;
 mod kv;
 mod map;
 mod process;
@@ -28,8 +29,10 @@ use crate::spec::ModelSpec;
 pub use arena::{ALIGNMENT, ArenaPlan, Placement};
 pub use budget::{Budget, BudgetTooSmall, Change, Parts, Verdict, request_bytes};
 pub use error::{PlanError, PlanFault};
+pub use experts::{ExpertLru, ExpertSlots, ExpertTurn, ExpertUse, SlotUse};
 pub use kv::{KvBuffer, KvPlan, KvRows, ResumePoints};
 pub use process::{ProcessPlan, VocabularySize};
+pub(crate) use residency::held;
 pub use residency::{
     MatrixAccess, Rates, Residency, Streamed, UnknownWeightMode, WeightMode, WeightSource,
     WeightUse,

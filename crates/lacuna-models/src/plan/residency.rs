@@ -4,7 +4,8 @@
 //! longer than memory, keeping a fixed part and reading the rest anew each time is the best that any cache
 //! can do, and keeping what was used last is the worst. What is read is spread evenly over the pass, so
 //! that the disk is busy while everything else is computed with, and goes through a ring that is read ahead
-//! of use, also across the end of a pass. Tables of which a token needs a row are read row by row.
+//! of use, also across the end of a pass. Tables of which a token needs a row are read row by row. Which experts of a
+//! mixture a token needs is not known ahead: what all other weights leave goes to slots for them.
 //!
 //! The plan is a function of the program, the directory of tensors and a number of bytes: the same input
 //! gives the same plan.
@@ -14,7 +15,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::WeightPlan;
+use super::{ExpertSlots, WeightPlan};
 
 /// How weights come to be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -33,8 +34,7 @@ pub enum WeightSource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WeightMode {
     /// Read directly when there is a budget, which weights are part of then; else mapped, beside it. Mapped, too, are
-    /// the weights of models of experts, all of which would have to be in memory, and those of which the budget does
-    /// not even hold what a pass reads at once.
+    /// weights of which the budget does not even hold what a pass reads at once.
     #[default]
     Auto,
     /// This.
@@ -151,6 +151,8 @@ pub struct Residency {
     pub streamed: Vec<Streamed>,
     /// The tables that are read row by row.
     pub tables: Vec<Streamed>,
+    /// Memory for experts, which come to it as tokens choose them; `None` where there are none.
+    pub experts: Option<ExpertSlots>,
 }
 
 /// Speeds from which the time of a pass follows, in bytes per second.
@@ -177,7 +179,7 @@ const AHEAD_SHARE: u64 = 32;
 pub(crate) const ROWS_AT_ONCE: u64 = 256;
 
 /// Memory of so many bytes of a file, wherever in it they begin.
-pub(super) const fn held(bytes: u64) -> u64 {
+pub(crate) const fn held(bytes: u64) -> u64 {
     (bytes + PAGE - 1).next_multiple_of(PAGE)
 }
 
@@ -205,12 +207,32 @@ impl Residency {
             return Self::mapped();
         }
         let all = Self::with_streamed(weights, source, &[], 0);
+        let all = all.with_slots(weights, u64::MAX);
         let room = match room {
             Some(room) if all.memory_bytes() > room => room,
             _ => return all,
         };
-        let planned = all.streaming(weights, room);
+        let planned = all.in_room(weights, room);
         planned.unwrap_or_else(|| all.streaming_most(weights))
+    }
+
+    /// The same with as many slots for experts as `room` bytes hold beside everything else, two at least.
+    fn with_slots(&self, weights: &WeightPlan, room: u64) -> Self {
+        let others = self.memory_bytes() - self.slot_bytes();
+        Self {
+            experts: ExpertSlots::within(&weights.experts, room.saturating_sub(others)),
+            ..self.clone()
+        }
+    }
+
+    /// The same with less memory for experts, or where that does not do, more that is streamed, so that it fits `room`.
+    /// An expert is read for some tokens, and a matrix for all, so matrices stay for longer.
+    fn in_room(&self, weights: &WeightPlan, room: u64) -> Option<Self> {
+        let fewer = self.with_slots(weights, room.min(self.memory_bytes()));
+        match fewer.memory_bytes() <= room {
+            true => Some(fewer),
+            false => fewer.streaming(weights, room),
+        }
     }
 
     /// The same with so many bytes of memory less at least, if that can be: what is streamed stays so, and more is.
@@ -220,7 +242,7 @@ impl Residency {
         match self.memory_bytes().checked_sub(bytes)? {
             _ if bytes == 0 => Some(self.clone()),
             _ if self.is_mapped() => None,
-            room => self.streaming(weights, room),
+            room => self.in_room(weights, room),
         }
     }
 
@@ -249,6 +271,10 @@ impl Residency {
 
     /// What takes the least memory of all that streams what is streamed here.
     fn streaming_most(&self, weights: &WeightPlan) -> Self {
+        self.with_slots(weights, 0).with_most_streamed(weights)
+    }
+
+    fn with_most_streamed(&self, weights: &WeightPlan) -> Self {
         let candidates = self.candidates(weights);
         let plans = largest_operations(&candidates)
             .into_iter()
@@ -277,11 +303,15 @@ impl Residency {
         let ring = operation + piece + ahead;
         let streamed = may.iter().filter(|it| it.is_streamed).map(|it| it.of);
         let mut streamed: Vec<&WeightUse> = streamed.collect();
-        let before = Self::with_streamed(weights, self.source, &streamed, ring);
+        let with = |streamed: &[&WeightUse]| Self {
+            experts: self.experts,
+            ..Self::with_streamed(weights, self.source, streamed, ring)
+        };
+        let before = with(&streamed);
         let excess = before.memory_bytes().saturating_sub(room);
         streamed.extend(spread(&may, excess));
         streamed.sort_by_key(|it| it.place);
-        Self::with_streamed(weights, self.source, &streamed, ring)
+        with(&streamed)
     }
 
     /// The matrices that products read whole and that are used once, in order of use.
@@ -300,7 +330,7 @@ impl Residency {
         uses().filter(once).map(candidate).collect()
     }
 
-    /// All weights but `streamed` in memory.
+    /// All weights but `streamed` and experts in memory.
     fn with_streamed(
         weights: &WeightPlan,
         source: WeightSource,
@@ -347,13 +377,18 @@ impl Residency {
             streamed_bytes: streamed.iter().map(|it| it.bytes).sum(),
             streamed,
             tables,
+            experts: None,
         }
     }
 
     /// Bytes of memory in all.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        self.pinned_bytes + self.ring_bytes + self.row_bytes
+        self.pinned_bytes + self.ring_bytes + self.row_bytes + self.slot_bytes()
+    }
+
+    fn slot_bytes(&self) -> u64 {
+        self.experts.map_or(0, |experts| experts.bytes)
     }
 
     /// Whether weights are used where files are mapped.
@@ -368,13 +403,19 @@ impl Residency {
         read.all(|it| it.matrix != matrix)
     }
 
-    /// Seconds that one token takes at least: computing and reading go on at the same time, so it is the longer
-    /// of the two.
+    /// Seconds that one token takes at least. Computing and reading what every pass reads go on at the same time, so it
+    /// is the longer of the two; experts are asked for when it is known which, and waited for. `hits` is the part of
+    /// them that is found in memory; without, [`ExpertSlots::expected_hits`].
     #[must_use]
-    pub fn seconds_per_token(&self, active_bytes: u64, rates: Rates) -> f64 {
+    pub fn seconds_per_token(&self, active_bytes: u64, rates: Rates, hits: Option<f64>) -> f64 {
+        let disk = rates.disk.max(1) as f64;
         let computing = active_bytes as f64 / rates.memory.max(1) as f64;
-        let reading = self.streamed_bytes as f64 / rates.disk.max(1) as f64;
-        computing.max(reading)
+        let reading = self.streamed_bytes as f64 / disk;
+        let experts = self.experts.as_ref().map_or(0.0, |slots| {
+            let hits = hits.unwrap_or_else(|| slots.expected_hits());
+            slots.bytes_per_token(hits) / disk
+        });
+        computing.max(reading) + experts
     }
 }
 

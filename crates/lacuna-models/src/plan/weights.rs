@@ -1,11 +1,12 @@
 //! The weights of a model as its directory of tensors has them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use super::ExpertUse;
 use super::residency::{Residency, WeightUse, held};
 use crate::families::Description;
-use crate::program::{Program, TensorSpec};
-use crate::weights::{Derived, Names, derived, is_outside, uses};
+use crate::program::Program;
+use crate::weights::{Derived, Names, derived, expert_uses, is_outside, uses};
 use lacuna_files::{Mapping, Summary, Tensors, TypeTotal};
 
 /// One tensor of the directory.
@@ -53,16 +54,12 @@ pub struct WeightPlan {
     pub derived: Vec<Weight>,
     /// What a pass uses of them, in order.
     pub uses: Vec<WeightUse>,
+    /// What it uses of experts, of which a token has a few, in order.
+    pub experts: Vec<ExpertUse>,
     /// Whether they are in files, which can be read, and not in memory that stands in for some.
     pub in_files: bool,
-    /// Whether some are of experts, of which a token has a few.
-    pub has_experts: bool,
     /// Where they are, of a model that is loaded.
     pub loaded: Option<Residency>,
-}
-
-fn has_experts(tensor: &TensorSpec) -> bool {
-    matches!(tensor, TensorSpec::Experts(experts) if experts.used < experts.experts)
 }
 
 impl WeightPlan {
@@ -102,14 +99,16 @@ impl WeightPlan {
         let by_name: HashMap<&str, &Weight> = by_name.collect();
         let contains = |name: &str| by_name.contains_key(name);
         let names = Names::new(contains, description, &program);
-        let uses = uses(&program, &names, &|name| by_name.get(name).copied());
+        let find = |name: &str| by_name.get(name).copied();
+        let uses = uses(&program, &names, &find);
+        let experts = expert_uses(&program, &names, &find);
         drop(names);
         Self {
             uses,
+            experts,
             tensors,
             derived: Vec::new(),
             in_files: true,
-            has_experts: program.tensors().iter().any(has_experts),
             loaded: None,
         }
     }
@@ -124,11 +123,14 @@ impl WeightPlan {
         first.map(|(_, of)| of)
     }
 
-    /// Memory of tensors that stay in memory when weights are read, beside the matrices of [`WeightPlan::uses`]:
-    /// those of experts, and of heads that have matrices of their own.
+    /// Memory of tensors that stay in memory when weights are read, beside the matrices of [`WeightPlan::uses`] and
+    /// [`WeightPlan::experts`]: those of heads that have matrices of their own.
     pub(super) fn other_bytes(&self) -> u64 {
+        let experts = self.experts.iter().flat_map(|it| &it.names);
+        let of_experts: HashSet<&String> = experts.collect();
         let is_other = |tensor: &&Weight| {
-            let used = self.uses.iter().any(|it| it.name == tensor.name);
+            let used = self.uses.iter().any(|it| it.name == tensor.name)
+                || of_experts.contains(&tensor.name);
             let elsewhere = tensor.converted_from.is_some() || tensor.is_copied();
             !used && !elsewhere && !is_outside(&tensor.name)
         };

@@ -23,6 +23,8 @@ mod tensors;
 
 use std::ops::Range;
 
+use lacuna_kernels::Routing;
+
 use crate::layers;
 use crate::spec::ModelSpec;
 
@@ -123,6 +125,14 @@ impl Program {
             sizes.sum()
         };
         (of(Rows::Tokens), of(Rows::Logits))
+    }
+
+    /// How layers that have experts choose them, in order.
+    pub fn routings(&self) -> impl Iterator<Item = &Routing> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Route { routing, .. } => Some(routing),
+            _ => None,
+        })
     }
 
     /// The tensors that rows are multiplied with, by their numbers, and what those are rows of. Others

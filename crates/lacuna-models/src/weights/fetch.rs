@@ -8,13 +8,13 @@ use lacuna_files::reader::{Buffer, Caching, Extent, FileReader, Method, ReadDevi
 use lacuna_files::{Mapping, Progress, Tensor, Tensors};
 
 use crate::error::{LoadError, UnreadableWeights};
-use crate::plan::{WeightSource, WeightUse};
+use crate::plan::{WeightPlan, WeightSource};
 
 /// What makes a device that reads, in place of the best there is.
 pub type MakeDevice<'a> = &'a dyn Fn() -> Box<dyn ReadDevice>;
 
 /// The files of a model, opened to be read.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Files(HashMap<PathBuf, ReadFile>);
 
 impl Files {
@@ -64,7 +64,7 @@ pub(super) enum Fetch<'a> {
 
 /// Reading the weights that are to be in memory, but for those that a [`Stream`](super::Stream) has.
 pub(super) struct Reading<'a> {
-    uses: &'a [WeightUse],
+    plan: &'a WeightPlan,
     files: Files,
     reader: FileReader,
     progress: &'a mut dyn Progress,
@@ -73,11 +73,11 @@ pub(super) struct Reading<'a> {
 }
 
 impl<'a> Fetch<'a> {
-    /// From `source`; matrices of `uses` are left where they are.
+    /// From `source`; matrices that `plan` has uses of are left where they are.
     pub(super) fn new(
         tensors: &Tensors,
         source: WeightSource,
-        uses: &'a [WeightUse],
+        plan: &'a WeightPlan,
         device: Option<MakeDevice<'_>>,
         progress: &'a mut dyn Progress,
     ) -> Result<Self, LoadError> {
@@ -88,7 +88,7 @@ impl<'a> Fetch<'a> {
         };
         let files = Files::open(tensors, caching)?;
         Ok(Self::Read(Box::new(Reading {
-            uses,
+            plan,
             reader: files.reader(device)?,
             files,
             progress,
@@ -139,7 +139,7 @@ impl<'a> Fetch<'a> {
         let Self::Read(reading) = self else {
             return Ok(None);
         };
-        if reading.uses.iter().any(|it| it.matrix == number) {
+        if reading.is_elsewhere(number) {
             return Ok(None);
         }
         let row_bytes = tensor.dtype().row_bytes(columns).unwrap_or(0);
@@ -152,6 +152,14 @@ impl<'a> Fetch<'a> {
         Ok(read.map(|read| tensor.read_as(&[rows.len(), columns], read)))
     }
 
+    /// Whether the program's tensor of this number is what a [`Stream`](super::Stream) has.
+    pub(super) fn is_elsewhere(&self, number: usize) -> bool {
+        match self {
+            Self::Mapped => false,
+            Self::Read(reading) => reading.is_elsewhere(number),
+        }
+    }
+
     /// The files, when all is loaded; `None` where they are mapped.
     pub(super) fn finish(self) -> Option<Files> {
         match self {
@@ -162,6 +170,12 @@ impl<'a> Fetch<'a> {
 }
 
 impl Reading<'_> {
+    fn is_elsewhere(&self, number: usize) -> bool {
+        let experts = &self.plan.experts;
+        let is_matrix = self.plan.uses.iter().any(|it| it.matrix == number);
+        is_matrix || experts.iter().any(|it| it.tensors.contains(&number))
+    }
+
     fn read(&mut self, tensor: &Tensor, bytes: Range<usize>) -> Result<Option<Mapping>, LoadError> {
         let Some(extent) = self.files.extent(tensor, bytes.clone()) else {
             return Ok(None);

@@ -1,9 +1,11 @@
 //! The weights of a program: each tensor looked up in a file, checked, and used in place.
 //!
 //! A [`Linear`] keeps a handle on the mapped file, or on memory that was read from it (`fetch.rs`), and computes
-//! from its bytes; matrices that files are read for, once or in each pass, are lent by `stream.rs`. Only vectors (norms,
+//! from its bytes; matrices that files are read for, once or in each pass, are lent by `stream.rs`, those of a mixture's
+//! experts by `experts.rs`. Only vectors (norms,
 //! biases), a few kilobytes a layer, are copied out as `f32`, and what `latent.rs` says is made anew.
 
+mod experts;
 mod fetch;
 mod latent;
 mod lookup;
@@ -22,6 +24,7 @@ use crate::families::Description;
 use crate::plan::{Residency, WeightPlan};
 use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
+pub use experts::ExpertCounts;
 use fetch::Fetch;
 pub use fetch::MakeDevice;
 use lacuna_files::{Progress, Tensor, Tensors};
@@ -31,7 +34,7 @@ use shares::looked_up;
 use source::Source;
 pub(crate) use source::{Names, is_outside, name_in};
 pub(crate) use stream::{Stream, Streams};
-pub(crate) use uses::uses;
+pub(crate) use uses::{expert_uses, uses};
 
 /// What a program computes with.
 #[derive(Debug)]
@@ -129,17 +132,18 @@ impl Weights {
             device,
             progress,
         } = loading;
-        let uses = &plan.uses;
         if !residency.is_mapped() {
             progress.begin("weights", Some(residency.pinned_bytes));
         }
         let (weights, rotations, files) = {
-            let fetch = Fetch::new(tensors, residency.source, uses, device, &mut *progress)?;
+            let fetch = Fetch::new(tensors, residency.source, plan, device, &mut *progress)?;
             let mut source = Source::new(tensors, description, program, fetch);
             let numbered = program.tensors().iter().enumerate();
             let weights = numbered.map(|(number, tensor)| match tensor {
                 TensorSpec::Matrix(matrix) => source.matrix(number, matrix).map(Weight::Matrix),
-                TensorSpec::Experts(experts) => source.experts(experts).map(Weight::Experts),
+                TensorSpec::Experts(experts) => {
+                    source.experts(number, experts).map(Weight::Experts)
+                }
                 TensorSpec::Vector(vector) => source.vector(vector).map(Weight::Vector),
             });
             let weights = weights.collect::<Result<Vec<_>, _>>()?;
@@ -150,7 +154,7 @@ impl Weights {
             (weights, rotations, source.fetch.finish())
         };
         let streams = files.map(|files| {
-            let streams = Streams::new(&files, &weights, uses, device)?;
+            let streams = Streams::new(&files, &weights, plan, device)?;
             streams.place(&residency, progress)?;
             progress.finish();
             Ok::<_, LoadError>(streams)
@@ -357,6 +361,15 @@ impl Linear {
     pub(crate) fn expert(&self) -> Expert<'_> {
         Expert {
             matrix: self.matrix(),
+            bias: self.bias.as_deref(),
+        }
+    }
+
+    /// The same, in bytes that have been read from the file.
+    pub(crate) fn expert_in<'a>(&'a self, bytes: &'a [u8]) -> Expert<'a> {
+        let matrix = Matrix::new(self.tensor.dtype(), self.rows, self.columns, bytes);
+        Expert {
+            matrix: matrix.expect("as many bytes were read as the matrix has"),
             bias: self.bias.as_deref(),
         }
     }

@@ -128,10 +128,10 @@ pub(crate) fn is_outside(name: &str) -> bool {
 
 /// Where matrices of experts are: a tensor's name, the first of an expert's rows there, and how many of
 /// its rows are that expert's.
-struct Stack {
-    name: String,
+pub(super) struct Stack {
+    pub(super) name: String,
     first: usize,
-    each: usize,
+    pub(super) each: usize,
 }
 
 /// Where a tensor is: the tensor, and the first of its rows.
@@ -189,6 +189,33 @@ impl<'a> Names<'a> {
         let rows = |part: &&'static str| self.rows(TensorName { part, ..name });
         let before = parts.iter().take_while(|part| **part != name.part);
         Some((full, before.map(rows).sum(), parts.iter().map(rows).sum()))
+    }
+
+    /// The tensor that has `rows` rows of each expert for `name`, alone or among those of its fused
+    /// other half, if the file has one.
+    pub(super) fn stack(&self, name: TensorName, suffix: &str, rows: usize) -> Option<Stack> {
+        let half = ["ffn_gate_exps", "ffn_up_exps"]
+            .iter()
+            .position(|part| *part == name.part);
+        let whole = half.map(|half| {
+            let part = "ffn_gate_up_exps";
+            (TensorName { part, ..name }, half * rows, 2 * rows)
+        });
+        let alone = Some((name, 0, rows));
+        let ways = [whole, alone].into_iter().flatten();
+        let mut found = ways.filter_map(|(name, first, each)| {
+            let names = self.family.naming.of_stack(self.spelling, name, suffix);
+            let mut names = names.into_iter().map(|name| self.prefix.apply(name));
+            let name = names.find(|name| (self.contains)(name))?;
+            Some(Stack { name, first, each })
+        });
+        found.next()
+    }
+
+    /// The name of one expert's own matrix.
+    pub(super) fn of_expert(&self, name: TensorName, expert: usize) -> String {
+        let name = self.family.naming.of_expert(self.spelling, name, expert);
+        self.prefix.apply(name)
     }
 
     /// Rows that the program has a matrix for; none where it has no such matrix.
@@ -289,7 +316,13 @@ impl<'a> Source<'a> {
     }
 
     /// The matrices of a layer's experts: rows of one tensor that has them all, or a tensor each.
-    pub(super) fn experts(&mut self, spec: &ExpertsSpec) -> Result<Vec<Linear>, LoadError> {
+    ///
+    /// `number` is theirs among the program's tensors.
+    pub(super) fn experts(
+        &mut self,
+        number: usize,
+        spec: &ExpertsSpec,
+    ) -> Result<Vec<Linear>, LoadError> {
         let ExpertsSpec {
             name,
             experts,
@@ -306,12 +339,15 @@ impl<'a> Source<'a> {
             let biases = biases.as_ref();
             biases.map(|biases| biases[expert * rows..][..rows].to_vec())
         };
-        if let Some(Stack { name, first, each }) = self.stack(name, "weight", rows) {
+        if let Some(Stack { name, first, each }) = self.names.stack(name, "weight", rows) {
             let tensor = self
                 .tensors
                 .require_shape(&name, &[experts, each, columns])?;
-            // Gate and up may be halves of one.
-            let tensor = self.fetch.shared(tensor)?;
+            let tensor = match self.fetch.is_elsewhere(number) {
+                true => tensor,
+                // Gate and up may be halves of one.
+                false => self.fetch.shared(tensor)?,
+            };
             self.used.insert(name);
             let linear = |expert| {
                 let first = expert * each + first;
@@ -320,10 +356,11 @@ impl<'a> Source<'a> {
             return (0..experts).map(linear).collect();
         }
         let linear = |expert| {
-            let name = self.family.naming.of_expert(self.spelling, name, expert);
-            let name = self.prefix.apply(name);
-            let tensor = self.tensors.require_shape(&name, &[rows, columns])?;
-            let tensor = self.fetch.whole(tensor)?;
+            let name = self.names.of_expert(name, expert);
+            let mut tensor = self.tensors.require_shape(&name, &[rows, columns])?;
+            if !self.fetch.is_elsewhere(number) {
+                tensor = self.fetch.whole(tensor)?;
+            }
             self.used.insert(name);
             Linear::new(tensor, 0, rows, columns, bias(expert))
         };
@@ -337,7 +374,7 @@ impl<'a> Source<'a> {
         [experts, rows]: [usize; 2],
         bias: Bias,
     ) -> Result<Option<Vec<f32>>, LoadError> {
-        let stack = match (self.stack(name, "bias", rows), bias) {
+        let stack = match (self.names.stack(name, "bias", rows), bias) {
             (Some(stack), _) => stack,
             (None, Bias::IfPresent) => return Ok(None),
             (None, Bias::Required) => Stack {
@@ -363,27 +400,6 @@ impl<'a> Source<'a> {
         }
         self.used.insert(stack.name);
         Ok(Some(biases))
-    }
-
-    /// The tensor that has `rows` rows of each expert for `name`, alone or among those of its fused
-    /// other half, if the file has one.
-    fn stack(&self, name: TensorName, suffix: &str, rows: usize) -> Option<Stack> {
-        let half = ["ffn_gate_exps", "ffn_up_exps"]
-            .iter()
-            .position(|part| *part == name.part);
-        let whole = half.map(|half| {
-            let part = "ffn_gate_up_exps";
-            (TensorName { part, ..name }, half * rows, 2 * rows)
-        });
-        let alone = Some((name, 0, rows));
-        let ways = [whole, alone].into_iter().flatten();
-        let mut found = ways.filter_map(|(name, first, each)| {
-            let names = self.family.naming.of_stack(self.spelling, name, suffix);
-            let mut names = names.into_iter().map(|name| self.prefix.apply(name));
-            let name = names.find(|name| self.tensors.contains(name))?;
-            Some(Stack { name, first, each })
-        });
-        found.next()
     }
 
     /// A vector, as `f32`.

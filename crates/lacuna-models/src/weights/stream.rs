@@ -8,15 +8,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lacuna_files::Progress;
 use lacuna_files::reader::{Buffer, Extent, FileReader, Finished, Loaded, ReadError, Ring};
 
 use super::Weight;
+use super::experts::{Counters, ExpertCounts, Experts};
 use super::fetch::{Files, MakeDevice};
 use crate::error::{ForwardError, LoadError, UnreadableWeights};
-use crate::plan::{Residency, WeightUse};
+use crate::plan::{Residency, WeightPlan};
 use crate::program::MatrixId;
 
 /// The matrices of a model that files are read for. One pass has them at a time.
@@ -25,18 +26,19 @@ pub(crate) struct Streams {
     reading: String,
     /// Memory as placed.
     bytes: AtomicU64,
+    experts: Arc<Counters>,
     stream: Mutex<Stream>,
 }
 
 impl Streams {
-    /// Those of `uses`, none of them in memory.
+    /// Those that `plan` has uses of, none of them in memory.
     pub(super) fn new(
         files: &Files,
         weights: &[Weight],
-        uses: &[WeightUse],
+        plan: &WeightPlan,
         device: Option<MakeDevice<'_>>,
     ) -> Result<Self, LoadError> {
-        let matrices = uses.iter().filter_map(|of| {
+        let matrices = plan.uses.iter().filter_map(|of| {
             let Weight::Matrix(linear) = &weights[of.matrix] else {
                 return None;
             };
@@ -49,10 +51,19 @@ impl Streams {
             Some((of.matrix, matrix))
         });
         let reader = files.reader(device)?;
+        let counters = Arc::new(Counters::default());
+        let experts = match &plan.experts[..] {
+            [] => None,
+            uses => {
+                let (reader, counters) = (files.reader(device)?, Arc::clone(&counters));
+                Some(Experts::new(files, reader, weights, uses, counters))
+            }
+        };
         let method = files.method().map_or("", |method| method.name());
         Ok(Self {
             reading: format!("{method} by {}", reader.device()),
             bytes: AtomicU64::new(0),
+            experts: counters,
             stream: Mutex::new(Stream {
                 matrices: matrices.collect(),
                 pieces: Vec::new(),
@@ -63,6 +74,7 @@ impl Streams {
                 slots: VecDeque::new(),
                 row_ring: Ring::new(0).map_err(LoadError::Reading)?,
                 row_reader: files.reader(device)?,
+                experts,
             }),
         })
     }
@@ -97,6 +109,11 @@ impl Streams {
     /// Memory that is theirs, as they were placed last.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// What experts' slots have been asked for.
+    pub(crate) fn expert_counts(&self) -> ExpertCounts {
+        self.experts.now()
     }
 
     fn stream(&self) -> MutexGuard<'_, Stream> {
@@ -161,6 +178,8 @@ pub(crate) struct Stream {
     slots: VecDeque<Slot>,
     row_ring: Ring,
     row_reader: FileReader,
+    /// Those of a mixture.
+    experts: Option<Experts>,
 }
 
 /// A place of the ring.
@@ -178,7 +197,15 @@ impl Stream {
         if !self.first.is_multiple_of(pieces) {
             self.forget();
         }
+        if let Some(experts) = &mut self.experts {
+            experts.settle();
+        }
         self.read_ahead();
+    }
+
+    /// The experts of a mixture, if files are read for them.
+    pub(crate) fn experts(&mut self) -> Option<&mut Experts> {
+        self.experts.as_mut()
     }
 
     /// Drops what was read ahead.
@@ -211,7 +238,11 @@ impl Stream {
         }
         // In the order of the file, which is mostly that of the program.
         wanted.sort_unstable();
-        self.hold(&wanted, progress)
+        self.hold(&wanted, progress)?;
+        if let (Some(experts), Some(slots)) = (&mut self.experts, residency.experts) {
+            experts.resize(slots.slots);
+        }
+        Ok(())
     }
 
     /// Reads matrices into memory.

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 
 use anyhow::{Context, Result, bail};
-use lacuna::plan::{Budget, WeightSource};
+use lacuna::plan::{Budget, ExpertSlots, WeightSource};
 use lacuna::reply::{Piece, Reader};
 use lacuna::{
     AddSpecial, EncodeLimits, Engine, Generation, KvReport, Limits, Message, ParseSpecial, Prompt,
@@ -14,7 +14,8 @@ use serde::Serialize;
 use crate::cli::RunArgs;
 use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::resident::Resident;
-use lacuna_cli::{output, tell};
+use lacuna_cli::{output, record_experts, tell};
+use lacuna_models::ExpertCounts;
 
 #[derive(Serialize)]
 struct Report {
@@ -65,6 +66,20 @@ struct Weights {
     ring_bytes: u64,
     /// What each pass reads.
     streamed_bytes: u64,
+    /// Experts of a mixture, where weights are read into memory.
+    experts: Option<Experts>,
+}
+
+/// Slots for experts, and what has been asked of them since the model was loaded.
+#[derive(Serialize)]
+struct Experts {
+    #[serde(flatten)]
+    slots: ExpertSlots,
+    #[serde(flatten)]
+    counts: ExpertCounts,
+    hit_rate: Option<f64>,
+    /// Whether it helps to keep what was used last, in words.
+    finding: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -92,6 +107,20 @@ fn answer(args: &RunArgs) -> Result<()> {
     let recommended = engine.model().recommended_sampling();
     let sampling = args.sampling.sampling(recommended);
     tell_sampling(&sampling, recommended);
+    if let Some(path) = &args.record_experts {
+        let trace = record_experts(path, engine.model())?;
+        engine.record_experts(Some(trace));
+    }
+    let answered = converse(&mut engine, sampling, args);
+    if let Some(trace) = engine.record_experts(None) {
+        trace
+            .finish()
+            .context("cannot write the record of experts")?;
+    }
+    answered
+}
+
+fn converse(engine: &mut Engine, sampling: Sampling, args: &RunArgs) -> Result<()> {
     let mut session = engine.session(sampling)?;
     if args.prompt.is_none() && io::stdin().is_terminal() {
         if args.model.json {
@@ -99,19 +128,19 @@ fn answer(args: &RunArgs) -> Result<()> {
                 "--json needs a prompt: give -p PROMPT or standard input".into()
             ));
         }
-        return chat(&mut engine, &mut session, args);
+        return chat(engine, &mut session, args);
     }
     let text = match &args.prompt {
         Some(prompt) => prompt.clone(),
-        None => stdin_for(&engine)?,
+        None => stdin_for(engine)?,
     };
     let prompt = if args.raw {
-        raw_turn(&engine, &session, &text)?
+        raw_turn(engine, &session, &text)?
     } else {
         let messages: Vec<Message> = system(args).chain([Message::new("user", text)]).collect();
-        conversation(&engine, &messages, args)?
+        conversation(engine, &messages, args)?
     };
-    let report = generate(&mut engine, &mut session, prompt, args)?;
+    let report = generate(engine, &mut session, prompt, args)?;
     if args.model.json {
         output::json(&report)
     } else {
@@ -382,6 +411,12 @@ fn weights(engine: &Engine) -> Weights {
         pinned_bytes: held.pinned_bytes,
         ring_bytes: held.ring_bytes,
         streamed_bytes: held.streamed_bytes,
+        experts: engine.experts().map(|status| Experts {
+            slots: status.slots,
+            counts: status.counts,
+            hit_rate: status.counts.hit_rate(),
+            finding: status.finding(),
+        }),
     }
 }
 
@@ -412,5 +447,16 @@ fn summarise(report: &Report) -> Result<()> {
         output::bytes(report.kv.committed_bytes as u64),
         output::bytes(report.kv.dense_bytes as u64),
     );
+    if let Some(experts) = &report.memory.weights.experts {
+        tell!(
+            "experts: {:.1} % of {} found in memory, which holds {:.1} %; {} read{}{}",
+            100.0 * experts.hit_rate.unwrap_or(0.0),
+            experts.counts.hits + experts.counts.misses,
+            100.0 * experts.slots.share(),
+            output::bytes(experts.counts.read_bytes),
+            if experts.finding.is_some() { "; " } else { "" },
+            experts.finding.unwrap_or_default(),
+        );
+    }
     Ok(())
 }

@@ -4,9 +4,13 @@ mod encoder;
 mod report;
 mod table;
 
+use std::fs::File;
+use std::io::BufReader;
+
 use anyhow::{Context, Result, bail};
 use lacuna::files::{ModelSource, OutputFile};
 use lacuna::plan::{Change, Demand, Plan, PlanError, Verdict, VocabularySize, WeightPlan};
+use lacuna::trace::Trace;
 use lacuna::{DType, EngineConfig, ModelSpec, synth};
 use lacuna_kv::KvCache;
 use lacuna_models::Description;
@@ -69,7 +73,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         OutputFile::write_whole(path, plan.map().to_string().as_bytes())
             .with_context(|| format!("cannot write `{}`", path.display()))?;
     }
-    let report = Report::new(args, &spec, &demand, (&plan, active), verdict.as_ref());
+    let trace = trace(args, &plan)?;
+    let of = (&plan, active, trace.as_ref());
+    let report = Report::new(args, &spec, &demand, of, verdict.as_ref());
     if args.model.json {
         output::json(&report)?;
     } else {
@@ -79,6 +85,28 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         Some(Verdict::Exceeds { changes, .. }) => bail!(refusal(&changes)),
         _ => Ok(()),
     }
+}
+
+/// The record of experts that was named.
+fn trace(args: &PlanArgs, plan: &Plan) -> Result<Option<Trace>> {
+    let Some(path) = &args.trace else {
+        return Ok(None);
+    };
+    let file = File::open(path).with_context(|| format!("cannot open `{}`", path.display()))?;
+    let trace = Trace::read(BufReader::new(file))
+        .with_context(|| format!("`{}` is no record of experts", path.display()))?;
+    let slots = plan.residency.experts.as_ref();
+    let fits =
+        slots.is_none_or(|slots| (slots.experts, slots.layers) == (trace.experts, trace.layers));
+    if !fits {
+        bail!(Usage(format!(
+            "`{}` is of a model with {} experts in each of {} layers, and not of this one",
+            path.display(),
+            trace.experts,
+            trace.layers
+        )));
+    }
+    Ok(Some(trace))
 }
 
 /// What is asked for, of a model made for contexts of `made_for` tokens.

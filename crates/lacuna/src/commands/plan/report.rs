@@ -2,8 +2,10 @@
 
 use lacuna::ModelSpec;
 use lacuna::plan::{
-    Budget, Demand, KvPlan, Parts, Placement, Plan, Rates, Residency, Total, Verdict, WeightPlan,
+    Budget, Demand, ExpertSlots, KvPlan, Parts, Placement, Plan, Rates, Residency, Total, Verdict,
+    WeightPlan,
 };
+use lacuna::trace::Trace;
 use lacuna_kv::Side;
 use serde::Serialize;
 
@@ -109,9 +111,22 @@ pub(super) struct Weights {
 pub(super) struct Placed {
     #[serde(flatten)]
     pub(super) residency: Residency,
+    /// What a token is expected to find of its experts.
+    pub(super) expert_forecast: Option<ExpertForecast>,
     /// What a token takes at least, by the rates that were given.
     pub(super) seconds_per_token: Option<f64>,
     pub(super) tokens_per_second: Option<f64>,
+}
+
+/// What slots find of a token's experts.
+#[derive(Serialize)]
+pub(super) struct ExpertForecast {
+    pub(super) hit_rate: f64,
+    /// Where that is from: a record, or what others have measured.
+    pub(super) from: &'static str,
+    pub(super) read_bytes_per_token: u64,
+    /// Whether it helps to keep what was used last, in words, where a record says it.
+    pub(super) finding: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -155,7 +170,7 @@ impl<'a> Report<'a> {
         args: &'a PlanArgs,
         spec: &ModelSpec,
         demand: &Demand,
-        (plan, active): (&Plan, Active),
+        (plan, active, trace): (&Plan, Active, Option<&Trace>),
         verdict: Option<&Verdict>,
     ) -> Self {
         let limits = plan.arena.limits();
@@ -172,7 +187,7 @@ impl<'a> Report<'a> {
             activations: activations(plan),
             kv: kv(&plan.kv),
             weights: weights(&plan.weights, active),
-            residency: placed(args, plan, active),
+            residency: placed(args, plan, active, trace),
             empty: sum(plan.empty()),
             full: sum(plan.full()),
             budget: budget.map(|(budget, verdict)| fit(budget.0, plan, verdict)),
@@ -256,17 +271,34 @@ fn weights(plan: &WeightPlan, active: Active) -> Weights {
     }
 }
 
-fn placed(args: &PlanArgs, plan: &Plan, active: Active) -> Placed {
+fn placed(args: &PlanArgs, plan: &Plan, active: Active, trace: Option<&Trace>) -> Placed {
+    let experts = plan.residency.experts.as_ref();
+    let forecast = experts.map(|slots| expert_forecast(slots, trace));
+    let hits = forecast.as_ref().map(|forecast| forecast.hit_rate);
     let rates = args.memory_rate.zip(args.disk_rate);
     let seconds = rates.map(|(memory, disk)| {
         let (memory, disk) = (memory.0, disk.0);
         let rates = Rates { memory, disk };
-        plan.residency.seconds_per_token(active.bytes, rates)
+        plan.residency.seconds_per_token(active.bytes, rates, hits)
     });
     Placed {
         residency: plan.residency.clone(),
+        expert_forecast: forecast,
         seconds_per_token: seconds,
         tokens_per_second: seconds.map(f64::recip),
+    }
+}
+
+fn expert_forecast(slots: &ExpertSlots, trace: Option<&Trace>) -> ExpertForecast {
+    let (hit_rate, from) = match trace {
+        Some(trace) => (trace.replay(slots.slots).hit_rate(), "the record"),
+        None => (slots.expected_hits(), "measurements of Qwen3-30B-A3B"),
+    };
+    ExpertForecast {
+        hit_rate,
+        from,
+        read_bytes_per_token: slots.bytes_per_token(hit_rate) as u64,
+        finding: trace.map(|_| slots.finding(hit_rate)),
     }
 }
 

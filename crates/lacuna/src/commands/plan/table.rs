@@ -182,6 +182,23 @@ fn residency(out: &mut dyn Write, placed: &Placed) -> io::Result<()> {
     if !held.tables.is_empty() {
         writeln!(out, "  each token reads a row of: {}", names(&held.tables))?;
     }
+    if let (Some(slots), Some(forecast)) = (&held.experts, &placed.expert_forecast) {
+        writeln!(
+            out,
+            "  experts: {} of {} in each of {} layers, {}; of a token's {} {:.1} % are found there by {}, and {} are read",
+            slots.slots,
+            slots.experts,
+            slots.layers,
+            size(slots.bytes),
+            slots.used * slots.layers,
+            100.0 * forecast.hit_rate,
+            forecast.from,
+            size(forecast.read_bytes_per_token)
+        )?;
+        if let Some(finding) = forecast.finding {
+            writeln!(out, "  {finding}")?;
+        }
+    }
     if let Some(rate) = placed.tokens_per_second {
         writeln!(out, "  at those rates {rate:.2} tokens a second at most")?;
     }
