@@ -1,5 +1,5 @@
-//! What a server of a model answers that makes a vector of a text, or a score of two: `POST /v1/embeddings` or
-//! `POST /v1/rerank`, and what every server says of itself.
+//! What a server of a model answers that makes a vector of a text, or a score of two: `POST /v1/embeddings`
+//! and Ollama's `POST /api/embed`, or `POST /v1/rerank`, and what every server says of itself.
 //!
 //! ```text
 //! connection -> access -> body -> prepare (parse, tokens, passes) -> reply
@@ -9,6 +9,7 @@
 //! texts; others wait before their body is parsed. What a request comes to, its reply included, is taken
 //! from the account of request memory before.
 
+mod ollama;
 mod request;
 mod rerank;
 
@@ -156,6 +157,15 @@ impl Embeddings {
         }
     }
 
+    /// Elements of an embedding.
+    fn width(&self) -> Result<usize, ApiError> {
+        self.model.spec().embedding_width().ok_or_else(|| {
+            ApiError::not_supported(
+                "the model of this server scores documents and makes no embeddings; send /v1/rerank",
+            )
+        })
+    }
+
     fn card(&self) -> Value {
         json!({
             "id": self.model_name,
@@ -176,13 +186,7 @@ impl Embeddings {
         let mut ignored = Ignored::new(self.strict_fields);
         let request: Request = body::read(received.object()?, &mut ignored)?;
         self.check_model(request.model.as_deref())?;
-        let width = self.model.spec().embedding_width();
-        let width = width.ok_or_else(|| {
-            ApiError::not_supported(
-                "the model of this server scores documents and makes no embeddings; send /v1/rerank",
-            )
-        })?;
-        let dimensions = request.dimensions(width)?;
+        let dimensions = request.dimensions(self.width()?)?;
         let encoding = request.encoding();
         let texts = request.texts(&self.model, &self.encoder, &self.encode_limits())?;
         let most = texts.len().saturating_mul(encoding.most_bytes(dimensions));
@@ -217,6 +221,24 @@ impl Embeddings {
         wanted: &Wanted,
     ) -> Result<(), ApiError> {
         reply.extend_from_slice(b"{\"object\":\"list\",\"data\":[");
+        self.each(texts, dimensions, wanted, |index, embedding| {
+            write_one(reply, index, embedding, encoding)
+        })?;
+        let tokens: usize = texts.iter().map(Vec::len).sum();
+        let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+        let name = Value::from(self.model_name.as_str());
+        let written = write!(reply, "],\"model\":{name},\"usage\":{usage}}}");
+        written.map_err(|error| ApiError::internal(error.to_string()))
+    }
+
+    /// Calls `write` with the number and the embedding of each text, in their order.
+    fn each(
+        &self,
+        texts: &[Vec<u32>],
+        dimensions: usize,
+        wanted: &Wanted,
+        mut write: impl FnMut(usize, &[f32]) -> Result<(), serde_json::Error>,
+    ) -> Result<(), ApiError> {
         let mut index = 0;
         for turn in texts.chunks(TURN) {
             self.check(wanted)?;
@@ -229,7 +251,7 @@ impl Embeddings {
                     if written.is_ok() {
                         let cut = shortened(embedding, dimensions);
                         let cut = cut.expect("a number of dimensions that was checked");
-                        written = write_one(reply, index, &cut, encoding);
+                        written = write(index, &cut);
                     }
                     index += 1;
                 });
@@ -237,11 +259,7 @@ impl Embeddings {
             })?;
             written.map_err(|error| ApiError::internal(error.to_string()))?;
         }
-        let tokens: usize = texts.iter().map(Vec::len).sum();
-        let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-        let name = Value::from(self.model_name.as_str());
-        let written = write!(reply, "],\"model\":{name},\"usage\":{usage}}}");
-        written.map_err(|error| ApiError::internal(error.to_string()))
+        Ok(())
     }
 
     /// Whether to go on.
@@ -322,6 +340,30 @@ pub(crate) async fn create(
     body: Body,
 ) -> Result<Response, ApiError> {
     answer(app, body, Embeddings::embeddings).await
+}
+
+/// `POST /api/embed`
+pub(crate) async fn embed(
+    State(app): State<Arc<Embeddings>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(app, body, Embeddings::embed).await
+}
+
+/// `POST /api/embeddings`
+pub(crate) async fn embed_one(
+    State(app): State<Arc<Embeddings>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(app, body, Embeddings::embed_one).await
+}
+
+/// `POST /api/show`
+pub(crate) async fn show(
+    State(app): State<Arc<Embeddings>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    answer(app, body, Embeddings::describe).await
 }
 
 /// `POST /v1/rerank`

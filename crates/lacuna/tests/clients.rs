@@ -134,6 +134,16 @@ fn clients_of_embeddings_find_what_they_expect() {
 }
 
 #[test]
+#[ignore = "needs the Ollama client: run .ci/test-server"]
+fn the_official_ollama_client_has_embeddings() {
+    let model = root().join("reference/encoders/bert/mean.gguf");
+    let server = Served::start_model(model.to_str().expect("UTF-8"), &[]);
+    let script = root().join("crates/lacuna/tests/clients/ollama_client.py");
+    let mut client = Command::new(python_of_interfaces());
+    succeeds(client.arg(script).args([&server.url, "embeddings"]));
+}
+
+#[test]
 #[ignore = "needs Chromium and its driver: run .ci/test-server"]
 fn the_page_does_everything_it_offers() {
     let folder = tempfile::tempdir().expect("a scratch folder");

@@ -71,6 +71,24 @@ impl Encoding {
 }
 
 impl Request {
+    /// For some texts, of the one model.
+    pub(super) fn of(texts: Vec<String>, dimensions: Option<usize>, truncate: bool) -> Self {
+        Self {
+            input: Input::Texts(texts),
+            model: None,
+            dimensions,
+            encoding_format: Some(Encoding::Float),
+            prompt_name: None,
+            truncate: Some(truncate),
+            _user: IgnoredAny,
+        }
+    }
+
+    /// Whether there are no texts.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(&self.input, Input::Texts(texts) if texts.is_empty())
+    }
+
     pub(super) fn encoding(&self) -> Encoding {
         self.encoding_format.unwrap_or(Encoding::Float)
     }

@@ -1,4 +1,5 @@
-//! The interface of Ollama, over the one model there is: chats, prompts, and what it tells of models.
+//! The interface of Ollama, over the one model there is: chats, prompts, and what it tells of models. Embeddings
+//! are in [`crate::embeddings`].
 //!
 //! Streams are lines of JSON. A model is loaded as long as the server runs, so there is nothing that
 //! `keep_alive` could shorten.
@@ -16,7 +17,8 @@ use axum::{Extension, Json};
 use lacuna_engine::Request;
 use serde_json::{Map, Value};
 
-pub(crate) use models::{list, running, show, version};
+pub(crate) use models::{Served, Serves, describe, list, running, show, version};
+pub(crate) use request::{KeepAlive, check_keep_alive};
 
 use crate::app::{App, Purpose};
 use crate::http::body;

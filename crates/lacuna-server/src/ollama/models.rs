@@ -1,4 +1,4 @@
-//! What is told of the one model.
+//! What is told of the one model, whether it writes or makes embeddings.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use lacuna_files::Metadata;
+use lacuna_models::Model;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -13,7 +14,7 @@ use crate::app::{App, Purpose};
 use crate::date;
 use crate::http::body;
 use crate::http::error::ApiError;
-use crate::ollama::request;
+use crate::http::ignored::Ignored;
 
 /// The version of Ollama whose interface this is: clients compare it to know what they may ask for.
 const SPOKEN_VERSION: &str = "0.12.0";
@@ -35,85 +36,143 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": SPOKEN_VERSION, "lacuna": env!("CARGO_PKG_VERSION")}))
 }
 
+/// A model that is served.
+pub(crate) struct Served<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) name: &'a str,
+    /// When the server started, in seconds since 1970.
+    pub(crate) started: u64,
+    pub(crate) context_tokens: usize,
+    /// What it is good for, in Ollama's words.
+    pub(crate) capabilities: Vec<&'static str>,
+}
+
+/// What serves a model.
+pub(crate) trait Serves: Send + Sync + 'static {
+    fn served(&self) -> Served<'_>;
+
+    /// # Errors
+    /// When `asked` is not the model's name.
+    fn check_name(&self, asked: &str) -> Result<(), ApiError>;
+
+    /// [`Serves::check_name`], for names that may have the tag `latest`: one without a tag has it.
+    ///
+    /// # Errors
+    /// The same.
+    fn check_tagged(&self, asked: &str) -> Result<(), ApiError> {
+        let bare = asked.strip_suffix(":latest").unwrap_or(asked);
+        match self.check_name(bare) {
+            Err(_) => self.check_name(asked),
+            known => known,
+        }
+    }
+}
+
+impl Serves for App {
+    fn served(&self) -> Served<'_> {
+        let mut capabilities = vec!["completion", "tools"];
+        if self.tells_thoughts() {
+            capabilities.push("thinking");
+        }
+        Served {
+            model: self.model(),
+            name: &self.model_name,
+            started: self.started,
+            context_tokens: self.engine.context_tokens(),
+            capabilities,
+        }
+    }
+
+    fn check_name(&self, asked: &str) -> Result<(), ApiError> {
+        self.check_model(Some(asked))
+    }
+}
+
 /// `GET /api/tags`
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+pub(crate) async fn list<S: Serves>(State(app): State<Arc<S>>) -> Json<Value> {
+    let served = app.served();
     Json(json!({"models": [{
-        "name": &*app.model_name,
-        "model": &*app.model_name,
-        "modified_at": date::text(app.started, 0),
-        "size": app.model().weight_bytes(),
-        "details": details(&app),
+        "name": served.name,
+        "model": served.name,
+        "modified_at": date::text(served.started, 0),
+        "size": served.model.weight_bytes(),
+        "details": served.details(),
     }]}))
 }
 
 /// `GET /api/ps`
-pub(crate) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
+pub(crate) async fn running<S: Serves>(State(app): State<Arc<S>>) -> Json<Value> {
+    let served = app.served();
     Json(json!({"models": [{
-        "name": &*app.model_name,
-        "model": &*app.model_name,
-        "size": app.model().weight_bytes(),
+        "name": served.name,
+        "model": served.name,
+        "size": served.model.weight_bytes(),
         "size_vram": 0,
-        "details": details(&app),
+        "details": served.details(),
         "expires_at": date::NEVER,
-        "context_length": app.engine.context_tokens(),
+        "context_length": served.context_tokens,
     }]}))
 }
 
 /// `POST /api/show`
 pub(crate) async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
-    let prepared = app.prepare(body, Purpose::Text, describe).await?;
+    let work = |app: &App, object| describe(app, object, &mut app.ignored());
+    let prepared = app.prepare(body, Purpose::Text, work).await?;
     Ok(Json(prepared.value))
 }
 
-fn describe(app: &App, object: Map<String, Value>) -> Result<Value, ApiError> {
-    let mut ignored = app.ignored();
-    let asked: ShowRequest = body::read(object, &mut ignored)?;
+/// The reply to the body of `POST /api/show`.
+pub(crate) fn describe(
+    app: &impl Serves,
+    object: Map<String, Value>,
+    ignored: &mut Ignored,
+) -> Result<Value, ApiError> {
+    let asked: ShowRequest = body::read(object, ignored)?;
     let name = asked.model.or(asked.name);
     let name = name.ok_or_else(|| ApiError::field("model", "`model` is missing"))?;
-    request::check_model(app, &name)?;
-    let spec = app.model().spec();
+    app.check_tagged(&name)?;
+    let served = app.served();
+    let spec = served.model.spec();
     let family = spec.family;
-    let mut capabilities = vec!["completion", "tools"];
-    if app.tells_thoughts() {
-        capabilities.push("thinking");
-    }
     Ok(json!({
         "modelfile": "",
-        "template": app.model().tokenizer().chat_template().unwrap_or_default(),
-        "details": details(app),
+        "template": served.model.tokenizer().chat_template().unwrap_or_default(),
+        "details": served.details(),
         "model_info": {
             "general.architecture": family,
-            "general.parameter_count": parameters(app),
-            format!("{family}.context_length"): app.engine.context_tokens(),
+            "general.parameter_count": served.parameters(),
+            format!("{family}.context_length"): served.context_tokens,
             format!("{family}.embedding_length"): spec.hidden,
             format!("{family}.block_count"): spec.layers.len(),
         },
-        "capabilities": capabilities,
-        "modified_at": date::text(app.started, 0),
+        "capabilities": served.capabilities,
+        "modified_at": date::text(served.started, 0),
     }))
 }
 
-fn details(app: &App) -> Value {
-    let family = app.model().spec().family;
-    let totals = app.model().files().tensors().by_type();
-    let most = totals.iter().max_by_key(|total| total.bytes);
-    let format = match app.model().files().metadata() {
-        Metadata::Gguf(_) => "gguf",
-        Metadata::HuggingFace(_) => "safetensors",
-    };
-    json!({
-        "parent_model": "",
-        "format": format,
-        "family": family,
-        "families": [family],
-        "parameter_size": short(parameters(app)),
-        "quantization_level": most.map(|total| total.type_name.to_string()),
-    })
-}
+impl Served<'_> {
+    fn details(&self) -> Value {
+        let family = self.model.spec().family;
+        let totals = self.model.files().tensors().by_type();
+        let most = totals.iter().max_by_key(|total| total.bytes);
+        let format = match self.model.files().metadata() {
+            Metadata::Gguf(_) => "gguf",
+            Metadata::HuggingFace(_) => "safetensors",
+        };
+        json!({
+            "parent_model": "",
+            "format": format,
+            "family": family,
+            "families": [family],
+            "parameter_size": short(self.parameters()),
+            "quantization_level": most.map(|total| total.type_name.to_string()),
+        })
+    }
 
-fn parameters(app: &App) -> u64 {
-    let totals = app.model().files().tensors().by_type();
-    totals.iter().map(|total| total.elements).sum()
+    fn parameters(&self) -> u64 {
+        let totals = self.model.files().tensors().by_type();
+        totals.iter().map(|total| total.elements).sum()
+    }
 }
 
 /// A number of parameters as it is put into names of models.

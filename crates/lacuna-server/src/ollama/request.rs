@@ -11,6 +11,7 @@ use crate::app::App;
 use crate::chat::{self, Chat};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::ollama::Serves;
 use crate::openai::fields;
 use crate::openai::parameters::{OneOrMany, Parameters};
 use crate::reply::parts::PartReader;
@@ -139,7 +140,7 @@ enum Think {
     untagged,
     expecting = "expected a number of seconds, or a text such as 5m"
 )]
-enum KeepAlive {
+pub(crate) enum KeepAlive {
     Seconds(f64),
     Text(String),
 }
@@ -169,7 +170,7 @@ struct Settings {
 
 impl ChatRequest {
     pub(super) fn wanted(self, app: &App, ignored: &mut Ignored) -> Result<Wanted, ApiError> {
-        check_model(app, &self.model)?;
+        app.check_tagged(&self.model)?;
         check_keep_alive(self.keep_alive.as_ref(), ignored)?;
         let streamed = self.stream != Some(false);
         let messages = self.messages.unwrap_or_default();
@@ -196,7 +197,7 @@ impl ChatRequest {
 
 impl GenerateRequest {
     pub(super) fn wanted(self, app: &App, ignored: &mut Ignored) -> Result<Wanted, ApiError> {
-        check_model(app, &self.model)?;
+        app.check_tagged(&self.model)?;
         check_keep_alive(self.keep_alive.as_ref(), ignored)?;
         self.check()?;
         let streamed = self.stream != Some(false);
@@ -259,18 +260,12 @@ impl Wanted {
     }
 }
 
-/// The name of a model without a tag has the tag `latest`.
-pub(super) fn check_model(app: &App, asked: &str) -> Result<(), ApiError> {
-    let bare = asked.strip_suffix(":latest").unwrap_or(asked);
-    match app.check_model(Some(bare)) {
-        Err(_) => app.check_model(Some(asked)),
-        known => known,
-    }
-}
-
 /// The one model stays, so every time it is to be kept at least is kept to. That it be unloaded is asked
 /// in vain, and named.
-fn check_keep_alive(asked: Option<&KeepAlive>, ignored: &mut Ignored) -> Result<(), ApiError> {
+pub(crate) fn check_keep_alive(
+    asked: Option<&KeepAlive>,
+    ignored: &mut Ignored,
+) -> Result<(), ApiError> {
     let seconds = match asked {
         None => return Ok(()),
         Some(KeepAlive::Seconds(seconds)) => Some(*seconds),

@@ -321,6 +321,142 @@ fn prompts_go_in_front_by_name_and_long_texts_are_cut_if_asked() {
     assert_eq!(tokens[0]["embedding"], tokens[1]["embedding"]);
 }
 
+/// A reply in Ollama's interface.
+fn ask(address: SocketAddr, path: &str, body: &Value) -> Response {
+    let body = body.to_string();
+    send(address, &request("POST", path, &[], body.as_bytes()))
+}
+
+#[test]
+fn ollamas_interface_has_the_same_embeddings() {
+    let server = start_with(|_| ());
+    let address = server.address();
+    let texts = ["abc", "hello", "abc"];
+    let (expected, usage) = embeddings(address, &json!({"input": texts}));
+    let expected: Vec<_> = expected.iter().map(numbers).collect();
+
+    let response = ask(
+        address,
+        "/api/embed",
+        &json!({"model": "tiny", "input": texts}),
+    );
+    let reply = response.json();
+    assert_eq!(response.status, 200, "{reply}");
+    let found = reply["embeddings"].as_array().expect("a list").iter();
+    assert_eq!(found.map(numbers).collect::<Vec<_>>(), expected);
+    assert_eq!(reply["model"], "tiny");
+    assert_eq!(reply["prompt_eval_count"], usage["prompt_tokens"]);
+    assert!(
+        reply["total_duration"]
+            .as_u64()
+            .is_some_and(|total| total > 0)
+    );
+
+    // One text, by the name with its tag, and fewer elements.
+    let body =
+        json!({"model": "tiny:latest", "input": "hello", "dimensions": 4, "keep_alive": "5m"});
+    let reply = ask(address, "/api/embed", &body).json();
+    let cut = numbers(&reply["embeddings"][0]);
+    assert_eq!((cut.len(), &reply["model"]), (4, &json!("tiny:latest")));
+    let length: f32 = cut.iter().map(|element| element * element).sum();
+    assert!((length - 1.0).abs() < 1e-5, "{length}");
+
+    // As it was asked before.
+    let reply = ask(
+        address,
+        "/api/embeddings",
+        &json!({"model": "tiny", "prompt": "hello"}),
+    )
+    .json();
+    assert_eq!(numbers(&reply["embedding"]), expected[1]);
+
+    // Without texts, to have the model loaded, which it is.
+    for body in [
+        json!({"model": "tiny"}),
+        json!({"model": "tiny", "input": ""}),
+        json!({"model": "tiny", "input": []}),
+    ] {
+        let response = ask(address, "/api/embed", &body);
+        assert_eq!(
+            (response.status, &response.json()["embeddings"]),
+            (200, &json!([])),
+            "{body}"
+        );
+    }
+    let reply = ask(
+        address,
+        "/api/embeddings",
+        &json!({"model": "tiny", "prompt": ""}),
+    )
+    .json();
+    assert_eq!(reply, json!({"embedding": []}));
+}
+
+#[test]
+fn ollamas_interface_cuts_long_texts_unless_told_not_to() {
+    let server = start_with(|_| ());
+    let address = server.address();
+    let long = "a".repeat(2 * MOST_TOKENS);
+    let (expected, _) = embeddings(address, &json!({"input": long, "truncate": true}));
+    let reply = ask(
+        address,
+        "/api/embed",
+        &json!({"model": "tiny", "input": long}),
+    )
+    .json();
+    assert_eq!(numbers(&reply["embeddings"][0]), numbers(&expected[0]));
+    assert_eq!(reply["prompt_eval_count"], MOST_TOKENS);
+
+    let body = json!({"model": "tiny", "input": ["a", long], "truncate": false});
+    let response = ask(address, "/api/embed", &body);
+    let reply = response.json();
+    let message = reply["error"].as_str().expect("Ollama's form of errors");
+    assert!(
+        response.status == 400 && message.contains("input[1]"),
+        "{reply}"
+    );
+
+    for (body, part) in [
+        (json!({"input": "a"}), "model"),
+        (json!({"model": "other", "input": "a"}), "other"),
+        (json!({"model": "tiny", "input": [1, 2]}), "input"),
+        (
+            json!({"model": "tiny", "input": "a", "dimensions": 0}),
+            "dimensions",
+        ),
+        (
+            json!({"model": "tiny", "input": "a", "keep_alive": "soon"}),
+            "keep_alive",
+        ),
+    ] {
+        let response = ask(address, "/api/embed", &body);
+        let reply = response.json();
+        let message = reply["error"].as_str().expect("Ollama's form of errors");
+        assert!(
+            (400..=404).contains(&response.status) && message.contains(part),
+            "{body}: {reply}"
+        );
+    }
+}
+
+#[test]
+fn ollamas_clients_are_told_what_the_model_is_for() {
+    let server = start_with(|_| ());
+    let address = server.address();
+    for path in ["/api/tags", "/api/ps"] {
+        let reply = get(address, path).json();
+        assert_eq!(reply["models"][0]["name"], "tiny", "{path}: {reply}");
+        assert_eq!(reply["models"][0]["details"]["family"], "bert");
+    }
+    let reply = ask(address, "/api/show", &json!({"model": "tiny:latest"})).json();
+    assert_eq!(reply["capabilities"], json!(["embedding"]));
+    assert_eq!(reply["model_info"]["bert.context_length"], MOST_TOKENS);
+    assert_eq!(
+        ask(address, "/api/show", &json!({"model": "other"})).status,
+        404
+    );
+}
+
 fn rerank(address: SocketAddr, body: &Value) -> Response {
     let body = body.to_string();
     send(

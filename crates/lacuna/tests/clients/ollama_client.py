@@ -1,4 +1,5 @@
-"""The official Ollama client against a Lacuna server: `ollama_client.py URL`.
+"""The official Ollama client against a Lacuna server: `ollama_client.py URL`, or of an encoder:
+`ollama_client.py URL embeddings`.
 
 Prints one line, `{"ollama": [what works]}`, and exits with 0 if everything is as the client's users
 expect.
@@ -91,9 +92,34 @@ def errors(client):
             raise AssertionError(f"{wrong} was accepted")
 
 
+def embeddings(client):
+    [model] = client.list().models
+    assert client.show(model.model).capabilities == ["embedding"]
+    reply = client.embed(model=model.model, input=["hello", "world"])
+    [hello, world] = reply.embeddings
+    assert len(hello) == len(world) > 5 and hello != world and reply.prompt_eval_count > 1
+    assert client.embed(model=model.model, input="hello").embeddings == [hello]
+    assert len(client.embed(model=model.model, input="hello", dimensions=5).embeddings[0]) == 5
+    assert client.embed(model=model.model, input="hello" * 1000).embeddings
+    assert client.embeddings(model=model.model, prompt="hello").embedding == hello
+    for wrong, status in [
+        ({"model": "other"}, 404),
+        ({"input": "hello" * 1000, "truncate": False}, 400),
+        ({"dimensions": 1 << 20}, 400),
+    ]:
+        try:
+            client.embed(**{"model": model.model, "input": "hello", **wrong})
+        except ResponseError as error:
+            assert error.status_code == status and error.error, error
+        else:
+            raise AssertionError(f"{wrong} was accepted")
+
+
 def main():
     client = Client(host=sys.argv[1], timeout=120)
     checks = [models, whole, stream, generate, tools, structured, errors]
+    if sys.argv[2:] == ["embeddings"]:
+        checks = [embeddings]
     for check in checks:
         check(client)
     print(json.dumps({"ollama": [check.__name__ for check in checks]}))
