@@ -1,4 +1,4 @@
-//! Conversations that can be gone on with by the name of their last reply.
+//! Replies that can be asked for again by their name, each with the conversation that can be gone on with from it.
 //!
 //! They are kept as JSON in memory of the account of requests: an eighth of it at most, and only while
 //! nobody else needs it. The oldest goes first.
@@ -27,17 +27,19 @@ pub(crate) struct Conversation {
     pub(crate) client: Client,
     /// A list of messages, as chat templates take them, in JSON.
     pub(crate) messages: Vec<u8>,
+    /// The reply as it was sent, in JSON.
+    pub(crate) reply: Vec<u8>,
     /// For all of it.
     pub(crate) memory: HeldMemory,
 }
 
 impl Conversation {
-    /// What one takes beside its messages: its name, and its places in lists.
+    /// What one takes beside its texts: its name, and its places in lists.
     const BYTES: usize = 512;
 
-    /// What one with so many bytes of messages takes.
-    pub(crate) fn bytes(messages: usize) -> usize {
-        messages + Self::BYTES
+    /// What one with so many bytes of texts takes.
+    pub(crate) fn bytes(texts: usize) -> usize {
+        texts + Self::BYTES
     }
 }
 
@@ -69,6 +71,15 @@ impl Kept {
         found.cloned()
     }
 
+    /// Lets go of one; `false` when it is not kept.
+    pub(crate) fn forget(&self, client: Client, id: &str) -> bool {
+        let mut all = self.lock();
+        let found = all
+            .iter()
+            .position(|one| one.client == client && one.id == id);
+        found.and_then(|index| all.remove(index)).is_some()
+    }
+
     /// Lets go of the oldest, because somebody needs memory; `false` when there is none.
     pub(crate) fn give_way(&self) -> bool {
         self.lock().pop_front().is_some()
@@ -95,6 +106,7 @@ mod tests {
             id: id.to_owned(),
             client,
             messages: vec![b' '; bytes],
+            reply: Vec::new(),
             memory: account.try_take(Conversation::bytes(bytes)).expect("free"),
         });
     }
@@ -117,5 +129,12 @@ mod tests {
         keep(&kept, &account, ONE, "f", 1000);
         assert!(kept.give_way() && !kept.give_way());
         assert_eq!(held(), 0);
+        // One that is let go of is, and no other.
+        for id in ["g", "h"] {
+            keep(&kept, &account, ONE, id, 1000);
+        }
+        assert!(!kept.forget(TWO, "g") && kept.forget(ONE, "g") && !kept.forget(ONE, "g"));
+        assert!(kept.find(ONE, "g").is_none() && kept.find(ONE, "h").is_some());
+        assert_eq!(held(), 1512);
     }
 }

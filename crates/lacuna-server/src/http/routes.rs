@@ -34,6 +34,10 @@ impl Routers {
             .route("/v1/messages", post(anthropic::create))
             .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
             .route("/v1/responses", post(responses::create))
+            .route(
+                "/v1/responses/{id}",
+                get(responses::kept_one).delete(responses::forget),
+            )
             .route("/api/chat", post(ollama::chat))
             .route("/api/generate", post(ollama::generate))
             .route("/api/version", get(ollama::version))

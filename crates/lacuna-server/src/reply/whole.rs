@@ -127,6 +127,13 @@ impl io::Write for Length {
     }
 }
 
+/// Bytes of `value` as JSON.
+pub(crate) fn json_bytes(value: &impl Serialize) -> Result<usize, ApiError> {
+    let mut length = Length(0);
+    serde_json::to_writer(&mut length, value).map_err(unwritable)?;
+    Ok(length.0)
+}
+
 /// Bytes of text that an event adds.
 fn text_bytes(event: &Event) -> usize {
     match event {
@@ -146,11 +153,10 @@ impl ReplyMemory {
 
     /// The reply `whole` as JSON, in memory that is held for it.
     pub(crate) async fn write(mut self, whole: impl Serialize) -> Result<Written, ApiError> {
-        let mut length = Length(0);
-        serde_json::to_writer(&mut length, &whole).map_err(unwritable)?;
-        self.cover(self.gathered + length.0).await?;
+        let length = json_bytes(&whole)?;
+        self.cover(self.gathered + length).await?;
         let mut body = Vec::new();
-        body.try_reserve_exact(length.0)?;
+        body.try_reserve_exact(length)?;
         serde_json::to_writer(&mut body, &whole).map_err(unwritable)?;
         Ok(Written { body, memory: self })
     }

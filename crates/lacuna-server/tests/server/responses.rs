@@ -177,6 +177,49 @@ fn a_conversation_goes_on_by_the_name_of_its_last_reply() {
 }
 
 #[test]
+fn replies_that_are_kept_can_be_asked_for_and_deleted() {
+    let server = start();
+    let ask = |method: &str, id: &Value| {
+        let path = format!("{RESPONSES}/{}", id.as_str().expect("a name"));
+        raw(&server, &request(method, &path, &[], b""))
+    };
+    let whole = posted(&server, RESPONSES, &question(json!({"store": true})));
+    let streamed = question(json!({"store": true, "stream": true}));
+    let streamed = assembled(&post(&server, RESPONSES, &streamed).named_events());
+    for reply in [&whole, &streamed] {
+        let found = ask("GET", &reply["id"]);
+        assert_eq!((found.status, &found.json()), (200, reply));
+    }
+    let found = ask("GET", &json!(format!("{}?stream=true", text(&whole["id"]))));
+    assert_eq!(
+        (found.status, &found.json()["error"]["param"]),
+        (400, &json!("stream"))
+    );
+    let deleted = ask("DELETE", &whole["id"]).json();
+    assert_eq!(
+        deleted,
+        json!({"id": whole["id"], "object": "response", "deleted": true})
+    );
+    for method in ["GET", "DELETE"] {
+        let gone = ask(method, &whole["id"]);
+        assert_eq!(
+            (gone.status, &gone.json()["error"]["code"]),
+            (404, &json!("response_not_found"))
+        );
+    }
+    let after = question(json!({"previous_response_id": whole["id"]}));
+    assert_eq!(post(&server, RESPONSES, &after).status, 400);
+    assert_eq!(ask("GET", &streamed["id"]).status, 200);
+    // What was not to be kept is not there.
+    let unkept = posted(&server, RESPONSES, &question(json!({"store": false})));
+    assert_eq!(ask("GET", &unkept["id"]).status, 404);
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("a text")
+}
+
+#[test]
 fn nobody_goes_on_with_what_is_anothers() {
     let keys = ApiKeys::new(["first-key", "second-key"]).expect("keys");
     let server = start_with(|config| config.keys = keys);
@@ -191,6 +234,17 @@ fn nobody_goes_on_with_what_is_anothers() {
     let after = question(json!({"previous_response_id": first["id"]}));
     assert_eq!(asked("Bearer second-key", &after).status, 400);
     assert_eq!(asked("Bearer first-key", &after).status, 200);
+    let path = format!("{RESPONSES}/{}", text(&first["id"]));
+    for (method, key, status) in [
+        ("GET", "second-key", 404),
+        ("DELETE", "second-key", 404),
+        ("GET", "first-key", 200),
+        ("DELETE", "first-key", 200),
+    ] {
+        let key = format!("Bearer {key}");
+        let asked = request(method, &path, &[("authorization", &key)], b"");
+        assert_eq!(raw(&server, &asked).status, status, "{method} {key}");
+    }
 }
 
 #[test]

@@ -80,6 +80,14 @@ def previous_response(client):
     )
     assert second.usage.input_tokens > first.usage.input_tokens + 32
     assert second.usage.input_tokens_details.cached_tokens > 0
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    client.responses.delete(second.id)
+    try:
+        client.responses.retrieve(second.id)
+    except openai.NotFoundError as error:
+        assert error.code == "response_not_found"
+    else:
+        raise AssertionError("it was deleted")
     unkept = client.responses.create(**REQUEST, store=False)
     try:
         client.responses.create(**REQUEST, previous_response_id=unkept.id)

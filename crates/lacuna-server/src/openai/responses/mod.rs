@@ -1,17 +1,18 @@
-//! `POST /v1/responses`.
+//! `POST /v1/responses`, and replies that were kept: `GET` and `DELETE /v1/responses/{id}`.
 
 mod output;
 mod request;
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::body::Body;
-use axum::extract::State;
-use axum::response::Response;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use lacuna_engine::{HeldMemory, Request};
 use lacuna_text::template::Message;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::app::{App, Purpose};
 use crate::http::body;
@@ -67,6 +68,68 @@ pub(crate) async fn create(
     };
     asked.ignored.attach(&mut response);
     Ok(response)
+}
+
+/// `GET /v1/responses/{id}`
+pub(crate) async fn kept_one(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    if uri
+        .query()
+        .unwrap_or_default()
+        .split('&')
+        .any(|part| part == "stream=true")
+    {
+        let message = "a response that was kept is sent whole; leave out `stream`";
+        return Err(ApiError::field("stream", message));
+    }
+    let bodies = app.bodies();
+    let found = bodies.kept().find(client, &id).ok_or_else(|| gone(&id))?;
+    // What is sent is a copy, which the reply holds memory for until it has been.
+    let memory = bodies.try_take(found.reply.len())?;
+    let text = Bytes::from_owner(Held {
+        text: found.reply.clone(),
+        _memory: memory,
+    });
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    Ok((kind, text).into_response())
+}
+
+/// `DELETE /v1/responses/{id}`
+pub(crate) async fn forget(
+    State(app): State<Arc<App>>,
+    Extension(client): Extension<Client>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    match app.bodies().kept().forget(client, &id) {
+        true => Ok(Json(
+            json!({"id": id, "object": "response", "deleted": true}),
+        )),
+        false => Err(gone(&id)),
+    }
+}
+
+fn gone(id: &str) -> ApiError {
+    ApiError::new(
+        StatusCode::NOT_FOUND,
+        "response_not_found",
+        format!("there is no response `{id}`, or it is not kept any more"),
+    )
+}
+
+/// A text, and memory that is held for it.
+struct Held {
+    text: Vec<u8>,
+    _memory: HeldMemory,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.text
+    }
 }
 
 fn prepare(app: &App, client: Client, object: Map<String, Value>) -> Result<Asked, ApiError> {

@@ -247,7 +247,7 @@ impl Form {
         }
         let response = self.finished(&items, finish.as_ref(), &reader.figures);
         let written = memory.write(response).await?;
-        self.keep(&items);
+        self.keep(&items, finish.as_ref(), &reader.figures);
         drop(items);
         Ok(written.respond())
     }
@@ -288,28 +288,45 @@ impl Form {
         }
     }
 
-    /// Keeps the conversation with the reply, if that was asked for and there is memory.
-    fn keep(&mut self, items: &Items) {
-        let Some(mut messages) = self.conversation.take() else {
-            return;
-        };
+    /// Keeps the reply and the conversation with it, if that was asked for and there is memory.
+    fn keep(&mut self, items: &Items, finish: Option<&Finish>, figures: &Figures) {
+        if self.conversation.is_some()
+            && let Ok(kept) = self.kept(items, finish, figures)
+        {
+            self.bodies.kept().keep(kept);
+        }
+    }
+
+    fn kept(
+        &mut self,
+        items: &Items,
+        finish: Option<&Finish>,
+        figures: &Figures,
+    ) -> Result<Conversation, ApiError> {
+        let mut messages = self.conversation.take().unwrap_or_default();
         // The end of the list.
         messages.pop();
         messages.push(b',');
-        if serde_json::to_writer(&mut messages, &items.message()).is_err() {
-            return;
-        }
+        serde_json::to_writer(&mut messages, &items.message()).map_err(unwritable)?;
         messages.push(b']');
         messages.shrink_to_fit();
-        let Ok(memory) = self.bodies.try_take(Conversation::bytes(messages.len())) else {
-            return;
+        let reply = ResponseText {
+            store: true,
+            ..self.finished(items, finish, figures)
         };
-        self.bodies.kept().keep(Conversation {
+        let bytes = whole::json_bytes(&reply)?;
+        let memory = self
+            .bodies
+            .try_take(Conversation::bytes(messages.len() + bytes))?;
+        let mut text = Vec::with_capacity(bytes);
+        serde_json::to_writer(&mut text, &reply).map_err(unwritable)?;
+        Ok(Conversation {
             id: self.id.clone(),
             client: self.client,
             messages,
+            reply: text,
             memory,
-        });
+        })
     }
 }
 
@@ -711,7 +728,8 @@ impl Writer for Stream {
             fields: About { response },
         };
         named(out, name, &event);
-        self.form.keep(&self.items);
+        self.form
+            .keep(&self.items, finish.as_ref(), &reader.figures);
         Ok(())
     }
 
