@@ -10,9 +10,10 @@
 
 use std::arch::x86_64::*;
 
-use super::low_bits::{self, Quads};
+use super::low_bits::{self, ONES, Quads, THREES, block_sums};
 use super::{
-    Ahead, Blocks, Eight, Header, ROWS, Values, eight, f16_of_rows, load16, pair, planes, ways,
+    Ahead, Blocks, Eight, Header, ROWS, Values, add_dots, eight, f16_of_rows, load16, pair, planes,
+    ways,
 };
 use crate::activations::ActivationRow;
 use crate::matrix::Matrix;
@@ -42,7 +43,7 @@ ways! {
     Q6K, 210: q6_k(rows, x, ahead, sum);
     Q2K, 84: low_bits::q2_k::<Quads, CACHE>(rows, x, ahead, sum);
     Q3K, 110: low_bits::q3_k::<Quads, CACHE>(rows, x, ahead, sum);
-    Tq1_0, 54: low_bits::tq1_0::<Quads, CACHE>(rows, x, ahead, sum);
+    Tq1_0, 54: tq1_0(rows, x, ahead, sum);
     Tq2_0, 66: low_bits::tq2_0::<Quads, CACHE>(rows, x, ahead, sum);
 }
 
@@ -252,4 +253,115 @@ fn q6_k_dots(
         }
     }
     each!(zero, |second| sum_rows(dots[second][0], dots[second][1]))
+}
+
+/// Adds the terms of a block of three levels: a step takes the digits of eight bytes of each row.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[inline]
+fn tq1_0<const CACHE: i32>(
+    rows: &Blocks<'_, 54>,
+    x: &Values<'_, 8>,
+    ahead: Ahead<CACHE>,
+    mut sum: __m256,
+) -> __m256 {
+    let zero = _mm512_setzero_si512();
+    // Weights are one too large, so dot products start at minus the sums of the activations, in the first of
+    // two words.
+    let starts = block_sums(x).map(|sum| i64::from((-sum).cast_unsigned()));
+    let mut dots: [_; 8] = each!(zero, |part| _mm512_set1_epi64(starts[part]));
+    for quarter in 0..2 {
+        ahead.prefetch(quarter * ROWS * 54 / 4, ROWS * 54 / 4);
+        let bytes = eights(rows, 16 * quarter);
+        for i in 0..2 {
+            let digits = ternary_digits(bytes[i]);
+            for digit in 0..5 {
+                let values = eight_values(x, digit, 2 * quarter + i);
+                dots[digit] = _mm512_dpbusd_epi32(dots[digit], digits[digit], values);
+            }
+        }
+    }
+    // Each digit of sixteen bytes is half a block of columns.
+    ahead.prefetch(2 * ROWS * 54 / 4, ROWS * 54 / 4);
+    let bytes = eights(rows, 32);
+    for i in 0..2 {
+        let digits = ternary_digits(bytes[i]);
+        for digit in 0..5 {
+            let part = 5 + digit / 2;
+            let values = eight_values(x, part, 2 * (digit % 2) + i);
+            dots[part] = _mm512_dpbusd_epi32(dots[part], digits[digit], values);
+        }
+    }
+    // And each of four bytes an eighth: two others are before them, which are multiplied with zeros, and the
+    // scale is after them.
+    ahead.prefetch(3 * ROWS * 54 / 4, ROWS * 54 / 4);
+    let last: [i64; ROWS] = each!(0, |r| {
+        i64::from_le_bytes(*rows[r][46..].first_chunk().expect("inside the block"))
+    });
+    let last = _mm512_setr_epi64(
+        last[0], last[1], last[2], last[3], last[4], last[5], last[6], last[7],
+    );
+    let digits = ternary_digits(last);
+    for digit in 0..4 {
+        let values = _mm512_set1_epi64(i64::from(x.q[7][4 + digit]) << 16);
+        dots[7] = _mm512_dpbusd_epi32(dots[7], digits[digit], values);
+    }
+    let scales = _mm512_cvtepi64_epi16(_mm512_srli_epi64::<48>(last));
+    let d = _mm256_cvtph_ps(scales);
+    for part in 0..8 {
+        let both = _mm512_add_epi32(dots[part], _mm512_srli_epi64::<32>(dots[part]));
+        sum = add_dots(x, part, _mm512_cvtepi64_epi32(both), d, sum);
+    }
+    sum
+}
+
+/// Eight bytes at `at` of each row, and the next eight.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn eights<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> [__m512i; 2] {
+    let every_other = |first: usize| {
+        let two = |r: usize| _mm256_set_m128i(load16(rows[r + 2], at), load16(rows[r], at));
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(two(first)), two(first + 4))
+    };
+    let [even, odd] = [every_other(0), every_other(1)];
+    [
+        _mm512_unpacklo_epi64(even, odd),
+        _mm512_unpackhi_epi64(even, odd),
+    ]
+}
+
+/// The `i`-th eight of a block of activations, for each row.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn eight_values(x: &Values<'_, 8>, block: usize, i: usize) -> __m512i {
+    let eight = &x.q[block].as_chunks::<2>().0[i];
+    // SAFETY: 2.
+    _mm512_broadcastq_epi64(unsafe { _mm_loadl_epi64(eight.as_ptr().cast()) })
+}
+
+/// The digits of base 3 of each byte: see [`low_bits`].
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn ternary_digits(fractions: __m512i) -> [__m512i; 5] {
+    let times = |two, factor: i16| _mm512_maddubs_epi16(two, _mm512_set1_epi16(factor));
+    let next = |[even, odd]: [__m512i; 2], factor| [times(even, factor), times(odd, factor)];
+    let upper = |[even, odd]: [__m512i; 2]| {
+        let odd_bytes = _mm512_set1_epi16(0xFF00_u16.cast_signed());
+        _mm512_ternarylogic_epi32::<0xF8>(_mm512_srli_epi16::<8>(even), odd, odd_bytes)
+    };
+    let first = [times(fractions, 9), times(fractions, 9 << 8)];
+    let second = next(first, 9);
+    let [first, last] = [upper(first), upper(next(second, 3))];
+    let second = upper(second);
+    let of_nine = |table: &[u8; 16], two| {
+        // SAFETY: 2.
+        let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+        _mm512_shuffle_epi8(table, two)
+    };
+    [
+        of_nine(&THREES, first),
+        of_nine(&ONES, first),
+        of_nine(&THREES, second),
+        of_nine(&ONES, second),
+        last,
+    ]
 }

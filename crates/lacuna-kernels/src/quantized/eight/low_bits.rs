@@ -2,7 +2,8 @@
 //!
 //! Several blocks of columns share bytes, each has some bits of all. So lanes are rows from the start: a
 //! word holds four bytes of each row, is read once for all these blocks, and nothing is summed across
-//! lanes. With AVX-512 VNNI only the products differ ([`Products`]).
+//! lanes. With AVX-512 VNNI only the products differ ([`Products`]), and three levels to eight bits are taken
+//! in wider steps ([`super::avx512`]).
 //!
 //! # Safety
 //! 1. As in [`super`]: what has target features, and what is inlined into it, is reached through
@@ -213,30 +214,33 @@ pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
     unsafe {
         let zero = _mm256_setzero_si256();
         let d = f16_of_rows(rows, 108);
+        // Of sums that are four times as large. A power of two changes nothing that is rounded.
+        let d = [d, _mm256_mul_ps(d, _mm256_set1_ps(0.25))];
         let scales = q3_k_scales(rows);
-        let lacking = half_sums(x).map(|sums| numbers(_mm256_slli_epi32::<2>(sums)));
+        // Weights are four too large, or sixteen.
+        let lacking = half_sums(x).map(|sums| {
+            [
+                numbers(_mm256_slli_epi32::<2>(sums)),
+                numbers(_mm256_slli_epi32::<4>(sums)),
+            ]
+        });
         let high = words(rows, 0);
         for upper in 0..2 {
             let shared = words(rows, 32 + 32 * upper);
             let mut dots = [[zero; 2]; 4];
             for half in 0..2 {
                 for g in 4 * half..4 * half + 4 {
-                    let mut bits = shared[g];
-                    // The first bit of four, where the third one of a weight is.
-                    let mut third = match upper {
-                        0 => _mm256_slli_epi16::<2>(high[g]),
-                        _ => _mm256_srli_epi16::<2>(high[g]),
-                    };
+                    let both = [shared[g], _mm256_srli_epi16::<4>(shared[g])];
                     for quarter in 0..4 {
-                        // `7 * 127 * 8 < 2^15` in the end.
+                        // `28 * 127 * 8 < 2^15` in the end.
+                        let (field, mask) = FIELDS[quarter];
+                        let third = third_bits(high[g], upper, quarter);
                         let weights = _mm256_or_si256(
-                            _mm256_and_si256(bits, _mm256_set1_epi8(3)),
-                            _mm256_and_si256(third, _mm256_set1_epi8(4)),
+                            _mm256_and_si256(both[field], _mm256_set1_epi8(mask)),
+                            _mm256_and_si256(third, _mm256_set1_epi8((mask & -mask) << 2)),
                         );
                         let x = x.q[4 * upper + quarter][g];
                         dots[quarter][half] = P::add(dots[quarter][half], weights, x);
-                        bits = _mm256_srli_epi16::<2>(bits);
-                        third = _mm256_srli_epi16::<1>(third);
                     }
                 }
             }
@@ -249,14 +253,31 @@ pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
                     let top = _mm256_sll_epi32(scales[index / 4], shift);
                     let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
                     let dots = P::sum(dots[quarter][half]);
-                    // Weights are four too large.
-                    let dots = _mm256_sub_epi32(dots, _mm256_set1_epi32(lacking[half][part]));
-                    sum = add_dots(x, part, dots, _mm256_mul_ps(d, scale), sum);
+                    let larger = quarter % 2;
+                    let lacking = _mm256_set1_epi32(lacking[half][larger][part]);
+                    let dots = _mm256_sub_epi32(dots, lacking);
+                    sum = add_dots(x, part, dots, _mm256_mul_ps(d[larger], scale), sum);
                 }
             }
         }
     }
     sum
+}
+
+/// The third bits of one of the blocks that share bytes, above the two of [`FIELDS`].
+#[target_feature(enable = "avx2")]
+#[inline]
+fn third_bits(bits: __m256i, upper: usize, quarter: usize) -> __m256i {
+    match (upper, quarter) {
+        (0, 0) => _mm256_slli_epi16::<2>(bits),
+        (0, 1) => _mm256_slli_epi16::<3>(bits),
+        (0, 2) => bits,
+        (0, _) => _mm256_slli_epi16::<1>(bits),
+        (_, 0) => _mm256_srli_epi16::<2>(bits),
+        (_, 1) => _mm256_srli_epi16::<1>(bits),
+        (_, 2) => _mm256_srli_epi16::<4>(bits),
+        (_, _) => _mm256_srli_epi16::<3>(bits),
+    }
 }
 
 /// Sixteen signed bytes of each row, four to a word.
@@ -312,7 +333,9 @@ pub(super) unsafe fn tq2_0<P: Products, const CACHE: i32>(
                 if quarter % 2 == 1 {
                     dots = _mm256_srai_epi32::<2>(dots);
                 }
-                sum = add_ternary(x, part, [dots, _mm256_set1_epi32(sums[part])], d, sum);
+                // Weights are one too large.
+                let dots = _mm256_sub_epi32(dots, _mm256_set1_epi32(sums[part]));
+                sum = add_dots(x, part, dots, d, sum);
             }
         }
     }
@@ -322,33 +345,19 @@ pub(super) unsafe fn tq2_0<P: Products, const CACHE: i32>(
 /// Sums of the activations of each block.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn block_sums(x: &Values<'_, 8>) -> [i32; 8] {
+pub(super) fn block_sums(x: &Values<'_, 8>) -> [i32; 8] {
     let [first, second] = half_sums(x);
     numbers(_mm256_add_epi32(first, second))
 }
 
-/// Adds the terms of a block of columns whose weights are one too large, so that their dot products are by
-/// the sum of the activations.
-#[target_feature(enable = "avx2,fma")]
-#[inline]
-fn add_ternary(
-    x: &Values<'_, 8>,
-    part: usize,
-    [dots, sums]: [__m256i; 2],
-    d: __m256,
-    sum: __m256,
-) -> __m256 {
-    add_dots(x, part, _mm256_sub_epi32(dots, sums), d, sum)
-}
-
 eight!(Tq1_0, 54, 8, |rows, x, ahead, sum| {
-    tq1_0::<Pairs, CACHE>(rows, x, ahead, sum)
+    tq1_0(rows, x, ahead, sum)
 });
 
 /// # Safety
-/// The CPU has AVX2, FMA and F16C, and the instructions of `P`.
+/// The CPU has AVX2, FMA and F16C.
 #[inline(always)]
-pub(super) unsafe fn tq1_0<P: Products, const CACHE: i32>(
+unsafe fn tq1_0<const CACHE: i32>(
     rows: &Blocks<'_, 54>,
     x: &Values<'_, 8>,
     ahead: Ahead<CACHE>,
@@ -357,14 +366,16 @@ pub(super) unsafe fn tq1_0<P: Products, const CACHE: i32>(
     // SAFETY: by the caller's promise.
     unsafe {
         let d = f16_of_rows(rows, 52);
-        let sums = block_sums(x);
         let zero = _mm256_setzero_si256();
-        let mut dots = [zero; 8];
+        // Weights are one too large, so dot products start at minus the sums of the activations, in the first
+        // of two numbers of 16 bits: `32 * 127 + 2 * 127 * 16 < 2^15` in the end.
+        let starts = block_sums(x).map(|sum| i32::from((-sum as i16).cast_unsigned()));
+        let mut dots: [_; 8] = each!(zero, |part| _mm256_set1_epi32(starts[part]));
         let five = words(rows, 0);
         for g in 0..8 {
             let digits = ternary_digits(five[g]);
             for digit in 0..5 {
-                dots[digit] = P::add(dots[digit], digits[digit], x.q[digit][g]);
+                dots[digit] = Pairs::add(dots[digit], digits[digit], x.q[digit][g]);
             }
         }
         // Each digit of sixteen bytes is half a block of columns.
@@ -373,18 +384,17 @@ pub(super) unsafe fn tq1_0<P: Products, const CACHE: i32>(
             let digits = ternary_digits(last[g]);
             for digit in 0..5 {
                 let (part, g) = (5 + digit / 2, 4 * (digit % 2) + g);
-                dots[part] = P::add(dots[part], digits[digit], x.q[part][g]);
+                dots[part] = Pairs::add(dots[part], digits[digit], x.q[part][g]);
             }
         }
         // And each of four bytes an eighth.
         let digits = ternary_digits(words_of_rows(rows, 48));
         for digit in 0..4 {
-            dots[7] = P::add(dots[7], digits[digit], x.q[7][4 + digit]);
+            dots[7] = Pairs::add(dots[7], digits[digit], x.q[7][4 + digit]);
         }
         for part in 0..8 {
             ahead.prefetch(part * ROWS * 54 / 8, ROWS * 54 / 8);
-            let dots = [P::sum(dots[part]), _mm256_set1_epi32(sums[part])];
-            sum = add_ternary(x, part, dots, d, sum);
+            sum = add_dots(x, part, Pairs::sum(dots[part]), d, sum);
         }
     }
     sum
@@ -399,6 +409,10 @@ fn words_of_rows<const BYTES: usize>(rows: &Blocks<'_, BYTES>, at: usize) -> __m
     });
     _mm256_setr_epi32(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
 }
+
+/// The first of two digits of base 3, and the second.
+pub(super) const THREES: [u8; 16] = [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0];
+pub(super) const ONES: [u8; 16] = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0];
 
 /// The digits of base 3 of each byte, which are fractions of 256.
 ///
@@ -420,13 +434,11 @@ fn ternary_digits(fractions: __m256i) -> [__m256i; 5] {
     let [first, last] = [upper(first), upper(next(second, 3))];
     let second = upper(second);
     let of_nine = |table, two| _mm256_shuffle_epi8(twice(table), two);
-    let threes = [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0];
-    let ones = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0];
     [
-        of_nine(threes, first),
-        of_nine(ones, first),
-        of_nine(threes, second),
-        of_nine(ones, second),
+        of_nine(THREES, first),
+        of_nine(ONES, first),
+        of_nine(THREES, second),
+        of_nine(ONES, second),
         last,
     ]
 }
