@@ -305,15 +305,17 @@ impl Cpu {
                         buffers: &mut scratch.float,
                     });
                 }
-                if let Some(bias) = bias {
-                    let bias = &bias[out.cols()];
-                    let out = out.reborrow();
-                    self.proof.run(AddToRows { out, bias });
-                }
-                if let Some(function) = function {
-                    with_function!(function, |function| self
-                        .proof
-                        .run(ApplyToRows { function, out }));
+                let bias = bias.map(|bias| &bias[out.cols()]);
+                match (function, bias) {
+                    (Some(function), bias) => {
+                        with_function!(function, |function| self.proof.run(ApplyToRows {
+                            function,
+                            out,
+                            bias
+                        }))
+                    }
+                    (None, Some(bias)) => self.proof.run(AddToRows { out, bias }),
+                    (None, None) => {}
                 }
             },
         );
@@ -516,12 +518,12 @@ impl Cpu {
         with_simd!(self.proof, |simd| of(simd))
     }
 
-    /// Tokens of a task of products with some matrices. Those of float matrices have a copy of their
-    /// tokens, which is of use for as many rows as they have: so they have many rows and some tokens.
+    /// Tokens of a task of products with some matrices. Those of float matrices read their tokens again for
+    /// every few rows: so they have as many as a cache holds.
     fn band_tokens<const N: usize>(&self, tokens: usize, weights: [&Matrix<'_>; N]) -> usize {
         let float = weights.iter().all(|w| !w.dtype().is_quantized());
         match float && tokens > float::FEW_TOKENS {
-            true => float::GROUP_TOKENS,
+            true => float::band_tokens(tokens),
             false => tokens,
         }
     }

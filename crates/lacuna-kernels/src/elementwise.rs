@@ -47,20 +47,35 @@ impl Kernel for AddToRows<'_, '_> {
     }
 }
 
-/// `x = f(x)` for each row of a block.
-pub(crate) struct ApplyToRows<'b, F> {
+/// `x = f(x)`, or `f(x + bias)`, for each row of a block, which has as many columns as a bias.
+pub(crate) struct ApplyToRows<'a, 'b, F> {
     pub(crate) function: F,
     pub(crate) out: Block<'b, f32>,
+    pub(crate) bias: Option<&'a [f32]>,
 }
 
-impl<F: Function> Kernel for ApplyToRows<'_, F> {
+impl<F: Function> Kernel for ApplyToRows<'_, '_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         for row in self.out.rows() {
             let (function, x) = (self.function, self.out.row(row));
-            Apply { function, x }.run(s);
+            let Some(bias) = self.bias else {
+                Apply { function, x }.run(s);
+                continue;
+            };
+            let (chunks, tail) = x.as_chunks_mut::<LANES>();
+            let (biases, bias_tail) = bias.as_chunks::<LANES>();
+            for (x, bias) in chunks.iter_mut().zip(biases) {
+                s.store(function.of(s, s.add(s.load(x), s.load(bias))), x);
+            }
+            if !tail.is_empty() {
+                let sum = s.add(s.load(&padded(tail)), s.load(&padded(bias_tail)));
+                let mut lanes = [0.0; LANES];
+                s.store(function.of(s, sum), &mut lanes);
+                tail.copy_from_slice(&lanes[..tail.len()]);
+            }
         }
     }
 }

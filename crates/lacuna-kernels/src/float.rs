@@ -5,10 +5,10 @@
 //! blocks' sums are added one after the other. All paths sum in this order, so a result depends on
 //! its row and its token alone, bit for bit.
 //!
-//! Eight lanes of a vector belong to one row and eight to another, whatever the level. Up to three
-//! tokens stream rows from the file layout ([`stream`]), a few read each block of rows from memory
-//! once ([`few`]), and many are brought into the order in which tiles of them are multiplied
-//! ([`panels`]).
+//! Eight lanes of a vector belong to one row and eight to another; of many tokens, where registers are
+//! many, each lane is a row. Up to three tokens stream rows from the file layout ([`stream`]), a few
+//! read each block of rows from memory once ([`few`]), and many are multiplied with rows that are
+//! converted once ([`panels`]).
 
 mod few;
 mod panels;
@@ -16,7 +16,7 @@ mod stream;
 mod tile;
 mod tokens;
 
-pub(crate) use tokens::GROUP_TOKENS;
+pub(crate) use tokens::band_tokens;
 
 use std::ops::Range;
 
@@ -85,23 +85,23 @@ impl Product<'_, '_> {
     }
 }
 
-/// A worker's part of rows and group of tokens.
+/// A worker's part of rows.
 pub(crate) struct Buffers(Box<[f32]>);
 
 impl Buffers {
     pub(crate) fn new() -> Self {
         // With room to begin at a cache line.
-        Self(vec![0.0; LANES + panels::PART_LEN + tokens::GROUP_LEN].into_boxed_slice())
+        Self(vec![0.0; LANES + panels::PART_LEN].into_boxed_slice())
     }
 
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
 
-    /// The part of rows and the group of tokens.
-    fn split(&mut self) -> (&mut [f32], &mut [f32]) {
+    /// The part of rows.
+    fn part(&mut self) -> &mut [f32] {
         let start = self.0.as_ptr().align_offset(64).min(LANES);
-        self.0[start..start + panels::PART_LEN + tokens::GROUP_LEN].split_at_mut(panels::PART_LEN)
+        &mut self.0[start..start + panels::PART_LEN]
     }
 }
 

@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::tile::{MOST_ROWS, Partial, rows, step, sums};
+use super::tile::{Partial, RowSums, rows, step, sums, widest};
 use super::tokens::{tiles, with_width};
 use super::{CHUNKS, Element, HALF, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
 use crate::simd::{Kernel, Registers, Simd, each, padded};
@@ -43,10 +43,10 @@ fn block<S: Simd, E: Element, const P: usize>(
     let (weights, x) = (product.weights, product.x);
     // A stream that has ended repeats the last row.
     let row = |r: usize| &weights.row((all.start + place(r)).min(all.end - 1))[bytes.clone()];
-    let tiles = tiles::<S>(0..x.tokens());
+    let tiles = tiles(0..x.tokens(), widest::<S>(P));
     let passes = tiles.clone().count();
     for (pass, tile) in tiles.enumerate() {
-        with_width!(S, tile, T => {
+        with_width!(S, P, tile, T => {
             let dots = s.vectorize(Tile::<E, P, T> {
                 rows: [0, P].map(|half| std::array::from_fn(|p| row(half + p))),
                 x: std::array::from_fn(|t| &x.row(tile.token + t)[cols.clone()]),
@@ -58,7 +58,8 @@ fn block<S: Simd, E: Element, const P: usize>(
                 let out = product.out.row(tile.token + t);
                 for r in 0..2 * P {
                     if let Some(out) = out.get_mut(place(r)) {
-                        *out = if cols.start == 0 { dots[r] } else { *out + dots[r] };
+                        let dot = dots.as_flattened()[r];
+                        *out = if cols.start == 0 { dot } else { *out + dot };
                     }
                 }
             }
@@ -77,7 +78,7 @@ struct Tile<'a, E, const P: usize, const T: usize> {
 }
 
 impl<E: Element, const P: usize, const T: usize> Kernel for Tile<'_, E, P, T> {
-    type Output = [[f32; MOST_ROWS]; T];
+    type Output = [RowSums<P>; T];
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {

@@ -5,13 +5,13 @@
 
 use std::marker::PhantomData;
 
-use super::tile::{MOST_ROWS, Partial, rows, step, sums};
+use super::tile::{Partial, RowSums, rows, step, sums};
 use super::{CHUNKS, Element, HALF, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
 use crate::simd::{Kernel, Simd, each, padded};
 
 /// Rows that advance together, and the vectors that hold them.
-const ROWS: usize = MOST_ROWS;
-const PAIRS: usize = ROWS / 2;
+const ROWS: usize = 2 * PAIRS;
+const PAIRS: usize = 2;
 
 /// The most tokens whose products stay in registers.
 pub(super) const MOST_TOKENS: usize = 3;
@@ -52,7 +52,7 @@ impl<E: Element, const T: usize> Kernel for Streams<'_, '_, E, T> {
             for t in 0..T {
                 let out = out.row(t);
                 for r in 0..ROWS {
-                    out[indices[r]] = dots[t][r];
+                    out[indices[r]] = dots[t].as_flattened()[r];
                 }
             }
         }
@@ -65,7 +65,7 @@ fn dots<S: Simd, E: Element, const T: usize>(
     s: S,
     weights: [&[u8]; ROWS],
     x: &[&[f32]; T],
-) -> [[f32; MOST_ROWS]; T] {
+) -> [RowSums<PAIRS>; T] {
     let element = size_of::<E::Chunk>() / HALF;
     let mut total = [s.splat(0.0); _];
     for cols in blocks(x[0].len()) {

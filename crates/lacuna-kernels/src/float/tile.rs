@@ -3,25 +3,37 @@
 //! Rows go in pairs, eight lanes each: of `P` pairs, vector `p` holds rows `p` and `p + P`.
 
 use super::HALF;
-use crate::simd::{LANES, Simd, each};
+use crate::simd::{LANES, Registers, Simd, each};
 
-/// The most rows of a tile.
-pub(super) const MOST_ROWS: usize = 4;
+/// Vectors of partial sums in a tile at most, pairs of rows times tokens: beside those of weights and of a
+/// token, what 32 registers hold.
+const MOST_PARTIAL: usize = 24;
 
-/// The most tokens of a tile.
-pub(super) const MOST_TOKENS: usize = 12;
+/// And where a vector is two of sixteen registers.
+const FEW_PARTIAL: usize = 6;
 
 /// Vectors that one [`Simd::sum_halves`] adds up.
 const TOGETHER: usize = 8;
 
 /// Vectors of a tile's sums.
-const SUMS: usize = MOST_ROWS / 2 * MOST_TOKENS / TOGETHER;
+const SUMS: usize = MOST_PARTIAL / TOGETHER;
 
 /// Partial sums of `T` tokens.
 pub(super) type Partial<S, const P: usize, const T: usize> = [[<S as Simd>::F; T]; P];
 
 /// Sums of a tile: lanes of the vectors in turn are pairs of rows, token after token.
 pub(super) type Sums<S> = [<S as Simd>::F; SUMS];
+
+/// Sums of a token: of the first rows of the `P` pairs, and of the second ones.
+pub(super) type RowSums<const P: usize> = [[f32; P]; 2];
+
+/// Tokens of the widest tile of `pairs` pairs of rows.
+pub(super) const fn widest<S: Simd>(pairs: usize) -> usize {
+    match S::REGISTERS {
+        Registers::Few => FEW_PARTIAL / pairs,
+        Registers::Many => MOST_PARTIAL / pairs,
+    }
+}
 
 /// Adds the products of eight columns.
 #[inline(always)]
@@ -62,24 +74,24 @@ pub(super) fn sums<S: Simd, const P: usize, const T: usize>(
     })
 }
 
-/// The sums of each token's rows; of fewer than four rows, the last elements mean nothing.
+/// The sums of each token's rows.
 #[inline(always)]
 pub(super) fn rows<S: Simd, const P: usize, const T: usize>(
     s: S,
     sums: &Sums<S>,
-) -> [[f32; MOST_ROWS]; T] {
+) -> [RowSums<P>; T] {
     let mut lanes = [[0.0; LANES]; SUMS];
     for (sums, lanes) in sums.iter().zip(&mut lanes).take((P * T).div_ceil(TOGETHER)) {
         s.store(*sums, lanes);
     }
-    let mut rows = [[0.0; MOST_ROWS]; T];
+    let mut rows = [[[0.0; P]; 2]; T];
     for t in 0..T {
         // The rows of a token are `P` neighbours in each half, in one vector: `TOGETHER` is a multiple
         // of `P`.
         let (vector, lane) = (t * P / TOGETHER, t * P % TOGETHER);
         for half in 0..2 {
             let lanes = &lanes[vector][lane + half * TOGETHER..][..P];
-            rows[t][half * P..][..P].copy_from_slice(lanes);
+            rows[t][half].copy_from_slice(lanes);
         }
     }
     rows
