@@ -358,7 +358,46 @@ pub fn shortened(embedding: &[f32], dimensions: usize) -> Result<Vec<f32>, Wrong
 
 #[cfg(test)]
 mod tests {
+    use lacuna_files::ModelFiles;
+
     use super::*;
+
+    /// With a budget that holds short texts and no more, they are computed; a longer one is refused, which says
+    /// so and leaves all as it was.
+    #[test]
+    fn a_text_that_is_too_long_for_the_budget_is_refused_and_shorter_ones_go_on() {
+        let root =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/encoders");
+        let files = ModelFiles::open(&root.join("bert/mean.gguf")).expect("a committed fixture");
+        let model = Arc::new(Model::load(files).expect("a model"));
+        let with_budget = |bytes| EmbedderConfig {
+            threads: Some(NonZeroUsize::MIN),
+            batch_tokens: 4,
+            budget: Some(ByteLength::new(bytes)),
+            ..EmbedderConfig::default()
+        };
+        let refused = Embedder::new(Arc::clone(&model), &with_budget(1));
+        let Err(EngineError::BudgetTooSmall(BudgetTooSmall { needed, .. })) = refused else {
+            panic!("a byte is no budget: {refused:?}");
+        };
+        let mut embedder =
+            Embedder::new(model, &with_budget(needed.bytes())).expect("what is needed");
+        let [short, long] = [[5_u32; 4].as_slice(), &[5; 20]];
+        let mut vectors = Vec::new();
+        let mut embed =
+            |text: &[u32]| embedder.embed(&[text], |vector| vectors.push(vector.to_vec()));
+        embed(short).expect("a text that there is room for");
+        let error = embed(long).expect_err("there is no room for it");
+        embed(short).expect("as before");
+        assert!(
+            matches!(&error, EngineError::LongText { tokens: 20, source }
+                if matches!(**source, EngineError::BudgetTooSmall(_))),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("send shorter ones"), "{error}");
+        assert_eq!(vectors.len(), 2);
+        assert_eq!(vectors[0], vectors[1]);
+    }
 
     #[test]
     fn scores_become_probabilities_without_overflow() {
