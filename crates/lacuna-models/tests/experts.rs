@@ -213,6 +213,70 @@ fn slots_that_go_and_come_while_a_model_runs_change_no_bit() {
     }
 }
 
+#[test]
+fn sequences_that_are_computed_together_have_what_each_has_alone() {
+    for name in ["qwen3-moe/model.gguf", "gpt-oss/model.gguf"] {
+        let subject = Subject::open(name);
+        let mapped = subject.load(Residency::mapped(), None);
+        let tokens = tokens(&mapped);
+        let parts = [&tokens[..6], &tokens[6..7], &tokens[7..]];
+        let mut alone = runner(mapped, 1);
+        let expected = parts.map(|part| alone.logits(part)).concat();
+        for slots in [2, 5] {
+            let mut runner = runner(subject.load(subject.with_slots(slots), None), 2);
+            let mut sequences = parts.map(|_| runner.sequence());
+            let mut segments = Vec::new();
+            for (sequence, tokens) in sequences.iter_mut().zip(parts) {
+                sequence.prepare(tokens.len()).expect("room");
+                segments.push(Segment {
+                    tokens,
+                    sequence,
+                    logits: LogitRows::All,
+                });
+            }
+            let found = runner
+                .model
+                .forward(&runner.cpu, &mut segments, &mut runner.scratch);
+            assert!(
+                found.expect("valid tokens") == expected,
+                "{name} with {slots} slots"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_file_that_becomes_shorter_ends_the_pass_with_an_error() {
+    let copy = tempfile::tempdir().expect("a scratch folder");
+    let path = copy.path().join("model.gguf");
+    let original = folder().join("families/qwen3-moe/model.gguf");
+    std::fs::copy(original, &path).expect("room to copy");
+    let subject = Subject::open(path.to_str().expect("text"));
+    let model = subject.load(subject.with_slots(2), None);
+    let tokens = tokens(&model);
+    let mut runner = runner(model, 1);
+    runner.logits(&tokens);
+    let file = std::fs::OpenOptions::new().write(true).open(&path);
+    let file = file.expect("it is there");
+    let whole = file.metadata().expect("it is there").len();
+    file.set_len(whole / 2).expect("it is cut");
+    let mut sequence = runner.sequence();
+    sequence.prepare(tokens.len()).expect("room");
+    let segment = Segment {
+        tokens: &tokens,
+        sequence: &mut sequence,
+        logits: LogitRows::All,
+    };
+    let error = runner
+        .model
+        .forward(&runner.cpu, &mut [segment], &mut runner.scratch)
+        .expect_err("experts are gone");
+    assert!(
+        matches!(error, ForwardError::Weights(_) | ForwardError::Lost(_)),
+        "{error}"
+    );
+}
+
 /// What several owners write to.
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Vec<u8>>>);

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod equality;
+mod experts;
 mod latent;
 mod limits;
 mod memory;
