@@ -78,19 +78,15 @@ struct Values<'a, const PARTS: usize> {
 }
 
 impl<'a, const PARTS: usize> Values<'a, PARTS> {
-    /// Those of each of `blocks` file blocks.
+    /// Those of file block `index`.
     #[inline(always)]
-    fn of_blocks(x: &ActivationRow<'a>, blocks: usize) -> impl Fn(usize) -> Self {
-        // Cut to one length, so that an index is checked once.
-        let half = |half: usize| &x.half_sums[half].as_chunks().0[..blocks];
-        let (q, scale) = (&x.q.as_chunks().0[..blocks], x.scale.as_chunks().0);
-        let (scale, scaled_sum) = (&scale[..blocks], &x.scaled_sum.as_chunks().0[..blocks]);
-        let [first, second] = [half(0), half(1)];
-        move |index| Self {
-            q: &q[index],
-            scale: &scale[index],
-            scaled_sum: &scaled_sum[index],
-            half_sums: [&first[index], &second[index]],
+    fn of(x: &ActivationRow<'a>, index: usize) -> Self {
+        let half = |half: usize| &x.half_sums[half].as_chunks().0[index];
+        Self {
+            q: &x.q.as_chunks().0[index],
+            scale: &x.scale.as_chunks().0[index],
+            scaled_sum: &x.scaled_sum.as_chunks().0[index],
+            half_sums: [half(0), half(1)],
         }
     }
 }
@@ -224,8 +220,7 @@ fn rows_ahead<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize, co
     first: usize,
     out: &mut [f32],
 ) {
-    let blocks = weights.row_bytes() / BYTES;
-    let values = Values::of_blocks(x, blocks);
+    let blocks = x.q.len() / PARTS;
     // Front to back, and whole times eight rows ahead.
     let eight_bytes = (ROWS * weights.row_bytes()).max(1);
     let distance = AHEAD_BYTES.next_multiple_of(eight_bytes);
@@ -241,7 +236,7 @@ fn rows_ahead<D: Eight<BYTES, PARTS>, const BYTES: usize, const PARTS: usize, co
         for block in 0..blocks {
             let ahead = Ahead::<CACHE>(next.wrapping_add(block * ROWS * BYTES));
             let rows = each!(&[0; BYTES], |r| &rows[r][block]);
-            sum = D::add(&rows, &values(block), ahead, sum);
+            sum = D::add(&rows, &Values::of(x, block), ahead, sum);
         }
         // SAFETY: 1, 2.
         let store = |lanes: &mut [f32; ROWS]| unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sum) };
