@@ -1,5 +1,6 @@
 //! Errors, in the form that clients of each interface expect them in.
 
+use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::time::Duration;
 
@@ -174,9 +175,19 @@ impl ApiError {
             Interface::OpenAi => self.body(),
             Interface::Anthropic => json!({
                 "type": "error",
-                "error": {"type": self.anthropic_kind().1, "message": self.message},
+                "error": {"type": self.anthropic_kind().1, "message": self.placed_message()},
             }),
-            Interface::Ollama => json!({"error": self.message}),
+            Interface::Ollama => json!({"error": self.placed_message()}),
+        }
+    }
+
+    /// The message, in interfaces that have no field for the place: with it, where it is one of several of a list.
+    fn placed_message(&self) -> Cow<'_, str> {
+        match &self.param {
+            Some(place) if place.contains('[') && !self.message.contains(place) => {
+                Cow::from(format!("`{place}`: {}", self.message))
+            }
+            _ => Cow::from(&self.message),
         }
     }
 
