@@ -1,9 +1,11 @@
 //! Arguments that several commands take, and the settings they stand for.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 use clap::Args;
 use lacuna_engine::{EngineConfig, PrefixCacheConfig, ServiceConfig};
+use lacuna_kv::folder::FolderConfig;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::FiniteCheck;
 use lacuna_models::plan::WeightMode;
@@ -79,6 +81,17 @@ pub struct ServiceArgs {
     /// Compute every prompt from its first token, instead of sharing what begins the same
     #[arg(long)]
     pub no_prefix_cache: bool,
+    /// Folder in which computed prompts outlive the server: it holds what was said. Off without it
+    #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
+    pub kv_cache: Option<PathBuf>,
+    /// Bytes that the folder of --kv-cache may hold
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "10GiB",
+        requires = "kv_cache"
+    )]
+    pub kv_cache_bytes: ByteCount,
 }
 
 impl EngineArgs {
@@ -113,6 +126,10 @@ impl ServiceArgs {
             mixed_tokens: self.mixed_tokens.get(),
             prefix_cache: PrefixCacheConfig {
                 enabled: !self.no_prefix_cache,
+                folder: self.kv_cache.as_ref().map(|path| FolderConfig {
+                    path: path.clone(),
+                    limit: ByteLength::new(self.kv_cache_bytes.0),
+                }),
                 ..PrefixCacheConfig::default()
             },
             ..ServiceConfig::default()

@@ -100,6 +100,9 @@ pub enum EngineError {
         /// The least budget with which it would run.
         needed: ByteLength,
     },
+    /// The cache folder cannot be used.
+    #[error(transparent)]
+    Folder(#[from] lacuna_kv::folder::FolderError),
     /// The engine's thread could not be started.
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[source] std::io::Error),

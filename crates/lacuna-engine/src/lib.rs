@@ -19,6 +19,7 @@ mod budget;
 mod embedder;
 mod engine;
 mod error;
+mod fingerprint;
 mod generation;
 mod logprobs;
 mod request;

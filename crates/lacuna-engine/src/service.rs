@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use lacuna_kv::folder::FolderConfig;
 use lacuna_models::Model;
 use lacuna_pages::Ledger;
 
@@ -59,6 +60,8 @@ pub struct PrefixCacheConfig {
     /// How long an unused page group is kept at most; room is made earlier when it is needed.
     /// Default ten minutes; `None` for no such limit.
     pub time_to_live: Option<Duration>,
+    /// A folder in which what is kept outlives the process. Default none. It holds what was said.
+    pub folder: Option<FolderConfig>,
 }
 
 impl Default for ServiceConfig {
@@ -80,6 +83,7 @@ impl Default for PrefixCacheConfig {
         Self {
             enabled: true,
             time_to_live: Some(Duration::from_secs(600)),
+            folder: None,
         }
     }
 }

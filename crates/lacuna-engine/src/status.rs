@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lacuna_kv::folder::FolderStatus;
 use lacuna_models::ExpertCounts;
 use lacuna_models::plan::{Budget, ExpertSlots};
 use lacuna_pages::{ByteLength, Ledger};
@@ -28,6 +29,8 @@ pub struct Status {
     pub cache: CacheStatus,
     /// Experts of a mixture, where weights are read into memory.
     pub experts: Option<ExpertStatus>,
+    /// The folder in which the prefix cache outlives the process, if there is one.
+    pub folder: Option<FolderStatus>,
     /// What requests hold outside the KV cache.
     pub request_memory: RequestMemoryStatus,
     /// Totals since the start.

@@ -12,6 +12,7 @@ pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
 pub mod huggingface;
+mod identity;
 mod mapping;
 mod model;
 mod output;
@@ -22,6 +23,7 @@ mod source;
 mod tensor;
 
 pub use conversion::ConversionError;
+pub use identity::REMEMBERED;
 pub use lacuna_kernels::{DType, UnknownDType};
 pub use mapping::{Error as MappingError, LostFile, Mapping, guard_mappings, open_regular};
 pub use model::{Error, Metadata, ModelFiles};

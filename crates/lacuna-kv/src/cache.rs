@@ -112,6 +112,14 @@ impl KvCache {
         self.policy
     }
 
+    pub(crate) fn arrangement(&self) -> &Arrangement {
+        &self.arrangement
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// How many tokens and pages are shared and kept together.
     #[must_use]
     pub fn grain(&self) -> Grain {

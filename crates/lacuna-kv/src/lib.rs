@@ -7,6 +7,7 @@ mod blocks;
 mod cache;
 mod elements;
 mod error;
+pub mod folder;
 mod footprint;
 mod geometry;
 mod growth;

@@ -20,6 +20,10 @@ pub mod synth;
 pub mod trace;
 mod weights;
 
+/// Raised with every change of a bit that some pass computes: KV that an earlier version has left in a folder is not
+/// gone on with then.
+pub const NUMERICS_VERSION: u32 = 1;
+
 pub use demo::demo;
 pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights};
 pub use executor::{LogitRows, Segment, Texts, normalize};

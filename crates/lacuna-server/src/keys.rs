@@ -79,6 +79,10 @@ impl ApiKeys {
         self.0.is_empty()
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
     /// Which of the keys `presented` is, if any. The time it takes depends on lengths alone.
     pub(crate) fn find(&self, presented: &str) -> Option<u32> {
         let mut found = Choice::from(0);

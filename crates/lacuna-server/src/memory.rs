@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use lacuna_engine::{ExpertStatus, GroupState, Phase, SessionStatus, Status};
+use lacuna_kv::folder::FolderStatus;
 use lacuna_pages::{ByteLength, Ledger};
 use serde_json::{Value, json};
 
@@ -48,6 +49,7 @@ fn json(model: &str, status: &Status) -> Value {
             "pinned_groups": cache.pinned_groups,
             "resume_points": cache.resume_points,
         },
+        "folder": status.folder.as_ref().map(folder),
         "sessions": status.sessions.iter().map(session).collect::<Vec<_>>(),
         "counters": counters(status),
     })
@@ -93,6 +95,27 @@ fn ledger(ledger: &Ledger) -> Value {
         "region_limit": ledger.region_limit,
         "map_calls": ledger.counts.map_calls,
         "copies_on_write": ledger.counts.copies_on_write,
+    })
+}
+
+fn folder(folder: &FolderStatus) -> Value {
+    json!({
+        "segments": folder.segments,
+        "bytes": folder.bytes.get(),
+        "limit_bytes": folder.limit.get(),
+        "written_segments": folder.written_segments,
+        "written_bytes": folder.written_bytes,
+        "restored_tokens": folder.restored_tokens,
+        "restored_bytes": folder.restored_bytes,
+        "damaged": folder.damaged,
+        "gone": folder.gone,
+        "unreadable": folder.unreadable,
+        "short_of_memory": folder.short_of_memory,
+        "given_up": folder.given_up,
+        "failed_writes": folder.failed_writes,
+        "paused": folder.paused,
+        "other_segments": folder.other_segments,
+        "differing": folder.differing,
     })
 }
 

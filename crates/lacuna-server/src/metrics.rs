@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Handle, Histogram, Latencies, Status};
+use lacuna_kv::folder::FolderStatus;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -74,7 +75,7 @@ fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 22] = [
+const GAUGES: [Row<f64>; 25] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -184,9 +185,24 @@ const GAUGES: [Row<f64>; 22] = [
         "Page groups in the prefix cache",
         |status| status.cache.groups as f64,
     ),
+    (
+        "lacuna_kv_folder_bytes",
+        "Bytes of files in the KV cache folder",
+        |status| folder(status, |folder| folder.bytes.get()) as f64,
+    ),
+    (
+        "lacuna_kv_folder_limit_bytes",
+        "Bytes that files in the KV cache folder may come to",
+        |status| folder(status, |folder| folder.limit.get()) as f64,
+    ),
+    (
+        "lacuna_kv_folder_segments",
+        "Segments in the KV cache folder that can be read back",
+        |status| folder(status, |folder| folder.segments as u64) as f64,
+    ),
 ];
 
-const COUNTERS: [Row<u64>; 19] = [
+const COUNTERS: [Row<u64>; 25] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -270,7 +286,42 @@ const COUNTERS: [Row<u64>; 19] = [
         "Bytes that were read for experts",
         |status| status.experts.map_or(0, |it| it.counts.read_bytes),
     ),
+    (
+        "lacuna_kv_folder_written_bytes",
+        "Bytes written to the KV cache folder",
+        |status| folder(status, |folder| folder.written_bytes),
+    ),
+    (
+        "lacuna_kv_folder_restored_tokens",
+        "Tokens of prompts whose KV was read back from the folder",
+        |status| folder(status, |folder| folder.restored_tokens),
+    ),
+    (
+        "lacuna_kv_folder_damaged",
+        "Segments set aside because a checksum was wrong",
+        |status| folder(status, |folder| folder.damaged),
+    ),
+    (
+        "lacuna_kv_folder_unreadable",
+        "Segments that were gone, or could not be read in time",
+        |status| folder(status, |folder| folder.gone + folder.unreadable),
+    ),
+    (
+        "lacuna_kv_folder_given_up",
+        "Segments not written, or not read back, because their memory was needed",
+        |status| folder(status, |folder| folder.given_up + folder.short_of_memory),
+    ),
+    (
+        "lacuna_kv_folder_failed_writes",
+        "Times that writing to the KV cache folder failed",
+        |status| folder(status, |folder| folder.failed_writes),
+    ),
 ];
+
+/// A figure of the KV cache folder, if there is one.
+fn folder(status: &Status, figure: fn(&FolderStatus) -> u64) -> u64 {
+    status.folder.as_ref().map_or(0, figure)
+}
 
 /// The share of what KV pages may take that holds something, if only for later.
 fn kv_usage(status: &Status) -> f64 {

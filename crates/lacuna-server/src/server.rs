@@ -76,7 +76,10 @@ impl Server {
         let (runtime, listener, address) = listen(&config)?;
         let service = Service::start(model, config.service.clone())?;
         let (grace, limits) = (config.grace, config.limits.clone());
-        let sharing = Sharing::new(config.share_prefixes).map_err(StartError::Runtime)?;
+        let folder = config.service.prefix_cache.folder.as_ref();
+        let folder = folder.map(|folder| folder.path.as_path());
+        let sharing = Sharing::new(config.share_prefixes, &config.keys, folder);
+        let sharing = sharing.map_err(StartError::Runtime)?;
         let preparation = Preparation::start().map_err(StartError::Runtime)?;
         let requests = service.handle().request_memory().clone();
         let memory = connections::account(&requests, limits.connections);

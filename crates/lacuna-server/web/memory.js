@@ -100,7 +100,7 @@ function summary({ sessions, budget }, parts) {
     : `Nothing is running. ${parts.cached > 0 ? `${bytes(parts.cached)} are kept for prompts that begin alike.` : ""}`;
 }
 
-function bars({ ledger, budget }, parts) {
+function bars({ ledger, budget, folder }, parts) {
   const total = Object.values(parts).reduce((sum, part) => sum + part, 0);
   const scale = Math.max(total, budget.dense_bytes, 1);
   const made = [
@@ -112,6 +112,11 @@ function bars({ ledger, budget }, parts) {
   element("mapped").textContent = budget.mapped_weight_bytes > 0
     ? `Besides, ${bytes(budget.mapped_weight_bytes)} of weights are read from the model's file in place. `
       + "The system keeps and drops them like any file."
+    : "";
+  element("folder").textContent = folder
+    ? `${bytes(folder.bytes)} of ${bytes(folder.limit_bytes)} are kept in files for later. `
+      + (folder.restored_tokens > 0 ? `${plural(folder.restored_tokens, "token")} came back from there. ` : "")
+      + (folder.paused ? `Nothing is written for now: ${folder.paused}.` : "")
     : "";
   element("bars").replaceChildren(...made.filter((part) => part));
   element("bars").dataset.committedBytes = ledger.committed_bytes;

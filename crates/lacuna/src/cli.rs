@@ -37,6 +37,8 @@ pub(crate) enum Command {
     List(ListArgs),
     /// Remove a downloaded model
     Rm(RmArgs),
+    /// List, check or remove what servers have left in a KV cache folder
+    Cache(CacheArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
     /// Show where every byte will go, before any is used
@@ -103,6 +105,38 @@ pub(crate) struct RmArgs {
     #[arg(long)]
     pub(crate) yes: bool,
     /// Print one JSON object on standard output; does not ask
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna cache list ~/.cache/lacuna/kv
+  lacuna cache verify ~/.cache/lacuna/kv
+  lacuna cache clear ~/.cache/lacuna/kv
+
+The folder is that of `serve --kv-cache`; it holds what was said. A server that uses it need not end.")]
+pub(crate) struct CacheArgs {
+    #[command(subcommand)]
+    pub(crate) action: CacheAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CacheAction {
+    /// Show what there is, by what it was computed by
+    List(CacheFolderArgs),
+    /// Read every segment and compare its checksums; the exit code is 1 if one is damaged
+    Verify(CacheFolderArgs),
+    /// Remove all of it
+    Clear(CacheFolderArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CacheFolderArgs {
+    /// The folder
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => commands::models::pull(&args),
         Command::List(args) => commands::models::list(&args),
         Command::Rm(args) => commands::models::rm(&args),
+        Command::Cache(args) => commands::cache::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),

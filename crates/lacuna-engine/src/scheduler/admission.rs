@@ -38,7 +38,7 @@ impl Scheduler {
     }
 
     /// Starts what can start. One that waits for memory lets others by that find enough, but not for
-    /// ever. Returns how many wait for nothing but what a running request is computing.
+    /// ever. Returns how many wait for nothing but what a running request is computing, or what is read back.
     fn start_waiting(&mut self) -> usize {
         let mut donors = 0;
         sessions(&mut self.running).for_each(|session| session.awaited = None);
@@ -46,6 +46,11 @@ impl Scheduler {
         // Those before `index` that wait for memory.
         let mut short: Vec<usize> = Vec::new();
         while index < self.waiting.len().min(end) {
+            if self.waits_for_folder(index) {
+                donors += 1;
+                index += 1;
+                continue;
+            }
             let waiting = &self.waiting[index];
             if !short.iter().all(|&at| self.waiting[at].lets_by(waiting)) {
                 break;
@@ -237,7 +242,8 @@ impl Scheduler {
             .sum();
         let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.group_bytes()
             + self.resume_points_bytes();
-        (self.kv_limit + evictable).saturating_sub(self.owned_bytes() + promised)
+        (self.kv_limit + evictable)
+            .saturating_sub(self.owned_bytes() + promised + self.restoring_bytes())
     }
 
     /// Bytes of resume points, about: pages of windows of several of them are one, and running requests use

@@ -25,6 +25,7 @@ impl Scheduler {
                     self.prefix
                         .grow(path, &mut session.sequence, tokens, now)
                         .ok();
+                    self.prefix.write(path, tokens, false);
                 }
             }
             pin_prompt(&mut self.prefix, running, now);

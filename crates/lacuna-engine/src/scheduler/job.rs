@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
+use lacuna_kv::folder::Restoring;
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
 use lacuna_models::{LogitRows, Segment};
 use lacuna_text::tokenizer::Tokenizer;
@@ -89,6 +90,17 @@ pub(crate) struct Waiting {
     pub(crate) choices: VecDeque<Choice>,
     /// How often others have started before it because they took less memory.
     pub(crate) overtaken: u32,
+    pub(crate) restore: Restore,
+}
+
+/// Whether what the cache folder has of a prompt is in memory.
+pub(crate) enum Restore {
+    /// It was not asked.
+    Unasked,
+    /// It is on its way.
+    Reading(Restoring),
+    /// It is, as far as it can be.
+    Done,
 }
 
 /// A request that has been admitted.
@@ -185,6 +197,7 @@ impl Waiting {
             job,
             choices,
             overtaken: 0,
+            restore: Restore::Unasked,
         };
         Ok((waiting, Stream::new(receiver, memory)))
     }
@@ -197,6 +210,7 @@ impl Waiting {
             job,
             choices,
             overtaken: Self::MOST_OVERTAKEN,
+            restore: Restore::Unasked,
         }
     }
 

@@ -18,6 +18,7 @@ mod deliver;
 mod job;
 mod preemption;
 mod report;
+mod restoring;
 mod schedule;
 #[cfg(test)]
 mod simulation;
@@ -27,6 +28,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use lacuna_kv::folder::{CacheFolder, FolderError};
 use lacuna_kv::prefix::PrefixCache;
 use lacuna_models::plan::Budget;
 use lacuna_models::{ForwardError, Place, Segment};
@@ -42,7 +44,7 @@ use crate::service::ServiceConfig;
 use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
 use crate::system::System;
-pub(crate) use job::{Job, Running, Sampled, Session, Waiting, Workspace};
+pub(crate) use job::{Job, Restore, Running, Sampled, Session, Waiting, Workspace};
 use schedule::{Demand, StepLimits, ration_rows, schedule};
 
 /// Requests under way on one engine.
@@ -74,10 +76,26 @@ impl Scheduler {
     /// A scheduler over an engine of its own.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] when the limit cannot be set, [`EngineError::OutOfMemory`].
+    /// [`EngineError::Kv`] when the limit cannot be set, [`EngineError::OutOfMemory`], [`EngineError::Folder`].
     pub(crate) fn new(engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
         let (budget, host) = (*engine.budget(), engine.host());
-        Self::over(Box::new(engine), budget, config, Box::new(host))
+        let folder = match &config.prefix_cache.folder {
+            Some(folder) if config.prefix_cache.enabled => {
+                let refused = |source| FolderError::Io {
+                    path: folder.path.clone(),
+                    source,
+                };
+                let fingerprint = engine.fingerprint(&folder.path).map_err(refused)?;
+                let (folder, cache) = (folder.clone(), engine.kv_cache());
+                Some(CacheFolder::open(folder, cache, fingerprint)?)
+            }
+            _ => None,
+        };
+        let mut scheduler = Self::over(Box::new(engine), budget, config, Box::new(host))?;
+        if let Some(folder) = folder {
+            scheduler.prefix = scheduler.prefix.with_folder(folder);
+        }
+        Ok(scheduler)
     }
 
     /// A scheduler over any model, on any system.
@@ -219,6 +237,8 @@ impl Scheduler {
         self.prefix
             .finish(&mut session.path, &mut session.sequence, now)
             .ok();
+        self.prefix
+            .write(&mut session.path, &session.choice.tokens, true);
         drop(session.sequence);
         self.prefix.leave(session.path, now);
         session.choice

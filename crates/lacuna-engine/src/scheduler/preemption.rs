@@ -149,17 +149,21 @@ impl Scheduler {
         freed > 0
     }
 
-    /// Evicts a cached group or a resume point.
-    fn evict(&mut self) -> bool {
+    /// Evicts a cached group or a resume point, or takes pages back that are on their way to a cache folder or from it.
+    pub(super) fn evict(&mut self) -> bool {
         let kept = |prefix: &PrefixCache| (prefix.tree().len(), prefix.tree().resume_points());
-        let (groups, points) = kept(&self.prefix);
-        if self.prefix.evict(self.system.now()) {
-            let (groups_left, points_left) = kept(&self.prefix);
-            self.counters.evicted_groups += (groups - groups_left) as u64;
-            self.counters.evicted_resume_points += (points - points_left) as u64;
-            return true;
+        let ((groups, points), owned) = (kept(&self.prefix), self.owned_bytes());
+        if !self.prefix.evict(self.system.now()) {
+            return self.prefix.give_up_writing() || self.cancel_restoring();
         }
-        false
+        let (groups_left, points_left) = kept(&self.prefix);
+        self.counters.evicted_groups += (groups - groups_left) as u64;
+        self.counters.evicted_resume_points += (points - points_left) as u64;
+        if self.owned_bytes() == owned {
+            // They may be pages that wait to be written.
+            self.prefix.give_up_writing();
+        }
+        true
     }
 
     fn preempt_after(&mut self, keep: usize) -> bool {

@@ -30,6 +30,7 @@ impl Scheduler {
                 pinned_groups: self.prefix.tree().pinned(self.system.now()),
                 resume_points: self.prefix.tree().resume_points(),
             },
+            folder: self.prefix.folder_status(),
             ..Status::default()
         };
         self.totals(&mut status);

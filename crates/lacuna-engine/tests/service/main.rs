@@ -3,6 +3,7 @@
 mod bounds;
 mod equality;
 mod experts;
+mod folder;
 mod latent;
 mod limits;
 mod memory;

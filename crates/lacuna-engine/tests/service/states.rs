@@ -16,7 +16,7 @@ const END: u32 = 2;
 
 /// Tiny models: attention in one layer of four and gated delta nets in the others; attention and Mamba-2 side by
 /// side; layers with either, and such that keep nothing.
-fn models() -> [Arc<Model>; 3] {
+pub(crate) fn models() -> [Arc<Model>; 3] {
     ["qwen3.5", "falcon-h1", "nemotron-h-moe"].map(load)
 }
 

@@ -15,7 +15,7 @@ use crate::support::{
 const WINDOW: u32 = 48;
 
 /// The demo model's file with a window, which its family puts into every layer.
-fn windowed() -> Arc<Model> {
+pub(crate) fn windowed() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     let load = || {
         let mut file = demo_bytes();

@@ -246,6 +246,17 @@ impl Mapping {
         Ok(())
     }
 
+    /// What the system says of the file; `None` when no file stands behind the bytes.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn metadata(&self) -> io::Result<Option<std::fs::Metadata>> {
+        match &*self.source {
+            Source::File { file, .. } => file.metadata().map(Some),
+            Source::Owned(_) | Source::Read(_) | Source::Static(_) => Ok(None),
+        }
+    }
+
     /// Whether the file is still as long as it was mapped, and all of it that anyone has read could be
     /// read. Costs a system call.
     ///

@@ -11,6 +11,7 @@ use super::pins::Pins;
 use super::tree::{Found, GroupId, Inserted, Miss, Parent, Tree};
 use crate::cache::KvCache;
 use crate::error::KvError;
+use crate::folder::{CacheFolder, Chain};
 use crate::sequence::Sequence;
 
 /// Page groups of sequences, running and past, by the tokens they hold.
@@ -19,9 +20,11 @@ use crate::sequence::Sequence;
 /// runs. A group is kept while a sequence uses it, and after that until it is evicted or expires.
 #[derive(Debug)]
 pub struct PrefixCache {
-    tree: Tree<Pins>,
+    pub(super) tree: Tree<Pins>,
     cache: KvCache,
-    grain: Arc<Grain>,
+    pub(super) grain: Arc<Grain>,
+    /// Where it is also written to.
+    pub(super) folder: Option<CacheFolder>,
     /// Tokens that end a message.
     message_ends: Vec<u32>,
 }
@@ -30,8 +33,12 @@ pub struct PrefixCache {
 #[derive(Debug, Default)]
 #[must_use = "groups stay in use until they are given back"]
 pub struct Path {
-    namespace: Namespace,
-    groups: Vec<GroupId>,
+    pub(super) namespace: Namespace,
+    pub(super) groups: Vec<GroupId>,
+    /// What everything up to the end of each of the groups hashes to, as far as a folder had to know.
+    pub(super) chains: Vec<Chain>,
+    /// Groups, from the first on, that the folder has or was given.
+    pub(super) written: usize,
     /// Later groups cannot be entered: memory cannot be kept, or hashes collide.
     closed: bool,
     /// After so many groups there is a resume point, beside where there is one anyway.
@@ -77,6 +84,16 @@ impl Path {
         standing.map(PagePin::page)
     }
 
+    /// Groups that are in use for nothing but to be kept.
+    pub(super) fn holding(namespace: Namespace, groups: Vec<GroupId>) -> Self {
+        Self {
+            namespace,
+            groups,
+            closed: true,
+            ..Self::default()
+        }
+    }
+
     fn end(&self) -> Parent {
         let last = self.groups.last().copied();
         last.map_or(Parent::Root(self.namespace), Parent::Group)
@@ -96,6 +113,7 @@ impl PrefixCache {
             },
             cache,
             grain,
+            folder: None,
             message_ends: Vec::new(),
         }
     }
@@ -292,7 +310,7 @@ impl PrefixCache {
     }
 
     /// Whether there is to be a resume point after so many groups.
-    fn is_due(&self, path: &Path, groups: usize) -> bool {
+    pub(super) fn is_due(&self, path: &Path, groups: usize) -> bool {
         let every = self.grain.resume_every().get();
         groups.is_multiple_of(every) || path.resume_after.contains(&groups)
     }
@@ -381,6 +399,8 @@ impl PrefixCache {
             namespace: path.namespace,
             closed: path.closed,
             groups,
+            chains: path.chains.iter().copied().take(whole).collect(),
+            written: path.written.min(whole),
             prompt: path.prompt,
             resumed: path.resumed,
             ..Path::default()

@@ -6,6 +6,9 @@
 //! [`Tree`] decides what is kept, found and let go, without pages; [`PrefixCache`] does it to
 //! sequences; [`Grain`] says how many tokens and pages a group is.
 //!
+//! With a [`CacheFolder`](crate::folder::CacheFolder) beside it, what it holds is also in files, from which it is
+//! read back when it is not in memory.
+//!
 //! Layers that keep all rows are kept group by group. Layers with a window pass theirs, so a sequence
 //! starts at a *resume point*: the end of a group with which the windows' pages are kept that the next
 //! token sees. Where they are follows from the tokens and never from how they came in: every so many
@@ -16,6 +19,7 @@ mod cache;
 mod gone;
 mod grain;
 mod namespace;
+mod persistence;
 mod pins;
 mod tree;
 

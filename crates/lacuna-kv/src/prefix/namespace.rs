@@ -16,4 +16,8 @@ impl Namespace {
     pub const fn new(bits: u128) -> Self {
         Self(bits)
     }
+
+    pub(crate) const fn bits(self) -> u128 {
+        self.0
+    }
 }

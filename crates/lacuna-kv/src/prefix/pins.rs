@@ -3,7 +3,7 @@
 use lacuna_pages::{PagePin, PhysicalPage};
 
 /// What keeps pages: for each buffer of a sequence, the pins of consecutive pages.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pins {
     extents: Vec<PinnedPages>,
     /// Of a resume point, those of all layers' states.
@@ -42,6 +42,11 @@ impl Pins {
     /// The same, and the pages of states.
     pub(crate) fn with_states(self, states: Vec<PagePin>) -> Self {
         Self { states, ..self }
+    }
+
+    /// The pages of one buffer.
+    pub(crate) fn extent(&self, buffer: usize) -> &PinnedPages {
+        &self.extents[buffer]
     }
 
     /// The pages of states.

@@ -1,6 +1,7 @@
 //! The prefix cache: its tree against a naive list, and its pages against computed rows.
 
 mod collisions;
+mod folder;
 mod hashing;
 mod letting_go;
 mod model;

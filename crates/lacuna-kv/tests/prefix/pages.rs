@@ -39,7 +39,7 @@ pub(crate) const CAPACITY: usize = 1200;
 
 pub(crate) struct Bench {
     cpu: Cpu,
-    geometry: Geometry,
+    pub(crate) geometry: Geometry,
     pub(crate) kv: KvCache,
     pub(crate) cache: PrefixCache,
 }
@@ -112,6 +112,7 @@ impl Bench {
                 .cache
                 .grow(path, sequence, &held.tokens, Instant::now());
             grown.expect("pages can be sealed");
+            self.cache.write(path, &held.tokens, false);
             let released = held.sequence.release_passed();
             released.expect("pages go back");
         }
@@ -128,6 +129,7 @@ impl Bench {
         let (path, sequence) = (&mut held.path, &mut held.sequence);
         let finished = self.cache.finish(path, sequence, Instant::now());
         finished.expect("pages can be sealed");
+        self.cache.write(path, &held.tokens, true);
         drop(held.sequence);
         self.cache.leave(held.path, Instant::now());
     }
@@ -197,7 +199,7 @@ fn state_after(tokens: &[u32], layer: usize) -> f32 {
 }
 
 /// Every way to hold rows in pages that can be shared.
-fn benches() -> impl Iterator<Item = Bench> {
+pub(crate) fn benches() -> impl Iterator<Item = Bench> {
     let layouts = ["sparse", "sparse:head-major", "sparse:interleaved=2"];
     layouts.into_iter().flat_map(|policy| {
         [even(), straddling(), latent()].map(|geometry| Bench::with(geometry, policy))

@@ -1,5 +1,6 @@
 //! What each command does.
 
+pub(crate) mod cache;
 pub(crate) mod embed;
 pub(crate) mod inspect;
 pub(crate) mod logits;

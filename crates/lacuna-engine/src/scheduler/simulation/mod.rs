@@ -167,6 +167,7 @@ impl Simulation {
             prefix_cache: crate::service::PrefixCacheConfig {
                 enabled: one_of(&[0, 1, 1, 1]) == 1,
                 time_to_live: Some(Duration::from_secs(8)),
+                folder: None,
             },
             ..ServiceConfig::default()
         };

@@ -1,0 +1,161 @@
+//! What a service leaves in a cache folder: the next answers from it as if it had computed all of it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lacuna_engine::{Event, Grace, Request, Service, ServiceConfig, TokenLogprobs};
+use lacuna_files::{Mapping, ModelFiles};
+use lacuna_kv::folder::{FolderConfig, FolderStatus};
+use lacuna_models::Model;
+use lacuna_pages::ByteLength;
+
+use crate::support::{config, demo_bytes, greedy, model};
+
+/// Tokens, each with its log-probabilities, which are equal when logits are; and prompt tokens found.
+type Reply = (Vec<(u32, Option<TokenLogprobs>)>, usize);
+
+fn kept_in(folder: &Path) -> ServiceConfig {
+    let mut config = config();
+    config.engine.context_tokens = Some(512);
+    config.prefix_cache.folder = Some(FolderConfig {
+        path: folder.to_owned(),
+        limit: ByteLength::mebibytes(256),
+    });
+    config
+}
+
+fn start(model: &Arc<Model>, config: ServiceConfig) -> Service {
+    Service::start(Arc::clone(model), config).expect("a service")
+}
+
+fn ask(service: &Service, prompt: &[u32], tokens: usize) -> Reply {
+    let request = Request {
+        logprobs: Some(3),
+        ..greedy(prompt.to_vec(), tokens)
+    };
+    let mut stream = service.handle().submit(request).expect("taken");
+    let (mut reply, mut reused) = (Vec::new(), 0);
+    while let Some(event) = stream.blocking_recv() {
+        match event {
+            Event::Token {
+                token, logprobs, ..
+            } => reply.push((token, logprobs)),
+            Event::Finished { usage, .. } => reused = usage.reused_tokens,
+            Event::Failed(failure) => panic!("{failure}"),
+            _ => {}
+        }
+    }
+    (reply, reused)
+}
+
+fn folder(service: &Service) -> FolderStatus {
+    service.handle().status().folder.expect("a folder")
+}
+
+/// Letters that the vocabularies of all models here have.
+fn prompt(seed: u32, length: u32) -> Vec<u32> {
+    let letter = |index: u32| 4 + index.wrapping_mul(0x9e37_79b9).rotate_left(index % 31) % 56;
+    (0..length)
+        .map(|index| letter(1000 * seed + index))
+        .collect()
+}
+
+/// Rows, windows, states alone and beside rows.
+fn models() -> Vec<Arc<Model>> {
+    let mut models = vec![model(), crate::windows::windowed()];
+    models.extend(crate::states::models());
+    models
+}
+
+#[test]
+fn a_service_goes_on_where_the_last_one_ended() {
+    for model in models() {
+        let folder_of = tempfile::tempdir().expect("a folder");
+        let mut without = kept_in(folder_of.path());
+        without.prefix_cache.folder = None;
+        without.prefix_cache.enabled = false;
+        let without = start(&model, without);
+        let first = prompt(1, 300);
+        let config = || kept_in(folder_of.path());
+        let service = start(&model, config());
+        let answer = ask(&service, &first, 40);
+        assert_eq!(answer.0, ask(&without, &first, 40).0);
+        let in_memory = {
+            let next = [&first[..], &prompt(2, 9)].concat();
+            ask(&service, &next, 4).1
+        };
+        assert!(in_memory > 200, "{in_memory}");
+        service.shutdown(Grace::Finish(Duration::from_secs(60)));
+        let service = start(&model, config());
+        let said = answer.0.iter().map(|(token, _)| *token);
+        let next: Vec<u32> = first
+            .iter()
+            .copied()
+            .chain(said)
+            .chain(prompt(3, 9))
+            .collect();
+        for _ in 0..2 {
+            let found = ask(&service, &next, 20);
+            assert!(found.1 >= in_memory, "{} of {in_memory}", found.1);
+            assert_eq!(found.0, ask(&without, &next, 20).0);
+        }
+        let status = folder(&service);
+        assert!(status.restored_tokens as usize >= in_memory);
+        assert_eq!((status.damaged, status.unreadable, status.gone), (0, 0, 0));
+    }
+}
+
+#[test]
+fn a_service_with_other_weights_or_elements_finds_nothing_and_says_why() {
+    let folder_of = tempfile::tempdir().expect("a folder");
+    let config = || kept_in(folder_of.path());
+    let asked = prompt(1, 300);
+    let service = start(&model(), config());
+    ask(&service, &asked, 4);
+    service.shutdown(Grace::Finish(Duration::from_secs(60)));
+    let mut elements = config();
+    elements.engine.kv_elements = "f32".parse().expect("a type");
+    let mut bytes = demo_bytes();
+    // Of the last tensor: the shapes and the vocabulary are the same.
+    *bytes.last_mut().expect("weights") ^= 1;
+    let files = ModelFiles::from_gguf(Mapping::from(bytes)).expect("a whole file");
+    let weights = Arc::new(Model::load(files).expect("a model"));
+    for (model, config, differs) in [
+        (model(), elements, "KV type"),
+        (weights, config(), "weights"),
+        (crate::windows::windowed(), config(), "architecture"),
+    ] {
+        let service = start(&model, config);
+        assert_eq!(ask(&service, &asked, 4).1, 0, "{differs}");
+        let status = folder(&service);
+        assert!(status.other_segments > 0);
+        assert!(
+            status.differing.iter().any(|part| part == differs),
+            "{:?}",
+            status.differing
+        );
+    }
+    let service = start(&model(), config());
+    assert!(ask(&service, &asked, 4).1 > 0, "its own");
+}
+
+#[test]
+fn requests_that_are_short_of_memory_answer_as_ever_with_a_folder() {
+    let folder_of = tempfile::tempdir().expect("a folder");
+    let mut config = crate::support::tight(14, true);
+    config.prefix_cache.folder = kept_in(folder_of.path()).prefix_cache.folder;
+    for _ in 0..3 {
+        let service = start(&model(), config.clone());
+        let requests = (0..6u32).map(|seed| greedy(crate::support::prompt(seed % 4, 120), 60));
+        let expected: Vec<_> = requests.clone().map(crate::support::alone).collect();
+        let found = crate::support::together(&service, requests.collect());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(
+                crate::support::contents(found),
+                crate::support::contents(expected)
+            );
+        }
+        service.shutdown(Grace::Finish(Duration::from_secs(60)));
+    }
+}

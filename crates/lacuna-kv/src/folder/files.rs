@@ -1,0 +1,273 @@
+//! The folder as files: listed, made whole or not at all, set aside, and given up for room.
+//!
+//! ```text
+//! DIR/lock                      held by whoever writes or makes room
+//! DIR/<fingerprint>/settings    what the fingerprint is of, to say what differs
+//! DIR/<fingerprint>/*.rows      segments of groups          | *.point   of resume points
+//! DIR/<fingerprint>/*.part      being written               | *.bad     set aside
+//! ```
+//!
+//! A segment is written under another name, brought to the disk, and renamed. So there is never half of one under
+//! its own name, whenever the process ends; what is left of the other name is removed by the next that writes.
+//! Removing a segment hurts nobody who has it open.
+
+use std::cmp::Reverse;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::index::Named;
+
+const LOCK: &str = "lock";
+pub(crate) const SETTINGS: &str = "settings";
+const PART: &str = "part";
+const BAD: &str = "bad";
+
+/// A file of a cache folder that takes room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+    pub(crate) used: SystemTime,
+    pub(crate) named: Named,
+}
+
+impl Stored {
+    /// The first to go has the least: what is of no use, then what was used last the longest ago, and of what was
+    /// used at one time that to which others lead.
+    fn order(&self) -> (bool, SystemTime, Reverse<Option<u32>>) {
+        match self.named {
+            Named::Segment(first_group) => (true, self.used, Reverse(Some(first_group))),
+            Named::Part | Named::Bad => (false, self.used, Reverse(None)),
+        }
+    }
+}
+
+/// Makes a folder that its owner alone can read, unless it is there.
+pub(crate) fn create_private_folder(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
+}
+
+/// Makes a file that its owner alone can read.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// Waits until nobody else writes to the folder `root`. Dropping the file lets others.
+pub(crate) fn lock(root: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(root.join(LOCK))?;
+    file.lock()?;
+    Ok(file)
+}
+
+/// A name that `path` has while it is written.
+pub(crate) fn part_of(path: &Path) -> PathBuf {
+    path.with_extension(PART)
+}
+
+/// Brings a file that is written to the disk, and gives it its name.
+pub(crate) fn commit(file: &File, part: &Path, path: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    fs::rename(part, path)?;
+    match path.parent() {
+        // The name is in the folder. Some systems cannot bring one to the disk, and need not.
+        Some(folder) => match File::open(folder).and_then(|folder| folder.sync_all()) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => Err(error),
+            _ => Ok(()),
+        },
+        None => Ok(()),
+    }
+}
+
+/// Sets a segment aside that is damaged, so that it is not read again and can be looked at.
+pub(crate) fn set_aside(path: &Path) {
+    // A file that cannot be renamed, in a folder that cannot be written, is taken out of the index all the same.
+    fs::rename(path, path.with_extension(BAD)).ok();
+}
+
+/// Takes note that a segment is of use.
+pub(crate) fn touch(path: &Path, now: SystemTime) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.set_modified(now)
+}
+
+/// The folders of fingerprints in `root`. Others in it are nobody's business.
+pub(crate) fn subfolders(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut folders = Vec::new();
+    for entry in fs::read_dir(root)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let hex = name.to_str().is_some_and(|name| {
+            name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+        });
+        if hex && entry.file_type()?.is_dir() {
+            folders.push(entry.path());
+        }
+    }
+    folders.sort();
+    Ok(folders)
+}
+
+/// Every segment in one folder of `root`, and what was to be one. Whoever is not locked out may remove some
+/// meanwhile.
+pub(crate) fn stored(folder: &Path) -> io::Result<Vec<Stored>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        let name = path.file_name().and_then(OsStr::to_str);
+        let (Some(named), Ok(metadata)) = (name.and_then(Named::of), entry.metadata()) else {
+            continue;
+        };
+        if !metadata.is_file() {
+            continue;
+        }
+        files.push(Stored {
+            bytes: room(metadata.len()),
+            used: metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+            named,
+            path,
+        });
+    }
+    Ok(files)
+}
+
+/// Bytes that a file of so many takes: whole blocks of most file systems.
+pub(crate) fn room(bytes: u64) -> u64 {
+    bytes.next_multiple_of(4096)
+}
+
+/// Bytes of all segments in `root`, of every fingerprint.
+pub(crate) fn all_stored(root: &Path) -> io::Result<Vec<Stored>> {
+    let mut all = Vec::new();
+    for folder in subfolders(root)? {
+        match stored(&folder) {
+            Ok(files) => all.extend(files),
+            // Another process has removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+/// Removes what is least needed in `root` until `bytes` more come to no more than `limit`, and says what all come to
+/// then, without those. The caller has the lock, so that what is half written is nobody's.
+pub(crate) fn make_room(root: &Path, bytes: u64, limit: u64) -> io::Result<u64> {
+    let mut files = all_stored(root)?;
+    let mut held: u64 = files.iter().map(|file| file.bytes).sum();
+    files.sort_by_key(Stored::order);
+    for file in files {
+        if held + bytes <= limit && file.named != Named::Part {
+            continue;
+        }
+        match fs::remove_file(&file.path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        held -= file.bytes;
+    }
+    Ok(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn name(first_group: u32, letter: &str, suffix: &str) -> String {
+        format!("{first_group:08x}-0001-{}.{suffix}", letter.repeat(32))
+    }
+
+    fn file(folder: &Path, name: &str, bytes: usize, used: u64) {
+        let path = folder.join(name);
+        fs::write(&path, vec![0; bytes]).expect("a file");
+        touch(&path, SystemTime::UNIX_EPOCH + Duration::from_secs(used)).expect("a time");
+    }
+
+    fn names(root: &Path) -> Vec<String> {
+        let files = all_stored(root).expect("a folder").into_iter();
+        let name = |file: Stored| {
+            file.path
+                .file_name()
+                .map(|name| name.to_string_lossy().into())
+        };
+        let mut names: Vec<String> = files.filter_map(name).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_of_no_use_goes_first_and_then_what_was_used_last_the_longest_ago_leaves_first() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (one, two) = (
+            root.path().join("0".repeat(32)),
+            root.path().join("1".repeat(32)),
+        );
+        for folder in [&one, &two] {
+            create_private_folder(folder).expect("a folder");
+        }
+        file(&one, &name(0, "a", "rows"), 4096, 5);
+        file(&one, &name(4, "b", "rows"), 4096, 5);
+        file(&two, &name(0, "c", "rows"), 4096, 9);
+        file(&two, &name(0, "d", "bad"), 4096, 99);
+        file(&two, &name(0, "e", "part"), 4096, 99);
+        file(&one, SETTINGS, 4096, 1);
+        file(&one, "film.part", 4096, 1);
+        file(root.path(), "film.part", 4096, 1);
+        let _lock = lock(root.path()).expect("nobody writes");
+        assert_eq!(make_room(root.path(), 0, 1 << 20).expect("room"), 4 * 4096);
+        assert_eq!(
+            names(root.path()).len(),
+            4,
+            "what is half written is nobody's"
+        );
+        let left = |bytes| {
+            make_room(root.path(), bytes, 5 * 4096).expect("room");
+            names(root.path())
+        };
+        assert_eq!(left(4096).len(), 4, "there is room");
+        assert_eq!(
+            left(2 * 4096),
+            [
+                name(0, "a", "rows"),
+                name(0, "c", "rows"),
+                name(4, "b", "rows")
+            ]
+        );
+        assert_eq!(left(3 * 4096), [name(0, "a", "rows"), name(0, "c", "rows")]);
+        assert_eq!(left(4 * 4096), [name(0, "c", "rows")]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn nobody_but_the_owner_reads_what_was_said() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = root.path().join("a/b");
+        create_private_folder(&folder).expect("a folder");
+        let part = folder.join("x.part");
+        let file = create_private(&part).expect("a file");
+        commit(&file, &part, &folder.join("x.rows")).expect("a name");
+        let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        assert_eq!(mode(&folder), 0o700);
+        assert_eq!(mode(&folder.join("x.rows")), 0o600);
+        assert!(!part.exists());
+    }
+}

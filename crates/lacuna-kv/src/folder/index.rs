@@ -1,0 +1,265 @@
+//! Which groups and resume points are in the folder, and in which segment. Pure; made from headers when a folder is
+//! opened, so there is nothing on disk that could contradict them.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::chain::Chain;
+use super::segment::{Header, Kind};
+
+/// A segment, as far as finding it takes.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    /// Its file in the folder.
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) first_group: usize,
+    pub(crate) before: Chain,
+    /// What everything up to the end of each of its groups hashes to; of a resume point, before it.
+    pub(crate) chains: Vec<Chain>,
+    pub(crate) payload_bytes: u64,
+}
+
+impl Segment {
+    pub(crate) fn of(header: &Header) -> Self {
+        let chains = header.chains();
+        let last = chains.last().copied().unwrap_or(header.before);
+        Self {
+            name: file_name(
+                header.kind,
+                header.first_group as usize,
+                header.groups(),
+                last,
+            ),
+            kind: header.kind,
+            first_group: header.first_group as usize,
+            before: header.before,
+            chains,
+            payload_bytes: header.payload_bytes,
+        }
+    }
+}
+
+/// The name says what is needed to tell which segments go first without reading them.
+pub(crate) fn file_name(kind: Kind, first_group: usize, groups: usize, last: Chain) -> String {
+    let suffix = match kind {
+        Kind::Rows => "rows",
+        Kind::ResumePoint => "point",
+    };
+    format!("{first_group:08x}-{groups:04x}-{}.{suffix}", last.short())
+}
+
+/// What a file of a cache folder is, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Named {
+    /// A segment, so many groups before it.
+    Segment(u32),
+    /// One that is being written.
+    Part,
+    /// One that was set aside.
+    Bad,
+}
+
+impl Named {
+    /// `None` for files that are none of a cache's: they are left alone.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        let (stem, suffix) = name.rsplit_once('.')?;
+        let fields: Vec<&str> = stem.split('-').collect();
+        let [first, groups, chain] = fields[..] else {
+            return None;
+        };
+        let hex = |text: &str, digits| {
+            text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+        };
+        if !(hex(first, 8) && hex(groups, 4) && hex(chain, 32)) {
+            return None;
+        }
+        match suffix {
+            "rows" | "point" => u32::from_str_radix(first, 16).ok().map(Self::Segment),
+            "part" => Some(Self::Part),
+            "bad" => Some(Self::Bad),
+            _ => None,
+        }
+    }
+}
+
+/// The segments of one fingerprint.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    segments: HashMap<String, Arc<Segment>>,
+    groups: HashMap<Chain, Arc<Segment>>,
+    points: HashMap<Chain, Arc<Segment>>,
+    /// Groups and resume points on their way to the folder.
+    pending: HashSet<(Kind, Chain)>,
+}
+
+impl Index {
+    /// Segments there are.
+    pub(crate) fn len(&self) -> usize {
+        self.segments.len()
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.segments.contains_key(name)
+    }
+
+    pub(crate) fn insert(&mut self, segment: Segment) {
+        let segment = Arc::new(segment);
+        let places = match segment.kind {
+            Kind::Rows => &mut self.groups,
+            Kind::ResumePoint => &mut self.points,
+        };
+        for chain in &segment.chains {
+            places.entry(*chain).or_insert_with(|| Arc::clone(&segment));
+        }
+        self.segments.insert(segment.name.clone(), segment);
+    }
+
+    /// Takes a segment out whose file is gone or of no use.
+    pub(crate) fn remove(&mut self, name: &str) {
+        let Some(segment) = self.segments.remove(name) else {
+            return;
+        };
+        let places = match segment.kind {
+            Kind::Rows => &mut self.groups,
+            Kind::ResumePoint => &mut self.points,
+        };
+        for chain in &segment.chains {
+            if places
+                .get(chain)
+                .is_some_and(|held| Arc::ptr_eq(held, &segment))
+            {
+                places.remove(chain);
+            }
+        }
+    }
+
+    /// Takes out what is not among `names`.
+    pub(crate) fn keep_only(&mut self, names: &HashSet<String>) {
+        let gone = self.segments.keys().filter(|name| !names.contains(*name));
+        for name in gone.cloned().collect::<Vec<_>>() {
+            self.remove(&name);
+        }
+    }
+
+    /// The segment with the group or resume point at whose end the tokens hash to `chain`.
+    pub(crate) fn find(&self, kind: Kind, chain: Chain) -> Option<&Arc<Segment>> {
+        match kind {
+            Kind::Rows => self.groups.get(&chain),
+            Kind::ResumePoint => self.points.get(&chain),
+        }
+    }
+
+    /// Whether it is in the folder or on its way there.
+    pub(crate) fn knows(&self, kind: Kind, chain: Chain) -> bool {
+        self.pending.contains(&(kind, chain)) || self.find(kind, chain).is_some()
+    }
+
+    pub(crate) fn expect(&mut self, kind: Kind, chains: &[Chain]) {
+        self.pending
+            .extend(chains.iter().map(|&chain| (kind, chain)));
+    }
+
+    pub(crate) fn expect_no_more(&mut self, kind: Kind, chains: &[Chain]) {
+        for &chain in chains {
+            self.pending.remove(&(kind, chain));
+        }
+    }
+
+    /// The segments that what is after `chain` needs, that of its own group first.
+    pub(crate) fn lineage(&self, mut chain: Chain) -> Vec<Arc<Segment>> {
+        let mut lineage: Vec<Arc<Segment>> = Vec::new();
+        while let Some(segment) = self.groups.get(&chain) {
+            chain = segment.before;
+            lineage.push(Arc::clone(segment));
+        }
+        lineage
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chains(tokens: &[u32]) -> Vec<Chain> {
+        let mut chain = Chain([0; 32]);
+        let next = tokens.iter().map(|&token| {
+            chain = chain.after(&[token]);
+            chain
+        });
+        next.collect()
+    }
+
+    fn rows(first_group: usize, all: &[Chain]) -> Segment {
+        let before = match first_group {
+            0 => Chain([0; 32]),
+            first => all[first - 1],
+        };
+        let chains = all[first_group..].to_vec();
+        let last = *chains.last().expect("a group");
+        Segment {
+            name: file_name(Kind::Rows, first_group, chains.len(), last),
+            kind: Kind::Rows,
+            first_group,
+            before,
+            chains,
+            payload_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn groups_are_found_by_all_tokens_before_them_until_their_segment_leaves() {
+        let (one, two) = (chains(&[1, 2, 3, 4]), chains(&[1, 2, 3, 5, 6]));
+        let mut index = Index::default();
+        index.insert(rows(0, &one[..2]));
+        index.insert(rows(2, &one));
+        index.insert(rows(3, &two));
+        let first = |chain| index.find(Kind::Rows, chain).map(|found| found.first_group);
+        assert_eq!(
+            one.iter().map(|&chain| first(chain)).collect::<Vec<_>>(),
+            [Some(0), Some(0), Some(2), Some(2)]
+        );
+        assert_eq!(first(two[4]), Some(3));
+        let lineage = index.lineage(two[4]);
+        let firsts = lineage.iter().map(|segment| segment.first_group);
+        assert_eq!(firsts.collect::<Vec<_>>(), [3, 2, 0]);
+        let middle = lineage[1].name.clone();
+        index.remove(&middle);
+        assert!(index.find(Kind::Rows, one[3]).is_none());
+        assert!(index.find(Kind::Rows, one[1]).is_some());
+        assert_eq!(index.lineage(two[4]).len(), 1);
+        index.keep_only(&HashSet::new());
+        assert_eq!((index.len(), index.groups.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_known_and_not_found() {
+        let all = chains(&[1, 2]);
+        let mut index = Index::default();
+        index.expect(Kind::Rows, &all);
+        assert!(index.knows(Kind::Rows, all[1]) && !index.knows(Kind::ResumePoint, all[1]));
+        assert!(index.find(Kind::Rows, all[1]).is_none());
+        index.expect_no_more(Kind::Rows, &all);
+        assert!(!index.knows(Kind::Rows, all[0]));
+    }
+
+    #[test]
+    fn names_say_how_many_groups_are_before_and_other_files_have_others() {
+        let name = file_name(Kind::ResumePoint, 300, 0, Chain([7; 32]));
+        assert_eq!(Named::of(&name), Some(Named::Segment(300)));
+        let named = |suffix: &str| Named::of(&name.replace("point", suffix));
+        assert_eq!(named("part"), Some(Named::Part));
+        assert_eq!(named("bad"), Some(Named::Bad));
+        assert_eq!(named("txt"), None);
+        for other in [
+            "",
+            "lock",
+            "film.part",
+            "12-1-2.rows",
+            "settings",
+            "a-b-c.bad",
+        ] {
+            assert_eq!(Named::of(other), None, "{other}");
+        }
+    }
+}

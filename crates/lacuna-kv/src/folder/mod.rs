@@ -1,0 +1,461 @@
+//! The cache folder: what the prefix cache holds, in files, for the process that comes after this one.
+//!
+//! Groups and resume points are written by a thread of its own as they are computed, and read back by another into
+//! pages of the pool, for a prompt that begins the same way. Both copy through a piece of a mebibyte: a disk that
+//! stalls holds no page of the pool, because those are taken back ([`CacheFolder::give_up_writing`],
+//! [`Restoring`]) without waiting for it.
+//!
+//! * **F1** A segment is read only under the fingerprint it was computed under, and found by what all of its tokens
+//!   and those before them hash to; the tokens are compared before it is used.
+//! * **F2** No byte of a file is in a page that anyone sees before its checksum was compared.
+//! * **F3** A file has its name only when it is whole (see [`files`]). What says otherwise is damaged: it is set
+//!   aside, counted, and computed again.
+//! * **F4** Whatever becomes of the folder, only time is lost: an error of it is never one of a request.
+
+mod chain;
+mod files;
+mod index;
+mod listing;
+mod restore;
+mod segment;
+mod shape;
+mod write;
+
+use std::collections::{HashSet, VecDeque};
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lacuna_pages::device::Aliasing;
+use lacuna_pages::{ByteLength, Pool};
+
+pub(crate) use chain::Chain;
+pub use chain::Fingerprint;
+use index::{Index, Named, Segment};
+pub use listing::{Found, Listed, clear, list, verify};
+pub use restore::{Restored, Restoring, Stored};
+pub use segment::Kind;
+use segment::{Damage, Header, ReadError};
+use shape::Shape;
+use write::{NewSegment, Source};
+
+use crate::cache::KvCache;
+use crate::prefix::Pins;
+
+/// Where a cache folder is, and how large it may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FolderConfig {
+    /// The folder; made when it is not there, for its owner alone.
+    pub path: PathBuf,
+    /// Bytes of files that it may hold, of all models.
+    pub limit: ByteLength,
+}
+
+/// Why a cache folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FolderError {
+    /// The system refuses.
+    #[error("the KV cache folder `{}` cannot be used: {source}; name another, or leave it out", path.display())]
+    Io {
+        /// The folder.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Pages cannot be kept apart from their sequence.
+    #[error("KV memory held as `{policy}` cannot be kept in a folder; use --kv sparse")]
+    Policy {
+        /// How memory is held.
+        policy: String,
+    },
+}
+
+/// A cache folder at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FolderStatus {
+    /// Segments that can be read back.
+    pub segments: usize,
+    /// Bytes of all files in the folder, of other models too, as of the last write.
+    pub bytes: ByteLength,
+    /// Bytes that they may come to.
+    pub limit: ByteLength,
+    /// Segments written since the start.
+    pub written_segments: u64,
+    /// Bytes of them.
+    pub written_bytes: u64,
+    /// Tokens of prompts whose rows were read back.
+    pub restored_tokens: u64,
+    /// Bytes of the pages that they took.
+    pub restored_bytes: u64,
+    /// Segments that were not taken because they are damaged; they are set aside.
+    pub damaged: u64,
+    /// Segments that were gone when they were wanted.
+    pub gone: u64,
+    /// Segments that could not be read, or not in time.
+    pub unreadable: u64,
+    /// Times that memory for what was to be read back was short.
+    pub short_of_memory: u64,
+    /// Segments that were not written because their memory was needed.
+    pub given_up: u64,
+    /// Times that writing failed; none is tried for a minute then.
+    pub failed_writes: u64,
+    /// What the system said to the last of them, while none is tried.
+    pub paused: Option<String>,
+    /// Segments in the folder that were computed by other settings, and so are never read.
+    pub other_segments: usize,
+    /// What differs between these settings and the most similar of those.
+    pub differing: Vec<String>,
+}
+
+/// A cache folder in use. Dropping it waits for what is being written, for a while.
+#[derive(Debug)]
+pub struct CacheFolder {
+    shared: Arc<Shared>,
+    writer: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: FolderConfig,
+    /// Of this fingerprint's segments.
+    folder: PathBuf,
+    fingerprint: Fingerprint,
+    shape: Shape,
+    pool: Pool,
+    index: Mutex<Index>,
+    queue: Mutex<Queue>,
+    /// The pages of what is being written. Taken after `queue`.
+    source: Mutex<Source>,
+    changed: Condvar,
+    status: Mutex<FolderStatus>,
+}
+
+/// What is to be written.
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Whether a job is under way.
+    busy: bool,
+    closing: bool,
+    /// After a failure, when writing is tried again.
+    paused_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Job {
+    Write(NewSegment),
+    /// What is after these tokens was of use.
+    Touch(Chain),
+}
+
+impl CacheFolder {
+    /// How long a folder that is no longer used is waited for.
+    const CLOSING: Duration = Duration::from_secs(5);
+
+    /// Opens the folder for KV of `cache` that is computed under `fingerprint`, and finds what it has: the header of
+    /// each segment is read.
+    ///
+    /// # Errors
+    /// [`FolderError`].
+    pub fn open(
+        config: FolderConfig,
+        cache: &KvCache,
+        fingerprint: Fingerprint,
+    ) -> Result<Self, FolderError> {
+        let path = config.path.clone();
+        let shared = Arc::new(Shared::open(config, cache, fingerprint)?);
+        let refused = |source| FolderError::Io { path, source };
+        let writer = {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new().name("lacuna-folder".to_owned());
+            thread.spawn(move || write::run(&shared)).map_err(refused)?
+        };
+        Ok(Self {
+            shared,
+            writer: Some(writer),
+        })
+    }
+
+    /// What it holds, and what became of it.
+    #[must_use]
+    pub fn status(&self) -> FolderStatus {
+        let segments = self.shared.index().len();
+        FolderStatus {
+            segments,
+            ..self.shared.status().clone()
+        }
+    }
+
+    /// Counts tokens whose rows were read back and taken.
+    pub(crate) fn note_restored(&self, tokens: usize) {
+        self.shared.status().restored_tokens += tokens as u64;
+    }
+
+    /// Before the first token of a namespace.
+    pub(crate) fn root(&self, namespace: crate::prefix::Namespace) -> Chain {
+        Chain::root(&self.shared.fingerprint, namespace)
+    }
+
+    /// Groups of a segment, but for the last of a sequence.
+    pub(crate) fn segment_groups(&self) -> usize {
+        self.shared.shape.segment_groups()
+    }
+
+    /// Whether it is in the folder or on its way there.
+    pub(crate) fn knows(&self, kind: Kind, chain: Chain) -> bool {
+        self.shared.index().knows(kind, chain)
+    }
+
+    /// Writes groups, `chains` being what everything up to the end of each hashes to, after `first_group` others.
+    pub(crate) fn write_rows(
+        &self,
+        before: Chain,
+        first_group: usize,
+        chains: &[Chain],
+        tokens: &[u32],
+        pins: Vec<Pins>,
+    ) {
+        self.shared.offer(NewSegment {
+            kind: Kind::Rows,
+            before,
+            first_group,
+            tokens: tokens.to_vec(),
+            chains: chains.to_vec(),
+            pins,
+        });
+    }
+
+    /// Writes the resume point after `groups` groups.
+    pub(crate) fn write_point(&self, chain: Chain, groups: usize, pins: Pins) {
+        self.shared.offer(NewSegment {
+            kind: Kind::ResumePoint,
+            before: chain,
+            first_group: groups,
+            tokens: Vec::new(),
+            chains: vec![chain],
+            pins: vec![pins],
+        });
+    }
+
+    /// Takes note that what is after the tokens of `chain` was of use.
+    pub(crate) fn touch(&self, chain: Chain) {
+        let mut queue = self.shared.queue();
+        if queue.paused_until.is_none() {
+            queue.jobs.push_back(Job::Touch(chain));
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// Lets go of all pages that wait to be written, at once. Returns whether there were any.
+    pub fn give_up_writing(&self) -> bool {
+        self.shared.give_up_writing()
+    }
+
+    /// Waits until nothing is left to be written; `false` when there is after `patience`.
+    #[must_use]
+    pub fn settle(&self, patience: Duration) -> bool {
+        let busy = |queue: &mut Queue| queue.busy || !queue.jobs.is_empty();
+        let queue = self.shared.queue();
+        let waited = self
+            .shared
+            .changed
+            .wait_timeout_while(queue, patience, busy);
+        let (queue, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(queue);
+        !timeout.timed_out()
+    }
+}
+
+impl Drop for CacheFolder {
+    fn drop(&mut self) {
+        let settled = self.settle(Self::CLOSING);
+        self.shared.queue().closing = true;
+        self.give_up_writing();
+        self.shared.changed.notify_all();
+        // A thread that a disk holds ends with the process.
+        if let Some(writer) = self.writer.take().filter(|_| settled) {
+            writer.join().ok();
+        }
+    }
+}
+
+impl Shared {
+    fn open(
+        config: FolderConfig,
+        cache: &KvCache,
+        fingerprint: Fingerprint,
+    ) -> Result<Self, FolderError> {
+        let (pool, policy) = (cache.pool().clone(), cache.policy());
+        let sparse = matches!(policy, crate::policy::KvPolicy::Sparse(_));
+        if !sparse || pool.capabilities().aliasing != Aliasing::Shared {
+            let policy = policy.to_string();
+            return Err(FolderError::Policy { policy });
+        }
+        let grain = Arc::new(cache.grain());
+        let shape = Shape::new(cache.arrangement(), cache.page_bytes(), grain);
+        let fingerprint = fingerprint.and([
+            ("format", segment::VERSION.to_string()),
+            ("KV rows", format!("{:?}", cache.geometry())),
+            ("KV layout", policy.to_string()),
+            ("page bytes", shape.page_bytes().to_string()),
+        ]);
+        let shared = Self {
+            folder: config.path.join(fingerprint.folder_name()),
+            config,
+            fingerprint,
+            shape,
+            pool,
+            index: Mutex::default(),
+            queue: Mutex::default(),
+            source: Mutex::default(),
+            changed: Condvar::new(),
+            status: Mutex::default(),
+        };
+        let prepared = shared.prepare();
+        prepared.map_err(|source| FolderError::Io {
+            path: shared.config.path.clone(),
+            source,
+        })?;
+        Ok(shared)
+    }
+
+    /// Makes the folders and finds what they have.
+    fn prepare(&self) -> io::Result<()> {
+        let root = &self.config.path;
+        files::create_private_folder(&self.folder)?;
+        let settings = self.folder.join(files::SETTINGS);
+        if !settings.exists() {
+            let _lock = files::lock(root)?;
+            let part = files::part_of(&settings);
+            let mut file = files::create_private(&part)?;
+            io::Write::write_all(&mut file, self.fingerprint.to_text().as_bytes())?;
+            files::commit(&file, &part, &settings)?;
+        }
+        self.look()?;
+        let held = files::all_stored(root)?.iter().map(|file| file.bytes).sum();
+        let (other_segments, differing) = self.others()?;
+        let mut status = self.status();
+        status.limit = self.config.limit;
+        status.bytes = ByteLength::new(held);
+        (status.other_segments, status.differing) = (other_segments, differing);
+        Ok(())
+    }
+
+    /// Brings the index to what the folder has: another process may write to it, or remove something.
+    fn look(&self) -> io::Result<()> {
+        let stored = files::stored(&self.folder)?.into_iter();
+        let segments = stored.filter(|file| matches!(file.named, Named::Segment(_)));
+        let name = |file: files::Stored| {
+            let name = file.path.file_name()?.to_str()?;
+            Some(name.to_owned())
+        };
+        let names: HashSet<String> = segments.filter_map(name).collect();
+        let new: Vec<&String> = {
+            let mut index = self.index();
+            index.keep_only(&names);
+            names.iter().filter(|name| !index.contains(name)).collect()
+        };
+        for name in new {
+            match self.header_of(name) {
+                Ok(header) => {
+                    let segment = Segment::of(&header);
+                    match segment.name == *name {
+                        true => self.index().insert(segment),
+                        false => self.drop_damaged(name),
+                    }
+                }
+                Err(ReadError::Damaged(Damage::Version(_))) => {}
+                Err(ReadError::Damaged(_)) => self.drop_damaged(name),
+                Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(ReadError::Io(_)) => self.status().unreadable += 1,
+            }
+        }
+        Ok(())
+    }
+
+    /// The header of a segment of this fingerprint (F1).
+    fn header_of(&self, name: &str) -> Result<Header, ReadError> {
+        let header = Header::read(&File::open(self.folder.join(name))?)?;
+        self.check(&header)?;
+        Ok(header)
+    }
+
+    /// Whether a header is one that this process would write (F1).
+    fn check(&self, header: &Header) -> Result<(), Damage> {
+        let first = header.first_group as usize;
+        // Positions have 32 bits at most; no page is counted beyond them.
+        let positions = (first + header.groups()).checked_mul(self.shape.group_tokens());
+        let possible = positions.is_some_and(|positions| positions < 1 << 32);
+        let expected = || match header.kind {
+            Kind::Rows => self.shape.rows_bytes(&(first..first + header.groups())),
+            Kind::ResumePoint => self.shape.point_bytes(first),
+        };
+        let groups = match header.kind {
+            Kind::Rows => header.groups() > 0,
+            Kind::ResumePoint => header.groups() == 0 && first > 0,
+        };
+        let same = header.fingerprint == self.fingerprint.digest()
+            && header.group_tokens as usize == self.shape.group_tokens()
+            && possible
+            && groups
+            && header.payload_bytes == expected();
+        match same {
+            true => Ok(()),
+            false => Err(Damage::Header),
+        }
+    }
+
+    /// Segments of other fingerprints, and what differs of the most similar.
+    fn others(&self) -> io::Result<(usize, Vec<String>)> {
+        let mut segments = 0;
+        let mut least: Option<Vec<String>> = None;
+        for folder in files::subfolders(&self.config.path)? {
+            if folder == self.folder {
+                continue;
+            }
+            let there = files::stored(&folder)?.into_iter();
+            let count = there.filter(|file| matches!(file.named, Named::Segment(_)));
+            let count = count.count();
+            segments += count;
+            let settings = fs::read_to_string(folder.join(files::SETTINGS));
+            if let (Ok(settings), true) = (settings, count > 0) {
+                let differing = self.fingerprint.differing(&settings);
+                if least
+                    .as_ref()
+                    .is_none_or(|least| differing.len() < least.len())
+                {
+                    least = Some(differing);
+                }
+            }
+        }
+        Ok((segments, least.unwrap_or_default()))
+    }
+
+    /// Takes a damaged segment out (F3).
+    fn drop_damaged(&self, name: &str) {
+        self.index().remove(name);
+        files::set_aside(&self.folder.join(name));
+        self.status().damaged += 1;
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        locked(&self.index)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        locked(&self.queue)
+    }
+
+    fn status(&self) -> MutexGuard<'_, FolderStatus> {
+        locked(&self.status)
+    }
+}
+
+/// What a mutex guards here is changed in steps that do not panic.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,257 @@
+//! The bytes of a segment: a file with the pages of consecutive groups, or those of one resume point.
+//!
+//! ```text
+//! 0                      8         12              16         32
+//! | "lacunakv"           | version | header length | checksum |
+//! | fingerprint (32) | chain before (32) | kind | first group | groups | group tokens | payload bytes |
+//! | tokens, 4 bytes each | a checksum (16) for each MiB of payload | zeros up to 4 KiB |
+//! | pages of buffer 0 | pages of buffer 1 | ... | pages of states |
+//! ```
+//!
+//! Numbers are little-endian. The header's checksum is of all its other bytes, and the file ends with the payload,
+//! so a file that was cut, or of which any bit differs, is not taken for a whole one.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::chain::Chain;
+
+const MAGIC: [u8; 8] = *b"lacunakv";
+/// Raised when the layout of files changes; those of another version are left alone.
+pub(crate) const VERSION: u32 = 1;
+/// Payloads begin at this boundary, so that files can be mapped.
+const ALIGNMENT: usize = 4096;
+/// What is checked, copied and written at once: enough that calls do not count, little enough to hold.
+pub(crate) const PIECE: usize = 1 << 20;
+/// No header is longer: a million tokens have 4 MiB.
+const LONGEST_HEADER: u64 = 64 << 20;
+/// Of the fields before tokens.
+const FIXED: usize = 120;
+const CHECKSUM: Range<usize> = 16..32;
+
+/// What a segment holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Pages of groups, of the layers that keep all rows.
+    Rows,
+    /// Pages of windows and states with which a sequence goes on from the end of a group.
+    ResumePoint,
+}
+
+/// What a segment says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) fingerprint: [u8; 32],
+    pub(crate) kind: Kind,
+    /// What the tokens before its first group hash to.
+    pub(crate) before: Chain,
+    /// Groups before it.
+    pub(crate) first_group: u32,
+    /// Tokens of one group.
+    pub(crate) group_tokens: u32,
+    /// Those of its groups; none of a resume point.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) payload_bytes: u64,
+    /// Of each [`PIECE`] of the payload.
+    pub(crate) checksums: Vec<u128>,
+}
+
+/// Why a file is no segment that can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub(crate) enum Damage {
+    /// It is shorter or longer than it says.
+    #[error("it does not have the length it says")]
+    Length,
+    /// It does not begin as segments do.
+    #[error("it does not begin as a segment does")]
+    Magic,
+    /// Its layout is another version's.
+    #[error("it was written by version {0} of the format, and this is version {VERSION}")]
+    Version(u32),
+    /// Its header does not have its checksum, or contradicts itself.
+    #[error("its header is damaged")]
+    Header,
+    /// A piece of its payload does not have its checksum.
+    #[error("bytes from {0} on are damaged")]
+    Payload(u64),
+}
+
+/// Why a segment cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadError {
+    #[error(transparent)]
+    Damaged(#[from] Damage),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Header {
+    /// Groups it has.
+    pub(crate) fn groups(&self) -> usize {
+        self.tokens.len() / self.group_tokens.max(1) as usize
+    }
+
+    /// What everything up to the end of each of its groups hashes to; of a resume point, what everything before
+    /// it does.
+    pub(crate) fn chains(&self) -> Vec<Chain> {
+        let mut chain = self.before;
+        match self.kind {
+            Kind::ResumePoint => vec![chain],
+            Kind::Rows => {
+                let groups = self.tokens.chunks(self.group_tokens.max(1) as usize);
+                let next = groups.map(|tokens| {
+                    chain = chain.after(tokens);
+                    chain
+                });
+                next.collect()
+            }
+        }
+    }
+
+    /// Bytes that a header takes which has so many tokens, before so much payload.
+    pub(crate) fn length(tokens: usize, payload_bytes: u64) -> u64 {
+        let pieces = payload_bytes.div_ceil(PIECE as u64);
+        let bytes = FIXED as u64 + 4 * tokens as u64 + 16 * pieces;
+        bytes.next_multiple_of(ALIGNMENT as u64)
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let length = Self::length(self.tokens.len(), self.payload_bytes) as usize;
+        let mut bytes = Vec::with_capacity(length);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend((length as u32).to_le_bytes());
+        bytes.extend([0; CHECKSUM.end - CHECKSUM.start]);
+        bytes.extend(self.fingerprint);
+        bytes.extend(self.before.0);
+        let kind: u32 = match self.kind {
+            Kind::Rows => 0,
+            Kind::ResumePoint => 1,
+        };
+        for number in [
+            kind,
+            self.first_group,
+            self.groups() as u32,
+            self.group_tokens,
+        ] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend(self.payload_bytes.to_le_bytes());
+        bytes.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
+        bytes.extend(self.checksums.iter().flat_map(|sum| sum.to_le_bytes()));
+        bytes.resize(length, 0);
+        let checksum = checksum_of_header(&bytes).to_le_bytes();
+        bytes[CHECKSUM].copy_from_slice(&checksum);
+        bytes
+    }
+
+    /// The header at the start of `file`, which has just the length that it says.
+    pub(crate) fn read(file: &File) -> Result<Self, ReadError> {
+        let file_bytes = file.metadata()?.len();
+        let mut start = [0; CHECKSUM.start];
+        read_at(file, &mut start, 0)?;
+        if start[..8] != MAGIC {
+            return Err(Damage::Magic.into());
+        }
+        let version = number(&start, 8);
+        if version != VERSION {
+            return Err(Damage::Version(version).into());
+        }
+        let length = u64::from(number(&start, 12));
+        let whole = length.is_multiple_of(ALIGNMENT as u64) && length >= ALIGNMENT as u64;
+        if !whole || length > file_bytes.min(LONGEST_HEADER) {
+            return Err(Damage::Header.into());
+        }
+        let mut bytes = vec![0; length as usize];
+        read_at(file, &mut bytes, 0)?;
+        let header = Self::decode(&bytes)?;
+        match length.checked_add(header.payload_bytes) {
+            Some(end) if end == file_bytes => Ok(header),
+            _ => Err(Damage::Length.into()),
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Damage> {
+        if bytes[CHECKSUM] != checksum_of_header(bytes).to_le_bytes() {
+            return Err(Damage::Header);
+        }
+        let array = |at: usize| -> [u8; 32] { std::array::from_fn(|index| bytes[at + index]) };
+        let kind = match number(bytes, 96) {
+            0 => Kind::Rows,
+            1 => Kind::ResumePoint,
+            _ => return Err(Damage::Header),
+        };
+        let (groups, group_tokens) = (number(bytes, 104), number(bytes, 108));
+        let payload_bytes = u64::from(number(bytes, 112)) | u64::from(number(bytes, 116)) << 32;
+        let tokens = u64::from(groups) * u64::from(group_tokens);
+        // Before lengths are worked out from it.
+        let possible = tokens < LONGEST_HEADER && payload_bytes < 1 << 48;
+        if !possible || Self::length(tokens as usize, payload_bytes) != bytes.len() as u64 {
+            return Err(Damage::Header);
+        }
+        let sums = FIXED + 4 * tokens as usize;
+        let pieces = payload_bytes.div_ceil(PIECE as u64) as usize;
+        let tokens = bytes[FIXED..sums].as_chunks::<4>().0.iter();
+        let checksums = bytes[sums..sums + 16 * pieces].as_chunks::<16>().0.iter();
+        Ok(Self {
+            fingerprint: array(32),
+            kind,
+            before: Chain(array(64)),
+            first_group: number(bytes, 100),
+            group_tokens,
+            tokens: tokens.map(|bytes| u32::from_le_bytes(*bytes)).collect(),
+            payload_bytes,
+            checksums: checksums.map(|bytes| u128::from_le_bytes(*bytes)).collect(),
+        })
+    }
+
+    /// Hands the payload of `file` to `take`, a piece at a time and each checked before, with where it begins.
+    pub(crate) fn read_payload<E: From<ReadError>>(
+        &self,
+        file: &File,
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let start = Self::length(self.tokens.len(), self.payload_bytes);
+        let mut piece = vec![0; (self.payload_bytes.min(PIECE as u64)) as usize];
+        for (index, &checksum) in self.checksums.iter().enumerate() {
+            let at = index as u64 * PIECE as u64;
+            let bytes = (self.payload_bytes - at).min(PIECE as u64) as usize;
+            let piece = &mut piece[..bytes];
+            read_at(file, piece, start + at)?;
+            if xxh3_128(piece) != checksum {
+                return Err(ReadError::from(Damage::Payload(start + at)).into());
+            }
+            take(at, piece)?;
+        }
+        Ok(())
+    }
+}
+
+/// The checksum of a piece of payload.
+pub(crate) fn checksum(piece: &[u8]) -> u128 {
+    xxh3_128(piece)
+}
+
+fn checksum_of_header(bytes: &[u8]) -> u128 {
+    let mut hasher = Xxh3::new();
+    hasher.update(&bytes[..CHECKSUM.start]);
+    hasher.update(&bytes[CHECKSUM.end..]);
+    hasher.digest128()
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Fills `bytes` from `offset` on. A file that ends before is damaged.
+fn read_at(mut file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ReadError> {
+    use std::io::{Read, Seek, SeekFrom};
+    file.seek(SeekFrom::Start(offset))?;
+    match file.read_exact(bytes) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Damage::Length.into()),
+        read => Ok(read?),
+    }
+}

@@ -1,0 +1,269 @@
+//! Writing segments, off the step: a thread that takes one after the other.
+
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use lacuna_pages::{Buffer, ByteLength, PagePin, Share, VirtualPage};
+
+use super::chain::Chain;
+use super::index::Segment;
+use super::segment::{Header, Kind, PIECE, checksum};
+use super::{Job, Shared, files, locked};
+use crate::cache::to_usize;
+use crate::prefix::Pins;
+
+/// What is to become a segment.
+#[derive(Debug)]
+pub(crate) struct NewSegment {
+    pub(crate) kind: Kind,
+    pub(crate) before: Chain,
+    pub(crate) first_group: usize,
+    pub(crate) tokens: Vec<u32>,
+    /// Under which it will be found.
+    pub(crate) chains: Vec<Chain>,
+    pub(crate) pins: Vec<Pins>,
+}
+
+/// The pages of what is being written.
+#[derive(Debug, Default)]
+pub(crate) enum Source {
+    /// There is nothing, or it was taken back.
+    #[default]
+    Nothing,
+    /// Kept until they are mapped, in the order of the segment.
+    Pins(Vec<PagePin>),
+    /// Mapped one after the other.
+    Mapped(Buffer),
+}
+
+/// Why a segment was not written.
+#[derive(Debug)]
+enum WriteError {
+    /// Its memory was needed.
+    GivenUp,
+    /// It is larger than the folder may be.
+    TooLarge,
+    Io(io::Error),
+}
+
+impl From<io::Error> for WriteError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// How long nothing is written after a failure: a full disk does not get room sooner, and each try costs the disk.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// The writing thread.
+pub(super) fn run(shared: &Shared) {
+    // Whatever computes goes first; where that cannot be said, it does not.
+    #[cfg(target_os = "linux")]
+    rustix::process::nice(10).ok();
+    while let Some(job) = shared.next_job() {
+        match job {
+            Job::Touch(chain) => shared.touch_lineage(chain),
+            Job::Write(segment) => shared.write(&segment),
+        }
+        shared.end_job();
+    }
+}
+
+impl Shared {
+    /// Puts a segment into the queue, unless writing has failed of late.
+    pub(super) fn offer(&self, segment: NewSegment) {
+        let mut queue = self.queue();
+        match queue.paused_until {
+            Some(until) if Instant::now() < until => return,
+            Some(_) => {
+                queue.paused_until = None;
+                self.status().paused = None;
+            }
+            None => {}
+        }
+        if queue.closing {
+            return;
+        }
+        self.index().expect(segment.kind, &segment.chains);
+        queue.jobs.push_back(Job::Write(segment));
+        self.changed.notify_all();
+    }
+
+    /// The next job, whose pages are in `source` then; `None` when the folder is closed.
+    fn next_job(&self) -> Option<Job> {
+        let mut queue = self.queue();
+        loop {
+            if let Some(mut job) = queue.jobs.pop_front() {
+                if let Job::Write(segment) = &mut job {
+                    let pins = std::mem::take(&mut segment.pins);
+                    *locked(&self.source) = Source::Pins(self.shape.flatten(&pins));
+                }
+                queue.busy = true;
+                return Some(job);
+            }
+            if queue.closing {
+                return None;
+            }
+            let waited = self.changed.wait(queue);
+            queue = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    fn end_job(&self) {
+        let mut queue = self.queue();
+        *locked(&self.source) = Source::Nothing;
+        queue.busy = false;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn give_up_writing(&self) -> bool {
+        let mut queue = self.queue();
+        let mut given_up = 0;
+        for job in std::mem::take(&mut queue.jobs) {
+            if let Job::Write(segment) = job {
+                self.index().expect_no_more(segment.kind, &segment.chains);
+                given_up += 1;
+            }
+        }
+        let source = std::mem::take(&mut *locked(&self.source));
+        let held = !matches!(source, Source::Nothing);
+        // What is being written counts itself when it finds its pages gone.
+        self.status().given_up += given_up;
+        held || given_up > 0
+    }
+
+    fn write(&self, segment: &NewSegment) {
+        let written = self.try_write(segment);
+        self.index().expect_no_more(segment.kind, &segment.chains);
+        let mut status = self.status();
+        match written {
+            Ok(()) => {}
+            Err(WriteError::GivenUp | WriteError::TooLarge) => status.given_up += 1,
+            Err(WriteError::Io(error)) => {
+                status.failed_writes += 1;
+                status.paused = Some(error.to_string());
+                drop(status);
+                self.queue().paused_until = Some(Instant::now() + PAUSE);
+                self.give_up_writing();
+            }
+        }
+    }
+
+    fn try_write(&self, new: &NewSegment) -> Result<(), WriteError> {
+        let payload_bytes = match new.kind {
+            Kind::Rows => {
+                let end = new.first_group + new.chains.len();
+                self.shape.rows_bytes(&(new.first_group..end))
+            }
+            Kind::ResumePoint => self.shape.point_bytes(new.first_group),
+        };
+        let mut header = Header {
+            fingerprint: self.fingerprint.digest(),
+            kind: new.kind,
+            before: new.before,
+            first_group: u32::try_from(new.first_group).map_err(|_| WriteError::TooLarge)?,
+            group_tokens: self.shape.group_tokens() as u32,
+            tokens: new.tokens.clone(),
+            payload_bytes,
+            checksums: Vec::new(),
+        };
+        let segment = Segment::of(&header);
+        let bytes = files::room(Header::length(header.tokens.len(), payload_bytes) + payload_bytes);
+        let (root, limit) = (&self.config.path, self.config.limit.get());
+        if bytes > limit {
+            return Err(WriteError::TooLarge);
+        }
+        let _lock = files::lock(root)?;
+        let path = self.folder.join(&segment.name);
+        if !path.exists() {
+            let held = files::make_room(root, bytes, limit)?;
+            self.write_file(&mut header, &path)?;
+            let mut status = self.status();
+            status.bytes = ByteLength::new(held + bytes);
+            status.written_segments += 1;
+            status.written_bytes += bytes;
+        }
+        self.index().insert(segment);
+        // Those that lead to it are of use for as long as it is.
+        self.touch_lineage(new.before);
+        // What made room for it is gone, and others may have written.
+        Ok(self.look()?)
+    }
+
+    /// Writes a segment under another name, and gives it its own.
+    fn write_file(&self, header: &mut Header, path: &Path) -> Result<(), WriteError> {
+        let part = files::part_of(path);
+        // The folder may have been cleared.
+        files::create_private_folder(&self.folder)?;
+        let file = files::create_private(&part)?;
+        let written = self
+            .write_bytes(header, &file)
+            .and_then(|()| Ok(files::commit(&file, &part, path)?));
+        if written.is_err() {
+            fs::remove_file(&part).ok();
+        }
+        written
+    }
+
+    fn write_bytes(&self, header: &mut Header, mut file: &File) -> Result<(), WriteError> {
+        let bytes = header.payload_bytes;
+        let start = Header::length(header.tokens.len(), bytes);
+        self.map_source(bytes)?;
+        file.seek(SeekFrom::Start(start))?;
+        let mut piece = vec![0; bytes.min(PIECE as u64) as usize];
+        for at in (0..bytes).step_by(PIECE) {
+            let piece = &mut piece[..(bytes - at).min(PIECE as u64) as usize];
+            match &*locked(&self.source) {
+                Source::Mapped(buffer) => {
+                    let read = buffer.read(at, piece);
+                    read.map_err(|_| WriteError::GivenUp)?;
+                }
+                Source::Nothing | Source::Pins(_) => return Err(WriteError::GivenUp),
+            }
+            header.checksums.push(checksum(piece));
+            file.write_all(piece)?;
+        }
+        // The pages are free before the disk has the file.
+        *locked(&self.source) = Source::Nothing;
+        file.seek(SeekFrom::Start(0))?;
+        file.write_all(&header.encode())?;
+        Ok(())
+    }
+
+    /// Maps the pages that are to be written one after the other, which keeps them from now on.
+    fn map_source(&self, bytes: u64) -> Result<(), WriteError> {
+        let mut source = locked(&self.source);
+        let Source::Pins(pins) = std::mem::take(&mut *source) else {
+            return Err(WriteError::GivenUp);
+        };
+        debug_assert_eq!(pins.len() as u64 * self.shape.page_bytes(), bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let reserved = self.pool.reserve(ByteLength::new(bytes), "written");
+        let mut buffer = reserved.map_err(|_| WriteError::GivenUp)?;
+        let share = Share {
+            source: lacuna_pages::Source::Pins(&pins),
+            target: &mut buffer,
+            at: VirtualPage::new(0),
+        };
+        let shared = self.pool.share(&mut [share]);
+        shared.map_err(|_| WriteError::GivenUp)?;
+        debug_assert_eq!(to_usize(buffer.reserved()) as u64, bytes);
+        *source = Source::Mapped(buffer);
+        Ok(())
+    }
+
+    /// Takes note that the segments which lead to `chain` are of use, all at one time, so that they go leaves first.
+    pub(super) fn touch_lineage(&self, chain: Chain) {
+        let now = SystemTime::now();
+        let lineage = self.index().lineage(chain);
+        let point = self.index().find(Kind::ResumePoint, chain).cloned();
+        for segment in lineage.iter().chain(&point) {
+            // One that is gone will be missed when it is wanted.
+            files::touch(&self.folder.join(&segment.name), now).ok();
+        }
+    }
+}

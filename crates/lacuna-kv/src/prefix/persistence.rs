@@ -1,0 +1,163 @@
+//! What goes to the cache folder, and what comes back from it.
+
+use std::time::{Duration, Instant};
+
+use super::cache::{Path, PrefixCache};
+use super::namespace::Namespace;
+use super::tree::{Inserted, Parent};
+use crate::folder::{CacheFolder, FolderStatus, Kind, Restored, Restoring, Stored};
+
+impl PrefixCache {
+    /// The same, and what enters it is written to `folder`.
+    #[must_use]
+    pub fn with_folder(mut self, folder: CacheFolder) -> Self {
+        self.folder = Some(folder);
+        self
+    }
+
+    /// What the folder holds, if there is one.
+    #[must_use]
+    pub fn folder_status(&self) -> Option<FolderStatus> {
+        self.folder.as_ref().map(CacheFolder::status)
+    }
+
+    /// Gives the folder what has entered with `path` and is not written: segments that are full and resume points that
+    /// stay, or `all` of it, because the sequence ends. `tokens` are the sequence's. Only takes note of pages; they
+    /// are written later.
+    pub fn write(&self, path: &mut Path, tokens: &[u32], all: bool) {
+        let Some(folder) = &self.folder else {
+            return;
+        };
+        let group = self.grain.group_tokens().get();
+        let root = folder.root(path.namespace);
+        for index in path.chains.len()..path.groups.len() {
+            let before = path.chains.last().copied().unwrap_or(root);
+            let tokens = &tokens[index * group..][..group];
+            path.chains.push(before.after(tokens));
+        }
+        let known = |index: usize| folder.knows(Kind::Rows, path.chains[index]);
+        let mut start = match all {
+            // What was given up meanwhile is tried once more.
+            true => 0,
+            false => path.written,
+        };
+        while start < path.groups.len() && known(start) {
+            start += 1;
+        }
+        let (longest, written) = (folder.segment_groups(), path.written);
+        while start < path.groups.len() {
+            let end = path.groups.len().min(start + longest);
+            if end - start < longest && !all {
+                break;
+            }
+            let payloads = path.groups[start..end].iter();
+            let pins = payloads.filter_map(|&id| self.tree.get(id).map(|(pins, _)| pins.clone()));
+            let before = start.checked_sub(1).map_or(root, |last| path.chains[last]);
+            folder.write_rows(
+                before,
+                start,
+                &path.chains[start..end],
+                &tokens[start * group..end * group],
+                pins.collect(),
+            );
+            start = end;
+        }
+        path.written = start;
+        if self.grain.has_resume_points() {
+            self.write_points(folder, path, written, all);
+        }
+        if let Some(&last) = path.chains.last().filter(|_| all) {
+            folder.touch(last);
+        }
+    }
+
+    /// Writes resume points behind groups that are written: those that are no sequence's trailing one, from the group
+    /// `from` on, or `all`.
+    fn write_points(&self, folder: &CacheFolder, path: &Path, from: usize, all: bool) {
+        let from = if all { 0 } else { from };
+        for groups in from + 1..=path.written {
+            let chain = path.chains[groups - 1];
+            if !(all || self.is_due(path, groups)) || folder.knows(Kind::ResumePoint, chain) {
+                continue;
+            }
+            if let Some(point) = self.tree.resume_point(path.groups[groups - 1]) {
+                folder.write_point(chain, groups, point.clone());
+            }
+        }
+    }
+
+    /// Lets go of pages that wait to be written, because they are needed. Returns whether there were any.
+    pub fn give_up_writing(&self) -> bool {
+        let folder = self.folder.as_ref();
+        folder.is_some_and(CacheFolder::give_up_writing)
+    }
+
+    /// What the folder has of a prompt of `namespace` beyond what is in memory.
+    #[must_use]
+    pub fn stored(&self, namespace: Namespace, tokens: &[u32]) -> Option<Stored> {
+        let folder = self.folder.as_ref()?;
+        let before_last = &tokens[..tokens.len().saturating_sub(1)];
+        let known = self.tree.find(namespace, before_last).groups;
+        folder.find(namespace, tokens, known.len(), self.tree.resumable(&known))
+    }
+
+    /// Waits until the folder has all that it was given; `false` when that takes longer than `patience`.
+    #[must_use]
+    pub fn settle(&self, patience: Duration) -> bool {
+        let folder = self.folder.as_ref();
+        folder.is_none_or(|folder| folder.settle(patience))
+    }
+
+    /// Keeps what is in memory of a prompt of `namespace` from being evicted, until [`PrefixCache::leave`].
+    pub fn hold(&mut self, namespace: Namespace, tokens: &[u32]) -> Path {
+        let groups = self.tree.find(namespace, tokens).groups;
+        self.tree.acquire(&groups);
+        Path::holding(namespace, groups)
+    }
+
+    /// Begins to read what [`PrefixCache::stored`] found for `tokens`; `None` without a folder.
+    #[must_use]
+    pub fn restore(&self, stored: Stored, tokens: &[u32]) -> Option<Restoring> {
+        let folder = self.folder.as_ref()?;
+        Some(folder.restore(stored, tokens))
+    }
+
+    /// Enters what was read back for `tokens` of `namespace`. Returns how many groups that was: none when those before
+    /// them have left meanwhile.
+    pub fn enter(
+        &mut self,
+        namespace: Namespace,
+        tokens: &[u32],
+        restored: Restored,
+        now: Instant,
+    ) -> usize {
+        let group = self.grain.group_tokens().get();
+        let before = &tokens[..restored.first_group * group];
+        let mut path = self.tree.find(namespace, before).groups;
+        if path.len() < restored.first_group {
+            return 0;
+        }
+        self.tree.acquire(&path);
+        for pins in restored.groups {
+            let last = path.last().copied();
+            let parent = last.map_or(Parent::Root(namespace), Parent::Group);
+            let tokens = &tokens[path.len() * group..][..group];
+            match self.tree.insert(parent, tokens, now, || pins) {
+                Inserted::New(id) | Inserted::Known(id) => path.push(id),
+                Inserted::Collided => break,
+            }
+        }
+        let last = path.last().copied();
+        if let (Some((groups, point)), Some(last)) = (restored.point, last)
+            && groups == path.len()
+        {
+            self.tree.keep_resume_point(last, now, point);
+        }
+        self.tree.release(&path, now);
+        let entered = path.len() - restored.first_group;
+        if let Some(folder) = &self.folder {
+            folder.note_restored(entered * group);
+        }
+        entered
+    }
+}

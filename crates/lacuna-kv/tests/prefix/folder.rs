@@ -1,0 +1,662 @@
+//! What a process leaves in a cache folder, the next starts from: the same rows, windows and states, or none at all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use lacuna_kv::folder::{
+    self, CacheFolder, Fingerprint, FolderConfig, FolderError, FolderStatus, Restored,
+};
+use lacuna_kv::prefix::{Namespace, PrefixCache};
+use lacuna_pages::ByteLength;
+use tempfile::TempDir;
+
+use crate::pages::{Bench, Held, tokens};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn made_by(weights: &str) -> Fingerprint {
+    Fingerprint::new([("weights", weights.to_owned())])
+}
+
+fn config(path: &Path, limit: u64) -> FolderConfig {
+    FolderConfig {
+        path: path.to_owned(),
+        limit: ByteLength::new(limit),
+    }
+}
+
+impl Bench {
+    /// As if another process had started: nothing in memory, and the folder.
+    fn restarted(&self, path: &Path) -> Self {
+        Self::with(self.geometry.clone(), &self.kv.policy().to_string())
+            .with_folder(config(path, 1 << 30), made_by("a"))
+    }
+
+    fn with_folder(mut self, config: FolderConfig, fingerprint: Fingerprint) -> Self {
+        let folder = CacheFolder::open(config, &self.kv, fingerprint).expect("a folder");
+        self.cache = PrefixCache::new(self.kv.clone()).with_folder(folder);
+        self
+    }
+
+    fn folder(&self) -> FolderStatus {
+        self.cache.folder_status().expect("a folder")
+    }
+
+    /// Waits until all is written.
+    fn settle(&self) {
+        assert!(self.cache.settle(MINUTE), "written within a minute");
+    }
+
+    /// Reads what the folder has of `tokens` and enters it, as a scheduler does before it starts a prompt.
+    fn restore(&mut self, tokens: &[u32]) -> usize {
+        let Some(stored) = self.cache.stored(Namespace::COMMON, tokens) else {
+            return 0;
+        };
+        let restoring = self.cache.restore(stored, tokens).expect("a folder");
+        let restored = within_a_minute(|| restoring.poll());
+        let now = Instant::now();
+        self.cache.enter(Namespace::COMMON, tokens, restored, now)
+    }
+
+    /// A prompt that is computed, answered, and ended.
+    fn turn(&mut self, prompt: &[u32]) -> Vec<u32> {
+        let mut turn = self.start(prompt);
+        self.compute(&mut turn, 64);
+        turn.tokens.extend(tokens(1, 77));
+        self.compute(&mut turn, 1);
+        let all = turn.tokens.clone();
+        self.leave(turn);
+        all
+    }
+
+    /// Computes what is missing of a prompt, and checks every row that is held.
+    fn check(&mut self, mut held: Held) {
+        self.compute(&mut held, 5);
+        self.assert_rows(&held);
+        self.leave(held);
+    }
+}
+
+fn within_a_minute<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + MINUTE;
+    loop {
+        match ask() {
+            Some(answer) => return answer,
+            None => assert!(Instant::now() < until, "an answer within a minute"),
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn benches() -> impl Iterator<Item = Bench> {
+    let rows = crate::pages::benches();
+    rows.chain(crate::windows::benches())
+        .chain(crate::states::benches())
+}
+
+/// The segments in `root`, whatever their fingerprint.
+fn segments(root: &Path) -> Vec<PathBuf> {
+    let folders = fs::read_dir(root).expect("a folder").flatten();
+    let folders = folders.filter(|entry| entry.path().is_dir());
+    let files = folders.flat_map(|folder| fs::read_dir(folder.path()).expect("a folder").flatten());
+    let files = files.map(|entry| entry.path());
+    let suffix = |path: &PathBuf| {
+        path.extension()
+            .and_then(|suffix| suffix.to_str())
+            .map(String::from)
+    };
+    let known = |path: &PathBuf| matches!(suffix(path).as_deref(), Some("rows" | "point"));
+    let mut files: Vec<PathBuf> = files.filter(known).collect();
+    files.sort();
+    files
+}
+
+fn root() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+#[test]
+fn the_next_process_goes_on_where_this_one_ended() {
+    for bench in benches() {
+        let root = root();
+        let mut first = bench.restarted(root.path());
+        let mut next = first.turn(&tokens(0, 500));
+        next.extend(tokens(2, 60));
+        let (found, _) = first.cache.find(Namespace::COMMON, &next);
+        let groups = found.groups.len();
+        first.settle();
+        assert_eq!(first.folder().given_up + first.folder().failed_writes, 0);
+        drop(first);
+        let mut second = bench.restarted(root.path());
+        assert!(second.folder().segments > 0);
+        assert_eq!(second.restore(&next), groups, "all that was in memory");
+        assert_eq!(second.restore(&next), 0, "all is in memory");
+        let held = second.start(&next);
+        assert_eq!(
+            held.sequence.len(),
+            second.cache.grain().whole_tokens(groups)
+        );
+        second.check(held);
+        assert_eq!(second.folder().damaged, 0);
+        assert!(second.folder().restored_tokens > 0);
+    }
+}
+
+#[test]
+fn a_prompt_takes_of_a_segment_what_it_has_in_common_and_adds_what_it_has_of_its_own() {
+    for bench in crate::pages::benches() {
+        let root = root();
+        let mut first = bench.restarted(root.path());
+        first.turn(&tokens(0, 500));
+        let other = [tokens(0, 300), tokens(3, 200)].concat();
+        first.turn(&other);
+        first.settle();
+        let (written, others) = (first.folder().written_segments, segments(root.path()).len());
+        assert_eq!(written, others as u64);
+        drop(first);
+        let mut second = bench.restarted(root.path());
+        let third = [tokens(0, 150), tokens(4, 100)].concat();
+        let group = second.cache.grain().group_tokens().get();
+        assert_eq!(second.restore(&third), 150 / group);
+        let held = second.start(&third);
+        second.check(held);
+        let (group, before) = (second.cache.grain().group_tokens().get(), 300);
+        assert_eq!(
+            second.restore(&other),
+            other.len() / group - 150 / group,
+            "{before}"
+        );
+        let held = second.start(&other);
+        second.check(held);
+    }
+}
+
+#[test]
+fn namespaces_are_as_apart_in_files_as_in_memory() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    let other = Namespace::new(7);
+    assert!(first.cache.stored(other, &prompt).is_none());
+    drop(first);
+    let second = bench.restarted(root.path());
+    assert!(second.cache.stored(other, &prompt).is_none());
+    assert!(second.cache.stored(Namespace::COMMON, &prompt).is_some());
+}
+
+fn first_bench() -> Bench {
+    crate::pages::benches().next().expect("a bench")
+}
+
+#[test]
+fn nothing_is_taken_that_other_settings_computed_and_it_is_said_which_differ() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    let there = first.folder().segments;
+    drop(first);
+    let open = |bench: Bench, weights: &str| {
+        bench.with_folder(config(root.path(), 1 << 30), made_by(weights))
+    };
+    let with = |policy| Bench::with(bench.geometry.clone(), policy);
+    let wider = lacuna_kv::KvElements::both(lacuna_kernels::ElementType::F32);
+    let wider = Bench::with(bench.geometry.with_elements(wider), "sparse");
+    for (mut other, differs) in [
+        (open(with("sparse"), "b"), "weights"),
+        (open(with("sparse:head-major"), "a"), "KV layout"),
+        (open(wider, "a"), "KV rows"),
+    ] {
+        let status = other.folder();
+        assert_eq!((status.segments, status.other_segments), (0, there));
+        assert_eq!(status.differing, [differs]);
+        assert_eq!(other.restore(&prompt), 0);
+        let held = other.start(&prompt);
+        assert_eq!(held.sequence.len(), 0);
+        other.check(held);
+    }
+}
+
+/// Flips a bit of every `step`th byte of every segment in turn. Whatever it is, the prompt is computed as if there were
+/// no folder, or from the segments before.
+fn flips(bench: &Bench, step: impl Fn(usize) -> usize) {
+    let root = root();
+    let mut first = bench.restarted(root.path());
+    let mut next = first.turn(&tokens(0, 200));
+    next.extend(tokens(2, 60));
+    first.settle();
+    drop(first);
+    let paths = segments(root.path()).into_iter();
+    let all: Vec<(PathBuf, Vec<u8>)> = paths
+        .map(|path| {
+            let bytes = fs::read(&path).expect("a segment");
+            (path, bytes)
+        })
+        .collect();
+    for (path, whole) in &all {
+        let mut at = 0;
+        while at < whole.len() {
+            for (path, whole) in &all {
+                fs::write(path, whole).expect("a file");
+            }
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1 << (at % 8);
+            fs::write(path, &damaged).expect("a file");
+            let mut second = bench.restarted(root.path());
+            second.restore(&next);
+            let found = second.folder().damaged;
+            // Of a segment that is not read, such as an earlier resume point, the header is.
+            let is_read = at < 4096 || !second.cache.grain().has_resume_points();
+            match (8..12).contains(&at) {
+                true => assert_eq!(found, 0, "another version's at {at}"),
+                false if is_read => assert_eq!(found, 1, "at {at} of {path:?}"),
+                false => assert!(found <= 1, "at {at}"),
+            }
+            let mut held = second.start(&next);
+            // States that were taken are asserted as the rest is computed.
+            second.compute(&mut held, 64);
+            second.assert_rows(&held);
+            drop(second);
+            segments(root.path()).iter().for_each(|path| {
+                fs::remove_file(path).expect("a file");
+            });
+            at += step(at);
+        }
+    }
+}
+
+#[test]
+fn whatever_byte_of_a_segment_differs_it_is_missed() {
+    // All that the header says, and places throughout the rest.
+    let step = |at: usize| if at < 160 { 3 } else { 1501 };
+    flips(&first_bench(), step);
+    let states = crate::states::benches().nth(1).expect("a bench");
+    flips(&states, step);
+}
+
+#[test]
+#[ignore = "needs minutes: every byte of every segment of all geometries"]
+fn every_byte_of_every_segment_counts() {
+    for bench in benches() {
+        flips(&bench, |_| 1);
+    }
+}
+
+#[test]
+fn files_that_were_cut_or_swapped_are_missed() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.turn(&[tokens(5, 300), prompt.clone()].concat());
+    first.settle();
+    drop(first);
+    let paths = segments(root.path());
+    let bytes = fs::read(&paths[0]).expect("a segment");
+    let lengths = [0, 1, 11, 16, 100, 4095, 4096, bytes.len() - 1];
+    for length in lengths {
+        fs::write(&paths[0], &bytes[..length]).expect("a file");
+        let second = bench.restarted(root.path());
+        assert_eq!(second.folder().damaged, 1, "{length} bytes");
+        assert!(!paths[0].exists() && paths[0].with_extension("bad").exists());
+    }
+    // Another's bytes under its name, put there while the folder is in use.
+    fs::write(&paths[0], &bytes).expect("a file");
+    let mut second = bench.restarted(root.path());
+    let mine = second
+        .cache
+        .stored(Namespace::COMMON, &prompt)
+        .expect("there");
+    for path in &paths {
+        let other = paths.iter().find(|other| *other != path).expect("two");
+        fs::copy(other, path).expect("a copy");
+    }
+    let restoring = second.cache.restore(mine, &prompt).expect("a folder");
+    let restored: Restored = within_a_minute(|| restoring.poll());
+    assert!(restored.is_empty());
+    assert_eq!(second.folder().damaged, 1);
+    let held = second.start(&prompt);
+    second.check(held);
+}
+
+#[test]
+fn a_folder_keeps_within_its_limit_and_what_was_used_stays() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    let one: u64 = first.folder().bytes.get();
+    drop(first);
+    // Room for three and a bit.
+    let limit = 3 * one + one / 2;
+    let held = |root: &Path| -> u64 {
+        let files = segments(root).into_iter();
+        files
+            .map(|path| fs::metadata(path).expect("there").len())
+            .sum()
+    };
+    let limited = config(root.path(), limit);
+    let mut second = bench
+        .restarted(root.path())
+        .with_folder(limited, made_by("a"));
+    for seed in 10..20 {
+        second.turn(&tokens(seed, 500));
+        // Asked for every time, so that it is of use.
+        second.turn(&prompt);
+        second.settle();
+        assert!(
+            held(root.path()) <= limit,
+            "{} of {limit}",
+            held(root.path())
+        );
+        assert_eq!(second.folder().bytes.get(), held(root.path()));
+    }
+    drop(second);
+    let mut third = bench.restarted(root.path());
+    let group = third.cache.grain().group_tokens().get();
+    assert_eq!(third.restore(&prompt), (prompt.len() - 1) / group);
+    assert!(
+        third
+            .cache
+            .stored(Namespace::COMMON, &tokens(10, 500))
+            .is_none()
+    );
+    // A limit that no segment fits in.
+    let nothing = config(root.path(), 4096);
+    let mut fourth = bench
+        .restarted(root.path())
+        .with_folder(nothing, made_by("a"));
+    let turn = fourth.turn(&tokens(40, 500));
+    fourth.settle();
+    assert!(fourth.folder().given_up > 0 && fourth.folder().failed_writes == 0);
+    assert!(
+        fourth.cache.find(Namespace::COMMON, &turn).1 > 0,
+        "in memory all the same"
+    );
+}
+
+/// A disk that takes no more, as far as that can be had everywhere: what is to be a folder is a file.
+#[test]
+fn a_disk_that_fails_stops_the_writing_and_nothing_else() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let folder = segments_folder(root.path());
+    fs::remove_dir_all(&folder).expect("a folder");
+    fs::write(&folder, "in the way").expect("a file");
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    let status = first.folder();
+    assert_eq!((status.failed_writes, status.written_segments), (1, 0));
+    assert!(status.paused.is_some());
+    let held = first.start(&prompt);
+    assert!(!held.sequence.is_empty(), "from memory");
+    first.check(held);
+    first.turn(&tokens(6, 500));
+    first.settle();
+    assert_eq!(first.folder().failed_writes, 1, "not tried again at once");
+}
+
+fn segments_folder(root: &Path) -> PathBuf {
+    let folders = fs::read_dir(root).expect("a folder").flatten();
+    let mut folders = folders
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir());
+    folders.next().expect("one fingerprint")
+}
+
+#[test]
+fn pages_that_wait_to_be_written_are_given_back_when_they_are_needed() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let idle = first.owned();
+    // Nobody writes while another has the folder.
+    let lock = fs::File::open(root.path().join("lock")).expect("a lock");
+    lock.lock().expect("nobody writes");
+    let prompt = first.turn(&tokens(0, 500));
+    while first.cache.evict(Instant::now()) {}
+    assert!(first.owned() > idle, "they wait");
+    assert!(first.cache.give_up_writing());
+    assert_eq!(first.owned(), idle);
+    assert!(!first.cache.give_up_writing());
+    lock.unlock().expect("a lock");
+    first.settle();
+    assert!(first.folder().given_up > 0);
+    assert!(first.cache.stored(Namespace::COMMON, &prompt).is_none());
+    // What was given up is written when it comes again.
+    first.turn(&tokens(0, 500));
+    first.settle();
+    assert!(first.cache.find(Namespace::COMMON, &prompt).1 > 0);
+    drop(first);
+    assert!(bench.restarted(root.path()).restore(&prompt) > 0);
+}
+
+#[test]
+fn pages_that_are_read_back_are_given_back_with_whoever_waits_for_them() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    drop(first);
+    let second = bench.restarted(root.path());
+    let idle = second.owned();
+    for _ in 0..20 {
+        let stored = second
+            .cache
+            .stored(Namespace::COMMON, &prompt)
+            .expect("there");
+        let restoring = second.cache.restore(stored, &prompt).expect("a folder");
+        drop(restoring);
+    }
+    within_a_minute(|| (second.owned() == idle).then_some(()));
+}
+
+#[test]
+fn memory_that_is_short_is_a_miss() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    drop(first);
+    let mut second = bench.restarted(root.path());
+    let page = second.kv.page_bytes() as u64;
+    second.kv.set_limit(ByteLength::new(page)).expect("a limit");
+    assert_eq!(second.restore(&prompt), 0);
+    assert_eq!(second.folder().short_of_memory, 1);
+    second
+        .kv
+        .set_limit(ByteLength::new(1 << 30))
+        .expect("a limit");
+    assert!(
+        second.restore(&prompt) > 0,
+        "nothing is wrong with the folder"
+    );
+}
+
+#[test]
+fn two_processes_share_a_folder() {
+    let (bench, root) = (first_bench(), root());
+    let mut one = bench.restarted(root.path());
+    let mut two = bench.restarted(root.path());
+    let first = one.turn(&tokens(0, 500));
+    one.settle();
+    let second = two.turn(&tokens(5, 500));
+    // Two processes compute the same.
+    two.turn(&tokens(0, 500));
+    two.settle();
+    assert_eq!(one.folder().failed_writes + two.folder().failed_writes, 0);
+    assert!(two.folder().segments > one.folder().segments);
+    // It looks when it writes.
+    one.turn(&tokens(6, 500));
+    one.settle();
+    assert!(one.restore(&second) > 0);
+    folder::clear(root.path()).expect("cleared");
+    assert_eq!(segments(root.path()), [] as [PathBuf; 0]);
+    while one.cache.evict(Instant::now()) {}
+    assert_eq!(one.restore(&first), 0);
+    assert_eq!(one.folder().gone, 1);
+    let held = one.start(&first);
+    one.check(held);
+}
+
+#[test]
+fn memory_that_cannot_be_kept_has_no_folder() {
+    let root = root();
+    for policy in ["dense", "paged", "grow:mlx"] {
+        let bench = Bench::with(first_bench().geometry, policy);
+        let opened = CacheFolder::open(config(root.path(), 1 << 20), &bench.kv, made_by("a"));
+        assert!(
+            matches!(opened, Err(FolderError::Policy { .. })),
+            "{policy}"
+        );
+    }
+    let file = root.path().join("file");
+    fs::write(&file, "").expect("a file");
+    let opened = CacheFolder::open(config(&file, 1 << 20), &first_bench().kv, made_by("a"));
+    assert!(matches!(opened, Err(FolderError::Io { .. })));
+}
+
+#[test]
+fn folders_are_listed_and_verified_without_a_model() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    let group = first.cache.grain().group_tokens().get();
+    drop(first);
+    let listed = folder::list(root.path()).expect("a folder");
+    let [listed] = &listed[..] else {
+        panic!("{listed:?}");
+    };
+    assert_eq!(listed.tokens, (prompt.len() / group * group) as u64);
+    assert!(
+        listed
+            .settings
+            .contains(&("weights".to_owned(), "a".to_owned()))
+    );
+    assert_eq!((listed.unusable, listed.resume_points), (0, 0));
+    let problems = || {
+        let (mut whole, mut damaged) = (0, 0);
+        let each = |found: folder::Found| match found.problem {
+            None => whole += 1,
+            Some(_) => damaged += 1,
+        };
+        folder::verify(root.path(), each).expect("a folder");
+        (whole, damaged)
+    };
+    assert_eq!(problems(), (listed.rows, 0));
+    let path = &segments(root.path())[0];
+    let mut bytes = fs::read(path).expect("a segment");
+    *bytes.last_mut().expect("bytes") ^= 1;
+    fs::write(path, bytes).expect("a file");
+    assert_eq!(problems(), (listed.rows - 1, 1));
+    // What is somebody else's stays.
+    let film = segments_folder(root.path()).join("film.part");
+    fs::write(&film, "").expect("a file");
+    let before = folder::clear(root.path()).expect("cleared");
+    assert_eq!(before, listed.bytes);
+    assert!(film.exists());
+}
+
+/// The environment of a child that computes and writes until it is killed.
+const CHILD: &str = "LACUNA_KV_TEST_FOLDER";
+
+#[test]
+fn whenever_a_process_is_killed_what_it_left_is_whole() {
+    if let Some(path) = std::env::var_os(CHILD) {
+        return write_until_killed(Path::new(&path));
+    }
+    killed(12);
+}
+
+#[test]
+#[ignore = "needs minutes: two thousand processes are killed"]
+fn two_thousand_times_a_killed_process_leaves_what_is_whole() {
+    killed(2000);
+}
+
+fn write_until_killed(path: &Path) {
+    let benches = [
+        first_bench(),
+        crate::states::benches().next().expect("a bench"),
+    ];
+    let mut benches = benches.map(|bench| bench.restarted(path));
+    println!("ready");
+    for seed in 0.. {
+        for bench in &mut benches {
+            let prompt = tokens(seed % 40, 300 + seed as usize % 200);
+            bench.restore(&prompt);
+            bench.turn(&prompt);
+            while bench.cache.evict(Instant::now()) {}
+        }
+    }
+}
+
+fn killed(times: u64) {
+    let root = root();
+    let program = std::env::current_exe().expect("this test");
+    let test = "folder::whenever_a_process_is_killed_what_it_left_is_whole";
+    let mut found = 0;
+    for time in 0..times {
+        let mut child = Command::new(&program)
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(CHILD, root.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("a child");
+        // Anywhere from its start to some hundred segments.
+        std::thread::sleep(Duration::from_millis(20 + time * 37 % 400));
+        child.kill().expect("it runs");
+        child.wait().expect("it ended");
+        let each = |verified: folder::Found| {
+            assert!(verified.problem.is_none(), "{verified:?}");
+            found += 1;
+        };
+        folder::verify(root.path(), each).expect("a folder");
+    }
+    assert!(found > 0, "something was written");
+    for bench in [
+        first_bench(),
+        crate::states::benches().next().expect("a bench"),
+    ] {
+        let mut after = bench.restarted(root.path());
+        assert_eq!(after.folder().damaged, 0);
+        let mut restored = 0;
+        for seed in 0..40 {
+            let prompt = tokens(seed, 300 + seed as usize);
+            restored += after.restore(&prompt);
+            let held = after.start(&prompt);
+            after.check(held);
+        }
+        assert!(restored > 0, "something was read back");
+        // The next that writes removes what was half written.
+        after.turn(&tokens(77, 300));
+        after.settle();
+        let parts = fs::read_dir(segments_folder(root.path())).expect("a folder");
+        let part = |path: PathBuf| path.extension().is_some_and(|suffix| suffix == "part");
+        assert!(!parts.flatten().any(|entry| part(entry.path())));
+    }
+}
+
+#[test]
+fn times_that_jump_cost_no_more_than_the_order_of_leaving() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    for (index, path) in segments(root.path()).iter().enumerate() {
+        let far = match index % 2 {
+            0 => SystemTime::UNIX_EPOCH,
+            _ => SystemTime::now() + Duration::from_secs(1 << 30),
+        };
+        let file = fs::OpenOptions::new().write(true).open(path);
+        file.and_then(|file| file.set_modified(far))
+            .expect("a time");
+    }
+    drop(first);
+    let mut second = bench.restarted(root.path());
+    assert!(second.restore(&prompt) > 0);
+    let held = second.start(&prompt);
+    second.check(held);
+}
