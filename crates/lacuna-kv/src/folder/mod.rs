@@ -67,7 +67,7 @@ pub enum FolderError {
         source: io::Error,
     },
     /// Pages cannot be kept apart from their sequence.
-    #[error("KV memory held as `{policy}` cannot be kept in a folder; use --kv sparse")]
+    #[error("KV memory held as `{policy}` cannot be kept in a folder; use the policy `sparse`")]
     Policy {
         /// How memory is held.
         policy: String,
