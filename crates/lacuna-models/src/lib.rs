@@ -33,4 +33,4 @@ pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;
-pub use weights::{ExpertCounts, Loading, MakeDevice};
+pub use weights::{ExpertCounts, Loading, MakeDevice, RowReads};

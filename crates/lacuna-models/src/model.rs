@@ -11,7 +11,7 @@ use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
-use crate::weights::{ExpertCounts, Loading, Streams, Weights};
+use crate::weights::{ExpertCounts, Loading, RowReads, Streams, Weights};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_text::reply::{Effort, Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message};
@@ -221,12 +221,28 @@ impl Model {
     /// Brings weights where `residency` has them, which is planned for this model. A pass under way is waited for.
     ///
     /// # Errors
-    /// When weights that are to be in memory cannot be read; what less memory takes is no reason.
+    /// When weights that are to be in memory cannot be read; what less memory takes is no reason. All are where they
+    /// were then.
     pub fn place_weights(&self, residency: &Residency) -> Result<(), LoadError> {
         match self.weights.streams() {
             Some(streams) => streams.place(residency, &mut ()),
             None => Ok(()),
         }
+    }
+
+    /// Says which tokens come after those of the next pass, as far as that is known: where tables are read by row, their
+    /// rows are read while that pass computes.
+    pub fn expect(&self, tokens: &[u32]) {
+        if let Some(streams) = self.weights.streams() {
+            streams.expect(tokens);
+        }
+    }
+
+    /// How rows of tables that are in files have been had. A pass under way is waited for.
+    #[must_use]
+    pub fn row_reads(&self) -> RowReads {
+        let streams = self.weights.streams();
+        streams.map_or_else(RowReads::default, Streams::row_reads)
     }
 
     /// Memory of weights that are read, as they were placed last.

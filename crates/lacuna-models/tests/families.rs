@@ -13,22 +13,10 @@ use lacuna_kernels::ElementType;
 use lacuna_kv::{KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Model, Segment};
-use runner::{Expected, Runner, TOKENS, expected, floats, folder, relative_error};
+use runner::{Expected, Runner, TOKENS, expected, families, floats, folder, relative_error};
 
 /// Float32 arithmetic against float64.
 const BOUND: f32 = 1e-4;
-
-/// The names of all fixtures of families.
-fn fixtures() -> Vec<String> {
-    let entries = fs::read_dir(folder().join("families")).expect("committed fixtures");
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.expect("readable").file_name())
-        .map(|name| name.into_string().expect("UTF-8"))
-        .collect();
-    names.sort();
-    assert!(names.len() >= 20, "{names:?}");
-    names
-}
 
 /// The folder of a fixture with another description.
 fn with_config(fixture: &Path, config: &Path) -> tempfile::TempDir {
@@ -76,7 +64,7 @@ fn runner(model: Model, expected: &Expected) -> Runner {
 #[test]
 fn every_family_matches_the_reference_from_files_of_both_kinds() {
     let mut wrong = Vec::new();
-    for name in fixtures() {
+    for name in families() {
         let path = format!("families/{name}");
         let (expected, reference) = (expected(&path), floats(&format!("{path}/logits.f32")));
         for (what, model) in models(&name) {
@@ -93,7 +81,7 @@ fn every_family_matches_the_reference_from_files_of_both_kinds() {
 
 #[test]
 fn greedy_continuations_of_every_family_match_the_reference() {
-    for name in fixtures() {
+    for name in families() {
         let expected = expected(&format!("families/{name}"));
         let Some(greedy) = &expected.greedy else {
             continue;
@@ -108,7 +96,7 @@ fn greedy_continuations_of_every_family_match_the_reference() {
 
 #[test]
 fn no_family_depends_on_how_a_prompt_is_cut() {
-    for name in fixtures() {
+    for name in families() {
         let expected = expected(&format!("families/{name}"));
         for (what, model) in models(&name).into_iter().take(1) {
             let mut runner = runner(model, &expected);
@@ -254,7 +242,7 @@ fn together(runner: &mut Runner, prompts: &[&[u32]]) -> Vec<f32> {
 
 #[test]
 fn no_family_depends_on_threads_or_on_what_else_is_in_the_batch() {
-    for name in fixtures() {
+    for name in families() {
         let expected = expected(&format!("families/{name}"));
         let tokens = &expected.tokens;
         let prompts = [&tokens[..11], &tokens[5..6], &tokens[..1], &tokens[3..22]];
@@ -281,7 +269,7 @@ fn no_family_depends_on_threads_or_on_what_else_is_in_the_batch() {
 
 #[test]
 fn a_fork_of_every_family_goes_on_as_its_source_does() {
-    for name in fixtures() {
+    for name in families() {
         let expected = expected(&format!("families/{name}"));
         let (what, model) = models(&name).swap_remove(0);
         let mut runner = runner(model, &expected);
@@ -301,7 +289,7 @@ fn slots_of_every_family_lie_close_and_apart() {
         logit_rows: 1,
         context_tokens: 512,
     };
-    for name in fixtures() {
+    for name in families() {
         for (what, model) in models(&name).into_iter().take(1) {
             let plan = ArenaPlan::new(model.program(), limits).expect("a small model");
             assert_eq!(plan.verify(model.program()), Ok(()), "{what}");

@@ -2,8 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 use super::device::{Done, Read, ReadDevice};
+
+/// Longer than anything that is read in a test takes.
+const STALL: Duration = Duration::from_millis(20);
 
 /// What happens to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +25,8 @@ pub enum Fault {
     Delay,
     /// It begins after the one that comes next.
     Reorder,
+    /// The device takes it only after a while.
+    Stall,
 }
 
 /// A device of which every n-th read suffers a fault.
@@ -122,6 +129,10 @@ impl ReadDevice for FaultyDevice {
                 self.inner.begin(read);
             }
             (true, Fault::Reorder) => self.back = Some(read),
+            (true, Fault::Stall) => {
+                thread::sleep(STALL);
+                self.inner.begin(read);
+            }
             (false, _) => self.inner.begin(read),
         }
         if let Some(read) = waited {

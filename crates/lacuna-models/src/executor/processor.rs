@@ -395,12 +395,11 @@ impl Pass<'_, '_> {
         let linear = self.weights.matrix(table);
         let (width, cpu) = (linear.columns(), self.cpu);
         let last = linear.rows() as u32 - 1;
+        let known = |token: u32| if token > last { 0 } else { token };
         let rows: Vec<u32> = match of {
             Lookup::Tokens => {
                 let tokens = self.batch.tokens().flat_map(|(tokens, _)| tokens);
-                tokens
-                    .map(|&token| if token > last { 0 } else { token })
-                    .collect()
+                tokens.map(|&token| known(token)).collect()
             }
             Lookup::Positions(positions) => {
                 let [positions] = self.scratch.slots([positions]);
@@ -419,7 +418,11 @@ impl Pass<'_, '_> {
         stream.rows(table, &rows, |index, bytes| {
             let out = &mut output[index * width..][..width];
             cpu.embed(out, &linear.row_in(bytes), &[0]);
-        })
+        })?;
+        if matches!(of, Lookup::Tokens) {
+            stream.rows_ahead(table, known);
+        }
+        Ok(())
     }
 
     fn embed_in_memory(&mut self, table: MatrixId, of: Lookup, output: Slot) {

@@ -7,7 +7,7 @@ use super::decoder::{decoder, windows};
 use super::experts;
 use super::facts::Key;
 use super::gemma2::gemma;
-use super::{Facts, Family, Naming};
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{Activation, FeedForward, Mask, ModelSpec, PerLayerInputs, QkNorm, Values};
 
@@ -37,8 +37,34 @@ pub(crate) const FAMILY: Family = Family {
         bare: &["layer_output_scale"],
         ..Naming::USUAL
     },
-    shapes: &[],
+    shapes: SHAPES,
 };
+
+/// Of no published model: the table of its layers' inputs is four times all else, to measure what it takes to have
+/// that in a file.
+const SHAPES: &[Shape] = &[Shape {
+    name: "gemma4-e-table",
+    family: "gemma4",
+    layers: 30,
+    hidden: 768,
+    feed_forward: 3072,
+    heads: 4,
+    kv_heads: 1,
+    head_size: 256,
+    vocabulary: 262_144,
+    special_tokens: SpecialTokens::Qwen,
+    tied: true,
+    context: 32_768,
+    rope_theta: 1_000_000.0,
+    rope_factor: None,
+    norm_epsilon: 1e-6,
+    more: &[
+        ("embedding_length_per_layer_input", Given::Size(256)),
+        ("attention.sliding_window", Given::Size(512)),
+        ("attention.sliding_window_pattern", Given::Size(6)),
+        ("rope.freq_base_swa", Given::Number(10_000.0)),
+    ],
+}];
 
 fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
     let mut spec = decoder(facts)?;

@@ -208,13 +208,22 @@ impl Plan {
         };
         let left = budget.saturating_sub(self.fixed().bytes());
         let least = self.kv.sequence_peak_bytes(1);
-        let full = self.kv.peak_bytes(self.kv.context_tokens);
-        let kv = full.min(left / KV_SHARE).max(least);
+        let kv = self.kv_to_begin_with(budget);
         let roomy = planned(Some(left.saturating_sub(kv)));
         match roomy.memory_bytes() + kv <= left {
             true => roomy,
             false => planned(Some(left.saturating_sub(least))),
         }
+    }
+
+    /// What KV pages have of a budget before weights do: more comes from what weights leave, or give up.
+    #[must_use]
+    pub fn kv_to_begin_with(&self, budget: u64) -> u64 {
+        let others = self.fixed().bytes() - self.residency.memory_bytes();
+        let left = budget.saturating_sub(others);
+        let full = self.kv.peak_bytes(self.kv.context_tokens);
+        let least = self.kv.sequence_peak_bytes(1);
+        full.min(left / KV_SHARE).max(least)
     }
 
     /// The same parts with as much less weights as it takes to stay within the budget, if they can be.
@@ -248,6 +257,17 @@ impl Plan {
         Parts {
             kv_bytes: self.kv.sequence_peak_bytes(1),
             ..self.fixed()
+        }
+    }
+
+    /// The same when all weights are read for each pass that can be: no budget is less while the model runs as it was
+    /// planned.
+    #[must_use]
+    pub fn least_while_running(&self) -> Parts {
+        let least = self.least();
+        Parts {
+            read_weight_bytes: least.read_weight_bytes - self.residency.to_spare(&self.weights),
+            ..least
         }
     }
 

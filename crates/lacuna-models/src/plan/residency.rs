@@ -175,8 +175,9 @@ const SMALL: u64 = 1 << 20;
 const AHEAD: u64 = 32 << 20;
 const AHEAD_SHARE: u64 = 32;
 
-/// Rows of tables that are read at once. More wait for the disk no less.
-pub(crate) const ROWS_AT_ONCE: u64 = 256;
+/// Rows of tables that there is memory for: those of a pass and of the next one, and of the passes before, whose tokens
+/// often come again.
+const ROWS_KEPT: u64 = 512;
 
 /// Memory of so many bytes of a file, wherever in it they begin.
 pub(crate) const fn held(bytes: u64) -> u64 {
@@ -256,14 +257,56 @@ impl Residency {
         self.memory_bytes().saturating_sub(least)
     }
 
+    /// The same in up to so many bytes of memory more, if that brings weights back: what is in memory stays there, and
+    /// of what is streamed as much as possible is kept from now on. What that leaves goes to experts.
+    #[must_use]
+    pub fn more(&self, weights: &WeightPlan, bytes: u64) -> Option<Self> {
+        if self.is_whole(weights) {
+            return None;
+        }
+        let room = self.memory_bytes().saturating_add(bytes);
+        let all = Self {
+            experts: self.experts,
+            ..Self::with_streamed(weights, self.source, &[], 0)
+        };
+        let more = match all.memory_bytes() <= room {
+            true => all,
+            false => {
+                let mut candidates = all.candidates(weights);
+                candidates.retain(|it| self.streams(it.of.matrix));
+                let fewer = all.fitting(weights, &candidates, room);
+                let fewer = fewer.filter(|it| it.streamed_bytes < self.streamed_bytes);
+                fewer.unwrap_or_else(|| self.clone())
+            }
+        };
+        let more = more.with_slots(weights, room);
+        (more != *self).then_some(more)
+    }
+
+    /// Whether all weights are in memory that can be.
+    #[must_use]
+    pub fn is_whole(&self, weights: &WeightPlan) -> bool {
+        let slots = ExpertSlots::within(&weights.experts, u64::MAX);
+        self.is_mapped() || (self.streamed.is_empty() && self.experts == slots)
+    }
+
     /// What is streamed here, and as much more as it takes to fit `room`.
     fn streaming(&self, weights: &WeightPlan, room: u64) -> Option<Self> {
-        let candidates = self.candidates(weights);
+        self.fitting(weights, &self.candidates(weights), room)
+    }
+
+    /// What is streamed here, and as many more of `candidates` as it takes to fit `room`.
+    fn fitting(
+        &self,
+        weights: &WeightPlan,
+        candidates: &[Candidate<'_>],
+        room: u64,
+    ) -> Option<Self> {
         let ahead = AHEAD.min(room / AHEAD_SHARE).next_multiple_of(PAGE);
         [ahead, 0].into_iter().find_map(|ahead| {
-            let plans = largest_operations(&candidates)
+            let plans = largest_operations(candidates)
                 .into_iter()
-                .map(|largest| self.with_more(weights, &candidates, largest, (room, ahead)));
+                .map(|largest| self.with_more(weights, candidates, largest, (room, ahead)));
             let fits = plans.filter(|plan| plan.memory_bytes() <= room);
             fits.min_by_key(|plan| (plan.streamed_bytes, plan.memory_bytes()))
         })
@@ -324,7 +367,7 @@ impl Residency {
             Candidate {
                 of,
                 operation_bytes: together.map(|it| held(it.bytes)).sum(),
-                is_streamed: self.streamed.iter().any(|it| it.matrix == of.matrix),
+                is_streamed: self.streams(of.matrix),
             }
         };
         uses().filter(once).map(candidate).collect()
@@ -373,7 +416,7 @@ impl Residency {
             source,
             pinned_bytes,
             ring_bytes,
-            row_bytes: ROWS_AT_ONCE * row.unwrap_or(0),
+            row_bytes: ROWS_KEPT * row.unwrap_or(0),
             streamed_bytes: streamed.iter().map(|it| it.bytes).sum(),
             streamed,
             tables,
@@ -395,6 +438,11 @@ impl Residency {
     #[must_use]
     pub fn is_mapped(&self) -> bool {
         self.source == WeightSource::Mmap
+    }
+
+    /// Whether each pass reads the program's matrix of this number.
+    fn streams(&self, matrix: usize) -> bool {
+        self.streamed.iter().any(|it| it.matrix == matrix)
     }
 
     /// Whether the program's matrix of this number stays in memory.

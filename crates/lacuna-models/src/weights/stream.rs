@@ -16,6 +16,7 @@ use lacuna_files::reader::{Buffer, Extent, FileReader, Finished, Loaded, ReadErr
 use super::Weight;
 use super::experts::{Counters, ExpertCounts, Experts};
 use super::fetch::{Files, MakeDevice};
+use super::rows::{ROWS_AHEAD, RowReads, Rows, Slot, Table};
 use crate::error::{ForwardError, LoadError, UnreadableWeights};
 use crate::plan::{Residency, WeightPlan};
 use crate::program::MatrixId;
@@ -67,13 +68,13 @@ impl Streams {
             stream: Mutex::new(Stream {
                 matrices: matrices.collect(),
                 pieces: Vec::new(),
-                ring: Ring::new(0).map_err(LoadError::Reading)?,
+                ring: ring(0)?,
                 reader,
                 first: 0,
                 next: 0,
                 slots: VecDeque::new(),
-                row_ring: Ring::new(0).map_err(LoadError::Reading)?,
-                row_reader: files.reader(device)?,
+                rows: Rows::new(files.reader(device)?, ring(0)?),
+                expected: Vec::new(),
                 experts,
             }),
         })
@@ -91,10 +92,23 @@ impl Streams {
         stream
     }
 
-    /// Brings matrices where `residency` has them. Memory of those that leave goes back to the system at once.
+    /// Says which tokens come after those of the next pass, as far as that is known. Their rows are read during it.
+    pub(crate) fn expect(&self, tokens: &[u32]) {
+        let expected = &mut self.stream().expected;
+        expected.clear();
+        expected.extend(tokens.iter().take(ROWS_AHEAD));
+    }
+
+    /// How rows of tables have been had. A pass under way is waited for.
+    pub(crate) fn row_reads(&self) -> RowReads {
+        self.stream().rows.reads()
+    }
+
+    /// Brings matrices where `residency` has them. Memory of those that leave goes back to the system when those that
+    /// come are there.
     ///
     /// # Errors
-    /// When one that is to be in memory cannot be read, or there is no memory for the ring.
+    /// When one that is to be in memory cannot be read, or there is no memory for the ring. All is as before then.
     pub(crate) fn place(
         &self,
         residency: &Residency,
@@ -176,18 +190,11 @@ pub(crate) struct Stream {
     next: u64,
     /// What there is for the uses from the one to the other.
     slots: VecDeque<Slot>,
-    row_ring: Ring,
-    row_reader: FileReader,
+    rows: Rows,
+    /// Tokens of a later pass.
+    expected: Vec<u32>,
     /// Those of a mixture.
     experts: Option<Experts>,
-}
-
-/// A place of the ring.
-#[derive(Debug)]
-enum Slot {
-    Reading,
-    Read(Loaded),
-    Failed(ReadError),
 }
 
 impl Stream {
@@ -215,67 +222,79 @@ impl Stream {
         (self.first, self.next) = (0, 0);
     }
 
+    /// Where something cannot be read, all is as before.
     fn place(
         &mut self,
         residency: &Residency,
         progress: &mut dyn Progress,
     ) -> Result<(), LoadError> {
         // Before anything changes: that there is no address space for them is all that can go wrong where nothing is
-        // read. They take no memory yet.
-        let rings = [residency.ring_bytes, residency.row_bytes].map(ring);
-        let [ring, row_ring] = rings;
-        let (ring, row_ring) = (ring?, row_ring?);
+        // read. They take no memory yet, while the ring there was is full of what has been read ahead.
+        let before = ring(self.ring.bytes() as u64)?;
+        let (after, row_ring) = (ring(residency.ring_bytes)?, ring(residency.row_bytes)?);
         self.forget();
-        (self.ring, self.row_ring) = (ring, row_ring);
-        self.pieces = residency.streamed.iter().map(|it| it.matrix).collect();
-        let mut wanted = Vec::new();
-        for (number, matrix) in &mut self.matrices {
-            match (residency.is_pinned(*number), &matrix.place) {
-                (false, _) => matrix.place = Place::Read,
-                (true, Place::Read) => wanted.push(*number),
-                (true, Place::Held(_)) => {}
+        self.ring = before;
+        let stays = |number: usize| residency.is_pinned(number);
+        let matrices = self.matrices.iter();
+        let wanted =
+            matrices.filter(|(number, it)| stays(**number) && matches!(it.place, Place::Read));
+        // In the order of the file, which is mostly that of the program.
+        let mut wanted: Vec<usize> = wanted.map(|(number, _)| *number).collect();
+        wanted.sort_unstable();
+        for (number, loaded) in self.read(&wanted, progress)? {
+            if let Some(matrix) = self.matrices.get_mut(&number) {
+                matrix.place = Place::Held(loaded);
             }
         }
-        // In the order of the file, which is mostly that of the program.
-        wanted.sort_unstable();
-        self.hold(&wanted, progress)?;
+        for (number, matrix) in &mut self.matrices {
+            if !stays(*number) {
+                matrix.place = Place::Read;
+            }
+        }
+        self.ring = after;
+        self.rows.replace(row_ring);
+        self.pieces = residency.streamed.iter().map(|it| it.matrix).collect();
         if let (Some(experts), Some(slots)) = (&mut self.experts, residency.experts) {
             experts.resize(slots.slots);
         }
         Ok(())
     }
 
-    /// Reads matrices into memory.
-    fn hold(&mut self, wanted: &[usize], progress: &mut dyn Progress) -> Result<(), LoadError> {
-        let (mut begun, mut done) = (0, 0);
-        while done < wanted.len() {
-            while begun < wanted.len() && begun < done + EXTENTS_AT_ONCE {
+    /// Reads matrices into memory of their own.
+    fn read(
+        &mut self,
+        wanted: &[usize],
+        progress: &mut dyn Progress,
+    ) -> Result<Vec<(usize, Loaded)>, LoadError> {
+        let (mut begun, mut read) = (0, Vec::with_capacity(wanted.len()));
+        while read.len() < wanted.len() {
+            while begun < wanted.len() && begun < read.len() + EXTENTS_AT_ONCE {
                 let matrix = &self.matrices[&wanted[begun]];
-                let buffer = Buffer::new(matrix.extent.buffer_bytes());
-                let buffer =
-                    buffer.map_err(|error| matrix.unreadable(matrix.extent.refused(&error)));
                 let extent = matrix.extent.clone();
-                self.reader.begin(wanted[begun] as u64, extent, buffer?);
+                match Buffer::new(extent.buffer_bytes()) {
+                    Ok(buffer) => self.reader.begin(wanted[begun] as u64, extent, buffer),
+                    Err(error) => {
+                        self.reader.abandon();
+                        return Err(matrix.unreadable(extent.refused(&error)).into());
+                    }
+                }
                 begun += 1;
             }
             let finished = self.reader.wait();
             let Finished { number, result } = finished.expect("an extent that was begun");
-            let matrix = self.matrices.get_mut(&(number as usize));
-            let matrix = matrix.expect("one of those that were asked for");
             match result {
                 Ok(loaded) => {
                     progress.advance(loaded.len() as u64);
-                    matrix.place = Place::Held(loaded);
+                    read.push((number as usize, loaded));
                 }
                 Err(error) => {
-                    let error = matrix.unreadable(error);
                     self.reader.abandon();
-                    return Err(error.into());
+                    let matrix = &self.matrices[&(number as usize)];
+                    return Err(matrix.unreadable(error).into());
                 }
             }
-            done += 1;
         }
-        Ok(())
+        Ok(read)
     }
 
     /// Waits until what an operation uses of `matrices` is there.
@@ -353,7 +372,7 @@ impl Stream {
         matrix.is_some_and(|matrix| matches!(matrix.place, Place::Read))
     }
 
-    /// Reads `rows` of a table, and gives each to `each` with its index, in any order.
+    /// Reads `rows` of a table, and gives each to `each` with its index.
     ///
     /// # Errors
     /// When a row cannot be read.
@@ -364,39 +383,17 @@ impl Stream {
         &mut self,
         MatrixId(number): MatrixId,
         rows: &[u32],
-        mut each: impl FnMut(usize, &[u8]),
+        each: impl FnMut(usize, &[u8]),
     ) -> Result<(), ForwardError> {
         let table = &self.matrices[&number];
-        let (reader, ring) = (&mut self.row_reader, &self.row_ring);
-        let (mut begun, mut read) = (0, 0);
-        let mut failed = None;
-        while read < rows.len() {
-            while let Some(&row) = rows.get(begun) {
-                let start = table.extent.range.start + u64::from(row) * table.row_bytes as u64;
-                let extent = Extent {
-                    file: table.extent.file.clone(),
-                    range: start..start + table.row_bytes as u64,
-                };
-                let Some(buffer) = ring.take(extent.buffer_bytes()) else {
-                    break;
-                };
-                reader.begin(begun as u64, extent, buffer);
-                begun += 1;
-            }
-            let done = reader.wait();
-            let Finished { number, result } = done.expect("the ring holds a row");
-            match result {
-                Ok(bytes) => each(number as usize, &bytes),
-                Err(source) => {
-                    failed.get_or_insert(source);
-                }
-            }
-            read += 1;
-        }
-        match failed {
-            None => Ok(()),
-            Some(source) => Err(table.unreadable(source).into()),
-        }
+        let read = self.rows.each(table.rows(number), rows, each);
+        Ok(read.map_err(|source| table.unreadable(source))?)
+    }
+
+    /// Begins to read the rows of a table that the tokens need that come next, by `row`.
+    pub(crate) fn rows_ahead(&mut self, MatrixId(number): MatrixId, row: impl Fn(u32) -> u32) {
+        let next: Vec<u32> = self.expected.iter().map(|&token| row(token)).collect();
+        self.rows.ahead(self.matrices[&number].rows(number), &next);
     }
 
     /// How many of `matrices` are read in each pass. They are the next ones, since a pass goes in the order of its
@@ -435,15 +432,21 @@ impl Stream {
         let index = number.checked_sub(self.first);
         let slot = index.and_then(|index| self.slots.get_mut(index as usize));
         if let Some(slot) = slot {
-            *slot = match result {
-                Ok(loaded) => Slot::Read(loaded),
-                Err(error) => Slot::Failed(error),
-            };
+            *slot = result.into();
         }
     }
 }
 
 impl Matrix {
+    /// Its rows, of the program's matrix of this number.
+    fn rows(&self, number: usize) -> Table<'_> {
+        Table {
+            number,
+            extent: &self.extent,
+            row_bytes: self.row_bytes,
+        }
+    }
+
     fn unreadable(&self, source: ReadError) -> UnreadableWeights {
         UnreadableWeights {
             name: self.name.clone(),

@@ -16,7 +16,7 @@ use lacuna_files::ModelFiles;
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
-use lacuna_models::{BatchLimits, LogitRows, Model, Scratch, Segment};
+use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Scratch, Segment};
 use serde::Deserialize;
 
 pub(crate) const TOKENS: usize = 192;
@@ -50,6 +50,18 @@ impl Expected {
 
 pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference")
+}
+
+/// The names of all fixtures of families.
+pub(crate) fn families() -> Vec<String> {
+    let entries = fs::read_dir(folder().join("families")).expect("committed fixtures");
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("readable").file_name())
+        .map(|name| name.into_string().expect("UTF-8"))
+        .collect();
+    names.sort();
+    assert!(names.len() >= 20, "{names:?}");
+    names
 }
 
 pub(crate) fn expected(model: &str) -> Expected {
@@ -126,23 +138,31 @@ impl Runner {
             .expect("address space")
     }
 
-    /// Logits after each of `tokens`, computed in one pass.
-    pub(crate) fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+    /// The rows of logits that a pass over `tokens` gives.
+    pub(crate) fn pass(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        logits: LogitRows,
+    ) -> Result<Vec<f32>, ForwardError> {
         sequence
             .prepare(tokens.len())
             .expect("room for the fixture");
         let segment = Segment {
             tokens,
             sequence,
-            logits: LogitRows::All,
+            logits,
         };
-        let logits = self
-            .model
-            .forward(&self.cpu, &mut [segment], &mut self.scratch)
-            .expect("valid tokens");
-        let logits = logits.to_vec();
+        let (model, scratch) = (&self.model, &mut self.scratch);
+        let logits = model.forward(&self.cpu, &mut [segment], scratch)?.to_vec();
         sequence.accept(tokens.len());
-        logits
+        Ok(logits)
+    }
+
+    /// Logits after each of `tokens`, computed in one pass.
+    pub(crate) fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+        let logits = self.pass(sequence, tokens, LogitRows::All);
+        logits.expect("valid tokens")
     }
 
     /// The `count` tokens that follow `prompt` when the likeliest is always taken.
