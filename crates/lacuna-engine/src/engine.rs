@@ -188,6 +188,7 @@ pub struct Engine {
     budget: Budget,
     process: Process,
     weights_to_spare: u64,
+    has_all_weights: bool,
 }
 
 impl Engine {
@@ -227,6 +228,7 @@ impl Engine {
             cache,
             scratch,
             weights_to_spare: plan.residency.to_spare(&plan.weights),
+            has_all_weights: plan.residency.is_whole(&plan.weights),
             plan,
             budget,
             process,
@@ -276,6 +278,7 @@ impl Engine {
         session.recover()?;
         let (chunk, rows) = session.schedule(self.scratch.limits().tokens);
         self.prepare_rows(&mut session.sequence, chunk.len())?;
+        self.model.expect(&session.tokens[chunk.end..]);
         let tokens = &session.tokens[chunk.clone()];
         let segment = Segment {
             tokens,
@@ -314,7 +317,11 @@ impl Engine {
             let bytes = requested.get() * self.cache.page_bytes() as u64;
             match self.spare_weights(bytes) {
                 0 => return Ok(sequence.prepare(tokens)?),
-                freed => self.cache.set_limit(ByteLength::new(limit.get() + freed))?,
+                freed => {
+                    self.budget.parts.read_weight_bytes -= freed;
+                    self.budget.parts.kv_bytes += freed;
+                    self.cache.set_limit(ByteLength::new(limit.get() + freed))?;
+                }
             }
         }
     }
@@ -324,18 +331,36 @@ impl Engine {
     pub(crate) fn spare_weights(&mut self, bytes: u64) -> u64 {
         let (held, weights) = (&self.plan.residency, &self.plan.weights);
         let several = held.less(weights, bytes.max(Self::SPARED_AT_ONCE));
-        let Some(less) = several.or_else(|| held.less(weights, bytes)) else {
-            return 0;
-        };
-        if self.model.place_weights(&less).is_err() {
-            return 0;
+        let less = several.or_else(|| held.less(weights, bytes));
+        less.map_or(0, |less| {
+            let before = self.plan.residency.memory_bytes();
+            before - self.place_weights(less)
+        })
+    }
+
+    /// Brings weights back to memory that take up to `bytes`, unless none is missing, so little brings none back, or they
+    /// cannot be read now. Returns the memory that weights take then.
+    pub(crate) fn restore_weights(&mut self, bytes: u64) -> u64 {
+        let more = self.plan.residency.more(&self.plan.weights, bytes);
+        match more {
+            Some(more) => self.place_weights(more),
+            None => self.plan.residency.memory_bytes(),
         }
-        let freed = held.memory_bytes() - less.memory_bytes();
-        self.budget.parts.read_weight_bytes -= freed;
-        self.budget.parts.kv_bytes += freed;
-        self.weights_to_spare = less.to_spare(&self.plan.weights);
-        self.plan.residency = less;
-        freed
+    }
+
+    /// Brings weights where `residency` has them, if that can be done. Returns the memory they take then.
+    fn place_weights(&mut self, residency: Residency) -> u64 {
+        if self.model.place_weights(&residency).is_ok() {
+            self.weights_to_spare = residency.to_spare(&self.plan.weights);
+            self.has_all_weights = residency.is_whole(&self.plan.weights);
+            self.plan.residency = residency;
+        }
+        self.plan.residency.memory_bytes()
+    }
+
+    /// Whether all weights are in memory that can be.
+    pub(crate) fn has_all_weights(&self) -> bool {
+        self.has_all_weights
     }
 
     /// Bytes of weights in memory that could be read for each pass instead.

@@ -1,5 +1,8 @@
 //! What can be said about a request before it is taken.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use lacuna_kv::KvCache;
 use lacuna_pages::ByteLength;
 
@@ -16,7 +19,7 @@ pub(crate) struct RequestLimits {
     pub(crate) max_running: usize,
     pub(crate) max_waiting: usize,
     /// Bytes of KV pages there can be.
-    pub(crate) kv_bytes: u64,
+    pub(crate) kv_bytes: Arc<AtomicU64>,
     pub(crate) pages: Pages,
     pub(crate) cache: KvCache,
     pub(crate) request_memory: RequestMemory,
@@ -98,7 +101,7 @@ impl RequestLimits {
 
     fn capacity(&self, request: &Request) -> Result<usize, Refusal> {
         let (prompt, choices) = (request.prompt.len(), request.choices.get());
-        let (pages, limit) = (&self.pages, self.kv_bytes);
+        let (pages, limit) = (&self.pages, self.kv_bytes.load(Ordering::Relaxed));
         let capacity = capacity(pages, prompt, choices, self.context_tokens, limit);
         let wanted = prompt.saturating_add(request.limits.max_tokens.unwrap_or(1));
         let wanted = wanted.min(self.context_tokens);

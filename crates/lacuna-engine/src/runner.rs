@@ -1,12 +1,13 @@
 //! What the scheduler needs of a model: the seam at which a simulation puts one without arithmetic.
 
 use lacuna_kv::KvCache;
-use lacuna_models::{BatchLimits, Segment};
+use lacuna_models::{BatchLimits, RowReads, Segment};
+use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::Tokenizer;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::status::ExpertStatus;
+use crate::status::{ExpertStatus, WeightMemory};
 
 /// A model that computes batches over sequences of one KV cache.
 pub(crate) trait ModelRunner: Send {
@@ -31,6 +32,11 @@ pub(crate) trait ModelRunner: Send {
     /// What turns tokens into text.
     fn tokenizer(&self) -> &Tokenizer;
 
+    /// Says which tokens come after those of the next pass, as far as that is known.
+    fn expect(&mut self, tokens: &[u32]) {
+        let _ = tokens;
+    }
+
     /// Bytes of weights in memory that KV pages could have.
     fn weights_to_spare(&self) -> u64 {
         0
@@ -45,6 +51,32 @@ pub(crate) trait ModelRunner: Send {
     /// Slots for the experts of a mixture, and what they have been asked for.
     fn experts(&self) -> Option<ExpertStatus> {
         None
+    }
+
+    /// Whether all weights are in memory that can be.
+    fn has_all_weights(&self) -> bool {
+        true
+    }
+
+    /// Brings weights back to memory that take up to `bytes`. Returns the memory that weights take then.
+    fn restore_weights(&mut self, bytes: u64) -> u64 {
+        let _ = bytes;
+        0
+    }
+
+    /// Memory of weights that are read.
+    fn weight_memory(&self) -> WeightMemory {
+        WeightMemory::default()
+    }
+
+    /// How rows of tables that are in files have been had.
+    fn row_reads(&self) -> RowReads {
+        RowReads::default()
+    }
+
+    /// What KV pages have of a budget of `budget` bytes before weights do.
+    fn kv_to_begin_with(&self, budget: u64) -> u64 {
+        budget
     }
 }
 
@@ -73,6 +105,14 @@ impl ModelRunner for Engine {
         self.model().tokenizer()
     }
 
+    fn expect(&mut self, tokens: &[u32]) {
+        self.model().expect(tokens);
+    }
+
+    fn row_reads(&self) -> RowReads {
+        self.model().row_reads()
+    }
+
     fn weights_to_spare(&self) -> u64 {
         Self::weights_to_spare(self)
     }
@@ -83,5 +123,28 @@ impl ModelRunner for Engine {
 
     fn experts(&self) -> Option<ExpertStatus> {
         Self::experts(self)
+    }
+
+    fn has_all_weights(&self) -> bool {
+        Self::has_all_weights(self)
+    }
+
+    fn restore_weights(&mut self, bytes: u64) -> u64 {
+        Self::restore_weights(self, bytes)
+    }
+
+    fn weight_memory(&self) -> WeightMemory {
+        let held = &self.plan().residency;
+        WeightMemory {
+            pinned: ByteLength::new(held.pinned_bytes),
+            ring: ByteLength::new(held.ring_bytes),
+            rows: ByteLength::new(held.row_bytes),
+            experts: ByteLength::new(held.experts.map_or(0, |it| it.bytes)),
+            streamed: ByteLength::new(held.streamed_bytes),
+        }
+    }
+
+    fn kv_to_begin_with(&self, budget: u64) -> u64 {
+        self.plan().kv_to_begin_with(budget)
     }
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use lacuna_kv::folder::FolderConfig;
 use lacuna_models::Model;
-use lacuna_pages::Ledger;
+use lacuna_models::plan::{BudgetTooSmall, Parts};
+use lacuna_pages::{ByteLength, Ledger};
 
 use crate::engine::{Engine, EngineConfig};
 use crate::error::EngineError;
@@ -116,6 +117,8 @@ pub struct Handle {
 struct Shared {
     model: Arc<Model>,
     request_limits: RequestLimits,
+    /// The least that the budget can be.
+    least: Parts,
     inbox: Mutex<Inbox>,
     wake: Condvar,
 }
@@ -130,6 +133,8 @@ struct Inbox {
     /// Choices that run, as of the last step.
     places_taken: usize,
     closing: Option<Grace>,
+    /// What the process may commit from the next step on.
+    budget: Option<u64>,
     /// Whether the thread has ended, for whatever reason.
     ended: bool,
     status: Status,
@@ -152,9 +157,11 @@ impl Service {
     /// the system refuses memory or threads.
     pub fn start(model: Arc<Model>, config: ServiceConfig) -> Result<Self, EngineError> {
         let engine = Engine::new(Arc::clone(&model), &config.engine_config())?;
+        let least = engine.plan().least_while_running();
         let scheduler = Scheduler::new(engine, config)?;
         let shared = Arc::new(Shared {
             model,
+            least,
             request_limits: scheduler.request_limits(),
             inbox: Mutex::new(Inbox {
                 status: scheduler.status(),
@@ -240,6 +247,22 @@ impl Handle {
         status
     }
 
+    /// Makes `budget` what the process may commit, from the next step on. What there is too much of goes: idle pages,
+    /// cached groups that nobody uses, weights, which are read for each pass then, and in the end the last requests,
+    /// which are computed again when there is memory for them. No answer changes.
+    ///
+    /// # Errors
+    /// [`BudgetTooSmall`] with the least that works.
+    pub fn set_budget(&self, budget: ByteLength) -> Result<(), BudgetTooSmall> {
+        let (budget, needed) = (budget.get(), self.shared.least);
+        if budget < needed.bytes() {
+            return Err(BudgetTooSmall { budget, needed });
+        }
+        self.shared.lock().budget = Some(budget);
+        self.shared.wake.notify_all();
+        Ok(())
+    }
+
     /// Whether the service's thread runs. It ends with a shutdown, and with a panic.
     #[must_use]
     pub fn is_alive(&self) -> bool {
@@ -320,7 +343,7 @@ impl Drop for Closed<'_> {
 const STATUS_AGE: Duration = Duration::from_millis(100);
 /// How soon to look again when nothing can be computed although there are requests.
 const STALL: Duration = Duration::from_millis(20);
-/// How soon to look at an idle prefix cache again.
+/// How soon to look again when there is nothing to do but what time brings.
 const TENDING: Duration = Duration::from_secs(1);
 
 /// The engine's thread.
@@ -370,9 +393,11 @@ fn publish(shared: &Shared, scheduler: &Scheduler, published: &mut Option<Instan
 /// Takes arrivals over, waiting for one while there is nothing to do.
 fn receive(shared: &Shared, scheduler: &mut Scheduler, stalled: bool) -> Option<Grace> {
     let mut inbox = shared.lock();
-    let nothing = |inbox: &mut Inbox| inbox.arrivals.is_empty() && inbox.closing.is_none();
+    let nothing = |inbox: &mut Inbox| {
+        inbox.arrivals.is_empty() && inbox.closing.is_none() && inbox.budget.is_none()
+    };
     let patience = match scheduler.is_idle() {
-        true if scheduler.keeps_pages() => TENDING,
+        true if scheduler.needs_tending() => TENDING,
         true => Duration::MAX,
         false if stalled => STALL,
         false => Duration::ZERO,
@@ -385,5 +410,10 @@ fn receive(shared: &Shared, scheduler: &mut Scheduler, stalled: bool) -> Option<
         scheduler.enqueue(waiting);
     }
     inbox.waiting = scheduler.waiting_len();
-    inbox.closing
+    let (closing, budget) = (inbox.closing, inbox.budget.take());
+    drop(inbox);
+    if let Some(budget) = budget {
+        scheduler.set_budget(budget);
+    }
+    closing
 }

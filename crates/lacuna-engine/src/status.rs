@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lacuna_kv::folder::FolderStatus;
-use lacuna_models::ExpertCounts;
 use lacuna_models::plan::{Budget, ExpertSlots};
+use lacuna_models::{ExpertCounts, RowReads};
 use lacuna_pages::{ByteLength, Ledger};
 
 use crate::request_memory::RequestMemoryStatus;
@@ -31,6 +31,8 @@ pub struct Status {
     pub experts: Option<ExpertStatus>,
     /// The folder in which the prefix cache outlives the process, if there is one.
     pub folder: Option<FolderStatus>,
+    /// How rows of tables that are in files have been had.
+    pub row_reads: RowReads,
     /// What requests hold outside the KV cache.
     pub request_memory: RequestMemoryStatus,
     /// Totals since the start.
@@ -51,6 +53,23 @@ pub struct BudgetStatus {
     pub kv_now: ByteLength,
     /// What holding whole contexts from the start would take for the sessions there are.
     pub dense: ByteLength,
+    /// What weights that are read have of it.
+    pub weights: WeightMemory,
+}
+
+/// Memory of weights that are read from their files, by what it is for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WeightMemory {
+    /// Of those that stay.
+    pub pinned: ByteLength,
+    /// That the others go through in each pass.
+    pub ring: ByteLength,
+    /// For rows of tables.
+    pub rows: ByteLength,
+    /// Slots of experts.
+    pub experts: ByteLength,
+    /// Beside it: bytes of files that each pass reads.
+    pub streamed: ByteLength,
 }
 
 /// Slots for the experts of a mixture, and what they have been asked for.

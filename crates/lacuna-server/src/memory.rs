@@ -1,18 +1,51 @@
-//! `GET /memory`: the byte accounts and every session's pages, as JSON.
+//! `GET /memory`: the byte accounts and every session's pages, as JSON. `POST /memory`: another budget.
 
 use std::sync::Arc;
 
-use axum::Json;
+use axum::body::Body;
 use axum::extract::State;
-use lacuna_engine::{ExpertStatus, GroupState, Phase, SessionStatus, Status};
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use lacuna_engine::{ExpertStatus, GroupState, Phase, SessionStatus, Status, WeightMemory};
 use lacuna_kv::folder::FolderStatus;
 use lacuna_pages::{ByteLength, Ledger};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::http::body::read;
+use crate::http::error::ApiError;
+use crate::sharing::Client;
 
 pub(crate) async fn map(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json(&app.model_name, &app.engine.status()))
+}
+
+/// What the process may commit from now on.
+#[derive(Debug, Deserialize)]
+struct Limit {
+    budget_bytes: u64,
+}
+
+/// `POST /memory`: the budget from the engine's next step on. Of several keys it takes the first: what one client
+/// does with it all others feel.
+pub(crate) async fn set(
+    State(app): State<Arc<App>>,
+    Extension(Client(key)): Extension<Client>,
+    body: Body,
+) -> Result<Json<Value>, ApiError> {
+    if key.is_some_and(|number| number > 0) {
+        return Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "not_the_first_key",
+            "the budget is changed with the first of the server's keys",
+        ));
+    }
+    let object = app.bodies().receive(body).await?.object()?;
+    let Limit { budget_bytes } = read(object, &mut app.ignored())?;
+    let set = app.engine.set_budget(ByteLength::new(budget_bytes));
+    set.map_err(|error| ApiError::field("budget_bytes".to_owned(), error.to_string()))?;
+    Ok(Json(json!({"budget_bytes": budget_bytes})))
 }
 
 fn json(model: &str, status: &Status) -> Value {
@@ -26,6 +59,7 @@ fn json(model: &str, status: &Status) -> Value {
             "kv_bytes_now": budget.kv_now.get(),
             "dense_bytes": budget.dense.get(),
         })),
+        "weights": with(weights(&budget.weights), json!({"rows": status.row_reads})),
         "pages": {
             "page_bytes": pages.page.get(),
             "group_bytes": pages.group.get(),
@@ -75,6 +109,17 @@ fn experts(status: &ExpertStatus) -> Value {
             "finding": status.finding(),
         }),
     )
+}
+
+/// Those that are read from their files.
+fn weights(memory: &WeightMemory) -> Value {
+    json!({
+        "pinned_bytes": memory.pinned.get(),
+        "ring_bytes": memory.ring.get(),
+        "row_bytes": memory.rows.get(),
+        "expert_bytes": memory.experts.get(),
+        "streamed_bytes_per_pass": memory.streamed.get(),
+    })
 }
 
 fn ledger(ledger: &Ledger) -> Value {

@@ -75,7 +75,7 @@ fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 25] = [
+const GAUGES: [Row<f64>; 30] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -166,6 +166,31 @@ const GAUGES: [Row<f64>; 25] = [
         |status| status.experts.map_or(1.0, |it| it.slots.share()),
     ),
     (
+        "lacuna_pinned_weight_bytes",
+        "Of it, weights that stay",
+        |status| status.budget.weights.pinned.get() as f64,
+    ),
+    (
+        "lacuna_weight_ring_bytes",
+        "Of it, the ring that other weights go through in each pass",
+        |status| status.budget.weights.ring.get() as f64,
+    ),
+    (
+        "lacuna_weight_row_bytes",
+        "Of it, rows of tables",
+        |status| status.budget.weights.rows.get() as f64,
+    ),
+    (
+        "lacuna_streamed_weight_bytes",
+        "Bytes of weights that each pass reads from their files",
+        |status| status.budget.weights.streamed.get() as f64,
+    ),
+    (
+        "lacuna_budget_bytes",
+        "What the process may commit; 0 when nothing is known that would limit it",
+        |status| status.budget.plan.budget_bytes.unwrap_or(0) as f64,
+    ),
+    (
         "lacuna_request_memory_bytes",
         "Memory that requests hold outside the KV cache",
         |status| status.request_memory.held.get() as f64,
@@ -202,7 +227,7 @@ const GAUGES: [Row<f64>; 25] = [
     ),
 ];
 
-const COUNTERS: [Row<u64>; 25] = [
+const COUNTERS: [Row<u64>; 28] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -260,6 +285,21 @@ const COUNTERS: [Row<u64>; 25] = [
         "lacuna_expired_groups",
         "Page groups given up after their time to live",
         |status| status.counters.expired_groups,
+    ),
+    (
+        "lacuna_table_rows",
+        "Rows of tables in files that were asked for",
+        |status| status.row_reads.asked,
+    ),
+    (
+        "lacuna_table_row_hits",
+        "Those of them that were in memory, or on their way there",
+        |status| status.row_reads.found,
+    ),
+    (
+        "lacuna_table_row_bytes",
+        "Bytes of files that rows of tables took",
+        |status| status.row_reads.read_bytes,
     ),
     (
         "lacuna_map_calls",

@@ -22,7 +22,8 @@ const ELSE = {
   idle: ["Idle pages", "mapped by nobody; used next, or given back to the system"],
   working: ["Working memory", "for one step and for requests that are read"],
   program: ["Program and vocabulary", "for as long as the server runs"],
-  weights: ["Weights in memory", "copied or converted; for as long as the model is loaded"],
+  weights: ["Weights in memory", "read, copied or converted; those that are read give way to pages of requests"],
+  streaming: ["Ring and rows of weights", "the other weights go through it in each pass"],
   free: ["Free", "for more tokens"],
 };
 const KINDS = { ...SAID, ...ELSE };
@@ -61,7 +62,7 @@ function draw(map) {
  * The bytes of the process, each counted once. What the prefix cache keeps is kept even while one
  * request uses it; what several use is shared.
  */
-function split({ ledger, budget, sessions }) {
+function split({ ledger, budget, weights, sessions }) {
   const used = Math.max(0, ledger.pinned_bytes - ledger.pinned_only_bytes - ledger.shared_bytes);
   const unique = Math.max(0, ledger.unique_bytes - used);
   const slack = Math.min(unique, sessions.reduce((sum, session) => sum + session.slack_bytes, 0));
@@ -74,7 +75,9 @@ function split({ ledger, budget, sessions }) {
     working: budget.activation_bytes + budget.request_bytes,
     program: budget.program_bytes + budget.vocabulary_bytes + budget.thread_bytes
       + budget.sampling_bytes + budget.beyond_plan_bytes,
-    weights: budget.copied_weight_bytes + budget.converted_weight_bytes + budget.read_weight_bytes,
+    weights: budget.copied_weight_bytes + budget.converted_weight_bytes + weights.pinned_bytes
+      + weights.expert_bytes,
+    streaming: weights.ring_bytes + weights.row_bytes,
   };
   const taken = Object.values(parts).reduce((sum, part) => sum + part, 0);
   const limit = budget.budget_bytes ?? taken - ledger.committed_bytes + budget.kv_bytes_now;
@@ -100,7 +103,7 @@ function summary({ sessions, budget }, parts) {
     : `Nothing is running. ${parts.cached > 0 ? `${bytes(parts.cached)} are kept for prompts that begin alike.` : ""}`;
 }
 
-function bars({ ledger, budget, folder }, parts) {
+function bars({ ledger, budget, weights, folder }, parts) {
   const total = Object.values(parts).reduce((sum, part) => sum + part, 0);
   const scale = Math.max(total, budget.dense_bytes, 1);
   const made = [
@@ -112,7 +115,9 @@ function bars({ ledger, budget, folder }, parts) {
   element("mapped").textContent = budget.mapped_weight_bytes > 0
     ? `Besides, ${bytes(budget.mapped_weight_bytes)} of weights are read from the model's file in place. `
       + "The system keeps and drops them like any file."
-    : "";
+    : weights.streamed_bytes_per_pass > 0
+      ? `Each pass reads ${bytes(weights.streamed_bytes_per_pass)} of weights from the model's file.`
+      : "";
   element("folder").textContent = folder
     ? `${bytes(folder.bytes)} of ${bytes(folder.limit_bytes)} are kept in files for later. `
       + (folder.restored_tokens > 0 ? `${plural(folder.restored_tokens, "token")} came back from there. ` : "")

@@ -60,8 +60,8 @@ pub use lacuna_files::{self as files, ModelFiles};
 pub use lacuna_kernels::{DType, ElementType};
 pub use lacuna_kv::{KvElements, KvPolicy, KvReport};
 pub use lacuna_models::{
-    FiniteCheck, LoadError, Model, ModelSpec, Prompt, PromptError, RecommendedSampling, demo,
-    describe,
+    FiniteCheck, LoadError, Model, ModelSpec, Prompt, PromptError, RecommendedSampling, RowReads,
+    demo, describe,
 };
 pub use lacuna_models::{plan, quantize, synth, trace};
 pub use lacuna_pages::ByteLength;

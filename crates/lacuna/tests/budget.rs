@@ -338,6 +338,65 @@ fn a_budget_that_cannot_be_kept_is_refused_at_once_with_options_of_the_command()
     }
 }
 
+const DEMO: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../models/demo/lacuna-demo-q8_0.gguf"
+);
+
+#[test]
+fn the_least_budget_that_is_named_works_and_less_does_not() {
+    let run = |budget: f64| {
+        let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+            .args([
+                "run",
+                DEMO,
+                "--weights",
+                "direct",
+                "--raw",
+                "-p",
+                "Hello",
+                "-n",
+                "1",
+            ])
+            .args(["--ctx", "256", "--threads", "1"])
+            .args(["--budget", &((budget * MIB as f64) as u64).to_string()])
+            .output()
+            .expect("the program starts");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), error)
+    };
+    let (code, error) = run(4.0);
+    assert_eq!(code, Some(1), "{error}");
+    let (_, named) = error
+        .split_once("the first token needs ")
+        .expect("the least");
+    let (named, _) = named.split_once(" MiB").expect("a size");
+    let least: f64 = named.parse().expect("a number");
+    // It is named to a tenth.
+    let (code, error) = run(least - 0.2);
+    assert_eq!(code, Some(1), "{error}");
+    let (code, error) = run(least + 0.1);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(error.contains("more are read for each pass"), "{error}");
+}
+
+#[test]
+fn a_process_that_may_lock_no_memory_reads_weights_all_the_same() {
+    let tokens = |shell: &str, weights: &str| {
+        let command = format!(
+            "{shell} exec {} run {DEMO} --weights {weights} --raw -p Hello -n 8 --temp 0 --json",
+            env!("CARGO_BIN_EXE_lacuna")
+        );
+        let output = Command::new("sh").args(["-c", &command]).output();
+        let output = output.expect("there is a shell");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        report["tokens"].clone()
+    };
+    assert_eq!(tokens("ulimit -l 0;", "direct"), tokens("", "mmap"));
+}
+
 #[test]
 fn however_many_may_run_at_once_a_step_has_room_for_its_tokens_only() {
     // It used to take eleven gigabytes without a word: a row of logits for each.

@@ -217,12 +217,22 @@ impl Scheduler {
         leader + choices.map(|tokens| to_go(prompt - 1, tokens)).sum::<u64>()
     }
 
-    /// Bytes that are free or can be had by evicting, beyond what running requests are promised:
-    /// the rest of their prompts and a group each. Of the unused groups, `kept` are to be used.
+    /// Bytes that are free or can be had by evicting, or of weights, beyond what running requests are promised. Of
+    /// the unused groups, `kept` are to be used.
     pub(super) fn free_for_admission(&self, kept: usize) -> u64 {
         let grain = self.prefix.grain();
+        let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.group_bytes()
+            + self.resume_points_bytes();
+        let there = self.kv_limit + evictable + self.weights_to_spare();
+        there.saturating_sub(self.owned_bytes() + self.promised_bytes())
+    }
+
+    /// Bytes of pages that running requests are promised beyond those they have: for the rest of their prompts and
+    /// a group each.
+    pub(super) fn promised_bytes(&self) -> u64 {
+        let grain = self.prefix.grain();
         let group = grain.group_tokens().get();
-        let promised: u64 = (self.running.iter())
+        (self.running.iter())
             .map(|running| {
                 let sessions = running.sessions.iter();
                 let sessions = sessions.map(|session| {
@@ -239,11 +249,8 @@ impl Scheduler {
                 let followers = 2 * running.followers.len() as u64 * grain.bytes(group);
                 sessions.sum::<u64>() + followers
             })
-            .sum();
-        let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.group_bytes()
-            + self.resume_points_bytes();
-        (self.kv_limit + evictable)
-            .saturating_sub(self.owned_bytes() + promised + self.restoring_bytes())
+            .sum::<u64>()
+            + self.restoring_bytes()
     }
 
     /// Bytes of resume points, about: pages of windows of several of them are one, and running requests use

@@ -26,6 +26,8 @@ mod simulation;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lacuna_kv::folder::{CacheFolder, FolderError};
@@ -57,11 +59,15 @@ pub(crate) struct Scheduler {
     memory: Reading,
     /// What KV pages may take now.
     kv_limit: u64,
+    /// What they may come to, as those know it who take requests.
+    kv_most: Arc<AtomicU64>,
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
     /// Since when nothing could be computed although nothing else was in the way.
     starved: Option<Instant>,
     tended: Option<Instant>,
+    /// Since when KV pages could do with so much less that weights are to have it back.
+    spare_since: Option<Instant>,
     system: Box<dyn System>,
     counters: Counters,
     latencies: Latencies,
@@ -114,8 +120,9 @@ impl Scheduler {
         let message_ends = engine.tokenizer().end_of_generation().collect();
         let prefix = PrefixCache::new(engine.kv_cache().clone()).with_message_ends(message_ends);
         let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer())?;
-        Ok(Self {
+        let scheduler = Self {
             kv_limit,
+            kv_most: Arc::default(),
             memory,
             engine,
             config,
@@ -125,11 +132,16 @@ impl Scheduler {
             running: Vec::new(),
             starved: None,
             tended: None,
+            spare_since: None,
             system,
             counters: Counters::default(),
             latencies: Latencies::default(),
             workspace,
-        })
+        };
+        scheduler
+            .kv_most
+            .store(scheduler.kv_share(), Ordering::Relaxed);
+        Ok(scheduler)
     }
 
     /// What holds for every request.
@@ -139,7 +151,7 @@ impl Scheduler {
             vocabulary: self.engine.vocabulary(),
             max_running: self.config.max_running,
             max_waiting: self.config.max_waiting,
-            kv_bytes: self.kv_share(),
+            kv_bytes: Arc::clone(&self.kv_most),
             pages: self.pages(),
             cache: self.engine.kv_cache().clone(),
             request_memory: RequestMemory::new(ByteLength::new(self.budget.parts.request_bytes)),
@@ -178,9 +190,9 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Whether the prefix cache holds something that time or pressure may end.
-    pub(crate) fn keeps_pages(&self) -> bool {
-        !self.prefix.tree().is_empty()
+    /// Whether time may change something: end what the prefix cache holds, or bring weights back to memory.
+    pub(crate) fn needs_tending(&self) -> bool {
+        !self.prefix.tree().is_empty() || self.restorable() > 0
     }
 
     /// One step over everything that can go on. Returns whether anything was computed.
@@ -288,6 +300,7 @@ impl Scheduler {
 
     /// Runs the batch and picks a token for every session that has come to its end.
     fn forward_and_sample(&mut self) -> Result<Vec<Result<Sampled, Failure>>, EngineError> {
+        self.expect();
         let mut segments: Vec<Segment<'_>> = sessions(&mut self.running)
             .filter(|session| session.scheduled > 0)
             .map(Session::segment)
@@ -313,6 +326,18 @@ impl Scheduler {
             }
         }
         Ok(samples)
+    }
+
+    /// Says which tokens of prompts the next steps compute.
+    fn expect(&mut self) {
+        let sessions = self.running.iter().flat_map(|running| &running.sessions);
+        let scheduled = sessions.filter(|session| session.scheduled > 0);
+        let next = scheduled.flat_map(|session| {
+            let next = session.sequence.len() + session.scheduled;
+            session.choice.tokens.get(next..).unwrap_or_default()
+        });
+        let next: Vec<u32> = next.copied().take(MOST_EXPECTED).collect();
+        self.engine.expect(&next);
     }
 
     /// Makes the computed rows valid, shares them, and hands the chosen tokens out. Returns whether
@@ -378,6 +403,9 @@ impl Scheduler {
 fn kv_share(budget: &Budget, memory: Reading) -> u64 {
     budget.parts.kv_bytes.saturating_sub(memory.beyond_plan)
 }
+
+/// Tokens of prompts that are looked ahead at: what is read ahead of them is less.
+const MOST_EXPECTED: usize = 256;
 
 /// How a request ends.
 enum End {

@@ -1,9 +1,11 @@
 //! Finding memory: pages for the step, and what is given up for them when there are too few.
 //!
-//! In this order: cached groups that nobody uses and resume points, then the last of the running requests,
-//! which are preempted: computed again later from what the cache still has of them.
+//! In this order: cached groups that nobody uses and resume points, then weights, which are read for each pass from
+//! then on, then the last of the running requests, which are preempted: computed again later from what the cache
+//! still has of them. Weights get back what KV pages have not needed for a while.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::KvError;
@@ -18,6 +20,14 @@ use crate::stream::Failure;
 impl Scheduler {
     /// How often the system is asked how much memory it has, and the cache for what has expired.
     pub(super) const TEND_INTERVAL: Duration = Duration::from_millis(250);
+
+    /// How long KV pages must have been too many before weights get some of their memory: who asks next in a
+    /// conversation asks soon, and would take it away again.
+    pub(super) const SPARE_PATIENCE: Duration = Duration::from_secs(2);
+
+    /// Weights that are brought back together, at most: the step that waits for them takes an eighth of a second
+    /// longer where a disk reads 2 GB a second.
+    const RESTORED_AT_ONCE: u64 = 256 << 20;
 
     /// Bytes of pages that a session or the cache holds.
     pub(super) fn owned_bytes(&self) -> u64 {
@@ -43,6 +53,75 @@ impl Scheduler {
         let limit = working_limit(self.kv_demand(), self.memory).min(own);
         self.set_limit(limit.max(self.engine.kv_cache().page_bytes() as u64));
         while self.owned_bytes() > self.kv_limit && self.evict_or_preempt(0) {}
+        self.restore_weights(now);
+    }
+
+    /// Gives weights back what KV pages have had too much for a while.
+    fn restore_weights(&mut self, now: Instant) {
+        let bytes = self.restorable();
+        if bytes == 0 {
+            self.spare_since = None;
+            return;
+        }
+        let since = *self.spare_since.get_or_insert(now);
+        if now.duration_since(since) < Self::SPARE_PATIENCE {
+            return;
+        }
+        // While weights are read, the memory is not for pages any more.
+        let limit = self.kv_limit;
+        self.set_limit(limit - bytes);
+        if self.kv_limit == limit {
+            return;
+        }
+        let parts = &mut self.budget.parts;
+        let (before, after) = (parts.read_weight_bytes, self.engine.restore_weights(bytes));
+        parts.kv_bytes = parts.kv_bytes + before - after;
+        parts.read_weight_bytes = after;
+        self.set_limit(limit + before - after);
+        if after == before {
+            self.spare_since = None;
+        }
+    }
+
+    /// Bytes of KV pages that weights could have: what is left when KV pages keep what they have to begin with, and a
+    /// quarter more than is in use and promised, if that is an eighth of all and nobody waits for memory.
+    pub(super) fn restorable(&self) -> u64 {
+        let share = kv_share(&self.budget, self.memory);
+        if self.engine.has_all_weights() || !self.waiting.is_empty() || self.kv_limit < share {
+            return 0;
+        }
+        let used = (self.owned_bytes() + self.promised_bytes()).max(self.first_needs());
+        let budget = self.budget.budget_bytes.unwrap_or(u64::MAX);
+        let kept = self.engine.kv_to_begin_with(budget).max(used + used / 4);
+        match share.saturating_sub(kept) {
+            spare if spare < share / 8 => 0,
+            spare => spare.min(Self::RESTORED_AT_ONCE),
+        }
+    }
+
+    /// Makes `bytes` what the process may commit from now on. What there is too much of goes in the order in which
+    /// memory is found for a step; what there is more of is for KV pages, and weights get it back as they get theirs.
+    pub(crate) fn set_budget(&mut self, bytes: u64) {
+        let parts = &self.budget.parts;
+        let others = parts.besides_kv() - parts.read_weight_bytes;
+        // For KV pages and weights together.
+        let room = bytes.saturating_sub(others);
+        while self.owned_bytes() + self.budget.parts.read_weight_bytes > room && self.evict() {}
+        let page = self.engine.kv_cache().page_bytes() as u64;
+        let used = self.owned_bytes().max(self.first_needs()).max(page);
+        let wanted = used.max(self.engine.kv_to_begin_with(bytes).min(room));
+        let excess = (self.budget.parts.read_weight_bytes + wanted).saturating_sub(room);
+        let excess = excess.min(self.engine.weights_to_spare());
+        if excess > 0 {
+            self.spare_weights(excess);
+        }
+        self.budget.budget_bytes = Some(bytes);
+        self.budget.parts.kv_bytes = room.saturating_sub(self.budget.parts.read_weight_bytes);
+        self.kv_most.store(self.kv_share(), Ordering::Relaxed);
+        self.tended = None;
+        self.tend(self.system.now());
+        // The first request, too: it is computed again, and fails if it cannot fit.
+        while self.owned_bytes() > self.kv_limit && self.preempt_last() {}
     }
 
     fn kv_demand(&self) -> KvDemand {
@@ -137,16 +216,30 @@ impl Scheduler {
         let KvError::Pages(lacuna_pages::Error::OutOfPages { requested, .. }) = shortage else {
             return false;
         };
-        // The system, and not the budget, is what there is too little of.
-        if self.kv_limit < kv_share(&self.budget, self.memory) {
+        if self.weights_to_spare() == 0 {
             return false;
         }
         let bytes = requested.get() * self.engine.kv_cache().page_bytes() as u64;
+        let freed = self.spare_weights(bytes);
+        self.set_limit(self.kv_limit + freed);
+        freed > 0
+    }
+
+    /// Bytes of weights that KV pages could have: none while it is the system, and not the budget, that there is too
+    /// little of.
+    pub(super) fn weights_to_spare(&self) -> u64 {
+        match self.kv_limit < kv_share(&self.budget, self.memory) {
+            true => 0,
+            false => self.engine.weights_to_spare(),
+        }
+    }
+
+    /// Makes memory of weights the part of KV pages.
+    fn spare_weights(&mut self, bytes: u64) -> u64 {
         let freed = self.engine.spare_weights(bytes);
         self.budget.parts.read_weight_bytes -= freed;
         self.budget.parts.kv_bytes += freed;
-        self.set_limit(self.kv_limit + freed);
-        freed > 0
+        freed
     }
 
     /// Evicts a cached group or a resume point, or takes pages back that are on their way to a cache folder or from it.

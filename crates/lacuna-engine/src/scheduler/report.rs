@@ -31,6 +31,7 @@ impl Scheduler {
                 resume_points: self.prefix.tree().resume_points(),
             },
             folder: self.prefix.folder_status(),
+            row_reads: self.engine.row_reads(),
             ..Status::default()
         };
         self.totals(&mut status);
@@ -57,6 +58,7 @@ impl Scheduler {
             beyond_plan: ByteLength::new(self.memory.beyond_plan),
             kv_now: ByteLength::new(self.kv_limit),
             dense: ByteLength::new(context.saturating_mul(sessions as u64)),
+            weights: self.engine.weight_memory(),
         }
     }
 

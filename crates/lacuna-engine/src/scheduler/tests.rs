@@ -4,6 +4,7 @@ mod admission;
 mod choices;
 mod endings;
 mod report;
+mod weights;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -99,3 +99,36 @@ fn requests_that_run_together_take_the_memory_of_weights_before_any_is_preempted
     assert!(weights(&after) < weights(&before), "weights gave way");
     assert_eq!(after.counters.preemptions, 0, "and no request did");
 }
+
+#[test]
+fn another_budget_is_kept_to_from_then_on_and_too_little_is_refused_with_the_least() {
+    let mut config = config();
+    config.max_running = 4;
+    config.max_batched_tokens = 32;
+    config.engine = holding_all_weights(config.engine_config());
+    let whole = config.engine.budget.expect("it has one").get();
+    let service = Service::start(loaded(&config.engine_config()), config).expect("a service");
+    let handle = service.handle();
+    let refused = handle
+        .set_budget(ByteLength::new(1))
+        .expect_err("nothing fits");
+    let least = refused.needed.bytes();
+    assert!(handle.set_budget(ByteLength::new(least - 1)).is_err());
+    assert_eq!(handle.status().budget.plan.budget_bytes, Some(whole));
+    let request = |seed| greedy(prompt(seed, 12), 20);
+    let room = 128 << 10;
+    for budget in [least + room, whole + room, least + room] {
+        let set = handle.set_budget(ByteLength::new(budget));
+        set.expect("it is enough");
+        let found = together(&service, (0..4).map(request).collect());
+        for (found, seed) in found.iter().zip(0..) {
+            assert_eq!(contents(found), contents(&alone(request(seed))));
+        }
+        let status = handle.status();
+        let plan = status.budget.plan;
+        assert_eq!(plan.budget_bytes, Some(budget));
+        assert_eq!(plan.parts.bytes(), budget);
+        assert!(status.ledger.committed.get() <= plan.parts.kv_bytes);
+        assert!(budget > whole || status.budget.weights.streamed > ByteLength::ZERO);
+    }
+}

@@ -48,7 +48,7 @@ impl Routers {
             .route("/v1/models/{*name}", get(models::one))
             .route("/tokenize", post(tokens::tokenize))
             .route("/detokenize", post(tokens::detokenize))
-            .route("/memory", get(memory::map))
+            .route("/memory", get(memory::map).post(memory::set))
             .route("/version", get(worker::version))
             .route("/server_info", get(worker::server_info))
             .route("/get_server_info", get(worker::server_info))

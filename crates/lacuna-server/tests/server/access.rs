@@ -41,6 +41,18 @@ fn with_keys_only_those_who_have_one_come_in() {
         raw(&server, &request("POST", CHAT, headers, body.as_bytes())).status
     };
     assert_eq!(asked(&[]), 401);
+    // The budget is everybody's.
+    for (key, expected) in [("second-key", 403), ("first-key", 200)] {
+        let key = format!("Bearer {key}");
+        let body = json!({"budget_bytes": 1_u64 << 30}).to_string();
+        let set = request(
+            "POST",
+            "/memory",
+            &[("authorization", &key)],
+            body.as_bytes(),
+        );
+        assert_eq!(raw(&server, &set).status, expected);
+    }
     assert_eq!(asked(&[("authorization", "Bearer first-key")]), 200);
     assert_eq!(asked(&[("authorization", "bearer second-key")]), 200);
     for open in ["/health", "/ready", "/"] {

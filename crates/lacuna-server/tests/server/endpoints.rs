@@ -5,7 +5,8 @@ use lacuna_text::template::Message;
 use serde_json::{Value, json};
 
 use crate::support::{
-    CHAT, COMPLETION, assert_nothing_held, get, model, post, posted, question, start,
+    CHAT, COMPLETION, assert_nothing_held, get, model, post, posted, question, start, start_with,
+    until,
 };
 
 #[test]
@@ -273,6 +274,51 @@ fn the_memory_map_is_the_ledger() {
     assert_eq!(map["request_memory"]["limit_bytes"], memory.limit.get());
     assert_eq!(map["request_memory"]["held_bytes"], 0);
     assert!(map["request_memory"]["highest_bytes"].as_u64() > Some(0));
+}
+
+#[test]
+fn the_budget_is_lowered_and_raised_while_the_server_runs() {
+    let server = start_with(|config| {
+        config.service.engine.budget = Some(lacuna_pages::ByteLength::mebibytes(64));
+    });
+    let expected = posted(&server, CHAT, &question(json!({})))["choices"].clone();
+    let before = get(&server, "/memory").json()["budget"]["budget_bytes"].clone();
+    let refused = post(&server, "/memory", &json!({"budget_bytes": 1 << 20}));
+    assert_eq!(refused.status, 400);
+    let error = refused.json()["error"].clone();
+    assert_eq!(error["param"], "budget_bytes");
+    let message = error["message"].as_str().expect("a message");
+    assert!(
+        message.contains("too small") && message.contains("KV pages"),
+        "{message}"
+    );
+    for body in [
+        json!({}),
+        json!({"budget_bytes": -1}),
+        json!({"budget_bytes": "24MiB"}),
+    ] {
+        assert_eq!(post(&server, "/memory", &body).status, 400, "{body}");
+    }
+    assert_eq!(
+        get(&server, "/memory").json()["budget"]["budget_bytes"],
+        before
+    );
+    assert_eq!(before, 64 << 20);
+    for budget in [48 << 20, 96 << 20] {
+        let set = posted(&server, "/memory", &json!({"budget_bytes": budget}));
+        assert_eq!(set["budget_bytes"], budget);
+        let answer = posted(&server, CHAT, &question(json!({})));
+        assert_eq!(answer["choices"], expected);
+        // The figures may be a tenth of a second old.
+        until("the budget is shown", || {
+            get(&server, "/memory").json()["budget"]["budget_bytes"] == budget
+        });
+        let map = get(&server, "/memory").json();
+        let committed = map["ledger"]["committed_bytes"].as_u64();
+        assert!(committed <= map["budget"]["kv_bytes"].as_u64(), "{map}");
+        let metrics = get(&server, "/metrics").body;
+        assert!(metrics.contains("lacuna_budget_bytes"), "{metrics}");
+    }
 }
 
 #[test]

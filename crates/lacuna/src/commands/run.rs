@@ -7,7 +7,7 @@ use lacuna::plan::{Budget, ExpertSlots, WeightSource};
 use lacuna::reply::{Piece, Reader};
 use lacuna::{
     AddSpecial, EncodeLimits, Engine, Generation, KvReport, Limits, Message, ParseSpecial, Prompt,
-    RecommendedSampling, Sampling, Session, Special, SpecialText,
+    RecommendedSampling, RowReads, Sampling, Session, Special, SpecialText,
 };
 use serde::Serialize;
 
@@ -66,6 +66,8 @@ struct Weights {
     ring_bytes: u64,
     /// What each pass reads.
     streamed_bytes: u64,
+    /// How rows of tables in files were had.
+    rows: RowReads,
     /// Experts of a mixture, where weights are read into memory.
     experts: Option<Experts>,
 }
@@ -411,6 +413,7 @@ fn weights(engine: &Engine) -> Weights {
         pinned_bytes: held.pinned_bytes,
         ring_bytes: held.ring_bytes,
         streamed_bytes: held.streamed_bytes,
+        rows: engine.model().row_reads(),
         experts: engine.experts().map(|status| Experts {
             slots: status.slots,
             counts: status.counts,

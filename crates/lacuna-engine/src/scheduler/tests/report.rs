@@ -63,7 +63,7 @@ fn a_prompt_is_being_read_up_to_its_last_token() {
 fn times_and_totals_are_those_of_what_has_happened() {
     let (mut scheduler, system) = on_a_fake_system();
     assert!(!scheduler.step(), "there is nothing to compute");
-    assert!(scheduler.is_idle() && !scheduler.keeps_pages());
+    assert!(scheduler.is_idle() && !scheduler.needs_tending());
     let stream = enqueue(&mut scheduler, endless(prompt(0, 100), 5));
     assert_eq!(scheduler.waiting_len(), 1);
     system.pass(Duration::from_secs(2));
@@ -84,7 +84,7 @@ fn times_and_totals_are_those_of_what_has_happened() {
     );
     assert_eq!(seconds(&latencies.inter_token), (4, 4));
     assert_eq!(seconds(&latencies.end_to_end), (1, 8));
-    assert!(scheduler.keeps_pages(), "the prompt's groups");
+    assert!(scheduler.needs_tending(), "the prompt's groups");
     drop(stream);
 }
 

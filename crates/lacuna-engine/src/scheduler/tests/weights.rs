@@ -1,0 +1,201 @@
+//! Weights that are part of the budget: requests start on memory that weights have, weights get it back, and another
+//! budget is kept to at once. No answer changes.
+
+use lacuna_models::Loading;
+use lacuna_models::plan::{Residency, WeightPlan, WeightSource};
+
+use super::*;
+
+/// How the schedulers of these tests are set up, but for weights.
+fn config() -> ServiceConfig {
+    ServiceConfig {
+        engine: EngineConfig {
+            context_tokens: Some(2048),
+            batch_tokens: 64,
+            sequences: 4,
+            request_memory: Some(ByteLength::mebibytes(2)),
+            ..EngineConfig::default()
+        },
+        ..ServiceConfig::default()
+    }
+}
+
+/// A scheduler whose budget holds all weights and an eighth of that in KV pages, and the least it could have.
+fn reading() -> (Scheduler, FakeSystem, u64) {
+    let mut config = config();
+    let mapped = Engine::new(demo_model(), &config.engine).expect("this machine runs it");
+    let files = demo_model().files().clone();
+    let description = lacuna_models::describe(&files).expect("a model");
+    let weights = WeightPlan::of(files.tensors(), &description);
+    let all = Residency::plan(&weights, WeightSource::Direct, None).memory_bytes();
+    let others = mapped.budget().parts.besides_kv();
+    config.engine.budget = Some(ByteLength::new(others + all + all / 8));
+    let loading = Loading {
+        residency: (config.engine.check(&files, &description)).expect("it fits"),
+        device: None,
+        progress: &mut (),
+    };
+    let model = Arc::new(Model::load_as(files, loading).expect("it loads"));
+    let engine = Engine::new(model, &config.engine).expect("this machine runs it");
+    let least = engine.plan().least_while_running().bytes();
+    let mut scheduler = Scheduler::new(engine, config).expect("room for it");
+    let system = FakeSystem::new();
+    scheduler.system = Box::new(system.clone());
+    assert_eq!(streamed(&scheduler), 0, "all weights are in memory");
+    (scheduler, system, least)
+}
+
+/// Bytes of weights that each pass reads.
+fn streamed(scheduler: &Scheduler) -> u64 {
+    scheduler.engine.weight_memory().streamed.get()
+}
+
+/// Bytes of all parts, which are the budget.
+fn whole(scheduler: &Scheduler) -> u64 {
+    let Budget {
+        budget_bytes,
+        parts,
+        ..
+    } = scheduler.budget;
+    assert_eq!(budget_bytes, Some(parts.bytes()));
+    let memory = scheduler.engine.weight_memory();
+    let weights = [memory.pinned, memory.ring, memory.rows, memory.experts].map(ByteLength::get);
+    assert_eq!(weights.iter().sum::<u64>(), parts.read_weight_bytes);
+    parts.bytes()
+}
+
+/// What requests give alone where weights are mapped.
+fn expected(requests: impl IntoIterator<Item = Request>) -> Vec<Vec<u32>> {
+    let alone = |request| {
+        let mut scheduler = with_context(2048);
+        let stream = enqueue(&mut scheduler, request);
+        finish(&mut scheduler, 500);
+        tokens(stream)
+    };
+    requests.into_iter().map(alone).collect()
+}
+
+/// Lets so much time pass and the scheduler look around.
+fn wait(scheduler: &mut Scheduler, system: &FakeSystem, time: Duration) {
+    system.pass(time);
+    scheduler.step();
+}
+
+/// A request that takes about `part` of what KV pages have to begin with.
+fn taking(scheduler: &Scheduler, seed: u32, part: f64) -> Request {
+    let grain = scheduler.prefix.grain();
+    let group = grain.group_tokens().get();
+    let groups = scheduler.kv_limit as f64 * part / grain.bytes(group) as f64;
+    let length = (groups * group as f64) as u32;
+    endless(prompt(seed, length.saturating_sub(30).max(2)), 30)
+}
+
+#[test]
+fn a_request_starts_on_memory_that_weights_can_do_without() {
+    let (mut scheduler, ..) = reading();
+    scheduler.config.prefix_cache.enabled = false;
+    let both = |scheduler: &Scheduler| [0, 1].map(|seed| taking(scheduler, seed, 0.8));
+    let expected = expected(both(&scheduler));
+    let before = whole(&scheduler);
+    let streams = both(&scheduler).map(|request| enqueue(&mut scheduler, request));
+    scheduler.step();
+    assert_eq!(scheduler.running.len(), 2, "neither waits for the other");
+    finish(&mut scheduler, 500);
+    assert!(streamed(&scheduler) > 0, "weights gave way");
+    assert_eq!(scheduler.counters.preemptions, 0);
+    assert_eq!(whole(&scheduler), before);
+    assert_eq!(streams.map(tokens).to_vec(), expected);
+}
+
+#[test]
+fn weights_get_back_what_pages_have_not_needed_for_a_while() {
+    let (mut scheduler, system, _) = reading();
+    scheduler.config.prefix_cache.enabled = false;
+    let before = whole(&scheduler);
+    let request = || taking(&reading().0, 3, 2.0);
+    let expected = expected([request()]).remove(0);
+    for _ in 0..2 {
+        let stream = enqueue(&mut scheduler, request());
+        let mut most = 0;
+        while !scheduler.is_idle() {
+            wait(&mut scheduler, &system, Scheduler::SPARE_PATIENCE / 2);
+            assert!(
+                streamed(&scheduler) >= most,
+                "what is needed is not given back"
+            );
+            most = streamed(&scheduler);
+        }
+        assert!(most > 0, "weights gave way");
+        assert_eq!(tokens(stream), expected);
+        assert!(scheduler.needs_tending());
+        wait(&mut scheduler, &system, Scheduler::TEND_INTERVAL);
+        wait(&mut scheduler, &system, Scheduler::TEND_INTERVAL);
+        assert_eq!(streamed(&scheduler), most, "not at once");
+        wait(&mut scheduler, &system, Scheduler::SPARE_PATIENCE);
+        assert_eq!(streamed(&scheduler), 0);
+        assert!(!scheduler.needs_tending());
+        assert_eq!(whole(&scheduler), before);
+        assert_eq!(scheduler.kv_limit, scheduler.budget.parts.kv_bytes);
+    }
+}
+
+#[test]
+fn a_lower_budget_takes_cached_groups_first_then_weights_then_requests_and_a_higher_one_gives_back()
+{
+    let (mut scheduler, system, least) = reading();
+    let before = whole(&scheduler);
+    let requests = |scheduler: &Scheduler| [4, 5].map(|seed| taking(scheduler, seed, 0.35));
+    let again = requests(&scheduler);
+    let expected = expected(requests(&scheduler));
+    let streams = requests(&scheduler).map(|request| enqueue(&mut scheduler, request));
+    finish(&mut scheduler, 500);
+    assert_eq!(streams.map(tokens).to_vec(), expected);
+    let cached = scheduler.owned_bytes();
+    assert!(cached > 0 && scheduler.prefix.tree().unused() > 1);
+
+    let unused = scheduler.budget.parts.kv_bytes - cached;
+    scheduler.set_budget(before - unused - cached / 2);
+    assert!(scheduler.owned_bytes() <= cached / 2, "groups are evicted");
+    assert_eq!(whole(&scheduler), before - unused - cached / 2);
+
+    let streams = again.map(|request| enqueue(&mut scheduler, request));
+    scheduler.step();
+    scheduler.set_budget(least);
+    assert_eq!(whole(&scheduler), least);
+    assert!(streamed(&scheduler) > 0, "weights gave way");
+    let committed = scheduler.engine.kv_cache().ledger().committed.get();
+    assert!(committed <= scheduler.budget.parts.kv_bytes, "at once");
+    scheduler.set_budget(before);
+    assert_eq!(whole(&scheduler), before);
+    finish(&mut scheduler, 500);
+    assert_eq!(streams.map(tokens).to_vec(), expected);
+
+    while scheduler.prefix.evict(system.now()) {}
+    for _ in 0..2 {
+        wait(&mut scheduler, &system, Scheduler::SPARE_PATIENCE);
+    }
+    assert_eq!(streamed(&scheduler), 0);
+    assert_eq!(whole(&scheduler), before);
+}
+
+#[test]
+fn what_could_never_run_under_another_budget_is_refused_from_then_on() {
+    let (mut scheduler, _, least) = reading();
+    let limits = scheduler.request_limits();
+    let request = taking(&scheduler, 6, 0.8);
+    assert!(limits.check(&request).is_ok());
+    scheduler.set_budget(least);
+    let refused = limits.check(&request);
+    assert!(
+        matches!(refused, Err(crate::request::Refusal::TooLarge { .. })),
+        "{refused:?}"
+    );
+    let small = after(prompt(1, 2), 1);
+    assert!(
+        limits.check(&small).is_ok(),
+        "the least is enough for a token"
+    );
+    let stream = enqueue(&mut scheduler, small);
+    finish(&mut scheduler, 20);
+    assert_eq!(tokens(stream).len(), 1);
+}
