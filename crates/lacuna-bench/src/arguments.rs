@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
 use lacuna_kv::{KvElements, KvPolicy};
-use lacuna_models::plan::WeightMode;
+use lacuna_models::plan::{WeightMode, WeightSource};
 
 use crate::kernels::KernelKind;
 use crate::pages::DeviceKind;
@@ -34,6 +34,11 @@ pub(crate) enum BenchCommand {
     Experts(BenchExpertsArgs),
     /// What each kernel reaches, and what part of the machine that is
     Kernels(BenchKernelsArgs),
+    /// What the ways to have weights cost and hold: loading, first token, speed
+    Loading(BenchLoadingArgs),
+    /// One measurement of `loading`, in the process that is measured
+    #[command(hide = true)]
+    LoadingCell(LoadingCellArgs),
     /// KV memory against tokens, for each way of holding it
     Memory(BenchMemoryArgs),
     /// What a KV cache that grows costs each step
@@ -331,6 +336,77 @@ pub(crate) struct BenchExpertsArgs {
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  lacuna bench loading 0.6b-q8_0.gguf 4b-q4_0.gguf --repeats 3 --plot loading.svg
+
+Each measurement is a process of its own. Before a cold one the system is asked to drop the files from its
+page cache, before a warm one they are read; the column of bytes from the disk says whether it did. Memory
+is the kernel's account of the process in the end, each page by its part: anonymous memory, pages of files,
+and shared memory, which are KV pages.")]
+pub(crate) struct BenchLoadingArgs {
+    /// Models, as in `lacuna run`, in files
+    #[arg(required = true)]
+    pub(crate) models: Vec<String>,
+    /// Ways to have weights: mmap, pread, direct
+    #[arg(
+        long,
+        value_name = "WAY",
+        value_delimiter = ',',
+        default_value = "mmap,pread,direct",
+        value_parser = weight_source
+    )]
+    pub(crate) weights: Vec<WeightSource>,
+    /// Tokens that KV memory is taken for from the start, with the first of the ways; 0 takes pages as tokens come
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "0,2048,4096"
+    )]
+    pub(crate) kv_tokens: Vec<usize>,
+    /// Tokens of the prompt
+    #[arg(short, long, value_name = "TOKENS", default_value = "128")]
+    pub(crate) prompt: NonZeroUsize,
+    /// Tokens to generate
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value = "32")]
+    pub(crate) generate: NonZeroUsize,
+    /// Processes for each row; medians count
+    #[arg(long, value_name = "N", default_value = "3")]
+    pub(crate) repeats: NonZeroUsize,
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Draw the time to the first token as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LoadingCellArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[arg(long, value_parser = weight_source)]
+    pub(crate) weights: WeightSource,
+    #[arg(long)]
+    pub(crate) kv_tokens: usize,
+    #[arg(long)]
+    pub(crate) prompt: NonZeroUsize,
+    #[arg(long)]
+    pub(crate) generate: NonZeroUsize,
+    #[arg(long)]
+    pub(crate) threads: Option<NonZeroUsize>,
+}
+
+fn weight_source(name: &str) -> Result<WeightSource, String> {
+    let mut sources = WeightSource::ALL.into_iter();
+    let found = sources.find(|source| source.name() == name);
+    found.ok_or_else(|| format!("`{name}` is no way to have weights; use mmap, pread or direct"))
 }
 
 #[derive(Debug, Args)]

@@ -8,8 +8,10 @@ mod experts;
 mod kernels;
 mod kv;
 mod limits;
+mod loading;
 mod machine;
 mod pages;
+mod plot;
 mod samples;
 mod serve;
 mod speed;
@@ -34,6 +36,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Embed(args) => embed::run(args),
         BenchCommand::Experts(args) => experts::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
+        BenchCommand::Loading(args) => loading::run(args),
+        BenchCommand::LoadingCell(args) => loading::run_cell(args),
         BenchCommand::Memory(args) => kv::memory::run(args),
         BenchCommand::Growth(args) => kv::growth::run(args),
         BenchCommand::Batch(args) => kv::batch::run(args),

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Proportional set size: pages mapped by several processes, or several times, count once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resident {
     /// Everything.
     pub pss_bytes: u64,

@@ -375,3 +375,65 @@ fn embedding_many_texts_takes_no_more_memory_than_a_few() {
     assert!(number(&report, "/texts_per_second") > 0.0);
     assert!(number(&report, "/tokens") > number(&report, "/texts"));
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn loading_is_told_for_every_way_warm_and_cold_and_for_kv_memory_from_the_start() {
+    const DEMO: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../models/demo/lacuna-demo-q8_0.gguf"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    // A file of its own, which no other test has mapped: such pages are not dropped.
+    let model = folder.path().join("demo.gguf");
+    std::fs::copy(DEMO, &model).expect("room for it");
+    let plot = folder.path().join("loading.svg");
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["bench", "loading", model.to_str().expect("UTF-8"), "--json"])
+        .args(["-p", "8", "-n", "3", "--repeats", "1", "--threads", "1"])
+        .args(["--kv-tokens", "0,512", "--plot"])
+        .arg(&plot)
+        .output()
+        .expect("the program starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let rows = report["loading"].as_array().expect("rows");
+    let of = |row: &Value| (row["weights"].clone(), row["cache"].clone());
+    let expected = ["mmap", "pread", "direct"].map(|way| ["cold", "warm"].map(|it| (way, it)));
+    let expected = expected.as_flattened().iter();
+    let expected: Vec<_> = expected.map(|&(way, it)| (way.into(), it.into())).collect();
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected);
+    let bytes = std::fs::metadata(&model).expect("it is there").len() as f64;
+    for row in rows {
+        assert_eq!(number(row, "/file_bytes"), bytes);
+        assert!(
+            number(row, "/first_token_s") > number(row, "/load_s"),
+            "{row}"
+        );
+        assert!(number(row, "/tokens_per_s") > 0.0 && number(row, "/prompt_tokens_per_s") > 0.0);
+        let end = &row["end"];
+        let parts = ["/anonymous_bytes", "/file_bytes", "/shared_memory_bytes"];
+        let sum: f64 = parts.iter().map(|part| number(end, part)).sum();
+        assert!(
+            (sum / number(end, "/pss_bytes") - 1.0).abs() < 0.01,
+            "{row}"
+        );
+        assert_eq!(row["reading"].is_null(), row["weights"] == "mmap", "{row}");
+    }
+    let anonymous = |row: usize| number(&rows[row], "/end/anonymous_bytes");
+    assert!(
+        anonymous(3) > anonymous(1) + bytes / 2.0,
+        "what is read is memory of the process"
+    );
+    let kv = report["kv"].as_array().expect("rows");
+    let taken: Vec<f64> = kv.iter().map(|row| number(row, "/kv_bytes")).collect();
+    assert!(taken.len() == 2 && taken[1] > 4.0 * taken[0], "{taken:?}");
+    let drawn = std::fs::read_to_string(&plot).expect("a picture");
+    assert!(drawn.contains("direct, cold"), "{drawn}");
+    let refused = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["bench", "loading", "demo"])
+        .output()
+        .expect("the program starts");
+    assert_eq!(refused.status.code(), Some(2));
+}

@@ -10,11 +10,11 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
-use super::plot::{Axis, Line, Plot};
 use super::subject::Subject;
 use super::{Room, bar, cache, kernel_bytes, room};
 use crate::arguments::BenchBatchArgs;
 use crate::machine::Machine;
+use crate::plot::{Axis, Line, Plot};
 use lacuna_cli::output;
 
 /// The shortest sequence.

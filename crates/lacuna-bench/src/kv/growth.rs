@@ -13,12 +13,12 @@ use lacuna_kv::KvPolicy;
 use lacuna_kv::{GrowthSchedule, KvCache, Layer, Sequence, Side};
 use serde::Serialize;
 
-use super::plot::{Axis, Line, Plot};
 use super::subject::Subject;
 use super::{Room, bar, cache, processor, room, rows, store};
 use crate::arguments::BenchGrowthArgs;
 use crate::limits::Limiter;
 use crate::machine::Machine;
+use crate::plot::{Axis, Line, Plot};
 use crate::samples::{Samples, Tail, median};
 use lacuna_cli::output;
 

@@ -6,11 +6,11 @@ use anyhow::Result;
 use lacuna_kv::{KvCache, KvError, KvReport, Sequence};
 use serde::Serialize;
 
-use super::plot::{Axis, Line, Plot};
 use super::subject::Subject;
 use super::{Room, bar, cache, room};
 use crate::arguments::BenchMemoryArgs;
 use crate::machine::Machine;
+use crate::plot::{Axis, Line, Plot};
 use lacuna_cli::output;
 use lacuna_cli::resident::Resident;
 

@@ -6,7 +6,6 @@
 pub(crate) mod batch;
 pub(crate) mod growth;
 pub(crate) mod memory;
-mod plot;
 pub(crate) mod prefix;
 mod subject;
 

@@ -9,11 +9,11 @@ use lacuna_kv::KvPolicy;
 use lacuna_kv::Sequence;
 use serde::Serialize;
 
-use super::plot::{Axis, Line, Plot};
 use super::subject::Subject;
 use super::{Room, bar, cache, kernel_bytes, processor, room, rows, store};
 use crate::arguments::BenchPrefixArgs;
 use crate::machine::Machine;
+use crate::plot::{Axis, Line, Plot};
 use crate::samples::Samples;
 use lacuna_cli::output;
 

@@ -7,14 +7,14 @@ use lacuna_files::OutputFile;
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
-pub(super) struct Plot {
-    pub(super) title: String,
-    pub(super) x: Axis,
-    pub(super) y: Axis,
-    pub(super) lines: Vec<Line>,
+pub(crate) struct Plot {
+    pub(crate) title: String,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+    pub(crate) lines: Vec<Line>,
 }
 
-pub(super) struct Axis {
+pub(crate) struct Axis {
     label: &'static str,
     scale: Scale,
 }
@@ -26,14 +26,14 @@ enum Scale {
 }
 
 impl Axis {
-    pub(super) fn linear(label: &'static str) -> Self {
+    pub(crate) fn linear(label: &'static str) -> Self {
         Self {
             label,
             scale: Scale::Linear,
         }
     }
 
-    pub(super) fn logarithmic(label: &'static str) -> Self {
+    pub(crate) fn logarithmic(label: &'static str) -> Self {
         Self {
             label,
             scale: Scale::Logarithmic,
@@ -41,9 +41,9 @@ impl Axis {
     }
 }
 
-pub(super) struct Line {
-    pub(super) name: String,
-    pub(super) points: Vec<(f64, f64)>,
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
 }
 
 /// Okabe and Ito's colours, which most colour-blind readers can tell apart.
@@ -57,11 +57,14 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(60, 60, 60),
 ];
 
+/// Lines of up to so many points get a mark at each.
+const FEW_POINTS: usize = 8;
+
 const SIZE: (u32, u32) = (760, 440);
 
 impl Plot {
     /// Writes the picture.
-    pub(super) fn save(&self, path: &Path) -> Result<()> {
+    pub(crate) fn save(&self, path: &Path) -> Result<()> {
         let mut text = String::new();
         {
             let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
@@ -108,6 +111,11 @@ impl Plot {
                 .draw_series(LineSeries::new(line.points.iter().copied(), style))?
                 .label(&line.name)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+            // Few points are what was measured, and one alone makes no line.
+            if line.points.len() <= FEW_POINTS {
+                let marks = line.points.iter();
+                chart.draw_series(marks.map(|&at| Circle::new(at, 4, colour.filled())))?;
+            }
         }
         chart
             .configure_series_labels()
