@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lacuna_engine::{Engine, EngineConfig, Sampling};
 use lacuna_files::ModelFiles;
-use lacuna_models::plan::{Residency, WeightMode, WeightSource};
+use lacuna_models::plan::{Residency, WeightMode};
 use lacuna_models::{Loading, Model};
 use lacuna_pages::ByteLength;
 
@@ -24,7 +24,7 @@ fn loaded(residency: Residency) -> Arc<Model> {
 }
 
 /// Enough that rows are more than the sixteenth of the budget that they have from the start.
-const TOKENS: usize = 1_400;
+const TOKENS: usize = 3_000;
 
 /// The tokens that follow five others.
 fn generate(engine: &mut Engine, count: usize) -> Vec<u32> {
@@ -49,17 +49,25 @@ fn a_conversation_that_grows_takes_slots_of_experts_and_goes_on_as_ever() {
     let mut engine = Engine::new(Arc::clone(&mapped), &config).expect("it runs");
     let expected = generate(&mut engine, TOKENS);
     assert_eq!(engine.experts(), None, "they are in the mapped file");
-    let all = Residency::plan(mapped.weight_plan(), WeightSource::Direct, None);
-    let others = engine.budget().parts.besides_kv();
-    let least = engine.plan().least().kv_bytes;
-    let config = EngineConfig {
-        budget: Some(ByteLength::new(others + all.memory_bytes() + 2 * least)),
-        weights: WeightMode::Auto,
-        ..config
-    };
     let files = ModelFiles::open(&mixture()).expect("a committed fixture");
     let description = lacuna_models::describe(&files).expect("a model");
-    let residency = config.check(&files, &description).expect("it fits");
+    // The least at which nearly all experts have a slot, whatever else takes memory: rows then take it from them.
+    const STEP: u64 = 16 << 10;
+    let least = engine.budget().parts.besides_kv() / STEP;
+    let budgets = (least..).map(|steps| EngineConfig {
+        budget: Some(ByteLength::new(steps * STEP)),
+        weights: WeightMode::Auto,
+        ..config.clone()
+    });
+    let of_budgets = budgets.filter_map(|config| {
+        let residency = config.check(&files, &description).ok()?;
+        let experts = residency.experts?;
+        (experts.slots + 1 >= experts.experts).then_some((config, residency))
+    });
+    let (config, residency) = of_budgets
+        .take(1)
+        .next()
+        .expect("all of them fit at some time");
     let mut engine = Engine::new(loaded(residency), &config).expect("it runs");
     let (before, whole) = (engine.experts(), engine.budget().parts.bytes());
     let before = before.expect("they are read").slots;
