@@ -100,11 +100,11 @@ def embeddings(client):
     assert len(hello) == len(world) > 5 and hello != world and reply.prompt_eval_count > 1
     assert client.embed(model=model.model, input="hello").embeddings == [hello]
     assert len(client.embed(model=model.model, input="hello", dimensions=5).embeddings[0]) == 5
-    assert client.embed(model=model.model, input="hello" * 1000).embeddings
+    assert client.embed(model=model.model, input="hello " * 1000).embeddings
     assert client.embeddings(model=model.model, prompt="hello").embedding == hello
     for wrong, status in [
         ({"model": "other"}, 404),
-        ({"input": "hello" * 1000, "truncate": False}, 400),
+        ({"input": "hello " * 1000, "truncate": False}, 400),
         ({"dimensions": 1 << 20}, 400),
     ]:
         try:
@@ -112,7 +112,7 @@ def embeddings(client):
         except ResponseError as error:
             assert error.status_code == status and error.error, error
         else:
-            raise AssertionError(f"{wrong} was accepted")
+            raise AssertionError(f"{list(wrong)} was accepted")
 
 
 def main():
