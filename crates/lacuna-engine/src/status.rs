@@ -113,6 +113,8 @@ pub struct PageSizes {
     pub windows: ByteLength,
     /// Bytes of one session's states, and of those that a resume point keeps.
     pub states: ByteLength,
+    /// Bytes of one resume point at most: of windows, several may have pages in common.
+    pub resume_point: ByteLength,
     /// Buffers of one session.
     pub buffers: usize,
 }

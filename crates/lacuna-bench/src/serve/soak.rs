@@ -41,14 +41,16 @@ struct Report {
     generated_tokens: u64,
     preemptions: u64,
     evicted_groups: u64,
+    evicted_resume_points: u64,
     peaks: Peaks,
     /// Half of the clients gone at once.
     leaving: Leaving,
     /// Mapped by sessions after the last client had gone.
     left_bytes: u64,
-    /// In the prefix cache then, and what its groups come to.
+    /// In the prefix cache then, and what its groups and, at most, its resume points come to.
     cached_bytes: u64,
     group_bytes: u64,
+    resume_point_bytes: u64,
     /// Whether every request ended as it should, the budget held, and nothing was left.
     passed: bool,
 }
@@ -143,11 +145,13 @@ fn soak(args: &BenchSoakArgs, address: SocketAddr, engine: &Handle) -> Result<Re
         generated_tokens: after.counters.generated_tokens,
         preemptions: after.counters.preemptions,
         evicted_groups: after.counters.evicted_groups,
+        evicted_resume_points: after.counters.evicted_resume_points,
         peaks,
         leaving,
         left_bytes: mapped(&after),
         cached_bytes: after.ledger.pinned_only.get(),
         group_bytes: after.cache.groups as u64 * after.pages.group.get(),
+        resume_point_bytes: after.cache.resume_points as u64 * after.pages.resume_point.get(),
         passed: false,
     };
     report.passed = report.holds();
@@ -160,8 +164,13 @@ fn budget_holds(args: &BenchSoakArgs, client: &Client, shape: Shape, status: &St
     let own = most(args.lengths.prompt_tokens.get()) + most(args.lengths.reply_tokens.get());
     let group_tokens = status.pages.group_tokens.max(1);
     let shared = client.tokens(&load::shared(shape)).unwrap_or(0) / group_tokens;
-    let groups = (status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1)) as usize;
-    (groups.saturating_sub(shared) / own.div_ceil(group_tokens)).max(1)
+    let group = status.pages.group.get();
+    let left = status.budget.plan.parts.kv_bytes;
+    let left = left.saturating_sub(shared as u64 * group);
+    // With what it keeps beside groups.
+    let beside = status.pages.windows.get() + status.pages.states.get();
+    let each = own.div_ceil(group_tokens) as u64 * group + beside;
+    ((left / each.max(1)) as usize).max(1)
 }
 
 /// What clients ask, and how long.
@@ -356,7 +365,8 @@ impl Report {
             && kernel.max(self.peaks.committed_bytes) <= self.kv_bytes
             && self.leaving.milliseconds < PATIENCE.as_secs_f64() * 1e3
             && self.left_bytes == 0
-            && self.cached_bytes == self.group_bytes
+            && (self.group_bytes..=self.group_bytes + self.resume_point_bytes)
+                .contains(&self.cached_bytes)
     }
 }
 
@@ -414,12 +424,13 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "generated {} tokens; {} running and {} waiting at most; {} preemptions, {} groups evicted",
+        "generated {} tokens; {} running and {} waiting at most; {} preemptions, {} groups and {} resume points evicted",
         report.generated_tokens,
         peaks.running,
         peaks.waiting,
         report.preemptions,
-        report.evicted_groups
+        report.evicted_groups,
+        report.evicted_resume_points
     )?;
     writeln!(
         out,
@@ -438,10 +449,11 @@ fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "left: {} mapped, {} in the prefix cache, whose groups are {}",
+        "left: {} mapped, {} in the prefix cache, whose groups are {} and resume points {} at most",
         output::bytes(report.left_bytes),
         output::bytes(report.cached_bytes),
-        output::bytes(report.group_bytes)
+        output::bytes(report.group_bytes),
+        output::bytes(report.resume_point_bytes)
     )?;
     Ok(())
 }

@@ -73,6 +73,7 @@ impl Scheduler {
             kept_token: ByteLength::new(cache.geometry().kept_bytes_per_token() as u64),
             windows: ByteLength::new(cache.geometry().window_bytes() as u64),
             states: ByteLength::new(cache.geometry().state_bytes() as u64),
+            resume_point: ByteLength::new(grain.resume_bytes()),
             buffers: grain.buffers() + usize::from(grain.has_states()),
         }
     }

@@ -214,33 +214,30 @@ pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
     unsafe {
         let zero = _mm256_setzero_si256();
         let d = f16_of_rows(rows, 108);
-        // Of sums that are four times as large. A power of two changes nothing that is rounded.
-        let d = [d, _mm256_mul_ps(d, _mm256_set1_ps(0.25))];
         let scales = q3_k_scales(rows);
-        // Weights are four too large, or sixteen.
-        let lacking = half_sums(x).map(|sums| {
-            [
-                numbers(_mm256_slli_epi32::<2>(sums)),
-                numbers(_mm256_slli_epi32::<4>(sums)),
-            ]
-        });
+        let lacking = half_sums(x).map(|sums| numbers(_mm256_slli_epi32::<2>(sums)));
         let high = words(rows, 0);
         for upper in 0..2 {
             let shared = words(rows, 32 + 32 * upper);
             let mut dots = [[zero; 2]; 4];
             for half in 0..2 {
                 for g in 4 * half..4 * half + 4 {
-                    let both = [shared[g], _mm256_srli_epi16::<4>(shared[g])];
+                    let mut bits = shared[g];
+                    // The first bit of four, where the third one of a weight is.
+                    let mut third = match upper {
+                        0 => _mm256_slli_epi16::<2>(high[g]),
+                        _ => _mm256_srli_epi16::<2>(high[g]),
+                    };
                     for quarter in 0..4 {
-                        // `28 * 127 * 8 < 2^15` in the end.
-                        let (field, mask) = FIELDS[quarter];
-                        let third = third_bits(high[g], upper, quarter);
+                        // `7 * 127 * 8 < 2^15` in the end.
                         let weights = _mm256_or_si256(
-                            _mm256_and_si256(both[field], _mm256_set1_epi8(mask)),
-                            _mm256_and_si256(third, _mm256_set1_epi8((mask & -mask) << 2)),
+                            _mm256_and_si256(bits, _mm256_set1_epi8(3)),
+                            _mm256_and_si256(third, _mm256_set1_epi8(4)),
                         );
                         let x = x.q[4 * upper + quarter][g];
                         dots[quarter][half] = P::add(dots[quarter][half], weights, x);
+                        bits = _mm256_srli_epi16::<2>(bits);
+                        third = _mm256_srli_epi16::<1>(third);
                     }
                 }
             }
@@ -253,31 +250,14 @@ pub(super) unsafe fn q3_k<P: Products, const CACHE: i32>(
                     let top = _mm256_sll_epi32(scales[index / 4], shift);
                     let scale = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top));
                     let dots = P::sum(dots[quarter][half]);
-                    let larger = quarter % 2;
-                    let lacking = _mm256_set1_epi32(lacking[half][larger][part]);
-                    let dots = _mm256_sub_epi32(dots, lacking);
-                    sum = add_dots(x, part, dots, _mm256_mul_ps(d[larger], scale), sum);
+                    // Weights are four too large.
+                    let dots = _mm256_sub_epi32(dots, _mm256_set1_epi32(lacking[half][part]));
+                    sum = add_dots(x, part, dots, _mm256_mul_ps(d, scale), sum);
                 }
             }
         }
     }
     sum
-}
-
-/// The third bits of one of the blocks that share bytes, above the two of [`FIELDS`].
-#[target_feature(enable = "avx2")]
-#[inline]
-fn third_bits(bits: __m256i, upper: usize, quarter: usize) -> __m256i {
-    match (upper, quarter) {
-        (0, 0) => _mm256_slli_epi16::<2>(bits),
-        (0, 1) => _mm256_slli_epi16::<3>(bits),
-        (0, 2) => bits,
-        (0, _) => _mm256_slli_epi16::<1>(bits),
-        (_, 0) => _mm256_srli_epi16::<2>(bits),
-        (_, 1) => _mm256_srli_epi16::<1>(bits),
-        (_, 2) => _mm256_srli_epi16::<4>(bits),
-        (_, _) => _mm256_srli_epi16::<3>(bits),
-    }
 }
 
 /// Sixteen signed bytes of each row, four to a word.
