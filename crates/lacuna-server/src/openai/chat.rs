@@ -33,8 +33,6 @@ struct ChatRequest {
     #[serde(default)]
     top_logprobs: Option<usize>,
     #[serde(default)]
-    response_format: Option<Format>,
-    #[serde(default)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
     tool_choice: Option<ToolChoice>,
@@ -71,6 +69,7 @@ fn prepare(
             "`echo` is for completions; leave it out",
         ));
     }
+    let format = Format::take(&mut object, &mut ignored)?;
     let mut chat: ChatRequest = body::read(object, &mut ignored)?;
     if let Some(tools) = &mut chat.tools {
         fields::take_unknown_of_tools(tools, &mut ignored)?;
@@ -87,7 +86,7 @@ fn prepare(
         tools: chat.tools.unwrap_or_default(),
         tool_choice: chat.tool_choice,
         one_call: chat.parallel_tool_calls == Some(false),
-        format: chat.response_format,
+        format,
         variables: chat.chat_template_kwargs,
         parameters,
         pin_prefix: None,

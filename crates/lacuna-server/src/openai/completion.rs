@@ -32,9 +32,6 @@ struct CompletionRequest {
     model: Option<String>,
     #[serde(default)]
     logprobs: Option<Logprobs>,
-    /// As for chats; OpenAI itself has it only there.
-    #[serde(default)]
-    response_format: Option<Format>,
 }
 
 /// A number; routers know chats, too, and send `false` for none.
@@ -64,16 +61,13 @@ fn prepare(
 ) -> Result<(Vec<Request>, Reader, Form), ApiError> {
     let mut ignored = app.ignored();
     let parameters = Parameters::take(&mut object, &mut ignored)?;
+    // As for chats; OpenAI itself has it only there.
+    let format = Format::take(&mut object, &mut ignored)?;
     let completion: CompletionRequest = body::read(object, &mut ignored)?;
     app.check_model(completion.model.as_deref())?;
     let delivery = parameters.delivery()?;
     let logprobs = completion.logprobs.map_or(Ok(None), Logprobs::top)?;
-    let rule = Rule::new(
-        completion.response_format,
-        &Tools::default(),
-        ToolSyntax::Bare,
-        &mut ignored,
-    )?;
+    let rule = Rule::new(format, &Tools::default(), ToolSyntax::Bare, &mut ignored)?;
     let constraint = app.constraint(rule, None)?;
     let namespace = app.sharing.namespace(client, parameters.cache_salt()?);
     let prompts = completion.prompt.read(app)?;

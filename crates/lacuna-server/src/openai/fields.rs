@@ -24,7 +24,7 @@ const INFORMATIVE: [&str; 10] = [
 ];
 
 /// Fields that ask for nothing if they are false, empty, or `none`.
-const EMPTY: [&str; 48] = [
+const EMPTY: [&str; 40] = [
     "allowed_token_ids",
     "audio",
     "bad_words",
@@ -38,16 +38,10 @@ const EMPTY: [&str; 48] = [
     "data_parallel_rank",
     "documents",
     "early_stopping",
-    "ebnf",
     "function_call",
     "functions",
-    "guided_choice",
     "guided_decoding_backend",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
     "guided_whitespace_pattern",
-    "json_schema",
     "kv_transfer_params",
     "logits_processors",
     "lora_path",
@@ -57,7 +51,6 @@ const EMPTY: [&str; 48] = [
     "no_stop_trim",
     "prediction",
     "prompt_embeds",
-    "regex",
     "return_cached_tokens_details",
     "return_hidden_states",
     "return_meta_info",
@@ -67,7 +60,6 @@ const EMPTY: [&str; 48] = [
     "session_params",
     "stop_regex",
     "structural_tag",
-    "structured_outputs",
     "suffix",
     "truncate_prompt_tokens",
     "use_beam_search",
@@ -206,7 +198,7 @@ mod tests {
             json!({"use_beam_search": true}),
             json!({"length_penalty": 0.5}),
             json!({"truncate_prompt_tokens": 1}),
-            json!({"guided_json": {"type": "object"}}),
+            json!({"structural_tag": {"type": "structural_tag"}}),
             json!({"modalities": ["audio"]}),
             json!({"kv_transfer_params": {"do_remote_decode": true}}),
             json!({"add_generation_prompt": false}),

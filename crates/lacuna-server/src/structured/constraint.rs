@@ -12,7 +12,7 @@ use llguidance::{Matcher, ParserFactory};
 use toktrie::{SimpleVob, TokEnv, TokTrie};
 
 use crate::http::error::ApiError;
-use crate::structured::grammar::{OPEN, RECIPIENT, Rule, SCHEMA};
+use crate::structured::grammar::{OPEN, RECIPIENT, Rule};
 use crate::structured::vocabulary;
 
 /// Lexer states of one request at most; each takes some 2 kB.
@@ -101,14 +101,15 @@ impl Compiler {
     /// What follows `rule`, and a view of the tables that it and its clones share.
     fn compile(&self, rule: &Rule) -> Result<(Matcher, Parser), ApiError> {
         let refused = |error: &str| {
-            let path = match rule {
-                Rule::Json(_) => SCHEMA,
-                _ => "tools",
+            let (path, reason) = match rule {
+                Rule::Body(body) | Rule::HarmonyBody(body) => {
+                    let path = body.field();
+                    let own = body.is_grammar().then(|| of_a_grammar(error));
+                    (path, own.unwrap_or_else(|| reason(error).to_owned()))
+                }
+                _ => ("tools", reason(error).to_owned()),
             };
-            ApiError::field(
-                path,
-                format!("`{path}` cannot be followed: {}", reason(error)),
-            )
+            ApiError::field(path, format!("`{path}` cannot be followed: {reason}"))
         };
         let parser = self.factory.create_parser(rule.grammar());
         let parser = parser.map_err(|error| refused(&error.to_string()))?;
@@ -231,8 +232,8 @@ impl Place {
                 seen: Vec::new(),
                 in_header: true,
             }),
-            Rule::HarmonyCall { .. } | Rule::HarmonyJson(_) => None,
-            Rule::Json(_) | Rule::Calls { .. } => reader
+            Rule::HarmonyCall { .. } | Rule::HarmonyBody(_) => None,
+            Rule::Body(_) | Rule::Calls { .. } => reader
                 .filter(|reader| reader.is_reasoning())
                 .map(|reader| Self::Thought(reader.clone())),
         }
@@ -396,7 +397,8 @@ fn reason(error: &str) -> &'static str {
         ("limit", "it is too large"),
         (
             "regex",
-            "a `pattern` in it cannot be followed: look-around and references to groups are not known",
+            "a regular expression in it cannot be followed: it is not closed, or it has what is not known, such as \
+             look-around, references to groups and marks of the beginning of a line",
         ),
     ];
     let found = REASONS.iter().find(|(part, _)| error.contains(part));
@@ -404,6 +406,15 @@ fn reason(error: &str) -> &'static str {
         "its patterns or bounds are beyond what can be decided token by token; make them simpler",
         |(_, reason)| reason,
     )
+}
+
+/// The same of a grammar, for who wrote it: what the library says of it, which names its places.
+fn of_a_grammar(error: &str) -> String {
+    /// Enough for a place and what is wrong there.
+    const MOST_CHARACTERS: usize = 300;
+    let line = error.lines().find(|line| !line.trim().is_empty());
+    let line = line.unwrap_or("it is no grammar").trim();
+    line.chars().take(MOST_CHARACTERS).collect()
 }
 
 #[cfg(test)]

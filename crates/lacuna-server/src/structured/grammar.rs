@@ -1,51 +1,19 @@
 //! What a reply must be, and that as a grammar.
 
 use llguidance::api::TopLevelGrammar;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::structured::format::{Format, Kind};
 use crate::structured::schema::{Definitions, Impossible};
 use crate::structured::tools::{Choice, ToolSyntax, Tools};
-
-/// `response_format`.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Format {
-    #[serde(rename = "type")]
-    kind: FormatKind,
-    #[serde(default)]
-    json_schema: Option<NamedSchema>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum FormatKind {
-    /// Anything.
-    Text,
-    /// Any JSON object.
-    JsonObject,
-    /// JSON of a schema.
-    JsonSchema,
-}
-
-#[derive(Debug, Deserialize)]
-struct NamedSchema {
-    #[serde(default, rename = "name")]
-    _name: Option<String>,
-    #[serde(default, rename = "description")]
-    _description: Option<String>,
-    schema: Value,
-    /// Schemas are always followed strictly.
-    #[serde(default, rename = "strict")]
-    _strict: Option<bool>,
-}
 
 /// What a reply must be.
 #[derive(Debug)]
 pub(crate) enum Rule {
-    /// JSON of a schema, and nothing else.
-    Json(Value),
+    /// A body, and nothing else.
+    Body(Body),
     /// Calls of tools, and nothing else.
     Calls {
         /// What JSON of one call must be.
@@ -59,8 +27,8 @@ pub(crate) enum Rule {
         schema: Value,
         one_call: bool,
     },
-    /// In [`ToolSyntax::Harmony`]: thoughts, and then an answer that is JSON of a schema.
-    HarmonyJson(Value),
+    /// In [`ToolSyntax::Harmony`]: thoughts, and then an answer that is a body.
+    HarmonyBody(Body),
     /// In [`ToolSyntax::Harmony`]: thoughts, and then a call of one of these tools, or anything, of which
     /// what goes to a tool must be its arguments.
     HarmonyCall {
@@ -70,38 +38,61 @@ pub(crate) enum Rule {
     },
 }
 
-/// Where a reply's schema stands in a request.
-pub(super) const SCHEMA: &str = "response_format.json_schema.schema";
+/// What an answer must be.
+#[derive(Debug)]
+pub(crate) struct Body(Format);
 
 /// Marks a call's beginning in [`ToolSyntax::Tagged`].
 pub(crate) const OPEN: &str = "<tool_call>";
 /// Marks its end.
 pub(crate) const CLOSE: &str = "</tool_call>";
 
-impl Format {
-    /// JSON of a schema.
-    pub(crate) fn of_schema(schema: Value) -> Self {
-        Self {
-            kind: FormatKind::JsonSchema,
-            json_schema: Some(NamedSchema {
-                _name: None,
-                _description: None,
-                schema,
-                _strict: None,
-            }),
+impl Body {
+    fn new(format: Format, ignored: &mut Ignored) -> Result<Self, ApiError> {
+        Ok(Self(match format.kind {
+            Kind::Json(schema) => Format {
+                kind: Kind::Json(read(&schema, format.field, ignored)?),
+                ..format
+            },
+            _ => format,
+        }))
+    }
+
+    /// The field of the request that says it.
+    pub(super) fn field(&self) -> &'static str {
+        self.0.field
+    }
+
+    /// Whether it is said by a grammar that the request has, whose faults are then told as they are.
+    pub(super) fn is_grammar(&self) -> bool {
+        matches!(self.0.kind, Kind::Lark(_))
+    }
+
+    pub(super) fn is_json(&self) -> bool {
+        matches!(self.0.kind, Kind::Json(_))
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.0.kind {
+            Kind::Json(schema) => schema.to_string().len(),
+            Kind::Regex(text) | Kind::Lark(text) => text.len(),
         }
     }
 
-    /// The schema a reply must conform to, if it must to any.
-    fn schema(self) -> Result<Option<Value>, ApiError> {
-        match (self.kind, self.json_schema) {
-            (FormatKind::Text, _) => Ok(None),
-            (FormatKind::JsonObject, _) => Ok(Some(json!({"type": "object"}))),
-            (FormatKind::JsonSchema, Some(named)) => Ok(Some(named.schema)),
-            (FormatKind::JsonSchema, None) => Err(ApiError::field(
-                "response_format.json_schema",
-                "`response_format.json_schema` is missing",
-            )),
+    fn grammar(&self) -> TopLevelGrammar {
+        match &self.0.kind {
+            Kind::Json(schema) => TopLevelGrammar::from_json_schema(compact(schema.clone())),
+            Kind::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Kind::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        }
+    }
+
+    /// The same as a part of another grammar.
+    fn part(&self) -> String {
+        match &self.0.kind {
+            Kind::Json(schema) => format!("%json {}", compact(schema.clone())),
+            Kind::Regex(regex) => in_lark(regex),
+            Kind::Lark(lark) => format!("%lark {{\n{lark}\n}}"),
         }
     }
 }
@@ -114,16 +105,15 @@ impl Rule {
         syntax: ToolSyntax,
         ignored: &mut Ignored,
     ) -> Result<Option<Self>, ApiError> {
-        let json = match format.map(Format::schema).transpose()?.flatten() {
-            None => None,
-            Some(schema) => Some(read(&schema, ignored)?),
-        };
-        Ok(match (tools.choice(), json, syntax) {
+        let body = format
+            .map(|format| Body::new(format, ignored))
+            .transpose()?;
+        Ok(match (tools.choice(), body, syntax) {
             (Choice::Required, _, ToolSyntax::Harmony) => Some(Self::HarmonyCall {
                 tools: tools.arguments(ignored)?,
                 required: true,
             }),
-            (_, Some(schema), ToolSyntax::Harmony) => Some(Self::HarmonyJson(schema)),
+            (_, Some(body), ToolSyntax::Harmony) => Some(Self::HarmonyBody(body)),
             (Choice::Auto, None, ToolSyntax::Harmony) => Some(Self::HarmonyCall {
                 tools: tools.arguments(ignored)?,
                 required: false,
@@ -133,7 +123,7 @@ impl Rule {
                 syntax,
                 one_call: tools.are_called_once(),
             }),
-            (_, Some(schema), _) => Some(Self::Json(schema)),
+            (_, Some(body), _) => Some(Self::Body(body)),
             (Choice::Auto, None, ToolSyntax::Tagged) if tools.are_offered() => {
                 Some(Self::CallsAfterMarker {
                     schema: tools.schema(syntax, ignored)?,
@@ -144,13 +134,13 @@ impl Rule {
         })
     }
 
-    /// Bytes of the schema as text.
+    /// Bytes of the schema, or of what else is followed, as text.
     pub(super) fn schema_bytes(&self) -> usize {
         match self {
-            Self::Json(schema)
-            | Self::HarmonyJson(schema)
-            | Self::Calls { schema, .. }
-            | Self::CallsAfterMarker { schema, .. } => schema.to_string().len(),
+            Self::Body(body) | Self::HarmonyBody(body) => body.bytes(),
+            Self::Calls { schema, .. } | Self::CallsAfterMarker { schema, .. } => {
+                schema.to_string().len()
+            }
             Self::HarmonyCall { tools, .. } => {
                 let bytes =
                     |(name, schema): &(String, Value)| name.len() + schema.to_string().len();
@@ -162,8 +152,8 @@ impl Rule {
     /// The grammar of the reply, or of what follows the marker in it, or [`RECIPIENT`].
     pub(super) fn grammar(&self) -> TopLevelGrammar {
         match self {
-            Self::Json(schema)
-            | Self::Calls {
+            Self::Body(body) => body.grammar(),
+            Self::Calls {
                 schema,
                 syntax: ToolSyntax::Bare | ToolSyntax::BareParameters | ToolSyntax::Harmony,
                 ..
@@ -172,7 +162,7 @@ impl Rule {
                 schema, one_call, ..
             } => tagged(schema, &format!("{OPEN}\n"), *one_call),
             Self::CallsAfterMarker { schema, one_call } => tagged(schema, "\n", *one_call),
-            Self::HarmonyJson(schema) => harmony_json(schema),
+            Self::HarmonyBody(body) => harmony_body(body),
             Self::HarmonyCall { tools, required } => harmony_call(tools, *required),
         }
     }
@@ -188,12 +178,29 @@ TEXT: /(.|\n)+/
 json: " "? <|constrain|> "json"
 "#;
 
-/// Thoughts, and JSON of a schema on the channel for answers.
-fn harmony_json(schema: &Value) -> TopLevelGrammar {
+/// Thoughts, and a body on the channel for answers.
+fn harmony_body(body: &Body) -> TopLevelGrammar {
+    let kind = if body.is_json() { "json?" } else { "" };
     TopLevelGrammar::from_lark(format!(
-        "start: thoughts <|channel|> \"final\" json? <|message|> body\n{THOUGHTS}body: %json {}\n",
-        compact(schema.clone())
+        "start: thoughts <|channel|> \"final\" {kind} <|message|> body\n{THOUGHTS}body: {}\n",
+        body.part()
     ))
+}
+
+/// A regular expression as Lark has it, between two `/` and in one line.
+fn in_lark(regex: &str) -> String {
+    let mut out = String::from("/");
+    let mut escaped = false;
+    for character in regex.chars() {
+        match character {
+            '/' if !escaped => out.push_str("\\/"),
+            '\n' => out.push_str(if escaped { "n" } else { "\\n" }),
+            other => out.push(other),
+        }
+        escaped = character == '\\' && !escaped;
+    }
+    out.push('/');
+    out
 }
 
 /// Thoughts and a call of a tool, or what follows [`RECIPIENT`] in a header.
@@ -249,10 +256,12 @@ fn compact(mut schema: Value) -> Value {
     schema
 }
 
-fn read(schema: &Value, ignored: &mut Ignored) -> Result<Value, ApiError> {
-    let path = SCHEMA;
+fn read(schema: &Value, path: &str, ignored: &mut Ignored) -> Result<Value, ApiError> {
     if !schema.is_object() {
-        return Err(ApiError::field(path, "`schema` must be a JSON object"));
+        return Err(ApiError::field(
+            path,
+            format!("`{path}` must be a JSON object"),
+        ));
     }
     let mut definitions = Definitions::new(ignored);
     let root = definitions.read(schema, path)?;

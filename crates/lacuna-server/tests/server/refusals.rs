@@ -90,7 +90,7 @@ fn fields_that_are_wrong_are_named() {
         (json!({"stop_token_ids": [999_999_999]}), "stop_token_ids"),
         (json!({"min_tokens": 25}), "min_tokens"),
         (json!({"echo": true}), "echo"),
-        (json!({"guided_regex": "a+"}), "guided_regex"),
+        (json!({"structural_tag": {"type": "tag"}}), "structural_tag"),
         (
             json!({"response_format": {"type": "xml"}}),
             "response_format.type",

@@ -466,3 +466,143 @@ fn schema_keywords_that_cannot_be_followed_are_named_or_in_strict_mode_refused()
         format!("{at}.x.uniqueItems")
     );
 }
+
+/// A reply that is held to a form in each of the ways that other servers' clients say it, and the texts that it may be.
+#[test]
+fn expressions_lists_and_grammars_are_followed_in_the_words_of_other_servers() {
+    let server = start();
+    let gbnf = "root ::= pair (\", \" pair)*\npair ::= [a-c] \"=\" ([0-9] | \"(\" pair \")\"){1,2}";
+    let lark = "start: \"<\" WORD \">\"\nWORD: /[a-z]{3}/";
+    let is_pair = |text: &str| {
+        text.len() >= 3 && text.as_bytes()[1] == b'=' && text.starts_with(['a', 'b', 'c'])
+    };
+    let is_date = |text: &str| {
+        text.len() == 10
+            && text.bytes().enumerate().all(|(at, byte)| match at {
+                4 | 7 => byte == b'-',
+                _ => byte.is_ascii_digit(),
+            })
+    };
+    let is_choice = |text: &str| ["yes", "yes/no", "no.*"].contains(&text);
+    let is_word = |text: &str| text.len() == 5 && text.starts_with('<') && text.ends_with('>');
+    let is_json =
+        |text: &str| serde_json::from_str::<Value>(text).is_ok_and(|value| value["n"].is_u64());
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
+        "additionalProperties": false});
+    let date = r"^\d{4}-\d{2}-\d{2}$";
+    let choice = json!(["yes", "yes/no", "no.*"]);
+    let cases: [(Value, &dyn Fn(&str) -> bool); 15] = [
+        (json!({"guided_regex": date}), &is_date),
+        (json!({"regex": date}), &is_date),
+        (json!({"structured_outputs": {"regex": date}}), &is_date),
+        (
+            json!({"response_format": {"type": "regex", "pattern": date}}),
+            &is_date,
+        ),
+        (json!({"guided_choice": choice}), &is_choice),
+        (
+            json!({"structured_outputs": {"choice": choice}}),
+            &is_choice,
+        ),
+        (json!({"grammar": gbnf}), &is_pair),
+        (json!({"guided_grammar": gbnf}), &is_pair),
+        (json!({"ebnf": gbnf}), &is_pair),
+        (json!({"structured_outputs": {"grammar": lark}}), &is_word),
+        (
+            json!({"response_format": {"type": "grammar", "grammar": lark}}),
+            &is_word,
+        ),
+        (json!({"guided_json": schema}), &is_json),
+        (json!({"json_schema": schema.to_string()}), &is_json),
+        (json!({"structured_outputs": {"json": schema}}), &is_json),
+        (
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            &is_json,
+        ),
+    ];
+    for (said, conforms) in cases {
+        let mut fields = json!({"max_tokens": 60, "temperature": 1.0, "seed": 7});
+        for (field, value) in said.as_object().expect("fields") {
+            fields[field] = value.clone();
+        }
+        let choice = &posted(&server, CHAT, &question(fields.clone()))["choices"][0];
+        let text = choice["message"]["content"].as_str().expect("text");
+        // A list of pairs may go on for ever.
+        assert!(
+            conforms(text) || choice["finish_reason"] == "length" && is_pair(text),
+            "{said}: {text:?}"
+        );
+        fields["prompt"] = json!("A:");
+        let choice = &posted(&server, COMPLETION, &fields)["choices"][0];
+        let text = choice["text"].as_str().expect("text");
+        assert!(
+            conforms(text) || choice["finish_reason"] == "length" && is_pair(text),
+            "{said}: {text:?}"
+        );
+    }
+    assert_nothing_held(&server);
+}
+
+#[test]
+fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones() {
+    let server = start();
+    let chain: String = (0..600)
+        .map(|rule| format!("r{rule}: \"a\" r{}\n", rule + 1))
+        .collect();
+    for (said, field, why) in [
+        (json!({"grammar": "root ::= \"a"}), "grammar", "line 1"),
+        (json!({"grammar": "root ::= root"}), "grammar", ""),
+        (json!({"ebnf": "start: WORD"}), "ebnf", "WORD"),
+        (
+            json!({"guided_grammar": format!("start: r0\n{chain}r600: \"b\"")}),
+            "guided_grammar",
+            "definitions",
+        ),
+        (
+            json!({"guided_regex": "(a"}),
+            "guided_regex",
+            "regular expression",
+        ),
+        (
+            json!({"guided_regex": "a(?=b)"}),
+            "guided_regex",
+            "regular expression",
+        ),
+        (
+            json!({"guided_choice": ["a"], "regex": "b"}),
+            "regex",
+            "leave one out",
+        ),
+        (
+            json!({"response_format": {"type": "json_object"}, "grammar": "root ::= \"a\""}),
+            "grammar",
+            "leave one out",
+        ),
+        (
+            json!({"response_format": {"type": "grammar"}}),
+            "response_format.grammar",
+            "missing",
+        ),
+        (json!({"json_schema": "{"}), "json_schema", "JSON"),
+        (
+            json!({"guided_json": {"type": "string", "minLength": 2, "maxLength": 1}}),
+            "guided_json",
+            "nothing conforms",
+        ),
+    ] {
+        let mut body = question(json!({"max_tokens": 4}));
+        for (field, value) in said.as_object().expect("fields") {
+            body[field] = value.clone();
+        }
+        let reply = post(&server, CHAT, &body);
+        let error = reply.json();
+        assert_eq!(reply.status, 400, "{field}: {error}");
+        assert_eq!(error["error"]["param"], field, "{error}");
+        let message = error["error"]["message"].as_str().expect("a message");
+        assert!(message.contains(why), "{field}: {message}");
+    }
+    let nothing = json!({"max_tokens": 4, "guided_json": null, "guided_regex": "", "guided_choice": [], "grammar": "",
+        "json_schema": false, "structured_outputs": {}, "response_format": {"type": "text"}, "ebnf": null});
+    posted(&server, CHAT, &question(nothing));
+    assert_nothing_held(&server);
+}
