@@ -182,6 +182,17 @@ impl App {
         .transpose()
     }
 
+    /// The same, with thoughts that end after `most` tokens.
+    pub(crate) fn end_thoughts(
+        &self,
+        most: usize,
+        reader: &Reader,
+        constraint: Option<Box<dyn Constraint>>,
+    ) -> Option<Box<dyn Constraint>> {
+        self.grammars
+            .end_thoughts(self.model(), reader, most, constraint)
+    }
+
     /// Whether the model's own template tells it of tools.
     pub(crate) fn teaches_tools(&self) -> bool {
         self.conversations.teaches_tools()

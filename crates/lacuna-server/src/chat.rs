@@ -79,6 +79,14 @@ impl Chat {
         request.pin_prefix = self.pin_prefix;
         request.logprobs = self.logprobs;
         request.constraint = app.constraint(rule, reader.as_ref())?;
+        match (parameters.reasoning_budget(), &reader) {
+            (Some((_, most)), Some(reader)) => {
+                request.constraint = app.end_thoughts(most, reader, request.constraint.take());
+            }
+            // Nothing tells thoughts from what is said.
+            (Some((field, _)), None) => ignored.note(field)?,
+            _ => {}
+        }
         let calls = tools
             .are_offered()
             .then(|| CallReader::new(syntax, &tools, id));

@@ -14,7 +14,8 @@ mod tagged;
 
 pub use effort::{Effort, UnknownEffort};
 use harmony::Harmony;
-use tagged::{Tagged, Tags};
+use tagged::Tagged;
+pub use tagged::Tags;
 
 use crate::tokenizer::{MARK_CLOSE, MARK_OPEN};
 
@@ -128,6 +129,15 @@ impl Reader {
             State::Tagged(tagged) => tagged.finish(&mut pieces),
         }
         pieces.0
+    }
+
+    /// The format it reads.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        match &self.state {
+            State::Harmony(_) => Format::Harmony,
+            State::Tagged(tagged) => Format::Tagged(tagged.tags()),
+        }
     }
 
     /// Whether what comes next is thought, unless it ends the thought.

@@ -239,7 +239,7 @@ impl MessagesRequest {
             ApiError::field("max_tokens", "`max_tokens` is needed, and at least 1")
         })?;
         if let Some(thinking) = &self.thinking {
-            thinking.check(most, ignored)?;
+            thinking.check(most)?;
         }
         self.chat_to_count(ignored)
     }
@@ -249,6 +249,7 @@ impl MessagesRequest {
         let pin_prefix = self.time_to_live().map(TimeToLive::duration);
         let thinks = self.thinking.as_ref().is_some_and(Thinking::is_on);
         let told = self.thinking.as_ref().is_some_and(Thinking::is_told);
+        let budget = self.thinking.as_ref().and_then(Thinking::budget);
         let output = self.output_config;
         let (effort, format) = output.map_or((None, None), |it| (it.effort, it.format));
         let format = format.or(self.output_format);
@@ -271,6 +272,7 @@ impl MessagesRequest {
                 stop: self.stop_sequences.map(OneOrMany::Many),
                 reasoning_effort: effort,
                 include_reasoning: Some(told),
+                thinking_token_budget: budget,
                 ..Parameters::default()
             }
             .checked()?,
@@ -319,9 +321,8 @@ impl Thinking {
         self.is_on() && self.display != Some(Display::Omitted)
     }
 
-    /// Nothing here ends a thought, so the budget is checked and named as ignored: what bounds a
-    /// thought is `max_tokens`.
-    fn check(&self, max_tokens: usize, ignored: &mut Ignored) -> Result<(), ApiError> {
+    /// Refuses a budget that is none.
+    fn check(&self, max_tokens: usize) -> Result<(), ApiError> {
         let field = "thinking.budget_tokens";
         match (self.kind, self.budget_tokens) {
             (ThinkingKind::Enabled, None) => Err(ApiError::field(
@@ -338,9 +339,15 @@ impl Thinking {
                     ),
                 ))
             }
-            (_, Some(_)) => ignored.note(field),
-            (_, None) => Ok(()),
+            _ => Ok(()),
         }
+    }
+
+    /// Tokens that may be thought.
+    fn budget(&self) -> Option<i64> {
+        self.budget_tokens
+            .filter(|_| self.is_on())
+            .and_then(|tokens| tokens.try_into().ok())
     }
 }
 

@@ -18,7 +18,7 @@ use crate::http::ignored::Ignored;
 use crate::openai::fields;
 
 /// The fields of [`Parameters`].
-const FIELDS: [&str; 28] = [
+const FIELDS: [&str; 32] = [
     "cache_salt",
     "max_tokens",
     "max_completion_tokens",
@@ -47,6 +47,10 @@ const FIELDS: [&str; 28] = [
     "echo",
     "include_reasoning",
     "reasoning_effort",
+    "reasoning",
+    "thinking_token_budget",
+    "reasoning_budget_tokens",
+    "thinking_budget_tokens",
 ];
 
 /// Stop strings at most.
@@ -95,6 +99,24 @@ pub(crate) struct Parameters {
     /// Whether chats tell what the model thinks.
     pub(crate) include_reasoning: Option<bool>,
     pub(crate) reasoning_effort: Option<Effort>,
+    /// The same and more, as routers have it.
+    pub(crate) reasoning: Option<Reasoning>,
+    /// Tokens that may be thought, as vLLM has it; a negative number is no bound.
+    pub(crate) thinking_token_budget: Option<i64>,
+    /// And as llama.cpp has it.
+    pub(crate) reasoning_budget_tokens: Option<i64>,
+    pub(crate) thinking_budget_tokens: Option<i64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Reasoning {
+    pub(crate) effort: Option<Effort>,
+    /// Tokens that may be thought.
+    pub(crate) max_tokens: Option<i64>,
+    /// Whether it is thought and not told.
+    pub(crate) exclude: Option<bool>,
+    pub(crate) enabled: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -240,11 +262,41 @@ impl Parameters {
     }
 
     pub(crate) fn includes_reasoning(&self) -> bool {
-        self.include_reasoning != Some(false)
+        let excluded = self
+            .reasoning
+            .as_ref()
+            .and_then(|reasoning| reasoning.exclude);
+        self.include_reasoning
+            .or(excluded.map(|excluded| !excluded))
+            != Some(false)
     }
 
     pub(crate) fn effort(&self) -> Option<Effort> {
+        let reasoning = self.reasoning.as_ref();
+        let off = reasoning.is_some_and(|reasoning| reasoning.enabled == Some(false));
+        let effort = reasoning.and_then(|reasoning| reasoning.effort);
         self.reasoning_effort
+            .or(effort)
+            .or(off.then_some(Effort::None))
+    }
+
+    /// How many tokens may be thought, and the field that says it.
+    pub(crate) fn reasoning_budget(&self) -> Option<(&'static str, usize)> {
+        let reasoning = self
+            .reasoning
+            .as_ref()
+            .and_then(|reasoning| reasoning.max_tokens);
+        let said = [
+            ("thinking_token_budget", self.thinking_token_budget),
+            ("reasoning_budget_tokens", self.reasoning_budget_tokens),
+            ("thinking_budget_tokens", self.thinking_budget_tokens),
+            ("reasoning.max_tokens", reasoning),
+        ];
+        let (field, most) = said
+            .into_iter()
+            .find_map(|(field, most)| Some((field, most?)))?;
+        // Other servers take -1 for no bound.
+        usize::try_from(most).ok().map(|most| (field, most))
     }
 
     /// No token at all is enough for a reply that has something to say of the prompt.

@@ -13,6 +13,7 @@ use toktrie::{SimpleVob, TokEnv, TokTrie};
 
 use crate::http::error::ApiError;
 use crate::structured::grammar::{OPEN, RECIPIENT, Rule};
+use crate::structured::thoughts::Thoughts;
 use crate::structured::vocabulary;
 
 /// Lexer states of one request at most; each takes some 2 kB.
@@ -80,6 +81,26 @@ impl Grammars {
                 grammar,
             }),
         })
+    }
+}
+
+impl Grammars {
+    /// Ends the thoughts of a reply after `most` tokens, of which `reader` tells them, and holds it to
+    /// `other` besides; that alone where this model's vocabulary has nothing that ends one.
+    pub(crate) fn end_thoughts(
+        &self,
+        model: &Model,
+        reader: &Reader,
+        most: usize,
+        other: Option<Box<dyn Constraint>>,
+    ) -> Option<Box<dyn Constraint>> {
+        let Some(compiler) = self.0.get_or_init(|| Compiler::new(model).map(Arc::new)) else {
+            return other;
+        };
+        match Thoughts::new(&compiler.vocabulary, reader, most, other) {
+            Ok(thoughts) => Some(Box::new(thoughts)),
+            Err(other) => other,
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod format;
 mod gbnf;
 mod grammar;
 mod schema;
+mod thoughts;
 pub(crate) mod tools;
 mod vocabulary;
 

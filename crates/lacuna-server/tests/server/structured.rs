@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::{
-    CHAT, COMPLETION, assert_nothing_held, post, posted, question, start, start_with,
+    CHAT, COMPLETION, assert_nothing_held, post, posted, question, start, start_spoken, start_with,
 };
 
 fn person() -> Value {
@@ -605,4 +605,54 @@ fn forms_that_cannot_be_followed_are_refused_and_nothing_is_asked_by_empty_ones(
         "json_schema": false, "structured_outputs": {}, "response_format": {"type": "text"}, "ebnf": null});
     posted(&server, CHAT, &question(nothing));
     assert_nothing_held(&server);
+}
+
+/// Of a thought, as many tokens come as may; then it ends, and what is said follows.
+#[test]
+fn thoughts_end_when_their_tokens_are_used_up() {
+    for model in ["thinking.gguf", "harmony.gguf"] {
+        let server = start_spoken(model);
+        let ask = |fields: Value| {
+            let mut fields = fields;
+            fields["temperature"] = json!(0);
+            fields["max_tokens"] = json!(60);
+            posted(&server, CHAT, &question(fields))
+        };
+        let thought = |reply: &Value| {
+            let message = &reply["choices"][0]["message"];
+            message["reasoning_content"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let whole = ask(json!({}));
+        let all = thought(&whole);
+        for (budget, field) in [
+            (0, "thinking_token_budget"),
+            (1, "reasoning_budget_tokens"),
+            (0, "thinking_budget_tokens"),
+        ] {
+            let cut = ask(json!({field: budget}));
+            let of = thought(&cut);
+            assert!(
+                all.starts_with(&of) && of.len() < all.len(),
+                "{model}: {of:?}"
+            );
+            assert_eq!(of.is_empty(), budget == 0, "{model}: {cut}");
+            // What this gpt-oss says next depends on the last token alone.
+            let said = cut["choices"][0]["message"]["content"].as_str();
+            assert!(said.is_some_and(|said| said.ends_with("It is 4.")), "{cut}");
+        }
+        for unbounded in [
+            json!({"reasoning": {"max_tokens": 100}}),
+            json!({"thinking_token_budget": -1}),
+        ] {
+            let same = ask(unbounded);
+            assert_eq!(
+                same["choices"][0]["message"],
+                whole["choices"][0]["message"]
+            );
+        }
+        assert_nothing_held(&server);
+    }
 }

@@ -24,6 +24,12 @@ impl Tags {
         Self { open, close }
     }
 
+    /// What ends a thought.
+    #[must_use]
+    pub fn close(self) -> &'static str {
+        self.close
+    }
+
     pub(super) fn are_in(self, template: &str) -> bool {
         // Line feeds are written differently in the source of a template.
         template.contains(self.open.trim_end()) && template.contains(self.close)
@@ -58,6 +64,10 @@ impl Tagged {
                 false => State::Start(String::new()),
             },
         }
+    }
+
+    pub(super) fn tags(&self) -> Tags {
+        self.tags
     }
 
     pub(super) fn is_reasoning(&self) -> bool {
