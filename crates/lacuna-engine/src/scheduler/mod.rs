@@ -300,7 +300,9 @@ impl Scheduler {
 
     /// Runs the batch and picks a token for every session that has come to its end.
     fn forward_and_sample(&mut self) -> Result<Vec<Result<Sampled, Failure>>, EngineError> {
-        self.expect();
+        // What is read for them is read meanwhile.
+        let expected = self.expected();
+        self.engine.expect(&expected);
         let mut segments: Vec<Segment<'_>> = sessions(&mut self.running)
             .filter(|session| session.scheduled > 0)
             .map(Session::segment)
@@ -328,16 +330,15 @@ impl Scheduler {
         Ok(samples)
     }
 
-    /// Says which tokens of prompts the next steps compute.
-    fn expect(&mut self) {
+    /// Tokens of prompts that the next steps compute.
+    fn expected(&self) -> Vec<u32> {
         let sessions = self.running.iter().flat_map(|running| &running.sessions);
         let scheduled = sessions.filter(|session| session.scheduled > 0);
         let next = scheduled.flat_map(|session| {
             let next = session.sequence.len() + session.scheduled;
             session.choice.tokens.get(next..).unwrap_or_default()
         });
-        let next: Vec<u32> = next.copied().take(MOST_EXPECTED).collect();
-        self.engine.expect(&next);
+        next.copied().take(MOST_EXPECTED).collect()
     }
 
     /// Makes the computed rows valid, shares them, and hands the chosen tokens out. Returns whether

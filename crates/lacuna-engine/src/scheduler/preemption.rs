@@ -27,7 +27,7 @@ impl Scheduler {
 
     /// Weights that are brought back together, at most: the step that waits for them takes an eighth of a second
     /// longer where a disk reads 2 GB a second.
-    const RESTORED_AT_ONCE: u64 = 256 << 20;
+    pub(super) const RESTORED_AT_ONCE: u64 = 256 << 20;
 
     /// Bytes of pages that a session or the cache holds.
     pub(super) fn owned_bytes(&self) -> u64 {
@@ -92,11 +92,7 @@ impl Scheduler {
         }
         let used = (self.owned_bytes() + self.promised_bytes()).max(self.first_needs());
         let budget = self.budget.budget_bytes.unwrap_or(u64::MAX);
-        let kept = self.engine.kv_to_begin_with(budget).max(used + used / 4);
-        match share.saturating_sub(kept) {
-            spare if spare < share / 8 => 0,
-            spare => spare.min(Self::RESTORED_AT_ONCE),
-        }
+        spare_bytes(share, used, self.engine.kv_to_begin_with(budget)).min(Self::RESTORED_AT_ONCE)
     }
 
     /// Makes `bytes` what the process may commit from now on. What there is too much of goes in the order in which
@@ -323,10 +319,47 @@ impl Scheduler {
     }
 }
 
+/// What KV pages do not need of their `share` while `used` bytes of it are in use or promised: they keep a quarter
+/// more than that, and what they have to begin with. Less than an eighth of all is not worth a read.
+fn spare_bytes(share: u64, used: u64, to_begin_with: u64) -> u64 {
+    let kept = to_begin_with.max(used + used / 4);
+    let spare = share.saturating_sub(kept);
+    if spare < share / 8 { 0 } else { spare }
+}
+
 /// Whether the pool's limit is what stood in the way, and not the system.
 fn is_limit(error: &KvError) -> bool {
     matches!(
         error,
         KvError::Pages(lacuna_pages::Error::OutOfPages { .. })
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spare_bytes;
+
+    #[test]
+    fn pages_keep_a_quarter_more_than_they_use_and_what_they_begin_with() {
+        for (used, to_begin_with, spare) in [
+            (0, 0, 800),
+            (0, 100, 700),
+            (80, 100, 700),
+            (400, 100, 300),
+            (401, 100, 299),
+            // An eighth of all, and less.
+            (560, 0, 100),
+            (564, 0, 0),
+            (0, 700, 100),
+            (0, 701, 0),
+            (800, 0, 0),
+            (u64::MAX / 4, 0, 0),
+        ] {
+            assert_eq!(
+                spare_bytes(800, used, to_begin_with),
+                spare,
+                "{used}, {to_begin_with}"
+            );
+        }
+    }
 }

@@ -199,3 +199,73 @@ fn what_could_never_run_under_another_budget_is_refused_from_then_on() {
     finish(&mut scheduler, 20);
     assert_eq!(tokens(stream).len(), 1);
 }
+
+/// Weights are given to nobody while a request waits, or while it is the system that has too little.
+#[test]
+fn weights_get_nothing_back_while_somebody_waits_or_the_system_is_short() {
+    let (mut scheduler, ..) = reading();
+    scheduler.config.prefix_cache.enabled = false;
+    assert_eq!(scheduler.restorable(), 0, "all weights are in memory");
+    let request = taking(&scheduler, 3, 2.0);
+    let stream = enqueue(&mut scheduler, request);
+    while streamed(&scheduler) == 0 {
+        scheduler.step();
+    }
+    let share = kv_share(&scheduler.budget, scheduler.memory);
+    let (owned, promised) = (scheduler.owned_bytes(), scheduler.promised_bytes());
+    assert!(promised > 0);
+    assert!(owned + promised + (owned + promised) / 4 > share - share / 8);
+    assert_eq!(scheduler.restorable(), 0, "what was promised is kept, too");
+    finish(&mut scheduler, 500);
+    drop(stream);
+
+    let budget = scheduler.budget.budget_bytes.expect("a budget");
+    let begin = scheduler.engine.kv_to_begin_with(budget);
+    let share = kv_share(&scheduler.budget, scheduler.memory);
+    assert_eq!(scheduler.kv_limit, share);
+    let spare = (share - begin).min(Scheduler::RESTORED_AT_ONCE);
+    assert!(spare >= share / 8);
+    assert_eq!(scheduler.restorable(), spare);
+    scheduler.kv_limit = share - 1;
+    assert_eq!(scheduler.restorable(), 0);
+    scheduler.kv_limit = share;
+    let stream = enqueue(&mut scheduler, after(prompt(1, 2), 1));
+    assert_eq!(scheduler.restorable(), 0);
+    finish(&mut scheduler, 20);
+    drop(stream);
+    assert_eq!(scheduler.restorable(), spare);
+}
+
+/// What is read ahead of the next step are the tokens after those of this one, of sessions that are in it.
+#[test]
+fn tokens_of_prompts_are_expected_behind_those_of_the_step() {
+    let mut scheduler = scheduler();
+    let streams = [
+        submit(&mut scheduler, 100..300, 4),
+        submit(&mut scheduler, 400..420, 4),
+    ];
+    scheduler.step();
+    let sessions = |scheduler: &Scheduler| -> Vec<(usize, usize)> {
+        let sessions = scheduler
+            .running
+            .iter()
+            .flat_map(|running| &running.sessions);
+        sessions
+            .map(|session| (session.sequence.len(), session.choice.tokens.len()))
+            .collect()
+    };
+    scheduler.schedule();
+    let (long, short) = (sessions(&scheduler)[0], sessions(&scheduler)[1]);
+    assert!(long.0 > 0 && long.0 + 64 < long.1 && short.0 <= short.1);
+    let scheduled = scheduler.running[0].sessions[0].scheduled;
+    assert!(scheduled > 0);
+    let first = 100 + (long.0 + scheduled) as u32;
+    let expected = scheduler.expected();
+    let behind: Vec<u32> = (first..300).take(MOST_EXPECTED).collect();
+    assert_eq!(expected[..behind.len().min(expected.len())], behind[..]);
+    // A session that is not in the step is not in the next one either, as far as anybody knows.
+    scheduler.running[0].sessions[0].scheduled = 0;
+    assert!(scheduler.expected().iter().all(|token| *token >= 400));
+    finish(&mut scheduler, 100);
+    drop(streams);
+}
