@@ -4,8 +4,8 @@
 )]
 
 //! What a device must do: reserve address space, hold heaps of memory, and attach one to the
-//! other in batches. Eight methods; everything else a device differs in is data
-//! ([`Capabilities`]).
+//! other in batches. Eight methods, and two for files; everything else a device differs in is
+//! data ([`Capabilities`]).
 //!
 //! The pool plans, the device performs: it keeps no books, merges nothing and decides nothing.
 //!
@@ -19,11 +19,14 @@
 //!   `base + offset`, for a mapping with [`Access::ReadWrite`], and reads it, for
 //!   [`Access::Read`], without a fault; this holds for host-visible devices of either ordering.
 //! * **D3** Two pages show the same memory only if they were mapped to the same place of the same
-//!   heap, and nothing but a mapping, [`Operation::Zero`] or [`Operation::Copy`] touches it.
+//!   heap, and nothing but a mapping, [`Operation::Zero`] or [`Operation::Copy`] touches it. A heap
+//!   that is part of a file is only ever mapped for reading; what other processes do to the file
+//!   changes which plain numbers are read, as with any mapped file.
 //! * **D4** After an error of [`Device::apply`] exactly the first `applied` operations have taken
 //!   effect, and the others not even in part, but for the contents of memory they were to write.
 
 use std::fmt;
+use std::fs::File;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -200,6 +203,17 @@ impl Fence {
     pub const DONE: Self = Self(0);
 }
 
+/// Bytes of a file.
+#[derive(Debug)]
+pub struct FilePart {
+    /// The file, open for reading.
+    pub file: File,
+    /// The first byte.
+    pub offset: u64,
+    /// Bytes from there on.
+    pub length: ByteLength,
+}
+
 /// How the host reaches the memory of a reservation.
 #[derive(Clone, Debug)]
 pub enum HostView {
@@ -305,6 +319,11 @@ pub enum DeviceError {
         /// What the driver returned.
         code: i32,
     },
+    /// Memory of a file cannot be read any more.
+    #[error(
+        "a file whose pages are mapped has become shorter or unreadable; its contents are to be had anew"
+    )]
+    LostFile,
     /// More than the device allows.
     #[error(
         "the device allows {limit} of {what}, of which {in_use} are taken, and {requested} were asked for; ask for less or give some back"
@@ -368,6 +387,24 @@ pub unsafe trait Device: fmt::Debug + Send {
     /// # Errors
     /// When the system has no room.
     fn create_heap(&mut self, length: ByteLength) -> Result<HeapId, DeviceError>;
+
+    /// Makes part of a file a heap, which is committed and is only mapped for reading.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] where it cannot be mapped as it is.
+    fn open_heap(&mut self, part: FilePart) -> Result<HeapId, DeviceError> {
+        let _ = part;
+        Err(DeviceError::Invalid {
+            device: self.capabilities().name,
+            what: "map a file",
+        })
+    }
+
+    /// Whether one of those files has become shorter, or a page of one could not be read where it was mapped and
+    /// reads as zeros by now.
+    fn has_lost_files(&self) -> bool {
+        false
+    }
 
     /// Gives a heap and its memory back; none of it is mapped.
     ///

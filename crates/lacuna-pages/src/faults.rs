@@ -11,8 +11,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{
-    BatchError, Capabilities, Device, DeviceError, Fence, FenceState, HeapId, HostView, Operation,
-    Ordering, Patience, SpaceId,
+    BatchError, Capabilities, Device, DeviceError, Fence, FenceState, FilePart, HeapId, HostView,
+    Operation, Ordering, Patience, SpaceId,
 };
 use crate::units::ByteLength;
 
@@ -145,6 +145,15 @@ unsafe impl<D: Device> Device for FaultyDevice<D> {
     fn create_heap(&mut self, length: ByteLength) -> Result<HeapId, DeviceError> {
         self.faults.check()?;
         self.inner.create_heap(length)
+    }
+
+    fn open_heap(&mut self, part: FilePart) -> Result<HeapId, DeviceError> {
+        self.faults.check()?;
+        self.inner.open_heap(part)
+    }
+
+    fn has_lost_files(&self) -> bool {
+        self.inner.has_lost_files()
     }
 
     fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {

@@ -24,6 +24,9 @@ pub struct Ledger {
     pub pinned: ByteLength,
     /// The part of `pinned` that no buffer maps.
     pub pinned_only: ByteLength,
+    /// The part of `committed` that is pages of files: memory that processes share, and that the system reads again
+    /// when it has taken it away.
+    pub file: ByteLength,
     /// Committed memory nobody owns, kept for reuse.
     pub idle: ByteLength,
     /// Committed memory whose last readers may not be done yet.

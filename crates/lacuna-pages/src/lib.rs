@@ -24,7 +24,7 @@
 //! * **M1** A physical page is free or owned, never both.
 //! * **M2** A page's count is its mappings plus its pins; every buffer's account agrees.
 //! * **M3** A page with more than one mapping, or with a pin, is sealed: every slot that maps it
-//!   says so, and no mapping of it allows writing.
+//!   says so, and no mapping of it allows writing. So is a page of a file, always.
 //! * **M4** No virtual page maps a freed page, and no heap is given back while a page of it is
 //!   owned.
 //! * **M5** Books and tables change only after the device's effect succeeded (*plan, do, record*),
@@ -39,6 +39,11 @@ pub mod device;
 mod error;
 pub mod faults;
 mod freed;
+#[cfg(any(target_os = "linux", target_os = "android", target_os = "macos"))]
+pub mod guard;
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
+#[path = "unguarded.rs"]
+pub mod guard;
 mod host;
 mod ledger;
 mod pool;

@@ -6,8 +6,8 @@
 //!
 //! # Safety
 //!
-//! This module opens `unsafe` for two calls, mapping a file and letting go of its pages, and `guard.rs` for what it lists itself. `mmap` is unsafe because another
-//! process may change the file while we hold `&[u8]` to it.
+//! This module opens `unsafe` for three calls: mapping a file, having the mapping watched over, and letting go of its
+//! pages. `mmap` is unsafe because another process may change the file while we hold `&[u8]` to it.
 //!
 //! 1. *Lifetime.* The mapping lives in the same `Arc` as every slice handed out borrows from, and is
 //!    unmapped when the last clone goes; no pointer to it outlives that.
@@ -26,11 +26,9 @@
     reason = "mappings of files are what the compiler cannot check here"
 )]
 
+#[cfg(test)]
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "macos"))]
-mod guard;
-#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "macos")))]
-#[path = "unguarded.rs"]
-mod guard;
+mod shrinking;
 
 use std::fs::File;
 use std::io;
@@ -38,8 +36,9 @@ use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
+use lacuna_pages::guard::{self, Guard};
+
 use crate::reader::Loaded;
-use guard::Guard;
 
 /// Why a file could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -177,7 +176,10 @@ impl Mapping {
             source,
         })?;
         let path = path.to_owned();
-        match Guard::new(&map) {
+        // SAFETY: (1) `Source` drops the guard before the mapping, which nobody else unmaps or replaces; (2) it is
+        // only read.
+        let guard = unsafe { Guard::of_mapping(map.as_ptr(), map.len()) };
+        match guard {
             Some(guard) => Ok(Self::new(Source::File {
                 guard,
                 map,

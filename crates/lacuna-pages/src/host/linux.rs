@@ -33,10 +33,14 @@
 //! * **H1** Every address handed to the kernel lies inside a reservation of this device:
 //!   [`Reservation::at`] checks offset and length, so `MAP_FIXED` never replaces foreign memory.
 //! * **H2** A reservation is unmapped only by `release`, as a whole, and only then forgotten.
-//! * **H3** Heaps are close-on-exec memfds no one else has. They are shared by `fork` like any
-//!   shared mapping: a process that forks without `exec` must not write to its buffers in both.
+//! * **H3** Heaps are close-on-exec memfds no one else has, or parts of files, which are mapped for
+//!   reading alone. Memfds are shared by `fork` like any shared mapping: a process that forks without
+//!   `exec` must not write to its buffers in both.
 //! * **H4** Reading or writing mapped memory here (copy, zero) is done through raw pointers during
 //!   `apply`, which the pool calls only while it holds the buffer exclusively.
+//! * **H5** A reservation is watched over before the first page of a file is mapped there, until it
+//!   is unmapped. A fault replaces a page of a file with zeros, at its address; slices of it stay
+//!   valid, and [`Device::has_lost_files`] says so.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -51,8 +55,9 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use super::{HostConfig, HugePages};
 use crate::device::{
     Access, Address, Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence,
-    FenceState, HeapId, Hole, HostView, Operation, Ordering, Patience, Place, SpaceId,
+    FenceState, FilePart, HeapId, Hole, HostView, Operation, Ordering, Patience, Place, SpaceId,
 };
+use crate::guard::{self, Guard};
 use crate::units::{ByteLength, PageSize};
 
 const NAME: &str = "host";
@@ -79,12 +84,28 @@ pub struct HostDevice {
 #[derive(Debug)]
 struct Heap {
     file: File,
+    /// Where it begins in the file.
+    start: u64,
     length: ByteLength,
+    contents: Contents,
+    /// Whether a page of it could not be had, without anyone having touched it.
+    lost: bool,
+}
+
+/// What a heap is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contents {
+    /// Memory of the device's own.
+    Memory,
+    /// Part of a file.
+    File,
 }
 
 /// One `PROT_NONE` range of address space.
 #[derive(Debug)]
 struct Reservation {
+    /// Once pages of files are mapped there. Dropped before the range is unmapped (H5).
+    guard: Option<Guard>,
     base: NonNull<u8>,
     length: ByteLength,
 }
@@ -102,6 +123,20 @@ impl Reservation {
         // SAFETY: H1: `offset` is within the reservation, which is one mapping of less than
         // `isize::MAX` bytes.
         Ok(unsafe { self.base.add(offset as usize) }.as_ptr().cast())
+    }
+
+    /// Sees to it that pages of files here that cannot be read do not end the process.
+    fn watch_over(&mut self) -> Result<(), DeviceError> {
+        if self.guard.is_none() {
+            let (start, bytes) = (self.base.as_ptr(), self.length.get() as usize);
+            // SAFETY: H2, H5: the guard goes before the reservation. The pool changes a buffer only while it holds
+            // it exclusively (H4), so nobody reads it then; of committed memory no read faults.
+            self.guard = unsafe { Guard::of_pages(start, bytes) };
+        }
+        match self.guard {
+            Some(_) => Ok(()),
+            None => Err(invalid("map files to so many buffers")),
+        }
     }
 }
 
@@ -166,6 +201,12 @@ impl HostDevice {
         result
     }
 
+    fn space_mut(&mut self, space: SpaceId) -> Result<&mut Reservation, DeviceError> {
+        let found = self.spaces.get_mut(space.0 as usize);
+        let found = found.and_then(Option::as_mut);
+        found.ok_or_else(|| invalid("a reservation it does not have"))
+    }
+
     fn space(&self, space: SpaceId) -> Result<&Reservation, DeviceError> {
         let found = self.spaces.get(space.0 as usize).and_then(Option::as_ref);
         found.ok_or_else(|| invalid("a reservation it does not have"))
@@ -183,7 +224,16 @@ impl HostDevice {
         }
     }
 
-    fn perform(&self, operation: Operation) -> Result<(), DeviceError> {
+    /// A heap that is memory and no file.
+    fn own_heap(&self, place: Place, length: ByteLength) -> Result<&Heap, DeviceError> {
+        let heap = self.heap(place, length)?;
+        match heap.contents {
+            Contents::Memory => Ok(heap),
+            Contents::File => Err(invalid("writing to a file")),
+        }
+    }
+
+    fn perform(&mut self, operation: Operation) -> Result<(), DeviceError> {
         match operation {
             Operation::Commit { place, length } => self.commit(place, length),
             Operation::Decommit { place, length } => self.decommit(place, length),
@@ -205,26 +255,32 @@ impl HostDevice {
     }
 
     fn commit(&self, place: Place, length: ByteLength) -> Result<(), DeviceError> {
-        let heap = self.heap(place, length)?;
+        let heap = self.own_heap(place, length)?;
         let flags = FallocateFlags::KEEP_SIZE;
         retry(|| fallocate(&heap.file, flags, place.offset, length.get()))
             .map_err(|errno| memory("fallocate", errno, length))
     }
 
     fn decommit(&self, place: Place, length: ByteLength) -> Result<(), DeviceError> {
-        let heap = self.heap(place, length)?;
+        let heap = self.own_heap(place, length)?;
         let flags = FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE;
         retry(|| fallocate(&heap.file, flags, place.offset, length.get()))
             .map_err(|errno| system("fallocate(PUNCH_HOLE)", errno))
     }
 
     fn map(
-        &self,
+        &mut self,
         address: Address,
         place: Place,
         length: ByteLength,
         access: Access,
     ) -> Result<(), DeviceError> {
+        if self.heap(place, length)?.contents == Contents::File {
+            if access == Access::ReadWrite {
+                return Err(invalid("writing to a file"));
+            }
+            self.space_mut(address.space)?.watch_over()?;
+        }
         let heap = self.heap(place, length)?;
         let pointer = self.space(address.space)?.at(address.offset, length)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -237,7 +293,7 @@ impl HostDevice {
                 protection(access),
                 flags,
                 &heap.file,
-                place.offset,
+                heap.start + place.offset,
             )
         }
         .map(drop)
@@ -249,13 +305,14 @@ impl HostDevice {
     fn populate(&self, operation: Operation) -> Result<(), DeviceError> {
         let Operation::Map {
             address,
+            place,
             length,
             access,
-            ..
         } = operation
         else {
             return Ok(());
         };
+        let contents = self.heap(place, length)?.contents;
         let pointer = self.space(address.space)?.at(address.offset, length)?;
         let advice = match access {
             Access::Read => Advice::LinuxPopulateRead,
@@ -264,8 +321,26 @@ impl HostDevice {
         // SAFETY: H1; populating changes no contents.
         match retry(|| unsafe { rustix::mm::madvise(pointer, length.get() as usize, advice) }) {
             Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(errno) if contents == Contents::File && errno != Errno::NOMEM => {
+                Err(DeviceError::LostFile)
+            }
             Err(errno) => Err(memory("madvise(POPULATE)", errno, length)),
         }
+    }
+
+    fn apply_all(&mut self, batch: &[Operation]) -> Result<Fence, BatchError> {
+        for (applied, &operation) in batch.iter().enumerate() {
+            self.perform(operation)
+                .map_err(|cause| BatchError { applied, cause })?;
+            // The mapping is in place by now, so this operation counts as applied.
+            self.populate(operation)
+                .and_then(|()| self.collapse(operation))
+                .map_err(|cause| BatchError {
+                    applied: applied + 1,
+                    cause,
+                })?;
+        }
+        Ok(Fence::DONE)
     }
 
     /// Moves the whole huge pages of a mapping that was just made, as far as the system does it.
@@ -323,7 +398,7 @@ impl HostDevice {
     }
 
     fn copy(&self, from: Address, to: Place, length: ByteLength) -> Result<(), DeviceError> {
-        let heap = self.heap(to, length)?;
+        let heap = self.own_heap(to, length)?;
         let pointer = self.space(from.space)?.at(from.offset, length)?;
         // SAFETY: H1; the pool copies mapped pages only, and holds their buffer exclusively (H4);
         // a sealed page is not written by anyone else either.
@@ -331,10 +406,13 @@ impl HostDevice {
             std::slice::from_raw_parts(pointer.cast::<u8>().cast_const(), length.get() as usize)
         };
         let written = heap.file.write_all_at(source, to.offset);
-        written.map_err(|error| {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            memory("pwrite", errno, length)
-        })
+        written.map_err(
+            |error| match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
+                // Committed memory can be read: what cannot is a file's.
+                Errno::FAULT => DeviceError::LostFile,
+                errno => memory("pwrite", errno, length),
+            },
+        )
     }
 
     fn zero(&self, address: Address, length: ByteLength) -> Result<(), DeviceError> {
@@ -368,12 +446,19 @@ unsafe impl Device for HostDevice {
         let base = base.map_err(|errno| address_space("mmap(PROT_NONE)", errno, length))?;
         Ok(SpaceId(insert(
             &mut self.spaces,
-            Reservation { base, length },
+            Reservation {
+                guard: None,
+                base,
+                length,
+            },
         )))
     }
 
     fn release(&mut self, space: SpaceId, _after: Fence) -> Result<Fence, DeviceError> {
-        let Reservation { base, length } = self.space(space)?;
+        let reservation = self.space_mut(space)?;
+        // Another mapping may have the range once it is gone. What is refused is not read any more.
+        reservation.guard = None;
+        let Reservation { base, length, .. } = reservation;
         // SAFETY: H2: the whole reservation, exactly as it was made; its buffer is being dropped,
         // so no slice of it exists.
         unsafe { rustix::mm::munmap(base.as_ptr().cast(), length.get() as usize) }
@@ -394,8 +479,45 @@ unsafe impl Device for HostDevice {
                 _ => system("memfd_create", errno),
             })?;
         ftruncate(&file, length.get()).map_err(|errno| memory("ftruncate", errno, length))?;
-        let file = File::from(file);
-        Ok(HeapId(insert(&mut self.heaps, Heap { file, length })))
+        let heap = Heap {
+            file: File::from(file),
+            start: 0,
+            length,
+            contents: Contents::Memory,
+            lost: false,
+        };
+        Ok(HeapId(insert(&mut self.heaps, heap)))
+    }
+
+    fn open_heap(&mut self, part: FilePart) -> Result<HeapId, DeviceError> {
+        if !guard::is_installed() {
+            return Err(invalid("map files before `guard::install` is called"));
+        }
+        let aligned = part
+            .offset
+            .is_multiple_of(rustix::param::page_size() as u64);
+        if !aligned || part.length == ByteLength::ZERO {
+            return Err(invalid("map a file from within a page on"));
+        }
+        let heap = Heap {
+            file: part.file,
+            start: part.offset,
+            length: part.length,
+            contents: Contents::File,
+            lost: false,
+        };
+        Ok(HeapId(insert(&mut self.heaps, heap)))
+    }
+
+    fn has_lost_files(&self) -> bool {
+        let guards = self.spaces.iter().flatten().flat_map(|space| &space.guard);
+        // The rest of the page that a shortened file ends in reads as zeros, and nothing faults.
+        let lost = |heap: &Heap| {
+            let end = heap.start + heap.length.get();
+            let shorter = || heap.file.metadata().is_ok_and(|file| file.len() < end);
+            heap.contents == Contents::File && (heap.lost || shorter())
+        };
+        guards.into_iter().any(Guard::is_lost) || self.heaps.iter().flatten().any(lost)
     }
 
     fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
@@ -405,18 +527,18 @@ unsafe impl Device for HostDevice {
     }
 
     fn apply(&mut self, batch: &[Operation], _after: Fence) -> Result<Fence, BatchError> {
-        for (applied, &operation) in batch.iter().enumerate() {
-            self.perform(operation)
-                .map_err(|cause| BatchError { applied, cause })?;
-            // The mapping is in place by now, so this operation counts as applied.
-            self.populate(operation)
-                .and_then(|()| self.collapse(operation))
-                .map_err(|cause| BatchError {
-                    applied: applied + 1,
-                    cause,
-                })?;
+        let applied = self.apply_all(batch);
+        if let Err(BatchError {
+            cause: DeviceError::LostFile,
+            ..
+        }) = applied
+        {
+            // Which one it was does not matter: whoever asks lets go of all.
+            for heap in self.heaps.iter_mut().flatten() {
+                heap.lost = heap.contents == Contents::File;
+            }
         }
-        Ok(Fence::DONE)
+        applied
     }
 
     fn wait(&mut self, _: Fence, _: Patience) -> Result<FenceState, DeviceError> {
@@ -432,7 +554,12 @@ unsafe impl Device for HostDevice {
 impl Drop for HostDevice {
     fn drop(&mut self) {
         for reservation in self.spaces.drain(..).flatten() {
-            let Reservation { base, length } = reservation;
+            let Reservation {
+                guard,
+                base,
+                length,
+            } = reservation;
+            drop(guard);
             // SAFETY: H2. A refusal leaks address space, which is all a destructor can do.
             let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), length.get() as usize) };
         }

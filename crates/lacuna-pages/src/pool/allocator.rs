@@ -6,7 +6,7 @@
 //! number of mappings grows with the logarithm of the buffer. Tails are hints: when pages run
 //! short they are dissolved and anyone may have them.
 
-use super::heap::{Heap, Run, Which};
+use super::heap::{Heap, Purpose, Run, Which};
 use crate::device::{Commitment, HeapId};
 use crate::units::PhysicalPage;
 
@@ -136,6 +136,10 @@ pub(crate) struct Allocator {
     committed: u64,
     /// Pages that hold memory and that nobody owns, tails included.
     idle: u64,
+    /// The part of `committed` that is files'.
+    file: u64,
+    /// Heaps of files none of whose pages are owned any more.
+    spent_files: Vec<HeapId>,
 }
 
 impl Allocator {
@@ -146,6 +150,8 @@ impl Allocator {
             lengths: ExtentLengths::new(commitment, heap_pages),
             committed: 0,
             idle: 0,
+            file: 0,
+            spent_files: Vec::new(),
         }
     }
 
@@ -170,6 +176,43 @@ impl Allocator {
         self.committed += u64::from(heap.committed_count());
         self.idle += u64::from(heap.idle_count());
         self.heaps[index] = Some(heap);
+    }
+
+    /// Enters a heap that is part of a file; all of its pages are about to be owned.
+    pub(crate) fn add_file(&mut self, id: HeapId, pages: u32) {
+        let mut heap = Heap::committed(pages, Purpose::File);
+        (0..pages).for_each(|page| heap.take(page));
+        self.file += u64::from(pages);
+        self.add_heap(id, heap);
+    }
+
+    /// Pages that are files'.
+    pub(crate) fn file(&self) -> u64 {
+        self.file
+    }
+
+    /// Heaps that are parts of files.
+    pub(crate) fn files(&self) -> usize {
+        let files = self
+            .heaps()
+            .filter(|(_, heap)| heap.purpose() == Purpose::File);
+        files.count()
+    }
+
+    /// Heaps of files that can be given back, each once.
+    pub(crate) fn take_spent_files(&mut self) -> Vec<HeapId> {
+        std::mem::take(&mut self.spent_files)
+    }
+
+    /// A heap of a file that could not be given back now.
+    pub(crate) fn keep_spent_file(&mut self, id: HeapId) {
+        self.spent_files.push(id);
+    }
+
+    /// Heaps that are no files.
+    pub(crate) fn memory_heaps(&self) -> impl Iterator<Item = (HeapId, &Heap)> {
+        self.heaps()
+            .filter(|(_, heap)| heap.purpose() != Purpose::File)
     }
 
     /// Forgets a heap that the device has given back.
@@ -272,7 +315,19 @@ impl Allocator {
     /// Takes a page back that has lost its last owner; `buffer` if that was one.
     pub(crate) fn release(&mut self, page: PhysicalPage, buffer: Option<BufferId>) {
         self.idle += 1;
-        self.put(page, buffer);
+        if self.heap(page.heap).purpose() != Purpose::File {
+            return self.put(page, buffer);
+        }
+        self.put(page, None);
+        let run = Run {
+            start: page.index,
+            length: 1,
+        };
+        self.note_decommitted(page.heap, run);
+        self.file -= 1;
+        if self.heap(page.heap).is_empty() {
+            self.spent_files.push(page.heap);
+        }
     }
 
     /// Notes that a run of idle pages was given back to the system.
@@ -408,15 +463,18 @@ impl Allocator {
         let tail = self.growth[buffer.0 as usize]
             .tail
             .filter(|tail| tail.next == tail.end)?;
-        // The heap may be gone: an empty tail keeps nothing of it.
+        // The heap may be gone, and its number a file's: an empty tail keeps nothing of it.
         let heap = self.heaps.get(tail.heap.0 as usize)?.as_ref()?;
+        if heap.purpose() == Purpose::File {
+            return None;
+        }
         Some((tail.heap, heap.run_at(which, tail.end, wanted)?))
     }
 
     /// The first run of `wanted` pages, or else the longest of at least `least`.
     fn search(&self, which: Which, wanted: u32, least: u32) -> Option<(HeapId, Run)> {
         let mut longest: Option<(HeapId, Run)> = None;
-        for (id, heap) in self.heaps() {
+        for (id, heap) in self.memory_heaps() {
             let enough = match which {
                 Which::Available => heap.available_count() >= least,
                 Which::Idle => heap.idle_count() >= least,

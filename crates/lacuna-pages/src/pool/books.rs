@@ -2,7 +2,7 @@
 //! here is called before the device has done its part.
 
 use super::allocator::{Allocator, BufferId, Claim};
-use super::heap::Owners;
+use super::heap::{Owners, Purpose};
 use crate::device::Fence;
 use crate::ledger::{BufferLedger, Counts, Ledger};
 use crate::table::Slot;
@@ -269,6 +269,12 @@ impl Books {
         }
     }
 
+    /// Whether the page can be written to where it is: one mapping is all that owns it, and it is no file's.
+    pub(crate) fn can_be_unsealed(&self, page: PhysicalPage) -> bool {
+        let purpose = self.allocator.heap(page.heap).purpose();
+        purpose != Purpose::File && self.is_sole_owner(page)
+    }
+
     /// Whether one mapping is all that owns the page.
     pub(crate) fn is_sole_owner(&self, page: PhysicalPage) -> bool {
         let owners = self.allocator.heap(page.heap).owners(page.index);
@@ -310,6 +316,7 @@ impl Books {
             pinned: bytes(self.totals.pinned),
             pinned_only: bytes(self.totals.pinned_only),
             idle: bytes(self.allocator.idle()),
+            file: bytes(self.allocator.file()),
             retiring: bytes(self.retiring.len() as u64),
             lost: bytes(self.totals.lost),
             limit,

@@ -80,6 +80,8 @@ pub(crate) enum Purpose {
     Pool,
     /// The one reservation that the heap is, on devices that commit with it.
     Reservation,
+    /// Part of a file: sealed pages, which nobody gets anew once they are free.
+    File,
 }
 
 /// One heap.

@@ -14,6 +14,7 @@ impl State {
     /// ask. Failures are tried again at the next call.
     pub(crate) fn settle(&mut self) {
         self.collect(Patience::Poll);
+        self.give_back_spent_files();
         let idle = self.books.allocator.idle();
         let page = self.config.page_size.bytes();
         let high = self.config.high_watermark.get() / page;
@@ -50,9 +51,20 @@ impl State {
         // Orphans first: on a device that finishes later, their pages have to be waited for too.
         self.release_orphans();
         self.collect(Patience::Block);
+        self.give_back_spent_files();
         self.shrink_to(0);
         self.books.allocator.dissolve_all_tails();
         self.give_back_empty_heaps();
+    }
+
+    /// Lets go of files none of whose pages are owned any more.
+    fn give_back_spent_files(&mut self) {
+        for id in self.books.allocator.take_spent_files() {
+            match self.device.destroy_heap(id) {
+                Ok(()) => self.books.allocator.remove_heap(id),
+                Err(_) => self.books.allocator.keep_spent_file(id),
+            }
+        }
     }
 
     /// Gives idle memory back until `keep` pages of it are left: first that of the heaps with the

@@ -7,7 +7,7 @@
 use super::plan::{Contents, Edit, Plan};
 use super::{MapReport, Pages, Pool, Request, Wanted, buffers_of, readers};
 use crate::buffer::Buffer;
-use crate::device::Aliasing;
+use crate::device::{Aliasing, FilePart};
 use crate::error::Error;
 use crate::table::Slot;
 use crate::units::{PageCount, PageRange, PhysicalPage, VirtualPage};
@@ -160,6 +160,29 @@ impl Pool {
         Ok(())
     }
 
+    /// Takes whole pages of a file as sealed pages, each pinned once, without reading them. They count like any other
+    /// page under the limit, and are copied when they are to be written to.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] or [`Error::Device`] where they cannot be mapped as they are, and have to be copied;
+    /// [`Error::OutOfPages`], and [`Error::Length`] for less than a page. Nothing has changed then.
+    pub fn open_file(&self, part: FilePart) -> Result<Vec<PagePin>, Error> {
+        self.check_aliasing("map a file into buffers")?;
+        let pages = self.lock().open_heap(part)?.into_iter();
+        let pin = |page| PagePin {
+            pool: self.clone(),
+            page,
+        };
+        Ok(pages.map(pin).collect())
+    }
+
+    /// Whether a file of which pages are taken has become shorter or could not be read: what was read of them since is
+    /// of no use then, and they are to be let go of. Costs a system call for each such file.
+    pub fn has_lost_files(&self) -> bool {
+        let state = self.lock();
+        state.books.allocator.file() > 0 && state.device.has_lost_files()
+    }
+
     /// Makes pages writable again, all in one device batch: a page that someone else maps or pins
     /// is copied, one that no one else has is unsealed, one that is not sealed is left alone.
     /// [`MapReport::pages_mapped`] counts the copies.
@@ -226,7 +249,7 @@ impl Pool {
         for &(target, page) in pages {
             let buffer = &*targets[target];
             match buffer.table.get(page) {
-                Slot::Sealed(physical) if state.books.is_sole_owner(physical) => {
+                Slot::Sealed(physical) if state.books.can_be_unsealed(physical) => {
                     plan.edits
                         .push(buffer.edit(target, page, Slot::Writable(physical)));
                 }

@@ -11,8 +11,8 @@ use super::heap::{Heap, Purpose};
 use super::plan::{Contents, Edit, Moves, Plan, place};
 use crate::buffer::Buffer;
 use crate::device::{
-    BatchError, Commitment, Device, DeviceError, Fence, HeapId, Operation, Ordering, Patience,
-    SpaceId,
+    BatchError, Commitment, Device, DeviceError, Fence, FilePart, HeapId, Operation, Ordering,
+    Patience, SpaceId,
 };
 use crate::ledger::Ledger;
 use crate::table::Slot;
@@ -38,6 +38,12 @@ struct Orphan {
 }
 
 impl State {
+    /// A heap of a file takes a descriptor, of which a process has 1,024 by default; a server needs most of them for
+    /// connections.
+    const MOST_FILES: usize = 256;
+    /// As many as a heap of memory may have.
+    const MOST_FILE_PAGES: u64 = 1 << 24;
+
     pub(crate) fn new(device: Box<dyn Device>, config: PoolConfig) -> Self {
         let commitment = device.capabilities().commitment;
         let allocator = Allocator::new(commitment, config.heap_pages());
@@ -290,13 +296,43 @@ impl State {
         let allocator = &self.books.allocator;
         let offsets = || {
             allocator
-                .heaps()
+                .memory_heaps()
                 .any(|(_, heap)| heap.available_count() > 0)
         };
         match allocator.idle() > 0 || (budget.fresh > 0 && offsets()) {
             true => Ok(None),
             false => Err(error),
         }
+    }
+
+    /// Enters part of a file as a heap, all of whose pages are pinned once.
+    pub(crate) fn open_heap(&mut self, part: FilePart) -> Result<Vec<PhysicalPage>, Error> {
+        let pages = part.length.get() / self.config.page_size.bytes();
+        if pages == 0 || pages > Self::MOST_FILE_PAGES {
+            return Err(Error::Length {
+                length: part.length,
+            });
+        }
+        if self.books.allocator.files() >= Self::MOST_FILES {
+            let device = self.device.capabilities().name;
+            let what = "map one more file";
+            return Err(Error::Unsupported { device, what });
+        }
+        self.collect(Patience::Poll);
+        let free = self.obtainable();
+        if pages <= free {
+            self.trade_idle_for_headroom(pages);
+        }
+        if pages > self.headroom() {
+            return Err(self.out_of_pages(pages, free));
+        }
+        let heap = self.device.open_heap(part)?;
+        let indices = 0..pages as u32;
+        self.books.allocator.add_file(heap, pages as u32);
+        let pages = indices.map(|index| PhysicalPage { heap, index });
+        let pages: Vec<PhysicalPage> = pages.collect();
+        pages.iter().for_each(|&page| self.books.pin(page));
+        Ok(pages)
     }
 
     // Do and record.

@@ -9,6 +9,8 @@ mod children;
 mod conformance;
 mod faults;
 #[cfg(target_os = "linux")]
+mod files;
+#[cfg(target_os = "linux")]
 mod geometry;
 mod giving_back;
 mod growth;

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lacuna_pages::device::{
-    Aliasing, BatchError, Commitment, Fence, FenceState, HeapId, HostView, Operation, Ordering,
-    Patience, Place, SpaceId,
+    Aliasing, BatchError, Commitment, Fence, FenceState, FilePart, HeapId, HostView, Operation,
+    Ordering, Patience, Place, SpaceId,
 };
 use lacuna_pages::{
     Buffer, ByteLength, Capabilities, DenseDevice, Device, DeviceError, HostDevice, PageRange,
@@ -222,6 +222,17 @@ unsafe impl<D: Device> Device for Probe<D> {
         log.heaps += 1;
         drop(log);
         Ok(heap)
+    }
+
+    fn open_heap(&mut self, part: FilePart) -> Result<HeapId, DeviceError> {
+        self.check()?;
+        let heap = self.inner.open_heap(part)?;
+        self.handle.log().heaps += 1;
+        Ok(heap)
+    }
+
+    fn has_lost_files(&self) -> bool {
+        self.inner.has_lost_files()
     }
 
     fn destroy_heap(&mut self, heap: HeapId) -> Result<(), DeviceError> {
