@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use lacuna_files::LostFile;
+use lacuna_kv::folder::FolderMiss;
 use lacuna_kv::prefix;
 use lacuna_models::ForwardError;
 use tokio::sync::mpsc;
@@ -74,6 +75,16 @@ pub enum Miss {
     /// It is there, but not what going on from its end takes: rows of layers with windows, or the states of
     /// layers after just those tokens.
     Passed,
+    /// The cache folder has it in a file that is damaged.
+    FolderDamaged,
+    /// The cache folder had it in a file that was removed meanwhile.
+    FolderGone,
+    /// The cache folder has it in a file that could not be read, or not in time.
+    FolderUnreadable,
+    /// The cache folder has it, and there was no memory for it.
+    FolderMemory,
+    /// The cache folder has nothing but what other weights or settings computed.
+    FolderSettings,
 }
 
 impl Miss {
@@ -88,6 +99,11 @@ impl Miss {
             Self::Evicted => "evicted",
             Self::Expired => "expired",
             Self::Passed => "passed",
+            Self::FolderDamaged => "folder_damaged",
+            Self::FolderGone => "folder_gone",
+            Self::FolderUnreadable => "folder_unreadable",
+            Self::FolderMemory => "folder_memory",
+            Self::FolderSettings => "folder_settings",
         }
     }
 }
@@ -101,6 +117,17 @@ impl From<prefix::Miss> for Miss {
             prefix::Miss::Evicted => Self::Evicted,
             prefix::Miss::Expired => Self::Expired,
             prefix::Miss::Passed => Self::Passed,
+        }
+    }
+}
+
+impl From<FolderMiss> for Miss {
+    fn from(miss: FolderMiss) -> Self {
+        match miss {
+            FolderMiss::Damaged => Self::FolderDamaged,
+            FolderMiss::Gone => Self::FolderGone,
+            FolderMiss::Unreadable => Self::FolderUnreadable,
+            FolderMiss::NoMemory => Self::FolderMemory,
         }
     }
 }

@@ -116,7 +116,9 @@ impl KvCache {
         &self.arrangement
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
+    /// Where its memory comes from.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
         &self.pool
     }
 

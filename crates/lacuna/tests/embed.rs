@@ -265,3 +265,17 @@ fn prompts_are_put_in_front_by_name_or_as_written() {
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.contains("query"), "{error}");
 }
+
+#[test]
+fn a_server_of_embeddings_refuses_a_folder_for_kv_that_it_would_not_use() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["serve", &model(), "--kv-cache"])
+        .arg(folder.path().join("kv"))
+        .output()
+        .expect("the program starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("leave out --kv-cache"), "{error}");
+    assert!(!folder.path().join("kv").exists());
+}

@@ -1,8 +1,9 @@
 //! Which waiting requests start: those that have a place, and memory to compute their prompt.
 
+use lacuna_kv::folder::FolderMiss;
 use lacuna_kv::prefix::{self, Namespace, Start};
 
-use super::{End, Job, Running, Scheduler, Session, Waiting, sessions};
+use super::{End, Job, Restore, Running, Scheduler, Session, Waiting, sessions};
 use crate::status::retry_after;
 use crate::stream::{Event, Failure, Miss};
 
@@ -106,7 +107,7 @@ impl Scheduler {
         let later = self.start(waiting);
         let started = later.is_none();
         if let Some(later) = later {
-            self.waiting.insert(index, later);
+            self.enqueue(later);
         }
         started
     }
@@ -280,6 +281,14 @@ impl Scheduler {
         };
         match start {
             Ok(start) => self.run(waiting, start),
+            Err(_) if self.has_lost_files() => {
+                self.give_up_files();
+                // The folder is asked again, and finds what is damaged.
+                return Some(Waiting {
+                    restore: Restore::Unasked,
+                    ..waiting
+                });
+            }
             Err(_) if !self.running.is_empty() => return Some(waiting),
             Err(error) => {
                 let failure = Failure::OutOfMemory(error.to_string());
@@ -293,11 +302,13 @@ impl Scheduler {
         let Waiting {
             mut job,
             mut choices,
+            folder_miss,
             ..
         } = waiting;
         let reused = start.sequence.len();
         if job.reused_tokens.is_none() {
-            self.announce(&mut job, reused, start.miss);
+            let miss = start.miss.map(|miss| self.why(miss, folder_miss));
+            self.announce(&mut job, reused, miss);
         }
         let leader = choices.pop_front();
         let leader = leader.map(|choice| Session::new(choice, start.sequence, start.path));
@@ -313,7 +324,16 @@ impl Scheduler {
         self.running.insert(place, running);
     }
 
-    fn announce(&mut self, job: &mut Job, reused_tokens: usize, miss: Option<prefix::Miss>) {
+    /// Why a prompt was not found to its end. What the folder had of it goes before what memory has.
+    fn why(&self, miss: prefix::Miss, folder: Option<FolderMiss>) -> Miss {
+        match (folder, miss) {
+            (Some(folder), _) => folder.into(),
+            (None, prefix::Miss::Unseen) if self.prefix.has_only_others() => Miss::FolderSettings,
+            (None, miss) => miss.into(),
+        }
+    }
+
+    fn announce(&mut self, job: &mut Job, reused_tokens: usize, miss: Option<Miss>) {
         job.reused_tokens = Some(reused_tokens);
         self.counters.prompt_tokens += job.prompt_tokens as u64;
         self.counters.reused_tokens += reused_tokens as u64;
@@ -323,7 +343,7 @@ impl Scheduler {
             prompt_tokens: job.prompt_tokens,
             reused_tokens,
             miss: match self.config.prefix_cache.enabled {
-                true => miss.map(Miss::from),
+                true => miss,
                 false => Some(Miss::Disabled),
             },
         });

@@ -94,11 +94,11 @@ impl Scheduler {
 /// Pins the prompt's groups once they are complete, if that was asked for.
 fn pin_prompt(prefix: &mut PrefixCache, running: &mut Running, now: Instant) {
     let Running { job, sessions, .. } = running;
-    let Some((leader, time)) = sessions.first().zip(job.pin_prefix) else {
+    let Some((leader, time)) = sessions.first_mut().zip(job.pin_prefix) else {
         return;
     };
     if leader.sequence.len() >= job.prompt_tokens {
-        prefix.pin(&leader.path, job.prompt_tokens, now + time);
+        prefix.pin(&mut leader.path, job.prompt_tokens, now, time);
         job.pin_prefix = None;
     }
 }

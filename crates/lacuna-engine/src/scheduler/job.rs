@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
-use lacuna_kv::folder::Restoring;
+use lacuna_kv::folder::{FolderMiss, Restoring};
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
 use lacuna_models::{LogitRows, Segment};
 use lacuna_text::tokenizer::Tokenizer;
@@ -91,6 +91,8 @@ pub(crate) struct Waiting {
     /// How often others have started before it because they took less memory.
     pub(crate) overtaken: u32,
     pub(crate) restore: Restore,
+    /// Why the cache folder gave less of it than it has.
+    pub(crate) folder_miss: Option<FolderMiss>,
 }
 
 /// Whether what the cache folder has of a prompt is in memory.
@@ -198,6 +200,7 @@ impl Waiting {
             choices,
             overtaken: 0,
             restore: Restore::Unasked,
+            folder_miss: None,
         };
         Ok((waiting, Stream::new(receiver, memory)))
     }
@@ -211,6 +214,7 @@ impl Waiting {
             choices,
             overtaken: Self::MOST_OVERTAKEN,
             restore: Restore::Unasked,
+            folder_miss: None,
         }
     }
 

@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use lacuna_kv::KvError;
 use lacuna_kv::folder::{CacheFolder, FolderError};
 use lacuna_kv::prefix::PrefixCache;
 use lacuna_models::plan::Budget;
@@ -202,8 +203,12 @@ impl Scheduler {
         self.admit();
         self.schedule();
         self.prepare(now);
+        if self.has_lost_files() {
+            return self.give_up_files();
+        }
         match self.forward_and_sample() {
             Ok(samples) => self.accept(samples),
+            Err(_) if self.has_lost_files() => self.give_up_files(),
             Err(error) => self.fail_scheduled(&error),
         }
     }
@@ -312,7 +317,12 @@ impl Scheduler {
         }
         self.counters.steps += 1;
         let vocabulary = self.engine.vocabulary();
+        let pages = self.engine.kv_cache().pool().clone();
         let mut logits = self.engine.forward(&mut segments)?;
+        if pages.has_lost_files() {
+            // Some of the rows were zeros.
+            return Err(KvError::RowsLost.into());
+        }
         let mut samples = Vec::new();
         for running in &mut self.running {
             let logprobs = running.job.logprobs;

@@ -13,7 +13,7 @@ use lacuna_kv::prefix::PrefixCache;
 use lacuna_pages::ByteLength;
 
 use super::job::Choice;
-use super::{End, Job, Scheduler, Session, Waiting, kv_share};
+use super::{End, Job, Scheduler, Session, Waiting, kv_share, sessions};
 use crate::budget::{KvDemand, projected_bytes, working_limit};
 use crate::stream::Failure;
 
@@ -126,7 +126,7 @@ impl Scheduler {
             committed: self.engine.kv_cache().ledger().committed.get(),
             in_use: self.owned_bytes(),
             first: self.first_needs(),
-            mapped: self.budget.mapped_weight_bytes,
+            mapped: self.budget.mapped_weight_bytes + self.engine.kv_cache().ledger().file.get(),
         }
     }
 
@@ -194,6 +194,7 @@ impl Scheduler {
             };
             let restarts = matches!(error, KvError::RowsLost | KvError::StateSpent);
             let found = !restarts
+                && !self.has_lost_files()
                 && (self.evict() || self.take_from_weights(&error) || self.preempt_after(index));
             if !found {
                 self.running[index].sessions[session].scheduled = 0;
@@ -252,6 +253,20 @@ impl Scheduler {
             // They may be pages that wait to be written.
             self.prefix.give_up_writing();
         }
+        true
+    }
+
+    /// Whether a file of the cache folder that is mapped cannot be read any more.
+    pub(super) fn has_lost_files(&self) -> bool {
+        self.engine.kv_cache().pool().has_lost_files()
+    }
+
+    /// Lets go of all pages, because some are of a file that cannot be read any more: what runs is computed again.
+    /// Somebody has cut a file of the cache folder, or its disk fails; that is too rare to tell whose pages they are.
+    pub(super) fn give_up_files(&mut self) -> bool {
+        sessions(&mut self.running).for_each(|session| session.scheduled = 0);
+        while self.preempt_last() {}
+        while self.evict() {}
         true
     }
 

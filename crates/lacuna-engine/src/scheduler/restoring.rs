@@ -1,6 +1,6 @@
 //! Waiting requests whose prompts a cache folder has: read back into memory, one at a time, before they start.
 
-use lacuna_kv::folder::{Restored, Restoring};
+use lacuna_kv::folder::{FolderMiss, Restored, Restoring};
 
 use super::{Restore, Scheduler};
 
@@ -25,6 +25,7 @@ impl Scheduler {
         let now = self.system.now();
         let waiting = &mut self.waiting[index];
         waiting.restore = Restore::Done;
+        waiting.folder_miss = restored.missed();
         let namespace = waiting.job.namespace;
         if let Some(leader) = waiting.choices.front() {
             let tokens = leader.reusable_tokens();
@@ -60,7 +61,9 @@ impl Scheduler {
         if needed > self.free_for_admission(reusable.unused_groups) {
             // It is asked again when there is more. One that is alone starts with what there is.
             if self.running.is_empty() {
-                self.waiting[index].restore = Restore::Done;
+                let waiting = &mut self.waiting[index];
+                waiting.restore = Restore::Done;
+                waiting.folder_miss = Some(FolderMiss::NoMemory);
             }
             return false;
         }
@@ -81,6 +84,12 @@ impl Scheduler {
 
     fn is_restoring(&self) -> bool {
         self.restoring().next().is_some()
+    }
+
+    /// Whether nothing is being read any more.
+    #[cfg(test)]
+    pub(super) fn has_restored(&self) -> bool {
+        self.restoring().all(Restoring::is_over)
     }
 
     /// What is being read back: one prompt at most.
@@ -104,7 +113,10 @@ impl Scheduler {
         let mut waiting = self.waiting.iter_mut();
         let reading = waiting.find(|waiting| matches!(waiting.restore, Restore::Reading(_)));
         reading
-            .map(|waiting| waiting.restore = Restore::Done)
+            .map(|waiting| {
+                waiting.restore = Restore::Done;
+                waiting.folder_miss = Some(FolderMiss::NoMemory);
+            })
             .is_some()
     }
 }

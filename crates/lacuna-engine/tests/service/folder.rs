@@ -1,10 +1,10 @@
 //! What a service leaves in a cache folder: the next answers from it as if it had computed all of it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lacuna_engine::{Event, Grace, Request, Service, ServiceConfig, TokenLogprobs};
+use lacuna_engine::{Event, Grace, Miss, Request, Service, ServiceConfig, TokenLogprobs};
 use lacuna_files::{Mapping, ModelFiles};
 use lacuna_kv::folder::{FolderConfig, FolderStatus};
 use lacuna_models::Model;
@@ -47,6 +47,24 @@ fn ask(service: &Service, prompt: &[u32], tokens: usize) -> Reply {
         }
     }
     (reply, reused)
+}
+
+/// How many tokens of a prompt were there, and why no more.
+fn found(service: &Service, prompt: &[u32]) -> (usize, Option<Miss>) {
+    let request = greedy(prompt.to_vec(), 2);
+    let mut stream = service.handle().submit(request).expect("taken");
+    let mut found = None;
+    while let Some(event) = stream.blocking_recv() {
+        if let Event::Started {
+            reused_tokens,
+            miss,
+            ..
+        } = event
+        {
+            found = Some((reused_tokens, miss));
+        }
+    }
+    found.expect("it started")
 }
 
 fn folder(service: &Service) -> FolderStatus {
@@ -127,7 +145,8 @@ fn a_service_with_other_weights_or_elements_finds_nothing_and_says_why() {
         (crate::windows::windowed(), config(), "architecture"),
     ] {
         let service = start(&model, config);
-        assert_eq!(ask(&service, &asked, 4).1, 0, "{differs}");
+        let why = Some(Miss::FolderSettings);
+        assert_eq!(found(&service, &asked), (0, why), "{differs}");
         let status = folder(&service);
         assert!(status.other_segments > 0);
         assert!(
@@ -156,6 +175,100 @@ fn requests_that_are_short_of_memory_answer_as_ever_with_a_folder() {
                 crate::support::contents(expected)
             );
         }
+        service.shutdown(Grace::Finish(Duration::from_secs(60)));
+    }
+}
+
+/// Every segment in `root`.
+fn segments(root: &Path) -> Vec<PathBuf> {
+    let folders = std::fs::read_dir(root).expect("a folder").flatten();
+    let files = folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok());
+    let segments = files
+        .flat_map(Iterator::flatten)
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|suffix| suffix == "rows"));
+    segments.collect()
+}
+
+#[test]
+fn a_request_is_told_what_was_wrong_with_what_the_folder_has_of_it() {
+    let folder_of = tempfile::tempdir().expect("a folder");
+    let (config, asked) = (|| kept_in(folder_of.path()), prompt(1, 300));
+    let service = start(&model(), config());
+    ask(&service, &asked, 4);
+    service.shutdown(Grace::Finish(Duration::from_secs(60)));
+    let service = start(&model(), config());
+    for path in segments(folder_of.path()) {
+        let mut bytes = std::fs::read(&path).expect("a segment");
+        *bytes.last_mut().expect("bytes") ^= 1;
+        std::fs::write(&path, bytes).expect("a file");
+    }
+    assert_eq!(found(&service, &asked), (0, Some(Miss::FolderDamaged)));
+    assert_eq!(found(&service, &prompt(2, 300)), (0, Some(Miss::Unseen)));
+    service.shutdown(Grace::Finish(Duration::from_secs(60)));
+    let service = start(&model(), config());
+    for path in segments(folder_of.path()) {
+        std::fs::remove_file(path).expect("there");
+    }
+    assert_eq!(found(&service, &asked), (0, Some(Miss::FolderGone)));
+    for name in [Miss::FolderDamaged, Miss::FolderGone].map(Miss::name) {
+        assert!(name.starts_with("folder_"));
+    }
+}
+
+/// Cuts every segment in `root`.
+fn cut_segments(root: &Path) {
+    for path in segments(root) {
+        let file = std::fs::OpenOptions::new().write(true).open(path);
+        file.and_then(|file| file.set_len(4096 + 100)).expect("cut");
+    }
+}
+
+#[test]
+fn requests_whose_mapped_files_somebody_cuts_answer_as_ever() {
+    lacuna_files::guard_mappings().expect("a handler");
+    let folder_of = tempfile::tempdir().expect("a folder");
+    let config = || {
+        let mut config = kept_in(folder_of.path());
+        config.engine.context_tokens = Some(1024);
+        config
+    };
+    let asked = prompt(1, 900);
+    let service = start(&model(), config());
+    let expected = ask(&service, &asked, 60).0;
+    service.shutdown(Grace::Finish(Duration::from_secs(60)));
+    // Between two requests, and in the middle of one.
+    for after in [None, Some(5)] {
+        let service = start(&model(), config());
+        let request = Request {
+            logprobs: Some(3),
+            ..greedy(asked.clone(), 60)
+        };
+        let mut stream = service.handle().submit(request).expect("taken");
+        let mut reply = Vec::new();
+        while let Some(event) = stream.blocking_recv() {
+            match event {
+                Event::Token {
+                    token, logprobs, ..
+                } => {
+                    reply.push((token, logprobs));
+                    if Some(reply.len()) == after {
+                        cut_segments(folder_of.path());
+                    }
+                }
+                Event::Failed(failure) => panic!("{failure}"),
+                _ => {}
+            }
+        }
+        assert_eq!(reply, expected, "{after:?}");
+        cut_segments(folder_of.path());
+        assert_eq!(ask(&service, &asked, 60).0, expected, "{after:?}");
+        assert_eq!(ask(&service, &asked, 60).0, expected, "{after:?}");
+        assert!(folder(&service).mapped_bytes > 1 << 20);
+        service.shutdown(Grace::Finish(Duration::from_secs(60)));
+        // It is written again, whole.
+        let service = start(&model(), config());
+        assert!(ask(&service, &asked, 1).1 > 800);
         service.shutdown(Grace::Finish(Duration::from_secs(60)));
     }
 }

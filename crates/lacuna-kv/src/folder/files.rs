@@ -16,7 +16,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::index::Named;
 
@@ -30,6 +30,7 @@ const BAD: &str = "bad";
 pub(crate) struct Stored {
     pub(crate) path: PathBuf,
     pub(crate) bytes: u64,
+    /// When it was last of use, or until when it is to be kept.
     pub(crate) used: SystemTime,
     pub(crate) named: Named,
 }
@@ -99,10 +100,18 @@ pub(crate) fn set_aside(path: &Path) {
     fs::rename(path, path.with_extension(BAD)).ok();
 }
 
-/// Takes note that a segment is of use.
-pub(crate) fn touch(path: &Path, now: SystemTime) -> io::Result<()> {
+/// No segment is kept for longer than this ahead: a time that is further away is a clock's that jumped.
+const LONGEST_PIN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Takes note that a segment is of use at `now`, or is to be kept until `until` if it can be. What was promised for
+/// longer stays.
+pub(crate) fn touch(path: &Path, now: SystemTime, until: Option<SystemTime>) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
-    file.set_modified(now)
+    let latest = now + LONGEST_PIN;
+    let promised = file.metadata()?.modified()?;
+    let promised = Some(promised).filter(|&promised| promised <= latest);
+    let time = [promised, until.map(|until| until.min(latest))];
+    file.set_modified(time.into_iter().flatten().fold(now, SystemTime::max))
 }
 
 /// The folders of fingerprints in `root`. Others in it are nobody's business.
@@ -187,8 +196,6 @@ pub(crate) fn make_room(root: &Path, bytes: u64, limit: u64) -> io::Result<u64> 
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn name(first_group: u32, letter: &str, suffix: &str) -> String {
@@ -198,7 +205,37 @@ mod tests {
     fn file(folder: &Path, name: &str, bytes: usize, used: u64) {
         let path = folder.join(name);
         fs::write(&path, vec![0; bytes]).expect("a file");
-        touch(&path, SystemTime::UNIX_EPOCH + Duration::from_secs(used)).expect("a time");
+        let file = OpenOptions::new().write(true).open(&path);
+        let used = SystemTime::UNIX_EPOCH + Duration::from_secs(used);
+        file.and_then(|file| file.set_modified(used))
+            .expect("a time");
+    }
+
+    #[test]
+    fn what_is_promised_for_longer_stays_and_times_of_clocks_that_jumped_do_not() {
+        let root = tempfile::tempdir().expect("a folder");
+        let path = root.path().join("segment");
+        let second = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let day = LONGEST_PIN.as_secs();
+        file(root.path(), "segment", 1, 5);
+        for (now, until, expected) in [
+            (1000, None, 1000),
+            (900, None, 1000),
+            (1001, Some(4601), 4601),
+            (1002, None, 4601),
+            (1003, Some(2000), 4601),
+            (5000, None, 5000),
+            (5000, Some(5000 + 9 * day), 5000 + day),
+            (5001, None, 5000 + day),
+        ] {
+            touch(&path, second(now), until.map(second)).expect("a file");
+            let found = fs::metadata(&path).and_then(|file| file.modified());
+            assert_eq!(found.expect("a time"), second(expected), "at {now}");
+        }
+        file(root.path(), "segment", 1, 100 * day);
+        touch(&path, second(6000), None).expect("a file");
+        let found = fs::metadata(&path).and_then(|file| file.modified());
+        assert_eq!(found.expect("a time"), second(6000));
     }
 
     fn names(root: &Path) -> Vec<String> {

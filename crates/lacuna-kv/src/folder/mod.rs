@@ -1,18 +1,22 @@
 //! The cache folder: what the prefix cache holds, in files, for the process that comes after this one.
 //!
-//! Groups and resume points are written by a thread of its own as they are computed, and read back by another into
-//! pages of the pool, for a prompt that begins the same way. Both copy through a piece of a mebibyte: a disk that
-//! stalls holds no page of the pool, because those are taken back ([`CacheFolder::give_up_writing`],
-//! [`Restoring`]) without waiting for it.
+//! Groups and resume points are written by a thread of its own as they are computed, and taken back by others for a
+//! prompt that begins the same way: rows as pages of the file itself, which processes share, and what cannot be mapped
+//! by copying. Both go through files by a mebibyte: a disk that stalls holds no page of the pool, because those are
+//! taken back ([`CacheFolder::give_up_writing`], [`Restoring`]) without waiting for it.
+//!
+//! A file that is mapped is never written to: segments are made whole and removed, and what is removed stays for as
+//! long as it is mapped. One that somebody else cuts is noticed ([`lacuna_pages::Pool::has_lost_files`]).
 //!
 //! * **F1** A segment is read only under the fingerprint it was computed under, and found by what all of its tokens
 //!   and those before them hash to; the tokens are compared before it is used.
-//! * **F2** No byte of a file is in a page that anyone sees before its checksum was compared.
+//! * **F2** No byte of a file is in a page that anyone sees before its checksum was compared, mapped or copied.
 //! * **F3** A file has its name only when it is whole (see [`files`]). What says otherwise is damaged: it is set
 //!   aside, counted, and computed again.
 //! * **F4** Whatever becomes of the folder, only time is lost: an error of it is never one of a request.
 
 mod chain;
+pub mod faults;
 mod files;
 mod index;
 mod listing;
@@ -27,16 +31,17 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use lacuna_pages::device::Aliasing;
 use lacuna_pages::{ByteLength, Pool};
 
 pub(crate) use chain::Chain;
 pub use chain::Fingerprint;
+use faults::{Call, DiskFaults};
 use index::{Index, Named, Segment};
 pub use listing::{Found, Listed, clear, list, verify};
-pub use restore::{Restored, Restoring, Stored};
+pub use restore::{FolderMiss, Restored, Restoring, Stored};
 pub use segment::Kind;
 use segment::{Damage, Header, ReadError};
 use shape::Shape;
@@ -91,6 +96,8 @@ pub struct FolderStatus {
     pub restored_tokens: u64,
     /// Bytes of the pages that they took.
     pub restored_bytes: u64,
+    /// The part of them that are the files' own pages, mapped and not copied.
+    pub mapped_bytes: u64,
     /// Segments that were not taken because they are damaged; they are set aside.
     pub damaged: u64,
     /// Segments that were gone when they were wanted.
@@ -132,6 +139,8 @@ struct Shared {
     source: Mutex<Source>,
     changed: Condvar,
     status: Mutex<FolderStatus>,
+    /// Of a disk that is told what to do.
+    disk: Option<DiskFaults>,
 }
 
 /// What is to be written.
@@ -148,8 +157,8 @@ struct Queue {
 #[derive(Debug)]
 enum Job {
     Write(NewSegment),
-    /// What is after these tokens was of use.
-    Touch(Chain),
+    /// What is after these tokens was of use, or is to be kept for a while.
+    Touch(Chain, Option<SystemTime>),
 }
 
 impl CacheFolder {
@@ -166,8 +175,30 @@ impl CacheFolder {
         cache: &KvCache,
         fingerprint: Fingerprint,
     ) -> Result<Self, FolderError> {
+        Self::on_disk(None, config, cache, fingerprint)
+    }
+
+    /// The same on a disk that does what it is told, and that is written to again at once when it has failed.
+    ///
+    /// # Errors
+    /// [`FolderError`].
+    pub fn open_faulty(
+        disk: DiskFaults,
+        config: FolderConfig,
+        cache: &KvCache,
+        fingerprint: Fingerprint,
+    ) -> Result<Self, FolderError> {
+        Self::on_disk(Some(disk), config, cache, fingerprint)
+    }
+
+    fn on_disk(
+        disk: Option<DiskFaults>,
+        config: FolderConfig,
+        cache: &KvCache,
+        fingerprint: Fingerprint,
+    ) -> Result<Self, FolderError> {
         let path = config.path.clone();
-        let shared = Arc::new(Shared::open(config, cache, fingerprint)?);
+        let shared = Arc::new(Shared::open(disk, config, cache, fingerprint)?);
         let refused = |source| FolderError::Io { path, source };
         let writer = {
             let shared = Arc::clone(&shared);
@@ -243,11 +274,12 @@ impl CacheFolder {
 
     /// Takes note that what is after the tokens of `chain` was of use.
     pub(crate) fn touch(&self, chain: Chain) {
-        let mut queue = self.shared.queue();
-        if queue.paused_until.is_none() {
-            queue.jobs.push_back(Job::Touch(chain));
-            self.shared.changed.notify_all();
-        }
+        self.shared.touch_later(chain, None);
+    }
+
+    /// Makes what is after the tokens of `chain` the last to leave until `until`.
+    pub(crate) fn pin(&self, chain: Chain, until: SystemTime) {
+        self.shared.touch_later(chain, Some(until));
     }
 
     /// Lets go of all pages that wait to be written, at once. Returns whether there were any.
@@ -285,6 +317,7 @@ impl Drop for CacheFolder {
 
 impl Shared {
     fn open(
+        disk: Option<DiskFaults>,
         config: FolderConfig,
         cache: &KvCache,
         fingerprint: Fingerprint,
@@ -314,6 +347,7 @@ impl Shared {
             source: Mutex::default(),
             changed: Condvar::new(),
             status: Mutex::default(),
+            disk,
         };
         let prepared = shared.prepare();
         prepared.map_err(|source| FolderError::Io {
@@ -379,6 +413,7 @@ impl Shared {
 
     /// The header of a segment of this fingerprint (F1).
     fn header_of(&self, name: &str) -> Result<Header, ReadError> {
+        self.ask(Call::Read)?;
         let header = Header::read(&File::open(self.folder.join(name))?)?;
         self.check(&header)?;
         Ok(header)
@@ -435,11 +470,25 @@ impl Shared {
         Ok((segments, least.unwrap_or_default()))
     }
 
+    /// Has the writing thread take note that what is after the tokens of `chain` was of use, or is to be kept.
+    fn touch_later(&self, chain: Chain, until: Option<SystemTime>) {
+        let mut queue = self.queue();
+        if queue.paused_until.is_none() && !queue.closing {
+            queue.jobs.push_back(Job::Touch(chain, until));
+            self.changed.notify_all();
+        }
+    }
+
     /// Takes a damaged segment out (F3).
     fn drop_damaged(&self, name: &str) {
         self.index().remove(name);
         files::set_aside(&self.folder.join(name));
         self.status().damaged += 1;
+    }
+
+    /// Asks a disk that is told what to do, if it is one.
+    fn ask(&self, call: Call) -> io::Result<()> {
+        self.disk.as_ref().map_or(Ok(()), |disk| disk.check(call))
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {

@@ -1,14 +1,19 @@
-//! Reading segments back into pages of the pool, on a thread of its own.
+//! Taking segments back: mapped as they are, or read into pages of the pool, on threads of their own.
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use lacuna_pages::{Buffer, ByteLength, PagePin, PageRange};
+use lacuna_pages::device::FilePart;
+use lacuna_pages::{Buffer, ByteLength, Error as PagesError, PagePin, PageRange};
 
 use super::chain::Chain;
+use super::faults::Call;
 use super::index::Segment;
 use super::segment::{Header, Kind, ReadError};
 use super::{CacheFolder, Shared, locked};
@@ -36,9 +41,24 @@ struct Step {
     groups: Range<usize>,
 }
 
+/// Why less was taken from a folder than it had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FolderMiss {
+    /// A file is damaged.
+    Damaged,
+    /// A file was removed meanwhile.
+    Gone,
+    /// A file could not be read, or not in time.
+    Unreadable,
+    /// There was no memory for it.
+    NoMemory,
+}
+
 /// What was read back: pages of groups that follow each other, and of a resume point behind the last.
 #[derive(Debug, Default)]
 pub struct Restored {
+    /// Of which segment, and why, if not all was.
+    missed: Option<(usize, FolderMiss)>,
     /// Groups before the first.
     pub(crate) first_group: usize,
     pub(crate) groups: Vec<Pins>,
@@ -61,15 +81,48 @@ struct Progress {
     done: bool,
     /// When a piece was last read.
     at: Instant,
-    /// The segment that is being read.
-    buffer: Option<Buffer>,
+    /// Of each segment.
+    parts: Vec<Part>,
     restored: Restored,
+}
+
+/// How far a segment is.
+#[derive(Debug)]
+enum Part {
+    Unread,
+    /// Its pages are the file's, and nobody has compared their checksums yet.
+    Mapped(Vec<PagePin>),
+    /// It is copied piece by piece, each compared before.
+    Copied(Buffer),
+    Whole(Vec<PagePin>),
 }
 
 impl Progress {
     fn cancel(&mut self) {
         self.cancelled = true;
-        (self.buffer, self.restored) = (None, Restored::default());
+        self.parts.clear();
+        self.restored = Restored::default();
+    }
+
+    /// Puts a part where it can be taken back.
+    fn hold(&mut self, index: usize, part: Part) -> Result<(), Missed> {
+        let place = self.parts.get_mut(index).ok_or(Missed::Cancelled)?;
+        *place = part;
+        Ok(())
+    }
+
+    /// Takes note that the segment at `index` was missed; the first of several counts.
+    fn note_missed(&mut self, index: usize, why: Option<FolderMiss>) {
+        let missed = why.map(|why| (index, why));
+        let first = |&(at, _): &(usize, FolderMiss)| index < at;
+        if self.restored.missed.as_ref().is_none_or(first) {
+            self.restored.missed = missed;
+        }
+    }
+
+    fn take(&mut self, index: usize) -> Result<Part, Missed> {
+        let part = self.parts.get_mut(index).ok_or(Missed::Cancelled)?;
+        Ok(std::mem::replace(part, Part::Unread))
     }
 }
 
@@ -171,7 +224,7 @@ impl CacheFolder {
             cancelled: false,
             done: false,
             at: Instant::now(),
-            buffer: None,
+            parts: stored.segments().map(|_| Part::Unread).collect(),
             restored: Restored {
                 first_group: stored.first_group,
                 ..Restored::default()
@@ -187,11 +240,26 @@ impl CacheFolder {
             let done = Done(&progress);
             shared.read_all(&stored, &tokens, done.0);
         };
-        let thread = std::thread::Builder::new().name("lacuna-restore".to_owned());
+        let thread = thread::Builder::new().name(READER.to_owned());
         if thread.spawn(read).is_err() {
             locked(&restoring.progress).done = true;
         }
         restoring
+    }
+}
+
+const READER: &str = "lacuna-restore";
+/// Threads that read one prompt: comparing checksums is bound by the processor, for one, and a disk has enough to do
+/// with a few.
+const MOST_READERS: usize = 4;
+/// Segments of less are copied: a file takes a descriptor for as long as it is mapped, and this much takes a tenth of a
+/// millisecond to copy.
+const LEAST_MAPPED: u64 = 1 << 20;
+
+impl Stored {
+    fn segments(&self) -> impl Iterator<Item = &Arc<Segment>> {
+        let rows = self.steps.iter().map(|step| &step.segment);
+        rows.chain(&self.point)
     }
 }
 
@@ -201,13 +269,20 @@ struct Done<'a>(&'a Mutex<Progress>);
 impl Drop for Done<'_> {
     fn drop(&mut self) {
         let mut progress = locked(self.0);
-        (progress.done, progress.buffer) = (true, None);
+        progress.done = true;
+        progress.parts.clear();
     }
 }
 
 impl Restoring {
     /// How long a disk may take for a mebibyte before the prompt is computed instead.
     const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// Whether there is nothing to wait for.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        locked(&self.progress).done
+    }
 
     /// What was read, once that is over. It is less than there was where a segment was of no use, and nothing when
     /// the disk stalls.
@@ -222,7 +297,10 @@ impl Restoring {
         }
         progress.cancel();
         self.shared.status().unreadable += 1;
-        Some(Restored::default())
+        Some(Restored {
+            missed: Some((0, FolderMiss::Unreadable)),
+            ..Restored::default()
+        })
     }
 }
 
@@ -238,81 +316,120 @@ impl Restored {
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty() && self.point.is_none()
     }
+
+    /// Why it is less than the folder had, if it is.
+    #[must_use]
+    pub fn missed(&self) -> Option<FolderMiss> {
+        self.missed.map(|(_, why)| why)
+    }
 }
 
 impl Shared {
+    /// Reads the segments of `stored`, several at a time, and puts together what is before the first that is missed.
     fn read_all(&self, stored: &Stored, tokens: &[u32], progress: &Mutex<Progress>) {
-        for step in &stored.steps {
-            match self.read_rows(step, tokens, progress) {
-                Ok(groups) => {
-                    let mut progress = locked(progress);
-                    if progress.cancelled {
-                        return;
-                    }
-                    progress.restored.groups.extend(groups);
+        let segments: Vec<&Arc<Segment>> = stored.segments().collect();
+        let next = AtomicUsize::new(0);
+        let read = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(segment) = segments.get(index) else {
+                    break;
+                };
+                let wanted = self.wanted(stored, index, tokens);
+                if let Err(missed) = self.read_segment(segment, wanted, index, progress) {
+                    // What is behind it is of no use.
+                    next.store(segments.len(), Ordering::Relaxed);
+                    let why = self.note_missed(segment, missed);
+                    locked(progress).note_missed(index, why);
                 }
-                Err(missed) => return self.note_missed(&step.segment, missed),
             }
-        }
-        let Some(segment) = &stored.point else {
-            return self.touch_lineage(stored.end);
         };
-        match self.read_segment(segment, &[], progress) {
-            Ok(pages) => {
-                let mut progress = locked(progress);
-                if !progress.cancelled {
-                    let point = self.shape.point_of(stored.end_group, pages);
-                    progress.restored.point = Some((stored.end_group, point));
-                }
+        let readers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let readers = readers.min(MOST_READERS).min(segments.len());
+        thread::scope(|scope| {
+            for _ in 1..readers {
+                let thread = thread::Builder::new().name(READER.to_owned());
+                // Those that there are do it all.
+                thread.spawn_scoped(scope, read).ok();
             }
-            Err(missed) => return self.note_missed(segment, missed),
+            read();
+        });
+        if self.put_together(stored, progress) {
+            self.touch_later(stored.end, None);
         }
-        self.touch_lineage(stored.end);
     }
 
-    fn note_missed(&self, segment: &Segment, missed: Missed) {
+    /// Of the prompt's `tokens`, those that the segment at `index` begins with.
+    fn wanted<'a>(&self, stored: &Stored, index: usize, tokens: &'a [u32]) -> &'a [u32] {
+        let group = self.shape.group_tokens();
+        let step = stored.steps.get(index);
+        step.map_or(&[], |step| {
+            &tokens[step.segment.first_group * group..step.groups.end * group]
+        })
+    }
+
+    /// Makes groups of what has been read. Returns whether that is all of `stored`.
+    fn put_together(&self, stored: &Stored, progress: &Mutex<Progress>) -> bool {
+        let mut progress = locked(progress);
+        let mut parts = std::mem::take(&mut progress.parts).into_iter();
+        let restored = &mut progress.restored;
+        for step in &stored.steps {
+            let Some(Part::Whole(pages)) = parts.next() else {
+                return false;
+            };
+            // The others of its segment go on differently, or are in memory.
+            let first = step.segment.first_group;
+            let all = first..first + step.segment.chains.len();
+            let groups = self.shape.groups_of(&all, pages).into_iter();
+            let groups = groups.skip(step.groups.start - first);
+            restored.groups.extend(groups.take(step.groups.len()));
+        }
+        match (&stored.point, parts.next()) {
+            (None, _) => true,
+            (Some(_), Some(Part::Whole(pages))) => {
+                let point = self.shape.point_of(stored.end_group, pages);
+                restored.point = Some((stored.end_group, point));
+                true
+            }
+            (Some(_), _) => false,
+        }
+    }
+
+    /// Counts a segment that was not read, and takes one out that will not be.
+    fn note_missed(&self, segment: &Segment, missed: Missed) -> Option<FolderMiss> {
         match missed {
-            Missed::Damaged => self.drop_damaged(&segment.name),
+            Missed::Damaged => {
+                self.drop_damaged(&segment.name);
+                Some(FolderMiss::Damaged)
+            }
             Missed::Unreadable(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.index().remove(&segment.name);
                 self.status().gone += 1;
+                Some(FolderMiss::Gone)
             }
             Missed::Unreadable(_) => {
                 self.index().remove(&segment.name);
                 self.status().unreadable += 1;
+                Some(FolderMiss::Unreadable)
             }
-            Missed::NoMemory => self.status().short_of_memory += 1,
-            Missed::Cancelled => {}
+            Missed::NoMemory => {
+                self.status().short_of_memory += 1;
+                Some(FolderMiss::NoMemory)
+            }
+            Missed::Cancelled => None,
         }
     }
 
-    /// The groups of `step`. The others of its segment go on differently, or are in memory.
-    fn read_rows(
-        &self,
-        step: &Step,
-        tokens: &[u32],
-        progress: &Mutex<Progress>,
-    ) -> Result<Vec<Pins>, Missed> {
-        let (group, segment) = (self.shape.group_tokens(), &step.segment);
-        let first = segment.first_group;
-        let wanted = &tokens[first * group..step.groups.end * group];
-        let pages = self.read_segment(segment, wanted, progress)?;
-        let all = first..first + segment.chains.len();
-        let groups = self.shape.groups_of(&all, pages).into_iter();
-        Ok(groups
-            .skip(step.groups.start - first)
-            .take(step.groups.len())
-            .collect())
-    }
-
-    /// The pages of a segment whose first tokens are `wanted`, each compared with its checksum before anybody sees it
-    /// (F2).
+    /// Takes the pages of a segment whose first tokens are `wanted`, each compared with its checksum before anybody
+    /// sees it (F2).
     fn read_segment(
         &self,
         segment: &Segment,
         wanted: &[u32],
+        index: usize,
         progress: &Mutex<Progress>,
-    ) -> Result<Vec<PagePin>, Missed> {
+    ) -> Result<(), Missed> {
+        self.ask(Call::Read).map_err(Missed::Unreadable)?;
         let file = File::open(self.folder.join(&segment.name)).map_err(Missed::Unreadable)?;
         let header = Header::read(&file)?;
         // The file may be another one by now.
@@ -325,34 +442,70 @@ impl Shared {
         if !same {
             return Err(Missed::Damaged);
         }
-        if header.payload_bytes == 0 {
-            return Ok(Vec::new());
-        }
-        let bytes = ByteLength::new(header.payload_bytes);
-        let no_memory = |_| Missed::NoMemory;
-        let mut buffer = self.pool.reserve(bytes, "restored").map_err(no_memory)?;
-        let mapped = buffer.ensure_mapped(0..header.payload_bytes as usize);
-        mapped.map_err(no_memory)?;
-        let pages = PageRange::of(0..buffer.pages().get());
-        {
-            let mut progress = locked(progress);
-            if progress.cancelled {
-                return Err(Missed::Cancelled);
-            }
-            progress.buffer = Some(buffer);
-        }
+        let part = match self.map(&file, &header)? {
+            Some(pages) => Part::Mapped(pages),
+            None if header.payload_bytes == 0 => Part::Mapped(Vec::new()),
+            None => Part::Copied(self.buffer(header.payload_bytes)?),
+        };
+        locked(progress).hold(index, part)?;
         header.read_payload(&file, |at, piece| {
+            self.ask(Call::Read).map_err(Missed::Unreadable)?;
             let mut progress = locked(progress);
             progress.at = Instant::now();
-            let buffer = progress.buffer.as_mut().ok_or(Missed::Cancelled)?;
-            buffer.write(at, piece).map_err(no_memory)
+            match progress.parts.get_mut(index).ok_or(Missed::Cancelled)? {
+                Part::Copied(buffer) => buffer.write(at, piece).map_err(no_memory),
+                _ => Ok(()),
+            }
         })?;
         let mut progress = locked(progress);
-        let mut buffer = progress.buffer.take().ok_or(Missed::Cancelled)?;
-        buffer.seal(pages).map_err(no_memory)?;
-        let pins = buffer.pin(pages).map_err(no_memory)?;
+        let (pages, mapped_bytes) = match progress.take(index)? {
+            Part::Mapped(pages) | Part::Whole(pages) => (pages, header.payload_bytes),
+            Part::Copied(mut buffer) => {
+                let pages = PageRange::of(0..buffer.pages().get());
+                buffer.seal(pages).map_err(no_memory)?;
+                (buffer.pin(pages).map_err(no_memory)?, 0)
+            }
+            Part::Unread => return Err(Missed::Cancelled),
+        };
+        progress.hold(index, Part::Whole(pages))?;
+        drop(progress);
         let mut status = self.status();
         status.restored_bytes += header.payload_bytes;
-        Ok(pins)
+        status.mapped_bytes += mapped_bytes;
+        Ok(())
     }
+
+    /// The pages of a segment as they are in its file; `None` where they have to be copied. What a resume point has is
+    /// copied: states change with the next token, and of windows little stays.
+    fn map(&self, file: &File, header: &Header) -> Result<Option<Vec<PagePin>>, Missed> {
+        if header.kind != Kind::Rows || header.payload_bytes < LEAST_MAPPED {
+            return Ok(None);
+        }
+        let Ok(file) = file.try_clone() else {
+            return Ok(None);
+        };
+        let part = FilePart {
+            file,
+            offset: header.payload_start(),
+            length: ByteLength::new(header.payload_bytes),
+        };
+        match self.pool.open_file(part) {
+            Ok(pages) => Ok(Some(pages)),
+            Err(PagesError::OutOfPages { .. }) => Err(Missed::NoMemory),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Memory for `bytes` of pages.
+    fn buffer(&self, bytes: u64) -> Result<Buffer, Missed> {
+        let length = ByteLength::new(bytes);
+        let mut buffer = self.pool.reserve(length, "restored").map_err(no_memory)?;
+        let mapped = buffer.ensure_mapped(0..bytes as usize);
+        mapped.map_err(no_memory)?;
+        Ok(buffer)
+    }
+}
+
+fn no_memory(_: PagesError) -> Missed {
+    Missed::NoMemory
 }

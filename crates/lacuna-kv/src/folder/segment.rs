@@ -118,6 +118,11 @@ impl Header {
         bytes.next_multiple_of(ALIGNMENT as u64)
     }
 
+    /// Where its payload begins.
+    pub(crate) fn payload_start(&self) -> u64 {
+        Self::length(self.tokens.len(), self.payload_bytes)
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let length = Self::length(self.tokens.len(), self.payload_bytes) as usize;
         let mut bytes = Vec::with_capacity(length);
@@ -214,7 +219,7 @@ impl Header {
         file: &File,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let start = Self::length(self.tokens.len(), self.payload_bytes);
+        let start = self.payload_start();
         let mut piece = vec![0; (self.payload_bytes.min(PIECE as u64)) as usize];
         for (index, &checksum) in self.checksums.iter().enumerate() {
             let at = index as u64 * PIECE as u64;
@@ -253,5 +258,64 @@ fn read_at(mut file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ReadErr
     match file.read_exact(bytes) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Damage::Length.into()),
         read => Ok(read?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek, SeekFrom, Write};
+
+    use super::*;
+
+    /// A segment that is different for each number: of rows, with tokens, or of a resume point.
+    fn segment(number: u32) -> (Header, Vec<u8>) {
+        let groups = number % 4;
+        let byte = |index: u32| (index * 31 + number * 17) as u8;
+        let payload: Vec<u8> = (0..40 + number % 90).map(byte).collect();
+        let header = Header {
+            fingerprint: [number as u8; 32],
+            kind: match groups {
+                0 => Kind::ResumePoint,
+                _ => Kind::Rows,
+            },
+            before: Chain([byte(1); 32]),
+            first_group: number,
+            group_tokens: 16,
+            tokens: (0..groups * 16).map(|index| index * number).collect(),
+            payload_bytes: payload.len() as u64,
+            checksums: vec![checksum(&payload)],
+        };
+        let bytes = [header.encode(), payload].concat();
+        (header, bytes)
+    }
+
+    fn read(file: &File) -> Result<Header, ReadError> {
+        let header = Header::read(file)?;
+        header.read_payload(file, |_, _| Ok::<(), ReadError>(()))?;
+        Ok(header)
+    }
+
+    #[test]
+    fn whichever_byte_of_a_hundred_segments_differs_none_is_taken_for_whole() {
+        let mut file = tempfile::tempfile().expect("a file");
+        let put = |file: &mut File, at: usize, bytes: &[u8]| {
+            file.seek(SeekFrom::Start(at as u64)).expect("a place");
+            file.write_all(bytes).expect("room");
+        };
+        for number in 0..100 {
+            let (header, bytes) = segment(number);
+            file.set_len(bytes.len() as u64).expect("room");
+            put(&mut file, 0, &bytes);
+            assert_eq!(read(&file).expect("whole"), header);
+            for (at, &byte) in bytes.iter().enumerate() {
+                put(&mut file, at, &[byte ^ 1 << (at % 8)]);
+                let found = read(&file);
+                assert!(
+                    matches!(found, Err(ReadError::Damaged(_))),
+                    "byte {at} of segment {number}: {found:?}"
+                );
+                put(&mut file, at, &[byte]);
+            }
+        }
     }
 }

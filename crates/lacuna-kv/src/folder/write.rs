@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use lacuna_pages::{Buffer, ByteLength, PagePin, Share, VirtualPage};
 
 use super::chain::Chain;
+use super::faults::Call;
 use super::index::Segment;
 use super::segment::{Header, Kind, PIECE, checksum};
 use super::{Job, Shared, files, locked};
@@ -64,7 +65,7 @@ pub(super) fn run(shared: &Shared) {
     rustix::process::nice(10).ok();
     while let Some(job) = shared.next_job() {
         match job {
-            Job::Touch(chain) => shared.touch_lineage(chain),
+            Job::Touch(chain, until) => shared.touch_lineage(chain, until),
             Job::Write(segment) => shared.write(&segment),
         }
         shared.end_job();
@@ -145,7 +146,9 @@ impl Shared {
                 status.failed_writes += 1;
                 status.paused = Some(error.to_string());
                 drop(status);
-                self.queue().paused_until = Some(Instant::now() + PAUSE);
+                if self.disk.is_none() {
+                    self.queue().paused_until = Some(Instant::now() + PAUSE);
+                }
                 self.give_up_writing();
             }
         }
@@ -175,6 +178,7 @@ impl Shared {
         if bytes > limit {
             return Err(WriteError::TooLarge);
         }
+        self.ask(Call::Write)?;
         let _lock = files::lock(root)?;
         let path = self.folder.join(&segment.name);
         if !path.exists() {
@@ -187,7 +191,7 @@ impl Shared {
         }
         self.index().insert(segment);
         // Those that lead to it are of use for as long as it is.
-        self.touch_lineage(new.before);
+        self.touch_lineage(new.before, None);
         // What made room for it is gone, and others may have written.
         Ok(self.look()?)
     }
@@ -198,9 +202,10 @@ impl Shared {
         // The folder may have been cleared.
         files::create_private_folder(&self.folder)?;
         let file = files::create_private(&part)?;
-        let written = self
-            .write_bytes(header, &file)
-            .and_then(|()| Ok(files::commit(&file, &part, path)?));
+        let written = self.write_bytes(header, &file).and_then(|()| {
+            self.ask(Call::Write)?;
+            Ok(files::commit(&file, &part, path)?)
+        });
         if written.is_err() {
             fs::remove_file(&part).ok();
         }
@@ -209,7 +214,7 @@ impl Shared {
 
     fn write_bytes(&self, header: &mut Header, mut file: &File) -> Result<(), WriteError> {
         let bytes = header.payload_bytes;
-        let start = Header::length(header.tokens.len(), bytes);
+        let start = header.payload_start();
         self.map_source(bytes)?;
         file.seek(SeekFrom::Start(start))?;
         let mut piece = vec![0; bytes.min(PIECE as u64) as usize];
@@ -223,13 +228,27 @@ impl Shared {
                 Source::Nothing | Source::Pins(_) => return Err(WriteError::GivenUp),
             }
             header.checksums.push(checksum(piece));
-            file.write_all(piece)?;
+            self.write_all(file, piece)?;
         }
         // The pages are free before the disk has the file.
-        *locked(&self.source) = Source::Nothing;
+        let mut source = locked(&self.source);
+        // Some may be another segment's that cannot be read any more: zeros then.
+        let given_up = bytes > 0 && !matches!(*source, Source::Mapped(_));
+        if given_up || self.pool.has_lost_files() {
+            return Err(WriteError::GivenUp);
+        }
+        *source = Source::Nothing;
+        drop(source);
         file.seek(SeekFrom::Start(0))?;
-        file.write_all(&header.encode())?;
+        self.write_all(file, &header.encode())?;
         Ok(())
+    }
+
+    fn write_all(&self, mut file: &File, bytes: &[u8]) -> io::Result<()> {
+        match &self.disk {
+            None => file.write_all(bytes),
+            Some(disk) => disk.write_all(file, bytes),
+        }
     }
 
     /// Maps the pages that are to be written one after the other, which keeps them from now on.
@@ -256,14 +275,18 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes note that the segments which lead to `chain` are of use, all at one time, so that they go leaves first.
-    pub(super) fn touch_lineage(&self, chain: Chain) {
+    /// Takes note that the segments which lead to `chain` are of use, or are to be kept, all at one time, so that they
+    /// go leaves first.
+    pub(super) fn touch_lineage(&self, chain: Chain, until: Option<SystemTime>) {
         let now = SystemTime::now();
+        if self.ask(Call::Write).is_err() {
+            return;
+        }
         let lineage = self.index().lineage(chain);
         let point = self.index().find(Kind::ResumePoint, chain).cloned();
         for segment in lineage.iter().chain(&point) {
             // One that is gone will be missed when it is wanted.
-            files::touch(&self.folder.join(&segment.name), now).ok();
+            files::touch(&self.folder.join(&segment.name), now, until).ok();
         }
     }
 }

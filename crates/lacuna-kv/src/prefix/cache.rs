@@ -1,7 +1,7 @@
 //! Computed prompts kept by the page group, and sequences that start from them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use lacuna_pages::{PagePin, PhysicalPage};
 
@@ -52,6 +52,8 @@ pub struct Path {
     trailing: Option<GroupId>,
     /// The group whose resume point the sequence went on from.
     resumed: Option<GroupId>,
+    /// How many groups are to be kept, in files too, and until when.
+    pub(super) pinned: Option<(usize, SystemTime)>,
 }
 
 /// A sequence that begins with what was kept.
@@ -433,11 +435,17 @@ impl PrefixCache {
         self.tree.release(&path.groups, now);
     }
 
-    /// Makes the groups that `path` has for its first `tokens` tokens the last to be evicted until
-    /// `until`.
-    pub fn pin(&mut self, path: &Path, tokens: usize, until: Instant) {
+    /// Makes the groups that `path` has for its first `tokens` tokens the last to be evicted, and to
+    /// leave a folder, for `time` from `now` on.
+    pub fn pin(&mut self, path: &mut Path, tokens: usize, now: Instant, time: Duration) {
         let whole = path.groups.len().min(tokens / self.grain.group_tokens());
-        self.tree.pin(&path.groups[..whole], until);
+        if let Some(until) = now.checked_add(time) {
+            self.tree.pin(&path.groups[..whole], until);
+        }
+        path.pinned = SystemTime::now()
+            .checked_add(time)
+            .map(|until| (whole, until));
+        self.pin_files(path);
     }
 
     /// Evicts the group that is needed least; `false` when all are in use.

@@ -21,6 +21,13 @@ impl PrefixCache {
         self.folder.as_ref().map(CacheFolder::status)
     }
 
+    /// Whether there is a folder which has nothing but what was computed by other settings.
+    #[must_use]
+    pub fn has_only_others(&self) -> bool {
+        let status = self.folder_status();
+        status.is_some_and(|folder| folder.segments == 0 && folder.other_segments > 0)
+    }
+
     /// Gives the folder what has entered with `path` and is not written: segments that are full and resume points that
     /// stay, or `all` of it, because the sequence ends. `tokens` are the sequence's. Only takes note of pages; they
     /// are written later.
@@ -68,6 +75,18 @@ impl PrefixCache {
         }
         if let Some(&last) = path.chains.last().filter(|_| all) {
             folder.touch(last);
+            self.pin_files(path);
+        }
+    }
+
+    /// Has the folder keep what it has of the groups of `path` that are to be kept.
+    pub(super) fn pin_files(&self, path: &Path) {
+        let pinned = path.pinned.and_then(|(groups, until)| {
+            let chain = path.chains.get(groups.checked_sub(1)?)?;
+            Some((*chain, until))
+        });
+        if let (Some(folder), Some((chain, until))) = (&self.folder, pinned) {
+            folder.pin(chain, until);
         }
     }
 

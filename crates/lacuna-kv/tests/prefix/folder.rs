@@ -3,18 +3,22 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{TryRecvError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
+use lacuna_kv::folder::faults::{DiskFaults, Trouble};
 use lacuna_kv::folder::{
     self, CacheFolder, Fingerprint, FolderConfig, FolderError, FolderStatus, Restored,
 };
 use lacuna_kv::prefix::{Namespace, PrefixCache};
-use lacuna_pages::ByteLength;
+use lacuna_pages::{ByteLength, guard};
 use tempfile::TempDir;
 
 use crate::pages::{Bench, Held, tokens};
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// Tokens whose rows are so many bytes that they are mapped from their file: more than a mebibyte.
+const LONG: usize = 1050;
 
 fn made_by(weights: &str) -> Fingerprint {
     Fingerprint::new([("weights", weights.to_owned())])
@@ -174,6 +178,78 @@ fn a_prompt_takes_of_a_segment_what_it_has_in_common_and_adds_what_it_has_of_its
 }
 
 #[test]
+fn long_prompts_are_mapped_from_their_files_and_copied_where_they_are_written() {
+    guard::install().expect("a handler");
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, LONG));
+    first.settle();
+    drop(first);
+    let read = |path: &PathBuf| fs::read(path).expect("a segment");
+    let paths = segments(root.path());
+    let before: Vec<Vec<u8>> = paths.iter().map(read).collect();
+    let mut others = [bench.restarted(root.path()), bench.restarted(root.path())];
+    for second in &mut others {
+        let idle = second.owned();
+        assert!(second.restore(&prompt) > 0);
+        let (status, ledger) = (second.folder(), second.kv.ledger());
+        assert!(status.mapped_bytes > 1 << 20 && status.mapped_bytes < status.restored_bytes);
+        assert_eq!(ledger.file.get(), status.mapped_bytes);
+        // They count like pages that were copied.
+        assert_eq!(second.owned(), idle + status.restored_bytes);
+        // One goes on behind it, one from the middle of a group.
+        let group = second.cache.grain().group_tokens().get();
+        let held = second.start(&prompt);
+        second.check(held);
+        let middle = [tokens(0, 20 * group + group / 2), tokens(7, 40)].concat();
+        let held = second.start(&middle);
+        assert!(held.sequence.len() > 20 * group);
+        second.check(held);
+        let held = second.start(&prompt);
+        second.check(held);
+    }
+    let after: Vec<Vec<u8>> = paths.iter().map(read).collect();
+    assert!(after == before, "nobody writes to them");
+    folder::clear(root.path()).expect("cleared");
+    for second in &mut others {
+        let held = second.start(&prompt);
+        second.check(held);
+        assert!(!second.kv.pool().has_lost_files());
+        while second.cache.evict(Instant::now()) {}
+        assert_eq!(second.kv.ledger().file, ByteLength::ZERO);
+    }
+}
+
+#[test]
+fn a_file_that_somebody_cuts_while_it_is_mapped_is_known_to_be_lost() {
+    guard::install().expect("a handler");
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, LONG));
+    first.settle();
+    drop(first);
+    let mut second = bench.restarted(root.path());
+    assert!(second.restore(&prompt) > 0);
+    assert!(!second.kv.pool().has_lost_files());
+    let path = &segments(root.path())[0];
+    let file = fs::OpenOptions::new().write(true).open(path);
+    file.and_then(|file| file.set_len(5000)).expect("cut");
+    assert!(second.kv.pool().has_lost_files());
+    assert!(
+        second
+            .cache
+            .start(Namespace::COMMON, &prompt, LONG + 64)
+            .is_err()
+    );
+    while second.cache.evict(Instant::now()) {}
+    assert!(!second.kv.pool().has_lost_files());
+    assert_eq!(second.restore(&prompt), 0);
+    assert_eq!(second.folder().damaged, 1);
+    let held = second.start(&prompt);
+    second.check(held);
+}
+
+#[test]
 fn namespaces_are_as_apart_in_files_as_in_memory() {
     let (bench, root) = (first_bench(), root());
     let mut first = bench.restarted(root.path());
@@ -222,10 +298,10 @@ fn nothing_is_taken_that_other_settings_computed_and_it_is_said_which_differ() {
 
 /// Flips a bit of every `step`th byte of every segment in turn. Whatever it is, the prompt is computed as if there were
 /// no folder, or from the segments before.
-fn flips(bench: &Bench, step: impl Fn(usize) -> usize) {
+fn flips(bench: &Bench, prompt: usize, step: impl Fn(usize) -> usize) {
     let root = root();
     let mut first = bench.restarted(root.path());
-    let mut next = first.turn(&tokens(0, 200));
+    let mut next = first.turn(&tokens(0, prompt));
     next.extend(tokens(2, 60));
     first.settle();
     drop(first);
@@ -272,16 +348,18 @@ fn flips(bench: &Bench, step: impl Fn(usize) -> usize) {
 fn whatever_byte_of_a_segment_differs_it_is_missed() {
     // All that the header says, and places throughout the rest.
     let step = |at: usize| if at < 160 { 3 } else { 1501 };
-    flips(&first_bench(), step);
+    flips(&first_bench(), 200, step);
     let states = crate::states::benches().nth(1).expect("a bench");
-    flips(&states, step);
+    flips(&states, 200, step);
+    guard::install().expect("a handler");
+    flips(&first_bench(), LONG, |at| if at < 20 { 7 } else { 130_003 });
 }
 
 #[test]
 #[ignore = "needs minutes: every byte of every segment of all geometries"]
 fn every_byte_of_every_segment_counts() {
     for bench in benches() {
-        flips(&bench, |_| 1);
+        flips(&bench, 200, |_| 1);
     }
 }
 
@@ -321,6 +399,86 @@ fn files_that_were_cut_or_swapped_are_missed() {
     second.check(held);
 }
 
+/// Bytes of all files in `root`, as `du` counts them.
+fn disk_usage(root: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(root) else {
+        return 0;
+    };
+    let sizes = entries.flatten().map(|entry| match entry.metadata() {
+        Ok(found) if found.is_dir() => disk_usage(&entry.path()),
+        Ok(found) => found.len(),
+        // It has gone meanwhile.
+        Err(_) => 0,
+    });
+    sizes.sum()
+}
+
+#[test]
+fn what_a_request_pins_outlives_in_files_what_was_used_later() {
+    for pins in [true, false] {
+        let (bench, root) = (first_bench(), root());
+        let mut first = bench.restarted(root.path());
+        let mut turn = first.start(&tokens(0, 500));
+        first.compute(&mut turn, 64);
+        let prompt = turn.tokens.clone();
+        if pins {
+            let hour = Duration::from_secs(3600);
+            first.cache.pin(&mut turn.path, 500, Instant::now(), hour);
+        }
+        first.leave(turn);
+        first.settle();
+        let one = first.folder().bytes.get();
+        drop(first);
+        let limited = config(root.path(), 3 * one + one / 2);
+        let mut second = bench
+            .restarted(root.path())
+            .with_folder(limited, made_by("a"));
+        for seed in 10..16 {
+            second.turn(&tokens(seed, 500));
+            second.settle();
+        }
+        drop(second);
+        let third = bench.restarted(root.path());
+        let stored = third.cache.stored(Namespace::COMMON, &prompt);
+        assert_eq!(stored.is_some(), pins);
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_or_stalls_stops_the_writing_and_nothing_else_until_there_is_room() {
+    let (bench, root) = (first_bench(), root());
+    let disk = DiskFaults::default();
+    let mut first = bench.restarted(root.path());
+    let config = config(root.path(), 1 << 30);
+    let folder = CacheFolder::open_faulty(disk.clone(), config, &first.kv, made_by("a"));
+    first.cache = PrefixCache::new(first.kv.clone()).with_folder(folder.expect("a folder"));
+    for (seed, trouble) in [(0, Trouble::Full), (1, Trouble::HalfWrites)] {
+        disk.set(trouble);
+        let prompt = first.turn(&tokens(seed, 500));
+        first.settle();
+        let status = first.folder();
+        assert!(status.failed_writes > u64::from(seed));
+        assert_eq!(status.written_segments, 0);
+        assert!(status.paused.is_some(), "it is said");
+        assert_eq!(segments(root.path()), [] as [PathBuf; 0]);
+        let held = first.start(&prompt);
+        assert!(!held.sequence.is_empty(), "from memory");
+        first.check(held);
+    }
+    disk.set(Trouble::Stalls);
+    let idle = first.owned();
+    let prompt = first.turn(&tokens(2, 500));
+    while first.cache.evict(Instant::now()) {}
+    first.cache.give_up_writing();
+    assert!(first.owned() <= idle, "a disk that stalls holds no page");
+    disk.set(Trouble::Nothing);
+    first.turn(&prompt[..500]);
+    first.settle();
+    assert!(first.folder().written_segments > 0, "there is room again");
+    drop(first);
+    assert!(bench.restarted(root.path()).restore(&prompt) > 0);
+}
+
 #[test]
 fn a_folder_keeps_within_its_limit_and_what_was_used_stays() {
     let (bench, root) = (first_bench(), root());
@@ -341,18 +499,37 @@ fn a_folder_keeps_within_its_limit_and_what_was_used_stays() {
     let mut second = bench
         .restarted(root.path())
         .with_folder(limited, made_by("a"));
-    for seed in 10..20 {
-        second.turn(&tokens(seed, 500));
-        // Asked for every time, so that it is of use.
-        second.turn(&prompt);
-        second.settle();
-        assert!(
-            held(root.path()) <= limit,
-            "{} of {limit}",
-            held(root.path())
-        );
-        assert_eq!(second.folder().bytes.get(), held(root.path()));
-    }
+    let (done, ended) = channel::<()>();
+    let most = std::thread::scope(|scope| {
+        // Whatever is being written counts.
+        let watched = root.path();
+        let watch = scope.spawn(move || {
+            let mut most = 0;
+            while ended.try_recv() == Err(TryRecvError::Empty) {
+                most = most.max(disk_usage(watched));
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            most
+        });
+        for seed in 10..20 {
+            second.turn(&tokens(seed, 500));
+            // Asked for every time, so that it is of use.
+            second.turn(&prompt);
+            second.settle();
+            assert!(
+                held(root.path()) <= limit,
+                "{} of {limit}",
+                held(root.path())
+            );
+            assert_eq!(second.folder().bytes.get(), held(root.path()));
+        }
+        drop(done);
+        watch.join().expect("it has not panicked")
+    });
+    assert!(
+        most > limit - one && most <= limit + one,
+        "{most} of {limit}"
+    );
     drop(second);
     let mut third = bench.restarted(root.path());
     let group = third.cache.grain().group_tokens().get();

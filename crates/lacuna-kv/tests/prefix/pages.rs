@@ -424,11 +424,12 @@ fn a_fork_keeps_the_whole_groups_it_begins_with() {
 fn the_pinned_beginning_of_a_prompt_leaves_after_everything_else() {
     let mut bench = Bench::new(even());
     let group = bench.cache.grain().group_tokens().get();
-    let pinned = bench.run(&tokens(0, 3 * group));
+    let mut pinned = bench.run(&tokens(0, 3 * group));
     let other = bench.run(&tokens(1, 3 * group));
     let now = Instant::now();
-    let until = now + Duration::from_secs(3600);
-    bench.cache.pin(&pinned.path, 2 * group, until);
+    let hour = Duration::from_secs(3600);
+    let until = now + hour;
+    bench.cache.pin(&mut pinned.path, 2 * group, now, hour);
     assert_eq!(bench.cache.tree().pinned(now), 2);
     bench.leave(pinned);
     bench.leave(other);

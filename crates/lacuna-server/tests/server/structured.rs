@@ -467,6 +467,9 @@ fn schema_keywords_that_cannot_be_followed_are_named_or_in_strict_mode_refused()
     );
 }
 
+/// Whether a reply is what was asked for.
+type Holds<'a> = &'a dyn Fn(&str) -> bool;
+
 /// A reply that is held to a form in each of the ways that other servers' clients say it, and the texts that it may be.
 #[test]
 fn expressions_lists_and_grammars_are_followed_in_the_words_of_other_servers() {
@@ -491,7 +494,7 @@ fn expressions_lists_and_grammars_are_followed_in_the_words_of_other_servers() {
         "additionalProperties": false});
     let date = r"^\d{4}-\d{2}-\d{2}$";
     let choice = json!(["yes", "yes/no", "no.*"]);
-    let cases: [(Value, &dyn Fn(&str) -> bool); 15] = [
+    let cases: [(Value, Holds<'_>); 15] = [
         (json!({"guided_regex": date}), &is_date),
         (json!({"regex": date}), &is_date),
         (json!({"structured_outputs": {"regex": date}}), &is_date),

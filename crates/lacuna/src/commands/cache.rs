@@ -54,8 +54,8 @@ fn list(args: &CacheFolderArgs) -> Result<()> {
         unusable: listed.unusable,
         idle_seconds: listed
             .used
-            .and_then(|used| now.duration_since(used).ok())
-            .map(|idle| idle.as_secs()),
+            // What is pinned is in use.
+            .map(|used| now.duration_since(used).unwrap_or_default().as_secs()),
         settings: listed.settings,
     };
     let folders: Vec<Row> = listed.into_iter().map(row).collect();

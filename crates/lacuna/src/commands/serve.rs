@@ -71,6 +71,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
         grace: Duration::from_secs(args.grace),
     };
     if described.spec.pooled().is_some() {
+        if args.service.kv_cache.is_some() {
+            let problem = format!("`{name}` keeps no KV for other requests; leave out --kv-cache");
+            return Err(output::Usage(problem).into());
+        }
         let model = lacuna::Model::load(files).with_context(cannot_load)?;
         return serve_embeddings(args, Arc::new(model), config);
     }

@@ -12,6 +12,22 @@ use crate::scheduler::Scheduler;
 /// # Panics
 /// When one does not hold.
 pub(super) fn check(scheduler: &Scheduler, pool: &Pool) {
+    check_but_pins(scheduler, pool);
+    let ledger = pool.ledger();
+    let running = scheduler.running.iter();
+    let paths = running.flat_map(|running| &running.sessions);
+    let standing = paths.flat_map(|session| session.path.pages());
+    let kept = scheduler.prefix.tree().payloads().flat_map(Pins::pages);
+    let pinned: BTreeSet<_> = kept.chain(standing).collect();
+    assert_eq!(
+        ledger.pinned.get(),
+        pinned.len() as u64 * scheduler.engine.kv_cache().page_bytes() as u64,
+        "pinned pages are those of the cache's groups and resume points"
+    );
+}
+
+/// The same, while pages may be on their way to a folder or from it.
+pub(super) fn check_but_pins(scheduler: &Scheduler, pool: &Pool) {
     order(scheduler);
     let users = users(scheduler);
     let tree = scheduler.prefix.tree();
@@ -27,16 +43,6 @@ pub(super) fn check(scheduler: &Scheduler, pool: &Pool) {
         panic!("{broken}");
     }
     let ledger = pool.ledger();
-    let running = scheduler.running.iter();
-    let paths = running.flat_map(|running| &running.sessions);
-    let standing = paths.flat_map(|session| session.path.pages());
-    let kept = tree.payloads().flat_map(Pins::pages);
-    let pinned: BTreeSet<_> = kept.chain(standing).collect();
-    assert_eq!(
-        ledger.pinned.get(),
-        pinned.len() as u64 * scheduler.engine.kv_cache().page_bytes() as u64,
-        "pinned pages are those of the cache's groups and resume points"
-    );
     assert!(
         ledger.committed.get() <= scheduler.budget.parts.kv_bytes,
         "the budget holds: {ledger:?}"

@@ -16,9 +16,12 @@ mod model;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use lacuna_kernels::ElementType;
+use lacuna_kv::folder::faults::{DiskFaults, Trouble};
+use lacuna_kv::folder::{Fingerprint, FolderConfig};
 use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, ValueRows,
 };
@@ -54,6 +57,8 @@ struct Simulation {
     limits: RequestLimits,
     pool: Pool,
     device: Faults,
+    /// Of the cache folder, if there is one.
+    disk: Option<(DiskFaults, Trouble)>,
     system: FakeSystem,
     model: Arc<Model>,
     /// Makes the next forward pass fail.
@@ -202,6 +207,7 @@ impl Simulation {
             scheduler,
             pool,
             device: faults,
+            disk: None,
             system,
             model,
             breaks,
@@ -230,6 +236,7 @@ impl Simulation {
         self.system.pass(Duration::from_millis(milliseconds));
         self.change_the_system();
         self.trouble_the_device();
+        self.trouble_the_disk();
         if self.one_in(self.weather.arrivals) {
             self.submit();
         }
@@ -246,7 +253,7 @@ impl Simulation {
         self.scheduler.step();
         self.tally.steps += 1;
         let ledger = self.scheduler.engine.kv_cache().ledger();
-        invariants::check(&self.scheduler, &self.pool);
+        self.check();
         self.committed = ledger
             .committed
             .get()
@@ -266,6 +273,60 @@ impl Simulation {
         let waiting = self.scheduler.waiting.len();
         (order, waiting, ledger.committed, ledger.pinned).hash(&mut self.trace);
         self.clients.retain(|client| !client.is_over());
+    }
+
+    /// What it computes is kept in `folder`, on a disk that does what it is told.
+    fn keep_in(&mut self, folder: &Path) {
+        let disk = DiskFaults::default();
+        let config = FolderConfig {
+            path: folder.to_owned(),
+            limit: ByteLength::mebibytes(1),
+        };
+        let cache = self.scheduler.engine.kv_cache().clone();
+        let computed_by = Fingerprint::new([("weights", "none".to_owned())]);
+        let opened = CacheFolder::open_faulty(disk.clone(), config, &cache, computed_by);
+        let prefix = PrefixCache::new(cache).with_folder(opened.expect("a folder"));
+        self.scheduler.prefix = prefix;
+        self.scheduler.config.prefix_cache.enabled = true;
+        self.disk = Some((disk, Trouble::Nothing));
+    }
+
+    /// Waits for the folder's threads, unless their disk stalls, and checks what holds then.
+    fn check(&self) {
+        let Some((_, trouble)) = &self.disk else {
+            return invariants::check(&self.scheduler, &self.pool);
+        };
+        if *trouble == Trouble::Stalls {
+            return;
+        }
+        assert!(self.scheduler.prefix.settle(Duration::from_secs(60)));
+        while !self.scheduler.has_restored() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        invariants::check_but_pins(&self.scheduler, &self.pool);
+    }
+
+    fn trouble_the_disk(&mut self) {
+        if self.disk.is_none() || !self.one_in(4) {
+            return;
+        }
+        let troubles = [
+            Trouble::Nothing,
+            Trouble::Nothing,
+            Trouble::Refuses,
+            Trouble::Full,
+            Trouble::HalfWrites,
+            Trouble::Stalls,
+        ];
+        let trouble = troubles[self.within(0..troubles.len())];
+        self.set_trouble(trouble);
+    }
+
+    fn set_trouble(&mut self, trouble: Trouble) {
+        if let Some((disk, current)) = &mut self.disk {
+            *current = trouble;
+            disk.set(trouble);
+        }
     }
 
     fn break_next_pass(&mut self, how: Break) {
@@ -335,6 +396,7 @@ impl Simulation {
     /// and leave nothing behind.
     fn finish(mut self) -> (u64, Tally) {
         self.device.fail(Failing::Nothing);
+        self.set_trouble(Trouble::Nothing);
         self.system.set_memory(1 << 40, 0.0);
         // A token a step for each request in turn, and the time that unread ones wait.
         let work: usize = self.clients.iter().map(Client::work).sum();
@@ -513,6 +575,30 @@ fn whatever_happens_every_request_ends_once_and_reads_as_it_does_alone() {
 fn fresh_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_nanos() as u64) >> 8
+}
+
+/// Eight processes after one another, each of which finds what those before it could write.
+#[test]
+fn a_folder_whose_disk_refuses_fills_and_stalls_changes_no_answer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut written, mut restored, mut failed) = (0, 0, 0);
+    for seed in 0..8 {
+        let kind = [Kind::Rows, Kind::Windows, Kind::States, Kind::Everything][seed as usize / 2];
+        let mut simulation = Simulation::of(seed, Some(kind));
+        simulation.keep_in(folder.path());
+        (0..150).for_each(|_| simulation.tick());
+        let status = simulation.scheduler.prefix.folder_status();
+        let status = status.expect("a folder");
+        written += status.written_segments;
+        restored += status.restored_tokens;
+        failed += status.failed_writes + status.unreadable;
+        assert_eq!(status.damaged, 0, "what is half written has no name");
+        simulation.finish();
+    }
+    assert!(
+        written > 0 && restored > 0 && failed > 0,
+        "{written} written, {restored} restored, {failed} failed"
+    );
 }
 
 #[test]
