@@ -28,6 +28,7 @@
 
 #[cfg(test)]
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "macos"))]
+#[path = "tests.rs"]
 mod shrinking;
 
 use std::fs::File;
