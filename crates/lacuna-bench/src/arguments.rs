@@ -305,6 +305,9 @@ pub(crate) struct BenchSpeedArgs {
     /// How weights are had, as in `lacuna run`: auto, mmap, pread or direct
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub(crate) weights: WeightMode,
+    /// Folder for a file in which neurons lie one by one, as in `lacuna run`
+    #[arg(long, value_name = "DIR")]
+    pub(crate) neurons: Option<PathBuf>,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,

@@ -50,6 +50,10 @@ pub struct EngineArgs {
     /// direct with a budget, unless it is too small for that, and mmap without
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub weights: WeightMode,
+    /// Folder for a file in which neurons lie one by one, made at first use: of feed-forward blocks whose activations are
+    /// exactly zero for most (ReLU, squared ReLU), only those are read that a token needs, past what a budget holds
+    #[arg(long, value_name = "DIR")]
+    pub neurons: Option<PathBuf>,
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
@@ -105,6 +109,7 @@ impl EngineArgs {
             context_tokens: self.ctx.map(usize::from),
             budget: self.budget.map(|budget| ByteLength::new(budget.0)),
             weights: self.weights,
+            neurons: self.neurons.clone(),
             finite_check: match self.check_finite {
                 true => FiniteCheck::EachLayer,
                 false => FiniteCheck::Off,

@@ -62,6 +62,7 @@ pub fn open_to_run_files(
     config: &EngineConfig,
 ) -> Result<Arc<Model>> {
     let cannot_load = || format!("cannot load `{}`", args.model);
+    let files = config.with_neurons(files, &mut Bars::default())?;
     let made = lacuna_models::describe(&files).with_context(cannot_load)?;
     if let Some(asked) = config.context_tokens {
         warn_of_context(asked, made.spec.context_tokens);
@@ -89,6 +90,15 @@ fn load_as(args: &ModelArgs, files: ModelFiles, residency: Residency) -> Result<
                 experts.slots,
                 experts.experts,
                 output::bytes(experts.bytes)
+            );
+        }
+        if let Some(neurons) = &held.neurons {
+            crate::tell!(
+                "neurons: {} of {} in each of {} blocks at once, {}",
+                neurons.slots,
+                neurons.neurons,
+                neurons.layers,
+                output::bytes(neurons.bytes)
             );
         }
         match held.streamed_bytes {

@@ -1,18 +1,19 @@
 //! The engine: a model, a processor, an arena and a pool of KV pages, stepped one batch at a time.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use lacuna_files::ModelFiles;
+use lacuna_files::{ModelFiles, Progress};
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvError, KvPolicy, KvReport, Sequence};
 use lacuna_models::plan::{
-    Budget, Demand, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan,
+    Budget, Demand, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan, WeightSource,
 };
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
-    BatchLimits, Description, FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch,
-    Segment,
+    BatchLimits, ColumnsError, Description, FiniteCheck, ForwardError, LogitRows, Model, ModelSpec,
+    Scratch, Segment,
 };
 use lacuna_pages::ByteLength;
 
@@ -21,7 +22,7 @@ use crate::error::EngineError;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
-use crate::status::ExpertStatus;
+use crate::status::{ExpertStatus, NeuronStatus};
 use crate::system::Host;
 use crate::transcript::Transcript;
 
@@ -58,6 +59,9 @@ pub struct EngineConfig {
     /// How weights are had, of a model that is loaded as [`EngineConfig::check`] says. Default: read into memory
     /// when there is a budget that can hold what a pass reads at once, and part of it then, else where the file is mapped.
     pub weights: WeightMode,
+    /// Folder of files from which neurons of feed-forward blocks are read one by one, where activations are not zero:
+    /// [`EngineConfig::with_neurons`] makes them. Weights are read into memory then, with a budget and without.
+    pub neurons: Option<PathBuf>,
 }
 
 /// What a budget is held against.
@@ -86,6 +90,7 @@ impl Default for EngineConfig {
             request_memory: None,
             accounting: Accounting::default(),
             weights: WeightMode::default(),
+            neurons: None,
         }
     }
 }
@@ -125,13 +130,35 @@ impl EngineConfig {
             logits: self.logits,
             sequences: self.sequences,
             threads: self.thread_count()?.get(),
-            weights: match self.budget {
-                Some(_) => self.weights,
-                None => self.weights.without_budget(),
+            weights: match (self.weights, self.budget) {
+                (WeightMode::Auto, _) if self.neurons.is_some() => {
+                    WeightMode::Fixed(WeightSource::Direct)
+                }
+                (weights, Some(_)) => weights,
+                (weights, None) => weights.without_budget(),
             },
             budget_bytes: self.budget.map(ByteLength::get),
             request_bytes: self.request_memory.map(ByteLength::get),
         })
+    }
+
+    /// A model's files with the file of its neurons, if there is to be one: it is made when it is not there. Before
+    /// [`EngineConfig::check`].
+    ///
+    /// # Errors
+    /// [`ColumnsError`]: of a model that has no such neurons, where weights are mapped, or when the file cannot be made.
+    pub fn with_neurons(
+        &self,
+        files: ModelFiles,
+        progress: &mut dyn Progress,
+    ) -> Result<ModelFiles, ColumnsError> {
+        match &self.neurons {
+            None => Ok(files),
+            Some(_) if self.weights == WeightMode::Fixed(WeightSource::Mmap) => {
+                Err(ColumnsError::Mapped)
+            }
+            Some(folder) => lacuna_models::with_columns(files, folder, progress),
+        }
     }
 
     /// Refuses what could never run, from the model's description and before anything is taken; and says where
@@ -144,7 +171,7 @@ impl EngineConfig {
         files: &ModelFiles,
         description: &Description,
     ) -> Result<Residency, EngineError> {
-        let weights = WeightPlan::of(files.tensors(), description);
+        let weights = WeightPlan::of_files(files, description);
         let (_, plan, _) = self.prepare(files, &description.spec, weights)?;
         Ok(plan.residency)
     }
@@ -374,6 +401,15 @@ impl Engine {
         Some(ExpertStatus {
             slots: self.plan.residency.experts?,
             counts: self.model.expert_counts()?,
+        })
+    }
+
+    /// Neurons that are read one by one.
+    #[must_use]
+    pub fn neurons(&self) -> Option<NeuronStatus> {
+        Some(NeuronStatus {
+            slots: self.plan.residency.neurons?,
+            reads: self.model.neuron_reads()?,
         })
     }
 

@@ -49,7 +49,7 @@ pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
 pub use session::Session;
 pub use status::{
     BudgetStatus, CacheStatus, Counters, ExpertStatus, GroupRun, GroupState, Histogram, Latencies,
-    PageSizes, Phase, SessionStatus, Status, WeightMemory,
+    NeuronStatus, PageSizes, Phase, SessionStatus, Status, WeightMemory,
 };
 pub use stop::{StopFilter, StopText};
 pub use stream::{Event, Failure, FinishReason, Miss, PromptToken, Stream, TokenLogprobs, Usage};

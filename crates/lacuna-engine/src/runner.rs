@@ -7,7 +7,7 @@ use lacuna_text::tokenizer::Tokenizer;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::status::{ExpertStatus, WeightMemory};
+use crate::status::{ExpertStatus, NeuronStatus, WeightMemory};
 
 /// A model that computes batches over sequences of one KV cache.
 pub(crate) trait ModelRunner: Send {
@@ -50,6 +50,11 @@ pub(crate) trait ModelRunner: Send {
 
     /// Slots for the experts of a mixture, and what they have been asked for.
     fn experts(&self) -> Option<ExpertStatus> {
+        None
+    }
+
+    /// Neurons that are read one by one.
+    fn neurons(&self) -> Option<NeuronStatus> {
         None
     }
 
@@ -125,6 +130,10 @@ impl ModelRunner for Engine {
         Self::experts(self)
     }
 
+    fn neurons(&self) -> Option<NeuronStatus> {
+        Self::neurons(self)
+    }
+
     fn has_all_weights(&self) -> bool {
         Self::has_all_weights(self)
     }
@@ -140,6 +149,7 @@ impl ModelRunner for Engine {
             ring: ByteLength::new(held.ring_bytes),
             rows: ByteLength::new(held.row_bytes),
             experts: ByteLength::new(held.experts.map_or(0, |it| it.bytes)),
+            neurons: ByteLength::new(held.neurons.map_or(0, |it| it.bytes + it.fixed_bytes)),
             streamed: ByteLength::new(held.streamed_bytes),
         }
     }

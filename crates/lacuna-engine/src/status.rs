@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lacuna_kv::folder::FolderStatus;
-use lacuna_models::plan::{Budget, ExpertSlots};
-use lacuna_models::{ExpertCounts, RowReads};
+use lacuna_models::plan::{Budget, ExpertSlots, NeuronSlots};
+use lacuna_models::{ExpertCounts, NeuronReads, RowReads};
 use lacuna_pages::{ByteLength, Ledger};
 
 use crate::request_memory::RequestMemoryStatus;
@@ -29,6 +29,8 @@ pub struct Status {
     pub cache: CacheStatus,
     /// Experts of a mixture, where weights are read into memory.
     pub experts: Option<ExpertStatus>,
+    /// Neurons that are read one by one.
+    pub neurons: Option<NeuronStatus>,
     /// The folder in which the prefix cache outlives the process, if there is one.
     pub folder: Option<FolderStatus>,
     /// How rows of tables that are in files have been had.
@@ -68,6 +70,8 @@ pub struct WeightMemory {
     pub rows: ByteLength,
     /// Slots of experts.
     pub experts: ByteLength,
+    /// Slots of neurons, and what they take besides.
+    pub neurons: ByteLength,
     /// Beside it: bytes of files that each pass reads.
     pub streamed: ByteLength,
 }
@@ -93,6 +97,15 @@ impl ExpertStatus {
             .filter(|_| counts.hits + counts.misses >= enough);
         rate.map(|rate| slots.finding(rate))
     }
+}
+
+/// Slots for neurons, and what passes have asked of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeuronStatus {
+    /// How many there are now.
+    pub slots: NeuronSlots,
+    /// Since the model was loaded.
+    pub reads: NeuronReads,
 }
 
 /// Sizes of pages and page groups.

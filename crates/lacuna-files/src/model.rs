@@ -60,6 +60,7 @@ pub enum Metadata {
 pub struct ModelFiles {
     metadata: Metadata,
     tensors: Tensors,
+    columns: Option<Tensors>,
 }
 
 impl ModelFiles {
@@ -100,6 +101,7 @@ impl ModelFiles {
         Ok(Self {
             metadata: Metadata::Gguf(file.metadata().clone()),
             tensors: file.tensors().clone(),
+            columns: None,
         })
     }
 
@@ -109,7 +111,17 @@ impl ModelFiles {
         Ok(Self {
             metadata: Metadata::HuggingFace(Box::new(folder)),
             tensors,
+            columns: None,
         })
+    }
+
+    /// The same with a file of columns, made of some of their matrices, beside them.
+    #[must_use]
+    pub fn with_columns(self, columns: Tensors) -> Self {
+        Self {
+            columns: Some(columns),
+            ..self
+        }
     }
 
     /// What the files say besides tensors.
@@ -120,6 +132,11 @@ impl ModelFiles {
     /// All tensors.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
+    }
+
+    /// Columns of some of their matrices, if there is a file of them.
+    pub fn columns(&self) -> Option<&Tensors> {
+        self.columns.as_ref()
     }
 
     /// Whether the files are still there whole, as far as anyone has looked: see

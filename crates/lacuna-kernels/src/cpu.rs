@@ -1,5 +1,6 @@
 //! The operations, on a chosen instruction-set level and a fixed number of threads.
 
+mod columns;
 mod elementwise;
 mod experts;
 mod recurrence;

@@ -25,6 +25,7 @@
 
 mod activations;
 mod attention;
+mod columns;
 mod cpu;
 mod decode;
 mod dtype;
@@ -47,6 +48,7 @@ mod view;
 
 pub use activations::Activations;
 pub use attention::{AttentionShape, Cached, Mask, Sequences};
+pub use columns::{ColumnLayout, Columns, NotFinite};
 pub use cpu::{Cpu, CpuConfig, CpuError};
 pub use dtype::{DType, UnknownDType};
 pub use element::{ElementType, HeadDimError, UnknownElementType};

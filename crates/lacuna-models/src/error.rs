@@ -227,6 +227,75 @@ pub enum LoadError {
     Reading(std::io::Error),
 }
 
+/// A file of columns that cannot be made, or would be of no use.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ColumnsError {
+    /// What the files hold is no model.
+    #[error(transparent)]
+    Model(Box<LoadError>),
+    /// No feed-forward block has activations that are exactly zero.
+    #[error(
+        "the model has no feed-forward block whose activations are exactly zero: ReLU, squared ReLU and Gemma 3n's \
+         sparse layers are, SwiGLU and GeGLU are not; do not ask for single neurons"
+    )]
+    NoZeros,
+    /// Neurons are read into memory, and nothing else is to be.
+    #[error(
+        "neurons are read into memory one by one, and all weights are to be used where the file is mapped; ask for one of the two"
+    )]
+    Mapped,
+    /// All such blocks have types of which columns cannot be taken.
+    #[error(
+        "tensor `{name}` is {type_name}; columns are taken of f32, f16, bf16, q8_0 and q4_0, of a multiple of 32 rows: \
+         quantize the model to one of these, or do not ask for single neurons"
+    )]
+    Type {
+        /// The first of them.
+        name: String,
+        /// What it is stored as.
+        type_name: String,
+    },
+    /// A matrix whose zeros are not zero.
+    #[error(
+        "tensor `{name}`: {source}, so that leaving it out would change results; do not ask for single neurons"
+    )]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// Where.
+        source: lacuna_kernels::NotFinite,
+    },
+    /// A tensor's bytes do not fit its shape.
+    #[error("tensor `{name}`: {source}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// What does not fit.
+        source: ShapeError,
+    },
+    /// A tensor cannot be used.
+    #[error(transparent)]
+    Tensor(#[from] lacuna_files::TensorError),
+    /// A file was lost while it was read.
+    #[error(transparent)]
+    Lost(#[from] lacuna_files::LostFile),
+    /// The model's files cannot be read.
+    #[error("the model's files cannot be read: {0}")]
+    Read(std::io::Error),
+    /// The file cannot be written.
+    #[error("{}: {source}; name a folder with room for as many bytes as the matrices have", path.display())]
+    Write {
+        /// The file or its folder.
+        path: std::path::PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The file cannot be written as it is to be.
+    #[error(transparent)]
+    Format(#[from] lacuna_files::gguf::WriteError),
+}
+
 /// Weights that could not be read from their file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("tensor `{name}`: {source}")]

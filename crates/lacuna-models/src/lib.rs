@@ -25,7 +25,9 @@ mod weights;
 pub const NUMERICS_VERSION: u32 = 1;
 
 pub use demo::demo;
-pub use error::{ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights};
+pub use error::{
+    ColumnsError, ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights,
+};
 pub use executor::{LogitRows, Segment, Texts, normalize};
 pub use families::{Description, names as families};
 pub use model::{Model, Prompt, describe, tokenizer};
@@ -33,4 +35,4 @@ pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;
-pub use weights::{ExpertCounts, Loading, MakeDevice, RowReads};
+pub use weights::{ExpertCounts, Loading, MakeDevice, NeuronReads, RowReads, with_columns};

@@ -11,7 +11,7 @@ use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
-use crate::weights::{ExpertCounts, Loading, RowReads, Streams, Weights};
+use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_text::reply::{Effort, Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message};
@@ -66,10 +66,11 @@ impl Model {
         let program = Program::new(&description.spec);
         let weight_plan = WeightPlan {
             loaded: Some(loading.residency.clone()),
-            ..WeightPlan::of(files.tensors(), &description)
+            ..WeightPlan::of_files(&files, &description)
         };
         let weights = Weights::load(
             files.tensors(),
+            files.columns(),
             &description,
             &program,
             &weight_plan,
@@ -258,6 +259,14 @@ impl Model {
         let has_slots = !self.weight_plan.experts.is_empty();
         let streams = self.weights.streams().filter(|_| has_slots);
         streams.map(Streams::expert_counts)
+    }
+
+    /// What has been asked of neurons since it was loaded; `None` without a file of their columns, or where it is not used.
+    #[must_use]
+    pub fn neuron_reads(&self) -> Option<NeuronReads> {
+        let has_columns = !self.weight_plan.neurons.is_empty();
+        let streams = self.weights.streams().filter(|_| has_columns);
+        streams.map(Streams::neuron_reads)
     }
 
     /// How weights are read, for people; `None` where they are used in mapped files.

@@ -71,6 +71,7 @@ fn json(model: &str, status: &Status) -> Value {
             "buffers": pages.buffers,
         },
         "experts": status.experts.as_ref().map(experts),
+        "neurons": status.neurons.map(|it| with(json!(it.slots), json!(it.reads))),
         "request_memory": {
             "limit_bytes": status.request_memory.limit.get(),
             "held_bytes": status.request_memory.held.get(),
@@ -118,6 +119,7 @@ fn weights(memory: &WeightMemory) -> Value {
         "ring_bytes": memory.ring.get(),
         "row_bytes": memory.rows.get(),
         "expert_bytes": memory.experts.get(),
+        "neuron_bytes": memory.neurons.get(),
         "streamed_bytes_per_pass": memory.streamed.get(),
     })
 }

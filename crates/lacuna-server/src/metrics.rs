@@ -75,7 +75,7 @@ fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 30] = [
+const GAUGES: [Row<f64>; 31] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -166,6 +166,11 @@ const GAUGES: [Row<f64>; 30] = [
         |status| status.experts.map_or(1.0, |it| it.slots.share()),
     ),
     (
+        "lacuna_neuron_slot_bytes",
+        "Memory of slots for neurons that are read one by one",
+        |status| status.neurons.map_or(0.0, |it| it.slots.bytes as f64),
+    ),
+    (
         "lacuna_pinned_weight_bytes",
         "Of it, weights that stay",
         |status| status.budget.weights.pinned.get() as f64,
@@ -227,7 +232,7 @@ const GAUGES: [Row<f64>; 30] = [
     ),
 ];
 
-const COUNTERS: [Row<u64>; 28] = [
+const COUNTERS: [Row<u64>; 31] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -325,6 +330,21 @@ const COUNTERS: [Row<u64>; 28] = [
         "lacuna_expert_read_bytes",
         "Bytes that were read for experts",
         |status| status.experts.map_or(0, |it| it.counts.read_bytes),
+    ),
+    (
+        "lacuna_neurons_needed",
+        "Neurons that passes needed of those that are read one by one: their activations were not zero",
+        |status| status.neurons.map_or(0, |it| it.reads.needed),
+    ),
+    (
+        "lacuna_neurons_found",
+        "Those of them that were in memory",
+        |status| status.neurons.map_or(0, |it| it.reads.found),
+    ),
+    (
+        "lacuna_neuron_read_bytes",
+        "Bytes that were read for the others",
+        |status| status.neurons.map_or(0, |it| it.reads.read_bytes),
     ),
     (
         "lacuna_kv_folder_written_bytes",

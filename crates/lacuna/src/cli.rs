@@ -434,6 +434,9 @@ pub(crate) struct PlanArgs {
     /// How weights are had, as for `run`: auto, mmap, pread or direct
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub(crate) weights: WeightMode,
+    /// Have neurons read one by one, as with `--neurons` of `run`; no file is made
+    #[arg(long)]
+    pub(crate) neurons: bool,
     /// Bytes that are read from the disk in a second, to say how long a token takes
     #[arg(long, value_name = "BYTES", requires = "memory_rate")]
     pub(crate) disk_rate: Option<ByteCount>,

@@ -9,8 +9,8 @@ mod work;
 
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna_models::plan::ExpertSlots;
-use lacuna_models::{ExpertCounts, Model};
+use lacuna_models::plan::{ExpertSlots, NeuronSlots};
+use lacuna_models::{ExpertCounts, Model, NeuronReads};
 use serde::Serialize;
 
 use crate::arguments::BenchSpeedArgs;
@@ -32,6 +32,8 @@ struct Report {
     streamed_bytes: u64,
     /// Slots for experts, where they are read into memory.
     experts: Option<ExpertSlots>,
+    /// Slots for neurons, where they are read one by one.
+    neurons: Option<NeuronSlots>,
     limits: Limits,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
@@ -50,6 +52,8 @@ struct Prefill {
     of_limit: f64,
     /// What all repeats have asked of slots for experts.
     experts: Option<Asked>,
+    /// And of neurons.
+    neurons: Option<AskedNeurons>,
 }
 
 /// One token for each of some sequences of equal length.
@@ -69,6 +73,8 @@ struct Decode {
     of_limit: f64,
     /// What the steps have asked of slots for experts.
     experts: Option<Asked>,
+    /// And of neurons.
+    neurons: Option<AskedNeurons>,
 }
 
 /// What passes have asked of slots for experts.
@@ -86,6 +92,27 @@ impl Asked {
             counts,
             hit_rate: counts.hit_rate(),
             read_bytes_per_token: counts.read_bytes as f64 / tokens as f64,
+        })
+    }
+}
+
+/// What passes have asked of neurons that are read one by one.
+#[derive(Serialize)]
+struct AskedNeurons {
+    #[serde(flatten)]
+    reads: NeuronReads,
+    active_share: Option<f64>,
+    hit_rate: Option<f64>,
+    read_bytes_per_token: f64,
+}
+
+impl AskedNeurons {
+    fn new(reads: Option<NeuronReads>, tokens: usize) -> Option<Self> {
+        reads.map(|reads| Self {
+            reads,
+            active_share: reads.active_share(),
+            hit_rate: reads.hit_rate(),
+            read_bytes_per_token: reads.read_bytes as f64 / tokens as f64,
         })
     }
 }
@@ -131,7 +158,8 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
                 tokens_per_second: tokens as f64 / timed.seconds(),
                 gmac_per_s: macs as f64 / timed.seconds() / 1e9,
                 of_limit: timed.of_limit,
-                experts: Asked::new(timed.experts, tokens * args.repeats.get()),
+                experts: Asked::new(timed.slots.experts, tokens * args.repeats.get()),
+                neurons: AskedNeurons::new(timed.slots.neurons, tokens * args.repeats.get()),
             });
             progress.inc(1);
         }
@@ -148,13 +176,15 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
                 step_p99_ms: timed.timing.p99_us / 1e3,
                 gb_per_s: bytes as f64 / timed.seconds() / 1e9,
                 of_limit: timed.of_limit,
-                experts: Asked::new(timed.experts, sequences * args.generate),
+                experts: Asked::new(timed.slots.experts, sequences * args.generate),
+                neurons: AskedNeurons::new(timed.slots.neurons, sequences * args.generate),
             });
             progress.inc(1);
         }
     }
     bench.end_record()?;
     progress.finish_and_clear();
+    let held = model.weight_plan().loaded.as_ref();
     Ok(Report {
         machine: Machine::this(),
         model: args.model.model.clone(),
@@ -163,11 +193,8 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
         kv_policy: args.kv.to_string(),
         weight_bytes: work.weight_bytes,
         streamed_bytes: streamed_bytes(model),
-        experts: model
-            .weight_plan()
-            .loaded
-            .as_ref()
-            .and_then(|held| held.experts),
+        experts: held.and_then(|held| held.experts),
+        neurons: held.and_then(|held| held.neurons),
         limits: bench.limits(),
         prefill,
         decode,

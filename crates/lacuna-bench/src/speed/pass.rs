@@ -8,7 +8,7 @@ use lacuna_engine::EngineConfig;
 use lacuna_kernels::Cpu;
 use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
-use lacuna_models::{BatchLimits, ExpertCounts, LogitRows, Model, Scratch, Segment};
+use lacuna_models::{BatchLimits, ExpertCounts, LogitRows, Model, NeuronReads, Scratch, Segment};
 use lacuna_pages::ByteLength;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -28,18 +28,24 @@ const STEPS_PER_LIMIT: usize = 4;
 pub(super) struct Timed {
     pub(super) timing: Timing,
     pub(super) of_limit: f64,
-    /// What they have asked of slots for experts.
+    pub(super) slots: SlotCounts,
+}
+
+/// What has been asked of slots for experts, and of those for neurons.
+#[derive(Clone, Copy, Default)]
+pub(super) struct SlotCounts {
     pub(super) experts: Option<ExpertCounts>,
+    pub(super) neurons: Option<NeuronReads>,
 }
 
 impl Timed {
-    fn new(times: Samples, parts: Vec<f64>, experts: Option<ExpertCounts>) -> Result<Self> {
+    fn new(times: Samples, parts: Vec<f64>, slots: SlotCounts) -> Result<Self> {
         let figures = times.timing().zip(median(parts));
         let (timing, of_limit) = figures.context("nothing was timed")?;
         Ok(Self {
             timing,
             of_limit,
-            experts,
+            slots,
         })
     }
 
@@ -72,6 +78,7 @@ pub(super) fn config(args: &BenchSpeedArgs) -> EngineConfig {
         sequences,
         budget: args.budget.map(|budget| ByteLength::new(budget.0)),
         weights: args.weights,
+        neurons: args.neurons.clone(),
         ..config
     }
 }
@@ -123,10 +130,14 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// What slots for experts have been asked for since `before`.
-    fn experts(&self, before: Option<ExpertCounts>) -> Option<ExpertCounts> {
-        let now = self.model.expert_counts()?;
-        Some(now.since(before.unwrap_or_default()))
+    /// What slots have been asked for since `before`.
+    fn asked(&self, before: SlotCounts) -> SlotCounts {
+        let experts = self.model.expert_counts();
+        let neurons = self.model.neuron_reads();
+        SlotCounts {
+            experts: experts.map(|now| now.since(before.experts.unwrap_or_default())),
+            neurons: neurons.map(|now| now.since(before.neurons.unwrap_or_default())),
+        }
     }
 
     /// What the machine reached at best in all the time that was measured.
@@ -145,11 +156,11 @@ impl<'a> Bench<'a> {
     ) -> Result<Timed> {
         let cache = self.cache(elements)?;
         let (mut times, mut parts) = (Samples::default(), Vec::new());
-        let mut asked = None;
+        let mut asked = SlotCounts::default();
         // One pass more, which finds memory and caches cold and is not counted.
         for repeat in 0..=repeats {
             if repeat == 1 {
-                asked = self.model.expert_counts();
+                asked = self.asked(SlotCounts::default());
             }
             let ids = self.ids(tokens);
             let mut sequence = cache.sequence(self.context_tokens)?;
@@ -161,7 +172,7 @@ impl<'a> Bench<'a> {
                 parts.push(macs as f64 / time.as_secs_f64() / 1e9 / rate);
             }
         }
-        Timed::new(times, parts, self.experts(asked))
+        Timed::new(times, parts, self.asked(asked))
     }
 
     fn compute(&mut self, sequence: &mut Sequence, ids: &[u32]) -> Result<Duration> {
@@ -204,7 +215,7 @@ impl<'a> Bench<'a> {
         let ids = self.ids(sequences);
         self.step(&mut filled, &ids)?;
         let (mut times, mut parts) = (Samples::default(), Vec::new());
-        let asked = self.model.expert_counts();
+        let asked = self.asked(SlotCounts::default());
         let mut before = self.limiter.read(&self.cpu);
         for start in (0..steps).step_by(STEPS_PER_LIMIT) {
             let mut group = Vec::new();
@@ -222,7 +233,7 @@ impl<'a> Bench<'a> {
                 parts.push(bytes as f64 / time.as_secs_f64() / 1e9 / rate);
             }
         }
-        Timed::new(times, parts, self.experts(asked))
+        Timed::new(times, parts, self.asked(asked))
     }
 
     fn step(&mut self, sequences: &mut [Sequence], ids: &[u32]) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use lacuna_models::plan::ExpertSlots;
+use lacuna_models::plan::{ExpertSlots, NeuronSlots};
 
 use super::Report;
 
@@ -64,6 +64,37 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     }
     if let Some(slots) = &report.experts {
         experts(out, report, slots)?;
+    }
+    if let Some(slots) = &report.neurons {
+        neurons(out, report, slots)?;
+    }
+    Ok(())
+}
+
+/// What passes needed of neurons.
+fn neurons(out: &mut dyn Write, report: &Report, slots: &NeuronSlots) -> io::Result<()> {
+    writeln!(
+        out,
+        "\nneurons: {} of {} in memory, {:.2} GB",
+        slots.slots,
+        slots.neurons,
+        slots.bytes as f64 / 1e9
+    )?;
+    let prompts = report.prefill.iter();
+    let prompts = prompts.map(|row| (format!("prompt {}", row.tokens), &row.neurons));
+    let steps = report.decode.iter();
+    let steps = steps.map(|row| (format!("depth {}", row.depth), &row.neurons));
+    for (what, asked) in prompts.chain(steps) {
+        let Some(asked) = asked else {
+            continue;
+        };
+        writeln!(
+            out,
+            "  {what}: {:.1} % needed, {:.1} % of them found, {:.1} MB read for a token",
+            100.0 * asked.active_share.unwrap_or(0.0),
+            100.0 * asked.hit_rate.unwrap_or(0.0),
+            asked.read_bytes_per_token / 1e6,
+        )?;
     }
     Ok(())
 }

@@ -43,6 +43,7 @@ impl Scheduler {
         status.running = self.running.len();
         status.counters = self.counters;
         status.experts = self.engine.experts();
+        status.neurons = self.engine.neurons();
         status.latencies.clone_from(&self.latencies);
     }
 

@@ -6,7 +6,7 @@ use super::experts::{self, groups, sigmoid_experts};
 use super::facts::Key;
 use super::glm4moe::leave_out_layers_ahead;
 use super::mamba2::mamba2;
-use super::{Facts, Family, Naming};
+use super::{Facts, Family, Given, Naming, Shape, SpecialTokens};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, ExpertBlock, Experts, FeedForward, GroupScore, LayerSpec, ModelSpec, Plain,
@@ -18,8 +18,40 @@ pub(crate) const FAMILY: Family = Family {
     classes: &["NemotronHForCausalLM"],
     spec,
     naming: NAMING,
-    shapes: &[],
+    shapes: SHAPES,
 };
+
+/// No published model's: attention and wide blocks by turns, to see what it is worth that most of their activations are
+/// zero. A neuron of it in f16 is a page.
+const SHAPES: &[Shape] = &[Shape {
+    name: "relu2-1b",
+    family: "nemotron_h",
+    layers: 48,
+    hidden: 2048,
+    feed_forward: 8192,
+    heads: 16,
+    kv_heads: 4,
+    head_size: 128,
+    vocabulary: 32_768,
+    special_tokens: SpecialTokens::ChatMl,
+    tied: false,
+    context: 131_072,
+    rope_theta: 1e4,
+    rope_factor: None,
+    norm_epsilon: 1e-5,
+    more: &[
+        ("attention.head_count_kv", Given::PerLayer(&[4, 0])),
+        ("feed_forward_length", Given::PerLayer(&[0, 8192])),
+        ("attention.layer_norm_epsilon", Given::Number(1e-5)),
+        ("rope.scaling.finetuned", Given::Flag(false)),
+        // Of no layer, but each file of the family says it.
+        ("ssm.conv_kernel", Given::Size(4)),
+        ("ssm.state_size", Given::Size(128)),
+        ("ssm.group_count", Given::Size(8)),
+        ("ssm.time_step_rank", Given::Size(64)),
+        ("ssm.inner_size", Given::Size(4096)),
+    ],
+}];
 
 /// Of GGUF files with experts too, which say another family.
 pub(super) const NAMING: Naming = Naming {

@@ -13,6 +13,7 @@ mod error;
 mod experts;
 mod kv;
 mod map;
+mod neurons;
 mod process;
 mod residency;
 mod verify;
@@ -31,6 +32,8 @@ pub use budget::{Budget, BudgetTooSmall, Change, Parts, Verdict, request_bytes};
 pub use error::{PlanError, PlanFault};
 pub use experts::{ExpertLru, ExpertSlots, ExpertTurn, ExpertUse, SlotUse};
 pub use kv::{KvBuffer, KvPlan, KvRows, ResumePoints};
+pub(crate) use neurons::{NeuronLru, RUN_BYTES};
+pub use neurons::{NeuronSlots, NeuronUse};
 pub use process::{ProcessPlan, VocabularySize};
 pub(crate) use residency::held;
 pub use residency::{

@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ExpertSlots, WeightPlan};
+use super::{ExpertSlots, NeuronSlots, WeightPlan};
 
 /// How weights come to be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -153,6 +153,8 @@ pub struct Residency {
     pub tables: Vec<Streamed>,
     /// Memory for experts, which come to it as tokens choose them; `None` where there are none.
     pub experts: Option<ExpertSlots>,
+    /// Memory for neurons, which come to it as activations turn out not to be zero; `None` without a file of them.
+    pub neurons: Option<NeuronSlots>,
 }
 
 /// Speeds from which the time of a pass follows, in bytes per second.
@@ -217,16 +219,21 @@ impl Residency {
         planned.unwrap_or_else(|| all.streaming_most(weights))
     }
 
-    /// The same with as many slots for experts as `room` bytes hold beside everything else, two at least.
+    /// The same with as many slots as `room` bytes hold beside everything else: for experts, two at least, and of what
+    /// these leave for neurons.
     fn with_slots(&self, weights: &WeightPlan, room: u64) -> Self {
         let others = self.memory_bytes() - self.slot_bytes();
+        let room = room.saturating_sub(others);
+        let experts = ExpertSlots::within(&weights.experts, room);
+        let left = room.saturating_sub(experts.map_or(0, |experts| experts.bytes));
         Self {
-            experts: ExpertSlots::within(&weights.experts, room.saturating_sub(others)),
+            experts,
+            neurons: NeuronSlots::within(&weights.neurons, left),
             ..self.clone()
         }
     }
 
-    /// The same with less memory for experts, or where that does not do, more that is streamed, so that it fits `room`.
+    /// The same with less memory for experts and neurons, or where that does not do, more that is streamed, so that it fits `room`.
     /// An expert is read for some tokens, and a matrix for all, so matrices stay for longer.
     fn in_room(&self, weights: &WeightPlan, room: u64) -> Option<Self> {
         let fewer = self.with_slots(weights, room.min(self.memory_bytes()));
@@ -267,6 +274,7 @@ impl Residency {
         let room = self.memory_bytes().saturating_add(bytes);
         let all = Self {
             experts: self.experts,
+            neurons: self.neurons,
             ..Self::with_streamed(weights, self.source, &[], 0)
         };
         let more = match all.memory_bytes() <= room {
@@ -286,8 +294,9 @@ impl Residency {
     /// Whether all weights are in memory that can be.
     #[must_use]
     pub fn is_whole(&self, weights: &WeightPlan) -> bool {
-        let slots = ExpertSlots::within(&weights.experts, u64::MAX);
-        self.is_mapped() || (self.streamed.is_empty() && self.experts == slots)
+        let all = self.with_slots(weights, u64::MAX);
+        let slots = (all.experts, all.neurons);
+        self.is_mapped() || (self.streamed.is_empty() && (self.experts, self.neurons) == slots)
     }
 
     /// What is streamed here, and as much more as it takes to fit `room`.
@@ -348,6 +357,7 @@ impl Residency {
         let mut streamed: Vec<&WeightUse> = streamed.collect();
         let with = |streamed: &[&WeightUse]| Self {
             experts: self.experts,
+            neurons: self.neurons,
             ..Self::with_streamed(weights, self.source, streamed, ring)
         };
         let before = with(&streamed);
@@ -373,7 +383,7 @@ impl Residency {
         uses().filter(once).map(candidate).collect()
     }
 
-    /// All weights but `streamed` and experts in memory.
+    /// All weights but `streamed`, experts and neurons in memory.
     fn with_streamed(
         weights: &WeightPlan,
         source: WeightSource,
@@ -421,17 +431,20 @@ impl Residency {
             streamed,
             tables,
             experts: None,
+            neurons: NeuronSlots::of(&weights.neurons, 0),
         }
     }
 
     /// Bytes of memory in all.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        self.pinned_bytes + self.ring_bytes + self.row_bytes + self.slot_bytes()
+        let beside_slots = self.neurons.map_or(0, |neurons| neurons.fixed_bytes);
+        self.pinned_bytes + self.ring_bytes + self.row_bytes + beside_slots + self.slot_bytes()
     }
 
     fn slot_bytes(&self) -> u64 {
-        self.experts.map_or(0, |experts| experts.bytes)
+        let neurons = self.neurons.map_or(0, |neurons| neurons.bytes);
+        self.experts.map_or(0, |experts| experts.bytes) + neurons
     }
 
     /// Whether weights are used where files are mapped.

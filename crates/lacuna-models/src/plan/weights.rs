@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::ExpertUse;
 use super::residency::{Residency, WeightUse, held};
+use super::{ExpertUse, NeuronUse};
 use crate::families::Description;
 use crate::program::Program;
 use crate::weights::{Derived, Names, derived, expert_uses, is_outside, uses};
@@ -56,6 +56,8 @@ pub struct WeightPlan {
     pub uses: Vec<WeightUse>,
     /// What it uses of experts, of which a token has a few, in order.
     pub experts: Vec<ExpertUse>,
+    /// Matrices of which it uses columns, those whose activations are not zero, in order.
+    pub neurons: Vec<NeuronUse>,
     /// Whether they are in files, which can be read, and not in memory that stands in for some.
     pub in_files: bool,
     /// Where they are, of a model that is loaded.
@@ -106,6 +108,7 @@ impl WeightPlan {
         Self {
             uses,
             experts,
+            neurons: Vec::new(),
             tensors,
             derived: Vec::new(),
             in_files: true,
@@ -124,12 +127,13 @@ impl WeightPlan {
     }
 
     /// Memory of tensors that stay in memory when weights are read, beside the matrices of [`WeightPlan::uses`] and
-    /// [`WeightPlan::experts`]: those of heads that have matrices of their own.
+    /// [`WeightPlan::experts`], and those that are left to their columns: those of heads that have matrices of their own.
     pub(super) fn other_bytes(&self) -> u64 {
         let experts = self.experts.iter().flat_map(|it| &it.names);
         let of_experts: HashSet<&String> = experts.collect();
         let is_other = |tensor: &&Weight| {
             let used = self.uses.iter().any(|it| it.name == tensor.name)
+                || self.neurons.iter().any(|it| it.name == tensor.name)
                 || of_experts.contains(&tensor.name);
             let elsewhere = tensor.converted_from.is_some() || tensor.is_copied();
             !used && !elsewhere && !is_outside(&tensor.name)

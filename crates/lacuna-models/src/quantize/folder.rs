@@ -43,7 +43,7 @@ pub(super) fn convert(folder: &Folder, tensors: &Tensors) -> Result<Converted, E
     // Whether each of the program's tensors is there, and no others are.
     let (plan, mut unseen) = (WeightPlan::default(), ());
     let loading = Loading::mapped(&mut unseen);
-    Weights::load(tensors, &description, &program, &plan, loading)?;
+    Weights::load(tensors, None, &description, &program, &plan, loading)?;
     let mut header = gguf::Writer::new();
     describe(&mut header, folder.path(), &description, &found);
     let vocabulary = Vocabulary::from_folder(folder.path(), description.spec.vocabulary)?;

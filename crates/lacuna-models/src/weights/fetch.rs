@@ -18,9 +18,12 @@ pub type MakeDevice<'a> = &'a dyn Fn() -> Box<dyn ReadDevice>;
 pub(crate) struct Files(HashMap<PathBuf, ReadFile>);
 
 impl Files {
-    fn open(tensors: &Tensors, caching: Caching) -> Result<Self, LoadError> {
+    pub(super) fn open<'a>(
+        tensors: impl Iterator<Item = &'a Tensors>,
+        caching: Caching,
+    ) -> Result<Self, LoadError> {
         let mut files = HashMap::new();
-        for mapping in tensors.mappings() {
+        for mapping in tensors.flat_map(Tensors::mappings) {
             let opened = ReadFile::open(mapping, caching).map_err(LoadError::Reading)?;
             if let Some(file) = opened {
                 files.insert(file.path().to_owned(), file);
@@ -75,7 +78,7 @@ pub(super) struct Reading<'a> {
 impl<'a> Fetch<'a> {
     /// From `source`; matrices that `plan` has uses of are left where they are.
     pub(super) fn new(
-        tensors: &Tensors,
+        tensors: [Option<&Tensors>; 2],
         source: WeightSource,
         plan: &'a WeightPlan,
         device: Option<MakeDevice<'_>>,
@@ -86,7 +89,7 @@ impl<'a> Fetch<'a> {
             WeightSource::Pread => Caching::Allowed,
             WeightSource::Direct => Caching::Avoided,
         };
-        let files = Files::open(tensors, caching)?;
+        let files = Files::open(tensors.into_iter().flatten(), caching)?;
         Ok(Self::Read(Box::new(Reading {
             plan,
             reader: files.reader(device)?,
@@ -173,7 +176,8 @@ impl Reading<'_> {
     fn is_elsewhere(&self, number: usize) -> bool {
         let experts = &self.plan.experts;
         let is_matrix = self.plan.uses.iter().any(|it| it.matrix == number);
-        is_matrix || experts.iter().any(|it| it.tensors.contains(&number))
+        let has_columns = self.plan.neurons.iter().any(|it| it.matrix == number);
+        is_matrix || has_columns || experts.iter().any(|it| it.tensors.contains(&number))
     }
 
     fn read(&mut self, tensor: &Tensor, bytes: Range<usize>) -> Result<Option<Mapping>, LoadError> {

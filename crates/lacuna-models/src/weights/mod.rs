@@ -2,13 +2,15 @@
 //!
 //! A [`Linear`] keeps a handle on the mapped file, or on memory that was read from it (`fetch.rs`), and computes
 //! from its bytes; matrices that files are read for, once or in each pass, are lent by `stream.rs`, those of a mixture's
-//! experts by `experts.rs`. Only vectors (norms,
+//! experts by `experts.rs`, columns of those whose activations are mostly zero by `neurons.rs`. Only vectors (norms,
 //! biases), a few kilobytes a layer, are copied out as `f32`, and what `latent.rs` says is made anew.
 
+mod columns;
 mod experts;
 mod fetch;
 mod latent;
 mod lookup;
+mod neurons;
 mod rows;
 mod shares;
 mod source;
@@ -25,11 +27,13 @@ use crate::families::Description;
 use crate::plan::{Residency, WeightPlan};
 use crate::program::{ExpertsId, MatrixId, Program, TensorSpec, VectorId};
 use crate::spec::{LongRope, Rope, RopeScaling};
+pub use columns::with_columns;
 pub use experts::ExpertCounts;
 use fetch::Fetch;
 pub use fetch::MakeDevice;
 use lacuna_files::{Progress, Tensor, Tensors};
 pub(crate) use latent::{Derived, derived};
+pub use neurons::NeuronReads;
 pub use rows::RowReads;
 pub(crate) use shares::active_bytes;
 use shares::looked_up;
@@ -118,12 +122,14 @@ impl Rotation {
 }
 
 impl Weights {
-    /// Looks up all tensors of `program`, and refuses a file that has others.
+    /// Looks up all tensors of `program`, and refuses a file that has others. `columns` are those of matrices that `plan`
+    /// leaves to them.
     ///
     /// # Errors
     /// [`LoadError`], naming the tensor.
     pub(crate) fn load(
         tensors: &Tensors,
+        columns: Option<&Tensors>,
         description: &Description,
         program: &Program,
         plan: &WeightPlan,
@@ -138,7 +144,13 @@ impl Weights {
             progress.begin("weights", Some(residency.pinned_bytes));
         }
         let (weights, rotations, files) = {
-            let fetch = Fetch::new(tensors, residency.source, plan, device, &mut *progress)?;
+            let fetch = Fetch::new(
+                [Some(tensors), columns],
+                residency.source,
+                plan,
+                device,
+                &mut *progress,
+            )?;
             let mut source = Source::new(tensors, description, program, fetch);
             let numbered = program.tensors().iter().enumerate();
             let weights = numbered.map(|(number, tensor)| match tensor {
@@ -156,7 +168,7 @@ impl Weights {
             (weights, rotations, source.fetch.finish())
         };
         let streams = files.map(|files| {
-            let streams = Streams::new(&files, &weights, plan, device)?;
+            let streams = Streams::new(&files, columns, &weights, plan, device)?;
             streams.place(&residency, progress)?;
             progress.finish();
             Ok::<_, LoadError>(streams)
@@ -357,6 +369,11 @@ impl Linear {
     /// Elements of a product.
     pub(crate) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// What is added to products with its rows.
+    pub(crate) fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
     }
 
     /// The matrix and its bias, as kernels take those of an expert.

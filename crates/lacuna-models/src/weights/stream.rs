@@ -10,12 +10,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lacuna_files::Progress;
 use lacuna_files::reader::{Buffer, Extent, FileReader, Finished, Loaded, ReadError, Ring};
+use lacuna_files::{Progress, Tensors};
 
 use super::Weight;
 use super::experts::{Counters, ExpertCounts, Experts};
 use super::fetch::{Files, MakeDevice};
+use super::neurons::{self, NeuronReads, Neurons};
 use super::rows::{ROWS_AHEAD, RowReads, Rows, Slot, Table};
 use crate::error::{ForwardError, LoadError, UnreadableWeights};
 use crate::plan::{Residency, WeightPlan};
@@ -28,6 +29,7 @@ pub(crate) struct Streams {
     /// Memory as placed.
     bytes: AtomicU64,
     experts: Arc<Counters>,
+    neurons: Arc<neurons::Counters>,
     stream: Mutex<Stream>,
 }
 
@@ -35,6 +37,7 @@ impl Streams {
     /// Those that `plan` has uses of, none of them in memory.
     pub(super) fn new(
         files: &Files,
+        columns: Option<&Tensors>,
         weights: &[Weight],
         plan: &WeightPlan,
         device: Option<MakeDevice<'_>>,
@@ -60,11 +63,21 @@ impl Streams {
                 Some(Experts::new(files, reader, weights, uses, counters))
             }
         };
+        let neuron_counters = Arc::new(neurons::Counters::default());
+        let neurons = match columns {
+            Some(columns) if !plan.neurons.is_empty() => {
+                let (reader, counters) = (files.reader(device)?, Arc::clone(&neuron_counters));
+                let neurons = Neurons::new(files, reader, columns, &plan.neurons, counters)?;
+                Some(neurons)
+            }
+            _ => None,
+        };
         let method = files.method().map_or("", |method| method.name());
         Ok(Self {
             reading: format!("{method} by {}", reader.device()),
             bytes: AtomicU64::new(0),
             experts: counters,
+            neurons: neuron_counters,
             stream: Mutex::new(Stream {
                 matrices: matrices.collect(),
                 pieces: Vec::new(),
@@ -76,6 +89,7 @@ impl Streams {
                 rows: Rows::new(files.reader(device)?, ring(0)?),
                 expected: Vec::new(),
                 experts,
+                neurons,
             }),
         })
     }
@@ -128,6 +142,11 @@ impl Streams {
     /// What experts' slots have been asked for.
     pub(crate) fn expert_counts(&self) -> ExpertCounts {
         self.experts.now()
+    }
+
+    /// What neurons have been asked for.
+    pub(crate) fn neuron_reads(&self) -> NeuronReads {
+        self.neurons.now()
     }
 
     fn stream(&self) -> MutexGuard<'_, Stream> {
@@ -195,6 +214,8 @@ pub(crate) struct Stream {
     expected: Vec<u32>,
     /// Those of a mixture.
     experts: Option<Experts>,
+    /// Those whose activations are mostly zero.
+    neurons: Option<Neurons>,
 }
 
 impl Stream {
@@ -207,12 +228,20 @@ impl Stream {
         if let Some(experts) = &mut self.experts {
             experts.settle();
         }
+        if let Some(neurons) = &mut self.neurons {
+            neurons.settle();
+        }
         self.read_ahead();
     }
 
     /// The experts of a mixture, if files are read for them.
     pub(crate) fn experts(&mut self) -> Option<&mut Experts> {
         self.experts.as_mut()
+    }
+
+    /// Columns of matrices whose activations are mostly zero, if there is a file of them.
+    pub(crate) fn neurons(&mut self) -> Option<&mut Neurons> {
+        self.neurons.as_mut()
     }
 
     /// Drops what was read ahead.
@@ -232,6 +261,9 @@ impl Stream {
         // read. They take no memory yet, while the ring there was is full of what has been read ahead.
         let before = ring(self.ring.bytes() as u64)?;
         let (after, row_ring) = (ring(residency.ring_bytes)?, ring(residency.row_bytes)?);
+        let slots = self.neurons.as_ref().zip(residency.neurons);
+        let slots = slots.map(|(neurons, slots)| neurons.room_for(slots.slots));
+        let slots = slots.transpose().map_err(LoadError::Reading)?;
         self.forget();
         self.ring = before;
         let stays = |number: usize| residency.is_pinned(number);
@@ -250,6 +282,9 @@ impl Stream {
             if !stays(*number) {
                 matrix.place = Place::Read;
             }
+        }
+        if let (Some(neurons), Some(slots)) = (&mut self.neurons, slots) {
+            neurons.resize(slots);
         }
         self.ring = after;
         self.rows.replace(row_ring);

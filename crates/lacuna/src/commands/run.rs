@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 
 use anyhow::{Context, Result, bail};
-use lacuna::plan::{Budget, ExpertSlots, WeightSource};
+use lacuna::plan::{Budget, ExpertSlots, NeuronSlots, WeightSource};
 use lacuna::reply::{Piece, Reader};
 use lacuna::{
     AddSpecial, EncodeLimits, Engine, Generation, KvReport, Limits, Message, ParseSpecial, Prompt,
@@ -15,7 +15,7 @@ use crate::cli::RunArgs;
 use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, record_experts, tell};
-use lacuna_models::ExpertCounts;
+use lacuna_models::{ExpertCounts, NeuronReads};
 
 #[derive(Serialize)]
 struct Report {
@@ -70,6 +70,19 @@ struct Weights {
     rows: RowReads,
     /// Experts of a mixture, where weights are read into memory.
     experts: Option<Experts>,
+    /// Neurons that are read one by one.
+    neurons: Option<Neurons>,
+}
+
+/// Slots for neurons, and what has been asked of them since the model was loaded.
+#[derive(Serialize)]
+struct Neurons {
+    #[serde(flatten)]
+    slots: NeuronSlots,
+    #[serde(flatten)]
+    reads: NeuronReads,
+    active_share: Option<f64>,
+    hit_rate: Option<f64>,
 }
 
 /// Slots for experts, and what has been asked of them since the model was loaded.
@@ -420,6 +433,12 @@ fn weights(engine: &Engine) -> Weights {
             hit_rate: status.counts.hit_rate(),
             finding: status.finding(),
         }),
+        neurons: engine.neurons().map(|status| Neurons {
+            slots: status.slots,
+            reads: status.reads,
+            active_share: status.reads.active_share(),
+            hit_rate: status.reads.hit_rate(),
+        }),
     }
 }
 
@@ -459,6 +478,15 @@ fn summarise(report: &Report) -> Result<()> {
             output::bytes(experts.counts.read_bytes),
             if experts.finding.is_some() { "; " } else { "" },
             experts.finding.unwrap_or_default(),
+        );
+    }
+    if let Some(neurons) = &report.memory.weights.neurons {
+        tell!(
+            "neurons: {:.1} % needed, {:.1} % of them found in memory, which holds {:.1} % of all; {} read",
+            100.0 * neurons.active_share.unwrap_or(0.0),
+            100.0 * neurons.hit_rate.unwrap_or(0.0),
+            100.0 * neurons.slots.share(),
+            output::bytes(neurons.reads.read_bytes),
         );
     }
     Ok(())

@@ -7,14 +7,16 @@ mod table;
 use std::fs::File;
 use std::io::BufReader;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use lacuna::files::{ModelSource, OutputFile};
-use lacuna::plan::{Change, Demand, Plan, PlanError, Verdict, VocabularySize, WeightPlan};
+use lacuna::plan::{
+    Change, Demand, Plan, PlanError, Verdict, VocabularySize, WeightMode, WeightPlan, WeightSource,
+};
 use lacuna::trace::Trace;
 use lacuna::{DType, EngineConfig, ModelSpec, synth};
 use lacuna_kv::KvCache;
-use lacuna_models::Description;
 use lacuna_models::program::Program;
+use lacuna_models::{ColumnsError, Description};
 
 use crate::cli::PlanArgs;
 use lacuna_cli::output::{self, Usage};
@@ -121,7 +123,10 @@ fn demand(args: &PlanArgs, made_for: usize) -> Result<Demand> {
         logits: args.logits,
         sequences: args.sequences.get(),
         threads: engine.thread_count()?.get(),
-        weights: args.weights,
+        weights: match args.weights {
+            WeightMode::Auto if args.neurons => WeightMode::Fixed(WeightSource::Direct),
+            weights => weights,
+        },
         budget_bytes: args.budget.map(|budget| budget.0),
         request_bytes: None,
     })
@@ -135,7 +140,7 @@ fn subject(args: &PlanArgs) -> Result<Subject> {
         Ok(ModelSource::Demo | ModelSource::File(_) | ModelSource::Folder(_))
     );
     match synth::Shape::find(name) {
-        Ok(shape) if !is_file => from_shape(shape, args.dtype.unwrap_or(DType::Q8_0)),
+        Ok(shape) if !is_file => from_shape(args, shape),
         Err(error) if !is_file && !name.contains(['/', '.']) => bail!(Usage(format!(
             "`{name}` is no file, folder or hub id, and {error}"
         ))),
@@ -146,10 +151,10 @@ fn subject(args: &PlanArgs) -> Result<Subject> {
     }
 }
 
-fn from_shape(shape: &'static synth::Shape, dtype: DType) -> Result<Subject> {
-    let model = synth::Model::new(shape, dtype);
+fn from_shape(args: &PlanArgs, shape: &'static synth::Shape) -> Result<Subject> {
+    let model = synth::Model::new(shape, args.dtype.unwrap_or(DType::Q8_0));
     let description = model.description()?;
-    let weights = model.weights()?;
+    let weights = placed_by_neuron(args, model.weights()?, &description)?;
     Ok(Subject {
         vocabulary: VocabularySize::usual(&description.spec),
         active: Active::of(&description, &weights),
@@ -158,11 +163,28 @@ fn from_shape(shape: &'static synth::Shape, dtype: DType) -> Result<Subject> {
     })
 }
 
+/// Weights of which neurons are read one by one, if they are to be.
+fn placed_by_neuron(
+    args: &PlanArgs,
+    weights: WeightPlan,
+    description: &Description,
+) -> Result<WeightPlan> {
+    if !args.neurons {
+        return Ok(weights);
+    }
+    ensure!(
+        args.weights != WeightMode::Fixed(WeightSource::Mmap),
+        ColumnsError::Mapped
+    );
+    Ok(weights.by_neuron(description)?)
+}
+
 fn from_files(args: &PlanArgs) -> Result<Subject> {
     let files = open_files(&args.model)?;
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
     let weights = WeightPlan::of(files.tensors(), &description);
+    let weights = placed_by_neuron(args, weights, &description)?;
     Ok(Subject {
         vocabulary: VocabularySize::of(&files, &description.spec),
         active: Active::of(&description, &weights),

@@ -199,6 +199,18 @@ fn residency(out: &mut dyn Write, placed: &Placed) -> io::Result<()> {
             writeln!(out, "  {finding}")?;
         }
     }
+    if let Some(slots) = &held.neurons {
+        writeln!(
+            out,
+            "  neurons: {} of {} in each of {} blocks, {}, and {} beside them; those of all blocks are {}",
+            slots.slots,
+            slots.neurons,
+            slots.layers,
+            size(slots.bytes),
+            size(slots.fixed_bytes),
+            size(slots.neuron_bytes)
+        )?;
+    }
     if let Some(rate) = placed.tokens_per_second {
         writeln!(out, "  at those rates {rate:.2} tokens a second at most")?;
     }
