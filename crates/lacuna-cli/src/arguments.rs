@@ -1,11 +1,12 @@
 //! Arguments that several commands take, and the settings they stand for.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use lacuna_engine::{EngineConfig, PrefixCacheConfig, ServiceConfig};
 use lacuna_kv::folder::FolderConfig;
+use lacuna_kv::swap::SwapConfig;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::FiniteCheck;
 use lacuna_models::plan::WeightMode;
@@ -96,6 +97,10 @@ pub struct ServiceArgs {
         requires = "kv_cache"
     )]
     pub kv_cache_bytes: ByteCount,
+    /// Bytes of a file without a name, in TMPDIR or /var/tmp, to which KV pages of requests go that make room for
+    /// others, where that takes less time than computing them again. Off without it
+    #[arg(long, value_name = "BYTES")]
+    pub kv_swap: Option<ByteCount>,
 }
 
 impl EngineArgs {
@@ -137,7 +142,22 @@ impl ServiceArgs {
                 }),
                 ..PrefixCacheConfig::default()
             },
+            swap: self.kv_swap.map(|limit| SwapConfig {
+                folder: swap_folder(),
+                limit: ByteLength::new(limit.0),
+            }),
             ..ServiceConfig::default()
         }
     }
+}
+
+/// Where large files go for a while: not to /tmp, which is memory on many systems.
+fn swap_folder() -> PathBuf {
+    let named = std::env::var_os("TMPDIR").map(PathBuf::from);
+    let named = named.filter(|folder| !folder.as_os_str().is_empty());
+    let usual = Path::new("/var/tmp");
+    named.unwrap_or_else(|| match usual.is_dir() {
+        true => usual.to_path_buf(),
+        false => std::env::temp_dir(),
+    })
 }

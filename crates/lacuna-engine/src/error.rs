@@ -103,6 +103,12 @@ pub enum EngineError {
     /// The cache folder cannot be used.
     #[error(transparent)]
     Folder(#[from] lacuna_kv::folder::FolderError),
+    /// A session in a file cannot be read or written.
+    #[error(transparent)]
+    Saved(#[from] lacuna_kv::saved::SavedError),
+    /// There is no swap file.
+    #[error(transparent)]
+    Swap(#[from] lacuna_kv::swap::SwapError),
     /// The engine's thread could not be started.
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[source] std::io::Error),

@@ -28,6 +28,7 @@ mod request_memory;
 mod row;
 mod runner;
 mod sampler;
+mod saved_session;
 mod scheduler;
 mod service;
 mod session;

@@ -224,6 +224,17 @@ impl Sampler {
         })
     }
 
+    /// How far it is in its generator's sequence.
+    #[must_use]
+    pub fn position(&self) -> u128 {
+        self.generator.get_word_pos()
+    }
+
+    /// Goes on from a [position](Sampler::position) of a sampler with the same seed.
+    pub fn set_position(&mut self, position: u128) {
+        self.generator.set_word_pos(position);
+    }
+
     /// The next token after `history`, from its row of logits. Logits that are not numbers are never
     /// chosen, unless there are no others: then it is the first token.
     ///

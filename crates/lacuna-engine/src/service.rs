@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::folder::FolderConfig;
+use lacuna_kv::swap::SwapConfig;
 use lacuna_models::Model;
 use lacuna_models::plan::{BudgetTooSmall, Parts};
 use lacuna_pages::{ByteLength, Ledger};
@@ -36,6 +37,8 @@ pub struct ServiceConfig {
     pub mixed_tokens: usize,
     /// What is kept of finished prompts.
     pub prefix_cache: PrefixCacheConfig,
+    /// Where pages of preempted requests go when moving them takes less time than computing them again. Default none.
+    pub swap: Option<SwapConfig>,
     /// How long a request whose events are not read keeps its place. Default 30 s.
     pub unread_patience: Duration,
 }
@@ -74,6 +77,7 @@ impl Default for ServiceConfig {
             max_batched_tokens: 256,
             mixed_tokens: 64,
             prefix_cache: PrefixCacheConfig::default(),
+            swap: None,
             unread_patience: Duration::from_secs(30),
         }
     }

@@ -71,6 +71,17 @@ impl Session {
         self.tokens.len() - self.sequence.len()
     }
 
+    /// What draws its tokens.
+    #[must_use]
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
+    /// What draws its tokens, to be set to where another one was.
+    pub fn sampler_mut(&mut self) -> &mut Sampler {
+        &mut self.sampler
+    }
+
     /// Appends tokens to be computed by the next steps.
     pub fn extend(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);

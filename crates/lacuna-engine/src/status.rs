@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lacuna_kv::folder::FolderStatus;
+use lacuna_kv::swap::SwapStatus;
 use lacuna_models::plan::{Budget, ExpertSlots, NeuronSlots};
 use lacuna_models::{ExpertCounts, NeuronReads, RowReads};
 use lacuna_pages::{ByteLength, Ledger};
@@ -33,6 +34,10 @@ pub struct Status {
     pub neurons: Option<NeuronStatus>,
     /// The folder in which the prefix cache outlives the process, if there is one.
     pub folder: Option<FolderStatus>,
+    /// The swap file, if there is one.
+    pub swap: Option<SwapStatus>,
+    /// Requests whose pages are in it, on their way there or back.
+    pub swapped: usize,
     /// How rows of tables that are in files have been had.
     pub row_reads: RowReads,
     /// What requests hold outside the KV cache.

@@ -15,9 +15,11 @@ mod layout;
 mod policy;
 pub mod prefix;
 mod report;
+pub mod saved;
 mod sequence;
 mod state;
 mod store;
+pub mod swap;
 
 pub use blocks::{Admission, Allocation, BlockId, BlockPool, Demand, Reuse};
 pub use cache::KvCache;

@@ -7,17 +7,18 @@
 //!
 //! States are changed in place, so a step that changed them and is not accepted whole leaves none.
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::{RunMut, View};
-use lacuna_pages::{Buffer, PagePin, Pool};
+use lacuna_pages::{Buffer, PagePin, PageRange, Pool, SwapError};
 
 use crate::error::KvError;
 use crate::geometry::{Geometry, Keep, Layer, LayerCache, Side};
 use crate::prefix::{Grain, Pins};
 use crate::report::KvReport;
-use crate::state::State;
+use crate::state::{State, all_pages};
 use crate::store::{Store, Useful};
 
 /// KV cache of one sequence.
@@ -44,6 +45,42 @@ pub struct Sequence {
     first: usize,
     accepted: usize,
     prepared: usize,
+}
+
+/// Consecutive pages of one of a sequence's buffers, those of states being the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageRun {
+    pub(crate) buffer: usize,
+    pub(crate) pages: PageRange,
+}
+
+/// The pages of consecutive rows, in all buffers.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) first_row: usize,
+    pub(crate) runs: Vec<PageRun>,
+}
+
+/// `runs` in pieces of `most` pages each, or less at the end.
+pub(crate) fn cut(runs: &[PageRun], most: u64) -> Vec<Vec<PageRun>> {
+    let (mut pieces, mut left) = (Vec::new(), 0);
+    for run in runs {
+        let (mut start, end) = (run.pages.start.index(), run.pages.end.index());
+        while start < end {
+            if left == 0 {
+                pieces.push(Vec::new());
+                left = most;
+            }
+            let next = end.min(start + left);
+            let pages = PageRange::of(start..next);
+            if let Some(piece) = pieces.last_mut() {
+                piece.push(PageRun { pages, ..*run });
+            }
+            left -= next - start;
+            start = next;
+        }
+    }
+    pieces
 }
 
 impl Sequence {
@@ -430,6 +467,202 @@ impl Sequence {
         }
         self.accepted = tokens;
         Ok(())
+    }
+
+    /// Prepares to have its pages moved out, but for those that hold nothing but the rows before `from` which all
+    /// later tokens see: these it lets go of, others have them. `None` where it cannot be moved: another policy holds
+    /// its memory, rows were released or lost, or states are not those after the accepted tokens.
+    ///
+    /// Returns the pages, blocks of about `block_rows` rows one after the other, the last with those of windows and
+    /// states too. Until all of them are back it is not used otherwise.
+    pub(crate) fn leave(
+        &mut self,
+        from: usize,
+        block_rows: usize,
+    ) -> Result<Option<Vec<Block>>, KvError> {
+        let settled = self.state.as_ref().is_none_or(State::is_settled);
+        if self.store.mapped_pages().is_none() || !settled || self.first > 0 || self.is_empty() {
+            return Ok(None);
+        }
+        self.prepared = 0;
+        self.store.truncate(self.accepted)?;
+        let mapped = self.store.mapped_pages().unwrap_or_default();
+        let mut starts = self.store.first_pages(from);
+        for (index, (pages, &start)) in mapped.iter().zip(&starts).enumerate() {
+            let others = PageRange::of(pages.start.index()..start);
+            if let Some(buffer) = self.store.buffer_mut(index).filter(|_| !others.is_empty()) {
+                buffer.unmap(others)?;
+            }
+        }
+        let mut blocks = Vec::new();
+        let mut first_row = from;
+        loop {
+            let next = first_row + block_rows;
+            let last = next >= self.accepted;
+            let ends: Vec<u64> = match last {
+                true => mapped.iter().map(|pages| pages.end.index()).collect(),
+                false => self.store.first_pages(next),
+            };
+            let runs = starts.iter().zip(&ends).enumerate();
+            let runs = runs.map(|(buffer, (&start, &end))| PageRun {
+                buffer,
+                pages: PageRange::of(start..end),
+            });
+            blocks.push(Block {
+                first_row,
+                runs: runs.filter(|run| !run.pages.is_empty()).collect(),
+            });
+            if last {
+                break;
+            }
+            (starts, first_row) = (ends, next);
+        }
+        let states = self.state.as_ref().and_then(State::buffer);
+        if let (Some(buffer), Some(last)) = (states, blocks.last_mut()) {
+            last.runs.push(PageRun {
+                buffer: mapped.len(),
+                pages: all_pages(buffer),
+            });
+        }
+        Ok(Some(blocks))
+    }
+
+    /// The pages that going on takes, all of them; `None` where they cannot be had one by one, or states are not those
+    /// after the accepted tokens. A step that was prepared is over.
+    pub(crate) fn image(&mut self) -> Result<Option<Vec<PageRun>>, KvError> {
+        let settled = self.state.as_ref().is_none_or(State::is_settled);
+        if self.is_empty() || !settled || self.first > 0 {
+            return Ok(self
+                .store
+                .needed_pages(0)
+                .filter(|_| self.is_empty())
+                .map(|_| Vec::new()));
+        }
+        self.prepared = 0;
+        let pages = self.store.needed_pages(self.accepted);
+        Ok(pages.map(|pages| self.runs(&pages)))
+    }
+
+    /// Puts memory behind the pages that an image of `tokens` tokens has, into this empty sequence.
+    pub(crate) fn begin_image(&mut self, tokens: usize) -> Result<Option<Vec<PageRun>>, KvError> {
+        let Some(pages) = self.store.needed_pages(tokens) else {
+            return Ok(None);
+        };
+        self.store.make_needed(tokens)?;
+        if let Some(state) = &mut self.state {
+            state.prepare()?;
+        }
+        Ok(Some(self.runs(&pages)))
+    }
+
+    /// The pages are filled: those are the tokens there are.
+    pub(crate) fn end_image(&mut self, tokens: usize) {
+        self.accepted = tokens;
+    }
+
+    /// `pages` of the buffers of rows, and all of states.
+    fn runs(&self, pages: &[PageRange]) -> Vec<PageRun> {
+        let states = self.state.as_ref().and_then(State::buffer).map(all_pages);
+        let pages = pages.iter().copied().chain(states).enumerate();
+        let runs = pages.map(|(buffer, pages)| PageRun { buffer, pages });
+        runs.filter(|run| !run.pages.is_empty()).collect()
+    }
+
+    /// Copies `bytes` to the pages of `run`.
+    pub(crate) fn fill_pages(&mut self, run: PageRun, bytes: &[u8]) -> Result<(), KvError> {
+        let start = run.pages.start.index() * self.pool.page_size().bytes();
+        match self.buffer_mut(run.buffer) {
+            Some(buffer) => Ok(buffer.write(start, bytes)?),
+            None => Ok(()),
+        }
+    }
+
+    fn buffer_mut(&mut self, index: usize) -> Option<&mut Buffer> {
+        match self.store.buffer_mut(index) {
+            Some(buffer) => Some(buffer),
+            None => self.state.as_mut().and_then(State::buffer_mut),
+        }
+    }
+
+    /// Bytes of one of its pages.
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.pool.page_size().bytes() as usize
+    }
+
+    /// Whether pages may be zeros because a file that is mapped cannot be read any more.
+    pub(crate) fn has_lost_files(&self) -> bool {
+        self.pool.has_lost_files()
+    }
+
+    /// Copies the pages of `run` to `bytes`.
+    pub(crate) fn copy_pages(&self, run: PageRun, bytes: &mut [u8]) -> Result<(), KvError> {
+        let buffers = self.buffers();
+        let start = run.pages.start.index() * self.pool.page_size().bytes();
+        Ok(buffers[run.buffer].read(start, bytes)?)
+    }
+
+    /// Gives back the pages of `run`, whose bytes are elsewhere now.
+    pub(crate) fn move_out(&mut self, run: PageRun) -> Result<(), KvError> {
+        match self.buffer_mut(run.buffer) {
+            Some(buffer) => Ok(buffer.swap_out_stored(run.pages)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts memory that holds `bytes` behind the pages of `run` again.
+    pub(crate) fn move_in(&mut self, run: PageRun, bytes: &[u8]) -> Result<(), KvError> {
+        let page_bytes = self.page_bytes();
+        let Some(buffer) = self.buffer_mut(run.buffer) else {
+            return Ok(());
+        };
+        let first = run.pages.start.index();
+        let moved = buffer.swap_in(run.pages, |page, memory| {
+            let at = (page.index() - first) as usize * page_bytes;
+            memory.copy_from_slice(&bytes[at..][..page_bytes]);
+            Ok::<(), Infallible>(())
+        });
+        moved.map_err(|error| match error {
+            SwapError::Pages(error) => KvError::Pages(error),
+            _ => KvError::RowsLost,
+        })
+    }
+
+    /// Takes the pages of `groups` as those of the rows before `row`. Of those that were moved out, from the row
+    /// `moved` on, the ones that come back later are those of the rest.
+    pub(crate) fn come_back(
+        &mut self,
+        groups: &[&Pins],
+        moved: usize,
+        row: usize,
+    ) -> Result<(), KvError> {
+        self.store.come_back(groups, moved, row)?;
+        if let Some(state) = &mut self.state {
+            state.come_back();
+        }
+        Ok(())
+    }
+
+    /// Lets go of the pages that it [came back](Sequence::come_back) with.
+    pub(crate) fn leave_again(&mut self, moved: usize, row: usize) -> Result<(), KvError> {
+        let [starts, moved, ends] = [0, moved, row].map(|row| self.store.first_pages(row));
+        let places = starts.into_iter().zip(moved).zip(ends);
+        for (index, ((start, moved), end)) in places.enumerate() {
+            let Some(buffer) = self.store.buffer_mut(index) else {
+                continue;
+            };
+            if start < moved {
+                buffer.unmap(PageRange::of(start..moved))?;
+            }
+            if moved < end {
+                buffer.swap_out_stored(PageRange::of(moved..end))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Of each buffer, the place of the first page that is not of the groups before `row`.
+    pub(crate) fn first_pages(&self, row: usize) -> Vec<u64> {
+        self.store.first_pages(row)
     }
 
     /// From now on windows keep what a sequence takes that goes on at the last end of a group.

@@ -268,6 +268,21 @@ impl State {
         self.lost
     }
 
+    /// Whether it is that after the accepted tokens, and all there.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.phase == Phase::Settled && !self.lost
+    }
+
+    /// Its buffer, for moving its pages out and in.
+    pub(crate) fn buffer_mut(&mut self) -> Option<&mut Buffer> {
+        self.buffer.as_mut()
+    }
+
+    /// Its pages were moved out and are there again: others of its own, that may be written.
+    pub(crate) fn come_back(&mut self) {
+        self.sealed = false;
+    }
+
     /// Its buffer, once there is one.
     pub(crate) fn buffer(&self) -> Option<&Buffer> {
         self.buffer.as_ref()
@@ -296,6 +311,7 @@ impl State {
     }
 }
 
-fn all_pages(buffer: &Buffer) -> PageRange {
+/// All pages of a buffer.
+pub(crate) fn all_pages(buffer: &Buffer) -> PageRange {
     PageRange::of(0..buffer.pages().get())
 }

@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 use lacuna_engine::{ExpertStatus, GroupState, Phase, SessionStatus, Status, WeightMemory};
 use lacuna_kv::folder::FolderStatus;
+use lacuna_kv::swap::SwapStatus;
 use lacuna_pages::{ByteLength, Ledger};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -85,6 +86,7 @@ fn json(model: &str, status: &Status) -> Value {
             "resume_points": cache.resume_points,
         },
         "folder": status.folder.as_ref().map(folder),
+        "swap": status.swap.as_ref().map(|swap| with(self::swap(swap), json!({"requests": status.swapped}))),
         "sessions": status.sessions.iter().map(session).collect::<Vec<_>>(),
         "counters": counters(status),
     })
@@ -165,6 +167,23 @@ fn folder(folder: &FolderStatus) -> Value {
         "paused": folder.paused,
         "other_segments": folder.other_segments,
         "differing": folder.differing,
+    })
+}
+
+fn swap(swap: &SwapStatus) -> Value {
+    json!({
+        "limit_bytes": swap.limit.get(),
+        "held_bytes": swap.held.get(),
+        "left": swap.left,
+        "returned": swap.returned,
+        "written_bytes": swap.written_bytes,
+        "read_bytes": swap.read_bytes,
+        "failed_writes": swap.failed_writes,
+        "failed_reads": swap.failed_reads,
+        "short_of_memory": swap.short_of_memory,
+        "failure": swap.failure,
+        "written_bytes_per_second": swap.write_rate.per_second(),
+        "read_bytes_per_second": swap.read_rate.per_second(),
     })
 }
 

@@ -11,6 +11,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Handle, Histogram, Latencies, Status};
 use lacuna_kv::folder::FolderStatus;
+use lacuna_kv::swap::SwapStatus;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -75,7 +76,7 @@ fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Re
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 31] = [
+const GAUGES: [Row<f64>; 33] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -85,6 +86,16 @@ const GAUGES: [Row<f64>; 31] = [
         "vllm:num_requests_waiting",
         "Requests that wait to run",
         |status| status.waiting as f64,
+    ),
+    (
+        "vllm:num_requests_swapped",
+        "Those of them whose KV pages are in the swap file, on their way there or back",
+        |status| status.swapped as f64,
+    ),
+    (
+        "lacuna_kv_swap_held_bytes",
+        "Bytes of the swap file that belong to requests",
+        |status| swap(status, |swap| swap.held.get()) as f64,
     ),
     (
         "vllm:kv_cache_usage_perc",
@@ -232,7 +243,7 @@ const GAUGES: [Row<f64>; 31] = [
     ),
 ];
 
-const COUNTERS: [Row<u64>; 31] = [
+const COUNTERS: [Row<u64>; 36] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -376,7 +387,41 @@ const COUNTERS: [Row<u64>; 31] = [
         "Times that writing to the KV cache folder failed",
         |status| folder(status, |folder| folder.failed_writes),
     ),
+    (
+        "lacuna_kv_swap_left",
+        "Preempted requests whose KV pages were moved to the swap file",
+        |status| swap(status, |swap| swap.left),
+    ),
+    (
+        "lacuna_kv_swap_returned",
+        "Requests whose KV pages came back from the swap file",
+        |status| swap(status, |swap| swap.returned),
+    ),
+    (
+        "lacuna_kv_swap_written_bytes",
+        "Bytes written to the swap file",
+        |status| swap(status, |swap| swap.written_bytes),
+    ),
+    (
+        "lacuna_kv_swap_read_bytes",
+        "Bytes read from the swap file",
+        |status| swap(status, |swap| swap.read_bytes),
+    ),
+    (
+        "lacuna_kv_swap_failures",
+        "Requests computed again because the swap file failed, or memory for coming back was short",
+        |status| {
+            swap(status, |swap| {
+                swap.failed_writes + swap.failed_reads + swap.short_of_memory
+            })
+        },
+    ),
 ];
+
+/// A figure of the swap file, if there is one.
+fn swap(status: &Status, figure: fn(&SwapStatus) -> u64) -> u64 {
+    status.swap.as_ref().map_or(0, figure)
+}
 
 /// A figure of the KV cache folder, if there is one.
 fn folder(status: &Status, figure: fn(&FolderStatus) -> u64) -> u64 {

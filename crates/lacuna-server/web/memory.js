@@ -103,7 +103,7 @@ function summary({ sessions, budget }, parts) {
     : `Nothing is running. ${parts.cached > 0 ? `${bytes(parts.cached)} are kept for prompts that begin alike.` : ""}`;
 }
 
-function bars({ ledger, budget, weights, folder }, parts) {
+function bars({ ledger, budget, weights, folder, swap }, parts) {
   const total = Object.values(parts).reduce((sum, part) => sum + part, 0);
   const scale = Math.max(total, budget.dense_bytes, 1);
   const made = [
@@ -122,6 +122,11 @@ function bars({ ledger, budget, weights, folder }, parts) {
     ? `${bytes(folder.bytes)} of ${bytes(folder.limit_bytes)} are kept in files for later. `
       + (folder.restored_tokens > 0 ? `${plural(folder.restored_tokens, "token")} came back from there. ` : "")
       + (folder.paused ? `Nothing is written for now: ${folder.paused}.` : "")
+    : "";
+  element("swap").textContent = swap && swap.left + swap.requests > 0
+    ? `${bytes(swap.held_bytes)} of ${plural(swap.requests, "waiting request")} are in the swap file. `
+      + `${plural(swap.left, "request")} went there, ${swap.returned} came back. `
+      + (swap.failure ? `It failed last with: ${swap.failure}.` : "")
     : "";
   element("bars").replaceChildren(...made.filter((part) => part));
   element("bars").dataset.committedBytes = ledger.committed_bytes;

@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// List, check or remove what servers have left in a KV cache folder
     Cache(CacheArgs),
+    /// List, remove, export or import the conversations of `run --session`
+    Sessions(SessionsArgs),
     /// Show what a model file holds
     Inspect(InspectArgs),
     /// Show where every byte will go, before any is used
@@ -141,6 +143,96 @@ pub(crate) struct CacheFolderArgs {
     pub(crate) json: bool,
 }
 
+/// Where conversations are.
+#[derive(Debug, Args)]
+pub(crate) struct SessionFolder {
+    /// Folder of sessions, which hold what was said [default: lacuna/sessions in XDG_STATE_HOME or ~/.local/state]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "LACUNA_SESSIONS",
+        hide_env_values = true
+    )]
+    pub(crate) sessions: Option<PathBuf>,
+}
+
+/// What a conversation is called: letters, digits, `-`, `_` and `.`, which is not the first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SessionName(String);
+
+impl std::str::FromStr for SessionName {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let usable = (1..=64).contains(&name.len()) && name.bytes().all(known);
+        match usable && !name.starts_with('.') {
+            true => Ok(Self(name.to_owned())),
+            false => Err(
+                "a session's name has up to 64 letters, digits, `-`, `_` and `.`, which is not the first",
+            ),
+        }
+    }
+}
+
+impl std::fmt::Display for SessionName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna run model.gguf --session notes       begins a conversation, or goes on with it
+  lacuna sessions list
+  lacuna sessions export notes notes.session
+  lacuna sessions import notes.session --name notes-again
+  lacuna sessions remove notes
+
+A session holds what was said, and its KV pages: whoever has the same model and settings goes on without computing it.")]
+pub(crate) struct SessionsArgs {
+    #[command(subcommand)]
+    pub(crate) action: SessionsAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SessionsAction {
+    /// Show what there is
+    List {
+        #[command(flatten)]
+        folder: SessionFolder,
+        /// Print one JSON array on standard output
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove one
+    Remove {
+        /// Its name
+        name: SessionName,
+        #[command(flatten)]
+        folder: SessionFolder,
+    },
+    /// Copy one to a file, for another machine
+    Export {
+        /// Its name
+        name: SessionName,
+        /// The file
+        file: PathBuf,
+        #[command(flatten)]
+        folder: SessionFolder,
+    },
+    /// Take one from a file
+    Import {
+        /// The file
+        file: PathBuf,
+        /// What it is to be called [default: as the file]
+        #[arg(long)]
+        name: Option<SessionName>,
+        #[command(flatten)]
+        folder: SessionFolder,
+    },
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   lacuna completions bash > ~/.local/share/bash-completion/completions/lacuna
@@ -233,6 +325,7 @@ impl SamplingArgs {
   lacuna run model.gguf                       chat in the terminal
   lacuna run Qwen/Qwen3-0.6B -p Hi --temp 0.7 --json
   lacuna run model.gguf -p Hi --budget 512MiB
+  lacuna run model.gguf --session notes       goes on where `notes` ended, also days later
   echo \"Once upon\" | lacuna run model.gguf --raw -n 100")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -256,6 +349,11 @@ pub(crate) struct RunArgs {
     /// End at this text (may be given several times)
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
+    /// Conversation to go on with, or to begin; it is kept when the command ends, with its KV pages
+    #[arg(long, value_name = "NAME")]
+    pub(crate) session: Option<SessionName>,
+    #[command(flatten)]
+    pub(crate) folder: SessionFolder,
     /// File to record in which experts tokens choose, for `bench experts`
     #[arg(long, value_name = "FILE")]
     pub(crate) record_experts: Option<PathBuf>,

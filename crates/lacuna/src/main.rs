@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::List(args) => commands::models::list(&args),
         Command::Rm(args) => commands::models::rm(&args),
         Command::Cache(args) => commands::cache::run(&args),
+        Command::Sessions(args) => commands::sessions::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),

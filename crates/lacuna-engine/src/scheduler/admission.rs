@@ -2,7 +2,9 @@
 
 use lacuna_kv::folder::FolderMiss;
 use lacuna_kv::prefix::{self, Namespace, Start};
+use lacuna_kv::swap::Phase;
 
+use super::swapping::Away;
 use super::{End, Job, Restore, Running, Scheduler, Session, Waiting, sessions};
 use crate::status::retry_after;
 use crate::stream::{Event, Failure, Miss};
@@ -16,6 +18,12 @@ enum Verdict {
     WaitForMemory,
     /// No place, for this one and those behind it.
     WaitForPlace,
+    /// Its pages are on their way to the swap file or from it.
+    WaitForFile,
+    /// There is room for its pages, of so many bytes, which are in the swap file.
+    BringBack(u64),
+    /// Its pages in the swap file are of no use without others that are gone.
+    Recompute,
 }
 
 /// A session that computes what a waiting request begins with.
@@ -47,7 +55,7 @@ impl Scheduler {
         // Those before `index` that wait for memory.
         let mut short: Vec<usize> = Vec::new();
         while index < self.waiting.len().min(end) {
-            if self.waits_for_folder(index) {
+            if self.waiting[index].away.is_none() && self.waits_for_folder(index) {
                 donors += 1;
                 index += 1;
                 continue;
@@ -63,6 +71,12 @@ impl Scheduler {
                     self.note_awaited(&donor);
                     index += 1;
                 }
+                Verdict::WaitForFile => {
+                    donors += 1;
+                    index += 1;
+                }
+                Verdict::BringBack(bytes) => self.begin_returning(index, bytes),
+                Verdict::Recompute => self.forget_away(index),
                 Verdict::WaitForMemory => {
                     if short.is_empty() {
                         end = index + 1 + Self::LOOKED_AT;
@@ -126,12 +140,20 @@ impl Scheduler {
 
     /// Choices that run, or will without waiting again.
     pub(crate) fn places_taken(&self) -> usize {
-        self.running.iter().map(Running::width).sum()
+        let running = self.running.iter().map(Running::width);
+        running.sum::<usize>() + self.coming_back()
     }
 
     fn judge(&self, waiting: &Waiting) -> Verdict {
+        let is_out = |away: &Away| away.image.progress().phase == Phase::Out;
+        if !waiting.away.as_ref().is_none_or(is_out) {
+            return Verdict::WaitForFile;
+        }
         if self.places_taken() + waiting.choices.len() > self.config.max_running {
             return Verdict::WaitForPlace;
+        }
+        if let Some(away) = &waiting.away {
+            return self.judge_away(waiting, away);
         }
         let Some(leader) = waiting.choices.front() else {
             return Verdict::Start;
@@ -145,6 +167,19 @@ impl Scheduler {
         let free = self.free_for_admission(reusable.unused_groups);
         match self.running.is_empty() || needed <= free {
             true => Verdict::Start,
+            false => Verdict::WaitForMemory,
+        }
+    }
+
+    fn judge_away(&self, waiting: &Waiting, away: &Away) -> Verdict {
+        let Some((needed, unused)) = self.needs_to_return(waiting, away) else {
+            return Verdict::Recompute;
+        };
+        // One after the other; what is alone and does not fit is computed as far as it does.
+        let alone = self.running.is_empty() && !self.is_freeing();
+        let fits = alone || needed <= self.free_for_admission(unused);
+        match fits && !self.is_returning() {
+            true => Verdict::BringBack(needed),
             false => Verdict::WaitForMemory,
         }
     }
@@ -252,6 +287,7 @@ impl Scheduler {
             })
             .sum::<u64>()
             + self.restoring_bytes()
+            + self.returning_bytes()
     }
 
     /// Bytes of resume points, about: pages of windows of several of them are one, and running requests use
@@ -317,6 +353,10 @@ impl Scheduler {
             followers: choices,
             job,
         };
+        self.run_sessions(running);
+    }
+
+    pub(super) fn run_sessions(&mut self, running: Running) {
         let place = self
             .running
             .binary_search_by_key(&running.job.rank(), |other| other.job.rank())

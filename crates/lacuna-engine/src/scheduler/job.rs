@@ -20,6 +20,7 @@ use crate::stream::{Event, Failure, PromptToken, Stream, TokenLogprobs};
 use crate::transcript::{Outcome, Transcript};
 
 use super::schedule::Demand;
+use super::swapping::Away;
 
 /// What all choices of a request share.
 pub(crate) struct Job {
@@ -93,6 +94,8 @@ pub(crate) struct Waiting {
     pub(crate) restore: Restore,
     /// Why the cache folder gave less of it than it has.
     pub(crate) folder_miss: Option<FolderMiss>,
+    /// Its pages, where they are in the swap file, on their way there or back.
+    pub(crate) away: Option<Away>,
 }
 
 /// Whether what the cache folder has of a prompt is in memory.
@@ -201,6 +204,7 @@ impl Waiting {
             overtaken: 0,
             restore: Restore::Unasked,
             folder_miss: None,
+            away: None,
         };
         Ok((waiting, Stream::new(receiver, memory)))
     }
@@ -215,6 +219,7 @@ impl Waiting {
             overtaken: Self::MOST_OVERTAKEN,
             restore: Restore::Unasked,
             folder_miss: None,
+            away: None,
         }
     }
 

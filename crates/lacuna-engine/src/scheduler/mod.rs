@@ -22,6 +22,7 @@ mod restoring;
 mod schedule;
 #[cfg(test)]
 mod simulation;
+mod swapping;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,7 @@ use std::time::{Duration, Instant};
 use lacuna_kv::KvError;
 use lacuna_kv::folder::{CacheFolder, FolderError};
 use lacuna_kv::prefix::PrefixCache;
+use lacuna_kv::swap::{Rate, Swap};
 use lacuna_models::plan::Budget;
 use lacuna_models::{ForwardError, Place, Segment};
 use lacuna_pages::ByteLength;
@@ -64,6 +66,14 @@ pub(crate) struct Scheduler {
     kv_most: Arc<AtomicU64>,
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
+    /// Where pages of preempted requests go.
+    swap: Option<Swap>,
+    /// Failures of it that have been noticed.
+    swap_failures: u64,
+    /// Until when nothing more goes there, after one.
+    swap_paused_until: Option<Instant>,
+    /// Tokens that steps compute in a second while they compute prompts.
+    prompt_rate: Rate,
     /// Since when nothing could be computed although nothing else was in the way.
     starved: Option<Instant>,
     tended: Option<Instant>,
@@ -79,6 +89,10 @@ impl Scheduler {
     /// How long a request waits for memory that the system keeps from a service that has nothing
     /// else to give up.
     const STARVATION: Duration = Duration::from_secs(20);
+    /// Tokens that the rate of computing is over: some prompts.
+    const PROMPT_WINDOW: f64 = 16384.0;
+    /// Tokens of a step from which on it says how fast prompts are computed; fewer say how fast weights are read.
+    const PROMPT_STEP: usize = 16;
 
     /// A scheduler over an engine of its own.
     ///
@@ -98,7 +112,11 @@ impl Scheduler {
             }
             _ => None,
         };
+        let swap = config.swap.as_ref();
+        let swap = swap.map(|swap| Swap::open(swap, engine.kv_cache()));
+        let swap = swap.transpose()?;
         let mut scheduler = Self::over(Box::new(engine), budget, config, Box::new(host))?;
+        scheduler.swap = swap;
         if let Some(folder) = folder {
             scheduler.prefix = scheduler.prefix.with_folder(folder);
         }
@@ -131,6 +149,10 @@ impl Scheduler {
             budget,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            swap: None,
+            swap_failures: 0,
+            swap_paused_until: None,
+            prompt_rate: Rate::over(Self::PROMPT_WINDOW),
             starved: None,
             tended: None,
             spare_since: None,
@@ -200,6 +222,7 @@ impl Scheduler {
     pub(crate) fn step(&mut self) -> bool {
         let now = self.system.now();
         self.tend(now);
+        self.follow_swaps();
         self.admit();
         self.schedule();
         self.prepare(now);
@@ -231,8 +254,9 @@ impl Scheduler {
         for index in (0..self.waiting.len()).rev() {
             let end = end_of(&self.waiting[index].job, now, self.config.unread_patience);
             if let Some(end) = end
-                && let Some(waiting) = self.waiting.remove(index)
+                && let Some(mut waiting) = self.waiting.remove(index)
             {
+                self.discard(&mut waiting);
                 self.count_end(&waiting.job, end);
             }
         }
@@ -281,7 +305,8 @@ impl Scheduler {
         for running in std::mem::take(&mut self.running) {
             self.close(running, End::Failed(Failure::ShuttingDown));
         }
-        for waiting in std::mem::take(&mut self.waiting) {
+        for mut waiting in std::mem::take(&mut self.waiting) {
+            self.discard(&mut waiting);
             self.count_end(&waiting.job, End::Failed(Failure::ShuttingDown));
         }
     }
@@ -318,7 +343,14 @@ impl Scheduler {
         self.counters.steps += 1;
         let vocabulary = self.engine.vocabulary();
         let pages = self.engine.kv_cache().pool().clone();
+        let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+        let prompts = tokens - segments.len() >= Self::PROMPT_STEP;
+        let begun = self.system.now();
         let mut logits = self.engine.forward(&mut segments)?;
+        if prompts {
+            let time = self.system.now().duration_since(begun);
+            self.prompt_rate.observe(tokens as f64, time);
+        }
         if pages.has_lost_files() {
             // Some of the rows were zeros.
             return Err(KvError::RowsLost.into());

@@ -2,7 +2,7 @@
 //!
 //! In this order: cached groups that nobody uses and resume points, then weights, which are read for each pass from
 //! then on, then the last of the running requests, which are preempted: computed again later from what the cache
-//! still has of them. Weights get back what KV pages have not needed for a while.
+//! still has of them, or brought back from the swap file. Weights get back what KV pages have not needed for a while.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -13,6 +13,7 @@ use lacuna_kv::prefix::PrefixCache;
 use lacuna_pages::ByteLength;
 
 use super::job::Choice;
+use super::swapping::Urgency;
 use super::{End, Job, Scheduler, Session, Waiting, kv_share, sessions};
 use crate::budget::{KvDemand, projected_bytes, working_limit};
 use crate::stream::Failure;
@@ -52,7 +53,7 @@ impl Scheduler {
         let own = kv_share(&self.budget, self.memory);
         let limit = working_limit(self.kv_demand(), self.memory).min(own);
         self.set_limit(limit.max(self.engine.kv_cache().page_bytes() as u64));
-        while self.owned_bytes() > self.kv_limit && self.evict_or_preempt(0) {}
+        while self.owned_bytes() > self.kv_limit && self.give_up_one() {}
         self.restore_weights(now);
     }
 
@@ -117,7 +118,7 @@ impl Scheduler {
         self.tended = None;
         self.tend(self.system.now());
         // The first request, too: it is computed again, and fails if it cannot fit.
-        while self.owned_bytes() > self.kv_limit && self.preempt_last() {}
+        while self.owned_bytes() > self.kv_limit && self.preempt_last(Urgency::Now) {}
     }
 
     fn kv_demand(&self) -> KvDemand {
@@ -177,7 +178,7 @@ impl Scheduler {
             let restarts =
                 |session: &Session| session.sequence.has_lost_rows() || session.sequence.is_spent();
             match self.running[index].sessions.iter().any(restarts) {
-                true => self.preempt(index),
+                true => self.preempt(index, Urgency::Now),
                 false => index += 1,
             }
         }
@@ -193,9 +194,12 @@ impl Scheduler {
                 return Ok(());
             };
             let restarts = matches!(error, KvError::RowsLost | KvError::StateSpent);
+            // What is being written comes free, and may be enough.
             let found = !restarts
                 && !self.has_lost_files()
-                && (self.evict() || self.take_from_weights(&error) || self.preempt_after(index));
+                && (self.evict()
+                    || self.take_from_weights(&error)
+                    || (!self.is_freeing() && self.preempt_after(index, Urgency::Soon)));
             if !found {
                 self.running[index].sessions[session].scheduled = 0;
                 return Err(error);
@@ -203,9 +207,10 @@ impl Scheduler {
         }
     }
 
-    /// Gives up one thing: a cached group, a resume point, or the last request after `keep`.
-    fn evict_or_preempt(&mut self, keep: usize) -> bool {
-        self.evict() || self.preempt_after(keep)
+    /// Gives up one thing at once: a cached group, a resume point, what is on its way to the swap file, or the last
+    /// request but the first.
+    fn give_up_one(&mut self) -> bool {
+        self.evict() || self.give_up_freeing() || self.preempt_after(0, Urgency::Now)
     }
 
     /// Takes the memory of weights for the pages that a session lacks, as far as the system has some.
@@ -213,10 +218,14 @@ impl Scheduler {
         let KvError::Pages(lacuna_pages::Error::OutOfPages { requested, .. }) = shortage else {
             return false;
         };
+        self.take_weights(requested.get() * self.engine.kv_cache().page_bytes() as u64)
+    }
+
+    /// Takes `bytes` of memory of weights for pages, as far as there are. Returns whether there were any.
+    pub(super) fn take_weights(&mut self, bytes: u64) -> bool {
         if self.weights_to_spare() == 0 {
             return false;
         }
-        let bytes = requested.get() * self.engine.kv_cache().page_bytes() as u64;
         let freed = self.spare_weights(bytes);
         self.set_limit(self.kv_limit + freed);
         freed > 0
@@ -239,12 +248,15 @@ impl Scheduler {
         freed
     }
 
-    /// Evicts a cached group or a resume point, or takes pages back that are on their way to a cache folder or from it.
+    /// Evicts a cached group or a resume point, or takes pages back that are on their way to a cache folder, from it,
+    /// or from the swap file.
     pub(super) fn evict(&mut self) -> bool {
         let kept = |prefix: &PrefixCache| (prefix.tree().len(), prefix.tree().resume_points());
         let ((groups, points), owned) = (kept(&self.prefix), self.owned_bytes());
         if !self.prefix.evict(self.system.now()) {
-            return self.prefix.give_up_writing() || self.cancel_restoring();
+            return self.prefix.give_up_writing()
+                || self.cancel_restoring()
+                || self.cancel_returning();
         }
         let (groups_left, points_left) = kept(&self.prefix);
         self.counters.evicted_groups += (groups - groups_left) as u64;
@@ -265,25 +277,32 @@ impl Scheduler {
     /// Somebody has cut a file of the cache folder, or its disk fails; that is too rare to tell whose pages they are.
     pub(super) fn give_up_files(&mut self) -> bool {
         sessions(&mut self.running).for_each(|session| session.scheduled = 0);
-        while self.preempt_last() {}
+        while self.preempt_last(Urgency::Now) {}
+        while self.cancel_returning() || self.give_up_freeing() {}
         while self.evict() {}
         true
     }
 
-    fn preempt_after(&mut self, keep: usize) -> bool {
-        self.running.len() > keep + 1 && self.preempt_last()
+    fn preempt_after(&mut self, keep: usize, urgency: Urgency) -> bool {
+        self.running.len() > keep + 1 && self.preempt_last(urgency)
     }
 
     /// Takes the pages of the last request. Returns whether there was one.
-    pub(super) fn preempt_last(&mut self) -> bool {
+    pub(super) fn preempt_last(&mut self, urgency: Urgency) -> bool {
         let last = self.running.len().checked_sub(1);
-        last.map(|last| self.preempt(last)).is_some()
+        last.map(|last| self.preempt(last, urgency)).is_some()
     }
 
-    /// Takes a request's pages; it waits, in its old place, to be computed again.
-    fn preempt(&mut self, index: usize) {
-        let running = self.running.remove(index);
+    /// Takes a request's pages; it waits, in its old place, to be computed again, or for its pages to come back.
+    fn preempt(&mut self, index: usize, urgency: Urgency) {
+        let mut running = self.running.remove(index);
         self.counters.preemptions += 1;
+        if urgency == Urgency::Soon {
+            running = match self.send_away(running) {
+                None => return,
+                Some(running) => running,
+            };
+        }
         let sessions = running.sessions.into_iter();
         let mut choices: VecDeque<_> = sessions.map(|session| self.let_go(session)).collect();
         choices.extend(running.followers);
@@ -303,13 +322,13 @@ impl Scheduler {
                 .iter()
                 .flat_map(|running| &running.sessions)
                 .all(idle);
-        if !starved {
+        if !starved || self.is_freeing() {
             self.starved = None;
             return;
         }
         let since = *self.starved.get_or_insert(now);
         if self.running.len() > 1 {
-            self.preempt_last();
+            self.preempt_last(Urgency::Soon);
             return;
         }
         let refused = shortage.filter(|error| !is_limit(error));

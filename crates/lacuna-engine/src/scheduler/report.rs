@@ -1,6 +1,7 @@
 //! The scheduler's figures.
 
 use lacuna_kv::prefix::{Pins, Tree};
+use lacuna_kv::swap::Swap;
 use lacuna_pages::ByteLength;
 
 use super::{Running, Scheduler, Session};
@@ -31,6 +32,8 @@ impl Scheduler {
                 resume_points: self.prefix.tree().resume_points(),
             },
             folder: self.prefix.folder_status(),
+            swap: self.swap.as_ref().map(Swap::status),
+            swapped: self.away().count(),
             row_reads: self.engine.row_reads(),
             ..Status::default()
         };

@@ -346,7 +346,7 @@ fn memory_is_taken_from_the_request_that_matters_least() {
         requests.map(|(first, priority)| enqueue(&mut scheduler, ranked(first, priority)));
     scheduler.step();
     assert_eq!(running(&scheduler), [430, 460, 400]);
-    assert!(scheduler.preempt_last());
+    assert!(scheduler.preempt_last(swapping::Urgency::Now));
     assert_eq!(running(&scheduler), [430, 460], "the oldest matters least");
     system.set_memory(0, 0.0);
     system.pass(Scheduler::TEND_INTERVAL);
@@ -654,7 +654,7 @@ fn a_request_that_was_preempted_is_not_overtaken() {
         )
     });
     (0..20).for_each(|_| assert!(scheduler.step()));
-    assert!(scheduler.preempt_last());
+    assert!(scheduler.preempt_last(swapping::Urgency::Now));
     let first = scheduler.running[0].job.id;
     // The rest of the memory is taken, so that the preempted one does not come back at once.
     scheduler.kv_limit =

@@ -17,7 +17,7 @@
 
 mod chain;
 pub mod faults;
-mod files;
+pub(crate) mod files;
 mod index;
 mod listing;
 mod restore;

@@ -86,6 +86,12 @@ impl Path {
         standing.map(PagePin::page)
     }
 
+    /// Whatever resume points follow the sequence do so no longer.
+    pub(super) fn let_go_of_points(&mut self) {
+        self.standing.clear();
+        (self.trailing, self.resumed) = (None, None);
+    }
+
     /// Groups that are in use for nothing but to be kept.
     pub(super) fn holding(namespace: Namespace, groups: Vec<GroupId>) -> Self {
         Self {

@@ -21,6 +21,7 @@ mod grain;
 mod namespace;
 mod persistence;
 mod pins;
+mod swapping;
 mod tree;
 
 pub use cache::{Path, PrefixCache, Start};

@@ -11,7 +11,7 @@ pub struct Pins {
 }
 
 /// Consecutive pages of one buffer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct PinnedPages {
     /// The place of the first in the buffer.
     pub(crate) first: u64,

@@ -242,6 +242,14 @@ impl FlatStore {
         extent.tiles.bytes_before(end) / page * page
     }
 
+    /// The bytes of the pages of `extent` with rows that the token after `rows` others sees.
+    fn needed(&self, extent: &Extent, rows: usize) -> Range<usize> {
+        let page = self.page_bytes();
+        let start = self.whole(extent, extent.keep.first_seen(rows));
+        let end = extent.tiles.bytes_through(rows).next_multiple_of(page);
+        start..end.max(start)
+    }
+
     /// Seals the pages that hold only rows before the `end` of each buffer, in one batch.
     fn seal_before(&mut self, end: impl Fn(&Extent) -> usize) -> Result<(), KvError> {
         let ends = self
@@ -483,6 +491,81 @@ impl Store for FlatStore {
                 (pages.first as usize * page, end, end);
         }
         self.note_peak();
+        Ok(())
+    }
+
+    fn mapped_pages(&self) -> Option<Vec<PageRange>> {
+        let mapped = |extent: &Extent| extent.pages(extent.released..extent.mapped);
+        let moves = self.moves() && !self.lost_rows;
+        moves.then(|| self.extents.iter().map(mapped).collect())
+    }
+
+    fn needed_pages(&self, rows: usize) -> Option<Vec<PageRange>> {
+        let needed = |extent: &Extent| extent.pages(self.needed(extent, rows));
+        let moves = self.moves() && !self.lost_rows;
+        moves.then(|| self.extents.iter().map(needed).collect())
+    }
+
+    fn make_needed(&mut self, rows: usize) -> Result<(), KvError> {
+        let extents = self.extents.iter();
+        let needed: Vec<_> = extents.map(|extent| self.needed(extent, rows)).collect();
+        for (extent, needed) in self.extents.iter_mut().zip(&needed) {
+            let start = needed.start;
+            (extent.released, extent.sealed, extent.mapped) = (start, start, start);
+        }
+        self.make_writable(&needed.into_iter().enumerate().collect::<Vec<_>>())
+    }
+
+    fn first_pages(&self, row: usize) -> Vec<u64> {
+        let page = self.page_bytes();
+        let first = |extent: &Extent| match extent.keep {
+            Keep::All => self.whole(extent, row).max(extent.released) / page,
+            Keep::Window(_) => extent.released / page,
+        };
+        let first = self.extents.iter().map(first);
+        first.map(|page| page as u64).collect()
+    }
+
+    fn buffer_mut(&mut self, index: usize) -> Option<&mut Buffer> {
+        Some(&mut self.extents.get_mut(index)?.buffer)
+    }
+
+    fn come_back(&mut self, groups: &[&Pins], moved: usize, row: usize) -> Result<(), KvError> {
+        let (from, to) = (self.first_pages(moved), self.first_pages(row));
+        let extents = self.extents.iter_mut().zip(from.iter().zip(&to));
+        let mut forgotten: Vec<Pages<'_>> = extents
+            .filter(|(_, (from, to))| from < to)
+            .map(|(extent, (&from, &to))| Pages::new(&mut extent.buffer, PageRange::of(from..to)))
+            .collect();
+        if !forgotten.is_empty() {
+            let unmapped = self.pool.unmap(&mut forgotten);
+            self.note_lost(unmapped)?;
+        }
+        let extents = 0..self.extents.len();
+        let all: Vec<PinnedPages> = extents
+            .map(|index| match groups {
+                [] => PinnedPages::default(),
+                groups => Pins::of_extent(groups, None, index),
+            })
+            .collect();
+        let mut shares: Vec<Share<'_>> = self
+            .extents
+            .iter_mut()
+            .zip(&all)
+            .filter(|(_, pages)| !pages.pins.is_empty())
+            .map(|(extent, pages)| Share {
+                source: Source::Pins(&pages.pins),
+                target: &mut extent.buffer,
+                at: VirtualPage::new(pages.first),
+            })
+            .collect();
+        if !shares.is_empty() {
+            self.pool.share(&mut shares)?;
+        }
+        let page = self.page_bytes();
+        for (extent, first) in self.extents.iter_mut().zip(to) {
+            extent.sealed = first as usize * page;
+        }
         Ok(())
     }
 

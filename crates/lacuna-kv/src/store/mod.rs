@@ -11,7 +11,7 @@ use std::fmt;
 use std::ops::Range;
 
 use lacuna_kernels::{RunMut, View};
-use lacuna_pages::Buffer;
+use lacuna_pages::{Buffer, PageRange};
 
 pub(crate) use flat::{Commit, FlatStore};
 pub(crate) use grow::GrowStore;
@@ -72,6 +72,44 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     ) -> Result<(), KvError> {
         let nothing = groups.is_empty() && window.is_none();
         debug_assert!(nothing, "a store that pins nothing adopts nothing");
+        Ok(())
+    }
+
+    /// The pages of each buffer that there is memory behind; `None` where pages do not come and go one by one.
+    fn mapped_pages(&self) -> Option<Vec<PageRange>> {
+        None
+    }
+
+    /// The pages of each buffer that going on after `rows` rows takes; `None` as for
+    /// [`Store::mapped_pages`].
+    fn needed_pages(&self, _rows: usize) -> Option<Vec<PageRange>> {
+        None
+    }
+
+    /// Puts memory behind those of this empty store, to be filled with what `rows` rows of another had.
+    fn make_needed(&mut self, _rows: usize) -> Result<(), KvError> {
+        Ok(())
+    }
+
+    /// Of each buffer, the place of the first page that holds more than the rows before `row` which all later
+    /// tokens see: what is before it is pages of groups.
+    fn first_pages(&self, _row: usize) -> Vec<u64> {
+        Vec::new()
+    }
+
+    /// A buffer, for moving its pages out and in.
+    fn buffer_mut(&mut self, _index: usize) -> Option<&mut Buffer> {
+        None
+    }
+
+    /// Pages that were moved out are all there again, writable, but for those of the rows before `row`: where those
+    /// from `moved` on were moved out too, their contents are forgotten, and `groups` are in their place, from the
+    /// first row on.
+    fn come_back(&mut self, groups: &[&Pins], _moved: usize, _row: usize) -> Result<(), KvError> {
+        debug_assert!(
+            groups.is_empty(),
+            "a store whose pages do not move has none back"
+        );
         Ok(())
     }
 

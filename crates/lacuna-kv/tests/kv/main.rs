@@ -9,4 +9,5 @@ mod sharing;
 mod states;
 mod steps;
 mod support;
+mod swap;
 mod windows;

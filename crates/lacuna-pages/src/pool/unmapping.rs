@@ -81,13 +81,24 @@ impl Buffer {
     ) -> Result<(), SwapError<E>> {
         self.check_pages(pages)?;
         self.check_slots(pages, Slots::Readable)?;
-        let mut plan = Plan::default();
         let mut scratch = Vec::new();
         for page in pages.iter() {
             let bytes = self.page_bytes(page, &mut scratch)?;
             store(page, bytes).map_err(|source| SwapError::Store { page, source })?;
-            plan.edits.push(self.edit(0, page, Slot::Swapped));
         }
+        Ok(self.swap_out_stored(pages)?)
+    }
+
+    /// [`Buffer::swap_out`] of `pages` whose contents the caller has in its store already.
+    ///
+    /// # Errors
+    /// As [`Buffer::bytes`] and [`Pool::unmap`]; no page is detached then.
+    pub fn swap_out_stored(&mut self, pages: PageRange) -> Result<(), Error> {
+        self.check_pages(pages)?;
+        self.check_slots(pages, Slots::Readable)?;
+        let mut plan = Plan::default();
+        let edits = pages.iter().map(|page| self.edit(0, page, Slot::Swapped));
+        plan.edits = edits.collect();
         let pool = self.pool.clone();
         pool.change(&mut plan, &mut [self])?;
         pool.lock().books.counts.pages_swapped_out += pages.count().get();

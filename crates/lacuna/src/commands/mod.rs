@@ -11,6 +11,7 @@ pub(crate) mod quantize;
 pub(crate) mod rerank;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod sessions;
 pub(crate) mod shell;
 pub(crate) mod synth;
 pub(crate) mod tokenize;

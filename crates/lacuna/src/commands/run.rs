@@ -12,6 +12,7 @@ use lacuna::{
 use serde::Serialize;
 
 use crate::cli::RunArgs;
+use crate::commands::sessions::Named;
 use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, record_experts, tell};
@@ -24,6 +25,8 @@ struct Report {
     #[serde(skip_serializing_if = "String::is_empty")]
     reasoning: String,
     prompt_tokens: usize,
+    /// Those of the prompt that the session had computed.
+    reused_tokens: usize,
     generated_tokens: usize,
     tokens: Vec<u32>,
     finish_reason: &'static str,
@@ -136,26 +139,55 @@ fn answer(args: &RunArgs) -> Result<()> {
 }
 
 fn converse(engine: &mut Engine, sampling: Sampling, args: &RunArgs) -> Result<()> {
-    let mut session = engine.session(sampling)?;
+    let (named, mut session, mut history) = match &args.session {
+        Some(name) => {
+            let place = (&args.folder, name);
+            let (named, session, said) = Named::open(engine, &sampling, place, &args.model.model)?;
+            (Some(named), session, said)
+        }
+        None => (None, engine.session(sampling)?, Vec::new()),
+    };
+    if history.is_empty() && !args.raw {
+        history.extend(system(args));
+    }
+    talk(engine, &mut session, &mut history, args)?;
+    if let Some(named) = named
+        && !session.tokens().is_empty()
+    {
+        named.save(engine, &mut session, history)?;
+    }
+    Ok(())
+}
+
+/// One turn, or a chat on a terminal.
+fn talk(
+    engine: &mut Engine,
+    session: &mut Session,
+    history: &mut Vec<Message>,
+    args: &RunArgs,
+) -> Result<()> {
     if args.prompt.is_none() && io::stdin().is_terminal() {
         if args.model.json {
             bail!(output::Usage(
                 "--json needs a prompt: give -p PROMPT or standard input".into()
             ));
         }
-        return chat(engine, &mut session, args);
+        return chat(engine, session, history, args);
     }
     let text = match &args.prompt {
         Some(prompt) => prompt.clone(),
         None => stdin_for(engine)?,
     };
     let prompt = if args.raw {
-        raw_turn(engine, &session, &text)?
+        raw_turn(engine, session, &text)?
     } else {
-        let messages: Vec<Message> = system(args).chain([Message::new("user", text)]).collect();
-        conversation(engine, &messages, args)?
+        history.push(Message::new("user", text));
+        conversation(engine, history, args)?
     };
-    let report = generate(engine, &mut session, prompt, args)?;
+    let report = generate(engine, session, prompt, args)?;
+    if !args.raw {
+        history.push(Message::new("assistant", report.text.as_str()));
+    }
     if args.model.json {
         output::json(&report)
     } else {
@@ -185,8 +217,12 @@ fn chosen(sampling: &Sampling) -> RecommendedSampling {
 }
 
 /// Talks until end of input. Each turn reuses what the KV cache holds of the conversation.
-fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()> {
-    let mut history: Vec<Message> = system(args).collect();
+fn chat(
+    engine: &mut Engine,
+    session: &mut Session,
+    history: &mut Vec<Message>,
+    args: &RunArgs,
+) -> Result<()> {
     tell!(
         "{}: type a message; an empty line or Ctrl-D ends the chat",
         args.model.model
@@ -195,7 +231,7 @@ fn chat(engine: &mut Engine, session: &mut Session, args: &RunArgs) -> Result<()
     session.keep_turns();
     while let Some(line) = ask(&mut editor)? {
         history.push(Message::new("user", line.as_str()));
-        match turn(engine, session, &history, &line, args) {
+        match turn(engine, session, history, &line, args) {
             Ok(answer) => history.push(Message::new("assistant", answer)),
             Err(error) => {
                 tell!("error: {error:#}; this message was left out");
@@ -304,7 +340,7 @@ fn generate(
     prompt: Prompt,
     args: &RunArgs,
 ) -> Result<Report> {
-    session.rewrite(&prompt.tokens)?;
+    let reused_tokens = session.rewrite(&prompt.tokens)?;
     let recommended = engine.model().recommended_sampling();
     let sampling = Chosen {
         used: chosen(&args.sampling.sampling(recommended)),
@@ -344,6 +380,7 @@ fn generate(
         text: reply.text,
         reasoning: reply.reasoning,
         prompt_tokens: prompt.tokens.len(),
+        reused_tokens,
         generated_tokens: generation.tokens().len(),
         tokens: generation.tokens().to_vec(),
         finish_reason: generation

@@ -38,8 +38,11 @@ pub(super) fn check_but_pins(scheduler: &Scheduler, pool: &Pool) {
     assert_eq!(tree.unused(), tree.len() - users.len(), "S3: unused groups");
     let running = scheduler.running.iter();
     let sequences = running.flat_map(|running| &running.sessions);
+    let looks: Vec<_> = scheduler.away().map(|away| away.image.look()).collect();
+    let away = looks.iter().filter_map(|look| look.sequence());
+    let away = away.flat_map(|sequence| sequence.buffers());
     let buffers = sequences.flat_map(|session| session.sequence.buffers());
-    if let Err(broken) = pool.verify(buffers) {
+    if let Err(broken) = pool.verify(buffers.chain(away)) {
         panic!("{broken}");
     }
     let ledger = pool.ledger();
@@ -81,6 +84,11 @@ fn users(scheduler: &Scheduler) -> BTreeMap<lacuna_kv::prefix::GroupId, usize> {
             for &id in groups {
                 *users.entry(id).or_insert(0) += 1;
             }
+        }
+    }
+    for away in scheduler.away() {
+        for &id in away.path.groups() {
+            *users.entry(id).or_insert(0) += 1;
         }
     }
     users

@@ -12,6 +12,7 @@
 mod client;
 mod invariants;
 mod model;
+mod swap;
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -63,6 +64,7 @@ struct Simulation {
     model: Arc<Model>,
     /// Makes the next forward pass fail.
     breaks: Breaks,
+    swap_disk: swap::Disk,
     clients: Vec<Client>,
     arrived: u64,
     /// The most the pool may have committed: its limit, or what it held when that was lowered.
@@ -90,6 +92,11 @@ struct Tally {
     /// Tokens that were reused where layers keep states, and resume points that were evicted there.
     restored: u64,
     lost_states: u64,
+    /// Sequences that were moved to the swap file, and that came back.
+    swapped_out: u64,
+    swapped_in: u64,
+    /// Those that were lost to a failure of it.
+    swap_failures: u64,
 }
 
 const CONTEXT: usize = 200;
@@ -197,8 +204,13 @@ impl Simulation {
         let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks));
         let system = FakeSystem::new();
         let budget = kv_alone(kv);
-        let scheduler = Scheduler::over(Box::new(runner), budget, config, Box::new(system.clone()))
-            .expect("a limit of more than a page");
+        let (swap_disk, swap_pages) = (swap::Disk::default(), one_of(&[0, 60, 1000, 1000]));
+        let swap = swap::over(swap_disk.clone(), swap_pages, runner.kv_cache());
+        let mut scheduler =
+            Scheduler::over(Box::new(runner), budget, config, Box::new(system.clone()))
+                .expect("a limit of more than a page");
+        scheduler.swap = Some(swap);
+        scheduler.prompt_rate.observe(1.0, Duration::from_secs(1));
         Self {
             seed,
             limits: scheduler.request_limits(),
@@ -211,6 +223,7 @@ impl Simulation {
             system,
             model,
             breaks,
+            swap_disk,
             clients: Vec::new(),
             arrived: 0,
             committed: 0,
@@ -237,6 +250,7 @@ impl Simulation {
         self.change_the_system();
         self.trouble_the_device();
         self.trouble_the_disk();
+        self.trouble_the_swap_file();
         if self.one_in(self.weather.arrivals) {
             self.submit();
         }
@@ -364,6 +378,31 @@ impl Simulation {
         }
     }
 
+    /// The swap file takes or gives back one piece, and pages with it. Returns whether there was one.
+    fn move_a_piece(&mut self) -> bool {
+        let moved = (self.scheduler.swap.as_ref()).is_some_and(Swap::advance);
+        let committed = self.pool.ledger().committed.get();
+        assert!(committed <= self.committed.max(self.scheduler.kv_limit));
+        self.committed = committed;
+        moved
+    }
+
+    /// The swap file moves on some pieces, or none, refuses, writes in part, or gives other bytes back.
+    fn trouble_the_swap_file(&mut self) {
+        let troubles = [
+            swap::Trouble::Refuses,
+            swap::Trouble::Halves,
+            swap::Trouble::Flips,
+        ];
+        let trouble = troubles[self.within(0..3)];
+        let troubled = self.one_in(self.weather.faults);
+        self.swap_disk.trouble(troubled.then_some(trouble));
+        let pieces = [0, 0, 1, 4, 40][self.within(0..5)];
+        for _ in 0..pieces {
+            self.move_a_piece();
+        }
+    }
+
     fn submit(&mut self) {
         let habit = Habit::random(&mut self.random);
         let spec = Spec::random(&mut self.random, &habit);
@@ -404,6 +443,7 @@ impl Simulation {
         let calm = (0..most).find(|_| {
             self.system.pass(Duration::from_millis(100));
             self.device.complete();
+            while self.move_a_piece() {}
             self.step();
             self.scheduler.is_idle()
         });
@@ -421,6 +461,11 @@ impl Simulation {
         let counters = status.counters;
         let ended = counters.finished + counters.cancelled + counters.failed;
         assert_eq!(ended, self.arrived, "every request is counted once");
+        let swap = status.swap.expect("there is one");
+        assert_eq!(swap.held.get(), 0, "the file is empty: {swap:?}");
+        self.tally.swapped_out = swap.left;
+        self.tally.swapped_in = swap.returned;
+        self.tally.swap_failures = swap.failed_writes + swap.failed_reads;
         while self.scheduler.prefix.evict(self.system.now()) {}
         self.device.complete();
         self.pool.trim();
@@ -508,6 +553,9 @@ impl Tally {
         self.resumed += other.resumed;
         self.restored += other.restored;
         self.lost_states += other.lost_states;
+        self.swapped_out += other.swapped_out;
+        self.swapped_in += other.swapped_in;
+        self.swap_failures += other.swap_failures;
     }
 
     /// Everything that a simulation is for has come up.
@@ -527,6 +575,8 @@ impl Tally {
             resumed,
             restored,
             lost_states,
+            swapped_out,
+            ..
         } = self.clone();
         let all = [
             steps,
@@ -543,6 +593,7 @@ impl Tally {
             resumed,
             restored,
             lost_states,
+            swapped_out,
         ];
         all.into_iter().all(|count| count > 0)
     }
@@ -872,6 +923,70 @@ fn of_conversations_that_do_not_all_fit_resume_points_go_first_and_every_turn_en
         );
         assert!(evicted.1 > 64, "{kind:?}: {evicted:?}");
         simulation.finish();
+    }
+}
+
+/// Requests that outgrow their memory together go to the swap file and come back, whatever it does to some of them.
+#[test]
+fn requests_that_outgrow_their_memory_take_turns_through_the_swap_file() {
+    // States alone do not grow.
+    let kinds = [Kind::Rows, Kind::Windows, Kind::States, Kind::Everything];
+    let troubles = [
+        swap::Trouble::Refuses,
+        swap::Trouble::Halves,
+        swap::Trouble::Flips,
+    ];
+    for kind in kinds {
+        for (prefix_cache, trouble) in [(true, None), (false, None)]
+            .into_iter()
+            .chain(troubles.map(|trouble| (true, Some(trouble))))
+        {
+            let mut simulation = Simulation::of(0, Some(kind));
+            let scheduler = &mut simulation.scheduler;
+            scheduler.config.prefix_cache.enabled = prefix_cache;
+            scheduler.config.max_running = 3;
+            let grain = scheduler.prefix.grain().clone();
+            // A whole one and half of another.
+            scheduler.budget = kv_alone(grain.bytes(180) + grain.bytes(90));
+            scheduler.swap = Some(swap::over(
+                simulation.swap_disk.clone(),
+                1000,
+                scheduler.engine.kv_cache(),
+            ));
+            simulation.limits = scheduler.request_limits();
+            let mut clients = [3, 5, 7].map(|talk| {
+                let words = (0..20).map(|word| 300 + talk * 50 + word);
+                simulation.submit_spec(Spec::greedy(words.collect(), 150))
+            });
+            let mut troubled = trouble;
+            for step in 0..4000 {
+                if simulation.scheduler.is_idle() {
+                    break;
+                }
+                simulation.system.pass(Duration::from_millis(50));
+                let swap = simulation.scheduler.swap.as_ref().expect("there is one");
+                // Some come back before one is troubled.
+                if swap.status().left > 0 && step % 7 == 0 {
+                    simulation.swap_disk.trouble(troubled.take());
+                }
+                simulation.move_a_piece();
+                simulation.step();
+                for client in &mut clients {
+                    client.read(&mut simulation.trace, &mut simulation.tally);
+                }
+            }
+            assert!(clients.iter().all(|client| client.failure().is_none()));
+            let counters = simulation.scheduler.counters;
+            let (_, tally) = simulation.finish();
+            let what = format!("{kind:?} {prefix_cache} {trouble:?}: {tally:?}");
+            assert_eq!(counters.finished, 3, "{what}");
+            assert!(counters.preemptions > 0, "{what}");
+            assert!(tally.swapped_out > 0, "{what}");
+            match trouble {
+                None => assert_eq!(tally.swapped_in, tally.swapped_out, "{what}"),
+                Some(_) => assert!(tally.swap_failures <= 1, "{what}"),
+            }
+        }
     }
 }
 

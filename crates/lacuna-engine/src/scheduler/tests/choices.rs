@@ -48,7 +48,7 @@ fn a_prompt_that_has_been_scored_is_computed_again_without_scores() {
     while scheduler.counters.generated_tokens < 5 {
         scheduler.step();
     }
-    assert!(scheduler.preempt_last());
+    assert!(scheduler.preempt_last(swapping::Urgency::Now));
     scheduler.step();
     assert_eq!(computed(&scheduler), [35], "all at once");
 }

@@ -1,0 +1,327 @@
+//! Preempted requests whose pages wait in a swap file: moved there when that costs less than computing them again.
+//!
+//! ```text
+//!   preempted           room again            there
+//! ------------> away ----------------> back ---------> running
+//!                | the file fails, or is slow    | it fails
+//!                +-------------------------------+------> waiting, to be computed again
+//! ```
+//!
+//! Pages come free as they are written, the last tokens' first. Whoever lacks them waits for that, and takes part in
+//! no step meanwhile; the others go on. A file that does not move for a while is given up, and with it the pages.
+
+use std::time::{Duration, Instant};
+
+use lacuna_kv::prefix::{Path, Pins};
+use lacuna_kv::swap::{Phase, Swap, Swapped};
+
+use super::job::Choice;
+use super::{Job, Running, Scheduler, Session, Waiting};
+
+/// Pages of a waiting request that are in the swap file, on their way there or back.
+pub(crate) struct Away {
+    pub(crate) image: Swapped,
+    /// The groups that it still has, or has again.
+    pub(crate) path: Path,
+    /// What had moved when that was last looked at, and since when it is no more.
+    moved: u64,
+    since: Instant,
+}
+
+/// What is known about what moving pages costs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rates {
+    /// Bytes a second.
+    pub(crate) write: Option<f64>,
+    pub(crate) read: Option<f64>,
+    /// Tokens a second.
+    pub(crate) compute: Option<f64>,
+}
+
+impl Rates {
+    /// Whether writing and reading `bytes` takes less time than computing `tokens`. What was never seen is not
+    /// believed.
+    pub(crate) fn favor_moving(&self, bytes: u64, tokens: usize) -> bool {
+        let (Some(write), Some(read), Some(compute)) = (self.write, self.read, self.compute) else {
+            return false;
+        };
+        bytes as f64 / write + bytes as f64 / read < tokens as f64 / compute
+    }
+}
+
+/// When memory is needed that a request is preempted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// When its pages have been written.
+    Soon,
+    /// At once: the system is short of it.
+    Now,
+}
+
+impl Scheduler {
+    /// How long the file may take for a piece before what it has is computed again: somebody waits for the memory.
+    const PATIENCE: Duration = Duration::from_secs(2);
+    /// How long nothing is moved after a failure: a disk does not get room or well sooner, and each try costs time.
+    const PAUSE: Duration = Duration::from_secs(60);
+
+    fn swap_rates(&self) -> Option<Rates> {
+        let status = self.swap.as_ref()?.status();
+        Some(Rates {
+            write: status.write_rate.per_second(),
+            read: status.read_rate.per_second(),
+            compute: self.prompt_rate.per_second(),
+        })
+    }
+
+    /// Begins to move the pages of a preempted request to the file, if that pays, and returns it as it was otherwise.
+    /// One whose pages are lost on the way waits without them.
+    pub(super) fn send_away(&mut self, mut running: Running) -> Option<Running> {
+        let now = self.system.now();
+        let paused = self.swap_paused_until.is_some_and(|until| now < until);
+        // Choices that fork off have pages in common, which a swapped one would take twice.
+        let alone = running.sessions.len() == 1 && running.followers.is_empty();
+        let Some(rates) = self.swap_rates().filter(|_| alone && !paused) else {
+            return Some(running);
+        };
+        let group = self.prefix.grain().group_tokens().get();
+        let Some(mut session) = running.sessions.pop() else {
+            return Some(running);
+        };
+        let shared = self.prefix.shared_groups(&session.path);
+        let bytes = session.sequence.report().committed_bytes as u64;
+        let bytes = bytes.saturating_sub(shared as u64 * self.prefix.grain().group_bytes());
+        let tokens = session.sequence.len() - shared * group;
+        let Some(swap) = (self.swap.as_ref()).filter(|_| rates.favor_moving(bytes, tokens)) else {
+            running.sessions.push(session);
+            return Some(running);
+        };
+        let image = match swap.leave(session.sequence, shared * group, group) {
+            Ok(image) => image,
+            Err(Some(sequence)) => {
+                session.sequence = *sequence;
+                running.sessions.push(session);
+                return Some(running);
+            }
+            Err(None) => {
+                self.prefix.leave(session.path, now);
+                self.wait_again(running.job, session.choice, None);
+                return None;
+            }
+        };
+        let away = Away {
+            image,
+            path: session.path,
+            moved: 0,
+            since: now,
+        };
+        self.wait_again(running.job, session.choice, Some(away));
+        None
+    }
+
+    fn wait_again(&mut self, job: Job, choice: Choice, away: Option<Away>) {
+        let waiting = Waiting::again(job, [choice].into());
+        self.enqueue(Waiting { away, ..waiting });
+    }
+
+    /// Follows what the file does: groups whose pages are written are let go of, what is back runs, and what failed or
+    /// takes too long is to be computed again.
+    pub(super) fn follow_swaps(&mut self) {
+        let now = self.system.now();
+        let group = self.prefix.grain().group_tokens().get();
+        for index in (0..self.waiting.len()).rev() {
+            let Some(away) = &mut self.waiting[index].away else {
+                continue;
+            };
+            let progress = away.image.progress();
+            if progress.moved != away.moved {
+                (away.moved, away.since) = (progress.moved, now);
+            }
+            let overdue = now.duration_since(away.since) >= Self::PATIENCE;
+            match progress.phase {
+                Phase::Leaving { kept_tokens } => {
+                    let kept = kept_tokens / group;
+                    self.prefix.leave_after(&mut away.path, kept, now);
+                    if overdue {
+                        self.lose_away(index);
+                    }
+                }
+                Phase::Out => self.prefix.leave_after(&mut away.path, 0, now),
+                Phase::Returning { .. } if overdue => self.lose_away(index),
+                Phase::Returning { .. } => {}
+                Phase::Back => self.run_returned(index),
+                Phase::Failed if self.has_swap_failed() => self.lose_away(index),
+                Phase::Failed => self.forget_away(index),
+            }
+        }
+    }
+
+    /// The file does not do what it should: the waiting request at `index` is computed again, and for a while nothing
+    /// is moved.
+    fn lose_away(&mut self, index: usize) {
+        self.swap_paused_until = Some(self.system.now() + Self::PAUSE);
+        self.forget_away(index);
+    }
+
+    /// Whether the file has failed since it was asked last.
+    fn has_swap_failed(&mut self) -> bool {
+        let status = self.swap.as_ref().map(Swap::status);
+        let failures = status.map_or(0, |status| status.failed_writes + status.failed_reads);
+        std::mem::replace(&mut self.swap_failures, failures) < failures
+    }
+
+    /// Lets go of the pages of the waiting request at `index`, wherever they are.
+    pub(super) fn forget_away(&mut self, index: usize) {
+        if let Some(away) = self.waiting[index].away.take() {
+            self.prefix.leave(away.path, self.system.now());
+        }
+    }
+
+    /// Goes on with the waiting request at `index`, whose pages are back.
+    fn run_returned(&mut self, index: usize) {
+        let Some(mut waiting) = self.waiting.remove(index) else {
+            return;
+        };
+        let sequence = waiting.away.as_ref().and_then(|away| away.image.take());
+        let choice = waiting.choices.pop_front();
+        let (Some(sequence), Some(away), Some(choice)) = (sequence, waiting.away, choice) else {
+            unreachable!("what is back has a sequence and a choice it is of");
+        };
+        self.run_sessions(Running {
+            sessions: vec![Session::new(choice, sequence, away.path)],
+            followers: waiting.choices,
+            job: waiting.job,
+        });
+    }
+
+    /// Whether pages are being written that will be free then.
+    pub(super) fn is_freeing(&self) -> bool {
+        self.away()
+            .any(|away| matches!(away.image.progress().phase, Phase::Leaving { .. }))
+    }
+
+    pub(super) fn is_returning(&self) -> bool {
+        self.away()
+            .any(|away| matches!(away.image.progress().phase, Phase::Returning { .. }))
+    }
+
+    /// Choices that run as soon as their pages are back.
+    pub(super) fn coming_back(&self) -> usize {
+        let phases = self.away().map(|away| away.image.progress().phase);
+        let coming = phases.filter(|phase| matches!(phase, Phase::Returning { .. } | Phase::Back));
+        coming.count()
+    }
+
+    /// Pages that are elsewhere.
+    pub(super) fn away(&self) -> impl Iterator<Item = &Away> {
+        self.waiting
+            .iter()
+            .filter_map(|waiting| waiting.away.as_ref())
+    }
+
+    /// Bytes of pages that are promised to what is being read.
+    pub(super) fn returning_bytes(&self) -> u64 {
+        let bytes = self.away().map(|away| match away.image.progress().phase {
+            Phase::Returning { bytes_left } => bytes_left,
+            _ => 0,
+        });
+        bytes.sum()
+    }
+
+    /// Takes the pages back of what is being written or, failing that, read: memory is needed at once. Returns whether
+    /// there was anything.
+    pub(super) fn give_up_freeing(&mut self) -> bool {
+        let leaving = |waiting: &Waiting| {
+            let away = waiting.away.as_ref();
+            away.is_some_and(|away| matches!(away.image.progress().phase, Phase::Leaving { .. }))
+        };
+        let index = self.waiting.iter().position(leaving);
+        index.map(|index| self.forget_away(index)).is_some()
+    }
+
+    /// Gives the pages back that are being read, which stay in the file. Returns whether there were any.
+    pub(super) fn cancel_returning(&mut self) -> bool {
+        let now = self.system.now();
+        for waiting in &mut self.waiting {
+            if let Some(away) = &mut waiting.away
+                && away.image.retreat()
+            {
+                self.prefix.leave_after(&mut away.path, 0, now);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What the waiting request at `index` needs to come back, beside what is in memory of it: bytes, and groups there
+    /// that nobody uses. `None` when what it shared is gone, so that it cannot.
+    pub(super) fn needs_to_return(&self, waiting: &Waiting, away: &Away) -> Option<(u64, usize)> {
+        let grain = self.prefix.grain();
+        let group = grain.group_tokens().get();
+        let leader = waiting.choices.front()?;
+        let tokens = &leader.tokens[..away.image.tokens()];
+        let (groups, unused) = self.prefix.in_memory(waiting.job.namespace, tokens);
+        let bytes = away.image.bytes_to_return(groups * group) + grain.bytes(group);
+        (groups * group >= away.image.shared_tokens()).then_some((bytes, unused))
+    }
+
+    /// Begins to bring the pages of the waiting request at `index` back, which are `bytes`.
+    pub(super) fn begin_returning(&mut self, index: usize, bytes: u64) {
+        let group = self.prefix.grain().group_tokens().get();
+        let waiting = &mut self.waiting[index];
+        let (Some(away), Some(leader)) = (&mut waiting.away, waiting.choices.front()) else {
+            return;
+        };
+        let tokens = &leader.tokens[..away.image.tokens()];
+        let groups = self.prefix.rejoin(&mut away.path, tokens);
+        (away.moved, away.since) = (away.image.progress().moved, self.system.now());
+        while self.owned_bytes() + bytes > self.kv_limit && self.evict() {}
+        let lack = (self.owned_bytes() + bytes).saturating_sub(self.kv_limit);
+        if lack > 0 {
+            self.take_weights(lack);
+        }
+        if let Some(away) = &self.waiting[index].away {
+            let pins: Vec<&Pins> = self.prefix.pins_of(&away.path);
+            away.image.begin_return(&pins, groups * group);
+        }
+    }
+
+    /// What a waiting request has elsewhere goes with it.
+    pub(super) fn discard(&mut self, waiting: &mut Waiting) {
+        if let Some(away) = waiting.away.take() {
+            self.prefix.leave(away.path, self.system.now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_moved_when_that_takes_less_time_than_computing() {
+        let rates = Rates {
+            write: Some(1e9),
+            read: Some(2e9),
+            compute: Some(500.0),
+        };
+        // 1.5 s against 2 s, and against 1.
+        assert!(rates.favor_moving(1_000_000_000, 1000));
+        assert!(!rates.favor_moving(1_000_000_000, 500));
+        for unknown in [
+            Rates {
+                write: None,
+                ..rates
+            },
+            Rates {
+                read: None,
+                ..rates
+            },
+            Rates {
+                compute: None,
+                ..rates
+            },
+        ] {
+            assert!(!unknown.favor_moving(1, 1000));
+        }
+    }
+}
