@@ -219,6 +219,8 @@ enum TimeToLive {
     Hour,
 }
 
+/// Where a request says how many tokens may be thought.
+const BUDGET: &str = "thinking.budget_tokens";
 /// The least `budget_tokens`, as Anthropic has it.
 const LEAST_BUDGET: usize = 1024;
 /// Claude Code tells the service with it who pays. It differs between conversations, and in some
@@ -273,6 +275,7 @@ impl MessagesRequest {
                 reasoning_effort: effort,
                 include_reasoning: Some(told),
                 thinking_token_budget: budget,
+                budget_field: Some(BUDGET),
                 ..Parameters::default()
             }
             .checked()?,
@@ -323,7 +326,7 @@ impl Thinking {
 
     /// Refuses a budget that is none.
     fn check(&self, max_tokens: usize) -> Result<(), ApiError> {
-        let field = "thinking.budget_tokens";
+        let field = BUDGET;
         match (self.kind, self.budget_tokens) {
             (ThinkingKind::Enabled, None) => Err(ApiError::field(
                 field,

@@ -106,6 +106,9 @@ pub(crate) struct Parameters {
     /// And as llama.cpp has it.
     pub(crate) reasoning_budget_tokens: Option<i64>,
     pub(crate) thinking_budget_tokens: Option<i64>,
+    /// What another interface calls the field that says it.
+    #[serde(skip)]
+    pub(crate) budget_field: Option<&'static str>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -296,6 +299,7 @@ impl Parameters {
             .into_iter()
             .find_map(|(field, most)| Some((field, most?)))?;
         // Other servers take -1 for no bound.
+        let field = self.budget_field.unwrap_or(field);
         usize::try_from(most).ok().map(|most| (field, most))
     }
 
