@@ -9,10 +9,12 @@ use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::structured::gbnf::{self, Converted};
 
-/// Bytes of a regular expression, a list of texts or a grammar at most.
-const MOST_BYTES: usize = 64 << 10;
-/// Definitions of a grammar in Lark at most: they are followed by functions that call themselves.
-const MOST_DEFINITIONS: usize = 512;
+/// Bytes of a regular expression, a list of texts or a grammar at most: some take time with the square of it.
+const MOST_BYTES: usize = 16 << 10;
+/// Definitions of a grammar in Lark at most, and brackets within brackets: both are followed by functions that
+/// call themselves, on threads of two megabytes. Brackets in texts count, too.
+const MOST_DEFINITIONS: usize = 256;
+const DEEPEST: usize = 64;
 
 /// What a reply must be, as a request has it.
 #[derive(Debug)]
@@ -302,7 +304,116 @@ fn grammar(field: &'static str, grammar: Option<String>) -> Result<Option<Format
                 ),
             ));
         }
+        if nesting(&grammar) > DEEPEST {
+            return Err(ApiError::field(
+                field,
+                format!(
+                    "`{field}` has brackets that are more than {DEEPEST} deep; give parts of it names"
+                ),
+            ));
+        }
         Kind::Lark(grammar)
     };
     Ok(Some(Format { field, kind }))
+}
+
+/// How many brackets are open at most, whatever they mean.
+fn nesting(text: &str) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => open += 1,
+            b')' | b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use llguidance::ParserFactory;
+    use llguidance::api::TopLevelGrammar;
+    use toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
+
+    use super::*;
+
+    /// Compiles what the fields ask for on a thread as small as those that prepare requests, or refuses it.
+    fn compiles(fields: Value) -> bool {
+        let work = move || {
+            let Value::Object(mut object) = fields else {
+                panic!("an object");
+            };
+            let Ok(Some(format)) = Format::take(&mut object, &mut Ignored::new(false)) else {
+                return false;
+            };
+            let grammar = match format.kind {
+                Kind::Regex(regex) => TopLevelGrammar::from_regex(&regex),
+                Kind::Lark(lark) => TopLevelGrammar::from_lark(lark),
+                Kind::Json(schema) => TopLevelGrammar::from_json_schema(schema),
+            };
+            let words: Vec<Vec<u8>> = (0..=255_u8).map(|byte| vec![byte]).collect();
+            let trie = TokTrie::from(&TokRxInfo::new(256, 0), &words);
+            let vocabulary: toktrie::TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let mut factory = ParserFactory::new_simple(&vocabulary).expect("a vocabulary");
+            factory.quiet();
+            factory.create_parser(grammar).is_ok()
+        };
+        let thread = std::thread::spawn(work);
+        thread.join().expect("nothing panics")
+    }
+
+    /// What calls itself in the library is bounded before it gets there: an overflow would end the process.
+    #[test]
+    fn whatever_is_deep_is_compiled_or_refused() {
+        let chain = |prefix: &str, links: usize| {
+            let links: String = (0..links)
+                .map(|link| format!("{prefix}{link}: \"a\" {prefix}{}\n", link + 1))
+                .collect();
+            format!("start: {prefix}0\n{links}")
+        };
+        let most = MOST_DEFINITIONS - 2;
+        for prefix in ["r", "T"] {
+            let fits = chain(prefix, most) + &format!("{prefix}{most}: \"b\"");
+            assert!(compiles(json!({"guided_grammar": fits})), "{prefix}");
+            let many = chain(prefix, 900) + &format!("{prefix}900: \"b\"");
+            assert!(!compiles(json!({"guided_grammar": many})), "{prefix}");
+        }
+        let deep = |open: &str, inner: &str, close: &str| {
+            let times = MOST_BYTES / (open.len() + close.len()) - 16;
+            open.repeat(times) + inner + &close.repeat(times)
+        };
+        for grammar in [
+            format!("start: {}", deep("(", "\"a\"", ")")),
+            format!("start: {}", deep("[", "\"a\"", "]")),
+            format!("start: {}", deep("%lark {start: ", "\"a\"", "}")),
+            format!("start: r::0\nr::_: \"a\" %if {}", deep("not(", "true", ")")),
+            format!(
+                "start: r::0\nr::_: \"a\" %if {}",
+                deep("and(", "true", ",true)")
+            ),
+            format!("start: r::{}\nr::_: \"a\"", deep("incr(", "_", ")")),
+            format!("start: /{}/", deep("(", "a", ")")),
+            format!("start: %regex {}", deep("{\"a\":", "1", "}")),
+            format!("start: %json {}", deep("{\"not\":", "{}", "}")),
+            format!("start: {}\"a\"", "~".repeat(MOST_BYTES / 2)),
+        ] {
+            compiles(json!({"guided_grammar": grammar}));
+        }
+        for regex in [
+            deep("(", "a", ")"),
+            deep("(a|", "a", ")"),
+            deep("", "a", "?"),
+            deep("", "a", "{2}"),
+            deep("[", "a", "]"),
+            "a?".repeat(MOST_BYTES / 2),
+            "a|".repeat(MOST_BYTES / 2 - 1),
+        ] {
+            compiles(json!({"guided_regex": regex}));
+        }
+        compiles(json!({"guided_choice": vec!["ab"; MOST_BYTES / 4]}));
+    }
 }
