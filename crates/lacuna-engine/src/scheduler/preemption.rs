@@ -117,8 +117,10 @@ impl Scheduler {
         self.kv_most.store(self.kv_share(), Ordering::Relaxed);
         self.tended = None;
         self.tend(self.system.now());
-        // The first request, too: it is computed again, and fails if it cannot fit.
-        while self.owned_bytes() > self.kv_limit && self.preempt_last(Urgency::Now) {}
+        // The first request, too: it is computed again, and fails if it cannot fit. What the cache keeps of it goes as well.
+        while self.owned_bytes() > self.kv_limit
+            && (self.give_up_one() || self.preempt_last(Urgency::Now))
+        {}
     }
 
     fn kv_demand(&self) -> KvDemand {

@@ -47,6 +47,8 @@ struct Weather {
     faults: u32,
     /// One change of the system's memory in so many ticks; none for zero.
     shortages: u32,
+    /// One other budget in so many ticks; none for zero.
+    budgets: u32,
 }
 
 /// One run.
@@ -97,6 +99,8 @@ struct Tally {
     swapped_in: u64,
     /// Those that were lost to a failure of it.
     swap_failures: u64,
+    /// Other budgets.
+    budgets: u64,
 }
 
 const CONTEXT: usize = 200;
@@ -162,10 +166,11 @@ impl Simulation {
     fn of(seed: u64, kind: Option<Kind>) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut one_of = |choices: &[u32]| choices[below(&mut random, choices.len())];
-        let weather = Weather {
+        let mut weather = Weather {
             arrivals: one_of(&[3, 6, 15]),
             faults: one_of(&[0, 0, 3, 20]),
             shortages: one_of(&[0, 10, 60]),
+            budgets: 0,
         };
         let completion = match one_of(&[0, 0, 1]) {
             0 => Completion::Immediate,
@@ -206,6 +211,7 @@ impl Simulation {
         let budget = kv_alone(kv);
         let (swap_disk, swap_pages) = (swap::Disk::default(), one_of(&[0, 60, 1000, 1000]));
         let swap = swap::over(swap_disk.clone(), swap_pages, runner.kv_cache());
+        weather.budgets = one_of(&[0, 0, 15, 60]);
         let mut scheduler =
             Scheduler::over(Box::new(runner), budget, config, Box::new(system.clone()))
                 .expect("a limit of more than a page");
@@ -248,6 +254,7 @@ impl Simulation {
         };
         self.system.pass(Duration::from_millis(milliseconds));
         self.change_the_system();
+        self.change_the_budget();
         self.trouble_the_device();
         self.trouble_the_disk();
         self.trouble_the_swap_file();
@@ -307,6 +314,14 @@ impl Simulation {
 
     /// Waits for the folder's threads, unless their disk stalls, and checks what holds then.
     fn check(&self) {
+        if self.tally.budgets == 0 {
+            // After another budget the device may still have to take pages back.
+            let (committed, most) = (
+                self.pool.ledger().committed.get(),
+                self.scheduler.budget.parts.kv_bytes,
+            );
+            assert!(committed <= most, "the budget holds: {committed} of {most}");
+        }
         let Some((_, trouble)) = &self.disk else {
             return invariants::check(&self.scheduler, &self.pool);
         };
@@ -360,6 +375,29 @@ impl Simulation {
         };
         let stalled_percent = [0.0, 0.0, 50.0][self.within(0..3)];
         self.system.set_memory(available, stalled_percent);
+    }
+
+    /// Room for another number of tokens, from what hardly holds one request on.
+    fn change_the_budget(&mut self) {
+        if !self.one_in(self.weather.budgets) {
+            return;
+        }
+        let grain = self.scheduler.prefix.grain();
+        let group = grain.bytes(grain.group_tokens().get());
+        let budget = kv_alone(self.within(1..41) as u64 * group);
+        self.scheduler.set_budget(budget.parts.bytes());
+        assert_eq!(self.scheduler.budget.budget_bytes, budget.budget_bytes);
+        assert_eq!(self.scheduler.budget.parts.kv_bytes, budget.parts.kv_bytes);
+        let scheduler = &self.scheduler;
+        let (owned, limit) = (scheduler.owned_bytes(), scheduler.kv_limit);
+        let (tree, running) = (scheduler.prefix.tree(), &scheduler.running);
+        // A device that refuses takes pages back later.
+        let nobody_has_any = tree.is_empty() && tree.resume_points() == 0 && running.is_empty();
+        assert!(
+            owned <= limit || nobody_has_any,
+            "{owned} bytes are held, {limit} allowed"
+        );
+        self.tally.budgets += 1;
     }
 
     fn trouble_the_device(&mut self) {
@@ -556,6 +594,7 @@ impl Tally {
         self.swapped_out += other.swapped_out;
         self.swapped_in += other.swapped_in;
         self.swap_failures += other.swap_failures;
+        self.budgets += other.budgets;
     }
 
     /// Everything that a simulation is for has come up.
@@ -576,6 +615,7 @@ impl Tally {
             restored,
             lost_states,
             swapped_out,
+            budgets,
             ..
         } = self.clone();
         let all = [
@@ -594,6 +634,7 @@ impl Tally {
             restored,
             lost_states,
             swapped_out,
+            budgets,
         ];
         all.into_iter().all(|count| count > 0)
     }
