@@ -233,6 +233,24 @@ mod tests {
     }
 
     #[test]
+    fn what_becomes_of_files_is_what_the_device_inside_says() {
+        crate::guard::install().expect("a handler");
+        let (mut device, _) = device(Completion::Immediate);
+        let named = tempfile::NamedTempFile::new().expect("a file");
+        let file = named.as_file();
+        file.set_len(LENGTH.get()).expect("room");
+        let part = FilePart {
+            file: file.try_clone().expect("a descriptor"),
+            offset: 0,
+            length: LENGTH,
+        };
+        device.open_heap(part).expect("a file that is there");
+        assert!(!device.has_lost_files());
+        file.set_len(0).expect("it can be cut");
+        assert!(device.has_lost_files());
+    }
+
+    #[test]
     fn a_batch_stops_at_what_is_told_to_fail_or_fails_by_itself() {
         let (mut device, faults) = device(Completion::Immediate);
         let heap = device.create_heap(LENGTH).expect("a descriptor");

@@ -15,6 +15,8 @@ mod geometry;
 mod giving_back;
 mod growth;
 #[cfg(target_os = "linux")]
+mod guard;
+#[cfg(target_os = "linux")]
 mod kernel;
 mod misuse;
 mod model;
