@@ -143,6 +143,11 @@ impl Passes {
         })
     }
 
+    /// Makes `budget` what longer texts are held against from now on.
+    fn set_budget(&mut self, budget: ByteLength) {
+        self.config.budget = Some(budget);
+    }
+
     /// Activation memory for one text of `tokens` tokens, which are more than a pass has room for.
     fn larger(&self, tokens: usize) -> Result<Scratch, EngineError> {
         let program = self.model.program();
@@ -238,6 +243,12 @@ impl Embedder {
         &self.0.encoder
     }
 
+    /// Makes `budget` what the process may commit from now on: texts for which it leaves too little are refused.
+    /// Everything else stays what it was set up with.
+    pub fn set_budget(&mut self, budget: ByteLength) {
+        self.0.set_budget(budget);
+    }
+
     /// Elements of an embedding.
     #[must_use]
     pub fn dimensions(&self) -> usize {
@@ -300,6 +311,12 @@ impl Reranker {
     #[must_use]
     pub fn encoder(&self) -> &TextEncoder {
         &self.0.encoder
+    }
+
+    /// Makes `budget` what the process may commit from now on: texts for which it leaves too little are refused.
+    /// Everything else stays what it was set up with.
+    pub fn set_budget(&mut self, budget: ByteLength) {
+        self.0.set_budget(budget);
     }
 
     /// Scores `pairs`, as many at once as a pass holds, and calls `each` with how likely the second text

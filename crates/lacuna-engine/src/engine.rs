@@ -176,6 +176,30 @@ impl EngineConfig {
         Ok(plan.residency)
     }
 
+    /// The plan of a model with the budget that was asked for, whatever the system has.
+    pub(crate) fn plan_of(
+        &self,
+        files: &ModelFiles,
+        spec: &ModelSpec,
+        weights: WeightPlan,
+    ) -> Result<Plan, EngineError> {
+        let cache = self.cache(spec)?;
+        let demand = self.demand(spec.context_tokens)?;
+        let vocabulary = VocabularySize::of(files, spec);
+        Ok(Plan::new(spec, weights, vocabulary, &cache, &demand)?)
+    }
+
+    /// An empty KV cache of a model that writes.
+    fn cache(&self, spec: &ModelSpec) -> Result<KvCache, EngineError> {
+        if spec.pooled().is_some() {
+            return Err(ForwardError::NoLogits.into());
+        }
+        Ok(KvCache::new(
+            spec.kv_geometry(self.kv_elements)?,
+            self.kv_policy,
+        )?)
+    }
+
     /// The KV cache, the plan and the divided budget of a model.
     fn prepare(
         &self,
@@ -183,10 +207,7 @@ impl EngineConfig {
         spec: &ModelSpec,
         weights: WeightPlan,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
-        if spec.pooled().is_some() {
-            return Err(ForwardError::NoLogits.into());
-        }
-        let cache = KvCache::new(spec.kv_geometry(self.kv_elements)?, self.kv_policy)?;
+        let cache = self.cache(spec)?;
         let vocabulary = VocabularySize::of(files, spec);
         let mut demand = self.demand(spec.context_tokens)?;
         let mut plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;

@@ -22,6 +22,7 @@ mod error;
 mod fingerprint;
 mod generation;
 mod logprobs;
+mod needs;
 mod request;
 mod request_limits;
 mod request_memory;
@@ -43,6 +44,7 @@ pub use embedder::{Embedder, EmbedderConfig, Reranker, WrongDimensions, shortene
 pub use engine::{Accounting, Engine, EngineConfig};
 pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};
+pub use needs::Needs;
 pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
 pub use request_memory::{HeldMemory, MemoryRefusal, RequestMemory, RequestMemoryStatus};
 pub use sampler::{Candidates, Penalties, Sampler, Sampling, SamplingError};

@@ -41,6 +41,9 @@ pub struct ServiceConfig {
     pub swap: Option<SwapConfig>,
     /// How long a request whose events are not read keeps its place. Default 30 s.
     pub unread_patience: Duration,
+    /// An account of what requests hold that several services share, and that no budget of theirs has in it. Default
+    /// none: the service has one of its own, as [`EngineConfig::request_memory`] says.
+    pub shared_requests: Option<RequestMemory>,
 }
 
 impl ServiceConfig {
@@ -51,6 +54,10 @@ impl ServiceConfig {
         EngineConfig {
             batch_tokens: self.max_batched_tokens,
             sequences: self.max_running.min(self.max_batched_tokens),
+            request_memory: match self.shared_requests {
+                Some(_) => Some(ByteLength::new(0)),
+                None => self.engine.request_memory,
+            },
             ..self.engine.clone()
         }
     }
@@ -79,6 +86,7 @@ impl Default for ServiceConfig {
             prefix_cache: PrefixCacheConfig::default(),
             swap: None,
             unread_patience: Duration::from_secs(30),
+            shared_requests: None,
         }
     }
 }
@@ -265,6 +273,42 @@ impl Handle {
         self.shared.lock().budget = Some(budget);
         self.shared.wake.notify_all();
         Ok(())
+    }
+
+    /// The budget with which a request could be taken that is too large for the one there is; `None` for one that is not.
+    #[must_use]
+    pub fn budget_for(&self, request: &Request) -> Option<ByteLength> {
+        let Err(Refusal::TooLarge { needed, budget }) = self.shared.request_limits.check(request)
+        else {
+            return None;
+        };
+        let current = self.shared.lock().status.budget.plan.budget_bytes?;
+        let more = needed.get().saturating_sub(budget.get());
+        Some(ByteLength::new(current.saturating_add(more)))
+    }
+
+    /// The least that [`Handle::set_budget`] takes.
+    #[must_use]
+    pub fn least_budget(&self) -> ByteLength {
+        ByteLength::new(self.shared.least.bytes())
+    }
+
+    /// Whether the last [`Handle::set_budget`] has been carried out: `budget` is what is kept to, and no more pages are
+    /// held than it leaves.
+    #[must_use]
+    pub fn keeps_to(&self, budget: ByteLength) -> bool {
+        let inbox = self.shared.lock();
+        let (pending, told) = (inbox.budget.is_some(), &inbox.status.budget);
+        let (current, limit) = (told.plan.budget_bytes, told.kv_now);
+        drop(inbox);
+        !pending && current == Some(budget.get()) && self.ledger().committed <= limit
+    }
+
+    /// Bytes of the process's anonymous memory that are this service's KV pages or weights that are read, which
+    /// change places as it runs. The other parts of its budget are what it was set up with.
+    #[must_use]
+    pub fn anonymous_bytes(&self) -> u64 {
+        self.shared.request_limits.cache.anonymous_bytes() + self.model().placed_bytes()
     }
 
     /// Whether the service's thread runs. It ends with a shutdown, and with a panic.

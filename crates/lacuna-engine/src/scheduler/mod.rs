@@ -177,7 +177,9 @@ impl Scheduler {
             kv_bytes: Arc::clone(&self.kv_most),
             pages: self.pages(),
             cache: self.engine.kv_cache().clone(),
-            request_memory: RequestMemory::new(ByteLength::new(self.budget.parts.request_bytes)),
+            request_memory: self.config.shared_requests.clone().unwrap_or_else(|| {
+                RequestMemory::new(ByteLength::new(self.budget.parts.request_bytes))
+            }),
         }
     }
 
