@@ -1,10 +1,9 @@
 //! What every handler shares, and the way of a request from its body to the engine.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::body::Body;
+use axum::extract::FromRef;
 use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
 use lacuna_models::Model;
 use lacuna_pages::return_freed_memory;
@@ -15,12 +14,13 @@ use serde_json::{Map, Value};
 
 use crate::config::ServerConfig;
 use crate::conversation::{Conversations, Prompt};
-use crate::http::body::Bodies;
+use crate::http::body::{Arriving, Bodies};
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
+use crate::intake::Intake;
 use crate::keys::ApiKeys;
-use crate::preparation::Preparation;
+use crate::models::More;
 use crate::reply::streams::Streams;
 use crate::sharing::Sharing;
 use crate::structured::tools::ToolSyntax;
@@ -56,9 +56,9 @@ pub(crate) struct App {
     pub(crate) started: u64,
     config: ServerConfig,
     conversations: Conversations,
-    bodies: Bodies,
-    preparation: Preparation,
-    replies: AtomicU64,
+    intake: Intake,
+    /// Who to ask for more memory, if others may have some to give.
+    more: Option<More>,
 }
 
 impl App {
@@ -68,7 +68,7 @@ impl App {
         engine: Handle,
         config: ServerConfig,
         sharing: Sharing,
-        preparation: Preparation,
+        intake: Intake,
     ) -> Result<Self, TemplateError> {
         let tokenizer = engine.model().tokenizer();
         let conversations = Conversations::new(tokenizer)?;
@@ -77,14 +77,21 @@ impl App {
             keys: config.keys.clone(),
             sharing,
             grammars: Grammars::default(),
-            started: seconds_now(),
+            started: intake.started,
             conversations,
-            bodies: Bodies::new(config.limits.clone(), engine.request_memory().clone()),
-            preparation,
-            replies: AtomicU64::new(0),
+            intake,
+            more: None,
             config,
             engine,
         })
+    }
+
+    /// The same for one of several models, which may get more memory.
+    pub(crate) fn with_more(self, more: More) -> Self {
+        Self {
+            more: Some(more),
+            ..self
+        }
     }
 
     pub(crate) fn model(&self) -> &Arc<Model> {
@@ -93,7 +100,7 @@ impl App {
 
     /// What bodies are received with, and memory taken by.
     pub(crate) fn bodies(&self) -> &Bodies {
-        &self.bodies
+        &self.intake.bodies
     }
 
     /// Choices that run at once at most.
@@ -103,8 +110,7 @@ impl App {
 
     /// A name for a reply, different from those before it.
     pub(crate) fn reply_id(&self, prefix: &str) -> String {
-        let number = self.replies.fetch_add(1, Ordering::Relaxed);
-        format!("{prefix}-{:x}-{number}", self.started)
+        self.intake.reply_id(prefix)
     }
 
     /// Collects what a request says without effect, as the server is set up to take that.
@@ -116,11 +122,11 @@ impl App {
     /// is taken from the account before.
     pub(crate) async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
-        body: Body,
+        body: Arriving,
         purpose: Purpose,
         work: impl FnOnce(&Self, Map<String, Value>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<Prepared<T>, ApiError> {
-        let received = self.bodies.receive(body).await?;
+        let received = self.intake.bodies.receive(body).await?;
         let limits = self.encode_limits();
         if !matches!(purpose, Purpose::Tokens) {
             // Longer than any prompt, so it is none, and nothing else has to be that long.
@@ -131,9 +137,9 @@ impl App {
                 .check_length(longest, limits.tokens);
             fits.map_err(|error| ApiError::from(error).of(purpose.field()))?;
         }
-        let place = self.preparation.place().await;
+        let place = self.intake.preparation.place().await;
         let bytes = purpose.bytes(&received.extent, &limits);
-        let memory = self.bodies.take(bytes).await?;
+        let memory = self.intake.bodies.take(bytes).await?;
         let app = Arc::clone(self);
         let work = move || {
             let value = received.object().and_then(|object| work(&app, object));
@@ -145,17 +151,24 @@ impl App {
                 memory,
             })
         };
-        let done = self.preparation.run(place, work).await;
+        let done = self.intake.preparation.run(place, work).await;
         done.unwrap_or_else(|| Err(ApiError::internal("the request could not be prepared")))
     }
 
     /// Hands the requests of one reply to the engine, with the memory that was taken for them: for the
     /// first, as the engine takes what others need itself. If one is refused, so are all.
-    pub(crate) fn submit(
+    pub(crate) async fn submit(
         &self,
         requests: Vec<Request>,
         memory: HeldMemory,
     ) -> Result<Streams, ApiError> {
+        if let Some(more) = &self.more {
+            let budgets = requests.iter().filter_map(|it| self.engine.budget_for(it));
+            let largest = budgets.max();
+            if let Some(budget) = largest {
+                more.ask(budget).await;
+            }
+        }
         let mut memory = Some(memory);
         let streams = requests.into_iter().map(|mut request| {
             request.prompt.shrink_to_fit();
@@ -261,11 +274,22 @@ impl App {
     /// Refuses a model this server does not have.
     pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
-            Some(asked) if asked != &*self.model_name => {
+            Some(asked) if !self.config.is_model(asked) => {
                 Err(ApiError::no_model(asked, &self.model_name))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether the model goes when it is not used.
+    pub(crate) fn is_unloaded(&self) -> bool {
+        self.intake.several
+    }
+}
+
+impl FromRef<Arc<App>> for Bodies {
+    fn from_ref(app: &Arc<App>) -> Self {
+        app.bodies().clone()
     }
 }
 

@@ -14,6 +14,8 @@ pub struct ServerConfig {
     pub address: SocketAddr,
     /// Name the model is served under. Default `model`.
     pub model_name: String,
+    /// Further names that requests may have for it. Default none.
+    pub model_aliases: Vec<String>,
     /// Keys of which a client must present one. Without any, only a loopback address is accepted.
     pub keys: ApiKeys,
     /// Whether all keys share computed prompts. Each can then find out, by `cached_tokens` and by
@@ -47,11 +49,19 @@ pub struct RequestLimits {
     pub connections: usize,
 }
 
+impl ServerConfig {
+    /// Whether `asked` is a name of the model.
+    pub(crate) fn is_model(&self, asked: &str) -> bool {
+        asked == self.model_name || self.model_aliases.iter().any(|alias| alias == asked)
+    }
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
             model_name: "model".to_owned(),
+            model_aliases: Vec::new(),
             keys: ApiKeys::default(),
             share_prefixes: false,
             limits: RequestLimits::default(),

@@ -19,26 +19,25 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use lacuna_engine::{
-    Embedder, EmbedderConfig, EngineError, HeldMemory, RequestMemory, Reranker, TextEncoder,
-    shortened,
+    Embedder, EmbedderConfig, EngineError, HeldMemory, Reranker, TextEncoder, shortened,
 };
 use lacuna_models::{ForwardError, Model};
+use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::EncodeLimits;
 use serde_json::{Value, json};
 
-use crate::app::{Purpose, seconds_now};
+use crate::app::Purpose;
 use crate::config::ServerConfig;
-use crate::http::body::{self, Bodies, Received};
+use crate::http::body::{self, Arriving, Received};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
-use crate::preparation::Preparation;
+use crate::intake::Intake;
 use request::{Encoding, Request};
 
 /// What its handlers share.
@@ -49,10 +48,10 @@ pub(crate) struct Embeddings {
     started: u64,
     strict_fields: bool,
     encoder: TextEncoder,
+    aliases: Vec<String>,
     /// How long a request may take.
     time: Duration,
-    bodies: Bodies,
-    preparation: Preparation,
+    intake: Intake,
     work: Mutex<Work>,
     /// Whether what is under way is to be given up.
     ending: AtomicBool,
@@ -95,19 +94,18 @@ impl Embeddings {
     pub(crate) fn new(
         model: Arc<Model>,
         work: Work,
-        memory: RequestMemory,
         config: &ServerConfig,
-        preparation: Preparation,
+        intake: Intake,
     ) -> Self {
         Self {
             model,
             model_name: config.model_name.clone(),
-            started: seconds_now(),
+            started: intake.started,
             strict_fields: config.strict_fields,
             encoder: work.encoder().clone(),
+            aliases: config.model_aliases.clone(),
             time: config.limits.request,
-            bodies: Bodies::new(config.limits.clone(), memory),
-            preparation,
+            intake,
             work: Mutex::new(work),
             ending: AtomicBool::new(false),
         }
@@ -141,7 +139,7 @@ impl Embeddings {
     fn encode_limits(&self) -> EncodeLimits {
         /// A text of as many tokens as encoders take has some kilobytes.
         const WORKSPACE_BYTES: u64 = 4 << 20;
-        let share = self.bodies.memory_limit().get() / 8;
+        let share = self.intake.bodies.memory_limit().get() / 8;
         EncodeLimits {
             tokens: usize::MAX,
             workspace_bytes: share.min(WORKSPACE_BYTES) as usize,
@@ -150,10 +148,21 @@ impl Embeddings {
 
     fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
-            Some(asked) if asked != self.model_name => {
+            Some(asked)
+                if asked != self.model_name && self.aliases.iter().all(|alias| alias != asked) =>
+            {
                 Err(ApiError::no_model(asked, &self.model_name))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Makes `budget` what longer texts are held against.
+    pub(crate) fn set_budget(&self, budget: ByteLength) {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *work {
+            Work::Embed(embedder) => embedder.set_budget(budget),
+            Work::Score(reranker) => reranker.set_budget(budget),
         }
     }
 
@@ -337,7 +346,7 @@ fn refused(error: EngineError) -> ApiError {
 /// `POST /v1/embeddings`
 pub(crate) async fn create(
     State(app): State<Arc<Embeddings>>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     answer(app, body, Embeddings::embeddings).await
 }
@@ -345,7 +354,7 @@ pub(crate) async fn create(
 /// `POST /api/embed`
 pub(crate) async fn embed(
     State(app): State<Arc<Embeddings>>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     answer(app, body, Embeddings::embed).await
 }
@@ -353,7 +362,7 @@ pub(crate) async fn embed(
 /// `POST /api/embeddings`
 pub(crate) async fn embed_one(
     State(app): State<Arc<Embeddings>>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     answer(app, body, Embeddings::embed_one).await
 }
@@ -361,7 +370,7 @@ pub(crate) async fn embed_one(
 /// `POST /api/show`
 pub(crate) async fn show(
     State(app): State<Arc<Embeddings>>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     answer(app, body, Embeddings::describe).await
 }
@@ -369,7 +378,7 @@ pub(crate) async fn show(
 /// `POST /v1/rerank`
 pub(crate) async fn rerank(
     State(app): State<Arc<Embeddings>>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     answer(app, body, Embeddings::scores).await
 }
@@ -377,19 +386,23 @@ pub(crate) async fn rerank(
 /// What makes a reply of a body.
 type Answer = fn(&Embeddings, Received, HeldMemory, &Wanted) -> Result<Response, ApiError>;
 
-async fn answer(app: Arc<Embeddings>, body: Body, answer: Answer) -> Result<Response, ApiError> {
+async fn answer(
+    app: Arc<Embeddings>,
+    body: Arriving,
+    answer: Answer,
+) -> Result<Response, ApiError> {
     let client = Arc::new(());
     let wanted = Wanted {
         client: Arc::downgrade(&client),
         until: Instant::now() + app.time,
     };
-    let received = app.bodies.receive(body).await?;
-    let place = app.preparation.place().await;
+    let received = app.intake.bodies.receive(body).await?;
+    let place = app.intake.preparation.place().await;
     let bytes = Purpose::Text.bytes(&received.extent, &app.encode_limits());
-    let memory = app.bodies.take(bytes).await?;
+    let memory = app.intake.bodies.take(bytes).await?;
     let working = Arc::clone(&app);
     let work = move || answer(&working, received, memory, &wanted);
-    let done = app.preparation.run(place, work).await;
+    let done = app.intake.preparation.run(place, work).await;
     done.unwrap_or_else(|| Err(ApiError::internal("the texts could not be computed")))
 }
 

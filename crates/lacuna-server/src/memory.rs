@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
@@ -11,11 +10,12 @@ use lacuna_kv::folder::FolderStatus;
 use lacuna_kv::swap::SwapStatus;
 use lacuna_pages::{ByteLength, Ledger};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::app::App;
-use crate::http::body::read;
+use crate::http::body::{Arriving, read};
 use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
 use crate::sharing::Client;
 
 pub(crate) async fn map(State(app): State<Arc<App>>) -> Json<Value> {
@@ -32,24 +32,36 @@ struct Limit {
 /// does with it all others feel.
 pub(crate) async fn set(
     State(app): State<Arc<App>>,
-    Extension(Client(key)): Extension<Client>,
-    body: Body,
+    Extension(client): Extension<Client>,
+    body: Arriving,
 ) -> Result<Json<Value>, ApiError> {
-    if key.is_some_and(|number| number > 0) {
-        return Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "not_the_first_key",
-            "the budget is changed with the first of the server's keys",
-        ));
-    }
+    first_key(client, "the budget is changed")?;
     let object = app.bodies().receive(body).await?.object()?;
-    let Limit { budget_bytes } = read(object, &mut app.ignored())?;
+    let budget_bytes = limit(object, &mut app.ignored())?;
     let set = app.engine.set_budget(ByteLength::new(budget_bytes));
     set.map_err(|error| ApiError::field("budget_bytes".to_owned(), error.to_string()))?;
     Ok(Json(json!({"budget_bytes": budget_bytes})))
 }
 
-fn json(model: &str, status: &Status) -> Value {
+/// Of several keys, what all clients feel is done with the first.
+pub(crate) fn first_key(Client(key): Client, what: &str) -> Result<(), ApiError> {
+    match key {
+        Some(1..) => Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "not_the_first_key",
+            format!("{what} with the first of the server's keys"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The budget that a body asks for.
+pub(crate) fn limit(object: Map<String, Value>, ignored: &mut Ignored) -> Result<u64, ApiError> {
+    let Limit { budget_bytes } = read(object, ignored)?;
+    Ok(budget_bytes)
+}
+
+pub(crate) fn json(model: &str, status: &Status) -> Value {
     let (budget, pages, cache) = (status.budget, status.pages, status.cache);
     json!({
         "model": model,

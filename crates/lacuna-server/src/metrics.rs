@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use lacuna_engine::{Handle, Histogram, Latencies, Status};
+use lacuna_engine::{Histogram, Latencies, Status};
 use lacuna_kv::folder::FolderStatus;
 use lacuna_kv::swap::SwapStatus;
 use prometheus_client::collector::Collector;
@@ -27,50 +27,89 @@ use crate::http::error::ApiError;
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(crate) async fn text(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let engines = Engines(vec![(None, app.engine.status())]);
+    written(vec![Box::new(engines)])
+}
+
+/// The text of all that `collectors` have.
+pub(crate) fn written(collectors: Vec<Box<dyn Collector>>) -> Result<Response, ApiError> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Engine(app.engine.clone())));
+    for collector in collectors {
+        registry.register_collector(collector);
+    }
     let mut text = String::new();
     encode(&mut text, &registry).map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }
 
+/// What engines are doing, each with the name of its model where there are several.
 #[derive(Debug)]
-struct Engine(Handle);
+pub(crate) struct Engines(pub(crate) Vec<(Option<String>, Status)>);
 
-impl Collector for Engine {
+/// The label that tells models apart, as vLLM has it.
+pub(crate) const MODEL: &str = "model_name";
+
+impl Collector for Engines {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let status = self.0.status();
-        cache_config(&status, &mut encoder)?;
+        self.cache_config(&mut encoder)?;
         for (name, help, value) in GAUGES {
-            let gauge = ConstGauge::new(value(&status));
-            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            self.each(metric, |status, metric| {
+                ConstGauge::new(value(status)).encode(metric)
+            })?;
         }
         for (name, help, value) in COUNTERS {
-            let counter = ConstCounter::new(value(&status));
-            counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            self.each(metric, |status, metric| {
+                ConstCounter::new(value(status)).encode(metric)
+            })?;
         }
         for (name, help, times) in HISTOGRAMS {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-            histogram(times(&status.latencies), metric)?;
+            self.each(metric, |status, metric| {
+                histogram(times(&status.latencies), metric)
+            })?;
         }
         Ok(())
     }
 }
 
-/// Routers that follow what is in a prefix cache count it in blocks, here page groups.
-fn cache_config(status: &Status, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let block_tokens = status.pages.group_tokens.to_string();
-    let blocks = status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1);
-    let labels = [
-        ("block_size", block_tokens),
-        ("num_gpu_blocks", blocks.to_string()),
-    ];
-    let (name, help) = (
-        "vllm:cache_config_info",
-        "Tokens of a KV block, and blocks there can be",
-    );
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    ConstGauge::new(1u64).encode(metric.encode_family(&labels)?)
+impl Engines {
+    /// Writes the figure of every engine.
+    fn each(
+        &self,
+        mut metric: MetricEncoder<'_>,
+        write: impl Fn(&Status, MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        if let [(None, status)] = self.0.as_slice() {
+            return write(status, metric);
+        }
+        for (name, status) in &self.0 {
+            let name = name.as_deref().unwrap_or_default();
+            write(status, metric.encode_family(&[(MODEL, name)])?)?;
+        }
+        Ok(())
+    }
+
+    /// Routers that follow what is in a prefix cache count it in blocks, here page groups.
+    fn cache_config(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (name, help) = (
+            "vllm:cache_config_info",
+            "Tokens of a KV block, and blocks there can be",
+        );
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (model, status) in &self.0 {
+            let block_tokens = status.pages.group_tokens.to_string();
+            let blocks = status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1);
+            let mut labels = vec![
+                ("block_size", block_tokens),
+                ("num_gpu_blocks", blocks.to_string()),
+            ];
+            labels.extend(model.iter().map(|model| (MODEL, model.clone())));
+            ConstGauge::new(1u64).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
 }
 
 /// Name, description, and where the figure is.

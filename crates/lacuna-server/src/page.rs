@@ -1,13 +1,9 @@
 //! The web page: files built into the program, under a policy that lets the page load nothing else.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-
-use crate::app::App;
 
 /// Path, media type and content.
 type Asset = (&'static str, &'static str, &'static str);
@@ -68,7 +64,7 @@ pub(crate) fn is_asset(path: &str) -> bool {
     ASSETS.iter().any(|asset| asset.0 == path)
 }
 
-pub(crate) fn routes() -> Router<Arc<App>> {
+pub(crate) fn routes<A: Clone + Send + Sync + 'static>() -> Router<A> {
     ASSETS.iter().fold(Router::new(), |router, &asset| {
         router.route(asset.0, get(move || async move { file(asset) }))
     })

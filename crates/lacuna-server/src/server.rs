@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use lacuna_engine::{EmbedderConfig, EngineError, Grace, Handle, RequestMemory, Service};
 use lacuna_models::Model;
+use lacuna_pages::ByteLength;
 use lacuna_text::template::TemplateError;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -20,11 +21,11 @@ use crate::embeddings::{Embeddings, Work};
 use crate::http::connections;
 use crate::http::probes::Probes;
 use crate::http::routes::Routers;
-use crate::preparation::Preparation;
+use crate::intake::Intake;
 use crate::sharing::Sharing;
 
 /// How long the last bytes of finished requests may take to leave, and then what is left to end.
-const FLUSH: Duration = Duration::from_secs(2);
+pub(crate) const FLUSH: Duration = Duration::from_secs(2);
 
 /// A server that could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,26 @@ pub enum StartError {
     /// The engine could not be started.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// One of several models cannot be served.
+    #[error("cannot serve `{name}`: {reason}")]
+    Model {
+        /// The model's name.
+        name: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The budget does not hold one of several models, even if it is the only one loaded.
+    #[error(
+        "a budget of {budget} is too small for `{name}`: it needs {needed} when no other model is loaded"
+    )]
+    BudgetTooSmall {
+        /// The model's name.
+        name: String,
+        /// What there is.
+        budget: ByteLength,
+        /// What there would have to be.
+        needed: ByteLength,
+    },
 }
 
 /// A running server. Dropping it ends everything under way at once.
@@ -80,13 +101,13 @@ impl Server {
         let folder = folder.map(|folder| folder.path.as_path());
         let sharing = Sharing::new(config.share_prefixes, &config.keys, folder);
         let sharing = sharing.map_err(StartError::Runtime)?;
-        let preparation = Preparation::start().map_err(StartError::Runtime)?;
         let requests = service.handle().request_memory().clone();
         let memory = connections::account(&requests, limits.connections);
-        let app = Arc::new(App::new(service.handle(), config, sharing, preparation)?);
+        let intake = Intake::start(&limits, requests).map_err(StartError::Runtime)?;
+        let app = Arc::new(App::new(service.handle(), config, sharing, intake)?);
         let (stop, stopped) = watch::channel(false);
         let probes = Probes {
-            model: Arc::clone(service.handle().model()),
+            model: Some(Arc::clone(service.handle().model())),
             engine: Some(service.handle()),
             stopping: stopped.clone(),
         };
@@ -145,18 +166,12 @@ impl EmbeddingServer {
         let embedder = EmbedderConfig::of(&config.service.engine_config());
         let memory = RequestMemory::new(embedder.requests);
         let work = Work::new(&model, &embedder)?;
-        let preparation = Preparation::start().map_err(StartError::Runtime)?;
         let connections = connections::account(&memory, config.limits.connections);
-        let app = Arc::new(Embeddings::new(
-            Arc::clone(&model),
-            work,
-            memory,
-            &config,
-            preparation,
-        ));
+        let intake = Intake::start(&config.limits, memory).map_err(StartError::Runtime)?;
+        let app = Arc::new(Embeddings::new(Arc::clone(&model), work, &config, intake));
         let (stop, stopped) = watch::channel(false);
         let probes = Probes {
-            model,
+            model: Some(model),
             engine: None,
             stopping: stopped.clone(),
         };
@@ -199,7 +214,9 @@ impl EmbeddingServer {
 }
 
 /// What connections are served by, and where they come in.
-fn listen(config: &ServerConfig) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
+pub(crate) fn listen(
+    config: &ServerConfig,
+) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
     let address = config.address;
     if config.keys.is_empty() && !address.ip().is_loopback() {
         return Err(StartError::OpenToAll { address });
@@ -215,7 +232,7 @@ fn listen(config: &ServerConfig) -> Result<(Runtime, TcpListener, SocketAddr), S
 /// The thread that serves connections. It moves bytes; the engine's threads compute. Dropping it ends
 /// them all.
 #[derive(Debug)]
-struct Connections {
+pub(crate) struct Connections {
     /// Dropped to end the thread.
     keep: Option<oneshot::Sender<()>>,
     /// Closed when it has ended.
@@ -223,7 +240,7 @@ struct Connections {
 }
 
 impl Connections {
-    fn start(
+    pub(crate) fn start(
         runtime: Runtime,
         serving: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<Self> {
@@ -250,7 +267,7 @@ impl Connections {
     }
 
     /// Waits until the last bytes have left, if they do in that time.
-    fn wait(&self, most: Duration) {
+    pub(crate) fn wait(&self, most: Duration) {
         self.ended.recv_timeout(most).ok();
     }
 }

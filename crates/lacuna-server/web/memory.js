@@ -23,6 +23,7 @@ const ELSE = {
   working: ["Working memory", "for one step and for requests that are read"],
   program: ["Program and vocabulary", "for as long as the server runs"],
   weights: ["Weights in memory", "read, copied or converted; those that are read give way to pages of requests"],
+  pooled: ["Models that make embeddings", "unloaded when nobody uses them, or another model needs the room"],
   streaming: ["Ring and rows of weights", "the other weights go through it in each pass"],
   free: ["Free", "for more tokens"],
 };
@@ -38,7 +39,7 @@ export function start() {
 async function poll() {
   if (!document.hidden) {
     try {
-      const map = await (await request("/memory")).json();
+      const map = joined(await (await request("/memory")).json());
       element("lost").hidden = true;
       draw(map);
     } catch {
@@ -48,6 +49,64 @@ async function poll() {
   setTimeout(poll, PERIOD_MS);
 }
 
+/** What a server of several models says, as if it had one: sums of what is loaded, and every model's requests. */
+function joined(map) {
+  if (!map.models) return map;
+  const loaded = map.models.filter((model) => model.memory).map((model) => model.memory);
+  const { limit_bytes: requests } = map.request_memory;
+  const pooled = map.models.filter((model) => !model.memory);
+  const all = loaded.reduce(sum, EMPTY);
+  const sessions = loaded.flatMap(({ model, pages, sessions }) => sessions.map((one) => ({ ...one, model, pages })));
+  return {
+    ...all,
+    budget: {
+      ...all.budget,
+      budget_bytes: map.budget_bytes,
+      beyond_plan_bytes: map.beyond_plan_bytes,
+      request_bytes: requests,
+      program_bytes: map.base_bytes - requests,
+    },
+    pooled_bytes: pooled.reduce((bytes, model) => bytes + model.share_bytes, 0),
+    pages: loaded[0]?.pages ?? { group_bytes: 0 },
+    sessions,
+    models: map.models,
+  };
+}
+
+const EMPTY = {
+  waiting: 0,
+  ledger: { pinned_bytes: 0, pinned_only_bytes: 0, shared_bytes: 0, unique_bytes: 0, idle_bytes: 0, retiring_bytes: 0, committed_bytes: 0 },
+  budget: {
+    activation_bytes: 0, vocabulary_bytes: 0, thread_bytes: 0, sampling_bytes: 0, copied_weight_bytes: 0,
+    converted_weight_bytes: 0, mapped_weight_bytes: 0, kv_bytes_now: 0, dense_bytes: 0,
+  },
+  weights: { pinned_bytes: 0, expert_bytes: 0, ring_bytes: 0, row_bytes: 0, streamed_bytes_per_pass: 0 },
+  cache: { unused_groups: 0 },
+  counters: { generated_tokens: 0 },
+};
+
+/** The numbers of `one`, each with the same of `other` added. */
+function sum(one, other) {
+  return Object.fromEntries(Object.entries(one).map(([name, value]) =>
+    [name, typeof value === "object" ? sum(value, other[name]) : value + (other[name] ?? 0)]));
+}
+
+/** Which models there are, and what each of them has. */
+function models(map) {
+  const shown = (map.models ?? []).map(({ name, state, share_bytes: share, error }) => make("div", { class: `model ${state}` },
+    make("dt", {}, name), make("dd", {}, share > 0 ? bytes(share) : ""),
+    make("dd", { class: "quiet" }, error ? `could not be loaded: ${error}` : SAID_OF_MODELS[state])));
+  element("shares").replaceChildren(...shown);
+  element("shares-title").hidden = shown.length === 0;
+}
+
+const SAID_OF_MODELS = {
+  loaded: "loaded; gives way when another model needs the room",
+  loading: "being loaded",
+  unloading: "being unloaded",
+  unloaded: "not loaded; loaded when it is asked for",
+};
+
 function draw(map) {
   speed(map.counters.generated_tokens);
   const parts = split(map);
@@ -55,6 +114,7 @@ function draw(map) {
   bars(map, parts);
   legend("said", SAID, parts);
   legend("else", ELSE, parts);
+  models(map);
   sessions(map);
 }
 
@@ -62,7 +122,7 @@ function draw(map) {
  * The bytes of the process, each counted once. What the prefix cache keeps is kept even while one
  * request uses it; what several use is shared.
  */
-function split({ ledger, budget, weights, sessions }) {
+function split({ ledger, budget, weights, sessions, pooled_bytes: pooled = 0 }) {
   const used = Math.max(0, ledger.pinned_bytes - ledger.pinned_only_bytes - ledger.shared_bytes);
   const unique = Math.max(0, ledger.unique_bytes - used);
   const slack = Math.min(unique, sessions.reduce((sum, session) => sum + session.slack_bytes, 0));
@@ -78,6 +138,7 @@ function split({ ledger, budget, weights, sessions }) {
     weights: budget.copied_weight_bytes + budget.converted_weight_bytes + weights.pinned_bytes
       + weights.expert_bytes,
     streaming: weights.ring_bytes + weights.row_bytes,
+    pooled,
   };
   const taken = Object.values(parts).reduce((sum, part) => sum + part, 0);
   const limit = budget.budget_bytes ?? taken - ledger.committed_bytes + budget.kv_bytes_now;
@@ -87,7 +148,8 @@ function split({ ledger, budget, weights, sessions }) {
 function speed(tokens) {
   const now = performance.now();
   if (last) {
-    const rate = ((tokens - last.tokens) * 1000) / (now - last.now);
+    // A model that is unloaded takes what it has counted with it.
+    const rate = (Math.max(0, tokens - last.tokens) * 1000) / (now - last.now);
     last.rate = last.rate * 0.6 + rate * 0.4;
     element("speed").textContent = last.rate < 0.05 ? "" : perSecond(last.rate);
   }
@@ -96,7 +158,7 @@ function speed(tokens) {
 
 function summary({ sessions, budget }, parts) {
   const held = parts.unique + parts.shared + parts.slack;
-  const requests = new Set(sessions.map((session) => session.request)).size;
+  const requests = new Set(sessions.map((session) => `${session.model ?? ""} ${session.request}`)).size;
   element("summary").textContent = requests > 0
     ? `${plural(requests, "request")} ${requests === 1 ? "holds" : "hold"} ${bytes(held)} for what was said. `
       + `Whole contexts, reserved from the start, would take ${bytes(budget.dense_bytes)}.`
@@ -162,8 +224,8 @@ function sessions(map) {
     ? `Each square is ${plural(pages.group_tokens, "token")}: ${bytes(pages.group_bytes)}.`
     : "";
   const shown = map.sessions.map((session) => ({
-    key: `${session.request}.${session.choice}`,
-    name: `Request ${session.request}${session.choice ? `, choice ${session.choice + 1}` : ""}`,
+    key: `${session.model ?? ""}.${session.request}.${session.choice}`,
+    name: `${session.model ? `${session.model}: request` : "Request"} ${session.request}${session.choice ? `, choice ${session.choice + 1}` : ""}`,
     detail: `${session.phase} · ${plural(session.tokens, "token")}`,
     runs: session.groups,
     session,
@@ -189,7 +251,7 @@ function sessions(map) {
     }
     // Also puts them into order.
     element("sessions").append(row.element);
-    row.update(data, pages);
+    row.update(data, data.session?.pages ?? pages);
   }
   const waiting = element("sessions").querySelector(".waiting");
   waiting?.remove();

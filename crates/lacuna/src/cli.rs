@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
@@ -368,17 +369,35 @@ pub(crate) struct RunArgs {
   lacuna serve demo                           then open http://127.0.0.1:8080
   lacuna serve model.gguf --budget 2GiB --ctx 8192
   lacuna serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
-  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'")]
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'
+
+Several models share the budget, and each is loaded when a request names it:
+  lacuna serve chat.gguf code=coder-7b-q4_k_m.gguf embed.gguf --budget 8GiB
+  lacuna serve --models-dir ~/models --keep-alive 30m --alias gpt-4o=qwen3-8b-q4_k_m")]
 pub(crate) struct ServeArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    /// `demo`, GGUF files, Hugging Face folders, or hub ids such as Qwen/Qwen3-0.6B; NAME=MODEL serves one under
+    /// another name
+    #[arg(value_name = "MODEL", required_unless_present = "models_dir")]
+    pub(crate) models: Vec<String>,
+    /// Folder whose models are served as well: its GGUF files, and its folders as Hugging Face has them
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+    /// Further name of a model: ALIAS=NAME, where NAME is what it is served under
+    #[arg(long, value_name = "ALIAS=NAME")]
+    pub(crate) alias: Vec<String>,
+    /// How long one of several models stays loaded that nobody uses: seconds, or 5m, 1h; -1 for ever
+    #[arg(long, value_name = "TIME", default_value = "5m", allow_hyphen_values = true, value_parser = keep_alive)]
+    pub(crate) keep_alive: KeepAlive,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Address to listen on; one that other machines reach needs an API key
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,
     /// Port to listen on; 0 takes any that is free
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
-    /// Name clients ask for the model by [default: from the model's own]
+    /// Name clients ask for the only model by [default: from the model's own]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) name: Option<String>,
     /// Key a client must present, of 8 characters or more; other users of this machine can see it,
@@ -643,4 +662,12 @@ pub(crate) struct SynthArgs {
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How long a model stays that nobody uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeepAlive(pub(crate) Option<Duration>);
+
+fn keep_alive(text: &str) -> Result<KeepAlive, String> {
+    lacuna_server::keep_alive(text).map(KeepAlive)
 }

@@ -51,10 +51,14 @@ impl Server {
 
     /// Sends a request for a completion.
     fn ask(&self, body: &Value) -> std::io::Result<TcpStream> {
+        self.post("/v1/completions", body)
+    }
+
+    fn post(&self, path: &str, body: &Value) -> std::io::Result<TcpStream> {
         let body = body.to_string();
         let mut stream = TcpStream::connect(&self.address)?;
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
+            "POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
              content-length: {}\r\nconnection: close\r\n\r\n",
             self.address,
             body.len()
@@ -467,4 +471,149 @@ fn a_real_model_under_attack_stays_within_64_mebibytes() {
     );
     let after = server.memory();
     assert_eq!(number(&after["budget"], "beyond_plan_bytes"), 0, "{after}");
+}
+
+/// Two models that write and one that makes embeddings: names, and the arguments that say where they are.
+struct Three {
+    args: [String; 3],
+    context: &'static str,
+}
+
+impl Three {
+    const NAMES: [&str; 3] = ["large", "small", "embed"];
+
+    fn start(&self, budget: u64) -> Server {
+        let budget = budget.to_string();
+        let mut args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        args.extend(["--budget", &budget, "--ctx", self.context]);
+        Server::start(&args)
+    }
+
+    /// The budget that holds one of them and half of another with all that they work well with.
+    fn one_and_a_half(&self) -> u64 {
+        let server = self.start(2048 * MIB);
+        let memory = server.memory();
+        let working = |name: &str| number(model(&memory, name), "working_bytes");
+        // Of so much 64 MiB are for requests, and of little an eighth.
+        let program = number(&memory, "base_bytes") - 64 * MIB;
+        (program + working("large") + working("small") / 2) * 8 / 7
+    }
+
+    /// Asks all of them in turns, by several clients at once, and returns the most that the process held meanwhile and
+    /// what it says in the end.
+    fn alternate(&self, server: &Server, clients: usize, turns: usize) -> (Held, Value) {
+        let done = AtomicBool::new(false);
+        let most = thread::scope(|scope| {
+            let watch = scope.spawn(|| server.watch(&done));
+            let client = |client: usize| {
+                scope.spawn(move || -> Vec<String> {
+                    let turn = |turn: usize| {
+                        let name = Self::NAMES[(client + turn) % 3];
+                        let (path, body) = match name {
+                            "embed" => ("/v1/embeddings", json!({"model": name, "input": "abc"})),
+                            name => ("/v1/completions", json!({
+                                "model": name, "prompt": words(client * 100 + turn, 40), "max_tokens": 12,
+                            })),
+                        };
+                        let mut reply = String::new();
+                        let mut stream = server.post(path, &body).expect("it listens");
+                        stream.read_to_string(&mut reply).expect("a whole reply");
+                        reply
+                    };
+                    (0..turns).map(turn).collect()
+                })
+            };
+            let clients: Vec<_> = (0..clients).map(client).collect();
+            let replies: Vec<_> = clients.into_iter().map(|client| client.join()).collect();
+            // Before anything is said of them: the watch would not end.
+            done.store(true, Ordering::Release);
+            for reply in replies
+                .into_iter()
+                .flat_map(|it| it.expect("a client that ends"))
+            {
+                assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+            }
+            watch.join().expect("figures")
+        });
+        (most, server.memory())
+    }
+}
+
+/// What `/memory` has of a model.
+#[track_caller]
+fn model<'a>(memory: &'a Value, name: &str) -> &'a Value {
+    let models = memory["models"].as_array().expect("a list");
+    let found = models.iter().find(|model| model["name"] == name);
+    found.unwrap_or_else(|| panic!("{name} in {memory}"))
+}
+
+/// Loads and unloads of all models.
+fn swaps(memory: &Value) -> [u64; 2] {
+    ["loads", "unloads"].map(|name| {
+        let counts = Three::NAMES.map(|model| number(self::model(memory, model), name));
+        counts.iter().sum()
+    })
+}
+
+#[test]
+fn three_models_in_a_budget_that_fits_one_and_a_half_all_answer_within_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let large = folder.path().join("large.gguf");
+    let large = large.to_str().expect("UTF-8");
+    let made = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["quantize", "demo", large, "--type", "f32"])
+        .output()
+        .expect("the program starts");
+    assert!(made.status.success(), "{made:?}");
+    let embed = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../reference/encoders/bert/mean.gguf"
+    );
+    let three = Three {
+        args: [
+            large.to_owned(),
+            "small=demo".to_owned(),
+            format!("embed={embed}"),
+        ],
+        context: "512",
+    };
+    let budget = three.one_and_a_half();
+    let server = three.start(budget);
+    let (most, memory) = three.alternate(&server, 3, 8);
+    most.assert_within(budget, &memory);
+    let [loads, unloads] = swaps(&memory);
+    assert!(loads > 3 && unloads > 0, "{memory}");
+}
+
+const GEMMA3: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../target/models/gemma-3-270m-q4_k_m.gguf"
+);
+const MINILM: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../target/models/all-minilm-l6-v2"
+);
+
+/// The same with models that people use, the large one of them with a vocabulary of 262,144 tokens.
+#[test]
+#[ignore = "needs SmolLM2, Gemma 3 and all-MiniLM-L6-v2: run .ci/fetch-models"]
+fn three_real_models_in_a_budget_that_fits_one_and_a_half_all_answer_within_it() {
+    let three = Three {
+        args: [
+            format!("large={GEMMA3}"),
+            format!("small={SMOLLM2}"),
+            format!("embed={MINILM}"),
+        ],
+        context: "2048",
+    };
+    let budget = three.one_and_a_half();
+    let server = three.start(budget);
+    let (most, memory) = three.alternate(&server, 3, 6);
+    eprintln!(
+        "the most it held of {budget}: {most:?}; loads and unloads: {:?}",
+        swaps(&memory)
+    );
+    most.assert_within(budget, &memory);
+    let [loads, unloads] = swaps(&memory);
+    assert!(loads > 3 && unloads > 0, "{memory}");
 }

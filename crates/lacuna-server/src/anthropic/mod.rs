@@ -9,7 +9,6 @@ mod request;
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -21,7 +20,7 @@ use crate::anthropic::reply::{Form, Stream};
 use crate::anthropic::request::MessagesRequest;
 use crate::app::{App, Purpose};
 use crate::date;
-use crate::http::body;
+use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::reply::{Reader, events};
@@ -61,7 +60,7 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
     headers: HeaderMap,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     check_version(&headers)?;
     let work = move |app: &App, object| {
@@ -69,7 +68,7 @@ pub(crate) async fn create(
     };
     let prepared = app.prepare(body, Purpose::Conversation, work).await?;
     let asked = prepared.value;
-    let streams = app.submit(vec![asked.request], prepared.memory)?;
+    let streams = app.submit(vec![asked.request], prepared.memory).await?;
     let mut response = match asked.streamed {
         true => events::respond(streams, asked.reader, Stream::new(asked.form)).await?,
         false => asked.form.send(&app, streams, asked.reader).await?,
@@ -82,7 +81,7 @@ pub(crate) async fn create(
 pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     check_version(&headers)?;
     let work = |app: &App, object| count(app, object).map_err(|error| error.renamed(&NAMES));

@@ -66,7 +66,7 @@ impl Embeddings {
         let mut ignored = Ignored::new(self.strict_fields);
         let asked: EmbedRequest = body::read(received.object()?, &mut ignored)?;
         self.check_tagged(&asked.model)?;
-        ollama::check_keep_alive(asked.keep_alive.as_ref(), &mut ignored)?;
+        ollama::check_keep_alive(asked.keep_alive.as_ref(), self.intake.several, &mut ignored)?;
         let texts = match asked.input {
             None => Vec::new(),
             Some(Texts::One(text)) if text.is_empty() => Vec::new(),
@@ -96,7 +96,7 @@ impl Embeddings {
         let mut ignored = Ignored::new(self.strict_fields);
         let asked: EmbedOneRequest = body::read(received.object()?, &mut ignored)?;
         self.check_tagged(&asked.model)?;
-        ollama::check_keep_alive(asked.keep_alive.as_ref(), &mut ignored)?;
+        ollama::check_keep_alive(asked.keep_alive.as_ref(), self.intake.several, &mut ignored)?;
         let around = match asked.prompt.is_empty() {
             // A list of nothing is one of no elements as well.
             true => ("{\"embedding\":[", "]}"),

@@ -1,15 +1,19 @@
 //! Request bodies: received within limits of size and time, and read into types that say which
 //! field is wrong.
 
-use std::sync::Arc;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, HttpBody};
+use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use lacuna_engine::{HeldMemory, MemoryRefusal, RequestMemory};
 use lacuna_pages::ByteLength;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::error::Category;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -50,6 +54,39 @@ pub(crate) struct Received {
     large: Option<OwnedSemaphorePermit>,
 }
 
+/// The body of a request: on its way, or received before it was known who is to answer.
+#[derive(Debug)]
+pub(crate) enum Arriving {
+    Body(Body),
+    Received(Received),
+}
+
+/// A received body in the extensions of its request. It can be taken out once.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrived(Arc<Mutex<Option<Received>>>);
+
+impl Arrived {
+    pub(crate) fn new(received: Received) -> Self {
+        Self(Arc::new(Mutex::new(Some(received))))
+    }
+
+    fn take(&self) -> Option<Received> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl<S: Sync> FromRequest<S> for Arriving {
+    type Rejection = Infallible;
+
+    async fn from_request(mut request: Request, _: &S) -> Result<Self, Infallible> {
+        let arrived = request.extensions_mut().remove::<Arrived>();
+        Ok(match arrived.and_then(|arrived| arrived.take()) {
+            Some(received) => Self::Received(received),
+            None => Self::Body(request.into_body()),
+        })
+    }
+}
+
 impl Bodies {
     pub(crate) fn new(limits: RequestLimits, memory: RequestMemory) -> Self {
         let large_bytes = usize::try_from(memory.limit().get() / 2).unwrap_or(usize::MAX);
@@ -66,7 +103,11 @@ impl Bodies {
 
     /// The whole body. One that is refused is read to its end all the same, into nothing: who is still
     /// sending when the connection closes may never see the answer.
-    pub(crate) async fn receive(&self, body: Body) -> Result<Received, ApiError> {
+    pub(crate) async fn receive(&self, body: Arriving) -> Result<Received, ApiError> {
+        let body = match body {
+            Arriving::Received(received) => return Ok(received),
+            Arriving::Body(body) => body,
+        };
         let length = body.size_hint().exact();
         let mut body = body.into_data_stream();
         let received = self.collect(length, &mut body);
@@ -192,14 +233,73 @@ impl Bodies {
 impl Received {
     /// The JSON object in it, for which `memory` has been taken. The body itself is given back.
     pub(crate) fn object(self) -> Result<Map<String, Value>, ApiError> {
-        serde_json::from_slice(&self.bytes).map_err(|error| {
-            ApiError::new(
-                StatusCode::BAD_REQUEST,
-                "invalid_json",
-                not_an_object(&error),
-            )
-        })
+        serde_json::from_slice(&self.bytes).map_err(|error| invalid_json(&error))
     }
+
+    /// The values of some fields of the JSON object in it, as they are written there, which takes no memory: of a field
+    /// that comes twice the last, as [`Received::object`] has it.
+    pub(crate) fn fields<const N: usize>(
+        &self,
+        names: [&'static str; N],
+    ) -> Result<[Option<&RawValue>; N], ApiError> {
+        let mut json = serde_json::Deserializer::from_slice(&self.bytes);
+        let found = json.deserialize_map(Fields(names));
+        let found = found.and_then(|found| json.end().map(|()| found));
+        found.map_err(|error| invalid_json(&error))
+    }
+}
+
+/// Looks for fields of these names.
+struct Fields<const N: usize>([&'static str; N]);
+
+impl<'de, const N: usize> Visitor<'de> for Fields<N> {
+    type Value = [Option<&'de RawValue>; N];
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = [None; N];
+        while let Some(place) = map.next_key_seed(Key(&self.0))? {
+            let value = map.next_value::<&'de RawValue>()?;
+            if let Some(place) = place {
+                found[place] = Some(value);
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Which of these names a key is, which may be as long as a body and is not copied.
+struct Key<'a>(&'a [&'static str]);
+
+impl<'de> DeserializeSeed<'de> for Key<'_> {
+    type Value = Option<usize>;
+
+    fn deserialize<D: Deserializer<'de>>(self, key: D) -> Result<Self::Value, D::Error> {
+        key.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Key<'_> {
+    type Value = Option<usize>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<Self::Value, E> {
+        Ok(self.0.iter().position(|name| *name == key))
+    }
+}
+
+fn invalid_json(error: &serde_json::Error) -> ApiError {
+    ApiError::new(
+        StatusCode::BAD_REQUEST,
+        "invalid_json",
+        not_an_object(error),
+    )
 }
 
 /// `object` as a `T`; fields it does not know are noted as ignored.

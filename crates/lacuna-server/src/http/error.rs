@@ -125,6 +125,34 @@ impl ApiError {
         }
     }
 
+    /// Too many wait; the next may try again.
+    pub(crate) fn queue_full(message: impl Into<String>) -> Self {
+        Self {
+            retry_after: Some(Duration::from_secs(1)),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+        }
+    }
+
+    /// A request that does not say which of several models it is for.
+    pub(crate) fn which_model(there: &str) -> Self {
+        Self::field(
+            "model",
+            format!("`model` is missing; this server has {there}"),
+        )
+    }
+
+    /// A model that is none of several.
+    pub(crate) fn none_of(asked: &str, there: &str) -> Self {
+        Self {
+            param: Some("model".to_owned()),
+            ..Self::new(
+                StatusCode::NOT_FOUND,
+                "model_not_found",
+                format!("there is no model `{asked}` here; this server has {there}"),
+            )
+        }
+    }
+
     pub(crate) fn no_model(asked: &str, served: &str) -> Self {
         Self {
             param: Some("model".to_owned()),

@@ -14,7 +14,8 @@ use crate::http::error::ApiError;
 /// What the probes look at.
 #[derive(Debug, Clone)]
 pub(crate) struct Probes {
-    pub(crate) model: Arc<Model>,
+    /// The one model there is. Of several, one that fails leaves the server as well as before.
+    pub(crate) model: Option<Arc<Model>>,
     /// What computes, if it is a thread of its own that can end.
     pub(crate) engine: Option<Handle>,
     /// Whether the server is to end.
@@ -52,8 +53,10 @@ impl Probes {
                 "the engine has stopped after an error; restart the server",
             ));
         }
-        let whole = self.model.files().check();
-        whole.map_err(|lost| ApiError::from(&lost))
+        match &self.model {
+            Some(model) => model.files().check().map_err(|lost| ApiError::from(&lost)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::FromRef;
 use axum::http::{Method, StatusCode, Uri};
 use axum::routing::{get, post};
 
 use crate::app::App;
 use crate::embeddings::{self, Embeddings};
+use crate::http::body::Bodies;
 use crate::http::error::{self, ApiError};
 use crate::http::probes::{self, Probes};
 use crate::http::{absent, access};
 use crate::keys::ApiKeys;
+use crate::models::front::{self, Front};
 use crate::openai::{chat, completion, models, responses, tokens};
 use crate::{anthropic, memory, metrics, ollama, page, worker};
 
@@ -28,26 +31,14 @@ pub(crate) struct Routers {
 
 impl Routers {
     pub(crate) fn new(app: &Arc<App>, probes: &Probes) -> Self {
-        let all = Router::new()
-            .route("/v1/chat/completions", post(chat::complete))
-            .route("/v1/completions", post(completion::complete))
-            .route("/v1/messages", post(anthropic::create))
-            .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-            .route("/v1/responses", post(responses::create))
-            .route(
-                "/v1/responses/{id}",
-                get(responses::kept_one).delete(responses::forget),
-            )
-            .route("/api/chat", post(ollama::chat))
-            .route("/api/generate", post(ollama::generate))
+        let all = writing()
+            .merge(kept())
             .route("/api/version", get(ollama::version))
             .route("/api/tags", get(ollama::list::<App>))
             .route("/api/ps", get(ollama::running::<App>))
             .route("/api/show", post(ollama::show))
             .route("/v1/models", get(models::list))
             .route("/v1/models/{*name}", get(models::one))
-            .route("/tokenize", post(tokens::tokenize))
-            .route("/detokenize", post(tokens::detokenize))
             .route("/memory", get(memory::map).post(memory::set))
             .route("/version", get(worker::version))
             .route("/server_info", get(worker::server_info))
@@ -61,28 +52,40 @@ impl Routers {
 
     /// Those of a server of a model that makes embeddings or scores.
     pub(crate) fn of_embeddings(app: &Arc<Embeddings>, keys: &ApiKeys, probes: &Probes) -> Self {
-        let writes = || post(embeddings::writes_nothing);
-        let all = Router::new()
-            .route("/v1/embeddings", post(embeddings::create))
-            .route("/v1/rerank", post(embeddings::rerank))
-            // As Cohere's clients and text-embeddings-inference's call it.
-            .route("/v2/rerank", post(embeddings::rerank))
-            .route("/rerank", post(embeddings::rerank))
-            .route("/api/embed", post(embeddings::embed))
-            .route("/api/embeddings", post(embeddings::embed_one))
+        let all = pooling()
             .route("/api/version", get(ollama::version))
             .route("/api/tags", get(ollama::list::<Embeddings>))
             .route("/api/ps", get(ollama::running::<Embeddings>))
             .route("/api/show", post(embeddings::show))
             .route("/v1/models", get(embeddings::models))
-            .route("/v1/models/{*name}", get(embeddings::model))
-            .route("/v1/chat/completions", writes())
-            .route("/v1/messages", writes())
-            .route("/v1/responses", writes())
-            .route("/api/chat", writes())
-            .route("/api/generate", writes())
-            .route("/v1/completions", writes());
+            .route("/v1/models/{*name}", get(embeddings::model));
         Self::of(all, Router::new, app, keys, probes)
+    }
+
+    /// Those of a server of several models, which have handlers of their own beside it: [`of_writer`], [`of_pooler`].
+    pub(crate) fn of_models(front: &Arc<Front>, keys: &ApiKeys, probes: &Probes) -> Self {
+        let asked = WRITING.iter().chain(&POOLING);
+        let all = asked.fold(Router::new(), |router, path| {
+            router.route(path, post(front::dispatch))
+        });
+        let all = all
+            .merge(kept())
+            .route("/api/version", get(ollama::version))
+            .route("/api/tags", get(front::tags))
+            .route("/api/ps", get(front::running))
+            .route("/api/show", post(front::show))
+            .route("/v1/models", get(front::list))
+            .route("/v1/models/{*name}", get(front::one))
+            .route("/models", get(front::list))
+            .route("/models/load", post(front::load))
+            .route("/models/unload", post(front::unload))
+            .route("/memory", get(front::memory).post(front::set_memory))
+            .route("/version", get(worker::version))
+            .route("/server_info", get(front::server_info))
+            .route("/get_server_info", get(front::server_info))
+            .merge(page::routes());
+        let measured = || Router::new().route("/metrics", get(front::metrics));
+        Self::of(all, measured, front, keys, probes)
     }
 
     /// `all`, and what is answered at all times besides: `always` and probes.
@@ -105,6 +108,93 @@ impl Routers {
             ending: finish(Router::new().fallback(ending)),
         }
     }
+}
+
+/// What a model that writes is asked for by name.
+const WRITING: [&str; 9] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/api/chat",
+    "/api/generate",
+    "/tokenize",
+    "/detokenize",
+];
+
+fn writing() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/completions", post(completion::complete))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+}
+
+/// What a model that makes embeddings or scores is asked for by name.
+const POOLING: [&str; 6] = [
+    "/v1/embeddings",
+    "/v1/rerank",
+    // As Cohere's clients and text-embeddings-inference's call it.
+    "/v2/rerank",
+    "/rerank",
+    "/api/embed",
+    "/api/embeddings",
+];
+
+fn pooling() -> Router<Arc<Embeddings>> {
+    let writes = || post(embeddings::writes_nothing);
+    Router::new()
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v2/rerank", post(embeddings::rerank))
+        .route("/rerank", post(embeddings::rerank))
+        .route("/api/embed", post(embeddings::embed))
+        .route("/api/embeddings", post(embeddings::embed_one))
+        .route("/v1/chat/completions", writes())
+        .route("/v1/messages", writes())
+        .route("/v1/responses", writes())
+        .route("/api/chat", writes())
+        .route("/api/generate", writes())
+        .route("/v1/completions", writes())
+}
+
+/// Replies that are kept, whichever model they are of.
+fn kept<A>() -> Router<A>
+where
+    A: Clone + Send + Sync + 'static,
+    Bodies: FromRef<A>,
+{
+    Router::new().route(
+        "/v1/responses/{id}",
+        get(responses::kept_one).delete(responses::forget),
+    )
+}
+
+/// What one of several models that writes answers, once it is known to be asked for.
+pub(crate) fn of_writer(app: &Arc<App>) -> Router {
+    writing().fallback(not_by_it).with_state(Arc::clone(app))
+}
+
+/// The same of one that makes embeddings or scores.
+pub(crate) fn of_pooler(app: &Arc<Embeddings>) -> Router {
+    pooling().fallback(not_by_it).with_state(Arc::clone(app))
+}
+
+async fn not_by_it(uri: Uri) -> ApiError {
+    let message = match absent::purpose(uri.path()) {
+        Some(purpose) => format!("this model does not {purpose}; name another"),
+        None => format!(
+            "this model answers nothing at `{}`; name another",
+            uri.path()
+        ),
+    };
+    ApiError::new(StatusCode::NOT_FOUND, "not_supported", message)
 }
 
 /// Adds what is the same for all of them.

@@ -4,24 +4,26 @@
 //! Streams are lines of JSON. A model is loaded as long as the server runs, so there is nothing that
 //! `keep_alive` could shorten.
 
+mod keep_alive;
 mod models;
 mod reply;
 mod request;
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use lacuna_engine::Request;
 use serde_json::{Map, Value};
 
-pub(crate) use models::{Served, Serves, describe, list, running, show, version};
-pub(crate) use request::{KeepAlive, check_keep_alive};
+pub(crate) use keep_alive::{KeepAlive, check_keep_alive, span_seconds};
+pub(crate) use models::{
+    Served, Serves, describe, details, list, parameters, running, show, version,
+};
 
 use crate::app::{App, Purpose};
-use crate::http::body;
+use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::ollama::reply::{Form, Kind, Lines};
@@ -54,7 +56,7 @@ struct Asked {
 pub(crate) async fn chat(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     let form = Form::new(&app, Kind::Chat);
     let work = move |app: &App, object| {
@@ -69,7 +71,7 @@ pub(crate) async fn chat(
 pub(crate) async fn generate(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     let form = Form::new(&app, Kind::Generate);
     let work = move |app: &App, object| {
@@ -82,7 +84,7 @@ pub(crate) async fn generate(
 
 async fn answer(
     app: &Arc<App>,
-    body: Body,
+    body: Arriving,
     work: impl FnOnce(&App, Map<String, Value>) -> Result<Asked, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     let work = move |app: &App, object| work(app, object).map_err(|error| error.renamed(&NAMES));
@@ -91,7 +93,7 @@ async fn answer(
     let mut response = match asked.work {
         None => Json(asked.form.loaded()).into_response(),
         Some((request, reader)) => {
-            let streams = app.submit(vec![request], prepared.memory)?;
+            let streams = app.submit(vec![request], prepared.memory).await?;
             match asked.streamed {
                 true => events::respond(streams, reader, Lines::new(asked.form)).await?,
                 false => asked.form.send(app, streams, reader).await?,

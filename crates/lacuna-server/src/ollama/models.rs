@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::State;
-use lacuna_files::Metadata;
+use lacuna_files::{Metadata, ModelFiles};
 use lacuna_models::Model;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::app::{App, Purpose};
 use crate::date;
-use crate::http::body;
+use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 
@@ -115,7 +114,10 @@ pub(crate) async fn running<S: Serves>(State(app): State<Arc<S>>) -> Json<Value>
 }
 
 /// `POST /api/show`
-pub(crate) async fn show(State(app): State<Arc<App>>, body: Body) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    body: Arriving,
+) -> Result<Json<Value>, ApiError> {
     let work = |app: &App, object| describe(app, object, &mut app.ignored());
     let prepared = app.prepare(body, Purpose::Text, work).await?;
     Ok(Json(prepared.value))
@@ -152,27 +154,36 @@ pub(crate) fn describe(
 
 impl Served<'_> {
     fn details(&self) -> Value {
-        let family = self.model.spec().family;
-        let totals = self.model.files().tensors().by_type();
-        let most = totals.iter().max_by_key(|total| total.bytes);
-        let format = match self.model.files().metadata() {
-            Metadata::Gguf(_) => "gguf",
-            Metadata::HuggingFace(_) => "safetensors",
-        };
-        json!({
-            "parent_model": "",
-            "format": format,
-            "family": family,
-            "families": [family],
-            "parameter_size": short(self.parameters()),
-            "quantization_level": most.map(|total| total.type_name.to_string()),
-        })
+        details(self.model.files(), self.model.spec().family)
     }
 
     fn parameters(&self) -> u64 {
-        let totals = self.model.files().tensors().by_type();
-        totals.iter().map(|total| total.elements).sum()
+        parameters(self.model.files())
     }
+}
+
+/// What a list of models has of one.
+pub(crate) fn details(files: &ModelFiles, family: &str) -> Value {
+    let totals = files.tensors().by_type();
+    let most = totals.iter().max_by_key(|total| total.bytes);
+    let format = match files.metadata() {
+        Metadata::Gguf(_) => "gguf",
+        Metadata::HuggingFace(_) => "safetensors",
+    };
+    json!({
+        "parent_model": "",
+        "format": format,
+        "family": family,
+        "families": [family],
+        "parameter_size": short(parameters(files)),
+        "quantization_level": most.map(|total| total.type_name.to_string()),
+    })
+}
+
+/// How many weights there are.
+pub(crate) fn parameters(files: &ModelFiles) -> u64 {
+    let totals = files.tensors().by_type();
+    totals.iter().map(|total| total.elements).sum()
 }
 
 /// A number of parameters as it is put into names of models.

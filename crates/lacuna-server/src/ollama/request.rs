@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::chat::{self, Chat};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
-use crate::ollama::Serves;
+use crate::ollama::{KeepAlive, Serves, check_keep_alive};
 use crate::openai::fields;
 use crate::openai::parameters::{OneOrMany, Parameters};
 use crate::reply::parts::PartReader;
@@ -134,17 +134,6 @@ enum Think {
     Effort(Effort),
 }
 
-/// A number of seconds, or a text such as `5m`.
-#[derive(Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a number of seconds, or a text such as 5m"
-)]
-pub(crate) enum KeepAlive {
-    Seconds(f64),
-    Text(String),
-}
-
 /// What is to be done.
 #[derive(Debug)]
 pub(super) struct Wanted {
@@ -171,7 +160,7 @@ struct Settings {
 impl ChatRequest {
     pub(super) fn wanted(self, app: &App, ignored: &mut Ignored) -> Result<Wanted, ApiError> {
         app.check_tagged(&self.model)?;
-        check_keep_alive(self.keep_alive.as_ref(), ignored)?;
+        check_keep_alive(self.keep_alive.as_ref(), app.is_unloaded(), ignored)?;
         let streamed = self.stream != Some(false);
         let messages = self.messages.unwrap_or_default();
         if messages.is_empty() {
@@ -198,7 +187,7 @@ impl ChatRequest {
 impl GenerateRequest {
     pub(super) fn wanted(self, app: &App, ignored: &mut Ignored) -> Result<Wanted, ApiError> {
         app.check_tagged(&self.model)?;
-        check_keep_alive(self.keep_alive.as_ref(), ignored)?;
+        check_keep_alive(self.keep_alive.as_ref(), app.is_unloaded(), ignored)?;
         self.check()?;
         let streamed = self.stream != Some(false);
         let Some(prompt) = self.prompt.filter(|prompt| !prompt.is_empty()) else {
@@ -257,33 +246,6 @@ impl Wanted {
             work: Work::None,
             streamed: false,
         }
-    }
-}
-
-/// The one model stays, so every time it is to be kept at least is kept to. That it be unloaded is asked
-/// in vain, and named.
-pub(crate) fn check_keep_alive(
-    asked: Option<&KeepAlive>,
-    ignored: &mut Ignored,
-) -> Result<(), ApiError> {
-    let seconds = match asked {
-        None => return Ok(()),
-        Some(KeepAlive::Seconds(seconds)) => Some(*seconds),
-        Some(KeepAlive::Text(text)) => {
-            let number =
-                text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic() || unit == 'µ');
-            let last = number.rfind(|digit: char| digit.is_ascii_alphabetic());
-            let last = last.map_or(number, |unit| &number[unit + 1..]);
-            last.parse().ok()
-        }
-    };
-    match seconds {
-        None => Err(ApiError::field(
-            "keep_alive",
-            "`keep_alive` must be a number of seconds, or a text such as 5m",
-        )),
-        Some(0.0) => ignored.note("keep_alive"),
-        Some(_) => Ok(()),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use lacuna_engine::Request;
@@ -12,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::app::{App, Purpose};
 use crate::chat::Chat;
-use crate::http::body;
+use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::openai::fields;
 use crate::openai::messages::{self, ChatMessage};
@@ -47,12 +46,12 @@ struct ChatRequest {
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     let work = move |app: &App, object| prepare(app, client, object);
     let prepared = app.prepare(body, Purpose::Conversation, work).await?;
     let (request, reader, form) = prepared.value;
-    let streams = app.submit(vec![request], prepared.memory)?;
+    let streams = app.submit(vec![request], prepared.memory).await?;
     reply::send(streams, reader, form).await
 }
 

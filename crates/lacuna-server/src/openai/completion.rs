@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use lacuna_engine::Request;
@@ -11,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::app::{App, Purpose};
-use crate::http::body;
+use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
 use crate::openai::prompts::Prompts;
@@ -45,12 +44,12 @@ enum Logprobs {
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     let work = move |app: &App, object| prepare(app, client, object);
     let prepared = app.prepare(body, Purpose::Text, work).await?;
     let (requests, reader, form) = prepared.value;
-    let streams = app.submit(requests, prepared.memory)?;
+    let streams = app.submit(requests, prepared.memory).await?;
     reply::send(streams, reader, form).await
 }
 

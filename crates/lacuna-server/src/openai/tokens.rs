@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use lacuna_text::tokenizer::{AddSpecial, Decode, ParseSpecial, Special};
@@ -11,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::app::{App, Prepared, Purpose};
-use crate::http::body;
+use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::openai::messages::{self, ChatMessage};
@@ -49,14 +48,14 @@ struct Tokenized {
 
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     reply(app.prepare(body, Purpose::Tokens, encode).await?)
 }
 
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     reply(app.prepare(body, Purpose::Text, decode).await?)
 }

@@ -9,6 +9,7 @@ mod fields;
 mod forged;
 mod half_closed;
 mod limits;
+mod models;
 mod ollama;
 mod probes;
 mod protocol;

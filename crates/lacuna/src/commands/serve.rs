@@ -1,5 +1,7 @@
 //! `lacuna serve`: the engine over HTTP, until the process is asked to end.
 
+mod models;
+
 use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use lacuna::plan::Budget;
 use lacuna::{Accounting, ByteLength, Model};
-use lacuna_cli::{open_files, open_to_run_files, output, served_name, tell};
+use lacuna_cli::{ModelArgs, open_files, open_to_run_files, output, tell};
 use lacuna_server::{ApiKeys, EmbeddingServer, RequestLimits, Server, ServerConfig, Signals};
 use serde::Serialize;
 
@@ -48,28 +50,32 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 }
 
 fn serve(args: &ServeArgs) -> Result<()> {
-    let mut service = args.service.config(&args.engine);
-    service.engine.accounting = Accounting::Measured;
-    let files = open_files(&args.model)?;
-    let cannot_load = || format!("cannot load `{}`", args.model.model);
+    let named = models::named(args)?;
+    let [only] = named.as_slice() else {
+        return models::serve(args, named);
+    };
+    if args.models_dir.is_some() {
+        return models::serve(args, named);
+    }
+    let model = ModelArgs {
+        model: only.model.clone(),
+        json: args.json,
+    };
+    let files = open_files(&model)?;
+    let cannot_load = || format!("cannot load `{}`", model.model);
     let described = lacuna::describe(&files).with_context(cannot_load)?;
     let name = match &args.name {
         Some(name) => name.clone(),
-        None => served_name(&args.model.model),
+        None => only.name.clone(),
     };
-    let config = ServerConfig {
-        address: SocketAddr::new(args.host, args.port),
+    let mut config = ServerConfig {
         model_name: name.clone(),
-        keys: keys(args)?,
-        share_prefixes: args.share_prefixes,
-        limits: RequestLimits {
-            request: Duration::from_secs(args.request_timeout.get()),
-            ..RequestLimits::default()
-        },
-        strict_fields: args.strict_fields,
-        service,
-        grace: Duration::from_secs(args.grace),
+        model_aliases: models::aliases(args, &[&name])?
+            .remove(&name)
+            .unwrap_or_default(),
+        ..config(args)?
     };
+    config.service.engine.accounting = Accounting::Measured;
     if described.spec.pooled().is_some() {
         if args.service.kv_cache.is_some() {
             let problem = format!("`{name}` keeps no KV for other requests; leave out --kv-cache");
@@ -78,17 +84,34 @@ fn serve(args: &ServeArgs) -> Result<()> {
         let model = lacuna::Model::load(files).with_context(cannot_load)?;
         return serve_embeddings(args, Arc::new(model), config);
     }
-    let model = open_to_run_files(&args.model, files, &config.service.engine_config())?;
+    let model = open_to_run_files(&model, files, &config.service.engine_config())?;
     let server = Server::start(model, config)?;
     let signals = Signals::listen().context("cannot listen for signals")?;
     let ending = end_in_time(args.grace).context("cannot set up the server's end")?;
-    announce(&server, &name, args.model.json)?;
+    announce(&server, &name, args.json)?;
     tell_of_lost_files(Arc::clone(server.engine().model()));
     signals.wait();
     // Dropped when all is done.
     ending.send(()).ok();
     server.shutdown();
     Ok(())
+}
+
+/// What the arguments say of a server, whatever it serves.
+fn config(args: &ServeArgs) -> Result<ServerConfig> {
+    Ok(ServerConfig {
+        address: SocketAddr::new(args.host, args.port),
+        keys: keys(args)?,
+        share_prefixes: args.share_prefixes,
+        limits: RequestLimits {
+            request: Duration::from_secs(args.request_timeout.get()),
+            ..RequestLimits::default()
+        },
+        strict_fields: args.strict_fields,
+        service: args.service.config(&args.engine),
+        grace: Duration::from_secs(args.grace),
+        ..ServerConfig::default()
+    })
 }
 
 /// The same of a model that makes embeddings.
@@ -106,7 +129,7 @@ fn serve_embeddings(args: &ServeArgs, model: Arc<Model>, config: ServerConfig) -
         budget_bytes,
         mapped_weight_bytes: server.model().weight_bytes(),
     };
-    match args.model.json {
+    match args.json {
         true => output::json(&ready)?,
         false => {
             let makes = match ready.dimensions {

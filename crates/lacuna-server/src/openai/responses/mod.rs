@@ -5,7 +5,7 @@ mod request;
 
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -15,7 +15,7 @@ use lacuna_text::template::Message;
 use serde_json::{Map, Value, json};
 
 use crate::app::{App, Purpose};
-use crate::http::body;
+use crate::http::body::{self, Arriving, Bodies};
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
@@ -51,7 +51,7 @@ struct Asked {
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(client): Extension<Client>,
-    body: Body,
+    body: Arriving,
 ) -> Result<Response, ApiError> {
     let work = move |app: &App, object| {
         prepare(app, client, object).map_err(|error| error.renamed(&NAMES))
@@ -61,7 +61,7 @@ pub(crate) async fn create(
     if let Some(more) = asked.memory {
         memory.merge(more);
     }
-    let streams = app.submit(vec![asked.request], memory)?;
+    let streams = app.submit(vec![asked.request], memory).await?;
     let mut response = match asked.streamed {
         true => events::respond(streams, asked.reader, Stream::new(asked.form)).await?,
         false => asked.form.send(&app, streams, asked.reader).await?,
@@ -72,7 +72,7 @@ pub(crate) async fn create(
 
 /// `GET /v1/responses/{id}`
 pub(crate) async fn kept_one(
-    State(app): State<Arc<App>>,
+    State(bodies): State<Bodies>,
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
     uri: Uri,
@@ -86,7 +86,6 @@ pub(crate) async fn kept_one(
         let message = "a response that was kept is sent whole; leave out `stream`";
         return Err(ApiError::field("stream", message));
     }
-    let bodies = app.bodies();
     let found = bodies.kept().find(client, &id).ok_or_else(|| gone(&id))?;
     // What is sent is a copy, which the reply holds memory for until it has been.
     let memory = bodies.try_take(found.reply.len())?;
@@ -100,11 +99,11 @@ pub(crate) async fn kept_one(
 
 /// `DELETE /v1/responses/{id}`
 pub(crate) async fn forget(
-    State(app): State<Arc<App>>,
+    State(bodies): State<Bodies>,
     Extension(client): Extension<Client>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    match app.bodies().kept().forget(client, &id) {
+    match bodies.kept().forget(client, &id) {
         true => Ok(Json(
             json!({"id": id, "object": "response", "deleted": true}),
         )),
