@@ -17,9 +17,10 @@ use crate::error::EngineError;
 /// what requests hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// Without these it does not run. Weights are read for each pass, as far as they can be.
+    /// Without these it cannot be talked to: the rows of a conversation, with weights that are read for each pass as
+    /// far as they can be.
     pub least: u64,
-    /// What it runs well with: weights in memory, and the rows of a conversation.
+    /// What it runs well with: the same with weights in memory.
     pub working: u64,
     /// The most that is of use: every sequence with a full context.
     pub most: u64,
@@ -74,13 +75,14 @@ impl EngineConfig {
         };
         let (tight, whole) = (plan(weights, Some(0))?, plan(weights, None)?);
         let conversation = whole.kv.sequence_peak_bytes(CONVERSATION_TOKENS);
-        let working = Parts {
+        let with_rows = |plan: &Plan| Parts {
             kv_bytes: conversation,
-            ..whole.least()
+            ..plan.least()
         };
         let full = whole.kv.peak_bytes(whole.kv.context_tokens);
         let more = full.saturating_sub(conversation);
-        Ok((Needs::new(&tight.least(), &working, more), weights))
+        let (least, working) = (with_rows(&tight), with_rows(&whole));
+        Ok((Needs::new(&least, &working, more), weights))
     }
 
     /// The plan of a model that is not loaded.

@@ -547,6 +547,24 @@ fn model<'a>(memory: &'a Value, name: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("{name} in {memory}"))
 }
 
+/// Has all models unloaded, and returns what the process holds when they are.
+fn unload_all(server: &Server) -> Held {
+    for name in Three::NAMES {
+        let mut reply = String::new();
+        let stream = server.post("/models/unload", &json!({"model": name}));
+        let read = stream.and_then(|mut stream| stream.read_to_string(&mut reply));
+        read.expect("a reply");
+    }
+    let unloaded = |memory: Value| {
+        let mut models = Three::NAMES.into_iter();
+        models.all(|name| model(&memory, name)["state"] == "unloaded")
+    };
+    while !unloaded(server.memory()) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    Held::of(server.child.id())
+}
+
 /// Loads and unloads of all models.
 fn swaps(memory: &Value) -> [u64; 2] {
     ["loads", "unloads"].map(|name| {
@@ -583,6 +601,8 @@ fn three_models_in_a_budget_that_fits_one_and_a_half_all_answer_within_it() {
     most.assert_within(budget, &memory);
     let [loads, unloads] = swaps(&memory);
     assert!(loads > 3 && unloads > 0, "{memory}");
+    let (empty, base) = (unload_all(&server), number(&memory, "base_bytes"));
+    assert!(empty.committed <= base, "{empty:?} of {base}");
 }
 
 const GEMMA3: &str = concat!(
@@ -616,4 +636,6 @@ fn three_real_models_in_a_budget_that_fits_one_and_a_half_all_answer_within_it()
     most.assert_within(budget, &memory);
     let [loads, unloads] = swaps(&memory);
     assert!(loads > 3 && unloads > 0, "{memory}");
+    let (empty, base) = (unload_all(&server), number(&memory, "base_bytes"));
+    assert!(empty.committed <= base, "{empty:?} of {base}");
 }

@@ -3,24 +3,18 @@
 
 /// Paths and what they are for.
 const ABSENT: [(&str, &str); 22] = [
-    (
-        "/api/copy",
-        "keep models; it has the one it was started with",
-    ),
+    ("/api/copy", "keep models; it has what it was started with"),
     (
         "/api/create",
-        "make models; it has the one it was started with",
+        "make models; it has what it was started with",
     ),
     (
         "/api/delete",
-        "keep models; it has the one it was started with",
+        "keep models; it has what it was started with",
     ),
     ("/api/embed", "compute embeddings"),
     ("/api/embeddings", "compute embeddings"),
-    (
-        "/api/pull",
-        "fetch models; it has the one it was started with",
-    ),
+    ("/api/pull", "fetch models; it has what it was started with"),
     ("/api/push", "send models"),
     ("/classify", "classify texts"),
     ("/embed", "compute embeddings"),

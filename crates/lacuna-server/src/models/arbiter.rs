@@ -114,7 +114,7 @@ pub(crate) enum Outcome {
 pub(crate) enum Answer {
     /// The model is loaded, for the load of this number.
     Granted(u64),
-    /// The model has the share that was asked for, or there is none to be had without waiting for others.
+    /// The model has the share that was asked for, or cannot have it.
     Tried,
     Refused(NotLoaded),
 }
@@ -246,8 +246,8 @@ impl<T> Arbiter<T> {
         Asked::Waits
     }
 
-    /// Asks for a larger share for a model that is in use, of what is free and what idle ones have. Returns whether that
-    /// is answered: too many may wait.
+    /// Asks for a larger share for a model that is in use, of what is free and what others have when they are idle. Returns
+    /// whether that is answered: too many may wait.
     pub(crate) fn want(&mut self, id: ModelId, share: u64, reply: T) -> bool {
         let takes = self.waiting.len() < self.most_waiting;
         if takes {
@@ -379,13 +379,16 @@ impl<T> Arbiter<T> {
     }
 
     /// Whether somebody who wants a larger share for a model waits for it no more. It comes from what is free and from
-    /// idle models; for others at work nobody waits here, since they may wait for this one.
+    /// others when they are idle. Where somebody waits for this model to be idle, neither would ever end.
     fn enlarge(&mut self, id: ModelId, share: u64, wanted: &mut Option<Step>) -> Option<Answer> {
         let own = self.models[id.0].share();
         let (ready, room) = (self.models[id.0].is_ready(), self.room.checked_sub(own));
         let (Some(room), true) = (room.filter(|_| ready), share > own) else {
             return Some(Answer::Tried);
         };
+        if self.held.contains(&id) {
+            return Some(Answer::Tried);
+        }
         if self.doing.is_some() || wanted.is_some() || !self.held.is_empty() {
             return None;
         }
@@ -404,7 +407,11 @@ impl<T> Arbiter<T> {
                 self.held = gives.iter().map(|give| give.id).collect();
                 None
             }
-            Found::Later { .. } | Found::Never => Some(Answer::Tried),
+            Found::Later { on } => {
+                self.held = on;
+                None
+            }
+            Found::Never => Some(Answer::Tried),
         }
     }
 

@@ -306,8 +306,8 @@ impl Models {
 }
 
 impl More {
-    /// Has the model's engine given a budget of so many bytes, if there are enough that nobody uses. Its requests are
-    /// refused by what it has then.
+    /// Has the model's engine given a budget of so many bytes, if it can have them once others are done. Requests are
+    /// refused by what there is then.
     pub(crate) async fn ask(&self, budget: ByteLength) {
         let Some(shared) = self.shared.upgrade() else {
             return;
@@ -324,7 +324,7 @@ impl More {
             }
         }
         shared.wake.notify_all();
-        let within = shared.settings.config.limits.memory_wait;
+        let within = shared.settings.config.limits.request;
         drop(shared);
         tokio::time::timeout(within, answer).await.ok();
     }

@@ -441,6 +441,48 @@ fn a_budget_that_is_lowered_unloads_what_nobody_uses_and_one_that_holds_no_model
     embed(server.address(), "embed");
 }
 
+#[test]
+fn a_request_that_is_too_large_for_its_models_share_has_idle_models_give_way() {
+    let server = start_as(three(), |config| {
+        config.service.engine.budget = Some(ByteLength::mebibytes(512));
+    });
+    let address = server.address();
+    let number = |value: &Value| value.as_u64().expect("a number");
+    let working = number(&told(address, "one")["working_bytes"]);
+    drop(server);
+    let server = start_as(three(), |config| {
+        let held = ByteLength::mebibytes(2);
+        config.service.engine.request_memory = Some(held);
+        // Both, and the program.
+        let budget = held.get() + (6 << 20) + 2 * working + (1 << 20);
+        config.service.engine.budget = Some(ByteLength::new(budget));
+    });
+    let address = server.address();
+    ask(address, "two");
+    let first = ask(address, "one");
+    assert_eq!(states(address), ["loaded", "loaded", "unloaded"]);
+    let share = |name: &str| number(&told(address, name)["share_bytes"]);
+    assert_eq!([share("one"), share("two")], [working; 2]);
+    // Replies side by side, each with rows of its own.
+    let several = |choices: usize, tokens: usize| {
+        let body = json!({
+            "model": "one", "prompt": "Ownership", "n": choices, "max_tokens": tokens, "temperature": 0,
+        });
+        post(address, COMPLETION, &body)
+    };
+    let response = several(16, 90);
+    assert_eq!(response.status, 200, "{response:?}");
+    assert!(share("one") > working && share("two") < working);
+    let refused = several(32, 500);
+    let code = refused.json()["error"]["code"].clone();
+    assert_eq!(
+        (refused.status, code),
+        (400, "budget_exceeded".into()),
+        "{refused:?}"
+    );
+    assert_eq!(ask(address, "two")["choices"], first["choices"]);
+}
+
 /// A streamed reply that has begun.
 fn begin(address: SocketAddr, tokens: usize) -> std::net::TcpStream {
     let body = json!({

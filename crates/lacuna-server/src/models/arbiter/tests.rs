@@ -352,6 +352,50 @@ fn a_model_that_others_keep_asking_for_gives_way_to_one_that_waits() {
     assert_eq!(world.active.len(), 5, "all that waited for the first");
 }
 
+/// Two requests that want what the other's model has: one of them is told so, and the other has it when that has ended.
+#[test]
+fn requests_that_want_each_others_room_do_not_wait_for_each_other() {
+    let all = [needs(20, 50, 120), needs(20, 50, 120)];
+    let mut world = World::new(100, &all);
+    let done = Act::Done {
+        fails: false,
+        free: true,
+    };
+    for model in [0, 1] {
+        world.act(&Act::Ask { model, keep: None });
+        world.act(&done);
+    }
+    assert_eq!(world.active.len(), 2);
+    world.act(&Act::Want {
+        place: 0,
+        share: 70,
+    });
+    assert_eq!((world.step, world.waiting.len()), (None, 1), "it waits");
+    world.act(&Act::Want {
+        place: 1,
+        share: 60,
+    });
+    assert_eq!(
+        world.waiting.len(),
+        1,
+        "what waits for it would wait for ever"
+    );
+    world.act(&Act::End(1));
+    let gives = Step::Change {
+        id: ModelId(1),
+        share: 30,
+    };
+    assert_eq!(world.step, Some(gives));
+    world.act(&done);
+    let gets = Step::Change {
+        id: ModelId(0),
+        share: 70,
+    };
+    assert_eq!(world.step, Some(gets));
+    world.act(&done);
+    assert!(world.waiting.is_empty() && world.held == [70, 30]);
+}
+
 #[test]
 fn a_model_that_fails_is_refused_to_those_who_wait_for_it_and_tried_again_for_the_next() {
     let mut world = World::new(100, &[needs(20, 40, 40), needs(200, 300, 300)]);
