@@ -139,6 +139,7 @@ impl ServiceArgs {
                 folder: self.kv_cache.as_ref().map(|path| FolderConfig {
                     path: path.clone(),
                     limit: ByteLength::new(self.kv_cache_bytes.0),
+                    remote: None,
                 }),
                 ..PrefixCacheConfig::default()
             },

@@ -83,6 +83,10 @@ pub enum Miss {
     FolderUnreadable,
     /// The cache folder has it, and there was no memory for it.
     FolderMemory,
+    /// The store behind the cache folder has something else in its place.
+    RemoteDamaged,
+    /// The store behind the cache folder failed, or took too long.
+    RemoteUnreadable,
     /// The cache folder has nothing but what other weights or settings computed.
     FolderSettings,
 }
@@ -103,6 +107,8 @@ impl Miss {
             Self::FolderGone => "folder_gone",
             Self::FolderUnreadable => "folder_unreadable",
             Self::FolderMemory => "folder_memory",
+            Self::RemoteDamaged => "remote_damaged",
+            Self::RemoteUnreadable => "remote_unreadable",
             Self::FolderSettings => "folder_settings",
         }
     }
@@ -128,6 +134,8 @@ impl From<FolderMiss> for Miss {
             FolderMiss::Gone => Self::FolderGone,
             FolderMiss::Unreadable => Self::FolderUnreadable,
             FolderMiss::NoMemory => Self::FolderMemory,
+            FolderMiss::RemoteDamaged => Self::RemoteDamaged,
+            FolderMiss::RemoteUnreadable => Self::RemoteUnreadable,
         }
     }
 }

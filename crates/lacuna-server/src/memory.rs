@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 use lacuna_engine::{ExpertStatus, GroupState, Phase, SessionStatus, Status, WeightMemory};
 use lacuna_kv::folder::FolderStatus;
+use lacuna_kv::folder::remote::RemoteStatus;
 use lacuna_kv::swap::SwapStatus;
 use lacuna_pages::{ByteLength, Ledger};
 use serde::Deserialize;
@@ -179,6 +180,28 @@ fn folder(folder: &FolderStatus) -> Value {
         "paused": folder.paused,
         "other_segments": folder.other_segments,
         "differing": folder.differing,
+        "remote": folder.remote.as_ref().map(remote),
+    })
+}
+
+fn remote(remote: &RemoteStatus) -> Value {
+    json!({
+        "place": remote.place,
+        "can_write": remote.can_write,
+        "lookups": remote.lookups,
+        "hits": remote.hits,
+        "fetched_segments": remote.fetched_segments,
+        "fetched_bytes": remote.fetched_bytes,
+        "damaged": remote.damaged,
+        "failed_reads": remote.failed_reads,
+        "late": remote.late,
+        "reading_paused": remote.reading_paused,
+        "uploaded_segments": remote.uploaded_segments,
+        "uploaded_bytes": remote.uploaded_bytes,
+        "uploads_waiting": remote.uploads_waiting,
+        "given_up": remote.given_up,
+        "failed_writes": remote.failed_writes,
+        "writing_paused": remote.writing_paused,
     })
 }
 

@@ -11,6 +11,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Histogram, Latencies, Status};
 use lacuna_kv::folder::FolderStatus;
+use lacuna_kv::folder::remote::RemoteStatus;
 use lacuna_kv::swap::SwapStatus;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -115,7 +116,7 @@ impl Engines {
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 33] = [
+const GAUGES: [Row<f64>; 34] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -280,9 +281,14 @@ const GAUGES: [Row<f64>; 33] = [
         "Segments in the KV cache folder that can be read back",
         |status| folder(status, |folder| folder.segments as u64) as f64,
     ),
+    (
+        "lacuna_kv_remote_uploads_waiting",
+        "Segments of the KV cache folder that are still to be put into the remote store",
+        |status| remote(status, |remote| remote.uploads_waiting as u64) as f64,
+    ),
 ];
 
-const COUNTERS: [Row<u64>; 36] = [
+const COUNTERS: [Row<u64>; 46] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -427,6 +433,56 @@ const COUNTERS: [Row<u64>; 36] = [
         |status| folder(status, |folder| folder.failed_writes),
     ),
     (
+        "lacuna_kv_remote_lookups",
+        "Prompts that the remote store was asked for",
+        |status| remote(status, |remote| remote.lookups),
+    ),
+    (
+        "lacuna_kv_remote_hits",
+        "Prompts of which the remote store had something",
+        |status| remote(status, |remote| remote.hits),
+    ),
+    (
+        "lacuna_kv_remote_fetched_segments",
+        "Segments that came from the remote store",
+        |status| remote(status, |remote| remote.fetched_segments),
+    ),
+    (
+        "lacuna_kv_remote_fetched_bytes",
+        "Bytes that came from the remote store",
+        |status| remote(status, |remote| remote.fetched_bytes),
+    ),
+    (
+        "lacuna_kv_remote_uploaded_segments",
+        "Segments put into the remote store",
+        |status| remote(status, |remote| remote.uploaded_segments),
+    ),
+    (
+        "lacuna_kv_remote_uploaded_bytes",
+        "Bytes put into the remote store",
+        |status| remote(status, |remote| remote.uploaded_bytes),
+    ),
+    (
+        "lacuna_kv_remote_damaged",
+        "Objects of the remote store that were not what their names say",
+        |status| remote(status, |remote| remote.damaged),
+    ),
+    (
+        "lacuna_kv_remote_failed_reads",
+        "Times that the remote store could not be read, or not in time",
+        |status| remote(status, |remote| remote.failed_reads + remote.late),
+    ),
+    (
+        "lacuna_kv_remote_failed_writes",
+        "Times that the remote store could not be written to",
+        |status| remote(status, |remote| remote.failed_writes),
+    ),
+    (
+        "lacuna_kv_remote_given_up",
+        "Segments not put into the remote store",
+        |status| remote(status, |remote| remote.given_up),
+    ),
+    (
         "lacuna_kv_swap_left",
         "Preempted requests whose KV pages were moved to the swap file",
         |status| swap(status, |swap| swap.left),
@@ -465,6 +521,13 @@ fn swap(status: &Status, figure: fn(&SwapStatus) -> u64) -> u64 {
 /// A figure of the KV cache folder, if there is one.
 fn folder(status: &Status, figure: fn(&FolderStatus) -> u64) -> u64 {
     status.folder.as_ref().map_or(0, figure)
+}
+
+/// A figure of the store behind the KV cache folder, if there is one.
+fn remote(status: &Status, figure: fn(&RemoteStatus) -> u64) -> u64 {
+    let folder = status.folder.as_ref();
+    let remote = folder.and_then(|folder| folder.remote.as_ref());
+    remote.map_or(0, figure)
 }
 
 /// The share of what KV pages may take that holds something, if only for later.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
+use lacuna_kv::folder::remote::Fetching;
 use lacuna_kv::folder::{FolderMiss, Restoring};
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
 use lacuna_models::{LogitRows, Segment};
@@ -102,6 +103,10 @@ pub(crate) struct Waiting {
 pub(crate) enum Restore {
     /// It was not asked.
     Unasked,
+    /// What a store has is on its way to the folder.
+    Fetching(Fetching),
+    /// It has what a store had.
+    Fetched,
     /// It is on its way.
     Reading(Restoring),
     /// It is, as far as it can be.

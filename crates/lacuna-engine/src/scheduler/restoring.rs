@@ -1,6 +1,7 @@
-//! Waiting requests whose prompts a cache folder has: read back into memory, one at a time, before they start.
+//! Waiting requests whose prompts a cache folder has, or a store behind it: brought into the folder, and read back into
+//! memory, one at a time, before they start.
 
-use lacuna_kv::folder::{FolderMiss, Restored, Restoring};
+use lacuna_kv::folder::{FolderMiss, Restored, Restoring, Stored};
 
 use super::{Restore, Scheduler};
 
@@ -17,7 +18,16 @@ impl Scheduler {
                     false
                 }
             },
-            Restore::Unasked => self.begin_restoring(index),
+            Restore::Fetching(fetching) => match fetching.poll() {
+                None => true,
+                Some(missed) => {
+                    let waiting = &mut self.waiting[index];
+                    waiting.restore = Restore::Fetched;
+                    waiting.folder_miss = missed;
+                    self.begin_restoring(index)
+                }
+            },
+            Restore::Unasked | Restore::Fetched => self.begin_restoring(index),
         }
     }
 
@@ -25,7 +35,7 @@ impl Scheduler {
         let now = self.system.now();
         let waiting = &mut self.waiting[index];
         waiting.restore = Restore::Done;
-        waiting.folder_miss = restored.missed();
+        waiting.folder_miss = restored.missed().or(waiting.folder_miss);
         let namespace = waiting.job.namespace;
         if let Some(leader) = waiting.choices.front() {
             let tokens = leader.reusable_tokens();
@@ -44,6 +54,9 @@ impl Scheduler {
             let tokens = leader.reusable_tokens();
             self.prefix.stored(namespace, tokens)
         });
+        if self.begin_fetching(index, stored.as_ref()) {
+            return true;
+        }
         let Some(stored) = stored else {
             self.waiting[index].restore = Restore::Done;
             return false;
@@ -82,6 +95,25 @@ impl Scheduler {
         true
     }
 
+    /// Returns whether the request at `index` waits from now on for what a store behind the folder has of its prompt
+    /// beyond `stored`. One that has run is not asked for again: what it lacks, it has computed here.
+    fn begin_fetching(&mut self, index: usize, stored: Option<&Stored>) -> bool {
+        let waiting = &self.waiting[index];
+        let has_run = waiting.job.reused_tokens.is_some();
+        if has_run || !matches!(waiting.restore, Restore::Unasked) {
+            return false;
+        }
+        let fetching = waiting.choices.front().and_then(|leader| {
+            let tokens = leader.reusable_tokens();
+            self.prefix.fetch(waiting.job.namespace, tokens, stored)
+        });
+        let begun = fetching.is_some();
+        if let Some(fetching) = fetching {
+            self.waiting[index].restore = Restore::Fetching(fetching);
+        }
+        begun
+    }
+
     fn is_restoring(&self) -> bool {
         self.restoring().next().is_some()
     }
@@ -98,7 +130,7 @@ impl Scheduler {
             .iter()
             .filter_map(|waiting| match &waiting.restore {
                 Restore::Reading(restoring) => Some(restoring),
-                Restore::Unasked | Restore::Done => None,
+                Restore::Unasked | Restore::Fetching(_) | Restore::Fetched | Restore::Done => None,
             })
     }
 

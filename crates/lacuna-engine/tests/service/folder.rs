@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lacuna_engine::{Event, Grace, Miss, Request, Service, ServiceConfig, TokenLogprobs};
 use lacuna_files::{Mapping, ModelFiles};
+use lacuna_kv::folder::remote::{MemoryStore, Remote, StoreTrouble};
 use lacuna_kv::folder::{FolderConfig, FolderStatus};
 use lacuna_models::Model;
 use lacuna_pages::ByteLength;
@@ -21,6 +22,7 @@ fn kept_in(folder: &Path) -> ServiceConfig {
     config.prefix_cache.folder = Some(FolderConfig {
         path: folder.to_owned(),
         limit: ByteLength::mebibytes(256),
+        remote: None,
     });
     config
 }
@@ -121,6 +123,41 @@ fn a_service_goes_on_where_the_last_one_ended() {
         let status = folder(&service);
         assert!(status.restored_tokens as usize >= in_memory);
         assert_eq!((status.damaged, status.unreadable, status.gone), (0, 0, 0));
+    }
+}
+
+#[test]
+fn a_service_on_another_machine_goes_on_where_one_ended_that_shares_a_store() {
+    for model in models() {
+        let [here, there] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        let store = MemoryStore::default();
+        let with_store = |folder: &Path| {
+            let mut config = kept_in(folder);
+            let folder = config.prefix_cache.folder.as_mut();
+            folder.expect("a folder").remote = Some(Remote {
+                store: Arc::new(store.clone()),
+                patience: Duration::from_secs(60),
+            });
+            config
+        };
+        let first = prompt(1, 300);
+        let service = start(&model, with_store(here.path()));
+        let answer = ask(&service, &first, 40);
+        service.shutdown(Grace::Finish(Duration::from_secs(60)));
+        assert!(!store.names().is_empty());
+        let service = start(&model, with_store(there.path()));
+        let found = ask(&service, &first, 40);
+        assert_eq!(found.0, answer.0);
+        assert!(found.1 > 200, "{}", found.1);
+        let status = folder(&service).remote.expect("a store");
+        assert_eq!((status.lookups, status.hits), (1, 1));
+        // One that does not move is not waited for.
+        store.set(StoreTrouble::Refuses);
+        let other = prompt(2, 300);
+        let refused = Some(Miss::RemoteUnreadable);
+        assert_eq!(self::found(&service, &other), (0, refused));
+        assert!(ask(&service, &other, 4).1 > 200, "from memory");
+        store.set(StoreTrouble::Nothing);
     }
 }
 

@@ -29,7 +29,7 @@ impl Segment {
                 header.kind,
                 header.first_group as usize,
                 header.groups(),
-                last,
+                &last.short(),
             ),
             kind: header.kind,
             first_group: header.first_group as usize,
@@ -38,15 +38,23 @@ impl Segment {
             payload_bytes: header.payload_bytes,
         }
     }
+
+    /// How many of its groups from group `from` on are those of `chains`.
+    pub(crate) fn common(&self, chains: &[Chain], from: usize) -> usize {
+        let offset = from.saturating_sub(self.first_group);
+        let there = self.chains.get(offset..).unwrap_or_default().iter();
+        there.zip(chains).take_while(|(a, b)| a == b).count()
+    }
 }
 
 /// The name says what is needed to tell which segments go first without reading them.
-pub(crate) fn file_name(kind: Kind, first_group: usize, groups: usize, last: Chain) -> String {
+/// `last` is the start of what everything up to its end hashes to ([`Chain::short`]).
+pub(crate) fn file_name(kind: Kind, first_group: usize, groups: usize, last: &str) -> String {
     let suffix = match kind {
         Kind::Rows => "rows",
         Kind::ResumePoint => "point",
     };
-    format!("{first_group:08x}-{groups:04x}-{}.{suffix}", last.short())
+    format!("{first_group:08x}-{groups:04x}-{last}.{suffix}")
 }
 
 /// What a file of a cache folder is, by its name.
@@ -150,6 +158,23 @@ impl Index {
         }
     }
 
+    /// After how many groups segments end that follow each other from group `start` on, as far as they have what
+    /// `chains` say of each group.
+    pub(crate) fn reach(&self, chains: &[Chain], start: usize) -> usize {
+        let mut end = start;
+        while let Some(segment) = chains
+            .get(end)
+            .and_then(|&chain| self.find(Kind::Rows, chain))
+        {
+            match segment.common(&chains[end..], end) {
+                // It says that it is elsewhere.
+                0 => break,
+                common => end += common,
+            }
+        }
+        end
+    }
+
     /// Whether it is in the folder or on its way there.
     pub(crate) fn knows(&self, kind: Kind, chain: Chain) -> bool {
         self.pending.contains(&(kind, chain)) || self.find(kind, chain).is_some()
@@ -198,7 +223,7 @@ mod tests {
         let chains = all[first_group..].to_vec();
         let last = *chains.last().expect("a group");
         Segment {
-            name: file_name(Kind::Rows, first_group, chains.len(), last),
+            name: file_name(Kind::Rows, first_group, chains.len(), &last.short()),
             kind: Kind::Rows,
             first_group,
             before,
@@ -245,7 +270,7 @@ mod tests {
 
     #[test]
     fn names_say_how_many_groups_are_before_and_other_files_have_others() {
-        let name = file_name(Kind::ResumePoint, 300, 0, Chain([7; 32]));
+        let name = file_name(Kind::ResumePoint, 300, 0, &Chain([7; 32]).short());
         assert_eq!(Named::of(&name), Some(Named::Segment(300)));
         let named = |suffix: &str| Named::of(&name.replace("point", suffix));
         assert_eq!(named("part"), Some(Named::Part));

@@ -111,7 +111,7 @@ fn verify_one(path: &Path) -> Result<(), ReadError> {
         header.kind,
         header.first_group as usize,
         header.groups(),
-        last,
+        &last.short(),
     );
     if path.file_name().is_none_or(|other| *other != *name) {
         return Err(Damage::Header.into());

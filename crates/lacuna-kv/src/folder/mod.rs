@@ -20,6 +20,7 @@ pub mod faults;
 pub(crate) mod files;
 mod index;
 mod listing;
+pub mod remote;
 mod restore;
 mod segment;
 mod shape;
@@ -41,6 +42,7 @@ pub use chain::Fingerprint;
 use faults::{Call, DiskFaults};
 use index::{Index, Named, Segment};
 pub use listing::{Found, Listed, clear, list, verify};
+use remote::{Remote, RemoteStatus, Tier};
 pub use restore::{FolderMiss, Restored, Restoring, Stored};
 pub use segment::Kind;
 use segment::{Damage, Header, ReadError};
@@ -57,6 +59,8 @@ pub struct FolderConfig {
     pub path: PathBuf,
     /// Bytes of files that it may hold, of all models.
     pub limit: ByteLength,
+    /// A store from which it gets what it lacks, and which gets what is written to it.
+    pub remote: Option<Remote>,
 }
 
 /// Why a cache folder cannot be used.
@@ -116,6 +120,8 @@ pub struct FolderStatus {
     pub other_segments: usize,
     /// What differs between these settings and the most similar of those.
     pub differing: Vec<String>,
+    /// The store behind it, if there is one.
+    pub remote: Option<RemoteStatus>,
 }
 
 /// A cache folder in use. Dropping it waits for what is being written, for a while.
@@ -123,6 +129,8 @@ pub struct FolderStatus {
 pub struct CacheFolder {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
+    /// Where there is a store that can be written to.
+    uploader: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -139,6 +147,7 @@ struct Shared {
     source: Mutex<Source>,
     changed: Condvar,
     status: Mutex<FolderStatus>,
+    tier: Option<Tier>,
     /// Of a disk that is told what to do.
     disk: Option<DiskFaults>,
 }
@@ -200,14 +209,19 @@ impl CacheFolder {
         let path = config.path.clone();
         let shared = Arc::new(Shared::open(disk, config, cache, fingerprint)?);
         let refused = |source| FolderError::Io { path, source };
-        let writer = {
+        let run = |name: &str, run: fn(&Shared)| {
             let shared = Arc::clone(&shared);
-            let thread = std::thread::Builder::new().name("lacuna-folder".to_owned());
-            thread.spawn(move || write::run(&shared)).map_err(refused)?
+            let thread = std::thread::Builder::new().name(name.to_owned());
+            thread.spawn(move || run(&shared))
         };
+        let uploads = shared.tier.as_ref().is_some_and(Tier::can_write);
+        let writer = run("lacuna-folder", write::run).map_err(refused)?;
+        // Without it the folder is as good as ever.
+        let uploader = uploads.then(|| run("lacuna-upload", remote::run_uploads));
         Ok(Self {
-            shared,
             writer: Some(writer),
+            uploader: uploader.and_then(Result::ok),
+            shared,
         })
     }
 
@@ -217,6 +231,7 @@ impl CacheFolder {
         let segments = self.shared.index().len();
         FolderStatus {
             segments,
+            remote: self.shared.tier.as_ref().map(Tier::current),
             ..self.shared.status().clone()
         }
     }
@@ -304,13 +319,23 @@ impl CacheFolder {
 
 impl Drop for CacheFolder {
     fn drop(&mut self) {
+        let until = Instant::now() + Self::CLOSING;
         let settled = self.settle(Self::CLOSING);
         self.shared.queue().closing = true;
         self.give_up_writing();
         self.shared.changed.notify_all();
-        // A thread that a disk holds ends with the process.
+        // A thread that a disk or a store holds ends with the process.
         if let Some(writer) = self.writer.take().filter(|_| settled) {
             writer.join().ok();
+        }
+        let Some(tier) = &self.shared.tier else {
+            return;
+        };
+        // What is left is put there by the next that opens the folder.
+        let settled = tier.settle(until);
+        tier.close();
+        if let Some(uploader) = self.uploader.take().filter(|_| settled) {
+            uploader.join().ok();
         }
     }
 }
@@ -336,7 +361,9 @@ impl Shared {
             ("KV layout", policy.to_string()),
             ("page bytes", shape.page_bytes().to_string()),
         ]);
+        let remote = config.remote.as_ref();
         let shared = Self {
+            tier: remote.map(|remote| Tier::new(remote, fingerprint.folder_name())),
             folder: config.path.join(fingerprint.folder_name()),
             config,
             fingerprint,

@@ -52,6 +52,10 @@ pub enum FolderMiss {
     Unreadable,
     /// There was no memory for it.
     NoMemory,
+    /// The store behind the folder has something else in its place.
+    RemoteDamaged,
+    /// The store behind the folder failed, or took too long.
+    RemoteUnreadable,
 }
 
 /// What was read back: pages of groups that follow each other, and of a resume point behind the last.
@@ -162,22 +166,13 @@ impl CacheFolder {
             return None;
         }
         let group = shape.group_tokens();
-        let whole = tokens.len().saturating_sub(1) / group;
-        let mut chain = self.root(namespace);
-        let chains = tokens[..whole * group].chunks(group).map(|tokens| {
-            chain = chain.after(tokens);
-            chain
-        });
-        let chains: Vec<Chain> = chains.collect();
+        let chains = self.chains(namespace, tokens);
         let (mut steps, mut end) = (Vec::new(), known);
         while let Some(segment) = chains
             .get(end)
             .and_then(|&chain| index.find(Kind::Rows, chain))
         {
-            let offset = end - segment.first_group.min(end);
-            let there = segment.chains.get(offset..).unwrap_or_default().iter();
-            let common = there.zip(&chains[end..]).take_while(|(a, b)| a == b);
-            let common = common.count();
+            let common = segment.common(&chains[end..], end);
             if common == 0 {
                 break;
             }
@@ -216,6 +211,18 @@ impl CacheFolder {
             steps,
             point,
         })
+    }
+
+    /// What everything up to the end of each group of `tokens` hashes to. At least the last token is left.
+    pub(super) fn chains(&self, namespace: Namespace, tokens: &[u32]) -> Vec<Chain> {
+        let group = self.shared.shape.group_tokens();
+        let whole = tokens.len().saturating_sub(1) / group;
+        let mut chain = self.root(namespace);
+        let chains = tokens[..whole * group].chunks(group).map(|tokens| {
+            chain = chain.after(tokens);
+            chain
+        });
+        chains.collect()
     }
 
     /// Begins to read `stored`, which was found for `tokens`.

@@ -73,6 +73,12 @@ pub(super) fn run(shared: &Shared) {
 }
 
 impl Shared {
+    /// Whether nothing is written because writing has failed of late.
+    pub(super) fn is_paused(&self, now: Instant) -> bool {
+        let until = self.queue().paused_until;
+        until.is_some_and(|until| now < until)
+    }
+
     /// Puts a segment into the queue, unless writing has failed of late.
     pub(super) fn offer(&self, segment: NewSegment) {
         let mut queue = self.queue();
@@ -143,15 +149,22 @@ impl Shared {
             Ok(()) => {}
             Err(WriteError::GivenUp | WriteError::TooLarge) => status.given_up += 1,
             Err(WriteError::Io(error)) => {
-                status.failed_writes += 1;
-                status.paused = Some(error.to_string());
                 drop(status);
-                if self.disk.is_none() {
-                    self.queue().paused_until = Some(Instant::now() + PAUSE);
-                }
-                self.give_up_writing();
+                self.note_failed_write(&error);
             }
         }
+    }
+
+    /// Takes note that the folder cannot be written to: nothing is for a while, and what waits is let go of.
+    pub(super) fn note_failed_write(&self, error: &io::Error) {
+        let mut status = self.status();
+        status.failed_writes += 1;
+        status.paused = Some(error.to_string());
+        drop(status);
+        if self.disk.is_none() {
+            self.queue().paused_until = Some(Instant::now() + PAUSE);
+        }
+        self.give_up_writing();
     }
 
     fn try_write(&self, new: &NewSegment) -> Result<(), WriteError> {
@@ -189,6 +202,9 @@ impl Shared {
             status.written_segments += 1;
             status.written_bytes += bytes;
         }
+        if let Some(tier) = &self.tier {
+            tier.offer(&segment.name);
+        }
         self.index().insert(segment);
         // Those that lead to it are of use for as long as it is.
         self.touch_lineage(new.before, None);
@@ -196,13 +212,50 @@ impl Shared {
         Ok(self.look()?)
     }
 
+    /// Makes a segment of the folder of a file that has all of it, and was verified. Returns whether the folder has
+    /// it then: not what is larger than the folder may be.
+    pub(super) fn adopt(&self, header: &Header, mut whole: &File) -> io::Result<bool> {
+        let segment = Segment::of(header);
+        let bytes = files::room(header.payload_start() + header.payload_bytes);
+        let (root, limit) = (&self.config.path, self.config.limit.get());
+        if bytes > limit {
+            return Ok(false);
+        }
+        self.ask(Call::Write)?;
+        let _lock = files::lock(root)?;
+        let path = self.folder.join(&segment.name);
+        if !path.exists() {
+            // What leads to it must not be what makes room for it.
+            self.touch_lineage(header.before, None);
+            let held = files::make_room(root, bytes, limit)?;
+            let copied = self.write_part(&path, |mut file| {
+                whole.seek(SeekFrom::Start(0))?;
+                io::copy(&mut whole, &mut file)?;
+                Ok::<(), io::Error>(())
+            });
+            copied?;
+            self.status().bytes = ByteLength::new(held + bytes);
+        }
+        self.index().insert(segment);
+        Ok(true)
+    }
+
     /// Writes a segment under another name, and gives it its own.
     fn write_file(&self, header: &mut Header, path: &Path) -> Result<(), WriteError> {
+        self.write_part(path, |file| self.write_bytes(header, file))
+    }
+
+    /// Has `write` fill a file of another name, and gives it its own.
+    fn write_part<E: From<io::Error>>(
+        &self,
+        path: &Path,
+        write: impl FnOnce(&File) -> Result<(), E>,
+    ) -> Result<(), E> {
         let part = files::part_of(path);
         // The folder may have been cleared.
         files::create_private_folder(&self.folder)?;
         let file = files::create_private(&part)?;
-        let written = self.write_bytes(header, &file).and_then(|()| {
+        let written = write(&file).and_then(|()| {
             self.ask(Call::Write)?;
             Ok(files::commit(&file, &part, path)?)
         });

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::cache::{Path, PrefixCache};
 use super::namespace::Namespace;
 use super::tree::{Inserted, Parent};
+use crate::folder::remote::Fetching;
 use crate::folder::{CacheFolder, FolderStatus, Kind, Restored, Restoring, Stored};
 
 impl PrefixCache {
@@ -118,6 +119,23 @@ impl PrefixCache {
         let before_last = &tokens[..tokens.len().saturating_sub(1)];
         let known = self.tree.find(namespace, before_last).groups;
         folder.find(namespace, tokens, known.len(), self.tree.resumable(&known))
+    }
+
+    /// Begins to bring into the folder what a store behind it has of a prompt of `namespace`, beyond what is in memory
+    /// and `stored`. `None` when there is nothing to wait for.
+    #[must_use]
+    pub fn fetch(
+        &self,
+        namespace: Namespace,
+        tokens: &[u32],
+        stored: Option<&Stored>,
+    ) -> Option<Fetching> {
+        let folder = self.folder.as_ref()?;
+        let before_last = &tokens[..tokens.len().saturating_sub(1)];
+        let known = self.tree.find(namespace, before_last).groups;
+        let known = (known.len(), self.tree.resumable(&known));
+        let stored = stored.map_or(0, |stored| stored.tokens);
+        folder.fetch(namespace, tokens, known, stored)
     }
 
     /// Waits until the folder has all that it was given; `false` when that takes longer than `patience`.

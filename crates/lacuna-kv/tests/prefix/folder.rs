@@ -16,18 +16,19 @@ use tempfile::TempDir;
 
 use crate::pages::{Bench, Held, tokens};
 
-const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 /// Tokens whose rows are so many bytes that they are mapped from their file: more than a mebibyte.
-const LONG: usize = 1050;
+pub(crate) const LONG: usize = 1050;
 
-fn made_by(weights: &str) -> Fingerprint {
+pub(crate) fn made_by(weights: &str) -> Fingerprint {
     Fingerprint::new([("weights", weights.to_owned())])
 }
 
-fn config(path: &Path, limit: u64) -> FolderConfig {
+pub(crate) fn config(path: &Path, limit: u64) -> FolderConfig {
     FolderConfig {
         path: path.to_owned(),
         limit: ByteLength::new(limit),
+        remote: None,
     }
 }
 
@@ -38,23 +39,23 @@ impl Bench {
             .with_folder(config(path, 1 << 30), made_by("a"))
     }
 
-    fn with_folder(mut self, config: FolderConfig, fingerprint: Fingerprint) -> Self {
+    pub(crate) fn with_folder(mut self, config: FolderConfig, fingerprint: Fingerprint) -> Self {
         let folder = CacheFolder::open(config, &self.kv, fingerprint).expect("a folder");
         self.cache = PrefixCache::new(self.kv.clone()).with_folder(folder);
         self
     }
 
-    fn folder(&self) -> FolderStatus {
+    pub(crate) fn folder(&self) -> FolderStatus {
         self.cache.folder_status().expect("a folder")
     }
 
     /// Waits until all is written.
-    fn settle(&self) {
+    pub(crate) fn settle(&self) {
         assert!(self.cache.settle(MINUTE), "written within a minute");
     }
 
     /// Reads what the folder has of `tokens` and enters it, as a scheduler does before it starts a prompt.
-    fn restore(&mut self, tokens: &[u32]) -> usize {
+    pub(crate) fn restore(&mut self, tokens: &[u32]) -> usize {
         let Some(stored) = self.cache.stored(Namespace::COMMON, tokens) else {
             return 0;
         };
@@ -65,7 +66,7 @@ impl Bench {
     }
 
     /// A prompt that is computed, answered, and ended.
-    fn turn(&mut self, prompt: &[u32]) -> Vec<u32> {
+    pub(crate) fn turn(&mut self, prompt: &[u32]) -> Vec<u32> {
         let mut turn = self.start(prompt);
         self.compute(&mut turn, 64);
         turn.tokens.extend(tokens(1, 77));
@@ -76,14 +77,14 @@ impl Bench {
     }
 
     /// Computes what is missing of a prompt, and checks every row that is held.
-    fn check(&mut self, mut held: Held) {
+    pub(crate) fn check(&mut self, mut held: Held) {
         self.compute(&mut held, 5);
         self.assert_rows(&held);
         self.leave(held);
     }
 }
 
-fn within_a_minute<T>(mut ask: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn within_a_minute<T>(mut ask: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + MINUTE;
     loop {
         match ask() {
@@ -94,14 +95,14 @@ fn within_a_minute<T>(mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn benches() -> impl Iterator<Item = Bench> {
+pub(crate) fn benches() -> impl Iterator<Item = Bench> {
     let rows = crate::pages::benches();
     rows.chain(crate::windows::benches())
         .chain(crate::states::benches())
 }
 
 /// The segments in `root`, whatever their fingerprint.
-fn segments(root: &Path) -> Vec<PathBuf> {
+pub(crate) fn segments(root: &Path) -> Vec<PathBuf> {
     let folders = fs::read_dir(root).expect("a folder").flatten();
     let folders = folders.filter(|entry| entry.path().is_dir());
     let files = folders.flat_map(|folder| fs::read_dir(folder.path()).expect("a folder").flatten());
@@ -117,7 +118,7 @@ fn segments(root: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn root() -> TempDir {
+pub(crate) fn root() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
@@ -263,7 +264,7 @@ fn namespaces_are_as_apart_in_files_as_in_memory() {
     assert!(second.cache.stored(Namespace::COMMON, &prompt).is_some());
 }
 
-fn first_bench() -> Bench {
+pub(crate) fn first_bench() -> Bench {
     crate::pages::benches().next().expect("a bench")
 }
 

@@ -6,6 +6,7 @@ mod hashing;
 mod letting_go;
 mod model;
 mod pages;
+mod remote;
 mod resume;
 mod states;
 mod windows;

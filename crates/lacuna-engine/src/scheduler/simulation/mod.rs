@@ -302,6 +302,7 @@ impl Simulation {
         let config = FolderConfig {
             path: folder.to_owned(),
             limit: ByteLength::mebibytes(1),
+            remote: None,
         };
         let cache = self.scheduler.engine.kv_cache().clone();
         let computed_by = Fingerprint::new([("weights", "none".to_owned())]);

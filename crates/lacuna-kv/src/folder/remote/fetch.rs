@@ -1,0 +1,312 @@
+//! Bringing segments into the folder, on threads of their own.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::super::restore::FolderMiss;
+use super::super::segment::{Header, ReadError};
+use super::super::{CacheFolder, Shared, locked};
+use super::Tier;
+use super::find::{Prompt, Wanted};
+use crate::prefix::Namespace;
+
+/// A prompt whose segments are on their way into the folder. Dropping it leaves what is not there yet.
+#[derive(Debug)]
+pub struct Fetching {
+    shared: Arc<Shared>,
+    prompt: Arc<Prompt>,
+    progress: Arc<Mutex<Progress>>,
+    began: Instant,
+}
+
+#[derive(Debug)]
+struct Progress {
+    done: bool,
+    /// When bytes last came, or an answer.
+    at: Instant,
+    missed: Option<FolderMiss>,
+}
+
+/// Why a segment was not brought.
+#[derive(Debug)]
+enum Missed {
+    /// The store has something else under its name.
+    Damaged,
+    /// It has gone since it was asked for.
+    Gone,
+    /// The store fails.
+    Store(io::Error),
+    /// The folder cannot take it.
+    Folder(io::Error),
+    /// Nobody waits for it any more.
+    Cancelled,
+}
+
+/// Tokens that have to be missing before a store is asked: its answer takes as long as computing some dozens.
+const LEAST_TOKENS: usize = 128;
+/// Prompts that are looked for at once. Others are computed.
+const MOST_FETCHES: usize = 8;
+/// Segments of one prompt that come at once: one connection to most stores is slower than most networks.
+const MOST_CONNECTIONS: usize = 4;
+/// How long a store may be silent.
+const STALL: Duration = Duration::from_secs(5);
+const FETCHER: &str = "lacuna-fetch";
+
+impl CacheFolder {
+    /// Begins to bring what the remote tier has of `tokens` beyond the `known` groups that are in memory, of which a
+    /// sequence could start after `resumable`, and beyond the `stored` tokens that are in the folder. `None` without
+    /// a tier, and when it is not worth or not possible to ask.
+    pub(crate) fn fetch(
+        &self,
+        namespace: Namespace,
+        tokens: &[u32],
+        (known, resumable): (usize, usize),
+        stored: usize,
+    ) -> Option<Fetching> {
+        let tier = self.shared.tier.as_ref()?;
+        let now = Instant::now();
+        let there = stored.max(known * self.shared.shape.group_tokens());
+        let paused = locked(&tier.reading).left(now).is_some() || self.shared.is_paused(now);
+        if there + LEAST_TOKENS > tokens.len() || paused {
+            return None;
+        }
+        let place = FetchPlace::take(&self.shared)?;
+        tier.status().lookups += 1;
+        let fetching = Fetching {
+            shared: Arc::clone(&self.shared),
+            prompt: Arc::new(Prompt {
+                chains: self.chains(namespace, tokens),
+                tokens: tokens.to_vec(),
+                root: self.root(namespace),
+                known,
+                resumable,
+                cancelled: AtomicBool::new(false),
+            }),
+            progress: Arc::new(Mutex::new(Progress {
+                done: false,
+                at: now,
+                missed: None,
+            })),
+            began: now,
+        };
+        let (prompt, progress) = (Arc::clone(&fetching.prompt), Arc::clone(&fetching.progress));
+        let fetch = move || {
+            let done = Done(&progress);
+            place.0.fetch_all(&prompt, done.0);
+        };
+        let thread = thread::Builder::new().name(FETCHER.to_owned());
+        thread.spawn(fetch).ok().map(|_| fetching)
+    }
+}
+
+/// One of the prompts that are looked for at once.
+struct FetchPlace(Arc<Shared>);
+
+impl FetchPlace {
+    fn take(shared: &Arc<Shared>) -> Option<Self> {
+        let taken = &shared.tier.as_ref()?.fetching;
+        let place = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+            (taken < MOST_FETCHES).then_some(taken + 1)
+        });
+        place.is_ok().then(|| Self(Arc::clone(shared)))
+    }
+}
+
+impl Drop for FetchPlace {
+    fn drop(&mut self) {
+        if let Some(tier) = &self.0.tier {
+            tier.fetching.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Says that a thread has ended, however it did.
+struct Done<'a>(&'a Mutex<Progress>);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        locked(self.0).done = true;
+    }
+}
+
+impl Fetching {
+    /// `None` while there is something to wait for, and then why less came than there was, if so.
+    #[must_use]
+    pub fn poll(&self) -> Option<Option<FolderMiss>> {
+        let progress = locked(&self.progress);
+        let Some(tier) = self.shared.tier.as_ref().filter(|_| !progress.done) else {
+            return Some(progress.missed);
+        };
+        if progress.at.elapsed() >= STALL {
+            self.prompt.cancelled.store(true, Ordering::Relaxed);
+            tier.note_failed_read(&io::ErrorKind::TimedOut.into());
+        } else if self.began.elapsed() >= tier.patience {
+            self.prompt.cancelled.store(true, Ordering::Relaxed);
+            tier.status().late += 1;
+        } else {
+            return None;
+        }
+        Some(Some(FolderMiss::RemoteUnreadable))
+    }
+}
+
+impl Drop for Fetching {
+    fn drop(&mut self) {
+        self.prompt.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn fetch_all(&self, prompt: &Prompt, progress: &Mutex<Progress>) {
+        let Some(tier) = &self.tier else {
+            return;
+        };
+        let found = match self.look_up(tier, prompt) {
+            Ok(found) => found,
+            Err(error) => {
+                tier.note_failed_read(&error);
+                locked(progress).missed = Some(FolderMiss::RemoteUnreadable);
+                return;
+            }
+        };
+        locked(&tier.reading).succeed();
+        tier.status().hits += u64::from(!found.is_empty());
+        let next = AtomicUsize::new(0);
+        let bring = || {
+            while let Some(wanted) = found.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(missed) = self.bring(tier, wanted, prompt, progress) {
+                    // What is behind it is of no use.
+                    next.store(found.len(), Ordering::Relaxed);
+                    let why = self.note_not_brought(tier, wanted, missed);
+                    let mut progress = locked(progress);
+                    progress.missed = progress.missed.or(why);
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..MOST_CONNECTIONS.min(found.len()) {
+                let thread = thread::Builder::new().name(FETCHER.to_owned());
+                // Those that there are bring all of it.
+                thread.spawn_scoped(scope, bring).ok();
+            }
+            bring();
+        });
+        // What made room is gone; if that cannot be seen, it is missed when it is wanted.
+        self.look().ok();
+    }
+
+    fn note_not_brought(&self, tier: &Tier, wanted: &Wanted, missed: Missed) -> Option<FolderMiss> {
+        match missed {
+            Missed::Damaged => {
+                tier.note_damaged(&wanted.name);
+                Some(FolderMiss::RemoteDamaged)
+            }
+            Missed::Gone => Some(FolderMiss::RemoteUnreadable),
+            Missed::Store(error) => {
+                tier.note_failed_read(&error);
+                Some(FolderMiss::RemoteUnreadable)
+            }
+            Missed::Folder(error) => {
+                self.note_failed_write(&error);
+                Some(FolderMiss::Unreadable)
+            }
+            Missed::Cancelled => None,
+        }
+    }
+
+    /// Brings one segment into the folder, compared with what it has to be before (N1).
+    fn bring(
+        &self,
+        tier: &Tier,
+        wanted: &Wanted,
+        prompt: &Prompt,
+        progress: &Mutex<Progress>,
+    ) -> Result<(), Missed> {
+        if self.index().contains(&wanted.name) {
+            return Ok(());
+        }
+        let mut sink = Sink {
+            file: tempfile::tempfile_in(&self.folder).map_err(Missed::Folder)?,
+            left: wanted.bytes,
+            stopped: None,
+            prompt,
+            progress,
+        };
+        let got = tier.store.get(&tier.object(&wanted.name), &mut sink);
+        tier.status().fetched_bytes += wanted.bytes - sink.left;
+        match (sink.stopped, got) {
+            (Some(stopped), _) => return Err(stopped),
+            (None, Ok(())) if sink.left == 0 => {}
+            (None, Ok(())) => return Err(Missed::Damaged),
+            (None, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Missed::Gone);
+            }
+            (None, Err(error)) => return Err(Missed::Store(error)),
+        }
+        let header = Header::read(&sink.file)?;
+        if !self.is_wanted(wanted, &header, prompt) {
+            return Err(Missed::Damaged);
+        }
+        header.read_payload(&sink.file, |_, _| match prompt.is_cancelled() {
+            true => Err(Missed::Cancelled),
+            false => Ok(()),
+        })?;
+        let adopted = self.adopt(&header, &sink.file);
+        if adopted.map_err(Missed::Folder)? {
+            tier.status().fetched_segments += 1;
+        }
+        locked(progress).at = Instant::now();
+        Ok(())
+    }
+}
+
+impl From<ReadError> for Missed {
+    /// What came is in a file of this machine.
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Damaged(_) => Self::Damaged,
+            ReadError::Io(error) => Self::Folder(error),
+        }
+    }
+}
+
+/// Where a segment's bytes go: a file without a name, and no more of them than the segment has.
+struct Sink<'a> {
+    file: File,
+    left: u64,
+    stopped: Option<Missed>,
+    prompt: &'a Prompt,
+    progress: &'a Mutex<Progress>,
+}
+
+impl Sink<'_> {
+    fn stop(&mut self, why: Missed) -> io::Error {
+        self.stopped = Some(why);
+        io::Error::other("no more is taken")
+    }
+}
+
+impl Write for Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.prompt.is_cancelled() {
+            return Err(self.stop(Missed::Cancelled));
+        }
+        let Some(left) = self.left.checked_sub(bytes.len() as u64) else {
+            return Err(self.stop(Missed::Damaged));
+        };
+        if let Err(error) = self.file.write_all(bytes) {
+            return Err(self.stop(Missed::Folder(error)));
+        }
+        self.left = left;
+        locked(self.progress).at = Instant::now();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
