@@ -50,6 +50,10 @@ test-system-faults *program:
 test-memory-limits *options:
     .ci/test-memory-limits {{options}}
 
+# Object stores behind the KV cache folder, against a server of S3, which it installs; compiles the feature `remote`.
+test-remote:
+    .ci/test-remote
+
 # Generate text with the demo model.
 demo prompt="What is ownership?":
     cargo run --release --locked -- run demo -p "{{prompt}}" -n 64

@@ -427,6 +427,20 @@ pub(crate) struct ServeArgs {
     pub(crate) grace: u64,
     #[command(flatten)]
     pub(crate) service: ServiceArgs,
+    /// Store of objects behind the folder of --kv-cache, such as s3://bucket/folder: other machines start from what
+    /// this one computes, and this one from theirs. It holds what was said. Credentials from the environment
+    #[cfg(feature = "remote")]
+    #[arg(long, value_name = "URL", requires = "kv_cache")]
+    pub(crate) kv_remote: Option<String>,
+    /// How long a prompt waits for what the store has of it
+    #[cfg(feature = "remote")]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "30",
+        requires = "kv_remote"
+    )]
+    pub(crate) kv_remote_timeout: std::num::NonZeroU64,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -13,6 +13,9 @@ use anyhow::{Context, Result};
 use lacuna::plan::Budget;
 use lacuna::{Accounting, ByteLength, Model};
 use lacuna_cli::{ModelArgs, open_files, open_to_run_files, output, tell};
+use lacuna_engine::ServiceConfig;
+#[cfg(feature = "remote")]
+use lacuna_kv::folder::remote::Remote;
 use lacuna_server::{ApiKeys, EmbeddingServer, RequestLimits, Server, ServerConfig, Signals};
 use serde::Serialize;
 
@@ -108,10 +111,30 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
             ..RequestLimits::default()
         },
         strict_fields: args.strict_fields,
-        service: args.service.config(&args.engine),
+        service: service(args)?,
         grace: Duration::from_secs(args.grace),
         ..ServerConfig::default()
     })
+}
+
+#[cfg(not(feature = "remote"))]
+fn service(args: &ServeArgs) -> Result<ServiceConfig> {
+    Ok(args.service.config(&args.engine))
+}
+
+/// The service, with the store that the arguments name behind its cache folder.
+#[cfg(feature = "remote")]
+fn service(args: &ServeArgs) -> Result<ServiceConfig> {
+    let mut service = args.service.config(&args.engine);
+    let folder = service.prefix_cache.folder.as_mut();
+    if let (Some(folder), Some(address)) = (folder, &args.kv_remote) {
+        let store = lacuna_remote::open(address);
+        folder.remote = Some(Remote {
+            store: store.map_err(|error| output::Usage(error.to_string()))?,
+            patience: Duration::from_secs(args.kv_remote_timeout.get()),
+        });
+    }
+    Ok(service)
 }
 
 /// The same of a model that makes embeddings.
