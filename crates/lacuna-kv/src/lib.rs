@@ -5,6 +5,7 @@
 
 mod blocks;
 mod cache;
+mod checksum;
 mod elements;
 mod error;
 pub mod folder;

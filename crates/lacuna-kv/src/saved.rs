@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use xxhash_rust::xxh3::xxh3_128;
+use crate::checksum::xxh3_128;
 
 use crate::cache::KvCache;
 use crate::error::KvError;

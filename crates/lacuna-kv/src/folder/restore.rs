@@ -115,6 +115,12 @@ impl Progress {
         Ok(())
     }
 
+    /// A part of which a piece is at hand.
+    fn part(&mut self, index: usize) -> Result<&mut Part, Missed> {
+        self.at = Instant::now();
+        self.parts.get_mut(index).ok_or(Missed::Cancelled)
+    }
+
     /// Takes note that the segment at `index` was missed; the first of several counts.
     fn note_missed(&mut self, index: usize, why: Option<FolderMiss>) {
         let missed = why.map(|why| (index, why));
@@ -449,21 +455,31 @@ impl Shared {
         if !same {
             return Err(Missed::Damaged);
         }
-        let part = match self.map(&file, &header)? {
-            Some(pages) => Part::Mapped(pages),
-            None if header.payload_bytes == 0 => Part::Mapped(Vec::new()),
-            None => Part::Copied(self.buffer(header.payload_bytes)?),
+        let pages = match header.payload_bytes {
+            0 => Some(Vec::new()),
+            _ => self.map(&file, &header)?,
         };
-        locked(progress).hold(index, part)?;
-        header.read_payload(&file, |at, piece| {
-            self.ask(Call::Read).map_err(Missed::Unreadable)?;
-            let mut progress = locked(progress);
-            progress.at = Instant::now();
-            match progress.parts.get_mut(index).ok_or(Missed::Cancelled)? {
-                Part::Copied(buffer) => buffer.write(at, piece).map_err(no_memory),
-                _ => Ok(()),
+        let ask = || self.ask(Call::Read).map_err(Missed::Unreadable);
+        match pages {
+            Some(pages) => {
+                locked(progress).hold(index, Part::Mapped(pages))?;
+                header.verify_payload(&file, || {
+                    ask()?;
+                    locked(progress).part(index).map(|_| ())
+                })?;
             }
-        })?;
+            None => {
+                let buffer = self.buffer(header.payload_bytes)?;
+                locked(progress).hold(index, Part::Copied(buffer))?;
+                header.read_payload(&file, |at, piece| {
+                    ask()?;
+                    match locked(progress).part(index)? {
+                        Part::Copied(buffer) => buffer.write(at, piece).map_err(no_memory),
+                        _ => Err(Missed::Cancelled),
+                    }
+                })?;
+            }
+        }
         let mut progress = locked(progress);
         let (pages, mapped_bytes) = match progress.take(index)? {
             Part::Mapped(pages) | Part::Whole(pages) => (pages, header.payload_bytes),

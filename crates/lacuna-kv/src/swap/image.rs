@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::checksum::xxh3_128;
 use lacuna_pages::PageRange;
-use xxhash_rust::xxh3::xxh3_128;
 
 use super::file::Aligned;
 use super::{Moved, Shared, Swap, SwapStatus, locked};

@@ -251,7 +251,7 @@ impl Shared {
         if !self.is_wanted(wanted, &header, prompt) {
             return Err(Missed::Damaged);
         }
-        header.read_payload(&sink.file, |_, _| match prompt.is_cancelled() {
+        header.verify_payload(&sink.file, || match prompt.is_cancelled() {
             true => Err(Missed::Cancelled),
             false => Ok(()),
         })?;
