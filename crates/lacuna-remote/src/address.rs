@@ -75,6 +75,7 @@ pub fn open_with(
     // Of a process that has another provider already, that one is used.
     let provider = rustls::crypto::ring::default_provider();
     provider.install_default().ok();
+    opendal_http_transport_reqwest::install_default();
     let refused = |error: opendal::Error| AddressError::Refused {
         address: address.to_owned(),
         said: error.message().to_owned(),

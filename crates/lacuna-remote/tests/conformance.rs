@@ -38,7 +38,10 @@ fn stores_that_are_read_only_say_so_and_servers_that_are_not_there_are_errors() 
     let store = lacuna_remote::open_with("http://127.0.0.1:9/kv", BTreeMap::new());
     let store = store.expect("nothing is asked yet");
     assert!(!store.can_write());
-    assert!(store.lengths(&["a/b".to_owned()]).is_err());
+    let error = store
+        .lengths(&["a/b".to_owned()])
+        .expect_err("nobody is there");
+    assert!(error.to_string().contains("send http request"), "{error}");
     assert!(store.get("a/b", &mut Vec::new()).is_err());
     assert!(store.put("a/b", 1, &mut &b"a"[..]).is_err());
 }
