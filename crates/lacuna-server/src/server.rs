@@ -66,7 +66,8 @@ pub enum StartError {
     },
     /// The budget does not hold one of several models, even if it is the only one loaded.
     #[error(
-        "a budget of {budget} is too small for `{name}`: it needs {needed} when no other model is loaded"
+        "a budget of {} is too small for `{name}`: it needs {} when no other model is loaded",
+        mebibytes(budget.get()), mebibytes(needed.get())
     )]
     BudgetTooSmall {
         /// The model's name.
@@ -76,6 +77,11 @@ pub enum StartError {
         /// What there would have to be.
         needed: ByteLength,
     },
+}
+
+/// `bytes` for people.
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1u64 << 20) as f64)
 }
 
 /// A running server. Dropping it ends everything under way at once.

@@ -358,8 +358,7 @@ pub(crate) async fn set_memory(
     let object = front.intake.bodies.receive(body).await?.object()?;
     let bytes = limit(object, &mut front.ignored())?;
     front.models.set_budget(bytes).map_err(|least| {
-        let message =
-            format!("a budget of {bytes} bytes is too small: the largest model needs {least}");
+        let message = format!("{bytes} bytes are too few: the largest model needs {least} in all");
         ApiError::field("budget_bytes", message)
     })?;
     Ok(Json(json!({"budget_bytes": bytes})))

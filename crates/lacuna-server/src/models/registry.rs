@@ -17,6 +17,7 @@ use crate::models::card::Card;
 use crate::models::loaded::{Leaving, Loaded, Settings};
 use crate::models::policy::ModelId;
 use crate::models::{ModelEntry, ModelPath};
+use crate::server::mebibytes;
 
 /// The models of a server. Dropping it ends them at once.
 #[derive(Debug)]
@@ -386,8 +387,9 @@ impl Shared {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "model_too_large",
                 format!(
-                    "the model `{name}` needs {needed} bytes, and all models of this server may have {room}; \
-                     raise its budget"
+                    "the model `{name}` needs {}, and all models of this server may have {}; raise its budget",
+                    mebibytes(needed),
+                    mebibytes(room)
                 ),
             ),
             NotLoaded::Failed(reason) => ApiError::new(

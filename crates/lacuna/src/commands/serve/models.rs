@@ -221,8 +221,9 @@ fn announce(server: &ModelServer, names: &[String], json: bool) -> Result<()> {
     if json {
         return output::json(&ready);
     }
+    let plural = if names.len() == 1 { "" } else { "s" };
     tell!(
-        "{} models on {}, loaded when they are asked for | budget {} | Ctrl-C ends it",
+        "{} model{plural} on {}, loaded when asked for | budget {} | Ctrl-C ends it",
         names.len(),
         ready.url,
         output::bytes(ready.budget_bytes),
