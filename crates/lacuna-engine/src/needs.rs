@@ -156,7 +156,9 @@ mod tests {
         let room = ByteLength::mebibytes(1024);
         let needs = config.engine_config().needs(&files, &description, room);
         let (needs, weights) = needs.expect("needs");
-        assert!(needs.least < needs.working && needs.working < needs.most);
+        // The demo model is smaller than what reading ahead would take, so it is in memory either way.
+        assert!(needs.least <= needs.working, "{needs:?}");
+        assert!(needs.working < needs.most, "{needs:?}");
         for share in [
             needs.least,
             (needs.least + needs.working) / 2,
