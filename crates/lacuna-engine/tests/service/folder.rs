@@ -69,8 +69,16 @@ fn found(service: &Service, prompt: &[u32]) -> (usize, Option<Miss>) {
     found.expect("it started")
 }
 
+/// The folder's figures after the last answer: they are published when the step that ended it is over, which is after
+/// its end is sent.
 fn folder(service: &Service) -> FolderStatus {
-    service.handle().status().folder.expect("a folder")
+    loop {
+        let status = service.handle().status();
+        if status.running + status.waiting == 0 {
+            return status.folder.expect("a folder");
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// Letters that the vocabularies of all models here have.
