@@ -312,7 +312,7 @@ impl Scheduler {
     }
 
     /// When nothing can be computed for want of memory, the last request is preempted, and one that is
-    /// alone fails: at once if it has all there is, after a while if the system may give some back.
+    /// alone fails: in the next step if it has all there is, after a while if the system may give some back.
     fn note_starvation(&mut self, now: Instant, shortage: Option<&KvError>) {
         let idle = |session: &Session| session.scheduled == 0;
         let starved = self
@@ -328,11 +328,17 @@ impl Scheduler {
             self.starved = None;
             return;
         }
-        let since = *self.starved.get_or_insert(now);
         if self.running.len() > 1 {
             self.preempt_last(Urgency::Soon);
+            self.starved = None;
             return;
         }
+        let Some(since) = self.starved else {
+            // A thread that writes to the folder may have let go of pages since they were asked for, so that there
+            // was nothing to evict and there is room: they are asked for once more.
+            self.starved = Some(now);
+            return;
+        };
         let refused = shortage.filter(|error| !is_limit(error));
         let final_word = refused.is_none() && self.kv_limit >= self.budget.parts.kv_bytes;
         if !final_word && now.duration_since(since) < Self::STARVATION {

@@ -214,21 +214,41 @@ fn only_so_many_are_looked_at_behind_one_that_waits_for_memory() {
     }
 }
 
+/// Has KV pages be as many groups at most, which is all that there will ever be.
+fn limit_to_groups(scheduler: &mut Scheduler, groups: u64) {
+    let bytes = groups * scheduler.prefix.grain().bytes(group(scheduler));
+    (scheduler.budget.parts.kv_bytes, scheduler.kv_limit) = (bytes, bytes);
+    let limited = scheduler
+        .engine
+        .kv_cache()
+        .set_limit(ByteLength::new(bytes));
+    limited.expect("a page or more");
+}
+
 #[test]
-fn a_request_that_has_all_memory_there_is_and_needs_more_fails_at_once() {
+fn a_request_that_has_all_memory_there_is_and_needs_more_fails_in_the_next_step() {
     let mut scheduler = with_groups(20);
     let mut stream = enqueue(&mut scheduler, after(prompt(0, 100), 1));
-    let two_groups = 2 * scheduler.prefix.grain().bytes(group(&scheduler));
-    (scheduler.budget.parts.kv_bytes, scheduler.kv_limit) = (two_groups, two_groups);
-    let cache = scheduler.engine.kv_cache();
-    cache
-        .set_limit(ByteLength::new(two_groups))
-        .expect("a page or more");
+    limit_to_groups(&mut scheduler, 2);
+    scheduler.step();
     scheduler.step();
     let Some(Failure::OutOfMemory(why)) = failure(&mut stream) else {
         panic!("nothing will ever come free");
     };
     assert!(why.contains("not enough"), "{why}");
+}
+
+#[test]
+fn a_request_goes_on_with_pages_that_another_thread_lets_go_of_after_they_were_asked_for() {
+    // The thread that writes to a cache folder let go of the last pages just then: nothing was left to evict, and the
+    // only request failed for want of memory that was there.
+    let mut scheduler = with_groups(20);
+    let stream = enqueue(&mut scheduler, after(prompt(0, 100), 1));
+    limit_to_groups(&mut scheduler, 2);
+    scheduler.step();
+    limit_to_groups(&mut scheduler, 20);
+    finish(&mut scheduler, 20);
+    assert_eq!(tokens(stream).len(), 1);
 }
 
 #[test]
