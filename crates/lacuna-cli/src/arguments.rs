@@ -97,8 +97,8 @@ pub struct ServiceArgs {
         requires = "kv_cache"
     )]
     pub kv_cache_bytes: ByteCount,
-    /// Bytes of a file without a name, in TMPDIR or /var/tmp, to which KV pages of requests go that make room for
-    /// others, where that takes less time than computing them again. Off without it
+    /// Bytes of files without names, in TMPDIR or /var/tmp, to which KV pages go that make room for others, of requests
+    /// and of conversations in the prefix cache, where that takes less time than computing them again. Off without it
     #[arg(long, value_name = "BYTES")]
     pub kv_swap: Option<ByteCount>,
 }

@@ -37,7 +37,8 @@ pub struct ServiceConfig {
     pub mixed_tokens: usize,
     /// What is kept of finished prompts.
     pub prefix_cache: PrefixCacheConfig,
-    /// Where pages of preempted requests go when moving them takes less time than computing them again. Default none.
+    /// Where pages go of preempted requests, and without a folder of what the prefix cache would evict, when moving them
+    /// takes less time than computing them again. Default none.
     pub swap: Option<SwapConfig>,
     /// How long a request whose events are not read keeps its place. Default 30 s.
     pub unread_patience: Duration,

@@ -36,6 +36,8 @@ pub struct Status {
     pub folder: Option<FolderStatus>,
     /// The swap file, if there is one.
     pub swap: Option<SwapStatus>,
+    /// What of the cache was put aside in files beside it, if there are such.
+    pub aside: Option<FolderStatus>,
     /// Requests whose pages are in it, on their way there or back.
     pub swapped: usize,
     /// How rows of tables that are in files have been had.

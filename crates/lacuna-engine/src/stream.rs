@@ -75,7 +75,7 @@ pub enum Miss {
     /// It is there, but not what going on from its end takes: rows of layers with windows, or the states of
     /// layers after just those tokens.
     Passed,
-    /// The cache folder has it in a file that is damaged.
+    /// The cache folder, or what was put aside, has it in a file that is damaged.
     FolderDamaged,
     /// The cache folder had it in a file that was removed meanwhile.
     FolderGone,

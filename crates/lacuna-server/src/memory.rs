@@ -99,6 +99,7 @@ pub(crate) fn json(model: &str, status: &Status) -> Value {
             "resume_points": cache.resume_points,
         },
         "folder": status.folder.as_ref().map(folder),
+        "aside": status.aside.as_ref().map(aside),
         "swap": status.swap.as_ref().map(|swap| with(self::swap(swap), json!({"requests": status.swapped}))),
         "sessions": status.sessions.iter().map(session).collect::<Vec<_>>(),
         "counters": counters(status),
@@ -158,6 +159,24 @@ fn ledger(ledger: &Ledger) -> Value {
         "region_limit": ledger.region_limit,
         "map_calls": ledger.counts.map_calls,
         "copies_on_write": ledger.counts.copies_on_write,
+    })
+}
+
+/// What of the cache was put aside beside the swap file.
+fn aside(files: &FolderStatus) -> Value {
+    json!({
+        "segments": files.segments,
+        "bytes": files.bytes.get(),
+        "written_bytes": files.written_bytes,
+        "restored_tokens": files.restored_tokens,
+        "restored_bytes": files.restored_bytes,
+        "mapped_bytes": files.mapped_bytes,
+        "damaged": files.damaged,
+        "unreadable": files.unreadable,
+        "short_of_memory": files.short_of_memory,
+        "given_up": files.given_up,
+        "failed_writes": files.failed_writes,
+        "paused": files.paused,
     })
 }
 

@@ -116,7 +116,7 @@ impl Engines {
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 34] = [
+const GAUGES: [Row<f64>; 35] = [
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -136,6 +136,11 @@ const GAUGES: [Row<f64>; 34] = [
         "lacuna_kv_swap_held_bytes",
         "Bytes of the swap file that belong to requests",
         |status| swap(status, |swap| swap.held.get()) as f64,
+    ),
+    (
+        "lacuna_kv_aside_held_bytes",
+        "Bytes of files of what the prefix cache put aside",
+        |status| aside(status, |files| files.bytes.get()) as f64,
     ),
     (
         "vllm:kv_cache_usage_perc",
@@ -288,7 +293,7 @@ const GAUGES: [Row<f64>; 34] = [
     ),
 ];
 
-const COUNTERS: [Row<u64>; 46] = [
+const COUNTERS: [Row<u64>; 49] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -511,7 +516,32 @@ const COUNTERS: [Row<u64>; 46] = [
             })
         },
     ),
+    (
+        "lacuna_kv_aside_written_bytes",
+        "Bytes of the prefix cache that were put aside",
+        |status| aside(status, |files| files.written_bytes),
+    ),
+    (
+        "lacuna_kv_aside_restored_tokens",
+        "Prompt tokens whose KV pages came back after they had been put aside",
+        |status| aside(status, |files| files.restored_tokens),
+    ),
+    (
+        "lacuna_kv_aside_failures",
+        "Times that putting aside or taking back failed, or memory for it was needed otherwise",
+        |status| {
+            aside(status, |files| {
+                let failed = files.failed_writes + files.unreadable + files.damaged;
+                failed + files.short_of_memory + files.given_up
+            })
+        },
+    ),
 ];
+
+/// A figure of what was put aside beside the swap file.
+fn aside(status: &Status, figure: fn(&FolderStatus) -> u64) -> u64 {
+    status.aside.as_ref().map_or(0, figure)
+}
 
 /// A figure of the swap file, if there is one.
 fn swap(status: &Status, figure: fn(&SwapStatus) -> u64) -> u64 {

@@ -75,7 +75,12 @@ impl Scheduler {
                     donors += 1;
                     index += 1;
                 }
-                Verdict::BringBack(bytes) => self.begin_returning(index, bytes),
+                Verdict::BringBack(bytes) => {
+                    if !self.begin_returning(index, bytes) {
+                        donors += 1;
+                        index += 1;
+                    }
+                }
                 Verdict::Recompute => self.forget_away(index),
                 Verdict::WaitForMemory => {
                     if short.is_empty() {

@@ -72,6 +72,10 @@ pub(crate) struct Scheduler {
     swap_failures: u64,
     /// Until when nothing more goes there, after one.
     swap_paused_until: Option<Instant>,
+    /// What has been written of what is put aside, and since when it is no more.
+    aside_moved: Option<(u64, Instant)>,
+    /// Whether somebody goes without pages in this step because some are being written that will be free.
+    waits_for_pages: bool,
     /// Tokens that steps compute in a second while they compute prompts.
     prompt_rate: Rate,
     /// Since when nothing could be computed although nothing else was in the way.
@@ -115,9 +119,17 @@ impl Scheduler {
         let swap = config.swap.as_ref();
         let swap = swap.map(|swap| Swap::open(swap, engine.kv_cache()));
         let swap = swap.transpose()?;
+        let aside = match (&folder, &config.swap, &swap) {
+            // A folder has what would be evicted already.
+            (None, Some(file), Some(swap)) if config.prefix_cache.enabled => {
+                let (folder, cache) = (file.folder.clone(), engine.kv_cache());
+                Some(CacheFolder::open_unnamed(folder, swap.room(), cache, None)?)
+            }
+            _ => None,
+        };
         let mut scheduler = Self::over(Box::new(engine), budget, config, Box::new(host))?;
         scheduler.swap = swap;
-        if let Some(folder) = folder {
+        if let Some(folder) = folder.or(aside) {
             scheduler.prefix = scheduler.prefix.with_folder(folder);
         }
         Ok(scheduler)
@@ -152,6 +164,8 @@ impl Scheduler {
             swap: None,
             swap_failures: 0,
             swap_paused_until: None,
+            aside_moved: None,
+            waits_for_pages: false,
             prompt_rate: Rate::over(Self::PROMPT_WINDOW),
             starved: None,
             tended: None,

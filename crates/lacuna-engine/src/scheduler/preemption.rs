@@ -1,6 +1,6 @@
 //! Finding memory: pages for the step, and what is given up for them when there are too few.
 //!
-//! In this order: cached groups that nobody uses and resume points, then weights, which are read for each pass from
+//! In this order: cached groups that nobody uses and resume points, written to files before where that pays, then weights, which are read for each pass from
 //! then on, then the last of the running requests, which are preempted: computed again later from what the cache
 //! still has of them, or brought back from the swap file. Weights get back what KV pages have not needed for a while.
 
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lacuna_kv::KvError;
-use lacuna_kv::prefix::PrefixCache;
+use lacuna_kv::prefix::Eviction;
 use lacuna_pages::ByteLength;
 
 use super::job::Choice;
@@ -44,7 +44,7 @@ impl Scheduler {
         }
         self.tended = Some(now);
         if let Some(time_to_live) = self.config.prefix_cache.time_to_live {
-            while self.prefix.expire(now, time_to_live) {
+            while self.expire(now, time_to_live) {
                 self.counters.expired_groups += 1;
             }
         }
@@ -173,6 +173,7 @@ impl Scheduler {
     /// Maps the pages the step will write to, for the first request first.
     pub(super) fn prepare(&mut self, now: Instant) {
         let (mut index, mut shortage) = (0, None);
+        self.waits_for_pages = false;
         while index < self.running.len() {
             for session in 0..self.running[index].sessions.len() {
                 shortage = self.prepare_session(index, session).err().or(shortage);
@@ -196,15 +197,24 @@ impl Scheduler {
                 return Ok(());
             };
             let restarts = matches!(error, KvError::RowsLost | KvError::StateSpent);
-            // What is being written comes free, and may be enough.
-            let found = !restarts
-                && !self.has_lost_files()
-                && (self.evict()
-                    || self.take_from_weights(&error)
-                    || (!self.is_freeing() && self.preempt_after(index, Urgency::Soon)));
+            let found = !restarts && !self.has_lost_files() && self.find_pages(index, &error);
             if !found {
                 self.running[index].sessions[session].scheduled = 0;
                 return Err(error);
+            }
+        }
+    }
+
+    /// Finds memory for the request at `index`. What is being written comes free, and may be enough.
+    fn find_pages(&mut self, index: usize, shortage: &KvError) -> bool {
+        match self.put_aside() {
+            Eviction::Evicted => true,
+            Eviction::Nothing if self.take_from_weights(shortage) => true,
+            Eviction::Nothing if !self.is_freeing() => self.preempt_after(index, Urgency::Soon),
+            // It may be there before this step ends.
+            Eviction::Writing | Eviction::Nothing => {
+                self.waits_for_pages = true;
+                false
             }
         }
     }
@@ -253,21 +263,30 @@ impl Scheduler {
     /// Evicts a cached group or a resume point, or takes pages back that are on their way to a cache folder, from it,
     /// or from the swap file.
     pub(super) fn evict(&mut self) -> bool {
-        let kept = |prefix: &PrefixCache| (prefix.tree().len(), prefix.tree().resume_points());
-        let ((groups, points), owned) = (kept(&self.prefix), self.owned_bytes());
+        let (before, owned) = (self.kept(), self.owned_bytes());
         if !self.prefix.evict(self.system.now()) {
             return self.prefix.give_up_writing()
                 || self.cancel_restoring()
                 || self.cancel_returning();
         }
-        let (groups_left, points_left) = kept(&self.prefix);
-        self.counters.evicted_groups += (groups - groups_left) as u64;
-        self.counters.evicted_resume_points += (points - points_left) as u64;
+        self.count_evicted(before);
         if self.owned_bytes() == owned {
             // They may be pages that wait to be written.
             self.prefix.give_up_writing();
         }
         true
+    }
+
+    /// Groups and resume points that the cache has.
+    pub(super) fn kept(&self) -> (usize, usize) {
+        (self.prefix.tree().len(), self.prefix.tree().resume_points())
+    }
+
+    /// Counts what has left since the cache had so many.
+    pub(super) fn count_evicted(&mut self, (groups, points): (usize, usize)) {
+        let (groups_left, points_left) = self.kept();
+        self.counters.evicted_groups += (groups - groups_left) as u64;
+        self.counters.evicted_resume_points += (points - points_left) as u64;
     }
 
     /// Whether a file of the cache folder that is mapped cannot be read any more.
@@ -324,7 +343,7 @@ impl Scheduler {
                 .iter()
                 .flat_map(|running| &running.sessions)
                 .all(idle);
-        if !starved || self.is_freeing() {
+        if !starved || self.waits_for_pages || self.is_freeing() {
             self.starved = None;
             return;
         }

@@ -33,6 +33,7 @@ impl Scheduler {
             },
             folder: self.prefix.folder_status(),
             swap: self.swap.as_ref().map(Swap::status),
+            aside: self.prefix.aside_status(),
             swapped: self.away().count(),
             row_reads: self.engine.row_reads(),
             ..Status::default()

@@ -82,8 +82,11 @@ impl Scheduler {
         }
         // What is in memory of the prompt must not be what makes room for the rest of it.
         let held = self.prefix.hold(namespace, tokens);
-        while self.owned_bytes() + stored.bytes > self.kv_limit && self.evict() {}
+        let made = self.make_room(stored.bytes);
         self.prefix.leave(held, self.system.now());
+        if !made {
+            return true;
+        }
         let restoring = self.waiting[index].choices.front().and_then(|leader| {
             let tokens = leader.reusable_tokens();
             self.prefix.restore(stored, tokens)

@@ -9,10 +9,13 @@
 //!
 //! Pages come free as they are written, the last tokens' first. Whoever lacks them waits for that, and takes part in
 //! no step meanwhile; the others go on. A file that does not move for a while is given up, and with it the pages.
+//!
+//! What the cache would evict is put aside in files of its own by the same measure, within the same limit
+//! ([`PrefixCache::put_aside`](lacuna_kv::prefix::PrefixCache::put_aside)), and comes back as from a cache folder.
 
 use std::time::{Duration, Instant};
 
-use lacuna_kv::prefix::{Path, Pins};
+use lacuna_kv::prefix::{Eviction, Moving, Path, Pins};
 use lacuna_kv::swap::{Phase, Swap, Swapped};
 
 use super::job::Choice;
@@ -39,13 +42,13 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// Whether writing and reading `bytes` takes less time than computing `tokens`. What was never seen is not
-    /// believed.
-    pub(crate) fn favor_moving(&self, bytes: u64, tokens: usize) -> bool {
+    /// Whether writing and reading takes less time than computing. What was never seen is not believed.
+    pub(crate) fn favor(&self, moving: Moving) -> bool {
         let (Some(write), Some(read), Some(compute)) = (self.write, self.read, self.compute) else {
             return false;
         };
-        bytes as f64 / write + bytes as f64 / read < tokens as f64 / compute
+        let moved = moving.written_bytes as f64 / write + moving.read_bytes as f64 / read;
+        moved < moving.tokens as f64 / compute
     }
 }
 
@@ -77,7 +80,7 @@ impl Scheduler {
     /// One whose pages are lost on the way waits without them.
     pub(super) fn send_away(&mut self, mut running: Running) -> Option<Running> {
         let now = self.system.now();
-        let paused = self.swap_paused_until.is_some_and(|until| now < until);
+        let paused = self.is_swap_paused(now);
         // Choices that fork off have pages in common, which a swapped one would take twice.
         let alone = running.sessions.len() == 1 && running.followers.is_empty();
         let Some(rates) = self.swap_rates().filter(|_| alone && !paused) else {
@@ -91,10 +94,17 @@ impl Scheduler {
         let bytes = session.sequence.report().committed_bytes as u64;
         let bytes = bytes.saturating_sub(shared as u64 * self.prefix.grain().group_bytes());
         let tokens = session.sequence.len() - shared * group;
-        let Some(swap) = (self.swap.as_ref()).filter(|_| rates.favor_moving(bytes, tokens)) else {
+        let moving = Moving {
+            written_bytes: bytes,
+            read_bytes: bytes,
+            tokens,
+        };
+        let Some(swap) = (self.swap.as_ref()).filter(|_| rates.favor(moving)) else {
             running.sessions.push(session);
             return Some(running);
         };
+        let room = swap.room_for(&session.sequence, group);
+        self.prefix.give_aside_room(room);
         let image = match swap.leave(session.sequence, shared * group, group) {
             Ok(image) => image,
             Err(Some(sequence)) => {
@@ -118,6 +128,54 @@ impl Scheduler {
         None
     }
 
+    fn is_swap_paused(&self, now: Instant) -> bool {
+        self.swap_paused_until.is_some_and(|until| now < until)
+    }
+
+    /// Makes room by what is needed least of the cache, which is written before if it may be of use again and that
+    /// pays: then there is room a little later.
+    pub(super) fn put_aside(&mut self) -> Eviction {
+        let now = self.system.now();
+        let rates = self.swap_rates().filter(|_| !self.is_swap_paused(now));
+        let Some(rates) = rates else {
+            return match self.evict() {
+                true => Eviction::Evicted,
+                false => Eviction::Nothing,
+            };
+        };
+        let before = self.kept();
+        let made = self.prefix.put_aside(now, |moving| rates.favor(moving));
+        self.count_evicted(before);
+        match made {
+            // What is on its way somewhere is left.
+            Eviction::Nothing if self.evict() => Eviction::Evicted,
+            made => made,
+        }
+    }
+
+    /// Gives up a cached group that has not been used for `time_to_live`. Returns whether there was one.
+    pub(super) fn expire(&mut self, now: Instant, time_to_live: Duration) -> bool {
+        let rates = self.swap_rates().filter(|_| !self.is_swap_paused(now));
+        let pays = |moving| rates.is_some_and(|rates| rates.favor(moving));
+        self.prefix.expire(now, time_to_live, pays)
+    }
+
+    /// A disk that takes too long for what is put aside is not waited for: it is let go of, and for a while nothing is
+    /// moved.
+    fn follow_aside(&mut self, now: Instant) {
+        let Some(moved) = self.prefix.aside_progress() else {
+            self.aside_moved = None;
+            return;
+        };
+        let (before, since) = *self.aside_moved.get_or_insert((moved, now));
+        if before != moved {
+            self.aside_moved = Some((moved, now));
+        } else if now.duration_since(since) >= Self::PATIENCE && !self.is_swap_paused(now) {
+            self.swap_paused_until = Some(now + Self::PAUSE);
+            self.prefix.give_up_writing();
+        }
+    }
+
     fn wait_again(&mut self, job: Job, choice: Choice, away: Option<Away>) {
         let waiting = Waiting::again(job, [choice].into());
         self.enqueue(Waiting { away, ..waiting });
@@ -127,6 +185,7 @@ impl Scheduler {
     /// takes too long is to be computed again.
     pub(super) fn follow_swaps(&mut self) {
         let now = self.system.now();
+        self.follow_aside(now);
         let group = self.prefix.grain().group_tokens().get();
         for index in (0..self.waiting.len()).rev() {
             let Some(away) = &mut self.waiting[index].away else {
@@ -195,8 +254,10 @@ impl Scheduler {
 
     /// Whether pages are being written that will be free then.
     pub(super) fn is_freeing(&self) -> bool {
-        self.away()
-            .any(|away| matches!(away.image.progress().phase, Phase::Leaving { .. }))
+        let aside =
+            !self.is_swap_paused(self.system.now()) && self.prefix.aside_progress().is_some();
+        let leaving = |away: &Away| matches!(away.image.progress().phase, Phase::Leaving { .. });
+        aside || self.away().any(leaving)
     }
 
     pub(super) fn is_returning(&self) -> bool {
@@ -264,17 +325,24 @@ impl Scheduler {
         (groups * group >= away.image.shared_tokens()).then_some((bytes, unused))
     }
 
-    /// Begins to bring the pages of the waiting request at `index` back, which are `bytes`.
-    pub(super) fn begin_returning(&mut self, index: usize, bytes: u64) {
+    /// Begins to bring the pages of the waiting request at `index` back, which are `bytes`. Returns whether there is
+    /// room for them already.
+    pub(super) fn begin_returning(&mut self, index: usize, bytes: u64) -> bool {
         let group = self.prefix.grain().group_tokens().get();
         let waiting = &mut self.waiting[index];
         let (Some(away), Some(leader)) = (&mut waiting.away, waiting.choices.front()) else {
-            return;
+            return false;
         };
         let tokens = &leader.tokens[..away.image.tokens()];
         let groups = self.prefix.rejoin(&mut away.path, tokens);
         (away.moved, away.since) = (away.image.progress().moved, self.system.now());
-        while self.owned_bytes() + bytes > self.kv_limit && self.evict() {}
+        if !self.make_room(bytes) {
+            if let Some(away) = &mut self.waiting[index].away {
+                self.prefix
+                    .leave_after(&mut away.path, 0, self.system.now());
+            }
+            return false;
+        }
         let lack = (self.owned_bytes() + bytes).saturating_sub(self.kv_limit);
         if lack > 0 {
             self.take_weights(lack);
@@ -283,6 +351,20 @@ impl Scheduler {
             let pins: Vec<&Pins> = self.prefix.pins_of(&away.path);
             away.image.begin_return(&pins, groups * group);
         }
+        true
+    }
+
+    /// Puts aside what is needed least until `bytes` more fit, as far as there is something. Returns whether that is
+    /// done: what is written is waited for.
+    pub(super) fn make_room(&mut self, bytes: u64) -> bool {
+        while self.owned_bytes() + bytes > self.kv_limit {
+            match self.put_aside() {
+                Eviction::Evicted => {}
+                Eviction::Writing => return false,
+                Eviction::Nothing => break,
+            }
+        }
+        true
     }
 
     /// What a waiting request has elsewhere goes with it.
@@ -304,9 +386,20 @@ mod tests {
             read: Some(2e9),
             compute: Some(500.0),
         };
+        let moving = |bytes, tokens| Moving {
+            written_bytes: bytes,
+            read_bytes: bytes,
+            tokens,
+        };
         // 1.5 s against 2 s, and against 1.
-        assert!(rates.favor_moving(1_000_000_000, 1000));
-        assert!(!rates.favor_moving(1_000_000_000, 500));
+        assert!(rates.favor(moving(1_000_000_000, 1000)));
+        assert!(!rates.favor(moving(1_000_000_000, 500)));
+        // What is in the file already is only read: 0.5 s against 1.
+        let written = Moving {
+            written_bytes: 0,
+            ..moving(1_000_000_000, 500)
+        };
+        assert!(rates.favor(written));
         for unknown in [
             Rates {
                 write: None,
@@ -321,7 +414,7 @@ mod tests {
                 ..rates
             },
         ] {
-            assert!(!unknown.favor_moving(1, 1000));
+            assert!(!unknown.favor(moving(1, 1000)));
         }
     }
 }

@@ -11,7 +11,7 @@ use lacuna_kv::folder::{FolderConfig, FolderStatus};
 use lacuna_models::Model;
 use lacuna_pages::ByteLength;
 
-use crate::support::{config, demo_bytes, greedy, model};
+use crate::support::{config, demo_bytes, greedy, idle, model};
 
 /// Tokens, each with its log-probabilities, which are equal when logits are; and prompt tokens found.
 type Reply = (Vec<(u32, Option<TokenLogprobs>)>, usize);
@@ -69,16 +69,9 @@ fn found(service: &Service, prompt: &[u32]) -> (usize, Option<Miss>) {
     found.expect("it started")
 }
 
-/// The folder's figures after the last answer: they are published when the step that ended it is over, which is after
-/// its end is sent.
+/// As of when nothing is asked any more: figures are told after answers.
 fn folder(service: &Service) -> FolderStatus {
-    loop {
-        let status = service.handle().status();
-        if status.running + status.waiting == 0 {
-            return status.folder.expect("a folder");
-        }
-        std::thread::yield_now();
-    }
+    idle(service).folder.expect("a folder")
 }
 
 /// Letters that the vocabularies of all models here have.

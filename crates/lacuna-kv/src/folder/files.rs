@@ -107,11 +107,16 @@ const LONGEST_PIN: Duration = Duration::from_secs(24 * 60 * 60);
 /// longer stays.
 pub(crate) fn touch(path: &Path, now: SystemTime, until: Option<SystemTime>) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
+    let before = file.metadata()?.modified()?;
+    file.set_modified(used(before, now, until))
+}
+
+/// When what was last of use at `before`, or was promised until then, is so from `now` on.
+pub(crate) fn used(before: SystemTime, now: SystemTime, until: Option<SystemTime>) -> SystemTime {
     let latest = now + LONGEST_PIN;
-    let promised = file.metadata()?.modified()?;
-    let promised = Some(promised).filter(|&promised| promised <= latest);
-    let time = [promised, until.map(|until| until.min(latest))];
-    file.set_modified(time.into_iter().flatten().fold(now, SystemTime::max))
+    let promised = Some(before).filter(|&promised| promised <= latest);
+    let times = [promised, until.map(|until| until.min(latest))];
+    times.into_iter().flatten().fold(now, SystemTime::max)
 }
 
 /// The folders of fingerprints in `root`. Others in it are nobody's business.

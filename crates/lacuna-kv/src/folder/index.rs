@@ -180,6 +180,19 @@ impl Index {
         self.pending.contains(&(kind, chain)) || self.find(kind, chain).is_some()
     }
 
+    /// Whether anything at the end of `chain` is on its way to the folder.
+    pub(crate) fn is_pending(&self, chain: Chain) -> bool {
+        let kinds = [Kind::Rows, Kind::ResumePoint];
+        kinds
+            .into_iter()
+            .any(|kind| self.pending.contains(&(kind, chain)))
+    }
+
+    /// Whether anything is.
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     pub(crate) fn expect(&mut self, kind: Kind, chains: &[Chain]) {
         self.pending
             .extend(chains.iter().map(|&chain| (kind, chain)));

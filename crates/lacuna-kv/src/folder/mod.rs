@@ -24,12 +24,14 @@ pub mod remote;
 mod restore;
 mod segment;
 mod shape;
+mod unnamed;
 mod write;
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -47,10 +49,12 @@ pub use restore::{FolderMiss, Restored, Restoring, Stored};
 pub use segment::Kind;
 use segment::{Damage, Header, ReadError};
 use shape::Shape;
+use unnamed::UnnamedFiles;
 use write::{NewSegment, Source};
 
 use crate::cache::KvCache;
 use crate::prefix::Pins;
+use crate::swap::SwapRoom;
 
 /// Where a cache folder is, and how large it may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,7 +152,20 @@ struct Shared {
     changed: Condvar,
     status: Mutex<FolderStatus>,
     tier: Option<Tier>,
+    /// The files of segments, where they have no names: those that the process puts aside for itself.
+    unnamed: Option<UnnamedFiles>,
+    /// Pieces written since the start.
+    moved: AtomicU64,
     /// Of a disk that is told what to do.
+    disk: Option<DiskFaults>,
+}
+
+/// What a folder is of.
+#[derive(Debug)]
+struct Opening {
+    config: FolderConfig,
+    fingerprint: Fingerprint,
+    unnamed: Option<UnnamedFiles>,
     disk: Option<DiskFaults>,
 }
 
@@ -184,7 +201,13 @@ impl CacheFolder {
         cache: &KvCache,
         fingerprint: Fingerprint,
     ) -> Result<Self, FolderError> {
-        Self::on_disk(None, config, cache, fingerprint)
+        let opening = Opening {
+            config,
+            fingerprint,
+            unnamed: None,
+            disk: None,
+        };
+        Self::of(opening, cache)
     }
 
     /// The same on a disk that does what it is told, and that is written to again at once when it has failed.
@@ -197,17 +220,43 @@ impl CacheFolder {
         cache: &KvCache,
         fingerprint: Fingerprint,
     ) -> Result<Self, FolderError> {
-        Self::on_disk(Some(disk), config, cache, fingerprint)
+        let opening = Opening {
+            config,
+            fingerprint,
+            unnamed: None,
+            disk: Some(disk),
+        };
+        Self::of(opening, cache)
     }
 
-    fn on_disk(
-        disk: Option<DiskFaults>,
-        config: FolderConfig,
+    /// Files without names in `folder`, within `room`, for what the prefix cache would evict: they end with the
+    /// process. On `disk`, if one is to do what it is told.
+    ///
+    /// # Errors
+    /// [`FolderError`].
+    pub fn open_unnamed(
+        folder: PathBuf,
+        room: Arc<SwapRoom>,
         cache: &KvCache,
-        fingerprint: Fingerprint,
+        disk: Option<DiskFaults>,
     ) -> Result<Self, FolderError> {
-        let path = config.path.clone();
-        let shared = Arc::new(Shared::open(disk, config, cache, fingerprint)?);
+        let opening = Opening {
+            config: FolderConfig {
+                path: folder,
+                limit: ByteLength::new(room.limit()),
+                remote: None,
+            },
+            // Nobody else finds them.
+            fingerprint: Fingerprint::new([("process", std::process::id().to_string())]),
+            unnamed: Some(UnnamedFiles::new(room)),
+            disk,
+        };
+        Self::of(opening, cache)
+    }
+
+    fn of(opening: Opening, cache: &KvCache) -> Result<Self, FolderError> {
+        let path = opening.config.path.clone();
+        let shared = Arc::new(Shared::open(opening, cache)?);
         let refused = |source| FolderError::Io { path, source };
         let run = |name: &str, run: fn(&Shared)| {
             let shared = Arc::clone(&shared);
@@ -297,6 +346,41 @@ impl CacheFolder {
         self.shared.touch_later(chain, Some(until));
     }
 
+    /// Whether it is of this process alone, and gets what would be evicted.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        self.shared.unnamed.is_some()
+    }
+
+    /// Whether what is at the end of `chain` is on its way to the folder.
+    pub(crate) fn is_pending(&self, chain: Chain) -> bool {
+        self.shared.index().is_pending(chain)
+    }
+
+    /// While something is on its way to the folder, how many pieces have been written since the start.
+    pub(crate) fn progress(&self) -> Option<u64> {
+        let pending = self.shared.index().has_pending();
+        pending.then(|| self.shared.moved.load(Ordering::Relaxed))
+    }
+
+    /// Bytes of the pages of `groups`, and of the resume point after so many.
+    pub(crate) fn bytes_of(&self, groups: std::ops::Range<usize>) -> u64 {
+        self.shared.shape.rows_bytes(&groups)
+    }
+
+    /// Bytes of the pages of the resume point after so many groups.
+    pub(crate) fn point_bytes(&self, groups: usize) -> u64 {
+        self.shared.shape.point_bytes(groups)
+    }
+
+    /// Removes files without names that are needed least, until there are `bytes` of room.
+    pub(crate) fn give_room(&self, bytes: u64) {
+        if let Some(files) = &self.shared.unnamed
+            && self.shared.take_unnamed_room(files, bytes)
+        {
+            files.give_back(bytes);
+        }
+    }
+
     /// Lets go of all pages that wait to be written, at once. Returns whether there were any.
     pub fn give_up_writing(&self) -> bool {
         self.shared.give_up_writing()
@@ -341,12 +425,13 @@ impl Drop for CacheFolder {
 }
 
 impl Shared {
-    fn open(
-        disk: Option<DiskFaults>,
-        config: FolderConfig,
-        cache: &KvCache,
-        fingerprint: Fingerprint,
-    ) -> Result<Self, FolderError> {
+    fn open(opening: Opening, cache: &KvCache) -> Result<Self, FolderError> {
+        let Opening {
+            config,
+            fingerprint,
+            unnamed,
+            disk,
+        } = opening;
         let (pool, policy) = (cache.pool().clone(), cache.policy());
         let sparse = matches!(policy, crate::policy::KvPolicy::Sparse(_));
         if !sparse || pool.capabilities().aliasing != Aliasing::Shared {
@@ -374,6 +459,8 @@ impl Shared {
             source: Mutex::default(),
             changed: Condvar::new(),
             status: Mutex::default(),
+            unnamed,
+            moved: AtomicU64::new(0),
             disk,
         };
         let prepared = shared.prepare();
@@ -387,6 +474,10 @@ impl Shared {
     /// Makes the folders and finds what they have.
     fn prepare(&self) -> io::Result<()> {
         let root = &self.config.path;
+        self.status().limit = self.config.limit;
+        if self.unnamed.is_some() {
+            return tempfile::tempfile_in(root).map(drop);
+        }
         files::create_private_folder(&self.folder)?;
         let settings = self.folder.join(files::SETTINGS);
         if !settings.exists() {
@@ -400,7 +491,6 @@ impl Shared {
         let held = files::all_stored(root)?.iter().map(|file| file.bytes).sum();
         let (other_segments, differing) = self.others()?;
         let mut status = self.status();
-        status.limit = self.config.limit;
         status.bytes = ByteLength::new(held);
         (status.other_segments, status.differing) = (other_segments, differing);
         Ok(())
@@ -408,6 +498,9 @@ impl Shared {
 
     /// Brings the index to what the folder has: another process may write to it, or remove something.
     fn look(&self) -> io::Result<()> {
+        if self.unnamed.is_some() {
+            return Ok(());
+        }
         let stored = files::stored(&self.folder)?.into_iter();
         let segments = stored.filter(|file| matches!(file.named, Named::Segment(_)));
         let name = |file: files::Stored| {
@@ -441,9 +534,17 @@ impl Shared {
     /// The header of a segment of this fingerprint (F1).
     fn header_of(&self, name: &str) -> Result<Header, ReadError> {
         self.ask(Call::Read)?;
-        let header = Header::read(&File::open(self.folder.join(name))?)?;
+        let header = Header::read(&self.open_file(name)?)?;
         self.check(&header)?;
         Ok(header)
+    }
+
+    /// The file of a segment.
+    fn open_file(&self, name: &str) -> io::Result<File> {
+        match &self.unnamed {
+            Some(files) => files.open(name),
+            None => File::open(self.folder.join(name)),
+        }
     }
 
     /// Whether a header is one that this process would write (F1).
@@ -509,7 +610,10 @@ impl Shared {
     /// Takes a damaged segment out (F3).
     fn drop_damaged(&self, name: &str) {
         self.index().remove(name);
-        files::set_aside(&self.folder.join(name));
+        match &self.unnamed {
+            Some(files) => files.remove(name),
+            None => files::set_aside(&self.folder.join(name)),
+        }
         self.status().damaged += 1;
     }
 

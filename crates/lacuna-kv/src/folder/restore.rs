@@ -443,7 +443,7 @@ impl Shared {
         progress: &Mutex<Progress>,
     ) -> Result<(), Missed> {
         self.ask(Call::Read).map_err(Missed::Unreadable)?;
-        let file = File::open(self.folder.join(&segment.name)).map_err(Missed::Unreadable)?;
+        let file = self.open_file(&segment.name).map_err(Missed::Unreadable)?;
         let header = Header::read(&file)?;
         // The file may be another one by now.
         let same = self.check(&header).is_ok()

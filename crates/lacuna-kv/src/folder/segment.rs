@@ -281,13 +281,24 @@ fn number(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// Fills `bytes` from `offset` on. A file that ends before is damaged.
-fn read_at(mut file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ReadError> {
-    use std::io::{Read, Seek, SeekFrom};
-    file.seek(SeekFrom::Start(offset))?;
-    match file.read_exact(bytes) {
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ReadError> {
+    match read_exact_at(file, bytes, offset) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Damage::Length.into()),
         read => Ok(read?),
     }
+}
+
+/// Without moving the position in the file: those of files without names are everybody's who reads them.
+#[cfg(unix)]
+fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(not(unix))]
+fn read_exact_at(mut file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(bytes)
 }
 
 #[cfg(test)]

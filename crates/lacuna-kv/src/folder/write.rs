@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use lacuna_pages::{Buffer, ByteLength, PagePin, Share, VirtualPage};
@@ -11,6 +12,7 @@ use super::chain::Chain;
 use super::faults::Call;
 use super::index::Segment;
 use super::segment::{Header, Kind, PIECE, checksum};
+use super::unnamed::UnnamedFiles;
 use super::{Job, Shared, files, locked};
 use crate::cache::to_usize;
 use crate::prefix::Pins;
@@ -60,9 +62,11 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// The writing thread.
 pub(super) fn run(shared: &Shared) {
-    // Whatever computes goes first; where that cannot be said, it does not.
+    // Whatever computes goes first; where that cannot be said, it does not. Files without names are waited for.
     #[cfg(target_os = "linux")]
-    rustix::process::nice(10).ok();
+    if shared.unnamed.is_none() {
+        rustix::process::nice(10).ok();
+    }
     while let Some(job) = shared.next_job() {
         match job {
             Job::Touch(chain, until) => shared.touch_lineage(chain, until),
@@ -143,6 +147,8 @@ impl Shared {
 
     fn write(&self, segment: &NewSegment) {
         let written = self.try_write(segment);
+        // Whoever waits for it finds its pages free, written or not.
+        *locked(&self.source) = Source::Nothing;
         self.index().expect_no_more(segment.kind, &segment.chains);
         let mut status = self.status();
         match written {
@@ -187,18 +193,17 @@ impl Shared {
         };
         let segment = Segment::of(&header);
         let bytes = files::room(Header::length(header.tokens.len(), payload_bytes) + payload_bytes);
-        let (root, limit) = (&self.config.path, self.config.limit.get());
-        if bytes > limit {
+        if bytes > self.config.limit.get() {
             return Err(WriteError::TooLarge);
         }
         self.ask(Call::Write)?;
-        let _lock = files::lock(root)?;
-        let path = self.folder.join(&segment.name);
-        if !path.exists() {
-            let held = files::make_room(root, bytes, limit)?;
-            self.write_file(&mut header, &path)?;
+        let written = match &self.unnamed {
+            Some(files) => self.write_unnamed(files, &mut header, &segment, bytes),
+            None => self.write_named(&mut header, &segment, bytes),
+        };
+        if let Some(held) = written? {
             let mut status = self.status();
-            status.bytes = ByteLength::new(held + bytes);
+            status.bytes = ByteLength::new(held);
             status.written_segments += 1;
             status.written_bytes += bytes;
         }
@@ -210,6 +215,55 @@ impl Shared {
         self.touch_lineage(new.before, None);
         // What made room for it is gone, and others may have written.
         Ok(self.look()?)
+    }
+
+    /// Makes a file of `bytes` with a name. Returns what all have then, unless it was there.
+    fn write_named(
+        &self,
+        header: &mut Header,
+        segment: &Segment,
+        bytes: u64,
+    ) -> Result<Option<u64>, WriteError> {
+        let root = &self.config.path;
+        let _lock = files::lock(root)?;
+        let path = self.folder.join(&segment.name);
+        if path.exists() {
+            return Ok(None);
+        }
+        let held = files::make_room(root, bytes, self.config.limit.get())?;
+        self.write_file(header, &path)?;
+        Ok(Some(held + bytes))
+    }
+
+    /// The same without one. It needs not be on the disk: it ends with the process.
+    fn write_unnamed(
+        &self,
+        files: &UnnamedFiles,
+        header: &mut Header,
+        segment: &Segment,
+        bytes: u64,
+    ) -> Result<Option<u64>, WriteError> {
+        if files.has(&segment.name) {
+            return Ok(None);
+        }
+        if !self.take_unnamed_room(files, bytes) {
+            return Err(WriteError::TooLarge);
+        }
+        let written = tempfile::tempfile_in(&self.config.path).map_err(WriteError::Io);
+        let written = written.and_then(|file| self.write_bytes(header, &file).map(|()| file));
+        let file = written.inspect_err(|_| files.give_back(bytes))?;
+        files.put(&segment.name, file, bytes, segment.first_group);
+        Ok(Some(files.bytes()))
+    }
+
+    /// Takes room for a file without a name, whatever makes room for it. Returns whether there is as much.
+    pub(super) fn take_unnamed_room(&self, files: &UnnamedFiles, bytes: u64) -> bool {
+        let (taken, gone) = files.take_room(bytes);
+        let mut index = self.index();
+        gone.iter().for_each(|name| index.remove(name));
+        drop(index);
+        self.status().bytes = ByteLength::new(files.bytes());
+        taken
     }
 
     /// Makes a segment of the folder of a file that has all of it, and was verified. Returns whether the folder has
@@ -282,6 +336,7 @@ impl Shared {
             }
             header.checksums.push(checksum(piece));
             self.write_all(file, piece)?;
+            self.moved.fetch_add(1, Ordering::Relaxed);
         }
         // The pages are free before the disk has the file.
         let mut source = locked(&self.source);
@@ -339,7 +394,12 @@ impl Shared {
         let point = self.index().find(Kind::ResumePoint, chain).cloned();
         for segment in lineage.iter().chain(&point) {
             // One that is gone will be missed when it is wanted.
-            files::touch(&self.folder.join(&segment.name), now, until).ok();
+            match &self.unnamed {
+                Some(files) => files.touch(&segment.name, now, until),
+                None => {
+                    files::touch(&self.folder.join(&segment.name), now, until).ok();
+                }
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Computed prompts kept by the page group, and sequences that start from them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -25,6 +26,8 @@ pub struct PrefixCache {
     pub(super) grain: Arc<Grain>,
     /// Where it is also written to.
     pub(super) folder: Option<CacheFolder>,
+    /// Groups of which it is settled whether they are put aside before they leave, since they were last used.
+    pub(super) aside: HashMap<GroupId, Chain>,
     /// Tokens that end a message.
     message_ends: Vec<u32>,
 }
@@ -122,6 +125,7 @@ impl PrefixCache {
             cache,
             grain,
             folder: None,
+            aside: HashMap::new(),
             message_ends: Vec::new(),
         }
     }
@@ -303,9 +307,18 @@ impl PrefixCache {
                 path.closed = true;
                 break;
             };
-            match self.tree.insert(parent, &tokens[rows], now, || pins) {
+            let mut pins = Some(pins);
+            let inserted = self
+                .tree
+                .insert(parent, &tokens[rows], now, || pins.take().expect("once"));
+            match inserted {
                 Inserted::New(id) | Inserted::Known(id) => path.groups.push(id),
                 Inserted::Collided => path.closed = true,
+            }
+            if let (Inserted::Known(id), Some(pins)) = (inserted, pins) {
+                // It came in another way while this sequence computed it. With one set of pages for both, whoever is
+                // alone has no more than its own.
+                self.tree.replace(id, pins);
             }
             let groups = path.groups.len();
             if !path.closed && (self.is_due(path, groups) || self.is_trailing(path, groups)) {
@@ -438,7 +451,15 @@ impl PrefixCache {
         for id in path.resumed.into_iter().chain(last) {
             self.tree.touch_resume_point(id, now);
         }
-        self.tree.release(&path.groups, now);
+        self.release(&path.groups, now);
+    }
+
+    /// Nobody may use `groups` any more; whether they are put aside is to be settled again.
+    pub(super) fn release(&mut self, groups: &[GroupId], now: Instant) {
+        for id in groups {
+            self.aside.remove(id);
+        }
+        self.tree.release(groups, now);
     }
 
     /// Makes the groups that `path` has for its first `tokens` tokens the last to be evicted, and to
@@ -457,10 +478,5 @@ impl PrefixCache {
     /// Evicts the group that is needed least; `false` when all are in use.
     pub fn evict(&mut self, now: Instant) -> bool {
         self.tree.evict(now).is_some()
-    }
-
-    /// Gives up a group that has been unused for `time_to_live`; `false` when there is none.
-    pub fn expire(&mut self, now: Instant, time_to_live: Duration) -> bool {
-        self.tree.expire(now, time_to_live).is_some()
     }
 }

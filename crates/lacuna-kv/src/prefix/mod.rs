@@ -7,7 +7,7 @@
 //! sequences; [`Grain`] says how many tokens and pages a group is.
 //!
 //! With a [`CacheFolder`](crate::folder::CacheFolder) beside it, what it holds is also in files, from which it is
-//! read back when it is not in memory.
+//! read back when it is not in memory. One without names gets what would be evicted, and no more ([`PrefixCache::put_aside`]).
 //!
 //! Layers that keep all rows are kept group by group. Layers with a window pass theirs, so a sequence
 //! starts at a *resume point*: the end of a group with which the windows' pages are kept that the next
@@ -15,6 +15,7 @@
 //! groups ([`Grain::resume_every`]), at the end of a prompt, at the end of what followed it, and where
 //! a later prompt left what was kept.
 
+mod aside;
 mod cache;
 mod gone;
 mod grain;
@@ -24,9 +25,10 @@ mod pins;
 mod swapping;
 mod tree;
 
+pub use aside::{Eviction, Moving};
 pub use cache::{Path, PrefixCache, Start};
 pub use grain::Grain;
 pub use namespace::Namespace;
 pub(crate) use pins::PinnedPages;
 pub use pins::Pins;
-pub use tree::{Found, GroupId, Inserted, Miss, Parent, Tree};
+pub use tree::{Found, GroupId, Inserted, Leaving, Miss, Parent, Tree};

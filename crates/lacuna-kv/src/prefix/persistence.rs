@@ -19,7 +19,10 @@ impl PrefixCache {
     /// What the folder holds, if there is one.
     #[must_use]
     pub fn folder_status(&self) -> Option<FolderStatus> {
-        self.folder.as_ref().map(CacheFolder::status)
+        let folder = self.folder.as_ref();
+        folder
+            .filter(|folder| !folder.is_unnamed())
+            .map(CacheFolder::status)
     }
 
     /// Whether there is a folder which has nothing but what was computed by other settings.
@@ -33,7 +36,7 @@ impl PrefixCache {
     /// stay, or `all` of it, because the sequence ends. `tokens` are the sequence's. Only takes note of pages; they
     /// are written later.
     pub fn write(&self, path: &mut Path, tokens: &[u32], all: bool) {
-        let Some(folder) = &self.folder else {
+        let Some(folder) = self.folder.as_ref().filter(|folder| !folder.is_unnamed()) else {
             return;
         };
         let group = self.grain.group_tokens().get();

@@ -20,7 +20,7 @@ impl PrefixCache {
         path.let_go_of_points();
         if groups < path.groups.len() {
             let gone = path.groups.split_off(groups);
-            self.tree.release(&gone, now);
+            self.release(&gone, now);
             path.chains.truncate(groups);
             path.written = path.written.min(groups);
         }

@@ -82,6 +82,15 @@ pub struct Found {
     pub miss: Option<Miss>,
 }
 
+/// What leaves next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    /// A group that nobody uses.
+    Group(GroupId),
+    /// The resume point of a group.
+    ResumePoint(GroupId),
+}
+
 /// What became of a group that was offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inserted {
@@ -358,6 +367,13 @@ impl<P, S: BuildHasher> Tree<P, S> {
         }
     }
 
+    /// Puts the rows of a group elsewhere, if it is kept.
+    pub fn replace(&mut self, id: GroupId, payload: P) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.payload = payload;
+        }
+    }
+
     /// Counts one more user of each of `ids`.
     ///
     /// # Panics
@@ -506,6 +522,19 @@ impl<P, S: BuildHasher> Tree<P, S> {
     /// their resume points go when no other is left. In a tree of resume points alone it is one of those that
     /// goes, and with it the rows that only it led to.
     pub fn evict(&mut self, now: Instant) -> Option<P> {
+        match self.next_to_leave(now)? {
+            Leaving::Group(id) => Some(self.remove(id, Miss::Evicted)),
+            Leaving::ResumePoint(id) => {
+                let payload = self.take_resume_point(id);
+                self.prune(id, Miss::Evicted);
+                payload
+            }
+        }
+    }
+
+    /// What [`Tree::evict`] would let go of.
+    #[must_use]
+    pub fn next_to_leave(&self, now: Instant) -> Option<Leaving> {
         let unpinned = |id: &GroupId| !self.groups[id].is_pinned(now);
         let alone = (!self.from_resume_points).then_some(&self.evictable);
         let groups = || alone.into_iter().flatten().map(|&(used, _, id)| (used, id));
@@ -518,24 +547,56 @@ impl<P, S: BuildHasher> Tree<P, S> {
         };
         match (group, point) {
             (Some((used, id)), point) if point.is_none_or(|(before, _)| used < before) => {
-                Some(self.remove(id, Miss::Evicted))
+                Some(Leaving::Group(id))
             }
-            (_, point) => {
-                let (_, id) = point?;
-                let payload = self.take_resume_point(id);
-                self.prune(id, Miss::Evicted);
-                payload
-            }
+            (_, point) => point.map(|(_, id)| Leaving::ResumePoint(id)),
         }
     }
 
     /// Lets go of one group that has been unused for `time_to_live`, if there is one and it is not
     /// pinned.
     pub fn expire(&mut self, now: Instant, time_to_live: Duration) -> Option<P> {
+        let id = self.next_to_expire(now, time_to_live)?;
+        Some(self.remove(id, Miss::Expired))
+    }
+
+    /// The group that [`Tree::expire`] would let go of.
+    #[must_use]
+    pub fn next_to_expire(&self, now: Instant, time_to_live: Duration) -> Option<GroupId> {
         let old = |last_used: Instant| now.saturating_duration_since(last_used) >= time_to_live;
         let mut overdue = self.evictable.iter().take_while(|entry| old(entry.0));
-        let &(_, _, id) = overdue.find(|entry| !self.groups[&entry.2].is_pinned(now))?;
-        Some(self.remove(id, Miss::Expired))
+        let entry = overdue.find(|entry| !self.groups[&entry.2].is_pinned(now))?;
+        Some(entry.2)
+    }
+
+    /// A group's namespace, and its ancestors from the first on, itself the last.
+    ///
+    /// # Panics
+    /// When it is not in the tree.
+    #[must_use]
+    pub fn lineage(&self, id: GroupId) -> (Namespace, Vec<GroupId>) {
+        let (mut lineage, mut at) = (vec![id], self.groups[&id].parent);
+        loop {
+            match at {
+                Parent::Group(id) => {
+                    lineage.push(id);
+                    at = self.groups[&id].parent;
+                }
+                Parent::Root(namespace) => {
+                    lineage.reverse();
+                    return (namespace, lineage);
+                }
+            }
+        }
+    }
+
+    /// The tokens of a group.
+    ///
+    /// # Panics
+    /// When it is not in the tree.
+    #[must_use]
+    pub fn tokens(&self, id: GroupId) -> &[u32] {
+        &self.groups[&id].tokens
     }
 
     /// Takes an evictable group out, and what has become of no use without it.

@@ -116,6 +116,24 @@ impl Piece {
 }
 
 impl Swap {
+    /// Bytes of the file that a sequence takes while it leaves.
+    #[must_use]
+    pub fn room_for(&self, sequence: &Sequence, group_tokens: usize) -> u64 {
+        let (_, most) = self.blocks_and_places(sequence, group_tokens);
+        (most * self.shared.piece_bytes) as u64
+    }
+
+    /// Tokens of a block of `sequence`, and the most places that its pieces take.
+    fn blocks_and_places(&self, sequence: &Sequence, group_tokens: usize) -> (usize, usize) {
+        let (shared, report) = (&self.shared, sequence.report());
+        let block = shared.block_bytes.div_ceil(report.bytes_per_token.max(1));
+        let block = block.next_multiple_of(group_tokens.max(1));
+        let blocks = sequence.len() / block + 1;
+        // The last piece of each block may be a small one.
+        let most = report.committed_bytes.div_ceil(shared.piece_bytes) + blocks;
+        (block, most)
+    }
+
     /// Takes `sequence` out of use and begins to move it to the file, but for the pages of its first `shared_tokens`
     /// tokens: those of groups that others have too, which it lets go of and needs again to come back. Blocks are
     /// whole groups of `group_tokens`.
@@ -129,13 +147,9 @@ impl Swap {
         shared_tokens: usize,
         group_tokens: usize,
     ) -> Result<Swapped, Option<Box<Sequence>>> {
-        let (shared, report) = (&self.shared, sequence.report());
-        let block = shared.block_bytes.div_ceil(report.bytes_per_token.max(1));
-        let block = block.next_multiple_of(group_tokens.max(1));
-        let blocks = sequence.len() / block + 1;
-        // The last piece of each block may be a small one.
-        let most = report.committed_bytes.div_ceil(shared.piece_bytes) + blocks;
-        let Some(mut places) = shared.places().take(most) else {
+        let shared = &self.shared;
+        let (block, most) = self.blocks_and_places(&sequence, group_tokens);
+        let Some(mut places) = shared.take(most) else {
             return Err(Some(Box::new(sequence)));
         };
         let blocks = match sequence.leave(shared_tokens, block) {

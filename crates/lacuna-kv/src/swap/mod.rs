@@ -20,6 +20,7 @@
 
 mod file;
 mod image;
+mod room;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -35,6 +36,7 @@ use file::{Aligned, TemporaryFile};
 pub use file::{SwapDevice, SwapFileError};
 use image::Image;
 pub use image::{Look, Phase, Progress, Swapped};
+pub use room::SwapRoom;
 
 /// Where a swap file is, and how large it may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,6 +172,7 @@ struct Shared {
     /// Bytes of a place in the file: what is written, read and checked at once.
     piece_bytes: usize,
     block_bytes: usize,
+    room: Arc<SwapRoom>,
     places: Mutex<Places>,
     /// Taken before `places`.
     queue: Mutex<Queue>,
@@ -257,6 +260,7 @@ impl Swap {
                 device,
                 piece_bytes: piece_bytes as usize,
                 block_bytes: sizes.block.get() as usize,
+                room: Arc::new(SwapRoom::new(sizes.limit.get())),
                 places: Mutex::new(Places {
                     free: BTreeSet::new(),
                     unused: 0,
@@ -308,6 +312,12 @@ impl Swap {
         }
         shared.device.discard_from(0);
         Ok(())
+    }
+
+    /// What the file and whatever is put aside beside it may hold together.
+    #[must_use]
+    pub fn room(&self) -> Arc<SwapRoom> {
+        Arc::clone(&self.shared.room)
     }
 
     /// Says how fast the file is, where there is no thread to find out.
@@ -415,7 +425,23 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Takes `count` places; `None` when there are fewer, or others have the room.
+    fn take(&self, count: usize) -> Option<Vec<u32>> {
+        let bytes = (count * self.piece_bytes) as u64;
+        if !self.room.try_take(bytes) {
+            return None;
+        }
+        let places = self.places().take(count);
+        if places.is_none() {
+            self.room.give_back(bytes);
+        }
+        places
+    }
+
     fn give_back(&self, places: impl IntoIterator<Item = u32>) {
+        let places: Vec<u32> = places.into_iter().collect();
+        self.room
+            .give_back((places.len() * self.piece_bytes) as u64);
         self.places().give_back(places);
         self.changed.notify_all();
     }

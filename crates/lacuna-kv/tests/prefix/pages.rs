@@ -454,10 +454,12 @@ fn the_pinned_beginning_of_a_prompt_leaves_after_everything_else() {
         2
     );
     assert!(
-        !bench.cache.expire(Instant::now(), Duration::ZERO),
+        !bench
+            .cache
+            .expire(Instant::now(), Duration::ZERO, |_| false),
         "pinned"
     );
-    assert!(bench.cache.expire(until, Duration::ZERO));
+    assert!(bench.cache.expire(until, Duration::ZERO, |_| false));
     assert!(bench.cache.evict(until) && !bench.cache.evict(until));
 }
 
@@ -508,4 +510,23 @@ fn a_sequence_gives_up_the_pages_it_started_with() {
         bench.cache.leave(second.path, Instant::now());
         bench.assert_rows(&donor);
     }
+}
+
+/// A prompt came from files while a sequence that had been swapped out computed it: the cache went on holding the pages
+/// that came, beside the sequence's own, and one request that would have fitted alone found no memory.
+#[test]
+fn what_two_sequences_computed_is_held_once_when_the_first_has_gone() {
+    let mut bench = Bench::new(even());
+    let group = bench.cache.grain().group_tokens().get();
+    let prompt = tokens(0, 4 * group);
+    let [mut first, mut second] = [(); 2].map(|()| bench.start(&prompt));
+    bench.compute(&mut first, 50);
+    bench.compute(&mut second, 50);
+    let alone = second.sequence.report().committed_bytes as u64;
+    bench.leave(first);
+    let ledger = bench.kv.ledger();
+    assert_eq!(ledger.committed.saturating_sub(ledger.idle).get(), alone);
+    assert_eq!(ledger.pinned_only.get(), 0, "the cache has the sequence's");
+    bench.assert_rows(&second);
+    bench.leave(second);
 }

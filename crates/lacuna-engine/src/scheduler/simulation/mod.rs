@@ -23,6 +23,7 @@ use std::sync::Arc;
 use lacuna_kernels::ElementType;
 use lacuna_kv::folder::faults::{DiskFaults, Trouble};
 use lacuna_kv::folder::{Fingerprint, FolderConfig};
+use lacuna_kv::swap::SwapSizes;
 use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, ValueRows,
 };
@@ -309,6 +310,29 @@ impl Simulation {
         let opened = CacheFolder::open_faulty(disk.clone(), config, &cache, computed_by);
         let prefix = PrefixCache::new(cache).with_folder(opened.expect("a folder"));
         self.scheduler.prefix = prefix;
+        self.scheduler.config.prefix_cache.enabled = true;
+        self.disk = Some((disk, Trouble::Nothing));
+    }
+
+    /// What its cache would evict is put aside within `bytes`, on a disk that does what it is told.
+    fn put_aside_within(&mut self, bytes: u64) {
+        let disk = DiskFaults::default();
+        let cache = self.scheduler.engine.kv_cache().clone();
+        let sizes = SwapSizes {
+            limit: ByteLength::new(bytes),
+            piece: ByteLength::new(2 * cache.page_bytes() as u64),
+            block: ByteLength::new(8 * cache.page_bytes() as u64),
+        };
+        let swap = swap::of(self.swap_disk.clone(), sizes, &cache);
+        let aside = CacheFolder::open_unnamed(
+            std::env::temp_dir(),
+            swap.room(),
+            &cache,
+            Some(disk.clone()),
+        );
+        let prefix = PrefixCache::new(cache).with_folder(aside.expect("files"));
+        self.scheduler.prefix = prefix;
+        self.scheduler.swap = Some(swap);
         self.scheduler.config.prefix_cache.enabled = true;
         self.disk = Some((disk, Trouble::Nothing));
     }
@@ -692,6 +716,102 @@ fn a_folder_whose_disk_refuses_fills_and_stalls_changes_no_answer() {
         written > 0 && restored > 0 && failed > 0,
         "{written} written, {restored} restored, {failed} failed"
     );
+}
+
+/// What is evicted in those runs is put aside and taken back.
+#[test]
+fn files_beside_the_swap_file_whose_disk_refuses_fills_and_stalls_change_no_answer() {
+    let (mut written, mut restored, mut failed) = (0, 0, 0);
+    for seed in 0..16 {
+        let kind = [Kind::Rows, Kind::Windows, Kind::States, Kind::Everything][seed as usize / 4];
+        let mut simulation = Simulation::of(seed, Some(kind));
+        let bytes = [64 << 10, 1 << 20][seed as usize % 2];
+        simulation.put_aside_within(bytes);
+        (0..TICKS).for_each(|_| simulation.tick());
+        let status = simulation.scheduler.prefix.aside_status();
+        let status = status.expect("files");
+        let swap = simulation.scheduler.swap.as_ref().expect("a swap file");
+        let held = swap.status().held.get() + status.bytes.get();
+        assert!(held <= bytes, "{held} of {bytes} bytes");
+        written += status.written_segments;
+        restored += status.restored_tokens;
+        failed += status.failed_writes + status.unreadable;
+        assert_eq!(status.damaged, 0);
+        simulation.finish();
+    }
+    assert!(
+        written > 0 && restored > 0 && failed > 0,
+        "{written} written, {restored} restored, {failed} failed"
+    );
+}
+
+/// Two conversations by turns in room for one: each turn finds its conversation again, as long as the disk does.
+#[test]
+fn conversations_that_take_turns_in_room_for_one_are_put_aside_and_come_back() {
+    for kind in [
+        Kind::Rows,
+        Kind::Windows,
+        Kind::States,
+        Kind::Everything,
+        Kind::StatesAlone,
+    ] {
+        for trouble in [Trouble::Nothing, Trouble::Refuses, Trouble::HalfWrites] {
+            let mut simulation = Simulation::of(0, Some(kind));
+            simulation.put_aside_within(1 << 20);
+            let scheduler = &mut simulation.scheduler;
+            scheduler.config.max_running = 2;
+            scheduler.config.prefix_cache.time_to_live = None;
+            let grain = scheduler.prefix.grain().clone();
+            let step = scheduler.engine.batch_limits().tokens;
+            scheduler.budget = kv_alone(grain.peak_bytes(195, step) + grain.resume_bytes());
+            simulation.limits = scheduler.request_limits();
+            let mut talks = [vec![300; 30], vec![900; 30]];
+            for turn in 0..6u32 {
+                let talk = &mut talks[turn as usize % 2];
+                let before = talk.len();
+                talk.extend((0..25).map(|word| 400 + turn * 30 + word));
+                simulation.set_trouble(match turn {
+                    3 => trouble,
+                    _ => Trouble::Nothing,
+                });
+                let reused = simulation.scheduler.counters.reused_tokens;
+                let mut client = simulation.submit_spec(Spec::greedy(talk.clone(), 28));
+                for _ in 0..2000 {
+                    if simulation.scheduler.is_idle() {
+                        break;
+                    }
+                    simulation.system.pass(Duration::from_millis(20));
+                    simulation.step();
+                    client.read(&mut simulation.trace, &mut simulation.tally);
+                }
+                assert_eq!(client.failure(), None);
+                *talk = client.conversation();
+                let reused = simulation.scheduler.counters.reused_tokens - reused;
+                let group = grain.group_tokens().get() as u64;
+                let what = format!("{kind:?} {trouble:?} turn {turn}: {reused} of {before} reused");
+                // Where layers keep states it goes on from a resume point a little before the end.
+                let back = if grain.has_states() {
+                    64 + group
+                } else {
+                    group
+                };
+                if turn >= 2 && trouble == Trouble::Nothing {
+                    assert!(reused + back + group >= before as u64, "{what}");
+                }
+            }
+            let status = simulation.scheduler.prefix.aside_status().expect("files");
+            match trouble {
+                Trouble::Nothing => assert_eq!(status.failed_writes + status.unreadable, 0),
+                _ => assert!(
+                    status.failed_writes + status.unreadable > 0,
+                    "{kind:?}: {status:?}"
+                ),
+            }
+            assert!(status.restored_tokens > 0, "{kind:?}: {status:?}");
+            assert_eq!(status.damaged, 0);
+            simulation.finish();
+        }
+    }
 }
 
 #[test]

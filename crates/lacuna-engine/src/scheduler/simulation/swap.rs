@@ -90,6 +90,11 @@ pub(super) fn over(disk: Disk, pages: u32, cache: &KvCache) -> Swap {
         piece: ByteLength::new(2 * page),
         block: ByteLength::new(8 * page),
     };
+    of(disk, sizes, cache)
+}
+
+/// One of such sizes.
+pub(super) fn of(disk: Disk, sizes: SwapSizes, cache: &KvCache) -> Swap {
     let swap = Swap::over(Box::new(disk), sizes, cache).expect("a sparse cache");
     swap.assume_rates(1e12, Duration::from_secs(1));
     swap
