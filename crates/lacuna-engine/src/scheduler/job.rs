@@ -38,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) pin_prefix: Option<Duration>,
     /// Since when the client has not read enough for another step.
     pub(crate) stalled: Option<Instant>,
+    /// Tokens it had when it last started again to have pages in common with the cache.
+    pub(crate) shared_at: usize,
     outbox: mpsc::Sender<Event>,
     /// Given back when the request has ended and its stream is dropped.
     _memory: Option<Arc<HeldMemory>>,
@@ -188,6 +190,7 @@ impl Waiting {
             namespace: request.prefix_namespace,
             pin_prefix: request.pin_prefix,
             stalled: None,
+            shared_at: 0,
             outbox,
             _memory: memory.clone(),
         };

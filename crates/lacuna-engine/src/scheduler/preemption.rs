@@ -26,6 +26,10 @@ impl Scheduler {
     /// conversation asks soon, and would take it away again.
     pub(super) const SPARE_PATIENCE: Duration = Duration::from_secs(2);
 
+    /// How long a request that is alone waits for pages that nobody should have any more: longer than a thread is not
+    /// run on a machine with too much to do.
+    const PAGES_ON_THEIR_WAY: Duration = Duration::from_secs(1);
+
     /// Weights that are brought back together, at most: the step that waits for them takes an eighth of a second
     /// longer where a disk reads 2 GB a second.
     pub(super) const RESTORED_AT_ONCE: u64 = 256 << 20;
@@ -331,7 +335,7 @@ impl Scheduler {
     }
 
     /// When nothing can be computed for want of memory, the last request is preempted, and one that is
-    /// alone fails: in the next step if it has all there is, after a while if the system may give some back.
+    /// alone fails: in one of the next steps if it has all there is, after a while if the system may give some back.
     fn note_starvation(&mut self, now: Instant, shortage: Option<&KvError>) {
         let idle = |session: &Session| session.scheduled == 0;
         let starved = self
@@ -360,7 +364,13 @@ impl Scheduler {
         };
         let refused = shortage.filter(|error| !is_limit(error));
         let final_word = refused.is_none() && self.kv_limit >= self.budget.parts.kv_bytes;
-        if !final_word && now.duration_since(since) < Self::STARVATION {
+        let patience = match final_word {
+            // A thread of the folder or of the swap file that is not run just then may hold pages that were taken back.
+            true if self.swap.is_some() || self.prefix.has_folder() => Self::PAGES_ON_THEIR_WAY,
+            true => Duration::ZERO,
+            false => Self::STARVATION,
+        };
+        if now.duration_since(since) < patience || (final_word && self.share_again()) {
             return;
         }
         let why = refused.map_or_else(
@@ -377,6 +387,28 @@ impl Scheduler {
         }
         // Whoever runs next has not waited for anything yet.
         self.starved = None;
+    }
+}
+
+impl Scheduler {
+    /// The request that is alone may have pages of its own of groups that the cache has too, because they came in
+    /// another way while it computed them. It starts again from those of the cache. Returns whether it does; not
+    /// twice without a token more.
+    fn share_again(&mut self) -> bool {
+        let apart = self.engine.kv_cache().ledger().pinned_only.get();
+        let Some(running) = self.running.first_mut().filter(|_| apart > 0) else {
+            return false;
+        };
+        let tokens = running
+            .sessions
+            .iter()
+            .map(|session| session.sequence.len());
+        let tokens = tokens.sum();
+        if tokens <= running.job.shared_at {
+            return false;
+        }
+        running.job.shared_at = tokens;
+        self.preempt_last(Urgency::Now)
     }
 }
 

@@ -315,9 +315,10 @@ impl PrefixCache {
                 Inserted::New(id) | Inserted::Known(id) => path.groups.push(id),
                 Inserted::Collided => path.closed = true,
             }
-            if let (Inserted::Known(id), Some(pins)) = (inserted, pins) {
-                // It came in another way while this sequence computed it. With one set of pages for both, whoever is
-                // alone has no more than its own.
+            if let (Inserted::Known(id), Some(pins)) = (inserted, pins)
+                && self.tree.get(id).is_some_and(|(_, users)| users == 1)
+            {
+                // It came in another way while this sequence computed it, and nobody else has its pages.
                 self.tree.replace(id, pins);
             }
             let groups = path.groups.len();

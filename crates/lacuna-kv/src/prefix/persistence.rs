@@ -16,6 +16,12 @@ impl PrefixCache {
         self
     }
 
+    /// Whether what it holds goes to files, by threads of their own.
+    #[must_use]
+    pub fn has_folder(&self) -> bool {
+        self.folder.is_some()
+    }
+
     /// What the folder holds, if there is one.
     #[must_use]
     pub fn folder_status(&self) -> Option<FolderStatus> {

@@ -513,17 +513,17 @@ fn a_sequence_gives_up_the_pages_it_started_with() {
 }
 
 /// A prompt came from files while a sequence that had been swapped out computed it: the cache went on holding the pages
-/// that came, beside the sequence's own, and one request that would have fitted alone found no memory.
+/// that came, beside the sequence's own, and a request that would have fitted alone found no memory.
 #[test]
-fn what_two_sequences_computed_is_held_once_when_the_first_has_gone() {
+fn what_a_sequence_computed_that_nobody_else_has_any_more_is_held_once() {
     let mut bench = Bench::new(even());
     let group = bench.cache.grain().group_tokens().get();
     let prompt = tokens(0, 4 * group);
     let [mut first, mut second] = [(); 2].map(|()| bench.start(&prompt));
     bench.compute(&mut first, 50);
+    bench.leave(first);
     bench.compute(&mut second, 50);
     let alone = second.sequence.report().committed_bytes as u64;
-    bench.leave(first);
     let ledger = bench.kv.ledger();
     assert_eq!(ledger.committed.saturating_sub(ledger.idle).get(), alone);
     assert_eq!(ledger.pinned_only.get(), 0, "the cache has the sequence's");
