@@ -639,3 +639,73 @@ impl Shared {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Geometry;
+    use crate::{KvCache, KvElements};
+
+    /// A header that says of itself what no header of this process would, under a checksum that is right.
+    #[test]
+    fn headers_are_those_that_this_process_would_write() {
+        let elements = KvElements::both(lacuna_kernels::ElementType::F32);
+        let geometry = Geometry::uniform(2, 2, 16, elements);
+        let cache = KvCache::new(geometry, "sparse".parse().expect("a policy"));
+        let cache = cache.expect("the system has pages");
+        let root = tempfile::tempdir().expect("a folder");
+        let config = FolderConfig {
+            path: root.path().to_owned(),
+            limit: ByteLength::mebibytes(1),
+            remote: None,
+        };
+        let fingerprint = Fingerprint::new([("weights", "a".to_owned())]);
+        let folder = CacheFolder::open(config, &cache, fingerprint).expect("a folder");
+        let (shared, shape) = (&folder.shared, &folder.shared.shape);
+        let group = shape.group_tokens();
+        let header = |kind, first: usize, groups: usize| Header {
+            fingerprint: shared.fingerprint.digest(),
+            kind,
+            before: folder.root(crate::prefix::Namespace::COMMON),
+            first_group: first as u32,
+            group_tokens: group as u32,
+            tokens: vec![0; groups * group],
+            payload_bytes: match kind {
+                Kind::Rows => shape.rows_bytes(&(first..first + groups)),
+                Kind::ResumePoint => shape.point_bytes(first),
+            },
+            checksums: Vec::new(),
+        };
+        let rows = header(Kind::Rows, 3, 2);
+        let point = header(Kind::ResumePoint, 3, 0);
+        // No position has more than 32 bits.
+        let end = (1 << 32) / group;
+        for good in [&rows, &point, &header(Kind::Rows, end - 3, 2)] {
+            assert_eq!(shared.check(good), Ok(()), "{good:?}");
+        }
+        for bad in [
+            header(Kind::Rows, 3, 0),
+            header(Kind::ResumePoint, 0, 0),
+            header(Kind::ResumePoint, 3, 1),
+            header(Kind::Rows, end - 2, 2),
+            Header {
+                fingerprint: [7; 32],
+                ..rows.clone()
+            },
+            Header {
+                group_tokens: group as u32 + 1,
+                ..point.clone()
+            },
+            Header {
+                payload_bytes: rows.payload_bytes + 1,
+                ..rows.clone()
+            },
+            Header {
+                payload_bytes: point.payload_bytes + 1,
+                ..point.clone()
+            },
+        ] {
+            assert_eq!(shared.check(&bad), Err(Damage::Header), "{bad:?}");
+        }
+    }
+}

@@ -5,6 +5,7 @@ mod faults;
 mod footprints;
 mod layers;
 mod model;
+mod saved;
 mod sharing;
 mod states;
 mod steps;

@@ -838,3 +838,100 @@ fn times_that_jump_cost_no_more_than_the_order_of_leaving() {
     let held = second.start(&prompt);
     second.check(held);
 }
+
+/// What is in memory is asked of no file, and its files must not be the first to go for that.
+#[test]
+fn a_prompt_that_is_answered_from_memory_stays_in_the_folder_as_well() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    let one = first.folder().bytes.get();
+    drop(first);
+    let limited = config(root.path(), 3 * one + one / 2);
+    let mut second = bench
+        .restarted(root.path())
+        .with_folder(limited, made_by("a"));
+    second.turn(&tokens(0, 500));
+    second.settle();
+    assert_eq!(second.folder().written_segments, 0, "all of it is there");
+    for seed in 10..16 {
+        second.turn(&tokens(seed, 500));
+        second.settle();
+        let held = second.start(&prompt[..500]);
+        assert!(!held.sequence.is_empty(), "from memory");
+        second.check(held);
+        second.settle();
+    }
+    let found = |tokens: &[u32]| {
+        let third = bench.restarted(root.path());
+        third.cache.stored(Namespace::COMMON, tokens).is_some()
+    };
+    assert!(found(&prompt) && !found(&tokens(10, 500)));
+}
+
+#[test]
+fn segments_that_cannot_be_read_when_a_folder_is_opened_are_counted_and_left() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, 500));
+    first.settle();
+    let there = first.folder().segments;
+    drop(first);
+    let disk = DiskFaults::default();
+    disk.set(Trouble::Refuses);
+    let limit = config(root.path(), 1 << 30);
+    let folder = CacheFolder::open_faulty(disk, limit, &bench.kv, made_by("a"));
+    let status = folder.expect("a folder").status();
+    assert_eq!((status.segments, status.unreadable), (0, there as u64));
+    assert_eq!(status.damaged, 0);
+    assert!(bench.restarted(root.path()).restore(&prompt) > 0);
+}
+
+/// As if it had been removed between listing the folder and reading it.
+#[cfg(unix)]
+#[test]
+fn a_segment_that_is_listed_and_gone_is_nobodys_trouble() {
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    first.turn(&tokens(0, 500));
+    first.settle();
+    drop(first);
+    let path = segments(root.path()).remove(0);
+    let gone = root.path().join("gone");
+    fs::remove_file(&path).expect("a segment");
+    std::os::unix::fs::symlink(gone, &path).expect("a link");
+    let status = bench.restarted(root.path()).folder();
+    assert_eq!((status.unreadable, status.damaged), (0, 0));
+}
+
+#[test]
+fn of_other_settings_those_are_named_that_differ_least_and_have_segments() {
+    let (bench, root) = (first_bench(), root());
+    let made = |weights: &str, adapter: &str| {
+        Fingerprint::new([
+            ("weights", weights.to_owned()),
+            ("adapter", adapter.to_owned()),
+        ])
+    };
+    let open = |fingerprint| {
+        Bench::with(bench.geometry.clone(), "sparse")
+            .with_folder(config(root.path(), 1 << 30), fingerprint)
+    };
+    for (weights, adapter) in [("a", "x"), ("b", "y")] {
+        let mut first = open(made(weights, adapter));
+        first.turn(&tokens(0, 500));
+        first.settle();
+    }
+    // Whichever of the two is looked at first.
+    for weights in ["a", "b"] {
+        let status = open(made(weights, "z")).folder();
+        assert_eq!(status.differing, ["adapter"]);
+        assert!(status.other_segments > 0);
+    }
+    // Nothing was computed by what has just been opened.
+    assert_eq!(
+        open(made("c", "z")).folder().differing,
+        ["weights", "adapter"]
+    );
+}

@@ -424,3 +424,101 @@ fn what_comes_keeps_within_the_folders_limit() {
     assert_eq!(third.bring(&prompts[0]), 0);
     assert_eq!(third.remote().fetched_bytes, 0);
 }
+
+/// Whoever closes a folder waits for what is on its way into the store.
+#[test]
+fn what_is_being_put_there_when_a_folder_is_closed_is_there_then() {
+    let (bench, here, store) = (first_bench(), root(), MemoryStore::default());
+    let mut first = bench.beside(here.path(), &store);
+    store.set(StoreTrouble::Stalls);
+    first.turn(&tokens(0, 500));
+    first.settle();
+    assert!(first.remote().uploads_waiting > 0);
+    assert_eq!(store.names(), [] as [String; 0]);
+    let files = segments(here.path()).len();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            store.set(StoreTrouble::Nothing);
+        });
+        drop(first);
+    });
+    let names = store.names();
+    assert_eq!(
+        names.iter().filter(|name| name.ends_with(".rows")).count(),
+        files
+    );
+}
+
+#[test]
+fn bytes_that_came_and_went_are_counted_as_they_are() {
+    let (bench, here, there) = (first_bench(), root(), root());
+    let store = MemoryStore::default();
+    let mut first = bench.beside(here.path(), &store);
+    let prompt = first.turn(&tokens(0, LONG));
+    first.settle_all();
+    let lengths = |root: &Path| -> Vec<u64> {
+        let files = segments(root).into_iter();
+        files
+            .map(|path| fs::metadata(path).expect("there").len())
+            .collect()
+    };
+    let files = lengths(here.path());
+    let status = first.remote();
+    assert_eq!(status.uploaded_segments, files.len() as u64);
+    assert_eq!(status.uploaded_bytes, files.iter().sum::<u64>());
+    assert_eq!((status.given_up, status.failed_writes), (0, 0));
+    assert_eq!((status.lookups, status.place.as_str()), (0, "memory"));
+    assert!(status.can_write);
+    let mut second = bench.beside(there.path(), &store);
+    assert!(second.bring(&prompt) > 0);
+    let (status, came) = (second.remote(), lengths(there.path()));
+    assert!(came.len() > 1);
+    assert_eq!(status.fetched_segments, came.len() as u64);
+    assert_eq!(status.fetched_bytes, came.iter().sum::<u64>());
+    assert_eq!((status.late, status.failed_reads), (0, 0));
+}
+
+/// A question takes as long as computing some dozens of tokens.
+#[test]
+fn a_store_is_asked_for_128_tokens_or_more_beyond_what_is_there() {
+    let (bench, there, store) = (first_bench(), root(), MemoryStore::default());
+    let mut second = bench.beside(there.path(), &store);
+    assert_eq!(second.fetch(&tokens(0, 127)), None);
+    assert_eq!(second.fetch(&tokens(0, 128)), Some(None));
+    // More prompts than can be looked for at once, one after the other.
+    for seed in 1..12 {
+        assert_eq!(
+            second.fetch(&tokens(seed, 200)),
+            Some(None),
+            "prompt {seed}"
+        );
+    }
+    assert_eq!(second.remote().lookups, 12);
+    second.turn(&tokens(0, 200));
+    let group = bench.cache.grain().group_tokens().get();
+    let held = 200 / group * group;
+    let more = |count| [tokens(0, held), tokens(9, count)].concat();
+    assert_eq!(second.fetch(&more(127)), None);
+    assert_eq!(second.fetch(&more(128)), Some(None));
+}
+
+#[test]
+fn tiers_are_the_same_with_the_same_store_and_patience() {
+    let store: Arc<MemoryStore> = Arc::default();
+    let one = Remote {
+        store: store.clone(),
+        patience: MINUTE,
+    };
+    assert_eq!(one, one.clone());
+    let hasty = Remote {
+        patience: MINUTE / 2,
+        ..one.clone()
+    };
+    let elsewhere = Remote {
+        store: Arc::new(MemoryStore::default()),
+        patience: MINUTE,
+    };
+    assert_ne!(one, hasty);
+    assert_ne!(one, elsewhere);
+}

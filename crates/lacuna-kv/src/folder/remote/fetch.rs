@@ -310,3 +310,47 @@ impl Write for Sink<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::chain::{Chain, Fingerprint};
+
+    #[test]
+    fn no_more_bytes_are_taken_than_a_segment_has_and_none_that_nobody_waits_for() {
+        let fingerprint = Fingerprint::new([("weights", "a".to_owned())]);
+        let prompt = Prompt {
+            tokens: Vec::new(),
+            chains: Vec::new(),
+            root: Chain::root(&fingerprint, Namespace::COMMON),
+            known: 0,
+            resumable: 0,
+            cancelled: AtomicBool::new(false),
+        };
+        let began = Instant::now();
+        let progress = Mutex::new(Progress {
+            done: false,
+            at: began,
+            missed: None,
+        });
+        let mut sink = Sink {
+            file: tempfile::tempfile().expect("a file"),
+            left: 10,
+            stopped: None,
+            prompt: &prompt,
+            progress: &progress,
+        };
+        assert_eq!(sink.write(&[1; 7]).expect("room"), 7);
+        assert_eq!(sink.left, 3);
+        assert!(locked(&progress).at > began, "bytes came");
+        assert!(sink.write(&[1; 4]).is_err());
+        assert!(matches!(sink.stopped, Some(Missed::Damaged)));
+        sink.stopped = None;
+        assert_eq!(sink.write(&[1; 3]).expect("room"), 3);
+        assert_eq!(sink.left, 0);
+        assert_eq!(sink.file.metadata().expect("a file").len(), 10);
+        prompt.cancelled.store(true, Ordering::Relaxed);
+        assert!(sink.write(&[]).is_err());
+        assert!(matches!(sink.stopped, Some(Missed::Cancelled)));
+    }
+}

@@ -270,4 +270,58 @@ mod tests {
         health.fail(&error, now);
         assert_eq!(health.left(now), Some(Health::FIRST));
     }
+
+    fn tier(store: impl RemoteStore + 'static) -> Tier {
+        let remote = Remote {
+            store: Arc::new(store),
+            patience: Duration::from_secs(1),
+        };
+        Tier::new(&remote, "made-by".to_owned())
+    }
+
+    #[test]
+    fn a_store_that_lies_about_everything_does_not_fill_memory() {
+        let tier = tier(MemoryStore::default());
+        let more = Tier::MOST_DAMAGED + 2;
+        (0..more).for_each(|number| tier.note_damaged(&number.to_string()));
+        assert_eq!(tier.current().damaged, more as u64);
+        assert_eq!(locked(&tier.damaged).len(), Tier::MOST_DAMAGED);
+    }
+
+    /// A store that answers for one object, whatever it was asked.
+    #[derive(Debug)]
+    struct Short;
+
+    impl RemoteStore for Short {
+        fn place(&self) -> String {
+            "short".to_owned()
+        }
+
+        fn can_write(&self) -> bool {
+            false
+        }
+
+        fn lengths(&self, _: &[String]) -> io::Result<Vec<Option<u64>>> {
+            Ok(vec![Some(5)])
+        }
+
+        fn get(&self, _: &str, _: &mut dyn Write) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn put(&self, _: &str, _: u64, _: &mut dyn Read) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_objects_that_were_asked_for() {
+        let tier = tier(Short);
+        let names = ["a".to_owned(), "b".to_owned()];
+        assert_eq!(tier.lengths(&[]).expect("nothing was asked"), []);
+        assert_eq!(tier.lengths(&names[..1]).expect("one"), [Some(5)]);
+        assert!(tier.lengths(&names).is_err(), "one answer to two questions");
+        assert_eq!(tier.object("a"), "made-by/a");
+        assert!(!tier.can_write() && tier.current().uploads_waiting == 0);
+    }
 }

@@ -221,3 +221,107 @@ impl Shared {
         Ok((header, bytes))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::{MemoryStore, Remote};
+    use super::*;
+
+    /// A tier whose thread has begun.
+    fn tier() -> Tier {
+        let remote = Remote {
+            store: Arc::new(MemoryStore::default()),
+            patience: Duration::from_secs(1),
+        };
+        let tier = Tier::new(&remote, "made-by".to_owned());
+        assert_eq!(tier.uploads_waiting(), 1, "it looks first what there is");
+        locked(&tier.uploads).busy = false;
+        tier
+    }
+
+    fn failed(kind: io::ErrorKind) -> io::Result<()> {
+        Err(kind.into())
+    }
+
+    #[test]
+    fn no_more_names_wait_than_a_terabyte_has() {
+        let tier = tier();
+        (0..MOST_WAITING).for_each(|number| tier.offer(&number.to_string()));
+        assert_eq!((tier.uploads_waiting(), tier.current().given_up), (8192, 0));
+        tier.offer("one more");
+        assert_eq!((tier.uploads_waiting(), tier.current().given_up), (8192, 1));
+        tier.close();
+        tier.offer("one more");
+        assert_eq!(tier.current().given_up, 1, "it is closed");
+        assert_eq!(tier.next_upload(), None);
+    }
+
+    #[test]
+    fn what_fails_is_tried_eight_times_and_then_the_next_is() {
+        let tier = tier();
+        for name in ["a", "b"] {
+            tier.offer(name);
+        }
+        for attempt in 1..=MOST_ATTEMPTS {
+            assert_eq!(tier.next_upload().as_deref(), Some("a"), "{attempt}");
+            assert_eq!(tier.uploads_waiting(), 2, "it is on its way");
+            tier.end_upload("a".to_owned(), failed(io::ErrorKind::TimedOut));
+            let status = tier.current();
+            assert_eq!(status.failed_writes, u64::from(attempt));
+            assert_eq!(status.given_up, u64::from(attempt == MOST_ATTEMPTS));
+            assert!(status.writing_paused.is_some());
+            // As if the pause were over.
+            locked(&tier.writing).succeed();
+        }
+        assert_eq!(tier.next_upload().as_deref(), Some("b"));
+        tier.end_upload("b".to_owned(), failed(io::ErrorKind::TimedOut));
+        assert_eq!(tier.uploads_waiting(), 1, "it begins anew");
+        locked(&tier.writing).succeed();
+        assert_eq!(tier.next_upload().as_deref(), Some("b"));
+        tier.end_upload("b".to_owned(), Ok(()));
+        assert_eq!(tier.uploads_waiting(), 0);
+        assert_eq!(locked(&tier.uploads).attempts, 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_there_is_given_up_at_once_and_others_go_on() {
+        let tier = tier();
+        for name in ["a", "b"] {
+            tier.offer(name);
+        }
+        let name = tier.next_upload().expect("a");
+        tier.end_upload(name, failed(io::ErrorKind::FileTooLarge));
+        let status = tier.current();
+        assert_eq!((status.given_up, status.failed_writes), (1, 0));
+        assert_eq!(status.writing_paused, None);
+        assert_eq!(tier.next_upload().as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn what_is_left_is_waited_for_unless_the_store_fails_or_it_takes_too_long() {
+        let tier = tier();
+        let soon = || Instant::now() + Duration::from_millis(20);
+        assert!(tier.settle(Instant::now()), "nothing is left");
+        tier.offer("a");
+        assert!(!tier.settle(soon()));
+        let name = tier.next_upload().expect("a");
+        assert!(!tier.settle(soon()), "it is on its way");
+        let minute = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                tier.end_upload(name, Ok(()));
+            });
+            assert!(tier.settle(minute));
+        });
+        tier.offer("b");
+        locked(&tier.writing).fail(&io::Error::other("no"), Instant::now());
+        assert!(
+            !tier.settle(minute),
+            "it would take as long as the store likes"
+        );
+        assert!(Instant::now() < minute);
+    }
+}
