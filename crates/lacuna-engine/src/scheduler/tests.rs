@@ -4,6 +4,7 @@ mod admission;
 mod choices;
 mod endings;
 mod report;
+mod swap_file;
 mod weights;
 
 use std::path::Path;

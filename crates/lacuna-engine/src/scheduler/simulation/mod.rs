@@ -12,7 +12,7 @@
 mod client;
 mod invariants;
 mod model;
-mod swap;
+pub(super) mod swap;
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

@@ -11,7 +11,7 @@ use lacuna_pages::ByteLength;
 
 /// What happens to the next write or read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(in crate::scheduler) enum Trouble {
     Refuses,
     /// A write ends halfway, and says nothing; a read comes to an end too early.
     Halves,
@@ -21,7 +21,7 @@ pub(super) enum Trouble {
 
 /// Clones are the same disk.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Disk(Arc<Mutex<Held>>);
+pub(in crate::scheduler) struct Disk(Arc<Mutex<Held>>);
 
 #[derive(Debug, Default)]
 struct Held {
@@ -31,7 +31,7 @@ struct Held {
 
 impl Disk {
     /// Makes the next write or read one that is troubled, or none.
-    pub(super) fn trouble(&self, trouble: Option<Trouble>) {
+    pub(in crate::scheduler) fn trouble(&self, trouble: Option<Trouble>) {
         self.held().trouble = trouble;
     }
 
@@ -83,7 +83,7 @@ impl SwapDevice for Disk {
 }
 
 /// A swap file of so many pages of `cache` on `disk`, of small pieces, that is always worth its time.
-pub(super) fn over(disk: Disk, pages: u32, cache: &KvCache) -> Swap {
+pub(in crate::scheduler) fn over(disk: Disk, pages: u32, cache: &KvCache) -> Swap {
     let page = cache.page_bytes() as u64;
     let sizes = SwapSizes {
         limit: ByteLength::new(u64::from(pages) * page),

@@ -1,0 +1,271 @@
+//! Preempted requests and the swap file, a step at a time: when pages are moved, when they are waited for, and when
+//! what they hold is computed again.
+
+use super::*;
+use crate::scheduler::simulation::swap::{Disk, Trouble, over};
+use crate::scheduler::swapping::Urgency;
+
+/// Pages of a file that is large enough for all that there is.
+const PAGES: u32 = 1000;
+/// Of an answer: more than the steps of a test.
+const TOKENS: usize = 100;
+
+/// A scheduler with memory for `groups` groups and a swap file that is worth its time.
+fn swapping(groups: u64) -> (Scheduler, FakeSystem, Disk) {
+    let (mut scheduler, system, disk) = (with_groups(groups), FakeSystem::new(), Disk::default());
+    scheduler.system = Box::new(system.clone());
+    scheduler.swap = Some(over(disk.clone(), PAGES, scheduler.engine.kv_cache()));
+    assume_slow_prompts(&mut scheduler);
+    (scheduler, system, disk)
+}
+
+/// A token a second, whatever was seen: on a clock that stands still prompts take no time.
+fn assume_slow_prompts(scheduler: &mut Scheduler) {
+    scheduler.prompt_rate = Rate::over(1.0);
+    scheduler.prompt_rate.observe(1.0, Duration::from_secs(1));
+}
+
+/// Two requests that run, of some groups each, and their streams.
+fn two_running(scheduler: &mut Scheduler) -> [Stream; 2] {
+    let group = scheduler.prefix.grain().group_tokens().get() as u32;
+    let streams = [0, 1].map(|seed| enqueue(scheduler, endless(prompt(seed, 4 * group), TOKENS)));
+    (0..20).for_each(|_| assert!(scheduler.step()));
+    assert_eq!(scheduler.running.len(), 2);
+    assume_slow_prompts(scheduler);
+    streams
+}
+
+fn away(scheduler: &Scheduler) -> usize {
+    scheduler.away().count()
+}
+
+/// Moves pieces until nothing moves any more, and lets the scheduler see it.
+fn move_all(scheduler: &mut Scheduler) {
+    while scheduler.swap.as_ref().is_some_and(Swap::advance) {}
+    scheduler.follow_swaps();
+}
+
+fn alone(seed: u32) -> Vec<u32> {
+    let mut scheduler = with_groups(100);
+    let group = scheduler.prefix.grain().group_tokens().get() as u32;
+    let stream = enqueue(&mut scheduler, endless(prompt(seed, 4 * group), TOKENS));
+    finish(&mut scheduler, 300);
+    tokens(stream)
+}
+
+#[test]
+fn pages_leave_piece_by_piece_and_come_back_to_where_they_were() {
+    let (mut scheduler, _, _) = swapping(100);
+    let streams = two_running(&mut scheduler);
+    let both = scheduler.owned_bytes();
+    assert!(!scheduler.is_freeing() && !scheduler.give_up_freeing());
+    assert!(scheduler.preempt_last(Urgency::Soon));
+    assert_eq!((scheduler.running.len(), away(&scheduler)), (1, 1));
+    assert!(scheduler.is_freeing() && !scheduler.is_returning());
+    assert_eq!(
+        (scheduler.coming_back(), scheduler.returning_bytes()),
+        (0, 0)
+    );
+    let mut last = both;
+    while scheduler.swap.as_ref().is_some_and(Swap::advance) {
+        assert!(
+            scheduler.owned_bytes() <= last,
+            "what is written comes free"
+        );
+        last = scheduler.owned_bytes();
+    }
+    assert!(last < both);
+    scheduler.follow_swaps();
+    assert!(!scheduler.is_freeing() && away(&scheduler) == 1);
+    assert!(!scheduler.cancel_returning(), "nothing is being read");
+    // There is room for it all the time, so that the next step fetches it.
+    scheduler.admit();
+    assert!(scheduler.is_returning() && !scheduler.is_freeing());
+    assert_eq!(scheduler.coming_back(), 1);
+    let promised = scheduler.returning_bytes();
+    assert!(promised > 0 && promised <= both - last);
+    move_all(&mut scheduler);
+    assert_eq!((scheduler.running.len(), away(&scheduler)), (2, 0));
+    assert_eq!(scheduler.returning_bytes(), 0);
+    let status = scheduler.swap.as_ref().expect("there is one").status();
+    assert_eq!((status.left, status.returned, status.held.get()), (1, 1, 0));
+    finish(&mut scheduler, 300);
+    assert_eq!(streams.map(tokens), [alone(0), alone(1)]);
+}
+
+#[test]
+fn what_is_read_is_given_back_when_memory_is_needed_and_stays_in_the_file() {
+    let (mut scheduler, _, _) = swapping(100);
+    let streams = two_running(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    move_all(&mut scheduler);
+    let one = scheduler.owned_bytes();
+    scheduler.admit();
+    scheduler.swap.as_ref().expect("there is one").advance();
+    assert!(scheduler.owned_bytes() > one);
+    assert!(scheduler.cancel_returning());
+    assert_eq!(scheduler.owned_bytes(), one);
+    assert!(!scheduler.cancel_returning() && !scheduler.is_returning());
+    assert_eq!(away(&scheduler), 1);
+    scheduler.admit();
+    move_all(&mut scheduler);
+    finish(&mut scheduler, 300);
+    assert_eq!(streams.map(tokens), [alone(0), alone(1)]);
+}
+
+#[test]
+fn what_is_being_written_is_given_up_when_memory_is_needed_at_once() {
+    let (mut scheduler, _, _) = swapping(100);
+    let streams = two_running(&mut scheduler);
+    let both = scheduler.owned_bytes();
+    scheduler.preempt_last(Urgency::Soon);
+    assert_eq!(scheduler.owned_bytes(), both);
+    assert!(scheduler.give_up_freeing());
+    assert!(scheduler.owned_bytes() < both);
+    assert_eq!(away(&scheduler), 0);
+    assert!(!scheduler.give_up_freeing());
+    assert_eq!(
+        scheduler.swap_paused_until, None,
+        "nothing is wrong with the file"
+    );
+    finish(&mut scheduler, 300);
+    assert_eq!(streams.map(tokens), [alone(0), alone(1)]);
+}
+
+/// Two seconds without a piece, either way: then it is computed again, and for a minute nothing is moved.
+#[test]
+fn a_file_that_does_not_move_is_waited_for_two_seconds_and_left_alone_for_a_minute() {
+    for returns in [false, true] {
+        let (mut scheduler, system, _) = swapping(100);
+        let streams = two_running(&mut scheduler);
+        scheduler.preempt_last(Urgency::Soon);
+        if returns {
+            // In the file it may be for as long as it takes.
+            move_all(&mut scheduler);
+            system.pass(Duration::from_secs(100));
+            scheduler.follow_swaps();
+            assert_eq!(away(&scheduler), 1);
+            scheduler.admit();
+            assert!(scheduler.is_returning());
+        }
+        let millisecond = Duration::from_millis(1);
+        system.pass(Duration::from_secs(2) - millisecond);
+        scheduler.follow_swaps();
+        assert_eq!(away(&scheduler), 1, "it may yet move");
+        // A piece that has moved begins the time anew.
+        assert!(scheduler.swap.as_ref().expect("there is one").advance());
+        scheduler.follow_swaps();
+        system.pass(Duration::from_secs(2) - millisecond);
+        scheduler.follow_swaps();
+        assert_eq!(away(&scheduler), 1, "returns: {returns}");
+        system.pass(millisecond);
+        scheduler.follow_swaps();
+        assert_eq!(away(&scheduler), 0);
+        assert_eq!(scheduler.waiting.len(), 1, "to be computed again");
+        let now = scheduler.system.now();
+        assert_eq!(
+            scheduler.swap_paused_until,
+            Some(now + Duration::from_secs(60))
+        );
+        for (time, expected) in [(Duration::from_secs(60) - millisecond, 0), (millisecond, 1)] {
+            system.pass(time);
+            scheduler.admit();
+            (0..10).for_each(|_| assert!(scheduler.step()));
+            assert_eq!(scheduler.running.len(), 2);
+            assume_slow_prompts(&mut scheduler);
+            scheduler.preempt_last(Urgency::Soon);
+            assert_eq!(away(&scheduler), expected);
+        }
+        move_all(&mut scheduler);
+        while !scheduler.is_idle() {
+            scheduler.step();
+            move_all(&mut scheduler);
+        }
+        assert_eq!(streams.map(tokens), [alone(0), alone(1)]);
+    }
+}
+
+#[test]
+fn a_file_that_fails_is_noticed_once_and_left_alone_for_a_minute() {
+    let (mut scheduler, _, disk) = swapping(100);
+    let streams = two_running(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    disk.trouble(Some(Trouble::Refuses));
+    move_all(&mut scheduler);
+    assert_eq!(away(&scheduler), 0);
+    let now = scheduler.system.now();
+    assert_eq!(
+        scheduler.swap_paused_until,
+        Some(now + Duration::from_secs(60))
+    );
+    assert_eq!(scheduler.swap_failures, 1);
+    finish(&mut scheduler, 300);
+    assert_eq!(streams.map(tokens), [alone(0), alone(1)]);
+}
+
+#[test]
+fn pages_are_moved_only_where_that_pays_and_there_is_time() {
+    // What happens to the last of two that run.
+    type Change = fn(&mut Scheduler);
+    let cases: [(Change, Urgency, usize); 5] = [
+        (|_| (), Urgency::Soon, 1),
+        (|_| (), Urgency::Now, 0),
+        (|scheduler| scheduler.swap = None, Urgency::Soon, 0),
+        (
+            |scheduler| scheduler.prompt_rate = Rate::over(1.0),
+            Urgency::Soon,
+            0,
+        ),
+        // So fast that reading takes longer.
+        (
+            |scheduler| {
+                scheduler
+                    .prompt_rate
+                    .observe(1e18, Duration::from_millis(1))
+            },
+            Urgency::Soon,
+            0,
+        ),
+    ];
+    for (index, (change, urgency, expected)) in cases.into_iter().enumerate() {
+        let (mut scheduler, _, _) = swapping(100);
+        let streams = two_running(&mut scheduler);
+        change(&mut scheduler);
+        scheduler.preempt_last(urgency);
+        assert_eq!(away(&scheduler), expected, "case {index}");
+        assert_eq!((scheduler.running.len(), scheduler.waiting.len()), (1, 1));
+        drop(streams);
+    }
+    // Choices of one prompt have pages in common.
+    let (mut scheduler, _, _) = swapping(100);
+    let group = scheduler.prefix.grain().group_tokens().get() as u32;
+    let two = Request {
+        choices: std::num::NonZeroUsize::new(2).expect("not zero"),
+        ..endless(prompt(0, 4 * group), TOKENS)
+    };
+    let stream = enqueue(&mut scheduler, two);
+    (0..20).for_each(|_| assert!(scheduler.step()));
+    assume_slow_prompts(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    assert_eq!(away(&scheduler), 0);
+    assert_eq!(scheduler.waiting[0].choices.len(), 2);
+    drop(stream);
+}
+
+#[test]
+fn a_client_that_has_gone_takes_its_pages_out_of_the_file() {
+    let (mut scheduler, _, _) = swapping(100);
+    let [stays, goes] = two_running(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    move_all(&mut scheduler);
+    let held = |scheduler: &Scheduler| {
+        let swap = scheduler.swap.as_ref().expect("there is one");
+        swap.status().held.get()
+    };
+    assert!(held(&scheduler) > 0);
+    drop(goes);
+    assert!(scheduler.sweep());
+    move_all(&mut scheduler);
+    assert_eq!((held(&scheduler), away(&scheduler)), (0, 0));
+    drop(stays);
+}
