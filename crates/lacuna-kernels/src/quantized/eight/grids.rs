@@ -3,8 +3,8 @@
 //!
 //! What can be is made ready for a whole file block of eight rows first: indices with their upper bits, the
 //! signs of each row's 32 columns as a word, and scales, lanes of which are rows. What is left for each row
-//! is to look its points up and to multiply, and that the signs move to the activations: for IQ2 13
-//! instructions, for IQ3 21, about half of them loads, of which there are hardly more than two in a cycle.
+//! is to look its points up and to multiply, and that the signs move to the activations: for IQ2 12
+//! instructions, for IQ3 20, about half of them loads, of which there are hardly more than two in a cycle.
 //!
 //! # Safety
 //! 1. As in [`super`]: what has target features, and what is inlined into it, is reached through
@@ -98,25 +98,18 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
             G::indices(row, indices);
         }
         let [signs, scales] = G::signs_and_scales(rows);
-        let mut words = [[[0_u64; 2]; 4]; 8];
-        for part in 0..8 {
-            let moved = _mm256_srli_epi32::<1>(signs[part]);
-            let low = _mm256_unpacklo_epi32(signs[part], moved);
-            let high = _mm256_unpackhi_epi32(signs[part], moved);
-            let (first, second) = words[part].split_at_mut(2);
-            // Rows `r` and `r + 4` side by side.
-            for (x, out) in [(low, first), (high, second)] {
-                let x = _mm256_permute4x64_epi64::<0xD8>(x);
-                _mm256_storeu_si256(out.as_mut_ptr().cast(), x);
-            }
-        }
         let zero = _mm256_setzero_si256();
         for part in 0..8 {
             ahead.prefetch(part * ROWS * BYTES / 8, ROWS * BYTES / 8);
             let values = halves(x, part);
             // Two values to choose from: known as negatives they would be made anew for each row.
             let negatives = values.map(|values| in_order(_mm256_sub_epi8(zero, values)));
-            let words = &words[part];
+            // Of rows `r` and `r + 4` in either half: rows 0 and 1, and rows 2 and 3.
+            let moved = _mm256_srli_epi32::<1>(signs[part]);
+            let signs = [
+                _mm256_unpacklo_epi32(signs[part], moved),
+                _mm256_unpackhi_epi32(signs[part], moved),
+            ];
             // Written out: of a loop that the compiler leaves rolled products would go through memory.
             macro_rules! products {
                 ($half:literal) => {
@@ -129,8 +122,8 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
                             G::points(&indices[$r], part, $half),
                         ),
                         [values[$half], negatives[$half]],
-                        &words[$r],
-                        $half,
+                        signs[$r / 2],
+                        4 * ($r % 2) + $half,
                     )),+]
                 };
             }
@@ -153,24 +146,23 @@ unsafe fn add<G: Points<BYTES>, const BYTES: usize, const CACHE: i32>(
 }
 
 /// Products of magnitudes and activations of a half of 32 columns of two rows, or, where `signs` has a bit,
-/// their negatives. The upper half of a row's `signs` is the lower one, moved to the right by one.
+/// their negatives. `place` says which: half the number of bytes of `signs` before the row's signs, plus
+/// the half; behind the row's signs are the same, moved to the right by one.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn multiply(
     magnitudes: __m256i,
     [values, negatives]: [__m256i; 2],
-    signs: &[u64; 2],
-    half: usize,
+    signs: __m256i,
+    place: usize,
 ) -> __m256i {
-    // SAFETY: 2.
-    let signs = unsafe { _mm_loadu_si128(signs.as_ptr().cast()) };
-    // Two times eight columns of each row: to each the byte of its signs, to odd ones of the upper half. A
+    // Two times eight columns of each row: to each the byte of its signs, to odd ones of the moved ones. A
     // multiplication moves the bit of two neighbours to the highest place, at which a blend looks.
     let byte =
-        |first: i64| 0x0400_0400_0400_0400 + 0x0101_0101_0101_0101 * (first + 2 * half as i64);
-    let byte = _mm256_setr_epi64x(byte(0), byte(1), byte(8), byte(9));
+        |first: i64| 0x0400_0400_0400_0400 + 0x0101_0101_0101_0101 * (first + 2 * place as i64);
+    let byte = _mm256_setr_epi64x(byte(0), byte(1), byte(0), byte(1));
     let up = _mm256_set1_epi64x(0x0002_0008_0020_0080);
-    let signs = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(signs), byte);
+    let signs = _mm256_shuffle_epi8(signs, byte);
     let highest = _mm256_mullo_epi16(signs, up);
     let signed = _mm256_blendv_epi8(values, negatives, highest);
     // `62 * 127 * 2 < 2^14`, as what sums them takes.
@@ -187,11 +179,12 @@ fn odd(d: __m256, bits: __m256i) -> __m256 {
     _mm256_mul_ps(d, odd)
 }
 
-/// Eight signs for each seven bits in a byte: the number of negative ones is even.
+/// Eight signs for each lower seven bits of a byte: the number of negative ones is even. The eighth bit may be
+/// anything: it is turned if the number with it is odd, and so becomes what it should be.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn even(sevens: __m256i) -> __m256i {
-    // The eighth sign of four bits.
+    // What four bits turn of the eighth sign.
     let odd = |bits: i32| if bits.count_ones() % 2 == 1 { 0x80 } else { 0 };
     let odd =
         |first: i32| odd(first) | odd(first + 1) << 8 | odd(first + 2) << 16 | odd(first + 3) << 24;
@@ -207,18 +200,24 @@ fn even(sevens: __m256i) -> __m256i {
     );
     let four = _mm256_xor_si256(sevens, _mm256_srli_epi16::<4>(sevens));
     let four = _mm256_and_si256(four, _mm256_set1_epi8(15));
-    _mm256_or_si256(sevens, _mm256_shuffle_epi8(odd, four))
+    _mm256_xor_si256(sevens, _mm256_shuffle_epi8(odd, four))
 }
 
-/// The lowest four times seven bits of words, each in a byte.
+/// The lowest four times seven bits of words, each in a byte, of which the eighth bit may be anything.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn sevens(words: __m256i) -> __m256i {
-    let of = |words, bits: i32| _mm256_and_si256(words, _mm256_set1_epi32(bits));
-    let low = of(words, 0x3FFF);
-    let fourteens = _mm256_or_si256(low, _mm256_slli_epi32::<2>(of(words, 0xFFF_C000)));
-    let low = of(fourteens, 0x007F_007F);
-    _mm256_or_si256(low, _mm256_slli_epi32::<1>(of(fourteens, 0x3F80_3F80)))
+    let fourteens = _mm256_blend_epi16::<0xAA>(words, _mm256_slli_epi32::<2>(words));
+    let odd_bytes = _mm256_set1_epi16(0xFF00_u16.cast_signed());
+    _mm256_blendv_epi8(fourteens, _mm256_slli_epi16::<1>(fourteens), odd_bytes)
+}
+
+/// Which bytes of each word a shuffle takes: those that `order` names within the word, or none.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn in_each_word(order: u32) -> __m256i {
+    let at = |word: i32| order.cast_signed() + 0x0404_0404 * word;
+    _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(0), at(1), at(2), at(3))
 }
 
 /// Signs and scales of words that hold four times seven signs and then four bits of scale.
@@ -394,13 +393,14 @@ impl Points<74> for Iq2Xs {
                 2 + 16 * i
             ));
             let signs = each!(words[0][0], |part| {
-                // The upper seven bits of two times 16.
-                let two = |word: usize| {
-                    let sevens = _mm256_srli_epi16::<9>(words[part / 2][2 * (part % 2) + word]);
-                    _mm256_or_si256(sevens, _mm256_srli_epi32::<8>(sevens))
-                };
-                let low = _mm256_and_si256(two(0), _mm256_set1_epi32(0xFFFF));
-                even(_mm256_or_si256(low, _mm256_slli_epi32::<16>(two(1))))
+                // The upper seven bits of two times 16: odd bytes, whose lowest bits go to their
+                // neighbours' eighth.
+                let [first, second] = [0, 1].map(|word| words[part / 2][2 * (part % 2) + word]);
+                let odd = _mm256_blend_epi16::<0xAA>(
+                    _mm256_shuffle_epi8(first, in_each_word(0x8080_0301)),
+                    _mm256_shuffle_epi8(second, in_each_word(0x0301_8080)),
+                );
+                even(_mm256_srli_epi16::<1>(odd))
             });
             let [.., first, second] = four_words(rows, 58);
             [signs, bytes_apart([first, second])]

@@ -349,7 +349,9 @@ unsafe fn tq1_0<const CACHE: i32>(
         let zero = _mm256_setzero_si256();
         // Weights are one too large, so dot products start at minus the sums of the activations, in the first
         // of two numbers of 16 bits: `32 * 127 + 2 * 127 * 16 < 2^15` in the end.
-        let starts = block_sums(x).map(|sum| i32::from((-sum as i16).cast_unsigned()));
+        let [first, second] = half_sums(x);
+        let starts = _mm256_sub_epi32(zero, _mm256_add_epi32(first, second));
+        let starts = numbers(_mm256_and_si256(starts, _mm256_set1_epi32(0xFFFF)));
         let mut dots: [_; 8] = each!(zero, |part| _mm256_set1_epi32(starts[part]));
         let five = words(rows, 0);
         for g in 0..8 {
