@@ -38,11 +38,22 @@ class Group:
         mount, self.version = self.usable()
         self.folder = mount / f"lacuna-{os.getpid()}"
         self.folder.mkdir()
-        name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
-        (self.folder / name).write_text(str(limit))
+        self.set_limit(limit)
         swap = self.folder / "memory.swap.max"
         if swap.exists():
             swap.write_text("0")
+
+    def set_limit(self, limit):
+        """Another limit. Of one below what is in use version 1 says that it is busy, and version 2 kills."""
+        name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+        (self.folder / name).write_text(str(limit))
+
+    def usage(self):
+        """Bytes in use, without pages of files."""
+        name = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
+        lines = (self.folder / "memory.stat").read_text().splitlines()
+        files = [line for line in lines if line.startswith(("inactive_file ", "active_file "))]
+        return number(self.folder / name) - sum(int(line.split()[1]) for line in files)
 
     def __enter__(self):
         return self

@@ -206,6 +206,24 @@ pub(crate) fn working_limit(kv: KvDemand, reading: Reading) -> u64 {
     wanted.max(kv.first).min(kv.share)
 }
 
+/// Bytes of weights that the system would have to have back, if KV pages are to keep what is in use and what the first
+/// request needs. Weights are read for each pass without them, and a request would be computed again.
+pub(crate) fn weights_beyond(kv: KvDemand, reading: Reading) -> u64 {
+    let Some(available) = reading.available else {
+        return 0;
+    };
+    let others = reading.reserve + kv.mapped + reading.promised;
+    (others + kv.first.max(kv.in_use)).saturating_sub(kv.committed + available)
+}
+
+/// What KV pages do not need of their `share` while `used` bytes of it are in use or promised: they keep a quarter
+/// more than that, and what they have to begin with. Less than an eighth of all is not worth a read.
+pub(crate) fn restorable_bytes(share: u64, used: u64, to_begin_with: u64) -> u64 {
+    let kept = to_begin_with.max(used + used / 4);
+    let spare = share.saturating_sub(kept);
+    if spare < share / 8 { 0 } else { spare }
+}
+
 #[cfg(test)]
 mod tests {
     use lacuna_kernels::ElementType;
@@ -391,7 +409,66 @@ mod tests {
         assert_eq!(working_limit(fresh, stalled), 10 * MIB);
     }
 
+    #[test]
+    fn weights_give_the_system_what_it_lacks_beside_pages_in_use() {
+        let short = |available, reserve| Reading {
+            reserve,
+            ..reading(available)
+        };
+        assert_eq!(weights_beyond(HELD, reading(0)), 0, "ten are idle");
+        assert_eq!(weights_beyond(HELD, short(0, 64 * MIB)), 54 * MIB);
+        assert_eq!(weights_beyond(HELD, short(60 * MIB, 64 * MIB)), 0);
+        let first = KvDemand {
+            first: 130 * MIB,
+            ..HELD
+        };
+        assert_eq!(weights_beyond(first, short(4 * MIB, 64 * MIB)), 90 * MIB);
+        let silent = Reading::default();
+        assert_eq!(weights_beyond(HELD, silent), 0, "nobody says");
+    }
+
+    #[test]
+    fn pages_keep_a_quarter_more_than_they_use_and_what_they_begin_with() {
+        for (used, to_begin_with, spare) in [
+            (0, 0, 800),
+            (0, 100, 700),
+            (80, 100, 700),
+            (400, 100, 300),
+            (401, 100, 299),
+            // An eighth of all, and less.
+            (560, 0, 100),
+            (564, 0, 0),
+            (0, 700, 100),
+            (0, 701, 0),
+            (800, 0, 0),
+            (u64::MAX / 4, 0, 0),
+        ] {
+            assert_eq!(
+                restorable_bytes(800, used, to_begin_with),
+                spare,
+                "{used}, {to_begin_with}"
+            );
+        }
+    }
+
     proptest! {
+        /// When weights have given what is asked of them, pages keep what is in use and the system its reserve.
+        #[test]
+        fn what_weights_give_is_enough(
+            committed in 0u64..1000, in_use in 0u64..1000, first in 0u64..1000,
+            reserve in 0u64..1000, promised in 0u64..1000, available in 0u64..1000,
+        ) {
+            let kv = KvDemand { share: 10_000, committed: committed.max(in_use), in_use, first, mapped: 0 };
+            let reading = |available| Reading { available: Some(available), reserve, promised, ..Reading::default() };
+            let freed = weights_beyond(kv, reading(available));
+            let after = reading(available + freed);
+            prop_assert_eq!(weights_beyond(kv, after), 0);
+            prop_assert!(working_limit(kv, after) >= in_use.max(first));
+            if freed > 0 {
+                prop_assert_eq!(working_limit(kv, after), in_use.max(first), "and no more than that");
+            }
+        }
+
         #[test]
         fn the_limit_lies_between_what_runs_and_the_share(
             share in 0u64..1000, committed in 0u64..1000, in_use in 0u64..1000,

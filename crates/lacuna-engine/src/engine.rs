@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use lacuna_files::{ModelFiles, Progress};
 use lacuna_kernels::{Cpu, CpuConfig};
@@ -17,13 +18,14 @@ use lacuna_models::{
 };
 use lacuna_pages::ByteLength;
 
-use crate::budget::{Had, Process};
+use crate::arbiter::{Arbiter, TEND_INTERVAL, kv_share};
+use crate::budget::{Had, KvDemand, Process, Reading};
 use crate::error::EngineError;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
 use crate::status::{ExpertStatus, NeuronStatus};
-use crate::system::Host;
+use crate::system::{Host, System};
 use crate::transcript::Transcript;
 
 /// How an engine is set up.
@@ -234,7 +236,15 @@ pub struct Engine {
     barred: Vec<u32>,
     plan: Plan,
     budget: Budget,
+    /// What KV pages may take now.
+    kv_limit: u64,
     process: Process,
+    system: Box<dyn System>,
+    /// What that said about memory when it was last asked, and when.
+    memory: Reading,
+    tended: Option<Instant>,
+    /// Since when KV pages could do with so much less that weights are to have it.
+    spare_since: Option<Instant>,
     weights_to_spare: u64,
     has_all_weights: bool,
 }
@@ -268,15 +278,25 @@ impl Engine {
         })?;
         let scratch =
             Scratch::new(model.program(), plan.arena.clone())?.checking(config.finite_check);
+        let host = Host {
+            process,
+            cache: cache.clone(),
+            model: Arc::clone(&model),
+        };
         Ok(Self {
             candidates: Candidates::new(spec.vocabulary)?,
             barred: Vec::new(),
-            model,
             cpu,
             cache,
             scratch,
+            kv_limit: kv_bytes,
+            system: Box::new(host),
+            memory: Reading::default(),
+            tended: None,
+            spare_since: None,
             weights_to_spare: plan.residency.to_spare(&plan.weights),
             has_all_weights: plan.residency.is_whole(&plan.weights),
+            model,
             plan,
             budget,
             process,
@@ -352,26 +372,65 @@ impl Engine {
 
     /// Finds memory for `tokens` rows, of weights too: what they give up is read for each pass from then on.
     fn prepare_rows(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(), EngineError> {
+        self.tend();
         loop {
-            let shortage = match sequence.prepare(tokens) {
+            let requested = match sequence.prepare(tokens) {
                 Err(KvError::Pages(lacuna_pages::Error::OutOfPages {
                     requested,
-                    limit: Some(limit),
+                    limit: Some(_),
                     ..
-                })) => (requested, limit),
+                })) => requested,
                 prepared => return Ok(prepared?),
             };
-            let (requested, limit) = shortage;
             let bytes = requested.get() * self.cache.page_bytes() as u64;
-            match self.spare_weights(bytes) {
-                0 => return Ok(sequence.prepare(tokens)?),
-                freed => {
-                    self.budget.parts.read_weight_bytes -= freed;
-                    self.budget.parts.kv_bytes += freed;
-                    self.cache.set_limit(ByteLength::new(limit.get() + freed))?;
-                }
+            // Nobody else could be preempted for them: in the end the system has to find what the budget allows.
+            let found = self.arbitrate(|arbiter| arbiter.take(bytes) || arbiter.take_share());
+            if !found {
+                return Ok(sequence.prepare(tokens)?);
             }
         }
+    }
+
+    /// Follows the memory that the system has with weights, where these are in memory of the process.
+    fn tend(&mut self) {
+        let now = self.system.now();
+        let due = |last: Instant| now.duration_since(last) >= TEND_INTERVAL;
+        if self.plan.residency.is_mapped() || !self.tended.is_none_or(due) {
+            return;
+        }
+        self.tended = Some(now);
+        self.memory = self.system.memory();
+        let ledger = self.cache.ledger();
+        let in_use = ledger.committed.saturating_sub(ledger.idle).get();
+        let demand = KvDemand {
+            share: kv_share(&self.budget, self.memory) + self.weights_to_spare,
+            committed: ledger.committed.get(),
+            in_use,
+            first: in_use,
+            mapped: self.budget.mapped_weight_bytes,
+        };
+        self.arbitrate(|arbiter| {
+            arbiter.follow(demand);
+            arbiter.give_to_system(demand);
+            let bytes = arbiter.restorable(in_use);
+            arbiter.restore(bytes, now);
+        });
+    }
+
+    /// Decides who has what of the budget.
+    fn arbitrate<T>(&mut self, decide: impl FnOnce(&mut Arbiter<'_>) -> T) -> T {
+        let (mut budget, mut memory) = (self.budget, self.memory);
+        let (mut kv_limit, mut spare_since) = (self.kv_limit, self.spare_since);
+        let decided = decide(&mut Arbiter {
+            engine: self,
+            budget: &mut budget,
+            memory: &mut memory,
+            kv_limit: &mut kv_limit,
+            spare_since: &mut spare_since,
+        });
+        (self.budget, self.memory) = (budget, memory);
+        (self.kv_limit, self.spare_since) = (kv_limit, spare_since);
+        decided
     }
 
     /// Lets go of weights that take `bytes` or more, for KV pages to have. Returns how much that is: nothing where
@@ -538,3 +597,6 @@ impl Engine {
         &self.plan
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@
 //! the caller's thread too.
 #![forbid(unsafe_code)]
 
+mod arbiter;
 mod budget;
 mod embedder;
 mod engine;

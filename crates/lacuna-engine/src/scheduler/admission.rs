@@ -264,7 +264,7 @@ impl Scheduler {
         let grain = self.prefix.grain();
         let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.group_bytes()
             + self.resume_points_bytes();
-        let there = self.kv_limit + evictable + self.weights_to_spare();
+        let there = self.kv_limit + evictable + self.engine.weights_to_spare();
         there.saturating_sub(self.owned_bytes() + self.promised_bytes())
     }
 

@@ -24,7 +24,7 @@ mod schedule;
 mod simulation;
 mod swapping;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,6 +39,7 @@ use lacuna_models::plan::Budget;
 use lacuna_models::{ForwardError, Place, Segment};
 use lacuna_pages::ByteLength;
 
+use crate::arbiter::kv_share;
 use crate::budget::{Pages, Reading};
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -229,9 +230,11 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Whether time may change something: end what the prefix cache holds, or bring weights back to memory.
+    /// Whether time may change something: end what the prefix cache holds, or move weights, which follow what memory the
+    /// system has also while nobody asks for anything.
     pub(crate) fn needs_tending(&self) -> bool {
-        !self.prefix.tree().is_empty() || self.restorable() > 0
+        let weights_move = self.engine.weights_to_spare() > 0 || !self.engine.has_all_weights();
+        !self.prefix.tree().is_empty() || weights_move
     }
 
     /// One step over everything that can go on. Returns whether anything was computed.
@@ -456,11 +459,6 @@ impl Scheduler {
             row < before
         })
     }
-}
-
-/// The part of KV pages, less what the process has beyond the plan for its other parts.
-fn kv_share(budget: &Budget, memory: Reading) -> u64 {
-    budget.parts.kv_bytes.saturating_sub(memory.beyond_plan)
 }
 
 /// Tokens of prompts that are looked ahead at: what is read ahead of them is less.

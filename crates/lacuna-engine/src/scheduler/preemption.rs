@@ -14,25 +14,15 @@ use lacuna_pages::ByteLength;
 
 use super::job::Choice;
 use super::swapping::Urgency;
-use super::{End, Job, Scheduler, Session, Waiting, kv_share, sessions};
-use crate::budget::{KvDemand, projected_bytes, working_limit};
+use super::{End, Job, Scheduler, Session, Waiting, sessions};
+use crate::arbiter::{Arbiter, TEND_INTERVAL};
+use crate::budget::{KvDemand, projected_bytes};
 use crate::stream::Failure;
 
 impl Scheduler {
-    /// How often the system is asked how much memory it has, and the cache for what has expired.
-    pub(super) const TEND_INTERVAL: Duration = Duration::from_millis(250);
-
-    /// How long KV pages must have been too many before weights get some of their memory: who asks next in a
-    /// conversation asks soon, and would take it away again.
-    pub(super) const SPARE_PATIENCE: Duration = Duration::from_secs(2);
-
     /// How long a request that is alone waits for pages that nobody should have any more: longer than a thread is not
     /// run on a machine with too much to do.
     const PAGES_ON_THEIR_WAY: Duration = Duration::from_secs(1);
-
-    /// Weights that are brought back together, at most: the step that waits for them takes an eighth of a second
-    /// longer where a disk reads 2 GB a second.
-    pub(super) const RESTORED_AT_ONCE: u64 = 256 << 20;
 
     /// Bytes of pages that a session or the cache holds.
     pub(super) fn owned_bytes(&self) -> u64 {
@@ -42,7 +32,7 @@ impl Scheduler {
 
     /// Follows the system's memory and the cache's time to live.
     pub(super) fn tend(&mut self, now: Instant) {
-        let due = |last: Instant| now.duration_since(last) >= Self::TEND_INTERVAL;
+        let due = |last: Instant| now.duration_since(last) >= TEND_INTERVAL;
         if !self.tended.is_none_or(due) {
             return;
         }
@@ -53,51 +43,34 @@ impl Scheduler {
             }
         }
         self.memory = self.system.memory();
-        // What weights have is not there until it is needed.
-        let own = kv_share(&self.budget, self.memory);
-        let limit = working_limit(self.kv_demand(), self.memory).min(own);
-        self.set_limit(limit.max(self.engine.kv_cache().page_bytes() as u64));
+        let demand = self.kv_demand();
+        self.arbiter().follow(demand);
+        while self.owned_bytes() > self.kv_limit && self.evict() {}
+        let demand = self.kv_demand();
+        self.arbiter().give_to_system(demand);
         while self.owned_bytes() > self.kv_limit && self.give_up_one() {}
-        self.restore_weights(now);
-    }
-
-    /// Gives weights back what KV pages have had too much for a while.
-    fn restore_weights(&mut self, now: Instant) {
         let bytes = self.restorable();
-        if bytes == 0 {
-            self.spare_since = None;
-            return;
-        }
-        let since = *self.spare_since.get_or_insert(now);
-        if now.duration_since(since) < Self::SPARE_PATIENCE {
-            return;
-        }
-        // While weights are read, the memory is not for pages any more.
-        let limit = self.kv_limit;
-        self.set_limit(limit - bytes);
-        if self.kv_limit == limit {
-            return;
-        }
-        let parts = &mut self.budget.parts;
-        let (before, after) = (parts.read_weight_bytes, self.engine.restore_weights(bytes));
-        parts.kv_bytes = parts.kv_bytes + before - after;
-        parts.read_weight_bytes = after;
-        self.set_limit(limit + before - after);
-        if after == before {
-            self.spare_since = None;
+        self.arbiter().restore(bytes, now);
+    }
+
+    /// The parts of the budget that change places.
+    pub(super) fn arbiter(&mut self) -> Arbiter<'_> {
+        Arbiter {
+            engine: &mut *self.engine,
+            budget: &mut self.budget,
+            memory: &mut self.memory,
+            kv_limit: &mut self.kv_limit,
+            spare_since: &mut self.spare_since,
         }
     }
 
-    /// Bytes of KV pages that weights could have: what is left when KV pages keep what they have to begin with, and a
-    /// quarter more than is in use and promised, if that is an eighth of all and nobody waits for memory.
-    pub(super) fn restorable(&self) -> u64 {
-        let share = kv_share(&self.budget, self.memory);
-        if self.engine.has_all_weights() || !self.waiting.is_empty() || self.kv_limit < share {
+    /// Bytes of KV pages that weights could have, if nobody waits for memory.
+    pub(super) fn restorable(&mut self) -> u64 {
+        if !self.waiting.is_empty() {
             return 0;
         }
         let used = (self.owned_bytes() + self.promised_bytes()).max(self.first_needs());
-        let budget = self.budget.budget_bytes.unwrap_or(u64::MAX);
-        spare_bytes(share, used, self.engine.kv_to_begin_with(budget)).min(Self::RESTORED_AT_ONCE)
+        self.arbiter().restorable(used)
     }
 
     /// Makes `bytes` what the process may commit from now on. What there is too much of goes in the order in which
@@ -114,7 +87,7 @@ impl Scheduler {
         let excess = (self.budget.parts.read_weight_bytes + wanted).saturating_sub(room);
         let excess = excess.min(self.engine.weights_to_spare());
         if excess > 0 {
-            self.spare_weights(excess);
+            self.arbiter().spare(excess);
         }
         self.budget.budget_bytes = Some(bytes);
         self.budget.parts.kv_bytes = room.saturating_sub(self.budget.parts.read_weight_bytes);
@@ -161,17 +134,6 @@ impl Scheduler {
         let shared = projected_bytes(&pages, job.prompt_tokens, tokens, count);
         // What takes whole contexts, or copies to grow, needs at least this for one sequence.
         shared.max(cache.sequence_peak_bytes(context, tokens))
-    }
-
-    /// A limit that cannot be set leaves the one there was, which held so far.
-    fn set_limit(&mut self, limit: u64) {
-        let set = limit == self.kv_limit
-            || (self.engine.kv_cache())
-                .set_limit(ByteLength::new(limit))
-                .is_ok();
-        if set {
-            self.kv_limit = limit;
-        }
     }
 
     /// Maps the pages the step will write to, for the first request first.
@@ -234,34 +196,8 @@ impl Scheduler {
         let KvError::Pages(lacuna_pages::Error::OutOfPages { requested, .. }) = shortage else {
             return false;
         };
-        self.take_weights(requested.get() * self.engine.kv_cache().page_bytes() as u64)
-    }
-
-    /// Takes `bytes` of memory of weights for pages, as far as there are. Returns whether there were any.
-    pub(super) fn take_weights(&mut self, bytes: u64) -> bool {
-        if self.weights_to_spare() == 0 {
-            return false;
-        }
-        let freed = self.spare_weights(bytes);
-        self.set_limit(self.kv_limit + freed);
-        freed > 0
-    }
-
-    /// Bytes of weights that KV pages could have: none while it is the system, and not the budget, that there is too
-    /// little of.
-    pub(super) fn weights_to_spare(&self) -> u64 {
-        match self.kv_limit < kv_share(&self.budget, self.memory) {
-            true => 0,
-            false => self.engine.weights_to_spare(),
-        }
-    }
-
-    /// Makes memory of weights the part of KV pages.
-    fn spare_weights(&mut self, bytes: u64) -> u64 {
-        let freed = self.engine.spare_weights(bytes);
-        self.budget.parts.read_weight_bytes -= freed;
-        self.budget.parts.kv_bytes += freed;
-        freed
+        let bytes = requested.get() * self.engine.kv_cache().page_bytes() as u64;
+        self.arbiter().take(bytes)
     }
 
     /// Evicts a cached group or a resume point, or takes pages back that are on their way to a cache folder, from it,
@@ -412,47 +348,10 @@ impl Scheduler {
     }
 }
 
-/// What KV pages do not need of their `share` while `used` bytes of it are in use or promised: they keep a quarter
-/// more than that, and what they have to begin with. Less than an eighth of all is not worth a read.
-fn spare_bytes(share: u64, used: u64, to_begin_with: u64) -> u64 {
-    let kept = to_begin_with.max(used + used / 4);
-    let spare = share.saturating_sub(kept);
-    if spare < share / 8 { 0 } else { spare }
-}
-
 /// Whether the pool's limit is what stood in the way, and not the system.
 fn is_limit(error: &KvError) -> bool {
     matches!(
         error,
         KvError::Pages(lacuna_pages::Error::OutOfPages { .. })
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::spare_bytes;
-
-    #[test]
-    fn pages_keep_a_quarter_more_than_they_use_and_what_they_begin_with() {
-        for (used, to_begin_with, spare) in [
-            (0, 0, 800),
-            (0, 100, 700),
-            (80, 100, 700),
-            (400, 100, 300),
-            (401, 100, 299),
-            // An eighth of all, and less.
-            (560, 0, 100),
-            (564, 0, 0),
-            (0, 700, 100),
-            (0, 701, 0),
-            (800, 0, 0),
-            (u64::MAX / 4, 0, 0),
-        ] {
-            assert_eq!(
-                spare_bytes(800, used, to_begin_with),
-                spare,
-                "{used}, {to_begin_with}"
-            );
-        }
-    }
 }

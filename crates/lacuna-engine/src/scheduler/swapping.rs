@@ -345,7 +345,7 @@ impl Scheduler {
         }
         let lack = (self.owned_bytes() + bytes).saturating_sub(self.kv_limit);
         if lack > 0 {
-            self.take_weights(lack);
+            self.arbiter().take(lack);
         }
         if let Some(away) = &self.waiting[index].away {
             let pins: Vec<&Pins> = self.prefix.pins_of(&away.path);

@@ -18,6 +18,7 @@ use lacuna_models::Model;
 use proptest::prelude::*;
 
 use super::*;
+use crate::arbiter::TEND_INTERVAL;
 use crate::engine::EngineConfig;
 use crate::generation::Generation;
 use crate::request::{Constraint, ConstraintError, Limits, Request};
@@ -26,7 +27,7 @@ use crate::stream::{FinishReason, Stream};
 use crate::system::FakeSystem;
 
 /// The demo model, loaded once.
-pub(super) fn demo_model() -> Arc<Model> {
+pub(crate) fn demo_model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     let load = || {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
@@ -209,14 +210,14 @@ fn a_system_short_of_memory_gets_the_newest_pages_back_and_answers_stay_the_same
     }
     let before = scheduler.owned_bytes();
     system.set_memory(0, 0.0);
-    system.pass(Scheduler::TEND_INTERVAL);
+    system.pass(TEND_INTERVAL);
     scheduler.step();
     assert_eq!(scheduler.counters.preemptions, 1);
     assert_eq!(scheduler.running.len(), 1, "the oldest stays");
     assert!(scheduler.owned_bytes() < before);
     assert!(scheduler.kv_limit < scheduler.budget.parts.kv_bytes);
     system.set_memory(1 << 40, 0.0);
-    system.pass(Scheduler::TEND_INTERVAL);
+    system.pass(TEND_INTERVAL);
     finish(&mut scheduler, 200);
     assert_eq!(streams.map(tokens).to_vec(), expected);
 }
@@ -228,7 +229,7 @@ fn a_system_without_any_memory_to_spare_does_not_stop_the_first_request() {
     system.set_memory(0, 0.0);
     let streams = [400..440, 500..540].map(|prompt| submit(&mut scheduler, prompt, 30));
     for _ in 0..500 {
-        system.pass(Scheduler::TEND_INTERVAL);
+        system.pass(TEND_INTERVAL);
         scheduler.step();
     }
     assert!(scheduler.is_idle());
@@ -245,7 +246,7 @@ fn what_the_process_has_beyond_its_plan_comes_out_of_kv_pages() {
     let (planned, held) = (scheduler.budget.parts.kv_bytes, scheduler.owned_bytes());
     assert_eq!(scheduler.kv_limit, planned);
     system.set_beyond_plan(planned - held / 2);
-    system.pass(Scheduler::TEND_INTERVAL);
+    system.pass(TEND_INTERVAL);
     scheduler.step();
     assert_eq!(scheduler.kv_limit, held / 2);
     assert!(
@@ -259,7 +260,7 @@ fn what_the_process_has_beyond_its_plan_comes_out_of_kv_pages() {
         planned - held / 2
     );
     system.set_beyond_plan(0);
-    system.pass(Scheduler::TEND_INTERVAL);
+    system.pass(TEND_INTERVAL);
     finish(&mut scheduler, 200);
     assert!(streams.map(tokens).iter().all(|tokens| tokens.len() == 30));
 }
@@ -307,7 +308,7 @@ fn each_starved_request_waits_its_own_time_before_it_fails() {
         assert!(scheduler.is_idle());
     }
     system.set_beyond_plan(0);
-    system.pass(Scheduler::TEND_INTERVAL);
+    system.pass(TEND_INTERVAL);
     scheduler.step();
     let stream = submit(&mut scheduler, 400..440, 5);
     finish(&mut scheduler, 20);
@@ -350,11 +351,11 @@ fn memory_is_taken_from_the_request_that_matters_least() {
     assert!(scheduler.preempt_last(swapping::Urgency::Now));
     assert_eq!(running(&scheduler), [430, 460], "the oldest matters least");
     system.set_memory(0, 0.0);
-    system.pass(Scheduler::TEND_INTERVAL);
+    system.pass(TEND_INTERVAL);
     scheduler.step();
     assert_eq!(running(&scheduler), [430]);
     system.set_memory(1 << 40, 0.0);
-    system.pass(Scheduler::TEND_INTERVAL);
+    system.pass(TEND_INTERVAL);
     finish(&mut scheduler, 200);
     assert!(streams.map(tokens).iter().all(|tokens| tokens.len() == 40));
 }

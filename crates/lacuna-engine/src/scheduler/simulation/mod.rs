@@ -38,7 +38,7 @@ use super::*;
 use crate::request_limits::RequestLimits;
 use crate::system::FakeSystem;
 use client::{Client, Habit, Spec};
-use model::{Break, Breaks, PseudoModel};
+use model::{Break, Breaks, PseudoModel, Weights};
 
 /// What a run is made of: rarer events for some seeds than for others, so that calm and storm differ.
 struct Weather {
@@ -68,6 +68,8 @@ struct Simulation {
     /// Makes the next forward pass fail.
     breaks: Breaks,
     swap_disk: swap::Disk,
+    /// Bytes of weights that were in memory after the last step.
+    weights: u64,
     clients: Vec<Client>,
     arrived: u64,
     /// The most the pool may have committed: its limit, or what it held when that was lowered.
@@ -102,6 +104,9 @@ struct Tally {
     swap_failures: u64,
     /// Other budgets.
     budgets: u64,
+    /// Steps in which weights left memory, and in which they came back.
+    weights_left: u64,
+    weights_back: u64,
 }
 
 const CONTEXT: usize = 200;
@@ -207,9 +212,12 @@ impl Simulation {
         let (model, breaks) = (demo_model(), Breaks::default());
         let tokens = (one_of(&[6, 24]) as usize).max(config.max_running);
         let rows = config.max_running;
-        let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks));
+        // Of two groups each.
+        let weights = Weights::whole(u64::from(one_of(&[0, 0, 3, 12])), 2 * kv / groups);
+        let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks))
+            .with_weights(weights);
         let system = FakeSystem::new();
-        let budget = kv_alone(kv);
+        let budget = with_weights(kv, weights.whole);
         let (swap_disk, swap_pages) = (swap::Disk::default(), one_of(&[0, 60, 1000, 1000]));
         let swap = swap::over(swap_disk.clone(), swap_pages, runner.kv_cache());
         weather.budgets = one_of(&[0, 0, 15, 60]);
@@ -231,6 +239,7 @@ impl Simulation {
             model,
             breaks,
             swap_disk,
+            weights: weights.whole,
             clients: Vec::new(),
             arrived: 0,
             committed: 0,
@@ -276,6 +285,7 @@ impl Simulation {
         self.tally.steps += 1;
         let ledger = self.scheduler.engine.kv_cache().ledger();
         self.check();
+        self.check_weights();
         self.committed = ledger
             .committed
             .get()
@@ -335,6 +345,21 @@ impl Simulation {
         self.scheduler.swap = Some(swap);
         self.scheduler.config.prefix_cache.enabled = true;
         self.disk = Some((disk, Trouble::Nothing));
+    }
+
+    /// Counts weights that have left memory and come back, and checks that the books are right about them.
+    fn check_weights(&mut self) {
+        let Budget {
+            budget_bytes,
+            parts,
+            ..
+        } = self.scheduler.budget;
+        let held = self.scheduler.engine.weight_memory().pinned.get();
+        assert_eq!(held, parts.read_weight_bytes);
+        assert_eq!(budget_bytes, Some(parts.bytes()));
+        self.tally.weights_left += u64::from(held < self.weights);
+        self.tally.weights_back += u64::from(held > self.weights);
+        self.weights = held;
     }
 
     /// Waits for the folder's threads, unless their disk stalls, and checks what holds then.
@@ -409,10 +434,10 @@ impl Simulation {
         }
         let grain = self.scheduler.prefix.grain();
         let group = grain.bytes(grain.group_tokens().get());
-        let budget = kv_alone(self.within(1..41) as u64 * group);
+        let matrices = self.within(0..13) as u64;
+        let budget = with_weights(self.within(1..41) as u64 * group, matrices * 2 * group);
         self.scheduler.set_budget(budget.parts.bytes());
         assert_eq!(self.scheduler.budget.budget_bytes, budget.budget_bytes);
-        assert_eq!(self.scheduler.budget.parts.kv_bytes, budget.parts.kv_bytes);
         let scheduler = &self.scheduler;
         let (owned, limit) = (scheduler.owned_bytes(), scheduler.kv_limit);
         let (tree, running) = (scheduler.prefix.tree(), &scheduler.running);
@@ -620,6 +645,8 @@ impl Tally {
         self.swapped_in += other.swapped_in;
         self.swap_failures += other.swap_failures;
         self.budgets += other.budgets;
+        self.weights_left += other.weights_left;
+        self.weights_back += other.weights_back;
     }
 
     /// Everything that a simulation is for has come up.
@@ -641,6 +668,8 @@ impl Tally {
             lost_states,
             swapped_out,
             budgets,
+            weights_left,
+            weights_back,
             ..
         } = self.clone();
         let all = [
@@ -660,6 +689,8 @@ impl Tally {
             lost_states,
             swapped_out,
             budgets,
+            weights_left,
+            weights_back,
         ];
         all.into_iter().all(|count| count > 0)
     }
@@ -763,7 +794,10 @@ fn conversations_that_take_turns_in_room_for_one_are_put_aside_and_come_back() {
             scheduler.config.prefix_cache.time_to_live = None;
             let grain = scheduler.prefix.grain().clone();
             let step = scheduler.engine.batch_limits().tokens;
-            scheduler.budget = kv_alone(grain.peak_bytes(195, step) + grain.resume_bytes());
+            scheduler.budget = with_weights(
+                grain.peak_bytes(195, step) + grain.resume_bytes(),
+                simulation.weights,
+            );
             simulation.limits = scheduler.request_limits();
             let mut talks = [vec![300; 30], vec![900; 30]];
             for turn in 0..6u32 {
@@ -865,7 +899,7 @@ fn a_value_that_is_not_finite_ends_the_request_it_is_in_and_no_other() {
             let room = |one: &Simulation| one.scheduler.engine.batch_limits().logit_rows >= 3;
             let mut simulation = seeds.find(room).expect("some seed");
             simulation.scheduler.config.max_running = 3;
-            simulation.scheduler.budget = kv_alone(1 << 30);
+            simulation.scheduler.budget = with_weights(1 << 30, simulation.weights);
             let specs = [Spec::plain(20, 30), Spec::plain(2, 30), Spec::plain(3, 30)];
             let mut clients = specs.map(|spec| simulation.submit_spec(spec));
             while (simulation.scheduler.running.iter())
@@ -899,7 +933,7 @@ fn a_value_that_is_not_finite_ends_the_request_it_is_in_and_no_other() {
 fn logits_that_are_not_finite_end_the_request_that_has_them() {
     let mut simulation = Simulation::of(0, Some(Kind::Rows));
     simulation.scheduler.config.max_running = 2;
-    simulation.scheduler.budget = kv_alone(1 << 30);
+    simulation.scheduler.budget = with_weights(1 << 30, simulation.weights);
     let mut clients =
         [Spec::plain(200, 3), Spec::plain(2, 30)].map(|spec| simulation.submit_spec(spec));
     let session = |simulation: &Simulation, running: usize| {
@@ -936,7 +970,7 @@ fn conversations_that_begin_alike_compute_their_beginning_once() {
             let mut simulation = Simulation::of(0, Some(kind));
             simulation.scheduler.config.max_running = 16;
             simulation.scheduler.config.prefix_cache.enabled = true;
-            simulation.scheduler.budget = kv_alone(1 << 30);
+            simulation.scheduler.budget = with_weights(1 << 30, simulation.weights);
             let system: Vec<u32> = (300..400).collect();
             let spec = |talk: u32| {
                 let own = (0..7).map(|word| 500 + talk * 10 + word);
@@ -973,7 +1007,7 @@ fn resume_points_that_nobody_uses_are_worth_their_pages() {
     for kind in [Kind::Windows, Kind::States, Kind::Everything] {
         let mut simulation = Simulation::of(0, Some(kind));
         simulation.scheduler.config.prefix_cache.enabled = true;
-        simulation.scheduler.budget = kv_alone(1 << 30);
+        simulation.scheduler.budget = with_weights(1 << 30, simulation.weights);
         let mut client = simulation.submit_spec(Spec::greedy((300..400).collect(), 30));
         while !simulation.scheduler.is_idle() {
             simulation.system.pass(Duration::from_millis(100));
@@ -1025,7 +1059,7 @@ fn of_conversations_that_do_not_all_fit_resume_points_go_first_and_every_turn_en
         let scheduler = &mut simulation.scheduler;
         let grain = scheduler.prefix.grain().clone();
         let conversation = grain.bytes(160) + grain.resume_bytes();
-        scheduler.budget = kv_alone(20 * conversation);
+        scheduler.budget = with_weights(20 * conversation, simulation.weights);
         scheduler.config = ServiceConfig {
             max_running: 3,
             max_waiting: 64,
@@ -1109,7 +1143,7 @@ fn requests_that_outgrow_their_memory_take_turns_through_the_swap_file() {
             scheduler.config.max_running = 3;
             let grain = scheduler.prefix.grain().clone();
             // A whole one and half of another.
-            scheduler.budget = kv_alone(grain.bytes(180) + grain.bytes(90));
+            scheduler.budget = with_weights(grain.bytes(180) + grain.bytes(90), simulation.weights);
             scheduler.swap = Some(swap::over(
                 simulation.swap_disk.clone(),
                 1000,
@@ -1160,11 +1194,12 @@ fn the_same_seed_is_the_same_run() {
     assert_ne!(run(3, 50).0, run(7, 50).0, "seeds make a difference");
 }
 
-/// A budget for `kv_bytes` of KV pages, with as much for requests as they like.
-fn kv_alone(kv_bytes: u64) -> Budget {
+/// A budget for `kv_bytes` of KV pages and weights, with as much for requests as they like.
+fn with_weights(kv_bytes: u64, read_weight_bytes: u64) -> Budget {
     let parts = lacuna_models::plan::Parts {
         request_bytes: 64 << 20,
         kv_bytes,
+        read_weight_bytes,
         ..Default::default()
     };
     Budget {

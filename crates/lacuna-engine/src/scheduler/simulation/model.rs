@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex};
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{Keep, KvCache, Layer, Side};
 use lacuna_models::{BatchLimits, ForwardError, LogitRows, Model, Place, Segment};
+use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::Tokenizer;
 
 use super::CONTEXT;
 use crate::error::EngineError;
 use crate::runner::ModelRunner;
+use crate::status::WeightMemory;
 
 pub(super) struct PseudoModel {
     /// For its vocabulary.
@@ -23,6 +25,28 @@ pub(super) struct PseudoModel {
     limits: BatchLimits,
     logits: Vec<f32>,
     breaks: Breaks,
+    weights: Weights,
+}
+
+/// Bytes of weights, which are in memory as far as they are `held`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Weights {
+    pub(super) whole: u64,
+    pub(super) held: u64,
+    /// Matrices come and go whole.
+    pub(super) matrix: u64,
+}
+
+impl Weights {
+    /// All of some matrices, in memory.
+    pub(super) fn whole(matrices: u64, matrix: u64) -> Self {
+        let whole = matrices * matrix;
+        Self {
+            whole,
+            held: whole,
+            matrix,
+        }
+    }
 }
 
 /// How a pass fails: before anything is computed, or when all of it is and a value is not finite.
@@ -59,7 +83,12 @@ impl PseudoModel {
             },
             logits: Vec::new(),
             breaks,
+            weights: Weights::default(),
         }
+    }
+
+    pub(super) fn with_weights(self, weights: Weights) -> Self {
+        Self { weights, ..self }
     }
 
     fn write(&self, segment: &mut Segment<'_>) {
@@ -237,5 +266,45 @@ impl ModelRunner for PseudoModel {
 
     fn tokenizer(&self) -> &Tokenizer {
         self.model.tokenizer()
+    }
+
+    fn weights_to_spare(&self) -> u64 {
+        self.weights.held
+    }
+
+    fn spare_weights(&mut self, bytes: u64) -> u64 {
+        let Weights { held, matrix, .. } = &mut self.weights;
+        if bytes == 0 || bytes > *held {
+            return 0;
+        }
+        let freed = bytes.next_multiple_of(*matrix);
+        *held -= freed;
+        freed
+    }
+
+    fn has_all_weights(&self) -> bool {
+        self.weights.held == self.weights.whole
+    }
+
+    fn restore_weights(&mut self, bytes: u64) -> u64 {
+        let Weights {
+            whole,
+            held,
+            matrix,
+        } = &mut self.weights;
+        let matrices = bytes.checked_div(*matrix).unwrap_or(0);
+        *held += (matrices * *matrix).min(*whole - *held);
+        *held
+    }
+
+    fn weight_memory(&self) -> WeightMemory {
+        WeightMemory {
+            pinned: ByteLength::new(self.weights.held),
+            ..WeightMemory::default()
+        }
+    }
+
+    fn kv_to_begin_with(&self, _budget: u64) -> u64 {
+        self.weights.matrix
     }
 }

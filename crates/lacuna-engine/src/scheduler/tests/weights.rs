@@ -5,6 +5,7 @@ use lacuna_models::Loading;
 use lacuna_models::plan::{Residency, WeightPlan, WeightSource};
 
 use super::*;
+use crate::arbiter::{RESTORED_AT_ONCE, SPARE_PATIENCE};
 
 /// How the schedulers of these tests are set up, but for weights.
 fn config() -> ServiceConfig {
@@ -118,7 +119,7 @@ fn weights_get_back_what_pages_have_not_needed_for_a_while() {
         let stream = enqueue(&mut scheduler, request());
         let mut most = 0;
         while !scheduler.is_idle() {
-            wait(&mut scheduler, &system, Scheduler::SPARE_PATIENCE / 2);
+            wait(&mut scheduler, &system, SPARE_PATIENCE / 2);
             assert!(
                 streamed(&scheduler) >= most,
                 "what is needed is not given back"
@@ -128,12 +129,12 @@ fn weights_get_back_what_pages_have_not_needed_for_a_while() {
         assert!(most > 0, "weights gave way");
         assert_eq!(tokens(stream), expected);
         assert!(scheduler.needs_tending());
-        wait(&mut scheduler, &system, Scheduler::TEND_INTERVAL);
-        wait(&mut scheduler, &system, Scheduler::TEND_INTERVAL);
+        wait(&mut scheduler, &system, TEND_INTERVAL);
+        wait(&mut scheduler, &system, TEND_INTERVAL);
         assert_eq!(streamed(&scheduler), most, "not at once");
-        wait(&mut scheduler, &system, Scheduler::SPARE_PATIENCE);
+        wait(&mut scheduler, &system, SPARE_PATIENCE);
         assert_eq!(streamed(&scheduler), 0);
-        assert!(!scheduler.needs_tending());
+        assert!(scheduler.needs_tending(), "the system may want some");
         assert_eq!(whole(&scheduler), before);
         assert_eq!(scheduler.kv_limit, scheduler.budget.parts.kv_bytes);
     }
@@ -172,7 +173,7 @@ fn a_lower_budget_takes_cached_groups_first_then_weights_then_requests_and_a_hig
 
     while scheduler.prefix.evict(system.now()) {}
     for _ in 0..2 {
-        wait(&mut scheduler, &system, Scheduler::SPARE_PATIENCE);
+        wait(&mut scheduler, &system, SPARE_PATIENCE);
     }
     assert_eq!(streamed(&scheduler), 0);
     assert_eq!(whole(&scheduler), before);
@@ -200,9 +201,9 @@ fn what_could_never_run_under_another_budget_is_refused_from_then_on() {
     assert_eq!(tokens(stream).len(), 1);
 }
 
-/// Weights are given to nobody while a request waits, or while it is the system that has too little.
+/// Weights get nothing while a request waits, and no more than the system has.
 #[test]
-fn weights_get_nothing_back_while_somebody_waits_or_the_system_is_short() {
+fn weights_get_nothing_back_while_somebody_waits_and_what_the_system_has_at_other_times() {
     let (mut scheduler, ..) = reading();
     scheduler.config.prefix_cache.enabled = false;
     assert_eq!(scheduler.restorable(), 0, "all weights are in memory");
@@ -223,10 +224,12 @@ fn weights_get_nothing_back_while_somebody_waits_or_the_system_is_short() {
     let begin = scheduler.engine.kv_to_begin_with(budget);
     let share = kv_share(&scheduler.budget, scheduler.memory);
     assert_eq!(scheduler.kv_limit, share);
-    let spare = (share - begin).min(Scheduler::RESTORED_AT_ONCE);
+    let spare = (share - begin).min(RESTORED_AT_ONCE);
     assert!(spare >= share / 8);
     assert_eq!(scheduler.restorable(), spare);
-    scheduler.kv_limit = share - 1;
+    scheduler.kv_limit = begin + begin / 2;
+    assert_eq!(scheduler.restorable(), begin / 2);
+    scheduler.kv_limit = begin;
     assert_eq!(scheduler.restorable(), 0);
     scheduler.kv_limit = share;
     let stream = enqueue(&mut scheduler, after(prompt(1, 2), 1));
@@ -268,4 +271,48 @@ fn tokens_of_prompts_are_expected_behind_those_of_the_step() {
     assert!(scheduler.expected().iter().all(|token| *token >= 400));
     finish(&mut scheduler, 100);
     drop(streams);
+}
+
+/// The limit of the server's control group falls while it has nothing to do, and while it answers; and rises again.
+#[test]
+fn a_system_that_runs_short_gets_pinned_weights_after_idle_pages_and_before_any_request() {
+    let (mut scheduler, system, _) = reading();
+    scheduler.config.prefix_cache.enabled = false;
+    let before = whole(&scheduler);
+    let spare = scheduler.engine.weights_to_spare();
+    assert!(spare > 0);
+    let requests = || [4, 5].map(|seed| taking(&reading().0, seed, 0.3));
+    let expected = expected(requests());
+    // Nothing runs, so no page has to stay: half of what weights can do without.
+    let lacks = |bytes: u64| system.set_memory(FakeSystem::RESERVE - bytes, 0.0);
+    lacks(spare / 2);
+    assert!(scheduler.needs_tending(), "somebody looks");
+    wait(&mut scheduler, &system, TEND_INTERVAL);
+    let half = streamed(&scheduler);
+    assert!(half > 0, "weights gave way");
+    assert_eq!(whole(&scheduler), before, "the budget is the same");
+
+    // The system has that now, and no more.
+    lacks(0);
+    let streams = requests().map(|request| enqueue(&mut scheduler, request));
+    let held = |scheduler: &Scheduler| {
+        let pages = scheduler.engine.kv_cache().ledger().committed.get();
+        pages + scheduler.budget.parts.read_weight_bytes
+    };
+    let most = held(&scheduler);
+    while !scheduler.is_idle() {
+        wait(&mut scheduler, &system, TEND_INTERVAL);
+        assert!(held(&scheduler) <= most, "pages come out of weights");
+        assert_eq!(whole(&scheduler), before);
+    }
+    assert!(streamed(&scheduler) > half);
+    assert_eq!(scheduler.counters.preemptions, 0, "requests do not");
+    assert_eq!(streams.map(tokens).to_vec(), expected);
+
+    system.set_memory(1 << 40, 0.0);
+    for _ in 0..3 {
+        wait(&mut scheduler, &system, SPARE_PATIENCE);
+    }
+    assert_eq!(streamed(&scheduler), 0, "all are back");
+    assert_eq!(whole(&scheduler), before);
 }

@@ -1,0 +1,132 @@
+//! Sessions that are stepped one by one, and the memory of weights.
+
+use std::time::Duration;
+
+use lacuna_models::Loading;
+use lacuna_models::plan::WeightPlan;
+
+use super::*;
+use crate::arbiter::SPARE_PATIENCE;
+use crate::scheduler::tests::demo_model;
+use crate::system::FakeSystem;
+
+/// An engine whose budget holds all weights and `least` times the KV pages of a token.
+fn reading(least: u64) -> (Engine, FakeSystem) {
+    let mut config = EngineConfig {
+        context_tokens: Some(1024),
+        batch_tokens: 64,
+        request_memory: Some(ByteLength::mebibytes(2)),
+        ..EngineConfig::default()
+    };
+    let mapped = Engine::new(demo_model(), &config).expect("this machine runs it");
+    let files = demo_model().files().clone();
+    let description = lacuna_models::describe(&files).expect("a model");
+    let weights = WeightPlan::of(files.tensors(), &description);
+    let all = Residency::plan(&weights, WeightSource::Direct, None).memory_bytes();
+    let others = mapped.budget.parts.besides_kv();
+    let kv = least * mapped.plan.least().kv_bytes;
+    config.budget = Some(ByteLength::new(others + all + kv));
+    let loading = Loading {
+        residency: config.check(&files, &description).expect("it fits"),
+        device: None,
+        progress: &mut (),
+    };
+    let model = Arc::new(Model::load_as(files, loading).expect("it loads"));
+    let mut engine = Engine::new(model, &config).expect("this machine runs it");
+    let system = FakeSystem::new();
+    engine.system = Box::new(system.clone());
+    assert_eq!(engine.plan.residency.streamed_bytes, 0);
+    (engine, system)
+}
+
+/// The tokens that follow five others, with `each` before every step.
+fn generate(engine: &mut Engine, count: usize, mut each: impl FnMut(&Engine)) -> Vec<u32> {
+    let mut session = engine.session(Sampling::greedy()).expect("a session");
+    session.extend(&[7, 8, 9, 10, 11]);
+    let mut tokens = Vec::new();
+    while tokens.len() < count {
+        each(engine);
+        tokens.extend(engine.step(&mut session).expect("room for the step"));
+    }
+    tokens
+}
+
+/// What weights and KV pages have is the same in all, and what the model has is what the books say.
+fn check(engine: &Engine, whole: u64) {
+    let budget = &engine.budget;
+    assert_eq!(budget.parts.bytes(), whole);
+    assert_eq!(budget.budget_bytes, Some(whole));
+    let held = engine.model.placed_bytes();
+    assert_eq!(held, budget.parts.read_weight_bytes);
+    assert!(engine.kv_limit <= budget.parts.kv_bytes);
+    assert!(engine.cache.ledger().committed.get() <= engine.kv_limit);
+}
+
+#[test]
+fn weights_get_back_what_a_conversation_that_has_ended_took_from_them() {
+    let mut mapped = Engine::new(demo_model(), &EngineConfig::default()).expect("it runs");
+    let expected = generate(&mut mapped, 300, |_| {});
+    let (mut engine, system) = reading(8);
+    let whole = engine.budget.parts.bytes();
+    for _ in 0..2 {
+        let mut most = 0;
+        let tokens = generate(&mut engine, 300, |engine| {
+            system.pass(TEND_INTERVAL);
+            check(engine, whole);
+            let streamed = engine.plan.residency.streamed_bytes;
+            assert!(streamed >= most, "what is needed is not given back");
+            most = streamed;
+        });
+        assert_eq!(tokens, expected);
+        assert!(most > 0, "weights gave way");
+        // The next one is short: at first nobody knows that.
+        let (mut steps, mut streamed) = (0, Vec::new());
+        let tokens = generate(&mut engine, 20, |engine| {
+            streamed.push(engine.plan.residency.streamed_bytes);
+            let pause = [Duration::ZERO, TEND_INTERVAL, SPARE_PATIENCE];
+            system.pass(pause[steps.min(2)]);
+            steps += 1;
+            check(engine, whole);
+        });
+        assert_eq!(tokens, expected[..20]);
+        assert_eq!(streamed[..3], [most; 3], "not at once");
+        assert_eq!(streamed[4..], [0; 16], "all are back");
+    }
+}
+
+/// The limit of the program's control group falls while it writes, and rises again.
+#[test]
+fn a_system_that_runs_short_gets_weights_and_no_token_changes() {
+    let mut mapped = Engine::new(demo_model(), &EngineConfig::default()).expect("it runs");
+    let expected = generate(&mut mapped, 120, |_| {});
+    let (mut engine, system) = reading(400);
+    let whole = engine.budget.parts.bytes();
+    let all = engine.weights_to_spare;
+    let (mut steps, mut least) = (0, u64::MAX);
+    let tokens = generate(&mut engine, 120, |engine| {
+        check(engine, whole);
+        let held = engine.plan.residency.memory_bytes();
+        match steps {
+            20 => system.set_memory(FakeSystem::RESERVE - all / 2, 0.0),
+            // What weights gave is there.
+            22 => system.set_memory(FakeSystem::RESERVE, 0.0),
+            60 => system.set_memory(0, 0.0),
+            62 => system.set_memory(FakeSystem::RESERVE, 0.0),
+            90 => system.set_memory(1 << 40, 0.0),
+            _ => {}
+        }
+        let time = [TEND_INTERVAL, SPARE_PATIENCE][usize::from(steps >= 90)];
+        system.pass(time);
+        match steps {
+            0..=20 => assert_eq!(engine.weights_to_spare, all),
+            23 => least = held,
+            24..=60 => assert_eq!(held, least, "no more than the system lacked"),
+            63..=90 => assert_eq!(engine.weights_to_spare, 0, "all that can be done without"),
+            100.. => assert_eq!(engine.weights_to_spare, all, "all are back"),
+            _ => {}
+        }
+        steps += 1;
+    });
+    assert!(least < u64::MAX && engine.has_all_weights);
+    assert_eq!(tokens, expected);
+}
