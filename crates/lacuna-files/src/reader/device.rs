@@ -33,11 +33,14 @@ pub trait ReadDevice: Send + fmt::Debug {
     /// The name in reports.
     fn name(&self) -> &'static str;
 
-    /// How many reads it takes at once.
-    fn depth(&self) -> usize;
+    /// Whether it takes one more read while it has `calls`, which are of `bytes` bytes together with that one.
+    fn takes(&self, calls: usize, bytes: usize) -> bool;
 
-    /// Begins a read. There are fewer than [`ReadDevice::depth`] under way.
+    /// Begins a read that it takes, now or at the next [`ReadDevice::submit`] or [`ReadDevice::finish`].
     fn begin(&mut self, read: Read);
+
+    /// Hands over what has begun.
+    fn submit(&mut self) {}
 
     /// A read that is done, waiting for one if `wait` says so; `None` when there is none, or none under way.
     ///

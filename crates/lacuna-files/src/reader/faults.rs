@@ -108,8 +108,12 @@ impl ReadDevice for FaultyDevice {
         "faulty"
     }
 
-    fn depth(&self) -> usize {
-        self.inner.depth()
+    fn takes(&self, calls: usize, bytes: usize) -> bool {
+        self.inner.takes(calls, bytes)
+    }
+
+    fn submit(&mut self) {
+        self.inner.submit();
     }
 
     fn begin(&mut self, read: Read) {

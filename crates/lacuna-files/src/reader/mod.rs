@@ -6,7 +6,7 @@
 //! return less than was asked for are gone on with. A buffer belongs to the reader from [`FileReader::begin`]
 //! until its extent is finished, so nobody sees it half filled.
 //!
-//! Costs: two system calls for each megabyte, and no copy.
+//! Costs: two system calls for each megabyte, or for some dozens of small extents that are queued together, and no copy.
 
 mod device;
 pub mod faults;
@@ -18,7 +18,7 @@ mod threads;
 #[cfg(target_os = "linux")]
 mod uring;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::{Deref, Range};
 use std::path::PathBuf;
@@ -38,6 +38,11 @@ const CALL_BYTES: usize = 1 << 20;
 /// How often a call may bring nothing for a reason that may pass (interrupted, no resources for now) before
 /// that is an error.
 const ATTEMPTS: usize = 16;
+
+/// Calls under way from which on no more are handed over, though the device would take them: so small ones go by the
+/// dozen with one system call, and there are always enough to keep a disk busy. Measured: 4 KiB at a time come at 580 MB/s
+/// with 16 under way and at 680 with 64.
+const ENOUGH_UNDER_WAY: usize = 32;
 
 /// Bytes of a file that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -115,12 +120,16 @@ pub struct Finished {
 #[derive(Debug)]
 pub struct FileReader {
     device: Box<dyn ReadDevice>,
-    /// Extents that are not done, in the order in which they were asked for.
-    extents: VecDeque<Pending>,
-    /// Calls that have not begun, in the same order.
+    /// Extents that are not done, by number.
+    extents: HashMap<u64, Pending>,
+    /// Those of them of which no call is left, in the order in which that came about.
+    whole: VecDeque<u64>,
+    /// Calls that have not begun, in the order in which their extents were asked for.
     waiting: VecDeque<Call>,
     /// Calls that the device has.
     under_way: Vec<Call>,
+    /// Bytes of these.
+    bytes_under_way: usize,
     calls: u64,
 }
 
@@ -173,9 +182,11 @@ impl FileReader {
     pub fn with(device: Box<dyn ReadDevice>) -> Self {
         Self {
             device,
-            extents: VecDeque::new(),
+            extents: HashMap::new(),
+            whole: VecDeque::new(),
             waiting: VecDeque::new(),
             under_way: Vec::new(),
+            bytes_under_way: 0,
             calls: 0,
         }
     }
@@ -187,11 +198,20 @@ impl FileReader {
     }
 
     /// Begins to read `extent`, into a buffer of [`Extent::buffer_bytes`] or more. Extents are read in the order
-    /// in which they are asked for, and finished in any.
+    /// in which they are asked for, and finished in any. Two that are not done have different numbers.
     ///
     /// # Panics
     /// When the buffer is too small.
-    pub fn begin(&mut self, number: u64, extent: Extent, mut buffer: Buffer) {
+    pub fn begin(&mut self, number: u64, extent: Extent, buffer: Buffer) {
+        self.queue(number, extent, buffer);
+        self.submit();
+    }
+
+    /// The same, to begin with others at the next [`FileReader::submit`], or when one is waited for.
+    ///
+    /// # Panics
+    /// When the buffer is too small.
+    pub fn queue(&mut self, number: u64, extent: Extent, mut buffer: Buffer) {
         let bytes = extent.buffer_bytes();
         assert!(buffer.len() >= bytes, "a buffer as large as the extent");
         let mut parts = Vec::new();
@@ -214,14 +234,58 @@ impl FileReader {
             calls += 1;
             at += length;
         }
-        self.extents.push_back(Pending {
+        if calls == 0 {
+            self.whole.push_back(number);
+        }
+        let pending = Pending {
             number,
             extent,
             parts,
             calls,
             error: None,
+        };
+        let before = self.extents.insert(number, pending);
+        debug_assert!(
+            before.is_none(),
+            "extents under way have numbers of their own"
+        );
+    }
+
+    /// Gives the device as many calls as it takes.
+    pub fn submit(&mut self) {
+        if self.under_way.len() > ENOUGH_UNDER_WAY {
+            return;
+        }
+        let mut begun = false;
+        while let Some(call) = self.waiting.pop_front() {
+            let bytes = call.buffer.as_ref().map_or(0, |buffer| buffer.len());
+            let with = self.bytes_under_way + bytes;
+            if !self.device.takes(self.under_way.len(), with) {
+                self.waiting.push_front(call);
+                break;
+            }
+            begun |= self.hand_over(call);
+        }
+        if begun {
+            self.device.submit();
+        }
+    }
+
+    /// Gives the device a call. Returns whether there was anything to read.
+    fn hand_over(&mut self, mut call: Call) -> bool {
+        let extent = self.extents.get(&call.of);
+        let (Some(extent), Some(buffer)) = (extent, call.buffer.take()) else {
+            return false;
+        };
+        self.bytes_under_way += buffer.len();
+        self.device.begin(Read {
+            number: call.number,
+            file: extent.extent.file.clone(),
+            offset: extent.extent.first() + call.at as u64,
+            buffer,
         });
-        self.pump();
+        self.under_way.push(call);
+        true
     }
 
     /// An extent that is done with, if there is one by now. Also hands the device what it has room for, so it is
@@ -247,13 +311,15 @@ impl FileReader {
             }
         }
         self.extents.clear();
+        self.whole.clear();
+        self.bytes_under_way = 0;
     }
 
     fn next(&mut self, wait: bool) -> Option<Finished> {
         loop {
-            self.pump();
-            if let Some(index) = self.extents.iter().position(|extent| extent.calls == 0) {
-                return self.extents.remove(index).map(Pending::finish);
+            self.submit();
+            if let Some(number) = self.whole.pop_front() {
+                return self.extents.remove(&number).map(Pending::finish);
             }
             if self.under_way.is_empty() {
                 return None;
@@ -267,26 +333,6 @@ impl FileReader {
         }
     }
 
-    /// Gives the device as many calls as it takes.
-    fn pump(&mut self) {
-        while self.under_way.len() < self.device.depth() {
-            let Some(mut call) = self.waiting.pop_front() else {
-                return;
-            };
-            let extent = self.extents.iter().find(|extent| extent.number == call.of);
-            let (Some(extent), Some(buffer)) = (extent, call.buffer.take()) else {
-                continue;
-            };
-            self.device.begin(Read {
-                number: call.number,
-                file: extent.extent.file.clone(),
-                offset: extent.extent.first() + call.at as u64,
-                buffer,
-            });
-            self.under_way.push(call);
-        }
-    }
-
     /// Enters what a call has brought.
     fn take(&mut self, Done { read, result }: Done) {
         let found = self
@@ -297,12 +343,17 @@ impl FileReader {
             return;
         };
         let mut call = self.under_way.swap_remove(index);
-        let mut extents = self.extents.iter_mut();
-        let Some(extent) = extents.find(|extent| extent.number == call.of) else {
+        self.bytes_under_way -= read.buffer.len();
+        let Some(extent) = self.extents.get_mut(&call.of) else {
             return;
         };
         match extent.after(&mut call, read.buffer, result) {
-            None => extent.calls -= 1,
+            None => {
+                extent.calls -= 1;
+                if extent.calls == 0 {
+                    self.whole.push_back(call.of);
+                }
+            }
             Some(buffer) => {
                 call.buffer = Some(buffer);
                 // Before everything that has not begun: it has waited already.
@@ -313,11 +364,14 @@ impl FileReader {
 
     /// The device has failed, and has kept what it had.
     fn lose(&mut self, error: &io::Error) {
+        self.bytes_under_way = 0;
         for call in self.under_way.drain(..).chain(self.waiting.drain(..)) {
-            let mut extents = self.extents.iter_mut();
-            if let Some(extent) = extents.find(|extent| extent.number == call.of) {
+            if let Some(extent) = self.extents.get_mut(&call.of) {
                 extent.fail(call.at, ReadFailure::from(error));
                 extent.calls -= 1;
+                if extent.calls == 0 {
+                    self.whole.push_back(call.of);
+                }
             }
         }
     }

@@ -47,7 +47,7 @@ fn devices() -> Vec<Make> {
     devices
 }
 
-/// Reads all of `ranges`, with buffers that begin at once.
+/// Reads all of `ranges`, some of which are queued and begin with those after them.
 fn read_all(
     mut reader: FileReader,
     file: &ReadFile,
@@ -59,7 +59,10 @@ fn read_all(
             range: range.clone(),
         };
         let buffer = Buffer::new(extent.buffer_bytes()).unwrap();
-        reader.begin(number, extent, buffer);
+        match number % 3 {
+            0 => reader.begin(number, extent, buffer),
+            _ => reader.queue(number, extent, buffer),
+        }
     }
     let mut results: Vec<_> = ranges.iter().map(|_| None).collect();
     while let Some(done) = reader.wait() {
@@ -250,6 +253,32 @@ proptest! {
                 } else {
                     prop_assert!(matches!(faults[which], Fault::Fail) || every == 1);
                 }
+            }
+        }
+    }
+}
+
+/// More than a device takes at once: neurons come like this.
+#[test]
+fn hundreds_of_small_extents_that_are_queued_are_read_each_once() {
+    let subject = Subject::new(700 * 4096 + 5);
+    let file = subject.open(Caching::Avoided);
+    let ranges = (0..699u64).map(|page| {
+        let start = page * 389 % 700 * 4096 + page % 3;
+        start..start + 1 + page * 7 % 4096
+    });
+    let ranges: Vec<Range<u64>> = ranges.collect();
+    for make in devices() {
+        for (every, fault) in [
+            (1 << 40, Fault::Fail),
+            (5, Fault::Delay),
+            (7, Fault::Reorder),
+        ] {
+            let device = FaultyDevice::new(make().unwrap(), every, fault);
+            let read = read_all(FileReader::with(Box::new(device)), &file, &ranges);
+            for (range, found) in ranges.iter().zip(read) {
+                let expected = &subject.bytes[range.start as usize..range.end as usize];
+                assert_eq!(&found.unwrap()[..], expected);
             }
         }
     }

@@ -65,8 +65,8 @@ impl ReadDevice for ReadThreads {
         "threads"
     }
 
-    fn depth(&self) -> usize {
-        DEPTH
+    fn takes(&self, calls: usize, _bytes: usize) -> bool {
+        calls < DEPTH
     }
 
     fn begin(&mut self, read: Read) {

@@ -20,9 +20,13 @@ use io_uring::{IoUring, opcode, types};
 
 use super::device::{Done, Read, ReadDevice};
 
-/// Reads that the disk has at once. Measured: from four of 1 MiB on a disk gives no more, and some give less
-/// beyond sixteen; eight let one that is late be late.
-const DEPTH: usize = 8;
+/// Reads that the disk has at once, whatever their size. Measured: from four of 1 MiB on a disk gives no more, and some
+/// give less beyond sixteen; eight let one that is late be late.
+const LARGE: usize = 8;
+
+/// Reads that it has at once as long as they are small together.
+const SMALL: usize = 64;
+const SMALL_BYTES: usize = 1 << 20;
 
 /// The kernel's queue.
 pub struct ReadQueue {
@@ -37,7 +41,7 @@ impl ReadQueue {
     /// Where the kernel has none, or the process may not (seccomp, `kernel.io_uring_disabled`).
     pub fn new() -> io::Result<Self> {
         Ok(Self {
-            ring: IoUring::new(DEPTH as u32)?,
+            ring: IoUring::new(SMALL as u32)?,
             under_way: HashMap::new(),
         })
     }
@@ -74,8 +78,8 @@ impl ReadDevice for ReadQueue {
         "io_uring"
     }
 
-    fn depth(&self) -> usize {
-        DEPTH
+    fn takes(&self, calls: usize, bytes: usize) -> bool {
+        calls < LARGE || (calls < SMALL && bytes <= SMALL_BYTES)
     }
 
     fn begin(&mut self, read: Read) {
@@ -88,7 +92,10 @@ impl ReadDevice for ReadQueue {
         self.under_way.insert(read.number, read);
         // SAFETY: (U1) and (U2): memory and file are in `under_way` until the completion is taken out.
         let queued = unsafe { self.ring.submission().push(&entry) };
-        debug_assert!(queued.is_ok(), "there is room for `depth` reads");
+        debug_assert!(queued.is_ok(), "there is room for all that it takes");
+    }
+
+    fn submit(&mut self) {
         // An error is found again where completions are waited for.
         self.enter(0).ok();
     }

@@ -297,10 +297,12 @@ impl Neurons {
         self.ask();
         let each = self.blocks[self.turn.block].layout.column_bytes();
         let lent = self.turn.following(cols, each, self.ring.bytes() / 2);
-        while self.turn.runs[lent.runs.clone()]
-            .iter()
-            .any(|run| matches!(run.slot, Some(Slot::Reading)))
-        {
+        let mut at = lent.runs.start;
+        while at < lent.runs.end {
+            if !matches!(self.turn.runs[at].slot, Some(Slot::Reading)) {
+                at += 1;
+                continue;
+            }
             let finished = self.reader.wait();
             let Finished { number, result } = finished.expect("a run that was asked for");
             self.turn.runs[number as usize].slot = Some(result.into());
@@ -330,12 +332,13 @@ impl Neurons {
         while let Some(run) = self.turn.runs.get_mut(self.turn.begun) {
             let extent = block.extent(run);
             let Some(buffer) = self.ring.take(extent.buffer_bytes()) else {
-                return;
+                break;
             };
-            self.reader.begin(self.turn.begun as u64, extent, buffer);
+            self.reader.queue(self.turn.begun as u64, extent, buffer);
             run.slot = Some(Slot::Reading);
             self.turn.begun += 1;
         }
+        self.reader.submit();
     }
 
     /// Gives columns that were read slots, and their places in the ring back.
