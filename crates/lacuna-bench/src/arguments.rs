@@ -336,6 +336,14 @@ pub(crate) struct BenchExpertsArgs {
         value_parser = clap::value_parser!(u32).range(1..=100)
     )]
     pub(crate) resident: Vec<u32>,
+    /// Slots in each layer, in the place of parts
+    #[arg(
+        long,
+        value_name = "SLOTS",
+        value_delimiter = ',',
+        conflicts_with = "resident"
+    )]
+    pub(crate) slots: Vec<std::num::NonZeroUsize>,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

@@ -51,21 +51,28 @@ pub(crate) fn run(args: &BenchExpertsArgs) -> Result<()> {
     let file = File::open(path).with_context(|| format!("cannot open `{}`", path.display()))?;
     let trace = Trace::read(BufReader::new(file))
         .with_context(|| format!("`{}` is no record of experts", path.display()))?;
-    let report = report(path.display().to_string(), &trace, &args.resident);
+    let slots: Vec<usize> = match &args.slots[..] {
+        [] => {
+            let percents = args.resident.iter();
+            let slots = percents.map(|percent| trace.experts * *percent as usize / 100);
+            slots.collect()
+        }
+        slots => slots.iter().map(|slots| slots.get()).collect(),
+    };
+    let report = report(path.display().to_string(), &trace, &slots);
     if args.json {
         return output::json(&report);
     }
     output::print(|out| print(out, &report))
 }
 
-fn report(name: String, trace: &Trace, percents: &[u32]) -> Report {
+fn report(name: String, trace: &Trace, slots: &[usize]) -> Report {
     let first = trace.uses.iter().filter(|of| of.layer == 0);
     let tokens = first.map(|of| of.tokens).sum();
     let later = Later::of(trace);
     let mut rows: Vec<Row> = Vec::new();
-    for percent in percents {
-        let slots = trace.experts * *percent as usize / 100;
-        let slots = slots.clamp(1, trace.experts);
+    for slots in slots {
+        let slots = (*slots).clamp(1, trace.experts);
         if rows.last().is_some_and(|row| row.slots == slots) {
             continue;
         }
@@ -273,7 +280,8 @@ mod tests {
     }
 
     fn row(trace: &Trace, percent: u32) -> Row {
-        let mut report = report(String::new(), trace, &[percent]);
+        let slots = trace.experts * percent as usize / 100;
+        let mut report = report(String::new(), trace, &[slots]);
         report.rows.remove(0)
     }
 
@@ -335,10 +343,10 @@ mod tests {
                 .wrapping_add(1);
             vec![(state >> 33) as u32 % 32]
         });
-        let chance = report(String::new(), &trace(32, uses), &[25, 50]);
+        let chance = report(String::new(), &trace(32, uses), &[8, 16]);
         assert!(chance.finding.contains("chance"), "{}", chance.finding);
         let again = (0..3_000u32).map(|at| vec![at / 9 % 32]);
-        let again = report(String::new(), &trace(32, again), &[25, 50]);
+        let again = report(String::new(), &trace(32, again), &[8, 16]);
         assert!(!again.finding.contains("chance"), "{}", again.finding);
     }
 }

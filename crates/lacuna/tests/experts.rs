@@ -50,6 +50,13 @@ fn a_run_finds_what_a_replay_of_its_record_finds() {
     let replay = lacuna(&replay).expect("a record");
     let rows = replay["rows"].as_array().expect("rows");
     assert_eq!(rows.last().expect("two rows")["lru"], experts["hit_rate"]);
+    // The same by number.
+    let slots = rows[0]["slots"].to_string();
+    let by_number = [
+        "bench", "experts", "--trace", &record, "--slots", &slots, "--json",
+    ];
+    let by_number = lacuna(&by_number).expect("a record");
+    assert_eq!(by_number["rows"], serde_json::json!([rows[0]]));
     let plan = [
         "plan",
         model,

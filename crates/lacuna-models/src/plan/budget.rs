@@ -226,21 +226,18 @@ impl Plan {
         full.min(left / KV_SHARE).max(least)
     }
 
-    /// The same parts with as much less weights as it takes to stay within the budget, if they can be.
-    pub(super) fn giving_way(&self, parts: Parts, peak: u64) -> Parts {
-        let excess = self.budget_bytes.map_or(0, |budget| {
-            (parts.besides_kv() + peak).saturating_sub(budget)
-        });
+    /// Where weights are when every sequence holds `tokens` tokens: as many fewer in memory as it takes to stay within the
+    /// budget, if they can be.
+    #[must_use]
+    pub fn residency_at(&self, tokens: usize) -> Residency {
+        let needed = self.fixed().besides_kv() + self.kv.peak_bytes(tokens);
+        let excess = self
+            .budget_bytes
+            .map(|budget| needed.saturating_sub(budget));
         let spare = self.residency.to_spare(&self.weights);
-        let less = self.residency.less(&self.weights, excess.min(spare));
-        let read_weight_bytes = match less {
-            Some(less) if excess > 0 => less.memory_bytes(),
-            _ => parts.read_weight_bytes,
-        };
-        Parts {
-            read_weight_bytes,
-            ..parts
-        }
+        let less = excess.unwrap_or(0).min(spare);
+        let less = self.residency.less(&self.weights, less);
+        less.unwrap_or_else(|| self.residency.clone())
     }
 
     /// Bytes of weights in mapped files.

@@ -203,10 +203,11 @@ impl Plan {
         let kv_peak_bytes = self.kv.peak_bytes(tokens);
         let parts = Parts {
             kv_bytes: self.kv.committed_bytes(tokens),
+            read_weight_bytes: self.residency_at(tokens).memory_bytes(),
             ..self.fixed()
         };
         Total {
-            parts: self.giving_way(parts, kv_peak_bytes),
+            parts,
             kv_peak_bytes,
             mapped_weight_bytes: self.mapped_weight_bytes(),
         }

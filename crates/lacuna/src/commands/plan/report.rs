@@ -116,6 +116,18 @@ pub(super) struct Placed {
     /// What a token takes at least, by the rates that were given.
     pub(super) seconds_per_token: Option<f64>,
     pub(super) tokens_per_second: Option<f64>,
+    /// When KV pages of full contexts have taken what they need.
+    pub(super) full: PlacedWhenFull,
+}
+
+/// Which weights full contexts leave in memory, and what a token takes then, whose attention reads all rows of one.
+#[derive(Serialize)]
+pub(super) struct PlacedWhenFull {
+    pub(super) pinned_bytes: u64,
+    pub(super) ring_bytes: u64,
+    pub(super) streamed_bytes: u64,
+    pub(super) seconds_per_token: Option<f64>,
+    pub(super) tokens_per_second: Option<f64>,
 }
 
 /// What slots find of a token's experts.
@@ -272,20 +284,37 @@ fn weights(plan: &WeightPlan, active: Active) -> Weights {
 }
 
 fn placed(args: &PlanArgs, plan: &Plan, active: Active, trace: Option<&Trace>) -> Placed {
-    let experts = plan.residency.experts.as_ref();
-    let forecast = experts.map(|slots| expert_forecast(slots, trace));
-    let hits = forecast.as_ref().map(|forecast| forecast.hit_rate);
+    let forecast_of = |residency: &Residency| {
+        let slots = residency.experts.as_ref();
+        slots.map(|slots| expert_forecast(slots, trace))
+    };
     let rates = args.memory_rate.zip(args.disk_rate);
-    let seconds = rates.map(|(memory, disk)| {
-        let (memory, disk) = (memory.0, disk.0);
-        let rates = Rates { memory, disk };
-        plan.residency.seconds_per_token(active.bytes, rates, hits)
-    });
+    let seconds = |residency: &Residency, bytes: u64| {
+        let hits = forecast_of(residency).map(|forecast| forecast.hit_rate);
+        rates.map(|(memory, disk)| {
+            let (memory, disk) = (memory.0, disk.0);
+            residency.seconds_per_token(bytes, Rates { memory, disk }, hits)
+        })
+    };
+    let context = plan.kv.context_tokens;
+    let rows = plan.kv.row_bytes(context) / plan.kv.sequences as u64;
+    let full = plan.residency_at(context);
+    let (now, when_full) = (
+        seconds(&plan.residency, active.bytes),
+        seconds(&full, active.bytes + rows),
+    );
     Placed {
         residency: plan.residency.clone(),
-        expert_forecast: forecast,
-        seconds_per_token: seconds,
-        tokens_per_second: seconds.map(f64::recip),
+        expert_forecast: forecast_of(&plan.residency),
+        seconds_per_token: now,
+        tokens_per_second: now.map(f64::recip),
+        full: PlacedWhenFull {
+            pinned_bytes: full.pinned_bytes,
+            ring_bytes: full.ring_bytes,
+            streamed_bytes: full.streamed_bytes,
+            seconds_per_token: when_full,
+            tokens_per_second: when_full.map(f64::recip),
+        },
     }
 }
 

@@ -214,6 +214,22 @@ fn residency(out: &mut dyn Write, placed: &Placed) -> io::Result<()> {
     if let Some(rate) = placed.tokens_per_second {
         writeln!(out, "  at those rates {rate:.2} tokens a second at most")?;
     }
+    let full = &placed.full;
+    if full.streamed_bytes > total {
+        writeln!(
+            out,
+            "  with full contexts {} stay, and each pass reads {} ({} B)",
+            size(full.pinned_bytes),
+            size(full.streamed_bytes),
+            full.streamed_bytes
+        )?;
+    }
+    if let Some(rate) = full.tokens_per_second {
+        writeln!(
+            out,
+            "  and {rate:.2} tokens a second at most when contexts are full"
+        )?;
+    }
     Ok(())
 }
 
