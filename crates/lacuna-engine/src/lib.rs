@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod arbiter;
+mod block_feed;
 mod budget;
 mod embedder;
 mod engine;
@@ -41,6 +42,7 @@ mod system;
 mod text_encoder;
 mod transcript;
 
+pub use block_feed::{BlockFeed, BlockWatch, NetChange};
 pub use embedder::{Embedder, EmbedderConfig, Reranker, WrongDimensions, shortened};
 pub use engine::{Accounting, Engine, EngineConfig};
 pub use error::{EngineError, NotFinite};

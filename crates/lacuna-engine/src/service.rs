@@ -11,6 +11,7 @@ use lacuna_models::Model;
 use lacuna_models::plan::{BudgetTooSmall, Parts};
 use lacuna_pages::{ByteLength, Ledger};
 
+use crate::block_feed::BlockWatch;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::EngineError;
 use crate::request::{Refusal, Request};
@@ -45,6 +46,8 @@ pub struct ServiceConfig {
     /// An account of what requests hold that several services share, and that no budget of theirs has in it. Default
     /// none: the service has one of its own, as [`EngineConfig::request_memory`] says.
     pub shared_requests: Option<RequestMemory>,
+    /// Who is told which blocks of prompts can be reused. Default nobody.
+    pub blocks: Option<BlockWatch>,
 }
 
 impl ServiceConfig {
@@ -88,6 +91,7 @@ impl Default for ServiceConfig {
             swap: None,
             unread_patience: Duration::from_secs(30),
             shared_requests: None,
+            blocks: None,
         }
     }
 }
@@ -419,6 +423,7 @@ fn run(shared: &Shared, mut scheduler: Scheduler) {
             publish(shared, &scheduler, &mut published);
         }
         stalled = !scheduler.step();
+        scheduler.tell_of_blocks();
         publish(shared, &scheduler, &mut published);
     }
 }

@@ -151,6 +151,10 @@ impl Scheduler {
         engine.kv_cache().set_limit(ByteLength::new(kv_limit))?;
         let message_ends = engine.tokenizer().end_of_generation().collect();
         let prefix = PrefixCache::new(engine.kv_cache().clone()).with_message_ends(message_ends);
+        let prefix = match &config.blocks {
+            Some(watch) => prefix.watched(watch.namespace),
+            None => prefix,
+        };
         let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer())?;
         let scheduler = Self {
             kv_limit,
@@ -235,6 +239,13 @@ impl Scheduler {
     pub(crate) fn needs_tending(&self) -> bool {
         let weights_move = self.engine.weights_to_spare() > 0 || !self.engine.has_all_weights();
         !self.prefix.tree().is_empty() || weights_move
+    }
+
+    /// Tells those who are to know what has become of blocks since the last call.
+    pub(crate) fn tell_of_blocks(&mut self) {
+        if let Some(watch) = &self.config.blocks {
+            watch.feed.add(self.prefix.take_block_changes());
+        }
     }
 
     /// One step over everything that can go on. Returns whether anything was computed.

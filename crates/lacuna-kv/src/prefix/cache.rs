@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lacuna_pages::{PagePin, PhysicalPage};
 
+use super::blocks::{BlockChange, Blocks};
 use super::grain::Grain;
 use super::namespace::Namespace;
 use super::pins::Pins;
@@ -30,6 +31,8 @@ pub struct PrefixCache {
     pub(super) aside: HashMap<GroupId, Chain>,
     /// Tokens that end a message.
     message_ends: Vec<u32>,
+    /// What others are told of.
+    blocks: Option<Blocks>,
 }
 
 /// The groups a sequence uses, from its first token on. Goes back with [`PrefixCache::leave`].
@@ -127,7 +130,31 @@ impl PrefixCache {
             folder: None,
             aside: HashMap::new(),
             message_ends: Vec::new(),
+            blocks: None,
         }
+    }
+
+    /// The same, still empty, and what becomes of the blocks of `namespace` is noted until
+    /// [`PrefixCache::take_block_changes`], which somebody has to call after every step: notes add up.
+    #[must_use]
+    pub fn watched(self, namespace: Namespace) -> Self {
+        debug_assert!(self.tree.is_empty(), "from the first group on");
+        Self {
+            blocks: Some(Blocks::new(namespace, Arc::clone(&self.grain))),
+            tree: self.tree.noting_changes(),
+            ..self
+        }
+    }
+
+    /// What became of blocks since the last call, in order; nothing unless they are watched.
+    pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
+        let Some(blocks) = &mut self.blocks else {
+            return Vec::new();
+        };
+        for change in self.tree.take_changes() {
+            blocks.follow(change);
+        }
+        blocks.take()
     }
 
     /// The same, knowing the tokens that end a message: where layers keep states, the ends of the first

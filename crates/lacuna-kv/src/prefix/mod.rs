@@ -6,6 +6,8 @@
 //! [`Tree`] decides what is kept, found and let go, without pages; [`PrefixCache`] does it to
 //! sequences; [`Grain`] says how many tokens and pages a group is.
 //!
+//! Who chooses between machines can be told which [`Block`]s of prompts it holds ([`PrefixCache::watched`]).
+//!
 //! With a [`CacheFolder`](crate::folder::CacheFolder) beside it, what it holds is also in files, from which it is
 //! read back when it is not in memory. One without names gets what would be evicted, and no more ([`PrefixCache::put_aside`]).
 //!
@@ -16,6 +18,7 @@
 //! a later prompt left what was kept.
 
 mod aside;
+mod blocks;
 mod cache;
 mod gone;
 mod grain;
@@ -26,9 +29,11 @@ mod swapping;
 mod tree;
 
 pub use aside::{Eviction, Moving};
+pub use blocks::{Block, BlockChange, BlockHash, KnownBlocks};
 pub use cache::{Path, PrefixCache, Start};
 pub use grain::Grain;
 pub use namespace::Namespace;
 pub(crate) use pins::PinnedPages;
 pub use pins::Pins;
+pub use tree::{Change, Found, GroupId, Inserted, Miss, Parent, Tree};
 pub use tree::{Found, GroupId, Inserted, Leaving, Miss, Parent, Tree};

@@ -102,6 +102,26 @@ pub enum Inserted {
     Collided,
 }
 
+/// What was done to a tree that takes note of it ([`Tree::noting_changes`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// A group is kept from now on.
+    Entered {
+        /// Which one.
+        id: GroupId,
+        /// What it comes after.
+        parent: Parent,
+        /// What it stands for.
+        tokens: Box<[u32]>,
+    },
+    /// A group is not kept any more. It had no resume point by then.
+    Left(GroupId),
+    /// A group has got a resume point.
+    Resumable(GroupId),
+    /// A group has lost its resume point.
+    NotResumable(GroupId),
+}
+
 /// Groups by what they hold, `P` being where their rows are and `S` making the keyed hash.
 #[derive(Debug)]
 pub struct Tree<P, S = RandomState> {
@@ -116,6 +136,8 @@ pub struct Tree<P, S = RandomState> {
     /// Whether rows are of use only before a resume point.
     from_resume_points: bool,
     gone: Gone,
+    /// What was done lately, if somebody takes it.
+    changes: Option<Vec<Change>>,
     unused: usize,
     next_id: u64,
 }
@@ -178,6 +200,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
             resume_points: BTreeSet::new(),
             from_resume_points: false,
             gone: Gone::default(),
+            changes: None,
             unused: 0,
             next_id: 0,
         }
@@ -191,6 +214,45 @@ impl<P, S: BuildHasher> Tree<P, S> {
             from_resume_points: true,
             ..self
         }
+    }
+
+    /// The same, and what is done to it is noted until [`Tree::take_changes`], which somebody has to call: notes
+    /// add up.
+    #[must_use]
+    pub fn noting_changes(self) -> Self {
+        Self {
+            changes: Some(Vec::new()),
+            ..self
+        }
+    }
+
+    /// What was done since the last call, in order; nothing unless it is noted.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        self.changes.as_mut().map_or(Vec::new(), std::mem::take)
+    }
+
+    fn note(&mut self, change: impl FnOnce() -> Change) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change());
+        }
+    }
+
+    /// Every sequence of tokens that is kept and leads no further, each from its first token on.
+    pub fn sequences(&self) -> impl Iterator<Item = (Namespace, Vec<u32>)> {
+        let leaves = self.groups.values();
+        let leaves = leaves.filter(|group| group.children.is_empty());
+        leaves.map(|leaf| {
+            let (mut group, mut groups) = (leaf, vec![&leaf.tokens]);
+            let namespace = loop {
+                match group.parent {
+                    Parent::Root(namespace) => break namespace,
+                    Parent::Group(parent) => group = &self.groups[&parent],
+                }
+                groups.push(&group.tokens);
+            };
+            let tokens = groups.into_iter().rev();
+            (namespace, tokens.flatten().copied().collect())
+        })
     }
 
     /// Tokens of one group.
@@ -354,6 +416,11 @@ impl<P, S: BuildHasher> Tree<P, S> {
         };
         self.groups.insert(id, group);
         self.siblings(parent).push(id);
+        self.note(|| Change::Entered {
+            id,
+            parent,
+            tokens: tokens.into(),
+        });
         Inserted::New(id)
     }
 
@@ -485,6 +552,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
                 last_used: now,
                 payload,
             });
+            self.note(|| Change::Resumable(id));
         }
     }
 
@@ -514,6 +582,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
         let point = group.resume_point.take()?;
         self.resume_points
             .remove(&(point.last_used, group.depth, id));
+        self.note(|| Change::NotResumable(id));
         Some(point.payload)
     }
 
@@ -619,6 +688,7 @@ impl<P, S: BuildHasher> Tree<P, S> {
         self.by_chain.remove(&group.chain);
         self.unused -= 1;
         self.gone.note(group.chain, why);
+        self.note(|| Change::Left(id));
         let siblings = self.siblings(group.parent);
         siblings.retain(|&child| child != id);
         let last = siblings.is_empty();

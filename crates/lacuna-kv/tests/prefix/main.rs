@@ -1,5 +1,6 @@
 //! The prefix cache: its tree against a naive list, and its pages against computed rows.
 
+mod blocks;
 mod collisions;
 mod folder;
 mod hashing;

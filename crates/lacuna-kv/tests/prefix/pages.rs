@@ -10,7 +10,7 @@ use lacuna_kv::{
 };
 
 /// Rows of 512 and 256 bytes: an 8 KiB page holds 16 rows of K and 32 of V.
-fn even() -> Geometry {
+pub(crate) fn even() -> Geometry {
     let elements = KvElements {
         key: ElementType::F32,
         value: ElementType::F16,
@@ -33,6 +33,11 @@ fn latent() -> Geometry {
     };
     let elements = KvElements::both(ElementType::F32);
     Geometry::new(vec![LayerCache::Rows(rows); 3], elements).expect("a model")
+}
+
+/// Rows of 1,280 bytes, three and a bit a page.
+fn wide() -> Geometry {
+    Geometry::uniform(2, 5, 64, KvElements::both(ElementType::F32))
 }
 
 pub(crate) const CAPACITY: usize = 1200;
@@ -75,7 +80,7 @@ impl Bench {
         self.start_in(Namespace::COMMON, tokens)
     }
 
-    fn start_in(&mut self, namespace: Namespace, tokens: &[u32]) -> Held {
+    pub(crate) fn start_in(&mut self, namespace: Namespace, tokens: &[u32]) -> Held {
         let start = self.cache.start(namespace, tokens, CAPACITY);
         let start = start.expect("memory");
         Held {
@@ -196,6 +201,11 @@ fn advance(sequence: &mut Sequence, tokens: &[u32]) {
 fn state_after(tokens: &[u32], layer: usize) -> f32 {
     let next = |state: usize, &token: &u32| (state * 31 + token as usize + 1) % 65_521;
     tokens.iter().fold(layer, next) as f32
+}
+
+/// Groups of 32 tokens, of some that are no multiple of 16, and of few.
+pub(crate) fn geometries() -> [Geometry; 4] {
+    [even(), straddling(), latent(), wide()]
 }
 
 /// Every way to hold rows in pages that can be shared.

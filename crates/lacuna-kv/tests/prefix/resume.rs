@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use lacuna_kv::prefix::{Miss, Namespace, Pins};
+use lacuna_kv::prefix::{KnownBlocks, Miss, Namespace, Pins};
 use lacuna_kv::{Geometry, Keep, LayerCache, RowSpec, ValueRows};
 use proptest::prelude::*;
 
-use crate::pages::{Bench, CAPACITY, Held, prompt, tokens};
+use crate::blocks::listen;
+use crate::pages::{self, Bench, CAPACITY, Held, prompt, tokens};
 use crate::{states, windows};
 
 pub(crate) fn rows(kv_heads: usize, head_dim: usize, keep: Keep) -> LayerCache {
@@ -149,6 +150,8 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 fn play(mut bench: Bench, acts: &[Act]) -> Result<(), TestCaseError> {
+    bench.cache = bench.cache.watched(Namespace::COMMON);
+    let mut known = KnownBlocks::default();
     // Sequences, and the tokens each is to have.
     let mut held: Vec<(Held, Vec<u32>)> = Vec::new();
     for act in acts {
@@ -188,6 +191,7 @@ fn play(mut bench: Bench, acts: &[Act]) -> Result<(), TestCaseError> {
             Act::Evict => _ = bench.cache.evict(Instant::now()),
             Act::Start { .. } | Act::Fork { .. } | Act::Leave { .. } => {}
         }
+        listen(&mut known, &mut bench.cache);
         for (one, _) in &held {
             bench.assert_rows(one);
         }
@@ -201,6 +205,8 @@ fn play(mut bench: Bench, acts: &[Act]) -> Result<(), TestCaseError> {
         bench.leave(one);
     }
     while bench.cache.evict(Instant::now()) {}
+    listen(&mut known, &mut bench.cache);
+    prop_assert_eq!(known.in_order(), []);
     prop_assert_eq!(bench.owned(), 0);
     Ok(())
 }
@@ -212,7 +218,7 @@ proptest! {
     fn whatever_is_reused_is_what_would_have_been_computed(
         acts in prop::collection::vec(act(), 1..30),
     ) {
-        for geometry in geometries() {
+        for geometry in geometries().chain(pages::geometries()) {
             play(Bench::with(geometry, "sparse"), &acts)?;
         }
     }

@@ -9,6 +9,7 @@
 //! `cargo test` runs a few fixed seeds. `LACUNA_SIMULATION_SECONDS` runs seeds for that long, new ones or
 //! those from `LACUNA_SIMULATION_SEED` on, which alone runs that one again; a failure names its seed.
 
+mod blocks;
 mod client;
 mod invariants;
 mod model;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use lacuna_kernels::ElementType;
 use lacuna_kv::folder::faults::{DiskFaults, Trouble};
 use lacuna_kv::folder::{Fingerprint, FolderConfig};
+use lacuna_kv::prefix::Namespace;
 use lacuna_kv::swap::SwapSizes;
 use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, ValueRows,
@@ -35,8 +37,10 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::tests::demo_model;
 use super::*;
+use crate::block_feed::BlockWatch;
 use crate::request_limits::RequestLimits;
 use crate::system::FakeSystem;
+use blocks::Listeners;
 use client::{Client, Habit, Spec};
 use model::{Break, Breaks, PseudoModel, Weights};
 
@@ -70,6 +74,7 @@ struct Simulation {
     swap_disk: swap::Disk,
     /// Bytes of weights that were in memory after the last step.
     weights: u64,
+    listeners: Listeners,
     clients: Vec<Client>,
     arrived: u64,
     /// The most the pool may have committed: its limit, or what it held when that was lowered.
@@ -107,6 +112,8 @@ struct Tally {
     /// Steps in which weights left memory, and in which they came back.
     weights_left: u64,
     weights_back: u64,
+    /// Blocks of which listeners were told, each time that they could be reused.
+    blocks: u64,
 }
 
 const CONTEXT: usize = 200;
@@ -192,6 +199,10 @@ impl Simulation {
                 time_to_live: Some(Duration::from_secs(8)),
                 folder: None,
             },
+            blocks: Some(BlockWatch {
+                namespace: Namespace::COMMON,
+                feed: Arc::default(),
+            }),
             ..ServiceConfig::default()
         };
         let host = HostDevice::new().expect("a host with pages");
@@ -240,6 +251,7 @@ impl Simulation {
             breaks,
             swap_disk,
             weights: weights.whole,
+            listeners: Listeners::default(),
             clients: Vec::new(),
             arrived: 0,
             committed: 0,
@@ -282,6 +294,7 @@ impl Simulation {
     fn step(&mut self) {
         self.scheduler.sweep();
         self.scheduler.step();
+        self.listeners.listen(&mut self.scheduler.prefix);
         self.tally.steps += 1;
         let ledger = self.scheduler.engine.kv_cache().ledger();
         self.check();
@@ -319,6 +332,7 @@ impl Simulation {
         let computed_by = Fingerprint::new([("weights", "none".to_owned())]);
         let opened = CacheFolder::open_faulty(disk.clone(), config, &cache, computed_by);
         let prefix = PrefixCache::new(cache).with_folder(opened.expect("a folder"));
+        let prefix = prefix.watched(Namespace::COMMON);
         self.scheduler.prefix = prefix;
         self.scheduler.config.prefix_cache.enabled = true;
         self.disk = Some((disk, Trouble::Nothing));
@@ -555,6 +569,10 @@ impl Simulation {
         self.tally.swapped_in = swap.returned;
         self.tally.swap_failures = swap.failed_writes + swap.failed_reads;
         while self.scheduler.prefix.evict(self.system.now()) {}
+        self.listeners.listen(&mut self.scheduler.prefix);
+        let told = (self.listeners.stored, self.listeners.removed);
+        assert_eq!(told.0, told.1, "nothing can be reused any more");
+        self.tally.blocks = told.0;
         self.device.complete();
         self.pool.trim();
         let ledger = self.pool.ledger();
@@ -647,6 +665,7 @@ impl Tally {
         self.budgets += other.budgets;
         self.weights_left += other.weights_left;
         self.weights_back += other.weights_back;
+        self.blocks += other.blocks;
     }
 
     /// Everything that a simulation is for has come up.
@@ -670,6 +689,7 @@ impl Tally {
             budgets,
             weights_left,
             weights_back,
+            blocks,
             ..
         } = self.clone();
         let all = [
@@ -691,6 +711,7 @@ impl Tally {
             budgets,
             weights_left,
             weights_back,
+            blocks,
         ];
         all.into_iter().all(|count| count > 0)
     }

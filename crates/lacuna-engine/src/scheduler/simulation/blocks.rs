@@ -1,0 +1,70 @@
+//! Somebody who knows of the prefix cache only what is told of its blocks.
+
+use std::collections::BTreeSet;
+
+use lacuna_kv::prefix::{Block, BlockChange, KnownBlocks, Namespace, PrefixCache};
+
+use crate::block_feed::{BlockFeed, NetChange};
+
+/// What two listeners know: one who is told of everything, and one who asks now and then what has changed.
+#[derive(Default)]
+pub(super) struct Listeners {
+    attentive: KnownBlocks,
+    casual: KnownBlocks,
+    feed: BlockFeed,
+    steps: u64,
+    /// Blocks they were told of.
+    pub(super) stored: u64,
+    pub(super) removed: u64,
+}
+
+impl Listeners {
+    /// The casual one asks after so many steps.
+    const INTERVAL: u64 = 7;
+
+    /// Tells them what has happened, and compares what they know with what can be reused.
+    pub(super) fn listen(&mut self, prefix: &mut PrefixCache) {
+        let changes = prefix.take_block_changes();
+        for change in &changes {
+            match change {
+                BlockChange::Stored(block) => {
+                    self.stored += 1;
+                    assert!(self.attentive.store(block), "news, after its parent");
+                }
+                BlockChange::Removed(hash) => {
+                    self.removed += 1;
+                    assert!(self.attentive.remove(*hash), "it was stored");
+                }
+            }
+        }
+        self.feed.add(changes);
+        self.steps += 1;
+        let reusable = reusable(prefix);
+        assert_eq!(self.attentive.prefixes(), reusable, "every change was told");
+        if self.steps.is_multiple_of(Self::INTERVAL) {
+            let NetChange { removed, stored } = self.feed.take();
+            assert!(removed.iter().all(|hash| self.casual.remove(*hash)));
+            assert!(stored.iter().all(|block| self.casual.store(block)));
+            assert_eq!(
+                self.casual.prefixes(),
+                reusable,
+                "every difference was told"
+            );
+        }
+    }
+}
+
+/// Every whole number of blocks that some prompt would be given of what is kept, by asking for all there is.
+fn reusable(prefix: &PrefixCache) -> BTreeSet<Vec<u32>> {
+    let sequences = prefix.tree().sequences();
+    let common = sequences.filter(|(namespace, _)| *namespace == Namespace::COMMON);
+    let mut reusable = BTreeSet::new();
+    for (namespace, mut tokens) in common {
+        tokens.push(u32::MAX);
+        let (_, held) = prefix.find(namespace, &tokens);
+        for end in (Block::TOKENS..=held).step_by(Block::TOKENS) {
+            reusable.insert(tokens[..end].to_vec());
+        }
+    }
+    reusable
+}
