@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lacuna_engine::ServiceConfig;
 
+use crate::events::KvEventsConfig;
 use crate::keys::ApiKeys;
 
 /// How a server is set up.
@@ -27,6 +28,9 @@ pub struct ServerConfig {
     pub strict_fields: bool,
     /// The engine.
     pub service: ServiceConfig,
+    /// Where it is told which blocks of prompts are held; of a server of one model that writes. All API keys then share
+    /// computed prompts, which needs `share_prefixes` if there are several. Default nowhere.
+    pub kv_events: Option<KvEventsConfig>,
     /// How long requests under way may still take once the server is to end. Default 30 s.
     pub grace: Duration,
 }
@@ -67,6 +71,7 @@ impl Default for ServerConfig {
             limits: RequestLimits::default(),
             strict_fields: false,
             service: ServiceConfig::default(),
+            kv_events: None,
             grace: Duration::from_secs(30),
         }
     }

@@ -9,7 +9,10 @@ const SHORTEST: usize = 8;
 
 /// Keys that open the server. Never printed.
 #[derive(Clone, Default)]
-pub struct ApiKeys(Vec<String>);
+pub struct ApiKeys {
+    keys: Vec<String>,
+    open_to_all: bool,
+}
 
 /// Text that cannot be a key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,13 +43,29 @@ pub struct KeyFileError {
 }
 
 impl ApiKeys {
+    /// No keys, for whoever reaches the address, by whatever name: others decide who that is.
+    #[must_use]
+    pub fn open_to_all() -> Self {
+        Self {
+            keys: Vec::new(),
+            open_to_all: true,
+        }
+    }
+
+    fn of(keys: Vec<String>) -> Self {
+        Self {
+            keys,
+            open_to_all: false,
+        }
+    }
+
     /// These keys; space around them is not part of them.
     ///
     /// # Errors
     /// [`KeyProblem`] of the first that cannot be one.
     pub fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Result<Self, KeyProblem> {
         let keys = keys.into_iter().map(checked);
-        keys.collect::<Result<_, _>>().map(Self)
+        keys.collect::<Result<_, _>>().map(Self::of)
     }
 
     /// The keys in a file of this text: one to a line, apart from blank lines and those that begin
@@ -65,29 +84,34 @@ impl ApiKeys {
                 problem,
             })
         });
-        checked.collect::<Result<_, _>>().map(Self)
+        checked.collect::<Result<_, _>>().map(Self::of)
     }
 
     /// Adds those of `others`.
     pub fn extend(&mut self, others: Self) {
-        self.0.extend(others.0);
+        self.keys.extend(others.keys);
+    }
+
+    /// Whether anybody else than this machine's programs may do without a key.
+    pub(crate) fn is_open_to_all(&self) -> bool {
+        self.keys.is_empty() && self.open_to_all
     }
 
     /// Whether no key is asked for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.keys.is_empty()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str)
+        self.keys.iter().map(String::as_str)
     }
 
     /// Which of the keys `presented` is, if any. The time it takes depends on lengths alone.
     pub(crate) fn find(&self, presented: &str) -> Option<u32> {
         let mut found = Choice::from(0);
         let mut number = 0;
-        for (index, key) in (0..).zip(&self.0) {
+        for (index, key) in (0..).zip(&self.keys) {
             let same = key.as_bytes().ct_eq(presented.as_bytes());
             found |= same;
             number.conditional_assign(&index, same);
@@ -108,7 +132,7 @@ fn checked(key: &str) -> Result<String, KeyProblem> {
 
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ApiKeys({})", self.0.len())
+        write!(f, "ApiKeys({})", self.keys.len())
     }
 }
 

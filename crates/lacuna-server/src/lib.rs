@@ -29,6 +29,7 @@ mod config;
 mod conversation;
 mod date;
 mod embeddings;
+mod events;
 mod http;
 mod intake;
 mod kept;
@@ -48,6 +49,7 @@ mod structured;
 mod worker;
 
 pub use config::{RequestLimits, ServerConfig};
+pub use events::{EventAddress, KvEventsConfig, NoEventAddress};
 pub use keys::{ApiKeys, KeyFileError, KeyProblem};
 pub use models::{ModelEntry, ModelPath, ModelServer, ModelsConfig, keep_alive};
 pub use server::{EmbeddingServer, Server, StartError};

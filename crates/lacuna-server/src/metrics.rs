@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use lacuna_engine::{Histogram, Latencies, Status};
 use lacuna_kv::folder::FolderStatus;
 use lacuna_kv::folder::remote::RemoteStatus;
+use lacuna_kv::prefix::Block;
 use lacuna_kv::swap::SwapStatus;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -92,7 +93,7 @@ impl Engines {
         Ok(())
     }
 
-    /// Routers that follow what is in a prefix cache count it in blocks, here page groups.
+    /// Routers that follow what is in a prefix cache count it in blocks: those that KV events tell of.
     fn cache_config(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let (name, help) = (
             "vllm:cache_config_info",
@@ -100,10 +101,11 @@ impl Engines {
         );
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (model, status) in &self.0 {
-            let block_tokens = status.pages.group_tokens.to_string();
-            let blocks = status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1);
+            let groups = status.budget.plan.parts.kv_bytes / status.pages.group.get().max(1);
+            let tokens = groups.saturating_mul(status.pages.group_tokens as u64);
+            let blocks = tokens / Block::TOKENS as u64;
             let mut labels = vec![
-                ("block_size", block_tokens),
+                ("block_size", Block::TOKENS.to_string()),
                 ("num_gpu_blocks", blocks.to_string()),
             ];
             labels.extend(model.iter().map(|model| (MODEL, model.clone())));

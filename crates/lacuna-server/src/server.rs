@@ -7,7 +7,10 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use lacuna_engine::{EmbedderConfig, EngineError, Grace, Handle, RequestMemory, Service};
+use lacuna_engine::{
+    BlockFeed, BlockWatch, EmbedderConfig, EngineError, Grace, Handle, RequestMemory, Service,
+};
+use lacuna_kv::prefix::Namespace;
 use lacuna_models::Model;
 use lacuna_pages::ByteLength;
 use lacuna_text::template::TemplateError;
@@ -18,6 +21,7 @@ use tokio::sync::{oneshot, watch};
 use crate::app::App;
 use crate::config::ServerConfig;
 use crate::embeddings::{Embeddings, Work};
+use crate::events::{self, KvEventsConfig};
 use crate::http::connections;
 use crate::http::probes::Probes;
 use crate::http::routes::Routers;
@@ -27,13 +31,16 @@ use crate::sharing::Sharing;
 /// How long the last bytes of finished requests may take to leave, and then what is left to end.
 pub(crate) const FLUSH: Duration = Duration::from_secs(2);
 
+/// The thread that serves connections.
+pub(crate) const HTTP_THREAD: &str = "lacuna-http";
+
 /// A server that could not be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// Everyone who reaches the address could use the server.
     #[error(
-        "{address} can be reached from other machines; give an API key, or listen on 127.0.0.1"
+        "{address} can be reached from other machines; give an API key, listen on 127.0.0.1, or say --open-to-all if a network policy or a proxy decides who may"
     )]
     OpenToAll {
         /// The address asked for.
@@ -46,6 +53,14 @@ pub enum StartError {
         address: SocketAddr,
         /// What the system says.
         source: std::io::Error,
+    },
+    /// Events say what one prompt cache holds, and there are several.
+    #[error(
+        "KV events tell of prompts that all clients share, and {keys} API keys share none; use --share-prefixes, or one key"
+    )]
+    NotShared {
+        /// API keys there are.
+        keys: usize,
     },
     /// Threads or sockets could not be set up.
     #[error("cannot set up the server: {0}")]
@@ -92,6 +107,44 @@ pub struct Server {
     stop: watch::Sender<bool>,
     service: Service,
     connections: Connections,
+    events: Option<KvEvents>,
+}
+
+/// KV events being told.
+#[derive(Debug)]
+struct KvEvents {
+    address: SocketAddr,
+    replay: Option<SocketAddr>,
+    _telling: Connections,
+}
+
+impl KvEvents {
+    /// Listens, and sets the server up to tell of blocks.
+    fn start(events: KvEventsConfig, config: &mut ServerConfig) -> Result<Self, StartError> {
+        let keys = config.keys.iter().count();
+        if keys > 1 && !config.share_prefixes {
+            return Err(StartError::NotShared { keys });
+        }
+        // One key shares with nobody else, so its prompts may be everybody's.
+        config.share_prefixes = true;
+        let runtime = runtime().map_err(StartError::Runtime)?;
+        let bind = |address| bind(&runtime, address);
+        let (subscribers, address) = bind(events.address)?;
+        let replays = events.replay.map(bind).transpose()?;
+        let (replays, replay) = replays.unzip();
+        let feed = Arc::new(BlockFeed::default());
+        config.service.blocks = Some(BlockWatch {
+            namespace: Namespace::COMMON,
+            feed: Arc::clone(&feed),
+        });
+        let telling = events::serve(feed, events.topic, subscribers, replays);
+        let telling = Connections::start("lacuna-events", runtime, telling);
+        Ok(Self {
+            address,
+            replay,
+            _telling: telling.map_err(StartError::Runtime)?,
+        })
+    }
 }
 
 impl Server {
@@ -99,8 +152,11 @@ impl Server {
     ///
     /// # Errors
     /// [`StartError`]; nothing is left running then.
-    pub fn start(model: Arc<Model>, config: ServerConfig) -> Result<Self, StartError> {
+    pub fn start(model: Arc<Model>, mut config: ServerConfig) -> Result<Self, StartError> {
         let (runtime, listener, address) = listen(&config)?;
+        let events = config.kv_events.take();
+        let events = events.map(|events| KvEvents::start(events, &mut config));
+        let events = events.transpose()?;
         let service = Service::start(model, config.service.clone())?;
         let (grace, limits) = (config.grace, config.limits.clone());
         let folder = config.service.prefix_cache.folder.as_ref();
@@ -119,13 +175,15 @@ impl Server {
         };
         let routers = Routers::new(&app, &probes);
         let serving = connections::serve(listener, routers, limits, memory, stopped);
-        let connections = Connections::start(runtime, serving).map_err(StartError::Runtime)?;
+        let connections =
+            Connections::start(HTTP_THREAD, runtime, serving).map_err(StartError::Runtime)?;
         Ok(Self {
             address,
             grace,
             stop,
             service,
             connections,
+            events,
         })
     }
 
@@ -133,6 +191,16 @@ impl Server {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where KV events are told and where they are replayed, as far as they are.
+    #[must_use]
+    pub fn kv_events(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        let events = self.events.as_ref();
+        (
+            events.map(|events| events.address),
+            events.and_then(|events| events.replay),
+        )
     }
 
     /// The engine behind it.
@@ -188,7 +256,8 @@ impl EmbeddingServer {
             grace: config.grace,
             stop,
             app,
-            connections: Connections::start(runtime, serving).map_err(StartError::Runtime)?,
+            connections: Connections::start(HTTP_THREAD, runtime, serving)
+                .map_err(StartError::Runtime)?,
         })
     }
 
@@ -224,15 +293,21 @@ pub(crate) fn listen(
     config: &ServerConfig,
 ) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
     let address = config.address;
-    if config.keys.is_empty() && !address.ip().is_loopback() {
+    let nobody = config.keys.is_empty() && !config.keys.is_open_to_all();
+    if nobody && !address.ip().is_loopback() {
         return Err(StartError::OpenToAll { address });
     }
     let runtime = runtime().map_err(StartError::Runtime)?;
+    let (listener, address) = bind(&runtime, address)?;
+    Ok((runtime, listener, address))
+}
+
+fn bind(runtime: &Runtime, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
     let failed = |source| StartError::Listen { address, source };
     let listener = runtime.block_on(TcpListener::bind(address));
     let listener = listener.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    Ok((runtime, listener, address))
+    Ok((listener, address))
 }
 
 /// The thread that serves connections. It moves bytes; the engine's threads compute. Dropping it ends
@@ -247,6 +322,7 @@ pub(crate) struct Connections {
 
 impl Connections {
     pub(crate) fn start(
+        name: &str,
         runtime: Runtime,
         serving: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<Self> {
@@ -263,9 +339,7 @@ impl Connections {
             // Connections end with it, and so do their requests.
             drop(runtime);
         };
-        thread::Builder::new()
-            .name("lacuna-http".to_owned())
-            .spawn(run)?;
+        thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Self {
             keep: Some(keep),
             ended,

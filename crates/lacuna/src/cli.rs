@@ -13,6 +13,7 @@ use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
+use lacuna_server::EventAddress;
 
 /// Run large language models in as little memory as the conversation needs.
 #[derive(Debug, Parser)]
@@ -412,6 +413,10 @@ pub(crate) struct ServeArgs {
     /// File with keys, one to a line; blank lines and lines that begin with # are none
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// Serve whoever reaches the address, without a key and by any name: only where a network policy or a proxy decides
+    /// who that is, as routers and metrics in a cluster have no key
+    #[arg(long, conflicts_with_all = ["api_key", "api_key_file"])]
+    pub(crate) open_to_all: bool,
     /// Let all API keys share computed prompts: less memory and time, but each key can find out,
     /// from `cached_tokens` and from how long a reply takes, how prompts of the others begin
     #[arg(long)]
@@ -427,6 +432,16 @@ pub(crate) struct ServeArgs {
     pub(crate) grace: u64,
     #[command(flatten)]
     pub(crate) service: ServiceArgs,
+    /// Where to tell routers which prompts are held, such as tcp://*:5557: ZeroMQ, as vLLM's KV events. Whoever connects
+    /// gets tokens of prompts. Off without it
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "no_prefix_cache")]
+    pub(crate) kv_events: Option<EventAddress>,
+    /// What KV events are published under, such as kv@POD@MODEL
+    #[arg(long, value_name = "TOPIC", default_value = "", requires = "kv_events")]
+    pub(crate) kv_events_topic: String,
+    /// Where KV events that were missed can be asked for, such as tcp://*:5558
+    #[arg(long, value_name = "ADDRESS", requires = "kv_events")]
+    pub(crate) kv_events_replay: Option<EventAddress>,
     /// Store of objects behind the folder of --kv-cache, such as s3://bucket/folder: other machines start from what
     /// this one computes, and this one from theirs. It holds what was said. Credentials from the environment
     #[cfg(feature = "remote")]

@@ -111,7 +111,7 @@ impl Routers {
 }
 
 /// What a model that writes is asked for by name.
-const WRITING: [&str; 9] = [
+const WRITING: [&str; 11] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
@@ -119,6 +119,8 @@ const WRITING: [&str; 9] = [
     "/v1/responses",
     "/api/chat",
     "/api/generate",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
     "/tokenize",
     "/detokenize",
 ];
@@ -132,6 +134,8 @@ fn writing() -> Router<Arc<App>> {
         .route("/v1/responses", post(responses::create))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/v1/chat/completions/render", post(chat::render))
+        .route("/v1/completions/render", post(completion::render))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
 }

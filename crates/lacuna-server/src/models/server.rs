@@ -19,7 +19,7 @@ use crate::models::front::Front;
 use crate::models::loaded::Settings;
 use crate::models::registry::{Known, Registry};
 use crate::models::{ModelEntry, ModelsConfig};
-use crate::server::{Connections, FLUSH, StartError, listen};
+use crate::server::{Connections, FLUSH, HTTP_THREAD, StartError, listen};
 
 /// A running server of several models, each loaded when it is asked for. Dropping it ends everything under way at once.
 #[derive(Debug)]
@@ -83,7 +83,8 @@ impl ModelServer {
             budget: ByteLength::new(budget),
             stop,
             registry,
-            connections: Connections::start(runtime, serving).map_err(StartError::Runtime)?,
+            connections: Connections::start(HTTP_THREAD, runtime, serving)
+                .map_err(StartError::Runtime)?,
         })
     }
 

@@ -13,10 +13,12 @@ use crate::app::{App, Purpose};
 use crate::chat::Chat;
 use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
 use crate::openai::fields;
 use crate::openai::messages::{self, ChatMessage};
 use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
 use crate::openai::reply::{self, Dialect, Form};
+use crate::openai::tokens::{self, Rendered};
 use crate::reply::Reader;
 use crate::sharing::Client;
 use crate::structured::Format;
@@ -58,28 +60,52 @@ pub(crate) async fn complete(
 fn prepare(
     app: &App,
     client: Client,
-    mut object: Map<String, Value>,
+    object: Map<String, Value>,
 ) -> Result<(Request, Reader, Form), ApiError> {
     let mut ignored = app.ignored();
-    let parameters = Parameters::take(&mut object, &mut ignored)?;
+    let chat = read(app, object, &mut ignored)?;
+    let parameters = &chat.parameters;
+    let id = app.reply_id("chatcmpl");
+    let form = Form::new(app, id.clone(), Dialect::Chat, parameters.delivery()?)
+        .scoring_prompts(parameters.prompt_logprobs())
+        .naming_ids(parameters.return_tokens_as_token_ids == Some(true));
+    let (request, reader) = chat.request(app, client, &id, &mut ignored)?;
+    Ok((request, reader, form.ignoring(ignored)))
+}
+
+/// `POST /v1/chat/completions/render`: the tokens of the prompt, of which nothing is computed.
+pub(crate) async fn render(
+    State(app): State<Arc<App>>,
+    body: Arriving,
+) -> Result<Response, ApiError> {
+    let work = |app: &App, object| {
+        let mut ignored = app.ignored();
+        let chat = read(app, object, &mut ignored)?;
+        let token_ids = chat.tokens(app)?;
+        Ok((Rendered { token_ids }, ignored))
+    };
+    tokens::reply(app.prepare(body, Purpose::Tokens, work).await?)
+}
+
+fn read(
+    app: &App,
+    mut object: Map<String, Value>,
+    ignored: &mut Ignored,
+) -> Result<Chat, ApiError> {
+    let parameters = Parameters::take(&mut object, ignored)?;
     if parameters.echoes() {
         return Err(ApiError::field(
             "echo",
             "`echo` is for completions; leave it out",
         ));
     }
-    let format = Format::take(&mut object, &mut ignored)?;
-    let mut chat: ChatRequest = body::read(object, &mut ignored)?;
+    let format = Format::take(&mut object, ignored)?;
+    let mut chat: ChatRequest = body::read(object, ignored)?;
     if let Some(tools) = &mut chat.tools {
-        fields::take_unknown_of_tools(tools, &mut ignored)?;
+        fields::take_unknown_of_tools(tools, ignored)?;
     }
     app.check_model(chat.model.as_deref())?;
-    let delivery = parameters.delivery()?;
-    let id = app.reply_id("chatcmpl");
-    let form = Form::new(app, id.clone(), Dialect::Chat, delivery)
-        .scoring_prompts(parameters.prompt_logprobs())
-        .naming_ids(parameters.return_tokens_as_token_ids == Some(true));
-    let chat = Chat {
+    Ok(Chat {
         logprobs: chat.logprobs()?,
         messages: messages::for_template(chat.messages)?,
         tools: chat.tools.unwrap_or_default(),
@@ -89,9 +115,7 @@ fn prepare(
         variables: chat.chat_template_kwargs,
         parameters,
         pin_prefix: None,
-    };
-    let (request, reader) = chat.request(app, client, &id, &mut ignored)?;
-    Ok((request, reader, form.ignoring(ignored)))
+    })
 }
 
 impl ChatRequest {

@@ -12,9 +12,11 @@ use serde_json::{Map, Value};
 use crate::app::{App, Purpose};
 use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
+use crate::http::ignored::Ignored;
 use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
-use crate::openai::prompts::Prompts;
+use crate::openai::prompts::{Prompt, Prompts};
 use crate::openai::reply::{self, Dialect, Form};
+use crate::openai::tokens::{self, Rendered};
 use crate::reply::parts::PartReader;
 use crate::reply::{Note, Reader};
 use crate::sharing::Client;
@@ -56,14 +58,10 @@ pub(crate) async fn complete(
 fn prepare(
     app: &App,
     client: Client,
-    mut object: Map<String, Value>,
+    object: Map<String, Value>,
 ) -> Result<(Vec<Request>, Reader, Form), ApiError> {
     let mut ignored = app.ignored();
-    let parameters = Parameters::take(&mut object, &mut ignored)?;
-    // As for chats; OpenAI itself has it only there.
-    let format = Format::take(&mut object, &mut ignored)?;
-    let completion: CompletionRequest = body::read(object, &mut ignored)?;
-    app.check_model(completion.model.as_deref())?;
+    let (parameters, format, completion) = read(app, object, &mut ignored)?;
     let delivery = parameters.delivery()?;
     let logprobs = completion.logprobs.map_or(Ok(None), Logprobs::top)?;
     let rule = Rule::new(format, &Tools::default(), ToolSyntax::Bare, &mut ignored)?;
@@ -93,6 +91,40 @@ fn prepare(
         .scoring_prompts(parameters.prompt_logprobs())
         .naming_ids(parameters.return_tokens_as_token_ids == Some(true));
     Ok((requests, reader, form.ignoring(ignored)))
+}
+
+/// `POST /v1/completions/render`: the tokens of each prompt, of which nothing is computed.
+pub(crate) async fn render(
+    State(app): State<Arc<App>>,
+    body: Arriving,
+) -> Result<Response, ApiError> {
+    let work = |app: &App, object| {
+        let mut ignored = app.ignored();
+        let (.., completion) = read(app, object, &mut ignored)?;
+        let rendered = |prompt: Prompt| match prompt.tokens.is_empty() {
+            true => Err(ApiError::field("prompt", "a prompt has no tokens")),
+            false => Ok(Rendered {
+                token_ids: prompt.tokens,
+            }),
+        };
+        let prompts = completion.prompt.read(app)?.into_iter();
+        let prompts: Vec<Rendered> = prompts.map(rendered).collect::<Result<_, _>>()?;
+        Ok((prompts, ignored))
+    };
+    tokens::reply(app.prepare(body, Purpose::Tokens, work).await?)
+}
+
+fn read(
+    app: &App,
+    mut object: Map<String, Value>,
+    ignored: &mut Ignored,
+) -> Result<(Parameters, Option<Format>, CompletionRequest), ApiError> {
+    let parameters = Parameters::take(&mut object, ignored)?;
+    // As for chats; OpenAI itself has it only there.
+    let format = Format::take(&mut object, ignored)?;
+    let completion: CompletionRequest = body::read(object, ignored)?;
+    app.check_model(completion.model.as_deref())?;
+    Ok((parameters, format, completion))
 }
 
 impl Logprobs {

@@ -46,6 +46,12 @@ struct Tokenized {
     tokens: Vec<u32>,
 }
 
+/// The tokens of a prompt, as routers ask for them that follow what is in prefix caches.
+#[derive(Debug, Serialize)]
+pub(crate) struct Rendered {
+    pub(crate) token_ids: Vec<u32>,
+}
+
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     body: Arriving,
@@ -61,7 +67,7 @@ pub(crate) async fn detokenize(
 }
 
 /// The reply, written while the memory for its parts is held.
-fn reply(prepared: Prepared<(impl Serialize, Ignored)>) -> Result<Response, ApiError> {
+pub(crate) fn reply(prepared: Prepared<(impl Serialize, Ignored)>) -> Result<Response, ApiError> {
     let (value, ignored) = &prepared.value;
     let mut response = Json(value).into_response();
     ignored.attach(&mut response);

@@ -73,6 +73,18 @@ fn an_address_others_reach_needs_a_key() {
     });
     let port = server.address().port().to_string();
     assert_ne!(port, "0");
+    // Where others decide who gets there, whoever does is served, and by any name.
+    let server = start_with(|config| {
+        config.address = open;
+        config.keys = ApiKeys::open_to_all();
+    });
+    let gateway = [("host", "models.example")];
+    assert_eq!(status(&server, "/v1/models", &gateway), 200);
+    let page = [
+        ("host", "models.example"),
+        ("origin", "http://evil.example"),
+    ];
+    assert_eq!(status(&server, "/v1/models", &page), 403);
 }
 
 #[test]

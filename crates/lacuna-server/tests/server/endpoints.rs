@@ -4,6 +4,7 @@ use lacuna_engine::{Engine, EngineConfig, Generation, Limits, Sampling};
 use lacuna_text::template::Message;
 use serde_json::{Value, json};
 
+use crate::streams::begun;
 use crate::support::{
     CHAT, COMPLETION, assert_nothing_held, get, model, post, posted, question, start, start_with,
     until,
@@ -162,6 +163,62 @@ fn logprobs_name_the_tokens_of_the_text() {
         Some(2)
     );
     assert_eq!(lists["text_offset"][0], 0);
+}
+
+#[test]
+fn prompts_are_rendered_as_they_would_be_computed_and_wait_for_nobody() {
+    let server = start_with(|config| {
+        config.service.max_running = 1;
+        config.service.max_waiting = 0;
+    });
+    let chat =
+        question(json!({"max_tokens": 1, "stream_options": null, "chat_template_kwargs": {}}));
+    let usage = posted(&server, CHAT, &chat)["usage"]["prompt_tokens"].clone();
+    assert_nothing_held(&server);
+    let running = begun(&server, 900);
+    until("its place is known to be taken", || {
+        server.engine().status().running == 1
+    });
+    assert_eq!(post(&server, CHAT, &chat).status, 429, "the server is full");
+    // Whatever else a request says that is routed by its prompt.
+    let rendered = posted(&server, &format!("{CHAT}/render"), &chat);
+    let expected = model().prompt(&[Message::new("user", "What is ownership?")]);
+    assert_eq!(rendered, json!({"token_ids": expected.expect("a prompt")}));
+    let ids = rendered["token_ids"].as_array().expect("a list");
+    assert_eq!(json!(ids.len()), usage);
+    let render = format!("{COMPLETION}/render");
+    let prompts = json!({"prompt": ["Ownership", "is"], "max_tokens": 5, "stream": true});
+    let rendered = posted(&server, &render, &prompts);
+    let tokens =
+        |text: &str| posted(&server, "/tokenize", &json!({"prompt": text}))["tokens"].clone();
+    let expected = json!([{"token_ids": tokens("Ownership")}, {"token_ids": tokens("is")}]);
+    assert_eq!(rendered, expected);
+    let rendered = posted(&server, &render, &json!({"prompt": [5, 6, 7]}));
+    assert_eq!(rendered, json!([{"token_ids": [5, 6, 7]}]));
+    for (path, body, field) in [
+        (&render, json!({}), "prompt"),
+        (&render, json!({"prompt": []}), "prompt"),
+        (&render, json!({"prompt": {"text": 1}}), "prompt"),
+        (&render, json!({"prompt": "word ".repeat(5000)}), "prompt"),
+        (
+            &format!("{CHAT}/render"),
+            json!({"messages": "Hi"}),
+            "messages",
+        ),
+        (
+            &format!("{CHAT}/render"),
+            json!({"prompt": "Hi"}),
+            "messages",
+        ),
+    ] {
+        let refused = post(&server, path, &body);
+        assert_eq!(refused.status, 400, "{body}: {refused:?}");
+        let error = refused.json()["error"].to_string();
+        assert!(error.contains(field), "{body}: {error}");
+    }
+    let other = post(&server, &render, &json!({"prompt": "Hi", "model": "other"}));
+    assert_eq!(other.status, 404);
+    drop(running);
 }
 
 #[test]

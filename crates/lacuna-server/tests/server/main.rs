@@ -4,6 +4,7 @@ mod access;
 mod anthropic;
 mod embeddings;
 mod endpoints;
+mod events;
 mod failures;
 mod fields;
 mod forged;

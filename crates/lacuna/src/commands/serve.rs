@@ -16,7 +16,9 @@ use lacuna_cli::{ModelArgs, open_files, open_to_run_files, output, tell};
 use lacuna_engine::ServiceConfig;
 #[cfg(feature = "remote")]
 use lacuna_kv::folder::remote::Remote;
-use lacuna_server::{ApiKeys, EmbeddingServer, RequestLimits, Server, ServerConfig, Signals};
+use lacuna_server::{
+    ApiKeys, EmbeddingServer, KvEventsConfig, RequestLimits, Server, ServerConfig, Signals,
+};
 use serde::Serialize;
 
 use crate::cli::ServeArgs;
@@ -27,6 +29,11 @@ struct Ready<'a> {
     url: String,
     model: &'a str,
     context_tokens: usize,
+    /// Where KV events are told, and replayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_events: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_events_replay: Option<String>,
     #[serde(flatten)]
     budget: Budget,
 }
@@ -80,8 +87,12 @@ fn serve(args: &ServeArgs) -> Result<()> {
     };
     config.service.engine.accounting = Accounting::Measured;
     if described.spec.pooled().is_some() {
-        if args.service.kv_cache.is_some() {
-            let problem = format!("`{name}` keeps no KV for other requests; leave out --kv-cache");
+        let given = [
+            ("--kv-cache", args.service.kv_cache.is_some()),
+            ("--kv-events", args.kv_events.is_some()),
+        ];
+        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+            let problem = format!("`{name}` keeps no KV for other requests; leave out {option}");
             return Err(output::Usage(problem).into());
         }
         let model = lacuna::Model::load(files).with_context(cannot_load)?;
@@ -112,6 +123,11 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
         },
         strict_fields: args.strict_fields,
         service: service(args)?,
+        kv_events: args.kv_events.map(|address| KvEventsConfig {
+            address: address.0,
+            topic: args.kv_events_topic.clone(),
+            replay: args.kv_events_replay.map(|address| address.0),
+        }),
         grace: Duration::from_secs(args.grace),
         ..ServerConfig::default()
     })
@@ -196,6 +212,9 @@ fn end_in_time(grace_seconds: u64) -> io::Result<Sender<()>> {
 }
 
 fn keys(args: &ServeArgs) -> Result<ApiKeys> {
+    if args.open_to_all {
+        return Ok(ApiKeys::open_to_all());
+    }
     let usage = |problem: String| anyhow::Error::from(output::Usage(problem));
     let mut keys =
         ApiKeys::new(args.api_key.as_deref()).map_err(|error| usage(error.to_string()))?;
@@ -214,10 +233,14 @@ fn keys(args: &ServeArgs) -> Result<ApiKeys> {
 
 fn announce(server: &Server, name: &str, json: bool) -> Result<()> {
     let status = server.engine().status();
+    let (events, replay) = server.kv_events();
+    let zeromq = |address: SocketAddr| format!("tcp://{address}");
     let ready = Ready {
         url: format!("http://{}", server.address()),
         model: name,
         context_tokens: server.engine().context_tokens(),
+        kv_events: events.map(zeromq),
+        kv_events_replay: replay.map(zeromq),
         budget: status.budget.plan,
     };
     if json {
@@ -233,6 +256,12 @@ fn announce(server: &Server, name: &str, json: bool) -> Result<()> {
         ready.context_tokens,
         output::bytes(ready.budget.mapped_weight_bytes),
     );
+    if let Some(events) = ready.kv_events {
+        let replay = ready
+            .kv_events_replay
+            .map(|at| format!(", replayed on {at}"));
+        tell!("KV events on {events}{}", replay.unwrap_or_default());
+    }
     Ok(())
 }
 

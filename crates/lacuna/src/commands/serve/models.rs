@@ -203,6 +203,7 @@ fn refuse_what_is_for_one(args: &ServeArgs) -> Result<()> {
         ("--name", args.name.is_some(), "say NAME=MODEL"),
         ("--neurons", args.engine.neurons.is_some(), "leave it out"),
         ("--kv-swap", args.service.kv_swap.is_some(), "leave it out"),
+        ("--kv-events", args.kv_events.is_some(), "leave it out"),
     ];
     let given = one.into_iter().find(|(_, given, _)| *given);
     given.map_or(Ok(()), |(option, _, instead)| {
