@@ -54,6 +54,10 @@ test-memory-limits *options:
 test-remote:
     .ci/test-remote
 
+# Servers of the demo model behind vllm-router and smg, which it installs. `--figures` for the table in docs/fleet.md alone.
+test-fleet *options:
+    .ci/test-fleet {{options}}
+
 # Generate text with the demo model.
 demo prompt="What is ownership?":
     cargo run --release --locked -- run demo -p "{{prompt}}" -n 64

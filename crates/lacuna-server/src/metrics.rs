@@ -22,7 +22,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::app::App;
+use crate::app::{App, seconds_now};
 use crate::http::error::ApiError;
 
 /// As OpenMetrics registers it.
@@ -54,6 +54,7 @@ pub(crate) const MODEL: &str = "model_name";
 impl Collector for Engines {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         self.cache_config(&mut encoder)?;
+        self.adapters(&mut encoder)?;
         for (name, help, value) in GAUGES {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             self.each(metric, |status, metric| {
@@ -89,6 +90,25 @@ impl Engines {
         for (name, status) in &self.0 {
             let name = name.as_deref().unwrap_or_default();
             write(status, metric.encode_family(&[(MODEL, name)])?)?;
+        }
+        Ok(())
+    }
+
+    /// The gateway's inference extension asks for this and reports an error where it is missing: there are no adapters.
+    fn adapters(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (name, help) = (
+            "vllm:lora_requests_info",
+            "Adapters of requests; the value is the time",
+        );
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (model, _) in &self.0 {
+            let mut labels = vec![
+                ("max_lora", "0"),
+                ("running_lora_adapters", ""),
+                ("waiting_lora_adapters", ""),
+            ];
+            labels.extend(model.iter().map(|model| (MODEL, model.as_str())));
+            ConstGauge::new(seconds_now()).encode(metric.encode_family(&labels)?)?;
         }
         Ok(())
     }

@@ -514,10 +514,12 @@ fn routers_are_told_what_they_ask_of_a_worker() {
         .find(|line| line.starts_with("vllm:cache_config_info{"));
     let blocks = blocks.expect("the cache's blocks");
     assert!(
-        blocks.contains("block_size=\"") && blocks.contains("num_gpu_blocks=\""),
+        blocks.contains("block_size=\"16\"") && blocks.contains("num_gpu_blocks=\""),
         "{blocks}"
     );
     assert!(blocks.ends_with("} 1"), "{blocks}");
+    let adapters = "vllm:lora_requests_info{max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} ";
+    assert!(metrics.contains(adapters), "{metrics}");
 }
 
 #[test]
