@@ -160,6 +160,23 @@ fn arguments_that_make_no_sense_are_refused() {
     for (args, word) in [
         (&["serve", "demo", "--host", "0.0.0.0"][..], "API key"),
         (&["serve", "demo", "--api-key", ""], "empty"),
+        (
+            &["serve", "demo", "--open-to-all", "--api-key", "first-key"],
+            "cannot be used with",
+        ),
+        (&["serve", "demo", "--kv-events", "here"], "tcp://*:5557"),
+        (
+            &["serve", "demo", "--kv-events-replay", "tcp://*:0"],
+            "--kv-events <ADDRESS>",
+        ),
+        (
+            &["serve", "demo", "--no-prefix-cache", "--kv-events", "*:0"],
+            "cannot be used with",
+        ),
+        (
+            &["serve", "demo", "b=demo", "--kv-events", "tcp://*:0"],
+            "--kv-events is for a server of one model",
+        ),
         (&["serve", "demo", "--budget", "much"], "2GiB"),
         (&["serve", "demo", "--max-running", "0"], "--max-running"),
         (
