@@ -370,6 +370,48 @@ impl Engine {
         Ok(token)
     }
 
+    /// Computes the session's next chunk of pending tokens and calls `each` with rows of logits, in order: those after
+    /// each token, or with [`LogitRows::Last`] after the last of all alone.
+    ///
+    /// # Errors
+    /// As for [`Engine::step`].
+    pub(crate) fn score_step(
+        &mut self,
+        session: &mut Session,
+        asked: LogitRows,
+        mut each: impl FnMut(&[f32]),
+    ) -> Result<(), EngineError> {
+        session.recover()?;
+        let (chunk, rows) = session.schedule(self.score_limit(asked));
+        let rows = match asked {
+            LogitRows::All => LogitRows::All,
+            LogitRows::Last | LogitRows::None => rows,
+        };
+        self.prepare_rows(&mut session.sequence, chunk.len())?;
+        let segment = Segment {
+            tokens: &session.tokens[chunk.clone()],
+            sequence: &mut session.sequence,
+            logits: rows,
+        };
+        let model = &self.model;
+        let logits = model.forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+        for row in logits.chunks_exact(model.spec().vocabulary) {
+            row::check_finite(row)?;
+            each(row);
+        }
+        session.accept(chunk.len());
+        Ok(())
+    }
+
+    /// Tokens that a pass computes which is to give `rows`.
+    pub(crate) fn score_limit(&self, rows: LogitRows) -> usize {
+        let limits = self.scratch.limits();
+        match rows {
+            LogitRows::All => limits.logit_rows.min(limits.tokens),
+            LogitRows::Last | LogitRows::None => limits.tokens,
+        }
+    }
+
     /// Finds memory for `tokens` rows, of weights too: what they give up is read for each pass from then on.
     fn prepare_rows(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(), EngineError> {
         self.tend();

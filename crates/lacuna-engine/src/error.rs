@@ -112,6 +112,9 @@ pub enum EngineError {
     /// The engine's thread could not be started.
     #[error("the engine's thread could not be started: {0}")]
     Thread(#[source] std::io::Error),
+    /// The service has ended, and with it its sessions.
+    #[error("the service has ended; start another")]
+    ServiceEnded,
     /// A sampling setting is out of range.
     #[error(transparent)]
     Sampling(#[from] crate::sampler::SamplingError),

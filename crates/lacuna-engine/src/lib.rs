@@ -10,6 +10,7 @@
 //!   and keeps to a byte budget. [`Handle::submit`] takes a [`Request`] and gives a [`Stream`] of
 //!   [`Event`]s.
 //! * [`Session`] and [`Generation`] run one conversation on the caller's thread.
+//! * [`ServiceSession`] is such a conversation beside a service's requests, in the same memory.
 //!
 //! [`Embedder`] runs models that make embeddings of texts, and [`Reranker`] those that score pairs of them, on
 //! the caller's thread too.
@@ -34,6 +35,7 @@ mod sampler;
 mod saved_session;
 mod scheduler;
 mod service;
+mod service_session;
 mod session;
 mod status;
 mod stop;
@@ -52,6 +54,7 @@ pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
 pub use request_memory::{HeldMemory, MemoryRefusal, RequestMemory, RequestMemoryStatus};
 pub use sampler::{Candidates, Penalties, Sampler, Sampling, SamplingError};
 pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
+pub use service_session::{Continuation, Piece, ServiceSession};
 pub use session::Session;
 pub use status::{
     BudgetStatus, CacheStatus, Counters, ExpertStatus, GroupRun, GroupState, Histogram, Latencies,

@@ -32,6 +32,11 @@ pub(crate) trait ModelRunner: Send {
     /// What turns tokens into text.
     fn tokenizer(&self) -> &Tokenizer;
 
+    /// The engine, which sessions are stepped by, where it is one and not a model without arithmetic.
+    fn engine(&mut self) -> Option<&mut Engine> {
+        None
+    }
+
     /// Says which tokens come after those of the next pass, as far as that is known.
     fn expect(&mut self, tokens: &[u32]) {
         let _ = tokens;
@@ -108,6 +113,10 @@ impl ModelRunner for Engine {
 
     fn tokenizer(&self) -> &Tokenizer {
         self.model().tokenizer()
+    }
+
+    fn engine(&mut self) -> Option<&mut Engine> {
+        Some(self)
     }
 
     fn expect(&mut self, tokens: &[u32]) {

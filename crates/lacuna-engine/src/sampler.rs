@@ -173,7 +173,7 @@ impl Sampling {
 
 /// A sampler's state: settings and generator. Working memory is separate, so that a request that
 /// waits holds none.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
     generator: ChaCha8Rng,

@@ -1,6 +1,7 @@
 //! The service: a thread that owns the engine and steps it, and handles to give it work.
 
 use std::collections::VecDeque;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -140,9 +141,13 @@ struct Shared {
     wake: Condvar,
 }
 
+/// Something that the service's thread does between two steps.
+type Work = Box<dyn FnOnce(&mut Scheduler) + Send>;
+
 #[derive(Default)]
 struct Inbox {
     arrivals: VecDeque<Waiting>,
+    work: Vec<Work>,
     requests: u64,
     refused: u64,
     /// Requests that wait to run, these arrivals included.
@@ -212,8 +217,7 @@ impl Service {
     }
 
     fn close(&mut self, grace: Grace) {
-        self.handle.shared.lock().closing = Some(grace);
-        self.handle.shared.wake.notify_all();
+        self.handle.end(grace);
         if let Some(thread) = self.thread.take() {
             // The thread's panic has been reported where it happened.
             thread.join().ok();
@@ -316,6 +320,35 @@ impl Handle {
         self.shared.request_limits.cache.anonymous_bytes() + self.model().placed_bytes()
     }
 
+    /// Asks the service to end as [`Service::shutdown`] does, and does not wait until it has.
+    pub fn end(&self, grace: Grace) {
+        self.shared.lock().closing = Some(grace);
+        self.shared.wake.notify_all();
+    }
+
+    /// Has `work` done by the service's thread before its next step, and waits for it.
+    ///
+    /// # Errors
+    /// [`EngineError::ServiceEnded`] when there is no next step; `work` is dropped then.
+    pub(crate) fn between_steps<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
+    ) -> Result<T, EngineError> {
+        let (done, result) = sync_channel(1);
+        let work = Box::new(move |scheduler: &mut Scheduler| {
+            // Who asked waits for it, unless its thread was ended.
+            done.send(work(scheduler)).ok();
+        });
+        let mut inbox = self.shared.lock();
+        if inbox.closing.is_some() {
+            return Err(EngineError::ServiceEnded);
+        }
+        inbox.work.push(work);
+        drop(inbox);
+        self.shared.wake.notify_all();
+        result.recv().map_err(|_| EngineError::ServiceEnded)
+    }
+
     /// Whether the service's thread runs. It ends with a shutdown, and with a panic.
     #[must_use]
     pub fn is_alive(&self) -> bool {
@@ -387,6 +420,7 @@ impl Drop for Closed<'_> {
         let mut inbox = self.0.lock();
         inbox.closing.get_or_insert(Grace::Immediate);
         inbox.arrivals.clear();
+        inbox.work.clear();
         inbox.waiting = 0;
         inbox.ended = true;
     }
@@ -448,7 +482,10 @@ fn publish(shared: &Shared, scheduler: &Scheduler, published: &mut Option<Instan
 fn receive(shared: &Shared, scheduler: &mut Scheduler, stalled: bool) -> Option<Grace> {
     let mut inbox = shared.lock();
     let nothing = |inbox: &mut Inbox| {
-        inbox.arrivals.is_empty() && inbox.closing.is_none() && inbox.budget.is_none()
+        inbox.arrivals.is_empty()
+            && inbox.work.is_empty()
+            && inbox.closing.is_none()
+            && inbox.budget.is_none()
     };
     let patience = match scheduler.is_idle() {
         true if scheduler.needs_tending() => TENDING,
@@ -465,9 +502,13 @@ fn receive(shared: &Shared, scheduler: &mut Scheduler, stalled: bool) -> Option<
     }
     inbox.waiting = scheduler.waiting_len();
     let (closing, budget) = (inbox.closing, inbox.budget.take());
+    let work = std::mem::take(&mut inbox.work);
     drop(inbox);
     if let Some(budget) = budget {
         scheduler.set_budget(budget);
+    }
+    if closing.is_none() {
+        work.into_iter().for_each(|work| work(scheduler));
     }
     closing
 }

@@ -111,6 +111,28 @@ impl Session {
         Ok(kept)
     }
 
+    /// Keeps the first `len` tokens, as [`Session::rewrite`] does. Returns how many of them need not be computed again.
+    ///
+    /// # Errors
+    /// As [`Session::rewrite`].
+    pub fn truncate(&mut self, len: usize) -> Result<usize, KvError> {
+        let kept = self.tokens[..len.min(self.tokens.len())].to_vec();
+        self.rewrite(&kept)
+    }
+
+    /// A session of the same tokens, whose pages are shared until one of the two writes to them. It draws its own
+    /// tokens, with `sampler`.
+    ///
+    /// # Errors
+    /// [`KvError`] when memory or address space cannot be had; this session is unchanged then.
+    pub fn fork(&mut self, sampler: Sampler) -> Result<Self, KvError> {
+        self.recover()?;
+        let mut fork = Self::new(self.sequence.fork()?, sampler, self.message_ends.clone());
+        fork.tokens.extend_from_slice(&self.tokens);
+        fork.keeps_turns = self.keeps_turns;
+        Ok(fork)
+    }
+
     /// Where a prompt of `tokens` may be gone back to.
     fn turn_ends(&self, tokens: &[u32]) -> Vec<usize> {
         let geometry = self.sequence.geometry();

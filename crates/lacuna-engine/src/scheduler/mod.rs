@@ -186,6 +186,11 @@ impl Scheduler {
         Ok(scheduler)
     }
 
+    /// The engine, unless a model without arithmetic is in its place.
+    pub(crate) fn engine(&mut self) -> Option<&mut Engine> {
+        self.engine.engine()
+    }
+
     /// What holds for every request.
     pub(crate) fn request_limits(&self) -> RequestLimits {
         RequestLimits {

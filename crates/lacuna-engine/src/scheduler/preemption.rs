@@ -185,6 +185,17 @@ impl Scheduler {
         }
     }
 
+    /// Makes room for a session that is none of the scheduler's own, which lacked pages as `shortage` says: in the usual
+    /// order, and of the running requests the first, too, which would fail otherwise for what it does not know of.
+    /// Returns whether there was anything to give up.
+    pub(crate) fn make_room(&mut self, shortage: &KvError) -> bool {
+        is_limit(shortage)
+            && (self.evict()
+                || self.take_from_weights(shortage)
+                || self.give_up_freeing()
+                || self.preempt_last(Urgency::Now))
+    }
+
     /// Gives up one thing at once: a cached group, a resume point, what is on its way to the swap file, or the last
     /// request but the first.
     fn give_up_one(&mut self) -> bool {

@@ -11,6 +11,7 @@ mod namespaces;
 mod requests;
 mod saved;
 mod scoring;
+mod sessions;
 mod states;
 mod support;
 mod swap;

@@ -35,4 +35,4 @@ pub use grain::Grain;
 pub use namespace::Namespace;
 pub(crate) use pins::PinnedPages;
 pub use pins::Pins;
-pub use tree::{Found, GroupId, Inserted, Leaving, Miss, Parent, Tree};
+pub use tree::{Change, Found, GroupId, Inserted, Leaving, Miss, Parent, Tree};
