@@ -155,7 +155,7 @@ impl ServiceSession {
             let sampler = Sampler::new(Sampling::greedy())?;
             loop {
                 match session.fork(sampler.clone()) {
-                    Err(error) if scheduler.make_room(&error) => {}
+                    Err(error) if scheduler.make_room_beside(&error) => {}
                     fork => return Ok(fork?),
                 }
             }
@@ -303,7 +303,7 @@ fn prepare(
     let (chunk, _) = session.schedule(limit);
     loop {
         match session.sequence.prepare(chunk.len()) {
-            Err(error) if scheduler.make_room(&error) => {}
+            Err(error) if scheduler.make_room_beside(&error) => {}
             prepared => return Ok(prepared?),
         }
     }

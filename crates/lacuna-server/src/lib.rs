@@ -8,6 +8,8 @@
 //! how many requests are prepared at once. What follows is bounded by the engine's budget. A client
 //! that goes away drops its stream, and the engine gives its pages back within a step.
 //!
+//! [`Local`] answers the same requests within the process, without a socket.
+//!
 //! ```no_run
 //! use std::sync::Arc;
 //!
@@ -34,6 +36,7 @@ mod http;
 mod intake;
 mod kept;
 mod keys;
+mod local;
 mod memory;
 mod metrics;
 mod models;
@@ -51,6 +54,7 @@ mod worker;
 pub use config::{RequestLimits, ServerConfig};
 pub use events::{EventAddress, KvEventsConfig, NoEventAddress};
 pub use keys::{ApiKeys, KeyFileError, KeyProblem};
+pub use local::{Listener, Local, LocalReply, Problem, ReplyPart};
 pub use models::{ModelEntry, ModelPath, ModelServer, ModelsConfig, keep_alive};
 pub use server::{EmbeddingServer, Server, StartError};
 pub use signals::Signals;

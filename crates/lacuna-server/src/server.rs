@@ -158,25 +158,8 @@ impl Server {
         let events = events.map(|events| KvEvents::start(events, &mut config));
         let events = events.transpose()?;
         let service = Service::start(model, config.service.clone())?;
-        let (grace, limits) = (config.grace, config.limits.clone());
-        let folder = config.service.prefix_cache.folder.as_ref();
-        let folder = folder.map(|folder| folder.path.as_path());
-        let sharing = Sharing::new(config.share_prefixes, &config.keys, folder);
-        let sharing = sharing.map_err(StartError::Runtime)?;
-        let requests = service.handle().request_memory().clone();
-        let memory = connections::account(&requests, limits.connections);
-        let intake = Intake::start(&limits, requests).map_err(StartError::Runtime)?;
-        let app = Arc::new(App::new(service.handle(), config, sharing, intake)?);
-        let (stop, stopped) = watch::channel(false);
-        let probes = Probes {
-            model: Some(Arc::clone(service.handle().model())),
-            engine: Some(service.handle()),
-            stopping: stopped.clone(),
-        };
-        let routers = Routers::new(&app, &probes);
-        let serving = connections::serve(listener, routers, limits, memory, stopped);
-        let connections =
-            Connections::start(HTTP_THREAD, runtime, serving).map_err(StartError::Runtime)?;
+        let grace = config.grace;
+        let (stop, connections) = serve(service.handle(), config, runtime, listener)?;
         Ok(Self {
             address,
             grace,
@@ -216,6 +199,44 @@ impl Server {
         self.stop.send_replace(true);
         self.service.shutdown(Grace::Finish(self.grace));
         self.connections.wait(FLUSH);
+    }
+}
+
+/// Serves what comes in at `listener` with `engine`, until the sender says so.
+pub(crate) fn serve(
+    engine: Handle,
+    config: ServerConfig,
+    runtime: Runtime,
+    listener: TcpListener,
+) -> Result<(watch::Sender<bool>, Connections), StartError> {
+    let limits = config.limits.clone();
+    let memory = connections::account(engine.request_memory(), limits.connections);
+    let app = Arc::new(app(engine.clone(), config)?);
+    let (stop, stopped) = watch::channel(false);
+    let routers = Routers::new(&app, &probes(engine, &stopped));
+    let serving = connections::serve(listener, routers, limits, memory, stopped);
+    let connections = Connections::start(HTTP_THREAD, runtime, serving);
+    let connections = connections.map_err(StartError::Runtime)?;
+    Ok((stop, connections))
+}
+
+/// What handlers share that answer with `engine`.
+pub(crate) fn app(engine: Handle, config: ServerConfig) -> Result<App, StartError> {
+    let folder = config.service.prefix_cache.folder.as_ref();
+    let folder = folder.map(|folder| folder.path.as_path());
+    let sharing = Sharing::new(config.share_prefixes, &config.keys, folder);
+    let sharing = sharing.map_err(StartError::Runtime)?;
+    let requests = engine.request_memory().clone();
+    let intake = Intake::start(&config.limits, requests).map_err(StartError::Runtime)?;
+    Ok(App::new(engine, config, sharing, intake)?)
+}
+
+/// What probes are answered by.
+pub(crate) fn probes(engine: Handle, stopping: &watch::Receiver<bool>) -> Probes {
+    Probes {
+        model: Some(Arc::clone(engine.model())),
+        engine: Some(engine),
+        stopping: stopping.clone(),
     }
 }
 
@@ -361,7 +382,7 @@ impl Drop for Connections {
 
 /// What connections are served by: nothing but the thread that runs it. It makes no threads of its
 /// own, which would panic, or wait for ever, where the system refuses one.
-fn runtime() -> io::Result<Runtime> {
+pub(crate) fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread()
         .enable_io()
         .enable_time()

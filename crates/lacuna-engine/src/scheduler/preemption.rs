@@ -188,7 +188,7 @@ impl Scheduler {
     /// Makes room for a session that is none of the scheduler's own, which lacked pages as `shortage` says: in the usual
     /// order, and of the running requests the first, too, which would fail otherwise for what it does not know of.
     /// Returns whether there was anything to give up.
-    pub(crate) fn make_room(&mut self, shortage: &KvError) -> bool {
+    pub(crate) fn make_room_beside(&mut self, shortage: &KvError) -> bool {
         is_limit(shortage)
             && (self.evict()
                 || self.take_from_weights(shortage)

@@ -17,6 +17,7 @@ use lacuna_text::tokenizer::TokenizerError;
 use serde_json::{Value, json};
 
 use crate::http::connections::HEAD_BYTES;
+use crate::local::Problem;
 
 /// Anthropic's status of a service that cannot do it now.
 const OVERLOADED: u16 = 529;
@@ -166,6 +167,17 @@ impl ApiError {
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    /// The same for who is in this process.
+    pub(crate) fn into_problem(self) -> Problem {
+        Problem {
+            status: self.status.as_u16(),
+            code: self.code,
+            param: self.param,
+            message: self.message,
+            retry_after: self.retry_after,
+        }
     }
 
     fn kind(&self) -> &'static str {

@@ -55,6 +55,11 @@ pub(crate) async fn complete(
     reply::send(streams, reader, form).await
 }
 
+/// The requests that a completion's fields come to, for who reads their events without a reply.
+pub(crate) fn requests(app: &App, object: Map<String, Value>) -> Result<Vec<Request>, ApiError> {
+    prepare(app, Client(None), object).map(|(requests, ..)| requests)
+}
+
 fn prepare(
     app: &App,
     client: Client,

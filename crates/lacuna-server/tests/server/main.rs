@@ -10,6 +10,7 @@ mod fields;
 mod forged;
 mod half_closed;
 mod limits;
+mod local;
 mod models;
 mod ollama;
 mod probes;
