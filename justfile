@@ -50,6 +50,14 @@ test-system-faults *program:
 test-memory-limits *options:
     .ci/test-memory-limits {{options}}
 
+# The Python package: builds its wheel, installs it apart, and tests it, its types and its plugin for llm.
+test-python:
+    .ci/test-python
+
+# Its replicas on Ray Serve; installs Ray, and takes the wheel that test-python has built.
+test-ray:
+    .ci/test-ray
+
 # Object stores behind the KV cache folder, against a server of S3, which it installs; compiles the feature `remote`.
 test-remote:
     .ci/test-remote

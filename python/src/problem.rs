@@ -1,0 +1,125 @@
+//! Errors as Python has them: `lacuna.errors` makes the exception, of the class that the code stands for.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use lacuna_engine::EngineError;
+use lacuna_kv::KvError;
+use lacuna_models::{ForwardError, LoadError};
+use lacuna_server::StartError;
+use pyo3::prelude::*;
+
+/// What is wrong, and what `lacuna.errors.of` makes a class of.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    code: &'static str,
+    message: String,
+    param: Option<String>,
+    status: u16,
+    retry_after: Option<Duration>,
+}
+
+impl Problem {
+    pub(crate) fn new(code: &'static str, message: impl Display) -> Self {
+        Self {
+            code,
+            message: message.to_string(),
+            param: None,
+            status: 0,
+            retry_after: None,
+        }
+    }
+
+    /// An argument that cannot be used.
+    pub(crate) fn argument(param: &str, message: impl Display) -> Self {
+        Self {
+            param: Some(param.to_owned()),
+            ..Self::new("invalid_value", message)
+        }
+    }
+
+    pub(crate) fn closed() -> Self {
+        Self::new("closed", "it has been closed; make another")
+    }
+
+    /// A model that cannot be loaded, with all that is known of why.
+    pub(crate) fn model(error: &(impl Display + ?Sized)) -> Self {
+        Self::new("model_error", format_args!("{error:#}"))
+    }
+}
+
+impl From<lacuna_server::Problem> for Problem {
+    fn from(problem: lacuna_server::Problem) -> Self {
+        Self {
+            code: problem.code,
+            message: problem.message,
+            param: problem.param,
+            status: problem.status,
+            retry_after: problem.retry_after,
+        }
+    }
+}
+
+impl From<StartError> for Problem {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Engine(error) => error.into(),
+            StartError::OpenToAll { .. } => Self::argument("host", error),
+            StartError::BudgetTooSmall { .. } => Self::new("budget_exceeded", error),
+            StartError::Template(_) => Self::model(&error),
+            error => Self::new("cannot_start", error),
+        }
+    }
+}
+
+impl From<LoadError> for Problem {
+    fn from(error: LoadError) -> Self {
+        Self::model(&error)
+    }
+}
+
+impl From<EngineError> for Problem {
+    fn from(error: EngineError) -> Self {
+        let code = match &error {
+            EngineError::BudgetTooSmall(_)
+            | EngineError::MemoryShort { .. }
+            | EngineError::ProcessTooLarge { .. }
+            | EngineError::LongText { .. } => "budget_exceeded",
+            EngineError::Kv(KvError::ContextFull { .. }) | EngineError::PromptTooLong { .. } => {
+                "context_length_exceeded"
+            }
+            EngineError::Kv(_) | EngineError::OutOfMemory(_) | EngineError::Activations(_) => {
+                "budget_exceeded"
+            }
+            EngineError::Forward(
+                ForwardError::NoLogits | ForwardError::NoEmbeddings | ForwardError::NoScores,
+            ) => "wrong_model",
+            EngineError::ServiceEnded => "closed",
+            EngineError::NotFinite(_) => "logits_not_finite",
+            EngineError::Forward(ForwardError::Lost(_)) => "model_file_lost",
+            EngineError::Thread(_) | EngineError::Cpu(_) => "cannot_start",
+            _ => "invalid_value",
+        };
+        Self::new(code, error)
+    }
+}
+
+impl From<Problem> for PyErr {
+    fn from(problem: Problem) -> Self {
+        Python::attach(|py| {
+            let made = py.import("lacuna.errors").and_then(|errors| {
+                errors.getattr("of")?.call1((
+                    problem.code,
+                    problem.message.as_str(),
+                    problem.param.as_deref(),
+                    problem.status,
+                    problem.retry_after.map(|after| after.as_secs_f64()),
+                ))
+            });
+            match made {
+                Ok(exception) => Self::from_value(exception),
+                Err(error) => error,
+            }
+        })
+    }
+}

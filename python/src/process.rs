@@ -1,0 +1,40 @@
+//! What belongs to one process: after a fork the child has copies whose threads are not there.
+
+use crate::problem::Problem;
+
+/// A value of the process that made it. In a child that was forked it cannot be used, and is not dropped: its end would
+/// wait for threads that are not there.
+pub(crate) struct OfProcess<T> {
+    process: u32,
+    /// None only while it is dropped.
+    value: Option<T>,
+}
+
+impl<T> OfProcess<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            process: std::process::id(),
+            value: Some(value),
+        }
+    }
+
+    /// The value, in the process that made it.
+    pub(crate) fn get(&self) -> Result<&T, Problem> {
+        let mine = self.process == std::process::id();
+        self.value.as_ref().filter(|_| mine).ok_or_else(|| {
+            Problem::new(
+                "forked",
+                "this object was made before the process was forked, and its threads are not in the child; \
+                 make another there, or start children with `spawn`",
+            )
+        })
+    }
+}
+
+impl<T> Drop for OfProcess<T> {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            std::mem::forget(self.value.take());
+        }
+    }
+}
