@@ -17,16 +17,19 @@ use lacuna_models::{
     Scratch, Segment,
 };
 use lacuna_pages::ByteLength;
+use lacuna_text::tokenizer::TokenizerError;
 
 use crate::arbiter::{Arbiter, TEND_INTERVAL, kv_share};
 use crate::budget::{Had, KvDemand, Process, Reading};
 use crate::error::EngineError;
 use crate::row;
+use crate::runner::Pass;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
+use crate::speculation::{DraftCounts, Pace, Speculation};
 use crate::status::{ExpertStatus, NeuronStatus};
 use crate::system::{Host, System};
-use crate::transcript::Transcript;
+use crate::transcript::{Outcome, Transcript};
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]
@@ -61,6 +64,9 @@ pub struct EngineConfig {
     /// How weights are had, of a model that is loaded as [`EngineConfig::check`] says. Default: read into memory
     /// when there is a budget that can hold what a pass reads at once, and part of it then, else where the file is mapped.
     pub weights: WeightMode,
+    /// What tokens are guessed from, so that one pass computes several. Default off. Not where values that are not finite
+    /// are looked for, which wrong guesses may give.
+    pub speculation: Speculation,
     /// Folder of files from which neurons of feed-forward blocks are read one by one, where activations are not zero:
     /// [`EngineConfig::with_neurons`] makes them. Weights are read into memory then, with a budget and without.
     pub neurons: Option<PathBuf>,
@@ -92,6 +98,7 @@ impl Default for EngineConfig {
             request_memory: None,
             accounting: Accounting::default(),
             weights: WeightMode::default(),
+            speculation: Speculation::default(),
             neurons: None,
         }
     }
@@ -124,6 +131,14 @@ impl EngineConfig {
         }
     }
 
+    /// Tokens guessed for one pass at most.
+    pub(crate) fn most_drafts(&self) -> usize {
+        match self.finite_check {
+            FiniteCheck::Off => self.speculation.most(),
+            _ => 0,
+        }
+    }
+
     /// What is planned for when a model made for `context_tokens` tokens runs with this.
     fn demand(&self, context_tokens: usize) -> Result<Demand, EngineError> {
         Ok(Demand {
@@ -131,6 +146,7 @@ impl EngineConfig {
             batch_tokens: self.batch_tokens,
             logits: self.logits,
             sequences: self.sequences,
+            draft_tokens: self.most_drafts(),
             threads: self.thread_count()?.get(),
             weights: match (self.weights, self.budget) {
                 (WeightMode::Auto, _) if self.neurons.is_some() => {
@@ -216,6 +232,11 @@ impl EngineConfig {
         let had = Had::now(self.accounting, &plan.least());
         demand.budget_bytes = had.budget(self.budget);
         if demand.budget_bytes != plan.budget_bytes {
+            plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;
+        }
+        if demand.draft_tokens > 0 && plan.budget().is_err() {
+            // Without room for rows of guesses there are none.
+            demand.draft_tokens = 0;
             plan = Plan::new(spec, weights, vocabulary, &cache, &demand)?;
         }
         let budget = plan
@@ -224,6 +245,9 @@ impl EngineConfig {
         Ok((cache, plan, budget))
     }
 }
+
+/// A token, and what it made of the text.
+pub(crate) type Taken = (u32, Result<Outcome, TokenizerError>);
 
 /// A model ready to run, in the memory its plan says.
 pub struct Engine {
@@ -247,6 +271,10 @@ pub struct Engine {
     spare_since: Option<Instant>,
     weights_to_spare: u64,
     has_all_weights: bool,
+    most_drafts: usize,
+    /// What passes take, for guesses.
+    pub(crate) pace: Pace,
+    drafts: DraftCounts,
 }
 
 impl Engine {
@@ -300,6 +328,9 @@ impl Engine {
             plan,
             budget,
             process,
+            most_drafts: config.most_drafts(),
+            pace: Pace::default(),
+            drafts: DraftCounts::default(),
         })
     }
 
@@ -310,11 +341,11 @@ impl Engine {
     pub fn session(&self, sampling: Sampling) -> Result<Session, EngineError> {
         let sequence = self.cache.sequence(self.context_tokens())?;
         let message_ends = self.model.tokenizer().end_of_generation().collect();
-        Ok(Session::new(
-            sequence,
-            Sampler::new(sampling)?,
-            message_ends,
-        ))
+        let session = Session::new(sequence, Sampler::new(sampling)?, message_ends);
+        Ok(match self.most_drafts {
+            0 => session,
+            _ => session.speculating(),
+        })
     }
 
     /// Computes the session's next chunk of pending tokens. When none is left pending, samples one
@@ -328,11 +359,39 @@ impl Engine {
         self.step_without_barred(session)
     }
 
-    /// [`Engine::step`], where the next token is one that `transcript` does not bar.
+    /// [`Engine::step`], whose tokens become part of `transcript`: none, one, or several where some were guessed. `taken`
+    /// gets what each of them makes of the text, up to its end; the session has all of them then.
     ///
     /// # Errors
     /// As for [`Engine::step`].
     pub(crate) fn step_with(
+        &mut self,
+        session: &mut Session,
+        transcript: &mut Transcript,
+        taken: &mut Vec<Taken>,
+    ) -> Result<(), EngineError> {
+        session.recover()?;
+        let guessed = self.guess(session, transcript);
+        if guessed == 0 {
+            let (decodes, begun) = (session.pending() == 1, Instant::now());
+            if let Some(token) = self.step_once(session, transcript)? {
+                if decodes && self.most_drafts > 0 {
+                    self.pace.observe(1, 1, 1, begun.elapsed());
+                }
+                let outcome = transcript.advance(self.model.tokenizer(), token, false);
+                taken.push((token, outcome));
+            }
+            return Ok(());
+        }
+        self.step_drafted(session, transcript, taken)
+    }
+
+    /// [`Engine::step`] without guesses, where the next token is one that `transcript` does not bar and becomes part of
+    /// it later.
+    ///
+    /// # Errors
+    /// As for [`Engine::step`].
+    pub(crate) fn step_once(
         &mut self,
         session: &mut Session,
         transcript: &Transcript,
@@ -340,6 +399,69 @@ impl Engine {
         let ends = self.model.tokenizer().end_of_generation();
         transcript.barred(ends, &mut self.barred);
         self.step_without_barred(session)
+    }
+
+    /// Guesses what comes after the session's pending token, as far as that pays and there is memory for it. Returns how
+    /// many tokens are guessed.
+    fn guess(&mut self, session: &mut Session, transcript: &Transcript) -> usize {
+        let spare = self.scratch.limits();
+        let spare = spare.tokens.min(spare.logit_rows) - 1;
+        let most = self
+            .most_drafts
+            .min(spare)
+            .min(transcript.most_tokens().saturating_sub(1));
+        let likely = session.guess(most);
+        let count = self.pace.allot(&[likely], 1, spare)[0];
+        let prepared = count > 0 && session.sequence.prepare(1 + count).is_ok();
+        session.keep_guesses(if prepared { count } else { 0 })
+    }
+
+    /// A step of the session's pending token and those guessed to follow it, prepared.
+    fn step_drafted(
+        &mut self,
+        session: &mut Session,
+        transcript: &mut Transcript,
+        taken: &mut Vec<Taken>,
+    ) -> Result<(), EngineError> {
+        let begun = Instant::now();
+        let segment = session.drafted();
+        let rows = segment.tokens.len();
+        let logits = self
+            .model
+            .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+        let vocabulary = self.model.spec().vocabulary;
+        let tokenizer = self.model.tokenizer();
+        let mut sampled = 0;
+        for logits in logits.chunks_exact(vocabulary) {
+            match row::check_finite(logits) {
+                Ok(()) => {}
+                Err(error) if sampled == 0 => return Err(error.into()),
+                // The next step finds it, when the tokens before it have been handed out.
+                Err(_) => break,
+            }
+            transcript.barred(tokenizer.end_of_generation(), &mut self.barred);
+            let (sampler, history) = (&mut session.sampler, &session.tokens);
+            let candidates = &mut self.candidates;
+            let token = sampler.sample_without(&self.barred, logits, history, candidates);
+            let right = session.guessed(sampled) == Some(token);
+            session.tokens.push(token);
+            sampled += 1;
+            let outcome = transcript.advance(tokenizer, token, false);
+            let goes_on = matches!(outcome, Ok(Outcome::Continues(_)));
+            taken.push((token, outcome));
+            if !right || !goes_on {
+                break;
+            }
+        }
+        session.judge(sampled, &mut self.drafts);
+        self.pace.observe(1, rows, sampled, begun.elapsed());
+        Ok(())
+    }
+
+    /// What has come of guesses.
+    #[must_use]
+    pub fn drafts(&self) -> DraftCounts {
+        self.drafts
     }
 
     fn step_without_barred(&mut self, session: &mut Session) -> Result<Option<u32>, EngineError> {
@@ -577,8 +699,13 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Forward`] before anything is computed.
-    pub(crate) fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
-        Ok(self.model.forward(&self.cpu, segments, &mut self.scratch)?)
+    pub(crate) fn forward(
+        &mut self,
+        segments: &mut [Segment<'_>],
+    ) -> Result<Pass<'_>, EngineError> {
+        let logits = self.model.forward(&self.cpu, segments, &mut self.scratch)?;
+        let tokenizer = self.model.tokenizer();
+        Ok(Pass { logits, tokenizer })
     }
 
     /// The largest batch one pass takes.

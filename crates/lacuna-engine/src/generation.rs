@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Taken};
 use crate::error::EngineError;
 use crate::request::Limits;
 use crate::session::Session;
@@ -50,6 +50,8 @@ pub struct Generation<'a> {
     session: &'a mut Session,
     transcript: Transcript,
     finish: Option<FinishReason>,
+    /// What the last step gave, until it is handed out.
+    taken: Vec<Taken>,
     generated: Vec<u32>,
     started: Instant,
     timing: Timing,
@@ -85,13 +87,15 @@ impl<'a> Generation<'a> {
             session,
             transcript: Transcript::new(&limits, prompt, context),
             finish: None,
+            taken: Vec::new(),
             generated: Vec::new(),
             started: Instant::now(),
             timing,
         })
     }
 
-    /// The next piece of text, possibly empty, or `None` after the end.
+    /// The next piece of text, possibly empty, or `None` after the end: that of a token, or of several where some were
+    /// guessed.
     ///
     /// # Errors
     /// [`EngineError`] from the step; the text so far stands.
@@ -104,35 +108,46 @@ impl<'a> Generation<'a> {
             self.finish = Some(reason);
             return Ok(Some(shown));
         }
-        let token = self.next_token()?;
-        let tokenizer = self.engine.model().tokenizer();
-        let outcome = self.transcript.advance(tokenizer, token, false)?;
-        if !matches!(outcome, Outcome::EndsBefore(..)) {
-            self.generated.push(token);
-        }
-        Ok(Some(match outcome {
-            Outcome::Continues(shown) => shown,
-            Outcome::EndsWith(shown, reason) | Outcome::EndsBefore(shown, reason) => {
-                self.finish = Some(reason);
-                shown
+        self.compute_tokens()?;
+        let mut piece = String::new();
+        for (place, (token, outcome)) in std::mem::take(&mut self.taken).into_iter().enumerate() {
+            let outcome = match outcome {
+                Ok(outcome) => outcome,
+                Err(error) if place == 0 => return Err(error.into()),
+                Err(error) => {
+                    // What came before it is handed out first.
+                    self.taken.push((token, Err(error)));
+                    break;
+                }
+            };
+            if !matches!(outcome, Outcome::EndsBefore(..)) {
+                self.generated.push(token);
             }
-        }))
+            match outcome {
+                Outcome::Continues(shown) => piece += &shown,
+                Outcome::EndsWith(shown, reason) | Outcome::EndsBefore(shown, reason) => {
+                    self.finish = Some(reason);
+                    piece += &shown;
+                }
+            }
+        }
+        Ok(Some(piece))
     }
 
-    fn next_token(&mut self) -> Result<u32, EngineError> {
-        let token = loop {
-            if let Some(token) = self.engine.step_with(self.session, &self.transcript)? {
-                break token;
-            }
-        };
-        let now = self.started.elapsed();
+    /// Steps until there is a token, or several of which all but one were guessed.
+    fn compute_tokens(&mut self) -> Result<(), EngineError> {
+        while self.taken.is_empty() {
+            let (transcript, taken) = (&mut self.transcript, &mut self.taken);
+            self.engine.step_with(self.session, transcript, taken)?;
+        }
+        let (now, mut tokens) = (self.started.elapsed(), self.taken.len());
         if self.timing.first_token.is_zero() {
             self.timing.first_token = now;
-        } else {
-            self.timing.decoded_tokens += 1;
-            self.timing.decode = now - self.timing.first_token;
+            tokens -= 1;
         }
-        Ok(token)
+        self.timing.decoded_tokens += tokens;
+        self.timing.decode = now - self.timing.first_token;
+        Ok(())
     }
 
     /// Why it ended, once it has.

@@ -37,6 +37,7 @@ mod scheduler;
 mod service;
 mod service_session;
 mod session;
+mod speculation;
 mod status;
 mod stop;
 mod stream;
@@ -56,6 +57,7 @@ pub use sampler::{Candidates, Penalties, Sampler, Sampling, SamplingError};
 pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
 pub use service_session::{Continuation, Piece, ServiceSession};
 pub use session::Session;
+pub use speculation::{DraftCounts, Speculation, UnknownSpeculation};
 pub use status::{
     BudgetStatus, CacheStatus, Counters, ExpertStatus, GroupRun, GroupState, Histogram, Latencies,
     NeuronStatus, PageSizes, Phase, SessionStatus, Status, WeightMemory,

@@ -9,13 +9,21 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::status::{ExpertStatus, NeuronStatus, WeightMemory};
 
+/// What a pass gives.
+pub(crate) struct Pass<'a> {
+    /// The rows of logits that were asked for, one after the other.
+    pub(crate) logits: &'a [f32],
+    /// What turns the tokens chosen from them into text.
+    pub(crate) tokenizer: &'a Tokenizer,
+}
+
 /// A model that computes batches over sequences of one KV cache.
 pub(crate) trait ModelRunner: Send {
     /// Runs `segments`, all prepared, and returns the rows of logits they ask for.
     ///
     /// # Errors
     /// [`EngineError`] before anything is computed.
-    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError>;
+    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError>;
 
     /// The largest batch one pass takes.
     fn batch_limits(&self) -> BatchLimits;
@@ -91,7 +99,7 @@ pub(crate) trait ModelRunner: Send {
 }
 
 impl ModelRunner for Engine {
-    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<&[f32], EngineError> {
+    fn forward(&mut self, segments: &mut [Segment<'_>]) -> Result<Pass<'_>, EngineError> {
         Self::forward(self, segments)
     }
 

@@ -277,7 +277,7 @@ fn step(
 ) -> Result<Option<u32>, EngineError> {
     let limit = engine(scheduler)?.score_limit(LogitRows::Last);
     prepare(scheduler, session, limit)?;
-    engine(scheduler)?.step_with(session, transcript)
+    engine(scheduler)?.step_once(session, transcript)
 }
 
 /// The same for rows of logits, which are appended to `logits`.

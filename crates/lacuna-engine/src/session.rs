@@ -1,9 +1,10 @@
 //! A session: the tokens of one conversation, how far they are in the KV cache, and its sampler.
 
 use lacuna_kv::{KvError, KvReport, Sequence};
-use lacuna_models::LogitRows;
+use lacuna_models::{LogitRows, Segment};
 
 use crate::sampler::Sampler;
+use crate::speculation::{DraftCounts, Speculator};
 
 /// Tokens a session makes room for at once, 4 MiB of address space; longer ones grow as they fill.
 const TOKENS_AT_ONCE: usize = 1 << 20;
@@ -28,6 +29,8 @@ pub struct Session {
     keep_at: Vec<usize>,
     /// The sequence as it was then, which shares its pages, the shortest first.
     kept: Vec<Sequence>,
+    /// What guesses its tokens, if anything does.
+    speculator: Option<Speculator>,
 }
 
 impl Session {
@@ -42,7 +45,16 @@ impl Session {
             message_ends,
             keep_at: Vec::new(),
             kept: Vec::new(),
+            speculator: None,
         }
+    }
+
+    /// The same, some of whose tokens are guessed. Where layers keep states nothing is: a state cannot go back to where
+    /// the last right guess was.
+    pub(crate) fn speculating(mut self) -> Self {
+        let guesses = !self.sequence.geometry().has_states();
+        self.speculator = guesses.then(|| Speculator::new(self.sequence.capacity(), None));
+        self
     }
 
     /// From now on the end of the last prompt stays a place that [`Session::rewrite`] can go back to,
@@ -104,6 +116,9 @@ impl Session {
         let kept = self.go_back(common.min(tokens.len().saturating_sub(1)))?;
         if self.keeps_turns {
             self.keep_at = self.turn_ends(tokens);
+        }
+        if let Some(speculator) = &mut self.speculator {
+            speculator.forget();
         }
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
@@ -206,6 +221,53 @@ impl Session {
         self.keep();
         // What a device does not take back now, the next step offers again.
         self.sequence.release_passed().ok();
+    }
+
+    /// Guesses up to `most` tokens after the pending one, and says how likely each is right together with those before it.
+    pub(crate) fn guess(&mut self, most: usize) -> Vec<f64> {
+        let len = self.sequence.len();
+        let room = self.sequence.capacity().saturating_sub(len + 1);
+        let stops = self.keep_at.iter().any(|&at| at > len);
+        match &mut self.speculator {
+            Some(speculator) if self.tokens.len() == len + 1 && !stops => {
+                speculator.guess(&self.tokens, most.min(room))
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Keeps the first `count` guesses.
+    pub(crate) fn keep_guesses(&mut self, count: usize) -> usize {
+        let speculator = self.speculator.as_mut();
+        speculator.map_or(0, |speculator| {
+            speculator.keep(count);
+            speculator.guesses().len()
+        })
+    }
+
+    /// The pending token and the guesses, with a row of logits each.
+    pub(crate) fn drafted(&mut self) -> Segment<'_> {
+        let speculator = self.speculator.as_ref();
+        Segment {
+            tokens: speculator.map_or(&[], Speculator::run),
+            sequence: &mut self.sequence,
+            logits: LogitRows::All,
+        }
+    }
+
+    /// The guess of that number.
+    pub(crate) fn guessed(&self, number: usize) -> Option<u32> {
+        self.speculator.as_ref()?.guesses().get(number).copied()
+    }
+
+    /// Makes the rows of the pending token and of the guesses that were right the sequence's, of which `sampled` tokens
+    /// came, the last of them pending now.
+    pub(crate) fn judge(&mut self, sampled: usize, counts: &mut DraftCounts) {
+        if let Some(speculator) = &mut self.speculator {
+            let last = self.tokens.last().copied();
+            speculator.judge(sampled, last, counts);
+        }
+        self.accept(sampled);
     }
 
     /// Where the session's KV bytes are.

@@ -9,6 +9,7 @@ use lacuna_models::{ExpertCounts, NeuronReads, RowReads};
 use lacuna_pages::{ByteLength, Ledger};
 
 use crate::request_memory::RequestMemoryStatus;
+use crate::speculation::DraftCounts;
 
 /// A service at one moment. Totals are as of the last step; the ledger, the sessions and the cache's
 /// figures are of one moment after a step, so that they add up, and may be a tenth of a second older.
@@ -231,6 +232,8 @@ pub struct Counters {
     pub reused_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// What has come of guessed tokens.
+    pub drafts: DraftCounts,
     /// Page groups evicted for room.
     pub evicted_groups: u64,
     /// Resume points evicted for room: pages of windows, and states.

@@ -107,6 +107,11 @@ impl Transcript {
         self.tokens_left > 0
     }
 
+    /// Tokens that it may still take.
+    pub(crate) fn most_tokens(&self) -> usize {
+        self.tokens_left.min(self.context_left)
+    }
+
     /// Whether `token` would become part of the text instead of ending it.
     pub(crate) fn takes(&self, tokenizer: &Tokenizer, token: u32) -> bool {
         self.wants_tokens() && !self.ends.hides(tokenizer, token)

@@ -4,11 +4,10 @@ use std::time::Instant;
 
 use lacuna_kv::KvError;
 use lacuna_kv::prefix::PrefixCache;
-use lacuna_text::tokenizer::Tokenizer;
 
-use super::{End, Job, Running, Sampled, Scheduler, Session, Waiting};
+use super::{End, Job, Running, Scheduler, Session, Taken, Waiting};
 use crate::status::Latencies;
-use crate::stream::{Event, Failure, FinishReason, Usage};
+use crate::stream::{Event, FinishReason, Usage};
 use crate::transcript::Outcome;
 
 impl Scheduler {
@@ -18,7 +17,8 @@ impl Scheduler {
         for running in &mut self.running {
             if self.config.prefix_cache.enabled {
                 // Rows that led to a token that could not be chosen are of no use to others.
-                let useful = |session: &&mut Session| !matches!(session.sampled, Some(Err(_)));
+                let useful =
+                    |session: &&mut Session| !matches!(session.sampled.last(), Some(Err(_)));
                 for session in running.sessions.iter_mut().filter(useful) {
                     let (path, tokens) = (&mut session.path, &session.choice.tokens);
                     // A group that cannot be sealed is not shared; its rows are as good as before.
@@ -45,20 +45,18 @@ impl Scheduler {
                     Ok(scored) => running.job.send(Event::PromptScored(scored)),
                     Err(error) => failure = Some(error),
                 }
-                let Some(sampled) = session.sampled.take() else {
-                    continue;
-                };
-                let before = session.choice.generated;
-                match sampled.and_then(|sampled| {
-                    take(self.engine.tokenizer(), &running.job, session, sampled)
-                }) {
-                    Ok(Progress::Continues) => {}
-                    Ok(Progress::Ended) => session.ended = true,
-                    Err(error) => failure = Some(error),
-                }
-                if session.choice.generated > before {
-                    self.counters.generated_tokens += 1;
-                    note_token(&mut self.latencies, &running.job, session, now);
+                for taken in std::mem::take(&mut session.sampled) {
+                    match taken {
+                        Ok(taken) => {
+                            let (counters, latencies) = (&mut self.counters, &mut self.latencies);
+                            if !matches!(taken.outcome, Outcome::EndsBefore(..)) {
+                                counters.generated_tokens += 1;
+                                note_token(latencies, &running.job, session, now);
+                            }
+                            session.ended = hand_out(&running.job, session, taken);
+                        }
+                        Err(error) => failure = Some(error),
+                    }
                 }
             }
             match failure {
@@ -145,12 +143,6 @@ fn fork_followers(prefix: &mut PrefixCache, running: &mut Running, reuse: bool) 
     sessions.extend(forked);
 }
 
-/// Whether a choice goes on.
-enum Progress {
-    Continues,
-    Ended,
-}
-
 /// Takes note of how long the session's next token took.
 fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session, now: Instant) {
     match session.choice.last_token.replace(now) {
@@ -159,16 +151,10 @@ fn note_token(latencies: &mut Latencies, job: &Job, session: &mut Session, now: 
     }
 }
 
-/// Gives a sampled token to its session and its client.
-fn take(
-    tokenizer: &Tokenizer,
-    job: &Job,
-    session: &mut Session,
-    sampled: Sampled,
-) -> Result<Progress, Failure> {
-    let choice = &mut session.choice;
-    let outcome = choice.advance(sampled.token, tokenizer)?;
-    let number = choice.number;
+/// Gives a token that its session has taken up to the client. Returns whether the choice ends with it.
+fn hand_out(job: &Job, session: &Session, taken: Taken) -> bool {
+    let Taken { sampled, outcome } = taken;
+    let number = session.choice.number;
     let event = |text| Event::Token {
         choice: number,
         token: sampled.token,
@@ -178,7 +164,7 @@ fn take(
     let (text, reason) = match outcome {
         Outcome::Continues(text) => {
             job.send(event(text));
-            return Ok(Progress::Continues);
+            return false;
         }
         Outcome::EndsWith(text, reason) => {
             job.send(event(text));
@@ -187,7 +173,7 @@ fn take(
         Outcome::EndsBefore(text, reason) => (text, reason),
     };
     job.send(finished(job, session, text, reason));
-    Ok(Progress::Ended)
+    true
 }
 
 fn finished(job: &Job, session: &Session, text: String, reason: FinishReason) -> Event {

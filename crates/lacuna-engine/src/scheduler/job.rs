@@ -17,6 +17,7 @@ use crate::request::{Constraint, Refusal, Request};
 use crate::request_memory::HeldMemory;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
+use crate::speculation::{DraftCounts, Speculator};
 use crate::stream::{Event, Failure, PromptToken, Stream, TokenLogprobs};
 use crate::transcript::{Outcome, Transcript};
 
@@ -82,8 +83,10 @@ pub(crate) struct Session {
     pub(crate) awaited: Option<usize>,
     /// Tokens to compute in this step.
     pub(crate) scheduled: usize,
-    /// What the step chose for it, until it is handed out.
-    pub(crate) sampled: Option<Result<Sampled, Failure>>,
+    /// What the step chose for it, until it is handed out: one token, or more of which all but the last were guessed.
+    pub(crate) sampled: Vec<Result<Taken, Failure>>,
+    /// What guesses its tokens, once something has been.
+    pub(crate) speculator: Option<Speculator>,
     pub(crate) ended: bool,
 }
 
@@ -147,6 +150,12 @@ impl Workspace {
 pub(crate) struct Sampled {
     pub(crate) token: u32,
     pub(crate) logprobs: Option<TokenLogprobs>,
+}
+
+/// A token that a choice has taken up, and what it made of the text.
+pub(crate) struct Taken {
+    pub(crate) sampled: Sampled,
+    pub(crate) outcome: Outcome,
 }
 
 impl Waiting {
@@ -286,6 +295,15 @@ impl Job {
         self.outbox.capacity() >= Self::events_per_step(choices)
     }
 
+    /// Events that fit beside those of a step without guesses, for each of `choices` choices.
+    pub(crate) fn spare_events(&self, choices: usize) -> usize {
+        let spare = self
+            .outbox
+            .capacity()
+            .saturating_sub(Self::events_per_step(choices));
+        spare / choices.max(1)
+    }
+
     /// Whether the client has gone.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.outbox.is_closed()
@@ -374,6 +392,19 @@ impl Choice {
         Ok(Sampled { token, logprobs })
     }
 
+    /// Picks the next token from its row of logits and takes it up.
+    fn take(
+        &mut self,
+        logits: &[f32],
+        logprobs: Option<usize>,
+        tokenizer: &Tokenizer,
+        workspace: &mut Workspace,
+    ) -> Result<Taken, Failure> {
+        let sampled = self.sample(logits, logprobs, workspace)?;
+        let outcome = self.advance(sampled.token, tokenizer)?;
+        Ok(Taken { sampled, outcome })
+    }
+
     /// The tokens whose rows may come from elsewhere. What has yet to be scored must be computed.
     pub(crate) fn reusable_tokens(&self) -> &[u32] {
         match &self.scoring {
@@ -416,6 +447,11 @@ impl Choice {
         }
     }
 
+    /// Tokens it may still take.
+    pub(crate) fn most_tokens(&self) -> usize {
+        self.transcript.most_tokens()
+    }
+
     /// Takes the token up.
     pub(crate) fn advance(
         &mut self,
@@ -446,7 +482,8 @@ impl Session {
             path,
             awaited: None,
             scheduled: 0,
-            sampled: None,
+            sampled: Vec::new(),
+            speculator: None,
             ended: false,
         }
     }
@@ -463,9 +500,17 @@ impl Session {
             true => LogitRows::Last,
             false => LogitRows::None,
         };
+        let logits = match self.guesses() {
+            [] => logits,
+            _ => LogitRows::All,
+        };
         let start = self.sequence.len();
+        let tokens = match self.speculator.as_ref().map(Speculator::run) {
+            Some(run) if run.len() > 1 => run,
+            _ => &self.choice.tokens[start..start + self.scheduled],
+        };
         Segment {
-            tokens: &self.choice.tokens[start..start + self.scheduled],
+            tokens,
             sequence: &mut self.sequence,
             logits,
         }
@@ -475,12 +520,66 @@ impl Session {
     pub(crate) fn logit_rows(&self) -> usize {
         match self.choice.is_scored() {
             true => self.scheduled,
-            false => usize::from(self.gets_token()),
+            false if self.gets_token() => 1 + self.guesses().len(),
+            false => 0,
         }
     }
 
     /// Whether this step computes everything up to the last token, so that the next can be chosen.
     pub(crate) fn gets_token(&self) -> bool {
-        self.scheduled == self.pending()
+        self.scheduled == self.pending() + self.guesses().len()
+    }
+
+    /// Whether this step computes its last token alone, and guesses.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.pending() == 1 && self.gets_token()
+    }
+
+    /// Picks a token from the last of `rows`, or, where tokens were guessed, from each after the last token as long as it is
+    /// the one that was guessed. They are taken up: a row is sampled as if the tokens before it had come one by one.
+    pub(crate) fn sample<'a>(
+        &mut self,
+        rows: impl ExactSizeIterator<Item = &'a [f32]>,
+        logprobs: Option<usize>,
+        tokenizer: &Tokenizer,
+        workspace: &mut Workspace,
+    ) {
+        let guesses = self
+            .speculator
+            .as_ref()
+            .map_or(&[][..], Speculator::guesses);
+        let before = rows.len().saturating_sub(1 + guesses.len());
+        let guesses = guesses.iter().map(Some).chain([None]);
+        for (row, guess) in rows.skip(before).zip(guesses) {
+            let taken = self.choice.take(row, logprobs, tokenizer, workspace);
+            let right = match &taken {
+                Ok(taken) => {
+                    let continues = matches!(taken.outcome, Outcome::Continues(_));
+                    continues && guess == Some(&taken.sampled.token)
+                }
+                // The next step finds it, when the tokens before it have been handed out.
+                Err(_) if !self.sampled.is_empty() => break,
+                Err(_) => false,
+            };
+            self.sampled.push(taken);
+            if !right {
+                break;
+            }
+        }
+    }
+
+    /// Ends the step. Returns how many rows are those of its tokens: all but those of guesses that were wrong.
+    pub(crate) fn settle(&mut self, counts: &mut DraftCounts) -> usize {
+        let scheduled = std::mem::take(&mut self.scheduled);
+        let (sampled, guessed) = (self.sampled.len(), self.guesses().len());
+        let Some(speculator) = self.speculator.as_mut().filter(|_| guessed > 0) else {
+            return scheduled;
+        };
+        let last = match self.sampled.last() {
+            Some(Ok(taken)) => Some(taken.sampled.token),
+            _ => None,
+        };
+        speculator.judge(sampled, last, counts);
+        scheduled - guessed + sampled.saturating_sub(1)
     }
 }

@@ -22,6 +22,7 @@ mod restoring;
 mod schedule;
 #[cfg(test)]
 mod simulation;
+mod speculation;
 mod swapping;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -45,12 +46,13 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::request_limits::RequestLimits;
 use crate::request_memory::RequestMemory;
-use crate::runner::ModelRunner;
+use crate::runner::{ModelRunner, Pass};
 use crate::service::ServiceConfig;
+use crate::speculation::Pace;
 use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
 use crate::system::System;
-pub(crate) use job::{Job, Restore, Running, Sampled, Session, Waiting, Workspace};
+pub(crate) use job::{Job, Restore, Running, Session, Taken, Waiting, Workspace};
 use schedule::{Demand, StepLimits, ration_rows, schedule};
 
 /// Requests under way on one engine.
@@ -85,6 +87,10 @@ pub(crate) struct Scheduler {
     /// Since when KV pages could do with so much less that weights are to have it back.
     spare_since: Option<Instant>,
     system: Box<dyn System>,
+    /// What requests hold outside the KV cache is taken from it.
+    request_memory: RequestMemory,
+    /// What steps take, for guesses.
+    pace: Pace,
     counters: Counters,
     latencies: Latencies,
     workspace: Workspace,
@@ -156,6 +162,9 @@ impl Scheduler {
             None => prefix,
         };
         let workspace = Workspace::new(engine.vocabulary(), engine.tokenizer())?;
+        let request_memory = config.shared_requests.clone();
+        let request_memory = request_memory
+            .unwrap_or_else(|| RequestMemory::new(ByteLength::new(budget.parts.request_bytes)));
         let scheduler = Self {
             kv_limit,
             kv_most: Arc::default(),
@@ -176,6 +185,8 @@ impl Scheduler {
             tended: None,
             spare_since: None,
             system,
+            request_memory,
+            pace: Pace::default(),
             counters: Counters::default(),
             latencies: Latencies::default(),
             workspace,
@@ -201,9 +212,7 @@ impl Scheduler {
             kv_bytes: Arc::clone(&self.kv_most),
             pages: self.pages(),
             cache: self.engine.kv_cache().clone(),
-            request_memory: self.config.shared_requests.clone().unwrap_or_else(|| {
-                RequestMemory::new(ByteLength::new(self.budget.parts.request_bytes))
-            }),
+            request_memory: self.request_memory.clone(),
         }
     }
 
@@ -265,7 +274,7 @@ impl Scheduler {
             return self.give_up_files();
         }
         match self.forward_and_sample() {
-            Ok(samples) => self.accept(samples),
+            Ok(()) => self.accept(),
             Err(_) if self.has_lost_files() => self.give_up_files(),
             Err(error) => self.fail_scheduled(&error),
         }
@@ -351,6 +360,7 @@ impl Scheduler {
         let limits = self.engine.batch_limits();
         let demands = |running| Running::demands(running, &self.prefix);
         let mut demands: Vec<Demand> = self.running.iter().flat_map(demands).collect();
+        self.running.iter_mut().for_each(Running::drop_guesses);
         let rows = ration_rows(&mut demands, limits.logit_rows);
         let limits = StepLimits {
             tokens: limits.tokens,
@@ -361,10 +371,12 @@ impl Scheduler {
         for (session, count) in sessions(&mut self.running).zip(counts) {
             session.scheduled = count;
         }
+        self.speculate(&demands);
     }
 
-    /// Runs the batch and picks a token for every session that has come to its end.
-    fn forward_and_sample(&mut self) -> Result<Vec<Result<Sampled, Failure>>, EngineError> {
+    /// Runs the batch and picks a token for every session that has come to its end, and more as long as they are those
+    /// that were guessed.
+    fn forward_and_sample(&mut self) -> Result<(), EngineError> {
         // What is read for them is read meanwhile.
         let expected = self.expected();
         self.engine.expect(&expected);
@@ -373,38 +385,45 @@ impl Scheduler {
             .map(Session::segment)
             .collect();
         if segments.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         self.counters.steps += 1;
         let vocabulary = self.engine.vocabulary();
         let pages = self.engine.kv_cache().pool().clone();
         let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         let prompts = tokens - segments.len() >= Self::PROMPT_STEP;
+        let sequences = segments.len();
         let begun = self.system.now();
-        let mut logits = self.engine.forward(&mut segments)?;
+        let Pass {
+            mut logits,
+            tokenizer,
+        } = self.engine.forward(&mut segments)?;
+        let time = self.system.now().duration_since(begun);
         if prompts {
-            let time = self.system.now().duration_since(begun);
             self.prompt_rate.observe(tokens as f64, time);
         }
         if pages.has_lost_files() {
             // Some of the rows were zeros.
             return Err(KvError::RowsLost.into());
         }
-        let mut samples = Vec::new();
+        // Of one token each, and of guesses.
+        let mut decodes = true;
         for running in &mut self.running {
             let logprobs = running.job.logprobs;
             for session in &mut running.sessions {
                 let (rows, rest) = logits.split_at(session.logit_rows() * vocabulary);
                 logits = rest;
-                let (gets_token, start) = (session.gets_token(), session.sequence.len());
-                let (choice, rows) = (&mut session.choice, rows.chunks_exact(vocabulary));
-                if gets_token && let Some(last) = rows.clone().next_back() {
-                    samples.push(choice.sample(last, logprobs, &mut self.workspace));
+                let start = session.sequence.len();
+                let rows = rows.chunks_exact(vocabulary);
+                decodes &= session.scheduled == 0 || session.is_decoding();
+                session.choice.score(start, rows.clone());
+                if session.gets_token() {
+                    session.sample(rows, logprobs, tokenizer, &mut self.workspace);
                 }
-                choice.score(start, rows);
             }
         }
-        Ok(samples)
+        self.note_pace(decodes.then_some(sequences), tokens, time);
+        Ok(())
     }
 
     /// Tokens of prompts that the next steps compute.
@@ -420,16 +439,13 @@ impl Scheduler {
 
     /// Makes the computed rows valid, shares them, and hands the chosen tokens out. Returns whether
     /// anything was computed.
-    fn accept(&mut self, samples: Vec<Result<Sampled, Failure>>) -> bool {
+    fn accept(&mut self) -> bool {
         let now = self.system.now();
-        let mut samples = samples.into_iter();
         let mut computed = false;
         for session in sessions(&mut self.running).filter(|session| session.scheduled > 0) {
             computed = true;
-            session.sampled = session.gets_token().then(|| samples.next()).flatten();
-            session
-                .sequence
-                .accept(std::mem::take(&mut session.scheduled));
+            let rows = session.settle(&mut self.counters.drafts);
+            session.sequence.accept(rows);
         }
         self.share(now);
         for session in sessions(&mut self.running) {

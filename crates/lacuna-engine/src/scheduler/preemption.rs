@@ -162,6 +162,9 @@ impl Scheduler {
             let Err(error) = one.sequence.prepare(one.scheduled) else {
                 return Ok(());
             };
+            if one.drop_guesses() {
+                continue;
+            }
             let restarts = matches!(error, KvError::RowsLost | KvError::StateSpent);
             let found = !restarts && !self.has_lost_files() && self.find_pages(index, &error);
             if !found {

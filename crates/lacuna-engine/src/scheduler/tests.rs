@@ -4,6 +4,7 @@ mod admission;
 mod choices;
 mod endings;
 mod report;
+mod speculation;
 mod swap_file;
 mod weights;
 

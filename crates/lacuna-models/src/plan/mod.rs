@@ -90,6 +90,9 @@ pub struct Demand {
     pub logits: Logits,
     /// Sequences there are at once, each with a context of its own.
     pub sequences: usize,
+    /// Tokens guessed to follow one sequence's, at most, that a pass computes with a row of logits each; those of several
+    /// sequences share the rows that there are.
+    pub draft_tokens: usize,
     /// Threads that compute.
     pub threads: usize,
     /// How weights are had, of a model that is not loaded yet.
@@ -116,7 +119,7 @@ impl Demand {
         Ok(BatchLimits {
             tokens,
             logit_rows: match self.logits {
-                Logits::Last => self.sequences.min(tokens),
+                Logits::Last => self.sequences.max(1 + self.draft_tokens).min(tokens),
                 Logits::All => tokens,
             },
             context_tokens: self.context_tokens,

@@ -124,6 +124,7 @@ fn needs(model: &HeldModel, most_tokens: usize, available: Option<u64>) -> Resul
         batch_tokens: config.batch_tokens,
         logits: Logits::Last,
         sequences: 1,
+        draft_tokens: 0,
         threads: config.thread_count()?.get(),
         weights: WeightMode::Fixed(WeightSource::Mmap),
         budget_bytes: None,

@@ -97,6 +97,12 @@ impl Spec {
         }
     }
 
+    /// The same, which has all of its tokens, whatever they are.
+    pub(super) fn endless(mut self) -> Self {
+        self.limits.ignore_eos = true;
+        self
+    }
+
     /// The same, some with a stop string that comes up.
     pub(super) fn with_stop_string(
         mut self,

@@ -63,7 +63,8 @@ fn order(scheduler: &Scheduler) {
         for session in &running.sessions {
             assert!(session.pending() > 0, "there is a next token to compute");
             assert_eq!(session.scheduled, 0, "the step is over");
-            assert!(session.sampled.is_none(), "and handed out");
+            assert!(session.sampled.is_empty(), "and handed out");
+            assert!(session.guesses().is_empty(), "nothing is guessed any more");
         }
     }
 }

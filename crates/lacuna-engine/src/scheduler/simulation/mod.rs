@@ -38,7 +38,9 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use super::tests::demo_model;
 use super::*;
 use crate::block_feed::BlockWatch;
+use crate::engine::EngineConfig;
 use crate::request_limits::RequestLimits;
+use crate::speculation::Speculation;
 use crate::system::FakeSystem;
 use blocks::Listeners;
 use client::{Client, Habit, Spec};
@@ -114,6 +116,9 @@ struct Tally {
     weights_back: u64,
     /// Blocks of which listeners were told, each time that they could be reused.
     blocks: u64,
+    /// Guessed tokens, and those of them that were right.
+    guessed: u64,
+    guessed_right: u64,
 }
 
 const CONTEXT: usize = 200;
@@ -194,6 +199,10 @@ impl Simulation {
             max_running: one_of(&[1, 3, 6]) as usize,
             mixed_tokens: one_of(&[4, 12]) as usize,
             unread_patience: Duration::from_secs(3),
+            engine: EngineConfig {
+                speculation: [Speculation::Off, Speculation::NGRAM][one_of(&[0, 1, 1]) as usize],
+                ..EngineConfig::default()
+            },
             prefix_cache: crate::service::PrefixCacheConfig {
                 enabled: one_of(&[0, 1, 1, 1]) == 1,
                 time_to_live: Some(Duration::from_secs(8)),
@@ -222,12 +231,15 @@ impl Simulation {
         let kv = groups * cache.grain().bytes(cache.grain().group_tokens().get());
         let (model, breaks) = (demo_model(), Breaks::default());
         let tokens = (one_of(&[6, 24]) as usize).max(config.max_running);
-        let rows = config.max_running;
+        // Some to spare for guesses.
+        let rows = (config.max_running + one_of(&[0, 4, 9]) as usize).min(tokens);
         // Of two groups each.
         let weights = Weights::whole(u64::from(one_of(&[0, 0, 3, 12])), 2 * kv / groups);
-        let runner = PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks))
-            .with_weights(weights);
         let system = FakeSystem::new();
+        let mut runner =
+            PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks))
+                .with_weights(weights);
+        runner.takes_time(&system, one_of(&[1, 10, 100]));
         let budget = with_weights(kv, weights.whole);
         let (swap_disk, swap_pages) = (swap::Disk::default(), one_of(&[0, 60, 1000, 1000]));
         let swap = swap::over(swap_disk.clone(), swap_pages, runner.kv_cache());
@@ -582,6 +594,8 @@ impl Simulation {
         self.tally.preempted = counters.preemptions;
         self.tally.evicted = counters.evicted_groups;
         self.tally.expired = counters.expired_groups;
+        self.tally.guessed = counters.drafts.draft_tokens;
+        self.tally.guessed_right = counters.drafts.accepted_tokens;
         self.tally.reused = counters.reused_tokens;
         if self.scheduler.prefix.grain().has_windows() {
             self.tally.resumed = counters.reused_tokens;
@@ -666,6 +680,8 @@ impl Tally {
         self.weights_left += other.weights_left;
         self.weights_back += other.weights_back;
         self.blocks += other.blocks;
+        self.guessed += other.guessed;
+        self.guessed_right += other.guessed_right;
     }
 
     /// Everything that a simulation is for has come up.
@@ -690,6 +706,8 @@ impl Tally {
             weights_left,
             weights_back,
             blocks,
+            guessed,
+            guessed_right,
             ..
         } = self.clone();
         let all = [
@@ -712,6 +730,8 @@ impl Tally {
             weights_left,
             weights_back,
             blocks,
+            guessed_right,
+            guessed - guessed_right,
         ];
         all.into_iter().all(|count| count > 0)
     }
@@ -1173,7 +1193,7 @@ fn requests_that_outgrow_their_memory_take_turns_through_the_swap_file() {
             simulation.limits = scheduler.request_limits();
             let mut clients = [3, 5, 7].map(|talk| {
                 let words = (0..20).map(|word| 300 + talk * 50 + word);
-                simulation.submit_spec(Spec::greedy(words.collect(), 150))
+                simulation.submit_spec(Spec::greedy(words.collect(), 150).endless())
             });
             let mut troubled = trouble;
             for step in 0..4000 {

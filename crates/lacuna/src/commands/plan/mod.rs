@@ -122,6 +122,7 @@ fn demand(args: &PlanArgs, made_for: usize) -> Result<Demand> {
         batch_tokens: args.batch.get(),
         logits: args.logits,
         sequences: args.sequences.get(),
+        draft_tokens: 0,
         threads: engine.thread_count()?.get(),
         weights: match args.weights {
             WeightMode::Auto if args.neurons => WeightMode::Fixed(WeightSource::Direct),

@@ -1,0 +1,347 @@
+//! Texts are the same, token for token, whether tokens were guessed or not.
+
+use std::num::NonZeroUsize;
+
+use super::*;
+use crate::sampler::Penalties;
+use crate::speculation::{DraftCounts, Speculation};
+
+/// A fixture of a family.
+fn family(name: &str) -> Arc<Model> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/families");
+    let files = ModelFiles::open(&folder.join(name).join("model.gguf"));
+    Arc::new(Model::load(files.expect("a committed fixture")).expect("a model"))
+}
+
+/// How a scheduler is set up.
+#[derive(Clone, Copy)]
+struct Setting<'a> {
+    policy: &'a str,
+    elements: &'a str,
+    speculation: Speculation,
+    /// Rows of logits in a step.
+    sequences: usize,
+}
+
+const USUAL: Setting<'static> = Setting {
+    policy: "sparse",
+    elements: "f16",
+    speculation: Speculation::NGRAM,
+    sequences: 16,
+};
+
+fn engine_config(setting: Setting<'_>, context: usize) -> EngineConfig {
+    EngineConfig {
+        kv_policy: setting.policy.parse().expect("a policy"),
+        kv_elements: setting.elements.parse().expect("element types"),
+        context_tokens: Some(context),
+        batch_tokens: 64,
+        sequences: setting.sequences,
+        speculation: setting.speculation,
+        ..EngineConfig::default()
+    }
+}
+
+/// One that has all guesses computed.
+fn guessing(model: &Arc<Model>, setting: Setting<'_>) -> Scheduler {
+    let mut config = ServiceConfig {
+        engine: engine_config(setting, 256),
+        ..ServiceConfig::default()
+    };
+    config.prefix_cache.enabled = false;
+    let engine = Engine::new(Arc::clone(model), &config.engine).expect("this machine runs it");
+    let mut scheduler = Scheduler::new(engine, config).expect("room for it");
+    scheduler.system = Box::new(FakeSystem::new());
+    scheduler.pace = Pace::eager();
+    scheduler
+}
+
+/// Even and odd tokens by turns: what may come depends on how many there were.
+struct Turns(usize);
+
+impl Constraint for Turns {
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Self(self.0))
+    }
+
+    fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
+        let barred = logits.iter_mut().skip(1 - self.0 % 2).step_by(2);
+        barred.for_each(|logit| *logit = f32::NEG_INFINITY);
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        assert_eq!(token as usize % 2, self.0 % 2, "what the mask has left");
+        self.0 += 1;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.0 == 50
+    }
+}
+
+/// Requests of every kind, over a vocabulary that has letters from 4 on.
+fn requests() -> Vec<Request> {
+    let prompt = |seed: u32, length: u32| -> Vec<u32> {
+        let letter = |index: u32| 4 + (index * (seed + 3)) % (11 + seed);
+        (0..length).map(letter).collect()
+    };
+    let limits = |tokens| Limits {
+        max_tokens: Some(tokens),
+        ignore_eos: true,
+        ..Limits::default()
+    };
+    let drawn = |seed, temperature| Sampling {
+        seed,
+        temperature,
+        top_k: 0,
+        ..Sampling::default()
+    };
+    let greedy = |seed, length| Request {
+        sampling: Sampling::greedy(),
+        limits: limits(60),
+        logprobs: Some(2),
+        ..Request::new(prompt(seed, length))
+    };
+    let penalties = Penalties {
+        repetition: 1.05,
+        frequency: 0.02,
+        ..Penalties::default()
+    };
+    vec![
+        greedy(1, 80),
+        greedy(2, 3),
+        Request {
+            sampling: drawn(5, 0.3),
+            choices: NonZeroUsize::new(3).expect("some"),
+            ..greedy(3, 40)
+        },
+        Request {
+            sampling: Sampling {
+                penalties,
+                logit_bias: [(5, 2.0), (6, 2.0)].into(),
+                ..drawn(6, 0.5)
+            },
+            limits: Limits {
+                min_tokens: 20,
+                ignore_eos: false,
+                stop_tokens: vec![9],
+                ..limits(90)
+            },
+            ..greedy(4, 33)
+        },
+        Request {
+            constraint: Some(Box::new(Turns(0))),
+            ..greedy(5, 50)
+        },
+        // To the end of the context.
+        Request {
+            limits: limits(1000),
+            ..greedy(6, 200)
+        },
+        Request {
+            prompt_logprobs: Some(1),
+            ..greedy(7, 30)
+        },
+    ]
+}
+
+/// What clients read, each choice's tokens with their log-probabilities, text and end.
+fn read(mut stream: Stream) -> Vec<Vec<String>> {
+    let mut choices = vec![Vec::new(); 4];
+    while let Some(event) = stream.try_recv() {
+        match &event {
+            Event::Token { choice, .. } | Event::Finished { choice, .. } => {
+                choices[*choice].push(format!("{event:?}"));
+            }
+            // They come in pieces of different sizes.
+            Event::PromptScored(scored) => {
+                choices[3].extend(scored.iter().map(|score| format!("{score:?}")));
+            }
+            Event::Started { .. } => {}
+            Event::Failed(failure) => panic!("{failure}"),
+        }
+    }
+    choices
+}
+
+/// What all requests give together, what came of guesses, and the steps it took.
+fn together(model: &Arc<Model>, setting: Setting<'_>) -> (Vec<Vec<Vec<String>>>, DraftCounts, u64) {
+    let mut scheduler = guessing(model, setting);
+    let streams = requests()
+        .into_iter()
+        .map(|request| enqueue(&mut scheduler, request));
+    let streams: Vec<Stream> = streams.collect();
+    finish(&mut scheduler, 2000);
+    let counters = scheduler.counters;
+    (
+        streams.into_iter().map(read).collect(),
+        counters.drafts,
+        counters.steps,
+    )
+}
+
+#[test]
+fn whatever_holds_rows_and_however_tokens_are_drawn_guesses_change_nothing() {
+    for name in ["qwen3-yarn", "gemma3", "deepseek-v3", "gpt-oss"] {
+        let model = family(name);
+        let plain = Setting {
+            speculation: Speculation::Off,
+            ..USUAL
+        };
+        let (expected, none, steps) = together(&model, plain);
+        assert_eq!(none, DraftCounts::default());
+        for policy in [
+            "sparse",
+            "dense",
+            "paged:16",
+            "grow:mlx",
+            "sparse:head-major",
+        ] {
+            let (found, drafts, fewer) = together(&model, Setting { policy, ..USUAL });
+            assert!(found == expected, "{name} {policy}");
+            assert!(
+                drafts.accepted_tokens > 0 && fewer <= steps,
+                "{name}: {drafts:?}"
+            );
+            assert!(
+                drafts.accepted_tokens < drafts.draft_tokens,
+                "{name}: {drafts:?}"
+            );
+        }
+        // Where only one sequence has a row, guesses still have theirs.
+        for sequences in [1, 3] {
+            assert!(
+                together(&model, Setting { sequences, ..USUAL }).0 == expected,
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn rows_of_fewer_bits_are_overwritten_as_exactly() {
+    let model = family("qwen3-yarn");
+    for elements in ["f32", "bf16"] {
+        let plain = Setting {
+            elements,
+            speculation: Speculation::Off,
+            ..USUAL
+        };
+        let most = NonZeroUsize::new(13).expect("some");
+        let guessed = Setting {
+            elements,
+            speculation: Speculation::Ngram { most },
+            ..USUAL
+        };
+        assert!(
+            together(&model, guessed).0 == together(&model, plain).0,
+            "{elements}"
+        );
+    }
+    let quantized = Setting {
+        elements: "q8_0",
+        ..USUAL
+    };
+    let plain = Setting {
+        speculation: Speculation::Off,
+        ..quantized
+    };
+    let demo = demo_model();
+    assert!(together(&demo, quantized).0 == together(&demo, plain).0);
+}
+
+#[test]
+fn layers_that_keep_states_have_nothing_guessed() {
+    for name in ["qwen3-next", "mamba2"] {
+        let (_, drafts, _) = together(&family(name), USUAL);
+        assert_eq!(drafts, DraftCounts::default(), "{name}");
+    }
+}
+
+#[test]
+fn without_memory_for_it_a_request_has_nothing_guessed_and_runs() {
+    let model = family("qwen3-yarn");
+    let mut scheduler = guessing(&model, USUAL);
+    let taken = scheduler.request_memory.status();
+    let all = (taken.limit.get() - taken.held.get()) as usize;
+    let held = scheduler
+        .request_memory
+        .try_take(all)
+        .expect("all that is left");
+    let request = requests().remove(0);
+    let stream = enqueue(&mut scheduler, request);
+    finish(&mut scheduler, 100);
+    assert_eq!(scheduler.counters.drafts.drafts, 0);
+    drop(held);
+    let again = enqueue(&mut scheduler, requests().remove(0));
+    finish(&mut scheduler, 100);
+    assert!(scheduler.counters.drafts.drafts > 0);
+    assert_eq!(read(stream), read(again));
+    assert_eq!(
+        scheduler.request_memory.status().held,
+        taken.held,
+        "given back"
+    );
+}
+
+/// A generation, with guesses or without: tokens, text, how it ended, and what came of guesses.
+fn generation(model: &Arc<Model>, request: Request, setting: Setting<'_>) -> (Text, DraftCounts) {
+    let config = engine_config(setting, 128);
+    let mut engine = Engine::new(Arc::clone(model), &config).expect("this machine runs it");
+    engine.pace = Pace::eager();
+    let mut session = engine.session(request.sampling).expect("valid settings");
+    session.extend(&request.prompt);
+    let generation = Generation::new(&mut engine, &mut session, request.limits);
+    let mut generation = generation.expect("a prompt that fits");
+    let mut text = String::new();
+    while let Some(piece) = generation.next_piece().expect("a step") {
+        text += &piece;
+    }
+    let text = Text {
+        tokens: generation.tokens().to_vec(),
+        text,
+        reason: generation.finish_reason().expect("it has ended"),
+    };
+    assert_eq!(
+        generation.timing().decoded_tokens + 1,
+        session.tokens().len() - request.prompt.len()
+    );
+    (text, engine.drafts())
+}
+
+#[test]
+fn a_generation_is_the_same_with_guesses_to_its_end_and_its_next_turn() {
+    let mut all = DraftCounts::default();
+    for name in ["qwen3-yarn", "gemma3", "deepseek-v3"] {
+        let model = family(name);
+        for (place, _) in requests().iter().enumerate() {
+            let request = || {
+                let mut request = requests().swap_remove(place);
+                request.prompt.truncate(100);
+                request
+            };
+            let plain = Setting {
+                speculation: Speculation::Off,
+                sequences: 1,
+                ..USUAL
+            };
+            let (expected, _) = generation(&model, request(), plain);
+            let guessed = Setting {
+                sequences: 1,
+                ..USUAL
+            };
+            let (found, drafts) = generation(&model, request(), guessed);
+            assert_eq!(found, expected, "{name} {place}");
+            all.note(
+                drafts.draft_tokens as usize,
+                drafts.accepted_tokens as usize,
+            );
+        }
+    }
+    assert!(
+        all.accepted_tokens > 0 && all.accepted_tokens < all.draft_tokens,
+        "{all:?}"
+    );
+}

@@ -1,0 +1,287 @@
+//! Speculative decoding: tokens are guessed, computed in one pass with the pending one, and kept as far as they are
+//! what is sampled anyway.
+//!
+//! ```text
+//! tokens     [ ... | pending ]  guessed: d1 d2 d3
+//! one pass         [ pending    d1    d2    d3 ]     a row of logits each
+//! sampled            d1         d2    x              d1 and d2 are what was guessed, x is not
+//! kept       [ ...   pending    d1    d2 ] x pending; the row of d3 is overwritten by the next step
+//! ```
+//!
+//! A pass gives the same bits whatever else is in it, and each row is sampled after the tokens before it have been
+//! taken up, with the sampler, the constraint and the limits as they are then. So a text is the same, token for token,
+//! as without guesses, at any temperature. What is guessed only decides how long it takes:
+//!
+//! * [`History`] finds what followed the last time that the sequence's last tokens came up;
+//! * [`Acceptance`] knows how often such guesses were right in this sequence;
+//! * [`Pace`] knows what passes take by their rows, and decides how many guesses are worth theirs.
+
+mod acceptance;
+mod history;
+mod pace;
+
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use acceptance::Acceptance;
+use history::{History, Match};
+pub(crate) use pace::Pace;
+
+use crate::request_memory::HeldMemory;
+
+/// What tokens are guessed from, so that a pass can check several. Texts are the same with it and without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Speculation {
+    /// Nothing is guessed: a pass computes one token of a reply.
+    #[default]
+    Off,
+    /// From the sequence's own tokens: what followed the last time that its last tokens came up. Takes up to
+    /// 256 KiB for a reply, and activation memory for a row of logits for each guess where fewer replies may run.
+    Ngram {
+        /// Tokens guessed for one pass at most.
+        most: NonZeroUsize,
+    },
+}
+
+/// Guesses for a pass, if not said otherwise: with the pending token they are eight, a whole tile of the kernels' products,
+/// which reads weights once for all of them.
+const MOST_DRAFTS: NonZeroUsize = NonZeroUsize::new(7).unwrap();
+
+/// More than this are not asked for: a pass of so many rows is a prompt's, and costs what a prompt's does.
+const MOST_DRAFTS_ASKED: usize = 63;
+
+impl Speculation {
+    /// By n-grams, as many at once as suit the kernels.
+    pub const NGRAM: Self = Self::Ngram { most: MOST_DRAFTS };
+
+    /// Tokens guessed for one pass at most.
+    pub(crate) fn most(self) -> usize {
+        match self {
+            Self::Off => 0,
+            Self::Ngram { most } => most.get(),
+        }
+    }
+}
+
+impl std::fmt::Display for Speculation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Ngram { most } if *most == MOST_DRAFTS => f.write_str("ngram"),
+            Self::Ngram { most } => write!(f, "ngram:{most}"),
+        }
+    }
+}
+
+/// A way to guess that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown way to guess tokens `{0}`; use off, ngram, or ngram:N for 1 to {MOST_DRAFTS_ASKED} at once"
+)]
+pub struct UnknownSpeculation(String);
+
+impl FromStr for Speculation {
+    type Err = UnknownSpeculation;
+
+    fn from_str(name: &str) -> Result<Self, UnknownSpeculation> {
+        let unknown = || UnknownSpeculation(name.to_owned());
+        match name.split_once(':') {
+            None if name == "off" => Ok(Self::Off),
+            None if name == "ngram" => Ok(Self::NGRAM),
+            Some(("ngram", most)) => {
+                let most: NonZeroUsize = most.parse().map_err(|_| unknown())?;
+                let within = most.get() <= MOST_DRAFTS_ASKED;
+                within.then_some(Self::Ngram { most }).ok_or_else(unknown)
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// What has come of guesses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct DraftCounts {
+    /// Times that tokens of a sequence were guessed for a pass.
+    pub drafts: u64,
+    /// Tokens that were guessed and computed.
+    pub draft_tokens: u64,
+    /// Those that were what was sampled.
+    pub accepted_tokens: u64,
+}
+
+impl DraftCounts {
+    /// Counts guesses for one pass, of which `accepted` were right.
+    pub(crate) fn note(&mut self, guessed: usize, accepted: usize) {
+        self.drafts += u64::from(guessed > 0);
+        self.draft_tokens += guessed as u64;
+        self.accepted_tokens += accepted as u64;
+    }
+}
+
+/// What guesses the tokens of one sequence.
+#[derive(Debug)]
+pub(crate) struct Speculator {
+    history: History,
+    acceptance: Acceptance,
+    /// What the guesses under way were read from.
+    found: Option<Match>,
+    /// The pending token and those guessed to follow it.
+    run: Vec<u32>,
+    _memory: Option<HeldMemory>,
+}
+
+impl Speculator {
+    /// For a sequence that will have `tokens` tokens, with the memory that [`Speculator::bytes`] says.
+    pub(crate) fn new(tokens: usize, memory: Option<HeldMemory>) -> Self {
+        Self {
+            history: History::new(tokens),
+            acceptance: Acceptance::default(),
+            found: None,
+            run: Vec::new(),
+            _memory: memory,
+        }
+    }
+
+    /// Bytes that the speculator of a sequence of `tokens` tokens takes.
+    pub(crate) fn bytes(tokens: usize) -> usize {
+        size_of::<Self>() + History::bytes(tokens)
+    }
+
+    /// Guesses up to `most` of what comes after `tokens`, and how likely each is to be right together with those
+    /// before it.
+    pub(crate) fn guess(&mut self, tokens: &[u32], most: usize) -> Vec<f64> {
+        self.run.clear();
+        self.found = self.history.find(tokens);
+        let (Some(found), Some(&pending)) = (self.found, tokens.last()) else {
+            return Vec::new();
+        };
+        self.run.push(pending);
+        self.run.extend(found.following(tokens).take(most));
+        let mut together = 1.0;
+        let likely = (0..most).map(|place| {
+            together *= self.acceptance.probability(found.length + place);
+            together
+        });
+        likely.collect()
+    }
+
+    /// Keeps the first `count` guesses.
+    pub(crate) fn keep(&mut self, count: usize) {
+        match count {
+            0 => self.run.clear(),
+            _ => self.run.truncate(1 + count),
+        }
+    }
+
+    /// Guesses there are for the pass under way.
+    pub(crate) fn guesses(&self) -> &[u32] {
+        self.run.get(1..).unwrap_or_default()
+    }
+
+    /// The pending token and the guesses; empty without any.
+    pub(crate) fn run(&self) -> &[u32] {
+        &self.run
+    }
+
+    /// Learns from the `sampled` tokens that came of the guesses, which are right but for the `last` one, and maybe that,
+    /// too. There are no guesses any more.
+    pub(crate) fn judge(&mut self, sampled: usize, last: Option<u32>, counts: &mut DraftCounts) {
+        let guesses = self.run.get(1..).unwrap_or_default();
+        if let Some(found) = self
+            .found
+            .take()
+            .filter(|_| sampled > 0 && !guesses.is_empty())
+        {
+            let before = sampled - 1;
+            let then = guesses.get(before).map(|&guess| Some(guess) == last);
+            for (place, right) in std::iter::repeat_n(true, before).chain(then).enumerate() {
+                self.acceptance.note(found.length + place, right);
+            }
+            counts.note(guesses.len(), before + usize::from(then == Some(true)));
+        }
+        self.run.clear();
+    }
+
+    /// Forgets the tokens there were: others come in their place.
+    pub(crate) fn forget(&mut self) {
+        self.history.forget();
+        self.run.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_to_guess_are_written_as_they_are_read() {
+        for name in ["off", "ngram", "ngram:1", "ngram:63"] {
+            let way: Speculation = name.parse().expect("a way");
+            assert_eq!(way.to_string(), name);
+        }
+        assert_eq!("ngram:7".parse(), Ok(Speculation::NGRAM));
+        for name in [
+            "", "on", "ngram:", "ngram:0", "ngram:64", "draft:4", "off:1",
+        ] {
+            let error = name.parse::<Speculation>().expect_err("no way");
+            assert!(error.to_string().contains(&format!("`{name}`")));
+        }
+    }
+
+    #[test]
+    fn what_was_copied_before_is_guessed_with_growing_confidence() {
+        let text: Vec<u32> = (100..140).chain(100..110).collect();
+        let mut speculator = Speculator::new(1000, None);
+        let first = speculator.guess(&text, 4);
+        assert_eq!(speculator.guesses(), [110, 111, 112, 113]);
+        assert_eq!(speculator.run(), [109, 110, 111, 112, 113]);
+        assert!(
+            first.is_sorted_by(|a, b| a > b),
+            "each with those before it"
+        );
+        let mut counts = DraftCounts::default();
+        speculator.judge(5, Some(114), &mut counts);
+        let text: Vec<u32> = (100..140).chain(100..115).collect();
+        let second = speculator.guess(&text, 4);
+        assert!(second[3] > first[3], "{second:?} after {first:?}");
+        speculator.keep(2);
+        assert_eq!(speculator.guesses(), [115, 116]);
+        speculator.judge(1, Some(7), &mut counts);
+        assert!(speculator.guesses().is_empty() && speculator.run().is_empty());
+        let third = speculator.guess(&text, 4);
+        assert!(third[0] < second[0], "{third:?} after {second:?}");
+        // The text ends with a right guess.
+        speculator.judge(2, Some(116), &mut counts);
+        let all = DraftCounts {
+            drafts: 3,
+            draft_tokens: 10,
+            accepted_tokens: 6,
+        };
+        assert_eq!(counts, all);
+    }
+
+    #[test]
+    fn other_tokens_are_guessed_from_themselves() {
+        let mut speculator = Speculator::new(1000, None);
+        let before: Vec<u32> = (100..140).chain(100..110).collect();
+        speculator.guess(&before, 4);
+        speculator.forget();
+        let after: Vec<u32> = (200..240).chain(107..110).collect();
+        assert_eq!(speculator.guess(&after, 4), [0.0; 0]);
+        let after: Vec<u32> = (200..240).chain(210..213).collect();
+        speculator.guess(&after, 2);
+        assert_eq!(speculator.guesses(), [213, 214]);
+    }
+
+    #[test]
+    fn guesses_that_nobody_judged_teach_nothing() {
+        let text: Vec<u32> = (100..140).chain(100..110).collect();
+        let mut speculator = Speculator::new(1000, None);
+        let first = speculator.guess(&text, 4);
+        speculator.keep(0);
+        let mut counts = DraftCounts::default();
+        speculator.judge(1, Some(110), &mut counts);
+        assert_eq!(counts, DraftCounts::default());
+        assert_eq!(speculator.guess(&text, 4), first);
+    }
+}

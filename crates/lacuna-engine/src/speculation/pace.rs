@@ -1,0 +1,278 @@
+//! What passes take by their rows, and how many guesses are worth it.
+//!
+//! * **P1** Guesses are computed only while what they have gained, and a hundredth of all time, pays for all of them
+//!   being wrong: whatever the text, a reply takes no more than that longer than without, and a few passes.
+//! * **P2** They are as many as make most tokens a second, as far as is known; none where that is hardly more.
+
+use std::time::Duration;
+
+/// How long passes of a token for each of some sequences take.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    /// Seconds of passes of `index + 1` rows, where there have been any.
+    seconds: Vec<Option<f64>>,
+    /// What guesses have gained over what they cost, in seconds.
+    balance: f64,
+    /// Whether there has been a pass without guesses, from which on there is a balance.
+    begun: bool,
+    /// Whether everything is computed that can be guessed, whatever it takes.
+    #[cfg(test)]
+    eager: bool,
+}
+
+impl Pace {
+    /// One that has all guesses computed: what becomes of them does not depend on time then.
+    #[cfg(test)]
+    pub(crate) fn eager() -> Self {
+        Self {
+            eager: true,
+            ..Self::default()
+        }
+    }
+
+    /// Rows of a pass beyond which nothing is guessed: their weights are read for so many that one more costs as much as
+    /// any other.
+    const MOST_ROWS: usize = 64;
+    /// Weight of a new time that is longer than usual, and of one that is shorter: what holds a pass up comes and goes, and the
+    /// first pass reads weights from the disk.
+    const LONGER: f64 = 0.125;
+    const SHORTER: f64 = 0.5;
+    /// A pass that took longer than this many times what passes of its rows take was held up by something else, and counts as
+    /// that many.
+    const LONGEST: f64 = 2.0;
+    /// What another row is believed to cost, in passes of one row, before any was seen.
+    const ROW_COST: f64 = 0.1;
+    /// What is put by for guesses with each pass without any.
+    const GRANT: f64 = 0.01;
+    /// The most that is put by, in passes, and what there is at the beginning. The first is what a reply can lose of what
+    /// guesses gained it; the second, what a short one can lose at all: one pass in a hundred tokens is a hundredth.
+    const MOST_BALANCE: f64 = 4.0;
+    const FIRST_BALANCE: f64 = 1.0;
+    /// By how much guesses must promise to be better: less is within what is not known.
+    const LEAST_GAIN: f64 = 1.05;
+    /// How much longer a pass may take for guesses of some while others in it have none: they only wait.
+    const BYSTANDERS: f64 = 1.25;
+
+    /// Takes note of a pass of `rows` rows for `sequences` sequences that gave `tokens` tokens in `time`.
+    pub(crate) fn observe(&mut self, sequences: usize, rows: usize, tokens: usize, time: Duration) {
+        if sequences == 0 || rows > Self::MOST_ROWS {
+            return;
+        }
+        if self.seconds.len() < rows {
+            self.seconds.resize(rows, None);
+        }
+        let time = match self.seconds[rows - 1] {
+            Some(usual) => time.as_secs_f64().min(Self::LONGEST * usual),
+            None => time.as_secs_f64(),
+        };
+        let usual = self.seconds[rows - 1].get_or_insert(time);
+        let weight = match time < *usual {
+            true => Self::SHORTER,
+            false => Self::LONGER,
+        };
+        *usual += (time - *usual) * weight;
+        let plain = self.expected(sequences);
+        if rows == sequences {
+            let first = match std::mem::replace(&mut self.begun, true) {
+                true => Self::GRANT * time,
+                false => Self::FIRST_BALANCE * plain,
+            };
+            self.balance += first;
+        } else {
+            self.balance += plain * tokens as f64 / sequences as f64 - time;
+        }
+        self.balance = self.balance.min(Self::MOST_BALANCE * plain);
+    }
+
+    /// Seconds that a pass of `rows` rows takes: as seen, between what was seen of fewer and of more rows, or a guess
+    /// from what was seen of fewer.
+    fn expected(&self, rows: usize) -> f64 {
+        let known = |index: usize| Some((index + 1, self.seconds[index]?));
+        let seen = self.seconds.len();
+        let below = (0..rows.min(seen)).rev().find_map(known);
+        let above = (rows - 1..seen).find_map(known);
+        match (below, above) {
+            (Some((_, seconds)), None) if below == above => seconds,
+            (Some((fewer, less)), Some((more, most))) if more > fewer => {
+                let part = (rows - fewer) as f64 / (more - fewer) as f64;
+                less + (most - less).max(0.0) * part
+            }
+            (Some((_, seconds)), Some(_)) => seconds,
+            (Some((fewer, seconds)), None) => {
+                // What the last row cost is what the next ones do, if more than one row was seen.
+                let fewest = (0..fewer - 1).find_map(known);
+                let row = match fewest {
+                    Some((first, time)) => (seconds - time) / (fewer - first) as f64,
+                    None => Self::ROW_COST * seconds / fewer as f64,
+                };
+                seconds + row.max(0.0) * (rows - fewer) as f64
+            }
+            (None, Some((_, seconds))) => seconds,
+            (None, None) => 0.0,
+        }
+    }
+
+    /// How many guesses each of some sequences has computed, of `likely`: how likely each guess is right together with
+    /// those before it. The pass has `sequences` rows without any, and room for `spare` more.
+    pub(crate) fn allot(&self, likely: &[Vec<f64>], sequences: usize, spare: usize) -> Vec<usize> {
+        let mut counts = vec![0; likely.len()];
+        #[cfg(test)]
+        if self.eager {
+            let mut left = spare;
+            for (count, likely) in counts.iter_mut().zip(likely) {
+                *count = likely.len().min(left);
+                left -= *count;
+            }
+            return counts;
+        }
+        if !self.begun || sequences == 0 {
+            return counts;
+        }
+        let guesses = likely.iter().enumerate();
+        let mut guesses: Vec<(usize, f64)> = guesses
+            .flat_map(|(index, likely)| likely.iter().map(move |&likely| (index, likely)))
+            .collect();
+        // Those of one sequence stay in their order: none is likelier than the one before it.
+        guesses.sort_by(|a, b| b.1.total_cmp(&a.1));
+        // What more rows take than were ever seen is hardly known, so they are tried step by step.
+        let rows = Self::MOST_ROWS.min(2 * self.seconds.len());
+        guesses.truncate(spare.min(rows.saturating_sub(sequences)));
+        for &(index, _) in &guesses[..self.worth(&guesses, sequences, likely)] {
+            counts[index] += 1;
+        }
+        counts
+    }
+
+    /// How many of `guesses`, the likeliest first, make most tokens a second within what is put by.
+    fn worth(&self, guesses: &[(usize, f64)], sequences: usize, likely: &[Vec<f64>]) -> usize {
+        let plain = self.expected(sequences);
+        let bystanders = sequences > likely.iter().filter(|likely| !likely.is_empty()).count();
+        let longest = match bystanders {
+            true => (plain + self.balance).min(plain * Self::BYSTANDERS),
+            false => plain + self.balance,
+        };
+        let (mut worth, mut tokens) = (0, sequences as f64);
+        let mut best = Self::LEAST_GAIN * tokens / plain;
+        for (index, &(_, likely)) in guesses.iter().enumerate() {
+            let time = self.expected(sequences + index + 1);
+            tokens += likely;
+            if time <= longest && tokens / time > best {
+                (worth, best) = (index + 1, tokens / time);
+            }
+        }
+        worth
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A pass of `rows` rows where another row costs `row` of the first.
+    fn time(rows: usize, row: f64) -> Duration {
+        Duration::from_secs_f64(0.01 * (1.0 + row * (rows - 1) as f64))
+    }
+
+    /// A reply whose guesses are right for the first `right` of every eight, and believed to be right at `likely`. Returns
+    /// the time it takes, in passes without guesses, and the time without.
+    fn reply(pace: &mut Pace, row: f64, likely: f64, right: impl Fn(usize) -> usize) -> (f64, f64) {
+        let (mut taken, mut tokens, mut passes) = (0.0, 0, 0);
+        while tokens < 2000 {
+            let chances = (1..=7).map(|place| likely.powi(place)).collect();
+            let guessed = pace.allot(&[chances], 1, 63)[0];
+            let given = 1 + guessed.min(right(passes));
+            let time = time(1 + guessed, row);
+            pace.observe(1, 1 + guessed, given, time);
+            (taken, tokens, passes) = (taken + time.as_secs_f64(), tokens + given, passes + 1);
+        }
+        (taken / 0.01, tokens as f64)
+    }
+
+    #[test]
+    fn right_guesses_are_made_as_many_as_make_most_of_a_pass() {
+        let (taken, tokens) = reply(&mut Pace::default(), 0.1, 0.9, |_| 7);
+        assert!(taken < 0.25 * tokens, "{taken} for {tokens}");
+    }
+
+    #[test]
+    fn wrong_guesses_cost_what_is_put_by_and_no_more() {
+        for row in [0.01, 0.1, 0.3, 1.0] {
+            let (taken, tokens) = reply(&mut Pace::default(), row, 0.9, |_| 0);
+            assert!(taken < 1.012 * tokens, "{row}: {taken} for {tokens}");
+        }
+    }
+
+    #[test]
+    fn rows_that_cost_what_tokens_do_are_not_guessed() {
+        let mut pace = Pace::default();
+        pace.observe(1, 1, 1, time(1, 1.0));
+        pace.observe(1, 2, 1, time(2, 1.0));
+        (0..1000).for_each(|_| pace.observe(1, 1, 1, time(1, 1.0)));
+        assert_eq!(pace.allot(&[vec![0.99; 7]], 1, 63), [0]);
+    }
+
+    #[test]
+    fn a_full_batch_guesses_nothing_and_what_there_is_goes_to_the_likeliest() {
+        let mut pace = Pace::default();
+        let (long, short) = (vec![0.9, 0.8, 0.7, 0.6], vec![0.5, 0.1]);
+        assert_eq!(
+            pace.allot(std::slice::from_ref(&long), 1, 9),
+            [0],
+            "nothing is known"
+        );
+        pace.observe(2, 2, 2, time(2, 0.01));
+        pace.observe(2, 8, 8, time(8, 0.01));
+        assert_eq!(pace.allot(&[long.clone(), short.clone()], 2, 0), [0, 0]);
+        assert_eq!(pace.allot(&[short.clone(), long.clone()], 2, 3), [0, 3]);
+        assert_eq!(pace.allot(&[short, long], 2, 5), [1, 4]);
+    }
+
+    #[test]
+    fn sequences_that_have_no_guesses_wait_a_quarter_longer_at_most() {
+        let mut pace = Pace::default();
+        (0..1000).for_each(|_| pace.observe(2, 2, 2, time(2, 0.1)));
+        pace.observe(2, 8, 8, time(8, 0.1));
+        let guesses = vec![0.99; 6];
+        assert_eq!(
+            pace.allot(&[guesses.clone(), guesses.clone()], 2, 6),
+            [6, 0]
+        );
+        let beside = pace.allot(&[guesses, Vec::new()], 2, 6)[0];
+        assert!((1..=2).contains(&beside), "{beside}");
+    }
+
+    #[test]
+    fn one_pass_that_was_held_up_is_no_measure() {
+        let mut pace = Pace::default();
+        pace.observe(1, 1, 1, time(1, 0.1));
+        pace.observe(1, 1, 1, Duration::from_secs(60));
+        assert!(pace.expected(1) < 0.012);
+    }
+
+    proptest! {
+        /// P1, whatever is right and whatever is believed.
+        #[test]
+        fn a_reply_never_takes_more_than_a_hundredth_and_a_few_passes_longer(
+            row in 0.0f64..1.5, likely in 0.0f64..1.0, pattern in prop::collection::vec(0usize..8, 1..40),
+        ) {
+            let mut pace = Pace::default();
+            let right = |pass: usize| pattern[pass / 16 % pattern.len()];
+            let (taken, tokens) = reply(&mut pace, row, likely, right);
+            prop_assert!(taken <= 1.01 * tokens + 6.0, "{} for {}", taken, tokens);
+        }
+
+        #[test]
+        fn every_number_of_rows_is_expected_to_take_some_time(
+            seen in prop::collection::vec((1usize..20, 1u64..1000), 1..10),
+        ) {
+            let mut pace = Pace::default();
+            for (rows, milliseconds) in seen {
+                pace.observe(1, rows, 1, Duration::from_millis(milliseconds));
+                let expected: Vec<f64> = (1..30).map(|rows| pace.expected(rows)).collect();
+                prop_assert!(expected.iter().all(|time| *time > 0.0 && time.is_finite()));
+            }
+        }
+    }
+}
