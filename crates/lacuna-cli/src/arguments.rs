@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use lacuna_engine::{EngineConfig, PrefixCacheConfig, ServiceConfig};
+use lacuna_engine::{EngineConfig, PrefixCacheConfig, ServiceConfig, Speculation};
 use lacuna_kv::folder::FolderConfig;
 use lacuna_kv::swap::SwapConfig;
 use lacuna_kv::{KvElements, KvPolicy};
@@ -101,6 +101,19 @@ pub struct ServiceArgs {
     /// and of conversations in the prefix cache, where that takes less time than computing them again. Off without it
     #[arg(long, value_name = "BYTES")]
     pub kv_swap: Option<ByteCount>,
+    /// How tokens of replies are guessed.
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
+}
+
+/// What tokens are guessed from.
+#[derive(Debug, Args)]
+pub struct SpeculationArgs {
+    // What is computed does not depend on it, so it is no part of the engine's fingerprint.
+    /// Compute several tokens of a reply in one pass, guessed from the prompt and what has been written (ngram, ngram:N
+    /// for up to N at once) where that pays, or one after the other (off). The text is the same
+    #[arg(long, value_name = "HOW", default_value = "off")]
+    pub speculate: Speculation,
 }
 
 impl EngineArgs {
@@ -129,7 +142,10 @@ impl ServiceArgs {
     #[must_use]
     pub fn config(&self, engine: &EngineArgs) -> ServiceConfig {
         ServiceConfig {
-            engine: engine.config(),
+            engine: EngineConfig {
+                speculation: self.speculation.speculate,
+                ..engine.config()
+            },
             max_running: self.max_running.get(),
             max_waiting: self.max_queue,
             max_batched_tokens: self.max_batched_tokens.get(),

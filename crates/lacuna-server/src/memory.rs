@@ -287,5 +287,8 @@ fn counters(status: &Status) -> Value {
         "evicted_groups": counters.evicted_groups,
         "evicted_resume_points": counters.evicted_resume_points,
         "expired_groups": counters.expired_groups,
+        "drafts": counters.drafts.drafts,
+        "draft_tokens": counters.drafts.draft_tokens,
+        "accepted_tokens": counters.drafts.accepted_tokens,
     })
 }

@@ -338,6 +338,21 @@ const COUNTERS: [Row<u64>; 49] = [
         |status| status.counters.preemptions,
     ),
     (
+        "vllm:spec_decode_num_drafts",
+        "Times that tokens of a reply were guessed for a pass",
+        |status| status.counters.drafts.drafts,
+    ),
+    (
+        "vllm:spec_decode_num_draft_tokens",
+        "Tokens guessed",
+        |status| status.counters.drafts.draft_tokens,
+    ),
+    (
+        "vllm:spec_decode_num_accepted_tokens",
+        "Guessed tokens that were right",
+        |status| status.counters.drafts.accepted_tokens,
+    ),
+    (
         "vllm:request_success",
         "Requests whose choices all ended",
         |status| status.counters.finished,

@@ -12,7 +12,7 @@ use lacuna::plan::{Logits, WeightMode};
 use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
-use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
+use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
 use lacuna_server::EventAddress;
 
 /// Run large language models in as little memory as the conversation needs.
@@ -359,6 +359,8 @@ pub(crate) struct RunArgs {
     /// File to record in which experts tokens choose, for `bench experts`
     #[arg(long, value_name = "FILE")]
     pub(crate) record_experts: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]

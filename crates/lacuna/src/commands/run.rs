@@ -6,8 +6,9 @@ use anyhow::{Context, Result, bail};
 use lacuna::plan::{Budget, ExpertSlots, NeuronSlots, WeightSource};
 use lacuna::reply::{Piece, Reader};
 use lacuna::{
-    AddSpecial, EncodeLimits, Engine, Generation, KvReport, Limits, Message, ParseSpecial, Prompt,
-    RecommendedSampling, RowReads, Sampling, Session, Special, SpecialText,
+    AddSpecial, DraftCounts, EncodeLimits, Engine, EngineConfig, Generation, KvReport, Limits,
+    Message, ParseSpecial, Prompt, RecommendedSampling, RowReads, Sampling, Session, Special,
+    SpecialText,
 };
 use serde::Serialize;
 
@@ -34,8 +35,29 @@ struct Report {
     prefill_tps: f64,
     decode_tps: f64,
     sampling: Chosen,
+    speculation: Guessed,
     kv: Kv,
     memory: Memory,
+}
+
+/// What came of guessed tokens since the model was loaded.
+#[derive(Serialize, Default)]
+struct Guessed {
+    /// Passes for which some were guessed.
+    drafts: u64,
+    draft_tokens: u64,
+    /// Those that were right.
+    accepted_tokens: u64,
+}
+
+impl From<DraftCounts> for Guessed {
+    fn from(counts: DraftCounts) -> Self {
+        Self {
+            drafts: counts.drafts,
+            draft_tokens: counts.draft_tokens,
+            accepted_tokens: counts.accepted_tokens,
+        }
+    }
 }
 
 /// How tokens were chosen, and how the model's makers recommend it.
@@ -121,7 +143,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 }
 
 fn answer(args: &RunArgs) -> Result<()> {
-    let mut engine = engine(&args.model, args.engine.config())?;
+    let config = EngineConfig {
+        speculation: args.speculation.speculate,
+        ..args.engine.config()
+    };
+    let mut engine = engine(&args.model, config)?;
     let recommended = engine.model().recommended_sampling();
     let sampling = args.sampling.sampling(recommended);
     tell_sampling(&sampling, recommended);
@@ -390,11 +416,13 @@ fn generate(
         prefill_tps: timing.prefill_tokens_per_second(),
         decode_tps: timing.decode_tokens_per_second(),
         sampling,
+        speculation: Guessed::default(),
         kv: kv(generation.session().kv(), page_bytes),
         memory,
     };
     // KV pages may have taken some of the memory of weights.
     (report.memory.weights, report.memory.budget) = (weights(engine), *engine.budget());
+    report.speculation = engine.drafts().into();
     Ok(report)
 }
 
@@ -506,6 +534,13 @@ fn summarise(report: &Report) -> Result<()> {
         output::bytes(report.kv.committed_bytes as u64),
         output::bytes(report.kv.dense_bytes as u64),
     );
+    if report.speculation.drafts > 0 {
+        tell!(
+            "speculation: {} of {} guessed tokens were right",
+            report.speculation.accepted_tokens,
+            report.speculation.draft_tokens,
+        );
+    }
     if let Some(experts) = &report.memory.weights.experts {
         tell!(
             "experts: {:.1} % of {} found in memory, which holds {:.1} %; {} read{}{}",
