@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
+use lacuna_engine::Speculation;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::plan::{WeightMode, WeightSource};
 
@@ -28,6 +29,8 @@ pub(crate) enum BenchCommand {
     Soak(BenchSoakArgs),
     /// Tokens per second of a model, and what part of the machine that is
     Speed(BenchSpeedArgs),
+    /// What guessing tokens gains: an edit of code, a summary, a chat
+    Speculate(BenchSpeculateArgs),
     /// Texts per second that become embeddings, and the memory that they leave behind
     Embed(BenchEmbedArgs),
     /// What slots find of a mixture's experts, replayed from a record of what tokens chose
@@ -261,6 +264,34 @@ pub(crate) struct BenchEmbedArgs {
     /// Threads that compute [default: one per core]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna bench speculate m.gguf
+  lacuna bench speculate m.gguf --speculate ngram:15 --temperature 0.7 --sequences 1 --json
+
+Each text is written without guesses and with them, in turns; the command fails where they are not the same.")]
+pub(crate) struct BenchSpeculateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens of a reply at most
+    #[arg(short = 'n', long, value_name = "TOKENS", default_value = "256")]
+    pub(crate) tokens: NonZeroUsize,
+    /// Sequences of the second half, which write at once; 1 leaves it out
+    #[arg(long, value_name = "N", default_value = "16")]
+    pub(crate) sequences: NonZeroUsize,
+    /// 0 always takes the likeliest token; 1 draws as the model says
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+    /// How often each is measured
+    #[arg(long, value_name = "N", default_value = "5")]
+    pub(crate) rounds: NonZeroUsize,
+    /// How tokens are guessed: ngram, or ngram:N for up to N at once
+    #[arg(long, value_name = "HOW", default_value = "ngram")]
+    pub(crate) speculate: Speculation,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
 }
 
 #[derive(Debug, Args)]

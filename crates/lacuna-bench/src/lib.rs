@@ -14,6 +14,7 @@ mod pages;
 mod plot;
 mod samples;
 mod serve;
+mod speculate;
 mod speed;
 
 use anyhow::Result;
@@ -33,6 +34,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Soak(args) => serve::soak::run(args),
         BenchCommand::Speed(args) => speed::run(args),
+        BenchCommand::Speculate(args) => speculate::run(args),
         BenchCommand::Embed(args) => embed::run(args),
         BenchCommand::Experts(args) => experts::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
