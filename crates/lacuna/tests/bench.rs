@@ -437,3 +437,31 @@ fn loading_is_told_for_every_way_warm_and_cold_and_for_kv_memory_from_the_start(
         .expect("the program starts");
     assert_eq!(refused.status.code(), Some(2));
 }
+
+#[test]
+fn guesses_are_measured_on_every_text_alone_and_together() {
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["bench", "speculate", "demo", "-n", "12", "--rounds", "1"])
+        .args(["--sequences", "2", "--threads", "1", "--json"])
+        .output()
+        .expect("the program starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let rows = report["rows"].as_array().expect("rows");
+    let kinds: Vec<_> = rows
+        .iter()
+        .map(|row| (&row["fixture"], &row["sequences"]))
+        .collect();
+    assert_eq!(rows.len(), 6, "{kinds:?}");
+    for row in rows {
+        assert!(
+            number(row, "/tokens") > 0.0 && number(row, "/speedup") > 0.0,
+            "{row}"
+        );
+        assert!(
+            number(row, "/accepted_tokens") <= number(row, "/draft_tokens"),
+            "{row}"
+        );
+    }
+}

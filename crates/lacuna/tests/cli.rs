@@ -209,6 +209,32 @@ fn same_seed_same_text_and_another_seed_another() {
 }
 
 #[test]
+fn guessed_tokens_change_no_text() {
+    let run = |speculate: &str| {
+        let prompt = "one two three four one two three four one two three four one two";
+        let args = [
+            "run", "demo", "--raw", "-p", prompt, "-n", "60", "--temp", "0.3", "--json",
+        ];
+        let report = json(&lacuna(&[&args[..], &["--speculate", speculate]].concat()));
+        let guessed = number(&report, "/speculation/draft_tokens");
+        assert!(number(&report, "/speculation/accepted_tokens") <= guessed);
+        (report["tokens"].clone(), report["text"].clone(), guessed)
+    };
+    let (tokens, text, none) = run("off");
+    assert_eq!(none, 0);
+    for speculate in ["ngram", "ngram:3"] {
+        let (found, shown, _) = run(speculate);
+        assert_eq!(
+            (found, shown),
+            (tokens.clone(), text.clone()),
+            "{speculate}"
+        );
+    }
+    let wrong = ["run", "demo", "-p", "Hi", "--speculate", "ngram:0"];
+    refuses(&wrong, 2, &["ngram:0", "ngram:N"]);
+}
+
+#[test]
 fn a_model_s_own_sampling_is_used_where_nothing_is_asked_for() {
     let model = root().join("reference/qwen3/hf");
     let folder = tempfile::tempdir().expect("a scratch folder");
