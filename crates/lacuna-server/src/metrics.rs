@@ -315,7 +315,7 @@ const GAUGES: [Row<f64>; 35] = [
     ),
 ];
 
-const COUNTERS: [Row<u64>; 49] = [
+const COUNTERS: [Row<u64>; 52] = [
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
