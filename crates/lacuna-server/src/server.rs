@@ -40,7 +40,7 @@ pub(crate) const HTTP_THREAD: &str = "lacuna-http";
 pub enum StartError {
     /// Everyone who reaches the address could use the server.
     #[error(
-        "{address} can be reached from other machines; give an API key, listen on 127.0.0.1, or say --open-to-all if a network policy or a proxy decides who may"
+        "{address} can be reached from other machines; give an API key, listen on 127.0.0.1, or open it to all if a network policy or a proxy decides who may"
     )]
     OpenToAll {
         /// The address asked for.

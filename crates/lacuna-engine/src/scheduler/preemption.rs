@@ -315,8 +315,11 @@ impl Scheduler {
         let refused = shortage.filter(|error| !is_limit(error));
         let final_word = refused.is_none() && self.kv_limit >= self.budget.parts.kv_bytes;
         let patience = match final_word {
-            // A thread of the folder or of the swap file that is not run just then may hold pages that were taken back.
-            true if self.swap.is_some() || self.prefix.has_folder() => Self::PAGES_ON_THEIR_WAY,
+            // A thread of the folder or of the swap file that is not run just then may hold pages that were taken back,
+            // or the device may still be at work on some.
+            true if self.swap.is_some() || self.prefix.has_folder() || self.has_retiring() => {
+                Self::PAGES_ON_THEIR_WAY
+            }
             true => Duration::ZERO,
             false => Self::STARVATION,
         };
@@ -341,6 +344,11 @@ impl Scheduler {
 }
 
 impl Scheduler {
+    /// Whether the device has yet to be done with pages that nobody has any more.
+    fn has_retiring(&self) -> bool {
+        self.engine.kv_cache().ledger().retiring.get() > 0
+    }
+
     /// The request that is alone may have pages of its own of groups that the cache has too, because they came in
     /// another way while it computed them. It starts again from those of the cache. Returns whether it does; not
     /// twice without a token more.
