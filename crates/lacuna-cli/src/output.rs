@@ -214,6 +214,13 @@ fn advice(error: &anyhow::Error) -> Option<&'static str> {
     if is_long_text(error) {
         return Some("--ctx takes the tokens of the context");
     }
+    match error.downcast_ref() {
+        Some(StartError::OpenToAll { .. }) => return Some("--open-to-all lets everybody in"),
+        Some(StartError::NotShared { .. }) => {
+            return Some("--share-prefixes has all keys share them");
+        }
+        _ => {}
+    }
     Some(match engine(error)? {
         EngineError::TooManyThreads { .. } => "--threads takes the number of threads",
         EngineError::PromptTooLong { .. } | EngineError::Kv(KvError::ContextFull { .. }) => {

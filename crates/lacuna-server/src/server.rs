@@ -56,7 +56,7 @@ pub enum StartError {
     },
     /// Events say what one prompt cache holds, and there are several.
     #[error(
-        "KV events tell of prompts that all clients share, and {keys} API keys share none; use --share-prefixes, or one key"
+        "KV events tell of prompts that all clients share, and {keys} API keys share none; let them share prefixes, or use one key"
     )]
     NotShared {
         /// API keys there are.

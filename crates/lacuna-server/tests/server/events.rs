@@ -342,7 +342,7 @@ fn keys_that_share_nothing_have_no_common_events() {
     settings.keys = ApiKeys::new(["first-key", "second-key"]).expect("keys");
     let refused = Server::start(model(), settings.clone()).expect_err("two caches");
     assert!(matches!(refused, StartError::NotShared { keys: 2 }));
-    assert!(refused.to_string().contains("--share-prefixes"));
+    assert!(refused.to_string().contains("share prefixes"));
     settings.share_prefixes = true;
     assert!(Server::start(model(), settings).is_ok());
 }
