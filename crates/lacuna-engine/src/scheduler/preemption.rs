@@ -1,8 +1,9 @@
 //! Finding memory: pages for the step, and what is given up for them when there are too few.
 //!
-//! In this order: cached groups that nobody uses and resume points, written to files before where that pays, then weights, which are read for each pass from
-//! then on, then the last of the running requests, which are preempted: computed again later from what the cache
-//! still has of them, or brought back from the swap file. Weights get back what KV pages have not needed for a while.
+//! In this order: cached groups that nobody uses and resume points, written to files before where that pays, then
+//! weights, which are read for each pass from then on, then the last of the running requests, which are preempted:
+//! computed again later from what the cache still has of them, or brought back from the swap file. Weights get back
+//! what KV pages have not needed for a while.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
