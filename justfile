@@ -54,7 +54,15 @@ test-memory-limits *options:
 test-python:
     .ci/test-python
 
-# Its replicas on Ray Serve; installs Ray, and takes the wheel that test-python has built.
+# The bindings for Swift, Kotlin and others: writes them, and tests them through Python and Kotlin.
+test-bindings:
+    .ci/test-bindings
+
+# Packs every crate as crates.io would have it, and compiles each from its package.
+test-packages *options:
+    .ci/test-packages {{options}}
+
+# Replicas of the Python package on Ray Serve; installs Ray, and takes the wheel that test-python has built.
 test-ray:
     .ci/test-ray
 
