@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
+use crate::ending::Coming;
+
 /// How long a thread sleeps before it looks for signals, such as that of Ctrl-C.
 const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(100);
 
@@ -31,6 +33,7 @@ impl Callbacks {
 /// Calls what comes, as much of it at once as is there: taking the interpreter is what costs.
 fn call_all(callbacks: &Receiver<Py<PyAny>>) {
     while let Ok(first) = callbacks.recv() {
+        let _coming = Coming::back();
         // None when the interpreter is about to end, and nobody waits any more.
         let called = Python::try_attach(|py| {
             for callback in std::iter::once(first).chain(callbacks.try_iter()) {

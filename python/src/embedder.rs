@@ -9,6 +9,7 @@ use lacuna_text::tokenizer::EncodeLimits;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
+use crate::ending::detach;
 use crate::engine::Settings;
 use crate::problem::Problem;
 use crate::process::OfProcess;
@@ -53,7 +54,7 @@ pub(crate) struct Embedder(OfProcess<Mutex<lacuna_engine::Embedder>>);
 impl Embedder {
     #[new]
     fn new(py: Python<'_>, model: &str, settings: Vec<(String, Option<String>)>) -> PyResult<Self> {
-        let made = py.detach(|| {
+        let made = detach(py, || {
             let (model, config) = open(model, settings)?;
             lacuna_engine::Embedder::new(model, &config).map_err(Problem::from)
         });
@@ -77,7 +78,7 @@ impl Embedder {
         truncate: bool,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let embedder = self.0.get()?;
-        let (values, width) = py.detach(|| {
+        let (values, width) = detach(py, || {
             let mut embedder = embedder.lock().unwrap_or_else(PoisonError::into_inner);
             let encoder = embedder.encoder();
             let texts = texts
@@ -102,7 +103,7 @@ pub(crate) struct Reranker(OfProcess<Mutex<lacuna_engine::Reranker>>);
 impl Reranker {
     #[new]
     fn new(py: Python<'_>, model: &str, settings: Vec<(String, Option<String>)>) -> PyResult<Self> {
-        let made = py.detach(|| {
+        let made = detach(py, || {
             let (model, config) = open(model, settings)?;
             lacuna_engine::Reranker::new(model, &config).map_err(Problem::from)
         });
@@ -118,7 +119,7 @@ impl Reranker {
         truncate: bool,
     ) -> PyResult<Bound<'py, PyArray1<f32>>> {
         let reranker = self.0.get()?;
-        let scores = py.detach(|| {
+        let scores = detach(py, || {
             let mut reranker = reranker.lock().unwrap_or_else(PoisonError::into_inner);
             let encoder = reranker.encoder();
             let pairs = documents

@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use serde_json::{Map, Value};
 
 use crate::bell::{Bell, Callbacks};
+use crate::ending::detach;
 use crate::output::Gathered;
 use crate::problem::Problem;
 use crate::process::OfProcess;
@@ -255,7 +256,7 @@ impl Engine {
         settings: Vec<(String, Option<String>)>,
         request_timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let running = py.detach(|| Running::start(model, settings, request_timeout))?;
+        let running = detach(py, || Running::start(model, settings, request_timeout))?;
         Ok(Self(OfProcess::new(running)))
     }
 
@@ -268,9 +269,9 @@ impl Engine {
     ) -> PyResult<Vec<Py<PyAny>>> {
         let running = self.0.get()?;
         let (local, fields) = (running.local()?, self::fields(fields)?);
-        let mut together = py.detach(|| Together::new(&local, prompts, &fields, running))?;
+        let mut together = detach(py, || Together::new(&local, prompts, &fields, running))?;
         while !together.is_done() {
-            py.detach(|| together.go_on())?;
+            detach(py, || together.go_on())?;
             py.check_signals()?;
         }
         let gathered = std::mem::take(&mut together.gathered).into_iter();
@@ -286,9 +287,7 @@ impl Engine {
             let stops = request.limits.stop.clone();
             Ok((local.submit(request)?, stops))
         };
-        let (stream, stops) = py
-            .detach(submit)
-            .map_err(|error: Problem| PyErr::from(error))?;
+        let (stream, stops) = detach(py, submit).map_err(|error: Problem| PyErr::from(error))?;
         Ok(Stream::new(stream, stops, &running.callbacks))
     }
 
@@ -311,9 +310,7 @@ impl Engine {
     ) -> PyResult<Bound<'py, PyAny>> {
         let running = self.0.get()?;
         let handle = running.local()?.engine();
-        let logits = py
-            .detach(|| handle.logits(&tokens, all))
-            .map_err(Problem::from)?;
+        let logits = detach(py, || handle.logits(&tokens, all)).map_err(Problem::from)?;
         let flat = PyArray1::from_vec(py, logits);
         match all {
             true => {
@@ -345,7 +342,7 @@ impl Engine {
             },
         };
         let model = &self.0.get()?.model;
-        let tokens = py.detach(|| model.tokenizer().encode(text, special));
+        let tokens = detach(py, || model.tokenizer().encode(text, special));
         Ok(tokens.map_err(|error| Problem::argument("text", error))?)
     }
 
@@ -357,7 +354,7 @@ impl Engine {
         } else {
             Decode::MARKUP
         };
-        let text = py.detach(|| model.tokenizer().decode(&tokens, decode));
+        let text = detach(py, || model.tokenizer().decode(&tokens, decode));
         Ok(text.map_err(|error| Problem::argument("tokens", error))?)
     }
 
@@ -425,7 +422,7 @@ impl Engine {
     ) -> PyResult<(Session, String)> {
         let local = self.0.get()?.local()?;
         let handle = local.engine();
-        let made = py.detach(|| match &path {
+        let made = detach(py, || match &path {
             None => handle.session().map(|session| (session, String::new())),
             Some(path) => handle.restore_session(path),
         });
@@ -447,7 +444,7 @@ impl Engine {
             .map_err(|error| Problem::argument("host", format_args!("`{host}`: {error}")))?;
         let keys = ApiKeys::new(keys.iter().map(String::as_str));
         let keys = keys.map_err(|problem| Problem::argument("api_keys", problem))?;
-        let listener = py.detach(|| local.listen(SocketAddr::new(host, port), keys));
+        let listener = detach(py, || local.listen(SocketAddr::new(host, port), keys));
         let listener = listener.map_err(Problem::from)?;
         Ok(Listener {
             address: listener.address(),
@@ -463,7 +460,7 @@ impl Engine {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        py.detach(|| {
+        detach(py, || {
             // Who is in the middle of a call has it too: that fails now, and the last waits for the end.
             if let Some(local) = taken {
                 local.end(Grace::Immediate);
@@ -497,7 +494,7 @@ impl Listener {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        py.detach(|| taken.map(|listener| listener.shutdown(grace)));
+        detach(py, || taken.map(|listener| listener.shutdown(grace)));
         Ok(())
     }
 }

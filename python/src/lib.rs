@@ -3,6 +3,7 @@
 //! What all of it keeps to:
 //!
 //! * Whatever waits or computes does so detached from the interpreter, and looks for signals while it waits.
+//! * No thread comes back to an interpreter that is ending ([`ending`]).
 //! * The engine's threads never wait for the interpreter: what they have to tell it, a thread of its own passes on
 //!   ([`bell`]).
 //! * Objects are of the process that made them. After a fork the child's copies refuse to work, and are never dropped
@@ -10,6 +11,7 @@
 
 mod bell;
 mod embedder;
+mod ending;
 mod engine;
 mod output;
 mod problem;
@@ -34,6 +36,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::ending::register(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

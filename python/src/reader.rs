@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::bell::{Bell, Callbacks};
+use crate::ending::detach;
 use crate::output;
 use crate::problem::Problem;
 use crate::process::OfProcess;
@@ -127,7 +128,7 @@ impl<S: Source> Reader<S> {
             if let Some(batch) = self.ready() {
                 return Ok(batch);
             }
-            py.detach(|| self.bell.wait());
+            detach(py, || self.bell.wait());
             py.check_signals()?;
         }
     }

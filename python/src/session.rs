@@ -9,6 +9,7 @@ use lacuna_server::Local;
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
 
+use crate::ending::detach;
 use crate::output::reason;
 use crate::problem::Problem;
 use crate::process::OfProcess;
@@ -167,20 +168,24 @@ impl Session {
     /// Keeps the first tokens. Returns how many of them need not be computed again.
     fn truncate(&self, py: Python<'_>, length: usize) -> PyResult<usize> {
         let held = self.0.get()?;
-        Ok(py.detach(|| held.change(|session| Ok(session.truncate(length)?)))?)
+        Ok(detach(py, || {
+            held.change(|session| Ok(session.truncate(length)?))
+        })?)
     }
 
     /// Another session of the same tokens, over the same pages.
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
         let held = self.0.get()?;
-        let fork = py.detach(|| held.with(|session| Ok(session.fork()?)))?;
+        let fork = detach(py, || held.with(|session| Ok(session.fork()?)))?;
         Ok(Self::new(fork, Weak::clone(&held.local)))
     }
 
     /// Writes it to a file.
     fn save(&self, py: Python<'_>, path: PathBuf, note: &str) -> PyResult<()> {
         let held = self.0.get()?;
-        Ok(py.detach(|| held.with(|session| Ok(session.save(note, &path)?)))?)
+        Ok(detach(py, || {
+            held.with(|session| Ok(session.save(note, &path)?))
+        })?)
     }
 
     /// Begins to go on.
@@ -202,7 +207,7 @@ impl Session {
             let message = "the session was changed since it began to go on; begin again";
             return Err(Problem::new("in_use", message).into());
         }
-        let piece = py.detach(|| {
+        let piece = detach(py, || {
             held.with(|session| {
                 let mut how = match how.how.try_lock() {
                     Ok(how) => how,
@@ -228,6 +233,8 @@ impl Session {
     /// Gives its pages back. Again it does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.0.get()?;
-        Ok(py.detach(|| held.lock().map(|mut session| drop(session.take())))?)
+        Ok(detach(py, || {
+            held.lock().map(|mut session| drop(session.take()))
+        })?)
     }
 }
