@@ -9,7 +9,7 @@ use lacuna_files::{Mapping, ModelFiles};
 /// Never: the file is part of the program and is parsed by its tests.
 #[must_use]
 pub fn demo() -> ModelFiles {
-    static FILE: &[u8] = include_bytes!("../../../models/demo/lacuna-demo-q8_0.gguf");
+    static FILE: &[u8] = include_bytes!("../demo.gguf");
     ModelFiles::from_gguf(Mapping::from_static(FILE))
         .expect("the model built into the program is whole")
 }
