@@ -50,11 +50,12 @@
 #![forbid(unsafe_code)]
 
 pub use lacuna_engine::{
-    Accounting, Constraint, ConstraintError, Continuation, DraftCounts, Embedder, EmbedderConfig, Engine,
-    EngineConfig, EngineError, Event, Excess, ExpertStatus, Failure, FinishReason, Generation,
-    Grace, Handle, Limits, Miss, Pair, Penalties, PrefixCacheConfig, Refusal, Request, Reranker,
-    Sampling, SamplingError, Service, ServiceConfig, ServiceSession, Session, Speculation, Status, Stream,
-    TextEncoder, TokenLogprobs, UnknownSpeculation, Usage, WrongDimensions, shortened,
+    Accounting, Constraint, ConstraintError, Continuation, DraftCounts, Embedder, EmbedderConfig,
+    Engine, EngineConfig, EngineError, Event, Excess, ExpertStatus, Failure, FinishReason,
+    Generation, Grace, Handle, Limits, Miss, Pair, Penalties, PrefixCacheConfig, Refusal, Request,
+    Reranker, Sampling, SamplingError, Service, ServiceConfig, ServiceSession, Session,
+    Speculation, Status, Stream, TextEncoder, TokenLogprobs, UnknownSpeculation, Usage,
+    WrongDimensions, shortened,
 };
 pub use lacuna_files::{self as files, ModelFiles};
 pub use lacuna_kernels::{DType, ElementType};
@@ -62,8 +63,8 @@ pub use lacuna_kv::folder::FolderConfig;
 pub use lacuna_kv::swap::SwapConfig;
 pub use lacuna_kv::{KvElements, KvError, KvPolicy, KvReport};
 pub use lacuna_models::{
-    FiniteCheck, LoadError, Loading, Model, ModelSpec, Prompt, PromptError, RecommendedSampling, RowReads,
-    demo, describe,
+    FiniteCheck, LoadError, Loading, Model, ModelSpec, Prompt, PromptError, RecommendedSampling,
+    RowReads, demo, describe,
 };
 pub use lacuna_models::{plan, quantize, synth, trace};
 pub use lacuna_pages::ByteLength;
