@@ -62,6 +62,10 @@ test-bindings:
 test-packages *options:
     .ci/test-packages {{options}}
 
+# The worker for Dynamo behind Dynamo's frontend; installs it, and takes the wheel that test-python has built.
+test-dynamo:
+    .ci/test-dynamo
+
 # Replicas of the Python package on Ray Serve; installs Ray, and takes the wheel that test-python has built.
 test-ray:
     .ci/test-ray
