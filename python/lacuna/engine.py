@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy
 from numpy.typing import NDArray
 
 from lacuna import _native, sampling, settings, streams
+from lacuna.closing import Closing
 from lacuna.output import Output, Piece, output
 from lacuna.sampling import SamplingParams
 from lacuna.session import Session
@@ -26,7 +26,7 @@ Message = Mapping[str, Any]
 Path = str | os.PathLike[str]
 
 
-class Engine:
+class Engine(Closing):
     """A model, ready to run. Any number of threads and tasks may use it; their requests share batches and pages.
 
     Args:
@@ -238,17 +238,6 @@ class Engine:
     def close(self) -> None:
         """Ends everything under way and gives all memory back."""
         self._native.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Engine({self.model!r})"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from lacuna import _native
+from lacuna.closing import Closing
 from lacuna.engine import Engine
 
 
-class Server:
+class Server(Closing):
     """A running server, for clients of OpenAI, Anthropic and Ollama."""
 
     def __init__(self, native: _native.Listener, engine: Engine | None = None) -> None:
@@ -33,17 +33,6 @@ class Server:
         self._native.close(grace)
         if self._engine is not None:
             self._engine.close()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def serve(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lacuna import _native, sampling
+from lacuna.closing import Closing
 from lacuna.output import Choice, Piece
 from lacuna.sampling import SamplingParams
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lacuna.engine import Engine
 
 
-class Session:
+class Session(Closing):
     """A text beside an engine's requests, in the same memory.
 
     Its pages stay until it is cut back, closed or dropped: forks of it share them, and no request takes them. One thread
@@ -122,14 +122,3 @@ class Session:
     def close(self) -> None:
         """Gives its pages back."""
         self._native.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

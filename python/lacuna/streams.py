@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from lacuna import errors
 from lacuna._native import Reply, Stream
+from lacuna.closing import Closing
 from lacuna.output import Piece, token_logprob
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class _Items(Generic[T]):
         self._source.close()
 
 
-class Items(_Items[T]):
+class Items(_Items[T], Closing):
     """An iterator; dropping it cancels what is still to come."""
 
     def __iter__(self) -> Items[T]:
@@ -90,17 +91,6 @@ class Items(_Items[T]):
             self.close()
             raise
         return self._items.pop()
-
-    def __enter__(self) -> Items[T]:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class AsyncItems(_Items[T]):
