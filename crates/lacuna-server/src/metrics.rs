@@ -55,19 +55,19 @@ impl Collector for Engines {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         self.cache_config(&mut encoder)?;
         self.adapters(&mut encoder)?;
-        for (name, help, value) in GAUGES {
+        for &(name, help, value) in GAUGES {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             self.each(metric, |status, metric| {
                 ConstGauge::new(value(status)).encode(metric)
             })?;
         }
-        for (name, help, value) in COUNTERS {
+        for &(name, help, value) in COUNTERS {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             self.each(metric, |status, metric| {
                 ConstCounter::new(value(status)).encode(metric)
             })?;
         }
-        for (name, help, times) in HISTOGRAMS {
+        for &(name, help, times) in HISTOGRAMS {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
             self.each(metric, |status, metric| {
                 histogram(times(&status.latencies), metric)
@@ -138,7 +138,7 @@ impl Engines {
 /// Name, description, and where the figure is.
 type Row<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const GAUGES: [Row<f64>; 35] = [
+const GAUGES: &[Row<f64>] = &[
     (
         "vllm:num_requests_running",
         "Requests that are running",
@@ -315,7 +315,7 @@ const GAUGES: [Row<f64>; 35] = [
     ),
 ];
 
-const COUNTERS: [Row<u64>; 52] = [
+const COUNTERS: &[Row<u64>] = &[
     (
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache",
@@ -613,7 +613,7 @@ fn slack(status: &Status) -> u64 {
 /// Name, description, and which times.
 type Times = (&'static str, &'static str, fn(&Latencies) -> &Histogram);
 
-const HISTOGRAMS: [Times; 4] = [
+const HISTOGRAMS: &[Times] = &[
     (
         "vllm:time_to_first_token_seconds",
         "From arrival to the first token",

@@ -122,7 +122,7 @@ const OF_ALL: [Row<Shares>; 5] = [
     ),
 ];
 
-const GAUGES: [Row<ModelStatus>; 3] = [
+const GAUGES: &[Row<ModelStatus>] = &[
     ("lacuna_model_loaded", "Whether a model is loaded", |it| {
         u64::from(it.state == "loaded")
     }),
@@ -136,7 +136,7 @@ const GAUGES: [Row<ModelStatus>; 3] = [
     }),
 ];
 
-const COUNTERS: [Row<ModelStatus>; 2] = [
+const COUNTERS: &[Row<ModelStatus>] = &[
     ("lacuna_model_loads", "Times a model was loaded", |it| {
         it.loads
     }),
@@ -151,14 +151,14 @@ impl Collector for Shares {
             let gauge = ConstGauge::new(value(self) as f64);
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
-        for (name, help, value) in GAUGES {
+        for &(name, help, value) in GAUGES {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (model, status) in &self.models {
                 let gauge = ConstGauge::new(value(status) as f64);
                 gauge.encode(metric.encode_family(&[(MODEL, model.as_str())])?)?;
             }
         }
-        for (name, help, value) in COUNTERS {
+        for &(name, help, value) in COUNTERS {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (model, status) in &self.models {
                 let counter = ConstCounter::new(value(status));
