@@ -36,7 +36,7 @@ pub use mask::Mask;
 use mask::Sight;
 use partition::{Loaded, MANY, Partition};
 pub(crate) use sequences::Each;
-pub use sequences::{Cached, Sequences};
+pub use sequences::{Cached, Sequences, SharedRows};
 use softmax::{Chunk, add_sink, clear, finish, merge};
 
 /// Rows that are converted together.
@@ -220,6 +220,23 @@ struct Attention<'a> {
     sinks: Option<&'a [f32]>,
     /// Query heads of a part, of which a KV head has a whole number.
     part: usize,
+    /// What has been computed for its one query already.
+    begun: Option<Begun<'a>>,
+}
+
+/// The first partitions of a query, which others see too: their states, merged.
+#[derive(Clone, Copy)]
+struct Begun<'a> {
+    partitions: usize,
+    /// `[query_heads, 1 + chunks]`.
+    states: &'a [f32],
+}
+
+impl Begun<'_> {
+    /// The state of a query head.
+    fn state(&self, head: usize, len: usize) -> &[f32] {
+        &self.states[head * len..][..len]
+    }
 }
 
 /// The queries of one task: some tokens of some parts of the query heads.
@@ -295,7 +312,7 @@ impl Attention<'_> {
         }
         let together = tokens * self.shape.query_heads <= self.shape.most_queries();
         let few = tokens <= self.shape.most_split_tokens();
-        let partitions = partitions_of(&self.sight(0).of_tokens(tokens));
+        let partitions = self.left(&self.sight(0).of_tokens(tokens));
         let needed = tokens * partitions.len() * self.shape.query_heads * self.state_len();
         if few && pool.threads() > 1 && scratch.len() >= needed {
             self.split(pool, simd, out, &mut scratch[..needed], partitions);
@@ -338,6 +355,15 @@ impl Attention<'_> {
 
     fn tokens(&self) -> usize {
         self.q.len() / self.shape.query_width()
+    }
+
+    /// The partitions that some rows are in, without those that have been computed.
+    fn left(&self, rows: &Range<usize>) -> Range<usize> {
+        let partitions = partitions_of(rows);
+        match self.begun {
+            Some(begun) => partitions.start.max(begun.partitions)..partitions.end,
+            None => partitions,
+        }
     }
 
     /// Elements of a state.
@@ -431,17 +457,91 @@ impl Attention<'_> {
             let (token, head) = (out.rows().start, out.cols().start / shape.value_dim);
             let (part, member) = (head / attention.part, head % attention.part);
             let query = (part * tokens + token) * attention.part + member;
-            let seen = partitions_of(&self.sight(token).of(0));
+            let seen = self.left(&self.sight(token).of(0));
             let rows = scratch
                 .chunks_exact(width)
                 .skip(seen.start - partitions.start);
             let states = rows.take(seen.len()).map(|row| &row[query * len..][..len]);
+            let begun = self.begun.iter().map(|begun| begun.state(head, len));
             simd.vectorize(Merge {
-                states,
+                states: begun.chain(states),
                 sink: self.sinks.map(|sinks| sinks[head]),
                 out: out.row(token),
             });
         });
+    }
+}
+
+/// Goes through the partitions that are left of what a task's queries see, and has `total` be their states, which it is
+/// already for what was begun.
+#[inline(always)]
+fn accumulate<S: Simd>(
+    s: S,
+    loaded: &mut Loaded<'_>,
+    (attention, task): (&Attention<'_>, Task),
+    partial: &mut [Chunk],
+    total: &mut [Chunk],
+) {
+    let per_query = attention.shape.state_chunks();
+    let sight = attention.sight(task.first_token);
+    let partitions = attention.left(&sight.of_tokens(task.tokens));
+    for index in partitions.clone() {
+        // The first partition is what others are merged into.
+        let first = index == partitions.start && attention.begun.is_none();
+        s.vectorize(Partition {
+            loaded: &mut *loaded,
+            index,
+            next: index + 1,
+            states: if first { &mut *total } else { &mut *partial },
+        });
+        let states = total
+            .chunks_exact_mut(per_query)
+            .zip(partial.chunks_exact(per_query));
+        for (query, (total, partial)) in states.enumerate() {
+            let token = query / attention.part % task.tokens;
+            match partitions_of(&sight.of(token)).contains(&index) {
+                true if first => {}
+                true => merge(s, total, partial),
+                false if first => clear(total, per_query),
+                false => {}
+            }
+        }
+    }
+}
+
+/// The rows that several sequences see, for a query of each: states to go on from.
+struct Common<'a, 'b> {
+    attention: &'a Attention<'a>,
+    /// Of one part.
+    task: Task,
+    buffers: &'a mut Buffers,
+    out: Block<'b, f32>,
+}
+
+impl Kernel for Common<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let Self {
+            attention, task, ..
+        } = self;
+        let Buffers {
+            pass,
+            partial,
+            total,
+        } = self.buffers;
+        let mut loaded = Loaded::new(s, attention, task, pass);
+        let per_query = attention.shape.state_chunks();
+        let states = loaded.queries() * per_query;
+        let (partial, total) = (&mut partial[..states], &mut total[..states]);
+        accumulate(s, &mut loaded, (attention, task), partial, total);
+        for (token, states) in total.chunks_exact(attention.part * per_query).enumerate() {
+            let out = self.out.row(task.first_token + token);
+            for (out, chunk) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(states) {
+                *out = chunk.0;
+            }
+        }
     }
 }
 
@@ -472,30 +572,14 @@ impl Kernel for Whole<'_, '_> {
         let per_query = attention.shape.state_chunks();
         let states = loaded.queries() * per_query;
         let (partial, total) = (&mut partial[..states], &mut total[..states]);
-        let sight = attention.sight(task.first_token);
-        let partitions = partitions_of(&sight.of_tokens(task.tokens));
-        for index in partitions.clone() {
-            // The first partition is what others are merged into.
-            let first = index == partitions.start;
-            s.vectorize(Partition {
-                loaded: &mut loaded,
-                index,
-                next: index + 1,
-                states: if first { total } else { partial },
-            });
-            let states = total
-                .chunks_exact_mut(per_query)
-                .zip(partial.chunks_exact(per_query));
-            for (query, (total, partial)) in states.enumerate() {
-                let token = query / attention.part % task.tokens;
-                match partitions_of(&sight.of(token)).contains(&index) {
-                    true if first => {}
-                    true => merge(s, total, partial),
-                    false if first => clear(total, per_query),
-                    false => {}
-                }
+        if let Some(begun) = attention.begun {
+            let first = task.first_part * attention.part;
+            let states = begun.states.as_chunks::<LANES>().0;
+            for (total, state) in total.iter_mut().zip(&states[first * per_query..]) {
+                total.0 = *state;
             }
         }
+        accumulate(s, &mut loaded, (attention, task), partial, total);
         for (query, total) in total.chunks_exact_mut(per_query).enumerate() {
             let shape = attention.shape;
             let (row, member) = (query / attention.part, query % attention.part);

@@ -47,7 +47,7 @@ mod tile;
 mod view;
 
 pub use activations::Activations;
-pub use attention::{AttentionShape, Cached, Mask, Sequences};
+pub use attention::{AttentionShape, Cached, Mask, Sequences, SharedRows};
 pub use columns::{ColumnLayout, Columns, NotFinite};
 pub use cpu::{Cpu, CpuConfig, CpuError};
 pub use dtype::{DType, UnknownDType};

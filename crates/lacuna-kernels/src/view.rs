@@ -246,6 +246,12 @@ impl<'a> View<'a> {
         self.first.start_row..self.end
     }
 
+    /// The same without rows from `end` on.
+    pub(crate) fn up_to(self, end: usize) -> Self {
+        let end = self.end.min(end).max(self.first.start_row);
+        Self { end, ..self }
+    }
+
     /// The bytes of one head of one row.
     ///
     /// # Panics

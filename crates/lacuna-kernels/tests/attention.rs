@@ -5,7 +5,8 @@ mod support;
 use std::num::NonZeroUsize;
 
 use lacuna_kernels::{
-    AttentionShape, Cached, Cpu, DType, ElementType, Level, Mask, RowLayout, Run, Sequences, View,
+    AttentionShape, Cached, Cpu, DType, ElementType, Level, Mask, RowLayout, Run, Sequences,
+    SharedRows, View,
 };
 use support::{Random, cpu, dequantize, levels};
 
@@ -50,6 +51,7 @@ fn dtype(element: ElementType) -> DType {
 }
 
 /// Rows of K or V, token-major from row 0 on, as bytes and as the values they stand for.
+#[derive(Clone)]
 struct Side {
     element: ElementType,
     heads: usize,
@@ -90,6 +92,14 @@ impl Side {
     /// The bytes of the rows from one on.
     fn held_from(&self, row: usize) -> Vec<u8> {
         self.bytes[row * self.element.bytes(self.heads * self.head_dim)..].to_vec()
+    }
+
+    /// Has the first rows of another.
+    fn begin_like(&mut self, other: &Self, rows: usize) {
+        let elements = rows * self.heads * self.head_dim;
+        let bytes = self.element.bytes(elements);
+        self.bytes[..bytes].copy_from_slice(&other.bytes[..bytes]);
+        self.values[..elements].copy_from_slice(&other.values[..elements]);
     }
 
     /// A view of such bytes.
@@ -684,6 +694,111 @@ fn sequences_together_are_what_each_is_alone() {
                     let alone = attend_with(&cpu, q, &k, &v, *first, &shape, sinks);
                     assert_eq!(out, alone, "{level:?}, {threads} threads, {at:?}");
                     rest = (later_q, later);
+                }
+            }
+        }
+    }
+}
+
+/// Sequences of one query each, with rows of their own behind those that some have in common.
+struct Apart<'a> {
+    sides: &'a [[Side; 2]],
+    positions: &'a [usize],
+    shared: &'a [SharedRows],
+}
+
+impl Sequences for Apart<'_> {
+    fn count(&self) -> usize {
+        self.positions.len()
+    }
+
+    fn tokens(&self, _: usize) -> usize {
+        1
+    }
+
+    fn cached(&self, index: usize) -> Cached<'_> {
+        let [k, v] = &self.sides[index];
+        Cached {
+            k: k.view(),
+            v: v.view(),
+            first_position: self.positions[index],
+        }
+    }
+
+    fn shared(&self) -> &[SharedRows] {
+        self.shared
+    }
+}
+
+#[test]
+fn rows_that_sequences_have_in_common_are_gone_through_once_with_the_same_result() {
+    let positions = [520, 700, 1023, 512, 300, 40, 799, 1000, 600, 1100];
+    let of = |rows, sequences: &[usize]| SharedRows {
+        sequences: sequences.to_vec(),
+        rows,
+    };
+    let groups = [
+        vec![of(512, &[0, 1, 2, 3, 6, 7, 8, 9])],
+        // What is left of a partition is each one's own.
+        vec![of(300, &[2, 4]), of(599, &[1, 6, 7, 8])],
+        // Less than a partition, and nobody to share with.
+        vec![of(40, &[5, 9]), of(768, &[7])],
+        vec![of(256, &[0, 4]), of(512, &[1, 3]), of(600, &[2, 6, 9])],
+    ];
+    let shapes = [
+        shape(4, 2, 64),
+        shape(7, 1, 64),
+        shape(8, 2, 96),
+        windowed(shape(4, 2, 64), 300),
+        AttentionShape {
+            value_dim: 32,
+            soft_cap: Some(1.0),
+            ..shape(4, 2, 64)
+        },
+    ];
+    for (shape, [key, value]) in shapes.into_iter().flat_map(|s| PAIRS.map(|pair| (s, pair))) {
+        let sinks = shape.soft_cap.map(|_| &SINKS[..shape.query_heads]);
+        let sides: Vec<[Side; 2]> = (0..positions.len() as u64)
+            .map(|index| {
+                let k = Side::random(key, &shape, 1101, 10 + index);
+                [k, Side::random_values(value, &shape, 1101, 40 + index)]
+            })
+            .collect();
+        let width = shape.query_heads * shape.head_dim;
+        let q = Random::new(6).units(positions.len() * width);
+        for shared in &groups {
+            // In the first rows the members of a group are the first of them, as if they had its memory. Behind them, and
+            // in those who are not members, a wrong row is another number.
+            let mut sides = sides.clone();
+            for group in shared {
+                for side in 0..2 {
+                    let first = sides[group.sequences[0]][side].clone();
+                    for member in &group.sequences {
+                        sides[*member][side].begin_like(&first, group.rows);
+                    }
+                }
+            }
+            let [apart, together] = [&[][..], shared].map(|shared| Apart {
+                sides: &sides,
+                positions: &positions,
+                shared,
+            });
+            for (level, threads) in levels().into_iter().flat_map(|l| [(l, 1), (l, 2), (l, 3)]) {
+                let cpu = cpu(level, threads);
+                let attend = |sequences: &Apart<'_>, scratch: usize| {
+                    let mut out =
+                        vec![f32::NAN; positions.len() * shape.query_heads * shape.value_dim];
+                    let mut scratch = vec![f32::NAN; scratch];
+                    cpu.attention_each(&mut out, &q, sequences, &shape, sinks, &mut scratch);
+                    out
+                };
+                let whole = Cpu::attention_scratch_len(8, 1101, &shape);
+                let expected = attend(&apart, whole);
+                // With room for all, for some of them, and for none.
+                for scratch in [4 * whole, whole, 12 * width, 0] {
+                    let case =
+                        format!("{level:?}, {threads} threads, {shape:?}, {shared:?}, {scratch}");
+                    assert_eq!(attend(&together, scratch), expected, "{case}");
                 }
             }
         }

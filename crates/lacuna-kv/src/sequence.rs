@@ -14,6 +14,7 @@ use std::sync::Arc;
 use lacuna_kernels::{RunMut, View};
 use lacuna_pages::{Buffer, PagePin, PageRange, Pool, SwapError};
 
+use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Geometry, Keep, Layer, LayerCache, Side};
 use crate::prefix::{Grain, Pins};
@@ -281,6 +282,25 @@ impl Sequence {
     pub fn view(&self, layer: Layer, side: Side) -> View<'_> {
         let rows = self.first_held(layer)..self.accepted + self.prepared;
         self.store.view(layer, side, rows)
+    }
+
+    /// How many of a layer's first rows this sequence and `other` have in the same memory, which neither writes to any
+    /// more: the rows of tokens with which both begin. 0 where the policy shares no memory, or a window has passed them.
+    ///
+    /// # Panics
+    /// When the layer reads none.
+    #[must_use]
+    pub fn rows_in_common(&self, other: &Self, layer: Layer) -> usize {
+        let held = self.accepted.min(other.accepted);
+        let rows = |side: Side| {
+            let (mine, tiles) = self.store.flat_rows(layer, side)?;
+            let (others, _) = other.store.flat_rows(layer, side)?;
+            let pages = mine.pages_in_common(others);
+            let bytes = mine.pool().page_size().bytes_of(pages);
+            Some(tiles.tokens_within(to_usize(bytes)).min(held))
+        };
+        let sides = Side::BOTH.map(|side| rows(side).unwrap_or(0));
+        sides[0].min(sides[1])
     }
 
     /// Records that the first `rows` prepared rows are valid. Where states were lent and `rows` are not all

@@ -131,6 +131,7 @@ impl Model {
             batch: Batch::Segments(segments),
             scratch,
             stream: self.weights.stream(),
+            shared: None,
         })
     }
 
@@ -159,6 +160,7 @@ impl Model {
             batch: Batch::Texts(texts),
             scratch: &mut *scratch,
             stream: self.weights.stream(),
+            shared: None,
         };
         self.run(pass)?;
         Ok(self.output(scratch, size.logit_rows * width))

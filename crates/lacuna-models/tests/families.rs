@@ -10,7 +10,7 @@ use std::path::Path;
 
 use lacuna_files::{Mapping, ModelFiles};
 use lacuna_kernels::ElementType;
-use lacuna_kv::{KvPolicy, Sequence};
+use lacuna_kv::{KvPolicy, Layer, Sequence};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{BatchLimits, LogitRows, Model, Segment};
 use runner::{Expected, Runner, TOKENS, expected, families, floats, folder, relative_error};
@@ -265,6 +265,96 @@ fn no_family_depends_on_threads_or_on_what_else_is_in_the_batch() {
             assert!(together(runner, &prompts) == alone, "{name}");
         }
     }
+}
+
+/// The rows of logits after one token more of each sequence, all computed in one pass.
+fn step(runner: &mut Runner, sequences: &mut [Sequence], tokens: &[u32]) -> Vec<f32> {
+    let tokens = tokens.chunks(1);
+    let segments = sequences.iter_mut().zip(tokens).map(|(sequence, tokens)| {
+        sequence.prepare(1).expect("room");
+        Segment {
+            tokens,
+            sequence,
+            logits: LogitRows::Last,
+        }
+    });
+    let mut segments: Vec<Segment<'_>> = segments.collect();
+    let forward = runner
+        .model
+        .forward(&runner.cpu, &mut segments, &mut runner.scratch);
+    let logits = forward.expect("valid tokens").to_vec();
+    drop(segments);
+    for sequence in sequences {
+        sequence.accept(1);
+    }
+    logits
+}
+
+#[test]
+fn forks_of_every_family_go_on_together_as_each_does_alone() {
+    /// Long enough that its first rows are read once for all forks.
+    const PROMPT: usize = 600;
+    /// Tokens by which forks differ: most begin alike, one at another place, and not all have gone as far.
+    const OWN: [usize; 6] = [1, 3, 2, 270, 5, 1];
+    let mut shares = 0;
+    for name in families() {
+        let expected = expected(&format!("families/{name}"));
+        if expected
+            .context
+            .is_some_and(|context| context < PROMPT + 300)
+        {
+            continue;
+        }
+        let vocabulary = expected.vocab as u32;
+        let token = |index: usize| expected.tokens[index % expected.tokens.len()];
+        for threads in [1, 3] {
+            let (what, model) = models(&name).swap_remove(0);
+            let policy = KvPolicy::default();
+            let mut runner = Runner::of(model, policy, ElementType::F32, threads, PROMPT + 300);
+            let prompt: Vec<u32> = (0..PROMPT).map(token).collect();
+            let mut source = runner.sequence();
+            for part in prompt.chunks(TOKENS) {
+                runner.extend(&mut source, part);
+            }
+            let mut forks: Vec<Sequence> = Vec::new();
+            for (fork, count) in OWN.into_iter().enumerate() {
+                let mut sequence = source.fork().expect("room");
+                let own: Vec<u32> = (0..count)
+                    .map(|at| (token(at + 7 * fork) + fork as u32) % vocabulary)
+                    .collect();
+                for part in own.chunks(TOKENS) {
+                    runner.extend(&mut sequence, part);
+                }
+                forks.push(sequence);
+            }
+            let mut alone: Vec<Sequence> = forks
+                .iter_mut()
+                .map(|it| it.fork().expect("room"))
+                .collect();
+            let layers = (0..forks[0].geometry().layers().len()).map(Layer);
+            let mut layers = layers.filter(|&layer| forks[0].geometry().rows(layer).is_some());
+            shares +=
+                usize::from(layers.any(|layer| forks[0].rows_in_common(&forks[1], layer) >= 512));
+            for round in 0..3 {
+                let tokens: Vec<u32> = (0..OWN.len())
+                    .map(|fork| token(11 * fork + round))
+                    .collect();
+                let together = step(&mut runner, &mut forks, &tokens);
+                let one_by_one: Vec<f32> = alone
+                    .iter_mut()
+                    .zip(&tokens)
+                    .flat_map(|(sequence, token)| {
+                        step(&mut runner, std::slice::from_mut(sequence), &[*token])
+                    })
+                    .collect();
+                assert!(
+                    together == one_by_one,
+                    "{what}, {threads} threads, round {round}"
+                );
+            }
+        }
+    }
+    assert!(shares >= 20, "forks of {shares} share rows");
 }
 
 #[test]

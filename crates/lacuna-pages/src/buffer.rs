@@ -72,6 +72,18 @@ impl Buffer {
         self.table.pages()
     }
 
+    /// How many pages from the start on are the same memory in `other`, which neither writes: sealed pages that both map.
+    pub fn pages_in_common(&self, other: &Self) -> PageCount {
+        if !self.pool.is_same(&other.pool) {
+            return PageCount::new(0);
+        }
+        let [mine, others] = [self, other].map(|buffer| buffer.table.known(buffer.table.extent()));
+        let pairs = mine.iter().zip(others);
+        let common =
+            pairs.take_while(|(mine, other)| mine == other && matches!(mine, Slot::Sealed(_)));
+        PageCount::new(common.count() as u64)
+    }
+
     /// The buffer's accounts as they are now.
     pub fn ledger(&self) -> BufferLedger {
         self.pool.lock().books.buffer_ledger(self.id)

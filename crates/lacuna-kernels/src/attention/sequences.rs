@@ -4,12 +4,19 @@
 //! would meet once for each; a long one is, or the others would wait for the thread that has it. Short
 //! ones are tasks of one operation: a task is a query with all heads, or, where sequences have several,
 //! as many of them as lie in some rows, with some heads.
+//!
+//! Where sequences of one query each have their first rows in the same memory, those are gone through once for all of them,
+//! as for several queries of one sequence; each goes on from there with the rows of its own. Partitions are merged in their
+//! order either way, so the results are the same.
 
 use std::ops::Range;
 
-use super::{Attention, AttentionShape, Buffers, TASKS_PER_THREAD, Task, Whole};
+use super::mask::Mask;
+use super::{
+    Attention, AttentionShape, Begun, Buffers, Common, PARTITION, TASKS_PER_THREAD, Task, Whole,
+};
 use crate::grid::Grid;
-use crate::simd::Simd;
+use crate::simd::{LANES, Simd};
 use crate::threads::Pool;
 use crate::view::View;
 
@@ -36,8 +43,27 @@ impl Cached<'_> {
     }
 }
 
+/// Sequences of one query each whose first rows are the same, in the same memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedRows {
+    /// Which they are, in order.
+    pub sequences: Vec<usize>,
+    /// How many rows, from row 0 on: no more than come before any of the queries.
+    pub rows: usize,
+}
+
+impl SharedRows {
+    /// Fewer rows than these are gone through by each sequence for itself.
+    pub const FEWEST: usize = PARTITION;
+}
+
 /// Some sequences whose queries lie one after the other.
 pub trait Sequences: Sync {
+    /// Those that have first rows in common, each at most once. Default none.
+    fn shared(&self) -> &[SharedRows] {
+        &[]
+    }
+
     /// How many there are.
     fn count(&self) -> usize;
     /// How many tokens of a sequence are queries.
@@ -58,6 +84,14 @@ impl Sequences for (usize, Cached<'_>) {
     fn cached(&self, _: usize) -> Cached<'_> {
         self.1
     }
+}
+
+/// Sequences that go through their first partitions together.
+struct Group<'a> {
+    sequences: &'a [usize],
+    partitions: usize,
+    /// Of all that do so in groups, which the first of these is.
+    first: usize,
 }
 
 /// One call of [`Cpu::attention_each`](crate::Cpu::attention_each).
@@ -82,27 +116,29 @@ impl<Q: Sequences> Each<'_, Q> {
         scratch: &mut [f32],
     ) {
         self.check(out);
+        let (room, scratch) = scratch.split_at_mut(self.common_len(scratch.len()));
+        let common = self.begin(pool, simd, room);
         let (single, short) = (
-            self.small(pool.threads(), true),
-            self.small(pool.threads(), false),
+            self.small(pool.threads(), true, common),
+            self.small(pool.threads(), false, common),
         );
         let out_width = self.shape.out_width();
         for (index, tokens) in self.ranges() {
             if !single(index) && !short(index) {
                 let cached = self.sequences.cached(index);
                 let out = &mut out[tokens.start * out_width..tokens.end * out_width];
-                let attention = self.attention(&cached, tokens);
+                let attention = self.attention(&cached, tokens, self.begun(index, common));
                 attention.run(pool, simd, out, scratch);
             }
         }
         if (0..self.sequences.count()).any(single) {
             let grid = Grid::new(&mut *out, out_width, 1, out_width);
-            self.small_ones(grid, pool, simd, single);
+            self.small_ones(grid, pool, simd, single, common);
         }
         if (0..self.sequences.count()).any(short) {
             let [rows, columns] = self.task(out.len() / out_width, pool.threads());
             let grid = Grid::new(out, out_width, rows, columns);
-            self.small_ones(grid, pool, simd, short);
+            self.small_ones(grid, pool, simd, short, common);
         }
     }
 
@@ -124,6 +160,7 @@ impl<Q: Sequences> Each<'_, Q> {
         pool: &Pool<W>,
         simd: impl Simd,
         wanted: impl Fn(usize) -> bool + Sync,
+        common: &[f32],
     ) {
         let per_part = self.shape.part() * self.shape.value_dim;
         grid.run(pool, |mut out, worker| {
@@ -136,7 +173,7 @@ impl<Q: Sequences> Each<'_, Q> {
                 }
                 let first = tokens.start.max(rows.start);
                 let cached = self.sequences.cached(index);
-                let attention = self.attention(&cached, tokens.clone());
+                let attention = self.attention(&cached, tokens.clone(), self.begun(index, common));
                 simd.vectorize(Whole {
                     attention: &attention,
                     task: Task {
@@ -151,6 +188,131 @@ impl<Q: Sequences> Each<'_, Q> {
                 });
             }
         });
+    }
+
+    /// Elements of `room` that are used for what sequences have in common: at most half.
+    fn common_len(&self, room: usize) -> usize {
+        let wanted = self.groups(usize::MAX).map(|group| group.sequences.len());
+        let wanted: usize = wanted.sum();
+        wanted.min(room / 2 / self.common_width()) * self.common_width()
+    }
+
+    /// Elements for the queries and the states of a token.
+    fn common_width(&self) -> usize {
+        self.shape.query_width() + self.states_width()
+    }
+
+    /// Sequences whose first partitions are gone through together, `most` at most.
+    fn groups(&self, most: usize) -> impl Iterator<Item = Group<'_>> {
+        let shared = match self.shape.mask {
+            // Of what windows see, little is the same.
+            Mask::Causal => self.sequences.shared(),
+            _ => &[],
+        };
+        let mut left = most;
+        shared.iter().filter_map(move |shared| {
+            let (partitions, count) = (shared.rows / PARTITION, shared.sequences.len().min(left));
+            (partitions > 0 && count > 1).then(|| {
+                let first = most - left;
+                left -= count;
+                Group {
+                    sequences: &shared.sequences[..count],
+                    partitions,
+                    first,
+                }
+            })
+        })
+    }
+
+    /// Goes through the rows that sequences have in common, in `room`, which is as long as [`Each::common_len`] says.
+    /// Returns the states of their queries.
+    fn begin<'b, W: AsMut<Buffers> + Send + 'static>(
+        &self,
+        pool: &Pool<W>,
+        simd: impl Simd,
+        room: &'b mut [f32],
+    ) -> &'b [f32] {
+        let most = room.len() / self.common_width();
+        let (width, states_width) = (self.shape.query_width(), self.states_width());
+        let (states, queries) = room.split_at_mut(most * states_width);
+        // All queries see all of these rows.
+        let shape = AttentionShape {
+            mask: Mask::Full,
+            ..*self.shape
+        };
+        for group in self.groups(most) {
+            let members = group.first..group.first + group.sequences.len();
+            let queries = &mut queries[members.start * width..members.end * width];
+            self.gather(&group, queries);
+            let cached = self.sequences.cached(group.sequences[0]);
+            let rows = group.partitions * PARTITION;
+            let attention = Attention {
+                q: queries,
+                k: &cached.k.up_to(rows),
+                v: &cached.v.up_to(rows),
+                first_position: 0,
+                shape: &shape,
+                sinks: None,
+                part: shape.part(),
+                begun: None,
+            };
+            attention.check();
+            let per_part = attention.part * self.shape.state_chunks() * LANES;
+            let tokens = attention.tokens_per_task(pool.threads());
+            let states = &mut states[members.start * states_width..members.end * states_width];
+            let grid = Grid::new(states, states_width, tokens, per_part);
+            grid.run(pool, |out, worker| {
+                let tokens = out.rows();
+                simd.vectorize(Common {
+                    attention: &attention,
+                    task: Task {
+                        first_token: tokens.start,
+                        tokens: tokens.len(),
+                        first_part: out.cols().start / per_part,
+                        parts: 1,
+                    },
+                    buffers: worker.as_mut(),
+                    out,
+                });
+            });
+        }
+        states
+    }
+
+    /// Copies the queries of a group, which may lie apart.
+    fn gather(&self, group: &Group<'_>, queries: &mut [f32]) {
+        let width = self.shape.query_width();
+        let mut ranges = self.ranges();
+        for (member, query) in group.sequences.iter().zip(queries.chunks_exact_mut(width)) {
+            let found = ranges.find(|(index, _)| index == member);
+            let (_, tokens) =
+                found.expect("sequences that share rows are named in order, once each");
+            let position = self.sequences.cached(*member).first_position;
+            assert!(
+                tokens.len() == 1 && position >= group.partitions * PARTITION,
+                "one query behind {} rows: {} of row {position}",
+                group.partitions * PARTITION,
+                tokens.len(),
+            );
+            query.copy_from_slice(&self.q[tokens.start * width..tokens.end * width]);
+        }
+    }
+
+    /// What `common` has of a sequence's query.
+    fn begun<'b>(&self, index: usize, common: &'b [f32]) -> Option<Begun<'b>> {
+        let width = self.states_width();
+        self.groups(common.len() / width).find_map(|group| {
+            let place = group.first + group.sequences.binary_search(&index).ok()?;
+            Some(Begun {
+                partitions: group.partitions,
+                states: &common[place * width..][..width],
+            })
+        })
+    }
+
+    /// Elements of the states of a token.
+    fn states_width(&self) -> usize {
+        self.shape.query_heads * self.shape.state_chunks() * LANES
     }
 
     /// The sequences, and which of all queries are theirs.
@@ -178,7 +340,12 @@ impl<Q: Sequences> Each<'_, Q> {
     }
 
     /// What some of the tokens of all sequences, which are those of one, attend to.
-    fn attention<'b>(&'b self, cached: &'b Cached<'_>, tokens: Range<usize>) -> Attention<'b> {
+    fn attention<'b>(
+        &'b self,
+        cached: &'b Cached<'_>,
+        tokens: Range<usize>,
+        begun: Option<Begun<'b>>,
+    ) -> Attention<'b> {
         let width = self.shape.query_width();
         let attention = Attention {
             q: &self.q[tokens.start * width..tokens.end * width],
@@ -188,6 +355,7 @@ impl<Q: Sequences> Each<'_, Q> {
             shape: self.shape,
             sinks: self.sinks,
             part: self.shape.part(),
+            begun,
         };
         attention.check();
         attention
@@ -195,10 +363,19 @@ impl<Q: Sequences> Each<'_, Q> {
 
     /// Which sequences are one query each, which a task can hold, or several; and so little of the work of
     /// all those that threads finish together if they are not shared.
-    fn small(&self, threads: usize, single: bool) -> impl Fn(usize) -> bool + Copy + Sync {
+    fn small(
+        &self,
+        threads: usize,
+        single: bool,
+        common: &[f32],
+    ) -> impl Fn(usize) -> bool + Copy + Sync {
         let work = move |index: usize| match self.sequences.tokens(index) {
             0 => 0,
-            1 if single => self.sequences.cached(index).seen(self.shape),
+            1 if single => {
+                let begun = self.begun(index, common);
+                let begun = begun.map_or(0, |begun| begun.partitions * PARTITION);
+                self.sequences.cached(index).seen(self.shape) - begun
+            }
             1 => 0,
             _ if single => 0,
             tokens => tokens * self.sequences.cached(index).seen(self.shape),

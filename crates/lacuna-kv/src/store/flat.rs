@@ -356,6 +356,11 @@ impl Store for FlatStore {
         }
     }
 
+    fn flat_rows(&self, layer: Layer, side: Side) -> Option<(&Buffer, Tiles)> {
+        let extent = &self.extents[self.arrangement.place(layer, side).buffer];
+        (extent.tiles.tokens == 1).then_some((&extent.buffer, extent.tiles))
+    }
+
     fn truncate(&mut self, end: usize) -> Result<(), KvError> {
         let page = self.page_bytes();
         let keep = |extent: &Extent| {

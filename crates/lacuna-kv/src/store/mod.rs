@@ -20,6 +20,7 @@ pub(crate) use rows::zeroed_buffer;
 
 use crate::error::KvError;
 use crate::geometry::{Keep, Layer, Side};
+use crate::layout::Tiles;
 use crate::prefix::Pins;
 
 /// The rows of one sequence. Rows are named by token position; every call concerns all layers and
@@ -35,6 +36,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Rows of one layer, all of them held or prepared.
     fn view(&self, layer: Layer, side: Side, rows: Range<usize>) -> View<'_>;
+
+    /// The buffer that has the rows of one side of a layer at equal distances, and how many of its first rows are in
+    /// so many bytes; `None` where rows do not lie so.
+    fn flat_rows(&self, _layer: Layer, _side: Side) -> Option<(&Buffer, Tiles)> {
+        None
+    }
 
     /// Gives back memory that holds nothing of the rows before `end`.
     fn truncate(&mut self, end: usize) -> Result<(), KvError>;

@@ -56,6 +56,43 @@ fn a_fork_shares_full_pages_and_copies_at_most_the_last() {
 }
 
 #[test]
+fn rows_in_common_are_those_of_pages_that_both_have_and_nobody_writes() {
+    let cpu = cpu();
+    let layer = Layer(LAYERS - 1);
+    let mut first = cache("sparse").sequence(1000).expect("address space");
+    extend(&cpu, &mut first, 900);
+    let whole = 900 * ROW_BYTES / PAGE * PAGE / ROW_BYTES;
+    assert_eq!(
+        first.rows_in_common(&first, layer),
+        0,
+        "its own pages are writable"
+    );
+    let mut second = first.fork().expect("pages");
+    assert_eq!(first.rows_in_common(&second, layer), whole);
+    assert_eq!(second.rows_in_common(&first, layer), whole);
+    // What is written after them changes nothing, and what is cut off is not held any more.
+    extend(&cpu, &mut second, 50);
+    assert_eq!(first.rows_in_common(&second, layer), whole);
+    second.truncate(500).expect("pages");
+    assert_eq!(first.rows_in_common(&second, layer), 500);
+    // The page that is written to is copied, and with it the rows that it has before.
+    extend(&cpu, &mut second, 300);
+    let kept = 500 * ROW_BYTES / PAGE * PAGE / ROW_BYTES;
+    assert_eq!(first.rows_in_common(&second, layer), kept);
+    // Another pool's pages have the same numbers.
+    let mut third = cache("sparse").sequence(1000).expect("address space");
+    extend(&cpu, &mut third, 900);
+    let fourth = third.fork().expect("pages");
+    assert_eq!(first.rows_in_common(&fourth, layer), 0);
+    for policy in ["dense", "grow:mlx"] {
+        let mut first = cache(policy).sequence(1000).expect("address space");
+        extend(&cpu, &mut first, 900);
+        let second = first.fork().expect("memory");
+        assert_eq!(first.rows_in_common(&second, layer), 0, "{policy}");
+    }
+}
+
+#[test]
 fn a_prefix_is_shared_by_a_donor_in_the_middle_of_a_step() {
     let cpu = cpu();
     for policy in POLICIES {

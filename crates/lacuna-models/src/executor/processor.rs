@@ -10,7 +10,7 @@ use std::sync::MutexGuard;
 use bytemuck::{AnyBitPattern, NoUninit};
 use lacuna_kernels::{
     Activation, Activations, AttentionShape, Cached, Columns, Convolution, Cpu, ElementType,
-    ExpertInput, HeadRows, Routes, Routing, Scan, ScanShape, Sequences, View,
+    ExpertInput, HeadRows, Mask, Routes, Routing, Scan, ScanShape, Sequences, SharedRows, View,
 };
 use lacuna_kv::{Layer, Side};
 
@@ -31,6 +31,9 @@ pub(crate) struct Pass<'a, 'b> {
     pub(crate) scratch: &'a mut Scratch,
     /// The matrices that files are read for.
     pub(crate) stream: Option<MutexGuard<'a, Stream>>,
+    /// Which segments begin with rows in the same memory, and how many in the last layer that was looked at; found with
+    /// the first layer whose tokens see all rows.
+    pub(crate) shared: Option<Vec<SharedRows>>,
 }
 
 impl Pass<'_, '_> {
@@ -846,7 +849,21 @@ impl Pass<'_, '_> {
         let queries: &mut [f32] = first(queries, heads * shape.head_dim);
         let output = first(output, heads * shape.value_dim);
         let states = bytemuck::cast_slice_mut(states);
-        let sequences = InLayer(segments, layer);
+        let shared = match shape.mask {
+            Mask::Causal => {
+                let shared = self.shared.get_or_insert_with(|| groups(segments, layer));
+                for group in &mut *shared {
+                    group.rows = rows_in_common(segments, &group.sequences, layer);
+                }
+                &**shared
+            }
+            _ => &[],
+        };
+        let sequences = InLayer {
+            segments,
+            layer,
+            shared,
+        };
         self.cpu
             .attention_each(output, queries, &sequences, shape, sinks, states);
     }
@@ -981,23 +998,77 @@ fn states<'a>(
     })
 }
 
+/// Segments of one token each that begin with rows in the same memory of a layer.
+///
+/// A segment joins the first group that saves more with it than without: what is saved is the rows that all have in
+/// common, once for each but the first.
+fn groups(segments: &[Segment<'_>], layer: Layer) -> Vec<SharedRows> {
+    let mut groups: Vec<SharedRows> = Vec::new();
+    for (index, segment) in segments.iter().enumerate() {
+        if segment.tokens.len() != 1 || segment.sequence.len() < SharedRows::FEWEST {
+            continue;
+        }
+        let rows = |group: &SharedRows| {
+            let first = &segments[group.sequences[0]].sequence;
+            let rows = segment.sequence.rows_in_common(first, layer);
+            rows.min(group.rows)
+        };
+        let joins = |group: &SharedRows| {
+            let (rows, members) = (rows(group), group.sequences.len());
+            rows >= SharedRows::FEWEST && rows * members > group.rows * (members - 1)
+        };
+        match groups.iter().position(joins) {
+            Some(found) => {
+                groups[found].rows = rows(&groups[found]);
+                groups[found].sequences.push(index);
+            }
+            None => groups.push(SharedRows {
+                sequences: vec![index],
+                rows: segment.sequence.len(),
+            }),
+        }
+    }
+    groups.retain(|group| group.sequences.len() > 1);
+    groups
+}
+
+/// Rows of a layer that all of `group` have in the memory of its first.
+fn rows_in_common(segments: &[Segment<'_>], group: &[usize], layer: Layer) -> usize {
+    let [first, others @ ..] = group else {
+        return 0;
+    };
+    let first = &segments[*first].sequence;
+    let rows = others
+        .iter()
+        .map(|index| segments[*index].sequence.rows_in_common(first, layer));
+    rows.min().unwrap_or(0)
+}
+
 /// What the tokens of each segment attend to in a layer.
-struct InLayer<'a, 'b>(&'a [Segment<'b>], Layer);
+struct InLayer<'a, 'b> {
+    segments: &'a [Segment<'b>],
+    layer: Layer,
+    shared: &'a [SharedRows],
+}
 
 impl Sequences for InLayer<'_, '_> {
+    fn shared(&self) -> &[SharedRows] {
+        self.shared
+    }
+
     fn count(&self) -> usize {
-        self.0.len()
+        self.segments.len()
     }
 
     fn tokens(&self, index: usize) -> usize {
-        self.0[index].tokens.len()
+        self.segments[index].tokens.len()
     }
 
     fn cached(&self, index: usize) -> Cached<'_> {
-        let sequence = &self.0[index].sequence;
+        let sequence = &self.segments[index].sequence;
         Cached {
-            k: sequence.view(self.1, Side::Key),
-            v: sequence.view(self.1, Side::Value),
+            k: sequence.view(self.layer, Side::Key),
+            v: sequence.view(self.layer, Side::Value),
             first_position: sequence.len(),
         }
     }
