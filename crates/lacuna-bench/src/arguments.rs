@@ -324,6 +324,10 @@ pub(crate) struct BenchSpeedArgs {
     /// Sequences that generate at once
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(crate) batch: Vec<usize>,
+    /// Measure batches once more with sequences that begin with the same rows in the same memory, as after a prompt that
+    /// was computed once
+    #[arg(long)]
+    pub(crate) shared: bool,
     /// Storage of KV elements, as in `lacuna run`; several to compare them
     #[arg(long, value_name = "TYPE", num_args = 1.., default_value = "f16")]
     pub(crate) kv_type: Vec<KvElements>,

@@ -61,6 +61,8 @@ struct Prefill {
 struct Decode {
     depth: usize,
     sequences: usize,
+    /// Whether those rows are the same memory for all of them.
+    shared: bool,
     kv_type: String,
     /// Over all sequences, by the median step.
     tokens_per_second: f64,
@@ -140,7 +142,7 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
     let prompts: Vec<usize> = args.prompt.iter().copied().filter(|&p| p > 0).collect();
     let batches = match args.generate {
         0 => Vec::new(),
-        _ => pairs(&args.depth, &args.batch),
+        _ => batches(args),
     };
     let steps = args.kv_type.len() * (prompts.len() + batches.len());
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}")?;
@@ -163,13 +165,15 @@ fn measure(args: &BenchSpeedArgs, model: &Model) -> Result<Report> {
             });
             progress.inc(1);
         }
-        for &(depth, sequences) in &batches {
+        for &batch in &batches {
             let row_bytes = model.spec().kv_geometry(elements)?.bytes_per_token();
-            let bytes = work.step_bytes(sequences, depth, row_bytes);
-            let timed = bench.steps(elements, depth, sequences, bytes, args.generate)?;
+            let bytes = work.step_bytes(batch, row_bytes);
+            let timed = bench.steps(elements, batch, bytes, args.generate)?;
+            let (depth, sequences) = (batch.depth, batch.sequences);
             decode.push(Decode {
                 depth,
                 sequences,
+                shared: batch.shared,
                 kv_type: elements.to_string(),
                 tokens_per_second: sequences as f64 / timed.seconds(),
                 step_ms: timed.seconds() * 1e3,
@@ -206,8 +210,32 @@ fn streamed_bytes(model: &Model) -> u64 {
     held.map_or(0, |held| held.streamed_bytes)
 }
 
-/// Every depth with every batch size, depth by depth.
-fn pairs(depths: &[usize], batches: &[usize]) -> Vec<(usize, usize)> {
-    let at = |&depth: &usize| batches.iter().map(move |&batch| (depth, batch));
-    depths.iter().flat_map(at).collect()
+/// Sequences of equal length that generate at once.
+#[derive(Clone, Copy)]
+struct Batch {
+    depth: usize,
+    sequences: usize,
+    /// Whether all rows but new ones are the same memory for all of them.
+    shared: bool,
+}
+
+/// Every depth with every batch size, depth by depth, and what is shared behind the same that is not.
+fn batches(args: &BenchSpeedArgs) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    for (&depth, &sequences) in args
+        .depth
+        .iter()
+        .flat_map(|depth| args.batch.iter().map(move |sequences| (depth, sequences)))
+    {
+        for shared in [false, true] {
+            if !shared || (args.shared && sequences > 1 && depth > 0) {
+                batches.push(Batch {
+                    depth,
+                    sequences,
+                    shared,
+                });
+            }
+        }
+    }
+    batches
 }

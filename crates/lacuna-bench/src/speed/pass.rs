@@ -13,6 +13,7 @@ use lacuna_pages::ByteLength;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use super::Batch;
 use crate::arguments::BenchSpeedArgs;
 use crate::limits::{Limiter, Limits};
 use crate::processor;
@@ -197,20 +198,23 @@ impl<'a> Bench<'a> {
         Ok(start.elapsed())
     }
 
-    /// Computes a token more for each of `sequences` that hold `depth` rows, again and again: how long
+    /// Computes a token more for each sequence of `batch`, again and again: how long
     /// a step takes, and what part of what memory delivers its `bytes` are.
     pub(super) fn steps(
         &mut self,
         elements: KvElements,
-        depth: usize,
-        sequences: usize,
+        batch: Batch,
         bytes: u64,
         steps: usize,
     ) -> Result<Timed> {
+        let sequences = batch.sequences;
         let cache = self.cache(elements)?;
-        let mut filled = Vec::new();
+        let mut filled: Vec<Sequence> = Vec::new();
         for _ in 0..sequences {
-            filled.push(self.filled(&cache, depth)?);
+            filled.push(match filled.first_mut() {
+                Some(first) if batch.shared => first.fork()?,
+                _ => self.filled(&cache, batch.depth)?,
+            });
         }
         let ids = self.ids(sequences);
         self.step(&mut filled, &ids)?;

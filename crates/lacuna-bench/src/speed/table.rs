@@ -44,17 +44,21 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     if !report.decode.is_empty() {
         writeln!(
             out,
-            "\n{:>8}{:>11}{:>9}{:>11}{:>10}{:>8}{:>8}{:>10}",
+            "\n{:>8}{:>11}{:>12}{:>11}{:>10}{:>8}{:>8}{:>10}",
             "depth", "sequences", "cache", "tokens/s", "step ms", "p99", "GB/s", "of limit"
         )?;
     }
     for row in &report.decode {
+        let kv_type = match row.shared {
+            true => format!("{}, one", row.kv_type),
+            false => row.kv_type.clone(),
+        };
         writeln!(
             out,
-            "{:>8}{:>11}{:>9}{:>11.1}{:>10.2}{:>8.2}{:>8.1}{:>9.0}%",
+            "{:>8}{:>11}{:>12}{:>11.1}{:>10.2}{:>8.2}{:>8.1}{:>9.0}%",
             row.depth,
             row.sequences,
-            row.kv_type,
+            kv_type,
             row.tokens_per_second,
             row.step_ms,
             row.step_p99_ms,

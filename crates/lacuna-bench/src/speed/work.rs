@@ -2,6 +2,8 @@
 
 use lacuna_models::Model;
 
+use super::Batch;
+
 pub(super) struct Work {
     /// Bytes of all tensors.
     pub(super) weight_bytes: u64,
@@ -50,11 +52,12 @@ impl Work {
         tokens * (self.layer_macs + self.state_macs) + self.logit_macs + rows_seen * self.row_macs
     }
 
-    /// Bytes read for one more token of each of `sequences` that hold `depth` rows of
-    /// `row_bytes` over all layers, and bytes of states written.
-    pub(super) fn step_bytes(&self, sequences: usize, depth: usize, row_bytes: usize) -> u64 {
-        let rows = (sequences * (depth + 1) * row_bytes) as u64;
-        self.pass_bytes + rows + 2 * sequences as u64 * self.state_bytes
+    /// Bytes read for one more token of each sequence of `batch`, of which a row has `row_bytes` over all layers, and
+    /// bytes of states written. Rows in the same memory are read once.
+    pub(super) fn step_bytes(&self, batch: Batch, row_bytes: usize) -> u64 {
+        let read = if batch.shared { 1 } else { batch.sequences };
+        let rows = ((read * batch.depth + batch.sequences) * row_bytes) as u64;
+        self.pass_bytes + rows + 2 * batch.sequences as u64 * self.state_bytes
     }
 }
 
@@ -66,11 +69,17 @@ mod tests {
     fn the_demo_model_reads_all_its_weights_for_a_token() {
         let model = Model::load(lacuna_models::demo()).expect("the demo model loads");
         let work = Work::of(&model);
-        assert_eq!(work.step_bytes(0, 0, 1), model.weight_bytes());
-        assert_eq!(
-            work.step_bytes(2, 9, 100) - work.step_bytes(0, 0, 1),
-            2 * 10 * 100
-        );
+        let bytes = |sequences, depth, shared| {
+            let batch = Batch {
+                depth,
+                sequences,
+                shared,
+            };
+            work.step_bytes(batch, 100) - model.weight_bytes()
+        };
+        assert_eq!(bytes(0, 0, false), 0);
+        assert_eq!(bytes(2, 9, false), 2 * 10 * 100);
+        assert_eq!(bytes(2, 9, true), 11 * 100);
         let [one, two, three] = [1, 2, 3].map(|tokens| work.prompt_macs(tokens));
         let second = two - one;
         assert_eq!(
