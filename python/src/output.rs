@@ -38,11 +38,13 @@ pub(crate) fn event(py: Python<'_>, event: Event, stops: &[String]) -> PyResult<
             prompt_tokens,
             reused_tokens,
             miss,
+            difference,
         } => (
             "started",
             prompt_tokens,
             reused_tokens,
             miss.map(|miss| miss.name()),
+            difference.map(|difference| (difference.at, difference.text)),
         )
             .into_py_any(py),
         Event::PromptScored(scored) => {

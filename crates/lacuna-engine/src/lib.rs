@@ -63,5 +63,7 @@ pub use status::{
     NeuronStatus, PageSizes, Phase, SessionStatus, Status, WeightMemory,
 };
 pub use stop::{StopFilter, StopText};
-pub use stream::{Event, Failure, FinishReason, Miss, PromptToken, Stream, TokenLogprobs, Usage};
+pub use stream::{
+    Difference, Event, Failure, FinishReason, Miss, PromptToken, Stream, TokenLogprobs, Usage,
+};
 pub use text_encoder::{Excess, Pair, TextEncoder};

@@ -153,6 +153,12 @@ pub struct SessionStatus {
     pub cached_tokens: usize,
     /// Tokens in all, those still to be computed included.
     pub tokens: usize,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that were found in the cache when it first started.
+    pub reused_tokens: usize,
+    /// The first token of the prompt in whose place only others were kept then, counted from zero.
+    pub differs_at: Option<usize>,
     /// Bytes of the rows that are of use to it, those it shares with others included.
     pub rows: ByteLength,
     /// Bytes of its states, those it shares with others included.

@@ -25,6 +25,8 @@ pub enum Event {
         reused_tokens: usize,
         /// Why no more were, unless all were that can be.
         miss: Option<Miss>,
+        /// Where the prompt leaves what is kept, if it does.
+        difference: Option<Difference>,
     },
     /// The next tokens of the prompt have been scored, from its second token on and in order; only
     /// if that was asked for, and before the first token of any choice.
@@ -54,6 +56,15 @@ pub enum Event {
     },
     /// The request ended with an error; nothing more comes for any choice.
     Failed(Failure),
+}
+
+/// The place in a prompt from which on it is not what is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The first token of the prompt in whose place only others are kept, counted from zero: so many agree.
+    pub at: usize,
+    /// What the prompt says from there on, a few tokens of it. Nothing of what is kept, which may be somebody else's.
+    pub text: String,
 }
 
 /// Why fewer prompt tokens were found in the cache than could have been.

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use lacuna_engine::{Event, FinishReason, Miss, PromptToken, Request};
+use lacuna_engine::{Difference, Event, FinishReason, Miss, PromptToken, Request};
 use serde_json::{Value, json};
 
 pub(crate) mod events;
@@ -61,12 +61,14 @@ pub(crate) enum Ended {
 }
 
 /// Tokens of a reply.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Figures {
     pub(crate) prompt_tokens: usize,
     pub(crate) reused_tokens: usize,
     /// Why no more of the prompt was reused.
     pub(crate) miss: Option<Miss>,
+    /// Where the prompt leaves what is kept, if it does.
+    pub(crate) difference: Option<Difference>,
     pub(crate) generated_tokens: usize,
     /// Those that were generated in thoughts, if the model tells its thoughts from what it says.
     pub(crate) reasoning_tokens: Option<usize>,
@@ -80,7 +82,16 @@ impl Figures {
         if let Some(miss) = self.miss {
             cached["cache_miss"] = miss.name().into();
         }
+        if let Some(difference) = self.difference() {
+            cached["cache_difference"] = difference;
+        }
         cached
+    }
+
+    /// Where the prompt leaves what is kept: so many tokens agree, and what it says from there on.
+    pub(crate) fn difference(&self) -> Option<Value> {
+        let difference = self.difference.as_ref()?;
+        Some(json!({"at": difference.at, "text": difference.text}))
     }
 }
 
@@ -172,10 +183,12 @@ impl Reader {
                 prompt_tokens,
                 reused_tokens,
                 miss,
+                difference,
             } => {
                 self.figures.prompt_tokens += prompt_tokens;
                 self.figures.reused_tokens += reused_tokens;
                 self.figures.miss = miss;
+                self.figures.difference = difference;
                 self.begun.get_or_insert_with(Instant::now);
                 return Ok(None);
             }

@@ -257,6 +257,12 @@ function figures(usage, began, first) {
   }
   const cached = usage.prompt_tokens_details.cached_tokens;
   parts.push(`${cached.toLocaleString("en")} of ${usage.prompt_tokens.toLocaleString("en")} prompt tokens reused`);
+  const difference = usage.prompt_tokens_details.cache_difference;
+  // Counted from one, as people do; of what is written, a line.
+  if (difference) {
+    const written = difference.text.replace(/\s+/g, " ").trim();
+    parts.push(`differs at token ${(difference.at + 1).toLocaleString("en")}${written && `, “${written}”`}`);
+  }
   return parts.join(" · ");
 }
 

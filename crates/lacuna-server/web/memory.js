@@ -311,7 +311,9 @@ class Row {
     });
     const rest = session
       ? `${bytes(session.rows_bytes)} of rows are of use to it; ${bytes(session.slack_bytes)} are mapped ahead of them. `
-        + `${plural(session.cached_tokens ?? 0, "token")} of ${session.tokens.toLocaleString("en")} are computed.`
+        + `${plural(session.cached_tokens ?? 0, "token")} of ${session.tokens.toLocaleString("en")} are computed. `
+        + `${plural(session.reused_tokens, "token")} of its prompt's ${session.prompt_tokens.toLocaleString("en")} were found`
+        + (session.differs_at === null ? "." : `; what is kept differs at token ${(session.differs_at + 1).toLocaleString("en")}.`)
       : "Whoever asks next with the same beginning goes on from here.";
     this.about.replaceChildren(make("ul", {}, ...lines), make("p", { class: "quiet" }, rest));
   }

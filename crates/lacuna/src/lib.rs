@@ -50,11 +50,11 @@
 #![forbid(unsafe_code)]
 
 pub use lacuna_engine::{
-    Accounting, Constraint, ConstraintError, Continuation, DraftCounts, Embedder, EmbedderConfig,
-    Engine, EngineConfig, EngineError, Event, Excess, ExpertStatus, Failure, FinishReason,
-    Generation, Grace, Handle, Limits, Miss, Pair, Penalties, PrefixCacheConfig, Refusal, Request,
-    Reranker, Sampling, SamplingError, Service, ServiceConfig, ServiceSession, Session,
-    Speculation, Status, Stream, TextEncoder, TokenLogprobs, UnknownSpeculation, Usage,
+    Accounting, Constraint, ConstraintError, Continuation, Difference, DraftCounts, Embedder,
+    EmbedderConfig, Engine, EngineConfig, EngineError, Event, Excess, ExpertStatus, Failure,
+    FinishReason, Generation, Grace, Handle, Limits, Miss, Pair, Penalties, PrefixCacheConfig,
+    Refusal, Request, Reranker, Sampling, SamplingError, Service, ServiceConfig, ServiceSession,
+    Session, Speculation, Status, Stream, TextEncoder, TokenLogprobs, UnknownSpeculation, Usage,
     WrongDimensions, shortened,
 };
 pub use lacuna_files::{self as files, ModelFiles};

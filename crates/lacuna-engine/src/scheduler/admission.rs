@@ -3,11 +3,12 @@
 use lacuna_kv::folder::FolderMiss;
 use lacuna_kv::prefix::{self, Namespace, Start};
 use lacuna_kv::swap::Phase;
+use lacuna_text::tokenizer::Decode;
 
 use super::swapping::Away;
 use super::{End, Job, Restore, Running, Scheduler, Session, Waiting, sessions};
 use crate::status::retry_after;
-use crate::stream::{Event, Failure, Miss};
+use crate::stream::{Difference, Event, Failure, Miss};
 
 /// What becomes of a waiting request now.
 enum Verdict {
@@ -349,7 +350,11 @@ impl Scheduler {
         let reused = start.sequence.len();
         if job.reused_tokens.is_none() {
             let miss = start.miss.map(|miss| self.why(miss, folder_miss));
-            self.announce(&mut job, reused, miss);
+            // What a folder has of it and could not give goes on like the prompt.
+            let differs_at = start.differs_at.filter(|_| folder_miss.is_none());
+            let prompt = choices.front().map_or(&[][..], |leader| &leader.tokens);
+            let difference = differs_at.map(|at| self.difference(prompt, at));
+            self.announce(&mut job, reused, miss, difference);
         }
         let leader = choices.pop_front();
         let leader = leader.map(|choice| Session::new(choice, start.sequence, start.path));
@@ -378,8 +383,29 @@ impl Scheduler {
         }
     }
 
-    fn announce(&mut self, job: &mut Job, reused_tokens: usize, miss: Option<Miss>) {
+    /// The place `at` of a prompt, with what it says from there on. What is kept there instead may be somebody
+    /// else's, and is not told.
+    fn difference(&self, prompt: &[u32], at: usize) -> Difference {
+        /// Enough to know the place by, and few enough for a line.
+        const TOLD_TOKENS: usize = 8;
+        let rest = prompt.get(at..).unwrap_or_default();
+        let told = &rest[..rest.len().min(TOLD_TOKENS)];
+        let tokenizer = self.engine.tokenizer();
+        Difference {
+            at,
+            text: tokenizer.decode(told, Decode::MARKUP).unwrap_or_default(),
+        }
+    }
+
+    fn announce(
+        &mut self,
+        job: &mut Job,
+        reused_tokens: usize,
+        miss: Option<Miss>,
+        difference: Option<Difference>,
+    ) {
         job.reused_tokens = Some(reused_tokens);
+        job.differs_at = difference.as_ref().map(|difference| difference.at);
         self.counters.prompt_tokens += job.prompt_tokens as u64;
         self.counters.reused_tokens += reused_tokens as u64;
         let waited = self.system.now().duration_since(job.arrived);
@@ -391,6 +417,7 @@ impl Scheduler {
                 true => miss,
                 false => Some(Miss::Disabled),
             },
+            difference,
         });
     }
 }

@@ -31,6 +31,8 @@ pub(crate) struct Job {
     pub(crate) prompt_tokens: usize,
     /// Prompt tokens found in the cache when the request started; `None` before.
     pub(crate) reused_tokens: Option<usize>,
+    /// Where the prompt left what was kept then.
+    pub(crate) differs_at: Option<usize>,
     pub(crate) priority: i32,
     pub(crate) logprobs: Option<usize>,
     pub(crate) arrived: Instant,
@@ -190,6 +192,7 @@ impl Waiting {
             id: 0,
             prompt_tokens: request.prompt.len(),
             reused_tokens: None,
+            differs_at: None,
             priority: request.priority,
             logprobs: request.logprobs,
             arrived,

@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use lacuna_engine::{
-    Constraint, ConstraintError, Event, FinishReason, Grace, Limits, Miss, Refusal, Request,
-    Sampling,
+    Constraint, ConstraintError, Difference, Event, FinishReason, Grace, Limits, Miss, Refusal,
+    Request, Sampling,
 };
 
-use crate::support::{alone, config, endless, eventually, finish, greedy, idle, prompt, start};
+use lacuna_text::tokenizer::Decode;
+
+use crate::support::{
+    alone, config, endless, eventually, finish, greedy, idle, model, prompt, start,
+};
 
 #[test]
 fn a_stop_string_ends_the_text_before_it() {
@@ -91,18 +95,31 @@ fn the_first_event_says_what_was_reused_and_why_not_more() {
             Some(Event::Started {
                 reused_tokens,
                 miss,
+                difference,
                 ..
-            }) => (reused_tokens, miss),
+            }) => (reused_tokens, miss, difference),
             other => panic!("{other:?} before the start"),
         }
     };
+    // Where a prompt differs is told with its own tokens.
+    let differs = |prompt: &[u32], at: usize| {
+        let tokens = &prompt[at..(at + 8).min(prompt.len())];
+        let text = model().tokenizer().decode(tokens, Decode::MARKUP);
+        let text = text.expect("tokens of the vocabulary");
+        Some(Difference { at, text })
+    };
     let long = prompt(4, 100);
-    assert_eq!(first(long.clone()), (0, Some(Miss::Unseen)));
-    assert_eq!(first(long[..40].to_vec()), (39, None));
-    let (reused, miss) = first([&long[..64], &prompt(5, 40)].concat());
-    assert_eq!((reused, miss), (64, Some(Miss::Diverged)));
-    let (reused, miss) = first([&long[..96], &prompt(6, 40)].concat());
-    assert_eq!((reused, miss), (96, Some(Miss::Ended)));
+    assert_eq!(first(long.clone()), (0, Some(Miss::Unseen), None));
+    assert_eq!(first(long[..40].to_vec()), (39, None, None));
+    let other = [&long[..64], &prompt(5, 40)].concat();
+    let difference = differs(&other, 64);
+    assert_eq!(first(other), (64, Some(Miss::Diverged), difference));
+    let longer = [&long[..96], &prompt(6, 40)].concat();
+    assert_eq!(first(longer), (96, Some(Miss::Ended), None));
+    // One token further in a group is too little to copy its pages for, and a difference all the same.
+    let short = [&long[..65], &prompt(7, 4)].concat();
+    let difference = differs(&short, 65);
+    assert_eq!(first(short), (64, None, difference));
 }
 
 #[test]

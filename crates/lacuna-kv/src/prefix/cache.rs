@@ -71,6 +71,9 @@ pub struct Start {
     pub path: Path,
     /// Why it does not hold more.
     pub miss: Option<Miss>,
+    /// The first token of the prompt in whose place only others are kept ([`Found::differs_at`]). It can be far
+    /// behind what the sequence holds, where that has to end at a resume point.
+    pub differs_at: Option<usize>,
 }
 
 impl Path {
@@ -275,6 +278,7 @@ impl PrefixCache {
                 ..Path::default()
             },
             miss: found.miss,
+            differs_at: found.differs_at,
         })
     }
 
@@ -290,6 +294,7 @@ impl PrefixCache {
                 ..Path::default()
             },
             miss: None,
+            differs_at: None,
         })
     }
 

@@ -80,6 +80,9 @@ pub struct Found {
     pub tail: Option<(GroupId, NonZeroUsize)>,
     /// Why it is not more.
     pub miss: Option<Miss>,
+    /// The first token, counted from zero, in whose place only others are kept. `None` where what is kept ends, was
+    /// let go of, or never began like this.
+    pub differs_at: Option<usize>,
 }
 
 /// What leaves next.
@@ -322,7 +325,19 @@ impl<P, S: BuildHasher> Tree<P, S> {
         }
         let tail = self.longest_start(last, rest);
         let miss = miss.map(|chain| self.why(chain, last, tail.is_some()));
-        Found { groups, tail, miss }
+        let same = tail.map_or(0, |(_, tokens)| tokens.get());
+        let differs_at = groups.len() * self.group_tokens + same;
+        // A prompt that ends within a group misses none, but can leave what is kept all the same.
+        let differs = matches!(miss, None | Some(Miss::Diverged))
+            && differs_at > 0
+            && same < rest.len()
+            && !self.children(last).is_empty();
+        Found {
+            groups,
+            tail,
+            miss,
+            differs_at: differs.then_some(differs_at),
+        }
     }
 
     fn why(&self, chain: u64, last: Parent, tail: bool) -> Miss {

@@ -158,6 +158,22 @@ impl List {
         })
     }
 
+    /// The first token that nothing kept has in its place, where something begins like `tokens` and goes on.
+    fn differs_at(&self, namespace: Namespace, tokens: &[u32], groups: usize) -> Option<usize> {
+        let common = |entry: &Entry| {
+            let same = entry.tokens.iter().zip(tokens);
+            same.take_while(|(a, b)| a == b).count()
+        };
+        let kept = self.entries.iter();
+        let kept = kept.filter(|entry| entry.namespace == namespace);
+        let goes_on = kept.filter(|entry| common(entry) < entry.tokens.len());
+        let at = goes_on.map(common).max()?;
+        let left = at >= groups * GROUP && at > 0 && at < tokens.len();
+        let miss = self.miss(namespace, tokens, groups);
+        let differs = left && matches!(miss, None | Some(Miss::Diverged));
+        differs.then_some(at)
+    }
+
     fn evictable(&self) -> Vec<usize> {
         let free = |index: &usize| {
             let entry = &self.entries[*index];
@@ -300,6 +316,8 @@ fn run(
                 let miss = list.miss(namespace, &tokens, groups);
                 if hashes == Hashes::Distinct {
                     prop_assert_eq!(found.miss, miss);
+                    let differs_at = list.differs_at(namespace, &tokens, groups);
+                    prop_assert_eq!(found.differs_at, differs_at);
                 } else {
                     prop_assert_eq!(found.miss.is_some(), miss.is_some(), "a reason is a guess");
                 }

@@ -136,6 +136,7 @@ fn content(choice: &Gathered) -> Result<Vec<Block<'_>>, ApiError> {
 fn usage(figures: &Figures) -> Value {
     json!({
         "cache_miss": figures.miss.map(Miss::name),
+        "cache_difference": figures.difference(),
         "input_tokens": figures.prompt_tokens - figures.reused_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": figures.reused_tokens,

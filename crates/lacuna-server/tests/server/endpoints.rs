@@ -79,6 +79,24 @@ fn the_second_of_two_equal_prompts_reuses_the_first() {
     let other = format!("{half}{other}");
     let third = posted(&server, COMPLETION, &json!({"prompt": other}));
     assert_eq!(third.pointer(miss), Some(&json!("diverged")));
+    let tokens = |text: &str| {
+        let tokens = posted(&server, "/tokenize", &json!({"prompt": text}))["tokens"].take();
+        serde_json::from_value::<Vec<u32>>(tokens).expect("numbers")
+    };
+    let (kept, asked) = (tokens(&long), tokens(&other));
+    let same = kept.iter().zip(&asked).take_while(|(a, b)| a == b).count();
+    let told = json!({"tokens": asked[same..same + 8]});
+    let text = posted(&server, "/detokenize", &told)["prompt"].take();
+    let difference = "/usage/prompt_tokens_details/cache_difference";
+    assert_eq!(
+        third.pointer(difference),
+        Some(&json!({"at": same, "text": text}))
+    );
+    assert_eq!(
+        second.pointer(difference),
+        None,
+        "the prompt is there to its end"
+    );
     assert!(third.pointer(cached).and_then(Value::as_u64) > Some(0));
     assert_nothing_held(&server);
 }
