@@ -246,8 +246,11 @@ impl App {
         limits: &EncodeLimits,
     ) -> Result<Prompt, ApiError> {
         let tokenizer = self.model().tokenizer();
+        let normalization = &self.config.normalization;
+        let messages = normalization.messages(messages);
+        let tools = normalization.tools(tools);
         self.conversations
-            .prompt(tokenizer, messages, tools, variables, limits)
+            .prompt(tokenizer, &messages, &tools, variables, limits)
     }
 
     /// What the tokens of a prompt may come to.

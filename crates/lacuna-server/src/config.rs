@@ -7,6 +7,7 @@ use lacuna_engine::ServiceConfig;
 
 use crate::events::KvEventsConfig;
 use crate::keys::ApiKeys;
+use crate::normalization::Normalization;
 
 /// How a server is set up.
 #[derive(Debug, Clone)]
@@ -26,6 +27,8 @@ pub struct ServerConfig {
     pub limits: RequestLimits,
     /// Whether what would be ignored in a request is refused instead. Default no.
     pub strict_fields: bool,
+    /// What is changed of conversations before they are written as prompts. Default nothing.
+    pub normalization: Normalization,
     /// The engine.
     pub service: ServiceConfig,
     /// Where it is told which blocks of prompts are held; of a server of one model that writes. All API keys then share
@@ -70,6 +73,7 @@ impl Default for ServerConfig {
             share_prefixes: false,
             limits: RequestLimits::default(),
             strict_fields: false,
+            normalization: Normalization::default(),
             service: ServiceConfig::default(),
             kv_events: None,
             grace: Duration::from_secs(30),

@@ -426,6 +426,13 @@ pub(crate) struct ServeArgs {
     /// Refuse requests with fields that are not known instead of ignoring those
     #[arg(long)]
     pub(crate) strict_fields: bool,
+    /// Leave out every line of a system text that this matches, such as '^Current date:', so that prompts which differ only
+    /// there are computed once (may be given several times)
+    #[arg(long, value_name = "REGEX")]
+    pub(crate) omit_lines: Vec<String>,
+    /// Write tools in the order of their names, for clients that send them in another order each time
+    #[arg(long)]
+    pub(crate) sort_tools: bool,
     /// Seconds a request may take in all
     #[arg(long, value_name = "SECONDS", default_value = "600")]
     pub(crate) request_timeout: NonZeroU64,

@@ -1,6 +1,7 @@
 //! Every endpoint, used as it is meant to be.
 
 use lacuna_engine::{Engine, EngineConfig, Generation, Limits, Sampling};
+use lacuna_server::{Normalization, Server};
 use lacuna_text::template::Message;
 use serde_json::{Value, json};
 
@@ -99,6 +100,43 @@ fn the_second_of_two_equal_prompts_reuses_the_first() {
     );
     assert!(third.pointer(cached).and_then(Value::as_u64) > Some(0));
     assert_nothing_held(&server);
+}
+
+#[test]
+fn prompts_that_differ_only_in_what_is_normalized_are_computed_once() {
+    let turn = |date: &str, names: [&str; 2]| {
+        let tools = names.map(|name| json!({"type": "function", "function": {"name": name}}));
+        let system = format!(
+            "Be brief.\nCurrent date: {date}\n{}",
+            "You help. ".repeat(20)
+        );
+        let messages = [
+            json!({"role": "system", "content": system}),
+            json!({"role": "user", "content": "What is ownership?"}),
+        ];
+        question(json!({"messages": messages, "tools": tools, "tool_choice": "none"}))
+    };
+    let turns = [
+        turn("2026-11-24", ["read", "write"]),
+        turn("1999-01-01", ["write", "read"]),
+    ];
+    let second = |server: &Server| {
+        let [_, second] = turns.each_ref().map(|turn| posted(server, CHAT, turn));
+        let usage = &second["usage"];
+        let [prompt, cached] = ["/prompt_tokens", "/prompt_tokens_details/cached_tokens"]
+            .map(|figure| usage.pointer(figure).and_then(Value::as_u64));
+        let difference = usage.pointer("/prompt_tokens_details/cache_difference");
+        (prompt.expect("a number"), cached, difference.cloned())
+    };
+    let (prompt, cached, difference) = second(&start_with(|config| {
+        let normalization = Normalization::new(&["^Current date:"], true);
+        config.normalization = normalization.expect("a pattern");
+    }));
+    assert_eq!((cached, difference), (Some(prompt - 1), None));
+    // Without that they part at what is written anew.
+    let (prompt, cached, difference) = second(&start());
+    assert!(cached < Some(prompt / 2), "{cached:?} of {prompt}");
+    assert!(difference.is_some());
 }
 
 #[test]

@@ -17,7 +17,8 @@ use lacuna_engine::ServiceConfig;
 #[cfg(feature = "remote")]
 use lacuna_kv::folder::remote::Remote;
 use lacuna_server::{
-    ApiKeys, EmbeddingServer, KvEventsConfig, RequestLimits, Server, ServerConfig, Signals,
+    ApiKeys, EmbeddingServer, KvEventsConfig, Normalization, RequestLimits, Server, ServerConfig,
+    Signals,
 };
 use serde::Serialize;
 
@@ -122,6 +123,7 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
             ..RequestLimits::default()
         },
         strict_fields: args.strict_fields,
+        normalization: normalization(args)?,
         service: service(args)?,
         kv_events: args.kv_events.map(|address| KvEventsConfig {
             address: address.0,
@@ -131,6 +133,11 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
         grace: Duration::from_secs(args.grace),
         ..ServerConfig::default()
     })
+}
+
+fn normalization(args: &ServeArgs) -> Result<Normalization> {
+    let normalization = Normalization::new(&args.omit_lines, args.sort_tools);
+    normalization.map_err(|error| output::Usage(format!("--omit-lines: {error}")).into())
 }
 
 #[cfg(not(feature = "remote"))]
