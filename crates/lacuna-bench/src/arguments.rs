@@ -25,6 +25,8 @@ pub(crate) enum BenchCommand {
     Pages(BenchPagesArgs),
     /// How a server bears many sessions: waiting times, speed, memory, reuse
     Serve(BenchServeArgs),
+    /// What each turn of an agent's session finds computed, and how soon its reply begins
+    Agent(BenchAgentArgs),
     /// Whether a server keeps to its budget under more clients than it can hold
     Soak(BenchSoakArgs),
     /// Tokens per second of a model, and what part of the machine that is
@@ -132,6 +134,49 @@ pub(crate) struct BenchServeArgs {
     pub(crate) in_turn: bool,
     #[command(flatten)]
     pub(crate) lengths: LengthArgs,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) service: ServiceArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna bench agent --model model.gguf
+  lacuna bench agent --model smollm2.gguf --tokens 7000
+  lacuna bench agent --url http://127.0.0.1:8080 --tools-as-text --json
+
+The session has 10 turns and 20 tools, and is the same every time: each turn sends what the last one did, a recorded
+reply, and what came back. What the server says itself is read and thrown away. A server at --url can be any that
+speaks OpenAI's /v1/chat/completions; what it reused is reported if it says so.")]
+pub(crate) struct BenchAgentArgs {
+    /// Server to measure
+    #[arg(long, required_unless_present = "model", conflicts_with = "model")]
+    pub(crate) url: Option<String>,
+    /// Key to present to it
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "LACUNA_API_KEY",
+        hide_env_values = true
+    )]
+    pub(crate) api_key: Option<String>,
+    /// Model to serve and measure in this process, instead of a server
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// Tokens of the last prompt, about; the first has a little less than half of them
+    #[arg(long, value_name = "TOKENS", default_value = "25000")]
+    pub(crate) tokens: NonZeroUsize,
+    /// Tokens of a reply at most
+    #[arg(long, value_name = "TOKENS", default_value = "16")]
+    pub(crate) reply_tokens: NonZeroUsize,
+    /// Write tools, calls and results into the messages, so that servers compute the same whatever their templates
+    /// make of them
+    #[arg(long)]
+    pub(crate) tools_as_text: bool,
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,

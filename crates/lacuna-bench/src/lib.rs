@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)] // `lacuna_cli::output` prints
 
+mod agent;
 mod arguments;
 mod embed;
 mod experts;
@@ -32,6 +33,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     match &args.command {
         BenchCommand::Pages(args) => pages::run(args),
         BenchCommand::Serve(args) => serve::run(args),
+        BenchCommand::Agent(args) => agent::run(args),
         BenchCommand::Soak(args) => serve::soak::run(args),
         BenchCommand::Speed(args) => speed::run(args),
         BenchCommand::Speculate(args) => speculate::run(args),

@@ -1,4 +1,4 @@
-//! A client of an OpenAI-compatible server: one streamed completion, timed.
+//! A client of an OpenAI-compatible server: one streamed completion or chat, timed.
 
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use crate::arguments::LengthArgs;
 
 /// Requests to one server.
 #[derive(Debug, Clone)]
-pub(super) struct Client {
+pub(crate) struct Client {
     agent: Agent,
     url: String,
     key: Option<String>,
@@ -24,19 +24,20 @@ pub(super) struct Client {
 
 /// A reply and the moments it came in.
 #[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) asked: Instant,
+pub(crate) struct Reply {
+    pub(crate) asked: Instant,
+    pub(crate) ended: Instant,
     /// When each piece of text came.
-    pub(super) pieces: Vec<Instant>,
-    pub(super) prompt_tokens: u64,
+    pub(crate) pieces: Vec<Instant>,
+    pub(crate) prompt_tokens: u64,
     /// If the server says how many it found in its cache.
-    pub(super) reused_tokens: Option<u64>,
-    pub(super) generated_tokens: u64,
+    pub(crate) reused_tokens: Option<u64>,
+    pub(crate) generated_tokens: u64,
 }
 
 /// How a request ended.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Replied(Reply),
     /// The server said that it is full, and when to come back.
     Refused {
@@ -47,16 +48,25 @@ pub(super) enum Outcome {
 }
 
 impl Client {
-    /// A client of the server at `url`, asking for the first model it lists.
-    pub(super) fn new(url: &str, key: Option<&str>, lengths: &LengthArgs) -> Result<Self> {
+    /// A client of the server at `url` whose replies are as `lengths` say.
+    pub(crate) fn new(url: &str, key: Option<&str>, lengths: &LengthArgs) -> Result<Self> {
+        Ok(Self {
+            temperature: lengths.temperature,
+            ignore_eos: lengths.ignore_eos,
+            ..Self::connect(url, key)?
+        })
+    }
+
+    /// A client of the server at `url`, asking for the first model it lists, and always for the likeliest token.
+    pub(crate) fn connect(url: &str, key: Option<&str>) -> Result<Self> {
         let config = Agent::config_builder().http_status_as_error(false);
         let mut client = Self {
             agent: config.build().into(),
             url: url.trim_end_matches('/').trim_end_matches("/v1").to_owned(),
             key: key.map(str::to_owned),
             model: String::new(),
-            temperature: lengths.temperature,
-            ignore_eos: lengths.ignore_eos,
+            temperature: 0.0,
+            ignore_eos: false,
         };
         let models = client.get("/v1/models")?;
         let model = models.pointer("/data/0/id").and_then(Value::as_str);
@@ -64,12 +74,12 @@ impl Client {
         Ok(client)
     }
 
-    pub(super) fn model(&self) -> &str {
+    pub(crate) fn model(&self) -> &str {
         &self.model
     }
 
     /// The JSON at `path`.
-    pub(super) fn get(&self, path: &str) -> Result<Value> {
+    pub(crate) fn get(&self, path: &str) -> Result<Value> {
         let mut request = self.agent.get(format!("{}{path}", self.url));
         if let Some(key) = &self.key {
             request = request.header("Authorization", format!("Bearer {key}"));
@@ -84,7 +94,7 @@ impl Client {
     }
 
     /// Tokens of `text`, where the server counts them for nothing.
-    pub(super) fn tokens(&self, text: &str) -> Option<usize> {
+    pub(crate) fn tokens(&self, text: &str) -> Option<usize> {
         let response = self.post("/tokenize", &json!({"prompt": text})).ok()?;
         let success = response.status().is_success();
         let counted: Value = serde_json::from_reader(response.into_body().into_reader()).ok()?;
@@ -104,25 +114,45 @@ impl Client {
 
     /// Asks for a completion and reads it to its end, or until `each`, which is called with every
     /// piece of text, breaks off.
-    pub(super) fn complete(
+    pub(crate) fn complete(
         &self,
         question: &Arrival,
         each: impl FnMut() -> ControlFlow<()>,
     ) -> Result<Outcome> {
-        let mut body = json!({
-            "model": self.model,
-            "prompt": question.prompt,
-            "max_tokens": question.max_tokens,
-            "temperature": self.temperature,
-            "stream": true,
-            "stream_options": {"include_usage": true},
-        });
+        let body = json!({"prompt": question.prompt, "max_tokens": question.max_tokens});
+        let says = |choice: &Value| is_said(&choice["text"]);
+        self.ask("/v1/completions", body, says, each)
+    }
+
+    /// Asks for the reply to a chat and reads it to its end. `body` is what is asked, but for the model and how it
+    /// is sampled and sent.
+    pub(crate) fn chat(&self, body: Value) -> Result<Outcome> {
+        let says = |choice: &Value| {
+            let delta = &choice["delta"];
+            let parts = ["content", "reasoning_content", "tool_calls"];
+            parts.iter().any(|part| is_said(&delta[part]))
+        };
+        let each = || ControlFlow::Continue(());
+        self.ask("/v1/chat/completions", body, says, each)
+    }
+
+    fn ask(
+        &self,
+        path: &str,
+        mut body: Value,
+        says: impl Fn(&Value) -> bool,
+        each: impl FnMut() -> ControlFlow<()>,
+    ) -> Result<Outcome> {
+        body["model"] = json!(self.model);
+        body["temperature"] = json!(self.temperature);
+        body["stream"] = json!(true);
+        body["stream_options"] = json!({"include_usage": true});
         // Servers that do not know it may refuse it.
         if self.ignore_eos {
             body["ignore_eos"] = json!(true);
         }
         let asked = Instant::now();
-        let mut response = self.post("/v1/completions", &body)?;
+        let mut response = self.post(path, &body)?;
         match response.status().as_u16() {
             200 => {}
             429 | 503 => {
@@ -137,13 +167,23 @@ impl Client {
             }
         }
         let lines = BufReader::new(response.into_body().into_reader()).lines();
-        read(lines, asked, each)
+        read(lines, asked, says, each)
+    }
+}
+
+/// Whether a part of a reply has anything in it.
+fn is_said(part: &Value) -> bool {
+    match part {
+        Value::String(text) => !text.is_empty(),
+        Value::Array(calls) => !calls.is_empty(),
+        _ => false,
     }
 }
 
 fn read(
     lines: impl Iterator<Item = std::io::Result<String>>,
     asked: Instant,
+    says: impl Fn(&Value) -> bool,
     mut each: impl FnMut() -> ControlFlow<()>,
 ) -> Result<Outcome> {
     let mut reply = Reply::new(asked);
@@ -153,6 +193,7 @@ fn read(
             continue;
         };
         if data == "[DONE]" {
+            reply.ended = Instant::now();
             return Ok(Outcome::Replied(reply));
         }
         let now = Instant::now();
@@ -160,9 +201,8 @@ fn read(
         if let Some(error) = chunk.get("error") {
             bail!("the reply broke off: {error}");
         }
-        let text = chunk.pointer("/choices/0/text").and_then(Value::as_str);
         reply.note_usage(&chunk["usage"]);
-        if text.is_some_and(|text| !text.is_empty()) {
+        if says(&chunk["choices"][0]) {
             reply.pieces.push(now);
             if each().is_break() {
                 return Ok(Outcome::HungUp);
@@ -173,9 +213,10 @@ fn read(
 }
 
 impl Reply {
-    pub(super) fn new(asked: Instant) -> Self {
+    pub(crate) fn new(asked: Instant) -> Self {
         Self {
             asked,
+            ended: asked,
             pieces: Vec::new(),
             prompt_tokens: 0,
             reused_tokens: None,
@@ -184,12 +225,17 @@ impl Reply {
     }
 
     /// From asking to the first text.
-    pub(super) fn first_token(&self) -> Option<Duration> {
+    pub(crate) fn first_token(&self) -> Option<Duration> {
         self.pieces.first().map(|&first| first - self.asked)
     }
 
+    /// From asking to the end.
+    pub(crate) fn seconds(&self) -> f64 {
+        (self.ended - self.asked).as_secs_f64()
+    }
+
     /// Beginning and end of the times between pieces.
-    pub(super) fn gaps(&self) -> impl Iterator<Item = (Instant, Instant)> {
+    pub(crate) fn gaps(&self) -> impl Iterator<Item = (Instant, Instant)> {
         self.pieces.windows(2).map(|pair| (pair[0], pair[1]))
     }
 
@@ -209,7 +255,12 @@ mod tests {
 
     fn outcome(text: &str, each: impl FnMut() -> ControlFlow<()>) -> Result<Outcome> {
         let lines = text.lines().map(|line| Ok(line.to_owned()));
-        read(lines, Instant::now(), each)
+        read(
+            lines,
+            Instant::now(),
+            |choice| is_said(&choice["text"]),
+            each,
+        )
     }
 
     const WHOLE: &str = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":null}\n\n\

@@ -33,7 +33,7 @@ pub(super) struct Shape {
 
 /// One request.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     /// When, counted from the start.
     pub(super) at: Duration,
     pub(super) prompt: String,

@@ -1,6 +1,6 @@
 //! `lacuna bench serve`: many sessions against a server, this program's or another's.
 
-mod client;
+pub(crate) mod client;
 mod load;
 mod memory;
 pub(crate) mod soak;
@@ -102,7 +102,7 @@ fn check(lengths: &LengthArgs) -> Result<()> {
 }
 
 /// A server in this process, on a port of its own.
-fn start(
+pub(crate) fn start(
     model: &str,
     settings: &ServiceArgs,
     engine: &EngineArgs,
