@@ -216,7 +216,12 @@ impl App {
         self.conversations.format().is_some()
     }
 
-    /// How the model is taught to write calls of tools.
+    /// What marks calls in replies and is a control token.
+    pub(crate) fn call_marks(&self) -> &Arc<[&'static str]> {
+        self.conversations.call_marks()
+    }
+
+    /// How the model is taught to write calls.
     pub(crate) fn tool_syntax(&self) -> ToolSyntax {
         self.conversations.syntax()
     }

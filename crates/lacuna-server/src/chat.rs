@@ -67,12 +67,13 @@ impl Chat {
         };
         let recommended = app.model().recommended_sampling();
         let mut request = parameters.request(prompt.tokens, None, recommended)?;
+        let marked = tools.are_offered() && !app.call_marks().is_empty();
         let mut reader = prompt.reader;
         match request.limits.special {
             // The markup as it is was asked for. Without it there would be nothing to tell parts by.
             SpecialText::Show if syntax == ToolSyntax::Harmony => reader = None,
             SpecialText::Show => {}
-            _ if reader.is_some() => request.limits.special = SpecialText::Mark,
+            _ if marked || reader.is_some() => request.limits.special = SpecialText::Mark,
             _ => {}
         }
         request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
@@ -91,6 +92,10 @@ impl Chat {
             .are_offered()
             .then(|| CallReader::new(syntax, &tools, id));
         let parts = PartReader::new(reader, calls, parameters.includes_reasoning());
+        let parts = match marked {
+            true => parts.keeping(app.call_marks()),
+            false => parts,
+        };
         let reader = Reader::new(Some(&request), &[note], parts);
         Ok((request, reader))
     }

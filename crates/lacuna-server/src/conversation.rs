@@ -5,10 +5,11 @@
 //! leaves out is written into the messages that it does write.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use lacuna_text::reply::{Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message, TemplateError};
-use lacuna_text::tokenizer::{EncodeLimits, Tokenizer};
+use lacuna_text::tokenizer::{EncodeLimits, TokenKind, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::http::error::ApiError;
@@ -22,6 +23,8 @@ pub(crate) struct Conversations {
     with_tools: Option<Template>,
     taught: bool,
     syntax: ToolSyntax,
+    /// What marks calls and is a control token of the vocabulary.
+    call_marks: Arc<[&'static str]>,
     /// How replies tell thoughts from what is said, if they do.
     format: Option<Format>,
     bos: Option<String>,
@@ -73,14 +76,20 @@ impl Conversations {
         let with_tools = with_tools.map(template);
         let format = tokenizer.chat_template().and_then(Format::of);
         let taught = with_tools.as_ref().unwrap_or(&usual).writes.tools;
+        let syntax = match taught {
+            _ if format == Some(Format::Harmony) => ToolSyntax::Harmony,
+            true => ToolSyntax::of(tokenizer),
+            false => ToolSyntax::Tagged,
+        };
+        let is_control = |mark: &&str| {
+            let kind = tokenizer.id(mark).and_then(|id| tokenizer.kind(id));
+            kind.is_some_and(TokenKind::is_special)
+        };
         Ok(Self {
             taught,
             format,
-            syntax: match taught {
-                _ if format == Some(Format::Harmony) => ToolSyntax::Harmony,
-                true => ToolSyntax::of(tokenizer),
-                false => ToolSyntax::Tagged,
-            },
+            syntax,
+            call_marks: syntax.marks().into_iter().filter(is_control).collect(),
             usual,
             with_tools,
             bos,
@@ -96,6 +105,11 @@ impl Conversations {
     /// How the model is taught to write calls.
     pub(crate) fn syntax(&self) -> ToolSyntax {
         self.syntax
+    }
+
+    /// What marks calls in replies and is a control token, so that it is no text by itself.
+    pub(crate) fn call_marks(&self) -> &Arc<[&'static str]> {
+        &self.call_marks
     }
 
     /// How replies tell thoughts from what is said, if they do.

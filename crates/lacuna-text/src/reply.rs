@@ -17,6 +17,8 @@ use harmony::Harmony;
 use tagged::Tagged;
 pub use tagged::Tags;
 
+use std::sync::Arc;
+
 use crate::tokenizer::{MARK_CLOSE, MARK_OPEN};
 
 /// How a model tells its thoughts and calls from what it says.
@@ -62,7 +64,17 @@ pub enum Piece {
 pub struct Reader {
     /// The name of a control token, as far as it has come.
     mark: Option<String>,
+    /// Control tokens that stay in the text.
+    kept: Arc<[&'static str]>,
     state: State,
+}
+
+/// Takes control tokens out of the text of a reply that has no format, all but some.
+#[derive(Clone, Debug)]
+pub struct Unmarked {
+    kept: Arc<[&'static str]>,
+    /// The name of a control token, as far as it has come.
+    mark: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -98,6 +110,7 @@ impl Format {
     pub fn reader(self, prompt: &str) -> Reader {
         Reader {
             mark: None,
+            kept: Arc::default(),
             state: match self {
                 Self::Harmony => State::Harmony(Harmony::new()),
                 Self::Tagged(tags) => State::Tagged(Tagged::new(tags, prompt)),
@@ -106,7 +119,40 @@ impl Format {
     }
 }
 
+impl Unmarked {
+    /// Leaves `kept` in the text.
+    #[must_use]
+    pub fn keeping(kept: Arc<[&'static str]>) -> Self {
+        Self { kept, mark: None }
+    }
+
+    /// `text`, which goes on where the last one ended, without control tokens.
+    pub fn push(&mut self, text: &str) -> String {
+        let mut said = String::with_capacity(text.len());
+        for character in text.chars() {
+            match (&mut self.mark, character) {
+                (mark, MARK_OPEN) => *mark = Some(String::new()),
+                (Some(name), MARK_CLOSE) => {
+                    if self.kept.contains(&name.as_str()) {
+                        said.push_str(name);
+                    }
+                    self.mark = None;
+                }
+                (Some(name), character) => name.push(character),
+                (None, character) => said.push(character),
+            }
+        }
+        said
+    }
+}
+
 impl Reader {
+    /// The same, but that the control tokens `kept` are part of the text that they stand in.
+    #[must_use]
+    pub fn keeping(self, kept: Arc<[&'static str]>) -> Self {
+        Self { kept, ..self }
+    }
+
     /// What is certain after `text`.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         let mut pieces = Pieces::default();
@@ -172,7 +218,11 @@ impl Reader {
             return "";
         };
         name.push_str(end);
-        self.take(&Item::Mark(&name), pieces);
+        let item = match self.kept.contains(&name.as_str()) {
+            true => Item::Text(&name),
+            false => Item::Mark(&name),
+        };
+        self.take(&item, pieces);
         rest
     }
 

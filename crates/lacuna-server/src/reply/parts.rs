@@ -1,5 +1,7 @@
 //! What the text of a chat's reply turns out to be: thoughts, what is said, and calls of tools.
 
+use std::sync::Arc;
+
 use lacuna_text::reply;
 
 use crate::structured::calls::{Call, CallReader, Piece};
@@ -9,6 +11,8 @@ use crate::structured::calls::{Call, CallReader, Piece};
 pub(crate) struct PartReader {
     /// Tells thoughts from what is said, if the model does.
     format: Option<reply::Reader>,
+    /// Takes control tokens out of the text, where nothing tells thoughts and the text has any.
+    unmarked: Option<reply::Unmarked>,
     /// Finds calls, if tools are offered.
     calls: Option<CallReader>,
     /// Whether thoughts are told.
@@ -31,9 +35,19 @@ impl PartReader {
     ) -> Self {
         Self {
             format,
+            unmarked: None,
             calls,
             tells_thoughts,
         }
+    }
+
+    /// The same for text with control tokens, of which `kept` are told as text: they mark calls.
+    pub(crate) fn keeping(mut self, kept: &Arc<[&'static str]>) -> Self {
+        match self.format.take() {
+            Some(format) => self.format = Some(format.keeping(Arc::clone(kept))),
+            None => self.unmarked = Some(reply::Unmarked::keeping(Arc::clone(kept))),
+        }
+        self
     }
 
     /// What all of a text is if nothing looks for anything in it.
@@ -98,6 +112,9 @@ impl PartReader {
     }
 
     fn say(&mut self, text: &str, parts: &mut Parts) {
+        let unmarked = self.unmarked.as_mut();
+        let unmarked = unmarked.map(|unmarked| unmarked.push(text));
+        let text = unmarked.as_deref().unwrap_or(text);
         match &mut self.calls {
             Some(calls) => parts.take(calls.push(text)),
             None => parts.text += text,

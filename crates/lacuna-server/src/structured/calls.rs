@@ -30,7 +30,8 @@ pub(crate) enum Piece {
 #[derive(Debug, Clone)]
 pub(crate) struct CallReader {
     syntax: ToolSyntax,
-    names: Arc<[String]>,
+    /// The names of the tools, and of those of their arguments that are texts.
+    tools: Arc<[(String, Vec<String>)]>,
     /// The reply's own id, which those of its calls are made from.
     reply: Arc<str>,
     held: String,
@@ -87,11 +88,11 @@ impl CallReader {
     pub(crate) fn new(syntax: ToolSyntax, tools: &Tools, reply: &str) -> Self {
         Self {
             syntax,
-            names: tools.names().collect(),
+            tools: tools.texts().collect(),
             reply: reply.into(),
             held: String::new(),
             state: match syntax {
-                ToolSyntax::Tagged | ToolSyntax::Harmony => State::Outside,
+                ToolSyntax::Tagged | ToolSyntax::Harmony | ToolSyntax::Native(_) => State::Outside,
                 ToolSyntax::Bare | ToolSyntax::BareParameters => State::Start,
             },
             calls: 0,
@@ -106,7 +107,7 @@ impl CallReader {
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
         self.held += text;
         match self.syntax {
-            ToolSyntax::Tagged => self.read_tagged(),
+            ToolSyntax::Tagged | ToolSyntax::Native(_) => self.read_tagged(),
             ToolSyntax::Bare | ToolSyntax::BareParameters | ToolSyntax::Harmony => self.read_bare(),
         }
     }
@@ -119,10 +120,10 @@ impl CallReader {
             State::Inside => self.parse(&rest),
             State::Start | State::Outside => None,
         };
-        match (calls, self.syntax, self.state) {
+        match (calls, self.syntax.ends(), self.state) {
             (Some(calls), ..) => pieces.extend(calls),
-            (None, ToolSyntax::Tagged, State::Inside) => {
-                self.text(&mut pieces, OPEN.to_owned() + &rest)
+            (None, Some((open, _)), State::Inside) => {
+                self.text(&mut pieces, open.to_owned() + &rest)
             }
             (None, ..) => self.text(&mut pieces, rest),
         }
@@ -132,7 +133,7 @@ impl CallReader {
     /// A call that has been told from the text already: as text, if it is of none of the tools, or its
     /// arguments are not whole.
     pub(crate) fn call(&mut self, name: String, arguments: String) -> Vec<Piece> {
-        let known = self.names.contains(&name);
+        let known = self.knows(&name);
         let whole = serde_json::from_str::<&RawValue>(&arguments).is_ok();
         if !known || !whole || !arguments.trim_start().starts_with('{') {
             return vec![Piece::Text(arguments)];
@@ -149,15 +150,19 @@ impl CallReader {
         })]
     }
 
+    fn knows(&self, name: &str) -> bool {
+        self.tools.iter().any(|(known, _)| known == name)
+    }
+
     fn read_tagged(&mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
+        let (open, close) = self.syntax.ends().unwrap_or((OPEN, CLOSE));
         loop {
-            let marker = if self.state == State::Inside {
-                CLOSE
-            } else {
-                OPEN
-            };
-            let Some(at) = self.held.find(marker) else {
+            let inside = self.state == State::Inside;
+            let marker = if inside { close } else { open };
+            // Without a mark of its own, a call ends with the reply.
+            let at = self.held.find(marker);
+            let Some(at) = at.filter(|_| !marker.is_empty()) else {
                 break;
             };
             let rest = self.held.split_off(at + marker.len());
@@ -166,7 +171,7 @@ impl CallReader {
             if self.state == State::Inside {
                 match self.parse(&found) {
                     Some(calls) => pieces.extend(calls),
-                    None => self.text(&mut pieces, format!("{OPEN}{found}{CLOSE}")),
+                    None => self.text(&mut pieces, format!("{open}{found}{close}")),
                 }
                 self.state = State::Outside;
             } else {
@@ -175,7 +180,7 @@ impl CallReader {
             }
         }
         if self.state == State::Outside {
-            let keep = possible_start(&self.held, OPEN);
+            let keep = possible_start(&self.held, open);
             let rest = self.held.split_off(self.held.len() - keep);
             let text = std::mem::replace(&mut self.held, rest);
             self.text(&mut pieces, text);
@@ -209,9 +214,15 @@ impl CallReader {
 
     /// The calls that `text` consists of, if it does.
     fn parse(&mut self, text: &str) -> Option<Vec<Piece>> {
-        let calls: Vec<CallText<'_>> = match text.trim_start().starts_with('[') {
-            true => serde_json::from_str(text).ok()?,
-            false => vec![serde_json::from_str(text).ok()?],
+        let is_text = |tool: &str, argument: &str| {
+            let mut tools = self.tools.iter();
+            let tool = tools.find(|(name, _)| name == tool);
+            tool.is_some_and(|(_, texts)| texts.iter().any(|name| name == argument))
+        };
+        let calls = match (written_as_json(text), self.syntax) {
+            (Some(calls), _) => calls,
+            (None, ToolSyntax::Native(native)) => native.read(text, is_text)?,
+            (None, _) => return None,
         };
         if calls.is_empty() {
             return None;
@@ -230,12 +241,25 @@ impl CallReader {
         Some(calls.collect())
     }
 
-    fn checked(&self, call: CallText<'_>) -> Option<(String, String)> {
-        let CallText { name, arguments } = call;
-        let known = self.names.contains(&name);
-        let arguments = arguments.get();
-        (known && arguments.starts_with('{')).then(|| (name, arguments.to_owned()))
+    fn checked(&self, (name, arguments): (String, String)) -> Option<(String, String)> {
+        let whole = serde_json::from_str::<&RawValue>(&arguments).is_ok();
+        let known = self.knows(&name);
+        (known && whole && arguments.starts_with('{')).then_some((name, arguments))
     }
+}
+
+/// Names and arguments, where `text` is a call as JSON, or a list of these.
+fn written_as_json(text: &str) -> Option<Vec<(String, String)>> {
+    let calls: Vec<CallText<'_>> = match text.trim_start().starts_with('[') {
+        true => serde_json::from_str(text).ok()?,
+        false => vec![serde_json::from_str(text).ok()?],
+    };
+    let calls = calls.into_iter();
+    Some(
+        calls
+            .map(|call| (call.name, call.arguments.get().to_owned()))
+            .collect(),
+    )
 }
 
 /// An id for call `number` of a reply: nine letters and digits, as Mistral's templates demand of the ids

@@ -12,7 +12,7 @@ use llguidance::{Matcher, ParserFactory};
 use toktrie::{SimpleVob, TokEnv, TokTrie};
 
 use crate::http::error::ApiError;
-use crate::structured::grammar::{OPEN, RECIPIENT, Rule};
+use crate::structured::grammar::{RECIPIENT, Rule};
 use crate::structured::thoughts::Thoughts;
 use crate::structured::vocabulary;
 
@@ -20,6 +20,9 @@ use crate::structured::vocabulary;
 const MOST_LEXER_STATES: usize = 10_000;
 /// Symbols of one grammar at most.
 const MOST_SYMBOLS: usize = 100_000;
+
+/// Stands before a call in Llama 3.
+const PYTHON_TAG: &str = "<|python_tag|>";
 
 /// What a grammar takes at least, and for each byte of its schema: symbols, lexer and parser states.
 /// Schemas of fields, words and numbers take some 50 for each byte.
@@ -132,7 +135,9 @@ impl Compiler {
             };
             ApiError::field(path, format!("`{path}` cannot be followed: {reason}"))
         };
-        let parser = self.factory.create_parser(rule.grammar());
+        let parser = self
+            .factory
+            .create_parser(rule.grammar(self.vocabulary.tok_trie()));
         let parser = parser.map_err(|error| refused(&error.to_string()))?;
         let tables = parser.parser.clone();
         let mut matcher = Matcher::new(Ok(parser));
@@ -216,10 +221,18 @@ struct Deferred {
 /// Where a grammar begins to hold, as far as the reply has come.
 #[derive(Clone)]
 enum Place {
-    /// After [`OPEN`] in what is said.
+    /// After the mark of a call in what is said.
     Marker {
+        marker: &'static str,
         /// The last bytes, as many as the marker has at least.
         seen: Vec<u8>,
+        reader: Option<Reader>,
+    },
+    /// From the beginning of what is said, once that is how a call begins; never, once it is not.
+    Opening {
+        /// What is said, until it is neither.
+        seen: Option<String>,
+        openings: Arc<[String]>,
         reader: Option<Reader>,
     },
     /// After a thought that the prompt began.
@@ -242,9 +255,17 @@ struct Reached {
 impl Place {
     /// Where `rule` begins to hold, unless it does from the start.
     fn of(rule: &Rule, reader: Option<&Reader>) -> Option<Self> {
-        match rule {
-            Rule::CallsAfterMarker { .. } => Some(Self::Marker {
+        if let Some(marker) = rule.mark() {
+            return Some(Self::Marker {
+                marker,
                 seen: Vec::new(),
+                reader: reader.cloned(),
+            });
+        }
+        match rule {
+            Rule::CallAtOnce { openings, .. } => Some(Self::Opening {
+                seen: Some(String::new()),
+                openings: openings.as_slice().into(),
                 reader: reader.cloned(),
             }),
             Rule::HarmonyCall {
@@ -254,7 +275,10 @@ impl Place {
                 in_header: true,
             }),
             Rule::HarmonyCall { .. } | Rule::HarmonyBody(_) => None,
-            Rule::Body(_) | Rule::Calls { .. } => reader
+            Rule::Body(_)
+            | Rule::Calls { .. }
+            | Rule::CallsAfterMarker { .. }
+            | Rule::Native { .. } => reader
                 .filter(|reader| reader.is_reasoning())
                 .map(|reader| Self::Thought(reader.clone())),
         }
@@ -264,15 +288,50 @@ impl Place {
     fn reached(&mut self, trie: &TokTrie, token: u32) -> Option<Reached> {
         let bytes = trie.decode_ext(&[token], true);
         match self {
-            Self::Marker { seen, reader } => {
+            Self::Marker {
+                marker,
+                seen,
+                reader,
+            } => {
                 let said = match reader {
                     Some(reader) => said(reader, &bytes).into_bytes(),
                     None => bytes,
                 };
-                after(OPEN, seen, &said).map(|rest| Reached {
+                after(marker, seen, &said).map(|rest| Reached {
                     rest,
                     optional: true,
                 })
+            }
+            Self::Opening {
+                seen,
+                openings,
+                reader,
+            } => {
+                // Llama 3 puts it before calls, and no text has it.
+                let is_mark = trie.is_special_token(token) && bytes == PYTHON_TAG.as_bytes();
+                let said = match reader {
+                    _ if is_mark => String::new(),
+                    Some(reader) => said(reader, &bytes),
+                    None => String::from_utf8_lossy(&bytes).into_owned(),
+                };
+                let held = seen.as_mut()?;
+                held.push_str(&said);
+                let begun = held.trim_start();
+                if openings
+                    .iter()
+                    .any(|opening| begun.starts_with(opening.as_str()))
+                {
+                    let rest = begun.as_bytes().to_vec();
+                    *seen = None;
+                    return Some(Reached {
+                        rest,
+                        optional: true,
+                    });
+                }
+                if !openings.iter().any(|opening| opening.starts_with(begun)) {
+                    *seen = None;
+                }
+                None
             }
             Self::Thought(reader) => {
                 let said = said(reader, &bytes);

@@ -2,10 +2,12 @@
 
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
+use toktrie::TokTrie;
 
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::structured::format::{Format, Kind};
+use crate::structured::native::{Calls, Native};
 use crate::structured::schema::{Definitions, Impossible};
 use crate::structured::tools::{Choice, ToolSyntax, Tools};
 
@@ -26,6 +28,21 @@ pub(crate) enum Rule {
         /// What JSON of one call must be.
         schema: Value,
         one_call: bool,
+    },
+    /// The same between the marks of a family: anything, but what follows the first mark must be calls; or calls and
+    /// nothing else.
+    Native {
+        native: Native,
+        calls: Calls,
+        one_call: bool,
+        required: bool,
+    },
+    /// Anything, but what begins like a call of a tool must be one.
+    CallAtOnce {
+        /// What JSON of one call must be.
+        schema: Value,
+        /// What calls begin with.
+        openings: Vec<String>,
     },
     /// In [`ToolSyntax::Harmony`]: thoughts, and then an answer that is a body.
     HarmonyBody(Body),
@@ -118,6 +135,9 @@ impl Rule {
                 tools: tools.arguments(ignored)?,
                 required: false,
             }),
+            (Choice::Required, _, ToolSyntax::Native(native)) => {
+                Some(Self::native(native, tools, true, ignored)?)
+            }
             (Choice::Required, ..) => Some(Self::Calls {
                 schema: tools.schema(syntax, ignored)?,
                 syntax,
@@ -130,17 +150,57 @@ impl Rule {
                     one_call: tools.are_called_once(),
                 })
             }
+            (Choice::Auto, None, ToolSyntax::Native(native)) if tools.are_offered() => {
+                Some(Self::native(native, tools, false, ignored)?)
+            }
+            (Choice::Auto, None, ToolSyntax::Bare | ToolSyntax::BareParameters)
+                if tools.are_offered() =>
+            {
+                Some(Self::CallAtOnce {
+                    schema: tools.schema(syntax, ignored)?,
+                    openings: tools.names().map(|name| syntax.opening(&name)).collect(),
+                })
+            }
             _ => None,
         })
+    }
+
+    fn native(
+        native: Native,
+        tools: &Tools,
+        required: bool,
+        ignored: &mut Ignored,
+    ) -> Result<Self, ApiError> {
+        let (native, calls) = tools.native(native, ignored)?;
+        Ok(Self::Native {
+            native,
+            calls,
+            one_call: tools.are_called_once(),
+            required,
+        })
+    }
+
+    /// What begins the part of a reply that is held to a grammar, if a mark does.
+    pub(super) fn mark(&self) -> Option<&'static str> {
+        match self {
+            Self::CallsAfterMarker { .. } => Some(OPEN),
+            Self::Native {
+                native,
+                required: false,
+                ..
+            } => Some(native.open),
+            _ => None,
+        }
     }
 
     /// Bytes of the schema, or of what else is followed, as text.
     pub(super) fn schema_bytes(&self) -> usize {
         match self {
             Self::Body(body) | Self::HarmonyBody(body) => body.bytes(),
-            Self::Calls { schema, .. } | Self::CallsAfterMarker { schema, .. } => {
-                schema.to_string().len()
-            }
+            Self::Calls { schema, .. }
+            | Self::CallsAfterMarker { schema, .. }
+            | Self::CallAtOnce { schema, .. } => schema.to_string().len(),
+            Self::Native { calls, .. } => calls.bytes(),
             Self::HarmonyCall { tools, .. } => {
                 let bytes =
                     |(name, schema): &(String, Value)| name.len() + schema.to_string().len();
@@ -150,9 +210,19 @@ impl Rule {
     }
 
     /// The grammar of the reply, or of what follows the marker in it, or [`RECIPIENT`].
-    pub(super) fn grammar(&self) -> TopLevelGrammar {
+    /// `trie` knows which marks are tokens of the vocabulary.
+    pub(super) fn grammar(&self, trie: &TokTrie) -> TopLevelGrammar {
         match self {
             Self::Body(body) => body.grammar(),
+            Self::Native {
+                native,
+                calls,
+                one_call,
+                required,
+            } => native.grammar(calls, *one_call, !required, trie),
+            Self::CallAtOnce { schema, .. } => {
+                TopLevelGrammar::from_json_schema(compact(schema.clone()))
+            }
             Self::Calls {
                 schema,
                 syntax: ToolSyntax::Bare | ToolSyntax::BareParameters | ToolSyntax::Harmony,
@@ -244,7 +314,7 @@ fn tagged(schema: &Value, start: &str, one_call: bool) -> TopLevelGrammar {
 
 /// One space after `:` and `,` and no other: what models write anyway, and a weak model cannot
 /// lose itself in white space.
-fn compact(mut schema: Value) -> Value {
+pub(super) fn compact(mut schema: Value) -> Value {
     if let Value::Object(fields) = &mut schema {
         let options = json!({
             "whitespace_flexible": false,

@@ -10,6 +10,7 @@ mod constraint;
 mod format;
 mod gbnf;
 mod grammar;
+mod native;
 mod schema;
 mod thoughts;
 pub(crate) mod tools;

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
-use crate::structured::grammar::{OPEN, nothing_conforms};
+use crate::structured::grammar::{CLOSE, OPEN, nothing_conforms};
+use crate::structured::native::{Argument, Calls, Native};
 use crate::structured::schema::Definitions;
 
 /// Tools at most, as OpenAI has it.
@@ -26,6 +27,8 @@ pub(crate) enum ToolSyntax {
     BareParameters,
     /// A message to the function, as gpt-oss writes it.
     Harmony,
+    /// Marks of a family's own, and what it writes between them.
+    Native(Native),
 }
 
 /// `tool_choice`, as it is sent.
@@ -103,7 +106,9 @@ impl ToolSyntax {
             .unwrap_or_default();
         if Format::of(template) == Some(Format::Harmony) {
             Self::Harmony
-        } else if template.contains(OPEN) && !template.contains("<function=") {
+        } else if let Some(native) = Native::of(template) {
+            Self::Native(native)
+        } else if template.contains(OPEN) {
             Self::Tagged
         } else if template.contains("\"parameters\": dictionary") {
             Self::BareParameters
@@ -114,9 +119,33 @@ impl ToolSyntax {
 
     fn arguments(self) -> &'static str {
         match self {
-            Self::Tagged | Self::Bare | Self::Harmony => "arguments",
+            Self::Tagged | Self::Bare | Self::Harmony | Self::Native(_) => "arguments",
             Self::BareParameters => "parameters",
         }
+    }
+
+    /// What calls begin and end with; nothing where no mark tells them.
+    pub(crate) fn ends(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Tagged => Some((OPEN, CLOSE)),
+            Self::Native(native) => Some((native.open, native.close)),
+            Self::Bare | Self::BareParameters | Self::Harmony => None,
+        }
+    }
+
+    /// All that marks calls and parts of them in the text of a reply.
+    pub(crate) fn marks(self) -> Vec<&'static str> {
+        match self {
+            Self::Tagged => vec![OPEN, CLOSE],
+            Self::Native(native) => native.marks(),
+            Self::Bare | Self::BareParameters | Self::Harmony => Vec::new(),
+        }
+    }
+
+    /// How a reply begins that is a call of the tool `name`, where calls have no mark.
+    pub(crate) fn opening(self, name: &str) -> String {
+        let name = Value::from(name);
+        format!("{{\"name\": {name}, \"{}\": ", self.arguments())
     }
 }
 
@@ -223,6 +252,38 @@ impl Tools {
 }
 
 impl Tools {
+    /// What calls must be as a family writes them, and how it does: where arguments say more than their names and what
+    /// each is, as JSON between the same marks.
+    pub(crate) fn native(
+        &self,
+        native: Native,
+        ignored: &mut Ignored,
+    ) -> Result<(Native, Calls), ApiError> {
+        if !native.is_json() {
+            let tools = self.arguments(ignored)?.into_iter();
+            let tools = tools.map(|(name, schema)| Some((name, Argument::all_of(&schema)?)));
+            if let Some(tools) = tools.collect() {
+                return Ok((native, Calls::Tools(tools)));
+            }
+        }
+        let schema = self.schema(ToolSyntax::Native(native), ignored)?;
+        Ok((native.as_json(), Calls::Json(schema)))
+    }
+
+    /// Whether an argument of a tool is a text, whatever it looks like.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = (String, Vec<String>)> {
+        self.functions.iter().map(|function| {
+            let properties = function.parameters.as_ref();
+            let properties = properties.and_then(|it| it.get("properties")?.as_object());
+            let texts = properties.into_iter().flatten();
+            let texts = texts.filter(|(_, schema)| schema["type"] == "string");
+            (
+                function.name.clone(),
+                texts.map(|(name, _)| name.clone()).collect(),
+            )
+        })
+    }
+
     /// The name of each tool and what the JSON of its arguments must be.
     pub(crate) fn arguments(
         &self,
