@@ -15,11 +15,11 @@ use serde_json::{Map, Value};
 use crate::config::ServerConfig;
 use crate::conversation::{Conversations, Prompt};
 use crate::http::body::{Arriving, Bodies};
+use crate::http::doors::Doors;
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
 use crate::intake::Intake;
-use crate::keys::ApiKeys;
 use crate::models::More;
 use crate::reply::streams::Streams;
 use crate::sharing::Sharing;
@@ -49,7 +49,6 @@ pub(crate) struct Prepared<T> {
 pub(crate) struct App {
     pub(crate) engine: Handle,
     pub(crate) model_name: Arc<str>,
-    pub(crate) keys: ApiKeys,
     pub(crate) sharing: Sharing,
     grammars: Grammars,
     /// When the server started, in seconds since 1970.
@@ -74,7 +73,6 @@ impl App {
         let conversations = Conversations::new(tokenizer)?;
         Ok(Self {
             model_name: config.model_name.as_str().into(),
-            keys: config.keys.clone(),
             sharing,
             grammars: Grammars::default(),
             started: intake.started,
@@ -96,6 +94,11 @@ impl App {
 
     pub(crate) fn model(&self) -> &Arc<Model> {
         self.engine.model()
+    }
+
+    /// Who is let in, and what is kept of it.
+    pub(crate) fn doors(&self) -> Doors {
+        Doors::of(&self.config)
     }
 
     /// What bodies are received with, and memory taken by.

@@ -6,6 +6,8 @@ use std::time::Duration;
 use lacuna_engine::ServiceConfig;
 
 use crate::events::KvEventsConfig;
+use crate::http::doors::Origin;
+use crate::http::log::AccessLog;
 use crate::keys::ApiKeys;
 use crate::normalization::Normalization;
 
@@ -27,6 +29,10 @@ pub struct ServerConfig {
     pub limits: RequestLimits,
     /// Whether what would be ignored in a request is refused instead. Default no.
     pub strict_fields: bool,
+    /// Sites whose pages may use the server, each with the rights of whoever has the page open. Default none.
+    pub cors_origins: Vec<Origin>,
+    /// Where it is written what was asked. Default nowhere.
+    pub access_log: Option<AccessLog>,
     /// What is changed of conversations before they are written as prompts. Default nothing.
     pub normalization: Normalization,
     /// The engine.
@@ -73,6 +79,8 @@ impl Default for ServerConfig {
             share_prefixes: false,
             limits: RequestLimits::default(),
             strict_fields: false,
+            cors_origins: Vec::new(),
+            access_log: None,
             normalization: Normalization::default(),
             service: ServiceConfig::default(),
             kv_events: None,

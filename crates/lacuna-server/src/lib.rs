@@ -54,6 +54,8 @@ mod worker;
 
 pub use config::{RequestLimits, ServerConfig};
 pub use events::{EventAddress, KvEventsConfig, NoEventAddress};
+pub use http::doors::{NoOrigin, Origin};
+pub use http::log::AccessLog;
 pub use keys::{ApiKeys, KeyFileError, KeyProblem};
 pub use local::{Listener, Local, LocalReply, Problem, ReplyPart};
 pub use models::{ModelEntry, ModelPath, ModelServer, ModelsConfig, keep_alive};

@@ -23,6 +23,7 @@ use crate::config::ServerConfig;
 use crate::embeddings::{Embeddings, Work};
 use crate::events::{self, KvEventsConfig};
 use crate::http::connections;
+use crate::http::doors::Doors;
 use crate::http::probes::Probes;
 use crate::http::routes::Routers;
 use crate::intake::Intake;
@@ -270,7 +271,7 @@ impl EmbeddingServer {
             engine: None,
             stopping: stopped.clone(),
         };
-        let routers = Routers::of_embeddings(&app, &config.keys, &probes);
+        let routers = Routers::of_embeddings(&app, &Doors::of(&config), &probes);
         let serving = connections::serve(listener, routers, config.limits, connections, stopped);
         Ok(Self {
             address,

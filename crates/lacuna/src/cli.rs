@@ -13,7 +13,7 @@ use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
-use lacuna_server::EventAddress;
+use lacuna_server::{EventAddress, Origin};
 
 /// Run large language models in as little memory as the conversation needs.
 #[derive(Debug, Parser)]
@@ -433,6 +433,12 @@ pub(crate) struct ServeArgs {
     /// Write tools in the order of their names, for clients that send them in another order each time
     #[arg(long)]
     pub(crate) sort_tools: bool,
+    /// Let pages of this site use the server, such as https://chat.example (may be given several times)
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors: Vec<Origin>,
+    /// File to which a line of JSON is appended for every request; - is standard error
+    #[arg(long, value_name = "FILE")]
+    pub(crate) access_log: Option<PathBuf>,
     /// Seconds a request may take in all
     #[arg(long, value_name = "SECONDS", default_value = "600")]
     pub(crate) request_timeout: NonZeroU64,

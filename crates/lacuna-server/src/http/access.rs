@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use crate::http::doors::Doors;
 use crate::http::error::ApiError;
 use crate::keys::ApiKeys;
 use crate::sharing::Client;
@@ -21,11 +22,11 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Lets a request through, with the [`Client`] it is from, or answers it with 400, 401 or 403.
 pub(crate) async fn guard(
-    State(keys): State<ApiKeys>,
+    State(doors): State<Doors>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    match check(&keys, &request) {
+    match check(&doors, &request) {
         Ok(client) => {
             request.extensions_mut().insert(client);
             next.run(request).await
@@ -34,12 +35,12 @@ pub(crate) async fn guard(
     }
 }
 
-fn check(keys: &ApiKeys, request: &Request) -> Result<Client, ApiError> {
+fn check(doors: &Doors, request: &Request) -> Result<Client, ApiError> {
     let headers = request.headers();
     let host = host(request)?;
-    same_site(headers, host.as_ref())?;
-    local_name(keys, host.as_ref())?;
-    key(keys, request.uri().path(), headers)
+    same_site(doors, headers, host.as_ref())?;
+    local_name(&doors.keys, host.as_ref())?;
+    key(&doors.keys, request.uri().path(), headers)
 }
 
 /// The name and port that the client knows the server by. Only HTTP/1.0 may leave it out; a target
@@ -71,12 +72,15 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Browsers say which page a request comes from; only the server's own may send any.
-fn same_site(headers: &HeaderMap, host: Option<&Authority>) -> Result<(), ApiError> {
+/// Browsers say which page a request comes from; only the server's own may send any, and those of sites that are let in.
+fn same_site(doors: &Doors, headers: &HeaderMap, host: Option<&Authority>) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
     };
     let origin = origin.to_str().unwrap_or("");
+    if doors.admits(origin) {
+        return Ok(());
+    }
     let site = origin
         .strip_prefix("http://")
         .or(origin.strip_prefix("https://"));

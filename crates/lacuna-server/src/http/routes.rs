@@ -10,10 +10,10 @@ use axum::routing::{get, post};
 use crate::app::App;
 use crate::embeddings::{self, Embeddings};
 use crate::http::body::Bodies;
+use crate::http::doors::{self, Doors};
 use crate::http::error::{self, ApiError};
 use crate::http::probes::{self, Probes};
 use crate::http::{absent, access};
-use crate::keys::ApiKeys;
 use crate::models::front::{self, Front};
 use crate::openai::{chat, completion, models, responses, tokens};
 use crate::{anthropic, memory, metrics, ollama, page, worker};
@@ -47,11 +47,11 @@ impl Routers {
             .route("/get_model_info", get(worker::model_info))
             .merge(page::routes());
         let measured = || Router::new().route("/metrics", get(metrics::text));
-        Self::of(all, measured, app, &app.keys, probes)
+        Self::of(all, measured, app, &app.doors(), probes)
     }
 
     /// Those of a server of a model that makes embeddings or scores.
-    pub(crate) fn of_embeddings(app: &Arc<Embeddings>, keys: &ApiKeys, probes: &Probes) -> Self {
+    pub(crate) fn of_embeddings(app: &Arc<Embeddings>, doors: &Doors, probes: &Probes) -> Self {
         let all = pooling()
             .route("/api/version", get(ollama::version))
             .route("/api/tags", get(ollama::list::<Embeddings>))
@@ -59,11 +59,11 @@ impl Routers {
             .route("/api/show", post(embeddings::show))
             .route("/v1/models", get(embeddings::models))
             .route("/v1/models/{*name}", get(embeddings::model));
-        Self::of(all, Router::new, app, keys, probes)
+        Self::of(all, Router::new, app, doors, probes)
     }
 
     /// Those of a server of several models, which have handlers of their own beside it: [`of_writer`], [`of_pooler`].
-    pub(crate) fn of_models(front: &Arc<Front>, keys: &ApiKeys, probes: &Probes) -> Self {
+    pub(crate) fn of_models(front: &Arc<Front>, doors: &Doors, probes: &Probes) -> Self {
         let asked = WRITING.iter().chain(&POOLING);
         let all = asked.fold(Router::new(), |router, path| {
             router.route(path, post(front::dispatch))
@@ -85,7 +85,7 @@ impl Routers {
             .route("/get_server_info", get(front::server_info))
             .merge(page::routes());
         let measured = || Router::new().route("/metrics", get(front::metrics));
-        Self::of(all, measured, front, keys, probes)
+        Self::of(all, measured, front, doors, probes)
     }
 
     /// `all`, and what is answered at all times besides: `always` and probes.
@@ -93,7 +93,7 @@ impl Routers {
         all: Router<Arc<A>>,
         always: impl Fn() -> Router<Arc<A>>,
         app: &Arc<A>,
-        keys: &ApiKeys,
+        doors: &Doors,
         probes: &Probes,
     ) -> Self {
         let too_many = || async {
@@ -101,7 +101,7 @@ impl Routers {
             ApiError::unavailable("too_many_connections", message)
         };
         let ending = || async { probes::ending() };
-        let finish = |router: Router<Arc<A>>| finish(router.merge(always()), app, keys, probes);
+        let finish = |router: Router<Arc<A>>| finish(router.merge(always()), app, doors, probes);
         Self {
             all: finish(all.fallback(nowhere)),
             full: finish(Router::new().fallback(too_many)),
@@ -205,7 +205,7 @@ async fn not_by_it(uri: Uri) -> ApiError {
 fn finish<A: Send + Sync + 'static>(
     router: Router<Arc<A>>,
     app: &Arc<A>,
-    keys: &ApiKeys,
+    doors: &Doors,
     probes: &Probes,
 ) -> Router {
     let probe_routes = Router::new()
@@ -216,10 +216,14 @@ fn finish<A: Send + Sync + 'static>(
         .merge(probe_routes)
         .method_not_allowed_fallback(not_so)
         .layer(axum::middleware::from_fn_with_state(
-            keys.clone(),
+            doors.clone(),
             access::guard,
         ))
         .layer(axum::middleware::from_fn(error::speak))
+        .layer(axum::middleware::from_fn_with_state(
+            doors.clone(),
+            doors::pass,
+        ))
         .with_state(Arc::clone(app))
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::config::ServerConfig;
 use crate::http::connections;
+use crate::http::doors::Doors;
 use crate::http::probes::Probes;
 use crate::http::routes::Routers;
 use crate::intake::Intake;
@@ -67,7 +68,7 @@ impl ModelServer {
         };
         let registry = Registry::start(known, settings, (budget, base), models.keep_alive);
         let registry = registry.map_err(StartError::Runtime)?;
-        let (grace, limits, keys) = (config.grace, config.limits.clone(), config.keys.clone());
+        let (grace, limits, doors) = (config.grace, config.limits.clone(), Doors::of(&config));
         let front = Arc::new(Front::new(registry.models(), intake, config));
         let (stop, stopped) = watch::channel(false);
         let probes = Probes {
@@ -75,7 +76,7 @@ impl ModelServer {
             engine: None,
             stopping: stopped.clone(),
         };
-        let routers = Routers::of_models(&front, &keys, &probes);
+        let routers = Routers::of_models(&front, &doors, &probes);
         let serving = connections::serve(listener, routers, limits, memory, stopped);
         Ok(Self {
             address,

@@ -2,11 +2,11 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use lacuna_server::{ApiKeys, Server, StartError};
+use lacuna_server::{AccessLog, ApiKeys, Server, StartError};
 use serde_json::{Value, json};
 
 use crate::support::{
-    CHAT, COMPLETION, config, get, model, post, question, raw, request, start, start_with,
+    CHAT, COMPLETION, config, get, model, post, question, raw, request, start, start_with, until,
 };
 
 fn status(server: &Server, path: &str, headers: &[(&str, &str)]) -> u16 {
@@ -200,4 +200,107 @@ fn a_salt_separates_prompts_of_one_client() {
     let refused = post(&server, path, &body);
     assert_eq!(refused.status, 400);
     assert_eq!(refused.json()["error"]["param"], "cache_salt");
+}
+
+#[test]
+fn pages_of_sites_that_are_let_in_may_ask_and_no_others() {
+    let site = "https://chat.example";
+    let keys = ApiKeys::new(["first-key"]).expect("a key");
+    let server = start_with(|config| {
+        config.keys = keys;
+        config.cors_origins = vec![site.parse().expect("an origin")];
+    });
+    // A browser asks first, without the key.
+    let before = [
+        ("origin", site),
+        ("access-control-request-method", "POST"),
+        (
+            "access-control-request-headers",
+            "authorization,content-type",
+        ),
+    ];
+    let asked = raw(&server, &request("OPTIONS", CHAT, &before, b""));
+    assert_eq!(asked.status, 204);
+    assert_eq!(asked.header("access-control-allow-origin"), Some(site));
+    let headers = asked.header("access-control-allow-headers");
+    assert_eq!(headers, Some("authorization,content-type"));
+    assert_eq!(
+        asked.header("access-control-allow-methods"),
+        Some("GET, POST, DELETE")
+    );
+    let body = question(json!({"max_tokens": 1})).to_string();
+    let ask = |origin: &str, key: &str| {
+        let headers = [("origin", origin), ("authorization", key)];
+        raw(&server, &request("POST", CHAT, &headers, body.as_bytes()))
+    };
+    let reply = ask(site, "Bearer first-key");
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.header("access-control-allow-origin"), Some(site));
+    assert_eq!(reply.header("vary"), Some("origin"));
+    // The page reads why it was refused.
+    let refused = ask(site, "Bearer wrong");
+    assert_eq!(refused.status, 401);
+    assert_eq!(refused.header("access-control-allow-origin"), Some(site));
+    for other in ["https://other.example", "http://chat.example", "null"] {
+        let refused = ask(other, "Bearer first-key");
+        assert_eq!(refused.status, 403, "{other}");
+        assert_eq!(refused.header("access-control-allow-origin"), None);
+        let before = [("origin", other), ("access-control-request-method", "POST")];
+        let asked = raw(&server, &request("OPTIONS", CHAT, &before, b""));
+        assert_eq!(asked.status, 403, "{other}");
+    }
+    let closed = start();
+    let asked = raw(&closed, &request("OPTIONS", CHAT, &before, b""));
+    assert_eq!((asked.status, asked.header("vary")), (403, None));
+}
+
+#[test]
+fn requests_keep_their_names_and_are_in_the_access_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("access.jsonl");
+    let log = AccessLog::to_file(&path).expect("a file");
+    let server = start_with(|config| config.access_log = Some(log));
+    let body = question(json!({"max_tokens": 4, "stream": true})).to_string();
+    let named = [("x-request-id", "mine-1")];
+    let whole = raw(
+        &server,
+        &request("POST", &format!("{CHAT}?a=b"), &named, body.as_bytes()),
+    );
+    assert_eq!(whole.status, 200);
+    assert_eq!(whole.header("x-request-id"), Some("mine-1"));
+    let nowhere = get(&server, "/nowhere");
+    let given = nowhere.header("x-request-id").expect("a name").to_owned();
+    assert!(given.starts_with("req-"), "{given}");
+    // What is to be written is written when the server is gone.
+    server.shutdown();
+    until("both lines are there", || {
+        let text = std::fs::read_to_string(&path).expect("the log");
+        text.lines().count() == 2
+    });
+    let text = std::fs::read_to_string(&path).expect("the log");
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let line = |id: &str| {
+        let mut lines = lines.iter();
+        lines.find(|line| line["id"] == id).expect("its line")
+    };
+    let streamed = line("mine-1");
+    assert_eq!(streamed["method"], "POST");
+    assert_eq!(
+        streamed["path"], CHAT,
+        "without what follows a question mark"
+    );
+    assert_eq!(
+        (&streamed["status"], &streamed["whole"]),
+        (&json!(200), &json!(true))
+    );
+    assert_eq!(streamed["bytes"], whole.body.len());
+    assert!(streamed["head_seconds"].as_f64() <= streamed["seconds"].as_f64());
+    let refused = line(&given);
+    assert_eq!(
+        (&refused["status"], &refused["bytes"]),
+        (&json!(404), &json!(nowhere.body.len()))
+    );
 }

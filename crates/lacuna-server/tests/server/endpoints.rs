@@ -487,3 +487,32 @@ fn a_path_or_a_method_that_is_not_there_is_an_error_like_any() {
     assert_eq!(method.json()["error"]["code"], "method_not_allowed");
     assert_eq!(post(&server, "/health", &json!({})).status, 405);
 }
+
+#[test]
+fn the_dashboard_asks_for_metrics_that_there_are() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../deploy/grafana/lacuna.json"
+    );
+    let text = std::fs::read_to_string(path).expect("a part of the repository");
+    let dashboard: Value = serde_json::from_str(&text).expect("JSON");
+    let server = start();
+    let metrics = get(&server, "/metrics").body;
+    let panels = dashboard["panels"].as_array().expect("a list");
+    let targets = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().expect("a list"));
+    let mut asked = 0;
+    for target in targets {
+        let expression = target["expr"].as_str().expect("a text");
+        let of_a_name =
+            |character: char| character.is_ascii_alphanumeric() || "_:".contains(character);
+        let names = expression.split(|character| !of_a_name(character));
+        for name in names.filter(|name| name.starts_with("vllm:") || name.starts_with("lacuna_")) {
+            let sample = |line: &str| line.split(['{', ' ']).next() == Some(name);
+            assert!(metrics.lines().any(sample), "{name} of `{expression}`");
+            asked += 1;
+        }
+    }
+    assert!(asked > panels.len());
+}

@@ -17,8 +17,8 @@ use lacuna_engine::ServiceConfig;
 #[cfg(feature = "remote")]
 use lacuna_kv::folder::remote::Remote;
 use lacuna_server::{
-    ApiKeys, EmbeddingServer, KvEventsConfig, Normalization, RequestLimits, Server, ServerConfig,
-    Signals,
+    AccessLog, ApiKeys, EmbeddingServer, KvEventsConfig, Normalization, RequestLimits, Server,
+    ServerConfig, Signals,
 };
 use serde::Serialize;
 
@@ -123,6 +123,8 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
             ..RequestLimits::default()
         },
         strict_fields: args.strict_fields,
+        cors_origins: args.cors.clone(),
+        access_log: access_log(args)?,
         normalization: normalization(args)?,
         service: service(args)?,
         kv_events: args.kv_events.map(|address| KvEventsConfig {
@@ -133,6 +135,18 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
         grace: Duration::from_secs(args.grace),
         ..ServerConfig::default()
     })
+}
+
+fn access_log(args: &ServeArgs) -> Result<Option<AccessLog>> {
+    let Some(path) = &args.access_log else {
+        return Ok(None);
+    };
+    let log = match path.as_os_str() == "-" {
+        true => AccessLog::to_standard_error(),
+        false => AccessLog::to_file(path),
+    };
+    let log = log.with_context(|| format!("cannot write the access log `{}`", path.display()))?;
+    Ok(Some(log))
 }
 
 fn normalization(args: &ServeArgs) -> Result<Normalization> {
