@@ -3,6 +3,7 @@
 //! they need and runs them.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -59,17 +60,24 @@ fn python_of_interfaces() -> PathBuf {
 fn succeeds(command: &mut Command) -> String {
     let output = command
         .output()
-        .expect("the Python that .ci/test-server makes");
+        .expect("the program that .ci/test-server installs");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Runs a script against a server, and looks for what it says that works in the table of docs/server.md.
-fn finds_what_it_expects(python: &Path, script: &str) {
+fn finds_what_it_expects(program: impl AsRef<OsStr>, script: &str) {
     let server = Served::start(&[]);
     let script = root().join("crates/lacuna/tests/clients").join(script);
-    let output = succeeds(Command::new(python).arg(script).arg(&server.url));
+    let modules = root().join("target/clients-node/node_modules");
+    let mut client = Command::new(program);
+    let output = succeeds(
+        client
+            .env("NODE_PATH", modules)
+            .arg(script)
+            .arg(&server.url),
+    );
     let documented =
         std::fs::read_to_string(root().join("docs/server.md")).expect("docs/server.md");
     let lines = output.lines().filter(|line| line.starts_with('{'));
@@ -88,31 +96,44 @@ fn finds_what_it_expects(python: &Path, script: &str) {
 #[test]
 #[ignore = "needs the OpenAI client: run .ci/test-server"]
 fn the_official_openai_client_finds_what_it_expects() {
-    finds_what_it_expects(&python(), "openai_client.py");
+    finds_what_it_expects(python(), "openai_client.py");
 }
 
 #[test]
 #[ignore = "needs the OpenAI client and openai-agents: run .ci/test-server"]
 fn openais_responses_and_agents_over_them_find_what_they_expect() {
-    finds_what_it_expects(&python_of_interfaces(), "responses_client.py");
+    finds_what_it_expects(python_of_interfaces(), "responses_client.py");
 }
 
 #[test]
 #[ignore = "needs the Anthropic client: run .ci/test-server"]
 fn the_official_anthropic_client_finds_what_it_expects() {
-    finds_what_it_expects(&python_of_interfaces(), "anthropic_client.py");
+    finds_what_it_expects(python_of_interfaces(), "anthropic_client.py");
 }
 
 #[test]
 #[ignore = "needs the Ollama client: run .ci/test-server"]
 fn the_official_ollama_client_finds_what_it_expects() {
-    finds_what_it_expects(&python_of_interfaces(), "ollama_client.py");
+    finds_what_it_expects(python_of_interfaces(), "ollama_client.py");
 }
 
 #[test]
 #[ignore = "needs llm: run .ci/test-server"]
 fn the_program_llm_finds_what_it_expects() {
-    finds_what_it_expects(&python_of_interfaces(), "llm_client.py");
+    finds_what_it_expects(python_of_interfaces(), "llm_client.py");
+}
+
+#[test]
+#[ignore = "needs LiteLLM: run .ci/test-server"]
+fn litellm_finds_what_it_expects_by_each_interface() {
+    let python = root().join("target/clients-litellm/bin/python");
+    finds_what_it_expects(python, "litellm_client.py");
+}
+
+#[test]
+#[ignore = "needs Node and the AI SDK: run .ci/test-server"]
+fn the_ai_sdk_finds_what_it_expects() {
+    finds_what_it_expects("node", "ai_client.cjs");
 }
 
 #[test]
