@@ -61,7 +61,7 @@ impl Normalization {
 
     /// `tools`, in the form of OpenAI, in the order they are to be written in.
     pub(crate) fn tools<'a>(&self, tools: &'a [Value]) -> Cow<'a, [Value]> {
-        if !self.sorts_tools || tools.is_sorted_by_key(|tool| name(tool)) {
+        if !self.sorts_tools || tools.is_sorted_by_key(name) {
             return Cow::Borrowed(tools);
         }
         let mut tools = tools.to_vec();

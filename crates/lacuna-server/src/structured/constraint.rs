@@ -552,6 +552,46 @@ mod tests {
     }
 
     #[test]
+    fn without_marks_what_begins_like_a_call_is_held_to_be_one() {
+        let model = model();
+        let vocabulary = vocabulary::of(&model).expect("it ends texts");
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {
+            "type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"],
+        }}});
+        let tools = Tools::new(vec![tool], None).expect("valid");
+        let mut ignored = Ignored::new(true);
+        for (syntax, arguments) in [
+            (ToolSyntax::BareParameters, "parameters"),
+            (ToolSyntax::Bare, "arguments"),
+        ] {
+            let rule = Rule::new(None, &tools, syntax, &mut ignored);
+            let rule = rule.expect("valid").expect("tools are offered");
+            let account = RequestMemory::new(ByteLength::new(16 << 20));
+            let held = Grammars::default().constraint(&model, &rule, None, &account);
+            let held = held.expect("it can be followed");
+            let takes = |text: String| {
+                let mut held = held.fork();
+                let mut tokens = vocabulary.tokenize_bytes(text.as_bytes()).into_iter();
+                let taken = tokens.all(|token| held.accept(token).is_ok());
+                (taken, held.is_complete())
+            };
+            let begun = format!("{{\"name\": \"f\", \"{arguments}\": ");
+            assert_eq!(takes(format!("{begun}{{\"x\": 1}}}}")), (true, true));
+            assert_eq!(takes(format!("\n{begun}{{\"x\": 1}}}}")), (true, true));
+            assert_eq!(takes(format!("{begun}{{\"x\": \"")), (false, false));
+            assert_eq!(takes(format!("{begun}{{\"y\"")), (false, false));
+            // Text, or JSON that somebody asked for.
+            for free in [
+                format!("See: {begun}{{\"y\": 1}}"),
+                "{\"name\": \"g\", \"parameters\": {\"y\": []}} and more".to_owned(),
+                "{\"names\": [\"f\"]}".to_owned(),
+            ] {
+                assert_eq!(takes(free.clone()), (true, false), "{free}");
+            }
+        }
+    }
+
+    #[test]
     fn what_is_thought_is_held_to_no_grammar() {
         let model = model();
         let vocabulary = vocabulary::of(&model).expect("it ends texts");

@@ -1,6 +1,8 @@
 //! Thoughts between tags.
 
-use lacuna_text::reply::{Format, Piece};
+use std::sync::Arc;
+
+use lacuna_text::reply::{Format, Piece, Unmarked};
 use proptest::prelude::*;
 
 use crate::support::{characters, cut, mark, read};
@@ -132,4 +134,35 @@ proptest! {
         let given: String = given.chars().filter(|c| "abc\u{e9}".contains(*c)).collect();
         prop_assert_eq!(shown, given);
     }
+}
+
+#[test]
+fn control_tokens_that_mark_calls_stay_in_what_is_said() {
+    let kept: Arc<[&'static str]> = Arc::from(["[TOOL_CALLS]", "[ARGS]"]);
+    let [thinks, thought, call, arguments, other] =
+        ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]", "[IMG]"].map(mark);
+    let call = format!("{other}Let me see.{call}f{arguments}{{}}");
+    let said = "Let me see.[TOOL_CALLS]f[ARGS]{}";
+    let reply = format!("{thinks}Hm.{thought}{call}");
+    let mut reader = format(MISTRAL).reader("").keeping(Arc::clone(&kept));
+    let mut unmarked = Unmarked::keeping(kept);
+    let (mut pieces, mut plain) = (Vec::new(), String::new());
+    for piece in characters(&reply) {
+        pieces.extend(reader.push(piece));
+    }
+    for piece in characters(&call) {
+        plain += &unmarked.push(piece);
+    }
+    pieces.extend(reader.finish(""));
+    let content = pieces.iter().filter_map(|piece| match piece {
+        Piece::Content(text) => Some(text.as_str()),
+        _ => None,
+    });
+    assert_eq!(content.collect::<String>(), said);
+    assert_eq!(plain, said);
+    // Without any to keep, all of them are markup.
+    assert_eq!(
+        Unmarked::keeping(Arc::default()).push(&call),
+        "Let me see.f{}"
+    );
 }
