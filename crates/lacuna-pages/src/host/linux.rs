@@ -302,6 +302,11 @@ impl HostDevice {
 
     /// Fills the page table for memory that is committed already. Kernels before 5.14 have no such
     /// call; there the first access of each 4 KiB does it, which cannot fail any more.
+    ///
+    /// Of a file it fills the last entry alone, which is missing if any page is that the file was cut
+    /// by. The kernel walks each 4 KiB of what it is told, on one core, which for gigabytes is a good part
+    /// of what computing a token with them takes; threads that read them are given 64 KiB with each
+    /// fault, as they come to them. What cannot be read then is the guard's, as is what is cut later.
     fn populate(&self, operation: Operation) -> Result<(), DeviceError> {
         let Operation::Map {
             address,
@@ -313,7 +318,11 @@ impl HostDevice {
             return Ok(());
         };
         let contents = self.heap(place, length)?.contents;
-        let pointer = self.space(address.space)?.at(address.offset, length)?;
+        let (offset, length) = match contents {
+            Contents::File => last_entry(address.offset, length),
+            Contents::Memory => (address.offset, length),
+        };
+        let pointer = self.space(address.space)?.at(offset, length)?;
         let advice = match access {
             Access::Read => Advice::LinuxPopulateRead,
             Access::ReadWrite => Advice::LinuxPopulateWrite,
@@ -614,6 +623,12 @@ fn whole_huge_pages(address: u64, offset: u64, length: u64) -> Option<(u64, u64)
     let whole = length.saturating_sub(skipped) / HUGE_PAGE * HUGE_PAGE;
     let alike = address % HUGE_PAGE == offset % HUGE_PAGE;
     (alike && whole > 0).then_some((skipped, whole))
+}
+
+/// The last entry of the page table among those of `length` bytes at `offset`.
+fn last_entry(offset: u64, length: ByteLength) -> (u64, ByteLength) {
+    let entry = length.get().min(rustix::param::page_size() as u64);
+    (offset + length.get() - entry, ByteLength::new(entry))
 }
 
 fn protection(access: Access) -> ProtFlags {
