@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use lacuna_files::LostFile;
+use lacuna_kv::folder::SessionId;
 use lacuna_kv::prefix::Namespace;
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::SpecialText;
@@ -61,6 +62,9 @@ pub struct Request {
     pub prefix_namespace: Namespace,
     /// For this long from the prompt's end on, its page groups are the last to be evicted.
     pub pin_prefix: Option<Duration>,
+    /// The conversation that the first choice goes on with, which a cache folder keeps under its name, however it ends.
+    /// Without a folder it has no effect. Of several at once it is that of the last to end.
+    pub session: Option<SessionId>,
     /// What has been taken from the service's [`crate::RequestMemory`] for it already. Submission
     /// brings it to what the request holds until it ends, and takes that if this is `None`.
     pub memory: Option<HeldMemory>,
@@ -84,6 +88,7 @@ impl Request {
             deadline: None,
             prefix_namespace: Namespace::COMMON,
             pin_prefix: None,
+            session: None,
             memory: None,
             priority: 0,
         }

@@ -1,10 +1,12 @@
 //! What every handler shares, and the way of a request from its body to the engine.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::FromRef;
 use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
+use lacuna_kv::folder::{SessionId, SessionName};
 use lacuna_models::Model;
 use lacuna_pages::return_freed_memory;
 use lacuna_text::reply::{Effort, Reader};
@@ -22,7 +24,8 @@ use crate::http::ignored::Ignored;
 use crate::intake::Intake;
 use crate::models::More;
 use crate::reply::streams::Streams;
-use crate::sharing::Sharing;
+use crate::sessions;
+use crate::sharing::{Client, Sharing};
 use crate::structured::tools::ToolSyntax;
 use crate::structured::{Grammars, Rule};
 
@@ -181,6 +184,30 @@ impl App {
         });
         let streams = streams.collect::<Result<Vec<_>, _>>()?;
         Ok(Streams::new(streams))
+    }
+
+    /// The conversation of `client` that is called `name`.
+    pub(crate) fn session(
+        &self,
+        client: Client,
+        name: Option<&str>,
+    ) -> Result<Option<SessionId>, ApiError> {
+        let Some(name) = name else {
+            return Ok(None);
+        };
+        let name: SessionName = sessions::name(name)?;
+        if self.cache_folder().is_none() {
+            let message = "a `session` is kept in a cache folder, which this server has not; start it with `--kv-cache DIR`";
+            return Err(ApiError::field("session", message));
+        }
+        let owner = self.sharing.namespace(client, None);
+        Ok(Some(SessionId { name, owner }))
+    }
+
+    /// Where computed prompts outlive the process.
+    pub(crate) fn cache_folder(&self) -> Option<&Path> {
+        let folder = self.config.service.prefix_cache.folder.as_ref();
+        folder.map(|folder| folder.path.as_path())
     }
 
     /// What holds a reply to `rule`, if there is one.

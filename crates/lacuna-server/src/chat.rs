@@ -78,6 +78,7 @@ impl Chat {
         }
         request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
         request.pin_prefix = self.pin_prefix;
+        request.session = app.session(client, parameters.session.as_deref())?;
         request.logprobs = self.logprobs;
         request.constraint = app.constraint(rule, reader.as_ref())?;
         match (parameters.reasoning_budget(), &reader) {

@@ -47,6 +47,7 @@ mod page;
 mod preparation;
 mod reply;
 mod server;
+mod sessions;
 mod sharing;
 mod signals;
 mod structured;

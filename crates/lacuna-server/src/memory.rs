@@ -190,6 +190,7 @@ fn folder(folder: &FolderStatus) -> Value {
         "restored_tokens": folder.restored_tokens,
         "restored_bytes": folder.restored_bytes,
         "mapped_bytes": folder.mapped_bytes,
+        "known_bytes": folder.known_bytes,
         "damaged": folder.damaged,
         "gone": folder.gone,
         "unreadable": folder.unreadable,

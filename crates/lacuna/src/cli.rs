@@ -13,6 +13,7 @@ use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
+use lacuna_kv::folder::SessionName;
 use lacuna_server::{EventAddress, Origin};
 
 /// Run large language models in as little memory as the conversation needs.
@@ -145,6 +146,14 @@ pub(crate) struct CacheFolderArgs {
     pub(crate) json: bool,
 }
 
+/// Conversations of requests, which are in a server's cache folder.
+#[derive(Debug, Args)]
+pub(crate) struct ServedSessions {
+    /// The cache folder of a server: the sessions that its requests named, of all its clients
+    #[arg(long, value_name = "DIR", conflicts_with = "sessions")]
+    pub(crate) kv_cache: Option<PathBuf>,
+}
+
 /// Where conversations are.
 #[derive(Debug, Args)]
 pub(crate) struct SessionFolder {
@@ -158,31 +167,6 @@ pub(crate) struct SessionFolder {
     pub(crate) sessions: Option<PathBuf>,
 }
 
-/// What a conversation is called: letters, digits, `-`, `_` and `.`, which is not the first.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SessionName(String);
-
-impl std::str::FromStr for SessionName {
-    type Err = &'static str;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        let usable = (1..=64).contains(&name.len()) && name.bytes().all(known);
-        match usable && !name.starts_with('.') {
-            true => Ok(Self(name.to_owned())),
-            false => Err(
-                "a session's name has up to 64 letters, digits, `-`, `_` and `.`, which is not the first",
-            ),
-        }
-    }
-}
-
-impl std::fmt::Display for SessionName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   lacuna run model.gguf --session notes       begins a conversation, or goes on with it
@@ -190,6 +174,7 @@ impl std::fmt::Display for SessionName {
   lacuna sessions export notes notes.session
   lacuna sessions import notes.session --name notes-again
   lacuna sessions remove notes
+  lacuna sessions list --kv-cache DIR         those that a server keeps for the requests that name them
 
 A session holds what was said, and its KV pages: whoever has the same model and settings goes on without computing it.")]
 pub(crate) struct SessionsArgs {
@@ -203,6 +188,8 @@ pub(crate) enum SessionsAction {
     List {
         #[command(flatten)]
         folder: SessionFolder,
+        #[command(flatten)]
+        served: ServedSessions,
         /// Print one JSON array on standard output
         #[arg(long)]
         json: bool,
@@ -213,6 +200,8 @@ pub(crate) enum SessionsAction {
         name: SessionName,
         #[command(flatten)]
         folder: SessionFolder,
+        #[command(flatten)]
+        served: ServedSessions,
     },
     /// Copy one to a file, for another machine
     Export {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lacuna_kv::Sequence;
 use lacuna_kv::folder::remote::Fetching;
-use lacuna_kv::folder::{FolderMiss, Restoring};
+use lacuna_kv::folder::{FolderMiss, Restoring, SessionId};
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
 use lacuna_models::{LogitRows, Segment};
 use lacuna_text::tokenizer::Tokenizer;
@@ -61,6 +61,8 @@ pub(crate) struct Choice {
     constraint: Option<Box<dyn Constraint>>,
     /// Only for the first choice, whose prompt the others share.
     scoring: Option<Scoring>,
+    /// The conversation that it goes on with: of the first choice, too.
+    pub(crate) session: Option<SessionId>,
 }
 
 /// The log-probabilities of a prompt's tokens, on their way.
@@ -216,6 +218,7 @@ impl Waiting {
                 last: request.prompt.len() - 1,
                 scored: Ok(Vec::new()),
             });
+            leader.session = request.session;
             leader.tokens = request.prompt;
         }
         let waiting = Self {
@@ -341,6 +344,7 @@ impl Choice {
                 None => transcript,
             },
             scoring: None,
+            session: None,
             constraint: request
                 .constraint
                 .as_ref()

@@ -324,6 +324,9 @@ impl Scheduler {
             .ok();
         self.prefix
             .write(&mut session.path, &session.choice.tokens, true);
+        if let Some(id) = &session.choice.session {
+            self.prefix.keep_session(&session.path, id);
+        }
         drop(session.sequence);
         self.prefix.leave(session.path, now);
         session.choice

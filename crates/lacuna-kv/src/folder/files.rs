@@ -5,6 +5,8 @@
 //! DIR/<fingerprint>/settings    what the fingerprint is of, to say what differs
 //! DIR/<fingerprint>/*.rows      segments of groups          | *.point   of resume points
 //! DIR/<fingerprint>/*.part      being written               | *.bad     set aside
+//! DIR/<fingerprint>/*.session   a conversation with a name, see [`super::sessions`]
+//! DIR/<fingerprint>/*.verified  which segments were compared already, see [`super::verified`]
 //! ```
 //!
 //! A segment is written under another name, brought to the disk, and renamed. So there is never half of one under
@@ -12,6 +14,7 @@
 //! Removing a segment hurts nobody who has it open.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::index::Named;
+use super::sessions;
 
 const LOCK: &str = "lock";
 pub(crate) const SETTINGS: &str = "settings";
@@ -36,13 +40,15 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// The first to go has the least: what is of no use, then what was used last the longest ago, and of what was
-    /// used at one time that to which others lead.
-    fn order(&self) -> (bool, SystemTime, Reverse<Option<u32>>) {
-        match self.named {
-            Named::Segment(first_group) => (true, self.used, Reverse(Some(first_group))),
-            Named::Part | Named::Bad => (false, self.used, Reverse(None)),
-        }
+    /// The first to go has the least: what is of no use, then what no session needs, of that what was used last the
+    /// longest ago, and of what was used at one time that to which others lead.
+    fn order(&self, kept: &HashSet<PathBuf>) -> (bool, bool, SystemTime, Reverse<Option<u32>>) {
+        let (useful, first_group) = match self.named {
+            Named::Segment(first_group) => (true, Some(first_group)),
+            Named::Part | Named::Bad => (false, None),
+        };
+        let kept = kept.contains(&self.path);
+        (useful, kept, self.used, Reverse(first_group))
     }
 }
 
@@ -105,8 +111,7 @@ const LONGEST_PIN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Takes note that a segment is of use at `now`, or is to be kept until `until` if it can be. What was promised for
 /// longer stays.
-pub(crate) fn touch(path: &Path, now: SystemTime, until: Option<SystemTime>) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).open(path)?;
+pub(crate) fn touch(file: &File, now: SystemTime, until: Option<SystemTime>) -> io::Result<()> {
     let before = file.metadata()?.modified()?;
     file.set_modified(used(before, now, until))
 }
@@ -179,12 +184,25 @@ pub(crate) fn all_stored(root: &Path) -> io::Result<Vec<Stored>> {
     Ok(all)
 }
 
+/// The segments in `root` that sessions need.
+fn all_kept(root: &Path) -> io::Result<HashSet<PathBuf>> {
+    let mut all = HashSet::new();
+    for folder in subfolders(root)? {
+        all.extend(sessions::kept(&folder)?);
+    }
+    Ok(all)
+}
+
 /// Removes what is least needed in `root` until `bytes` more come to no more than `limit`, and says what all come to
 /// then, without those. The caller has the lock, so that what is half written is nobody's.
 pub(crate) fn make_room(root: &Path, bytes: u64, limit: u64) -> io::Result<u64> {
     let mut files = all_stored(root)?;
     let mut held: u64 = files.iter().map(|file| file.bytes).sum();
-    files.sort_by_key(Stored::order);
+    let kept = match held + bytes > limit {
+        true => all_kept(root)?,
+        false => HashSet::new(),
+    };
+    files.sort_by_key(|file| file.order(&kept));
     for file in files {
         if held + bytes <= limit && file.named != Named::Part {
             continue;
@@ -233,12 +251,14 @@ mod tests {
             (5000, Some(5000 + 9 * day), 5000 + day),
             (5001, None, 5000 + day),
         ] {
-            touch(&path, second(now), until.map(second)).expect("a file");
+            let file = OpenOptions::new().write(true).open(&path);
+            touch(&file.expect("a file"), second(now), until.map(second)).expect("a time");
             let found = fs::metadata(&path).and_then(|file| file.modified());
             assert_eq!(found.expect("a time"), second(expected), "at {now}");
         }
         file(root.path(), "segment", 1, 100 * day);
-        touch(&path, second(6000), None).expect("a file");
+        let opened = OpenOptions::new().write(true).open(&path);
+        touch(&opened.expect("a file"), second(6000), None).expect("a time");
         let found = fs::metadata(&path).and_then(|file| file.modified());
         assert_eq!(found.expect("a time"), second(6000));
     }

@@ -213,6 +213,22 @@ impl Index {
         }
         lineage
     }
+
+    /// What going on after the tokens of `end` takes: the segments that lead there, and the last resume point among
+    /// their tokens. And whether they lead there from `root`.
+    pub(crate) fn needed(&self, end: Chain, root: Chain) -> (Vec<Arc<Segment>>, bool) {
+        let mut needed = self.lineage(end);
+        let first = needed.last().map_or(end, |segment| segment.before);
+        let later = |chain: &&Chain| **chain != end;
+        let chains = needed
+            .iter()
+            .flat_map(|segment| segment.chains.iter().rev());
+        let points = chains
+            .skip_while(later)
+            .find_map(|chain| self.points.get(chain));
+        needed.extend(points.cloned());
+        (needed, first == root)
+    }
 }
 
 #[cfg(test)]

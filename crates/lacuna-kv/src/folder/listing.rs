@@ -132,6 +132,10 @@ pub fn clear(root: &Path) -> io::Result<u64> {
             fs::remove_file(&file.path)?;
             removed += file.bytes;
         }
+        let notes = super::verified::files_of_notes(&folder);
+        for path in notes.chain(super::sessions::files_of_sessions(&folder)) {
+            fs::remove_file(path)?;
+        }
         let settings = folder.join(files::SETTINGS);
         if settings.exists() && fs::read_dir(&folder)?.count() == 1 {
             fs::remove_file(&settings)?;

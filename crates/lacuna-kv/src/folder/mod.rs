@@ -10,7 +10,8 @@
 //!
 //! * **F1** A segment is read only under the fingerprint it was computed under, and found by what all of its tokens
 //!   and those before them hash to; the tokens are compared before it is used.
-//! * **F2** No byte of a file is in a page that anyone sees before its checksum was compared, mapped or copied.
+//! * **F2** No byte of a file is in a page that anyone sees before its checksum was compared, mapped or copied: by
+//!   this process, or since the machine was started, and the file has not been written to (see [`verified`]).
 //! * **F3** A file has its name only when it is whole (see [`files`]). What says otherwise is damaged: it is set
 //!   aside, counted, and computed again.
 //! * **F4** Whatever becomes of the folder, only time is lost: an error of it is never one of a request.
@@ -23,8 +24,10 @@ mod listing;
 pub mod remote;
 mod restore;
 mod segment;
+mod sessions;
 mod shape;
 mod unnamed;
+mod verified;
 mod write;
 
 use std::collections::{HashSet, VecDeque};
@@ -48,12 +51,16 @@ use remote::{Remote, RemoteStatus, Tier};
 pub use restore::{FolderMiss, Restored, Restoring, Stored};
 pub use segment::Kind;
 use segment::{Damage, Header, ReadError};
+pub use sessions::{
+    KeptSession, MOST_SESSIONS, NotASessionName, SessionId, SessionName, remove_session, sessions,
+};
 use shape::Shape;
 use unnamed::UnnamedFiles;
+use verified::Verified;
 use write::{NewSegment, Source};
 
 use crate::cache::KvCache;
-use crate::prefix::Pins;
+use crate::prefix::{Namespace, Pins};
 use crate::swap::SwapRoom;
 
 /// Where a cache folder is, and how large it may be.
@@ -106,6 +113,9 @@ pub struct FolderStatus {
     pub restored_bytes: u64,
     /// The part of them that are the files' own pages, mapped and not copied.
     pub mapped_bytes: u64,
+    /// The part of these that was not compared with checksums, because it was since the machine was started and its
+    /// file has not been written to.
+    pub known_bytes: u64,
     /// Segments that were not taken because they are damaged; they are set aside.
     pub damaged: u64,
     /// Segments that were gone when they were wanted.
@@ -154,6 +164,8 @@ struct Shared {
     tier: Option<Tier>,
     /// The files of segments, where they have no names: those that the process puts aside for itself.
     unnamed: Option<UnnamedFiles>,
+    /// Which files need not be compared again.
+    verified: Verified,
     /// Pieces written since the start.
     moved: AtomicU64,
     /// Of a disk that is told what to do.
@@ -185,6 +197,8 @@ enum Job {
     Write(NewSegment),
     /// What is after these tokens was of use, or is to be kept for a while.
     Touch(Chain, Option<SystemTime>),
+    /// What is after so many tokens of a namespace is what a session goes on from.
+    Keep(SessionId, Namespace, Chain, usize),
 }
 
 impl CacheFolder {
@@ -291,7 +305,7 @@ impl CacheFolder {
     }
 
     /// Before the first token of a namespace.
-    pub(crate) fn root(&self, namespace: crate::prefix::Namespace) -> Chain {
+    pub(crate) fn root(&self, namespace: Namespace) -> Chain {
         Chain::root(&self.shared.fingerprint, namespace)
     }
 
@@ -344,6 +358,19 @@ impl CacheFolder {
     /// Makes what is after the tokens of `chain` the last to leave until `until`.
     pub(crate) fn pin(&self, chain: Chain, until: SystemTime) {
         self.shared.touch_later(chain, Some(until));
+    }
+
+    /// Keeps what is after the `tokens` tokens of `namespace` that hash to `chain` for the session `id`, in the place of
+    /// what it had, once all that was given before is written.
+    pub(crate) fn keep_session(
+        &self,
+        id: &SessionId,
+        namespace: Namespace,
+        chain: Chain,
+        tokens: usize,
+    ) {
+        let keep = Job::Keep(id.clone(), namespace, chain, tokens);
+        self.shared.note_later(keep);
     }
 
     /// Whether it is of this process alone, and gets what would be evicted.
@@ -447,9 +474,15 @@ impl Shared {
             ("page bytes", shape.page_bytes().to_string()),
         ]);
         let remote = config.remote.as_ref();
+        let folder = config.path.join(fingerprint.folder_name());
+        let verified = match unnamed {
+            Some(_) => Verified::nothing(),
+            None => Verified::open(&folder),
+        };
         let shared = Self {
             tier: remote.map(|remote| Tier::new(remote, fingerprint.folder_name())),
-            folder: config.path.join(fingerprint.folder_name()),
+            verified,
+            folder,
             config,
             fingerprint,
             shape,
@@ -600,9 +633,13 @@ impl Shared {
 
     /// Has the writing thread take note that what is after the tokens of `chain` was of use, or is to be kept.
     fn touch_later(&self, chain: Chain, until: Option<SystemTime>) {
+        self.note_later(Job::Touch(chain, until));
+    }
+
+    fn note_later(&self, job: Job) {
         let mut queue = self.queue();
         if queue.paused_until.is_none() && !queue.closing {
-            queue.jobs.push_back(Job::Touch(chain, until));
+            queue.jobs.push_back(job);
             self.changed.notify_all();
         }
     }

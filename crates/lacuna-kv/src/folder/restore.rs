@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,6 +15,7 @@ use super::chain::Chain;
 use super::faults::Call;
 use super::index::Segment;
 use super::segment::{Header, Kind, ReadError};
+use super::verified::{self, State};
 use super::{CacheFolder, Shared, locked};
 use crate::prefix::{Namespace, Pins};
 
@@ -262,9 +262,9 @@ impl CacheFolder {
 }
 
 const READER: &str = "lacuna-restore";
-/// Threads that read one prompt: comparing checksums is bound by the processor, for one, and a disk has enough to do
-/// with a few.
-const MOST_READERS: usize = 4;
+/// Threads that read one prompt: so that a disk is read while others compare what it gave, whatever processors there
+/// are, and has enough to do.
+const READERS: usize = 4;
 /// Segments of less are copied: a file takes a descriptor for as long as it is mapped, and this much takes a tenth of a
 /// millisecond to copy.
 const LEAST_MAPPED: u64 = 1 << 20;
@@ -357,8 +357,7 @@ impl Shared {
                 }
             }
         };
-        let readers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let readers = readers.min(MOST_READERS).min(segments.len());
+        let readers = READERS.min(segments.len());
         thread::scope(|scope| {
             for _ in 1..readers {
                 let thread = thread::Builder::new().name(READER.to_owned());
@@ -444,6 +443,12 @@ impl Shared {
     ) -> Result<(), Missed> {
         self.ask(Call::Read).map_err(Missed::Unreadable)?;
         let file = self.open_file(&segment.name).map_err(Missed::Unreadable)?;
+        // Before anything is read: whatever is written to it from now on makes another of it, and what is read is in
+        // memory.
+        let state = State::of(&file).ok();
+        let known = state.is_some_and(|state| {
+            self.verified.has(&segment.name, state) && verified::is_in_memory(&file, 0, u64::MAX)
+        });
         let header = Header::read(&file)?;
         // The file may be another one by now.
         let same = self.check(&header).is_ok()
@@ -460,13 +465,22 @@ impl Shared {
             _ => self.map(&file, &header)?,
         };
         let ask = || self.ask(Call::Read).map_err(Missed::Unreadable);
+        let mut known_bytes = 0;
         match pages {
             Some(pages) => {
                 locked(progress).hold(index, Part::Mapped(pages))?;
-                header.verify_payload(&file, || {
+                let each = || {
                     ask()?;
                     locked(progress).part(index).map(|_| ())
-                })?;
+                };
+                match (known, state) {
+                    (true, _) => known_bytes = header.payload_bytes,
+                    (false, state) => {
+                        header.verify_payload(&file, each)?;
+                        let note = |state| self.verified.note_compared(&segment.name, state);
+                        state.map(note);
+                    }
+                }
             }
             None => {
                 let buffer = self.buffer(header.payload_bytes)?;
@@ -495,6 +509,7 @@ impl Shared {
         let mut status = self.status();
         status.restored_bytes += header.payload_bytes;
         status.mapped_bytes += mapped_bytes;
+        status.known_bytes += known_bytes;
         Ok(())
     }
 

@@ -16,6 +16,7 @@ use std::io;
 use std::ops::Range;
 
 use super::chain::Chain;
+use super::verified::is_in_memory;
 use crate::checksum::{Checksum, xxh3_128};
 
 const MAGIC: [u8; 8] = *b"lacunakv";
@@ -155,8 +156,15 @@ impl Header {
         bytes
     }
 
-    /// The header at the start of `file`, which has just the length that it says.
+    /// The header at the start of `file`, which has just the length that it says. Nothing behind it is read.
     pub(crate) fn read(file: &File) -> Result<Self, ReadError> {
+        read_ahead(file, false);
+        let header = Self::read_alone(file);
+        read_ahead(file, true);
+        header
+    }
+
+    fn read_alone(file: &File) -> Result<Self, ReadError> {
         let file_bytes = file.metadata()?.len();
         let mut start = [0; CHECKSUM.start];
         read_at(file, &mut start, 0)?;
@@ -222,14 +230,19 @@ impl Header {
         mut each: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         let start = self.payload_start();
-        let mut run = vec![0; self.payload_bytes.min(RUN as u64) as usize];
+        let mut memory = vec![0; self.payload_bytes.min(PIECE as u64) as usize];
         for (index, &expected) in self.checksums.iter().enumerate() {
             each()?;
             let at = index as u64 * PIECE as u64;
             let mut left = (self.payload_bytes - at).min(PIECE as u64) as usize;
+            // A disk is the faster the more it is asked for at once.
+            let longest = match is_in_memory(file, start + at, 1) {
+                true => RUN,
+                false => PIECE,
+            };
             let (mut checksum, mut next) = (Checksum::default(), start + at);
             while left > 0 {
-                let run = &mut run[..left.min(RUN)];
+                let run = &mut memory[..left.min(longest)];
                 read_at(file, run, next)?;
                 checksum.update(run);
                 left -= run.len();
@@ -287,6 +300,18 @@ fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> Result<(), ReadError> 
         read => Ok(read?),
     }
 }
+
+/// Whether the system reads more of `file` than it is asked for. What it reads without need is in memory for whoever
+/// asks whether it has been since it was compared.
+#[cfg(target_os = "linux")]
+fn read_ahead(file: &File, more: bool) {
+    use rustix::fs::{Advice, fadvise};
+    let advice = if more { Advice::Normal } else { Advice::Random };
+    fadvise(file, 0, None, advice).ok();
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_ahead(_: &File, _: bool) {}
 
 /// Without moving the position in the file: those of files without names are everybody's who reads them.
 #[cfg(unix)]

@@ -1,6 +1,6 @@
 //! Writing segments, off the step: a thread that takes one after the other.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,8 @@ use super::faults::Call;
 use super::index::Segment;
 use super::segment::{Header, Kind, PIECE, checksum};
 use super::unnamed::UnnamedFiles;
-use super::{Job, Shared, files, locked};
+use super::verified::State;
+use super::{Job, SessionId, Shared, files, locked, sessions};
 use crate::cache::to_usize;
 use crate::prefix::Pins;
 
@@ -71,7 +72,15 @@ pub(super) fn run(shared: &Shared) {
         match job {
             Job::Touch(chain, until) => shared.touch_lineage(chain, until),
             Job::Write(segment) => shared.write(&segment),
+            Job::Keep(id, namespace, chain, tokens) => {
+                let root = Chain::root(&shared.fingerprint, namespace);
+                if let Err(error) = shared.keep_session(&id, root, chain, tokens) {
+                    shared.note_failed_write(&error);
+                }
+            }
         }
+        // What is not noted is compared again.
+        shared.verified.save().ok();
         shared.end_job();
     }
 }
@@ -133,9 +142,14 @@ impl Shared {
         let mut queue = self.queue();
         let mut given_up = 0;
         for job in std::mem::take(&mut queue.jobs) {
-            if let Job::Write(segment) = job {
-                self.index().expect_no_more(segment.kind, &segment.chains);
-                given_up += 1;
+            match job {
+                Job::Write(segment) => {
+                    self.index().expect_no_more(segment.kind, &segment.chains);
+                    given_up += 1;
+                }
+                // It takes no page, and has what was written before.
+                Job::Keep(..) => queue.jobs.push_back(job),
+                Job::Touch(..) => {}
             }
         }
         let source = std::mem::take(&mut *locked(&self.source));
@@ -231,7 +245,11 @@ impl Shared {
             return Ok(None);
         }
         let held = files::make_room(root, bytes, self.config.limit.get())?;
-        self.write_file(header, &path)?;
+        let file = self.write_file(header, &path)?;
+        if let Ok(state) = State::of(&file) {
+            // Its checksums were made of what was written.
+            self.verified.note(&segment.name, state);
+        }
         Ok(Some(held + bytes))
     }
 
@@ -295,7 +313,7 @@ impl Shared {
     }
 
     /// Writes a segment under another name, and gives it its own.
-    fn write_file(&self, header: &mut Header, path: &Path) -> Result<(), WriteError> {
+    fn write_file(&self, header: &mut Header, path: &Path) -> Result<File, WriteError> {
         self.write_part(path, |file| self.write_bytes(header, file))
     }
 
@@ -304,19 +322,21 @@ impl Shared {
         &self,
         path: &Path,
         write: impl FnOnce(&File) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> Result<File, E> {
         let part = files::part_of(path);
         // The folder may have been cleared.
         files::create_private_folder(&self.folder)?;
         let file = files::create_private(&part)?;
         let written = write(&file).and_then(|()| {
             self.ask(Call::Write)?;
+            // No tick of the system's clock, so that whoever writes to it later is noticed.
+            file.set_modified(SystemTime::now())?;
             Ok(files::commit(&file, &part, path)?)
         });
         if written.is_err() {
             fs::remove_file(&part).ok();
         }
-        written
+        written.map(|()| file)
     }
 
     fn write_bytes(&self, header: &mut Header, mut file: &File) -> Result<(), WriteError> {
@@ -397,9 +417,35 @@ impl Shared {
             match &self.unnamed {
                 Some(files) => files.touch(&segment.name, now, until),
                 None => {
-                    files::touch(&self.folder.join(&segment.name), now, until).ok();
+                    self.touch_file(&segment.name, now, until).ok();
                 }
             }
         }
+    }
+
+    /// Keeps the segments up to `chain` for a session. Where not all from `root` on were written, what it had stays.
+    fn keep_session(
+        &self,
+        id: &SessionId,
+        root: Chain,
+        chain: Chain,
+        tokens: usize,
+    ) -> io::Result<()> {
+        self.ask(Call::Write)?;
+        let (segments, whole) = self.index().needed(chain, root);
+        let (names, tokens) = match whole {
+            true => (segments.iter().map(|it| it.name.clone()).collect(), tokens),
+            false if sessions::is_kept(&self.folder, id) => return Ok(()),
+            false => (Vec::new(), 0),
+        };
+        let _lock = files::lock(&self.config.path)?;
+        sessions::keep(&self.folder, id, tokens, &names)
+    }
+
+    fn touch_file(&self, name: &str, now: SystemTime, until: Option<SystemTime>) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).open(self.folder.join(name))?;
+        let touch = |file: &File| files::touch(file, now, until);
+        self.verified.across(name, &file, touch)
     }
 }

@@ -6,7 +6,7 @@ use super::cache::{Path, PrefixCache};
 use super::namespace::Namespace;
 use super::tree::{Inserted, Parent};
 use crate::folder::remote::Fetching;
-use crate::folder::{CacheFolder, FolderStatus, Kind, Restored, Restoring, Stored};
+use crate::folder::{CacheFolder, FolderStatus, Kind, Restored, Restoring, SessionId, Stored};
 
 impl PrefixCache {
     /// The same, and what enters it is written to `folder`.
@@ -87,6 +87,18 @@ impl PrefixCache {
             folder.touch(last);
             self.pin_files(path);
         }
+    }
+
+    /// Has the folder keep what it was given of `path` for the session `id`, which is gone on with from there. Nothing
+    /// without a folder that others find.
+    pub fn keep_session(&self, path: &Path, id: &SessionId) {
+        let Some(folder) = self.folder.as_ref().filter(|folder| !folder.is_unnamed()) else {
+            return;
+        };
+        let root = folder.root(path.namespace);
+        let chain = path.chains.last().copied().unwrap_or(root);
+        let tokens = path.chains.len() * self.grain.group_tokens().get();
+        folder.keep_session(id, path.namespace, chain, tokens);
     }
 
     /// Has the folder keep what it has of the groups of `path` that are to be kept.

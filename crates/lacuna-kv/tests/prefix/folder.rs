@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lacuna_kv::folder::faults::{DiskFaults, Trouble};
 use lacuna_kv::folder::{
-    self, CacheFolder, Fingerprint, FolderConfig, FolderError, FolderStatus, Restored,
+    self, CacheFolder, Fingerprint, FolderConfig, FolderError, FolderStatus, Restored, SessionId,
 };
 use lacuna_kv::prefix::{Namespace, PrefixCache};
 use lacuna_pages::{ByteLength, guard};
@@ -74,6 +74,19 @@ impl Bench {
         let all = turn.tokens.clone();
         self.leave(turn);
         all
+    }
+
+    /// A session's turn: what was held is gone on with, ended, and kept under its name.
+    fn end_session(&mut self, mut held: Held, id: &SessionId) -> Vec<u32> {
+        self.compute(&mut held, 64);
+        let (path, sequence) = (&mut held.path, &mut held.sequence);
+        let finished = self.cache.finish(path, sequence, Instant::now());
+        finished.expect("pages can be sealed");
+        self.cache.write(path, &held.tokens, true);
+        self.cache.keep_session(path, id);
+        drop(held.sequence);
+        self.cache.leave(held.path, Instant::now());
+        held.tokens
     }
 
     /// Computes what is missing of a prompt, and checks every row that is held.
@@ -219,6 +232,43 @@ fn long_prompts_are_mapped_from_their_files_and_copied_where_they_are_written() 
         while second.cache.evict(Instant::now()) {}
         assert_eq!(second.kv.ledger().file, ByteLength::ZERO);
     }
+}
+
+/// Only where the system says when it was started.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_was_compared_since_the_machine_was_started_is_not_read_again_unless_somebody_writes_to_it()
+{
+    use std::os::unix::fs::FileExt;
+    guard::install().expect("a handler");
+    let (bench, root) = (first_bench(), root());
+    let mut first = bench.restarted(root.path());
+    let prompt = first.turn(&tokens(0, LONG));
+    first.settle();
+    drop(first);
+    let mut restored = 0;
+    for _ in 0..3 {
+        let mut next = bench.restarted(root.path());
+        restored = next.restore(&prompt);
+        assert!(restored > 0);
+        // Its use gives the files other times.
+        next.settle();
+        let status = next.folder();
+        assert!(status.mapped_bytes > 1 << 20);
+        assert_eq!(status.known_bytes, status.mapped_bytes);
+    }
+    let path = &segments(root.path())[0];
+    let file = fs::OpenOptions::new().read(true).write(true).open(path);
+    let file = file.expect("a segment");
+    let at = fs::metadata(path).expect("a segment").len() - 1;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("a byte");
+    file.write_all_at(&[byte[0] ^ 1], at).expect("room");
+    let mut next = bench.restarted(root.path());
+    assert!(next.restore(&prompt) < restored);
+    assert_eq!(next.folder().damaged, 1);
+    let held = next.start(&prompt);
+    next.check(held);
 }
 
 #[test]
@@ -868,6 +918,59 @@ fn a_prompt_that_is_answered_from_memory_stays_in_the_folder_as_well() {
         third.cache.stored(Namespace::COMMON, tokens).is_some()
     };
     assert!(found(&prompt) && !found(&tokens(10, 500)));
+}
+
+#[test]
+fn what_a_session_needs_stays_in_a_folder_until_the_session_is_removed() {
+    for bench in benches() {
+        let root = root();
+        let mut first = bench.restarted(root.path());
+        let prompt = first.turn(&tokens(0, 500));
+        first.settle();
+        let one = first.folder().bytes.get();
+        drop(first);
+        let limited = config(root.path(), 5 * one / 2);
+        let mut second = bench
+            .restarted(root.path())
+            .with_folder(limited, made_by("a"));
+        second.restore(&prompt);
+        let held = second.start(&prompt);
+        let id = SessionId {
+            name: "notes".parse().expect("a name"),
+            owner: Namespace::COMMON,
+        };
+        let next = second.end_session(held, &id);
+        second.settle();
+        let kept = folder::sessions(root.path()).expect("a folder");
+        let group = second.cache.grain().group_tokens().get();
+        assert_eq!((kept.len(), &kept[0].id), (1, &id));
+        assert_eq!(kept[0].tokens, next.len() / group * group);
+        for seed in 10..16 {
+            second.turn(&tokens(seed, 500));
+            second.settle();
+        }
+        let found = |tokens: &[u32]| {
+            let third = bench.restarted(root.path());
+            let stored = third.cache.stored(Namespace::COMMON, tokens);
+            stored.map_or(0, |stored| stored.tokens)
+        };
+        let more = [next.as_slice(), &tokens(2, 60)].concat();
+        let whole = next.len() / group * group;
+        // Of layers with states a sequence goes on from a point, which is not at the end of each group.
+        let points = second.cache.grain().has_resume_points();
+        assert!(
+            found(&more) == whole || points && found(&more) > 400,
+            "{}",
+            found(&more)
+        );
+        assert_eq!(found(&tokens(10, 500)), 0, "nobody named it");
+        let removed = folder::remove_session(root.path(), &id.name, None);
+        assert_eq!(removed.expect("removed"), 1);
+        assert_eq!(found(&more), 0);
+        // The process that has it mapped goes on, and others find that it is gone.
+        let held = second.start(&more);
+        second.check(held);
+    }
 }
 
 #[test]

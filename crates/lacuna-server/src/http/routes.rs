@@ -16,7 +16,7 @@ use crate::http::probes::{self, Probes};
 use crate::http::{absent, access};
 use crate::models::front::{self, Front};
 use crate::openai::{chat, completion, models, responses, tokens};
-use crate::{anthropic, memory, metrics, ollama, page, worker};
+use crate::{anthropic, memory, metrics, ollama, page, sessions, worker};
 
 /// What answers, by how the server is.
 #[derive(Debug, Clone)]
@@ -39,6 +39,11 @@ impl Routers {
             .route("/api/show", post(ollama::show))
             .route("/v1/models", get(models::list))
             .route("/v1/models/{*name}", get(models::one))
+            .route("/v1/sessions", get(sessions::list))
+            .route(
+                "/v1/sessions/{name}",
+                get(sessions::one).delete(sessions::remove),
+            )
             .route("/memory", get(memory::map).post(memory::set))
             .route("/version", get(worker::version))
             .route("/server_info", get(worker::server_info))

@@ -72,7 +72,12 @@ fn prepare(
     let rule = Rule::new(format, &Tools::default(), ToolSyntax::Bare, &mut ignored)?;
     let constraint = app.constraint(rule, None)?;
     let namespace = app.sharing.namespace(client, parameters.cache_salt()?);
+    let session = app.session(client, parameters.session.as_deref())?;
     let prompts = completion.prompt.read(app)?;
+    if session.is_some() && prompts.len() != 1 {
+        let message = "a `session` is one conversation; send its prompt alone";
+        return Err(ApiError::field("session", message));
+    }
     let (mut requests, mut notes) = (Vec::new(), Vec::new());
     for prompt in prompts {
         notes.push(Note {
@@ -85,6 +90,7 @@ fn prepare(
         let recommended = app.model().recommended_sampling();
         let mut request = parameters.request(prompt.tokens, Some(DEFAULT_TOKENS), recommended)?;
         request.prefix_namespace = namespace;
+        request.session.clone_from(&session);
         request.logprobs = logprobs;
         let echoed = logprobs.filter(|_| parameters.echoes());
         request.prompt_logprobs = request.prompt_logprobs.max(echoed);

@@ -18,8 +18,9 @@ use crate::http::ignored::Ignored;
 use crate::openai::fields;
 
 /// The fields of [`Parameters`].
-const FIELDS: [&str; 32] = [
+const FIELDS: [&str; 33] = [
     "cache_salt",
+    "session",
     "max_tokens",
     "max_completion_tokens",
     "min_tokens",
@@ -68,6 +69,8 @@ pub(crate) const MOST_LOGPROBS: usize = 20;
 #[serde(default)]
 pub(crate) struct Parameters {
     pub(crate) cache_salt: Option<String>,
+    /// The name under which a cache folder keeps the conversation.
+    pub(crate) session: Option<String>,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) max_completion_tokens: Option<usize>,
     pub(crate) min_tokens: Option<usize>,

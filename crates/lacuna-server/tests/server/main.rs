@@ -18,6 +18,7 @@ mod protocol;
 mod refusals;
 mod replies;
 mod responses;
+mod sessions;
 mod streams;
 mod structured;
 mod support;

@@ -9,10 +9,11 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use lacuna::{Engine, EngineError, Message, Sampling, Session};
 use lacuna_cli::{output, tell};
+use lacuna_kv::folder::{self, SessionName};
 use lacuna_kv::saved::{Saved, SavedError};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{SessionFolder, SessionName, SessionsAction, SessionsArgs};
+use crate::cli::{SessionFolder, SessionsAction, SessionsArgs};
 
 const EXTENSION: &str = "session";
 
@@ -147,8 +148,22 @@ fn usual_folder() -> Result<PathBuf> {
 
 pub(crate) fn run(args: &SessionsArgs) -> Result<()> {
     match &args.action {
-        SessionsAction::List { folder, json } => list(folder, *json),
-        SessionsAction::Remove { name, folder } => remove(name, folder),
+        SessionsAction::List {
+            folder,
+            served,
+            json,
+        } => match &served.kv_cache {
+            Some(root) => list_served(root, *json),
+            None => list(folder, *json),
+        },
+        SessionsAction::Remove {
+            name,
+            folder,
+            served,
+        } => match &served.kv_cache {
+            Some(root) => remove_served(name, root),
+            None => remove(name, folder),
+        },
         SessionsAction::Export { name, file, folder } => export(name, file, folder),
         SessionsAction::Import { file, name, folder } => import(file, name.as_ref(), folder),
     }
@@ -235,6 +250,57 @@ fn remove(name: &SessionName, folder: &SessionFolder) -> Result<()> {
     match fs::remove_file(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(no_session(name)),
         removed => removed.with_context(|| format!("cannot remove `{}`", path.display())),
+    }
+}
+
+#[derive(Serialize)]
+struct ServedRow {
+    name: String,
+    tokens: usize,
+    bytes: u64,
+    idle_seconds: Option<u64>,
+    /// What computed it, as the cache folder calls it.
+    settings: String,
+}
+
+fn list_served(root: &Path, json: bool) -> Result<()> {
+    let sessions = folder::sessions(root);
+    let sessions = sessions.with_context(|| format!("cannot read `{}`", root.display()))?;
+    let row = |session: folder::KeptSession| ServedRow {
+        name: session.id.name.to_string(),
+        tokens: session.tokens,
+        bytes: session.bytes,
+        idle_seconds: SystemTime::now()
+            .duration_since(session.used)
+            .ok()
+            .map(|idle| idle.as_secs()),
+        settings: session.fingerprint,
+    };
+    let rows: Vec<ServedRow> = sessions.into_iter().map(row).collect();
+    if json {
+        return output::json(&rows);
+    }
+    output::print(|out| {
+        for row in &rows {
+            let bytes = output::bytes(row.bytes);
+            writeln!(
+                out,
+                "{}: {} tokens, {bytes}, computed by {}",
+                row.name, row.tokens, row.settings
+            )?;
+        }
+        Ok(())
+    })
+}
+
+fn remove_served(name: &SessionName, root: &Path) -> Result<()> {
+    let removed = folder::remove_session(root, name, None);
+    match removed.with_context(|| format!("cannot remove from `{}`", root.display()))? {
+        0 => bail!(
+            "there is no session `{name}`; `lacuna sessions list --kv-cache {}` shows those there are",
+            root.display()
+        ),
+        _ => Ok(()),
     }
 }
 
