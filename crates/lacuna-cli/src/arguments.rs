@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use lacuna_engine::{EngineConfig, PrefixCacheConfig, ServiceConfig, Speculation};
-use lacuna_kv::folder::FolderConfig;
+use lacuna_kv::folder::{CacheKey, FolderConfig, KeyError};
 use lacuna_kv::swap::SwapConfig;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::FiniteCheck;
@@ -97,6 +97,10 @@ pub struct ServiceArgs {
         requires = "kv_cache"
     )]
     pub kv_cache_bytes: ByteCount,
+    /// File with the key that the folder of --kv-cache is encrypted with: 32 random bytes or 64 hexadecimal digits, which
+    /// only its owner may read. What is encrypted is copied into memory when it is read back. Not encrypted without it
+    #[arg(long, value_name = "FILE", requires = "kv_cache", value_parser = cache_key)]
+    pub kv_cache_key: Option<CacheKey>,
     /// Bytes of files without names, in TMPDIR or /var/tmp, to which KV pages go that make room for others, of requests
     /// and of conversations in the prefix cache, where that takes less time than computing them again. Off without it
     #[arg(long, value_name = "BYTES")]
@@ -156,6 +160,7 @@ impl ServiceArgs {
                     path: path.clone(),
                     limit: ByteLength::new(self.kv_cache_bytes.0),
                     remote: None,
+                    key: self.kv_cache_key.clone(),
                 }),
                 ..PrefixCacheConfig::default()
             },
@@ -166,6 +171,14 @@ impl ServiceArgs {
             ..ServiceConfig::default()
         }
     }
+}
+
+/// The key in the file that an argument names.
+///
+/// # Errors
+/// [`KeyError`].
+pub fn cache_key(path: &str) -> Result<CacheKey, KeyError> {
+    CacheKey::read(Path::new(path))
 }
 
 /// Where large files go for a while: not to /tmp, which is memory on many systems.

@@ -8,7 +8,7 @@ mod open;
 pub mod output;
 pub mod resident;
 
-pub use arguments::{EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
+pub use arguments::{EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs, cache_key};
 pub use bytes::{ByteCount, NotBytes};
 pub use open::{
     Bars, open, open_files, open_to_run, open_to_run_files, record_experts, served_name,

@@ -13,7 +13,7 @@ use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
-use lacuna_kv::folder::SessionName;
+use lacuna_kv::folder::{CacheKey, SessionName};
 use lacuna_server::{EventAddress, Origin};
 
 /// Run large language models in as little memory as the conversation needs.
@@ -129,9 +129,9 @@ pub(crate) struct CacheArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum CacheAction {
     /// Show what there is, by what it was computed by
-    List(CacheFolderArgs),
+    List(CacheReadArgs),
     /// Read every segment and compare its checksums; the exit code is 1 if one is damaged
-    Verify(CacheFolderArgs),
+    Verify(CacheReadArgs),
     /// Remove all of it
     Clear(CacheFolderArgs),
 }
@@ -144,6 +144,15 @@ pub(crate) struct CacheFolderArgs {
     /// Print one JSON object on standard output
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CacheReadArgs {
+    #[command(flatten)]
+    pub(crate) folder: CacheFolderArgs,
+    /// File with the key of what is encrypted; the rest is read without
+    #[arg(long, value_name = "FILE", value_parser = lacuna_cli::cache_key)]
+    pub(crate) kv_cache_key: Option<CacheKey>,
 }
 
 /// Conversations of requests, which are in a server's cache folder.

@@ -23,6 +23,7 @@ fn kept_in(folder: &Path) -> ServiceConfig {
         path: folder.to_owned(),
         limit: ByteLength::mebibytes(256),
         remote: None,
+        key: None,
     });
     config
 }

@@ -3,7 +3,11 @@
 
 use std::fmt;
 
+use super::cipher::CacheKey;
 use crate::prefix::Namespace;
+
+/// The part of a fingerprint that names the key.
+const KEY: &str = "encryption key";
 
 /// Everything that shapes a byte of the KV cache: bytes that were computed under another are of no use.
 ///
@@ -12,6 +16,18 @@ use crate::prefix::Namespace;
 pub struct Fingerprint {
     parts: Vec<(String, String)>,
     digest: [u8; 32],
+    /// Of who has a key, and no part of what is told.
+    secret: Option<Secret>,
+}
+
+/// Bytes that are shown to nobody.
+#[derive(Clone, PartialEq, Eq)]
+struct Secret([u8; 32]);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
 }
 
 impl Fingerprint {
@@ -29,6 +45,16 @@ impl Fingerprint {
         Self {
             digest: *hasher.finalize().as_bytes(),
             parts,
+            secret: None,
+        }
+    }
+
+    /// The same, of files that take `key` to be read: what tokens hash to then follows from it, too.
+    pub(crate) fn with_key(self, key: &CacheKey) -> Self {
+        let keyed = self.and([(KEY, key.id())]);
+        Self {
+            secret: Some(Secret(key.of_names())),
+            ..keyed
         }
     }
 
@@ -63,7 +89,19 @@ impl Fingerprint {
         };
         let differs = |(name, value): &&(String, String)| of(name) != Some(value);
         let parts = self.parts.iter().filter(differs);
-        parts.map(|(name, _)| name.clone()).collect()
+        let mut names: Vec<String> = parts.map(|(name, _)| name.clone()).collect();
+        let is_keyed = self.secret.is_some();
+        if of(KEY).is_some() && !is_keyed {
+            names.push(KEY.to_owned());
+        }
+        names
+    }
+
+    /// The name of the key that files were encrypted with which were computed as `text` says.
+    pub(crate) fn key_of(text: &str) -> Option<&str> {
+        let lines = text.lines().filter_map(|line| line.split_once(" = "));
+        let mut keys = lines.filter(|(name, _)| *name == KEY);
+        keys.next().map(|(_, id)| id)
     }
 }
 
@@ -77,6 +115,9 @@ impl Chain {
         let mut hasher = blake3::Hasher::new_derive_key("lacuna KV chain");
         hasher.update(&fingerprint.digest);
         hasher.update(&namespace.bits().to_le_bytes());
+        if let Some(Secret(secret)) = &fingerprint.secret {
+            hasher.update(secret);
+        }
         Self(*hasher.finalize().as_bytes())
     }
 
@@ -142,6 +183,22 @@ mod tests {
             fingerprint(&[("weights", "a")]),
             fingerprint(&[("weights", "b")]),
         );
+        // What is told of it, but not the key.
+        let id = CacheKey::new([7; 32]).id();
+        let keyed = fingerprint(&[("weights", "a")]).with_key(&CacheKey::new([7; 32]));
+        let told = fingerprint(&[("weights", "a"), (KEY, &id)]);
+        assert_eq!(keyed.digest(), told.digest());
+        let (root, guess) = [&keyed, &told]
+            .map(|it| Chain::root(it, Namespace::COMMON))
+            .into();
+        assert_ne!(root, guess);
+        assert_eq!(
+            (
+                one.differing(&keyed.to_text()),
+                keyed.differing(&one.to_text())
+            ),
+            (vec![KEY.to_owned()], vec![KEY.to_owned()])
+        );
         let root = Chain::root(&one, Namespace::COMMON);
         let after = root.after(&[1, 2]).after(&[3, 4]);
         assert_eq!(
@@ -154,6 +211,9 @@ mod tests {
             root.after(&[1, 2]).after(&[3, 5]),
             root.after(&[1, 2, 3, 4]),
             Chain::root(&two, Namespace::COMMON)
+                .after(&[1, 2])
+                .after(&[3, 4]),
+            Chain::root(&keyed, Namespace::COMMON)
                 .after(&[1, 2])
                 .after(&[3, 4]),
             Chain::root(&one, Namespace::new(1))

@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::chain::Fingerprint;
+use super::cipher::CacheKey;
 use super::files;
 use super::index::Named;
 use super::segment::{Damage, Header, Kind, ReadError};
@@ -26,6 +28,8 @@ pub struct Listed {
     pub bytes: u64,
     /// Files that are no segments of this version, or were set aside.
     pub unusable: usize,
+    /// Segments that are encrypted with another key than was given: nothing more is known of them.
+    pub locked: usize,
     /// When one of them was last of use.
     pub used: Option<SystemTime>,
 }
@@ -39,17 +43,18 @@ pub struct Found {
     pub problem: Option<String>,
 }
 
-/// What a cache folder holds, by fingerprint. Reads the header of each segment.
+/// What a cache folder holds, by fingerprint. Reads the header of each segment that is not encrypted, or with `key`.
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub fn list(root: &Path) -> io::Result<Vec<Listed>> {
+pub fn list(root: &Path, key: Option<&CacheKey>) -> io::Result<Vec<Listed>> {
     let folders = files::subfolders(root)?.into_iter();
-    folders.map(list_one).collect()
+    folders.map(|folder| list_one(folder, key)).collect()
 }
 
-fn list_one(path: PathBuf) -> io::Result<Listed> {
+fn list_one(path: PathBuf, key: Option<&CacheKey>) -> io::Result<Listed> {
     let settings = fs::read_to_string(path.join(files::SETTINGS)).unwrap_or_default();
+    let lock = Lock::of(&settings, key);
     let settings = settings.lines().filter_map(|line| line.split_once(" = "));
     let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let mut listed = Listed {
@@ -59,14 +64,20 @@ fn list_one(path: PathBuf) -> io::Result<Listed> {
         tokens: 0,
         bytes: 0,
         unusable: 0,
+        locked: 0,
         used: None,
         path: path.clone(),
     };
     for file in files::stored(&path)? {
         listed.bytes += file.bytes;
-        let header = match file.named {
-            Named::Segment(_) => header(&file.path).ok(),
-            Named::Part | Named::Bad => None,
+        let header = match (file.named, lock) {
+            (Named::Segment(_), Lock::Shut) => {
+                listed.locked += 1;
+                listed.used = listed.used.max(Some(file.used));
+                continue;
+            }
+            (Named::Segment(_), Lock::Open(key)) => header(&file.path, key).ok(),
+            (Named::Part | Named::Bad, _) => None,
         };
         let Some(header) = header else {
             listed.unusable += 1;
@@ -82,30 +93,68 @@ fn list_one(path: PathBuf) -> io::Result<Listed> {
     Ok(listed)
 }
 
-fn header(path: &Path) -> Result<Header, ReadError> {
-    Header::read(&File::open(path)?)
+/// Whether the segments of one fingerprint can be read.
+#[derive(Clone, Copy)]
+enum Lock<'a> {
+    /// With a key, or without one.
+    Open(Option<&'a CacheKey>),
+    /// Only with another key.
+    Shut,
 }
 
-/// Reads every segment in a cache folder and compares each checksum; `each` hears of them one by one.
+impl<'a> Lock<'a> {
+    fn of(settings: &str, key: Option<&'a CacheKey>) -> Self {
+        match (Fingerprint::key_of(settings), key) {
+            (None, _) => Self::Open(None),
+            (Some(id), Some(key)) if key.id() == id => Self::Open(Some(key)),
+            (Some(_), _) => Self::Shut,
+        }
+    }
+}
+
+fn header(path: &Path, key: Option<&CacheKey>) -> Result<Header, ReadError> {
+    Header::read(&File::open(path)?, key)
+}
+
+/// Reads every segment in a cache folder that is not encrypted, or with `key`, and compares each checksum; `each` hears of
+/// them one by one. Returns how many were not read because they are encrypted with another key.
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub fn verify(root: &Path, mut each: impl FnMut(Found)) -> io::Result<()> {
-    for file in files::all_stored(root)? {
-        if matches!(file.named, Named::Segment(_)) {
-            let problem = verify_one(&file.path).err();
+pub fn verify(
+    root: &Path,
+    key: Option<&CacheKey>,
+    mut each: impl FnMut(Found),
+) -> io::Result<usize> {
+    let mut locked = 0;
+    for folder in files::subfolders(root)? {
+        let settings = fs::read_to_string(folder.join(files::SETTINGS)).unwrap_or_default();
+        let stored = match files::stored(&folder) {
+            // Another process has removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            stored => stored?,
+        };
+        let segments = stored
+            .into_iter()
+            .filter(|file| matches!(file.named, Named::Segment(_)));
+        let Lock::Open(key) = Lock::of(&settings, key) else {
+            locked += segments.count();
+            continue;
+        };
+        for file in segments {
+            let problem = verify_one(&file.path, key).err();
             each(Found {
                 path: file.path,
                 problem: problem.map(|problem| problem.to_string()),
             });
         }
     }
-    Ok(())
+    Ok(locked)
 }
 
-fn verify_one(path: &Path) -> Result<(), ReadError> {
+fn verify_one(path: &Path, key: Option<&CacheKey>) -> Result<(), ReadError> {
     let file = File::open(path)?;
-    let header = Header::read(&file)?;
+    let header = Header::read(&file, key)?;
     let last = header.chains().last().copied().unwrap_or(header.before);
     let name = super::index::file_name(
         header.kind,

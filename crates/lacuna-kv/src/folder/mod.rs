@@ -17,6 +17,7 @@
 //! * **F4** Whatever becomes of the folder, only time is lost: an error of it is never one of a request.
 
 mod chain;
+mod cipher;
 pub mod faults;
 pub(crate) mod files;
 mod index;
@@ -44,6 +45,7 @@ use lacuna_pages::{ByteLength, Pool};
 
 pub(crate) use chain::Chain;
 pub use chain::Fingerprint;
+pub use cipher::{CacheKey, KeyError};
 use faults::{Call, DiskFaults};
 use index::{Index, Named, Segment};
 pub use listing::{Found, Listed, clear, list, verify};
@@ -72,6 +74,9 @@ pub struct FolderConfig {
     pub limit: ByteLength,
     /// A store from which it gets what it lacks, and which gets what is written to it.
     pub remote: Option<Remote>,
+    /// What its segments are encrypted with; `None` for not at all. Those of another key are another folder's, and what is
+    /// encrypted is copied into pages instead of being mapped.
+    pub key: Option<CacheKey>,
 }
 
 /// Why a cache folder cannot be used.
@@ -259,6 +264,7 @@ impl CacheFolder {
                 path: folder,
                 limit: ByteLength::new(room.limit()),
                 remote: None,
+                key: None,
             },
             // Nobody else finds them.
             fingerprint: Fingerprint::new([("process", std::process::id().to_string())]),
@@ -473,6 +479,10 @@ impl Shared {
             ("KV layout", policy.to_string()),
             ("page bytes", shape.page_bytes().to_string()),
         ]);
+        let fingerprint = match &config.key {
+            Some(key) => fingerprint.with_key(key),
+            None => fingerprint,
+        };
         let remote = config.remote.as_ref();
         let folder = config.path.join(fingerprint.folder_name());
         let verified = match unnamed {
@@ -555,7 +565,7 @@ impl Shared {
                         false => self.drop_damaged(name),
                     }
                 }
-                Err(ReadError::Damaged(Damage::Version(_))) => {}
+                Err(ReadError::Damaged(Damage::Version(_) | Damage::Locked)) => {}
                 Err(ReadError::Damaged(_)) => self.drop_damaged(name),
                 Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(ReadError::Io(_)) => self.status().unreadable += 1,
@@ -567,9 +577,14 @@ impl Shared {
     /// The header of a segment of this fingerprint (F1).
     fn header_of(&self, name: &str) -> Result<Header, ReadError> {
         self.ask(Call::Read)?;
-        let header = Header::read(&self.open_file(name)?)?;
+        let header = Header::read(&self.open_file(name)?, self.key())?;
         self.check(&header)?;
         Ok(header)
+    }
+
+    /// What segments are encrypted with.
+    fn key(&self) -> Option<&CacheKey> {
+        self.config.key.as_ref()
     }
 
     /// The file of a segment.
@@ -695,6 +710,7 @@ mod tests {
             path: root.path().to_owned(),
             limit: ByteLength::mebibytes(1),
             remote: None,
+            key: None,
         };
         let fingerprint = Fingerprint::new([("weights", "a".to_owned())]);
         let folder = CacheFolder::open(config, &cache, fingerprint).expect("a folder");
@@ -712,6 +728,7 @@ mod tests {
                 Kind::ResumePoint => shape.point_bytes(first),
             },
             checksums: Vec::new(),
+            cipher: None,
         };
         let rows = header(Kind::Rows, 3, 2);
         let point = header(Kind::ResumePoint, 3, 0);

@@ -449,7 +449,7 @@ impl Shared {
         let known = state.is_some_and(|state| {
             self.verified.has(&segment.name, state) && verified::is_in_memory(&file, 0, u64::MAX)
         });
-        let header = Header::read(&file)?;
+        let header = Header::read(&file, self.key())?;
         // The file may be another one by now.
         let same = self.check(&header).is_ok()
             && header.kind == segment.kind
@@ -513,10 +513,13 @@ impl Shared {
         Ok(())
     }
 
-    /// The pages of a segment as they are in its file; `None` where they have to be copied. What a resume point has is
+    /// The pages of a segment as they are in its file; `None` where they have to be copied, as what is encrypted. What a resume point has is
     /// copied: states change with the next token, and of windows little stays.
     fn map(&self, file: &File, header: &Header) -> Result<Option<Vec<PagePin>>, Missed> {
-        if header.kind != Kind::Rows || header.payload_bytes < LEAST_MAPPED {
+        if header.cipher.is_some()
+            || header.kind != Kind::Rows
+            || header.payload_bytes < LEAST_MAPPED
+        {
             return Ok(None);
         }
         let Ok(file) = file.try_clone() else {

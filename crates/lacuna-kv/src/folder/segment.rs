@@ -8,18 +8,25 @@
 //! | pages of buffer 0 | pages of buffer 1 | ... | pages of states |
 //! ```
 //!
+//! With a key (see [`super::cipher`]) it begins with "lacunake", 32 random bytes follow the checksum, what follows
+//! them and each MiB of payload is encrypted, and tags of the cipher are in the place of checksums.
+//!
 //! Numbers are little-endian. The header's checksum is of all its other bytes, and the file ends with the payload,
 //! so a file that was cut, or of which any bit differs, is not taken for a whole one.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::chain::Chain;
+use super::cipher::{CacheKey, FileCipher, SALT_BYTES};
 use super::verified::is_in_memory;
 use crate::checksum::{Checksum, xxh3_128};
 
 const MAGIC: [u8; 8] = *b"lacunakv";
+/// Of those that take a key.
+const SEALED_MAGIC: [u8; 8] = *b"lacunake";
 /// Raised when the layout of files changes; those of another version are left alone.
 pub(crate) const VERSION: u32 = 1;
 /// Payloads begin at this boundary, so that files can be mapped.
@@ -58,8 +65,10 @@ pub(crate) struct Header {
     /// Those of its groups; none of a resume point.
     pub(crate) tokens: Vec<u32>,
     pub(crate) payload_bytes: u64,
-    /// Of each [`PIECE`] of the payload.
+    /// Of each [`PIECE`] of the payload; tags of the cipher, if there is one.
     pub(crate) checksums: Vec<u128>,
+    /// What it is encrypted with.
+    pub(crate) cipher: Option<Arc<FileCipher>>,
 }
 
 /// Why a file is no segment that can be used.
@@ -77,6 +86,9 @@ pub(crate) enum Damage {
     /// Its header does not have its checksum, or contradicts itself.
     #[error("its header is damaged")]
     Header,
+    /// It is encrypted.
+    #[error("it is encrypted, and takes the key that it was written with")]
+    Locked,
     /// A piece of its payload does not have its checksum.
     #[error("bytes from {0} on are damaged")]
     Payload(u64),
@@ -92,6 +104,15 @@ pub(crate) enum ReadError {
 }
 
 impl Header {
+    /// Takes the next piece of the payload, in the order of the file, and makes of it what is written.
+    pub(crate) fn push_piece(&mut self, piece: &mut [u8]) {
+        let checksum = match &self.cipher {
+            None => xxh3_128(piece),
+            Some(cipher) => cipher.seal(part_of(self.checksums.len()), &[], piece),
+        };
+        self.checksums.push(checksum);
+    }
+
     /// Groups it has.
     pub(crate) fn groups(&self) -> usize {
         self.tokens.len() / self.group_tokens.max(1) as usize
@@ -114,22 +135,27 @@ impl Header {
         }
     }
 
-    /// Bytes that a header takes which has so many tokens, before so much payload.
-    pub(crate) fn length(tokens: usize, payload_bytes: u64) -> u64 {
+    /// Bytes that a header takes which has so many tokens, before so much payload, and is `sealed` if there is a key.
+    pub(crate) fn length(tokens: usize, payload_bytes: u64, sealed: bool) -> u64 {
         let pieces = payload_bytes.div_ceil(PIECE as u64);
-        let bytes = FIXED as u64 + 4 * tokens as u64 + 16 * pieces;
+        let salt = if sealed { SALT_BYTES as u64 } else { 0 };
+        let bytes = FIXED as u64 + salt + 4 * tokens as u64 + 16 * pieces;
         bytes.next_multiple_of(ALIGNMENT as u64)
     }
 
     /// Where its payload begins.
     pub(crate) fn payload_start(&self) -> u64 {
-        Self::length(self.tokens.len(), self.payload_bytes)
+        let sealed = self.cipher.is_some();
+        Self::length(self.tokens.len(), self.payload_bytes, sealed)
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let length = Self::length(self.tokens.len(), self.payload_bytes) as usize;
+        let length = self.payload_start() as usize;
         let mut bytes = Vec::with_capacity(length);
-        bytes.extend(MAGIC);
+        bytes.extend(match self.cipher {
+            None => MAGIC,
+            Some(_) => SEALED_MAGIC,
+        });
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend((length as u32).to_le_bytes());
         bytes.extend([0; CHECKSUM.end - CHECKSUM.start]);
@@ -150,27 +176,38 @@ impl Header {
         bytes.extend(self.payload_bytes.to_le_bytes());
         bytes.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
         bytes.extend(self.checksums.iter().flat_map(|sum| sum.to_le_bytes()));
-        bytes.resize(length, 0);
-        let checksum = checksum_of_header(&bytes).to_le_bytes();
-        bytes[CHECKSUM].copy_from_slice(&checksum);
-        bytes
+        let Some(cipher) = &self.cipher else {
+            bytes.resize(length, 0);
+            let checksum = checksum_of_header(&bytes).to_le_bytes();
+            bytes[CHECKSUM].copy_from_slice(&checksum);
+            return bytes;
+        };
+        bytes.resize(length - SALT_BYTES, 0);
+        let (start, rest) = bytes.split_at_mut(CHECKSUM.end);
+        let bound = [&start[..CHECKSUM.start], &cipher.salt].concat();
+        let tag = cipher.seal(HEADER_PART, &bound, rest);
+        start[CHECKSUM].copy_from_slice(&tag.to_le_bytes());
+        [&*start, &cipher.salt, rest].concat()
     }
 
     /// The header at the start of `file`, which has just the length that it says. Nothing behind it is read.
-    pub(crate) fn read(file: &File) -> Result<Self, ReadError> {
+    /// Of one that is encrypted, `key` is what its folder is read with; without one, none that is encrypted is.
+    pub(crate) fn read(file: &File, key: Option<&CacheKey>) -> Result<Self, ReadError> {
         read_ahead(file, false);
-        let header = Self::read_alone(file);
+        let header = Self::read_alone(file, key);
         read_ahead(file, true);
         header
     }
 
-    fn read_alone(file: &File) -> Result<Self, ReadError> {
+    fn read_alone(file: &File, key: Option<&CacheKey>) -> Result<Self, ReadError> {
         let file_bytes = file.metadata()?.len();
         let mut start = [0; CHECKSUM.start];
         read_at(file, &mut start, 0)?;
-        if start[..8] != MAGIC {
-            return Err(Damage::Magic.into());
-        }
+        let key = match (start[..8] == MAGIC, start[..8] == SEALED_MAGIC) {
+            (true, _) if key.is_none() => None,
+            (_, true) => Some(key.ok_or(Damage::Locked)?),
+            _ => return Err(Damage::Magic.into()),
+        };
         let version = number(&start, 8);
         if version != VERSION {
             return Err(Damage::Version(version).into());
@@ -182,17 +219,35 @@ impl Header {
         }
         let mut bytes = vec![0; length as usize];
         read_at(file, &mut bytes, 0)?;
-        let header = Self::decode(&bytes)?;
+        let header = match key {
+            None if bytes[CHECKSUM] == checksum_of_header(&bytes).to_le_bytes() => {
+                Self::decode(&bytes, None)?
+            }
+            None => return Err(Damage::Header.into()),
+            Some(key) => Self::unseal(bytes, key)?,
+        };
         match length.checked_add(header.payload_bytes) {
             Some(end) if end == file_bytes => Ok(header),
             _ => Err(Damage::Length.into()),
         }
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Damage> {
-        if bytes[CHECKSUM] != checksum_of_header(bytes).to_le_bytes() {
-            return Err(Damage::Header);
+    fn unseal(mut bytes: Vec<u8>, key: &CacheKey) -> Result<Self, Damage> {
+        let salt: Vec<u8> = bytes
+            .drain(CHECKSUM.end..CHECKSUM.end + SALT_BYTES)
+            .collect();
+        let cipher = key.of_file(std::array::from_fn(|index| salt[index]));
+        let (start, rest) = bytes.split_at_mut(CHECKSUM.end);
+        let bound = [&start[..CHECKSUM.start], &salt].concat();
+        let tag = u128::from_le_bytes(std::array::from_fn(|index| start[CHECKSUM.start + index]));
+        match cipher.open(HEADER_PART, &bound, rest, tag) {
+            true => Self::decode(&bytes, Some(Arc::new(cipher))),
+            false => Err(Damage::Header),
         }
+    }
+
+    /// Of bytes that are what was written, as without a key.
+    fn decode(bytes: &[u8], cipher: Option<Arc<FileCipher>>) -> Result<Self, Damage> {
         let array = |at: usize| -> [u8; 32] { std::array::from_fn(|index| bytes[at + index]) };
         let kind = match number(bytes, 96) {
             0 => Kind::Rows,
@@ -204,7 +259,9 @@ impl Header {
         let tokens = u64::from(groups) * u64::from(group_tokens);
         // Before lengths are worked out from it.
         let possible = tokens < LONGEST_HEADER && payload_bytes < 1 << 48;
-        if !possible || Self::length(tokens as usize, payload_bytes) != bytes.len() as u64 {
+        let salt = if cipher.is_some() { SALT_BYTES } else { 0 };
+        let length = Self::length(tokens as usize, payload_bytes, cipher.is_some());
+        if !possible || length != (bytes.len() + salt) as u64 {
             return Err(Damage::Header);
         }
         let sums = FIXED + 4 * tokens as usize;
@@ -220,6 +277,7 @@ impl Header {
             tokens: tokens.map(|bytes| u32::from_le_bytes(*bytes)).collect(),
             payload_bytes,
             checksums: checksums.map(|bytes| u128::from_le_bytes(*bytes)).collect(),
+            cipher,
         })
     }
 
@@ -229,6 +287,9 @@ impl Header {
         file: &File,
         mut each: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
+        if self.cipher.is_some() {
+            return self.read_payload(file, |_, _| each());
+        }
         let start = self.payload_start();
         let mut memory = vec![0; self.payload_bytes.min(PIECE as u64) as usize];
         for (index, &expected) in self.checksums.iter().enumerate() {
@@ -268,7 +329,11 @@ impl Header {
             let bytes = (self.payload_bytes - at).min(PIECE as u64) as usize;
             let piece = &mut piece[..bytes];
             read_at(file, piece, start + at)?;
-            if xxh3_128(piece) != checksum {
+            let whole = match &self.cipher {
+                None => xxh3_128(piece) == checksum,
+                Some(cipher) => cipher.open(part_of(index), &[], piece, checksum),
+            };
+            if !whole {
                 return Err(ReadError::from(Damage::Payload(start + at)).into());
             }
             take(at, piece)?;
@@ -277,9 +342,12 @@ impl Header {
     }
 }
 
-/// The checksum of a piece of payload.
-pub(crate) fn checksum(piece: &[u8]) -> u128 {
-    xxh3_128(piece)
+/// The part of a file that its header is, to the cipher.
+const HEADER_PART: u64 = 0;
+
+/// And that of each piece of its payload.
+fn part_of(piece: usize) -> u64 {
+    piece as u64 + 1
 }
 
 fn checksum_of_header(bytes: &[u8]) -> u128 {
@@ -333,11 +401,11 @@ mod tests {
     use super::*;
 
     /// A segment that is different for each number: of rows, with tokens, or of a resume point.
-    fn segment(number: u32) -> (Header, Vec<u8>) {
+    fn segment(number: u32, key: Option<&CacheKey>) -> (Header, Vec<u8>) {
         let groups = number % 4;
         let byte = |index: u32| (index * 31 + number * 17) as u8;
-        let payload: Vec<u8> = (0..40 + number % 90).map(byte).collect();
-        let header = Header {
+        let mut payload: Vec<u8> = (0..40 + number % 90).map(byte).collect();
+        let mut header = Header {
             fingerprint: [number as u8; 32],
             kind: match groups {
                 0 => Kind::ResumePoint,
@@ -348,14 +416,16 @@ mod tests {
             group_tokens: 16,
             tokens: (0..groups * 16).map(|index| index * number).collect(),
             payload_bytes: payload.len() as u64,
-            checksums: vec![checksum(&payload)],
+            checksums: Vec::new(),
+            cipher: key.map(|key| Arc::new(key.of_new_file().expect("random bytes"))),
         };
+        header.push_piece(&mut payload);
         let bytes = [header.encode(), payload].concat();
         (header, bytes)
     }
 
-    fn read(file: &File) -> Result<Header, ReadError> {
-        let header = Header::read(file)?;
+    fn read(file: &File, key: Option<&CacheKey>) -> Result<Header, ReadError> {
+        let header = Header::read(file, key)?;
         let mut payload = Vec::new();
         let read = header.read_payload(file, |_, piece| {
             payload.extend_from_slice(piece);
@@ -368,19 +438,60 @@ mod tests {
 
     #[test]
     fn whichever_byte_of_a_hundred_segments_differs_none_is_taken_for_whole() {
+        let key = CacheKey::new([7; 32]);
+        for key in [None, Some(&key)] {
+            flip_each_byte(key);
+        }
+    }
+
+    #[test]
+    fn without_its_key_nothing_of_a_segment_is_read_and_none_that_is_open_passes_for_it() {
+        let (key, other) = (CacheKey::new([7; 32]), CacheKey::new([8; 32]));
+        let (header, sealed) = segment(5, Some(&key));
+        let (_, again) = segment(5, Some(&key));
+        let (_, open) = segment(5, None);
+        let file = |bytes: &[u8]| {
+            let mut file = tempfile::tempfile().expect("a file");
+            file.write_all(bytes).expect("room");
+            file
+        };
+        let damage = |bytes: &[u8], key| match read(&file(bytes), key) {
+            Err(ReadError::Damaged(damage)) => damage,
+            read => panic!("{read:?}"),
+        };
+        assert_eq!(read(&file(&sealed), Some(&key)).expect("whole"), header);
+        assert_eq!(damage(&sealed, None), Damage::Locked);
+        assert_eq!(damage(&sealed, Some(&other)), Damage::Header);
+        assert_eq!(damage(&open, Some(&key)), Damage::Magic);
+        for length in (0..sealed.len()).step_by(61) {
+            damage(&sealed[..length], Some(&key));
+        }
+        // Of the same pages no two files are alike, and the tokens are in neither.
+        let start = header.payload_start() as usize;
+        assert!(sealed[start..] != again[start..] && sealed[16..start] != again[16..start]);
+        let tokens: Vec<u8> = header
+            .tokens
+            .iter()
+            .flat_map(|it| it.to_le_bytes())
+            .collect();
+        let has = |bytes: &[u8]| bytes.windows(tokens.len()).any(|window| window == tokens);
+        assert!(has(&open) && !has(&sealed));
+    }
+
+    fn flip_each_byte(key: Option<&CacheKey>) {
         let mut file = tempfile::tempfile().expect("a file");
         let put = |file: &mut File, at: usize, bytes: &[u8]| {
             file.seek(SeekFrom::Start(at as u64)).expect("a place");
             file.write_all(bytes).expect("room");
         };
         for number in 0..100 {
-            let (header, bytes) = segment(number);
+            let (header, bytes) = segment(number, key);
             file.set_len(bytes.len() as u64).expect("room");
             put(&mut file, 0, &bytes);
-            assert_eq!(read(&file).expect("whole"), header);
+            assert_eq!(read(&file, key).expect("whole"), header);
             for (at, &byte) in bytes.iter().enumerate() {
                 put(&mut file, at, &[byte ^ 1 << (at % 8)]);
-                let found = read(&file);
+                let found = read(&file, key);
                 assert!(
                     matches!(found, Err(ReadError::Damaged(_))),
                     "byte {at} of segment {number}: {found:?}"

@@ -3,15 +3,17 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use lacuna_pages::{Buffer, ByteLength, PagePin, Share, VirtualPage};
 
 use super::chain::Chain;
+use super::cipher::{CacheKey, FileCipher};
 use super::faults::Call;
 use super::index::Segment;
-use super::segment::{Header, Kind, PIECE, checksum};
+use super::segment::{Header, Kind, PIECE};
 use super::unnamed::UnnamedFiles;
 use super::verified::State;
 use super::{Job, SessionId, Shared, files, locked, sessions};
@@ -204,9 +206,10 @@ impl Shared {
             tokens: new.tokens.clone(),
             payload_bytes,
             checksums: Vec::new(),
+            cipher: self.cipher()?,
         };
         let segment = Segment::of(&header);
-        let bytes = files::room(Header::length(header.tokens.len(), payload_bytes) + payload_bytes);
+        let bytes = files::room(header.payload_start() + payload_bytes);
         if bytes > self.config.limit.get() {
             return Err(WriteError::TooLarge);
         }
@@ -229,6 +232,12 @@ impl Shared {
         self.touch_lineage(new.before, None);
         // What made room for it is gone, and others may have written.
         Ok(self.look()?)
+    }
+
+    /// What the next file is encrypted with.
+    fn cipher(&self) -> io::Result<Option<Arc<FileCipher>>> {
+        let key = self.key().map(CacheKey::of_new_file);
+        Ok(key.transpose()?.map(Arc::new))
     }
 
     /// Makes a file of `bytes` with a name. Returns what all have then, unless it was there.
@@ -354,7 +363,7 @@ impl Shared {
                 }
                 Source::Nothing | Source::Pins(_) => return Err(WriteError::GivenUp),
             }
-            header.checksums.push(checksum(piece));
+            header.push_piece(piece);
             self.write_all(file, piece)?;
             self.moved.fetch_add(1, Ordering::Relaxed);
         }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lacuna_kv::folder::faults::{DiskFaults, Trouble};
 use lacuna_kv::folder::{
-    self, CacheFolder, Fingerprint, FolderConfig, FolderError, FolderStatus, Restored, SessionId,
+    self, CacheFolder, CacheKey, Fingerprint, FolderConfig, FolderError, FolderStatus, Restored,
+    SessionId,
 };
 use lacuna_kv::prefix::{Namespace, PrefixCache};
 use lacuna_pages::{ByteLength, guard};
@@ -29,6 +30,7 @@ pub(crate) fn config(path: &Path, limit: u64) -> FolderConfig {
         path: path.to_owned(),
         limit: ByteLength::new(limit),
         remote: None,
+        key: None,
     }
 }
 
@@ -753,7 +755,7 @@ fn folders_are_listed_and_verified_without_a_model() {
     first.settle();
     let group = first.cache.grain().group_tokens().get();
     drop(first);
-    let listed = folder::list(root.path()).expect("a folder");
+    let listed = folder::list(root.path(), None).expect("a folder");
     let [listed] = &listed[..] else {
         panic!("{listed:?}");
     };
@@ -770,7 +772,7 @@ fn folders_are_listed_and_verified_without_a_model() {
             None => whole += 1,
             Some(_) => damaged += 1,
         };
-        folder::verify(root.path(), each).expect("a folder");
+        folder::verify(root.path(), None, each).expect("a folder");
         (whole, damaged)
     };
     assert_eq!(problems(), (listed.rows, 0));
@@ -841,7 +843,7 @@ fn killed(times: u64) {
             assert!(verified.problem.is_none(), "{verified:?}");
             found += 1;
         };
-        folder::verify(root.path(), each).expect("a folder");
+        folder::verify(root.path(), None, each).expect("a folder");
     }
     assert!(found > 0, "something was written");
     for bench in [
@@ -918,6 +920,111 @@ fn a_prompt_that_is_answered_from_memory_stays_in_the_folder_as_well() {
         third.cache.stored(Namespace::COMMON, tokens).is_some()
     };
     assert!(found(&prompt) && !found(&tokens(10, 500)));
+}
+
+fn encrypted(path: &Path, key: Option<u8>) -> FolderConfig {
+    FolderConfig {
+        key: key.map(|byte| CacheKey::new([byte; 32])),
+        ..config(path, 1 << 30)
+    }
+}
+
+#[test]
+fn with_a_key_the_next_process_goes_on_and_without_it_nothing_is_found_and_nothing_is_damaged() {
+    guard::install().expect("a handler");
+    for bench in benches() {
+        let root = root();
+        let open = |key| {
+            let bench = bench.restarted(root.path());
+            bench.with_folder(encrypted(root.path(), key), made_by("a"))
+        };
+        let mut first = open(Some(1));
+        let mut prompt = first.turn(&tokens(0, LONG));
+        prompt.extend(tokens(2, 60));
+        let (found, _) = first.cache.find(Namespace::COMMON, &prompt);
+        let groups = found.groups.len();
+        first.settle();
+        let there = first.folder().segments;
+        assert!(there > 0 && first.folder().failed_writes == 0);
+        drop(first);
+        for key in [None, Some(2)] {
+            let mut other = open(key);
+            let status = other.folder();
+            assert_eq!((status.segments, status.other_segments), (0, there));
+            assert_eq!(status.differing, ["encryption key"]);
+            assert_eq!(other.restore(&prompt), 0);
+            assert_eq!((other.folder().damaged, other.folder().unreadable), (0, 0));
+        }
+        let mut second = open(Some(1));
+        assert_eq!(second.restore(&prompt), groups, "all that was in memory");
+        let status = second.folder();
+        assert_eq!(
+            (status.mapped_bytes, status.damaged),
+            (0, 0),
+            "it is copied"
+        );
+        let idle = second.owned();
+        assert!(idle >= status.restored_bytes, "and charged");
+        let held = second.start(&prompt);
+        second.check(held);
+        second.settle();
+        // For people, too.
+        let key = CacheKey::new([1; 32]);
+        let listed = |key| {
+            let listed = folder::list(root.path(), key).expect("a folder");
+            let of = |it: &folder::Listed| (it.rows + it.resume_points, it.locked, it.unusable);
+            listed.iter().map(of).find(|of| of.0 + of.1 > 0)
+        };
+        let all = segments(root.path()).len();
+        assert_eq!(listed(Some(&key)), Some((all, 0, 0)));
+        assert_eq!(listed(None), Some((0, all, 0)));
+        let verified = |key| {
+            let mut whole = 0;
+            let each = |found: folder::Found| {
+                assert!(found.problem.is_none(), "{found:?}");
+                whole += 1;
+            };
+            let locked = folder::verify(root.path(), key, each).expect("a folder");
+            (whole, locked)
+        };
+        assert_eq!((verified(Some(&key)), verified(None)), ((all, 0), (0, all)));
+    }
+}
+
+#[test]
+fn what_is_encrypted_and_was_changed_or_cut_is_not_taken() {
+    let (bench, root) = (first_bench(), root());
+    let open = || {
+        let bench = bench.restarted(root.path());
+        bench.with_folder(encrypted(root.path(), Some(1)), made_by("a"))
+    };
+    let mut first = open();
+    let prompt = first.turn(&tokens(0, 200));
+    first.settle();
+    drop(first);
+    let path = segments(root.path()).remove(0);
+    let whole = fs::read(&path).expect("a segment");
+    let changed = (0..whole.len()).step_by(1 + whole.len() / 60).map(|at| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        bytes
+    });
+    let cut = (0..whole.len()).step_by(1 + whole.len() / 20);
+    let cut = cut.map(|length| whole[..length].to_vec());
+    for (number, bytes) in changed.chain(cut).enumerate() {
+        fs::remove_file(path.with_extension("bad")).ok();
+        fs::write(&path, bytes).expect("room");
+        let mut second = open();
+        assert_eq!(second.restore(&prompt), 0, "{number}");
+        // Of another version it would be left alone.
+        assert!(second.folder().damaged == 1 || path.exists(), "{number}");
+        let held = second.start(&prompt);
+        second.check(held);
+        second.settle();
+        fs::write(&path, &whole).expect("room");
+    }
+    let mut second = open();
+    assert!(second.restore(&prompt) > 0, "as it was");
 }
 
 #[test]

@@ -20,6 +20,7 @@ fn kept_in(folder: &Path, keys: &ApiKeys) -> Server {
             path: folder.to_owned(),
             limit: ByteLength::mebibytes(256),
             remote: None,
+            key: None,
         });
     })
 }

@@ -8,7 +8,7 @@ use lacuna_cli::output;
 use lacuna_kv::folder;
 use serde::Serialize;
 
-use crate::cli::{CacheAction, CacheArgs, CacheFolderArgs};
+use crate::cli::{CacheAction, CacheArgs, CacheFolderArgs, CacheReadArgs};
 
 pub(crate) fn run(args: &CacheArgs) -> Result<()> {
     match &args.action {
@@ -34,6 +34,8 @@ struct Row {
     tokens: u64,
     bytes: u64,
     unusable: usize,
+    /// Segments that are encrypted with another key.
+    locked: usize,
     /// Seconds since it was last of use.
     idle_seconds: Option<u64>,
 }
@@ -42,8 +44,9 @@ fn cannot_read(folder: &Path) -> String {
     format!("cannot read the folder `{}`", folder.display())
 }
 
-fn list(args: &CacheFolderArgs) -> Result<()> {
-    let listed = folder::list(&args.folder).with_context(|| cannot_read(&args.folder))?;
+fn list(args: &CacheReadArgs) -> Result<()> {
+    let (args, key) = (&args.folder, args.kv_cache_key.as_ref());
+    let listed = folder::list(&args.folder, key).with_context(|| cannot_read(&args.folder))?;
     let now = SystemTime::now();
     let row = |listed: folder::Listed| Row {
         path: listed.path.display().to_string(),
@@ -52,6 +55,7 @@ fn list(args: &CacheFolderArgs) -> Result<()> {
         tokens: listed.tokens,
         bytes: listed.bytes,
         unusable: listed.unusable,
+        locked: listed.locked,
         idle_seconds: listed
             .used
             // What is pinned is in use.
@@ -78,6 +82,13 @@ fn list(args: &CacheFolderArgs) -> Result<()> {
                 output::bytes(row.bytes),
                 row.unusable,
             )?;
+            if row.locked > 0 {
+                writeln!(
+                    out,
+                    "  {} segments are encrypted; --kv-cache-key tells what they hold",
+                    row.locked
+                )?;
+            }
             for (name, value) in &row.settings {
                 writeln!(out, "  {name}: {}", shortened(value))?;
             }
@@ -99,6 +110,8 @@ fn shortened(value: &str) -> String {
 struct Verified {
     whole: usize,
     damaged: Vec<Damaged>,
+    /// Segments that are encrypted with another key, and were not read.
+    locked: usize,
 }
 
 #[derive(Serialize)]
@@ -107,10 +120,12 @@ struct Damaged {
     problem: String,
 }
 
-fn verify(args: &CacheFolderArgs) -> Result<()> {
+fn verify(args: &CacheReadArgs) -> Result<()> {
+    let (args, key) = (&args.folder, args.kv_cache_key.as_ref());
     let mut verified = Verified {
         whole: 0,
         damaged: Vec::new(),
+        locked: 0,
     };
     let each = |found: folder::Found| match found.problem {
         None => verified.whole += 1,
@@ -119,12 +134,20 @@ fn verify(args: &CacheFolderArgs) -> Result<()> {
             problem,
         }),
     };
-    folder::verify(&args.folder, each).with_context(|| cannot_read(&args.folder))?;
+    let locked = folder::verify(&args.folder, key, each);
+    verified.locked = locked.with_context(|| cannot_read(&args.folder))?;
     match args.json {
         true => output::json(&verified)?,
         false => output::print(|out| {
             for damaged in &verified.damaged {
                 writeln!(out, "{}: {}", damaged.path, damaged.problem)?;
+            }
+            if verified.locked > 0 {
+                let locked = verified.locked;
+                writeln!(
+                    out,
+                    "{locked} segments are encrypted and were not read; give --kv-cache-key"
+                )?;
             }
             writeln!(out, "{} segments are whole", verified.whole)
         })?,

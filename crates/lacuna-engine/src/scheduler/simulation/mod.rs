@@ -339,6 +339,7 @@ impl Simulation {
             path: folder.to_owned(),
             limit: ByteLength::mebibytes(1),
             remote: None,
+            key: None,
         };
         let cache = self.scheduler.engine.kv_cache().clone();
         let computed_by = Fingerprint::new([("weights", "none".to_owned())]);

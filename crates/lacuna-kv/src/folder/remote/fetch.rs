@@ -247,7 +247,7 @@ impl Shared {
             }
             (None, Err(error)) => return Err(Missed::Store(error)),
         }
-        let header = Header::read(&sink.file)?;
+        let header = Header::read(&sink.file, self.key())?;
         if !self.is_wanted(wanted, &header, prompt) {
             return Err(Missed::Damaged);
         }

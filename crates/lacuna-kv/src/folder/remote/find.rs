@@ -238,7 +238,11 @@ impl Shared {
             Kind::Rows => self.shape.rows_bytes(&(first_group..first_group + groups)),
             Kind::ResumePoint => self.shape.point_bytes(first_group),
         };
-        Header::length(groups * self.shape.group_tokens(), payload) + payload
+        Header::length(
+            groups * self.shape.group_tokens(),
+            payload,
+            self.key().is_some(),
+        ) + payload
     }
 
     /// Whether `segment` is what was asked for, of a prompt that has these tokens.

@@ -214,7 +214,7 @@ impl Shared {
     /// A file's header and length, once all of it was compared with its checksums: what is damaged here must not be
     /// others' trouble.
     fn checked(&self, file: &File) -> Result<(Header, u64), ReadError> {
-        let header = Header::read(file)?;
+        let header = Header::read(file, self.key())?;
         self.check(&header)?;
         header.verify_payload(file, || Ok::<(), ReadError>(()))?;
         let bytes = header.payload_start() + header.payload_bytes;
