@@ -197,7 +197,7 @@ impl App {
         };
         let name: SessionName = sessions::name(name)?;
         if self.cache_folder().is_none() {
-            let message = "a `session` is kept in a cache folder, which this server has not; start it with `--kv-cache DIR`";
+            let message = "a `session` is kept in a cache folder, and this server has none";
             return Err(ApiError::field("session", message));
         }
         let owner = self.sharing.namespace(client, None);

@@ -112,7 +112,7 @@ async fn work<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let Some(folder) = app.cache_folder().map(PathBuf::from) else {
         return Err(absent(
-            "sessions are kept in a cache folder, which this server has not; start it with `--kv-cache DIR`",
+            "sessions are kept in a cache folder, and this server has none",
         ));
     };
     let owner = app.sharing.namespace(client, None);

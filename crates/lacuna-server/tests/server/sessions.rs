@@ -139,7 +139,7 @@ fn a_session_is_refused_where_it_cannot_be_kept_or_is_none() {
         assert!(message.contains(says), "{message}");
     };
     for (path, body) in [(CHAT, chat(&json!("a"))), (COMPLETION, text(&json!("a")))] {
-        refused(&without, path, &body, "--kv-cache");
+        refused(&without, path, &body, "cache folder");
     }
     assert_eq!(get(&without, "/v1/sessions").status, 404);
     for name in ["", "../a", "a/b", ".a", &"x".repeat(65)] {
