@@ -141,7 +141,14 @@ fn float_rows_around_a_block_and_tokens_around_a_group_match_f64() {
 #[test]
 fn a_float_row_is_the_same_however_many_tokens_and_rows_are_beside_it() {
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
-        for (rows, cols, tokens) in [(71, 1541, 100), (130, 519, 49), (1, 7, 60), (33, 520, 197)] {
+        for (rows, cols, tokens) in [
+            (71, 1541, 100),
+            (130, 519, 49),
+            (1, 7, 60),
+            (33, 520, 197),
+            // More tokens than a task has.
+            (20, 37, 533),
+        ] {
             let bytes = random_matrix(dtype, rows, cols, 1.0, 31);
             let x = Random::new(8).units(tokens * cols);
             let row_bytes = bytes.len() / rows;
