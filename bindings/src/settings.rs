@@ -83,6 +83,7 @@ impl EngineSettings {
             path: PathBuf::from(path),
             limit: ByteLength::new(self.cache_folder_bytes),
             remote: None,
+            key: None,
         });
         let swap = self.swap_folder.map(|folder| SwapConfig {
             folder: PathBuf::from(folder),

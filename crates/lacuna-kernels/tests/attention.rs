@@ -771,10 +771,10 @@ fn rows_that_sequences_have_in_common_are_gone_through_once_with_the_same_result
             // in those who are not members, a wrong row is another number.
             let mut sides = sides.clone();
             for group in shared {
-                for side in 0..2 {
-                    let first = sides[group.sequences[0]][side].clone();
-                    for member in &group.sequences {
-                        sides[*member][side].begin_like(&first, group.rows);
+                let first = sides[group.sequences[0]].clone();
+                for member in &group.sequences {
+                    for (side, first) in sides[*member].iter_mut().zip(&first) {
+                        side.begin_like(first, group.rows);
                     }
                 }
             }

@@ -211,10 +211,11 @@ impl<'a> Bench<'a> {
         let cache = self.cache(elements)?;
         let mut filled: Vec<Sequence> = Vec::new();
         for _ in 0..sequences {
-            filled.push(match filled.first_mut() {
+            let sequence = match filled.first_mut() {
                 Some(first) if batch.shared => first.fork()?,
                 _ => self.filled(&cache, batch.depth)?,
-            });
+            };
+            filled.push(sequence);
         }
         let ids = self.ids(sequences);
         self.step(&mut filled, &ids)?;
