@@ -1,6 +1,7 @@
 """`generate` on many prompts, beside the same requests to the library in Rust: tokens per second, alternating.
 
-Needs the package in the interpreter that runs it, and cargo. Each line is a round of both; the last their medians.
+Needs the package in the interpreter that runs it, and cargo. Each line is a round of both, one after the other; the last
+has their medians, and that of the rounds' ratios: a machine that changes its pace does so for both of a round.
 
     python bench/python/throughput.py target/models/smollm2-135m-instruct-q4_1.gguf
 """
@@ -48,11 +49,17 @@ def main() -> None:
     arguments = parser.parse_args()
     in_rust(arguments)
     rounds: list[tuple[float, float]] = []
-    for _ in range(arguments.rounds):
-        rounds.append((in_rust(arguments), in_python(arguments)))
+    for number in range(arguments.rounds):
+        # By turns, the first of a round is the other.
+        if number % 2 == 0:
+            rust, python = in_rust(arguments), in_python(arguments)
+        else:
+            python, rust = in_python(arguments), in_rust(arguments)
+        rounds.append((rust, python))
         print(json.dumps({"rust": round(rounds[-1][0], 1), "python": round(rounds[-1][1], 1)}), flush=True)
     rust, python = (statistics.median(column) for column in zip(*rounds, strict=True))
-    print(json.dumps({"rust": round(rust, 1), "python": round(python, 1), "python_of_rust": round(python / rust, 3)}))
+    ratio = statistics.median(python / rust for rust, python in rounds)
+    print(json.dumps({"rust": round(rust, 1), "python": round(python, 1), "python_of_rust": round(ratio, 3)}))
 
 
 if __name__ == "__main__":
