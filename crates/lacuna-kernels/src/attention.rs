@@ -472,24 +472,37 @@ impl Attention<'_> {
     }
 }
 
-/// Goes through the partitions that are left of what a task's queries see, and has `total` be their states, which it is
-/// already for what was begun.
+/// The states of a task's queries: of what was begun, and from there through the partitions that are left.
 #[inline(always)]
-fn accumulate<S: Simd>(
+fn accumulate<'a, S: Simd>(
     s: S,
-    loaded: &mut Loaded<'_>,
-    (attention, task): (&Attention<'_>, Task),
-    partial: &mut [Chunk],
-    total: &mut [Chunk],
-) {
+    attention: &Attention<'_>,
+    task: Task,
+    buffers: &'a mut Buffers,
+) -> &'a mut [Chunk] {
+    let Buffers {
+        pass,
+        partial,
+        total,
+    } = buffers;
+    let mut loaded = Loaded::new(s, attention, task, pass);
     let per_query = attention.shape.state_chunks();
+    let states = loaded.queries() * per_query;
+    let (partial, total) = (&mut partial[..states], &mut total[..states]);
+    if let Some(begun) = attention.begun {
+        let first = task.first_part * attention.part;
+        let states = begun.states.as_chunks::<LANES>().0;
+        for (total, state) in total.iter_mut().zip(&states[first * per_query..]) {
+            total.0 = *state;
+        }
+    }
     let sight = attention.sight(task.first_token);
     let partitions = attention.left(&sight.of_tokens(task.tokens));
     for index in partitions.clone() {
         // The first partition is what others are merged into.
         let first = index == partitions.start && attention.begun.is_none();
         s.vectorize(Partition {
-            loaded: &mut *loaded,
+            loaded: &mut loaded,
             index,
             next: index + 1,
             states: if first { &mut *total } else { &mut *partial },
@@ -507,6 +520,7 @@ fn accumulate<S: Simd>(
             }
         }
     }
+    total
 }
 
 /// The rows that several sequences see, for a query of each: states to go on from.
@@ -526,16 +540,8 @@ impl Kernel for Common<'_, '_> {
         let Self {
             attention, task, ..
         } = self;
-        let Buffers {
-            pass,
-            partial,
-            total,
-        } = self.buffers;
-        let mut loaded = Loaded::new(s, attention, task, pass);
         let per_query = attention.shape.state_chunks();
-        let states = loaded.queries() * per_query;
-        let (partial, total) = (&mut partial[..states], &mut total[..states]);
-        accumulate(s, &mut loaded, (attention, task), partial, total);
+        let total = accumulate(s, attention, task, self.buffers);
         for (token, states) in total.chunks_exact(attention.part * per_query).enumerate() {
             let out = self.out.row(task.first_token + token);
             for (out, chunk) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(states) {
@@ -563,23 +569,8 @@ impl Kernel for Whole<'_, '_> {
         let Self {
             attention, task, ..
         } = self;
-        let Buffers {
-            pass,
-            partial,
-            total,
-        } = self.buffers;
-        let mut loaded = Loaded::new(s, attention, task, pass);
         let per_query = attention.shape.state_chunks();
-        let states = loaded.queries() * per_query;
-        let (partial, total) = (&mut partial[..states], &mut total[..states]);
-        if let Some(begun) = attention.begun {
-            let first = task.first_part * attention.part;
-            let states = begun.states.as_chunks::<LANES>().0;
-            for (total, state) in total.iter_mut().zip(&states[first * per_query..]) {
-                total.0 = *state;
-            }
-        }
-        accumulate(s, &mut loaded, (attention, task), partial, total);
+        let total = accumulate(s, attention, task, self.buffers);
         for (query, total) in total.chunks_exact_mut(per_query).enumerate() {
             let shape = attention.shape;
             let (row, member) = (query / attention.part, query % attention.part);

@@ -473,6 +473,7 @@ impl Cpu {
             sequences,
             shape,
             sinks,
+            threads: self.pool.threads(),
         };
         with_simd!(self.proof, |simd| call.run(&self.pool, simd, out, scratch));
     }

@@ -769,6 +769,7 @@ fn rows_that_sequences_have_in_common_are_gone_through_once_with_the_same_result
         for shared in &groups {
             // In the first rows the members of a group are the first of them, as if they had its memory. Behind them, and
             // in those who are not members, a wrong row is another number.
+            let unlike = &sides;
             let mut sides = sides.clone();
             for group in shared {
                 let first = sides[group.sequences[0]].clone();
@@ -794,6 +795,16 @@ fn rows_that_sequences_have_in_common_are_gone_through_once_with_the_same_result
                 };
                 let whole = Cpu::attention_scratch_len(8, 1101, &shape);
                 let expected = attend(&apart, whole);
+                // Rows of whole partitions are read where the first member has them, and nowhere else.
+                let whole_partitions = shared.iter().all(|group| group.rows % 256 == 0);
+                if shape.mask == Mask::Causal && whole_partitions {
+                    let elsewhere = Apart {
+                        sides: unlike,
+                        ..together
+                    };
+                    let case = format!("{level:?}, {threads} threads, {shape:?}, {shared:?}");
+                    assert_eq!(attend(&elsewhere, 4 * whole), expected, "{case}");
+                }
                 // With room for all, for some of them, and for none.
                 for scratch in [4 * whole, whole, 12 * width, 0] {
                     let case =

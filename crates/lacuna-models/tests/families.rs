@@ -222,10 +222,9 @@ fn halves_of_latent_attention_that_are_missing_or_of_another_shape_are_refused_b
     }
 }
 
-/// The last row of logits of each prompt, all computed in one pass.
-fn together(runner: &mut Runner, prompts: &[&[u32]]) -> Vec<f32> {
-    let mut sequences: Vec<Sequence> = prompts.iter().map(|_| runner.sequence()).collect();
-    let segments = sequences.iter_mut().zip(prompts).map(|(sequence, tokens)| {
+/// The last row of logits after the tokens of each sequence, all computed in one pass.
+fn pass(runner: &mut Runner, sequences: &mut [Sequence], tokens: &[&[u32]]) -> Vec<f32> {
+    let segments = sequences.iter_mut().zip(tokens).map(|(sequence, tokens)| {
         sequence.prepare(tokens.len()).expect("room");
         Segment {
             tokens,
@@ -237,7 +236,17 @@ fn together(runner: &mut Runner, prompts: &[&[u32]]) -> Vec<f32> {
     let logits = runner
         .model
         .forward(&runner.cpu, &mut segments, &mut runner.scratch);
-    logits.expect("valid tokens").to_vec()
+    let logits = logits.expect("valid tokens").to_vec();
+    for (sequence, tokens) in sequences.iter_mut().zip(tokens) {
+        sequence.accept(tokens.len());
+    }
+    logits
+}
+
+/// The same of new sequences.
+fn together(runner: &mut Runner, prompts: &[&[u32]]) -> Vec<f32> {
+    let mut sequences: Vec<Sequence> = prompts.iter().map(|_| runner.sequence()).collect();
+    pass(runner, &mut sequences, prompts)
 }
 
 #[test]
@@ -265,29 +274,6 @@ fn no_family_depends_on_threads_or_on_what_else_is_in_the_batch() {
             assert!(together(runner, &prompts) == alone, "{name}");
         }
     }
-}
-
-/// The rows of logits after one token more of each sequence, all computed in one pass.
-fn step(runner: &mut Runner, sequences: &mut [Sequence], tokens: &[u32]) -> Vec<f32> {
-    let tokens = tokens.chunks(1);
-    let segments = sequences.iter_mut().zip(tokens).map(|(sequence, tokens)| {
-        sequence.prepare(1).expect("room");
-        Segment {
-            tokens,
-            sequence,
-            logits: LogitRows::Last,
-        }
-    });
-    let mut segments: Vec<Segment<'_>> = segments.collect();
-    let forward = runner
-        .model
-        .forward(&runner.cpu, &mut segments, &mut runner.scratch);
-    let logits = forward.expect("valid tokens").to_vec();
-    drop(segments);
-    for sequence in sequences {
-        sequence.accept(1);
-    }
-    logits
 }
 
 #[test]
@@ -339,13 +325,11 @@ fn forks_of_every_family_go_on_together_as_each_does_alone() {
                 let tokens: Vec<u32> = (0..OWN.len())
                     .map(|fork| token(11 * fork + round))
                     .collect();
-                let together = step(&mut runner, &mut forks, &tokens);
+                let tokens: Vec<&[u32]> = tokens.chunks(1).collect();
+                let together = pass(&mut runner, &mut forks, &tokens);
+                let alone = alone.chunks_mut(1).zip(tokens.chunks(1));
                 let one_by_one: Vec<f32> = alone
-                    .iter_mut()
-                    .zip(&tokens)
-                    .flat_map(|(sequence, token)| {
-                        step(&mut runner, std::slice::from_mut(sequence), &[*token])
-                    })
+                    .flat_map(|(sequence, token)| pass(&mut runner, sequence, token))
                     .collect();
                 assert!(
                     together == one_by_one,

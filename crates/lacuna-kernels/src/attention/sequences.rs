@@ -100,6 +100,7 @@ pub(crate) struct Each<'a, Q> {
     pub(crate) sequences: &'a Q,
     pub(crate) shape: &'a AttentionShape,
     pub(crate) sinks: Option<&'a [f32]>,
+    pub(crate) threads: usize,
 }
 
 impl<Q: Sequences> Each<'_, Q> {
@@ -210,9 +211,13 @@ impl<Q: Sequences> Each<'_, Q> {
             _ => &[],
         };
         let mut left = most;
+        // Tasks are queries of a part of the heads. If they are fewer than threads, the rows of each sequence are better
+        // split between all of them.
+        let parts = self.shape.query_heads / self.shape.part();
         shared.iter().filter_map(move |shared| {
             let (partitions, count) = (shared.rows / PARTITION, shared.sequences.len().min(left));
-            (partitions > 0 && count > 1).then(|| {
+            let pays = partitions > 0 && count > 1 && parts * count >= self.threads;
+            pays.then(|| {
                 let first = most - left;
                 left -= count;
                 Group {
