@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::config::ServerConfig;
 use crate::conversation::{Conversations, Prompt};
+use crate::http::account::Account;
 use crate::http::body::{Arriving, Bodies};
 use crate::http::doors::Doors;
 use crate::http::error::ApiError;
@@ -183,7 +184,7 @@ impl App {
             self.engine.submit(request)
         });
         let streams = streams.collect::<Result<Vec<_>, _>>()?;
-        Ok(Streams::new(streams))
+        Ok(Streams::new(streams, Account::of(&self.model_name)))
     }
 
     /// The conversation of `client` that is called `name`.

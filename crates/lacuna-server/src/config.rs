@@ -8,6 +8,7 @@ use lacuna_engine::ServiceConfig;
 use crate::events::KvEventsConfig;
 use crate::http::doors::Origin;
 use crate::http::log::AccessLog;
+use crate::http::tls::Tls;
 use crate::keys::ApiKeys;
 use crate::normalization::Normalization;
 
@@ -16,6 +17,8 @@ use crate::normalization::Normalization;
 pub struct ServerConfig {
     /// Address to listen on; port 0 takes any that is free. Default `127.0.0.1:8080`.
     pub address: SocketAddr,
+    /// What clients are shown that the server is the one they mean; connections are over TLS then. Default nothing.
+    pub tls: Option<Tls>,
     /// Name the model is served under. Default `model`.
     pub model_name: String,
     /// Further names that requests may have for it. Default none.
@@ -73,6 +76,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080),
+            tls: None,
             model_name: "model".to_owned(),
             model_aliases: Vec::new(),
             keys: ApiKeys::default(),

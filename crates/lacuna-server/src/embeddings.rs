@@ -34,6 +34,7 @@ use serde_json::{Value, json};
 
 use crate::app::Purpose;
 use crate::config::ServerConfig;
+use crate::http::account::Account;
 use crate::http::body::{self, Arriving, Received};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
@@ -200,8 +201,8 @@ impl Embeddings {
         let texts = request.texts(&self.model, &self.encoder, &self.encode_limits())?;
         let most = texts.len().saturating_mul(encoding.most_bytes(dimensions));
         let mut reply = room_for_reply(&mut memory, most)?;
-        self.write(&mut reply, &texts, (dimensions, encoding), wanted)?;
-        Ok(reply_of(reply, &ignored))
+        let tokens = self.write(&mut reply, &texts, (dimensions, encoding), wanted)?;
+        Ok(self.reply_of(reply, tokens, &ignored))
     }
 
     /// The same to a query and documents.
@@ -218,17 +219,28 @@ impl Embeddings {
             return Err(rerank::no_scores());
         }
         let mut reply = room_for_reply(&mut memory, request.most_bytes())?;
-        rerank::write(self, &mut reply, &request, &self.encode_limits(), wanted)?;
-        Ok(reply_of(reply, &ignored))
+        let limits = self.encode_limits();
+        let tokens = rerank::write(self, &mut reply, &request, &limits, wanted)?;
+        Ok(self.reply_of(reply, tokens, &ignored))
     }
 
+    /// A reply for which so many tokens were computed.
+    fn reply_of(&self, reply: Vec<u8>, tokens: usize, ignored: &Ignored) -> Response {
+        let kind = [(header::CONTENT_TYPE, "application/json")];
+        let mut response = (kind, reply).into_response();
+        ignored.attach(&mut response);
+        Account::of_texts(&self.model_name, tokens).attach(&mut response);
+        response
+    }
+
+    /// Writes the embeddings, and returns how many tokens the texts have.
     fn write(
         &self,
         reply: &mut Vec<u8>,
         texts: &[Vec<u32>],
         (dimensions, encoding): (usize, Encoding),
         wanted: &Wanted,
-    ) -> Result<(), ApiError> {
+    ) -> Result<usize, ApiError> {
         reply.extend_from_slice(b"{\"object\":\"list\",\"data\":[");
         self.each(texts, dimensions, wanted, |index, embedding| {
             write_one(reply, index, embedding, encoding)
@@ -237,7 +249,8 @@ impl Embeddings {
         let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
         let name = Value::from(self.model_name.as_str());
         let written = write!(reply, "],\"model\":{name},\"usage\":{usage}}}");
-        written.map_err(|error| ApiError::internal(error.to_string()))
+        written.map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(tokens)
     }
 
     /// Calls `write` with the number and the embedding of each text, in their order.
@@ -299,13 +312,6 @@ fn room_for_reply(memory: &mut HeldMemory, most: usize) -> Result<Vec<u8>, ApiEr
     let mut reply = Vec::new();
     reply.try_reserve_exact(most)?;
     Ok(reply)
-}
-
-fn reply_of(reply: Vec<u8>, ignored: &Ignored) -> Response {
-    let kind = [(header::CONTENT_TYPE, "application/json")];
-    let mut response = (kind, reply).into_response();
-    ignored.attach(&mut response);
-    response
 }
 
 fn write_one(

@@ -57,6 +57,7 @@ pub use config::{RequestLimits, ServerConfig};
 pub use events::{EventAddress, KvEventsConfig, NoEventAddress};
 pub use http::doors::{NoOrigin, Origin};
 pub use http::log::AccessLog;
+pub use http::tls::{Tls, TlsError};
 pub use keys::{ApiKeys, KeyFileError, KeyProblem};
 pub use local::{Listener, Local, LocalReply, Problem, ReplyPart};
 pub use models::{ModelEntry, ModelPath, ModelServer, ModelsConfig, keep_alive};

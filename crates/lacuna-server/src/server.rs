@@ -22,7 +22,7 @@ use crate::app::App;
 use crate::config::ServerConfig;
 use crate::embeddings::{Embeddings, Work};
 use crate::events::{self, KvEventsConfig};
-use crate::http::connections;
+use crate::http::connections::{self, Entrance};
 use crate::http::doors::Doors;
 use crate::http::probes::Probes;
 use crate::http::routes::Routers;
@@ -154,13 +154,13 @@ impl Server {
     /// # Errors
     /// [`StartError`]; nothing is left running then.
     pub fn start(model: Arc<Model>, mut config: ServerConfig) -> Result<Self, StartError> {
-        let (runtime, listener, address) = listen(&config)?;
+        let (runtime, entrance, address) = listen(&config)?;
         let events = config.kv_events.take();
         let events = events.map(|events| KvEvents::start(events, &mut config));
         let events = events.transpose()?;
         let service = Service::start(model, config.service.clone())?;
         let grace = config.grace;
-        let (stop, connections) = serve(service.handle(), config, runtime, listener)?;
+        let (stop, connections) = serve(service.handle(), config, runtime, entrance)?;
         Ok(Self {
             address,
             grace,
@@ -203,19 +203,19 @@ impl Server {
     }
 }
 
-/// Serves what comes in at `listener` with `engine`, until the sender says so.
+/// Serves what comes in at `entrance` with `engine`, until the sender says so.
 pub(crate) fn serve(
     engine: Handle,
     config: ServerConfig,
     runtime: Runtime,
-    listener: TcpListener,
+    entrance: Entrance,
 ) -> Result<(watch::Sender<bool>, Connections), StartError> {
     let limits = config.limits.clone();
-    let memory = connections::account(engine.request_memory(), limits.connections);
+    let memory = connections::account(engine.request_memory(), &entrance, limits.connections);
     let app = Arc::new(app(engine.clone(), config)?);
     let (stop, stopped) = watch::channel(false);
     let routers = Routers::new(&app, &probes(engine, &stopped));
-    let serving = connections::serve(listener, routers, limits, memory, stopped);
+    let serving = connections::serve(entrance, routers, limits, memory, stopped);
     let connections = Connections::start(HTTP_THREAD, runtime, serving);
     let connections = connections.map_err(StartError::Runtime)?;
     Ok((stop, connections))
@@ -258,11 +258,11 @@ impl EmbeddingServer {
     /// # Errors
     /// [`StartError`]; nothing is left running then.
     pub fn start(model: Arc<Model>, config: ServerConfig) -> Result<Self, StartError> {
-        let (runtime, listener, address) = listen(&config)?;
+        let (runtime, entrance, address) = listen(&config)?;
         let embedder = EmbedderConfig::of(&config.service.engine_config());
         let memory = RequestMemory::new(embedder.requests);
         let work = Work::new(&model, &embedder)?;
-        let connections = connections::account(&memory, config.limits.connections);
+        let connections = connections::account(&memory, &entrance, config.limits.connections);
         let intake = Intake::start(&config.limits, memory).map_err(StartError::Runtime)?;
         let app = Arc::new(Embeddings::new(Arc::clone(&model), work, &config, intake));
         let (stop, stopped) = watch::channel(false);
@@ -272,7 +272,7 @@ impl EmbeddingServer {
             stopping: stopped.clone(),
         };
         let routers = Routers::of_embeddings(&app, &Doors::of(&config), &probes);
-        let serving = connections::serve(listener, routers, config.limits, connections, stopped);
+        let serving = connections::serve(entrance, routers, config.limits, connections, stopped);
         Ok(Self {
             address,
             grace: config.grace,
@@ -311,9 +311,7 @@ impl EmbeddingServer {
 }
 
 /// What connections are served by, and where they come in.
-pub(crate) fn listen(
-    config: &ServerConfig,
-) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
+pub(crate) fn listen(config: &ServerConfig) -> Result<(Runtime, Entrance, SocketAddr), StartError> {
     let address = config.address;
     let nobody = config.keys.is_empty() && !config.keys.is_open_to_all();
     if nobody && !address.ip().is_loopback() {
@@ -321,7 +319,8 @@ pub(crate) fn listen(
     }
     let runtime = runtime().map_err(StartError::Runtime)?;
     let (listener, address) = bind(&runtime, address)?;
-    Ok((runtime, listener, address))
+    let tls = config.tls.clone();
+    Ok((runtime, Entrance { listener, tls }, address))
 }
 
 fn bind(runtime: &Runtime, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {

@@ -1,4 +1,4 @@
-//! What asks the process to end.
+//! What asks the process to end, or to read its files again.
 //!
 //! A signal sets a flag, and the thread that waits looks at it: nothing has to be woken, so nothing
 //! that the system refuses can make a signal get lost.
@@ -21,6 +21,8 @@ const INTERRUPTED: i32 = 130;
 #[derive(Debug)]
 pub struct Signals {
     asked: Arc<AtomicBool>,
+    /// Files are to be read again.
+    reload: Arc<AtomicBool>,
 }
 
 impl Signals {
@@ -35,12 +37,34 @@ impl Signals {
             flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&asked))?;
             flag::register(signal, Arc::clone(&asked))?;
         }
-        Ok(Self { asked })
+        Ok(Self {
+            asked,
+            reload: Arc::default(),
+        })
+    }
+
+    /// Listens to SIGHUP, too, which kills no longer: [`wait_and_reload`](Self::wait_and_reload) does what it asks for.
+    /// Where there is no such signal, nothing comes of it.
+    ///
+    /// # Errors
+    /// What the system says when it does not let it.
+    pub fn with_reload(self) -> io::Result<Self> {
+        #[cfg(unix)]
+        flag::register(signal_hook::consts::SIGHUP, Arc::clone(&self.reload))?;
+        Ok(self)
     }
 
     /// Waits for the first.
     pub fn wait(&self) {
+        self.wait_and_reload(|| {});
+    }
+
+    /// Waits for the first, and calls `reload` whenever SIGHUP has come meanwhile.
+    pub fn wait_and_reload(&self, mut reload: impl FnMut()) {
         while !self.asked.load(Ordering::Relaxed) {
+            if self.reload.swap(false, Ordering::Relaxed) {
+                reload();
+            }
             nap();
         }
     }

@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// Generate text, or chat
     Run(RunArgs),
     /// Answer requests over HTTP, as OpenAI does, with a web page to chat on
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Make embeddings of texts
     Embed(EmbedArgs),
     /// Sort texts by how well they answer a query
@@ -434,7 +434,26 @@ pub(crate) struct ServeArgs {
     /// Let pages of this site use the server, such as https://chat.example (may be given several times)
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<Origin>,
-    /// File to which a line of JSON is appended for every request; - is standard error
+    /// PEM file with the server's certificate and those that vouch for it: connections are over TLS then (https).
+    /// Read again at SIGHUP
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_key",
+        visible_alias = "ssl-certfile",
+        alias = "ssl-cert-file"
+    )]
+    pub(crate) tls_certificate: Option<PathBuf>,
+    /// PEM file with the certificate's key
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_certificate",
+        visible_alias = "ssl-keyfile",
+        alias = "ssl-key-file"
+    )]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// File to which a line of JSON is appended for every request, opened again at SIGHUP; - is standard error
     #[arg(long, value_name = "FILE")]
     pub(crate) access_log: Option<PathBuf>,
     /// Seconds a request may take in all

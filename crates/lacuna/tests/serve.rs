@@ -33,7 +33,8 @@ fn serve_saying(args: &[&str], said: Stdio) -> (Child, String, Value) {
         .expect("a line");
     let ready: Value = serde_json::from_str(&line).expect("one JSON object");
     let url = ready["url"].as_str().expect("a URL");
-    let address = url.strip_prefix("http://").expect("HTTP").to_owned();
+    let (_, address) = url.split_once("://").expect("a URL");
+    let address = address.to_owned();
     (child, address, ready)
 }
 
@@ -61,6 +62,87 @@ fn it_says_where_it_is_and_ends_when_asked_to() {
     let asked = Command::new("kill").arg(child.id().to_string()).status();
     assert!(asked.expect("kill runs").success());
     assert!(child.wait().expect("it ends").success());
+}
+
+/// Writes a new certificate for `localhost` and its key, and returns how clients know it.
+fn renew_certificate(folder: &std::path::Path) -> rustls::pki_types::CertificateDer<'static> {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]);
+    let made = made.expect("a certificate");
+    std::fs::write(folder.join("certificate.pem"), made.cert.pem()).expect("written");
+    let key = made.signing_key.serialize_pem();
+    std::fs::write(folder.join("key.pem"), key).expect("written");
+    made.cert.der().clone()
+}
+
+/// What `/health` answers to a client that believes nothing but `certificate`.
+fn health_over_tls(
+    address: &str,
+    certificate: &rustls::pki_types::CertificateDer<'static>,
+) -> std::io::Result<String> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate.clone()).expect("a certificate");
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = "localhost".try_into().expect("a name");
+    let client = rustls::ClientConnection::new(std::sync::Arc::new(config), name);
+    let stream = TcpStream::connect(address).expect("it listens");
+    let mut stream = rustls::StreamOwned::new(client.expect("a client"), stream);
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    Ok(reply)
+}
+
+#[cfg(unix)]
+#[test]
+fn at_sighup_a_renewed_certificate_is_shown_and_a_log_that_was_moved_begins_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let first = renew_certificate(folder.path());
+    let (mut child, address, ready) = serve_saying(
+        &[
+            "--tls-certificate",
+            &path("certificate.pem"),
+            "--tls-key",
+            &path("key.pem"),
+            "--access-log",
+            &path("log"),
+        ],
+        Stdio::piped(),
+    );
+    assert_eq!(ready["url"], format!("https://{address}"));
+    let reply = health_over_tls(&address, &first).expect("over TLS");
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    let second = renew_certificate(folder.path());
+    std::fs::rename(path("log"), path("log.1")).expect("renamed");
+    let id = child.id().to_string();
+    let asked = Command::new("kill").args(["-HUP", &id]).status();
+    assert!(asked.expect("kill runs").success());
+    let mut said = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let read_again = said.find(|line| !matches!(line, Ok(line) if !line.contains("again")));
+    assert!(read_again.is_some(), "it says that it read the certificate");
+    health_over_tls(&address, &first).expect_err("the old one is shown no more");
+    // The log is opened right after.
+    while !std::path::Path::new(&path("log")).exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    health_over_tls(&address, &second).expect("the new one is shown");
+    assert!(
+        Command::new("kill")
+            .arg(id)
+            .status()
+            .expect("kill runs")
+            .success()
+    );
+    assert!(child.wait().expect("it ends").success());
+    for (name, lines) in [("log.1", 1), ("log", 1)] {
+        let text = std::fs::read_to_string(path(name)).expect("a log");
+        assert_eq!(text.lines().count(), lines, "{name}: {text}");
+    }
 }
 
 /// A file with two keys in a folder that lasts as long as the test.
@@ -163,6 +245,10 @@ fn arguments_that_make_no_sense_are_refused() {
         (
             &["serve", "demo", "--open-to-all", "--api-key", "first-key"],
             "cannot be used with",
+        ),
+        (
+            &["serve", "demo", "--tls-certificate", "c.pem"],
+            "--tls-key",
         ),
         (&["serve", "demo", "--kv-events", "here"], "tcp://*:5557"),
         (

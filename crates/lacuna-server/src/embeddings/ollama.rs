@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::request::{Encoding, Request};
-use super::{Embeddings, Wanted, reply_of, room_for_reply};
+use super::{Embeddings, Wanted, room_for_reply};
 use crate::http::body::{self, Received};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
@@ -83,7 +83,7 @@ impl Embeddings {
             ",\"model\":{name},\"total_duration\":{total},\"load_duration\":0,\"prompt_eval_count\":{tokens}}}"
         );
         written.map_err(|error| ApiError::internal(error.to_string()))?;
-        Ok(reply_of(reply, &ignored))
+        Ok(self.reply_of(reply, tokens, &ignored))
     }
 
     /// The reply to the body of `POST /api/embeddings`.
@@ -104,8 +104,8 @@ impl Embeddings {
         };
         let texts = Some(asked.prompt).filter(|prompt| !prompt.is_empty());
         let request = Request::of(texts.into_iter().collect(), None, true);
-        let (reply, _) = self.lists(request, memory, wanted, around)?;
-        Ok(reply_of(reply, &ignored))
+        let (reply, tokens) = self.lists(request, memory, wanted, around)?;
+        Ok(self.reply_of(reply, tokens, &ignored))
     }
 
     /// Embeddings as lists of numbers, between two texts, in room for some more; and how many tokens there were.

@@ -95,14 +95,14 @@ impl Request {
     }
 }
 
-/// Writes the reply to a request whose model was checked.
+/// Writes the reply to a request whose model was checked, and returns how many tokens were computed.
 pub(super) fn write(
     app: &Embeddings,
     reply: &mut Vec<u8>,
     request: &Request,
     limits: &EncodeLimits,
     wanted: &Wanted,
-) -> Result<(), ApiError> {
+) -> Result<usize, ApiError> {
     request.check()?;
     let mut scores = Vec::with_capacity(request.documents.len());
     let mut tokens = 0;
@@ -121,7 +121,8 @@ pub(super) fn write(
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     order.truncate(request.top_n.unwrap_or(usize::MAX));
     let written = write_results(app, reply, request, (&order, &scores), tokens);
-    written.map_err(|error| ApiError::internal(error.to_string()))
+    written.map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(tokens)
 }
 
 fn pairs(

@@ -18,19 +18,22 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use lacuna_engine::RequestMemory;
 use lacuna_pages::ByteLength;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::config::RequestLimits;
 use crate::http::peer::{Peer, Watched};
 use crate::http::routes::Routers;
 use crate::http::socket::{LONG_HEAD_MEMORY, Socket};
+use crate::http::tls::Tls;
 
 /// Bytes of a request's head at most.
 pub(crate) const HEAD_BYTES: usize = 32 << 10;
 /// What a connection takes of the account: measured, 20 KiB of state and buffers while nothing has been
 /// sent, and 28 with a part of a head.
 const CONNECTION_BYTES: usize = 32 << 10;
+/// What one over TLS takes beside: its keys, and records that are not whole or not sent yet.
+const TLS_BYTES: usize = 48 << 10;
 /// How long to wait after the system refused a connection, for want of file descriptors mostly.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Spare places. A probe is answered unless this many connections come between it and its request.
@@ -50,9 +53,38 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconn
 content-type: application/json\r\ncontent-length: 123\r\n\r\n\
 {\"error\":{\"message\":\"too many connections; try again\",\"type\":\"server_error\",\"param\":null,\"code\":\"too_many_connections\"}}   ";
 
+/// Where connections come in.
+#[derive(Debug)]
+pub(crate) struct Entrance {
+    pub(crate) listener: TcpListener,
+    /// What clients are shown, if connections are over TLS.
+    pub(crate) tls: Option<Tls>,
+}
+
+impl Entrance {
+    /// The next client, which may leave bytes unread for `send`.
+    async fn accept(&self, send: Duration) -> Arc<Peer> {
+        loop {
+            let Ok((stream, _)) = self.listener.accept().await else {
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            // Refused only for settings that cannot be, which are the same for all connections.
+            if let Ok(session) = self.tls.as_ref().map(Tls::session).transpose() {
+                return Peer::new(stream, session, send);
+            }
+        }
+    }
+
+    /// What a connection takes of the account.
+    fn connection_bytes(&self) -> usize {
+        CONNECTION_BYTES + self.tls.as_ref().map_or(0, |_| TLS_BYTES)
+    }
+}
+
 /// Serves connections until `stop` says so, then lets those there are finish their request.
 pub(crate) async fn serve(
-    listener: TcpListener,
+    entrance: Entrance,
     routers: Routers,
     limits: RequestLimits,
     memory: RequestMemory,
@@ -62,18 +94,18 @@ pub(crate) async fn serve(
     let graceful = GracefulShutdown::new();
     let protocol = protocol(limits.receive);
     let mut spare = Spare::new(&limits, &memory);
+    let connection_bytes = entrance.connection_bytes();
     loop {
-        let stream = tokio::select! {
-            stream = accept(&listener) => stream,
+        let peer = tokio::select! {
+            peer = entrance.accept(limits.send) => peer,
             () = stopped(&mut stop) => break,
         };
         let place = Arc::clone(&places).try_acquire_owned().ok();
-        let held = place.and_then(|place| Some((place, memory.try_take(CONNECTION_BYTES).ok()?)));
+        let held = place.and_then(|place| Some((place, memory.try_take(connection_bytes).ok()?)));
         let Some(held) = held else {
-            spare.serve(stream, routers.full.clone()).await;
+            spare.serve(peer, routers.full.clone()).await;
             continue;
         };
-        let peer = Peer::new(stream, limits.send);
         let socket = Socket::new(Arc::clone(&peer), limits.send, &memory);
         let connection = connection(&protocol, socket, &peer, routers.all.clone());
         let connection = graceful.watch(connection);
@@ -90,16 +122,7 @@ pub(crate) async fn serve(
     loop {
         tokio::select! {
             () = &mut finished => break,
-            stream = accept(&listener) => spare.serve(stream, routers.ending.clone()).await,
-        }
-    }
-}
-
-async fn accept(listener: &TcpListener) -> TcpStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            peer = entrance.accept(limits.send) => spare.serve(peer, routers.ending.clone()).await,
         }
     }
 }
@@ -188,12 +211,11 @@ impl Spare {
         }
     }
 
-    async fn serve(&mut self, stream: TcpStream, router: Router) {
+    async fn serve(&mut self, peer: Arc<Peer>, router: Router) {
         self.make_room().await;
         let (end, pushed_out) = oneshot::channel();
         let since = Instant::now();
         self.taken.push_back(SparePlace { since, end });
-        let peer = Peer::new(stream, self.send);
         let socket = Socket::new(Arc::clone(&peer), self.send, &self.memory);
         let connection = connection(&self.protocol, socket, &peer, router);
         tokio::spawn(async move {
@@ -208,11 +230,15 @@ impl Spare {
 /// Connections that are in what the program takes by itself: it was measured with so many.
 const MEASURED_CONNECTIONS: usize = 32;
 
-/// The account of so many connections: what the program has for them, and of what requests may hold a
-/// quarter, or less if that is enough. Long heads get what other connections leave.
-pub(crate) fn account(requests: &RequestMemory, connections: usize) -> RequestMemory {
+/// The account of so many connections through `entrance`: what the program has for them, and of what requests may hold
+/// a quarter, or less if that is enough. Long heads get what other connections leave.
+pub(crate) fn account(
+    requests: &RequestMemory,
+    entrance: &Entrance,
+    connections: usize,
+) -> RequestMemory {
     let measured = (MEASURED_CONNECTIONS * CONNECTION_BYTES) as u64;
-    let enough = connections.saturating_mul(CONNECTION_BYTES) as u64;
+    let enough = connections.saturating_mul(entrance.connection_bytes()) as u64;
     let enough = enough.saturating_add(LONG_HEAD_MEMORY as u64);
     let more = enough.saturating_sub(measured);
     let part = requests.split_off(more.min(requests.limit().get() / 4));

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::config::ServerConfig;
 use crate::date;
+use crate::http::account::Account;
 use crate::http::log::AccessLog;
 use crate::keys::ApiKeys;
 
@@ -84,6 +85,9 @@ struct Entry {
     bytes: u64,
     /// Whether all of the reply was handed over: the client may have gone before.
     whole: bool,
+    /// What it came to, if a model answered.
+    #[serde(flatten)]
+    account: Option<Account>,
 }
 
 impl Doors {
@@ -125,6 +129,7 @@ pub(crate) async fn pass(State(doors): State<Doors>, request: Request, next: Nex
         seconds: 0.0,
         bytes: 0,
         whole: false,
+        account: None,
     });
     let mut response = match origin.is_some().then(|| preflight(&request)).flatten() {
         Some(response) => response,
@@ -147,6 +152,7 @@ pub(crate) async fn pass(State(doors): State<Doors>, request: Request, next: Nex
     };
     entry.status = response.status().as_u16();
     entry.head_seconds = came.elapsed().as_secs_f64();
+    entry.account = response.extensions().get().cloned();
     response.map(|body| {
         Body::new(Logged {
             body,

@@ -2,6 +2,7 @@
 
 mod absent;
 pub(crate) mod access;
+pub(crate) mod account;
 pub(crate) mod body;
 pub(crate) mod connections;
 pub(crate) mod doors;
@@ -13,4 +14,5 @@ mod peer;
 pub(crate) mod probes;
 pub(crate) mod routes;
 mod socket;
+pub(crate) mod tls;
 mod wording;

@@ -9,7 +9,7 @@
 //! the end of the stream comes
 //!   while a reply is still computed      `100 Continue` is such bytes: clients skip it before a reply
 //!   while one is streamed                a comment is, which is no event; its next token would come late
-//!   either, over HTTP/1.0                an urgent byte is, which systems keep out of what is read
+//!   either, over HTTP/1.0                an urgent byte is, which systems keep out of what is read (not over TLS)
 //!   while one is sent whole              it is such bytes itself
 //!   between two requests                 the protocol closes the connection
 //! a reset comes                          the connection is dropped, and so the request
@@ -19,7 +19,7 @@
 //! system's keep-alive probes find out (`KEEP_ALIVE`).
 
 use std::future::{pending, poll_fn};
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ use hyper_util::service::TowerToHyperService;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
+
+use crate::http::tls::{Come, Session};
 
 /// Asks whether anyone is there: the one interim response that every client must be able to skip,
 /// whether it expects it or not (RFC 9110, 15.2.1). Some libraries skip no other.
@@ -59,6 +61,8 @@ const LINGER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: TcpStream,
+    /// What makes records of all that is sent, if the connection is one over TLS.
+    session: Option<Session>,
     /// Everything of the replies so far has been handed to the system.
     flushed: AtomicBool,
     /// What may be sent now, as a [`Question`].
@@ -88,22 +92,9 @@ enum Question {
     Urgent,
 }
 
-impl Question {
-    /// Sends it, as far as that goes without waiting, and says whether all of it went.
-    fn send(self, stream: &TcpStream) -> io::Result<bool> {
-        let urgent = || SockRef::from(stream).send_out_of_band(URGENT);
-        Ok(match self {
-            Self::None => true,
-            Self::Interim => stream.try_write(INTERIM)? == INTERIM.len(),
-            Self::Comment => stream.try_write(COMMENT)? == COMMENT.len(),
-            Self::Urgent => stream.try_io(Interest::WRITABLE, urgent)? == URGENT.len(),
-        })
-    }
-}
-
 impl Peer {
     /// A client that may leave bytes unread for `send` (where the system can be told so).
-    pub(crate) fn new(stream: TcpStream, send: Duration) -> Arc<Self> {
+    pub(super) fn new(stream: TcpStream, session: Option<Session>, send: Duration) -> Arc<Self> {
         // Tokens are small and wanted at once. Where the system refuses this or what follows, tokens
         // and news of lost clients come later.
         stream.set_nodelay(true).ok();
@@ -118,6 +109,7 @@ impl Peer {
         let _ = send;
         Arc::new(Self {
             stream,
+            session,
             flushed: AtomicBool::new(true),
             question: AtomicU8::new(Question::None as u8),
             asked: AtomicBool::new(false),
@@ -146,12 +138,23 @@ impl Peer {
     /// the stream. Resolves when it has left so much unread that it cannot even be asked.
     async fn cannot_be_asked(&self) {
         let question = poll_fn(|context| self.poll_finished_sending(context)).await;
-        match question.send(&self.stream) {
+        match self.ask(question) {
             Ok(true) => pending().await,
             // Bytes are on their way to it already: they ask.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => pending().await,
             Ok(false) | Err(_) => {}
         }
+    }
+
+    /// Sends it, as far as that goes without waiting, and says whether all of it went.
+    fn ask(&self, question: Question) -> io::Result<bool> {
+        let urgent = || SockRef::from(&self.stream).send_out_of_band(URGENT);
+        Ok(match question {
+            Question::None => true,
+            Question::Interim => self.try_write(&[IoSlice::new(INTERIM)])? == INTERIM.len(),
+            Question::Comment => self.try_write(&[IoSlice::new(COMMENT)])? == COMMENT.len(),
+            Question::Urgent => self.stream.try_io(Interest::WRITABLE, urgent)? == URGENT.len(),
+        })
     }
 
     /// What to ask once the end of the stream has come and no message is half sent.
@@ -165,19 +168,54 @@ impl Peer {
         let Some(question) = question.filter(|_| self.is_flushed()) else {
             return Poll::Pending;
         };
-        let mut byte = [0];
-        let peeked = self.stream.poll_peek(context, &mut ReadBuf::new(&mut byte));
-        match ready!(peeked) {
-            Ok(0) => Poll::Ready(question),
+        match ready!(self.poll_come(context)) {
+            Come::End => Poll::Ready(question),
             // More of this request, or the next one; an error wakes the other half of `gone`.
-            Ok(_) | Err(_) => Poll::Pending,
+            Come::Bytes | Come::Nothing => Poll::Pending,
+        }
+    }
+
+    /// What has come that the protocol has not read. Of an error of the stream, nothing.
+    fn poll_come(&self, context: &mut Context<'_>) -> Poll<Come> {
+        let Some(session) = &self.session else {
+            let mut byte = [0];
+            let peeked = self.stream.poll_peek(context, &mut ReadBuf::new(&mut byte));
+            return Poll::Ready(match ready!(peeked) {
+                Ok(0) => Come::End,
+                Ok(_) => Come::Bytes,
+                Err(_) => Come::Nothing,
+            });
+        };
+        // What is received meanwhile stays where the protocol finds it.
+        while session.come() == Come::Nothing {
+            match ready!(self.poll_receive(session, context)) {
+                Ok(()) => {}
+                // What follows a broken record cannot be read either.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Poll::Ready(Come::End);
+                }
+                Err(_) => return Poll::Ready(Come::Nothing),
+            }
+        }
+        Poll::Ready(session.come())
+    }
+
+    /// Receives once, when something has come.
+    fn poll_receive(&self, session: &Session, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.stream.poll_read_ready(context))?;
+            match session.receive(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                received => return Poll::Ready(received),
+            }
         }
     }
 
     /// Sends `reply`, as far as that goes without waiting, to a client that has asked nothing yet.
     pub(crate) fn turn_away(&self, reply: &[u8]) {
-        if !self.asked.load(Ordering::Relaxed) {
-            self.stream.try_write(reply).ok();
+        let can_be_told = self.session.as_ref().is_none_or(Session::is_ready);
+        if can_be_told && !self.asked.load(Ordering::Relaxed) {
+            self.try_write(&[IoSlice::new(reply)]).ok();
         }
     }
 
@@ -216,39 +254,77 @@ impl Peer {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let room = buffer.remaining().min(READ_BYTES);
+        let read = ready!(self.poll_bytes(context, buffer.initialize_unfilled_to(room)))?;
+        buffer.advance(read);
+        if self.head_bytes.load(Ordering::Relaxed) != BODY {
+            self.head_bytes.fetch_add(read, Ordering::Relaxed);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_bytes(&self, context: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.stream.poll_read_ready(context))?;
-            let room = buffer.remaining().min(READ_BYTES);
-            match self.stream.try_read(buffer.initialize_unfilled_to(room)) {
-                Ok(read) => {
-                    buffer.advance(read);
-                    if self.head_bytes.load(Ordering::Relaxed) != BODY {
-                        self.head_bytes.fetch_add(read, Ordering::Relaxed);
-                    }
-                    return Poll::Ready(Ok(()));
+            let read = match &self.session {
+                None => {
+                    ready!(self.stream.poll_read_ready(context))?;
+                    self.stream.try_read(buffer)
                 }
+                Some(session) => match session.read(buffer) {
+                    Some(read) => read,
+                    None => {
+                        ready!(self.poll_receive(session, context))?;
+                        continue;
+                    }
+                },
+            };
+            match read {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
+                read => return Poll::Ready(read),
             }
         }
     }
 
-    /// Writes with `write` once the system takes bytes.
+    /// Writes once the system takes bytes.
     pub(super) fn poll_write(
         &self,
         context: &mut Context<'_>,
-        write: impl Fn(&TcpStream) -> io::Result<usize>,
+        slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.stream.poll_write_ready(context))?;
-            match write(&self.stream) {
+            match self.try_write(slices) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 written => return Poll::Ready(written),
             }
         }
     }
 
+    /// Hands the system what it has not taken of what was written.
+    pub(super) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(session) = &self.session else {
+            return Poll::Ready(Ok(()));
+        };
+        loop {
+            match session.try_flush(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                flushed => return Poll::Ready(flushed),
+            }
+            ready!(self.stream.poll_write_ready(context))?;
+        }
+    }
+
+    fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match &self.session {
+            None => self.stream.try_write_vectored(slices),
+            Some(session) => session.try_write(&self.stream, slices),
+        }
+    }
+
     pub(super) fn finish_sending(&self) -> io::Result<()> {
+        if let Some(session) = &self.session {
+            session.say_farewell(&self.stream);
+        }
         SockRef::from(&self.stream).shutdown(Shutdown::Write)
     }
 }
@@ -279,6 +355,8 @@ impl hyper::service::Service<Request<Incoming>> for Watched {
         peer.asked.store(true, Ordering::Relaxed);
         let (before, within) = match request.version() {
             Version::HTTP_11 => (Question::Interim, Question::Comment),
+            // A byte beside the records of TLS would break them.
+            _ if peer.session.is_some() => (Question::None, Question::None),
             _ => (Question::Urgent, Question::Urgent),
         };
         peer.may_be_asked(before);

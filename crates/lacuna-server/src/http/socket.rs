@@ -67,9 +67,7 @@ impl Socket {
             return Poll::Ready(Ok(reply.len()));
         }
         self.peer.set_flushed(false);
-        self.watch(context, |peer, context| {
-            peer.poll_write(context, |stream| stream.try_write_vectored(slices))
-        })
+        self.watch(context, |peer, context| peer.poll_write(context, slices))
     }
 
     fn watch<T>(
@@ -165,7 +163,7 @@ impl AsyncWrite for Socket {
         while !self.instead.is_empty() {
             let instead = std::mem::take(&mut self.instead);
             let written = self.watch(context, |peer, context| {
-                peer.poll_write(context, |stream| stream.try_write(&instead))
+                peer.poll_write(context, &[IoSlice::new(&instead)])
             });
             let sent = if let Poll::Ready(Ok(sent)) = &written {
                 *sent
@@ -175,6 +173,7 @@ impl AsyncWrite for Socket {
             self.instead.extend_from_slice(&instead[sent..]);
             ready!(written)?;
         }
+        ready!(self.watch(context, Peer::poll_flush))?;
         self.peer.set_flushed(true);
         Poll::Ready(Ok(()))
     }

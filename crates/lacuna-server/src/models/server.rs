@@ -43,7 +43,7 @@ impl ModelServer {
     /// # Errors
     /// [`StartError`]; nothing is left running then.
     pub fn start(models: ModelsConfig, config: ServerConfig) -> Result<Self, StartError> {
-        let (runtime, listener, address) = listen(&config)?;
+        let (runtime, entrance, address) = listen(&config)?;
         let mut config = config;
         let budget = budget(config.service.engine.budget);
         let engine = &mut config.service.engine;
@@ -58,7 +58,7 @@ impl ModelServer {
         for one in &known {
             one.check(budget, base)?;
         }
-        let memory = connections::account(&requests, config.limits.connections);
+        let memory = connections::account(&requests, &entrance, config.limits.connections);
         let intake = Intake::start(&config.limits, requests.clone());
         let intake = intake.map_err(StartError::Runtime)?.of_several();
         let settings = Settings {
@@ -77,7 +77,7 @@ impl ModelServer {
             stopping: stopped.clone(),
         };
         let routers = Routers::of_models(&front, &doors, &probes);
-        let serving = connections::serve(listener, routers, limits, memory, stopped);
+        let serving = connections::serve(entrance, routers, limits, memory, stopped);
         Ok(Self {
             address,
             grace,

@@ -76,6 +76,7 @@ pub(crate) async fn respond<W: Writer>(
             break;
         }
     }
+    let account = streams.account().clone();
     let events = Events {
         streams,
         waiting,
@@ -87,7 +88,9 @@ pub(crate) async fn respond<W: Writer>(
         (header::CONTENT_TYPE, W::CONTENT_TYPE),
         (header::CACHE_CONTROL, "no-cache"),
     ];
-    Ok((headers, Body::from_stream(events)).into_response())
+    let mut response = (headers, Body::from_stream(events)).into_response();
+    account.attach(&mut response);
+    Ok(response)
 }
 
 impl<W: Writer> futures_core::Stream for Events<W> {

@@ -5,6 +5,8 @@ use std::task::{Context, Poll};
 
 use lacuna_engine::{Event, Stream};
 
+use crate::http::account::Account;
+
 /// Events of all prompts as they come. Dropping it cancels what is under way.
 #[derive(Debug)]
 pub(crate) struct Streams {
@@ -12,14 +14,21 @@ pub(crate) struct Streams {
     streams: Vec<Option<Stream>>,
     /// Where to look first, so that every prompt has its turn.
     next: usize,
+    /// What the reply comes to.
+    account: Account,
 }
 
 impl Streams {
-    pub(crate) fn new(streams: impl IntoIterator<Item = Stream>) -> Self {
+    pub(crate) fn new(streams: impl IntoIterator<Item = Stream>, account: Account) -> Self {
         Self {
+            account,
             streams: streams.into_iter().map(Some).collect(),
             next: 0,
         }
+    }
+
+    pub(crate) fn account(&self) -> &Account {
+        &self.account
     }
 
     /// The next event, with the place of its prompt, or `None` after the last of all.
@@ -38,6 +47,7 @@ impl Streams {
             match stream.poll_recv(context) {
                 Poll::Ready(Some(event)) => {
                     self.next = prompt + 1;
+                    self.account.count(&event);
                     return Poll::Ready(Some((prompt, event)));
                 }
                 Poll::Ready(None) => self.streams[prompt] = None,

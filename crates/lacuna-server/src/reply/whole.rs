@@ -101,11 +101,14 @@ impl Written {
     /// The response, once what it was written from has been given back.
     pub(crate) fn respond(self) -> Response {
         let json = [(header::CONTENT_TYPE, "application/json")];
+        let account = self.memory.streams.account().clone();
         let body = Bytes::from_owner(Sent {
             _memory: self.memory.keep(self.body.len()),
             body: self.body,
         });
-        (json, Body::from(body)).into_response()
+        let mut response = (json, Body::from(body)).into_response();
+        account.attach(&mut response);
+        response
     }
 }
 

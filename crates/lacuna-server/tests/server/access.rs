@@ -298,7 +298,12 @@ fn requests_keep_their_names_and_are_in_the_access_log() {
     );
     assert_eq!(streamed["bytes"], whole.body.len());
     assert!(streamed["head_seconds"].as_f64() <= streamed["seconds"].as_f64());
+    assert_eq!(streamed["model"], "demo");
+    assert_eq!(streamed["completion_tokens"], 4);
+    assert!(streamed["prompt_tokens"].as_u64() > Some(4), "{streamed}");
+    assert_eq!(streamed["cached_tokens"], 0);
     let refused = line(&given);
+    assert!(refused.get("model").is_none(), "no model was asked");
     assert_eq!(
         (&refused["status"], &refused["bytes"]),
         (&json!(404), &json!(nowhere.body.len()))

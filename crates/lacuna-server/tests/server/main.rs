@@ -22,3 +22,4 @@ mod sessions;
 mod streams;
 mod structured;
 mod support;
+mod tls;

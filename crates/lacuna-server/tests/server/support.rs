@@ -119,7 +119,7 @@ pub(crate) fn raw(server: &Server, request: &[u8]) -> Response {
     read(&mut stream)
 }
 
-pub(crate) fn read(stream: &mut TcpStream) -> Response {
+pub(crate) fn read(stream: &mut impl Read) -> Response {
     let mut bytes = Vec::new();
     let ended = stream.read_to_end(&mut bytes);
     let text = String::from_utf8(bytes).expect("text");

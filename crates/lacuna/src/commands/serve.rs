@@ -1,6 +1,7 @@
 //! `lacuna serve`: the engine over HTTP, until the process is asked to end.
 
 mod models;
+mod reload;
 
 use std::fmt::Display;
 use std::io;
@@ -18,11 +19,12 @@ use lacuna_engine::ServiceConfig;
 use lacuna_kv::folder::remote::Remote;
 use lacuna_server::{
     AccessLog, ApiKeys, EmbeddingServer, KvEventsConfig, Normalization, RequestLimits, Server,
-    ServerConfig, Signals,
+    ServerConfig, Tls,
 };
 use serde::Serialize;
 
 use crate::cli::ServeArgs;
+use crate::commands::serve::reload::Reload;
 
 /// What a program that started the server needs to know.
 #[derive(Serialize)]
@@ -100,12 +102,13 @@ fn serve(args: &ServeArgs) -> Result<()> {
         return serve_embeddings(args, Arc::new(model), config);
     }
     let model = open_to_run_files(&model, files, &config.service.engine_config())?;
+    let reload = Reload::of(&config);
     let server = Server::start(model, config)?;
-    let signals = Signals::listen().context("cannot listen for signals")?;
+    let signals = reload.listen()?;
     let ending = end_in_time(args.grace).context("cannot set up the server's end")?;
-    announce(&server, &name, args.json)?;
+    announce(&server, &name, args)?;
     tell_of_lost_files(Arc::clone(server.engine().model()));
-    signals.wait();
+    reload.wait(&signals);
     // Dropped when all is done.
     ending.send(()).ok();
     server.shutdown();
@@ -124,6 +127,7 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
         },
         strict_fields: args.strict_fields,
         cors_origins: args.cors.clone(),
+        tls: tls(args)?,
         access_log: access_log(args)?,
         normalization: normalization(args)?,
         service: service(args)?,
@@ -135,6 +139,18 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
         grace: Duration::from_secs(args.grace),
         ..ServerConfig::default()
     })
+}
+
+fn tls(args: &ServeArgs) -> Result<Option<Tls>> {
+    let files = args.tls_certificate.as_deref().zip(args.tls_key.as_deref());
+    let tls = files.map(|(certificate, key)| Tls::from_files(certificate, key));
+    Ok(tls.transpose()?)
+}
+
+/// Where a client finds the server.
+fn url(args: &ServeArgs, address: SocketAddr) -> String {
+    let scheme = args.tls_certificate.as_ref().map_or("http", |_| "https");
+    format!("{scheme}://{address}")
 }
 
 fn access_log(args: &ServeArgs) -> Result<Option<AccessLog>> {
@@ -178,11 +194,12 @@ fn service(args: &ServeArgs) -> Result<ServiceConfig> {
 fn serve_embeddings(args: &ServeArgs, model: Arc<Model>, config: ServerConfig) -> Result<()> {
     let name = config.model_name.clone();
     let budget_bytes = config.service.engine.budget.map(ByteLength::get);
+    let reload = Reload::of(&config);
     let server = EmbeddingServer::start(model, config)?;
-    let signals = Signals::listen().context("cannot listen for signals")?;
+    let signals = reload.listen()?;
     let ending = end_in_time(args.grace).context("cannot set up the server's end")?;
     let ready = ReadyToEmbed {
-        url: format!("http://{}", server.address()),
+        url: url(args, server.address()),
         model: &name,
         max_tokens: server.max_tokens(),
         dimensions: server.model().spec().embedding_width(),
@@ -205,7 +222,7 @@ fn serve_embeddings(args: &ServeArgs, model: Arc<Model>, config: ServerConfig) -
         }
     }
     tell_of_lost_files(Arc::clone(server.model()));
-    signals.wait();
+    reload.wait(&signals);
     // Dropped when all is done.
     ending.send(()).ok();
     server.shutdown();
@@ -252,19 +269,19 @@ fn keys(args: &ServeArgs) -> Result<ApiKeys> {
     Ok(keys)
 }
 
-fn announce(server: &Server, name: &str, json: bool) -> Result<()> {
+fn announce(server: &Server, name: &str, args: &ServeArgs) -> Result<()> {
     let status = server.engine().status();
     let (events, replay) = server.kv_events();
     let zeromq = |address: SocketAddr| format!("tcp://{address}");
     let ready = Ready {
-        url: format!("http://{}", server.address()),
+        url: url(args, server.address()),
         model: name,
         context_tokens: server.engine().context_tokens(),
         kv_events: events.map(zeromq),
         kv_events_replay: replay.map(zeromq),
         budget: status.budget.plan,
     };
-    if json {
+    if args.json {
         return output::json(&ready);
     }
     let budget = match ready.budget.budget_bytes {

@@ -8,11 +8,12 @@ use lacuna::Accounting;
 use lacuna::files::ModelSource;
 use lacuna::files::hub::{Hub, Settings};
 use lacuna_cli::{Bars, output, served_name, tell};
-use lacuna_server::{ModelEntry, ModelPath, ModelServer, ModelsConfig, Signals};
+use lacuna_server::{ModelEntry, ModelPath, ModelServer, ModelsConfig};
 use serde::Serialize;
 
 use crate::cli::ServeArgs;
-use crate::commands::serve::{config, end_in_time};
+use crate::commands::serve::reload::Reload;
+use crate::commands::serve::{config, end_in_time, url};
 
 /// A model of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,14 +184,15 @@ pub(super) fn serve(args: &ServeArgs, named: Vec<Named>) -> Result<()> {
         .collect();
     let mut config = config(args)?;
     config.service.engine.accounting = Accounting::Measured;
+    let reload = Reload::of(&config);
     let server = ModelServer::start(models, config)?;
-    let signals = Signals::listen().context("cannot listen for signals")?;
+    let signals = reload.listen()?;
     let ending = end_in_time(args.grace).context("cannot set up the server's end")?;
     for (name, reason) in server.unusable() {
         tell!("warning: `{name}` cannot be served: {reason}");
     }
-    announce(&server, &names, args.json)?;
-    signals.wait();
+    announce(&server, &names, args)?;
+    reload.wait(&signals);
     // Dropped when all is done.
     ending.send(()).ok();
     server.shutdown();
@@ -213,13 +215,13 @@ fn refuse_what_is_for_one(args: &ServeArgs) -> Result<()> {
     })
 }
 
-fn announce(server: &ModelServer, names: &[String], json: bool) -> Result<()> {
+fn announce(server: &ModelServer, names: &[String], args: &ServeArgs) -> Result<()> {
     let ready = Ready {
-        url: format!("http://{}", server.address()),
+        url: url(args, server.address()),
         models: names.iter().map(String::as_str).collect(),
         budget_bytes: server.budget().get(),
     };
-    if json {
+    if args.json {
         return output::json(&ready);
     }
     let plural = if names.len() == 1 { "" } else { "s" };
