@@ -48,7 +48,8 @@ impl Scheduler {
     }
 
     /// Starts what can start. One that waits for memory lets others by that find enough, but not for
-    /// ever. Returns how many wait for nothing but what a running request is computing, or what is read back.
+    /// ever. Returns how many of those that never ran wait for nothing but what a running request is computing, or what is
+    /// read back.
     fn start_waiting(&mut self) -> usize {
         let mut donors = 0;
         sessions(&mut self.running).for_each(|session| session.awaited = None);
@@ -72,15 +73,10 @@ impl Scheduler {
                     self.note_awaited(&donor);
                     index += 1;
                 }
-                Verdict::WaitForFile => {
-                    donors += 1;
-                    index += 1;
-                }
+                Verdict::WaitForFile => index += 1,
                 Verdict::BringBack(bytes) => {
-                    if !self.begin_returning(index, bytes) {
-                        donors += 1;
-                        index += 1;
-                    }
+                    self.begin_returning(index, bytes);
+                    index += 1;
                 }
                 Verdict::Recompute => self.forget_away(index),
                 Verdict::WaitForMemory => {

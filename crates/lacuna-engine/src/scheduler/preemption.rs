@@ -87,9 +87,7 @@ impl Scheduler {
         let wanted = used.max(self.engine.kv_to_begin_with(bytes).min(room));
         let excess = (self.budget.parts.read_weight_bytes + wanted).saturating_sub(room);
         let excess = excess.min(self.engine.weights_to_spare());
-        if excess > 0 {
-            self.arbiter().spare(excess);
-        }
+        self.arbiter().spare(excess);
         self.budget.budget_bytes = Some(bytes);
         self.budget.parts.kv_bytes = room.saturating_sub(self.budget.parts.read_weight_bytes);
         self.kv_most.store(self.kv_share(), Ordering::Relaxed);

@@ -325,13 +325,13 @@ impl Scheduler {
         (groups * group >= away.image.shared_tokens()).then_some((bytes, unused))
     }
 
-    /// Begins to bring the pages of the waiting request at `index` back, which are `bytes`. Returns whether there is
-    /// room for them already.
-    pub(super) fn begin_returning(&mut self, index: usize, bytes: u64) -> bool {
+    /// Begins to bring the pages of the waiting request at `index` back, which are `bytes`, unless what makes room
+    /// for them is still being written.
+    pub(super) fn begin_returning(&mut self, index: usize, bytes: u64) {
         let group = self.prefix.grain().group_tokens().get();
         let waiting = &mut self.waiting[index];
         let (Some(away), Some(leader)) = (&mut waiting.away, waiting.choices.front()) else {
-            return false;
+            return;
         };
         let tokens = &leader.tokens[..away.image.tokens()];
         let groups = self.prefix.rejoin(&mut away.path, tokens);
@@ -341,7 +341,7 @@ impl Scheduler {
                 self.prefix
                     .leave_after(&mut away.path, 0, self.system.now());
             }
-            return false;
+            return;
         }
         let lack = (self.owned_bytes() + bytes).saturating_sub(self.kv_limit);
         if lack > 0 {
@@ -351,7 +351,6 @@ impl Scheduler {
             let pins: Vec<&Pins> = self.prefix.pins_of(&away.path);
             away.image.begin_return(&pins, groups * group);
         }
-        true
     }
 
     /// Puts aside what is needed least until `bytes` more fit, as far as there is something. Returns whether that is

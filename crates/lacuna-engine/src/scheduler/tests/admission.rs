@@ -252,6 +252,32 @@ fn a_request_goes_on_with_pages_that_another_thread_lets_go_of_after_they_were_a
 }
 
 #[test]
+fn a_running_request_is_promised_the_rest_of_its_prompt_and_a_group() {
+    let mut scheduler = with_groups(20);
+    let group = group(&scheduler);
+    let _stream = enqueue(&mut scheduler, after(prompt(0, 6 * group as u32), 100));
+    scheduler.step();
+    let computed = scheduler.running[0].sessions[0].sequence.len();
+    assert_eq!(computed, 4 * group);
+    assert_eq!(groups(&scheduler, scheduler.promised_bytes()), 7 - 4);
+    scheduler.step();
+    assert_eq!(
+        groups(&scheduler, scheduler.promised_bytes()),
+        8 - 6,
+        "the first token of the reply has begun a group"
+    );
+}
+
+#[test]
+fn events_that_a_step_does_not_need_are_shared_among_choices() {
+    for (number, spare) in [(1, 256 - 5), (4, (256 - 11) / 4)] {
+        let made = Waiting::new(choices(number, after(prompt(0, 4), 1)), 100, Instant::now());
+        let (waiting, _stream) = made.expect("valid settings");
+        assert_eq!(waiting.job.spare_events(number), spare);
+    }
+}
+
+#[test]
 fn the_channel_holds_the_events_of_a_step_twice() {
     assert_eq!(
         Job::events_per_step(3),

@@ -34,6 +34,36 @@ fn choices_fork_off_as_soon_as_the_prompt_is_computed_and_compute_its_last_token
 }
 
 #[test]
+fn choices_fork_off_at_once_where_a_step_ends_before_the_last_token() {
+    let mut scheduler = with_context(512);
+    let _stream = enqueue(&mut scheduler, of_three_choices(prompt(0, 65), 4));
+    scheduler.step();
+    assert_eq!(computed(&scheduler), [64, 64, 64]);
+}
+
+#[test]
+fn a_prompt_of_a_model_with_states_is_computed_to_where_its_choices_fork_off() {
+    let mut scheduler = scheduler_of(super::speculation::family("qwen3.5"), 256);
+    scheduler.config.prefix_cache.enabled = false;
+    let prompt: Vec<u32> = (0..100).map(|token| 3 + token % 50).collect();
+    let request = Request {
+        choices: 3.try_into().expect("more than none"),
+        ..after(prompt, 4)
+    };
+    let _stream = enqueue(&mut scheduler, request);
+    scheduler.step();
+    assert_eq!(computed(&scheduler), [64]);
+    scheduler.step();
+    assert_eq!(
+        computed(&scheduler),
+        [99, 99, 99],
+        "the state of the last token but one is there once"
+    );
+    scheduler.step();
+    assert_eq!(computed(&scheduler), [100, 100, 100]);
+}
+
+#[test]
 fn a_prompt_that_has_been_scored_is_computed_again_without_scores() {
     // A step has rows of logits for four tokens, and of the other tokens it computes 64.
     let mut scheduler = with_context(512);

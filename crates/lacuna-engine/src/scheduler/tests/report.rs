@@ -1,11 +1,34 @@
 //! The scheduler's figures.
 
 use super::*;
+use crate::block_feed::{BlockFeed, BlockWatch};
 use crate::status::{GroupRun, GroupState, Phase};
 
 fn runs<const N: usize>(runs: [(GroupState, usize); N]) -> Vec<GroupRun> {
     let run = |(state, groups)| GroupRun { state, groups };
     runs.map(run).to_vec()
+}
+
+#[test]
+fn blocks_are_told_of_once_when_that_is_asked_for() {
+    let feed = Arc::new(BlockFeed::default());
+    let config = ServiceConfig {
+        blocks: Some(BlockWatch {
+            namespace: Namespace::COMMON,
+            feed: Arc::clone(&feed),
+        }),
+        ..ServiceConfig::default()
+    };
+    let engine = Engine::new(demo_model(), &config.engine).expect("this machine runs it");
+    let mut scheduler = Scheduler::new(engine, config).expect("room for it");
+    let _stream = enqueue(&mut scheduler, endless(prompt(0, 40), 50));
+    scheduler.step();
+    scheduler.tell_of_blocks();
+    let told = feed.take().stored;
+    let tokens: Vec<u32> = told.iter().flat_map(|block| block.tokens).collect();
+    assert_eq!(tokens, prompt(0, 32));
+    scheduler.tell_of_blocks();
+    assert!(feed.take().stored.is_empty(), "no block is told of twice");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::sampler::Penalties;
 use crate::speculation::{DraftCounts, Speculation};
 
 /// A fixture of a family.
-fn family(name: &str) -> Arc<Model> {
+pub(super) fn family(name: &str) -> Arc<Model> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference/families");
     let files = ModelFiles::open(&folder.join(name).join("model.gguf"));
     Arc::new(Model::load(files.expect("a committed fixture")).expect("a model"))

@@ -84,6 +84,10 @@ fn pages_leave_piece_by_piece_and_come_back_to_where_they_were() {
     assert_eq!(scheduler.coming_back(), 1);
     let promised = scheduler.returning_bytes();
     assert!(promised > 0 && promised <= both - last);
+    assert!(
+        scheduler.promised_bytes() > promised,
+        "and what the other still needs"
+    );
     move_all(&mut scheduler);
     assert_eq!((scheduler.running.len(), away(&scheduler)), (2, 0));
     assert_eq!(scheduler.returning_bytes(), 0);
@@ -91,6 +95,21 @@ fn pages_leave_piece_by_piece_and_come_back_to_where_they_were() {
     assert_eq!((status.left, status.returned, status.held.get()), (1, 1, 0));
     finish(&mut scheduler, 300);
     assert_eq!(streams.map(tokens), [alone(0), alone(1)]);
+}
+
+#[test]
+fn a_request_whose_pages_are_in_the_file_makes_the_queue_no_longer() {
+    // It waits for the file, and one more that had never run was let into the queue for it.
+    let (mut scheduler, _, _) = swapping(100);
+    let _two = two_running(&mut scheduler);
+    assert!(scheduler.preempt_last(Urgency::Soon));
+    (scheduler.config.max_running, scheduler.config.max_waiting) = (1, 1);
+    let mut streams = [2, 3].map(|seed| enqueue(&mut scheduler, endless(prompt(seed, 4), 1)));
+    scheduler.admit();
+    assert_eq!((away(&scheduler), scheduler.waiting.len()), (1, 2));
+    assert_eq!(failure(&mut streams[0]), None);
+    let refused = failure(&mut streams[1]);
+    assert!(matches!(refused, Some(Failure::QueueFull { .. })));
 }
 
 #[test]

@@ -155,6 +155,9 @@ fn a_lower_budget_takes_cached_groups_first_then_weights_then_requests_and_a_hig
     assert!(cached > 0 && scheduler.prefix.tree().unused() > 1);
 
     let unused = scheduler.budget.parts.kv_bytes - cached;
+    scheduler.set_budget(before - unused);
+    assert_eq!(scheduler.owned_bytes(), cached, "all of them fit");
+    assert_eq!(streamed(&scheduler), 0, "and all weights");
     scheduler.set_budget(before - unused - cached / 2);
     assert!(scheduler.owned_bytes() <= cached / 2, "groups are evicted");
     assert_eq!(whole(&scheduler), before - unused - cached / 2);
