@@ -46,6 +46,9 @@ pub(super) struct MessagesRequest {
     stream: Option<bool>,
     #[serde(default)]
     cache_control: Option<CacheControl>,
+    /// The name under which a cache folder keeps the conversation, as for OpenAI's chats.
+    #[serde(default)]
+    session: Option<String>,
     /// Who asks, and in which queue: without effect.
     #[serde(default, rename = "metadata")]
     _metadata: Option<Value>,
@@ -267,6 +270,7 @@ impl MessagesRequest {
             format: format.map(|format| Format::of_schema(format.schema)),
             variables: Some(thinking_variables(thinks)),
             parameters: Parameters {
+                session: self.session,
                 max_tokens: self.max_tokens,
                 temperature: self.temperature,
                 top_p: self.top_p,

@@ -114,6 +114,8 @@ struct Function {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Options {
+    /// The name under which a cache folder keeps the conversation: here, because clients send no other fields of their own.
+    session: Option<String>,
     num_predict: Option<i64>,
     num_ctx: Option<usize>,
     temperature: Option<f32>,
@@ -303,6 +305,7 @@ impl Options {
             return Err(ApiError::field(field, message));
         }
         Parameters {
+            session: self.session,
             // Below zero: until the model ends or the context is full.
             max_tokens: self.num_predict.and_then(|most| usize::try_from(most).ok()),
             temperature: self.temperature,

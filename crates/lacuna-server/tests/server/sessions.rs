@@ -223,3 +223,43 @@ fn clients_name_their_sessions_apart() {
     assert_eq!(asked("first-key", "DELETE", path, &Value::Null).status, 200);
     assert_eq!(count("first-key"), 0);
 }
+
+#[test]
+fn every_interface_keeps_a_conversation_by_name() {
+    let folder = folder();
+    let server = kept_in(folder.path(), &ApiKeys::default());
+    let text = &questions()[0];
+    let messages = json!([{"role": "user", "content": text}]);
+    for (path, body, name) in [
+        (
+            "/v1/responses",
+            json!({"input": text, "max_output_tokens": 4, "session": "responses"}),
+            "responses",
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 4, "session": "messages"}),
+            "messages",
+        ),
+        (
+            "/api/chat",
+            json!({"model": "demo", "messages": messages, "stream": false,
+                "options": {"num_predict": 4, "session": "ollama"}}),
+            "ollama",
+        ),
+    ] {
+        let reply = post(&server, path, &body);
+        assert_eq!(reply.status, 200, "{path}: {reply:?}");
+        assert_eq!(reply.header("x-lacuna-ignored"), None, "{path}");
+        until("it is kept", || {
+            let sessions = listed(&server);
+            let mut tokens = sessions
+                .iter()
+                .filter(|session| session["id"] == name)
+                .map(|session| session["tokens"].as_u64());
+            tokens.next().flatten() > Some(100)
+        });
+        let refused = post(&start(), path, &body);
+        assert_eq!(refused.status, 400, "{path}: {refused:?}");
+    }
+}

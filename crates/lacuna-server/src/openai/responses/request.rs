@@ -43,6 +43,9 @@ pub(super) struct ResponsesRequest {
     pub(super) top_p: Option<f32>,
     #[serde(default)]
     pub(super) metadata: Option<Map<String, Value>>,
+    /// The name under which a cache folder keeps the conversation, as for chats.
+    #[serde(default)]
+    session: Option<String>,
     #[serde(default)]
     truncation: Option<Truncation>,
     #[serde(default)]
@@ -245,6 +248,7 @@ impl ResponsesRequest {
             one_call: self.parallel_tool_calls == Some(false),
             format: format.map(TextFormat::read).transpose()?.flatten(),
             parameters: Parameters {
+                session: self.session,
                 max_completion_tokens: self.max_output_tokens,
                 temperature: self.temperature,
                 top_p: self.top_p,
