@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use llguidance::{Matcher, ParserFactory};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
@@ -195,24 +196,16 @@ fn of_calls_that_may_be_made_once_the_second_may_not_come() {
 
 /// The text and the calls of a reply, given in pieces of one character.
 fn read(native: Native, reply: &str) -> (String, Vec<(String, Value)>) {
-    let tools = offered("auto", false);
-    let mut reader = CallReader::new(ToolSyntax::Native(native), &tools, "r");
-    let mut pieces: Vec<Piece> = reply
-        .chars()
-        .flat_map(|character| reader.push(&character.to_string()))
-        .collect();
-    pieces.extend(reader.finish(""));
-    let (mut text, mut calls) = (String::new(), Vec::new());
-    for piece in pieces {
-        match piece {
-            Piece::Text(more) => text += &more,
-            Piece::Call(call) => {
-                let arguments = serde_json::from_str(call.arguments()).expect("JSON");
-                calls.push((call.name().to_owned(), arguments));
-            }
-        }
-    }
-    (text, calls)
+    let pieces = reply.split_inclusive(|_| true);
+    let (text, calls) = read_in(ToolSyntax::Native(native), pieces);
+    let value = |arguments: String| serde_json::from_str(&arguments).expect("JSON");
+    let calls = calls.into_iter();
+    (
+        text,
+        calls
+            .map(|(name, arguments)| (name, value(arguments)))
+            .collect(),
+    )
 }
 
 #[test]
@@ -332,16 +325,98 @@ fn values_that_are_not_closed_or_too_deep_are_none() {
 }
 
 fn read_at_once(native: Native, reply: &str) -> (String, usize) {
+    let (text, calls) = read_in(ToolSyntax::Native(native), [reply]);
+    (text, calls.len())
+}
+
+/// What is told of a reply that comes in these pieces. Ids of calls follow from their number.
+fn read_in<'a>(
+    syntax: ToolSyntax,
+    reply: impl IntoIterator<Item = &'a str>,
+) -> (String, Vec<(String, String)>) {
     let tools = offered("auto", false);
-    let mut reader = CallReader::new(ToolSyntax::Native(native), &tools, "r");
-    let mut pieces = reader.push(reply);
+    let mut reader = CallReader::new(syntax, &tools, "r");
+    let reply = reply.into_iter();
+    let mut pieces: Vec<Piece> = reply.flat_map(|piece| reader.push(piece)).collect();
     pieces.extend(reader.finish(""));
-    let (mut text, mut calls) = (String::new(), 0);
+    let (mut text, mut calls) = (String::new(), Vec::new());
     for piece in pieces {
         match piece {
             Piece::Text(more) => text += &more,
-            Piece::Call(_) => calls += 1,
+            Piece::Call(call) => {
+                calls.push((call.name().to_owned(), call.arguments().to_owned()));
+            }
         }
     }
     (text, calls)
+}
+
+/// Every way to write calls that there is.
+fn syntaxes() -> Vec<ToolSyntax> {
+    let natives = families().into_iter().map(|(native, ..)| native);
+    let others = [
+        ToolSyntax::Tagged,
+        ToolSyntax::Bare,
+        ToolSyntax::BareParameters,
+        ToolSyntax::Harmony,
+    ];
+    natives.map(ToolSyntax::Native).chain(others).collect()
+}
+
+/// Parts of replies: marks, whole calls, calls with a byte too many or too few, brackets, and other characters.
+fn part() -> impl Strategy<Value = String> {
+    let marks = families()
+        .into_iter()
+        .flat_map(|(native, ..)| native.marks());
+    let marks: Vec<String> = marks.map(str::to_owned).collect();
+    let calls = families()
+        .into_iter()
+        .flat_map(|(_, calls, other, wrong)| [calls, other, wrong]);
+    let calls: Vec<String> = calls.map(str::to_owned).collect();
+    let cut = (
+        prop::sample::select(calls.clone()),
+        any::<prop::sample::Index>(),
+    );
+    prop_oneof![
+        prop::sample::select(marks),
+        prop::sample::select(calls),
+        cut.prop_map(|(call, at)| {
+            let mut call = call;
+            call.remove(at.index(call.len()));
+            call
+        }),
+        "[ \\[\\]{}()<>|/:=,\"'\\\\a-c0-2\u{e9}\u{1f600}]{0,6}",
+        Just("{\"name\": \"now\", \"arguments\": {}}".to_owned()),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// However a reply is cut, the same is told of it; and where no call is, it is what was written.
+    #[test]
+    fn whatever_is_written_is_read_the_same_however_it_comes(
+        parts in prop::collection::vec(part(), 0..6),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+    ) {
+        let reply = parts.concat();
+        let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(reply.len() + 1)).collect();
+        ends.retain(|&end| reply.is_char_boundary(end));
+        ends.extend([0, reply.len()]);
+        ends.sort_unstable();
+        let pieces = || ends.windows(2).map(|ends| &reply[ends[0]..ends[1]]);
+        for syntax in syntaxes() {
+            let whole = read_in(syntax, [reply.as_str()]);
+            prop_assert_eq!(&read_in(syntax, pieces()), &whole, "{:?}", syntax);
+            let (text, calls) = whole;
+            match calls.is_empty() {
+                true => prop_assert_eq!(&text, &reply, "{:?}", syntax),
+                false => prop_assert!(text.len() < reply.len(), "{:?}", syntax),
+            }
+            for (_, arguments) in calls {
+                let read: Result<Value, _> = serde_json::from_str(&arguments);
+                prop_assert!(read.is_ok_and(|arguments| arguments.is_object()), "{}", arguments);
+            }
+        }
+    }
 }
