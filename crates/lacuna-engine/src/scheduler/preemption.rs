@@ -23,7 +23,7 @@ use crate::stream::Failure;
 impl Scheduler {
     /// How long a request that is alone waits for pages that nobody should have any more: longer than a thread is not
     /// run on a machine with too much to do.
-    const PAGES_ON_THEIR_WAY: Duration = Duration::from_secs(1);
+    pub(super) const PAGES_ON_THEIR_WAY: Duration = Duration::from_secs(1);
 
     /// Bytes of pages that a session or the cache holds.
     pub(super) fn owned_bytes(&self) -> u64 {
@@ -99,7 +99,7 @@ impl Scheduler {
         {}
     }
 
-    fn kv_demand(&self) -> KvDemand {
+    pub(super) fn kv_demand(&self) -> KvDemand {
         KvDemand {
             share: self.kv_share(),
             committed: self.engine.kv_cache().ledger().committed.get(),
@@ -205,7 +205,7 @@ impl Scheduler {
     }
 
     /// Takes the memory of weights for the pages that a session lacks, as far as the system has some.
-    fn take_from_weights(&mut self, shortage: &KvError) -> bool {
+    pub(super) fn take_from_weights(&mut self, shortage: &KvError) -> bool {
         let KvError::Pages(lacuna_pages::Error::OutOfPages { requested, .. }) = shortage else {
             return false;
         };
@@ -351,7 +351,7 @@ impl Scheduler {
     /// The request that is alone may have pages of its own of groups that the cache has too, because they came in
     /// another way while it computed them. It starts again from those of the cache. Returns whether it does; not
     /// twice without a token more.
-    fn share_again(&mut self) -> bool {
+    pub(super) fn share_again(&mut self) -> bool {
         let apart = self.engine.kv_cache().ledger().pinned_only.get();
         let Some(running) = self.running.first_mut().filter(|_| apart > 0) else {
             return false;

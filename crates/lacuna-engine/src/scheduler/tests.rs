@@ -3,6 +3,7 @@
 mod admission;
 mod choices;
 mod endings;
+mod preemption;
 mod report;
 mod speculation;
 mod swap_file;

@@ -4,7 +4,7 @@ use lacuna_kv::prefix::Namespace;
 
 use super::*;
 
-fn group(scheduler: &Scheduler) -> usize {
+pub(super) fn group(scheduler: &Scheduler) -> usize {
     scheduler.prefix.grain().group_tokens().get()
 }
 
@@ -215,7 +215,7 @@ fn only_so_many_are_looked_at_behind_one_that_waits_for_memory() {
 }
 
 /// Has KV pages be as many groups at most, which is all that there will ever be.
-fn limit_to_groups(scheduler: &mut Scheduler, groups: u64) {
+pub(super) fn limit_to_groups(scheduler: &mut Scheduler, groups: u64) {
     let bytes = groups * scheduler.prefix.grain().bytes(group(scheduler));
     (scheduler.budget.parts.kv_bytes, scheduler.kv_limit) = (bytes, bytes);
     let limited = scheduler

@@ -11,7 +11,7 @@ const PAGES: u32 = 1000;
 const TOKENS: usize = 100;
 
 /// A scheduler with memory for `groups` groups and a swap file that is worth its time.
-fn swapping(groups: u64) -> (Scheduler, FakeSystem, Disk) {
+pub(super) fn swapping(groups: u64) -> (Scheduler, FakeSystem, Disk) {
     let (mut scheduler, system, disk) = (with_groups(groups), FakeSystem::new(), Disk::default());
     scheduler.system = Box::new(system.clone());
     scheduler.swap = Some(over(disk.clone(), PAGES, scheduler.engine.kv_cache()));
@@ -26,7 +26,7 @@ fn assume_slow_prompts(scheduler: &mut Scheduler) {
 }
 
 /// Two requests that run, of some groups each, and their streams.
-fn two_running(scheduler: &mut Scheduler) -> [Stream; 2] {
+pub(super) fn two_running(scheduler: &mut Scheduler) -> [Stream; 2] {
     let group = scheduler.prefix.grain().group_tokens().get() as u32;
     let streams = [0, 1].map(|seed| enqueue(scheduler, endless(prompt(seed, 4 * group), TOKENS)));
     (0..20).for_each(|_| assert!(scheduler.step()));
@@ -35,7 +35,7 @@ fn two_running(scheduler: &mut Scheduler) -> [Stream; 2] {
     streams
 }
 
-fn away(scheduler: &Scheduler) -> usize {
+pub(super) fn away(scheduler: &Scheduler) -> usize {
     scheduler.away().count()
 }
 

@@ -22,7 +22,7 @@ fn config() -> ServiceConfig {
 }
 
 /// A scheduler whose budget holds all weights and an eighth of that in KV pages, and the least it could have.
-fn reading() -> (Scheduler, FakeSystem, u64) {
+pub(super) fn reading() -> (Scheduler, FakeSystem, u64) {
     let mut config = config();
     let mapped = Engine::new(demo_model(), &config.engine).expect("this machine runs it");
     let files = demo_model().files().clone();
@@ -235,8 +235,14 @@ fn weights_get_nothing_back_while_somebody_waits_and_what_the_system_has_at_othe
     scheduler.kv_limit = begin;
     assert_eq!(scheduler.restorable(), 0);
     scheduler.kv_limit = share;
-    let stream = enqueue(&mut scheduler, after(prompt(1, 2), 1));
+    let stream = enqueue(&mut scheduler, endless(prompt(1, 2), 5));
     assert_eq!(scheduler.restorable(), 0);
+    scheduler.step();
+    assert!(scheduler.owned_bytes() > 0 && scheduler.promised_bytes() > 0);
+    assert!(
+        scheduler.restorable() > spare / 2,
+        "what runs takes no more than it has and was promised"
+    );
     finish(&mut scheduler, 20);
     drop(stream);
     assert_eq!(scheduler.restorable(), spare);
