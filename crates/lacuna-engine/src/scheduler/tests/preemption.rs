@@ -50,6 +50,16 @@ fn groups_and_resume_points_that_leave_the_cache_are_counted_one_by_one() {
 }
 
 #[test]
+fn a_group_has_a_page_in_each_buffer_of_rows_and_one_of_states() {
+    for (model, states) in [(demo_model(), 0), (family("qwen3.5"), 1)] {
+        let scheduler = scheduler_of(model, 256);
+        let rows = scheduler.prefix.grain().buffers();
+        assert!(rows > 0);
+        assert_eq!(scheduler.status().pages.buffers, rows + states);
+    }
+}
+
+#[test]
 fn what_comes_back_from_the_swap_file_makes_room_after_all_that_is_cached() {
     let (mut scheduler, _, _) = swapping(100);
     let _streams = two_running(&mut scheduler);

@@ -77,6 +77,7 @@ fn pages_leave_piece_by_piece_and_come_back_to_where_they_were() {
     assert!(last < both);
     scheduler.follow_swaps();
     assert!(!scheduler.is_freeing() && away(&scheduler) == 1);
+    assert_eq!(scheduler.status().swapped, 1);
     assert!(!scheduler.cancel_returning(), "nothing is being read");
     // There is room for it all the time, so that the next step fetches it.
     scheduler.admit();
