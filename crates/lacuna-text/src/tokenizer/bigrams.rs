@@ -14,15 +14,26 @@ pub(super) struct Bigrams(Box<[u64]>);
 const BITS: usize = 1 << 20;
 
 impl Bigrams {
+    pub(super) fn none() -> Bigrams {
+        Bigrams(vec![0u64; BITS / 64].into_boxed_slice())
+    }
+
     pub(super) fn of<'a>(tokens: impl Iterator<Item = &'a str>) -> Bigrams {
-        let mut bits = vec![0u64; BITS / 64].into_boxed_slice();
-        for token in tokens {
-            for (first, second) in token.chars().zip(token.chars().skip(1)) {
-                let bit = bit(first, second);
-                bits[bit / 64] |= 1 << (bit % 64);
-            }
+        let mut bigrams = Self::none();
+        tokens.for_each(|token| bigrams.add(token));
+        bigrams
+    }
+
+    pub(super) fn add(&mut self, token: &str) {
+        let mut characters = token.chars();
+        let Some(mut first) = characters.next() else {
+            return;
+        };
+        for second in characters {
+            let bit = bit(first, second);
+            self.0[bit / 64] |= 1 << (bit % 64);
+            first = second;
         }
-        Bigrams(bits)
     }
 
     /// Whether a token may have the two characters next to each other.

@@ -7,6 +7,8 @@
 //! length of the text.
 
 use std::cmp::{Ordering, Reverse};
+use std::borrow::Cow;
+use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, TryReserveError};
 
 use super::bigrams::Bigrams;
@@ -50,7 +52,7 @@ impl SentencePiece {
             bytes: Box::new([None; 256]),
             unknown,
             user_defined: Vec::new(),
-            bigrams: None,
+            bigrams: Some(Bigrams::none()),
         };
         for (index, (text, kind, score)) in tokens.enumerate() {
             if score.is_nan() {
@@ -70,8 +72,6 @@ impl SentencePiece {
         }
         model.user_defined.sort_unstable();
         model.user_defined.dedup();
-        let cuttable = model.pieces.values().all(|piece| !piece.unused);
-        model.bigrams = cuttable.then(|| Bigrams::of(model.pieces.keys().map(|text| &**text)));
         Ok(model)
     }
 
@@ -90,9 +90,16 @@ impl SentencePiece {
                 }
                 self.longest = self.longest.max(text.len());
                 if kind == TokenKind::UserDefined {
-                    self.user_defined.push(text.as_str().into());
+                    self.user_defined.push(text.as_ref().into());
                 }
-                self.pieces.entry(text.into_boxed_str()).or_insert(piece);
+                let Entry::Vacant(place) = self.pieces.entry(text.into_owned().into()) else {
+                    return;
+                };
+                let text = place.insert_entry(piece);
+                match &mut self.bigrams {
+                    Some(bigrams) if !piece.unused => bigrams.add(text.key()),
+                    _ => self.bigrams = None,
+                }
             }
         }
     }
@@ -187,8 +194,12 @@ impl SentencePiece {
 }
 
 /// Replaces spaces by SentencePiece's visible space.
-pub(super) fn escape(text: &str) -> String {
-    text.replace(' ', VISIBLE_SPACE.encode_utf8(&mut [0; 3]))
+pub(super) fn escape(text: &str) -> Cow<'_, str> {
+    // Of a large vocabulary hardly a token has one.
+    match text.as_bytes().contains(&b' ') {
+        true => text.replace(' ', VISIBLE_SPACE.encode_utf8(&mut [0; 3])).into(),
+        false => text.into(),
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
