@@ -170,7 +170,9 @@ impl Pipeline {
                 bytes.first().map(|byte| format!("<0x{byte:02X}>"))
             }
             (Algorithm::Unigram { .. } | Algorithm::SentencePiece { .. }, _) => {
-                std::str::from_utf8(bytes).ok().map(|text| escape(text).into_owned())
+                std::str::from_utf8(bytes)
+                    .ok()
+                    .map(|text| escape(text).into_owned())
             }
         }
     }

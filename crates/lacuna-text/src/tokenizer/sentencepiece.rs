@@ -6,8 +6,8 @@
 //! and runs of spaces are exactly that case, so the algorithm is here. It costs `O(n log n)` in the
 //! length of the text.
 
-use std::cmp::{Ordering, Reverse};
 use std::borrow::Cow;
+use std::cmp::{Ordering, Reverse};
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, TryReserveError};
 
@@ -197,7 +197,9 @@ impl SentencePiece {
 pub(super) fn escape(text: &str) -> Cow<'_, str> {
     // Of a large vocabulary hardly a token has one.
     match text.as_bytes().contains(&b' ') {
-        true => text.replace(' ', VISIBLE_SPACE.encode_utf8(&mut [0; 3])).into(),
+        true => text
+            .replace(' ', VISIBLE_SPACE.encode_utf8(&mut [0; 3]))
+            .into(),
         false => text.into(),
     }
 }
