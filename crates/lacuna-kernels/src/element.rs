@@ -1,7 +1,10 @@
 //! How the elements of a cached row are stored.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
+
+use crate::elementwise::hadamard::block_len;
 
 /// How the elements of a cached row are stored. Blocks have the layouts of the GGUF file format;
 /// everything is little-endian.
@@ -65,6 +68,19 @@ impl ElementType {
                 element: self,
                 head_dim,
             })
+        }
+    }
+
+    /// Elements of the blocks in which heads are transformed by [`Cpu::hadamard`](crate::Cpu::hadamard) before they are
+    /// stored, or `None` where they are stored as they are; `dims` are the sizes of the heads, or of parts of heads,
+    /// that are read alike.
+    ///
+    /// Elements of one block have one scale, so a channel that is large for all tokens, as keys have some, leaves the
+    /// others few codes. The largest power of two that divides all sizes is what can be transformed back.
+    pub fn rotation(self, dims: &[usize]) -> Option<NonZeroUsize> {
+        match self {
+            ElementType::F32 | ElementType::F16 | ElementType::Bf16 => None,
+            ElementType::Q8_0 | ElementType::Q4_0 => NonZeroUsize::new(block_len(dims)),
         }
     }
 

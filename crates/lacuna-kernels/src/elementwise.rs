@@ -1,6 +1,7 @@
 //! Operations on rows of activations.
 
 pub(crate) mod activation;
+pub(crate) mod hadamard;
 pub(crate) mod heads;
 pub(crate) mod norm;
 pub(crate) mod rope;

@@ -2,7 +2,7 @@
 
 use crate::activations::{BLOCK, quantize_block};
 use crate::element::ElementType;
-use crate::simd::{Kernel, LANES, Simd, padded};
+use crate::simd::{Kernel, LANES, Simd, at_most, each, padded};
 
 /// Converts f32 to cache elements, whole blocks of them.
 pub(crate) struct Store<'a> {
@@ -84,26 +84,81 @@ fn q8_0_block<S: Simd>(s: S) -> impl Fn(&[f32; BLOCK], &mut [u8; 34]) {
     }
 }
 
-/// The element with the largest magnitude becomes -8 exactly, so that the scale has its sign.
+/// What a block's largest element becomes in the scales that are tried, in the order of what each adds for normally
+/// distributed elements: all eight leave 0.92 of the squared error of -8 alone, more of them hardly less.
+const Q4_0_EXTREMES: [f32; 8] = [-8.25, -7.75, -8.75, -7.25, -8.0, -7.0, -8.5, -9.0];
+
+/// Of a few scales the one whose rounded elements come closest to `x` by least squares.
+///
+/// With the codes `q` of a scale, the best multiple of them is `p / n` with `p = x . q` and `n = q . q`, and leaves
+/// `x . x - p^2 / n`: the largest `p^2 / n` is best. Elements are rounded once more to the scale that is stored.
 #[inline(always)]
 fn q4_0_block<S: Simd>(s: S) -> impl Fn(&[f32; BLOCK], &mut [u8; 18]) {
     move |x, out| {
-        // Compared as integers, so that a NaN is the largest.
-        let magnitude = |x: f32| x.to_bits() & 0x7FFF_FFFF;
-        let larger = |a: f32, b: &f32| if magnitude(*b) > magnitude(a) { *b } else { a };
-        let extreme = x.iter().fold(0.0, larger);
-        let scale = extreme / -8.0;
-        let inverse = if scale.abs() < f32::MIN_POSITIVE {
-            0.0
-        } else {
-            1.0 / scale
+        let x: [_; 2] = each!(s.splat(0.0), |i| s.load(&x.as_chunks().0[i]));
+        let scale = q4_0_scale(s, x);
+        let bytes = scale_bytes(s, scale);
+        out[..2].copy_from_slice(&bytes);
+        let mut stored = [0.0; LANES];
+        s.store(s.splat_f16(u16::from_le_bytes(bytes)), &mut stored);
+        // Zero and what is not finite have no inverse: all codes are 0 then.
+        let inverse = match stored[0] {
+            stored if stored == 0.0 || !stored.is_finite() => 0.0,
+            stored => 1.0 / stored,
         };
-        // The cast saturates, and makes 0 of what is not a number.
-        let nibble = |x: f32| ((x * inverse + 8.5) as u8).min(15);
-        out[..2].copy_from_slice(&scale_bytes(s, scale));
-        let (low, high) = x.split_at(BLOCK / 2);
+        let [mut low, mut high] = [[0.0; LANES]; 2];
+        s.store(q4_0_codes(s, x[0], inverse), &mut low);
+        s.store(q4_0_codes(s, x[1], inverse), &mut high);
         for ((out, low), high) in out[2..].iter_mut().zip(low).zip(high) {
-            *out = nibble(*low) | nibble(*high) << 4;
+            // The casts make 0 of what is not a number.
+            *out = (low + 8.0) as u8 | ((high + 8.0) as u8) << 4;
         }
     }
+}
+
+/// See [`q4_0_block`]; infinite if an element is not finite.
+#[inline(always)]
+fn q4_0_scale<S: Simd>(s: S, x: [S::F; 2]) -> f32 {
+    let largest = s.largest(x);
+    if !largest.is_finite() {
+        return f32::INFINITY;
+    }
+    if largest < f32::MIN_POSITIVE {
+        return 0.0;
+    }
+    let positive = s.max_lane(s.max(x[0], x[1])) == largest;
+    let extreme = if positive { largest } else { -largest };
+    // Squares of what is divided by the largest element neither overflow nor vanish.
+    let unit = s.splat(1.0 / largest);
+    let x: [_; 2] = each!(x[0], |i| s.mul(x[i], unit));
+    let mut sums = [s.splat(0.0); 2 * Q4_0_EXTREMES.len()];
+    for (n, code) in Q4_0_EXTREMES.iter().enumerate() {
+        let inverse = code * extreme.signum();
+        let codes: [_; 2] = each!(x[0], |i| q4_0_codes(s, x[i], inverse));
+        // Not fused, so that all levels choose the same.
+        let of = |with: [S::F; 2]| s.add(s.mul(with[0], codes[0]), s.mul(with[1], codes[1]));
+        sums[n] = of(x);
+        sums[Q4_0_EXTREMES.len() + n] = of(codes);
+    }
+    let mut lanes = [0.0; LANES];
+    s.store(s.sum_each(sums), &mut lanes);
+    let (products, squares) = lanes.split_at(Q4_0_EXTREMES.len());
+    let (mut best, mut scale) = (0.0, 0.0);
+    for (product, square) in products.iter().zip(squares) {
+        let explained = product * product / square;
+        if explained > best {
+            best = explained;
+            scale = product / square;
+        }
+    }
+    scale * largest
+}
+
+/// `x * inverse` as whole numbers from -8 to 7.
+#[inline(always)]
+fn q4_0_codes<S: Simd>(s: S, x: S::F, inverse: f32) -> S::F {
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to a whole number
+    let round = s.splat(ROUND);
+    let whole = s.sub(s.add(s.mul(x, s.splat(inverse)), round), round);
+    at_most(s, s.max(whole, s.splat(-8.0)), 7.0)
 }

@@ -732,9 +732,10 @@ fn stored_rows_are_within_half_a_unit() {
                 } else {
                     largest
                 };
-                // The scale of a block is rounded to 11 bits; there are codes from -8 to 7.
+                // The scale of a block is rounded to 11 bits; there are codes from -8 to 7, of scales that may
+                // be a ninth of the largest value, whose sign may be the other one of two.
                 let most = if element == ElementType::Q4_0 {
-                    1.01
+                    1.8
                 } else {
                     0.56
                 };
@@ -752,6 +753,110 @@ fn stored_rows_are_within_half_a_unit() {
                 assert!(bytes == stored, "{level:?} {element}");
             }
         }
+    }
+}
+
+#[test]
+fn hadamard_transforms_match_f64_are_undone_by_themselves_and_are_the_same_at_every_level() {
+    for block in [16, 32, 64, 128, 512] {
+        let x = Random::new(5).units(70 * 512);
+        let mut transformed = x.clone();
+        cpu(Level::Portable, 1).hadamard(&mut transformed, block);
+        let expected = (0..x.len()).map(|index| {
+            let (start, i) = (index / block * block, index % block);
+            let signed = x[start..start + block].iter().enumerate();
+            let signed = signed.map(|(j, x)| match (i & j).count_ones() % 2 {
+                0 => f64::from(*x),
+                _ => -f64::from(*x),
+            });
+            signed.sum::<f64>() / (block as f64).sqrt()
+        });
+        assert_close(&transformed, expected, 1e-6, "hadamard");
+        for level in levels() {
+            for threads in [1, 3] {
+                let mut out = x.clone();
+                cpu(level, threads).hadamard(&mut out, block);
+                assert!(
+                    out == transformed,
+                    "{level:?}, {threads} threads, blocks of {block}"
+                );
+            }
+        }
+        let mut back = transformed;
+        cpu(Level::Portable, 1).hadamard(&mut back, block);
+        assert_close(&back, x.iter().map(|x| f64::from(*x)), 1e-6, "back");
+    }
+}
+
+#[test]
+#[should_panic(expected = "blocks of 24")]
+fn hadamard_blocks_are_powers_of_two() {
+    cpu(Level::Portable, 1).hadamard(&mut [0.0; 48], 24);
+}
+
+/// Sums of twelve even numbers are near enough to what is distributed normally.
+#[test]
+fn scales_of_four_bits_are_chosen_for_the_least_squared_error() {
+    let uniform = Random::new(9).units(12 * 32 * 500);
+    let x: Vec<f32> = uniform.chunks(12).map(|x| x.iter().sum()).collect();
+    let mut stored = vec![0; ElementType::Q4_0.bytes(x.len())];
+    cpu(Level::Portable, 1).store_rows(ElementType::Q4_0, &mut stored, &x);
+    let values = support::dequantize(DType::Q4_0, &stored);
+    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
+    let found = squares(
+        &mut values
+            .iter()
+            .zip(&x)
+            .map(|(value, x)| value - f64::from(*x)),
+    );
+    // The largest element exactly, as its block's -8.
+    let plain = squares(&mut x.chunks(32).flat_map(|x| {
+        let largest = x
+            .iter()
+            .fold(0.0, |a: f32, b| if b.abs() > a.abs() { *b } else { a });
+        let scale = f64::from(largest) / -8.0;
+        x.iter().map(move |x| {
+            let x = f64::from(*x);
+            (x / scale).round().clamp(-8.0, 7.0) * scale - x
+        })
+    }));
+    assert!(found < 0.94 * plain, "{found} for {plain}");
+}
+
+#[test]
+fn blocks_of_four_bits_keep_zeros_small_and_large_values_and_what_is_not_finite() {
+    let of = |x: [f32; 32]| {
+        let stored: Vec<Vec<u8>> = levels()
+            .into_iter()
+            .map(|level| {
+                let mut bytes = vec![0; 18];
+                cpu(level, 1).store_rows(ElementType::Q4_0, &mut bytes, &x);
+                bytes
+            })
+            .collect();
+        assert!(stored.iter().all(|bytes| *bytes == stored[0]), "{x:?}");
+        support::dequantize(DType::Q4_0, &stored[0])
+    };
+    assert_eq!(of([0.0; 32]), [0.0; 32]);
+    for (value, within) in [(3e-5, 1e-6), (60_000.0, 60.0), (-60_000.0, 60.0)] {
+        let mut x = [0.0; 32];
+        x[17] = value;
+        let values = of(x);
+        assert!(
+            (values[17] - f64::from(value)).abs() <= within,
+            "{values:?}"
+        );
+        assert!(
+            values
+                .iter()
+                .enumerate()
+                .all(|(i, value)| i == 17 || *value == 0.0)
+        );
+    }
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38] {
+        let mut x = [1.0; 32];
+        x[3] = value;
+        assert!(!of(x)[3].is_finite(), "{value}");
     }
 }
 

@@ -413,6 +413,19 @@ impl Geometry {
         }
     }
 
+    /// Elements of the blocks in which heads of `side` that `layer` reads are transformed before they are stored, and
+    /// what is computed with them; `None` where they are stored as they are. See [`ElementType::rotation`].
+    #[must_use]
+    pub fn rotation(&self, layer: Layer, side: Side) -> Option<NonZeroUsize> {
+        let (_, rows) = self.rows(layer)?;
+        let element = self.element(rows.stored_in(side));
+        match rows.values {
+            ValueRows::Apart => element.rotation(&[rows.head_dim(side)]),
+            // Values are part of what is transformed.
+            ValueRows::InKeys => element.rotation(&[rows.key_dim, rows.value_dim]),
+        }
+    }
+
     /// Bytes of one row of `rows`, of a side that is stored.
     #[must_use]
     pub fn row_bytes(&self, rows: &RowSpec, side: Side) -> usize {

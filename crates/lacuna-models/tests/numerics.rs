@@ -13,22 +13,63 @@ use ring::digest::{Context, SHA256};
 use runner::Runner;
 
 /// The version that the digests are of.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Models and the start of a digest of their KV and logits: rows and quantized weights, windows, latent rows,
-/// experts, states alone and beside rows.
-const DIGESTS: [(&str, &str); 10] = [
-    ("qwen3/model.gguf", "00303bfb0826ad85"),
-    ("qwen3-types/Q4_K_M.gguf", "0cdc63f1f9357d18"),
-    ("qwen3-types/dynamic-IQ2_XXS.gguf", "b377a28000df7774"),
-    ("families/gemma3/model.gguf", "fd52ba56c651209b"),
-    ("families/gpt-oss/model.gguf", "9f73d1367969bf73"),
-    ("families/deepseek-v2-lite/model.gguf", "7f3ec8ac9e0286b2"),
-    ("families/qwen3.5/model.gguf", "c5700ebd69e0c366"),
-    ("families/falcon-h1/model.gguf", "1bdd17ff58e2fbc1"),
-    ("families/nemotron-h-moe/model.gguf", "009dbe5390666198"),
-    ("families/lfm2/model.gguf", "dd8a60bd29649b34"),
+/// experts, states alone and beside rows; rows of fewer bits.
+const DIGESTS: [(&str, ElementType, &str); 12] = [
+    ("qwen3/model.gguf", ElementType::F16, "00303bfb0826ad85"),
+    (
+        "qwen3-types/Q4_K_M.gguf",
+        ElementType::F16,
+        "0cdc63f1f9357d18",
+    ),
+    (
+        "qwen3-types/dynamic-IQ2_XXS.gguf",
+        ElementType::F16,
+        "b377a28000df7774",
+    ),
+    (
+        "families/gemma3/model.gguf",
+        ElementType::F16,
+        "fd52ba56c651209b",
+    ),
+    (
+        "families/gpt-oss/model.gguf",
+        ElementType::F16,
+        "9f73d1367969bf73",
+    ),
+    (
+        "families/deepseek-v2-lite/model.gguf",
+        ElementType::F16,
+        "7f3ec8ac9e0286b2",
+    ),
+    (
+        "families/qwen3.5/model.gguf",
+        ElementType::F16,
+        "c5700ebd69e0c366",
+    ),
+    (
+        "families/falcon-h1/model.gguf",
+        ElementType::F16,
+        "1bdd17ff58e2fbc1",
+    ),
+    (
+        "families/nemotron-h-moe/model.gguf",
+        ElementType::F16,
+        "009dbe5390666198",
+    ),
+    (
+        "families/lfm2/model.gguf",
+        ElementType::F16,
+        "dd8a60bd29649b34",
+    ),
+    (DEMO, ElementType::Q8_0, "1a3bbff883059b06"),
+    (DEMO, ElementType::Q4_0, "72851b9675737ca9"),
 ];
+
+/// Whose heads are whole blocks.
+const DEMO: &str = "../models/demo/lacuna-demo-q8_0.gguf";
 
 fn hash_rows(hash: &mut Context, sequence: &Sequence) {
     for (layer, rows) in sequence.geometry().clone().own_rows() {
@@ -42,8 +83,8 @@ fn hash_rows(hash: &mut Context, sequence: &Sequence) {
 }
 
 /// A prompt in one pass, and a few tokens behind it, which see its rows and states.
-fn digest(path: &str) -> String {
-    let mut runner = Runner::with(path, KvPolicy::default(), ElementType::F16, 1);
+fn digest(path: &str, element: ElementType) -> String {
+    let mut runner = Runner::with(path, KvPolicy::default(), element, 1);
     runner.cpu = Cpu::new(CpuConfig {
         level: Some(Level::Portable),
         ..CpuConfig::default()
@@ -71,8 +112,8 @@ fn digest(path: &str) -> String {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn what_passes_compute_changes_with_the_version_of_numerics_alone() {
-    let found = DIGESTS.map(|(path, _)| (path, digest(path)));
-    let expected = DIGESTS.map(|(path, digest)| (path, digest.to_owned()));
+    let found = DIGESTS.map(|(path, element, _)| (path, element, digest(path, element)));
+    let expected = DIGESTS.map(|(path, element, digest)| (path, element, digest.to_owned()));
     match VERSION == NUMERICS_VERSION {
         true => assert!(
             found == expected,

@@ -5,6 +5,7 @@
 use super::Cpu;
 use crate::elementwise as kernels;
 use crate::elementwise::activation::{Activation, Apply, ApplyMul, SoftCap, with_function};
+use crate::elementwise::hadamard::Hadamard;
 use crate::elementwise::heads::HeadRows;
 use crate::elementwise::norm::{GaussianTopK, LayerNorm, MatchMagnitude, RmsNorm};
 use crate::elementwise::rope::{self, Rope, RopeStyle};
@@ -213,6 +214,22 @@ impl Cpu {
             let positions = &positions[first..];
             rope::rope_table(out, positions, inverse_frequencies, attention_scale);
         });
+    }
+
+    /// Spreads what heads have in few elements over many: multiplies `x` in place, block by block of `block` elements,
+    /// with the symmetric orthonormal Hadamard matrix in the order of Sylvester. Twice gives `x` again, but for
+    /// rounding, and dot products of what is transformed alike are those of before. What rows are to be stored in, and
+    /// blocks of how many elements, says [`ElementType::rotation`].
+    ///
+    /// # Panics
+    /// When `block` is not a power of two of at least 16, or `x` is not whole blocks.
+    pub fn hadamard(&self, x: &mut [f32], block: usize) {
+        assert!(
+            block.is_power_of_two() && block >= LANES && x.len().is_multiple_of(block),
+            "{} elements in blocks of {block}",
+            x.len()
+        );
+        self.rows(x, block, |_, x| self.proof.run(Hadamard { x, block }));
     }
 
     /// Rotates pairs of elements of each head of `x`, `[tokens, heads, head_dim]`, in place.

@@ -821,6 +821,8 @@ impl Pass<'_, '_> {
         let Batch::Segments(segments) = &mut self.batch else {
             unreachable!("{KEEPS}")
         };
+        transform(self.cpu, segments, (layer, Side::Key), keys);
+        transform(self.cpu, segments, (layer, Side::Value), values);
         let mut start = 0;
         for segment in segments.iter_mut() {
             let end = start + segment.tokens.len();
@@ -859,6 +861,7 @@ impl Pass<'_, '_> {
             }
             _ => &[],
         };
+        transform(self.cpu, segments, (layer, Side::Key), queries);
         let sequences = InLayer {
             segments,
             layer,
@@ -866,6 +869,7 @@ impl Pass<'_, '_> {
         };
         self.cpu
             .attention_each(output, queries, &sequences, shape, sinks, states);
+        transform(self.cpu, segments, (layer, Side::Value), output);
     }
 
     fn attend_within(&mut self, shape: &AttentionShape, sinks: Option<VectorId>, slots: [Slot; 5]) {
@@ -996,6 +1000,24 @@ fn states<'a>(
         let state = segment.sequence.state(layer);
         (segment.tokens.len(), &mut state[part.clone()])
     })
+}
+
+/// Transforms what goes with the rows of one side of a layer as these are: rows to be stored and their queries, or, back
+/// again, what has been made of them. `x` has as many elements for each token, or none.
+fn transform(cpu: &Cpu, segments: &[Segment<'_>], (layer, side): (Layer, Side), x: &mut [f32]) {
+    let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+    let width = x.len() / tokens.max(1);
+    let rotation = |segment: &Segment<'_>| segment.sequence.geometry().rotation(layer, side);
+    let mut rest = x;
+    // Nearly always all of them, at once.
+    for alike in segments.chunk_by(|a, b| rotation(a) == rotation(b)) {
+        let tokens: usize = alike.iter().map(|segment| segment.tokens.len()).sum();
+        let (x, later) = rest.split_at_mut(tokens * width);
+        if let Some(block) = rotation(&alike[0]) {
+            cpu.hadamard(x, block.get());
+        }
+        rest = later;
+    }
 }
 
 /// Segments of one token each that begin with rows in the same memory of a layer.

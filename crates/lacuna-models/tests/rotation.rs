@@ -1,0 +1,131 @@
+//! Rows of element types that have one scale for a block of elements: they are stored transformed, and what is computed
+//! with them is as if they were not.
+
+mod runner;
+
+use std::num::NonZeroUsize;
+
+use lacuna_kernels::ElementType;
+use lacuna_kv::{KvPolicy, Layer, Sequence, Side};
+use lacuna_models::{LogitRows, Model, Segment, demo};
+use runner::{Runner, TOKENS};
+
+const BLOCKS: [ElementType; 2] = [ElementType::Q8_0, ElementType::Q4_0];
+
+fn runner(element: ElementType, threads: usize) -> Runner {
+    let model = Model::load(demo()).expect("the demo model loads");
+    Runner::of(model, KvPolicy::default(), element, threads, TOKENS)
+}
+
+fn tokens(count: u32) -> Vec<u32> {
+    (0..count).map(|index| 300 + index * 37 % 200).collect()
+}
+
+/// The heads of a row of the first layer, one after the other.
+fn row(sequence: &Sequence, side: Side, row: usize) -> Vec<u8> {
+    let view = sequence.view(Layer(0), side);
+    let heads = 0..view.layout().heads;
+    heads
+        .flat_map(|head| view.head(row, head).to_vec())
+        .collect()
+}
+
+#[test]
+fn what_is_stored_of_a_head_is_its_hadamard_transform() {
+    let tokens = tokens(40);
+    let mut plain = runner(ElementType::F32, 1);
+    let mut exact = plain.sequence();
+    plain.extend(&mut exact, &tokens);
+    let spec = exact
+        .geometry()
+        .rows(Layer(0))
+        .expect("a layer with rows")
+        .1;
+    for element in BLOCKS {
+        let mut runner = runner(element, 1);
+        let mut sequence = runner.sequence();
+        runner.extend(&mut sequence, &tokens);
+        for (side, head_dim) in [(Side::Key, spec.key_dim), (Side::Value, spec.value_dim)] {
+            let block = NonZeroUsize::new(1 << head_dim.trailing_zeros());
+            assert_eq!(sequence.geometry().rotation(Layer(0), side), block);
+            assert_eq!(exact.geometry().rotation(Layer(0), side), None);
+            for token in 0..tokens.len() {
+                // No attention comes before the rows of the first layer: they are the same but for how they are stored.
+                let bytes = row(&exact, side, token);
+                let bytes = bytes.as_chunks().0.iter();
+                let mut x: Vec<f32> = bytes.map(|x| f32::from_le_bytes(*x)).collect();
+                runner.cpu.hadamard(&mut x, 1 << head_dim.trailing_zeros());
+                let mut expected = vec![0; element.bytes(x.len())];
+                runner.cpu.store_rows(element, &mut expected, &x);
+                assert!(
+                    row(&sequence, side, token) == expected,
+                    "{element} {side:?} {token}"
+                );
+            }
+        }
+    }
+}
+
+/// How far some logits are from others, relative to how far these are from their mean.
+fn distance(found: &[f32], exact: &[f32]) -> f32 {
+    let mean = exact.iter().sum::<f32>() / exact.len() as f32;
+    let squares = |of: &mut dyn Iterator<Item = f32>| of.map(|x| x * x).sum::<f32>();
+    let error = squares(&mut found.iter().zip(exact).map(|(a, b)| a - b));
+    (error / squares(&mut exact.iter().map(|x| x - mean))).sqrt()
+}
+
+#[test]
+fn queries_and_what_is_attended_to_are_transformed_as_well() {
+    let tokens = tokens(100);
+    let exact = runner(ElementType::F32, 1).logits(&tokens);
+    for (element, most) in [(ElementType::Q8_0, 0.02), (ElementType::Q4_0, 0.2)] {
+        let found = runner(element, 1).logits(&tokens);
+        let distance = distance(&found, &exact);
+        assert!(distance > 0.0 && distance < most, "{element}: {distance}");
+    }
+}
+
+#[test]
+fn chunks_threads_and_batches_do_not_change_a_bit() {
+    let tokens = tokens(60);
+    for element in BLOCKS {
+        let whole = runner(element, 2).logits(&tokens);
+        let mut runner = runner(element, 1);
+        assert!(runner.logits(&tokens) == whole, "{element}, threads");
+        for chunk in [1, 7] {
+            let mut sequence = runner.sequence();
+            let chunks = tokens.chunks(chunk);
+            let pieces: Vec<f32> = chunks
+                .flat_map(|chunk| runner.extend(&mut sequence, chunk))
+                .collect();
+            assert!(pieces == whole, "{element} in chunks of {chunk}");
+        }
+        let vocabulary = runner.model.spec().vocabulary;
+        let last = &whole[whole.len() - vocabulary..];
+        let mut sequences = [(); 3].map(|()| runner.sequence());
+        for sequence in &mut sequences[..2] {
+            runner.extend(sequence, &tokens[..59]);
+        }
+        let news = [&tokens[59..], &tokens[59..], &tokens[..]];
+        let mut segments: Vec<Segment<'_>> = sequences
+            .iter_mut()
+            .zip(news)
+            .map(|(sequence, tokens)| {
+                sequence.prepare(tokens.len()).expect("room");
+                Segment {
+                    tokens,
+                    sequence,
+                    logits: LogitRows::Last,
+                }
+            })
+            .collect();
+        let together = runner
+            .model
+            .forward(&runner.cpu, &mut segments, &mut runner.scratch)
+            .expect("valid tokens");
+        assert!(
+            together.chunks(vocabulary).all(|logits| logits == last),
+            "{element}, batch"
+        );
+    }
+}
