@@ -352,16 +352,19 @@ fn smaller_elements_are_proposed_where_they_are_enough() {
         let plan = subject.plan("sparse", elements, &demand).expect("it fits");
         (demand, plan)
     };
-    let half = full(F16, Some(4 << 30)).1.full().bytes();
-    let (demand, plan) = full(F32, Some(half));
-    let verdict = plan.verdict(&subject.spec, &demand).expect("a verdict");
-    let Some(Verdict::Exceeds { changes, .. }) = verdict else {
-        panic!("twice the cache")
+    let keys_finer = KvElements {
+        key: ElementType::Q8_0,
+        value: ElementType::Q4_0,
     };
-    assert!(
-        changes.contains(&Change::KvElements(ElementType::F16)),
-        "{changes:?}"
-    );
+    for enough in [F16, keys_finer] {
+        let bytes = full(enough, Some(4 << 30)).1.full().bytes();
+        let (demand, plan) = full(F32, Some(bytes));
+        let verdict = plan.verdict(&subject.spec, &demand).expect("a verdict");
+        let Some(Verdict::Exceeds { changes, .. }) = verdict else {
+            panic!("more than the cache")
+        };
+        assert!(changes.contains(&Change::KvElements(enough)), "{changes:?}");
+    }
 }
 
 #[test]

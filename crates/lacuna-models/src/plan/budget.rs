@@ -311,11 +311,24 @@ pub enum Verdict {
 pub enum Change {
     /// A context of at most so many tokens.
     Context(usize),
-    /// K and V of this element type.
-    KvElements(ElementType),
+    /// K and V of these element types.
+    KvElements(KvElements),
     /// At most so many tokens in one pass.
     Batch(usize),
 }
+
+/// What rows may be stored in, the most exact first. Of 4 bits, keys cost real models several times what values do.
+const BY_EXACTNESS: [KvElements; 6] = [
+    KvElements::both(ElementType::F32),
+    KvElements::both(ElementType::F16),
+    KvElements::both(ElementType::Bf16),
+    KvElements::both(ElementType::Q8_0),
+    KvElements {
+        key: ElementType::Q8_0,
+        value: ElementType::Q4_0,
+    },
+    KvElements::both(ElementType::Q4_0),
+];
 
 /// Tokens in one pass below which prompts become slow; not proposed below it.
 const SMALLEST_BATCH: usize = 16;
@@ -396,20 +409,21 @@ impl Search<'_> {
         Ok((fits > 0).then_some(Change::Context(fits)))
     }
 
-    /// The cache with both sides of `element`, if it can be stored so and that makes it smaller.
-    fn smaller(&self, element: ElementType) -> Option<Geometry> {
-        let geometry = self.geometry.with_elements(KvElements::both(element));
+    /// The cache with rows of `elements`, if it can be stored so and that makes it smaller. Where values are part of keys
+    /// those of two types are as large as those of the first alone, which is looked at before.
+    fn smaller(&self, elements: KvElements) -> Option<Geometry> {
+        let geometry = self.geometry.with_elements(elements);
         geometry.validate().ok()?;
         (geometry.bytes_per_token() < self.geometry.bytes_per_token()).then_some(geometry)
     }
 
     fn element(&self) -> Result<Option<Change>, PlanError> {
-        for element in ElementType::ALL {
-            let Some(geometry) = self.smaller(element) else {
+        for elements in BY_EXACTNESS {
+            let Some(geometry) = self.smaller(elements) else {
                 continue;
             };
             if self.fits(&self.cache(&geometry)?, self.demand)? {
-                return Ok(Some(Change::KvElements(element)));
+                return Ok(Some(Change::KvElements(elements)));
             }
         }
         Ok(None)

@@ -212,7 +212,7 @@ fn refusal(changes: &[Change]) -> String {
 fn argument(change: &Change) -> String {
     match change {
         Change::Context(tokens) => format!("--ctx {tokens}"),
-        Change::KvElements(element) => format!("--kv-type {}", element.name()),
+        Change::KvElements(elements) => format!("--kv-type {elements}"),
         Change::Batch(tokens) => format!("--batch {tokens}"),
     }
 }
