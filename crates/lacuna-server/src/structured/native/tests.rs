@@ -353,7 +353,7 @@ fn read_in<'a>(
 
 /// Every way to write calls that there is.
 fn syntaxes() -> Vec<ToolSyntax> {
-    let natives = families().into_iter().map(|(native, ..)| native);
+    let natives = families().map(|(native, ..)| native);
     let others = [
         ToolSyntax::Tagged,
         ToolSyntax::Bare,
@@ -365,13 +365,9 @@ fn syntaxes() -> Vec<ToolSyntax> {
 
 /// Parts of replies: marks, whole calls, calls with a byte too many or too few, brackets, and other characters.
 fn part() -> impl Strategy<Value = String> {
-    let marks = families()
-        .into_iter()
-        .flat_map(|(native, ..)| native.marks());
+    let marks = families().flat_map(|(native, ..)| native.marks());
     let marks: Vec<String> = marks.map(str::to_owned).collect();
-    let calls = families()
-        .into_iter()
-        .flat_map(|(_, calls, other, wrong)| [calls, other, wrong]);
+    let calls = families().flat_map(|(_, calls, other, wrong)| [calls, other, wrong]);
     let calls: Vec<String> = calls.map(str::to_owned).collect();
     let cut = (
         prop::sample::select(calls.clone()),
