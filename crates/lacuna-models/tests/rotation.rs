@@ -6,7 +6,9 @@ mod runner;
 use std::num::NonZeroUsize;
 
 use lacuna_kernels::ElementType;
-use lacuna_kv::{KvPolicy, Layer, Sequence, Side};
+use lacuna_kv::{
+    Geometry, Keep, KvElements, KvPolicy, Layer, LayerCache, RowSpec, Sequence, Side, ValueRows,
+};
 use lacuna_models::{LogitRows, Model, Segment, demo};
 use runner::{Runner, TOKENS};
 
@@ -64,6 +66,54 @@ fn what_is_stored_of_a_head_is_its_hadamard_transform() {
             }
         }
     }
+}
+
+#[test]
+fn blocks_are_those_of_the_side_that_is_stored_and_of_the_layer_that_is_read() {
+    let rows = |key_dim, value_dim, values, keep| {
+        LayerCache::Rows(RowSpec {
+            kv_heads: 2,
+            key_dim,
+            value_dim,
+            values,
+            keep,
+        })
+    };
+    let window = Keep::Window(NonZeroUsize::new(512).expect("some"));
+    let layers = vec![
+        rows(192, 128, ValueRows::Apart, window),
+        rows(576, 512, ValueRows::InKeys, Keep::All),
+        LayerCache::Of(Layer(0)),
+        LayerCache::None,
+    ];
+    let elements = KvElements {
+        key: ElementType::Q8_0,
+        value: ElementType::F16,
+    };
+    let geometry = Geometry::new(layers, elements).expect("whole blocks");
+    for (layer, expected) in [
+        (0, [64, 0]),
+        // Values that are part of keys are transformed back as the part they are, whatever they are to be stored in.
+        (1, [64, 64]),
+        (2, [64, 0]),
+        (3, [0, 0]),
+    ] {
+        let found = Side::BOTH.map(|side| geometry.rotation(Layer(layer), side));
+        assert_eq!(found, expected.map(NonZeroUsize::new), "layer {layer}");
+    }
+}
+
+#[test]
+fn the_first_elements_of_a_latent_row_are_transformed_back_alone() {
+    let cpu = runner(ElementType::F32, 1).cpu;
+    // Whole numbers, and a block whose root is a power of two: every step is exact.
+    let row: Vec<f32> = (0..576_u16).map(|i| f32::from(i * 37 % 101)).collect();
+    let mut stored = row.clone();
+    cpu.hadamard(&mut stored, 64);
+    assert!(stored[..512] != row[..512]);
+    let values = &mut stored[..512];
+    cpu.hadamard(values, 64);
+    assert!(*values == row[..512]);
 }
 
 /// How far some logits are from others, relative to how far these are from their mean.
