@@ -215,6 +215,8 @@ struct Attention<'a> {
     k: &'a View<'a>,
     v: &'a View<'a>,
     first_position: usize,
+    /// Whether queries see all rows behind their own that are held.
+    ahead: bool,
     shape: &'a AttentionShape,
     /// A logit for each query head, which takes its share of the weights and has no value.
     sinks: Option<&'a [f32]>,
@@ -377,6 +379,7 @@ impl Attention<'_> {
             mask: self.shape.mask,
             first: self.first_position + token,
             end: self.k.rows().end,
+            ahead: self.ahead,
         }
     }
 

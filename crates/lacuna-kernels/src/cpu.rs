@@ -448,6 +448,7 @@ impl Cpu {
             k: *k,
             v: *v,
             first_position,
+            ahead: false,
         };
         self.attention_each(out, q, &(tokens, cached), shape, None, scratch);
     }

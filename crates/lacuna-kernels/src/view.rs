@@ -247,7 +247,8 @@ impl<'a> View<'a> {
     }
 
     /// The same without rows from `end` on.
-    pub(crate) fn up_to(self, end: usize) -> Self {
+    #[must_use]
+    pub fn up_to(self, end: usize) -> Self {
         let end = self.end.min(end).max(self.first.start_row);
         Self { end, ..self }
     }

@@ -212,6 +212,7 @@ fn attend_with(
         k: *k,
         v: *v,
         first_position: first,
+        ahead: false,
     };
     cpu.attention_each(&mut out, q, &(tokens, cached), shape, sinks, &mut scratch);
     out
@@ -641,6 +642,7 @@ impl Sequences for Together<'_> {
             k: self.k.view(),
             v: self.v.view(),
             first_position: self.at[index].0,
+            ahead: false,
         }
     }
 }
@@ -722,6 +724,7 @@ impl Sequences for Apart<'_> {
             k: k.view(),
             v: v.view(),
             first_position: self.positions[index],
+            ahead: false,
         }
     }
 

@@ -73,12 +73,18 @@ pub(super) struct Sight {
     pub(super) first: usize,
     /// Behind the last row that is held.
     pub(super) end: usize,
+    /// Whether tokens see the rows behind their own too, whatever the mask says of those.
+    pub(super) ahead: bool,
 }
 
 impl Sight {
     /// Rows that a token sees.
     pub(super) fn of(&self, token: usize) -> Range<usize> {
-        self.mask.rows(self.first + token, self.end)
+        let row = self.first + token;
+        match self.ahead {
+            true => self.mask.first_row(row)..self.end,
+            false => self.mask.rows(row, self.end),
+        }
     }
 
     /// From the first to the last row that the first `count` tokens see.
@@ -97,7 +103,10 @@ impl Sight {
     pub(super) fn tokens_of(&self, rows: &Range<usize>, count: usize) -> Range<usize> {
         let token = |row: usize| row.saturating_sub(self.first).min(count);
         let seen_from = self.mask.seen_from(rows);
-        let first = token(seen_from.start);
+        let first = match self.ahead {
+            true => 0,
+            false => token(seen_from.start),
+        };
         first..token(seen_from.end).max(first)
     }
 }
@@ -145,6 +154,32 @@ mod tests {
     }
 
     #[test]
+    fn tokens_that_see_ahead_see_all_that_is_held_behind_what_their_mask_begins_with() {
+        for mask in masks() {
+            let (first, count, end) = (13, 9, 22);
+            let sight = Sight {
+                mask,
+                first,
+                end,
+                ahead: true,
+            };
+            let sees = |token: usize, row: usize| {
+                sees(mask, first + token, row) || (first + token..end).contains(&row)
+            };
+            for token in 0..count {
+                let seen: Vec<_> = (0..end).filter(|row| sees(token, *row)).collect();
+                assert_eq!(sight.of(token).collect::<Vec<_>>(), seen, "{mask:?}");
+            }
+            for rows in (0..end).flat_map(|start| [start..start + 1, start..end]) {
+                let any = |token: &usize| rows.clone().any(|row| sees(*token, row));
+                let seeing: Vec<_> = (0..count).filter(any).collect();
+                let found: Vec<_> = sight.tokens_of(&rows, count).collect();
+                assert_eq!(found, seeing, "{mask:?}: {rows:?}");
+            }
+        }
+    }
+
+    #[test]
     fn the_tokens_that_see_some_rows_are_found() {
         const END: usize = 60;
         for mask in masks() {
@@ -153,6 +188,7 @@ mod tests {
                     mask,
                     first,
                     end: END,
+                    ahead: false,
                 };
                 for start in 0..END {
                     for rows in [start..start + 1, start..END.min(start + 9), start..END] {

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::mask::Mask;
+use super::mask::{Mask, Sight};
 use super::{
     Attention, AttentionShape, Begun, Buffers, Common, PARTITION, TASKS_PER_THREAD, Task, Whole,
 };
@@ -33,13 +33,20 @@ pub struct Cached<'a> {
     pub v: View<'a>,
     /// The row that belongs to the first of the queries.
     pub first_position: usize,
+    /// Whether the queries see all rows that are held behind their own too: those of an image see one another.
+    pub ahead: bool,
 }
 
 impl Cached<'_> {
     /// Rows that the first query sees.
     fn seen(&self, shape: &AttentionShape) -> usize {
-        let rows = shape.mask.rows(self.first_position, self.k.rows().end);
-        rows.len()
+        let sight = Sight {
+            mask: shape.mask,
+            first: self.first_position,
+            end: self.k.rows().end,
+            ahead: self.ahead,
+        };
+        sight.of(0).len()
     }
 }
 
@@ -256,6 +263,7 @@ impl<Q: Sequences> Each<'_, Q> {
                 k: &cached.k.up_to(rows),
                 v: &cached.v.up_to(rows),
                 first_position: 0,
+                ahead: false,
                 shape: &shape,
                 sinks: None,
                 part: shape.part(),
@@ -357,6 +365,7 @@ impl<Q: Sequences> Each<'_, Q> {
             k: &cached.k,
             v: &cached.v,
             first_position: cached.first_position,
+            ahead: cached.ahead,
             shape: self.shape,
             sinks: self.sinks,
             part: self.shape.part(),
