@@ -6,7 +6,7 @@ tokens from Hugging Face transformers on PyTorch, token ids from `tokenizers` an
 `sentencepiece`, rendered chats from Jinja2, replies taken apart by `openai-harmony`, dequantized blocks from `gguf`, quantized ones
 from it and llama.cpp, quantized folders by what reads them.
 
-    python make.py [--out FOLDER] [models types tokenizers templates replies families encoders forms quantized]
+    python make.py [--out FOLDER] [models types tokenizers templates replies families encoders forms quantized vision]
 
 Same versions (requirements.txt), same bytes. README.md describes the files.
 """
@@ -14,7 +14,7 @@ Same versions (requirements.txt), same bytes. README.md describes the files.
 import argparse
 import pathlib
 
-PARTS = ("models", "types", "tokenizers", "templates", "replies", "families", "encoders", "forms", "quantized")
+PARTS = ("models", "types", "tokenizers", "templates", "replies", "families", "encoders", "forms", "quantized", "vision")
 
 
 def main() -> None:

@@ -474,6 +474,7 @@ impl Engine {
             tokens,
             sequence: &mut session.sequence,
             logits: rows,
+            images: &[],
         };
         let logits = self
             .model
@@ -514,6 +515,7 @@ impl Engine {
             tokens: &session.tokens[chunk.clone()],
             sequence: &mut session.sequence,
             logits: rows,
+            images: &[],
         };
         let model = &self.model;
         let logits = model.forward(&self.cpu, &mut [segment], &mut self.scratch)?;
@@ -682,6 +684,7 @@ impl Engine {
                 tokens: chunk,
                 sequence: &mut sequence,
                 logits: LogitRows::All,
+                images: &[],
             };
             let logits = self
                 .model

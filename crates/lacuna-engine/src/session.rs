@@ -252,6 +252,7 @@ impl Session {
             tokens: speculator.map_or(&[], Speculator::run),
             sequence: &mut self.sequence,
             logits: LogitRows::All,
+            images: &[],
         }
     }
 

@@ -8,6 +8,16 @@ use crate::scratch::BatchLimits;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// A projector of another model.
+    #[error(
+        "the projector makes rows of {width} elements and the model takes {hidden}; use the one that was made for it"
+    )]
+    Projector {
+        /// Elements of the projector's rows.
+        width: usize,
+        /// Elements of the model's residual stream.
+        hidden: usize,
+    },
     /// A size is zero or beyond anything that can be run.
     #[error(
         "model config: {field} is {value}, expected 1 to {limit}; the file is damaged or not a model"
@@ -346,6 +356,27 @@ impl std::fmt::Display for Place {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
+    /// Rows of images for a model that takes none.
+    #[error("the model does not see: it takes no images")]
+    NoImages,
+    /// Rows of an image that do not fit the tokens that stand for it.
+    #[error(
+        "{elements} elements of an image cannot stand in the places of tokens {tokens:?} of a segment"
+    )]
+    MisplacedImage {
+        /// Tokens of the segment.
+        tokens: std::ops::Range<usize>,
+        /// Elements of rows for them.
+        elements: usize,
+    },
+    /// Pixels that are not as many as the encoder takes.
+    #[error("{bytes} bytes of pixels; the encoder takes {side} x {side} of 3 each")]
+    ImageSize {
+        /// Bytes that were given.
+        bytes: usize,
+        /// Pixels of the side that it takes.
+        side: usize,
+    },
     /// A token id past the vocabulary.
     #[error("token id {token} is out of range: the vocabulary has {vocabulary} tokens")]
     TokenOutOfRange {

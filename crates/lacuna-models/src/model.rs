@@ -123,7 +123,7 @@ impl Model {
         segments: &'a mut [Segment<'b>],
         scratch: &'a mut Scratch,
     ) -> Result<Pass<'a, 'b>, ForwardError> {
-        let size = executor::check(segments, scratch, self.spec.vocabulary)?;
+        let size = executor::check(segments, scratch, &self.spec)?;
         Ok(Pass {
             weights: &self.weights,
             cpu,
@@ -132,6 +132,7 @@ impl Model {
             scratch,
             stream: self.weights.stream(),
             shared: None,
+            images: self.spec.images,
         })
     }
 
@@ -161,6 +162,7 @@ impl Model {
             scratch: &mut *scratch,
             stream: self.weights.stream(),
             shared: None,
+            images: self.spec.images,
         };
         self.run(pass)?;
         Ok(self.output(scratch, size.logit_rows * width))

@@ -171,6 +171,7 @@ fn an_expert_that_cannot_be_read_is_an_error_of_its_pass_and_of_no_later_one() {
             tokens: &tokens,
             sequence: &mut sequence,
             logits: LogitRows::All,
+            images: &[],
         };
         match runner
             .model
@@ -232,6 +233,7 @@ fn sequences_that_are_computed_together_have_what_each_has_alone() {
                     tokens,
                     sequence,
                     logits: LogitRows::All,
+                    images: &[],
                 });
             }
             let found = runner
@@ -266,6 +268,7 @@ fn a_file_that_becomes_shorter_ends_the_pass_with_an_error() {
         tokens: &tokens,
         sequence: &mut sequence,
         logits: LogitRows::All,
+        images: &[],
     };
     let error = runner
         .model

@@ -230,6 +230,7 @@ fn pass(runner: &mut Runner, sequences: &mut [Sequence], tokens: &[&[u32]]) -> V
             tokens,
             sequence,
             logits: LogitRows::Last,
+            images: &[],
         }
     });
     let mut segments: Vec<Segment<'_>> = segments.collect();

@@ -210,6 +210,7 @@ fn a_batch_of_sequences_equals_each_alone_bit_for_bit() {
                 tokens,
                 sequence,
                 logits: LogitRows::Last,
+                images: &[],
             }
         })
         .collect();

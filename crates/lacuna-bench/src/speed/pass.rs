@@ -190,6 +190,7 @@ impl<'a> Bench<'a> {
                 } else {
                     LogitRows::None
                 },
+                images: &[],
             };
             self.model
                 .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
@@ -249,6 +250,7 @@ impl<'a> Bench<'a> {
             tokens,
             sequence,
             logits: LogitRows::Last,
+            images: &[],
         };
         let mut segments: Vec<Segment<'_>> = sequences
             .iter_mut()

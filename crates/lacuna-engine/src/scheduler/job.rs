@@ -520,6 +520,7 @@ impl Session {
             tokens,
             sequence: &mut self.sequence,
             logits,
+            images: &[],
         }
     }
 

@@ -1,14 +1,17 @@
 //! Running a program: what a caller brings, what is checked first, and the processor that computes.
 
+mod image;
 mod pooling;
 mod processor;
 mod texts;
+
+use std::ops::Range;
 
 use lacuna_kv::Sequence;
 
 use crate::error::ForwardError;
 use crate::scratch::Scratch;
-use crate::spec::ModelSpec;
+use crate::spec::{ImageRows, ModelSpec, Patches};
 
 pub use pooling::normalize;
 pub(crate) use processor::Pass;
@@ -34,6 +37,17 @@ pub struct Segment<'a> {
     pub sequence: &'a mut Sequence,
     /// Rows of logits wanted.
     pub logits: LogitRows,
+    /// Tokens that stand for images, in order and apart from one another.
+    pub images: &'a [Placed<'a>],
+}
+
+/// Rows of an image in the places of a segment's tokens. What the tokens are says nothing to the model.
+#[derive(Debug, Clone)]
+pub struct Placed<'a> {
+    /// Which of the segment's tokens they are: to the image's last, where its tokens see all of it.
+    pub tokens: Range<usize>,
+    /// `[tokens, hidden]`
+    pub rows: &'a [f32],
 }
 
 impl Segment<'_> {
@@ -53,6 +67,8 @@ pub(crate) enum Batch<'a, 'b> {
     Segments(&'a mut [Segment<'b>]),
     /// Texts of which nothing is kept.
     Texts(&'a Texts),
+    /// An image's pixels, red, green and blue of each, row by row.
+    Image(&'a [u8]),
 }
 
 impl Batch<'_, '_> {
@@ -61,6 +77,7 @@ impl Batch<'_, '_> {
         let (segments, texts) = match self {
             Self::Segments(segments) => (Some(segments), None),
             Self::Texts(texts) => (None, Some(texts.iter())),
+            Self::Image(_) => (None, None),
         };
         let segments = segments.into_iter().flat_map(|segments| segments.iter());
         let segments = segments.map(|segment| (segment.tokens, segment.sequence.len()));
@@ -72,6 +89,7 @@ impl Batch<'_, '_> {
         let (segments, texts) = match self {
             Self::Segments(segments) => (Some(segments), None),
             Self::Texts(texts) => (None, Some(texts.all())),
+            Self::Image(_) => (None, None),
         };
         let segments = segments.into_iter().flat_map(|segments| segments.iter());
         segments.map(|segment| segment.tokens).chain(texts)
@@ -80,7 +98,7 @@ impl Batch<'_, '_> {
     /// Of each token of texts, whether it belongs to one that another is compared with: 1, else 0.
     pub(crate) fn token_types(&self) -> impl Iterator<Item = u32> {
         let texts = match self {
-            Self::Segments(_) => None,
+            Self::Segments(_) | Self::Image(_) => None,
             Self::Texts(texts) => Some(texts.token_types()),
         };
         texts.into_iter().flatten()
@@ -102,7 +120,7 @@ pub(crate) struct BatchSize {
 pub(crate) fn check(
     segments: &[Segment<'_>],
     scratch: &Scratch,
-    vocabulary: usize,
+    spec: &ModelSpec,
 ) -> Result<BatchSize, ForwardError> {
     let size = BatchSize {
         tokens: segments.iter().map(|segment| segment.tokens.len()).sum(),
@@ -110,7 +128,7 @@ pub(crate) fn check(
     };
     size.check(scratch)?;
     for segment in segments {
-        check_tokens(segment.tokens, vocabulary)?;
+        check_images(segment, spec)?;
         let prepared = segment.sequence.prepared();
         if prepared != segment.tokens.len() {
             return Err(ForwardError::NotPrepared {
@@ -119,6 +137,53 @@ pub(crate) fn check(
             });
         }
     }
+    Ok(size)
+}
+
+/// Whether what stands for images in a segment does, and the rest are tokens.
+fn check_images(segment: &Segment<'_>, spec: &ModelSpec) -> Result<(), ForwardError> {
+    if spec.images.is_none() && !segment.images.is_empty() {
+        return Err(ForwardError::NoImages);
+    }
+    let mut start = 0;
+    for Placed { tokens, rows } in segment.images {
+        let fits = tokens.start >= start
+            && tokens.start < tokens.end
+            && tokens.end <= segment.tokens.len()
+            && rows.len() == tokens.len() * spec.hidden;
+        if !fits {
+            return Err(ForwardError::MisplacedImage {
+                tokens: tokens.clone(),
+                elements: rows.len(),
+            });
+        }
+        check_tokens(&segment.tokens[start..tokens.start], spec.vocabulary)?;
+        start = tokens.end;
+    }
+    check_tokens(&segment.tokens[start..], spec.vocabulary)
+}
+
+/// Whether an image for a model of `spec` can be computed in `scratch`.
+///
+/// # Errors
+/// [`ForwardError`], saying what is wrong.
+pub(crate) fn check_image(
+    pixels: &[u8],
+    scratch: &Scratch,
+    (patches, rows): (&Patches, &ImageRows),
+) -> Result<BatchSize, ForwardError> {
+    let side = patches.image_side();
+    if pixels.len() != side * side * 3 {
+        return Err(ForwardError::ImageSize {
+            bytes: pixels.len(),
+            side,
+        });
+    }
+    let size = BatchSize {
+        tokens: patches.count(),
+        logit_rows: rows.count(patches),
+    };
+    size.check(scratch)?;
     Ok(size)
 }
 

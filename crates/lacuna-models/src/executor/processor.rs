@@ -14,12 +14,15 @@ use lacuna_kernels::{
 };
 use lacuna_kv::{Layer, Side};
 
+use super::image::{cut, merge};
 use super::pooling::{normalize, pool};
-use super::{Batch, BatchSize, Segment, Texts};
+use super::{Batch, BatchSize, Placed, Segment, Texts};
 use crate::error::{ForwardError, Place};
 use crate::program::{ExpertsId, Factor, Lookup, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
-use crate::spec::{Gating, Norm, NormKind, Pooling, QueryTemperature, TimeStepLimits};
+use crate::spec::{
+    Gating, ImageAttention, Norm, NormKind, Patches, Pooling, QueryTemperature, TimeStepLimits,
+};
 use crate::weights::{Linear, Stream, Weights};
 
 /// One forward pass under way.
@@ -34,6 +37,8 @@ pub(crate) struct Pass<'a, 'b> {
     /// Which segments begin with rows in the same memory, and how many in the last layer that was looked at; found with
     /// the first layer whose tokens see all rows.
     pub(crate) shared: Option<Vec<SharedRows>>,
+    /// How tokens of images see one another.
+    pub(crate) images: Option<ImageAttention>,
 }
 
 impl Pass<'_, '_> {
@@ -62,6 +67,20 @@ impl Pass<'_, '_> {
         let cpu = self.cpu;
         match *op {
             Op::Embed { table, of, output } => return self.embed(table, of, output),
+            Op::Patches { patches, output } => self.patches(&patches, output),
+            Op::PlaceImages { hidden, width } => self.place_images(hidden, width),
+            Op::MergePatches {
+                from,
+                to,
+                per_side,
+                merged,
+                width,
+            } => {
+                let (squares, patches) = (self.size.logit_rows, self.size.tokens);
+                let [from, to] = self.scratch.slots([from, to]);
+                let from = first(from, patches * width);
+                merge(from, first(to, squares * width), per_side, merged, width);
+            }
             Op::Positions { output, first } => self.positions(output, first),
             Op::Rotations {
                 rope,
@@ -505,9 +524,42 @@ impl Pass<'_, '_> {
         self.cpu.add_scaled_rows(to, from, factors, columns, width);
     }
 
+    /// The image's patches, each channel of them by itself, with the pixels' mean and deviation.
+    fn patches(&mut self, patches: &Patches, output: Slot) {
+        let Batch::Image(pixels) = self.batch else {
+            unreachable!("a pass over patches is one over an image")
+        };
+        let [output] = self.scratch.slots([output]);
+        let output: &mut [f32] = first(output, patches.count() * patches.elements());
+        cut(patches, pixels, output);
+    }
+
+    /// Copies rows of images over those of the tokens that stand for them.
+    fn place_images(&mut self, hidden: Slot, width: usize) {
+        let Batch::Segments(segments) = &self.batch else {
+            return;
+        };
+        let [hidden] = self.scratch.slots([hidden]);
+        let hidden: &mut [f32] = first(hidden, self.size.tokens * width);
+        let mut start = 0;
+        for segment in &**segments {
+            for Placed { tokens, rows } in segment.images {
+                let places = start + tokens.start..start + tokens.end;
+                hidden[places.start * width..places.end * width].copy_from_slice(rows);
+            }
+            start += segment.tokens.len();
+        }
+    }
+
     fn positions(&mut self, output: Slot, first_of_text: usize) {
         let [positions] = self.scratch.slots([output]);
         let positions: &mut [u32] = first(positions, self.size.tokens);
+        if let Batch::Image(_) = self.batch {
+            for (position, place) in positions.iter_mut().zip(0..) {
+                *position = place;
+            }
+            return;
+        }
         let wanted = self.batch.tokens();
         let wanted =
             wanted.flat_map(|(tokens, start)| (start + first_of_text..).take(tokens.len()));
@@ -851,8 +903,9 @@ impl Pass<'_, '_> {
         let queries: &mut [f32] = first(queries, heads * shape.head_dim);
         let output = first(output, heads * shape.value_dim);
         let states = bytemuck::cast_slice_mut(states);
+        let runs = runs(segments, self.images);
         let shared = match shape.mask {
-            Mask::Causal => {
+            Mask::Causal if runs.is_empty() => {
                 let shared = self.shared.get_or_insert_with(|| groups(segments, layer));
                 for group in &mut *shared {
                     group.rows = rows_in_common(segments, &group.sequences, layer);
@@ -866,6 +919,7 @@ impl Pass<'_, '_> {
             segments,
             layer,
             shared,
+            runs: &runs,
         };
         self.cpu
             .attention_each(output, queries, &sequences, shape, sinks, states);
@@ -873,8 +927,12 @@ impl Pass<'_, '_> {
     }
 
     fn attend_within(&mut self, shape: &AttentionShape, sinks: Option<VectorId>, slots: [Slot; 5]) {
-        let Batch::Texts(texts) = self.batch else {
-            unreachable!("a pass that keeps nothing is one over texts")
+        let texts = match self.batch {
+            Batch::Texts(texts) => Some(texts),
+            Batch::Image(_) => None,
+            Batch::Segments(_) => {
+                unreachable!("a pass that keeps nothing is one over texts or an image")
+            }
         };
         let sinks = sinks.map(|sinks| self.weights.vector(sinks));
         let [queries, keys, values, output, states] = self.scratch.slots(slots);
@@ -885,6 +943,7 @@ impl Pass<'_, '_> {
         let states = bytemuck::cast_slice_mut(states);
         let within = Within {
             texts,
+            tokens,
             shape,
             keys,
             values,
@@ -1071,6 +1130,43 @@ struct InLayer<'a, 'b> {
     segments: &'a [Segment<'b>],
     layer: Layer,
     shared: &'a [SharedRows],
+    /// Parts of them, where some have images whose tokens see all of theirs; else empty.
+    runs: &'a [Run],
+}
+
+/// Tokens of a segment that are of one image, or between two.
+struct Run {
+    segment: usize,
+    tokens: Range<usize>,
+    is_image: bool,
+}
+
+/// The tokens of `segments` in runs, if images among them are seen as a whole.
+fn runs(segments: &[Segment<'_>], images: Option<ImageAttention>) -> Vec<Run> {
+    let has_images = segments.iter().any(|segment| !segment.images.is_empty());
+    if !has_images || images != Some(ImageAttention::WholeImage) {
+        return Vec::new();
+    }
+    let mut runs = Vec::new();
+    for (segment, it) in segments.iter().enumerate() {
+        let mut start = 0;
+        let mut add = |tokens: Range<usize>, is_image| {
+            if !tokens.is_empty() {
+                runs.push(Run {
+                    segment,
+                    tokens,
+                    is_image,
+                });
+            }
+        };
+        for Placed { tokens, .. } in it.images {
+            add(start..tokens.start, false);
+            add(tokens.clone(), true);
+            start = tokens.end;
+        }
+        add(start..it.tokens.len(), false);
+    }
+    runs
 }
 
 impl Sequences for InLayer<'_, '_> {
@@ -1079,42 +1175,74 @@ impl Sequences for InLayer<'_, '_> {
     }
 
     fn count(&self) -> usize {
-        self.segments.len()
+        match self.runs {
+            [] => self.segments.len(),
+            runs => runs.len(),
+        }
     }
 
     fn tokens(&self, index: usize) -> usize {
-        self.segments[index].tokens.len()
+        match self.runs {
+            [] => self.segments[index].tokens.len(),
+            runs => runs[index].tokens.len(),
+        }
     }
 
     fn cached(&self, index: usize) -> Cached<'_> {
-        let sequence = &self.segments[index].sequence;
-        Cached {
-            k: sequence.view(self.layer, Side::Key),
-            v: sequence.view(self.layer, Side::Value),
-            first_position: sequence.len(),
+        let run = self.runs.get(index);
+        let sequence = &self.segments[run.map_or(index, |run| run.segment)].sequence;
+        let (k, v) = (
+            sequence.view(self.layer, Side::Key),
+            sequence.view(self.layer, Side::Value),
+        );
+        match run {
+            None => Cached {
+                k,
+                v,
+                first_position: sequence.len(),
+                ahead: false,
+            },
+            Some(run) => {
+                let end = sequence.len() + run.tokens.end;
+                Cached {
+                    k: k.up_to(end),
+                    v: v.up_to(end),
+                    first_position: sequence.len() + run.tokens.start,
+                    ahead: run.is_image,
+                }
+            }
         }
     }
 }
 
 /// What the tokens of each text attend to: rows of the pass, as bytes of `f32`.
 struct Within<'a> {
-    texts: &'a Texts,
+    /// None for an image, all of whose tokens belong together.
+    texts: Option<&'a Texts>,
+    tokens: usize,
     shape: &'a AttentionShape,
     keys: &'a [u8],
     values: &'a [u8],
 }
 
+impl Within<'_> {
+    fn range(&self, index: usize) -> Range<usize> {
+        self.texts
+            .map_or(0..self.tokens, |texts| texts.range(index))
+    }
+}
+
 impl Sequences for Within<'_> {
     fn count(&self) -> usize {
-        self.texts.len()
+        self.texts.map_or(1, Texts::len)
     }
 
     fn tokens(&self, index: usize) -> usize {
-        self.texts.range(index).len()
+        self.range(index).len()
     }
 
     fn cached(&self, index: usize) -> Cached<'_> {
-        let rows = self.texts.range(index);
+        let rows = self.range(index);
         let heads = self.shape.kv_heads;
         let view = |bytes, head_dim| {
             let row_bytes = heads * ElementType::F32.bytes(head_dim);
@@ -1126,6 +1254,7 @@ impl Sequences for Within<'_> {
             k: view(self.keys, self.shape.head_dim),
             v: view(self.values, self.shape.value_dim),
             first_position: 0,
+            ahead: false,
         }
     }
 }

@@ -108,6 +108,8 @@ pub(crate) fn decoder_of_any_heads(facts: &Facts<'_>) -> Result<ModelSpec, Confi
             epsilon: epsilon(facts)?,
         },
         embedding_scale: None,
+        patches: None,
+        images: None,
         learned_input: None,
         per_layer_inputs: None,
         altup: None,

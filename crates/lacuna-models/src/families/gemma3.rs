@@ -5,7 +5,7 @@ use super::decoder::{decoder, windows};
 use super::gemma2::{NAMING, gemma, score_scale};
 use super::{Facts, Family, Given, Shape, SpecialTokens};
 use crate::error::ConfigError;
-use crate::spec::{Mask, ModelSpec, QkNorm};
+use crate::spec::{ImageAttention, Mask, ModelSpec, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "gemma3",
@@ -27,6 +27,7 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         layer.attention_mut().qk_norm = Some(QkNorm::PerHead);
     }
     score_scale(&mut spec, facts, 62)?;
+    spec.images = Some(ImageAttention::WholeImage);
     Ok(spec)
 }
 

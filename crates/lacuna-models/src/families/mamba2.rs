@@ -58,6 +58,8 @@ fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
             epsilon: epsilon(facts)?,
         },
         embedding_scale: None,
+        patches: None,
+        images: None,
         learned_input: None,
         per_layer_inputs: None,
         altup: None,

@@ -11,6 +11,7 @@ mod facts;
 mod names;
 mod sentence_transformers;
 mod shape;
+mod siglip;
 
 use crate::error::ConfigError;
 use crate::plan::WeightPlan;
@@ -22,6 +23,7 @@ use lacuna_files::huggingface::{Config, Folder};
 
 pub(crate) use facts::{Facts, Found, Given as GivenFact};
 pub use shape::{Given, Shape, SpecialTokens};
+pub(crate) use siglip::describe as images;
 
 pub(crate) use names::{FUSED, Naming, Spelling};
 

@@ -19,6 +19,8 @@ pub(crate) struct Naming {
     pub(crate) parts: &'static [(&'static str, &'static str)],
     /// Parts that GGUF files of the family call otherwise than those of most: the usual name, and theirs.
     pub(crate) gguf: &'static [(&'static str, &'static str)],
+    /// What all names but those of a projection begin with in GGUF files: those of an encoder of images.
+    pub(crate) gguf_inside: Option<&'static str>,
     /// GGUF's names of parts that have no suffix there.
     pub(crate) bare: &'static [&'static str],
     /// Parts whose weights have none in GGUF files, either.
@@ -39,6 +41,7 @@ impl Naming {
     pub(crate) const USUAL: Self = Self {
         parts: &[],
         gguf: &[],
+        gguf_inside: None,
         bare: &[],
         gguf_bare: &[],
         inside: None,
@@ -90,7 +93,11 @@ impl Naming {
             let dotted = if is_bare { "" } else { &dotted };
             let mut otherwise = self.gguf.iter().filter(|(usual, _)| *usual == name.part);
             let part = otherwise.next().map_or(name.part, |(_, part)| part);
-            return format!("{}{dotted}", TensorName { part, ..name });
+            let inside = match self.gguf_inside {
+                Some(inside) if !part.starts_with("mm.") => inside,
+                _ => "",
+            };
+            return format!("{inside}{}{dotted}", TensorName { part, ..name });
         }
         let part = self.part(name.part);
         // Parameters that are no module's weight or bias may be called quite otherwise.

@@ -6,12 +6,15 @@ mod delta_net;
 mod encoder;
 mod experts;
 mod feed_forward;
+mod image;
 mod latent;
 mod laurel;
 mod mamba2;
 mod per_layer_input;
 mod recurrence;
 mod short_convolution;
+
+pub(crate) use image::{PATCHES, PROJECTION};
 
 use crate::error::Place;
 use crate::program::{Bias, Builder, Factor, Lookup, MatrixId, Op, Rows, Slot, VectorId};
@@ -44,7 +47,10 @@ const ROTATIONS: [&str; 8] = [
 pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
     let stream = Stream {
         spec,
-        hidden: embed(spec, program),
+        hidden: match spec.patches {
+            None => embed(spec, program),
+            Some(patches) => image::patches(spec, patches, program),
+        },
         rotations: rotations(spec, program),
     };
     if let Some(learned) = spec.learned_input {
@@ -64,6 +70,7 @@ pub(crate) fn emit(spec: &ModelSpec, program: &mut Builder) -> Slot {
     match spec.output {
         OutputSpec::Logits(logits) => stream.logits(logits, program),
         OutputSpec::Pooled(pooled) => stream.pooled(pooled, program),
+        OutputSpec::Image(rows) => stream.image_rows(rows, program),
     }
 }
 
@@ -82,6 +89,13 @@ fn embed(spec: &ModelSpec, program: &mut Builder) -> Slot {
             rows: Rows::Tokens,
             width: spec.hidden,
             factor: Factor::Fixed(factor),
+        });
+    }
+    if spec.images.is_some() {
+        // They are not scaled as tokens' own rows are.
+        program.push(Op::PlaceImages {
+            hidden,
+            width: spec.hidden,
         });
     }
     program.push(Op::CheckFinite {

@@ -7,7 +7,7 @@ use lacuna_kernels::{AttentionShape, ExpertInput, HeadRows, RopeStyle, Routing, 
 use super::slot::{Rows, Slot};
 use super::tensors::{ExpertsId, MatrixId, VectorId};
 use crate::error::Place;
-use crate::spec::{Activation, Gating, Norm, Pooling, QueryTemperature, TimeStepLimits};
+use crate::spec::{Activation, Gating, Norm, Patches, Pooling, QueryTemperature, TimeStepLimits};
 
 /// One operation. Rows are of the width it says, one after another, from the start of a slot.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +20,33 @@ pub enum Op {
         of: Lookup,
         /// `[tokens, columns of the table]`
         output: Slot,
+    },
+    /// The pixels of the image, normed, patch by patch.
+    Patches {
+        /// How they lie in it.
+        patches: Patches,
+        /// `[patches, elements of a patch]`
+        output: Slot,
+    },
+    /// Rows of images take the places of those of the tokens that stand for them.
+    PlaceImages {
+        /// `[tokens, width]`
+        hidden: Slot,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// The mean of each square of patches.
+    MergePatches {
+        /// `[patches, width]`
+        from: Slot,
+        /// `[rows, width]`
+        to: Slot,
+        /// Patches of the image's side.
+        per_side: usize,
+        /// Patches of a square's side.
+        merged: usize,
+        /// Elements of a row.
+        width: usize,
     },
     /// Positions of the batch's tokens in their sequences.
     Positions {
@@ -491,7 +518,8 @@ impl Op {
                 Lookup::Positions(positions) => vec![(*positions, Read), (*output, Write)],
                 Lookup::Tokens | Lookup::TokenType => vec![(*output, Write)],
             },
-            Self::Positions { output, .. } => vec![(*output, Write)],
+            Self::Positions { output, .. } | Self::Patches { output, .. } => vec![(*output, Write)],
+            Self::PlaceImages { hidden, .. } => vec![(*hidden, Read)],
             Self::Rotations {
                 positions, output, ..
             } => vec![(*positions, Read), (*output, Write)],
@@ -607,7 +635,9 @@ impl Op {
                 beside,
                 ..
             } => vec![(*from, Read), (*to, if *beside { Read } else { Write })],
-            Self::Choose { from, to, .. } | Self::Pool { from, to, .. } => {
+            Self::Choose { from, to, .. }
+            | Self::Pool { from, to, .. }
+            | Self::MergePatches { from, to, .. } => {
                 vec![(*from, Read), (*to, Write)]
             }
             Self::Return { output } => vec![(*output, Read)],

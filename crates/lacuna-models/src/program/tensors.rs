@@ -93,6 +93,8 @@ pub enum VectorForm {
     Plain,
     /// As a matrix of rows of a channel, `[channels, taps]`, which is turned round.
     Taps(usize),
+    /// Hugging Face files have every element less one.
+    LessOne,
     /// As rows of so many elements, or in one.
     Rows(usize),
     /// Of time steps: it must be finite.

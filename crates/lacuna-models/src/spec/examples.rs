@@ -52,6 +52,8 @@ pub(crate) fn small() -> ModelSpec {
             epsilon: 1e-6,
         },
         embedding_scale: None,
+        patches: None,
+        images: None,
         learned_input: None,
         per_layer_inputs: None,
         altup: None,

@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(crate) mod examples;
 mod experts;
+mod image;
 mod latent;
 mod recurrence;
 mod rope;
@@ -22,6 +23,7 @@ pub use lacuna_kernels::{GroupScore, Groups, Routing, Scores};
 use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec, ValueRows};
 
 pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
+pub use image::{ImageAttention, ImageRows, Patches};
 pub use latent::Latent;
 pub use recurrence::{
     DeltaNet, GatesIn, InputsIn, KeyHeads, Mamba2, Recurrence, ShortConvolution, StateNorm,
@@ -30,7 +32,7 @@ pub use recurrence::{
 pub use rope::{LongRope, LongRopeFactors, Rope, RopeScaling, Yarn};
 pub(crate) use validate::rope_table;
 
-/// Shape and constants of one model: a decoder, or an encoder whose output is pooled.
+/// Shape and constants of one model: a decoder, an encoder whose output is pooled, or one of images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
     /// The family's name as GGUF spells it, e.g. `qwen3`.
@@ -45,6 +47,10 @@ pub struct ModelSpec {
     pub norm: Norm,
     /// What the rows of the embedding table are multiplied by.
     pub embedding_scale: Option<f32>,
+    /// What the first layer reads instead of such rows: patches of an image.
+    pub patches: Option<Patches>,
+    /// How tokens of images see one another, where such rows may stand in the places of tokens' own.
+    pub images: Option<ImageAttention>,
     /// What is added to them.
     pub learned_input: Option<LearnedInput>,
     /// What each layer is told of a token besides the residual stream.
@@ -387,6 +393,8 @@ pub enum OutputSpec {
     /// One vector for each text. Nothing is kept for later tokens, as there are none: all tokens of a
     /// text come in one pass.
     Pooled(Pooled),
+    /// Rows for a decoder, of all patches of an image. Nothing is kept here either.
+    Image(ImageRows),
 }
 
 /// What becomes of the rows of a text: they are normed, become one, and that goes through products.
@@ -493,7 +501,7 @@ impl ModelSpec {
                 let attention = layer.attention.as_ref();
                 attention.map_or(LayerCache::None, Attention::cache)
             }
-            OutputSpec::Pooled(_) => LayerCache::None,
+            OutputSpec::Pooled(_) | OutputSpec::Image(_) => LayerCache::None,
         });
         let geometry = Geometry::new(layers.collect(), elements)?;
         let geometry = geometry.with_states(self.states().collect())?;
@@ -526,7 +534,7 @@ impl ModelSpec {
     #[must_use]
     pub const fn pooled(&self) -> Option<Pooled> {
         match self.output {
-            OutputSpec::Logits(_) => None,
+            OutputSpec::Logits(_) | OutputSpec::Image(_) => None,
             OutputSpec::Pooled(pooled) => Some(pooled),
         }
     }
@@ -554,7 +562,7 @@ impl ModelSpec {
     pub const fn logits_mut(&mut self) -> Option<&mut LogitsSpec> {
         match &mut self.output {
             OutputSpec::Logits(logits) => Some(logits),
-            OutputSpec::Pooled(_) => None,
+            OutputSpec::Pooled(_) | OutputSpec::Image(_) => None,
         }
     }
 }

@@ -3,9 +3,9 @@
 use lacuna_kernels::AttentionShape;
 
 use super::{
-    AltUp, Attention, FeedForward, Gated, Laurel, LayerSpec, LearnedInput, LearnedPositions, Mask,
-    ModelSpec, OutputSpec, PerLayerInputs, Plain, Pooled, PooledResult, ResidualScale, Rope,
-    RopeScaling,
+    AltUp, Attention, FeedForward, Gated, ImageRows, Laurel, LayerSpec, LearnedInput,
+    LearnedPositions, Mask, ModelSpec, OutputSpec, Patches, PerLayerInputs, Plain, Pooled,
+    PooledResult, ResidualScale, Rope, RopeScaling,
 };
 use crate::error::ConfigError;
 
@@ -48,6 +48,10 @@ impl ModelSpec {
             OutputSpec::Logits(logits) => [logits.scale, logits.soft_cap],
             OutputSpec::Pooled(pooled) => {
                 self.validate_pooled(pooled)?;
+                [None, None]
+            }
+            OutputSpec::Image(rows) => {
+                self.validate_image(rows)?;
                 [None, None]
             }
         };
@@ -104,6 +108,43 @@ impl ModelSpec {
         in_range("context_tokens", self.context_tokens, most)
     }
 
+    /// Whether an image becomes rows, and these whole squares of others.
+    fn validate_image(&self, rows: &ImageRows) -> Result<(), ConfigError> {
+        let Some(patches) = self.patches else {
+            return Err(ConfigError::Needs {
+                field: "rows of an image",
+                needs: "patches of one",
+            });
+        };
+        in_range(
+            "patches of a side",
+            patches.per_side,
+            Patches::MOST_PER_SIDE,
+        )?;
+        in_range("pixels of a patch", patches.pixels, Patches::MOST_PIXELS)?;
+        for deviation in patches.deviation {
+            positive("deviation of pixels", f64::from(deviation))?;
+        }
+        for mean in patches.mean {
+            finite("mean of pixels", f64::from(mean))?;
+        }
+        in_range("merged patches", rows.merged, patches.per_side)?;
+        if !patches.per_side.is_multiple_of(rows.merged) {
+            return Err(ConfigError::Unsupported {
+                feature: format!(
+                    "{} patches of a side in squares of {}",
+                    patches.per_side, rows.merged
+                ),
+                supported: "whole squares are",
+            });
+        }
+        in_range("width of an image's rows", rows.width, limit::HIDDEN)?;
+        positive(
+            "norm_epsilon of an image's rows",
+            f64::from(rows.norm_epsilon),
+        )
+    }
+
     fn validate_pooled(&self, pooled: &Pooled) -> Result<(), ConfigError> {
         for dense in pooled.dense.iter().flatten() {
             in_range("width of a dense module", dense.width, limit::HIDDEN)?;
@@ -151,7 +192,7 @@ impl LayerSpec {
         }
         if let Some(recurrence) = &self.recurrence {
             recurrence.validate()?;
-            if matches!(model.output, OutputSpec::Pooled(_)) || !self.norms.before_attention() {
+            if !matches!(model.output, OutputSpec::Logits(_)) || !self.norms.before_attention() {
                 return Err(ConfigError::Needs {
                     field: "a recurrence",
                     needs: "logits, and a norm before it",
@@ -208,7 +249,9 @@ impl Attention {
                 field: "attention to later tokens",
                 needs: "pooled output",
             }),
-            OutputSpec::Pooled(_) if self.shares.is_some() || self.latent.is_some() => {
+            OutputSpec::Pooled(_) | OutputSpec::Image(_)
+                if self.shares.is_some() || self.latent.is_some() =>
+            {
                 Err(ConfigError::Unsupported {
                     feature: "pooled output of layers that share rows or have latent ones"
                         .to_owned(),

@@ -484,6 +484,7 @@ fn choices(shape: &'static Shape, seed: u64, tokens: &[u32]) -> Vec<Vec<Vec<u32>
         tokens,
         sequence: &mut sequence,
         logits: LogitRows::Last,
+        images: &[],
     }];
     let mut pass = model.pass(&cpu, &mut segments, &mut scratch).unwrap();
     let (program, mut layers) = (model.program(), Vec::new());

@@ -8,6 +8,7 @@ use super::Linear;
 use super::fetch::Fetch;
 use crate::error::LoadError;
 use crate::families::{Description, FUSED, Family, Spelling};
+use crate::layers::{PATCHES, PROJECTION};
 use crate::program::{
     Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorForm, VectorSpec,
 };
@@ -50,6 +51,14 @@ enum Prefix {
     Around,
     /// `layers`
     Bare,
+    /// Of parts that see, with or without a name inside of theirs and one around them:
+    /// `model.vision_tower.vision_model.encoder.layers`
+    Images {
+        /// `vision_tower.vision_model`
+        inside: bool,
+        /// `model.vision_tower`
+        around: bool,
+    },
     /// `bert.encoder.layer`, as [`Naming::inside`](crate::families::Naming) says.
     Model(&'static str),
 }
@@ -58,11 +67,18 @@ impl Prefix {
     /// That of a file with some tensors.
     fn of(contains: &dyn Fn(&str) -> bool, description: &Description) -> Self {
         let naming = &description.family.naming;
-        let part = "token_embd";
+        let sees = description.spec.patches.is_some();
+        let part = if sees { PATCHES } else { "token_embd" };
         let name = TensorName { layer: None, part };
         let embedding = naming.full(description.spelling, name, "weight");
         let prefixes = [Self::None, Self::Inside, Self::Around, Self::Bare];
-        let prefixes = prefixes.into_iter().chain(naming.inside.map(Self::Model));
+        let of_images = [(true, false), (false, false), (true, true), (false, true)];
+        let of_images = of_images.map(|(inside, around)| Self::Images { inside, around });
+        let of_images = of_images.into_iter().filter(|_| sees);
+        let prefixes = prefixes.into_iter().filter(|_| !sees);
+        let prefixes = prefixes
+            .chain(naming.inside.map(Self::Model))
+            .chain(of_images);
         let mut present = prefixes.filter(|prefix| contains(&prefix.apply(embedding.clone())));
         match description.spelling {
             Spelling::Gguf => Self::None,
@@ -82,6 +98,16 @@ impl Prefix {
                 Some(rest) => rest.to_owned(),
                 None => name,
             },
+            Self::Images { inside, around } => {
+                let name = match inside {
+                    true => name,
+                    false => name.replace("vision_tower.vision_model.", "vision_tower."),
+                };
+                match around {
+                    true => format!("model.{name}"),
+                    false => name,
+                }
+            }
             Self::Model(model) => match BESIDE_MODEL.iter().any(|it| name.starts_with(it)) {
                 true => name,
                 false => format!("{model}.{name}"),
@@ -125,6 +151,17 @@ pub(crate) fn is_outside(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
     OUTSIDE.iter().any(|outside| name.starts_with(outside))
 }
+
+/// Whether a tensor of this name belongs to what makes rows of images.
+fn is_of_images(name: &str) -> bool {
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    ["vision_tower.", "multi_modal_projector."]
+        .iter()
+        .any(|part| name.starts_with(part))
+}
+
+/// What names have in them of the part that makes one row of an image, which decoders do not read.
+const IMAGE_HEADS: [&str; 2] = ["vision_tower.head.", "vision_tower.vision_model.head."];
 
 /// Where matrices of experts are: a tensor's name, the first of an expert's rows there, and how many of
 /// its rows are that expert's.
@@ -265,6 +302,10 @@ impl<'a> Source<'a> {
         if let Some(answers) = self.answers(name, rows, columns)? {
             return Linear::new(answers, 0, rows, columns, None);
         }
+        if name.part == PROJECTION {
+            let turned = self.turned_matrix(name, rows, columns)?;
+            return Linear::new(turned, 0, rows, columns, None);
+        }
         let Found { tensor, first } = self.find(name, "weight", rows, Some(columns))?;
         let bias = match bias {
             Bias::Required => true,
@@ -278,6 +319,31 @@ impl<'a> Source<'a> {
             Some(read) => Linear::new(read, 0, rows, columns, bias),
             None => Linear::new(tensor, first, rows, columns, bias),
         }
+    }
+
+    /// A matrix that files have the other way round, `[columns, rows]`, as `f32`.
+    fn turned_matrix(
+        &mut self,
+        name: TensorName,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Tensor, LoadError> {
+        let stored = self.whole(name, &[columns, rows])?;
+        let stored = self.fetch.whole(stored)?;
+        let matrix = Matrix::new(stored.dtype(), columns, rows, stored.bytes());
+        let matrix = matrix.map_err(|source| LoadError::Tensor {
+            name: stored.name().to_owned(),
+            source,
+        })?;
+        let (mut row, mut values) = (vec![0.0f32; rows], vec![0.0f32; rows * columns]);
+        for column in 0..columns {
+            matrix.dequantize_row(column, &mut row);
+            let places = values.iter_mut().skip(column).step_by(columns);
+            places.zip(&row).for_each(|(place, value)| *place = *value);
+        }
+        let bytes = bytemuck::cast_slice(&values).to_vec();
+        let shape = [rows, columns];
+        Ok(Tensor::in_memory(PROJECTION, DType::F32, &shape, bytes))
     }
 
     /// The scores of a model that answers in tokens: their rows of the output matrix.
@@ -422,6 +488,12 @@ impl<'a> Source<'a> {
                 }
                 return Ok(values);
             }
+            VectorForm::LessOne => {
+                if huggingface {
+                    values.iter_mut().for_each(|value| *value += 1.0);
+                }
+                return Ok(values);
+            }
             VectorForm::Rows(_) => return Ok(values),
             VectorForm::Taps(taps) => return Ok(turned(&values, taps)),
             VectorForm::Finite => {}
@@ -518,6 +590,12 @@ impl<'a> Source<'a> {
             {
                 tensor
             }
+            // A convolution's has one for channels and two for the places of a patch.
+            (false, Some(tensor))
+                if columns.is_some() && is_convolution(tensor.shape(), &shape) =>
+            {
+                tensor
+            }
             // And a vector may have one.
             (false, Some(tensor)) if columns.is_none() && tensor.shape() == [1, rows] => tensor,
             _ => self.tensors.require_shape(&full, &shape)?,
@@ -559,7 +637,7 @@ impl<'a> Source<'a> {
         (width, form): (usize, VectorForm),
     ) -> Result<Option<Tensor>, TensorError> {
         let columns = match form {
-            VectorForm::Plain => return Ok(None),
+            VectorForm::Plain | VectorForm::LessOne => return Ok(None),
             VectorForm::Taps(columns) | VectorForm::Rows(columns) => columns,
             VectorForm::Finite | VectorForm::Rates => 1,
         };
@@ -636,7 +714,15 @@ impl<'a> Source<'a> {
         // Files of models that pool may have an output matrix all the same.
         let tied = match &spec.output {
             OutputSpec::Logits(logits) => logits.matrix == OutputMatrix::Tied,
-            OutputSpec::Pooled(_) => true,
+            OutputSpec::Pooled(_) | OutputSpec::Image(_) => true,
+        };
+        let is_outside = |name: &str| match (&spec.output, self.spelling) {
+            (OutputSpec::Image(_), Spelling::Gguf) => false,
+            // Of what is outside of the model of language, this is the part that sees.
+            (OutputSpec::Image(_), Spelling::HuggingFace) => {
+                !is_of_images(name) || IMAGE_HEADS.iter().any(|head| name.contains(head))
+            }
+            _ => is_outside(name),
         };
         let mut idle = self.idle(spec);
         idle.extend(self.twice());
@@ -658,6 +744,19 @@ impl<'a> Source<'a> {
                 family: self.family.name,
             }),
         }
+    }
+}
+
+/// Whether a tensor of four dimensions has the rows of a matrix.
+fn is_convolution(found: &[usize], matrix: &[usize]) -> bool {
+    match (found, matrix) {
+        ([found, channels @ ..], [rows, columns]) if channels.len() == 3 => {
+            let all = channels
+                .iter()
+                .try_fold(1usize, |all, size| all.checked_mul(*size));
+            found == rows && all == Some(*columns)
+        }
+        _ => false,
     }
 }
 

@@ -152,6 +152,7 @@ impl Runner {
             tokens,
             sequence,
             logits,
+            images: &[],
         };
         let (model, scratch) = (&self.model, &mut self.scratch);
         let logits = model.forward(&self.cpu, &mut [segment], scratch)?.to_vec();

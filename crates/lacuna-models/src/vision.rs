@@ -1,0 +1,183 @@
+//! The part of a model that sees: an image becomes rows for its decoder. Nothing is kept of a pass; keys and values
+//! of its layers live in the arena that the caller brings, and are gone with it.
+
+use lacuna_kernels::Cpu;
+
+use crate::error::{ConfigError, ForwardError, LoadError};
+use crate::executor::{self, Batch, Pass};
+use crate::families::{self, Description};
+use crate::plan::WeightPlan;
+use crate::program::Program;
+use crate::scratch::{BatchLimits, Scratch};
+use crate::spec::{ImageRows, ModelSpec, OutputSpec, Patches};
+use crate::weights::{Loading, Weights};
+use lacuna_files::ModelFiles;
+
+/// An encoder of images, loaded. Immutable: activations are passed in.
+#[derive(Debug)]
+pub struct ImageEncoder {
+    files: ModelFiles,
+    spec: ModelSpec,
+    shape: ImageShape,
+    program: Program,
+    weights: Weights,
+}
+
+/// What an encoder takes and makes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ImageShape {
+    /// How an image is cut up.
+    pub patches: Patches,
+    /// What becomes of the patches.
+    pub rows: ImageRows,
+}
+
+impl ImageShape {
+    fn of(spec: &ModelSpec) -> Option<Self> {
+        match (spec.patches, spec.output) {
+            (Some(patches), OutputSpec::Image(rows)) => Some(Self { patches, rows }),
+            _ => None,
+        }
+    }
+
+    /// Rows of an image, each in the place of a token.
+    #[must_use]
+    pub const fn tokens(&self) -> usize {
+        self.rows.count(&self.patches)
+    }
+
+    /// The batch of one image, for the plan of an arena.
+    #[must_use]
+    pub const fn limits(&self) -> BatchLimits {
+        BatchLimits {
+            tokens: self.patches.count(),
+            logit_rows: self.tokens(),
+            context_tokens: self.patches.count(),
+        }
+    }
+}
+
+/// What the encoder of images in `files` is, which are those of a model or of a projector beside it; `None` where
+/// they have none. No weight is touched.
+///
+/// # Errors
+/// [`LoadError::Config`] for an encoder that cannot be computed.
+pub fn describe_images(files: &ModelFiles) -> Result<Option<ModelSpec>, LoadError> {
+    let described = families::images(files).map(|found| found.map(|it| it.spec));
+    files.check()?;
+    Ok(described?)
+}
+
+impl ImageEncoder {
+    /// Checks and connects the encoder in `files`, which are those of a model or of a projector beside it; `None`
+    /// where they have none. Weights stay in their files.
+    ///
+    /// # Errors
+    /// [`LoadError`], naming the part that is missing, damaged or not supported.
+    pub fn load(files: ModelFiles) -> Result<Option<Self>, LoadError> {
+        let loaded = Self::connect(files.clone());
+        files.check()?;
+        loaded
+    }
+
+    fn connect(files: ModelFiles) -> Result<Option<Self>, LoadError> {
+        let Some(description) = families::images(&files)? else {
+            return Ok(None);
+        };
+        let Some(shape) = ImageShape::of(&description.spec) else {
+            return Ok(None);
+        };
+        let program = Program::new(&description.spec);
+        let weights = Self::weights(&files, &description, &program)?;
+        Ok(Some(Self {
+            files,
+            spec: description.spec,
+            shape,
+            program,
+            weights,
+        }))
+    }
+
+    fn weights(
+        files: &ModelFiles,
+        description: &Description,
+        program: &Program,
+    ) -> Result<Weights, LoadError> {
+        let plan = WeightPlan::of(files.tensors(), description);
+        let nothing = &mut ();
+        let loading = Loading::mapped(nothing);
+        let tensors = files.tensors();
+        Weights::load(tensors, None, description, program, &plan, loading)
+    }
+
+    /// Whether its rows fit a decoder of `spec`, which takes rows of images.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a projector of another model, and a decoder that takes no images.
+    pub fn check_decoder(&self, spec: &ModelSpec) -> Result<(), ConfigError> {
+        let width = self.shape.rows.width;
+        match spec.images {
+            Some(_) if width == spec.hidden => Ok(()),
+            Some(_) => Err(ConfigError::Projector {
+                width,
+                hidden: spec.hidden,
+            }),
+            None => Err(ConfigError::Unsupported {
+                feature: format!("images for a model of the family {}", spec.family),
+                supported: "Gemma 3 takes them",
+            }),
+        }
+    }
+
+    /// The encoder's layers and constants.
+    #[must_use]
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// What it takes and makes.
+    #[must_use]
+    pub fn shape(&self) -> &ImageShape {
+        &self.shape
+    }
+
+    /// The forward pass, from which the arena of a [`Scratch`] is planned.
+    #[must_use]
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Rows for the decoder of one image, `[tokens, width]`. `pixels` are red, green and blue of each, row by row,
+    /// of an image whose side is [`Patches::image_side`].
+    ///
+    /// # Errors
+    /// [`ForwardError`]: before anything is computed, for another number of pixels or an arena that is too small, or
+    /// because the result is of no use.
+    pub fn encode<'a>(
+        &self,
+        cpu: &Cpu,
+        pixels: &[u8],
+        scratch: &'a mut Scratch,
+    ) -> Result<&'a [f32], ForwardError> {
+        let ImageShape { patches, rows } = &self.shape;
+        let size = executor::check_image(pixels, scratch, (patches, rows))?;
+        let mut pass = Pass {
+            weights: &self.weights,
+            cpu,
+            size,
+            batch: Batch::Image(pixels),
+            scratch: &mut *scratch,
+            stream: self.weights.stream(),
+            shared: None,
+            images: None,
+        };
+        let computed = pass.run(&self.program);
+        drop(pass);
+        // First, because whatever a lost file's zeros led to is no news.
+        self.files.check()?;
+        computed?;
+        let [output] = scratch.slots([self.program.output()]);
+        let elements = size.logit_rows * rows.width;
+        Ok(&bytemuck::cast_slice(output)[..elements])
+    }
+}
