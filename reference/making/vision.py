@@ -6,9 +6,9 @@ import pathlib
 import gguf
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.numpy import load_file
-from transformers import Gemma3Config, Gemma3TextConfig
+from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3TextConfig
 
 from . import bpe, models
 from .families import fixture, gemma
@@ -195,6 +195,57 @@ def make_one(folder: pathlib.Path, made: Fixture) -> None:
     expected(folder, made)
 
 
+
+# --- preprocessing ---------------------------------------------------------------------------
+
+TARGET = 24  # pixels of a side of what preprocessing makes
+
+
+def photo(random, width: int, height: int) -> Image.Image:
+    """Waves of all lengths and an edge, which resizing would show what is wrong with it."""
+    row, column = np.mgrid[0:height, 0:width]
+    channels = []
+    for _ in range(3):
+        waves = [np.sin(row * random.uniform(0, 2) + column * random.uniform(0, 2)) for _ in range(3)]
+        channels.append(128 + 35 * sum(waves) + 60 * (row * 3 > column * 2 + random.uniform(0, 20)))
+    return Image.fromarray(np.clip(np.stack(channels, axis=-1), 0, 255).astype(np.uint8))
+
+
+def preprocessing(folder: pathlib.Path) -> None:
+    """Files of all kinds, and what Pillow and transformers make of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(602)
+    large, small, tall = photo(random, 67, 41), photo(random, 11, 13), photo(random, 30, 90)
+    alpha = large.copy()
+    alpha.putalpha(Image.fromarray(random.integers(0, 256, (41, 67), dtype=np.uint8)))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    smooth = photo(np.random.default_rng(603), 160, 120).resize((64, 48), Image.Resampling.BICUBIC)
+    files = {
+        "large.png": large, "small.png": small, "tall.png": tall, "alpha.png": alpha, "gray.png": large.convert("L"),
+        "palette.png": large.quantize(16), "two.gif": large.quantize(64), "lossless.webp": large, "lossy.webp": smooth,
+        "photo.jpg": smooth, "progressive.jpg": smooth, "turned.jpg": smooth, "gray.jpg": smooth.convert("L"),
+    }
+    options = {
+        "lossless.webp": {"lossless": True}, "lossy.webp": {"quality": 90}, "photo.jpg": {"quality": 90},
+        "progressive.jpg": {"quality": 90, "progressive": True}, "turned.jpg": {"quality": 90, "exif": turned},
+        "two.gif": {"save_all": True, "append_images": [small.resize((67, 41)).quantize(8)]},
+    }
+    processor = Gemma3ImageProcessor(size={"height": TARGET, "width": TARGET}, do_pan_and_scan=False)
+    about, pixels = {}, b""
+    for name, image in files.items():
+        image.save(folder / name, **options.get(name, {}))
+        read = ImageOps.exif_transpose(Image.open(folder / name)).convert("RGB")
+        made = {"Pillow": np.asarray(read.resize((TARGET, TARGET), Image.Resampling.BILINEAR)).tobytes()}
+        values = processor(read, return_tensors="np")["pixel_values"][0]
+        made["transformers"] = np.clip(np.round((values.transpose(1, 2, 0) * 0.5 + 0.5) * 255), 0, 255).astype(np.uint8).tobytes()
+        about[name] = {"size": list(read.size), "lossy": name.endswith(".jpg")}
+        pixels += b"".join(made.values())
+    (folder / "expected.u8").write_bytes(pixels)  # of each file: Pillow's, and as transformers has it
+    (folder / "expected.json").write_text(json.dumps({"side": TARGET, "files": about}) + "\n")
+
+
 def make(out: pathlib.Path) -> None:
     made = gemma3()
     make_one(out / "vision" / made.name, made)
+    preprocessing(out / "images")
