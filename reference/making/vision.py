@@ -19,7 +19,8 @@ IMAGE_TOKENS = (SIDE // PATCH // KERNEL) ** 2
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_image>", "<end_of_image>", "<image_soft_token>",
            "<start_of_turn>", "<end_of_turn>"]
 BEGIN, END, SOFT = (SPECIAL.index(name) for name in ("<start_of_image>", "<end_of_image>", "<image_soft_token>"))
-TOKENS = SPECIAL + ["\n"] + [chr(ord("A") + index) for index in range(fixture.VOCAB - len(SPECIAL) - 2)] + ["AB"]
+# As bytes are written in vocabularies: line breaks, spaces, and what templates and tests write.
+TOKENS = SPECIAL + [*"ĊĠ<>_", *map(chr, range(ord("a"), ord("z") + 1)), *map(chr, range(ord("A"), ord("W") + 1)), "AB"]
 IMAGES = 3
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message['role'] }}\n"

@@ -26,6 +26,10 @@ pub struct ModelArgs {
     /// Print one JSON object on standard output
     #[arg(long)]
     pub json: bool,
+    /// GGUF file of the part of the model that sees [default: of a GGUF model, the file beside it whose name has
+    /// `mmproj` in it; Hugging Face folders have it with the rest]
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
 }
 
 /// How the engine is set up.

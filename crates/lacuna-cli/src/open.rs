@@ -109,6 +109,8 @@ fn load_as(args: &ModelArgs, files: ModelFiles, residency: Residency) -> Result<
             ),
         }
     }
+    let model = lacuna_models::with_images(model, args.mmproj.as_deref());
+    let model = model.with_context(|| format!("cannot load the eyes of `{}`", args.model))?;
     Ok(Arc::new(model))
 }
 

@@ -10,6 +10,7 @@ use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvError, KvPolicy, KvReport, Sequence};
 use lacuna_models::plan::{
     Budget, Demand, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan, WeightSource,
+    request_bytes,
 };
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
@@ -22,6 +23,7 @@ use lacuna_text::tokenizer::TokenizerError;
 use crate::arbiter::{Arbiter, TEND_INTERVAL, kv_share};
 use crate::budget::{Had, KvDemand, Process, Reading};
 use crate::error::EngineError;
+use crate::images;
 use crate::row;
 use crate::runner::Pass;
 use crate::sampler::{Candidates, Sampler, Sampling};
@@ -190,7 +192,7 @@ impl EngineConfig {
         description: &Description,
     ) -> Result<Residency, EngineError> {
         let weights = WeightPlan::of_files(files, description);
-        let (_, plan, _) = self.prepare(files, &description.spec, weights)?;
+        let (_, plan, _) = self.prepare(files, &description.spec, weights, 0)?;
         Ok(plan.residency)
     }
 
@@ -218,16 +220,20 @@ impl EngineConfig {
         )?)
     }
 
-    /// The KV cache, the plan and the divided budget of a model.
+    /// The KV cache, the plan and the divided budget of a model whose images take so much of the memory of requests.
     fn prepare(
         &self,
         files: &ModelFiles,
         spec: &ModelSpec,
         weights: WeightPlan,
+        image_bytes: u64,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
         let cache = self.cache(spec)?;
         let vocabulary = VocabularySize::of(files, spec);
         let mut demand = self.demand(spec.context_tokens)?;
+        if image_bytes > 0 && demand.request_bytes.is_none() {
+            demand.request_bytes = Some(request_bytes(demand.budget_bytes) + image_bytes);
+        }
         let mut plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;
         let had = Had::now(self.accounting, &plan.least());
         demand.budget_bytes = had.budget(self.budget);
@@ -290,7 +296,8 @@ impl Engine {
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = model.spec();
         let weights = model.weight_plan().clone();
-        let (cache, plan, budget) = config.prepare(model.files(), spec, weights)?;
+        let image_bytes = model.images().map_or(0, images::memory_for);
+        let (cache, plan, budget) = config.prepare(model.files(), spec, weights, image_bytes)?;
         let process = Process::after_loading(config.accounting, &budget.parts);
         let beyond = process.beyond_plan(None);
         let kv_bytes = budget.parts.kv_bytes.saturating_sub(beyond);
@@ -474,7 +481,7 @@ impl Engine {
             tokens,
             sequence: &mut session.sequence,
             logits: rows,
-            images: &[],
+            images: &session.images,
         };
         let logits = self
             .model
@@ -515,7 +522,7 @@ impl Engine {
             tokens: &session.tokens[chunk.clone()],
             sequence: &mut session.sequence,
             logits: rows,
-            images: &[],
+            images: &session.images,
         };
         let model = &self.model;
         let logits = model.forward(&self.cpu, &mut [segment], &mut self.scratch)?;

@@ -24,6 +24,7 @@ mod engine;
 mod error;
 mod fingerprint;
 mod generation;
+mod images;
 mod logprobs;
 mod needs;
 mod request;
@@ -50,6 +51,7 @@ pub use embedder::{Embedder, EmbedderConfig, Reranker, WrongDimensions, shortene
 pub use engine::{Accounting, Engine, EngineConfig};
 pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};
+pub use images::{Eyes, ImageError};
 pub use needs::Needs;
 pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
 pub use request_memory::{HeldMemory, MemoryRefusal, RequestMemory, RequestMemoryStatus};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use lacuna_files::LostFile;
 use lacuna_kv::folder::SessionId;
 use lacuna_kv::prefix::Namespace;
+use lacuna_models::Shown;
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::SpecialText;
 
@@ -41,6 +42,8 @@ pub struct Limits {
 pub struct Request {
     /// Tokens to continue; at least one.
     pub prompt: Vec<u32>,
+    /// Images that the prompt shows, in order: at their positions tokens are what [`crate::Eyes`] has put there.
+    pub images: Vec<Shown>,
     /// Choices wanted. The prompt is computed once and forked.
     pub choices: NonZeroUsize,
     /// How tokens are chosen. Choice `i` draws with `seed + i`.
@@ -79,6 +82,7 @@ impl Request {
     pub fn new(prompt: Vec<u32>) -> Self {
         Self {
             prompt,
+            images: Vec::new(),
             choices: NonZeroUsize::MIN,
             sampling: Sampling::default(),
             limits: Limits::default(),
@@ -98,6 +102,9 @@ impl Request {
     /// decides their tokens, and events that are not read. A constraint holds what it takes itself.
     pub(crate) fn held_bytes(&self) -> usize {
         let prompt = self.prompt.capacity() * size_of::<u32>();
+        // Of the same picture in several requests there is one, which is counted in each.
+        let rows = self.images.iter().map(|shown| size_of_val(&*shown.rows));
+        let images: usize = rows.sum();
         let stops: usize = self.limits.stop.iter().map(String::capacity).sum();
         let biases = self.sampling.logit_bias.len() * size_of::<(u32, f32)>();
         let ends = self.limits.stop_tokens.capacity() * size_of::<u32>();
@@ -105,7 +112,7 @@ impl Request {
         let repeated = scored * Self::REPEATED_LOGPROB_BYTES;
         let choice = prompt + stops + ends + repeated + Self::CHOICE_BYTES;
         let choices = choice.saturating_mul(self.choices.get());
-        let once = scored * Self::LOGPROB_BYTES + self.unread_bytes() + biases;
+        let once = scored * Self::LOGPROB_BYTES + self.unread_bytes() + biases + images;
         choices.saturating_add(Self::BYTES + once)
     }
 
@@ -170,6 +177,14 @@ pub struct ConstraintError(pub String);
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
+    /// An image that does not fit the prompt or the model.
+    #[error("the image at the tokens {positions:?} cannot be taken: {reason}")]
+    Image {
+        /// Where it is.
+        positions: std::ops::Range<usize>,
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// As many requests wait as may.
     #[error(
         "{waiting} requests are waiting already; try again in {} s",

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lacuna_kv::KvCache;
+use lacuna_models::Shown;
 use lacuna_pages::ByteLength;
 
 use crate::budget::{Pages, capacity, projected_bytes};
@@ -16,6 +17,8 @@ use crate::request_memory::RequestMemory;
 pub(crate) struct RequestLimits {
     pub(crate) context_tokens: usize,
     pub(crate) vocabulary: usize,
+    /// Elements of a row of an image, for a model that takes some.
+    pub(crate) image_width: Option<usize>,
     pub(crate) max_running: usize,
     pub(crate) max_waiting: usize,
     /// Bytes of KV pages there can be.
@@ -45,11 +48,13 @@ impl RequestLimits {
             return Err(Refusal::TooManyChoices { asked, most });
         }
         let vocabulary = self.vocabulary;
-        let beyond = request
-            .prompt
-            .iter()
-            .find(|&&token| token as usize >= vocabulary);
-        if let Some(&token) = beyond {
+        self.check_images(request)?;
+        let beyond = request.prompt.iter().enumerate().find(|(index, token)| {
+            let mut images = request.images.iter();
+            let is_shown = images.any(|shown| shown.positions.contains(index));
+            !is_shown && **token as usize >= vocabulary
+        });
+        if let Some((_, &token)) = beyond {
             return Err(Refusal::TokenOutOfRange { token, vocabulary });
         }
         let asked = request.logprobs.max(request.prompt_logprobs);
@@ -59,6 +64,38 @@ impl RequestLimits {
         }
         self.check_settings(request)?;
         self.capacity(request)
+    }
+
+    /// Whether the model can take the images, each of them in one pass.
+    fn check_images(&self, request: &Request) -> Result<(), Refusal> {
+        let mut behind = 0;
+        for Shown { positions, rows } in &request.images {
+            let reason = match self.image_width {
+                None => Some("the model does not see"),
+                Some(width) if Some(rows.len()) != positions.len().checked_mul(width) => {
+                    Some("it was encoded for another model")
+                }
+                _ if positions.start < behind || positions.end >= request.prompt.len() => {
+                    Some("images stand apart from one another, and text comes last")
+                }
+                _ if positions.is_empty() => Some("it has no tokens"),
+                _ if positions.len() > self.pages.step_tokens => {
+                    Some("it has more tokens than one pass computes; use a larger batch")
+                }
+                _ if request.prompt_logprobs.is_some() => {
+                    Some("prompts with images are not scored")
+                }
+                _ => None,
+            };
+            if let Some(reason) = reason {
+                return Err(Refusal::Image {
+                    positions: positions.clone(),
+                    reason,
+                });
+            }
+            behind = positions.end;
+        }
+        Ok(())
     }
 
     fn check_settings(&self, request: &Request) -> Result<(), Refusal> {

@@ -40,6 +40,11 @@ pub(crate) trait ModelRunner: Send {
     /// What turns tokens into text.
     fn tokenizer(&self) -> &Tokenizer;
 
+    /// Elements of a row of an image, where it takes some.
+    fn image_width(&self) -> Option<usize> {
+        None
+    }
+
     /// The engine, which sessions are stepped by, where it is one and not a model without arithmetic.
     fn engine(&mut self) -> Option<&mut Engine> {
         None
@@ -117,6 +122,12 @@ impl ModelRunner for Engine {
 
     fn vocabulary(&self) -> usize {
         self.model().spec().vocabulary
+    }
+
+    fn image_width(&self) -> Option<usize> {
+        self.model()
+            .images()
+            .map(|encoder| encoder.shape().rows.width)
     }
 
     fn tokenizer(&self) -> &Tokenizer {

@@ -1,7 +1,7 @@
 //! A session: the tokens of one conversation, how far they are in the KV cache, and its sampler.
 
 use lacuna_kv::{KvError, KvReport, Sequence};
-use lacuna_models::{LogitRows, Segment};
+use lacuna_models::{LogitRows, Segment, Shown};
 
 use crate::sampler::Sampler;
 use crate::speculation::{DraftCounts, Speculator};
@@ -31,6 +31,8 @@ pub struct Session {
     kept: Vec<Sequence>,
     /// What guesses its tokens, if anything does.
     speculator: Option<Speculator>,
+    /// Images in the places of tokens.
+    pub(crate) images: Vec<Shown>,
 }
 
 impl Session {
@@ -46,6 +48,7 @@ impl Session {
             keep_at: Vec::new(),
             kept: Vec::new(),
             speculator: None,
+            images: Vec::new(),
         }
     }
 
@@ -99,6 +102,11 @@ impl Session {
         self.tokens.extend_from_slice(tokens);
     }
 
+    /// Makes `images` those that the tokens of the next [`Session::rewrite`] show, and no others.
+    pub fn show(&mut self, images: Vec<Shown>) {
+        self.images = images;
+    }
+
     /// Makes `tokens` the whole conversation, keeping what the cache already holds of it. At least
     /// the last token stays pending, so that a step can give logits. Where layers have windows that have
     /// passed what is needed, or keep states, it goes on from where [`Session::keep_turns`] has kept it, or
@@ -144,6 +152,7 @@ impl Session {
         self.recover()?;
         let mut fork = Self::new(self.sequence.fork()?, sampler, self.message_ends.clone());
         fork.tokens.extend_from_slice(&self.tokens);
+        fork.images.clone_from(&self.images);
         fork.keeps_turns = self.keeps_turns;
         Ok(fork)
     }
@@ -252,7 +261,7 @@ impl Session {
             tokens: speculator.map_or(&[], Speculator::run),
             sequence: &mut self.sequence,
             logits: LogitRows::All,
-            images: &[],
+            images: &self.images,
         }
     }
 
@@ -283,6 +292,11 @@ impl Session {
         let ahead = self.keep_at.iter().filter(|&&at| at > start);
         let end = self.tokens.len().min(start + limit);
         let end = ahead.copied().min().map_or(end, |stop| end.min(stop));
+        let end = match Shown::uncut(&self.images, start, end - start) {
+            // Where a pass is to end within the first image, it ends behind it: checked to be no more than `limit`.
+            0 => start + Shown::rest_of_image(&self.images, start).unwrap_or(end - start),
+            count => start + count,
+        };
         let rows = if end == self.tokens.len() {
             LogitRows::Last
         } else {

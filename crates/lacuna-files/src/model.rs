@@ -124,6 +124,24 @@ impl ModelFiles {
         }
     }
 
+    /// The GGUF file beside theirs that has the part of the model that sees, by its name, which has `mmproj` in it; `None`
+    /// where there is none, or one of several.
+    #[must_use]
+    pub fn projector_beside(&self) -> Option<PathBuf> {
+        let Metadata::Gguf(_) = self.metadata else {
+            return None;
+        };
+        let own = self.tensors.mappings().first()?.path()?;
+        let entries = own.parent()?.read_dir().ok()?;
+        let mut found = entries.filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let name = path.file_name()?.to_str()?.to_lowercase();
+            let is_projector = name.contains("mmproj") && name.ends_with(".gguf");
+            (is_projector && path != own).then_some(path)
+        });
+        found.next().filter(|_| found.next().is_none())
+    }
+
     /// What the files say besides tensors.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata

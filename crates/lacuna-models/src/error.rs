@@ -320,6 +320,17 @@ pub struct UnreadableWeights {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PromptError {
+    /// Images for a model that takes none.
+    #[error("the model does not see: it takes no images")]
+    NoImages,
+    /// A template that left images out, or a conversation that wrote marks of its own.
+    #[error("the chat template has places for {written} images and {given} are given")]
+    ImageCount {
+        /// Places in the prompt.
+        written: usize,
+        /// Images.
+        given: usize,
+    },
     /// The chat template does not compile, fails, or refuses the messages.
     #[error(transparent)]
     Template(#[from] lacuna_text::template::TemplateError),
@@ -359,15 +370,17 @@ pub enum ForwardError {
     /// Rows of images for a model that takes none.
     #[error("the model does not see: it takes no images")]
     NoImages,
-    /// Rows of an image that do not fit the tokens that stand for it.
+    /// Rows of an image that do not fit the tokens that stand for it, or a pass that ends within them.
     #[error(
-        "{elements} elements of an image cannot stand in the places of tokens {tokens:?} of a segment"
+        "{elements} elements of an image cannot stand at the positions {positions:?} in a pass that ends with {end}"
     )]
     MisplacedImage {
-        /// Tokens of the segment.
-        tokens: std::ops::Range<usize>,
+        /// Where they are to stand.
+        positions: std::ops::Range<usize>,
         /// Elements of rows for them.
         elements: usize,
+        /// Behind the last position of the pass.
+        end: usize,
     },
     /// Pixels that are not as many as the encoder takes.
     #[error("{bytes} bytes of pixels; the encoder takes {side} x {side} of 3 each")]

@@ -29,12 +29,12 @@ pub use demo::demo;
 pub use error::{
     ColumnsError, ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights,
 };
-pub use executor::{LogitRows, Placed, Segment, Texts, normalize};
+pub use executor::{LogitRows, Segment, Shown, Texts, normalize};
 pub use families::{Description, names as families};
 pub use model::{Model, Prompt, describe, tokenizer};
 pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;
-pub use vision::{ImageEncoder, ImageShape, describe_images};
+pub use vision::{ImageEncoder, ImageShape, describe_images, with_images};
 pub use weights::{ExpertCounts, Loading, MakeDevice, NeuronReads, RowReads, with_columns};

@@ -1,5 +1,7 @@
 //! A model: description, weights in their file, vocabulary and chat template.
 
+use std::ops::Range;
+
 use lacuna_kernels::Cpu;
 
 use crate::error::{ForwardError, LoadError, PromptError};
@@ -11,11 +13,12 @@ use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
 use crate::spec::ModelSpec;
+use crate::vision::{ImageEncoder, image_prompt};
 use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_text::reply::{Effort, Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message};
-use lacuna_text::tokenizer::{EncodeLimits, Tokenizer};
+use lacuna_text::tokenizer::{EncodeLimits, MarkedText, Tokenizer};
 
 /// A loaded model. Immutable: KV caches and activations are passed in.
 #[derive(Debug)]
@@ -29,6 +32,7 @@ pub struct Model {
     tokenizer: Tokenizer,
     recommended_sampling: RecommendedSampling,
     prompts: Prompts,
+    images: Option<ImageEncoder>,
 }
 
 /// A conversation that asks for a reply.
@@ -91,7 +95,52 @@ impl Model {
             tokenizer,
             recommended_sampling,
             prompts,
+            images: None,
         })
+    }
+
+    /// The same with what makes rows of images for it.
+    ///
+    /// # Errors
+    /// [`LoadError::Config`] for a projector of another model, and a model that takes no images.
+    pub fn with_images(self, encoder: ImageEncoder) -> Result<Self, LoadError> {
+        encoder.check_decoder(&self.spec)?;
+        Ok(Self {
+            images: Some(encoder),
+            ..self
+        })
+    }
+
+    /// What makes rows of images for it, if it sees.
+    #[must_use]
+    pub fn images(&self) -> Option<&ImageEncoder> {
+        self.images.as_ref()
+    }
+
+    /// A rendered conversation in which images have their places.
+    #[must_use]
+    pub fn with_places(&self, rendered: MarkedText) -> MarkedText {
+        match self.images {
+            Some(_) => rendered.with_marks_as(image_prompt::BEGIN, image_prompt::WRITTEN),
+            None => rendered,
+        }
+    }
+
+    /// Puts `images`, each so many numbers that stand for it, in their places among the tokens of a rendered
+    /// conversation. Returns the positions of each.
+    ///
+    /// # Errors
+    /// [`PromptError::NoImages`] and [`PromptError::ImageCount`].
+    pub fn place_images(
+        &self,
+        tokens: &mut Vec<u32>,
+        images: &[Vec<u32>],
+    ) -> Result<Vec<Range<usize>>, PromptError> {
+        match self.images {
+            Some(_) => image_prompt::place(&self.tokenizer, tokens, images),
+            None if images.is_empty() => Ok(Vec::new()),
+            None => Err(PromptError::NoImages),
+        }
     }
 
     /// Runs `segments` through the model and returns the rows of logits they ask for, one after
@@ -325,7 +374,7 @@ impl Model {
             variables: variables.collect(),
             ..Chat::default()
         };
-        let rendered = template.render_marked(&chat, &self.tokenizer)?;
+        let rendered = self.with_places(template.render_marked(&chat, &self.tokenizer)?);
         Ok(Prompt {
             tokens: self.tokenizer.encode_marked(&rendered, limits)?,
             reader: format.map(|format| format.reader(&rendered.plain())),

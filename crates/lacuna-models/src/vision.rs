@@ -1,12 +1,17 @@
 //! The part of a model that sees: an image becomes rows for its decoder. Nothing is kept of a pass; keys and values
 //! of its layers live in the arena that the caller brings, and are gone with it.
 
+pub(crate) mod image_prompt;
+
+use std::path::Path;
+
 use lacuna_kernels::Cpu;
 
 use crate::error::{ConfigError, ForwardError, LoadError};
 use crate::executor::{self, Batch, Pass};
 use crate::families::{self, Description};
-use crate::plan::WeightPlan;
+use crate::model::Model;
+use crate::plan::{ArenaPlan, PlanError, WeightPlan};
 use crate::program::Program;
 use crate::scratch::{BatchLimits, Scratch};
 use crate::spec::{ImageRows, ModelSpec, OutputSpec, Patches};
@@ -66,6 +71,39 @@ pub fn describe_images(files: &ModelFiles) -> Result<Option<ModelSpec>, LoadErro
     let described = families::images(files).map(|found| found.map(|it| it.spec));
     files.check()?;
     Ok(described?)
+}
+
+/// `model` with what makes rows of images for it: of the file `projector` if one is named, else of its own files, or of
+/// the one beside them that has its name; as it is where it takes no images or there is none for it.
+///
+/// # Errors
+/// [`LoadError`]: for a file that is named and is of no use, and for one's own part that cannot be computed.
+pub fn with_images(model: Model, projector: Option<&Path>) -> Result<Model, LoadError> {
+    if let Some(path) = projector {
+        let files = ModelFiles::open(path)?;
+        let encoder = ImageEncoder::load(files)?;
+        return model.with_images(encoder.ok_or_else(|| ConfigError::Unsupported {
+            feature: format!("{}, which has no encoder of images", path.display()),
+            supported: "an mmproj file of Gemma 3 is",
+        })?);
+    }
+    if model.spec().images.is_none() {
+        return Ok(model);
+    }
+    if let Some(encoder) = ImageEncoder::load(model.files().clone())? {
+        return model.with_images(encoder);
+    }
+    let Some(path) = model.files().projector_beside() else {
+        return Ok(model);
+    };
+    match ImageEncoder::load(ModelFiles::open(&path)?) {
+        // Folders have files of several models, and one of another is none for this.
+        Ok(Some(encoder)) if encoder.check_decoder(model.spec()).is_ok() => {
+            model.with_images(encoder)
+        }
+        Ok(_) | Err(LoadError::Config(_)) => Ok(model),
+        Err(error) => Err(error),
+    }
 }
 
 impl ImageEncoder {
@@ -145,6 +183,14 @@ impl ImageEncoder {
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// The arena of a pass.
+    ///
+    /// # Errors
+    /// [`PlanError`] where no memory has so many bytes.
+    pub fn arena(&self) -> Result<ArenaPlan, PlanError> {
+        ArenaPlan::new(&self.program, self.shape.limits())
     }
 
     /// Rows for the decoder of one image, `[tokens, width]`. `pixels` are red, green and blue of each, row by row,

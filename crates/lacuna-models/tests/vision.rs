@@ -13,8 +13,7 @@ use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::{KvPolicy, Sequence};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{
-    ConfigError, FiniteCheck, ForwardError, ImageEncoder, LogitRows, Model, Placed, Scratch,
-    Segment,
+    ConfigError, FiniteCheck, ForwardError, ImageEncoder, LogitRows, Model, Scratch, Segment, Shown,
 };
 use runner::{Runner, floats, folder, relative_error};
 use serde::Deserialize;
@@ -154,18 +153,14 @@ impl Prompt {
         part: Range<usize>,
     ) -> Vec<f32> {
         let width = runner.model.spec().hidden;
-        let inside = self.images.iter().filter_map(|(tokens, image)| {
-            let there = tokens.start.max(part.start)..tokens.end.min(part.end);
-            (!there.is_empty()).then(|| {
-                let skipped = there.start - tokens.start;
-                let first = (image * tokens.len() + skipped) * width;
-                Placed {
-                    tokens: there.start - part.start..there.end - part.start,
-                    rows: &rows[first..first + there.len() * width],
-                }
-            })
+        let shown = self.images.iter().map(|(positions, image)| {
+            let elements = positions.len() * width;
+            Shown {
+                positions: positions.clone(),
+                rows: rows[image * elements..(image + 1) * elements].into(),
+            }
         });
-        let images: Vec<Placed<'_>> = inside.collect();
+        let images: Vec<Shown> = shown.collect();
         let tokens = &self.tokens[part];
         sequence.prepare(tokens.len()).expect("room");
         let segment = Segment {
@@ -263,7 +258,7 @@ fn another_picture_changes_what_comes_after_it_and_nothing_before() {
     assert_ne!(last(&one), last(&other));
 }
 
-fn forward(runner: &mut Runner, tokens: &[u32], images: &[Placed<'_>]) -> Result<(), ForwardError> {
+fn forward(runner: &mut Runner, tokens: &[u32], images: &[Shown]) -> Result<(), ForwardError> {
     let mut sequence = runner.sequence();
     sequence.prepare(tokens.len()).expect("room");
     let segment = Segment {
@@ -290,24 +285,26 @@ fn what_is_no_image_is_refused() {
         })
     ));
     let mut runner = Runner::open("vision/gemma3/hf");
-    let rows = vec![0.5; 4 * 16];
-    let placed = |tokens: Range<usize>, rows| Placed { tokens, rows };
+    let shown = |positions: Range<usize>, elements: usize| Shown {
+        positions,
+        rows: vec![0.5; elements].into(),
+    };
     let tokens = [9, u32::MAX, u32::MAX, 9];
-    forward(&mut runner, &tokens, &[placed(1..3, &rows[..32])]).expect("it fits");
+    forward(&mut runner, &tokens, &[shown(1..3, 32), shown(7..9, 32)]).expect("it fits");
     for images in [
-        vec![placed(1..3, &rows[..31])],
-        vec![placed(2..2, &rows[..0])],
-        vec![placed(2..5, &rows[..48])],
-        vec![placed(1..3, &rows[..32]), placed(2..4, &rows[..32])],
+        vec![shown(1..3, 31)],
+        vec![shown(2..2, 0)],
+        vec![shown(2..5, 48)],
+        vec![shown(1..3, 32), shown(2..4, 32)],
     ] {
         let refused = forward(&mut runner, &tokens, &images);
         assert!(matches!(refused, Err(ForwardError::MisplacedImage { .. })));
     }
     // Tokens beside them are tokens.
-    let refused = forward(&mut runner, &tokens, &[placed(1..2, &rows[..16])]);
+    let refused = forward(&mut runner, &tokens, &[shown(1..2, 16)]);
     assert!(matches!(refused, Err(ForwardError::TokenOutOfRange { .. })));
     let mut blind = Runner::open("qwen3/hf");
-    let refused = forward(&mut blind, &tokens, &[placed(1..3, &rows)]);
+    let refused = forward(&mut blind, &tokens, &[shown(1..3, 64)]);
     assert!(matches!(refused, Err(ForwardError::NoImages)));
 }
 
@@ -336,4 +333,20 @@ fn a_projector_of_another_model_is_told_from_the_right_one() {
         let none = ImageEncoder::load(files).expect("it loads");
         assert!(none.is_none(), "{path}");
     }
+}
+
+#[test]
+fn passes_are_cut_before_images_and_never_within() {
+    let image = |positions| Shown {
+        positions,
+        rows: Vec::new().into(),
+    };
+    let images = [image(3..7), image(7..9)];
+    let uncut = |start, count| Shown::uncut(&images, start, count);
+    assert_eq!([uncut(0, 2), uncut(0, 3), uncut(0, 5)], [2, 3, 3]);
+    assert_eq!([uncut(0, 7), uncut(0, 8), uncut(0, 20)], [7, 7, 20]);
+    assert_eq!([uncut(3, 3), uncut(3, 4), uncut(5, 1)], [0, 4, 0]);
+    let rest = |start| Shown::rest_of_image(&images, start);
+    assert_eq!([rest(2), rest(3), rest(5)], [None, Some(4), Some(2)]);
+    assert_eq!([rest(7), rest(9)], [Some(2), None]);
 }

@@ -333,6 +333,9 @@ pub(crate) struct RunArgs {
     /// Text to continue or answer [default: standard input, or a chat on a terminal]
     #[arg(short, long)]
     pub(crate) prompt: Option<String>,
+    /// Image that comes before the text: PNG, JPEG, WebP or GIF (may be given several times)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "session"])]
+    pub(crate) image: Vec<PathBuf>,
     /// Instructions that come before the conversation
     #[arg(long, conflicts_with = "raw")]
     pub(crate) system: Option<String>,
@@ -380,6 +383,9 @@ pub(crate) struct ServeArgs {
     /// another name
     #[arg(value_name = "MODEL", required_unless_present = "models_dir")]
     pub(crate) models: Vec<String>,
+    /// GGUF file of the part of the one model that sees [default: the file beside it whose name has `mmproj` in it]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) mmproj: Option<PathBuf>,
     /// Folder whose models are served as well: its GGUF files, and its folders as Hugging Face has them
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,

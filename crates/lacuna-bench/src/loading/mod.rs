@@ -81,6 +81,7 @@ impl Subject {
         let args = lacuna_cli::ModelArgs {
             model: model.to_owned(),
             json: false,
+            mmproj: None,
         };
         let opened = open_files(&args)?;
         let mappings = opened.tensors().mappings().iter();

@@ -8,7 +8,7 @@ use lacuna_kv::Sequence;
 use lacuna_kv::folder::remote::Fetching;
 use lacuna_kv::folder::{FolderMiss, Restoring, SessionId};
 use lacuna_kv::prefix::{Namespace, Path, PrefixCache};
-use lacuna_models::{LogitRows, Segment};
+use lacuna_models::{LogitRows, Segment, Shown};
 use lacuna_text::tokenizer::Tokenizer;
 use tokio::sync::mpsc;
 
@@ -29,6 +29,8 @@ pub(crate) struct Job {
     /// Its place in the order of arrival, once it has been taken.
     pub(crate) id: u64,
     pub(crate) prompt_tokens: usize,
+    /// Images that the prompt shows.
+    pub(crate) images: Vec<Shown>,
     /// Prompt tokens found in the cache when the request started; `None` before.
     pub(crate) reused_tokens: Option<usize>,
     /// Where the prompt left what was kept then.
@@ -193,6 +195,7 @@ impl Waiting {
         let job = Job {
             id: 0,
             prompt_tokens: request.prompt.len(),
+            images: std::mem::take(&mut request.images),
             reused_tokens: None,
             differs_at: None,
             priority: request.priority,
@@ -501,7 +504,7 @@ impl Session {
     }
 
     /// The tokens of this step.
-    pub(crate) fn segment(&mut self) -> Segment<'_> {
+    pub(crate) fn segment<'a>(&'a mut self, images: &'a [Shown]) -> Segment<'a> {
         let logits = match self.gets_token() {
             _ if self.choice.is_scored() => LogitRows::All,
             true => LogitRows::Last,
@@ -520,7 +523,7 @@ impl Session {
             tokens,
             sequence: &mut self.sequence,
             logits,
-            images: &[],
+            images,
         }
     }
 

@@ -53,7 +53,7 @@ use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
 use crate::system::System;
 pub(crate) use job::{Job, Restore, Running, Session, Taken, Waiting, Workspace};
-use schedule::{Demand, StepLimits, ration_rows, schedule};
+use schedule::{Ahead, Demand, StepLimits, keep_images_whole, ration_rows, schedule};
 
 /// Requests under way on one engine.
 pub(crate) struct Scheduler {
@@ -207,6 +207,7 @@ impl Scheduler {
         RequestLimits {
             context_tokens: self.engine.context_tokens(),
             vocabulary: self.engine.vocabulary(),
+            image_width: self.engine.image_width(),
             max_running: self.config.max_running,
             max_waiting: self.config.max_waiting,
             kv_bytes: Arc::clone(&self.kv_most),
@@ -370,7 +371,15 @@ impl Scheduler {
             rows,
             mixed: self.config.mixed_tokens.max(1),
         };
-        let counts = schedule(&demands, limits, self.counters.steps as usize);
+        let mut counts = schedule(&demands, limits, self.counters.steps as usize);
+        let images: Vec<Ahead<'_>> = (self.running.iter())
+            .flat_map(|running| running.sessions.iter().map(move |it| (running, it)))
+            .map(|(running, session)| Ahead {
+                images: &running.job.images,
+                start: session.sequence.len(),
+            })
+            .collect();
+        keep_images_whole(&mut counts, &images, limits.tokens);
         for (session, count) in sessions(&mut self.running).zip(counts) {
             session.scheduled = count;
         }
@@ -383,9 +392,14 @@ impl Scheduler {
         // What is read for them is read meanwhile.
         let expected = self.expected();
         self.engine.expect(&expected);
-        let mut segments: Vec<Segment<'_>> = sessions(&mut self.running)
-            .filter(|session| session.scheduled > 0)
-            .map(Session::segment)
+        let mut segments: Vec<Segment<'_>> = (self.running.iter_mut())
+            .flat_map(|running| {
+                let images = &*running.job.images;
+                let sessions = running.sessions.iter_mut();
+                sessions.map(move |session| (session, images))
+            })
+            .filter(|(session, _)| session.scheduled > 0)
+            .map(|(session, images)| session.segment(images))
             .collect();
         if segments.is_empty() {
             return Ok(());

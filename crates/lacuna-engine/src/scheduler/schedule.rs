@@ -10,6 +10,8 @@
 //! The shortest goes first because that is what waits least in all: a short prompt delays a long one
 //! by little, and a long one a short one by much. The share keeps that from being for ever.
 
+use lacuna_models::Shown;
+
 /// What a session would like to compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
@@ -109,6 +111,44 @@ pub(crate) fn schedule(demands: &[Demand], limits: StepLimits, turn: usize) -> V
     step.counts
 }
 
+/// What a session shows from its next token on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ahead<'a> {
+    /// All images of its prompt.
+    pub(crate) images: &'a [Shown],
+    /// Its next token.
+    pub(crate) start: usize,
+}
+
+/// Changes `counts`, the tokens of a step, so that it ends within no image: before it, or, where it is the next that a
+/// session has to compute, behind it. The first session in order has room for that whatever others wanted, of which the
+/// last wait for the next step; an image is no more than `most` tokens, which a step has at most.
+pub(crate) fn keep_images_whole(counts: &mut [usize], ahead: &[Ahead<'_>], most: usize) {
+    let mut first = true;
+    for index in 0..counts.len() {
+        let Ahead { images, start } = ahead[index];
+        if counts[index] == 0 || images.is_empty() {
+            continue;
+        }
+        let uncut = Shown::uncut(images, start, counts[index]);
+        let Some(rest) = Shown::rest_of_image(images, start).filter(|_| uncut == 0) else {
+            counts[index] = uncut;
+            continue;
+        };
+        counts[index] = rest;
+        let mut all: usize = counts.iter().sum();
+        for other in (0..counts.len()).rev().filter(|other| *other != index) {
+            if all > most && first {
+                all -= std::mem::take(&mut counts[other]);
+            }
+        }
+        if all > most {
+            counts[index] = 0;
+        }
+        first = false;
+    }
+}
+
 /// A step while it is filled.
 struct Step {
     counts: Vec<usize>,
@@ -165,6 +205,74 @@ mod tests {
         assert_eq!(planned(&[100]), [64], "nobody waits for it");
         assert_eq!(planned(&[1, 100]), [1, 16]);
         assert_eq!(planned(&[10, 1, 50]), [10, 1, 6]);
+    }
+
+    fn images(positions: &[std::ops::Range<usize>]) -> Vec<Shown> {
+        let shown = |positions: &std::ops::Range<usize>| Shown {
+            positions: positions.clone(),
+            rows: Vec::new().into(),
+        };
+        positions.iter().map(shown).collect()
+    }
+
+    #[test]
+    fn a_step_ends_before_an_image_or_behind_it() {
+        let (none, shown) = (images(&[]), images(&[20..52]));
+        let whole = |counts: &[usize], starts: &[usize], images: &[Shown]| {
+            let mut counts = counts.to_vec();
+            let ahead = starts.iter().enumerate();
+            let ahead: Vec<Ahead<'_>> = ahead
+                .map(|(index, &start)| Ahead {
+                    images: if index == 0 { images } else { &none },
+                    start,
+                })
+                .collect();
+            keep_images_whole(&mut counts, &ahead, 64);
+            counts
+        };
+        assert_eq!(whole(&[40, 8], &[0, 0], &none), [40, 8]);
+        assert_eq!(whole(&[40, 8], &[0, 0], &shown), [20, 8]);
+        assert_eq!(whole(&[60], &[0], &shown), [60]);
+        assert_eq!(whole(&[16, 8], &[20, 0], &shown), [32, 8], "there is room");
+        assert_eq!(whole(&[16, 48], &[20, 0], &shown), [32, 0], "another waits");
+        assert_eq!(whole(&[4, 8], &[30, 0], &shown), [22, 8], "the rest of one");
+        assert_eq!(whole(&[1, 1], &[60, 9], &shown), [1, 1]);
+    }
+
+    proptest! {
+        /// Every session comes to its end, whatever it shows and whatever a step has for it.
+        #[test]
+        fn prompts_with_images_are_computed_to_their_ends(
+            prompts in prop::collection::vec(prop::collection::vec((1usize..9, 1usize..16), 0..4), 1..5),
+            mixed in 1usize..16,
+        ) {
+            let limits = StepLimits { tokens: 16, rows: 4, mixed };
+            let mut sessions: Vec<(Vec<Shown>, usize, usize)> = Vec::new();
+            for parts in &prompts {
+                let (mut positions, mut end) = (Vec::new(), 0);
+                for (text, image) in parts {
+                    positions.push(end + text..end + text + image);
+                    end += text + image;
+                }
+                sessions.push((images(&positions), 0, end + 1));
+            }
+            for turn in 0..400 {
+                let pending = |(_, start, end): &(Vec<Shown>, usize, usize)| end - start;
+                let wanted = demands(&sessions.iter().map(pending).collect::<Vec<_>>());
+                let mut counts = schedule(&wanted, limits, turn);
+                let ahead = sessions.iter().map(|(images, start, _)| Ahead { images, start: *start });
+                keep_images_whole(&mut counts, &ahead.collect::<Vec<_>>(), limits.tokens);
+                prop_assert!(counts.iter().sum::<usize>() <= limits.tokens);
+                for ((shown, start, end), count) in sessions.iter_mut().zip(counts) {
+                    let behind = *start + count;
+                    prop_assert!(behind <= *end);
+                    let cut = |it: &Shown| it.positions.start < behind && behind < it.positions.end;
+                    prop_assert!(count == 0 || !shown.iter().any(cut));
+                    *start = behind;
+                }
+            }
+            prop_assert!(sessions.iter().all(|(_, start, end)| start == end));
+        }
     }
 
     #[test]

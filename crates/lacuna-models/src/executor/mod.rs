@@ -6,12 +6,13 @@ mod processor;
 mod texts;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use lacuna_kv::Sequence;
 
 use crate::error::ForwardError;
 use crate::scratch::Scratch;
-use crate::spec::{ImageRows, ModelSpec, Patches};
+use crate::spec::{ImageAttention, ImageRows, ModelSpec, Patches};
 
 pub use pooling::normalize;
 pub(crate) use processor::Pass;
@@ -37,20 +38,57 @@ pub struct Segment<'a> {
     pub sequence: &'a mut Sequence,
     /// Rows of logits wanted.
     pub logits: LogitRows,
-    /// Tokens that stand for images, in order and apart from one another.
-    pub images: &'a [Placed<'a>],
+    /// Images that the sequence shows, in order and apart from one another; those elsewhere do not matter here.
+    pub images: &'a [Shown],
 }
 
-/// Rows of an image in the places of a segment's tokens. What the tokens are says nothing to the model.
-#[derive(Debug, Clone)]
-pub struct Placed<'a> {
-    /// Which of the segment's tokens they are: to the image's last, where its tokens see all of it.
-    pub tokens: Range<usize>,
-    /// `[tokens, hidden]`
-    pub rows: &'a [f32],
+/// Rows of an image in the places of a sequence's tokens. What the tokens are says nothing to the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shown {
+    /// The positions of its tokens. Where these see all of the image, a segment ends with them or elsewhere, but not
+    /// before the last.
+    pub positions: Range<usize>,
+    /// `[positions, hidden]`; many sequences may show the same.
+    pub rows: Arc<[f32]>,
+}
+
+impl Shown {
+    /// How many positions from `start` on a segment may have, of `count` that are wanted, so as to end where no image
+    /// of `images` is cut: none before an image that it would cut.
+    #[must_use]
+    pub fn uncut(images: &[Self], start: usize, count: usize) -> usize {
+        let end = start + count;
+        let cut = |it: &&Self| it.positions.start < end && end < it.positions.end;
+        let cut = images.iter().find(cut);
+        cut.map_or(count, |it| it.positions.start.saturating_sub(start))
+    }
+
+    /// Positions from `start` on to the end of the image that has it, if one of `images` has.
+    #[must_use]
+    pub fn rest_of_image(images: &[Self], start: usize) -> Option<usize> {
+        let image = images.iter().find(|it| it.positions.contains(&start))?;
+        Some(image.positions.end - start)
+    }
 }
 
 impl Segment<'_> {
+    /// Which of its tokens are those of images, and their rows.
+    pub(crate) fn shown(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
+        let start = self.sequence.len();
+        let end = start + self.tokens.len();
+        self.images
+            .iter()
+            .filter_map(move |Shown { positions, rows }| {
+                let there = positions.start.max(start)..positions.end.min(end);
+                let width = rows.len() / positions.len().max(1);
+                let of_rows = |position: usize| (position - positions.start) * width;
+                (!there.is_empty()).then(|| {
+                    let part = of_rows(there.start)..of_rows(there.end);
+                    (there.start - start..there.end - start, &rows[part])
+                })
+            })
+    }
+
     fn logit_rows(&self) -> usize {
         match self.logits {
             LogitRows::None => 0,
@@ -145,18 +183,25 @@ fn check_images(segment: &Segment<'_>, spec: &ModelSpec) -> Result<(), ForwardEr
     if spec.images.is_none() && !segment.images.is_empty() {
         return Err(ForwardError::NoImages);
     }
-    let mut start = 0;
-    for Placed { tokens, rows } in segment.images {
-        let fits = tokens.start >= start
-            && tokens.start < tokens.end
-            && tokens.end <= segment.tokens.len()
-            && rows.len() == tokens.len() * spec.hidden;
-        if !fits {
+    let end = segment.sequence.len() + segment.tokens.len();
+    let whole = spec.images == Some(ImageAttention::WholeImage);
+    let mut behind = 0;
+    for Shown { positions, rows } in segment.images {
+        let is_cut = whole && positions.start < end && end < positions.end;
+        let fits = positions.start >= behind
+            && positions.start < positions.end
+            && Some(rows.len()) == positions.len().checked_mul(spec.hidden);
+        if !fits || is_cut {
             return Err(ForwardError::MisplacedImage {
-                tokens: tokens.clone(),
+                positions: positions.clone(),
                 elements: rows.len(),
+                end,
             });
         }
+        behind = positions.end;
+    }
+    let mut start = 0;
+    for (tokens, _) in segment.shown() {
         check_tokens(&segment.tokens[start..tokens.start], spec.vocabulary)?;
         start = tokens.end;
     }

@@ -16,7 +16,7 @@ use lacuna_kv::{Layer, Side};
 
 use super::image::{cut, merge};
 use super::pooling::{normalize, pool};
-use super::{Batch, BatchSize, Placed, Segment, Texts};
+use super::{Batch, BatchSize, Segment, Texts};
 use crate::error::{ForwardError, Place};
 use crate::program::{ExpertsId, Factor, Lookup, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
@@ -543,7 +543,7 @@ impl Pass<'_, '_> {
         let hidden: &mut [f32] = first(hidden, self.size.tokens * width);
         let mut start = 0;
         for segment in &**segments {
-            for Placed { tokens, rows } in segment.images {
+            for (tokens, rows) in segment.shown() {
                 let places = start + tokens.start..start + tokens.end;
                 hidden[places.start * width..places.end * width].copy_from_slice(rows);
             }
@@ -1143,7 +1143,9 @@ struct Run {
 
 /// The tokens of `segments` in runs, if images among them are seen as a whole.
 fn runs(segments: &[Segment<'_>], images: Option<ImageAttention>) -> Vec<Run> {
-    let has_images = segments.iter().any(|segment| !segment.images.is_empty());
+    let has_images = segments
+        .iter()
+        .any(|segment| segment.shown().next().is_some());
     if !has_images || images != Some(ImageAttention::WholeImage) {
         return Vec::new();
     }
@@ -1159,7 +1161,7 @@ fn runs(segments: &[Segment<'_>], images: Option<ImageAttention>) -> Vec<Run> {
                 });
             }
         };
-        for Placed { tokens, .. } in it.images {
+        for (tokens, _) in it.shown() {
             add(start..tokens.start, false);
             add(tokens.clone(), true);
             start = tokens.end;

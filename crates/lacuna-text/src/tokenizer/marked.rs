@@ -133,6 +133,16 @@ impl MarkedText {
         self.stand_ins.plain(&self.text)
     }
 
+    /// The same with each `mark` that the template itself wrote in other words, also its own. What it was given keeps
+    /// its own, as long as `mark` is a special token's text.
+    #[must_use]
+    pub fn with_marks_as(self, mark: &str, words: &str) -> MarkedText {
+        MarkedText {
+            text: self.text.replace(mark, words),
+            ..self
+        }
+    }
+
     /// How it is encoded, apart from what was marked.
     pub fn special(&self) -> Special {
         self.special

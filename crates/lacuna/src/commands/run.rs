@@ -1,6 +1,8 @@
 //! `lacuna run`: generate text from a prompt, or chat on a terminal.
 
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use lacuna::plan::{Budget, ExpertSlots, NeuronSlots, WeightSource};
@@ -17,6 +19,7 @@ use crate::commands::sessions::Named;
 use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, record_experts, tell};
+use lacuna_engine::Eyes;
 use lacuna_models::{ExpertCounts, NeuronReads};
 
 #[derive(Serialize)]
@@ -193,6 +196,11 @@ fn talk(
     args: &RunArgs,
 ) -> Result<()> {
     if args.prompt.is_none() && io::stdin().is_terminal() {
+        if !args.image.is_empty() {
+            bail!(output::Usage(
+                "--image needs a prompt: give -p PROMPT or standard input".into()
+            ));
+        }
         if args.model.json {
             bail!(output::Usage(
                 "--json needs a prompt: give -p PROMPT or standard input".into()
@@ -207,8 +215,16 @@ fn talk(
     let prompt = if args.raw {
         raw_turn(engine, session, &text)?
     } else {
-        history.push(Message::new("user", text));
-        conversation(engine, history, args)?
+        let mut message = Message::new("user", text);
+        let images = images(args)?;
+        if !images.is_empty() {
+            message.content = content(&message, images.len());
+        }
+        history.push(message);
+        let mut prompt = conversation(engine, history, args)?;
+        let eyes = Eyes::new(Arc::clone(engine.model()), args.engine.threads, None);
+        session.show(eyes.show(&mut prompt.tokens, &images)?);
+        prompt
     };
     let report = generate(engine, session, prompt, args)?;
     if !args.raw {
@@ -219,6 +235,22 @@ fn talk(
     } else {
         summarise(&report)
     }
+}
+
+/// The files of the images that were named; none is larger than an image may be.
+fn images(args: &RunArgs) -> Result<Vec<Vec<u8>>> {
+    let read = |path: &PathBuf| {
+        let bytes = std::fs::read(path);
+        bytes.with_context(|| format!("cannot read the image {}", path.display()))
+    };
+    args.image.iter().map(read).collect()
+}
+
+/// A message's text behind so many images, as chat templates take it.
+fn content(message: &Message, images: usize) -> serde_json::Value {
+    let image = serde_json::json!({"type": "image"});
+    let text = serde_json::json!({"type": "text", "text": message.content});
+    std::iter::repeat_n(image, images).chain([text]).collect()
 }
 
 /// Says how tokens are chosen where the model has a say in it, and what it is.

@@ -64,6 +64,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 
 fn serve(args: &ServeArgs) -> Result<()> {
     let named = models::named(args)?;
+    if args.mmproj.is_some() && (named.len() != 1 || args.models_dir.is_some()) {
+        let problem = "--mmproj is for one model; put the files of several beside their models";
+        return Err(output::Usage(problem.into()).into());
+    }
     let [only] = named.as_slice() else {
         return models::serve(args, named);
     };
@@ -73,6 +77,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let model = ModelArgs {
         model: only.model.clone(),
         json: args.json,
+        mmproj: args.mmproj.clone(),
     };
     let files = open_files(&model)?;
     let cannot_load = || format!("cannot load `{}`", model.model);
