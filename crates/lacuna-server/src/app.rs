@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::FromRef;
-use lacuna_engine::{Constraint, Handle, HeldMemory, Request};
+use lacuna_engine::{Constraint, Eyes, Handle, HeldMemory, ImageError, Request};
 use lacuna_kv::folder::{SessionId, SessionName};
-use lacuna_models::Model;
+use lacuna_models::{ImageEncoder, ImageShape, Model, Shown};
 use lacuna_pages::return_freed_memory;
 use lacuna_text::reply::{Effort, Reader};
 use lacuna_text::template::{Message, TemplateError};
@@ -59,6 +59,7 @@ pub(crate) struct App {
     pub(crate) started: u64,
     config: ServerConfig,
     conversations: Conversations,
+    eyes: Eyes,
     intake: Intake,
     /// Who to ask for more memory, if others may have some to give.
     more: Option<More>,
@@ -81,6 +82,11 @@ impl App {
             grammars: Grammars::default(),
             started: intake.started,
             conversations,
+            eyes: Eyes::new(
+                Arc::clone(engine.model()),
+                config.service.engine.threads,
+                Some(engine.request_memory().clone()),
+            ),
             intake,
             more: None,
             config,
@@ -135,7 +141,7 @@ impl App {
     ) -> Result<Prepared<T>, ApiError> {
         let received = self.intake.bodies.receive(body).await?;
         let limits = self.encode_limits();
-        if !matches!(purpose, Purpose::Tokens) {
+        if !matches!(purpose, Purpose::Tokens) && self.model().images().is_none() {
             // Longer than any prompt, so it is none, and nothing else has to be that long.
             let longest = received.extent.longest_text_bytes();
             let fits = self
@@ -281,12 +287,37 @@ impl App {
         variables: Map<String, Value>,
         limits: &EncodeLimits,
     ) -> Result<Prompt, ApiError> {
-        let tokenizer = self.model().tokenizer();
         let normalization = &self.config.normalization;
         let messages = normalization.messages(messages);
         let tools = normalization.tools(tools);
+        let model = self.model();
         self.conversations
-            .prompt(tokenizer, &messages, &tools, variables, limits)
+            .prompt(model, &messages, &tools, variables, limits)
+    }
+
+    /// Refuses images for a model that takes none, before a template is to write places for them.
+    pub(crate) fn check_images(&self, files: &[Vec<u8>]) -> Result<(), ApiError> {
+        match self.model().images() {
+            None if !files.is_empty() => Err(ImageError::NoEyes.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts the images of `files` in their places among the tokens of a conversation, encoded.
+    pub(crate) fn show(
+        &self,
+        tokens: &mut Vec<u32>,
+        files: &[Vec<u8>],
+    ) -> Result<Vec<Shown>, ApiError> {
+        Ok(self.eyes.show(tokens, files)?)
+    }
+
+    /// Makes `tokens` as many as they are with so many images, of which nothing is known yet.
+    pub(crate) fn make_places(&self, tokens: &mut Vec<u32>, images: usize) -> Result<(), ApiError> {
+        let shape = self.model().images().map(ImageEncoder::shape);
+        let each = vec![0; shape.map_or(0, ImageShape::tokens)];
+        self.model().place_images(tokens, &vec![each; images])?;
+        Ok(())
     }
 
     /// What the tokens of a prompt may come to.

@@ -27,6 +27,8 @@ use crate::structured::{Format, Rule};
 pub(crate) struct Chat {
     /// As the chat template takes them; at least one.
     pub(crate) messages: Vec<Message>,
+    /// Files of the images that have places in them, in order.
+    pub(crate) images: Vec<Vec<u8>>,
     /// In the form that chat templates and OpenAI have.
     pub(crate) tools: Vec<Value>,
     pub(crate) tool_choice: Option<ToolChoice>,
@@ -53,6 +55,7 @@ impl Chat {
         id: &str,
         ignored: &mut Ignored,
     ) -> Result<(Request, Reader), ApiError> {
+        app.check_images(&self.images)?;
         let parameters = &self.parameters;
         let once = !app.teaches_tools() || self.one_call;
         let tools = Tools::new(self.tools, self.tool_choice)?.called_once(once);
@@ -60,7 +63,8 @@ impl Chat {
         let rule = Rule::new(self.format, &tools, syntax, ignored)?;
         let variables = app.template_variables(self.variables, parameters.effort());
         let limits = app.encode_limits();
-        let prompt = app.conversation(&self.messages, tools.offered(), variables, &limits)?;
+        let mut prompt = app.conversation(&self.messages, tools.offered(), variables, &limits)?;
+        let images = app.show(&mut prompt.tokens, &self.images)?;
         let note = Note {
             echo: None,
             first: prompt.tokens.first().copied(),
@@ -77,6 +81,7 @@ impl Chat {
             _ => {}
         }
         request.prefix_namespace = app.sharing.namespace(client, parameters.cache_salt()?);
+        request.images = images;
         request.pin_prefix = self.pin_prefix;
         request.session = app.session(client, parameters.session.as_deref())?;
         request.logprobs = self.logprobs;
@@ -106,10 +111,12 @@ impl Chat {
     /// # Errors
     /// As [`Chat::request`].
     pub(crate) fn tokens(self, app: &App) -> Result<Vec<u32>, ApiError> {
+        app.check_images(&self.images)?;
         let tools = Tools::new(self.tools, self.tool_choice)?;
         let variables = app.template_variables(self.variables, self.parameters.effort());
         let limits = app.any_tokens();
-        let prompt = app.conversation(&self.messages, tools.offered(), variables, &limits)?;
+        let mut prompt = app.conversation(&self.messages, tools.offered(), variables, &limits)?;
+        app.make_places(&mut prompt.tokens, self.images.len())?;
         Ok(prompt.tokens)
     }
 }

@@ -7,12 +7,14 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use lacuna_models::Model;
 use lacuna_text::reply::{Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message, TemplateError};
 use lacuna_text::tokenizer::{EncodeLimits, TokenKind, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::http::error::ApiError;
+use crate::images;
 use crate::structured::tools::ToolSyntax;
 
 /// The model's chat templates, and what they write.
@@ -120,7 +122,7 @@ impl Conversations {
     /// A conversation that asks for a reply.
     pub(crate) fn prompt(
         &self,
-        tokenizer: &Tokenizer,
+        model: &Model,
         messages: &[Message],
         tools: &[Value],
         variables: Map<String, Value>,
@@ -140,7 +142,9 @@ impl Conversations {
             variables,
             ..Chat::default()
         };
+        let tokenizer = model.tokenizer();
         let rendered = template.compiled.render_marked(&chat, tokenizer)?;
+        let rendered = model.with_places(rendered);
         let tokens = tokenizer.encode_marked(&rendered, limits);
         Ok(Prompt {
             tokens: tokens.map_err(|error| ApiError::from(error).of("messages"))?,
@@ -270,6 +274,10 @@ impl Writes {
             Some(message) if self.system => {
                 message.content = format!("{}\n\n{section}", text_of(message)).into();
             }
+            Some(Message {
+                content: Value::Array(parts),
+                ..
+            }) => parts.insert(0, images::text(format!("{section}\n\n"))),
             Some(message) => {
                 message.content = format!("{section}\n\n{}", text_of(message)).into();
             }

@@ -33,6 +33,7 @@ mod date;
 mod embeddings;
 mod events;
 mod http;
+mod images;
 mod intake;
 mod kept;
 mod keys;

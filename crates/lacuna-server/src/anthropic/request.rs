@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::chat::{self, Chat, TextOrParts};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::images;
 use crate::openai::parameters::{OneOrMany, Parameters};
 use crate::structured::Format;
 use crate::structured::tools::{ChoiceWord, ToolChoice};
@@ -92,6 +93,8 @@ struct Block {
     #[serde(default)]
     is_error: Option<bool>,
     #[serde(default)]
+    source: Option<Source>,
+    #[serde(default)]
     cache_control: Option<CacheControl>,
     /// What comes with replies, and back with them.
     #[serde(default, rename = "signature")]
@@ -102,6 +105,37 @@ struct Block {
     _data: Option<Value>,
     #[serde(default, rename = "caller")]
     _caller: Option<Value>,
+}
+
+/// Where an image is.
+#[derive(Debug, Deserialize)]
+struct Source {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    data: Option<String>,
+    /// Files say it themselves.
+    #[serde(default, rename = "media_type")]
+    _media_type: Option<String>,
+    #[serde(default, rename = "url")]
+    _url: Option<Value>,
+    #[serde(default, rename = "file_id")]
+    _file_id: Option<Value>,
+}
+
+impl Source {
+    fn file(self, field: &str) -> Result<Vec<u8>, ApiError> {
+        if self.kind != "base64" {
+            let message = format!(
+                "`{field}` is of the type `{}`: this server fetches no addresses and has no files; send the image itself, \
+                 as `base64`",
+                self.kind
+            );
+            return Err(ApiError::field(field, message));
+        }
+        let data = needed(self.data, field, "data")?;
+        images::of_base64(&data, &format!("{field}.data"))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -262,8 +296,10 @@ impl MessagesRequest {
         let one_call = choice
             .as_ref()
             .and_then(|choice| choice.disable_parallel_tool_use);
+        let (messages, images) = messages(self.system, self.messages)?;
         Ok(Chat {
-            messages: messages(self.system, self.messages)?,
+            messages,
+            images,
             tools: tools(self.tools.unwrap_or_default(), ignored)?,
             tool_choice: choice.map(Choice::read).transpose()?,
             one_call: one_call == Some(true),
@@ -399,14 +435,14 @@ fn tools(tools: Vec<Tool>, ignored: &mut Ignored) -> Result<Vec<Value>, ApiError
 fn messages(
     system: Option<TextOrParts<Block>>,
     messages: Vec<MessageParam>,
-) -> Result<Vec<Message>, ApiError> {
+) -> Result<(Vec<Message>, Vec<Vec<u8>>), ApiError> {
     if !matches!(messages.last(), Some(last) if !matches!(last.role, Role::Assistant)) {
         return Err(ApiError::field(
             "messages",
             "`messages` must end with one of the user: replies are not begun by the client here",
         ));
     }
-    let mut read = Vec::new();
+    let (mut read, mut files) = (Vec::new(), Vec::new());
     if let Some(system) = system {
         let text = texts(system, "system", |text| !text.starts_with(BILLING_HEADER))?;
         if !text.is_empty() {
@@ -417,7 +453,9 @@ fn messages(
         let field = format!("messages[{index}].content");
         match (message.role, message.content) {
             (Role::User, TextOrParts::Text(text)) => read.push(Message::new("user", text)),
-            (Role::User, TextOrParts::Parts(blocks)) => from_user(blocks, &field, &mut read)?,
+            (Role::User, TextOrParts::Parts(blocks)) => {
+                from_user(blocks, &field, &mut read, &mut files)?;
+            }
             (Role::System, content) => {
                 read.push(Message::new("system", texts(content, &field, |_| true)?));
             }
@@ -429,22 +467,34 @@ fn messages(
             }
         }
     }
-    Ok(read)
+    Ok((read, files))
 }
 
-/// Results of tools and texts, in their order.
-fn from_user(blocks: Vec<Block>, field: &str, read: &mut Vec<Message>) -> Result<(), ApiError> {
-    let mut said: Vec<String> = Vec::new();
-    let say = |said: &mut Vec<String>, read: &mut Vec<Message>| {
+/// Results of tools, texts and images, in their order; the images' files join `files`.
+fn from_user(
+    blocks: Vec<Block>,
+    field: &str,
+    read: &mut Vec<Message>,
+    files: &mut Vec<Vec<u8>>,
+) -> Result<(), ApiError> {
+    let mut said: Vec<Value> = Vec::new();
+    let say = |said: &mut Vec<Value>, read: &mut Vec<Message>| {
         if !said.is_empty() {
-            read.push(Message::new("user", std::mem::take(said).join("\n")));
+            let mut message = Message::new("user", "");
+            message.content = images::content(std::mem::take(said));
+            read.push(message);
         }
     };
     let empty = blocks.is_empty();
     for (place, block) in blocks.into_iter().enumerate() {
         let field = format!("{field}[{place}]");
         match block.kind {
-            BlockKind::Text => said.push(needed(block.text, &field, "text")?),
+            BlockKind::Text => said.push(images::text(needed(block.text, &field, "text")?)),
+            BlockKind::Image => {
+                let source = needed(block.source, &field, "source")?;
+                files.push(source.file(&format!("{field}.source"))?);
+                said.push(images::place());
+            }
             BlockKind::ToolResult => {
                 say(&mut said, read);
                 read.push(block.result(&field)?);
@@ -453,7 +503,7 @@ fn from_user(blocks: Vec<Block>, field: &str, read: &mut Vec<Message>) -> Result
         }
     }
     if empty {
-        said.push(String::new());
+        said.push(images::text(String::new()));
     }
     say(&mut said, read);
     Ok(())
@@ -540,7 +590,8 @@ fn misplaced(kind: BlockKind, field: &str) -> ApiError {
     let message = match kind {
         BlockKind::Image | BlockKind::Document => {
             format!(
-                "`{field}` is an image or a document, but the model of this server reads text alone"
+                "`{field}` is an image or a document: images are taken in messages of the user, beside results, and \
+                 documents not at all"
             )
         }
         _ => format!("`{field}` is of a type that does not belong there"),

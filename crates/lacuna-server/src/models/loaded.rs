@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use lacuna_engine::{Accounting, EmbedderConfig, Grace, Handle, RequestMemory, Service};
-use lacuna_models::{Loading, Model, describe};
+use lacuna_models::{Loading, Model, describe, with_images};
 use lacuna_pages::{ByteLength, return_freed_memory};
 
 use crate::app::App;
@@ -110,7 +110,9 @@ impl Loaded {
             device: None,
             progress: &mut (),
         };
-        let model = Arc::new(Model::load_as(files, loading).map_err(said)?);
+        let model = Model::load_as(files, loading);
+        let model = model.and_then(|model| with_images(model, None));
+        let model = Arc::new(model.map_err(said)?);
         let service = Service::start(model, config.service.clone()).map_err(said)?;
         let folder = config.service.prefix_cache.folder.as_ref();
         let folder = folder.map(|folder| folder.path.as_path());

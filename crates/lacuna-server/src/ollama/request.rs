@@ -11,6 +11,7 @@ use crate::app::App;
 use crate::chat::{self, Chat};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::images;
 use crate::ollama::{KeepAlive, Serves, check_keep_alive};
 use crate::openai::fields;
 use crate::openai::parameters::{OneOrMany, Parameters};
@@ -65,7 +66,7 @@ pub(super) struct GenerateRequest {
     #[serde(default)]
     context: Option<Vec<Value>>,
     #[serde(default)]
-    images: Option<Vec<Value>>,
+    images: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -76,7 +77,7 @@ struct ChatMessage {
     #[serde(default)]
     thinking: Option<String>,
     #[serde(default)]
-    images: Option<Vec<Value>>,
+    images: Option<Vec<String>>,
     #[serde(default)]
     tool_calls: Option<Vec<ToolCall>>,
     #[serde(default)]
@@ -175,9 +176,11 @@ impl ChatRequest {
             format: self.format,
             think: self.think,
         };
+        let (messages, images) = read(messages)?;
         let chat = Chat {
             tools,
-            ..settings.chat(app, read(messages)?)?
+            images,
+            ..settings.chat(app, messages)?
         };
         Ok(Wanted {
             work: Work::Chat(Box::new(chat)),
@@ -216,8 +219,13 @@ impl GenerateRequest {
             _ => {
                 let system = self.system.filter(|system| !system.is_empty());
                 let system = system.map(|system| Message::new("system", system));
-                let messages = system.into_iter().chain([Message::new("user", prompt)]);
-                Work::Chat(Box::new(settings.chat(app, messages.collect())?))
+                let (mut asked, mut images) = (Message::new("user", prompt), Vec::new());
+                show(&mut asked, self.images, "images", &mut images)?;
+                let messages = system.into_iter().chain([asked]);
+                Work::Chat(Box::new(Chat {
+                    images,
+                    ..settings.chat(app, messages.collect())?
+                }))
             }
         };
         Ok(Wanted { work, streamed })
@@ -227,11 +235,12 @@ impl GenerateRequest {
     fn check(&self) -> Result<(), ApiError> {
         let set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let some = |list: &Option<Vec<Value>>| list.as_ref().is_some_and(|list| !list.is_empty());
+        let has_images = (self.images.as_ref()).is_some_and(|images| !images.is_empty());
         for (field, asked) in [
             ("suffix", set(&self.suffix)),
             ("template", set(&self.template)),
             ("context", some(&self.context)),
-            ("images", some(&self.images)),
+            ("images", self.raw == Some(true) && has_images),
         ] {
             if asked {
                 let message = format!("`{field}` is not supported by this server; leave it out");
@@ -325,17 +334,15 @@ impl Options {
 
 /// The messages as the template takes them. Calls have no names here, but templates want some, by which
 /// results belong to them: they are counted.
-fn read(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ApiError> {
-    let mut calls = 0;
+fn read(messages: Vec<ChatMessage>) -> Result<(Vec<Message>, Vec<Vec<u8>>), ApiError> {
+    let (mut calls, mut files) = (0, Vec::new());
     let mut unanswered: Vec<(String, String)> = Vec::new();
     let messages = messages.into_iter().enumerate();
     let messages = messages.map(|(index, message)| {
-        if message.images.is_some_and(|images| !images.is_empty()) {
-            let field = format!("messages[{index}].images");
-            let message = format!("`{field}`: the model of this server reads text alone");
-            return Err(ApiError::field(field, message));
-        }
-        let mut read = Message::new(message.role.name(), message.content.unwrap_or_default());
+        let text = message.content.unwrap_or_default();
+        let mut read = Message::new(message.role.name(), text);
+        let field = format!("messages[{index}].images");
+        show(&mut read, message.images, &field, &mut files)?;
         if let Some(thinking) = message.thinking.filter(|thinking| !thinking.is_empty()) {
             read.more
                 .insert("reasoning_content".into(), thinking.into());
@@ -368,7 +375,30 @@ fn read(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ApiError> {
         }
         Ok(read)
     });
-    messages.collect()
+    let messages = messages.collect::<Result<_, ApiError>>()?;
+    Ok((messages, files))
+}
+
+/// Puts images before a message's text, and their files, which are base64, behind `files`.
+fn show(
+    message: &mut Message,
+    given: Option<Vec<String>>,
+    field: &str,
+    files: &mut Vec<Vec<u8>>,
+) -> Result<(), ApiError> {
+    let given = given.unwrap_or_default();
+    if given.is_empty() {
+        return Ok(());
+    }
+    let mut parts = vec![images::place(); given.len()];
+    if let Value::String(text) = message.content.take() {
+        parts.push(images::text(text));
+    }
+    message.content = images::content(parts);
+    for (place, encoded) in given.iter().enumerate() {
+        files.push(images::of_base64(encoded, &format!("{field}[{place}]"))?);
+    }
+    Ok(())
 }
 
 impl Role {

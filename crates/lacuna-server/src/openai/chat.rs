@@ -105,9 +105,12 @@ fn read(
         fields::take_unknown_of_tools(tools, ignored)?;
     }
     app.check_model(chat.model.as_deref())?;
+    let logprobs = chat.logprobs()?;
+    let (messages, images) = messages::for_template(chat.messages)?;
     Ok(Chat {
-        logprobs: chat.logprobs()?,
-        messages: messages::for_template(chat.messages)?,
+        logprobs,
+        messages,
+        images,
         tools: chat.tools.unwrap_or_default(),
         tool_choice: chat.tool_choice,
         one_call: chat.parallel_tool_calls == Some(false),

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::chat::{self, TextOrParts};
 use crate::http::error::ApiError;
+use crate::images;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct ChatMessage {
@@ -62,6 +63,8 @@ struct Part {
     text: Option<String>,
     #[serde(default)]
     refusal: Option<String>,
+    #[serde(default)]
+    image_url: Option<ImageUrl>,
     #[serde(default, rename = "cache_control")]
     _cache_control: Option<Value>,
 }
@@ -71,6 +74,15 @@ struct Part {
 enum PartKind {
     Text,
     Refusal,
+    ImageUrl,
+}
+
+#[derive(Debug, Deserialize)]
+struct ImageUrl {
+    url: String,
+    /// Encoders here take images in one size.
+    #[serde(default, rename = "detail")]
+    _detail: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -96,8 +108,10 @@ struct Function {
     arguments: String,
 }
 
-/// The messages as the template takes them.
-pub(crate) fn for_template(messages: Vec<ChatMessage>) -> Result<Vec<Message>, ApiError> {
+/// The messages as the template takes them, and the files of their images.
+pub(crate) fn for_template(
+    messages: Vec<ChatMessage>,
+) -> Result<(Vec<Message>, Vec<Vec<u8>>), ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field(
             "messages",
@@ -105,18 +119,19 @@ pub(crate) fn for_template(messages: Vec<ChatMessage>) -> Result<Vec<Message>, A
         ));
     }
     let messages = messages.into_iter().enumerate();
-    messages
-        .map(|(index, message)| message.for_template(index))
-        .collect()
+    let mut images = Vec::new();
+    let messages = messages.map(|(index, message)| message.for_template(index, &mut images));
+    let messages = messages.collect::<Result<_, _>>()?;
+    Ok((messages, images))
 }
 
 impl ChatMessage {
-    fn for_template(self, index: usize) -> Result<Message, ApiError> {
-        let content = self
-            .content
-            .map(|content| text(content, index))
+    fn for_template(self, index: usize, images: &mut Vec<Vec<u8>>) -> Result<Message, ApiError> {
+        let content = self.content;
+        let content = content
+            .map(|content| read_content(content, index, images))
             .transpose()?;
-        let content = content.or(self.refusal);
+        let content = content.or(self.refusal.map(Value::String));
         let reasoning = self.reasoning_content.or(self.reasoning);
         let calls = self.tool_calls.unwrap_or_default();
         if content.is_none() && calls.is_empty() && reasoning.is_none() {
@@ -142,7 +157,7 @@ impl ChatMessage {
         }
         Ok(Message {
             role: self.role.name().to_owned(),
-            content: Value::String(content.unwrap_or_default()),
+            content: content.unwrap_or_else(|| Value::String(String::new())),
             more,
         })
     }
@@ -159,21 +174,32 @@ impl Role {
     }
 }
 
-/// One text, of message `index`: most templates know no parts.
-fn text(content: TextOrParts<Part>, index: usize) -> Result<String, ApiError> {
+/// The content of message `index`: one text, or parts where images are among them, whose files join `files`.
+fn read_content(
+    content: TextOrParts<Part>,
+    index: usize,
+    files: &mut Vec<Vec<u8>>,
+) -> Result<Value, ApiError> {
     let parts = match content {
-        TextOrParts::Text(text) => return Ok(text),
+        TextOrParts::Text(text) => return Ok(text.into()),
         TextOrParts::Parts(parts) => parts.into_iter().enumerate(),
     };
-    let texts = parts.map(|(place, part)| {
+    let parts = parts.map(|(place, part)| {
         let (name, text) = match part.kind {
             PartKind::Text => ("text", part.text),
             PartKind::Refusal => ("refusal", part.refusal),
+            PartKind::ImageUrl => ("image_url", part.image_url.map(|image| image.url)),
         };
         let field = || format!("messages[{index}].content[{place}].{name}");
-        text.ok_or_else(|| ApiError::field(field(), format!("`{}` is missing", field())))
+        let text =
+            text.ok_or_else(|| ApiError::field(field(), format!("`{}` is missing", field())))?;
+        if let PartKind::ImageUrl = part.kind {
+            files.push(images::of_address(&text, &format!("{}.url", field()))?);
+            return Ok(images::place());
+        }
+        Ok(images::text(text))
     });
-    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    Ok(images::content(parts.collect::<Result<_, ApiError>>()?))
 }
 
 impl ToolCall {
@@ -191,7 +217,9 @@ mod tests {
 
     fn read(value: Value) -> Result<Vec<Message>, String> {
         let messages = serde_json::from_value(value).map_err(|error| error.to_string())?;
-        for_template(messages).map_err(|error| format!("{error:?}"))
+        let read = for_template(messages).map_err(|error| format!("{error:?}"))?;
+        assert!(read.1.is_empty(), "no images");
+        Ok(read.0)
     }
 
     #[test]

@@ -96,9 +96,12 @@ fn encode(app: &App, object: Map<String, Value>) -> Result<(Tokenized, Ignored),
                 .encode_within(&text, special, &limits)?
         }
         (None, Some(messages)) => {
-            let messages = messages::for_template(messages)?;
-            app.conversation(&messages, &[], Map::new(), &limits)?
-                .tokens
+            let (messages, images) = messages::for_template(messages)?;
+            app.check_images(&images)?;
+            let prompt = app.conversation(&messages, &[], Map::new(), &limits)?;
+            let mut tokens = prompt.tokens;
+            app.make_places(&mut tokens, images.len())?;
+            tokens
         }
         _ => {
             return Err(ApiError::field(

@@ -354,7 +354,7 @@ fn errors_have_the_form_of_the_interface() {
             user(json!([image])),
             400,
             "invalid_request_error",
-            "reads text alone",
+            "fetches no addresses",
         ),
         (
             user(json!([{"type": "text"}])),

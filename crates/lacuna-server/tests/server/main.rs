@@ -9,6 +9,7 @@ mod failures;
 mod fields;
 mod forged;
 mod half_closed;
+mod images;
 mod limits;
 mod local;
 mod models;
