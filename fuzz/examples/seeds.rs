@@ -12,6 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::create_dir_all(corpus.join("gguf"))?;
     fs::create_dir_all(corpus.join("safetensors"))?;
     families(&corpus.join("families"))?;
+    images(&corpus.join("images"))?;
     for dtype in DType::ALL {
         fs::write(corpus.join("gguf").join(dtype.name()), gguf_file(dtype)?)?;
     }
@@ -41,6 +42,23 @@ fn families(corpus: &Path) -> Result<(), Box<dyn Error>> {
             }
         }
     }
+    Ok(())
+}
+
+/// The reference's images, and the description of an encoder of them.
+fn images(corpus: &Path) -> Result<(), Box<dyn Error>> {
+    fs::create_dir_all(corpus)?;
+    let reference = Path::new(env!("CARGO_MANIFEST_DIR")).join("../reference");
+    for image in fs::read_dir(reference.join("images"))? {
+        let image = image?;
+        if !image.file_name().to_string_lossy().starts_with("expected") {
+            fs::copy(image.path(), corpus.join(image.file_name()))?;
+        }
+    }
+    fs::copy(
+        reference.join("vision/gemma3/mmproj.gguf"),
+        corpus.join("mmproj.gguf"),
+    )?;
     Ok(())
 }
 
