@@ -67,7 +67,7 @@ impl From<ImageError> for ApiError {
             ImageError::File(_) | ImageError::TooMany { .. } => {
                 Self::field("messages", error.to_string())
             }
-            error => Self::internal(&error.to_string()),
+            error => Self::internal(error.to_string()),
         }
     }
 }

@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_step_ends_before_an_image_or_behind_it() {
-        let (none, shown) = (images(&[]), images(&[20..52]));
+        let (none, shown) = (images(&[]), images(std::slice::from_ref(&(20..52))));
         let whole = |counts: &[usize], starts: &[usize], images: &[Shown]| {
             let mut counts = counts.to_vec();
             let ahead = starts.iter().enumerate();
