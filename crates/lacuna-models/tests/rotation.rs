@@ -163,6 +163,7 @@ fn chunks_threads_and_batches_do_not_change_a_bit() {
             .map(|(sequence, tokens)| {
                 sequence.prepare(tokens.len()).expect("room");
                 Segment {
+                    images: &[],
                     tokens,
                     sequence,
                     logits: LogitRows::Last,
