@@ -4,7 +4,7 @@ use lacuna_kv::prefix::Namespace;
 
 use super::*;
 
-pub(super) fn group(scheduler: &Scheduler) -> usize {
+fn group(scheduler: &Scheduler) -> usize {
     scheduler.prefix.grain().group_tokens().get()
 }
 

@@ -22,10 +22,10 @@ use super::{Ahead, Blocks, Eight, ROWS, Values, eight, f16_of_rows, ways};
 use crate::activations::ActivationRow;
 use crate::matrix::Matrix;
 use crate::quantized::formats::Format;
-use crate::quantized::grids::{
-    Grid, IQ2, IQ2_S_PLANES, IQ2_XS_PLANES, IQ2_XXS_PLANES, IQ3_S_PLANES, IQ3_XXS_PLANES, Iq2S,
-    Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Plane, bytes,
+use crate::quantized::grids::planes::{
+    IQ2_S_PLANES, IQ2_XS_PLANES, IQ2_XXS_PLANES, IQ3_S_PLANES, IQ3_XXS_PLANES, Plane,
 };
+use crate::quantized::grids::{Grid, IQ2, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, bytes};
 use crate::simd::avx512::{Avx512Vbmi, Avx512Vnni};
 use crate::simd::each;
 
