@@ -4,6 +4,7 @@
 
 mod arguments;
 mod bytes;
+pub mod markdown;
 mod open;
 pub mod output;
 pub mod resident;

@@ -19,6 +19,8 @@ use lacuna_server::StartError;
 use lacuna_text::tokenizer::TokenizerError;
 use serde::Serialize;
 
+use crate::markdown::Styled;
+
 /// Arguments that cannot be carried out whatever the files say.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -58,6 +60,32 @@ pub fn text(text: &str) -> Result<()> {
         true => Escaping(out).write_all(text.as_bytes()),
         false => out.write_all(text.as_bytes()),
     })
+}
+
+/// Prints a part of the result in the looks that it has, on a terminal [that shows them](shows_styles).
+///
+/// # Errors
+/// [`OutputError`].
+pub fn styled(parts: &[Styled]) -> Result<()> {
+    on_stdout(|out| {
+        for Styled { text, style } in parts {
+            let codes = style.codes();
+            let usual = if codes.is_empty() { "" } else { "\u{1b}[0m" };
+            out.write_all(codes.as_bytes())?;
+            Escaping(&mut *out).write_all(text.as_bytes())?;
+            out.write_all(usual.as_bytes())?;
+        }
+        Ok(())
+    })
+}
+
+/// Whether standard output is a terminal on which text may have more than one look: not where `NO_COLOR` is set, nor on
+/// one that knows none.
+#[must_use]
+pub fn shows_styles() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let knows_none = is_set("TERM").is_none_or(|terminal| terminal == "dumb");
+    io::stdout().is_terminal() && is_set("NO_COLOR").is_none() && !knows_none
 }
 
 /// Prints text beside the result on standard error, such as what a model thinks: on a terminal dimly, and

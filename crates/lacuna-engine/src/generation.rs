@@ -94,8 +94,8 @@ impl<'a> Generation<'a> {
         })
     }
 
-    /// The next piece of text, possibly empty, or `None` after the end: that of a token, or of several where some were
-    /// guessed.
+    /// The next piece of text, or `None` after the end: that of a token, or of several where some were guessed. It is
+    /// empty after every step of a long prompt, so that whoever has enough can stop there, too.
     ///
     /// # Errors
     /// [`EngineError`] from the step; the text so far stands.
@@ -108,7 +108,7 @@ impl<'a> Generation<'a> {
             self.finish = Some(reason);
             return Ok(Some(shown));
         }
-        self.compute_tokens()?;
+        self.step()?;
         let mut piece = String::new();
         for (place, (token, outcome)) in std::mem::take(&mut self.taken).into_iter().enumerate() {
             let outcome = match outcome {
@@ -134,11 +134,16 @@ impl<'a> Generation<'a> {
         Ok(Some(piece))
     }
 
-    /// Steps until there is a token, or several of which all but one were guessed.
-    fn compute_tokens(&mut self) -> Result<(), EngineError> {
-        while self.taken.is_empty() {
-            let (transcript, taken) = (&mut self.transcript, &mut self.taken);
-            self.engine.step_with(self.session, transcript, taken)?;
+    /// A step: a part of the prompt, or a token, or several of which all but one were guessed; none where an error is
+    /// still to be told.
+    fn step(&mut self) -> Result<(), EngineError> {
+        if !self.taken.is_empty() {
+            return Ok(());
+        }
+        let (transcript, taken) = (&mut self.transcript, &mut self.taken);
+        self.engine.step_with(self.session, transcript, taken)?;
+        if self.taken.is_empty() {
+            return Ok(());
         }
         let (now, mut tokens) = (self.started.elapsed(), self.taken.len());
         if self.timing.first_token.is_zero() {

@@ -154,7 +154,10 @@ impl Session {
         fork.tokens.extend_from_slice(&self.tokens);
         fork.images.clone_from(&self.images);
         fork.keeps_turns = self.keeps_turns;
-        Ok(fork)
+        Ok(match self.speculator {
+            Some(_) => fork.speculating(),
+            None => fork,
+        })
     }
 
     /// Where a prompt of `tokens` may be gone back to.

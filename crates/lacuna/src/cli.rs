@@ -322,7 +322,7 @@ impl SamplingArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   lacuna run demo -p \"What is ownership?\" -n 64
-  lacuna run model.gguf                       chat in the terminal
+  lacuna run model.gguf                       chat in the terminal; /help there lists /fork, /rewind, /save, ...
   lacuna run Qwen/Qwen3-0.6B -p Hi --temp 0.7 --json
   lacuna run model.gguf -p Hi --budget 512MiB
   lacuna run model.gguf --session notes       goes on where `notes` ended, also days later
@@ -357,6 +357,9 @@ pub(crate) struct RunArgs {
     pub(crate) session: Option<SessionName>,
     #[command(flatten)]
     pub(crate) folder: SessionFolder,
+    /// Neither read nor keep what is typed in a chat, which later chats have at the arrow keys
+    #[arg(long)]
+    pub(crate) no_history: bool,
     /// File to record in which experts tokens choose, for `bench experts`
     #[arg(long, value_name = "FILE")]
     pub(crate) record_experts: Option<PathBuf>,

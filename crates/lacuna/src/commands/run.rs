@@ -1,8 +1,13 @@
 //! `lacuna run`: generate text from a prompt, or chat on a terminal.
 
+mod chat;
+mod conversation;
+mod typed;
+
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use lacuna::plan::{Budget, ExpertSlots, NeuronSlots, WeightSource};
@@ -14,9 +19,10 @@ use lacuna::{
 };
 use serde::Serialize;
 
+use self::conversation::Conversation;
 use crate::cli::RunArgs;
-use crate::commands::sessions::Named;
 use crate::commands::{engine, stdin_up_to};
+use lacuna_cli::markdown::Markdown;
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, record_experts, tell};
 use lacuna_engine::Eyes;
@@ -168,50 +174,36 @@ fn answer(args: &RunArgs) -> Result<()> {
 }
 
 fn converse(engine: &mut Engine, sampling: Sampling, args: &RunArgs) -> Result<()> {
-    let (named, mut session, mut history) = match &args.session {
-        Some(name) => {
-            let place = (&args.folder, name);
-            let (named, session, said) = Named::open(engine, &sampling, place, &args.model.model)?;
-            (Some(named), session, said)
-        }
-        None => (None, engine.session(sampling)?, Vec::new()),
+    let mut conversation = match &args.session {
+        Some(name) => Conversation::named(engine, &sampling, args, name)?,
+        None => Conversation::new(engine, &sampling, args)?,
     };
-    if history.is_empty() && !args.raw {
-        history.extend(system(args));
+    if args.prompt.is_none() && io::stdin().is_terminal() {
+        for (is_given, option) in [
+            (!args.image.is_empty(), "--image"),
+            (args.model.json, "--json"),
+        ] {
+            if is_given {
+                bail!(output::Usage(format!(
+                    "{option} needs a prompt: give -p PROMPT or standard input"
+                )));
+            }
+        }
+        return chat::chat(engine, sampling, conversation, args);
     }
-    talk(engine, &mut session, &mut history, args)?;
-    if let Some(named) = named
-        && !session.tokens().is_empty()
-    {
-        named.save(engine, &mut session, history)?;
-    }
-    Ok(())
+    answer_once(engine, &mut conversation, args)?;
+    conversation.save(engine)
 }
 
-/// One turn, or a chat on a terminal.
-fn talk(
-    engine: &mut Engine,
-    session: &mut Session,
-    history: &mut Vec<Message>,
-    args: &RunArgs,
-) -> Result<()> {
-    if args.prompt.is_none() && io::stdin().is_terminal() {
-        if !args.image.is_empty() {
-            bail!(output::Usage(
-                "--image needs a prompt: give -p PROMPT or standard input".into()
-            ));
-        }
-        if args.model.json {
-            bail!(output::Usage(
-                "--json needs a prompt: give -p PROMPT or standard input".into()
-            ));
-        }
-        return chat(engine, session, history, args);
-    }
+/// One turn.
+fn answer_once(engine: &mut Engine, conversation: &mut Conversation, args: &RunArgs) -> Result<()> {
     let text = match &args.prompt {
         Some(prompt) => prompt.clone(),
         None => stdin_for(engine)?,
     };
+    let Conversation {
+        session, messages, ..
+    } = conversation;
     let prompt = if args.raw {
         raw_turn(engine, session, &text)?
     } else {
@@ -220,15 +212,15 @@ fn talk(
         if !images.is_empty() {
             message.content = content(&message, images.len());
         }
-        history.push(message);
-        let mut prompt = conversation(engine, history, args)?;
+        messages.push(message);
+        let mut prompt = conversation_prompt(engine, messages, args)?;
         let eyes = Eyes::new(Arc::clone(engine.model()), args.engine.threads, None);
         session.show(eyes.show(&mut prompt.tokens, &images)?);
         prompt
     };
-    let report = generate(engine, session, prompt, args)?;
+    let report = generate(engine, session, prompt, args, None)?;
     if !args.raw {
-        history.push(Message::new("assistant", report.text.as_str()));
+        messages.push(Message::new("assistant", report.text.as_str()));
     }
     if args.model.json {
         output::json(&report)
@@ -274,65 +266,6 @@ fn chosen(sampling: &Sampling) -> RecommendedSampling {
     }
 }
 
-/// Talks until end of input. Each turn reuses what the KV cache holds of the conversation.
-fn chat(
-    engine: &mut Engine,
-    session: &mut Session,
-    history: &mut Vec<Message>,
-    args: &RunArgs,
-) -> Result<()> {
-    tell!(
-        "{}: type a message; an empty line or Ctrl-D ends the chat",
-        args.model.model
-    );
-    let mut editor = rustyline::DefaultEditor::new()?;
-    session.keep_turns();
-    while let Some(line) = ask(&mut editor)? {
-        history.push(Message::new("user", line.as_str()));
-        match turn(engine, session, history, &line, args) {
-            Ok(answer) => history.push(Message::new("assistant", answer)),
-            Err(error) => {
-                tell!("error: {error:#}; this message was left out");
-                history.pop();
-            }
-        }
-    }
-    Ok(())
-}
-
-/// One message and its answer.
-fn turn(
-    engine: &mut Engine,
-    session: &mut Session,
-    history: &[Message],
-    line: &str,
-    args: &RunArgs,
-) -> Result<String> {
-    let prompt = if args.raw {
-        raw_turn(engine, session, line)?
-    } else {
-        conversation(engine, history, args)?
-    };
-    let report = generate(engine, session, prompt, args)?;
-    summarise(&report)?;
-    Ok(report.text)
-}
-
-/// The next line typed, or `None` at the end.
-fn ask(editor: &mut rustyline::DefaultEditor) -> Result<Option<String>> {
-    match editor.readline("> ") {
-        Ok(line) if line.trim().is_empty() => Ok(None),
-        Ok(line) => {
-            editor.add_history_entry(&line)?;
-            Ok(Some(line))
-        }
-        Err(
-            rustyline::error::ReadlineError::Eof | rustyline::error::ReadlineError::Interrupted,
-        ) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
 /// Without a template, a turn simply continues the text so far. Special tokens that are written in
 /// it count as such: whoever types at a terminal may.
 fn raw_turn(engine: &Engine, session: &Session, line: &str) -> Result<Prompt> {
@@ -354,7 +287,7 @@ fn raw_turn(engine: &Engine, session: &Session, line: &str) -> Result<Prompt> {
     })
 }
 
-fn conversation(engine: &Engine, messages: &[Message], args: &RunArgs) -> Result<Prompt> {
+fn conversation_prompt(engine: &Engine, messages: &[Message], args: &RunArgs) -> Result<Prompt> {
     let limits = limits(engine);
     let model = engine.model();
     Ok(model.conversation(messages, args.reasoning_effort, &limits)?)
@@ -384,19 +317,14 @@ fn stdin_for(engine: &Engine) -> Result<String> {
     })
 }
 
-/// The message that comes before the conversation, if there is one.
-fn system(args: &RunArgs) -> impl Iterator<Item = Message> {
-    args.system
-        .iter()
-        .map(|text| Message::new("system", text.as_str()))
-}
-
-/// Makes `prompt` the conversation and generates, streaming to the terminal unless JSON is wanted.
+/// Makes `prompt` the conversation and generates, streaming to the terminal unless JSON is wanted. Ends early once
+/// `stop` is set, between two steps.
 fn generate(
     engine: &mut Engine,
     session: &mut Session,
     prompt: Prompt,
     args: &RunArgs,
+    stop: Option<&AtomicBool>,
 ) -> Result<Report> {
     let reused_tokens = session.rewrite(&prompt.tokens)?;
     let recommended = engine.model().recommended_sampling();
@@ -426,9 +354,13 @@ fn generate(
     let mut reply = Reply {
         reader: prompt.reader,
         shown: !args.model.json,
+        markdown: (!args.raw && output::shows_styles()).then(Markdown::default),
         ..Reply::default()
     };
-    while let Some(piece) = generation.next_piece()? {
+    let is_enough = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+    while !is_enough()
+        && let Some(piece) = generation.next_piece()?
+    {
         reply.add(&piece)?;
     }
     reply.finish()?;
@@ -443,7 +375,7 @@ fn generate(
         tokens: generation.tokens().to_vec(),
         finish_reason: generation
             .finish_reason()
-            .map_or("", lacuna::FinishReason::name),
+            .map_or("interrupted", lacuna::FinishReason::name),
         ttft_ms: timing.first_token.as_secs_f64() * 1e3,
         prefill_tps: timing.prefill_tokens_per_second(),
         decode_tps: timing.decode_tokens_per_second(),
@@ -463,6 +395,8 @@ fn generate(
 struct Reply {
     reader: Option<Reader>,
     shown: bool,
+    /// What marks in the text become, where they are shown as looks.
+    markdown: Option<Markdown>,
     text: String,
     reasoning: String,
 }
@@ -482,6 +416,9 @@ impl Reply {
         let pieces = self.reader.as_mut().map(|reader| reader.finish(""));
         let mut pieces = pieces.into_iter().flatten();
         pieces.try_for_each(|piece| self.take(piece))?;
+        if let (true, Some(markdown)) = (self.shown, &mut self.markdown) {
+            output::styled(&markdown.finish())?;
+        }
         if self.shown && self.text.is_empty() && !self.reasoning.is_empty() {
             output::aside("\n");
         }
@@ -507,7 +444,10 @@ impl Reply {
                     if begins && !self.reasoning.is_empty() {
                         output::aside("\n\n");
                     }
-                    output::text(&text)?;
+                    match &mut self.markdown {
+                        Some(markdown) => output::styled(&markdown.push(&text))?,
+                        None => output::text(&text)?,
+                    }
                 }
             }
         }

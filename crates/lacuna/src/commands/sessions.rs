@@ -87,6 +87,23 @@ impl Named {
         Ok((named, session, note.messages))
     }
 
+    /// A conversation that will be kept under a name that none has.
+    pub(crate) fn create(
+        (folder, name): (&SessionFolder, &SessionName),
+        model: &str,
+        sampling: &Sampling,
+    ) -> Result<Self> {
+        ensure!(
+            !folder.has(name)?,
+            "there is a session `{name}` already; `lacuna sessions remove {name}` removes it"
+        );
+        Ok(Self {
+            path: folder.file(name)?,
+            model: model.to_owned(),
+            seed: sampling.seed,
+        })
+    }
+
     /// Writes the conversation, in the place of what was there.
     pub(crate) fn save(
         &self,
@@ -125,6 +142,16 @@ impl SessionFolder {
         let made = builder.create(&path);
         made.with_context(|| format!("cannot make the folder `{}`", path.display()))?;
         Ok(path)
+    }
+
+    /// Whether it has a session of that name.
+    pub(crate) fn has(&self, name: &SessionName) -> Result<bool> {
+        Ok(self.file(name)?.exists())
+    }
+
+    /// The file of what is typed in chats, for later ones; none where there is no folder for it.
+    pub(crate) fn typed(&self) -> Option<PathBuf> {
+        Some(self.path().ok()?.join("typed"))
     }
 
     fn file(&self, name: &SessionName) -> Result<PathBuf> {
