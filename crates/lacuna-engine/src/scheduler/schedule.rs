@@ -237,6 +237,26 @@ mod tests {
         assert_eq!(whole(&[16, 48], &[20, 0], &shown), [32, 0], "another waits");
         assert_eq!(whole(&[4, 8], &[30, 0], &shown), [22, 8], "the rest of one");
         assert_eq!(whole(&[1, 1], &[60, 9], &shown), [1, 1]);
+        assert_eq!(whole(&[0, 8], &[20, 0], &shown), [0, 8], "it gets nothing");
+        assert_eq!(
+            whole(&[16, 32], &[20, 0], &shown),
+            [32, 32],
+            "no room is left"
+        );
+    }
+
+    #[test]
+    fn a_second_image_comes_along_if_there_is_room_for_all_of_it() {
+        let shown = images(std::slice::from_ref(&(20..52)));
+        let ahead = [20, 20].map(|start| Ahead {
+            images: &shown,
+            start,
+        });
+        for (most, expected) in [(63, [32, 0]), (64, [32, 32]), (65, [32, 32])] {
+            let mut counts = [16, 16];
+            keep_images_whole(&mut counts, &ahead, most);
+            assert_eq!(counts, expected, "{most}");
+        }
     }
 
     proptest! {

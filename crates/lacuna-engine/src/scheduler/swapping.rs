@@ -67,7 +67,7 @@ impl Scheduler {
     /// How long nothing is moved after a failure: a disk does not get room or well sooner, and each try costs time.
     const PAUSE: Duration = Duration::from_secs(60);
 
-    fn swap_rates(&self) -> Option<Rates> {
+    pub(super) fn swap_rates(&self) -> Option<Rates> {
         let status = self.swap.as_ref()?.status();
         Some(Rates {
             write: status.write_rate.per_second(),

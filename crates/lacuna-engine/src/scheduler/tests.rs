@@ -3,6 +3,7 @@
 mod admission;
 mod choices;
 mod endings;
+mod folder;
 mod preemption;
 mod report;
 mod speculation;

@@ -94,7 +94,7 @@ pub(in crate::scheduler) fn over(disk: Disk, pages: u32, cache: &KvCache) -> Swa
 }
 
 /// One of such sizes.
-pub(super) fn of(disk: Disk, sizes: SwapSizes, cache: &KvCache) -> Swap {
+pub(in crate::scheduler) fn of(disk: Disk, sizes: SwapSizes, cache: &KvCache) -> Swap {
     let swap = Swap::over(Box::new(disk), sizes, cache).expect("a sparse cache");
     swap.assume_rates(1e12, Duration::from_secs(1));
     swap

@@ -3,7 +3,8 @@
 
 use super::*;
 use crate::scheduler::simulation::swap::{Disk, Trouble, over};
-use crate::scheduler::swapping::Urgency;
+use crate::scheduler::swapping::{Rates, Urgency};
+use lacuna_kv::prefix::Moving;
 
 /// Pages of a file that is large enough for all that there is.
 const PAGES: u32 = 1000;
@@ -270,6 +271,84 @@ fn pages_are_moved_only_where_that_pays_and_there_is_time() {
     assert_eq!(away(&scheduler), 0);
     assert_eq!(scheduler.waiting[0].choices.len(), 2);
     drop(stream);
+}
+
+#[test]
+fn what_takes_as_long_to_move_as_to_compute_is_computed() {
+    let rates = Rates {
+        write: Some(100.0),
+        read: Some(50.0),
+        compute: Some(10.0),
+    };
+    let favored = |written_bytes, read_bytes, tokens| {
+        rates.favor(Moving {
+            written_bytes,
+            read_bytes,
+            tokens,
+        })
+    };
+    // Two seconds and one, against three and a bit more or less.
+    assert!(favored(200, 50, 31));
+    assert!(!favored(200, 50, 30));
+    assert!(!favored(200, 50, 29));
+    assert!(!favored(0, 0, 0));
+}
+
+/// Groups that the two have in common.
+const SHARED: usize = 8;
+
+/// Two requests that run, of which the second begins with the prompt of the first, and the bytes and tokens that are
+/// the second's own.
+fn two_that_share() -> (Scheduler, [Stream; 2], u64, usize) {
+    let (mut scheduler, _, _) = swapping(100);
+    scheduler.config.prefix_cache.enabled = true;
+    let group = scheduler.prefix.grain().group_tokens().get();
+    let shared = prompt(0, (SHARED * group) as u32);
+    let longer = [shared.clone(), prompt(7, 3 * group as u32)].concat();
+    let streams = [shared, longer].map(|prompt| {
+        let stream = enqueue(&mut scheduler, endless(prompt, TOKENS));
+        (0..20).for_each(|_| assert!(scheduler.step()));
+        stream
+    });
+    let second = &scheduler.running[1].sessions[0];
+    assert_eq!(scheduler.prefix.shared_groups(&second.path), SHARED);
+    let whole = second.sequence.report().committed_bytes as u64;
+    let bytes = whole - SHARED as u64 * scheduler.prefix.grain().group_bytes();
+    let tokens = second.sequence.len() - SHARED * group;
+    (scheduler, streams, bytes, tokens)
+}
+
+/// Of a prompt that another request has, too, only what is its own is moved, and weighed.
+#[test]
+fn what_is_shared_stays_and_is_not_counted() {
+    // Computing is a little faster than moving, and a little slower.
+    for (times, moved) in [(1.001, 0), (0.999, 1)] {
+        let (mut scheduler, streams, bytes, tokens) = two_that_share();
+        let rates = scheduler.swap_rates().expect("there is a file");
+        let seconds = |rate: Option<f64>| bytes as f64 / rate.expect("assumed");
+        let as_fast = tokens as f64 / (seconds(rates.write) + seconds(rates.read));
+        scheduler.prompt_rate = Rate::over(1e18);
+        let second = Duration::from_secs(1);
+        scheduler.prompt_rate.observe(as_fast * times, second);
+        scheduler.preempt_last(Urgency::Soon);
+        assert_eq!(away(&scheduler), moved, "{times}");
+        drop(streams);
+    }
+    let (mut scheduler, streams, bytes, _) = two_that_share();
+    assume_slow_prompts(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    move_all(&mut scheduler);
+    let status = scheduler.swap.as_ref().expect("there is one").status();
+    // Pages that were mapped ahead hold nothing yet, and are not written.
+    let (held, group) = (status.held.get(), scheduler.prefix.grain().group_bytes());
+    assert!(held <= bytes && held + group > bytes, "{held} of {bytes}");
+    // It needs memory for no more to come back, and a group to go on.
+    let waiting = &scheduler.waiting[0];
+    let there = waiting.away.as_ref().expect("it is away");
+    let needed = scheduler.needs_to_return(waiting, there);
+    let (back, _) = needed.expect("what it shares is in memory");
+    assert!(back <= bytes + 2 * group, "{back} of {bytes}");
+    drop(streams);
 }
 
 #[test]
