@@ -172,13 +172,9 @@ impl Waiting {
     pub(crate) const MOST_OVERTAKEN: u32 = 16;
 
     /// The same for a request of `choices` choices, whose steps give more.
-    pub(crate) const fn unread_events(choices: usize) -> usize {
+    pub(crate) fn unread_events(choices: usize) -> usize {
         let two_steps = 2 * Job::events_per_step(choices);
-        if two_steps > Self::UNREAD_EVENTS {
-            two_steps
-        } else {
-            Self::UNREAD_EVENTS
-        }
+        two_steps.max(Self::UNREAD_EVENTS)
     }
 
     /// A job for `request`, which arrives now, and where its events come out. `capacity` is the

@@ -103,7 +103,7 @@ impl Scheduler {
     /// Tokens that the rate of computing is over: some prompts.
     const PROMPT_WINDOW: f64 = 16384.0;
     /// Tokens of a step from which on it says how fast prompts are computed; fewer say how fast weights are read.
-    const PROMPT_STEP: usize = 16;
+    pub(crate) const PROMPT_STEP: usize = 16;
 
     /// A scheduler over an engine of its own.
     ///

@@ -174,7 +174,7 @@ impl Scheduler {
     }
 
     /// Finds memory for the request at `index`. What is being written comes free, and may be enough.
-    fn find_pages(&mut self, index: usize, shortage: &KvError) -> bool {
+    pub(super) fn find_pages(&mut self, index: usize, shortage: &KvError) -> bool {
         match self.put_aside() {
             Eviction::Evicted => true,
             Eviction::Nothing if self.take_from_weights(shortage) => true,

@@ -88,6 +88,41 @@ fn a_session_beside_gets_what_is_on_its_way_to_the_file_before_what_runs_and_the
 }
 
 #[test]
+fn a_session_beside_gets_a_cached_group_and_no_more_where_that_is_enough() {
+    let (mut scheduler, _, _) = swapping(100);
+    scheduler.config.prefix_cache.enabled = true;
+    let cached = enqueue(&mut scheduler, after(prompt(9, 64), 1));
+    finish(&mut scheduler, 10);
+    scheduler.config.prefix_cache.enabled = false;
+    let _streams = two_running(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    let groups = scheduler.prefix.tree().len();
+    assert!(groups > 0);
+    assert!(scheduler.make_room_beside(&shortage(1)));
+    assert_eq!(scheduler.prefix.tree().len(), groups - 1);
+    assert_eq!((away(&scheduler), scheduler.running.len()), (1, 1));
+    drop(cached);
+}
+
+#[test]
+fn pages_that_are_being_written_are_waited_for_and_nobody_else_is_preempted() {
+    let (mut scheduler, _, _) = swapping(100);
+    let _two = two_running(&mut scheduler);
+    let _third = enqueue(&mut scheduler, endless(prompt(5, 64), 100));
+    (0..5).for_each(|_| assert!(scheduler.step()));
+    assert_eq!(scheduler.running.len(), 3);
+    scheduler.preempt_last(Urgency::Soon);
+    assert!(scheduler.is_freeing());
+    assert!(!scheduler.find_pages(0, &shortage(1)));
+    assert!(scheduler.waits_for_pages);
+    assert_eq!((away(&scheduler), scheduler.running.len()), (1, 2));
+    // With nothing on its way the last one gives way.
+    assert!(scheduler.give_up_freeing());
+    assert!(scheduler.find_pages(0, &shortage(1)));
+    assert_eq!(scheduler.running.len(), 1);
+}
+
+#[test]
 fn when_files_are_lost_nothing_is_written_to_one() {
     let (mut scheduler, _, _) = swapping(100);
     let _streams = two_running(&mut scheduler);

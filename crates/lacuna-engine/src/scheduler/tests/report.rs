@@ -120,3 +120,37 @@ fn a_limit_of_no_tokens_counts_no_token() {
     assert_eq!(scheduler.latencies.first_token.count(), 0);
     assert_eq!(scheduler.latencies.end_to_end.count(), 1);
 }
+
+/// A system on which every look at the clock takes a millisecond.
+#[derive(Clone)]
+struct Ticking(FakeSystem);
+
+impl System for Ticking {
+    fn now(&self) -> Instant {
+        self.0.pass(Duration::from_millis(1));
+        self.0.now()
+    }
+
+    fn memory(&self) -> Reading {
+        self.0.memory()
+    }
+}
+
+/// A few tokens take as long as one: what they say is how fast weights are read.
+#[test]
+fn only_steps_of_many_tokens_beside_those_of_replies_say_how_fast_prompts_are_computed() {
+    for (tokens, expected) in [
+        (2, false),
+        (Scheduler::PROMPT_STEP as u32, false),
+        (Scheduler::PROMPT_STEP as u32 + 1, true),
+        (60, true),
+    ] {
+        let mut scheduler = with_context(512);
+        scheduler.system = Box::new(Ticking(FakeSystem::new()));
+        let stream = enqueue(&mut scheduler, after(prompt(0, tokens), 3));
+        finish(&mut scheduler, 10);
+        let rate = scheduler.prompt_rate.per_second();
+        assert_eq!(rate.is_some(), expected, "{tokens}");
+        drop(stream);
+    }
+}

@@ -5,6 +5,7 @@ use super::*;
 use crate::scheduler::simulation::swap::{Disk, Trouble, over};
 use crate::scheduler::swapping::{Rates, Urgency};
 use lacuna_kv::prefix::Moving;
+use lacuna_kv::swap::Phase;
 
 /// Pages of a file that is large enough for all that there is.
 const PAGES: u32 = 1000;
@@ -348,6 +349,34 @@ fn what_is_shared_stays_and_is_not_counted() {
     let needed = scheduler.needs_to_return(waiting, there);
     let (back, _) = needed.expect("what it shares is in memory");
     assert!(back <= bytes + 2 * group, "{back} of {bytes}");
+    drop(streams);
+}
+
+#[test]
+fn groups_whose_pages_are_written_are_let_go_of_one_after_the_other() {
+    let (mut scheduler, streams, _, _) = two_that_share();
+    assume_slow_prompts(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    let groups = |scheduler: &Scheduler| {
+        let away = scheduler.away().next().expect("it is away");
+        let is_leaving = matches!(away.image.progress().phase, Phase::Leaving { .. });
+        (away.path.groups().len(), is_leaving)
+    };
+    let before = groups(&scheduler).0;
+    assert!(before > SHARED);
+    let mut seen = Vec::new();
+    while scheduler.swap.as_ref().is_some_and(Swap::advance) {
+        scheduler.follow_swaps();
+        if let (left, true) = groups(&scheduler) {
+            seen.push(left);
+        }
+    }
+    assert!(seen.is_sorted_by(|a, b| a >= b), "{seen:?}");
+    assert!(
+        seen.iter().any(|&left| SHARED < left && left < before),
+        "{seen:?}"
+    );
+    assert_eq!(groups(&scheduler), (0, false), "the shared ones, too");
     drop(streams);
 }
 
