@@ -64,6 +64,82 @@ fn it_says_where_it_is_and_ends_when_asked_to() {
     assert!(child.wait().expect("it ends").success());
 }
 
+fn post(address: &str, path: &str, body: &Value) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    let body = body.to_string();
+    let length = body.len();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("a reply");
+    reply
+}
+
+#[cfg(unix)]
+#[test]
+fn sessions_that_requests_named_are_listed_and_removed_by_the_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("text");
+    let sessions = |action: &[&str]| {
+        let all = [&["sessions"], action, &["--kv-cache", path]].concat();
+        lacuna(&all)
+    };
+    let listed = || -> Value {
+        let output = sessions(&["list", "--json"]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    };
+    let (mut child, address, _) = serve(&["--kv-cache", path]);
+    for name in ["notes", "letters"] {
+        // Long enough that some of it is kept.
+        let body = serde_json::json!({
+            "session": name, "prompt": format!("{name}: {}", "ownership and borrowing ".repeat(20)),
+            "max_tokens": 1,
+        });
+        let reply = post(&address, "/v1/completions", &body);
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    }
+    let ended = Command::new("kill").arg(child.id().to_string()).status();
+    assert!(ended.expect("kill runs").success());
+    assert!(
+        child.wait().expect("it ends").success(),
+        "and has written all"
+    );
+    let mut names: Vec<Value> = listed().as_array().expect("a list").clone();
+    names.sort_by_key(|row| row["name"].to_string());
+    assert_eq!(
+        (&names[0]["name"], &names[1]["name"]),
+        (&"letters".into(), &"notes".into())
+    );
+    for row in &names {
+        assert!(
+            row["tokens"].as_u64() > Some(16) && row["bytes"].as_u64() > Some(0),
+            "{row}"
+        );
+    }
+    assert!(sessions(&["remove", "letters"]).status.success());
+    let left = listed();
+    assert_eq!(
+        (left.as_array().map(Vec::len), &left[0]["name"]),
+        (Some(1), &"notes".into())
+    );
+    let again = sessions(&["remove", "letters"]);
+    let error = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(
+        error.contains("there is no session `letters`; `lacuna sessions list --kv-cache"),
+        "{error}"
+    );
+    let people = sessions(&["list"]);
+    let line = String::from_utf8_lossy(&people.stdout).into_owned();
+    assert!(
+        line.starts_with("notes: ") && line.contains("computed by"),
+        "{line}"
+    );
+}
+
 /// Writes a new certificate for `localhost` and its key, and returns how clients know it.
 fn renew_certificate(folder: &std::path::Path) -> rustls::pki_types::CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]);
