@@ -547,6 +547,25 @@ fn a_context_beyond_what_the_model_was_made_for_is_allowed_with_a_warning() {
 }
 
 #[test]
+fn a_plan_says_whether_weights_are_mapped_or_read() {
+    for (arguments, expected) in [
+        (&["plan", "qwen3-0.6b"][..], ", mapped from the file; "),
+        (
+            &["plan", "qwen3-0.6b", "--budget", "2GiB"],
+            ", read from the file; ",
+        ),
+        (
+            &["plan", "qwen3-0.6b", "--weights", "pread"],
+            ", read from the file; ",
+        ),
+    ] {
+        let output = lacuna(arguments);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(expected), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
 fn a_plan_of_nonsense_is_refused() {
     refuses(&["plan", "qwen3-4b", "--ctx", "0"], 2, &["ctx"]);
     refuses(&["plan", "qwen3-4b", "--batch", "0"], 2, &["batch"]);

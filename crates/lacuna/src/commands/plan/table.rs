@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 
-use lacuna::plan::Streamed;
+use lacuna::plan::{Streamed, WeightSource};
 
 use super::report::{Activations, Fit, Kv, Placed, Report, Sum, Weights};
 use lacuna_cli::output;
@@ -28,7 +28,7 @@ fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     )?;
     activations(out, &report.activations)?;
     kv(out, &report.kv)?;
-    weights(out, &report.weights)?;
+    weights(out, &report.weights, report.residency.residency.source)?;
     residency(out, &report.residency)?;
     totals(out, &report.empty, &report.full)?;
     if let Some(fit) = &report.budget {
@@ -114,10 +114,14 @@ fn kv(out: &mut dyn Write, kv: &Kv) -> io::Result<()> {
     Ok(())
 }
 
-fn weights(out: &mut dyn Write, weights: &Weights) -> io::Result<()> {
+fn weights(out: &mut dyn Write, weights: &Weights, source: WeightSource) -> io::Result<()> {
+    let had = match source {
+        WeightSource::Mmap => "mapped from the file",
+        WeightSource::Pread | WeightSource::Direct => "read from the file",
+    };
     writeln!(
         out,
-        "\nweights: {}, mapped from the file; norms and biases are copied, {}",
+        "\nweights: {}, {had}; norms and biases are copied, {}",
         size(weights.bytes),
         size(weights.copied_bytes)
     )?;
@@ -244,12 +248,12 @@ fn names(of: &[Streamed]) -> String {
 fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
     writeln!(
         out,
-        "\n{:<16}{:>12}{:>16}",
+        "\n{:<20}{:>12}{:>16}",
         "total", "empty", "context full"
     )?;
     for (name, part) in PARTS {
         let (empty, full) = (size(part(empty)), size(part(full)));
-        writeln!(out, "  {name:<14}{empty:>12}{full:>16}")?;
+        writeln!(out, "  {name:<18}{empty:>12}{full:>16}")?;
     }
     Ok(())
 }
