@@ -111,6 +111,9 @@ fn load_as(args: &ModelArgs, files: ModelFiles, residency: Residency) -> Result<
     }
     let model = lacuna_models::with_images(model, args.mmproj.as_deref());
     let model = model.with_context(|| format!("cannot load the eyes of `{}`", args.model))?;
+    if let Some(blindness) = lacuna_models::blindness(&model)? {
+        crate::tell!("warning: {blindness}");
+    }
     Ok(Arc::new(model))
 }
 

@@ -124,22 +124,26 @@ impl ModelFiles {
         }
     }
 
-    /// The GGUF file beside theirs that has the part of the model that sees, by its name, which has `mmproj` in it; `None`
-    /// where there is none, or one of several.
+    /// The GGUF files beside theirs that have the part of a model that sees, by their names, which have `mmproj` in them:
+    /// none for Hugging Face folders.
     #[must_use]
-    pub fn projector_beside(&self) -> Option<PathBuf> {
+    pub fn projectors_beside(&self) -> Vec<PathBuf> {
+        self.list_projectors().unwrap_or_default()
+    }
+
+    fn list_projectors(&self) -> Option<Vec<PathBuf>> {
         let Metadata::Gguf(_) = self.metadata else {
             return None;
         };
         let own = self.tensors.mappings().first()?.path()?;
         let entries = own.parent()?.read_dir().ok()?;
-        let mut found = entries.filter_map(|entry| {
+        let found = entries.filter_map(|entry| {
             let path = entry.ok()?.path();
             let name = path.file_name()?.to_str()?.to_lowercase();
             let is_projector = name.contains("mmproj") && name.ends_with(".gguf");
             (is_projector && path != own).then_some(path)
         });
-        found.next().filter(|_| found.next().is_none())
+        Some(found.collect())
     }
 
     /// What the files say besides tensors.

@@ -36,5 +36,8 @@ pub use prompts::{Prompts, UnknownPrompt};
 pub use recommended::RecommendedSampling;
 pub use scratch::{BatchLimits, FiniteCheck, OutOfMemory, Scratch};
 pub use spec::ModelSpec;
-pub use vision::{ImageEncoder, ImageShape, describe_images, with_images};
+pub use vision::{
+    Blindness, ImageEncoder, ImageShape, blindness, describe_images, describe_images_for,
+    with_images,
+};
 pub use weights::{ExpertCounts, Loading, MakeDevice, NeuronReads, RowReads, with_columns};

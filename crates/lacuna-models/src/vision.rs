@@ -3,7 +3,7 @@
 
 pub(crate) mod image_prompt;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lacuna_kernels::Cpu;
 
@@ -38,7 +38,9 @@ pub struct ImageShape {
 }
 
 impl ImageShape {
-    fn of(spec: &ModelSpec) -> Option<Self> {
+    /// That of the encoder that `spec` describes; `None` where it makes no rows of images.
+    #[must_use]
+    pub fn of(spec: &ModelSpec) -> Option<Self> {
         match (spec.patches, spec.output) {
             (Some(patches), OutputSpec::Image(rows)) => Some(Self { patches, rows }),
             _ => None,
@@ -73,6 +75,122 @@ pub fn describe_images(files: &ModelFiles) -> Result<Option<ModelSpec>, LoadErro
     Ok(described?)
 }
 
+/// What the encoder is that [`with_images`] gives a model of `spec`, whose files are `files`: of the file `projector` if
+/// one is named, else of its own, or of the one beside them. No weight is touched.
+///
+/// # Errors
+/// As [`with_images`], but for what only weights tell.
+pub fn describe_images_for(
+    files: &ModelFiles,
+    spec: &ModelSpec,
+    projector: Option<&Path>,
+) -> Result<Option<ModelSpec>, LoadError> {
+    if let Some(path) = projector {
+        let found = describe_images(&ModelFiles::open(path)?)?;
+        let found = found.ok_or_else(|| no_encoder(path))?;
+        check_decoder(&found, spec)?;
+        return Ok(Some(found));
+    }
+    if spec.images.is_none() {
+        return Ok(None);
+    }
+    if let Some(own) = describe_images(files)? {
+        return Ok(Some(own));
+    }
+    let [path] = &files.projectors_beside()[..] else {
+        return Ok(None);
+    };
+    match projector_beside(path, spec)? {
+        Ok(files) => describe_images(&files),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Why a model that takes images has nothing that makes rows of them, though there is something beside it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Blindness {
+    /// A projector that is none for the model.
+    #[error("`{}` beside the model is not used, so it takes no images: {reason}", path.display())]
+    Projector {
+        /// Where it is.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: ConfigError,
+    },
+    /// Several projectors, of which none is the model's more than others.
+    #[error(
+        "{count} files beside the model have `mmproj` in their names, so none is used and it takes no images; name its own"
+    )]
+    Several {
+        /// How many there are.
+        count: usize,
+    },
+}
+
+/// Why `model`, which [`with_images`] has left as it was, takes no images, if there is more to be said than that nothing
+/// is there.
+///
+/// # Errors
+/// [`LoadError`] for a file that cannot be read.
+pub fn blindness(model: &Model) -> Result<Option<Blindness>, LoadError> {
+    if model.images().is_some() || model.spec().images.is_none() {
+        return Ok(None);
+    }
+    Ok(match &model.files().projectors_beside()[..] {
+        [] => None,
+        [path] => {
+            let fits = projector_beside(path, model.spec())?;
+            fits.err().map(|reason| Blindness::Projector {
+                path: path.clone(),
+                reason,
+            })
+        }
+        several => Some(Blindness::Several {
+            count: several.len(),
+        }),
+    })
+}
+
+/// The projector at `path`, or why it is none for a decoder of `spec`: folders have files of several models.
+fn projector_beside(
+    path: &Path,
+    spec: &ModelSpec,
+) -> Result<Result<ModelFiles, ConfigError>, LoadError> {
+    let files = ModelFiles::open(path)?;
+    let found = match describe_images(&files) {
+        Ok(found) => found.ok_or_else(|| no_encoder(path)),
+        Err(LoadError::Config(reason)) => Err(reason),
+        Err(error) => return Err(error),
+    };
+    Ok(found
+        .and_then(|found| check_decoder(&found, spec))
+        .map(|()| files))
+}
+
+fn no_encoder(path: &Path) -> ConfigError {
+    ConfigError::Unsupported {
+        feature: format!("{}, which has no encoder of images", path.display()),
+        supported: "an mmproj file of Gemma 3 is",
+    }
+}
+
+/// Whether rows of the encoder `images` fit a decoder of `spec`, which takes rows of images.
+fn check_decoder(images: &ModelSpec, spec: &ModelSpec) -> Result<(), ConfigError> {
+    let width = ImageShape::of(images).map_or(0, |shape| shape.rows.width);
+    match spec.images {
+        Some(_) if width == spec.hidden => Ok(()),
+        Some(_) => Err(ConfigError::Projector {
+            width,
+            hidden: spec.hidden,
+        }),
+        None => Err(ConfigError::Unsupported {
+            feature: format!("images for a model of the family {}", spec.family),
+            supported: "Gemma 3 takes them",
+        }),
+    }
+}
+
 /// `model` with what makes rows of images for it: of the file `projector` if one is named, else of its own files, or of
 /// the one beside them that has its name; as it is where it takes no images or there is none for it.
 ///
@@ -80,12 +198,10 @@ pub fn describe_images(files: &ModelFiles) -> Result<Option<ModelSpec>, LoadErro
 /// [`LoadError`]: for a file that is named and is of no use, and for one's own part that cannot be computed.
 pub fn with_images(model: Model, projector: Option<&Path>) -> Result<Model, LoadError> {
     if let Some(path) = projector {
-        let files = ModelFiles::open(path)?;
-        let encoder = ImageEncoder::load(files)?;
-        return model.with_images(encoder.ok_or_else(|| ConfigError::Unsupported {
-            feature: format!("{}, which has no encoder of images", path.display()),
-            supported: "an mmproj file of Gemma 3 is",
-        })?);
+        // Whether it is the model's own is told by its numbers, before its tensors are looked for.
+        describe_images_for(model.files(), model.spec(), projector)?;
+        let encoder = ImageEncoder::load(ModelFiles::open(path)?)?;
+        return model.with_images(encoder.ok_or_else(|| no_encoder(path))?);
     }
     if model.spec().images.is_none() {
         return Ok(model);
@@ -93,16 +209,16 @@ pub fn with_images(model: Model, projector: Option<&Path>) -> Result<Model, Load
     if let Some(encoder) = ImageEncoder::load(model.files().clone())? {
         return model.with_images(encoder);
     }
-    let Some(path) = model.files().projector_beside() else {
+    let [path] = &model.files().projectors_beside()[..] else {
         return Ok(model);
     };
-    match ImageEncoder::load(ModelFiles::open(&path)?) {
-        // Folders have files of several models, and one of another is none for this.
-        Ok(Some(encoder)) if encoder.check_decoder(model.spec()).is_ok() => {
-            model.with_images(encoder)
-        }
-        Ok(_) | Err(LoadError::Config(_)) => Ok(model),
-        Err(error) => Err(error),
+    // Of one that does not fit [`blindness`] says why.
+    let Ok(files) = projector_beside(path, model.spec())? else {
+        return Ok(model);
+    };
+    match ImageEncoder::load(files)? {
+        Some(encoder) => model.with_images(encoder),
+        None => Ok(model),
     }
 }
 
@@ -153,18 +269,7 @@ impl ImageEncoder {
     /// # Errors
     /// [`ConfigError`] for a projector of another model, and a decoder that takes no images.
     pub fn check_decoder(&self, spec: &ModelSpec) -> Result<(), ConfigError> {
-        let width = self.shape.rows.width;
-        match spec.images {
-            Some(_) if width == spec.hidden => Ok(()),
-            Some(_) => Err(ConfigError::Projector {
-                width,
-                hidden: spec.hidden,
-            }),
-            None => Err(ConfigError::Unsupported {
-                feature: format!("images for a model of the family {}", spec.family),
-                supported: "Gemma 3 takes them",
-            }),
-        }
+        check_decoder(&self.spec, spec)
     }
 
     /// The encoder's layers and constants.
