@@ -96,7 +96,11 @@ impl Eyes {
     ///
     /// # Errors
     /// [`ImageError`]: of damaged and enormous files, places that are not as many, and memory that is not free.
-    pub fn show(&self, tokens: &mut Vec<u32>, files: &[Vec<u8>]) -> Result<Vec<Shown>, ImageError> {
+    pub fn show(
+        &self,
+        tokens: &mut Vec<u32>,
+        files: &[impl AsRef<[u8]>],
+    ) -> Result<Vec<Shown>, ImageError> {
         if files.is_empty() {
             // Marks that a template writes by itself are no images.
             self.model.place_images(tokens, &[])?;
@@ -109,7 +113,9 @@ impl Eyes {
                 limit: Self::MOST_IMAGES,
             });
         }
-        let pictures = files.iter().map(|file| self.picture(encoder, file));
+        let pictures = files
+            .iter()
+            .map(|file| self.picture(encoder, file.as_ref()));
         let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
         let count = encoder.shape().tokens();
         let names = pictures.iter().map(|picture| picture.name().tokens(count));
@@ -138,9 +144,7 @@ impl Eyes {
     fn picture(&self, encoder: &ImageEncoder, file: &[u8]) -> Result<Picture, ImageError> {
         let header = Header::read(file, &self.limits)?;
         let side = encoder.shape().patches.image_side();
-        // Resizing has rows of the old height and the new width.
-        let resizing = side as u64 * (u64::from(header.height.max(header.width)) + side as u64) * 3;
-        let bytes = header.decoding_bytes() + resizing;
+        let bytes = header.preprocessing_bytes(side);
         let memory = self.memory.as_ref();
         let _held = memory.map(|it| it.try_take(bytes as usize)).transpose()?;
         Ok(Picture::of(&header.decode(file)?, side))

@@ -52,6 +52,7 @@ pub use engine::{Accounting, Engine, EngineConfig};
 pub use error::{EngineError, NotFinite};
 pub use generation::{Generation, Timing};
 pub use images::{Eyes, ImageError};
+pub use lacuna_images::{Format as ImageFormat, Header as ImageHeader, Limits as ImageLimits};
 pub use needs::Needs;
 pub use request::{Constraint, ConstraintError, Limits, Refusal, Request};
 pub use request_memory::{HeldMemory, MemoryRefusal, RequestMemory, RequestMemoryStatus};

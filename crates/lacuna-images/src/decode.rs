@@ -147,6 +147,14 @@ impl Header {
         let format = Format::of(file).ok_or(Error::UnknownFormat)?;
         let reader = ImageReader::with_format(Cursor::new(file), format.decoder());
         let (width, height) = reader.into_dimensions().map_err(|it| explain(format, it))?;
+        Self::of(format, [width, height], limits)
+    }
+
+    /// That of an image of this size, as [`Header::read`] has it of a file.
+    ///
+    /// # Errors
+    /// [`Error::TooManyPixels`] and [`Error::Empty`].
+    pub fn of(format: Format, [width, height]: [u32; 2], limits: &Limits) -> Result<Self, Error> {
         let pixels = u64::from(width) * u64::from(height);
         if pixels > limits.pixels {
             return Err(Error::TooManyPixels {
@@ -170,6 +178,18 @@ impl Header {
     pub const fn decoding_bytes(&self) -> u64 {
         // Decoders have some tables and rows of their own.
         self.width as u64 * self.height as u64 * Self::BYTES_OF_PIXEL + (1 << 20)
+    }
+
+    /// Bytes of memory that making a picture of `side` pixels of a side of the file takes at most.
+    #[must_use]
+    pub const fn preprocessing_bytes(&self, side: usize) -> u64 {
+        let longer = if self.height > self.width {
+            self.height
+        } else {
+            self.width
+        };
+        // Resizing has rows of the old height and the new width.
+        self.decoding_bytes() + side as u64 * (longer as u64 + side as u64) * 3
     }
 
     /// Decodes `file`, whose header this is: turned as it says that it is to be looked at, without transparency, of

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::body::Bytes;
 use axum::extract::FromRef;
 use lacuna_engine::{Constraint, Eyes, Handle, HeldMemory, ImageError, Request};
 use lacuna_kv::folder::{SessionId, SessionName};
@@ -22,8 +23,14 @@ use crate::http::doors::Doors;
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
+#[cfg(not(feature = "image-addresses"))]
+use crate::images;
+#[cfg(feature = "image-addresses")]
+use crate::images::addresses::Fetcher;
+use crate::images::{HasImages, Image};
 use crate::intake::Intake;
 use crate::models::More;
+use crate::preparation::Place;
 use crate::reply::streams::Streams;
 use crate::sessions;
 use crate::sharing::{Client, Sharing};
@@ -60,6 +67,8 @@ pub(crate) struct App {
     config: ServerConfig,
     conversations: Conversations,
     eyes: Eyes,
+    #[cfg(feature = "image-addresses")]
+    fetcher: Fetcher,
     intake: Intake,
     /// Who to ask for more memory, if others may have some to give.
     more: Option<More>,
@@ -87,6 +96,8 @@ impl App {
                 config.service.engine.threads,
                 Some(engine.request_memory().clone()),
             ),
+            #[cfg(feature = "image-addresses")]
+            fetcher: Fetcher::new(&config.image_hosts, config.limits.receive),
             intake,
             more: None,
             config,
@@ -153,9 +164,71 @@ impl App {
         let place = self.intake.preparation.place().await;
         let bytes = purpose.bytes(&received.extent, &limits);
         let memory = self.intake.bodies.take(bytes).await?;
+        let work = move |app: &Self| received.object().and_then(|object| work(app, object));
+        self.work(place, memory, work).await
+    }
+
+    /// The same for a conversation: `read` takes its body apart, and `finish` makes of that what is wanted, once the
+    /// images in it that are elsewhere have been fetched. Nothing that prepares requests waits for those.
+    pub(crate) async fn prepare_shown<R, T>(
+        self: &Arc<Self>,
+        body: Arriving,
+        read: impl FnOnce(&Self, Map<String, Value>) -> Result<R, ApiError> + Send + 'static,
+        finish: impl FnOnce(&Self, R) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<Prepared<T>, ApiError>
+    where
+        R: HasImages + Send + 'static,
+        T: Send + 'static,
+    {
+        let work = move |app: &Self, object| {
+            let mut asked = read(app, object)?;
+            app.check_images(asked.images())?;
+            match asked.images().iter().any(Image::is_elsewhere) {
+                true => Ok(Step::Fetch(asked, finish)),
+                false => finish(app, asked).map(Step::Done),
+            }
+        };
+        let prepared = self.prepare(body, Purpose::Conversation, work).await?;
+        let memory = prepared.memory;
+        match prepared.value {
+            Step::Done(value) => Ok(Prepared { value, memory }),
+            Step::Fetch(mut asked, finish) => {
+                let fetched = self.fetch(asked.images()).await?;
+                let place = self.intake.preparation.place().await;
+                let work = move |app: &Self| {
+                    let made = finish(app, asked);
+                    // What is shown is rows by now.
+                    drop(fetched);
+                    made
+                };
+                self.work(place, memory, work).await
+            }
+        }
+    }
+
+    /// Puts the files of images that are elsewhere in their places. Returns the memory for them.
+    #[cfg(feature = "image-addresses")]
+    async fn fetch(&self, images: &mut [Image]) -> Result<HeldMemory, ApiError> {
+        let memory = self.engine.request_memory();
+        self.fetcher.fetch(images, memory).await
+    }
+
+    #[cfg(not(feature = "image-addresses"))]
+    async fn fetch(&self, images: &mut [Image]) -> Result<HeldMemory, ApiError> {
+        images.iter().try_for_each(|image| image.file().map(drop))?;
+        self.intake.bodies.try_take(0)
+    }
+
+    /// Works at a place for it, in memory that has been taken for that.
+    async fn work<T: Send + 'static>(
+        self: &Arc<Self>,
+        place: Place,
+        memory: HeldMemory,
+        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<Prepared<T>, ApiError> {
         let app = Arc::clone(self);
         let work = move || {
-            let value = received.object().and_then(|object| work(&app, object));
+            let value = work(&app);
             if memory.bytes() > TRIMMED_BYTES {
                 return_freed_memory();
             }
@@ -295,21 +368,38 @@ impl App {
             .prompt(model, &messages, &tools, variables, limits)
     }
 
-    /// Refuses images for a model that takes none, before a template is to write places for them.
-    pub(crate) fn check_images(&self, files: &[Vec<u8>]) -> Result<(), ApiError> {
-        match self.model().images() {
-            None if !files.is_empty() => Err(ImageError::NoEyes.into()),
-            _ => Ok(()),
-        }
+    /// Whether the model sees.
+    pub(crate) fn sees(&self) -> bool {
+        self.model().images().is_some()
     }
 
-    /// Puts the images of `files` in their places among the tokens of a conversation, encoded.
+    /// Refuses images for a model that takes none, before a template is to write places for them, and such as are
+    /// where nothing is fetched from.
+    pub(crate) fn check_images(&self, images: &[Image]) -> Result<(), ApiError> {
+        if images.is_empty() {
+            return Ok(());
+        }
+        if !self.sees() {
+            return Err(ImageError::NoEyes.into());
+        }
+        images.iter().try_for_each(|image| match image {
+            Image::File(_) => Ok(()),
+            #[cfg(feature = "image-addresses")]
+            Image::Address { address, field } => self.fetcher.check(address, field).map(drop),
+            #[cfg(not(feature = "image-addresses"))]
+            Image::Address { field, .. } => Err(images::not_fetched(field)),
+        })
+    }
+
+    /// Puts images, whose files are there, in their places among the tokens of a conversation, encoded.
     pub(crate) fn show(
         &self,
         tokens: &mut Vec<u32>,
-        files: &[Vec<u8>],
+        images: &[Image],
     ) -> Result<Vec<Shown>, ApiError> {
-        Ok(self.eyes.show(tokens, files)?)
+        let files = images.iter().map(Image::file);
+        let files: Vec<&Bytes> = files.collect::<Result<_, _>>()?;
+        Ok(self.eyes.show(tokens, &files)?)
     }
 
     /// Makes `tokens` as many as they are with so many images, of which nothing is known yet.
@@ -355,6 +445,13 @@ impl App {
     pub(crate) fn is_unloaded(&self) -> bool {
         self.intake.several
     }
+}
+
+/// How far a conversation has come whose images may be elsewhere.
+enum Step<R, T, F> {
+    Done(T),
+    /// What was read, and what is to be done with it.
+    Fetch(R, F),
 }
 
 impl FromRef<Arc<App>> for Bodies {

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::app::App;
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::images::{HasImages, Image};
 use crate::openai::parameters::Parameters;
 use crate::reply::parts::PartReader;
 use crate::reply::{Note, Reader};
@@ -27,8 +28,8 @@ use crate::structured::{Format, Rule};
 pub(crate) struct Chat {
     /// As the chat template takes them; at least one.
     pub(crate) messages: Vec<Message>,
-    /// Files of the images that have places in them, in order.
-    pub(crate) images: Vec<Vec<u8>>,
+    /// The images that have places in them, in order.
+    pub(crate) images: Vec<Image>,
     /// In the form that chat templates and OpenAI have.
     pub(crate) tools: Vec<Value>,
     pub(crate) tool_choice: Option<ToolChoice>,
@@ -118,6 +119,12 @@ impl Chat {
         let mut prompt = app.conversation(&self.messages, tools.offered(), variables, &limits)?;
         app.make_places(&mut prompt.tokens, self.images.len())?;
         Ok(prompt.tokens)
+    }
+}
+
+impl HasImages for Chat {
+    fn images(&mut self) -> &mut [Image] {
+        &mut self.images
     }
 }
 

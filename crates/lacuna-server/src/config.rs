@@ -9,6 +9,8 @@ use crate::events::KvEventsConfig;
 use crate::http::doors::Origin;
 use crate::http::log::AccessLog;
 use crate::http::tls::Tls;
+#[cfg(feature = "image-addresses")]
+use crate::images::addresses::ImageHost;
 use crate::keys::ApiKeys;
 use crate::normalization::Normalization;
 
@@ -36,6 +38,9 @@ pub struct ServerConfig {
     pub cors_origins: Vec<Origin>,
     /// Where it is written what was asked. Default nowhere.
     pub access_log: Option<AccessLog>,
+    /// Hosts that images are fetched from whose addresses requests give. Default none: such requests are refused.
+    #[cfg(feature = "image-addresses")]
+    pub image_hosts: Vec<ImageHost>,
     /// What is changed of conversations before they are written as prompts. Default nothing.
     pub normalization: Normalization,
     /// The engine.
@@ -85,6 +90,8 @@ impl Default for ServerConfig {
             strict_fields: false,
             cors_origins: Vec::new(),
             access_log: None,
+            #[cfg(feature = "image-addresses")]
+            image_hosts: Vec::new(),
             normalization: Normalization::default(),
             service: ServiceConfig::default(),
             kv_events: None,

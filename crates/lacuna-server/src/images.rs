@@ -1,5 +1,10 @@
-//! Images in requests: their files out of what interfaces wrap them in. None is fetched from anywhere.
+//! Images in requests: their files out of what interfaces wrap them in, and the addresses of those that are elsewhere
+//! (`addresses`), which are fetched only from hosts that the server was told of.
 
+#[cfg(feature = "image-addresses")]
+pub(crate) mod addresses;
+
+use axum::body::Bytes;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use lacuna_engine::ImageError;
@@ -7,14 +12,60 @@ use serde_json::{Value, json};
 
 use crate::http::error::ApiError;
 
-/// The file in a `data:` address; anything else is an address that is not followed.
-pub(crate) fn of_address(address: &str, field: &str) -> Result<Vec<u8>, ApiError> {
+/// An image of a request.
+#[derive(Debug, Clone)]
+pub(crate) enum Image {
+    /// Its file.
+    File(Bytes),
+    /// Where its file is, and the field that says so.
+    Address { address: String, field: String },
+}
+
+/// What has images that may have to be fetched before it can be gone on with.
+pub(crate) trait HasImages {
+    fn images(&mut self) -> &mut [Image];
+}
+
+impl Image {
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Address { .. })
+    }
+
+    /// The file, which has been fetched if it was elsewhere.
+    ///
+    /// # Errors
+    /// [`ApiError`] for one that has not.
+    pub(crate) fn file(&self) -> Result<&Bytes, ApiError> {
+        match self {
+            Self::File(file) => Ok(file),
+            Self::Address { field, .. } => Err(not_fetched(field)),
+        }
+    }
+}
+
+/// Refuses an address where none is followed.
+pub(crate) fn not_fetched(field: &str) -> ApiError {
+    let message = format!(
+        "`{field}` is not a data URL: this server fetches no addresses and reads no files; send the image itself, as \
+         data:image/png;base64,..."
+    );
+    ApiError::field(field, message)
+}
+
+/// The image of a `data:` address, or of one that may be followed.
+pub(crate) fn of_address(address: &str, field: &str) -> Result<Image, ApiError> {
+    let begins = |scheme: &str| {
+        let start = address.get(..scheme.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+    };
+    if begins("http://") || begins("https://") {
+        return Ok(Image::Address {
+            address: address.to_owned(),
+            field: field.to_owned(),
+        });
+    }
     let Some(data) = address.strip_prefix("data:") else {
-        let message = format!(
-            "`{field}` is not a data URL: this server fetches no addresses and reads no files; send the image itself, as \
-             data:image/png;base64,..."
-        );
-        return Err(ApiError::field(field, message));
+        return Err(not_fetched(field));
     };
     match data.split_once(";base64,") {
         Some((_, encoded)) => of_base64(encoded, field),
@@ -28,12 +79,13 @@ pub(crate) fn of_address(address: &str, field: &str) -> Result<Vec<u8>, ApiError
 }
 
 /// The file that `encoded` is.
-pub(crate) fn of_base64(encoded: &str, field: &str) -> Result<Vec<u8>, ApiError> {
+pub(crate) fn of_base64(encoded: &str, field: &str) -> Result<Image, ApiError> {
     let decoded = STANDARD.decode(encoded.trim_end());
-    decoded.map_err(|error| {
+    let decoded = decoded.map_err(|error| {
         let message = format!("`{field}` is not base64: {error}");
         ApiError::field(field, message)
-    })
+    })?;
+    Ok(Image::File(decoded.into()))
 }
 
 /// An image's place, as chat templates have it.

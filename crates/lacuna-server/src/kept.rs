@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use axum::body::Bytes;
 use lacuna_engine::HeldMemory;
 
 use crate::sharing::Client;
@@ -27,6 +28,8 @@ pub(crate) struct Conversation {
     pub(crate) client: Client,
     /// A list of messages, as chat templates take them, in JSON.
     pub(crate) messages: Vec<u8>,
+    /// Files of the images that have places in them, in order.
+    pub(crate) images: Vec<Bytes>,
     /// The reply as it was sent, in JSON.
     pub(crate) reply: Vec<u8>,
     /// For all of it.
@@ -106,6 +109,7 @@ mod tests {
             id: id.to_owned(),
             client,
             messages: vec![b' '; bytes],
+            images: Vec::new(),
             reply: Vec::new(),
             memory: account.try_take(Conversation::bytes(bytes)).expect("free"),
         });

@@ -59,6 +59,8 @@ pub use events::{EventAddress, KvEventsConfig, NoEventAddress};
 pub use http::doors::{NoOrigin, Origin};
 pub use http::log::AccessLog;
 pub use http::tls::{Tls, TlsError};
+#[cfg(feature = "image-addresses")]
+pub use images::addresses::{ImageHost, NoImageHost};
 pub use keys::{ApiKeys, KeyFileError, KeyProblem};
 pub use local::{Listener, Local, LocalReply, Problem, ReplyPart};
 pub use models::{ModelEntry, ModelPath, ModelServer, ModelsConfig, keep_alive};

@@ -21,7 +21,7 @@ macro_rules! script {
     };
 }
 
-const ASSETS: [Asset; 15] = [
+const ASSETS: [Asset; 16] = [
     (
         "/",
         "text/html; charset=utf-8",
@@ -45,6 +45,7 @@ const ASSETS: [Asset; 15] = [
     script!("main.js"),
     script!("markdown.js"),
     script!("memory.js"),
+    script!("pictures.js"),
     script!("settings.js"),
     script!("units.js"),
     script!("vendor/marked.js"),
@@ -55,9 +56,9 @@ const ASSETS: [Asset; 15] = [
     ),
 ];
 
-/// The page needs itself and the server, nothing from elsewhere and nothing inline.
+/// The page needs itself and the server, nothing from elsewhere and nothing inline but pictures, which it has itself.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
-                      img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+                      img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Whether `path` is a file of the page, which says nothing about what the server does.
 pub(crate) fn is_asset(path: &str) -> bool {

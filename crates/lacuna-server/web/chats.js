@@ -32,13 +32,16 @@ export class Chat {
     return path;
   }
 
-  /** Adds a message after `parent`, and shows it. */
-  add(role, content, parent = this.leaf) {
+  /** Adds a message after `parent`, and shows it. `pictures` have a name, and a URL as long as they are kept. */
+  add(role, content, parent = this.leaf, pictures = []) {
     const message = { id: identity(), parent, role, content, made: Date.now() };
+    if (pictures.length > 0) message.pictures = pictures;
     this.messages[message.id] = message;
     this.leaf = message.id;
     this.changed = Date.now();
-    if (!this.title && role === "user") this.title = content.trim().split("\n")[0].slice(0, 80);
+    if (!this.title && role === "user") {
+      this.title = (content.trim() || pictures[0]?.name || "").split("\n")[0].slice(0, 80);
+    }
     return message;
   }
 
@@ -64,9 +67,17 @@ export class Chat {
     const path = [];
     for (let id = leaf; id !== null; id = this.messages[id].parent) path.unshift(this.messages[id]);
     const said = path.filter((message) => message.role === "user" || message.content);
-    const messages = said.map(({ role, content }) => ({ role, content }));
+    const messages = said.map((message) => ({ role: message.role, content: parts(message) }));
     return this.system.trim() ? [{ role: "system", content: this.system.trim() }, ...messages] : messages;
   }
+}
+
+/** A message's text, or its pictures and its text. */
+function parts({ content, pictures = [] }) {
+  const kept = pictures.filter((picture) => picture.url);
+  if (kept.length === 0) return content;
+  const shown = kept.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return content ? [...shown, { type: "text", text: content }] : shown;
 }
 
 /** The conversations that are kept, the one changed last first. */
@@ -87,14 +98,18 @@ export function load() {
   return chats.sort((a, b) => b.changed - a.changed);
 }
 
-/** Keeps a conversation; whether there was room. */
+/** Keeps a conversation. Says what there was no room for: nothing, its pictures, or all of it. */
 export function keep(chat) {
-  try {
-    localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat));
-    return true;
-  } catch {
-    return false;
+  const withoutUrl = (key, value) => (key === "pictures" ? value.map(({ name }) => ({ name })) : value);
+  for (const [left, replacer] of [["", undefined], ["pictures", withoutUrl]]) {
+    try {
+      localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat, replacer));
+      return left;
+    } catch {
+      // Once more with less.
+    }
   }
+  return "chat";
 }
 
 export function forget(chat) {

@@ -68,13 +68,18 @@ export class Conversation {
 
   send() {
     const typed = this.text.value.trim();
-    const files = this.attachments.take();
-    if (this.underWay || (!typed && files.length === 0)) return;
+    const [files, pictures] = [this.attachments.texts(), this.attachments.pictures()];
+    if (this.underWay || (!typed && files.length === 0 && pictures.length === 0)) return;
+    const refusal = this.attachments.refusal();
+    if (refusal) {
+      this.attachments.draw(refusal);
+      return;
+    }
     this.text.value = "";
     fit(this.text);
     this.attachments.clear();
     const content = [...files, typed].filter((part) => part).join("\n\n");
-    this.chat.add("user", content);
+    this.chat.add("user", content, this.chat.leaf, pictures);
     this.draw();
     this.toEnd();
     this.reply(this.chat.leaf);
@@ -147,13 +152,14 @@ export class Conversation {
     const item = make("li", { class: message.role, dataset: { id: message.id } });
     const text = make("div", { class: "text" });
     if (message.role === "user") {
+      if (message.pictures) item.append(this.pictures(message.pictures));
       text.append(message.content);
     } else {
       if (message.thought) this.thought(item, thoughtFor(message)).append(message.thought);
       text.append(...markdown(message.content));
       text.setAttribute("aria-busy", coming);
     }
-    item.append(text);
+    if (message.content || message.role !== "user") item.append(text);
     if (coming) return item;
     if (message.error) item.append(make("p", { class: "error", role: "alert" }, message.error));
     const notes = [
@@ -165,6 +171,17 @@ export class Conversation {
     if (note) item.append(make("p", { class: "figures" }, note));
     item.append(this.actions(message));
     return item;
+  }
+
+  /** Pictures of a message, with what `more` makes for each. */
+  pictures(pictures, more = () => null) {
+    const shown = pictures.map((picture) => make("li", {},
+      picture.url
+        ? make("img", { src: picture.url, alt: picture.name })
+        : make("span", { class: "quiet" }, `${picture.name} (not kept)`),
+      more(picture),
+    ));
+    return make("ul", { class: "pictures", "aria-label": "Pictures" }, ...shown);
   }
 
   thought(item, title) {
@@ -213,9 +230,17 @@ export class Conversation {
     if (this.underWay) return;
     const item = this.list.querySelector(`[data-id="${message.id}"]`);
     const field = make("textarea", { value: message.content, "aria-label": "Edited message" });
+    let pictures = message.pictures ?? [];
+    const left = make("div");
+    const draw = () => left.replaceChildren(this.pictures(pictures, (picture) => button("×", () => {
+      pictures = pictures.filter((other) => other !== picture);
+      draw();
+      field.focus();
+    }, { "aria-label": `Remove ${picture.name}` })));
+    if (pictures.length > 0) draw();
     const send = button("Send", () => {
-      if (!field.value.trim() || this.underWay) return;
-      const edited = this.chat.add("user", field.value.trim(), message.parent);
+      if ((!field.value.trim() && pictures.length === 0) || this.underWay) return;
+      const edited = this.chat.add("user", field.value.trim(), message.parent, pictures);
       this.draw();
       this.reply(edited.id);
     }, { class: "primary" });
@@ -224,7 +249,7 @@ export class Conversation {
       if (event.key === "Escape") cancel.click();
     });
     field.addEventListener("input", () => fit(field));
-    item.replaceChildren(field, make("div", { class: "actions" }, cancel, send));
+    item.replaceChildren(left, field, make("div", { class: "actions" }, cancel, send));
     fit(field);
     field.focus();
   }

@@ -7,12 +7,20 @@ import { button, element, make } from "./dom.js";
 import * as memory from "./memory.js";
 import * as settings from "./settings.js";
 
+const NOT_KEPT = {
+  pictures: "This browser has no room left to keep this chat’s pictures: they will be gone when the page is. Delete a chat to make some.",
+  chat: "This browser has no room left to keep this chat. Delete one to make some.",
+};
+
 let chats = load();
+let served = [];
 const conversation = new Conversation(settings.sampling, changed);
 
 function changed(chat) {
   if (!chats.includes(chat)) chats.unshift(chat);
-  element("not-kept").hidden = keep(chat);
+  const left = keep(chat);
+  element("not-kept").hidden = !left;
+  element("not-kept").textContent = NOT_KEPT[left] ?? "";
   list();
 }
 
@@ -21,6 +29,7 @@ function open(chat) {
   conversation.open(chat);
   element("system").value = chat.system;
   element("models").value = chat.model ?? element("models").options[0]?.value ?? "";
+  offer();
   list();
   see("chat");
   element("text").focus();
@@ -55,7 +64,6 @@ function see(part) {
 }
 
 async function pickModels() {
-  let served = [];
   try {
     served = await models();
   } catch {
@@ -67,8 +75,15 @@ async function pickModels() {
   element("models").title = served[0]?.id ?? "";
 }
 
+/** Offers what the model of the conversation takes. */
+function offer() {
+  const model = served.find(({ id }) => id === element("models").value);
+  conversation.attachments.offer(model?.architecture?.input_modalities?.includes("image") ?? false);
+}
+
 element("models").addEventListener("change", () => {
   conversation.chat.model = element("models").value;
+  offer();
 });
 for (const id of ["new-chat", "new-chat-narrow"]) {
   element(id).addEventListener("click", () => open(new Chat()));

@@ -14,7 +14,7 @@ use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
 use lacuna_kv::folder::{CacheKey, SessionName};
-use lacuna_server::{EventAddress, Origin};
+use lacuna_server::{EventAddress, ImageHost, Origin};
 
 /// Run large language models in as little memory as the conversation needs.
 #[derive(Debug, Parser)]
@@ -323,6 +323,7 @@ impl SamplingArgs {
 #[command(after_help = "Examples:
   lacuna run demo -p \"What is ownership?\" -n 64
   lacuna run model.gguf                       chat in the terminal; /help there lists /fork, /rewind, /save, ...
+  lacuna run gemma-3-4b.gguf --image cat.jpg -p \"What is this?\"
   lacuna run Qwen/Qwen3-0.6B -p Hi --temp 0.7 --json
   lacuna run model.gguf -p Hi --budget 512MiB
   lacuna run model.gguf --session notes       goes on where `notes` ended, also days later
@@ -376,6 +377,7 @@ pub(crate) struct RunArgs {
   lacuna serve demo                           then open http://127.0.0.1:8080
   lacuna serve model.gguf --budget 2GiB --ctx 8192
   lacuna serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  lacuna serve gemma-3-4b.gguf --mmproj mmproj.gguf --allow-image-host images.example.com
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'
 
 Several models share the budget, and each is loaded when a request names it:
@@ -440,6 +442,10 @@ pub(crate) struct ServeArgs {
     /// Write tools in the order of their names, for clients that send them in another order each time
     #[arg(long)]
     pub(crate) sort_tools: bool,
+    /// Fetch images from this host where requests give their addresses, such as images.example.com or 192.0.2.7:8000
+    /// (may be given several times)
+    #[arg(long, value_name = "HOST")]
+    pub(crate) allow_image_host: Vec<ImageHost>,
     /// Let pages of this site use the server, such as https://chat.example (may be given several times)
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<Origin>,
@@ -586,7 +592,8 @@ Examples:
   lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=q4_0 --json
   lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
   lacuna plan model.gguf --ctx 4096 --budget 1200MB --disk-rate 2GB --memory-rate 25GB
-  lacuna plan demo --batch 64 --map demo.map"
+  lacuna plan demo --batch 64 --map demo.map
+  lacuna plan gemma-3-4b.gguf --image cat.jpg --image 4032x3024"
 )]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
@@ -633,6 +640,9 @@ pub(crate) struct PlanArgs {
     /// What `--record-experts` has written, to say how many experts are found in memory
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// Image to say of what it takes: a file, or a size such as 4032x3024 (may be given several times)
+    #[arg(long, value_name = "FILE|WxH")]
+    pub(crate) image: Vec<String>,
     /// File to write the map to: a line for each buffer
     #[arg(long, value_name = "FILE")]
     pub(crate) map: Option<PathBuf>,

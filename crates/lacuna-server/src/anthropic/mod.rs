@@ -19,10 +19,12 @@ use serde_json::{Map, Value, json};
 use crate::anthropic::reply::{Form, Stream};
 use crate::anthropic::request::MessagesRequest;
 use crate::app::{App, Purpose};
+use crate::chat::Chat;
 use crate::date;
 use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::images::{HasImages, Image};
 use crate::reply::{Reader, events};
 use crate::sharing::Client;
 
@@ -47,6 +49,19 @@ const NAMES: [(&str, &str); 5] = [
     ("chat_template_kwargs", "thinking"),
 ];
 
+/// What was asked for.
+struct Wanted {
+    chat: Chat,
+    streamed: bool,
+    ignored: Ignored,
+}
+
+impl HasImages for Wanted {
+    fn images(&mut self) -> &mut [Image] {
+        self.chat.images()
+    }
+}
+
 /// A request that is ready to run.
 struct Asked {
     request: Request,
@@ -63,10 +78,11 @@ pub(crate) async fn create(
     body: Arriving,
 ) -> Result<Response, ApiError> {
     check_version(&headers)?;
-    let work = move |app: &App, object| {
-        prepare(app, client, object).map_err(|error| error.renamed(&NAMES))
+    let read = |app: &App, object| read(app, object).map_err(|error| error.renamed(&NAMES));
+    let finish = move |app: &App, wanted| {
+        prepare(app, client, wanted).map_err(|error| error.renamed(&NAMES))
     };
-    let prepared = app.prepare(body, Purpose::Conversation, work).await?;
+    let prepared = app.prepare_shown(body, read, finish).await?;
     let asked = prepared.value;
     let streams = app.submit(vec![asked.request], prepared.memory).await?;
     let mut response = match asked.streamed {
@@ -126,18 +142,25 @@ fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-fn prepare(app: &App, client: Client, object: Map<String, Value>) -> Result<Asked, ApiError> {
+fn read(app: &App, object: Map<String, Value>) -> Result<Wanted, ApiError> {
     let mut ignored = app.ignored();
     let asked: MessagesRequest = body::read(object, &mut ignored)?;
     app.check_model(asked.model())?;
+    Ok(Wanted {
+        streamed: asked.is_streamed(),
+        chat: asked.chat(&mut ignored)?,
+        ignored,
+    })
+}
+
+fn prepare(app: &App, client: Client, wanted: Wanted) -> Result<Asked, ApiError> {
     let id = app.reply_id("msg");
-    let streamed = asked.is_streamed();
-    let chat = asked.chat(&mut ignored)?;
-    let (request, reader) = chat.request(app, client, &id, &mut ignored)?;
+    let mut ignored = wanted.ignored;
+    let (request, reader) = wanted.chat.request(app, client, &id, &mut ignored)?;
     Ok(Asked {
         request,
         reader,
-        streamed,
+        streamed: wanted.streamed,
         form: Form::new(app, id),
         ignored,
     })

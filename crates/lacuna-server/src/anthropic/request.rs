@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::chat::{self, Chat, TextOrParts};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
-use crate::images;
+use crate::images::{self, Image};
 use crate::openai::parameters::{OneOrMany, Parameters};
 use crate::structured::Format;
 use crate::structured::tools::{ChoiceWord, ToolChoice};
@@ -117,24 +117,30 @@ struct Source {
     /// Files say it themselves.
     #[serde(default, rename = "media_type")]
     _media_type: Option<String>,
-    #[serde(default, rename = "url")]
-    _url: Option<Value>,
+    #[serde(default)]
+    url: Option<String>,
     #[serde(default, rename = "file_id")]
     _file_id: Option<Value>,
 }
 
 impl Source {
-    fn file(self, field: &str) -> Result<Vec<u8>, ApiError> {
-        if self.kind != "base64" {
-            let message = format!(
-                "`{field}` is of the type `{}`: this server fetches no addresses and has no files; send the image itself, \
-                 as `base64`",
-                self.kind
-            );
-            return Err(ApiError::field(field, message));
+    fn image(self, field: &str) -> Result<Image, ApiError> {
+        match self.kind.as_str() {
+            "base64" => {
+                let data = needed(self.data, field, "data")?;
+                images::of_base64(&data, &format!("{field}.data"))
+            }
+            "url" => {
+                let address = needed(self.url, field, "url")?;
+                images::of_address(&address, &format!("{field}.url"))
+            }
+            kind => {
+                let message = format!(
+                    "`{field}` is of the type `{kind}`: this server has no files; send the image itself, as `base64`"
+                );
+                Err(ApiError::field(field, message))
+            }
         }
-        let data = needed(self.data, field, "data")?;
-        images::of_base64(&data, &format!("{field}.data"))
     }
 }
 
@@ -435,14 +441,14 @@ fn tools(tools: Vec<Tool>, ignored: &mut Ignored) -> Result<Vec<Value>, ApiError
 fn messages(
     system: Option<TextOrParts<Block>>,
     messages: Vec<MessageParam>,
-) -> Result<(Vec<Message>, Vec<Vec<u8>>), ApiError> {
+) -> Result<(Vec<Message>, Vec<Image>), ApiError> {
     if !matches!(messages.last(), Some(last) if !matches!(last.role, Role::Assistant)) {
         return Err(ApiError::field(
             "messages",
             "`messages` must end with one of the user: replies are not begun by the client here",
         ));
     }
-    let (mut read, mut files) = (Vec::new(), Vec::new());
+    let (mut read, mut shown) = (Vec::new(), Vec::new());
     if let Some(system) = system {
         let text = texts(system, "system", |text| !text.starts_with(BILLING_HEADER))?;
         if !text.is_empty() {
@@ -454,7 +460,7 @@ fn messages(
         match (message.role, message.content) {
             (Role::User, TextOrParts::Text(text)) => read.push(Message::new("user", text)),
             (Role::User, TextOrParts::Parts(blocks)) => {
-                from_user(blocks, &field, &mut read, &mut files)?;
+                from_user(blocks, &field, &mut read, &mut shown)?;
             }
             (Role::System, content) => {
                 read.push(Message::new("system", texts(content, &field, |_| true)?));
@@ -467,15 +473,15 @@ fn messages(
             }
         }
     }
-    Ok((read, files))
+    Ok((read, shown))
 }
 
-/// Results of tools, texts and images, in their order; the images' files join `files`.
+/// Results of tools, texts and images, in their order; images join `shown`.
 fn from_user(
     blocks: Vec<Block>,
     field: &str,
     read: &mut Vec<Message>,
-    files: &mut Vec<Vec<u8>>,
+    shown: &mut Vec<Image>,
 ) -> Result<(), ApiError> {
     let mut said: Vec<Value> = Vec::new();
     let say = |said: &mut Vec<Value>, read: &mut Vec<Message>| {
@@ -492,7 +498,7 @@ fn from_user(
             BlockKind::Text => said.push(images::text(needed(block.text, &field, "text")?)),
             BlockKind::Image => {
                 let source = needed(block.source, &field, "source")?;
-                files.push(source.file(&format!("{field}.source"))?);
+                shown.push(source.image(&format!("{field}.source"))?);
                 said.push(images::place());
             }
             BlockKind::ToolResult => {

@@ -3,7 +3,7 @@
 use lacuna_engine::{EmbedderConfig, EngineConfig, Needs};
 use lacuna_files::{Metadata, ModelFiles};
 use lacuna_models::plan::WeightMode;
-use lacuna_models::{Description, describe};
+use lacuna_models::{Description, describe, describe_images_for};
 use lacuna_pages::ByteLength;
 use serde_json::{Value, json};
 
@@ -23,6 +23,8 @@ pub(crate) enum Purpose {
 #[derive(Debug, Clone)]
 pub(crate) struct Card {
     pub(crate) purpose: Purpose,
+    /// Whether it sees, with the encoder in its files or the one beside them.
+    pub(crate) sees: bool,
     /// Tokens of a context, or of a text.
     pub(crate) context_tokens: usize,
     pub(crate) weight_bytes: u64,
@@ -77,8 +79,10 @@ impl Card {
         .map_err(|error| error.to_string())?;
         let family = spec.family;
         let context_tokens = engine.context_tokens.unwrap_or(spec.context_tokens);
+        let eyes = describe_images_for(&files, spec, None);
         Ok(Self {
             purpose,
+            sees: eyes.map_err(|error| error.to_string())?.is_some(),
             context_tokens,
             weight_bytes: files.tensors().by_type().iter().map(|it| it.bytes).sum(),
             needs,
@@ -109,6 +113,7 @@ impl Card {
     /// The reply to `POST /api/show`.
     pub(crate) fn shown(&self, started: u64) -> Value {
         let capabilities: &[&str] = match self.purpose {
+            Purpose::Writes if self.sees => &["completion", "tools", "vision"],
             Purpose::Writes => &["completion", "tools"],
             Purpose::Embeds => &["embedding"],
             Purpose::Scores => &[],

@@ -27,11 +27,12 @@ use crate::http::ignored::Ignored;
 use crate::intake::Intake;
 use crate::memory::{first_key, limit};
 use crate::models::arbiter::ModelStatus;
-use crate::models::card::Card;
+use crate::models::card::{Card, Purpose};
 use crate::models::policy::ModelId;
 use crate::models::registry::{Known, Lease, Models};
 use crate::models::report;
 use crate::ollama::KeepAlive;
+use crate::openai;
 use crate::sharing::Client;
 
 /// What answers for all models together.
@@ -118,12 +119,15 @@ impl Front {
             told["failed"] = true.into();
             told["error"] = failure.as_str().into();
         }
+        let writes = known.card.as_ref().ok();
+        let writes = writes.filter(|card| card.purpose == Purpose::Writes);
         json!({
             "id": known.entry.name,
             "object": "model",
             "created": self.started(),
             "owned_by": "lacuna",
             "max_model_len": known.card.as_ref().ok().map(|card| card.context_tokens),
+            "architecture": writes.map(|card| openai::models::architecture(card.sees)),
             "aliases": known.entry.aliases,
             "status": told,
         })

@@ -22,10 +22,11 @@ pub(crate) use models::{
     Served, Serves, describe, details, list, parameters, running, show, version,
 };
 
-use crate::app::{App, Purpose};
+use crate::app::App;
 use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::images::{HasImages, Image};
 use crate::ollama::reply::{Form, Kind, Lines};
 use crate::ollama::request::{ChatRequest, GenerateRequest, Wanted};
 use crate::reply::{Reader, events};
@@ -43,6 +44,18 @@ const NAMES: [(&str, &str); 8] = [
     ("chat_template_kwargs", "think"),
 ];
 
+/// What was asked for, and what was said with it without effect.
+struct Read {
+    wanted: Wanted,
+    ignored: Ignored,
+}
+
+impl HasImages for Read {
+    fn images(&mut self) -> &mut [Image] {
+        self.wanted.images()
+    }
+}
+
 /// A request that is ready to run.
 struct Asked {
     /// None, if only the model was asked for, which is there.
@@ -59,12 +72,11 @@ pub(crate) async fn chat(
     body: Arriving,
 ) -> Result<Response, ApiError> {
     let form = Form::new(&app, Kind::Chat);
-    let work = move |app: &App, object| {
-        let mut ignored = app.ignored();
-        let asked: ChatRequest = body::read(object, &mut ignored)?;
-        prepare(app, client, asked.wanted(app, &mut ignored)?, form, ignored)
+    let read = |app: &App, object, ignored: &mut Ignored| {
+        let asked: ChatRequest = body::read(object, ignored)?;
+        asked.wanted(app, ignored)
     };
-    answer(&app, body, work).await
+    answer(&app, body, client, form, read).await
 }
 
 /// `POST /api/generate`
@@ -74,21 +86,31 @@ pub(crate) async fn generate(
     body: Arriving,
 ) -> Result<Response, ApiError> {
     let form = Form::new(&app, Kind::Generate);
-    let work = move |app: &App, object| {
-        let mut ignored = app.ignored();
-        let asked: GenerateRequest = body::read(object, &mut ignored)?;
-        prepare(app, client, asked.wanted(app, &mut ignored)?, form, ignored)
+    let read = |app: &App, object, ignored: &mut Ignored| {
+        let asked: GenerateRequest = body::read(object, ignored)?;
+        asked.wanted(app, ignored)
     };
-    answer(&app, body, work).await
+    answer(&app, body, client, form, read).await
 }
 
 async fn answer(
     app: &Arc<App>,
     body: Arriving,
-    work: impl FnOnce(&App, Map<String, Value>) -> Result<Asked, ApiError> + Send + 'static,
+    client: Client,
+    form: Form,
+    read: impl FnOnce(&App, Map<String, Value>, &mut Ignored) -> Result<Wanted, ApiError>
+    + Send
+    + 'static,
 ) -> Result<Response, ApiError> {
-    let work = move |app: &App, object| work(app, object).map_err(|error| error.renamed(&NAMES));
-    let prepared = app.prepare(body, Purpose::Conversation, work).await?;
+    let read = move |app: &App, object| {
+        let mut ignored = app.ignored();
+        let wanted = read(app, object, &mut ignored).map_err(|error| error.renamed(&NAMES))?;
+        Ok(Read { wanted, ignored })
+    };
+    let finish = move |app: &App, read| {
+        prepare(app, client, read, form).map_err(|error| error.renamed(&NAMES))
+    };
+    let prepared = app.prepare_shown(body, read, finish).await?;
     let asked = prepared.value;
     let mut response = match asked.work {
         None => Json(asked.form.loaded()).into_response(),
@@ -107,9 +129,11 @@ async fn answer(
 fn prepare(
     app: &App,
     client: Client,
-    wanted: Wanted,
+    Read {
+        wanted,
+        mut ignored,
+    }: Read,
     form: Form,
-    mut ignored: Ignored,
 ) -> Result<Asked, ApiError> {
     let id = app.reply_id("call");
     let work = match wanted.work {

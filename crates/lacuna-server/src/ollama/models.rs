@@ -73,6 +73,9 @@ impl Serves for App {
         if self.tells_thoughts() {
             capabilities.push("thinking");
         }
+        if self.sees() {
+            capabilities.push("vision");
+        }
         Served {
             model: self.model(),
             name: &self.model_name,

@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::chat::{self, Chat};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
-use crate::images;
+use crate::images::{self, HasImages, Image};
 use crate::ollama::{KeepAlive, Serves, check_keep_alive};
 use crate::openai::fields;
 use crate::openai::parameters::{OneOrMany, Parameters};
@@ -251,6 +251,15 @@ impl GenerateRequest {
     }
 }
 
+impl HasImages for Wanted {
+    fn images(&mut self) -> &mut [Image] {
+        match &mut self.work {
+            Work::Chat(chat) => chat.images(),
+            Work::None | Work::Raw(..) => &mut [],
+        }
+    }
+}
+
 impl Wanted {
     fn nothing() -> Self {
         Self {
@@ -334,15 +343,15 @@ impl Options {
 
 /// The messages as the template takes them. Calls have no names here, but templates want some, by which
 /// results belong to them: they are counted.
-fn read(messages: Vec<ChatMessage>) -> Result<(Vec<Message>, Vec<Vec<u8>>), ApiError> {
-    let (mut calls, mut files) = (0, Vec::new());
+fn read(messages: Vec<ChatMessage>) -> Result<(Vec<Message>, Vec<Image>), ApiError> {
+    let (mut calls, mut shown) = (0, Vec::new());
     let mut unanswered: Vec<(String, String)> = Vec::new();
     let messages = messages.into_iter().enumerate();
     let messages = messages.map(|(index, message)| {
         let text = message.content.unwrap_or_default();
         let mut read = Message::new(message.role.name(), text);
         let field = format!("messages[{index}].images");
-        show(&mut read, message.images, &field, &mut files)?;
+        show(&mut read, message.images, &field, &mut shown)?;
         if let Some(thinking) = message.thinking.filter(|thinking| !thinking.is_empty()) {
             read.more
                 .insert("reasoning_content".into(), thinking.into());
@@ -376,15 +385,15 @@ fn read(messages: Vec<ChatMessage>) -> Result<(Vec<Message>, Vec<Vec<u8>>), ApiE
         Ok(read)
     });
     let messages = messages.collect::<Result<_, ApiError>>()?;
-    Ok((messages, files))
+    Ok((messages, shown))
 }
 
-/// Puts images before a message's text, and their files, which are base64, behind `files`.
+/// Puts images, which are base64, before a message's text, and behind `shown`.
 fn show(
     message: &mut Message,
     given: Option<Vec<String>>,
     field: &str,
-    files: &mut Vec<Vec<u8>>,
+    shown: &mut Vec<Image>,
 ) -> Result<(), ApiError> {
     let given = given.unwrap_or_default();
     if given.is_empty() {
@@ -396,7 +405,7 @@ fn show(
     }
     message.content = images::content(parts);
     for (place, encoded) in given.iter().enumerate() {
-        files.push(images::of_base64(encoded, &format!("{field}[{place}]"))?);
+        shown.push(images::of_base64(encoded, &format!("{field}[{place}]"))?);
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::chat::Chat;
 use crate::http::body::{self, Arriving};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::images::{HasImages, Image};
 use crate::openai::fields;
 use crate::openai::messages::{self, ChatMessage};
 use crate::openai::parameters::{MOST_LOGPROBS, Parameters};
@@ -50,20 +51,35 @@ pub(crate) async fn complete(
     Extension(client): Extension<Client>,
     body: Arriving,
 ) -> Result<Response, ApiError> {
-    let work = move |app: &App, object| prepare(app, client, object);
-    let prepared = app.prepare(body, Purpose::Conversation, work).await?;
+    let read = |app: &App, object| {
+        let mut ignored = app.ignored();
+        let chat = read(app, object, &mut ignored)?;
+        Ok(Asked { chat, ignored })
+    };
+    let finish = move |app: &App, asked| prepare(app, client, asked);
+    let prepared = app.prepare_shown(body, read, finish).await?;
     let (request, reader, form) = prepared.value;
     let streams = app.submit(vec![request], prepared.memory).await?;
     reply::send(streams, reader, form).await
 }
 
+/// A chat, and what was said with it without effect.
+struct Asked {
+    chat: Chat,
+    ignored: Ignored,
+}
+
+impl HasImages for Asked {
+    fn images(&mut self) -> &mut [Image] {
+        self.chat.images()
+    }
+}
+
 fn prepare(
     app: &App,
     client: Client,
-    object: Map<String, Value>,
+    Asked { chat, mut ignored }: Asked,
 ) -> Result<(Request, Reader, Form), ApiError> {
-    let mut ignored = app.ignored();
-    let chat = read(app, object, &mut ignored)?;
     let parameters = &chat.parameters;
     let id = app.reply_id("chatcmpl");
     let form = Form::new(app, id.clone(), Dialect::Chat, parameters.delivery()?)

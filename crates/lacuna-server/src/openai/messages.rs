@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::chat::{self, TextOrParts};
 use crate::http::error::ApiError;
-use crate::images;
+use crate::images::{self, Image};
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct ChatMessage {
@@ -108,10 +108,10 @@ struct Function {
     arguments: String,
 }
 
-/// The messages as the template takes them, and the files of their images.
+/// The messages as the template takes them, and their images.
 pub(crate) fn for_template(
     messages: Vec<ChatMessage>,
-) -> Result<(Vec<Message>, Vec<Vec<u8>>), ApiError> {
+) -> Result<(Vec<Message>, Vec<Image>), ApiError> {
     if messages.is_empty() {
         return Err(ApiError::field(
             "messages",
@@ -126,7 +126,7 @@ pub(crate) fn for_template(
 }
 
 impl ChatMessage {
-    fn for_template(self, index: usize, images: &mut Vec<Vec<u8>>) -> Result<Message, ApiError> {
+    fn for_template(self, index: usize, images: &mut Vec<Image>) -> Result<Message, ApiError> {
         let content = self.content;
         let content = content
             .map(|content| read_content(content, index, images))
@@ -174,11 +174,11 @@ impl Role {
     }
 }
 
-/// The content of message `index`: one text, or parts where images are among them, whose files join `files`.
+/// The content of message `index`: one text, or parts where images are among them, which join `shown`.
 fn read_content(
     content: TextOrParts<Part>,
     index: usize,
-    files: &mut Vec<Vec<u8>>,
+    shown: &mut Vec<Image>,
 ) -> Result<Value, ApiError> {
     let parts = match content {
         TextOrParts::Text(text) => return Ok(text.into()),
@@ -194,7 +194,7 @@ fn read_content(
         let text =
             text.ok_or_else(|| ApiError::field(field(), format!("`{}` is missing", field())))?;
         if let PartKind::ImageUrl = part.kind {
-            files.push(images::of_address(&text, &format!("{}.url", field()))?);
+            shown.push(images::of_address(&text, &format!("{}.url", field()))?);
             return Ok(images::place());
         }
         Ok(images::text(text))

@@ -30,6 +30,15 @@ pub(crate) async fn one(
     }))
 }
 
+/// What goes into a model that writes and comes out of it, in the words of routers.
+pub(crate) fn architecture(sees: bool) -> Value {
+    let input: &[&str] = match sees {
+        true => &["text", "image"],
+        false => &["text"],
+    };
+    json!({"input_modalities": input, "output_modalities": ["text"]})
+}
+
 fn card(app: &App) -> Value {
     json!({
         "id": &*app.model_name,
@@ -37,5 +46,6 @@ fn card(app: &App) -> Value {
         "created": app.started,
         "owned_by": "lacuna",
         "max_model_len": app.engine.context_tokens(),
+        "architecture": architecture(app.sees()),
     })
 }

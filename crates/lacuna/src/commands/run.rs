@@ -2,11 +2,10 @@
 
 mod chat;
 mod conversation;
+mod images;
 mod typed;
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
@@ -20,12 +19,12 @@ use lacuna::{
 use serde::Serialize;
 
 use self::conversation::Conversation;
+use self::images::Sight;
 use crate::cli::RunArgs;
 use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::markdown::Markdown;
 use lacuna_cli::resident::Resident;
 use lacuna_cli::{output, record_experts, tell};
-use lacuna_engine::Eyes;
 use lacuna_models::{ExpertCounts, NeuronReads};
 
 #[derive(Serialize)]
@@ -179,15 +178,10 @@ fn converse(engine: &mut Engine, sampling: Sampling, args: &RunArgs) -> Result<(
         None => Conversation::new(engine, &sampling, args)?,
     };
     if args.prompt.is_none() && io::stdin().is_terminal() {
-        for (is_given, option) in [
-            (!args.image.is_empty(), "--image"),
-            (args.model.json, "--json"),
-        ] {
-            if is_given {
-                bail!(output::Usage(format!(
-                    "{option} needs a prompt: give -p PROMPT or standard input"
-                )));
-            }
+        if args.model.json {
+            bail!(output::Usage(
+                "--json needs a prompt: give -p PROMPT or standard input".into()
+            ));
         }
         return chat::chat(engine, sampling, conversation, args);
     }
@@ -201,22 +195,21 @@ fn answer_once(engine: &mut Engine, conversation: &mut Conversation, args: &RunA
         Some(prompt) => prompt.clone(),
         None => stdin_for(engine)?,
     };
+    let sight = Sight::new(engine, args);
     let Conversation {
-        session, messages, ..
+        session,
+        messages,
+        images,
+        ..
     } = conversation;
     let prompt = if args.raw {
         raw_turn(engine, session, &text)?
     } else {
-        let mut message = Message::new("user", text);
-        let images = images(args)?;
-        if !images.is_empty() {
-            message.content = content(&message, images.len());
+        for path in &args.image {
+            images.add(sight.read(path)?);
         }
-        messages.push(message);
-        let mut prompt = conversation_prompt(engine, messages, args)?;
-        let eyes = Eyes::new(Arc::clone(engine.model()), args.engine.threads, None);
-        session.show(eyes.show(&mut prompt.tokens, &images)?);
-        prompt
+        messages.push(images.message(&text));
+        sight.prompt(engine, session, (messages, images), args)?
     };
     let report = generate(engine, session, prompt, args, None)?;
     if !args.raw {
@@ -227,22 +220,6 @@ fn answer_once(engine: &mut Engine, conversation: &mut Conversation, args: &RunA
     } else {
         summarise(&report)
     }
-}
-
-/// The files of the images that were named; none is larger than an image may be.
-fn images(args: &RunArgs) -> Result<Vec<Vec<u8>>> {
-    let read = |path: &PathBuf| {
-        let bytes = std::fs::read(path);
-        bytes.with_context(|| format!("cannot read the image {}", path.display()))
-    };
-    args.image.iter().map(read).collect()
-}
-
-/// A message's text behind so many images, as chat templates take it.
-fn content(message: &Message, images: usize) -> serde_json::Value {
-    let image = serde_json::json!({"type": "image"});
-    let text = serde_json::json!({"type": "text", "text": message.content});
-    std::iter::repeat_n(image, images).chain([text]).collect()
 }
 
 /// Says how tokens are chosen where the model has a say in it, and what it is.

@@ -132,6 +132,7 @@ fn config(args: &ServeArgs) -> Result<ServerConfig> {
         },
         strict_fields: args.strict_fields,
         cors_origins: args.cors.clone(),
+        image_hosts: args.allow_image_host.clone(),
         tls: tls(args)?,
         access_log: access_log(args)?,
         normalization: normalization(args)?,

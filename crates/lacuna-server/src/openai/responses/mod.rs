@@ -15,10 +15,12 @@ use lacuna_text::template::Message;
 use serde_json::{Map, Value, json};
 
 use crate::app::{App, Purpose};
+use crate::chat::Chat;
 use crate::http::body::{self, Arriving, Bodies};
 use crate::http::error::ApiError;
 use crate::http::extent::Extent;
 use crate::http::ignored::Ignored;
+use crate::images::{HasImages, Image};
 use crate::openai::responses::output::{Form, Stream};
 use crate::openai::responses::request::ResponsesRequest;
 use crate::reply::{Reader, events};
@@ -37,6 +39,31 @@ const NAMES: [(&str, &str); 6] = [
     ("max_tokens", "max_output_tokens"),
 ];
 
+/// What a conversation was before.
+#[derive(Default)]
+struct Previous {
+    messages: Vec<Message>,
+    images: Vec<Image>,
+}
+
+/// What was asked for.
+struct Wanted {
+    chat: Chat,
+    id: String,
+    streamed: bool,
+    stored: bool,
+    form: Form,
+    ignored: Ignored,
+    /// For a conversation that was kept.
+    memory: Option<HeldMemory>,
+}
+
+impl HasImages for Wanted {
+    fn images(&mut self) -> &mut [Image] {
+        self.chat.images()
+    }
+}
+
 /// A request that is ready to run.
 struct Asked {
     request: Request,
@@ -53,10 +80,12 @@ pub(crate) async fn create(
     Extension(client): Extension<Client>,
     body: Arriving,
 ) -> Result<Response, ApiError> {
-    let work = move |app: &App, object| {
-        prepare(app, client, object).map_err(|error| error.renamed(&NAMES))
+    let read =
+        move |app: &App, object| read(app, client, object).map_err(|error| error.renamed(&NAMES));
+    let finish = move |app: &App, wanted| {
+        prepare(app, client, wanted).map_err(|error| error.renamed(&NAMES))
     };
-    let prepared = app.prepare(body, Purpose::Conversation, work).await?;
+    let prepared = app.prepare_shown(body, read, finish).await?;
     let (asked, mut memory) = (prepared.value, prepared.memory);
     if let Some(more) = asked.memory {
         memory.merge(more);
@@ -131,38 +160,55 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-fn prepare(app: &App, client: Client, object: Map<String, Value>) -> Result<Asked, ApiError> {
+fn read(app: &App, client: Client, object: Map<String, Value>) -> Result<Wanted, ApiError> {
     let mut ignored = app.ignored();
     let asked: ResponsesRequest = body::read(object, &mut ignored)?;
     app.check_model(asked.model())?;
     let (previous, memory) = match asked.previous_response_id() {
-        None => (Vec::new(), None),
+        None => (Previous::default(), None),
         Some(id) => {
-            let (messages, memory) = kept(app, client, id)?;
-            (messages, Some(memory))
+            let (previous, memory) = kept(app, client, id)?;
+            (previous, Some(memory))
         }
     };
     let id = app.reply_id("resp");
     let streamed = asked.is_streamed();
-    let mut form = Form::new(app, client, id.clone(), &asked)?;
+    let form = Form::new(app, client, id.clone(), &asked)?;
     let stored = asked.is_stored();
-    let chat = asked.chat(previous, &mut ignored)?;
-    if stored {
-        form.remember(&chat.messages)?;
-    }
-    let (request, reader) = chat.request(app, client, &id, &mut ignored)?;
-    Ok(Asked {
-        request,
-        reader,
+    Ok(Wanted {
+        chat: asked.chat(previous, &mut ignored)?,
+        id,
         streamed,
+        stored,
         form,
         ignored,
         memory,
     })
 }
 
+fn prepare(app: &App, client: Client, wanted: Wanted) -> Result<Asked, ApiError> {
+    let Wanted {
+        chat,
+        mut form,
+        mut ignored,
+        ..
+    } = wanted;
+    if wanted.stored {
+        form.remember(&chat)?;
+    }
+    let (request, reader) = chat.request(app, client, &wanted.id, &mut ignored)?;
+    Ok(Asked {
+        request,
+        reader,
+        streamed: wanted.streamed,
+        form,
+        ignored,
+        memory: wanted.memory,
+    })
+}
+
 /// The conversation that ended with the reply `id`, and the memory for what becomes of it.
-fn kept(app: &App, client: Client, id: &str) -> Result<(Vec<Message>, HeldMemory), ApiError> {
+fn kept(app: &App, client: Client, id: &str) -> Result<(Previous, HeldMemory), ApiError> {
     let bodies = app.bodies();
     let conversation = bodies.kept().find(client, id).ok_or_else(|| {
         let message = format!(
@@ -173,8 +219,15 @@ fn kept(app: &App, client: Client, id: &str) -> Result<(Vec<Message>, HeldMemory
     let mut extent = Extent::default();
     extent.read(&conversation.messages);
     let bytes = Purpose::Conversation.bytes(&extent, &app.encode_limits());
-    let memory = bodies.try_take(bytes)?;
+    let images = conversation.images.clone();
+    let memory = bodies.try_take(bytes + files_bytes(&images))?;
     let messages = serde_json::from_slice(&conversation.messages)
         .map_err(|error| ApiError::internal(format!("what was kept cannot be read: {error}")))?;
-    Ok((messages, memory))
+    let images = images.into_iter().map(Image::File).collect();
+    Ok((Previous { messages, images }, memory))
+}
+
+/// Bytes of files together.
+fn files_bytes(files: &[Bytes]) -> usize {
+    files.iter().map(Bytes::len).sum()
 }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::response::Response;
 use lacuna_engine::HeldMemory;
 use lacuna_text::reply::Effort;
@@ -14,11 +15,12 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
 use crate::app::{App, seconds_now};
-use crate::chat;
+use crate::chat::{self, Chat};
 use crate::http::body::Bodies;
 use crate::http::error::ApiError;
 use crate::kept::Conversation;
 use crate::openai::logprobs::{Scores, TokenNames};
+use crate::openai::responses::files_bytes;
 use crate::openai::responses::request::ResponsesRequest;
 use crate::reply::events::{EVENT_STREAM, Writer, named};
 use crate::reply::streams::Streams;
@@ -38,7 +40,9 @@ pub(super) struct Form {
     echo: Echo,
     /// The conversation so far as JSON, if it is to be kept.
     conversation: Option<Vec<u8>>,
-    /// For the two of them, and of a stream for its reply.
+    /// Files of the images in it.
+    images: Vec<Bytes>,
+    /// For all of that, and of a stream for its reply.
     memory: HeldMemory,
 }
 
@@ -199,6 +203,7 @@ impl Form {
             bodies,
             echo,
             conversation: None,
+            images: Vec::new(),
         })
     }
 
@@ -209,12 +214,14 @@ impl Form {
     const BYTES: usize = 8 << 10;
 
     /// Keeps the conversation so far, to be put with the reply.
-    pub(super) fn remember(&mut self, messages: &[Message]) -> Result<(), ApiError> {
+    pub(super) fn remember(&mut self, chat: &Chat) -> Result<(), ApiError> {
         // Instructions are for one reply.
         let instructed = usize::from(self.echo.instructions.is_some());
-        let conversation = serde_json::to_vec(&messages[instructed..]).map_err(unwritable)?;
-        self.memory
-            .merge(self.bodies.try_take(2 * conversation.len())?);
+        let conversation = serde_json::to_vec(&chat.messages[instructed..]).map_err(unwritable)?;
+        let files = chat.images.iter().map(|image| image.file().cloned());
+        self.images = files.collect::<Result<_, _>>()?;
+        let bytes = 2 * conversation.len() + files_bytes(&self.images);
+        self.memory.merge(self.bodies.try_take(bytes)?);
         self.conversation = Some(conversation);
         Ok(())
     }
@@ -304,6 +311,7 @@ impl Form {
         figures: &Figures,
     ) -> Result<Conversation, ApiError> {
         let mut messages = self.conversation.take().unwrap_or_default();
+        let images = std::mem::take(&mut self.images);
         // The end of the list.
         messages.pop();
         messages.push(b',');
@@ -315,15 +323,16 @@ impl Form {
             ..self.finished(items, finish, figures)
         };
         let bytes = whole::json_bytes(&reply)?;
-        let memory = self
-            .bodies
-            .try_take(Conversation::bytes(messages.len() + bytes))?;
+        let memory = self.bodies.try_take(Conversation::bytes(
+            messages.len() + bytes + files_bytes(&images),
+        ))?;
         let mut text = Vec::with_capacity(bytes);
         serde_json::to_writer(&mut text, &reply).map_err(unwritable)?;
         Ok(Conversation {
             id: self.id.clone(),
             client: self.client,
             messages,
+            images,
             reply: text,
             memory,
         })

@@ -8,7 +8,9 @@ use serde_json::{Map, Value, json};
 use crate::chat::{self, Chat, TextOrParts};
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
+use crate::images::{self, Image};
 use crate::openai::parameters::Parameters;
+use crate::openai::responses::Previous;
 use crate::structured::Format;
 use crate::structured::tools::{ChoiceWord, ToolChoice};
 
@@ -124,6 +126,12 @@ struct Part {
     text: Option<String>,
     #[serde(default)]
     refusal: Option<String>,
+    /// The address of an image, as a text.
+    #[serde(default)]
+    image_url: Option<String>,
+    /// Encoders here take images in one size.
+    #[serde(default, rename = "detail")]
+    _detail: Option<String>,
     #[serde(default, rename = "annotations")]
     _annotations: Option<Value>,
     #[serde(default, rename = "logprobs")]
@@ -223,15 +231,14 @@ impl ResponsesRequest {
     }
 
     /// `previous` is what the conversation was before.
-    pub(super) fn chat(
-        self,
-        previous: Vec<Message>,
-        ignored: &mut Ignored,
-    ) -> Result<Chat, ApiError> {
+    pub(super) fn chat(self, previous: Previous, ignored: &mut Ignored) -> Result<Chat, ApiError> {
         self.check(ignored)?;
         let format = self.text.and_then(|text| text.format);
-        let mut messages = previous;
-        messages.extend(read(self.input, ignored)?);
+        let Previous {
+            mut messages,
+            mut images,
+        } = previous;
+        messages.extend(read(self.input, &mut images, ignored)?);
         if messages.is_empty() {
             return Err(ApiError::field(
                 "input",
@@ -243,6 +250,7 @@ impl ResponsesRequest {
         }
         Ok(Chat {
             messages,
+            images,
             tools: tools(self.tools.unwrap_or_default(), ignored)?,
             tool_choice: self.tool_choice.map(Choice::read),
             one_call: self.parallel_tool_calls == Some(false),
@@ -330,9 +338,13 @@ fn tools(tools: Vec<Value>, ignored: &mut Ignored) -> Result<Vec<Value>, ApiErro
     Ok(read)
 }
 
-/// Items as messages. What one reply was made of, its thoughts, its text and its calls, are items of
+/// Items as messages, whose images join `shown`. What one reply was made of, its thoughts, its text and its calls, are items of
 /// their own; templates take them as one message.
-fn read(input: TextOrParts<Item>, ignored: &mut Ignored) -> Result<Vec<Message>, ApiError> {
+fn read(
+    input: TextOrParts<Item>,
+    shown: &mut Vec<Image>,
+    ignored: &mut Ignored,
+) -> Result<Vec<Message>, ApiError> {
     let items = match input {
         TextOrParts::Text(text) => return Ok(vec![Message::new("user", text)]),
         TextOrParts::Parts(items) => items,
@@ -347,12 +359,16 @@ fn read(input: TextOrParts<Item>, ignored: &mut Ignored) -> Result<Vec<Message>,
             None | Some("message") => {
                 let role = needed(item.role, &field, "role")?;
                 let content = needed(item.content, &field, "content")?;
-                let text = text(content, &format!("{field}.content"))?;
+                let content = said(content, &format!("{field}.content"), shown)?;
                 match messages.last_mut() {
                     Some(last) if thought_before && matches!(role, Role::Assistant) => {
-                        last.content = text.into();
+                        last.content = content;
                     }
-                    _ => messages.push(Message::new(role.name(), text)),
+                    _ => {
+                        let mut message = Message::new(role.name(), "");
+                        message.content = content;
+                        messages.push(message);
+                    }
                 }
             }
             Some("reasoning") => {
@@ -428,24 +444,55 @@ impl Item {
     }
 }
 
+/// What a message says: one text, or parts where images are among them, which join `shown`.
+fn said(
+    content: TextOrParts<Part>,
+    field: &str,
+    shown: &mut Vec<Image>,
+) -> Result<Value, ApiError> {
+    let parts = match content {
+        TextOrParts::Text(text) => return Ok(text.into()),
+        TextOrParts::Parts(parts) => parts.into_iter().enumerate(),
+    };
+    let parts = parts.map(|(place, part)| {
+        let field = format!("{field}[{place}]");
+        match part.kind {
+            PartKind::InputImage => {
+                let address = needed(part.image_url, &field, "image_url")?;
+                shown.push(images::of_address(&address, &format!("{field}.image_url"))?);
+                Ok(images::place())
+            }
+            _ => part.text(&field).map(images::text),
+        }
+    });
+    Ok(images::content(parts.collect::<Result<_, ApiError>>()?))
+}
+
+impl Part {
+    fn text(self, field: &str) -> Result<String, ApiError> {
+        match self.kind {
+            PartKind::InputImage => {
+                let message = format!("`{field}` is an image; images are taken in messages alone");
+                Err(ApiError::field(field, message))
+            }
+            PartKind::InputFile | PartKind::InputAudio => {
+                let message =
+                    format!("`{field}` is a file or sound, which this server does not take");
+                Err(ApiError::field(field, message))
+            }
+            PartKind::Refusal => needed(self.refusal, field, "refusal"),
+            _ => needed(self.text, field, "text"),
+        }
+    }
+}
+
+/// A text of parts that are texts all of them.
 fn text(content: TextOrParts<Part>, field: &str) -> Result<String, ApiError> {
     let parts = match content {
         TextOrParts::Text(text) => return Ok(text),
         TextOrParts::Parts(parts) => parts.into_iter().enumerate(),
     };
-    let texts = parts.map(|(place, part)| {
-        let field = format!("{field}[{place}]");
-        match part.kind {
-            PartKind::InputImage | PartKind::InputFile | PartKind::InputAudio => {
-                let message = format!(
-                    "`{field}` is an image, a file or sound, but the model of this server reads text alone"
-                );
-                Err(ApiError::field(field, message))
-            }
-            PartKind::Refusal => needed(part.refusal, &field, "refusal"),
-            _ => needed(part.text, &field, "text"),
-        }
-    });
+    let texts = parts.map(|(place, part)| part.text(&format!("{field}[{place}]")));
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 

@@ -1,6 +1,7 @@
 //! `lacuna plan`: where every byte goes, before any of them is used.
 
 mod encoder;
+mod images;
 mod report;
 mod table;
 
@@ -8,7 +9,7 @@ use std::fs::File;
 use std::io::BufReader;
 
 use anyhow::{Context, Result, bail, ensure};
-use lacuna::files::{ModelSource, OutputFile};
+use lacuna::files::{ModelFiles, ModelSource, OutputFile};
 use lacuna::plan::{
     Change, Demand, Plan, PlanError, Verdict, VocabularySize, WeightMode, WeightPlan, WeightSource,
 };
@@ -16,9 +17,10 @@ use lacuna::trace::Trace;
 use lacuna::{DType, EngineConfig, ModelSpec, synth};
 use lacuna_kv::KvCache;
 use lacuna_models::program::Program;
-use lacuna_models::{ColumnsError, Description};
+use lacuna_models::{ColumnsError, Description, describe_images_for};
 
 use crate::cli::PlanArgs;
+use images::Images;
 use lacuna_cli::output::{self, Usage};
 use lacuna_cli::{open_files, warn_of_context};
 use report::Report;
@@ -29,6 +31,8 @@ struct Subject {
     weights: WeightPlan,
     vocabulary: VocabularySize,
     active: Active,
+    /// The encoder of images, if some are planned for.
+    eyes: Option<ModelSpec>,
 }
 
 /// What one token takes of the weights.
@@ -56,6 +60,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         weights,
         vocabulary,
         active,
+        eyes,
     } = subject(args)?;
     if spec.pooled().is_some() {
         return encoder::run(args, &spec, &weights, vocabulary);
@@ -77,7 +82,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     }
     let trace = trace(args, &plan)?;
     let of = (&plan, active, trace.as_ref());
-    let report = Report::new(args, &spec, &demand, of, verdict.as_ref());
+    let mut report = Report::new(args, &spec, &demand, of, verdict.as_ref());
+    let eyes = eyes.map(|eyes| Images::new(&args.image, &eyes, &plan.kv.geometry));
+    report.images = eyes.transpose()?;
     if args.model.json {
         output::json(&report)?;
     } else {
@@ -153,6 +160,11 @@ fn subject(args: &PlanArgs) -> Result<Subject> {
 }
 
 fn from_shape(args: &PlanArgs, shape: &'static synth::Shape) -> Result<Subject> {
+    if !args.image.is_empty() {
+        bail!(Usage(
+            "--image is for files of models that see; a shape has no encoder of images".into()
+        ));
+    }
     let model = synth::Model::new(shape, args.dtype.unwrap_or(DType::Q8_0));
     let description = model.description()?;
     let weights = placed_by_neuron(args, model.weights()?, &description)?;
@@ -161,6 +173,7 @@ fn from_shape(args: &PlanArgs, shape: &'static synth::Shape) -> Result<Subject> 
         active: Active::of(&description, &weights),
         spec: description.spec,
         weights,
+        eyes: None,
     })
 }
 
@@ -184,6 +197,10 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
     let files = open_files(&args.model)?;
     let described = lacuna::describe(&files);
     let description = described.with_context(|| format!("cannot load `{}`", args.model.model))?;
+    let eyes = match args.image.is_empty() {
+        true => None,
+        false => Some(eyes(args, &files, &description.spec)?),
+    };
     let weights = WeightPlan::of(files.tensors(), &description);
     let weights = placed_by_neuron(args, weights, &description)?;
     Ok(Subject {
@@ -191,7 +208,15 @@ fn from_files(args: &PlanArgs) -> Result<Subject> {
         active: Active::of(&description, &weights),
         spec: description.spec,
         weights,
+        eyes,
     })
+}
+
+/// The encoder of images of a model that sees.
+fn eyes(args: &PlanArgs, files: &ModelFiles, spec: &ModelSpec) -> Result<ModelSpec> {
+    let found = describe_images_for(files, spec, args.model.mmproj.as_deref());
+    let found = found.with_context(|| format!("cannot load the eyes of `{}`", args.model.model))?;
+    found.ok_or_else(|| lacuna_engine::ImageError::NoEyes.into())
 }
 
 /// What a plan that is too large ends with.

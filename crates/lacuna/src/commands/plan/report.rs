@@ -9,6 +9,7 @@ use lacuna::trace::Trace;
 use lacuna_kv::Side;
 use serde::Serialize;
 
+use super::images::Images;
 use super::{Active, argument};
 use crate::cli::PlanArgs;
 
@@ -24,6 +25,9 @@ pub(super) struct Report<'a> {
     pub(super) logit_rows: usize,
     pub(super) activations: Activations,
     pub(super) kv: Kv,
+    /// Those that were asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) images: Option<Images>,
     pub(super) weights: Weights,
     /// Where weights are while the model runs.
     pub(super) residency: Placed,
@@ -198,6 +202,7 @@ impl<'a> Report<'a> {
             logit_rows: limits.logit_rows,
             activations: activations(plan),
             kv: kv(&plan.kv),
+            images: None,
             weights: weights(&plan.weights, active),
             residency: placed(args, plan, active, trace),
             empty: sum(plan.empty()),

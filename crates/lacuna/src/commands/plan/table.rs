@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use lacuna::plan::{Streamed, WeightSource};
 
+use super::images::Images;
 use super::report::{Activations, Fit, Kv, Placed, Report, Sum, Weights};
 use lacuna_cli::output;
 
@@ -28,11 +29,43 @@ fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     )?;
     activations(out, &report.activations)?;
     kv(out, &report.kv)?;
+    if let Some(planned) = &report.images {
+        images(out, planned)?;
+    }
     weights(out, &report.weights, report.residency.residency.source)?;
     residency(out, &report.residency)?;
     totals(out, &report.empty, &report.full)?;
     if let Some(fit) = &report.budget {
         budget(out, fit)?;
+    }
+    Ok(())
+}
+
+fn images(out: &mut dyn Write, planned: &Images) -> io::Result<()> {
+    writeln!(
+        out,
+        "\nimages: {} takes one arena of {} while it encodes each; {} and {} of KV for all",
+        planned.encoder,
+        size(planned.arena_bytes as u64),
+        count(planned.tokens, "token"),
+        size(planned.kv_bytes as u64)
+    )?;
+    writeln!(
+        out,
+        "  {:<24}{:>14}{:>15}{:>9}{:>8}{:>12}",
+        "image", "pixels", "preprocessing", "patches", "tokens", "KV"
+    )?;
+    for image in &planned.images {
+        writeln!(
+            out,
+            "  {:<24}{:>14}{:>15}{:>9}{:>8}{:>12}",
+            image.image,
+            format!("{} x {}", image.width, image.height),
+            size(image.preprocessing_bytes),
+            image.patches,
+            image.tokens,
+            size(image.kv_bytes as u64)
+        )?;
     }
     Ok(())
 }

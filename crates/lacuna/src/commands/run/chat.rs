@@ -1,6 +1,7 @@
 //! A chat on a terminal: several conversations, of which one goes on.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,8 +13,9 @@ use lacuna_kv::folder::SessionName;
 use signal_hook::{consts::SIGINT, flag};
 
 use super::conversation::Conversation;
+use super::images::Sight;
 use super::typed::{self, Command, Keyboard, Typed};
-use super::{conversation_prompt, generate, raw_turn, summarise};
+use super::{generate, raw_turn, summarise};
 use crate::cli::RunArgs;
 
 /// What a shell makes of a program that was interrupted.
@@ -26,8 +28,13 @@ pub(super) fn chat(
     conversation: Conversation,
     args: &RunArgs,
 ) -> Result<()> {
+    let sight = Sight::new(engine, args);
+    let shows = match takes_images(args, &conversation) && sight.sees {
+        true => "; /image FILE shows an image with the next one",
+        false => "",
+    };
     tell!(
-        "{}: type a message; Ctrl-D ends the chat, /help says what else there is",
+        "{}: type a message{shows}; Ctrl-D ends the chat, /help says what else there is",
         args.model.model
     );
     let history = match args.no_history {
@@ -37,6 +44,7 @@ pub(super) fn chat(
     let mut keyboard = Keyboard::new(history.as_deref())?;
     let name = args.session.clone();
     let mut chat = Chat {
+        sight,
         interrupted: Interrupted::listen()?,
         name: name.unwrap_or(first_name()?),
         current: conversation,
@@ -46,6 +54,7 @@ pub(super) fn chat(
         args,
     };
     chat.current.session.keep_turns();
+    args.image.iter().try_for_each(|path| chat.show(path))?;
     loop {
         let done = match keyboard.read() {
             Ok(Typed::End) => break,
@@ -62,6 +71,12 @@ pub(super) fn chat(
         }
     }
     chat.end()
+}
+
+/// Whether a conversation can show images: text that is continued as it is has no places for them, and sessions do not
+/// keep them.
+fn takes_images(args: &RunArgs, conversation: &Conversation) -> bool {
+    !args.raw && !conversation.is_named()
 }
 
 fn first_name() -> Result<SessionName> {
@@ -92,6 +107,7 @@ struct Chat<'a> {
     sampling: Sampling,
     args: &'a RunArgs,
     interrupted: Interrupted,
+    sight: Sight,
     current: Conversation,
     /// What the current one is called within the chat.
     name: SessionName,
@@ -104,7 +120,7 @@ impl Chat<'_> {
         self.current.begin_turn(text);
         if let Err(error) = self.answer(text) {
             self.current.rewind(1)?;
-            return Err(error.context("this message was left out"));
+            return Err(error.context("this message was left out, with its images"));
         }
         Ok(())
     }
@@ -115,13 +131,15 @@ impl Chat<'_> {
             args,
             current,
             interrupted,
+            sight,
             ..
         } = self;
         let prompt = if args.raw {
             raw_turn(engine, &current.session, text)?
         } else {
-            current.messages.push(Message::new("user", text));
-            conversation_prompt(engine, &current.messages, args)?
+            current.messages.push(current.images.message(text));
+            let said = (&*current.messages, &current.images);
+            sight.prompt(engine, &mut current.session, said, args)?
         };
         let stop = interrupted.begin();
         let report = generate(engine, &mut current.session, prompt, args, Some(&stop))?;
@@ -136,6 +154,7 @@ impl Chat<'_> {
         match command {
             Command::Help => typed::help(),
             Command::Memory => self.memory()?,
+            Command::Image(path) => self.show(Path::new(&path))?,
             Command::New(name) => {
                 let name = name.map_or_else(|| self.free_name(), Ok)?;
                 self.must_be_free(&name)?;
@@ -176,6 +195,16 @@ impl Chat<'_> {
                 self.turn(&asked)?;
             }
         }
+        Ok(())
+    }
+
+    /// Has the next message show the image in a file.
+    fn show(&mut self, path: &Path) -> Result<()> {
+        if !takes_images(self.args, &self.current) {
+            bail!("images are for chats without --raw and for conversations that are not kept");
+        }
+        let file = self.sight.read(path)?;
+        self.current.images.add(file);
         Ok(())
     }
 

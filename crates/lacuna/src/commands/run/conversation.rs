@@ -5,6 +5,7 @@ use lacuna::{Engine, KvReport, Message, Sampling, Session};
 use lacuna_engine::Sampler;
 use lacuna_kv::folder::SessionName;
 
+use super::images::Images;
 use crate::cli::RunArgs;
 use crate::commands::sessions::Named;
 
@@ -13,6 +14,8 @@ pub(super) struct Conversation {
     pub(super) session: Session,
     /// What was said; nothing where text is continued without a template.
     pub(super) messages: Vec<Message>,
+    /// What messages show.
+    pub(super) images: Images,
     turns: Vec<Turn>,
     /// Where it is kept when the command ends, if it is.
     named: Option<Named>,
@@ -24,6 +27,7 @@ struct Turn {
     /// What was asked.
     text: String,
     messages: usize,
+    images: usize,
     /// Tokens that the session had; not known of turns that another process took.
     tokens: Option<usize>,
 }
@@ -59,12 +63,14 @@ impl Conversation {
         let turns = asked.map(|(messages, asked)| Turn {
             text: asked.content.as_str().unwrap_or_default().to_owned(),
             messages,
+            images: 0,
             tokens: None,
         });
         Self {
             turns: turns.collect(),
             session,
             messages,
+            images: Images::default(),
             named,
         }
     }
@@ -74,6 +80,7 @@ impl Conversation {
         self.turns.push(Turn {
             text: text.to_owned(),
             messages: self.messages.len(),
+            images: self.images.placed(),
             tokens: Some(self.session.tokens().len()),
         });
     }
@@ -98,6 +105,7 @@ impl Conversation {
             self.session.truncate(tokens)?;
         }
         self.messages.truncate(turn.messages);
+        self.images.truncate(turn.images);
         self.turns.truncate(first);
         Ok(turn.text)
     }
@@ -107,6 +115,7 @@ impl Conversation {
         Ok(Self {
             session: self.session.fork(Sampler::new(sampling.clone())?)?,
             messages: self.messages.clone(),
+            images: self.images.clone(),
             turns: self.turns.clone(),
             named: None,
         })
@@ -119,6 +128,9 @@ impl Conversation {
         args: &RunArgs,
         name: &SessionName,
     ) -> Result<()> {
+        if !self.images.is_empty() {
+            bail!("it shows images, which are not kept");
+        }
         let named = Named::create((&args.folder, name), &args.model.model, sampling)?;
         self.named = Some(named);
         Ok(())

@@ -35,6 +35,7 @@ pub(super) enum Typed {
 pub(super) enum Command {
     Help,
     Memory,
+    Image(String),
     New(Option<SessionName>),
     Fork(SessionName),
     Switch(Option<SessionName>),
@@ -46,7 +47,11 @@ pub(super) enum Command {
 }
 
 /// Names of commands and what each does, as `/help` lists them.
-const COMMANDS: [(&str, &str); 11] = [
+const COMMANDS: [(&str, &str); 12] = [
+    (
+        "/image FILE",
+        "show an image with the next message, if the model sees",
+    ),
     (
         "/fork NAME",
         "go on in a copy of this conversation; it takes memory only where the two differ",
@@ -153,6 +158,9 @@ fn understood(line: &str) -> Result<Typed> {
     if bare.is_empty() {
         return Ok(Typed::Nothing);
     }
+    if let Some(path) = shown_file(bare) {
+        return Ok(Typed::Command(Command::Image(path.to_owned())));
+    }
     let mut words = bare.split_whitespace();
     let first = words.next().unwrap_or_default();
     let is_command = first
@@ -166,6 +174,17 @@ fn understood(line: &str) -> Result<Typed> {
         true => Typed::Nothing,
         false => Typed::Message(message),
     })
+}
+
+/// The file that a line `/image FILE` names, in quotation marks or without.
+fn shown_file(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("/image")?;
+    let path = rest.strip_prefix(char::is_whitespace)?.trim();
+    let quoted = ['"', '\''].into_iter().find_map(|mark| {
+        let inner = path.strip_prefix(mark)?.strip_suffix(mark)?;
+        (!inner.is_empty()).then_some(inner)
+    });
+    Some(quoted.unwrap_or(path))
 }
 
 /// A message without what made it one of several lines.
@@ -308,6 +327,24 @@ mod tests {
         ] {
             assert_eq!(understood(line).expect(line), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn a_line_that_shows_an_image_names_its_file() {
+        for (line, expected) in [
+            ("/image cat.png", "cat.png"),
+            ("  /image  a cat.png ", "a cat.png"),
+            ("/image 'a cat.png'", "a cat.png"),
+            ("/image \"a cat.png\"", "a cat.png"),
+            ("/image \"", "\""),
+        ] {
+            let shown = Typed::Command(Command::Image(expected.into()));
+            assert_eq!(understood(line).expect(line), shown, "{line}");
+        }
+        let error = understood("/image").expect_err("no file").to_string();
+        assert_eq!(error, "it is typed as `/image FILE`");
+        let message = Typed::Message("see /image cat.png".into());
+        assert_eq!(understood("see /image cat.png").expect("text"), message);
     }
 
     #[test]
