@@ -21,6 +21,12 @@ impl Served {
         Self::start_model("demo", arguments)
     }
 
+    /// One of a tiny model that sees.
+    fn start_seeing() -> Self {
+        let model = root().join("reference/vision/gemma3/hf");
+        Self::start_model(model.to_str().expect("UTF-8"), &["--name", "demo"])
+    }
+
     fn start_model(model: &str, arguments: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_lacuna"))
             .args(["serve", model, "--port", "0", "--json"])
@@ -66,9 +72,11 @@ fn succeeds(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a script against a server, and looks for what it says that works in the table of docs/server.md.
+/// Runs a script against a server, and looks for what it says that works in the table of docs/server.md. Of a model that
+/// sees there is another server, which scripts that send images are told of.
 fn finds_what_it_expects(program: impl AsRef<OsStr>, script: &str) {
     let server = Served::start(&[]);
+    let seeing = Served::start_seeing();
     let script = root().join("crates/lacuna/tests/clients").join(script);
     let modules = root().join("target/clients-node/node_modules");
     let mut client = Command::new(program);
@@ -76,7 +84,7 @@ fn finds_what_it_expects(program: impl AsRef<OsStr>, script: &str) {
         client
             .env("NODE_PATH", modules)
             .arg(script)
-            .arg(&server.url),
+            .args([&server.url, &seeing.url]),
     );
     let documented =
         std::fs::read_to_string(root().join("docs/server.md")).expect("docs/server.md");
@@ -172,19 +180,22 @@ fn the_page_does_everything_it_offers() {
     std::fs::write(&keys, "a-key-of-its-own\n").expect("room");
     let server = Served::start(&["--threads", "1", "--budget", "160MiB"]);
     let keyed = Served::start(&["--api-key-file", keys.to_str().expect("UTF-8")]);
+    let seeing = Served::start_seeing();
     let pictures = root().join("target/page");
     std::fs::create_dir_all(&pictures).expect("room");
     succeeds(
         Command::new(python())
             .arg(root().join("crates/lacuna/tests/clients/browser.py"))
             .args([&server.url, &keyed.url, "a-key-of-its-own"])
-            .arg(&pictures),
+            .arg(&pictures)
+            .arg(&seeing.url),
     );
     for name in [
         "page-light",
         "page-dark",
         "page-phone-light",
         "page-phone-dark",
+        "page-picture",
     ] {
         let bytes = std::fs::read(pictures.join(name).with_extension("png")).expect("a picture");
         assert!(bytes.starts_with(b"\x89PNG"), "{name}");

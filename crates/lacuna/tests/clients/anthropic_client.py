@@ -1,11 +1,14 @@
-"""The official Anthropic client against a Lacuna server: `anthropic_client.py URL`.
+"""The official Anthropic client against a Lacuna server, and one of a model that sees:
+`anthropic_client.py URL SEEING_URL`.
 
 Prints one line, `{"anthropic": [what works]}`, and exits with 0 if everything is as the client's users
 expect.
 """
 
+import base64
 import json
 import sys
+from pathlib import Path
 from typing import Literal
 
 import anthropic
@@ -13,6 +16,8 @@ from anthropic import Anthropic
 from pydantic import BaseModel
 
 MODEL = "demo"
+# What the model that sees is shown.
+IMAGE = Path(__file__).parents[4] / "reference/vision/gemma3/image-0.png"
 QUESTION = [{"role": "user", "content": "What is ownership?"}]
 REQUEST = {"model": MODEL, "messages": QUESTION, "max_tokens": 32}
 GREEDY = {"extra_body": {"temperature": 0}}
@@ -147,13 +152,42 @@ def errors(client):
             raise AssertionError(f"{wrong} was accepted")
 
 
+def images(client):
+    data = base64.b64encode(IMAGE.read_bytes()).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    text = {"type": "text", "text": "A B C"}
+
+    def asked(*blocks):
+        return {"model": MODEL, "messages": [{"role": "user", "content": [*blocks, text]}]}
+
+    def tokens(usage):
+        return usage.input_tokens + usage.cache_read_input_tokens
+
+    image = {"type": "image", "source": source}
+    without = client.messages.create(**asked(), max_tokens=8, **GREEDY)
+    shown = client.messages.create(**asked(image), max_tokens=8, **GREEDY)
+    assert shown.content[0].text
+    assert tokens(shown.usage) - tokens(without.usage) > 4, shown.usage
+    counted = client.messages.count_tokens(**asked(image))
+    assert counted.input_tokens == tokens(shown.usage)
+    elsewhere = {"type": "image", "source": {"type": "url", "url": "https://example.com/cat.png"}}
+    try:
+        client.messages.create(**asked(elsewhere), max_tokens=8)
+    except anthropic.BadRequestError as error:
+        assert "fetches no addresses" in error.body["error"]["message"], error.body
+    else:
+        raise AssertionError("an address was followed")
+
+
 def main():
-    url = sys.argv[1]
+    url, seeing = sys.argv[1:]
     checks = [models, whole, stream, tools, count_tokens, caching, thinking, structured, errors]
     for keys in [{"api_key": "none"}, {"auth_token": "none"}]:
         client = Anthropic(base_url=url, max_retries=0, timeout=120, **keys)
         for check in checks:
             check(client)
+    images(Anthropic(base_url=seeing, max_retries=0, timeout=120, api_key="none"))
+    checks.append(images)
     print(json.dumps({"anthropic": [check.__name__ for check in checks]}))
 
 

@@ -1,12 +1,13 @@
-"""The web page in a headless Chromium: `browser.py URL KEYED_URL KEY PICTURES`.
+"""The web page in a headless Chromium: `browser.py URL KEYED_URL KEY PICTURES SEEING_URL`.
 
 Everything the page offers is done once: beside other sessions a message is sent, its reply comes and
 the memory map changes; replies are stopped, made again and edited into branches; chats are kept, and
 ended by new ones; files go along; what fails says so and can be tried again; a server that wants a key
-gets one. Pictures are taken into a folder, and axe-core looks for what people who see or point badly
+gets one; a model that sees is shown pictures. Pictures are taken into a folder, and axe-core looks for what people who see or point badly
 could not use.
 """
 
+import base64
 import importlib.util
 import json
 import re
@@ -318,7 +319,14 @@ def files(page):
         page.find("#files")[0].send_keys(f"{text}\n{other}")
         until("the text is there", lambda: page.texts("#attachments li span:first-child") == ["notes.txt"])
         assert "image.bin is not text" in page.texts("#refused")[0]
-        page.say("What does it say?")
+        # The model reads text alone, which is said; nothing typed is lost.
+        page.find("#text")[0].send_keys("What does it say?")
+        picture = Path(folder) / "cat.png"
+        picture.write_bytes(drawn(page, 8, 8))
+        page.find("#files")[0].send_keys(str(picture))
+        until("it is refused", lambda: "cat.png is a picture" in page.texts("#refused")[0])
+        assert len(page.find("#attachments li")) == 1
+        page.find("#text")[0].send_keys(Keys.ENTER)
     page.finished()
     said = page.texts("#messages > li.user .text")[0]
     assert said.startswith("notes.txt:\n````\nPages are 4 KiB."), said
@@ -412,6 +420,134 @@ def narrow(page):
     page.browser.set_window_size(1280, 860)
 
 
+def drawn(page, width, height):
+    """The PNG file of a picture: a sun over the sea."""
+    url = page.browser.execute_script(
+        "const [width, height] = arguments, c = document.createElement('canvas');"
+        "c.width = width; c.height = height; const d = c.getContext('2d');"
+        "const sky = d.createLinearGradient(0, 0, 0, height);"
+        "sky.addColorStop(0, '#2a4d8f'); sky.addColorStop(0.7, '#f6a35c');"
+        "d.fillStyle = sky; d.fillRect(0, 0, width, height);"
+        "d.fillStyle = '#ffd98a'; d.beginPath();"
+        "d.arc(width / 2, height * 0.68, width / 9, 0, 7); d.fill();"
+        "d.fillStyle = '#1f3350'; d.fillRect(0, height * 0.72, width, height);"
+        "return c.toDataURL()",
+        width,
+        height,
+    )
+    return base64.b64decode(url.split(",", 1)[1])
+
+
+# What hands files to an element as dropping and pasting do.
+HAND_OVER = """
+const [selector, kind, files] = arguments, data = new DataTransfer();
+for (const [name, type, encoded] of files)
+  data.items.add(new File([Uint8Array.from(atob(encoded), (c) => c.charCodeAt(0))], name, { type }));
+const given = { bubbles: true, cancelable: true };
+const event = kind === "paste"
+  ? new ClipboardEvent("paste", { ...given, clipboardData: data })
+  : new DragEvent(kind, { ...given, dataTransfer: data });
+document.querySelector(selector).dispatchEvent(event);
+"""
+
+
+def pictures(page, url):
+    """A model that sees is shown pictures: chosen, dropped and pasted; they are kept as far as there is room."""
+    page.browser.get(url)
+    button = lambda: page.find("#attach")[0]
+    until("pictures are offered", lambda: "pictures" in button().get_attribute("aria-label"))
+    chips = lambda: page.texts("#attachments li span:first-of-type")
+
+    def hand_over(kind, name, content, media_type="image/png"):
+        encoded = base64.b64encode(content).decode()
+        selector = "#text" if kind == "paste" else "#messages"
+        page.browser.execute_script(HAND_OVER, selector, kind, [[name, media_type, encoded]])
+
+    large = drawn(page, 1600, 1000)
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = Path(folder) / "chosen.png"
+        chosen.write_bytes(drawn(page, 320, 200))
+        page.find("#files")[0].send_keys(str(chosen))
+        until("it is there", lambda: chips() == ["chosen.png"])
+    hand_over("dragover", "sea.png", large)
+    assert "dropping" in page.find("#chat")[0].get_attribute("class")
+    hand_over("drop", "sea.png", large)
+    until("it is there too", lambda: chips() == ["chosen.png", "sea.png"])
+    hand_over("paste", "pasted.png", drawn(page, 64, 64))
+    until("all three are", lambda: len(chips()) == 3)
+    shown = "return [...document.querySelectorAll(arguments[0])].map((i) => [i.naturalWidth, i.naturalHeight])"
+    sizes = lambda selector: page.browser.execute_script(shown, selector)
+    until("all are drawn", lambda: sizes("#attachments img") == [[320, 200], [1024, 640], [64, 64]])
+    page.accessible("pictures that are attached")
+    for name in ["chosen.png", "pasted.png"]:
+        remove = page.find(f"#attachments button[aria-label='Remove {name}']")[0]
+        page.browser.execute_script("arguments[0].focus()", remove)
+        remove.send_keys(Keys.ENTER)
+    assert chips() == ["sea.png"]
+    # What is no picture is refused by name; nothing typed or attached is lost.
+    page.find("#text")[0].send_keys("A B C")
+    hand_over("drop", "broken.png", b"no picture")
+    until("it is refused", lambda: "broken.png is no picture" in page.texts("#refused")[0])
+    assert chips() == ["sea.png"] and page.find("#text")[0].get_attribute("value") == "A B C"
+    page.settings({"#temperature": "0", "#max-tokens": "8"})
+    page.find("#text")[0].send_keys(Keys.ENTER)
+    page.finished()
+    assert sizes("#messages .user img") == [[1024, 640]] and not page.find("#attachments li")
+    assert page.find("#messages .user img")[0].get_attribute("alt") == "sea.png"
+    page.accessible("a conversation with a picture")
+    first = page.prompt_tokens()
+    page.picture("page-picture")
+    page.browser.refresh()
+    until("it is kept", lambda: sizes("#messages .user img") == [[1024, 640]])
+    page.say("A B")
+    page.finished()
+    assert page.prompt_tokens() > first + 4
+    reused = int(re.search(r"(\d+) of \d+ prompt tokens reused", page.figures())[1])
+    assert reused >= first - 16, f"the same picture is found computed: {reused} of {first}"
+    refused_by_the_server(page)
+    without_room(page, hand_over, sizes)
+
+
+def refused_by_the_server(page):
+    """A picture that the server does not take is said to be none, and can be taken out of its message."""
+    page.browser.execute_script(
+        "const p = [{ name: 'odd.png', url: 'data:image/png;base64,AAAA' }];"
+        "const m = { id: 'm', parent: null, role: 'user', content: 'A B C', made: 1, pictures: p };"
+        "const c = { id: 'c', title: 'Odd', changed: Date.now() + 1e9, messages: { m }, leaf: 'm' };"
+        "localStorage.setItem('lacuna-chat-c', JSON.stringify(c))"
+    )
+    page.browser.refresh()
+    until("the chat is there", lambda: page.texts("#messages .user .text") == ["A B C"])
+    page.press("#messages > li.user", "Edit")
+    page.press("#messages > li.user", "Send")
+    error = until("it is said", lambda: page.texts("#messages > li.assistant .error"))[0]
+    assert "no PNG, JPEG, WebP or GIF" in error, error
+    page.press("#messages > li.user", "Edit")
+    assert page.find("#messages textarea")[0].get_attribute("value") == "A B C"
+    page.press("#messages > li.user", "Remove odd.png")
+    page.press("#messages > li.user", "Send")
+    page.finished()
+    assert page.texts("#messages > li.user .text") == ["A B C"] and not page.find("#messages img")
+
+
+def without_room(page, hand_over, sizes):
+    """Pictures that there is no room for are shown as long as the page is there, which is said."""
+    page.click("#new-chat")
+    page.browser.execute_script(
+        "let bytes = 1 << 22; while (bytes > 4096) {"
+        "  try { localStorage.setItem('fill-' + bytes + Math.random(), 'x'.repeat(bytes)) } catch { bytes /= 2 } }"
+    )
+    hand_over("drop", "noise.png", drawn(page, 1000, 1000))
+    until("it is there", lambda: page.find("#attachments img"))
+    page.say("A B C")
+    page.finished()
+    assert "keep this chat’s pictures" in page.texts("#not-kept")[0]
+    assert sizes("#messages .user img") == [[1000, 1000]]
+    page.browser.refresh()
+    until("its text is", lambda: page.texts("#messages .user .text") == ["A B C"])
+    assert page.texts("#messages .user .pictures li") == ["noise.png (not kept)"]
+
+
 def keyed(page, url, key):
     """A server that wants a key is given one; a wrong one is said to be wrong, and can be mended."""
     page.browser.get(url)
@@ -430,11 +566,11 @@ def keyed(page, url, key):
 
 
 def main():
-    url, keyed_url, key, pictures = sys.argv[1:]
+    url, keyed_url, key, folder, seeing_url = sys.argv[1:]
     with tempfile.TemporaryDirectory() as profile:
         browser = open_browser(profile)
         try:
-            page = Page(browser, pictures)
+            page = Page(browser, folder)
             browser.get(url)
             welcome(page)
             page.settings({"#temperature": "0"})
@@ -456,6 +592,7 @@ def main():
             errors = [entry for entry in errors if " 400 " not in entry["message"]]
             assert not errors, errors
             keyed(page, keyed_url, key)
+            pictures(page, seeing_url)
         finally:
             browser.quit()
 

@@ -1,4 +1,5 @@
-"""The official Ollama client against a Lacuna server: `ollama_client.py URL`, or of an encoder:
+"""The official Ollama client against a Lacuna server, and one of a model that sees: `ollama_client.py URL SEEING_URL`,
+or of an encoder:
 `ollama_client.py URL embeddings`.
 
 Prints one line, `{"ollama": [what works]}`, and exits with 0 if everything is as the client's users
@@ -7,12 +8,15 @@ expect.
 
 import json
 import sys
+from pathlib import Path
 from typing import Literal
 
 from ollama import Client, ResponseError
 from pydantic import BaseModel
 
 MODEL = "demo"
+# What the model that sees is shown.
+IMAGE = Path(__file__).parents[4] / "reference/vision/gemma3/image-0.png"
 QUESTION = [{"role": "user", "content": "What is ownership?"}]
 REQUEST = {"model": MODEL, "messages": QUESTION, "options": {"temperature": 0, "num_predict": 32}}
 
@@ -92,6 +96,26 @@ def errors(client):
             raise AssertionError(f"{wrong} was accepted")
 
 
+def images(client):
+    assert "vision" in client.show(MODEL).capabilities
+    options = {"temperature": 0, "num_predict": 8}
+
+    def ask(*shown):
+        message = {"role": "user", "content": "A B C", "images": list(shown)}
+        return client.chat(model=MODEL, messages=[message], options=options)
+
+    without, one = ask(), ask(IMAGE)
+    assert one.message.content and one.prompt_eval_count - without.prompt_eval_count > 4
+    generated = client.generate(model=MODEL, prompt="A B C", images=[IMAGE.read_bytes()], options=options)
+    assert generated.response == one.message.content
+    try:
+        ask(b"no image")
+    except ResponseError as error:
+        assert error.status_code == 400 and error.error, error
+    else:
+        raise AssertionError("what is no image was accepted")
+
+
 def embeddings(client):
     [model] = client.list().models
     assert client.show(model.model).capabilities == ["embedding"]
@@ -122,6 +146,9 @@ def main():
         checks = [embeddings]
     for check in checks:
         check(client)
+    if checks != [embeddings]:
+        images(Client(host=sys.argv[2], timeout=120))
+        checks.append(images)
     print(json.dumps({"ollama": [check.__name__ for check in checks]}))
 
 

@@ -1,11 +1,13 @@
-"""The official OpenAI client against a Lacuna server: `openai_client.py URL`.
+"""The official OpenAI client against a Lacuna server, and one of a model that sees: `openai_client.py URL SEEING_URL`.
 
 Prints one line, `{"openai": [what works]}`, and exits with 0 if everything is as the client's users
 expect.
 """
 
+import base64
 import json
 import sys
+from pathlib import Path
 from typing import Literal
 
 import openai
@@ -13,6 +15,10 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 MODEL = "demo"
+# What the model that sees is shown.
+IMAGE = Path(__file__).parents[4] / "reference/vision/gemma3/image-0.png"
+IMAGE_URL = "data:image/png;base64," + base64.b64encode(IMAGE.read_bytes()).decode()
+SHOWN = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE_URL}}]}]
 QUESTION = [{"role": "user", "content": "What is ownership?"}]
 PERSON = {
     "type": "object",
@@ -226,6 +232,7 @@ def errors(client):
         ({"temperature": 9}, openai.BadRequestError),
         ({"extra_body": {"use_beam_search": True}}, openai.BadRequestError),
         ({"logit_bias": {"1": 101}}, openai.BadRequestError),
+        ({"messages": SHOWN}, openai.BadRequestError),
         ({"messages": [{"role": "user", "content": "word " * 4000}]}, openai.BadRequestError),
     ]:
         try:
@@ -236,8 +243,34 @@ def errors(client):
             raise AssertionError(f"{wrong} was accepted")
 
 
+def images(client):
+    [model] = client.models.list().data
+    assert model.architecture["input_modalities"] == ["text", "image"], model
+
+    def ask(*urls, **more):
+        shown = [{"type": "image_url", "image_url": {"url": url, "detail": "auto"}} for url in urls]
+        content = [*shown, {"type": "text", "text": "A B C"}]
+        request = {"model": MODEL, "temperature": 0, "max_tokens": 8, **more}
+        return client.chat.completions.create(**request, messages=[{"role": "user", "content": content}])
+
+    without, one, two = ask(), ask(IMAGE_URL), ask(IMAGE_URL, IMAGE_URL)
+    tokens = [reply.usage.prompt_tokens for reply in (without, one, two)]
+    assert tokens[2] - tokens[1] == tokens[1] - tokens[0] > 4, tokens
+    text = one.choices[0].message.content
+    pieces = [chunk.choices[0].delta.content or "" for chunk in ask(IMAGE_URL, stream=True) if chunk.choices]
+    assert "".join(pieces) == text != ""
+    for wrong in ["https://example.com/cat.png", "data:image/png;base64,AAAA", IMAGE_URL[:200]]:
+        try:
+            ask(wrong)
+        except openai.BadRequestError as error:
+            assert error.body["message"] and error.type == "invalid_request_error", error.body
+        else:
+            raise AssertionError(f"{wrong[:60]} was accepted")
+
+
 def main():
-    client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0, timeout=120)
+    urls = [url + "/v1" for url in sys.argv[1:]]
+    client, seeing = [OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) for url in urls]
     checks = [
         models,
         chats,
@@ -253,6 +286,8 @@ def main():
     ]
     for check in checks:
         check(client)
+    images(seeing)
+    checks.append(images)
     print(json.dumps({"openai": [check.__name__ for check in checks]}))
 
 

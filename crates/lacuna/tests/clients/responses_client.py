@@ -1,12 +1,15 @@
-"""OpenAI's responses with its official client, and its agents over them: `responses_client.py URL`.
+"""OpenAI's responses with its official client, also of a model that sees, and its agents over them:
+`responses_client.py URL SEEING_URL`.
 
 Prints one line for each client, `{NAME: [what works]}`, and exits with 0 if everything is as their users
 expect.
 """
 
 import asyncio
+import base64
 import json
 import sys
+from pathlib import Path
 from typing import Literal
 
 import openai
@@ -15,6 +18,8 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
 MODEL = "demo"
+# What the model that sees is shown.
+IMAGE = Path(__file__).parents[4] / "reference/vision/gemma3/image-0.png"
 REQUEST = {"model": MODEL, "input": "What is ownership?", "temperature": 0, "max_output_tokens": 32}
 WEATHER = {
     "type": "function",
@@ -120,6 +125,35 @@ def errors(client):
             raise AssertionError(f"{wrong} was accepted")
 
 
+def images(client):
+    url = "data:image/png;base64," + base64.b64encode(IMAGE.read_bytes()).decode()
+    request = {"model": MODEL, "temperature": 0, "max_output_tokens": 8}
+    text = {"type": "input_text", "text": "A B C"}
+
+    def asked(*parts):
+        return [{"role": "user", "content": [*parts, text]}]
+
+    image = {"type": "input_image", "image_url": url, "detail": "auto"}
+    without = client.responses.create(**request, input=asked())
+    first = client.responses.create(**request, input=asked(image))
+    assert first.output_text
+    tokens = first.usage.input_tokens - without.usage.input_tokens
+    assert tokens > 4, tokens
+    # The image is still there, by the name of the reply as in items that are sent again.
+    turns = [*asked(image), *first.output, *asked()]
+    again = client.responses.create(**request, input=turns)
+    by_name = client.responses.create(**request, input=asked(), previous_response_id=first.id)
+    assert by_name.output_text == again.output_text
+    assert by_name.usage.input_tokens == again.usage.input_tokens
+    for wrong in [{"image_url": "https://example.com/cat.png"}, {"file_id": "file-1"}]:
+        try:
+            client.responses.create(**request, input=asked({"type": "input_image", "detail": "auto", **wrong}))
+        except openai.BadRequestError as error:
+            assert error.body["message"], error.body
+        else:
+            raise AssertionError(f"{wrong} was accepted")
+
+
 calls = []
 
 
@@ -162,10 +196,13 @@ def agent_streams(client):
 
 
 def main():
-    settings = {"base_url": sys.argv[1] + "/v1", "api_key": "none", "max_retries": 0, "timeout": 120}
+    url, seeing = [url + "/v1" for url in sys.argv[1:]]
+    settings = {"base_url": url, "api_key": "none", "max_retries": 0, "timeout": 120}
     checks = [whole, stream, tools, previous_response, structured, errors]
     for check in checks:
         check(OpenAI(**settings))
+    images(OpenAI(**{**settings, "base_url": seeing}))
+    checks.append(images)
     print(json.dumps({"openai (responses)": [check.__name__ for check in checks]}))
     set_tracing_disabled(True)
     checks = [agent_calls_tool, agent_streams]
