@@ -8,7 +8,8 @@ use lacuna_images::{Error, Format, Header, Image, Limits, Picture, resize};
 use proptest::prelude::*;
 use serde::Deserialize;
 
-/// What decoders of JPEG may differ by after resizing: each has a way of its own to enlarge channels of color.
+/// What decoders of JPEG may differ by after resizing: each rounds the inverse transform and enlarges channels of color in a
+/// way of its own, and Pillow's are libjpeg-turbo's.
 const LOSSY: u8 = 2;
 
 #[derive(Deserialize)]

@@ -364,7 +364,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_thousand_images_leave_memory_as_ten_did() {
-    const SPARE: u64 = 2 << 20;
+    const SPARE: u64 = 1 << 20;
     // Without the cache of computed prompts, which is memory that is meant to fill.
     let server = Served::start(&["--no-prefix-cache", "--ctx", "128"]);
     let show = |index: u32| {

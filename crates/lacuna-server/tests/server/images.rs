@@ -266,7 +266,7 @@ fn an_image_that_is_elsewhere_is_fetched_from_a_host_that_was_named() {
     for (path, requests) in [("/image-0.png", 1), ("/moved", 2)] {
         let before = elsewhere.asked();
         let url = elsewhere.url(path);
-        let fetched = posted(&server, CHAT, &chat(&[url.clone()]));
+        let fetched = posted(&server, CHAT, &chat(std::slice::from_ref(&url)));
         assert_eq!(fetched["choices"][0]["message"]["content"], *said, "{path}");
         assert_eq!(elsewhere.asked() - before, requests, "{path}");
         let source = json!({"type": "url", "url": url});
@@ -322,7 +322,7 @@ fn an_image_that_is_elsewhere_has_limits() {
         (elsewhere.url("/slow"), "too long to arrive"),
         ("http://a@b/".to_owned(), "no address"),
     ] {
-        let refused = post(&server, CHAT, &chat(&[url.clone()]));
+        let refused = post(&server, CHAT, &chat(std::slice::from_ref(&url)));
         assert_eq!(refused.status, 400, "{url}: {refused:?}");
         assert!(refused.body.contains(says), "{url}: {refused:?}");
         let param = refused.json()["error"]["param"].clone();
