@@ -106,6 +106,45 @@ fn plan_says_what_images_take_before_they_are_sent() {
     }
 }
 
+#[test]
+fn hosts_of_images_are_for_models_that_see() {
+    let encoder = path("../../encoders/bert/mean.gguf");
+    for model in ["demo", &encoder] {
+        let args = [
+            "serve",
+            model,
+            "--port",
+            "0",
+            "--allow-image-host",
+            "images.example.com",
+        ];
+        let refused = lacuna(&args);
+        assert_eq!(
+            refused.status.code(),
+            Some(2),
+            "{model}: {}",
+            said(&refused)
+        );
+        assert!(
+            said(&refused).contains("leave out --allow-image-host"),
+            "{}",
+            said(&refused)
+        );
+    }
+    let refused = lacuna(&[
+        "serve",
+        "demo",
+        "--allow-image-host",
+        "https://example.com/",
+    ]);
+    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert!(
+        said(&refused).contains("names no host"),
+        "{}",
+        said(&refused)
+    );
+}
+
 /// The projector of another model: its rows have more elements than the model takes.
 fn of_another_model() -> Vec<u8> {
     let mut file = fs::read(fixtures().join("mmproj.gguf")).expect("committed");

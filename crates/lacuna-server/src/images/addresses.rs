@@ -341,13 +341,14 @@ impl Fetch {
     }
 }
 
-/// An address in the form that requests have, without a name and password in it, which belong to nobody here.
+/// A whole address, without a name and password in it, which belong to nobody here.
 fn read(address: &str) -> Result<Uri, Refusal> {
     let address: Uri = address.parse().map_err(|_| Refusal::Unreadable)?;
     let authority = address.authority().ok_or(Refusal::Unreadable)?;
-    match authority.as_str().contains('@') || address.host().is_none_or(str::is_empty) {
-        true => Err(Refusal::Unreadable),
-        false => Ok(address),
+    let is_whole = address.scheme().is_some() && !authority.host().is_empty();
+    match is_whole && !authority.as_str().contains('@') {
+        true => Ok(address),
+        false => Err(Refusal::Unreadable),
     }
 }
 

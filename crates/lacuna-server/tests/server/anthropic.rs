@@ -354,7 +354,7 @@ fn errors_have_the_form_of_the_interface() {
             user(json!([image])),
             400,
             "invalid_request_error",
-            "fetches no addresses",
+            "reads text alone",
         ),
         (
             user(json!([{"type": "text"}])),

@@ -14,6 +14,8 @@ use base64::engine::general_purpose::STANDARD;
 use lacuna_files::ModelFiles;
 use lacuna_models::{Model, with_images};
 use lacuna_server::{ImageHost, Server, ServerConfig};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 
 use crate::support::{assert_nothing_held, config, get, post, posted, start};
@@ -415,5 +417,58 @@ fn a_model_without_eyes_says_so() {
     let refused = post(&server, CHAT, &chat(&[data_url(0)]));
     assert_eq!(refused.status, 400);
     assert!(refused.body.contains("reads text alone"), "{refused:?}");
+    assert_nothing_held(&server);
+}
+
+/// A request for one token of each interface that takes images: with `file` where that has a file in base64, and
+/// `address` where it has an address.
+fn of_all_interfaces(file: &str, address: &str) -> [(&'static str, Value); 5] {
+    let mut chat = chat(&[address.to_owned()]);
+    let source = json!({"type": "base64", "media_type": "image/png", "data": file});
+    let (mut messages, mut ollama) = (messages(&source), ollama(&[file.to_owned()]));
+    chat["max_tokens"] = 1.into();
+    messages["max_tokens"] = 1.into();
+    ollama["options"]["num_predict"] = 1.into();
+    let more = json!({"max_output_tokens": 1, "store": false});
+    let generate = json!({"model": "demo", "stream": false, "prompt": "A", "images": [file],
+        "options": {"num_predict": 1}});
+    [
+        (CHAT, chat),
+        (RESPONSES, responses(&[address.to_owned()], more)),
+        (MESSAGES, messages),
+        (OLLAMA, ollama),
+        ("/api/generate", generate),
+    ]
+}
+
+#[test]
+fn whatever_stands_for_an_image_is_answered_or_refused_by_name() {
+    /// What replies may say of a request; nothing else is the client's fault.
+    const SAID: [u16; 4] = [200, 400, 413, 429];
+    let server = start_seeing();
+    let whole = file(1);
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(40));
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6);
+    let damaged = (changes, any::<prop::sample::Index>()).prop_map(|(changes, end)| {
+        let mut bytes = whole.clone();
+        for (place, value) in changes {
+            let place = place.index(bytes.len());
+            bytes[place] = value;
+        }
+        bytes.truncate(1 + end.index(bytes.len()));
+        let encoded = STANDARD.encode(bytes);
+        (encoded.clone(), format!("data:image/png;base64,{encoded}"))
+    });
+    let text = prop_oneof![".{0,40}", "(data|https?|file):[/;,=a-z0-9]{0,30}"]
+        .prop_map(|text: String| (text.clone(), text));
+    let both = prop_oneof![damaged, text];
+    let ran = runner.run(&both, |(file, address)| {
+        for (path, body) in of_all_interfaces(&file, &address) {
+            let reply = post(&server, path, &body);
+            prop_assert!(SAID.contains(&reply.status), "{body}: {reply:?}");
+        }
+        Ok(())
+    });
+    ran.unwrap_or_else(|error| panic!("{error}"));
     assert_nothing_held(&server);
 }

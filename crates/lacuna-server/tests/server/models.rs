@@ -557,3 +557,33 @@ fn of_several_keys_the_first_says_what_is_loaded() {
         }
     }
 }
+
+#[test]
+fn what_a_model_takes_is_told_before_it_is_loaded() {
+    let mut models = three();
+    for (name, file) in [
+        ("folder", "vision/gemma3/hf"),
+        ("file", "vision/gemma3/model.gguf"),
+    ] {
+        models.push(entry(name, ModelPath::Path(reference(file))));
+    }
+    let server = start_as(models, |_| {});
+    let told = get(server.address(), "/v1/models");
+    let input = |name: &str| {
+        let models = told["data"].as_array().expect("a list");
+        let found = models.iter().find(|model| model["id"] == name);
+        found.expect("one of them")["architecture"]["input_modalities"].clone()
+    };
+    assert_eq!(input("one"), json!(["text"]));
+    assert_eq!(input("embed"), Value::Null);
+    for name in ["folder", "file"] {
+        assert_eq!(input(name), json!(["text", "image"]), "{name}");
+        let shown = posted(server.address(), "/api/show", &json!({"model": name}));
+        assert_eq!(shown["capabilities"][2], "vision", "{shown}");
+    }
+    assert!(
+        states(server.address())
+            .iter()
+            .all(|state| state == "unloaded")
+    );
+}

@@ -393,7 +393,11 @@ fn errors_name_fields_as_the_request_does() {
     for (more, status, param) in [
         (json!({"input": []}), 400, "input"),
         (json!({"input": 5}), 400, "input"),
-        (json!({"input": image}), 400, "input[0].content[0]"),
+        (
+            json!({"input": image}),
+            400,
+            "input[0].content[0].image_url",
+        ),
         (
             json!({"input": [{"type": "function_call", "name": "f"}]}),
             400,

@@ -98,9 +98,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
         let given = [
             ("--kv-cache", args.service.kv_cache.is_some()),
             ("--kv-events", args.kv_events.is_some()),
+            ("--allow-image-host", !args.allow_image_host.is_empty()),
         ];
         if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
-            let problem = format!("`{name}` keeps no KV for other requests; leave out {option}");
+            let problem = format!("`{name}` writes nothing that would need it; leave out {option}");
             return Err(output::Usage(problem).into());
         }
         let model = lacuna::Model::load(files).with_context(cannot_load)?;
@@ -108,6 +109,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
     }
     let model = open_to_run_files(&model, files, &config.service.engine_config())?;
     let reload = Reload::of(&config);
+    if model.images().is_none() && !args.allow_image_host.is_empty() {
+        let problem = format!("`{name}` takes no images; leave out --allow-image-host");
+        return Err(output::Usage(problem).into());
+    }
     let server = Server::start(model, config)?;
     let signals = reload.listen()?;
     let ending = end_in_time(args.grace).context("cannot set up the server's end")?;
