@@ -18,7 +18,14 @@ pub(crate) enum Image {
     /// Its file.
     File(Bytes),
     /// Where its file is, and the field that says so.
-    Address { address: String, field: String },
+    Address {
+        #[cfg_attr(
+            not(feature = "image-addresses"),
+            expect(dead_code, reason = "it is refused wherever it leads")
+        )]
+        address: String,
+        field: String,
+    },
 }
 
 /// What has images that may have to be fetched before it can be gone on with.
