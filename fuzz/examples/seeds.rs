@@ -55,10 +55,28 @@ fn images(corpus: &Path) -> Result<(), Box<dyn Error>> {
             fs::copy(image.path(), corpus.join(image.file_name()))?;
         }
     }
+    requests(&corpus.with_file_name("image_requests"), &reference)?;
     fs::copy(
         reference.join("vision/gemma3/mmproj.gguf"),
         corpus.join("mmproj.gguf"),
     )?;
+    Ok(())
+}
+
+/// An image as a file, and an address in its place, in requests of each of five interfaces.
+fn requests(corpus: &Path, reference: &Path) -> Result<(), Box<dyn Error>> {
+    fs::create_dir_all(corpus)?;
+    for interface in 0..5u8 {
+        for name in ["small.png", "gray.jpg", "two.gif", "lossy.webp"] {
+            let file = fs::read(reference.join("images").join(name))?;
+            let seed = [&[interface], &file[..]].concat();
+            fs::write(corpus.join(format!("{interface}-{name}")), seed)?;
+        }
+        let text = [&[interface + 5], &b"https://example.com/a.png"[..]].concat();
+        fs::write(corpus.join(format!("{interface}-address")), text)?;
+        let json = [&[interface + 10], &br#"{"url":["a"],"b":null}"#[..]].concat();
+        fs::write(corpus.join(format!("{interface}-json")), json)?;
+    }
     Ok(())
 }
 
