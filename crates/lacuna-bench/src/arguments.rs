@@ -4,7 +4,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs};
+use lacuna_cli::{ByteCount, DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
 use lacuna_engine::Speculation;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::plan::{WeightMode, WeightSource};
@@ -315,6 +315,7 @@ pub(crate) struct BenchEmbedArgs {
 #[command(after_help = "Examples:
   lacuna bench speculate m.gguf
   lacuna bench speculate m.gguf --speculate ngram:15 --temperature 0.7 --sequences 1 --json
+  lacuna bench speculate qwen3-4b.gguf --draft-model qwen3-0.6b.gguf --speculate off
 
 Each text is written without guesses and with them, in turns; the command fails where they are not the same.")]
 pub(crate) struct BenchSpeculateArgs {
@@ -332,9 +333,11 @@ pub(crate) struct BenchSpeculateArgs {
     /// How often each is measured
     #[arg(long, value_name = "N", default_value = "5")]
     pub(crate) rounds: NonZeroUsize,
-    /// How tokens are guessed: ngram, or ngram:N for up to N at once
+    /// How tokens are guessed from the text: ngram, ngram:N for up to N at once, or off, where a draft model does it alone
     #[arg(long, value_name = "HOW", default_value = "ngram")]
     pub(crate) speculate: Speculation,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use lacuna_engine::{EngineConfig, PrefixCacheConfig, ServiceConfig, Speculation};
+use lacuna_engine::{DraftModel, EngineConfig, PrefixCacheConfig, ServiceConfig, Speculation};
 use lacuna_kv::folder::{CacheKey, FolderConfig, KeyError};
 use lacuna_kv::swap::SwapConfig;
 use lacuna_kv::{KvElements, KvPolicy};
@@ -119,9 +119,56 @@ pub struct ServiceArgs {
 pub struct SpeculationArgs {
     // What is computed does not depend on it, so it is no part of the engine's fingerprint.
     /// Compute several tokens of a reply in one pass, guessed from the prompt and what has been written (ngram, ngram:N
-    /// for up to N at once) where that pays, or one after the other (off). The text is the same
-    #[arg(long, value_name = "HOW", default_value = "off")]
-    pub speculate: Speculation,
+    /// for up to N at once) where that pays, or one after the other (off). The text is the same [default: off, and ngram with
+    /// --draft-model]
+    #[arg(long, value_name = "HOW")]
+    pub speculate: Option<Speculation>,
+    /// The model that guesses where the text itself has no guess.
+    #[command(flatten)]
+    pub draft: DraftArgs,
+}
+
+/// Which model guesses tokens.
+#[derive(Debug, Args)]
+pub struct DraftArgs {
+    /// Smaller model of the same vocabulary that guesses tokens where the text so far has no guess, as far as that pays: a
+    /// name as for the model itself. It is under the same budget, and the text is the same
+    #[arg(long, value_name = "MODEL")]
+    pub draft_model: Option<String>,
+    /// Tokens guessed for one pass at most [default: 7]
+    #[arg(long, value_name = "N", requires = "draft_model", value_parser = draft_tokens)]
+    pub draft_tokens: Option<NonZeroUsize>,
+}
+
+impl DraftArgs {
+    /// Tokens that a draft model guesses for one pass at most.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.draft_tokens.unwrap_or(DraftModel::MOST_TOKENS).get()
+    }
+}
+
+/// A number of guesses, as `--speculate ngram:N` takes it.
+fn draft_tokens(text: &str) -> Result<NonZeroUsize, String> {
+    match format!("ngram:{text}").parse() {
+        Ok(Speculation::Ngram { most }) => Ok(most),
+        _ => Err("use 1 to 63".to_owned()),
+    }
+}
+
+impl SpeculationArgs {
+    /// What is guessed from texts themselves.
+    #[must_use]
+    pub fn from_history(&self) -> Speculation {
+        match (self.speculate, &self.draft.draft_model) {
+            (Some(speculation), _) => speculation,
+            (None, None) => Speculation::Off,
+            (None, Some(_)) => match self.draft.draft_tokens {
+                Some(most) => Speculation::Ngram { most },
+                None => Speculation::NGRAM,
+            },
+        }
+    }
 }
 
 impl EngineArgs {
@@ -151,7 +198,7 @@ impl ServiceArgs {
     pub fn config(&self, engine: &EngineArgs) -> ServiceConfig {
         ServiceConfig {
             engine: EngineConfig {
-                speculation: self.speculation.speculate,
+                speculation: self.speculation.from_history(),
                 ..engine.config()
             },
             max_running: self.max_running.get(),

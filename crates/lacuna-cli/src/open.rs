@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lacuna_engine::EngineConfig;
+use lacuna_engine::{DraftModel, EngineConfig, ServiceConfig};
 use lacuna_files::hub::{Hub, Settings};
 use lacuna_files::{ModelFiles, ModelSource, Progress};
 use lacuna_models::plan::Residency;
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{Loading, Model};
 
-use crate::arguments::ModelArgs;
+use crate::arguments::{DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
 use crate::output;
 
 /// The files of the model that was named.
@@ -70,6 +70,51 @@ pub fn open_to_run_files(
     let residency = config.check(&files, &made)?;
     tell_of_conversion(&files);
     load_as(args, files, residency)
+}
+
+/// The draft model that was named, ready to guess for a model that runs as `config` says. Before that model is opened, so
+/// that the budget is checked with both.
+///
+/// # Errors
+/// As [`open`], and [`lacuna_engine::EngineError`] for a model that cannot guess.
+pub fn open_draft(args: &DraftArgs, config: &EngineConfig) -> Result<Option<DraftModel>> {
+    let Some(name) = &args.draft_model else {
+        return Ok(None);
+    };
+    let args_of_draft = ModelArgs {
+        model: name.clone(),
+        json: true,
+        mmproj: None,
+    };
+    let files = open_files(&args_of_draft)?;
+    let cannot_load = || format!("cannot load the draft model `{name}`");
+    let made = lacuna_models::describe(&files).with_context(cannot_load)?;
+    let plan = config.plan_of_draft(&files, &made)?;
+    let model = Model::load_as(
+        files,
+        Loading {
+            residency: plan.residency,
+            device: None,
+            progress: &mut Bars::default(),
+        },
+    );
+    let draft = DraftModel::new(Arc::new(model.with_context(cannot_load)?))?;
+    Ok(Some(match args.draft_tokens {
+        Some(most) => draft.with_most(most),
+        None => draft,
+    }))
+}
+
+impl ServiceArgs {
+    /// The service that the arguments describe, with the draft model that they name, which is loaded.
+    ///
+    /// # Errors
+    /// As [`open_draft`].
+    pub fn open(&self, engine: &EngineArgs) -> Result<ServiceConfig> {
+        let mut config = self.config(engine);
+        config.engine.draft = open_draft(&self.speculation.draft, &config.engine_config())?;
+        Ok(config)
+    }
 }
 
 /// Loads a model with weights where `residency` says, and tells how they are read.

@@ -9,8 +9,8 @@ use lacuna_files::{ModelFiles, Progress};
 use lacuna_kernels::{Cpu, CpuConfig};
 use lacuna_kv::{KvCache, KvElements, KvError, KvPolicy, KvReport, Sequence};
 use lacuna_models::plan::{
-    Budget, Demand, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan, WeightSource,
-    request_bytes,
+    Budget, Demand, DraftMemory, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan,
+    WeightSource, request_bytes,
 };
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
@@ -28,7 +28,7 @@ use crate::row;
 use crate::runner::Pass;
 use crate::sampler::{Candidates, Sampler, Sampling};
 use crate::session::Session;
-use crate::speculation::{DraftCounts, Pace, Speculation};
+use crate::speculation::{DraftModel, Drafter, Drafts, Pace, Speculation, StepRows};
 use crate::status::{ExpertStatus, NeuronStatus};
 use crate::system::{Host, System};
 use crate::transcript::{Outcome, Transcript};
@@ -69,6 +69,9 @@ pub struct EngineConfig {
     /// What tokens are guessed from, so that one pass computes several. Default off. Not where values that are not finite
     /// are looked for, which wrong guesses may give.
     pub speculation: Speculation,
+    /// What guesses tokens where [`EngineConfig::speculation`] has no guess that is worth it: a smaller model of the same
+    /// vocabulary, under the same budget. Default none.
+    pub draft: Option<DraftModel>,
     /// Folder of files from which neurons of feed-forward blocks are read one by one, where activations are not zero:
     /// [`EngineConfig::with_neurons`] makes them. Weights are read into memory then, with a budget and without.
     pub neurons: Option<PathBuf>,
@@ -101,6 +104,7 @@ impl Default for EngineConfig {
             accounting: Accounting::default(),
             weights: WeightMode::default(),
             speculation: Speculation::default(),
+            draft: None,
             neurons: None,
         }
     }
@@ -133,22 +137,38 @@ impl EngineConfig {
         }
     }
 
-    /// Tokens guessed for one pass at most.
+    /// Tokens guessed for one pass at most, from history or by a draft model.
     pub(crate) fn most_drafts(&self) -> usize {
+        let by_model = self.draft_model().map_or(0, |draft| draft.most().get());
+        self.most_from_history().max(by_model)
+    }
+
+    /// Tokens guessed from a sequence's own for one pass at most.
+    pub(crate) fn most_from_history(&self) -> usize {
         match self.finite_check {
             FiniteCheck::Off => self.speculation.most(),
             _ => 0,
         }
     }
 
+    /// The draft model, where anything may be guessed.
+    pub(crate) fn draft_model(&self) -> Option<&DraftModel> {
+        let guesses = matches!(self.finite_check, FiniteCheck::Off);
+        self.draft.as_ref().filter(|_| guesses)
+    }
+
     /// What is planned for when a model made for `context_tokens` tokens runs with this.
-    fn demand(&self, context_tokens: usize) -> Result<Demand, EngineError> {
+    pub(crate) fn demand(&self, context_tokens: usize) -> Result<Demand, EngineError> {
         Ok(Demand {
             context_tokens: self.context_tokens.unwrap_or(context_tokens),
             batch_tokens: self.batch_tokens,
             logits: self.logits,
             sequences: self.sequences,
             draft_tokens: self.most_drafts(),
+            draft: match self.draft_model() {
+                Some(draft) => draft.memory(self)?,
+                None => DraftMemory::default(),
+            },
             threads: self.thread_count()?.get(),
             weights: match (self.weights, self.budget) {
                 (WeightMode::Auto, _) if self.neurons.is_some() => {
@@ -191,6 +211,9 @@ impl EngineConfig {
         files: &ModelFiles,
         description: &Description,
     ) -> Result<Residency, EngineError> {
+        if let Some(draft) = &self.draft {
+            draft.check_files(files, &description.spec)?;
+        }
         let weights = WeightPlan::of_files(files, description);
         let (_, plan, _) = self.prepare(files, &description.spec, weights, 0)?;
         Ok(plan.residency)
@@ -241,7 +264,7 @@ impl EngineConfig {
             plan = Plan::new(spec, weights.clone(), vocabulary, &cache, &demand)?;
         }
         if demand.draft_tokens > 0 && plan.budget().is_err() {
-            // Without room for rows of guesses there are none.
+            // Without room for rows of guesses there are none. A draft model that was asked for is not left out silently.
             demand.draft_tokens = 0;
             plan = Plan::new(spec, weights, vocabulary, &cache, &demand)?;
         }
@@ -258,7 +281,7 @@ pub(crate) type Taken = (u32, Result<Outcome, TokenizerError>);
 /// A model ready to run, in the memory its plan says.
 pub struct Engine {
     model: Arc<Model>,
-    cpu: Cpu,
+    cpu: Arc<Cpu>,
     cache: KvCache,
     scratch: Scratch,
     candidates: Candidates,
@@ -278,9 +301,12 @@ pub struct Engine {
     weights_to_spare: u64,
     has_all_weights: bool,
     most_drafts: usize,
+    most_from_history: usize,
     /// What passes take, for guesses.
     pub(crate) pace: Pace,
-    drafts: DraftCounts,
+    /// The draft model, unless a scheduler has it.
+    drafter: Option<Drafter>,
+    drafts: Drafts,
 }
 
 impl Engine {
@@ -295,6 +321,9 @@ impl Engine {
     /// needs, or the system refuses memory or threads.
     pub fn new(model: Arc<Model>, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = model.spec();
+        if let Some(draft) = &config.draft {
+            draft.check_for(&model)?;
+        }
         let weights = model.weight_plan().clone();
         let image_bytes = model.images().map_or(0, images::memory_for);
         let (cache, plan, budget) = config.prepare(model.files(), spec, weights, image_bytes)?;
@@ -307,10 +336,14 @@ impl Engine {
             });
         }
         cache.set_limit(ByteLength::new(kv_bytes))?;
-        let cpu = Cpu::new(CpuConfig {
+        let cpu = Arc::new(Cpu::new(CpuConfig {
             threads: config.thread_count()?,
             level: None,
-        })?;
+        })?);
+        let drafter = match config.draft_model() {
+            Some(draft) => Some(draft.drafter(config, &cache, &cpu, &model)?),
+            None => None,
+        };
         let scratch =
             Scratch::new(model.program(), plan.arena.clone())?.checking(config.finite_check);
         let host = Host {
@@ -336,8 +369,10 @@ impl Engine {
             budget,
             process,
             most_drafts: config.most_drafts(),
+            most_from_history: config.most_from_history(),
             pace: Pace::default(),
-            drafts: DraftCounts::default(),
+            drafter,
+            drafts: Drafts::default(),
         })
     }
 
@@ -351,7 +386,7 @@ impl Engine {
         let session = Session::new(sequence, Sampler::new(sampling)?, message_ends);
         Ok(match self.most_drafts {
             0 => session,
-            _ => session.speculating(),
+            _ => session.speculating(self.most_from_history > 0),
         })
     }
 
@@ -413,12 +448,23 @@ impl Engine {
     fn guess(&mut self, session: &mut Session, transcript: &Transcript) -> usize {
         let spare = self.scratch.limits();
         let spare = spare.tokens.min(spare.logit_rows) - 1;
-        let most = self
-            .most_drafts
-            .min(spare)
-            .min(transcript.most_tokens().saturating_sub(1));
-        let likely = session.guess(most);
-        let count = self.pace.allot(&[likely], 1, spare)[0];
+        let room = spare.min(transcript.most_tokens().saturating_sub(1));
+        let likely = session.guess(self.most_from_history.min(room));
+        let mut count = self.pace.allot(&[likely], 1, spare)[0];
+        if count == 0
+            && let Some(drafter) = &mut self.drafter
+            && let Some(wish) = session.wish(room)
+        {
+            let step = StepRows {
+                sequences: 1,
+                guessing: 0,
+                rows: 1,
+                tokens: 1.0,
+                spare,
+            };
+            let likely = drafter.guess(&mut [wish], step, &mut self.pace, &Instant::now);
+            count = self.pace.allot(&likely, 1, spare)[0];
+        }
         let prepared = count > 0 && session.sequence.prepare(1 + count).is_ok();
         session.keep_guesses(if prepared { count } else { 0 })
     }
@@ -467,8 +513,14 @@ impl Engine {
 
     /// What has come of guesses.
     #[must_use]
-    pub fn drafts(&self) -> DraftCounts {
+    pub fn drafts(&self) -> Drafts {
         self.drafts
+    }
+
+    /// The draft model, for a scheduler that has guesses made for all its sequences together. This engine guesses from
+    /// history alone then.
+    pub(crate) fn take_drafter(&mut self) -> Option<Drafter> {
+        self.drafter.take()
     }
 
     fn step_without_barred(&mut self, session: &mut Session) -> Result<Option<u32>, EngineError> {
@@ -547,7 +599,13 @@ impl Engine {
     fn prepare_rows(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<(), EngineError> {
         self.tend();
         loop {
-            let requested = match sequence.prepare(tokens) {
+            let prepared = sequence.prepare(tokens);
+            if let Err(KvError::Pages(_) | KvError::NotNow { .. }) = prepared
+                && self.drafter.as_mut().is_some_and(Drafter::give_up_one)
+            {
+                continue;
+            }
+            let requested = match prepared {
                 Err(KvError::Pages(lacuna_pages::Error::OutOfPages {
                     requested,
                     limit: Some(_),

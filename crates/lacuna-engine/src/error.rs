@@ -100,6 +100,9 @@ pub enum EngineError {
         /// The least budget with which it would run.
         needed: ByteLength,
     },
+    /// The draft model cannot guess for the model.
+    #[error(transparent)]
+    Draft(#[from] crate::speculation::DraftError),
     /// The cache folder cannot be used.
     #[error(transparent)]
     Folder(#[from] lacuna_kv::folder::FolderError),

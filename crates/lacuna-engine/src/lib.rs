@@ -60,7 +60,9 @@ pub use sampler::{Candidates, Penalties, Sampler, Sampling, SamplingError};
 pub use service::{Grace, Handle, PrefixCacheConfig, Service, ServiceConfig};
 pub use service_session::{Continuation, Piece, ServiceSession};
 pub use session::Session;
-pub use speculation::{DraftCounts, Speculation, UnknownSpeculation};
+pub use speculation::{
+    DraftCounts, DraftError, DraftModel, Drafts, Speculation, UnknownSpeculation,
+};
 pub use status::{
     BudgetStatus, CacheStatus, Counters, ExpertStatus, GroupRun, GroupState, Histogram, Latencies,
     NeuronStatus, PageSizes, Phase, SessionStatus, Status, WeightMemory,

@@ -4,7 +4,7 @@ use lacuna_kv::{KvError, KvReport, Sequence};
 use lacuna_models::{LogitRows, Segment, Shown};
 
 use crate::sampler::Sampler;
-use crate::speculation::{DraftCounts, Speculator};
+use crate::speculation::{Draft, Drafts, Speculator, Wish};
 
 /// Tokens a session makes room for at once, 4 MiB of address space; longer ones grow as they fill.
 const TOKENS_AT_ONCE: usize = 1 << 20;
@@ -31,6 +31,8 @@ pub struct Session {
     kept: Vec<Sequence>,
     /// What guesses its tokens, if anything does.
     speculator: Option<Speculator>,
+    /// What a draft model has of them.
+    draft: Draft,
     /// Images in the places of tokens.
     pub(crate) images: Vec<Shown>,
 }
@@ -48,15 +50,17 @@ impl Session {
             keep_at: Vec::new(),
             kept: Vec::new(),
             speculator: None,
+            draft: Draft::default(),
             images: Vec::new(),
         }
     }
 
-    /// The same, some of whose tokens are guessed. Where layers keep states nothing is: a state cannot go back to where
-    /// the last right guess was.
-    pub(crate) fn speculating(mut self) -> Self {
+    /// The same, some of whose tokens are guessed, from those there were or by others alone. Where layers keep states
+    /// nothing is: a state cannot go back to where the last right guess was.
+    pub(crate) fn speculating(mut self, from_history: bool) -> Self {
         let guesses = !self.sequence.geometry().has_states();
-        self.speculator = guesses.then(|| Speculator::new(self.sequence.capacity(), None));
+        let tokens = from_history.then(|| self.sequence.capacity());
+        self.speculator = guesses.then(|| Speculator::new(tokens, None));
         self
     }
 
@@ -128,6 +132,9 @@ impl Session {
         if let Some(speculator) = &mut self.speculator {
             speculator.forget();
         }
+        let unchanged = self.tokens.iter().zip(tokens);
+        self.draft
+            .rewrite(unchanged.take_while(|(a, b)| a == b).count());
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         self.keep();
@@ -154,8 +161,8 @@ impl Session {
         fork.tokens.extend_from_slice(&self.tokens);
         fork.images.clone_from(&self.images);
         fork.keeps_turns = self.keeps_turns;
-        Ok(match self.speculator {
-            Some(_) => fork.speculating(),
+        Ok(match &self.speculator {
+            Some(speculator) => fork.speculating(speculator.has_history()),
             None => fork,
         })
     }
@@ -237,14 +244,34 @@ impl Session {
 
     /// Guesses up to `most` tokens after the pending one, and says how likely each is right together with those before it.
     pub(crate) fn guess(&mut self, most: usize) -> Vec<f64> {
-        let len = self.sequence.len();
-        let room = self.sequence.capacity().saturating_sub(len + 1);
-        let stops = self.keep_at.iter().any(|&at| at > len);
+        let room = self.room_for_guesses();
         match &mut self.speculator {
-            Some(speculator) if self.tokens.len() == len + 1 && !stops => {
-                speculator.guess(&self.tokens, most.min(room))
-            }
+            Some(speculator) if room > 0 => speculator.guess(&self.tokens, most.min(room)),
             _ => Vec::new(),
+        }
+    }
+
+    /// How it asks a draft model for up to `most` guesses, if it has room for some and shows no images, which a draft does
+    /// not see.
+    pub(crate) fn wish(&mut self, most: usize) -> Option<Wish<'_>> {
+        let most = most.min(self.room_for_guesses());
+        let speculator = self.speculator.as_mut()?;
+        (most > 0 && self.images.is_empty()).then_some(Wish {
+            tokens: &self.tokens,
+            draft: &self.draft,
+            speculator,
+            most,
+        })
+    }
+
+    /// Guesses that the next pass can compute after the pending token: none where more is pending, or the sequence is to be
+    /// kept as it is on the way.
+    fn room_for_guesses(&self) -> usize {
+        let len = self.sequence.len();
+        let stops = self.keep_at.iter().any(|&at| at > len);
+        match self.tokens.len() == len + 1 && !stops {
+            true => self.sequence.capacity().saturating_sub(len + 1),
+            false => 0,
         }
     }
 
@@ -275,10 +302,10 @@ impl Session {
 
     /// Makes the rows of the pending token and of the guesses that were right the sequence's, of which `sampled` tokens
     /// came, the last of them pending now.
-    pub(crate) fn judge(&mut self, sampled: usize, counts: &mut DraftCounts) {
+    pub(crate) fn judge(&mut self, sampled: usize, drafts: &mut Drafts) {
         if let Some(speculator) = &mut self.speculator {
             let last = self.tokens.last().copied();
-            speculator.judge(sampled, last, counts);
+            speculator.judge(sampled, last, drafts);
         }
         self.accept(sampled);
     }

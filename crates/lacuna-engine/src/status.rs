@@ -9,7 +9,7 @@ use lacuna_models::{ExpertCounts, NeuronReads, RowReads};
 use lacuna_pages::{ByteLength, Ledger};
 
 use crate::request_memory::RequestMemoryStatus;
-use crate::speculation::DraftCounts;
+use crate::speculation::Drafts;
 
 /// A service at one moment. Totals are as of the last step; the ledger, the sessions and the cache's
 /// figures are of one moment after a step, so that they add up, and may be a tenth of a second older.
@@ -239,7 +239,7 @@ pub struct Counters {
     /// Tokens generated.
     pub generated_tokens: u64,
     /// What has come of guessed tokens.
-    pub drafts: DraftCounts,
+    pub drafts: Drafts,
     /// Page groups evicted for room.
     pub evicted_groups: u64,
     /// Resume points evicted for room: pages of windows, and states.

@@ -366,6 +366,22 @@ impl Geometry {
         }
     }
 
+    /// The same where layers with windows keep all rows, so that a sequence can go back to any length.
+    #[must_use]
+    pub fn keeping_all(&self) -> Self {
+        let keeping = |cache: &LayerCache| match *cache {
+            LayerCache::Rows(rows) => LayerCache::Rows(RowSpec {
+                keep: Keep::All,
+                ..rows
+            }),
+            other => other,
+        };
+        Self {
+            layers: self.layers.iter().map(keeping).collect(),
+            ..self.clone()
+        }
+    }
+
     /// Whether any layer keeps rows of its own.
     #[must_use]
     pub fn has_rows(&self) -> bool {

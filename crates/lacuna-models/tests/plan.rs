@@ -4,8 +4,8 @@ use lacuna_kernels::{DType, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy};
 use lacuna_models::ModelSpec;
 use lacuna_models::plan::{
-    Change, Demand, Logits, Parts, Plan, PlanError, Verdict, VocabularySize, WeightMode,
-    WeightPlan, WeightSource, request_bytes,
+    Change, Demand, DraftMemory, Logits, Parts, Plan, PlanError, Verdict, VocabularySize,
+    WeightMode, WeightPlan, WeightSource, request_bytes,
 };
 use lacuna_models::program::Program;
 use lacuna_models::synth::{self, Shape};
@@ -45,6 +45,7 @@ fn demand(context_tokens: usize) -> Demand {
         logits: Logits::Last,
         sequences: 1,
         draft_tokens: 0,
+        draft: DraftMemory::default(),
         threads: 2,
         weights: WeightMode::Fixed(WeightSource::Mmap),
         budget_bytes: None,
@@ -463,6 +464,7 @@ proptest! {
                 batch_tokens: batch,
                 sequences,
                 draft_tokens: 0,
+                draft: DraftMemory::default(),
                 threads,
                 weights: WeightMode::Fixed(WeightSource::Mmap),
                 budget_bytes: Some(budget_bytes),

@@ -277,6 +277,7 @@ fn state(state: GroupState) -> &'static str {
 
 fn counters(status: &Status) -> Value {
     let counters = status.counters;
+    let drafts = counters.drafts.all();
     json!({
         "requests": counters.requests,
         "finished": counters.finished,
@@ -291,8 +292,13 @@ fn counters(status: &Status) -> Value {
         "evicted_groups": counters.evicted_groups,
         "evicted_resume_points": counters.evicted_resume_points,
         "expired_groups": counters.expired_groups,
-        "drafts": counters.drafts.drafts,
-        "draft_tokens": counters.drafts.draft_tokens,
-        "accepted_tokens": counters.drafts.accepted_tokens,
+        "drafts": drafts.drafts,
+        "draft_tokens": drafts.draft_tokens,
+        "accepted_tokens": drafts.accepted_tokens,
+        "draft_model": {
+            "drafts": counters.drafts.model.drafts,
+            "draft_tokens": counters.drafts.model.draft_tokens,
+            "accepted_tokens": counters.drafts.model.accepted_tokens,
+        },
     })
 }

@@ -233,6 +233,11 @@ const GAUGES: &[Row<f64>] = &[
         |status| status.budget.plan.parts.read_weight_bytes as f64,
     ),
     (
+        "lacuna_draft_bytes",
+        "Memory of a draft model beside its activations and KV rows",
+        |status| status.budget.plan.parts.draft_bytes as f64,
+    ),
+    (
         "lacuna_expert_slot_bytes",
         "Memory of slots for experts",
         |status| status.experts.map_or(0.0, |it| it.slots.bytes as f64),
@@ -340,17 +345,27 @@ const COUNTERS: &[Row<u64>] = &[
     (
         "vllm:spec_decode_num_drafts",
         "Times that tokens of a reply were guessed for a pass",
-        |status| status.counters.drafts.drafts,
+        |status| status.counters.drafts.all().drafts,
     ),
     (
         "vllm:spec_decode_num_draft_tokens",
         "Tokens guessed",
-        |status| status.counters.drafts.draft_tokens,
+        |status| status.counters.drafts.all().draft_tokens,
     ),
     (
         "vllm:spec_decode_num_accepted_tokens",
         "Guessed tokens that were right",
-        |status| status.counters.drafts.accepted_tokens,
+        |status| status.counters.drafts.all().accepted_tokens,
+    ),
+    (
+        "lacuna_draft_model_tokens",
+        "Tokens guessed by the draft model",
+        |status| status.counters.drafts.model.draft_tokens,
+    ),
+    (
+        "lacuna_draft_model_accepted_tokens",
+        "Tokens guessed by the draft model that were right",
+        |status| status.counters.drafts.model.accepted_tokens,
     ),
     (
         "vllm:request_success",

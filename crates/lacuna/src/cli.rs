@@ -12,7 +12,7 @@ use lacuna::plan::{Logits, WeightMode};
 use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
-use lacuna_cli::{ByteCount, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
+use lacuna_cli::{ByteCount, DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
 use lacuna_kv::folder::{CacheKey, SessionName};
 use lacuna_server::{EventAddress, ImageHost, Origin};
 
@@ -326,6 +326,7 @@ impl SamplingArgs {
   lacuna run gemma-3-4b.gguf --image cat.jpg -p \"What is this?\"
   lacuna run Qwen/Qwen3-0.6B -p Hi --temp 0.7 --json
   lacuna run model.gguf -p Hi --budget 512MiB
+  lacuna run qwen3-4b.gguf --draft-model qwen3-0.6b.gguf
   lacuna run model.gguf --session notes       goes on where `notes` ended, also days later
   echo \"Once upon\" | lacuna run model.gguf --raw -n 100")]
 pub(crate) struct RunArgs {
@@ -376,6 +377,7 @@ pub(crate) struct RunArgs {
 #[command(after_help = "Examples:
   lacuna serve demo                           then open http://127.0.0.1:8080
   lacuna serve model.gguf --budget 2GiB --ctx 8192
+  lacuna serve qwen3-4b.gguf --draft-model qwen3-0.6b.gguf
   lacuna serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
   lacuna serve gemma-3-4b.gguf --mmproj mmproj.gguf --allow-image-host images.example.com
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'
@@ -592,6 +594,7 @@ Examples:
   lacuna plan qwen3-4b --ctx 32768 --kv-type k=q8_0,v=q4_0 --json
   lacuna plan llama-3-8b --dtype q4_k --ctx 8192 --budget 8GiB
   lacuna plan model.gguf --ctx 4096 --budget 1200MB --disk-rate 2GB --memory-rate 25GB
+  lacuna plan qwen3-4b.gguf --draft-model qwen3-0.6b.gguf --budget 6GiB
   lacuna plan demo --batch 64 --map demo.map
   lacuna plan gemma-3-4b.gguf --image cat.jpg --image 4032x3024"
 )]
@@ -628,6 +631,9 @@ pub(crate) struct PlanArgs {
     /// How weights are had, as for `run`: auto, mmap, pread or direct
     #[arg(long, value_name = "WAY", default_value = "auto")]
     pub(crate) weights: WeightMode,
+    /// Model that guesses tokens, as for `run`: planned with the rest
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
     /// Have neurons read one by one, as with `--neurons` of `run`; no file is made
     #[arg(long)]
     pub(crate) neurons: bool,

@@ -443,11 +443,13 @@ fn guesses_are_measured_on_every_text_alone_and_together() {
     let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
         .args(["bench", "speculate", "demo", "-n", "12", "--rounds", "1"])
         .args(["--sequences", "2", "--threads", "1", "--json"])
+        .args(["--draft-model", "demo"])
         .output()
         .expect("the program starts");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(report["draft_model"], "demo");
     let rows = report["rows"].as_array().expect("rows");
     let kinds: Vec<_> = rows
         .iter()
@@ -461,6 +463,10 @@ fn guesses_are_measured_on_every_text_alone_and_together() {
         );
         assert!(
             number(row, "/accepted_tokens") <= number(row, "/draft_tokens"),
+            "{row}"
+        );
+        assert!(
+            number(row, "/draft_model_tokens") <= number(row, "/draft_tokens"),
             "{row}"
         );
     }

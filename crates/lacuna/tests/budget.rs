@@ -265,7 +265,7 @@ fn a_large_vocabulary_takes_no_more_than_its_rule_says() {
 }
 
 /// Names of the parts of a budget.
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 12] = [
     "program_bytes",
     "vocabulary_bytes",
     "thread_bytes",
@@ -273,6 +273,7 @@ const PARTS: [&str; 11] = [
     "copied_weight_bytes",
     "converted_weight_bytes",
     "read_weight_bytes",
+    "draft_bytes",
     "activation_bytes",
     "request_bytes",
     "kv_bytes",

@@ -235,6 +235,68 @@ fn guessed_tokens_change_no_text() {
 }
 
 #[test]
+fn a_draft_model_changes_no_text_and_is_in_the_budget() {
+    let run = |options: &[&str]| {
+        let prompt = "Tell me about ownership.";
+        let args = [
+            "run", "demo", "-p", prompt, "-n", "60", "--temp", "0.5", "--json", "--budget",
+            "100MiB",
+        ];
+        json(&lacuna(&[&args[..], options].concat()))
+    };
+    let plain = run(&[]);
+    let draft = ["--draft-model", "demo", "--draft-tokens", "3"];
+    let drafted = run(&draft);
+    assert_eq!(drafted["tokens"], plain["tokens"]);
+    assert!(
+        number(&drafted, "/speculation/draft_model/draft_tokens")
+            <= number(&drafted, "/speculation/draft_tokens")
+    );
+    let part = |report: &Value, name: &str| number(report, &format!("/memory/budget/{name}"));
+    assert_eq!(part(&plain, "draft_bytes"), 0);
+    assert!(part(&drafted, "draft_bytes") > 0);
+    let plan = [
+        "plan", "demo", "--json", "--budget", "100MiB", "--batch", "512",
+    ];
+    let plan = json(&lacuna(&[&plan[..], &draft].concat()));
+    for name in ["draft_bytes", "activation_bytes"] {
+        let planned = number(&plan, &format!("/budget/parts/{name}"));
+        assert_eq!(planned, part(&drafted, name), "{name}");
+    }
+    assert_eq!(
+        number(&plan, "/draft/loaded_bytes"),
+        part(&drafted, "draft_bytes")
+    );
+}
+
+#[test]
+fn a_draft_model_of_another_vocabulary_is_refused_before_the_model_is_loaded() {
+    let other = root().join("reference/families/qwen3-yarn/model.gguf");
+    let other = other.to_str().expect("a path in UTF-8");
+    let args = ["run", "demo", "-p", "Hi", "--draft-model", other];
+    refuses(&args, 1, &["another vocabulary", "its token 0"]);
+    let states = root().join("reference/families/mamba2/model.gguf");
+    let states = states.to_str().expect("a path in UTF-8");
+    let args = ["run", "demo", "-p", "Hi", "--draft-model", states];
+    refuses(&args, 1, &["the draft model keeps states"]);
+    let alone = ["run", "demo", "-p", "Hi", "--draft-tokens", "3"];
+    refuses(&alone, 2, &["--draft-model"]);
+    let many = [
+        "run",
+        "demo",
+        "-p",
+        "Hi",
+        "--draft-model",
+        "demo",
+        "--draft-tokens",
+        "64",
+    ];
+    refuses(&many, 2, &["1 to 63"]);
+    let several = ["serve", "demo", "other=demo", "--draft-model", "demo"];
+    refuses(&several, 2, &["--draft-model is for one model"]);
+}
+
+#[test]
 fn a_model_s_own_sampling_is_used_where_nothing_is_asked_for() {
     let model = root().join("reference/qwen3/hf");
     let folder = tempfile::tempdir().expect("a scratch folder");

@@ -116,7 +116,7 @@ pub(crate) fn start(
     let mut config = ServerConfig {
         address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         model_name: served_name(model),
-        service: settings.config(engine),
+        service: settings.open(engine)?,
         ..ServerConfig::default()
     };
     config.limits.connections = config.limits.connections.max(connections);

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use lacuna_cli::{open_to_run, output};
+use lacuna_cli::{open_draft, open_to_run, output};
 use lacuna_engine::{
-    Engine, EngineConfig, Event, Generation, Limits, Request, Sampling, Service, ServiceConfig,
-    Speculation, Stream,
+    Drafts, Engine, EngineConfig, Event, Generation, Limits, Request, Sampling, Service,
+    ServiceConfig, Speculation, Stream,
 };
 use lacuna_models::Model;
 use lacuna_text::template::Message;
@@ -34,6 +34,7 @@ struct Report {
     model: String,
     threads: Option<usize>,
     speculation: String,
+    draft_model: Option<String>,
     temperature: f32,
     rounds: usize,
     rows: Vec<Row>,
@@ -52,9 +53,26 @@ struct Row {
     tokens_per_second: f64,
     /// The median of what rounds gained.
     speedup: f64,
-    /// Over all rounds.
+    /// Over all rounds, whoever guessed.
     draft_tokens: u64,
     accepted_tokens: u64,
+    /// Of these, those of a draft model.
+    draft_model_tokens: u64,
+    draft_model_accepted_tokens: u64,
+}
+
+impl Row {
+    fn with(self, drafts: Drafts) -> Self {
+        let all = drafts.all();
+        Self {
+            draft_tokens: self.draft_tokens + all.draft_tokens,
+            accepted_tokens: self.accepted_tokens + all.accepted_tokens,
+            draft_model_tokens: self.draft_model_tokens + drafts.model.draft_tokens,
+            draft_model_accepted_tokens: self.draft_model_accepted_tokens
+                + drafts.model.accepted_tokens,
+            ..self
+        }
+    }
 }
 
 /// What one way to write a text took.
@@ -65,8 +83,8 @@ struct Written {
 
 pub(crate) fn run(args: &BenchSpeculateArgs) -> Result<()> {
     ensure!(
-        args.speculate != Speculation::Off,
-        output::Usage("--speculate off leaves nothing to compare".to_owned())
+        args.speculate != Speculation::Off || args.draft.draft_model.is_some(),
+        output::Usage("--speculate off without --draft-model leaves nothing to compare".to_owned())
     );
     let plain = EngineConfig {
         speculation: Speculation::Off,
@@ -74,6 +92,7 @@ pub(crate) fn run(args: &BenchSpeculateArgs) -> Result<()> {
     };
     let guessing = EngineConfig {
         speculation: args.speculate,
+        draft: open_draft(&args.draft, &plain)?,
         ..plain.clone()
     };
     let model = open_to_run(&args.model, &guessing)?;
@@ -91,6 +110,7 @@ pub(crate) fn run(args: &BenchSpeculateArgs) -> Result<()> {
         model: args.model.model.clone(),
         threads: args.engine.threads.map(usize::from),
         speculation: args.speculate.to_string(),
+        draft_model: args.draft.draft_model.clone(),
         temperature: args.temperature,
         rounds: args.rounds.get(),
         rows,
@@ -158,6 +178,8 @@ impl Rounds {
             speedup: median(self.gains)?,
             draft_tokens: 0,
             accepted_tokens: 0,
+            draft_model_tokens: 0,
+            draft_model_accepted_tokens: 0,
         })
     }
 }
@@ -171,7 +193,7 @@ fn alone(
 ) -> Result<Row> {
     let prompt = prompt(model, text)?;
     let (mut rounds, mut tokens) = (Rounds::default(), 0);
-    let (mut draft_tokens, mut accepted_tokens) = (0, 0);
+    let mut drafts = Vec::new();
     for round in 0..args.rounds.get() {
         let write = |config: &EngineConfig| -> Result<_> {
             // What it has learned is of no use to the next round.
@@ -188,17 +210,15 @@ fn alone(
         };
         let [(plain, _), (guessing, counts)] = in_turn(round, configs, write)?;
         tokens = plain.tokens[0].len();
-        draft_tokens += counts.draft_tokens;
-        accepted_tokens += counts.accepted_tokens;
+        drafts.push(counts);
         rounds.push(name, [plain, guessing])?;
     }
-    Ok(Row {
+    let row = Row {
         prompt_tokens: prompt.len(),
         tokens,
-        draft_tokens,
-        accepted_tokens,
         ..rounds.row(name, 1)?
-    })
+    };
+    Ok(drafts.into_iter().fold(row, Row::with))
 }
 
 /// Both ways, the one first in one round and the other in the next.
@@ -227,7 +247,7 @@ fn together(
     let prompts = (1..=sequences).map(|number| prompt(model, &format!("Task {number}. {text}")));
     let prompts = prompts.collect::<Result<Vec<_>>>()?;
     let (mut rounds, mut tokens) = (Rounds::default(), 0);
-    let (mut draft_tokens, mut accepted_tokens) = (0, 0);
+    let mut drafts = Vec::new();
     for round in 0..args.rounds.get() {
         let write = |config: &EngineConfig| -> Result<_> {
             let config = ServiceConfig {
@@ -241,18 +261,16 @@ fn together(
         };
         let [(plain, _), (guessing, counts)] = in_turn(round, configs, write)?;
         tokens = plain.tokens.iter().map(Vec::len).sum::<usize>() / sequences;
-        draft_tokens += counts.draft_tokens;
-        accepted_tokens += counts.accepted_tokens;
+        drafts.push(counts);
         rounds.push(name, [plain, guessing])?;
     }
     let prompt_tokens: usize = prompts.iter().map(Vec::len).sum();
-    Ok(Row {
+    let row = Row {
         prompt_tokens: prompt_tokens / sequences,
         tokens,
-        draft_tokens,
-        accepted_tokens,
         ..rounds.row(name, sequences)?
-    })
+    };
+    Ok(drafts.into_iter().fold(row, Row::with))
 }
 
 /// Replies to all prompts at once, and how many tokens of them there are per second, prompts included in the time.
@@ -292,15 +310,19 @@ fn print(report: &Report) -> Result<()> {
         writeln!(out, "{}", report.machine.line())?;
         writeln!(
             out,
-            "{}, {}, temperature {}, medians of {} rounds; the texts are the same",
+            "{}, {}{}, temperature {}, medians of {} rounds; the texts are the same",
             output::name(&report.model),
             report.speculation,
+            match &report.draft_model {
+                Some(name) => format!(", draft model {}", output::name(name)),
+                None => String::new(),
+            },
             report.temperature,
             report.rounds,
         )?;
         writeln!(
             out,
-            "{:<10} {:>9} {:>7} {:>7} {:>10} {:>10} {:>8} {:>8} {:>8}",
+            "{:<10} {:>9} {:>7} {:>7} {:>10} {:>10} {:>8} {:>8} {:>8} {:>9} {:>8}",
             "text",
             "sequences",
             "prompt",
@@ -309,12 +331,14 @@ fn print(report: &Report) -> Result<()> {
             "t/s",
             "speedup",
             "guessed",
+            "right",
+            "by draft",
             "right"
         )?;
         for row in &report.rows {
             writeln!(
                 out,
-                "{:<10} {:>9} {:>7} {:>7} {:>10.1} {:>10.1} {:>8.2} {:>8} {:>8}",
+                "{:<10} {:>9} {:>7} {:>7} {:>10.1} {:>10.1} {:>8.2} {:>8} {:>8} {:>9} {:>8}",
                 row.fixture,
                 row.sequences,
                 row.prompt_tokens,
@@ -324,6 +348,8 @@ fn print(report: &Report) -> Result<()> {
                 row.speedup,
                 row.draft_tokens,
                 row.accepted_tokens,
+                row.draft_model_tokens,
+                row.draft_model_accepted_tokens,
             )?;
         }
         Ok(())

@@ -261,6 +261,7 @@ impl Scheduler {
         let grain = self.prefix.grain();
         let evictable = (self.prefix.tree().unused() - kept) as u64 * grain.group_bytes()
             + self.resume_points_bytes();
+        let evictable = evictable + self.draft_bytes();
         let there = self.kv_limit + evictable + self.engine.weights_to_spare();
         there.saturating_sub(self.owned_bytes() + self.promised_bytes())
     }
@@ -310,12 +311,18 @@ impl Scheduler {
             return None;
         };
         let capacity = self.engine.context_tokens();
-        let start = match self.config.prefix_cache.enabled {
-            true => {
-                let tokens = leader.reusable_tokens();
-                self.prefix.start(waiting.job.namespace, tokens, capacity)
+        let start = loop {
+            let start = match self.config.prefix_cache.enabled {
+                true => {
+                    let tokens = leader.reusable_tokens();
+                    self.prefix.start(waiting.job.namespace, tokens, capacity)
+                }
+                false => self.prefix.start_apart(capacity),
+            };
+            // Where whole contexts are taken from the start, they are not to wait for a draft's rows.
+            if start.is_ok() || !self.give_up_draft() {
+                break start;
             }
-            false => self.prefix.start_apart(capacity),
         };
         match start {
             Ok(start) => self.run(waiting, start),

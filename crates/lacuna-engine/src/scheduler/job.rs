@@ -17,7 +17,7 @@ use crate::request::{Constraint, Refusal, Request};
 use crate::request_memory::HeldMemory;
 use crate::row;
 use crate::sampler::{Candidates, Sampler, Sampling};
-use crate::speculation::{DraftCounts, Speculator};
+use crate::speculation::{Draft, Drafts, Speculator};
 use crate::stream::{Event, Failure, PromptToken, Stream, TokenLogprobs};
 use crate::transcript::{Outcome, Transcript};
 
@@ -93,6 +93,8 @@ pub(crate) struct Session {
     pub(crate) sampled: Vec<Result<Taken, Failure>>,
     /// What guesses its tokens, once something has been.
     pub(crate) speculator: Option<Speculator>,
+    /// What a draft model has of them.
+    pub(crate) draft: Draft,
     pub(crate) ended: bool,
 }
 
@@ -490,6 +492,7 @@ impl Session {
             scheduled: 0,
             sampled: Vec::new(),
             speculator: None,
+            draft: Draft::default(),
             ended: false,
         }
     }
@@ -576,7 +579,7 @@ impl Session {
     }
 
     /// Ends the step. Returns how many rows are those of its tokens: all but those of guesses that were wrong.
-    pub(crate) fn settle(&mut self, counts: &mut DraftCounts) -> usize {
+    pub(crate) fn settle(&mut self, drafts: &mut Drafts) -> usize {
         let scheduled = std::mem::take(&mut self.scheduled);
         let (sampled, guessed) = (self.sampled.len(), self.guesses().len());
         let Some(speculator) = self.speculator.as_mut().filter(|_| guessed > 0) else {
@@ -586,7 +589,7 @@ impl Session {
             Some(Ok(taken)) => Some(taken.sampled.token),
             _ => None,
         };
-        speculator.judge(sampled, last, counts);
+        speculator.judge(sampled, last, drafts);
         scheduled - guessed + sampled.saturating_sub(1)
     }
 }

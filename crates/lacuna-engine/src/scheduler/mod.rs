@@ -48,7 +48,7 @@ use crate::request_limits::RequestLimits;
 use crate::request_memory::RequestMemory;
 use crate::runner::{ModelRunner, Pass};
 use crate::service::ServiceConfig;
-use crate::speculation::Pace;
+use crate::speculation::{Drafter, Pace};
 use crate::status::{Counters, Latencies};
 use crate::stream::{Event, Failure};
 use crate::system::System;
@@ -91,6 +91,8 @@ pub(crate) struct Scheduler {
     request_memory: RequestMemory,
     /// What steps take, for guesses.
     pace: Pace,
+    /// The draft model, if there is one.
+    drafter: Option<Drafter>,
     counters: Counters,
     latencies: Latencies,
     workspace: Workspace,
@@ -109,7 +111,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`EngineError::Kv`] when the limit cannot be set, [`EngineError::OutOfMemory`], [`EngineError::Folder`].
-    pub(crate) fn new(engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
+    pub(crate) fn new(mut engine: Engine, config: ServiceConfig) -> Result<Self, EngineError> {
         let (budget, host) = (*engine.budget(), engine.host());
         let folder = match &config.prefix_cache.folder {
             Some(folder) if config.prefix_cache.enabled => {
@@ -134,7 +136,9 @@ impl Scheduler {
             }
             _ => None,
         };
+        let drafter = engine.take_drafter();
         let mut scheduler = Self::over(Box::new(engine), budget, config, Box::new(host))?;
+        scheduler.drafter = drafter;
         scheduler.swap = swap;
         if let Some(folder) = folder.or(aside) {
             scheduler.prefix = scheduler.prefix.with_folder(folder);
@@ -187,6 +191,7 @@ impl Scheduler {
             system,
             request_memory,
             pace: Pace::default(),
+            drafter: None,
             counters: Counters::default(),
             latencies: Latencies::default(),
             workspace,

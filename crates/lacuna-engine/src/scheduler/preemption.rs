@@ -1,6 +1,6 @@
 //! Finding memory: pages for the step, and what is given up for them when there are too few.
 //!
-//! In this order: cached groups that nobody uses and resume points, written to files before where that pays, then
+//! In this order: what a draft model has of sequences, cached groups that nobody uses and resume points, written to files before where that pays, then
 //! weights, which are read for each pass from then on, then the last of the running requests, which are preempted:
 //! computed again later from what the cache still has of them, or brought back from the swap file. Weights get back
 //! what KV pages have not needed for a while.
@@ -18,6 +18,7 @@ use super::swapping::Urgency;
 use super::{End, Job, Scheduler, Session, Waiting, sessions};
 use crate::arbiter::{Arbiter, TEND_INTERVAL};
 use crate::budget::{KvDemand, projected_bytes};
+use crate::speculation::Drafter;
 use crate::stream::Failure;
 
 impl Scheduler {
@@ -175,6 +176,9 @@ impl Scheduler {
 
     /// Finds memory for the request at `index`. What is being written comes free, and may be enough.
     pub(super) fn find_pages(&mut self, index: usize, shortage: &KvError) -> bool {
+        if self.give_up_draft() {
+            return true;
+        }
         match self.put_aside() {
             Eviction::Evicted => true,
             Eviction::Nothing if self.take_from_weights(shortage) => true,
@@ -213,9 +217,22 @@ impl Scheduler {
         self.arbiter().take(bytes)
     }
 
-    /// Evicts a cached group or a resume point, or takes pages back that are on their way to a cache folder, from it,
-    /// or from the swap file.
+    /// Gives up what a draft model has of one sequence, which goes on without its guesses: nothing else costs so little.
+    pub(super) fn give_up_draft(&mut self) -> bool {
+        self.drafter.as_mut().is_some_and(Drafter::give_up_one)
+    }
+
+    /// Bytes of pages that a draft model has.
+    pub(super) fn draft_bytes(&self) -> u64 {
+        self.drafter.as_ref().map_or(0, Drafter::bytes)
+    }
+
+    /// Gives up a draft, a cached group or a resume point, or takes pages back that are on their way to a cache folder, from
+    /// it, or from the swap file.
     pub(super) fn evict(&mut self) -> bool {
+        if self.give_up_draft() {
+            return true;
+        }
         let (before, owned) = (self.kept(), self.owned_bytes());
         if !self.prefix.evict(self.system.now()) {
             return self.prefix.give_up_writing()

@@ -8,14 +8,15 @@ use std::time::Duration;
 use super::schedule::Demand;
 use super::{Running, Scheduler, Session};
 use crate::request_memory::RequestMemory;
-use crate::speculation::Speculator;
+use crate::speculation::{Drafter, Speculator, StepRows, Wish};
 
 impl Scheduler {
-    /// Adds guesses to what the sessions compute in this step, as asked for by `demands`.
+    /// Adds guesses to what the sessions compute in this step, as asked for by `demands`: from their own tokens where these
+    /// have some that are worth it, and by the draft model for the others.
     pub(super) fn speculate(&mut self, demands: &[Demand]) {
-        let most = self.config.engine.most_drafts();
+        let by_model = self.drafter.as_ref().map_or(0, Drafter::most);
         // What a state has taken up it cannot give back, so a wrong guess would be in it for good.
-        if most == 0 || self.engine.kv_cache().geometry().has_states() {
+        if self.most_drafts() == 0 || self.engine.kv_cache().geometry().has_states() {
             return;
         }
         let Some(sequences) = self.decoding() else {
@@ -26,23 +27,105 @@ impl Scheduler {
             .tokens
             .min(limits.logit_rows)
             .saturating_sub(sequences);
+        let from_history = self.config.engine.most_from_history();
+        let rooms = self.rooms(demands, spare);
         let memory = &self.request_memory;
         let mut likely = Vec::new();
-        let mut demands = demands.iter();
-        for running in &mut self.running {
-            let events = running.job.spare_events(running.width());
-            for (session, demand) in running.sessions.iter_mut().zip(&mut demands) {
-                let most = most.min(spare).min(events).min(room(session, demand));
-                likely.push(session.guess(most, memory));
-            }
+        for (session, &room) in super::sessions(&mut self.running).zip(&rooms) {
+            session.speculates(
+                room.min(from_history.max(by_model)),
+                from_history > 0,
+                memory,
+            );
+            likely.push(session.guess(room.min(from_history)));
         }
-        let counts = match likely.iter().all(Vec::is_empty) {
-            true => vec![0; likely.len()],
-            false => self.pace.allot(&likely, sequences, spare),
-        };
+        let mut counts = self.allot(&likely, sequences, spare);
+        if by_model > 0 && self.ask_draft_model(&mut likely, &counts, &rooms) {
+            counts = self.allot(&likely, sequences, spare);
+        }
         for (session, count) in super::sessions(&mut self.running).zip(counts) {
             session.keep_guesses(count);
         }
+    }
+
+    fn allot(&self, likely: &[Vec<f64>], sequences: usize, spare: usize) -> Vec<usize> {
+        match likely.iter().all(Vec::is_empty) {
+            true => vec![0; likely.len()],
+            false => self.pace.allot(likely, sequences, spare),
+        }
+    }
+
+    /// Tokens guessed for one pass at most.
+    fn most_drafts(&self) -> usize {
+        let by_model = self.drafter.as_ref().map_or(0, Drafter::most);
+        self.config.engine.most_from_history().max(by_model)
+    }
+
+    /// How many guesses each session has room for, of `spare` rows.
+    fn rooms(&self, demands: &[Demand], spare: usize) -> Vec<usize> {
+        let mut demands = demands.iter();
+        let rooms = self.running.iter().flat_map(|running| {
+            let events = running.job.spare_events(running.width());
+            let sessions = running.sessions.iter().zip(demands.by_ref());
+            let rooms = sessions.map(|(session, demand)| room(session, demand));
+            let rooms: Vec<usize> = rooms.map(|room| room.min(events).min(spare)).collect();
+            rooms
+        });
+        rooms.collect()
+    }
+
+    /// Has the draft model guess for the sessions that compute no guesses of their own by `counts`, and puts into `likely` how
+    /// likely they are. Returns whether anything was guessed.
+    fn ask_draft_model(
+        &mut self,
+        likely: &mut [Vec<f64>],
+        counts: &[usize],
+        rooms: &[usize],
+    ) -> bool {
+        let Some(drafter) = &mut self.drafter else {
+            return false;
+        };
+        let limits = self.engine.batch_limits();
+        let running = self.running.iter().flat_map(|running| &running.sessions);
+        let sequences = running.filter(|session| session.scheduled > 0).count();
+        let (guessed, expected) = kept(likely, counts);
+        let rows = sequences + counts.iter().sum::<usize>();
+        let step = StepRows {
+            sequences,
+            guessing: guessed,
+            rows,
+            tokens: sequences as f64 + expected,
+            spare: limits.tokens.min(limits.logit_rows).saturating_sub(rows),
+        };
+        let (mut wishes, mut places) = (Vec::new(), Vec::new());
+        let sessions = self.running.iter_mut().flat_map(|running| {
+            let sees = running.job.images.is_empty();
+            let sessions = running.sessions.iter_mut();
+            sessions.map(move |session| (session, sees))
+        });
+        for (place, (session, sees)) in sessions.enumerate() {
+            if counts[place] > 0 || rooms[place] == 0 || !sees {
+                continue;
+            }
+            if let Some(speculator) = &mut session.speculator {
+                places.push(place);
+                wishes.push(Wish {
+                    tokens: &session.choice.tokens,
+                    draft: &session.draft,
+                    speculator,
+                    most: rooms[place],
+                });
+            }
+        }
+        let system = &self.system;
+        let guesses = drafter.guess(&mut wishes, step, &mut self.pace, &|| system.now());
+        let mut any = false;
+        for (place, guesses) in places.into_iter().zip(guesses) {
+            if !guesses.is_empty() {
+                (likely[place], any) = (guesses, true);
+            }
+        }
+        any
     }
 
     /// Sessions that have one token each computed, if nothing else is.
@@ -56,13 +139,21 @@ impl Scheduler {
 
     /// Takes note of how long a pass took, of one token and its guesses for each of `sequences`.
     pub(super) fn note_pace(&mut self, sequences: Option<usize>, rows: usize, time: Duration) {
-        let Some(sequences) = sequences.filter(|_| self.config.engine.most_drafts() > 0) else {
+        let Some(sequences) = sequences.filter(|_| self.most_drafts() > 0) else {
             return;
         };
         let sessions = self.running.iter().flat_map(|running| &running.sessions);
         let tokens = sessions.map(|session| session.sampled.len()).sum();
         self.pace.observe(sequences, rows, tokens, time);
     }
+}
+
+/// How many sessions have guesses of which `counts` are computed, and how many of these are expected to be right.
+fn kept(likely: &[Vec<f64>], counts: &[usize]) -> (usize, f64) {
+    let guessing = counts.iter().filter(|count| **count > 0).count();
+    let right = likely.iter().zip(counts);
+    let right = right.map(|(likely, &count)| likely[..count].iter().sum::<f64>());
+    (guessing, right.sum())
 }
 
 /// Tokens that a session can have guessed: not past a place where the step must end, its context, or its text's last token.
@@ -77,21 +168,24 @@ fn room(session: &Session, demand: &Demand) -> usize {
 }
 
 impl Session {
-    /// Guesses up to `most` tokens after the pending one, and says how likely each is right together with those before it.
-    /// What that takes comes from `memory`; without it nothing is guessed.
-    fn guess(&mut self, most: usize, memory: &RequestMemory) -> Vec<f64> {
-        if most == 0 {
-            return Vec::new();
+    /// Has what guesses its tokens, if up to `most` are to be guessed, from its own or only by others. What that takes comes
+    /// from `memory`; without it nothing is guessed.
+    fn speculates(&mut self, most: usize, from_history: bool, memory: &RequestMemory) {
+        if most == 0 || self.speculator.is_some() {
+            return;
         }
-        if self.speculator.is_none() {
-            let tokens = self.choice.tokens.len();
-            let tokens = tokens.saturating_add(self.choice.most_tokens());
-            let tokens = tokens.min(self.sequence.capacity());
-            let held = memory.try_take(Speculator::bytes(tokens)).ok();
-            self.speculator = held.map(|held| Speculator::new(tokens, Some(held)));
-        }
+        let tokens = self.choice.tokens.len();
+        let tokens = tokens.saturating_add(self.choice.most_tokens());
+        let tokens = from_history.then(|| tokens.min(self.sequence.capacity()));
+        let held = memory.try_take(Speculator::bytes(tokens)).ok();
+        self.speculator = held.map(|held| Speculator::new(tokens, Some(held)));
+    }
+
+    /// Guesses up to `most` tokens after the pending one from those before it, and says how likely each is right together
+    /// with those before it.
+    fn guess(&mut self, most: usize) -> Vec<f64> {
         let tokens = &self.choice.tokens;
-        let speculator = self.speculator.as_mut();
+        let speculator = self.speculator.as_mut().filter(|_| most > 0);
         speculator.map_or_else(Vec::new, |speculator| speculator.guess(tokens, most))
     }
 

@@ -88,7 +88,7 @@ fn submit(scheduler: &mut Scheduler, prompt: std::ops::Range<u32>, tokens: usize
     enqueue(scheduler, greedy(prompt, tokens))
 }
 
-fn enqueue(scheduler: &mut Scheduler, request: Request) -> Stream {
+pub(crate) fn enqueue(scheduler: &mut Scheduler, request: Request) -> Stream {
     static NEXT_ID: AtomicU64 = AtomicU64::new(0);
     let limits = scheduler.request_limits();
     let capacity = limits.check(&request).expect("it could run");

@@ -13,19 +13,26 @@
 //! as without guesses, at any temperature. What is guessed only decides how long it takes:
 //!
 //! * [`History`] finds what followed the last time that the sequence's last tokens came up;
-//! * [`Acceptance`] knows how often such guesses were right in this sequence;
+//! * [`Drafter`] asks a smaller model, where history has nothing that is worth its rows;
+//! * [`Acceptance`] knows how often such guesses were right;
 //! * [`Pace`] knows what passes take by their rows, and decides how many guesses are worth theirs.
 
 mod acceptance;
+mod draft_model;
+mod drafter;
 mod history;
 mod pace;
 
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use acceptance::Acceptance;
-use history::{History, Match};
-pub(crate) use pace::Pace;
+use acceptance::{Acceptance, Evidence};
+pub use draft_model::{DraftError, DraftModel};
+#[cfg(test)]
+pub(crate) use drafter::Look;
+pub(crate) use drafter::{Draft, Drafter, Wish};
+use history::History;
+pub(crate) use pace::{Pace, StepRows};
 
 use crate::request_memory::HeldMemory;
 
@@ -54,7 +61,7 @@ impl Speculation {
     /// By n-grams, as many at once as suit the kernels.
     pub const NGRAM: Self = Self::Ngram { most: MOST_DRAFTS };
 
-    /// Tokens guessed for one pass at most.
+    /// Tokens guessed from a sequence's own for one pass at most.
     pub(crate) fn most(self) -> usize {
         match self {
             Self::Off => 0,
@@ -118,58 +125,101 @@ impl DraftCounts {
     }
 }
 
+/// The same by who guessed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Drafts {
+    /// From sequences' own tokens.
+    pub history: DraftCounts,
+    /// By a draft model.
+    pub model: DraftCounts,
+}
+
+impl Drafts {
+    /// Whoever guessed.
+    #[must_use]
+    pub fn all(&self) -> DraftCounts {
+        let Self { history, model } = self;
+        DraftCounts {
+            drafts: history.drafts + model.drafts,
+            draft_tokens: history.draft_tokens + model.draft_tokens,
+            accepted_tokens: history.accepted_tokens + model.accepted_tokens,
+        }
+    }
+}
+
 /// What guesses the tokens of one sequence.
 #[derive(Debug)]
 pub(crate) struct Speculator {
-    history: History,
+    /// Its own tokens, unless nothing is guessed from these.
+    history: Option<History>,
+    /// Of guesses from history.
     acceptance: Acceptance,
-    /// What the guesses under way were read from.
-    found: Option<Match>,
+    /// What spoke for each of the guesses under way.
+    evidence: Vec<Evidence>,
     /// The pending token and those guessed to follow it.
     run: Vec<u32>,
+    /// What a draft model's guesses came to, for it to learn from.
+    judged: Vec<(Evidence, bool)>,
     _memory: Option<HeldMemory>,
 }
 
 impl Speculator {
-    /// For a sequence that will have `tokens` tokens, with the memory that [`Speculator::bytes`] says.
-    pub(crate) fn new(tokens: usize, memory: Option<HeldMemory>) -> Self {
+    /// For a sequence that will have `tokens` tokens, from which something is guessed or not, with the memory that
+    /// [`Speculator::bytes`] says.
+    pub(crate) fn new(tokens: Option<usize>, memory: Option<HeldMemory>) -> Self {
         Self {
-            history: History::new(tokens),
-            acceptance: Acceptance::default(),
-            found: None,
+            history: tokens.map(History::new),
+            acceptance: Acceptance::of_matches(),
+            evidence: Vec::new(),
             run: Vec::new(),
+            judged: Vec::new(),
             _memory: memory,
         }
     }
 
-    /// Bytes that the speculator of a sequence of `tokens` tokens takes.
-    pub(crate) fn bytes(tokens: usize) -> usize {
-        size_of::<Self>() + History::bytes(tokens)
+    /// Whether it guesses from the sequence's own tokens.
+    pub(crate) fn has_history(&self) -> bool {
+        self.history.is_some()
     }
 
-    /// Guesses up to `most` of what comes after `tokens`, and how likely each is to be right together with those
+    /// Bytes that the speculator of a sequence of `tokens` tokens takes.
+    pub(crate) fn bytes(tokens: Option<usize>) -> usize {
+        size_of::<Self>() + tokens.map_or(0, History::bytes)
+    }
+
+    /// Guesses up to `most` of what comes after `tokens` from these, and how likely each is to be right together with those
     /// before it.
     pub(crate) fn guess(&mut self, tokens: &[u32], most: usize) -> Vec<f64> {
-        self.run.clear();
-        self.found = self.history.find(tokens);
-        let (Some(found), Some(&pending)) = (self.found, tokens.last()) else {
+        self.forget_guesses();
+        let found = self.history.as_mut().and_then(|it| it.find(tokens));
+        let (Some(found), Some(&pending)) = (found, tokens.last()) else {
             return Vec::new();
         };
         self.run.push(pending);
         self.run.extend(found.following(tokens).take(most));
-        let mut together = 1.0;
-        let likely = (0..most).map(|place| {
-            together *= self.acceptance.probability(found.length + place);
-            together
-        });
-        likely.collect()
+        let places = (0..most).map(|place| Evidence::Match(found.length + place));
+        self.evidence.extend(places);
+        likely_together(&self.acceptance, &self.evidence)
+    }
+
+    /// Takes `guesses` of a draft model, and how sure it is of each, for what comes after `pending`.
+    fn take(&mut self, pending: u32, guesses: impl Iterator<Item = (u32, f64)>) {
+        self.forget_guesses();
+        self.run.push(pending);
+        for (token, confidence) in guesses {
+            self.run.push(token);
+            self.evidence.push(Evidence::Confidence(confidence));
+        }
     }
 
     /// Keeps the first `count` guesses.
     pub(crate) fn keep(&mut self, count: usize) {
         match count {
-            0 => self.run.clear(),
-            _ => self.run.truncate(1 + count),
+            0 => self.forget_guesses(),
+            _ => {
+                self.run.truncate(1 + count);
+                self.evidence.truncate(count);
+            }
         }
     }
 
@@ -185,28 +235,49 @@ impl Speculator {
 
     /// Learns from the `sampled` tokens that came of the guesses, which are right but for the `last` one, and maybe that,
     /// too. There are no guesses any more.
-    pub(crate) fn judge(&mut self, sampled: usize, last: Option<u32>, counts: &mut DraftCounts) {
+    pub(crate) fn judge(&mut self, sampled: usize, last: Option<u32>, drafts: &mut Drafts) {
         let guesses = self.run.get(1..).unwrap_or_default();
-        if let Some(found) = self
-            .found
-            .take()
-            .filter(|_| sampled > 0 && !guesses.is_empty())
-        {
-            let before = sampled - 1;
+        if let Some(before) = sampled.checked_sub(1).filter(|_| !guesses.is_empty()) {
             let then = guesses.get(before).map(|&guess| Some(guess) == last);
-            for (place, right) in std::iter::repeat_n(true, before).chain(then).enumerate() {
-                self.acceptance.note(found.length + place, right);
+            let rights = std::iter::repeat_n(true, before).chain(then);
+            let judged = self.evidence.iter().copied().zip(rights);
+            let accepted = before + usize::from(then == Some(true));
+            match self.evidence[0] {
+                Evidence::Match(_) => {
+                    judged.for_each(|(evidence, right)| self.acceptance.note(evidence, right));
+                    drafts.history.note(guesses.len(), accepted);
+                }
+                Evidence::Confidence(_) => {
+                    self.judged.extend(judged);
+                    drafts.model.note(guesses.len(), accepted);
+                }
             }
-            counts.note(guesses.len(), before + usize::from(then == Some(true)));
         }
+        self.forget_guesses();
+    }
+
+    fn forget_guesses(&mut self) {
         self.run.clear();
+        self.evidence.clear();
     }
 
     /// Forgets the tokens there were: others come in their place.
     pub(crate) fn forget(&mut self) {
-        self.history.forget();
-        self.run.clear();
+        if let Some(history) = &mut self.history {
+            history.forget();
+        }
+        self.forget_guesses();
     }
+}
+
+/// How likely each guess is right together with those before it, by what speaks for it.
+fn likely_together(acceptance: &Acceptance, evidence: &[Evidence]) -> Vec<f64> {
+    let mut together = 1.0;
+    let likely = evidence.iter().map(|&evidence| {
+        together *= acceptance.probability(evidence);
+        together
+    });
+    likely.collect()
 }
 
 #[cfg(test)]
@@ -231,7 +302,7 @@ mod tests {
     #[test]
     fn what_was_copied_before_is_guessed_with_growing_confidence() {
         let text: Vec<u32> = (100..140).chain(100..110).collect();
-        let mut speculator = Speculator::new(1000, None);
+        let mut speculator = Speculator::new(Some(1000), None);
         let first = speculator.guess(&text, 4);
         assert_eq!(speculator.guesses(), [110, 111, 112, 113]);
         assert_eq!(speculator.run(), [109, 110, 111, 112, 113]);
@@ -239,7 +310,7 @@ mod tests {
             first.is_sorted_by(|a, b| a > b),
             "each with those before it"
         );
-        let mut counts = DraftCounts::default();
+        let mut counts = Drafts::default();
         speculator.judge(5, Some(114), &mut counts);
         let text: Vec<u32> = (100..140).chain(100..115).collect();
         let second = speculator.guess(&text, 4);
@@ -257,12 +328,13 @@ mod tests {
             draft_tokens: 10,
             accepted_tokens: 6,
         };
-        assert_eq!(counts, all);
+        assert_eq!(counts.history, all);
+        assert_eq!(counts.all(), all);
     }
 
     #[test]
     fn other_tokens_are_guessed_from_themselves() {
-        let mut speculator = Speculator::new(1000, None);
+        let mut speculator = Speculator::new(Some(1000), None);
         let before: Vec<u32> = (100..140).chain(100..110).collect();
         speculator.guess(&before, 4);
         speculator.forget();
@@ -276,12 +348,12 @@ mod tests {
     #[test]
     fn guesses_that_nobody_judged_teach_nothing() {
         let text: Vec<u32> = (100..140).chain(100..110).collect();
-        let mut speculator = Speculator::new(1000, None);
+        let mut speculator = Speculator::new(Some(1000), None);
         let first = speculator.guess(&text, 4);
         speculator.keep(0);
-        let mut counts = DraftCounts::default();
+        let mut counts = Drafts::default();
         speculator.judge(1, Some(110), &mut counts);
-        assert_eq!(counts, DraftCounts::default());
+        assert_eq!(counts, Drafts::default());
         assert_eq!(speculator.guess(&text, 4), first);
     }
 }

@@ -6,33 +6,14 @@
 
 use std::time::Duration;
 
-/// How long passes of a token for each of some sequences take.
+/// What passes of one model take by their rows.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct PassTimes {
     /// Seconds of passes of `index + 1` rows, where there have been any.
     seconds: Vec<Option<f64>>,
-    /// What guesses have gained over what they cost, in seconds.
-    balance: f64,
-    /// Whether there has been a pass without guesses, from which on there is a balance.
-    begun: bool,
-    /// Whether everything is computed that can be guessed, whatever it takes.
-    #[cfg(test)]
-    eager: bool,
 }
 
-impl Pace {
-    /// One that has all guesses computed: what becomes of them does not depend on time then.
-    #[cfg(test)]
-    pub(crate) fn eager() -> Self {
-        Self {
-            eager: true,
-            ..Self::default()
-        }
-    }
-
-    /// Rows of a pass beyond which nothing is guessed: their weights are read for so many that one more costs as much as
-    /// any other.
-    const MOST_ROWS: usize = 64;
+impl PassTimes {
     /// Weight of a new time that is longer than usual, and of one that is shorter: what holds a pass up comes and goes, and the
     /// first pass reads weights from the disk.
     const LONGER: f64 = 0.125;
@@ -41,23 +22,10 @@ impl Pace {
     /// that many.
     const LONGEST: f64 = 2.0;
     /// What another row is believed to cost, in passes of one row, before any was seen.
-    const ROW_COST: f64 = 0.1;
-    /// What is put by for guesses with each pass without any.
-    const GRANT: f64 = 0.01;
-    /// The most that is put by, in passes, and what there is at the beginning. The first is what a reply can lose of what
-    /// guesses gained it; the second, what a short one can lose at all: one pass in a hundred tokens is a hundredth.
-    const MOST_BALANCE: f64 = 4.0;
-    const FIRST_BALANCE: f64 = 1.0;
-    /// By how much guesses must promise to be better: less is within what is not known.
-    const LEAST_GAIN: f64 = 1.05;
-    /// How much longer a pass may take for guesses of some while others in it have none: they only wait.
-    const BYSTANDERS: f64 = 1.25;
+    pub(crate) const ROW_COST: f64 = 0.1;
 
-    /// Takes note of a pass of `rows` rows for `sequences` sequences that gave `tokens` tokens in `time`.
-    pub(crate) fn observe(&mut self, sequences: usize, rows: usize, tokens: usize, time: Duration) {
-        if sequences == 0 || rows > Self::MOST_ROWS {
-            return;
-        }
+    /// Takes note of a pass of `rows` rows, and returns what it counts as, in seconds.
+    pub(crate) fn observe(&mut self, rows: usize, time: Duration) -> f64 {
         if self.seconds.len() < rows {
             self.seconds.resize(rows, None);
         }
@@ -71,22 +39,17 @@ impl Pace {
             false => Self::LONGER,
         };
         *usual += (time - *usual) * weight;
-        let plain = self.expected(sequences);
-        if rows == sequences {
-            let first = match std::mem::replace(&mut self.begun, true) {
-                true => Self::GRANT * time,
-                false => Self::FIRST_BALANCE * plain,
-            };
-            self.balance += first;
-        } else {
-            self.balance += plain * tokens as f64 / sequences as f64 - time;
-        }
-        self.balance = self.balance.min(Self::MOST_BALANCE * plain);
+        time
+    }
+
+    /// Whether a pass was ever seen.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.seconds.is_empty()
     }
 
     /// Seconds that a pass of `rows` rows takes: as seen, between what was seen of fewer and of more rows, or a guess
     /// from what was seen of fewer.
-    fn expected(&self, rows: usize) -> f64 {
+    pub(crate) fn expected(&self, rows: usize) -> f64 {
         let known = |index: usize| Some((index + 1, self.seconds[index]?));
         let seen = self.seconds.len();
         let below = (0..rows.min(seen)).rev().find_map(known);
@@ -111,6 +74,201 @@ impl Pace {
             (None, None) => 0.0,
         }
     }
+}
+
+/// A step before a draft model has guessed for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepRows {
+    pub(crate) sequences: usize,
+    /// Sequences that have guesses already.
+    pub(crate) guessing: usize,
+    /// Rows of all sequences, those of guesses included.
+    pub(crate) rows: usize,
+    /// Tokens that these are believed to give.
+    pub(crate) tokens: f64,
+    /// Rows that it has room for beside them.
+    pub(crate) spare: usize,
+}
+
+/// Seconds that a draft model takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DraftCosts {
+    /// For a token of every sequence.
+    pub(crate) guessing: f64,
+    /// Before it can guess: once, and of use to all that it guesses later.
+    pub(crate) reading: f64,
+}
+
+/// How far a draft model guesses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Depth {
+    /// Tokens for each sequence.
+    pub(crate) guesses: usize,
+    /// Tokens a second that are expected of that: a guess that gives fewer for what it takes is not worth it.
+    pub(crate) rate: f64,
+}
+
+/// How long passes of a token for each of some sequences take.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    times: PassTimes,
+    /// What guesses have gained over what they cost, in seconds.
+    balance: f64,
+    /// What those of a draft model have gained beyond the most of that: it may read with it. What is put by for guesses does
+    /// not come here, so a draft model that is of no use costs no more than other guesses.
+    savings: f64,
+    /// Whether a draft model has guessed for the pass under way.
+    drafted: bool,
+    /// Whether there has been a pass without guesses, from which on there is a balance.
+    begun: bool,
+    /// Whether everything is computed that can be guessed, whatever it takes.
+    #[cfg(test)]
+    eager: bool,
+}
+
+impl Pace {
+    /// One that has all guesses computed: what becomes of them does not depend on time then.
+    #[cfg(test)]
+    pub(crate) fn eager() -> Self {
+        Self {
+            eager: true,
+            ..Self::default()
+        }
+    }
+
+    /// Rows of a pass beyond which nothing is guessed: their weights are read for so many that one more costs as much as
+    /// any other.
+    const MOST_ROWS: usize = 64;
+    /// What is put by for guesses with each pass without any.
+    const GRANT: f64 = 0.01;
+    /// The most that is put by, in passes, and what there is at the beginning. The first is what a reply can lose of what
+    /// guesses gained it; the second, what a short one can lose at all: one pass in a hundred tokens is a hundredth.
+    const MOST_BALANCE: f64 = 4.0;
+    const FIRST_BALANCE: f64 = 1.0;
+    /// The most that is saved beyond that, in passes: what a draft model takes to read a prompt of a few thousand tokens.
+    const MOST_SAVINGS: f64 = 32.0;
+    /// By how much guesses must promise to be better: less is within what is not known.
+    const LEAST_GAIN: f64 = 1.05;
+    /// How much longer a pass may take for guesses of some while others in it have none: they only wait.
+    const BYSTANDERS: f64 = 1.25;
+
+    /// Takes note of a pass of `rows` rows for `sequences` sequences that gave `tokens` tokens in `time`.
+    pub(crate) fn observe(&mut self, sequences: usize, rows: usize, tokens: usize, time: Duration) {
+        if sequences == 0 || rows > Self::MOST_ROWS {
+            return;
+        }
+        let time = self.times.observe(rows, time);
+        let plain = self.times.expected(sequences);
+        if rows == sequences {
+            let first = match std::mem::replace(&mut self.begun, true) {
+                true => Self::GRANT * time,
+                false => Self::FIRST_BALANCE * plain,
+            };
+            self.balance += first;
+        } else {
+            self.balance += plain * tokens as f64 / sequences as f64 - time;
+        }
+        let most = Self::MOST_BALANCE * plain;
+        if std::mem::take(&mut self.drafted) {
+            self.savings += (self.balance - most).max(0.0);
+            self.savings = self.savings.min(Self::MOST_SAVINGS * plain);
+        }
+        self.balance = self.balance.min(most);
+    }
+
+    /// Pays `seconds` that a draft model has taken for guesses, before any of them is computed.
+    pub(crate) fn spend(&mut self, seconds: f64) {
+        self.balance -= seconds;
+        self.drafted = true;
+    }
+
+    /// Pays `seconds` that a draft model has read for: from savings as far as there are some.
+    pub(crate) fn invest(&mut self, seconds: f64) {
+        let saved = self.savings.min(seconds);
+        self.savings -= saved;
+        self.balance -= seconds - saved;
+    }
+
+    /// Seconds that a draft model may read for: half of what there is, so that what it guesses then can be computed.
+    pub(crate) fn funds(&self) -> f64 {
+        match self.is_eager() {
+            true => f64::INFINITY,
+            false => (self.savings + self.balance / 2.0).max(0.0),
+        }
+    }
+
+    /// Seconds that a pass of `rows` rows takes, as far as is known.
+    pub(crate) fn expected(&self, rows: usize) -> f64 {
+        self.times.expected(rows)
+    }
+
+    /// Whether everything is computed that can be guessed.
+    pub(crate) fn is_eager(&self) -> bool {
+        #[cfg(test)]
+        return self.eager;
+        #[cfg(not(test))]
+        false
+    }
+
+    /// How many tokens a draft model guesses for each of `drafting` sequences, of `most`, where it takes `costs` and a guess is
+    /// right as often as `likely`; and what a guess after the first must be worth.
+    pub(crate) fn depth(
+        &self,
+        step: StepRows,
+        (drafting, likely): (usize, f64),
+        costs: DraftCosts,
+        most: usize,
+    ) -> Depth {
+        if self.is_eager() {
+            return Depth {
+                guesses: most.min(step.spare / drafting.max(1)),
+                rate: 0.0,
+            };
+        }
+        let none = Depth {
+            guesses: 0,
+            rate: 0.0,
+        };
+        if !self.begun || step.sequences == 0 || drafting == 0 {
+            return none;
+        }
+        let plain = self.expected(step.sequences);
+        let others = step.sequences > drafting + step.guessing;
+        let longest = self.longest(plain, others) - (costs.reading - self.savings).max(0.0);
+        let rows = self.most_rows().saturating_sub(step.rows).min(step.spare);
+        let mut depth = Depth {
+            rate: Self::LEAST_GAIN * step.tokens / self.expected(step.rows),
+            ..none
+        };
+        let (mut tokens, mut together) = (step.tokens, 1.0);
+        for guesses in 1..=most.min(rows / drafting) {
+            together *= likely;
+            tokens += together * drafting as f64;
+            let time =
+                self.expected(step.rows + guesses * drafting) + guesses as f64 * costs.guessing;
+            if time <= longest && tokens / time > depth.rate {
+                depth = Depth {
+                    guesses,
+                    rate: tokens / time,
+                };
+            }
+        }
+        depth
+    }
+
+    /// The longest that a pass may take that is all wrong.
+    fn longest(&self, plain: f64, bystanders: bool) -> f64 {
+        let covered = plain + self.balance;
+        match bystanders {
+            true => covered.min(plain * Self::BYSTANDERS),
+            false => covered,
+        }
+    }
+
+    /// Rows that a pass may have: what more take than were ever seen is hardly known, so they are tried step by step.
+    fn most_rows(&self) -> usize {
+        Self::MOST_ROWS.min(2 * self.times.seconds.len())
+    }
 
     /// How many guesses each of some sequences has computed, of `likely`: how likely each guess is right together with
     /// those before it. The pass has `sequences` rows without any, and room for `spare` more.
@@ -134,9 +292,7 @@ impl Pace {
             .collect();
         // Those of one sequence stay in their order: none is likelier than the one before it.
         guesses.sort_by(|a, b| b.1.total_cmp(&a.1));
-        // What more rows take than were ever seen is hardly known, so they are tried step by step.
-        let rows = Self::MOST_ROWS.min(2 * self.seconds.len());
-        guesses.truncate(spare.min(rows.saturating_sub(sequences)));
+        guesses.truncate(spare.min(self.most_rows().saturating_sub(sequences)));
         for &(index, _) in &guesses[..self.worth(&guesses, sequences, likely)] {
             counts[index] += 1;
         }
@@ -147,10 +303,7 @@ impl Pace {
     fn worth(&self, guesses: &[(usize, f64)], sequences: usize, likely: &[Vec<f64>]) -> usize {
         let plain = self.expected(sequences);
         let bystanders = sequences > likely.iter().filter(|likely| !likely.is_empty()).count();
-        let longest = match bystanders {
-            true => (plain + self.balance).min(plain * Self::BYSTANDERS),
-            false => plain + self.balance,
-        };
+        let longest = self.longest(plain, bystanders);
         let (mut worth, mut tokens) = (0, sequences as f64);
         let mut best = Self::LEAST_GAIN * tokens / plain;
         for (index, &(_, likely)) in guesses.iter().enumerate() {

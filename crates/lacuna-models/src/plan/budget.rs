@@ -41,6 +41,9 @@ pub struct Parts {
     /// Weights that are read into memory: those that stay, the ring that the others go through, rows of tables, and
     /// slots for experts.
     pub read_weight_bytes: u64,
+    /// A draft model once it is loaded: its vocabulary, and weights that are copied, converted or read. Its arena is
+    /// with activations, and its rows are in KV pages.
+    pub draft_bytes: u64,
     /// The arena of a forward pass.
     pub activation_bytes: u64,
     /// Requests, from their first byte to their end, apart from their KV rows.
@@ -68,6 +71,7 @@ impl Parts {
             copied_weight_bytes: weights.copied_bytes(),
             converted_weight_bytes: weights.converted_bytes() + weights.derived_bytes(),
             read_weight_bytes: weights.loaded.as_ref().map_or(0, Residency::memory_bytes),
+            draft_bytes: 0,
             activation_bytes: arena.bytes() as u64,
             request_bytes,
             kv_bytes: 0,
@@ -84,6 +88,7 @@ impl Parts {
             + self.copied_weight_bytes
             + self.converted_weight_bytes
             + self.read_weight_bytes
+            + self.draft_bytes
             + self.activation_bytes
             + self.request_bytes
     }
@@ -99,7 +104,32 @@ impl Parts {
     pub fn loaded(&self) -> u64 {
         let weights =
             self.copied_weight_bytes + self.converted_weight_bytes + self.read_weight_bytes;
-        self.program_bytes + self.vocabulary_bytes + weights
+        self.program_bytes + self.vocabulary_bytes + weights + self.draft_bytes
+    }
+}
+
+/// What a draft model takes beside KV pages, all of it from the start: a draft whose weights were read for each pass would
+/// take longer than what it guesses for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct DraftMemory {
+    /// Its vocabulary, and weights that are copied, converted or read.
+    pub loaded_bytes: u64,
+    /// Its arena.
+    pub activation_bytes: u64,
+    /// Beside the budget: weights in its mapped file.
+    pub mapped_bytes: u64,
+}
+
+impl DraftMemory {
+    /// Of the draft model that `plan` is of.
+    #[must_use]
+    pub fn of(plan: &Plan) -> Self {
+        let parts = plan.fixed();
+        Self {
+            loaded_bytes: parts.loaded() - parts.program_bytes,
+            activation_bytes: parts.activation_bytes,
+            mapped_bytes: plan.own_mapped_bytes(),
+        }
     }
 }
 
@@ -139,6 +169,7 @@ impl Display for Parts {
             ("copied weights", self.copied_weight_bytes),
             ("converted weights", self.converted_weight_bytes),
             ("read weights", self.read_weight_bytes),
+            ("draft model", self.draft_bytes),
             ("activations", self.activation_bytes),
             ("requests", self.request_bytes),
             ("KV pages", self.kv_bytes),
@@ -180,7 +211,8 @@ impl Plan {
             copied_weight_bytes: self.weights.copied_bytes(),
             converted_weight_bytes: self.weights.converted_bytes() + self.weights.derived_bytes(),
             read_weight_bytes: self.residency.memory_bytes(),
-            activation_bytes: self.arena.bytes() as u64,
+            draft_bytes: self.draft.loaded_bytes,
+            activation_bytes: self.arena.bytes() as u64 + self.draft.activation_bytes,
             request_bytes: self.request_bytes,
             kv_bytes: 0,
         }
@@ -240,8 +272,12 @@ impl Plan {
         less.unwrap_or_else(|| self.residency.clone())
     }
 
-    /// Bytes of weights in mapped files.
+    /// Bytes of weights in mapped files, those of a draft model included.
     pub(super) fn mapped_weight_bytes(&self) -> u64 {
+        self.own_mapped_bytes() + self.draft.mapped_bytes
+    }
+
+    fn own_mapped_bytes(&self) -> u64 {
         match self.residency.is_mapped() {
             true => self.weights.mapped_bytes(),
             false => 0,
@@ -348,7 +384,7 @@ impl Plan {
         if let Some(spare) = budget.checked_sub(needed) {
             return Ok(Some(Verdict::Fits { spare }));
         }
-        let others = full.parts.besides_kv() - full.parts.activation_bytes;
+        let others = full.parts.besides_kv() - self.arena.bytes() as u64;
         let search = Search {
             program: Program::new(spec),
             demand,

@@ -28,7 +28,7 @@ use crate::scratch::BatchLimits;
 use crate::spec::ModelSpec;
 
 pub use arena::{ALIGNMENT, ArenaPlan, Placement};
-pub use budget::{Budget, BudgetTooSmall, Change, Parts, Verdict, request_bytes};
+pub use budget::{Budget, BudgetTooSmall, Change, DraftMemory, Parts, Verdict, request_bytes};
 pub use error::{PlanError, PlanFault};
 pub use experts::{ExpertLru, ExpertSlots, ExpertTurn, ExpertUse, SlotUse};
 pub use kv::{KvBuffer, KvPlan, KvRows, ResumePoints};
@@ -93,6 +93,8 @@ pub struct Demand {
     /// Tokens guessed to follow one sequence's, at most, that a pass computes with a row of logits each; those of several
     /// sequences share the rows that there are.
     pub draft_tokens: usize,
+    /// What the model takes that guesses them, if one does.
+    pub draft: DraftMemory,
     /// Threads that compute.
     pub threads: usize,
     /// How weights are had, of a model that is not loaded yet.
@@ -138,6 +140,8 @@ pub struct Plan {
     pub weights: WeightPlan,
     /// Where weights are.
     pub residency: Residency,
+    /// What a draft model takes beside KV pages, which it has of those that are left.
+    pub draft: DraftMemory,
     /// The rest of the process.
     pub program: ProcessPlan,
     /// What requests may hold together, apart from their KV rows.
@@ -188,6 +192,7 @@ impl Plan {
             kv: KvPlan::new(cache, demand)?,
             weights,
             residency: Residency::mapped(),
+            draft: demand.draft,
             program: ProcessPlan::new(spec, vocabulary, demand.threads),
             request_bytes: (demand.request_bytes)
                 .unwrap_or_else(|| request_bytes(demand.budget_bytes)),

@@ -5,7 +5,9 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::{Context, Result, bail};
 use lacuna::ModelFiles;
 use lacuna::files::hub::{HeldModel, Hub, Settings};
-use lacuna::plan::{Demand, Logits, Plan, VocabularySize, WeightMode, WeightPlan, WeightSource};
+use lacuna::plan::{
+    Demand, DraftMemory, Logits, Plan, VocabularySize, WeightMode, WeightPlan, WeightSource,
+};
 use lacuna::{EngineConfig, KvElements, KvPolicy};
 use lacuna_cli::{Bars, output};
 use lacuna_kv::KvCache;
@@ -125,6 +127,7 @@ fn needs(model: &HeldModel, most_tokens: usize, available: Option<u64>) -> Resul
         logits: Logits::Last,
         sequences: 1,
         draft_tokens: 0,
+        draft: DraftMemory::default(),
         threads: config.thread_count()?.get(),
         weights: WeightMode::Fixed(WeightSource::Mmap),
         budget_bytes: None,

@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail};
 use lacuna::plan::{Budget, ExpertSlots, NeuronSlots, WeightSource};
 use lacuna::reply::{Piece, Reader};
 use lacuna::{
-    AddSpecial, DraftCounts, EncodeLimits, Engine, EngineConfig, Generation, KvReport, Limits,
-    Message, ParseSpecial, Prompt, RecommendedSampling, RowReads, Sampling, Session, Special,
-    SpecialText,
+    AddSpecial, DraftCounts, Drafts, EncodeLimits, Engine, EngineConfig, Generation, KvReport,
+    Limits, Message, ParseSpecial, Prompt, RecommendedSampling, RowReads, Sampling, Session,
+    Special, SpecialText,
 };
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ use crate::cli::RunArgs;
 use crate::commands::{engine, stdin_up_to};
 use lacuna_cli::markdown::Markdown;
 use lacuna_cli::resident::Resident;
-use lacuna_cli::{output, record_experts, tell};
+use lacuna_cli::{open_draft, output, record_experts, tell};
 use lacuna_models::{ExpertCounts, NeuronReads};
 
 #[derive(Serialize)]
@@ -51,6 +51,14 @@ struct Report {
 /// What came of guessed tokens since the model was loaded.
 #[derive(Serialize, Default)]
 struct Guessed {
+    #[serde(flatten)]
+    all: Counts,
+    /// Of these, what a draft model guessed.
+    draft_model: Counts,
+}
+
+#[derive(Serialize, Default)]
+struct Counts {
     /// Passes for which some were guessed.
     drafts: u64,
     draft_tokens: u64,
@@ -58,7 +66,16 @@ struct Guessed {
     accepted_tokens: u64,
 }
 
-impl From<DraftCounts> for Guessed {
+impl From<Drafts> for Guessed {
+    fn from(drafts: Drafts) -> Self {
+        Self {
+            all: drafts.all().into(),
+            draft_model: drafts.model.into(),
+        }
+    }
+}
+
+impl From<DraftCounts> for Counts {
     fn from(counts: DraftCounts) -> Self {
         Self {
             drafts: counts.drafts,
@@ -151,10 +168,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 }
 
 fn answer(args: &RunArgs) -> Result<()> {
-    let config = EngineConfig {
-        speculation: args.speculation.speculate,
+    let mut config = EngineConfig {
+        speculation: args.speculation.from_history(),
         ..args.engine.config()
     };
+    config.draft = open_draft(&args.speculation.draft, &config)?;
     let mut engine = engine(&args.model, config)?;
     let recommended = engine.model().recommended_sampling();
     let sampling = args.sampling.sampling(recommended);
@@ -483,11 +501,19 @@ fn summarise(report: &Report) -> Result<()> {
         output::bytes(report.kv.committed_bytes as u64),
         output::bytes(report.kv.dense_bytes as u64),
     );
-    if report.speculation.drafts > 0 {
+    if report.speculation.all.drafts > 0 {
+        let by_model = &report.speculation.draft_model;
+        let by_model = match by_model.drafts {
+            0 => String::new(),
+            _ => format!(
+                ", {} of {} of them by the draft model",
+                by_model.accepted_tokens, by_model.draft_tokens
+            ),
+        };
         tell!(
-            "speculation: {} of {} guessed tokens were right",
-            report.speculation.accepted_tokens,
-            report.speculation.draft_tokens,
+            "speculation: {} of {} guessed tokens were right{by_model}",
+            report.speculation.all.accepted_tokens,
+            report.speculation.all.draft_tokens,
         );
     }
     if let Some(experts) = &report.memory.weights.experts {

@@ -68,6 +68,11 @@ fn serve(args: &ServeArgs) -> Result<()> {
         let problem = "--mmproj is for one model; put the files of several beside their models";
         return Err(output::Usage(problem.into()).into());
     }
+    let drafts = args.service.speculation.draft.draft_model.is_some();
+    if drafts && (named.len() != 1 || args.models_dir.is_some()) {
+        let problem = "--draft-model is for one model; leave it out, or serve that model alone";
+        return Err(output::Usage(problem.into()).into());
+    }
     let [only] = named.as_slice() else {
         return models::serve(args, named);
     };
@@ -99,6 +104,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
             ("--kv-cache", args.service.kv_cache.is_some()),
             ("--kv-events", args.kv_events.is_some()),
             ("--allow-image-host", !args.allow_image_host.is_empty()),
+            ("--draft-model", drafts),
         ];
         if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
             let problem = format!("`{name}` writes nothing that would need it; leave out {option}");
@@ -183,13 +189,13 @@ fn normalization(args: &ServeArgs) -> Result<Normalization> {
 
 #[cfg(not(feature = "remote"))]
 fn service(args: &ServeArgs) -> Result<ServiceConfig> {
-    Ok(args.service.config(&args.engine))
+    args.service.open(&args.engine)
 }
 
 /// The service, with the store that the arguments name behind its cache folder.
 #[cfg(feature = "remote")]
 fn service(args: &ServeArgs) -> Result<ServiceConfig> {
-    let mut service = args.service.config(&args.engine);
+    let mut service = args.service.open(&args.engine)?;
     let folder = service.prefix_cache.folder.as_mut();
     if let (Some(folder), Some(address)) = (folder, &args.kv_remote) {
         let store = lacuna_remote::open(address);

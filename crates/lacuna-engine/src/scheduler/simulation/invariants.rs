@@ -6,6 +6,7 @@ use lacuna_kv::prefix::Pins;
 use lacuna_pages::Pool;
 
 use crate::scheduler::Scheduler;
+use crate::speculation::{Draft, Drafter, Look};
 
 /// Checks the scheduler's invariants and the pool's, and that both agree about who holds what.
 ///
@@ -42,7 +43,12 @@ pub(super) fn check_but_pins(scheduler: &Scheduler, pool: &Pool) {
     let away = looks.iter().filter_map(|look| look.sequence());
     let away = away.flat_map(|sequence| sequence.buffers());
     let buffers = sequences.flat_map(|session| session.sequence.buffers());
-    if let Err(broken) = pool.verify(buffers.chain(away)) {
+    let drafter = scheduler.drafter.iter();
+    let drafts: Vec<_> = drafter.flat_map(Drafter::drafts).collect();
+    let looks: Vec<_> = drafts.iter().map(Draft::look).collect();
+    let drafted = looks.iter().filter_map(Look::sequence);
+    let drafted = drafted.flat_map(|sequence| sequence.buffers());
+    if let Err(broken) = pool.verify(buffers.chain(away).chain(drafted)) {
         panic!("{broken}");
     }
 }

@@ -11,6 +11,7 @@
 
 mod blocks;
 mod client;
+mod drafting;
 mod invariants;
 mod model;
 pub(super) mod swap;
@@ -40,7 +41,7 @@ use super::*;
 use crate::block_feed::BlockWatch;
 use crate::engine::EngineConfig;
 use crate::request_limits::RequestLimits;
-use crate::speculation::Speculation;
+use crate::speculation::{Drafter, Speculation};
 use crate::system::FakeSystem;
 use blocks::Listeners;
 use client::{Client, Habit, Spec};
@@ -119,6 +120,9 @@ struct Tally {
     /// Guessed tokens, and those of them that were right.
     guessed: u64,
     guessed_right: u64,
+    /// Those of a draft model.
+    drafted: u64,
+    drafted_right: u64,
 }
 
 const CONTEXT: usize = 200;
@@ -239,7 +243,8 @@ impl Simulation {
         let mut runner =
             PseudoModel::new(Arc::clone(&model), cache, tokens, rows, Arc::clone(&breaks))
                 .with_weights(weights);
-        runner.takes_time(&system, one_of(&[1, 10, 100]));
+        let each = Duration::from_micros(10) * one_of(&[1, 10, 100]);
+        runner.takes_time(&system, Duration::from_millis(1), each);
         let budget = with_weights(kv, weights.whole);
         let (swap_disk, swap_pages) = (swap::Disk::default(), one_of(&[0, 60, 1000, 1000]));
         let swap = swap::over(swap_disk.clone(), swap_pages, runner.kv_cache());
@@ -270,6 +275,42 @@ impl Simulation {
             trace: DefaultHasher::new(),
             tally: Tally::default(),
         }
+    }
+
+    /// With a draft model, for most seeds: of the same layers or others, which sees as much of a text as the model or less, and
+    /// is asked wherever it may be or where that pays. What else the seed decides does not depend on it.
+    fn drafted(mut self) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ u64::MAX);
+        let mut one_of = |choices: &[usize]| choices[below(&mut random, choices.len())];
+        let context = one_of(&[0, 40, CONTEXT, CONTEXT]);
+        let kind = [Kind::Rows, Kind::Windows][one_of(&[0, 1])];
+        let most = one_of(&[1, 3, 7]);
+        let eager = one_of(&[0, 1]) == 1;
+        if context == 0 {
+            return self;
+        }
+        let geometry = geometry(kind).keeping_all();
+        let cache = KvCache::over(self.pool.clone(), geometry, KvPolicy::default());
+        let runner = PseudoModel::new(
+            Arc::clone(&self.model),
+            cache.expect("a cache"),
+            24,
+            4,
+            Breaks::default(),
+        );
+        let mut runner = runner.with_context(context);
+        runner.takes_time(
+            &self.system,
+            Duration::from_micros(100),
+            Duration::from_micros(5),
+        );
+        let vocabulary = self.model.spec().vocabulary;
+        let drafter = Drafter::new(Box::new(runner), most, vocabulary, 0.1);
+        self.scheduler.drafter = Some(drafter);
+        if eager {
+            self.scheduler.pace = Pace::eager();
+        }
+        self
     }
 
     fn one_in(&mut self, count: u32) -> bool {
@@ -595,8 +636,10 @@ impl Simulation {
         self.tally.preempted = counters.preemptions;
         self.tally.evicted = counters.evicted_groups;
         self.tally.expired = counters.expired_groups;
-        self.tally.guessed = counters.drafts.draft_tokens;
-        self.tally.guessed_right = counters.drafts.accepted_tokens;
+        self.tally.guessed = counters.drafts.all().draft_tokens;
+        self.tally.guessed_right = counters.drafts.all().accepted_tokens;
+        self.tally.drafted = counters.drafts.model.draft_tokens;
+        self.tally.drafted_right = counters.drafts.model.accepted_tokens;
         self.tally.reused = counters.reused_tokens;
         if self.scheduler.prefix.grain().has_windows() {
             self.tally.resumed = counters.reused_tokens;
@@ -638,7 +681,7 @@ fn below(random: &mut ChaCha8Rng, end: usize) -> usize {
 
 /// The whole run of a seed: the hash of everything that happened, and what came up.
 fn run(seed: u64, ticks: usize) -> (u64, Tally) {
-    let mut simulation = Simulation::new(seed);
+    let mut simulation = Simulation::new(seed).drafted();
     for _ in 0..ticks {
         simulation.tick();
     }
@@ -683,6 +726,8 @@ impl Tally {
         self.blocks += other.blocks;
         self.guessed += other.guessed;
         self.guessed_right += other.guessed_right;
+        self.drafted += other.drafted;
+        self.drafted_right += other.drafted_right;
     }
 
     /// Everything that a simulation is for has come up.
@@ -709,6 +754,8 @@ impl Tally {
             blocks,
             guessed,
             guessed_right,
+            drafted,
+            drafted_right,
             ..
         } = self.clone();
         let all = [
@@ -733,6 +780,8 @@ impl Tally {
             blocks,
             guessed_right,
             guessed - guessed_right,
+            drafted_right,
+            drafted - drafted_right,
         ];
         all.into_iter().all(|count| count > 0)
     }

@@ -29,7 +29,10 @@ pub(super) struct PseudoModel {
     breaks: Breaks,
     weights: Weights,
     /// The clock that passes move, and by how much for each token.
-    clock: Option<(FakeSystem, Duration)>,
+    clock: Option<(FakeSystem, Duration, Duration)>,
+    context_tokens: usize,
+    /// Whether the likeliest token is another one than that of the same model with this unset.
+    errs: bool,
 }
 
 /// Bytes of weights, which are in memory as far as they are `held`.
@@ -89,6 +92,21 @@ impl PseudoModel {
             breaks,
             weights: Weights::default(),
             clock: None,
+            context_tokens: CONTEXT,
+            errs: false,
+        }
+    }
+
+    /// The same that is always wrong about what comes.
+    pub(super) fn erring(self) -> Self {
+        Self { errs: true, ..self }
+    }
+
+    /// The same that holds fewer tokens.
+    pub(super) fn with_context(self, context_tokens: usize) -> Self {
+        Self {
+            context_tokens,
+            ..self
         }
     }
 
@@ -96,9 +114,9 @@ impl PseudoModel {
         Self { weights, ..self }
     }
 
-    /// From now on a pass takes a millisecond, and so many hundredths of one for each token.
-    pub(super) fn takes_time(&mut self, system: &FakeSystem, hundredths: u32) {
-        self.clock = Some((system.clone(), Duration::from_micros(10) * hundredths));
+    /// From now on a pass takes `pass`, and `each` more for each token.
+    pub(super) fn takes_time(&mut self, system: &FakeSystem, pass: Duration, each: Duration) {
+        self.clock = Some((system.clone(), pass, each));
     }
 
     fn write(&self, segment: &mut Segment<'_>) {
@@ -238,8 +256,8 @@ impl ModelRunner for PseudoModel {
             return Err(self.broken(how, segments).into());
         }
         assert!(tokens <= self.limits.tokens, "{tokens} tokens in a step");
-        if let Some((system, each)) = &self.clock {
-            system.pass(Duration::from_millis(1) + *each * tokens as u32);
+        if let Some((system, pass, each)) = &self.clock {
+            system.pass(*pass + *each * tokens as u32);
         }
         let vocabulary = self.vocabulary();
         self.logits.clear();
@@ -259,6 +277,9 @@ impl ModelRunner for PseudoModel {
                 self.logits.resize(start + vocabulary, 0.0);
                 let row = &mut self.logits[start..];
                 logits_after(&held[..=end], self.model.tokenizer(), row);
+                if self.errs {
+                    row.rotate_right(1);
+                }
             }
         }
         let rows = self.logits.len() / vocabulary;
@@ -278,7 +299,7 @@ impl ModelRunner for PseudoModel {
     }
 
     fn context_tokens(&self) -> usize {
-        CONTEXT
+        self.context_tokens
     }
 
     fn vocabulary(&self) -> usize {

@@ -3,8 +3,9 @@
 use std::num::NonZeroUsize;
 
 use super::*;
+use crate::error::EngineError;
 use crate::sampler::Penalties;
-use crate::speculation::{DraftCounts, Speculation};
+use crate::speculation::{DraftCounts, DraftError, DraftModel, Drafter, Drafts, Speculation};
 
 /// A fixture of a family.
 pub(super) fn family(name: &str) -> Arc<Model> {
@@ -19,6 +20,9 @@ struct Setting<'a> {
     policy: &'a str,
     elements: &'a str,
     speculation: Speculation,
+    /// The family of a draft model.
+    draft: Option<&'a str>,
+    prefix_cache: bool,
     /// Rows of logits in a step.
     sequences: usize,
 }
@@ -27,6 +31,8 @@ const USUAL: Setting<'static> = Setting {
     policy: "sparse",
     elements: "f16",
     speculation: Speculation::NGRAM,
+    draft: None,
+    prefix_cache: false,
     sequences: 16,
 };
 
@@ -38,8 +44,14 @@ fn engine_config(setting: Setting<'_>, context: usize) -> EngineConfig {
         batch_tokens: 64,
         sequences: setting.sequences,
         speculation: setting.speculation,
+        draft: setting.draft.map(draft),
         ..EngineConfig::default()
     }
+}
+
+/// A family's fixture as a draft model.
+fn draft(name: &str) -> DraftModel {
+    DraftModel::new(family(name)).expect("one that can guess")
 }
 
 /// One that has all guesses computed.
@@ -48,7 +60,7 @@ fn guessing(model: &Arc<Model>, setting: Setting<'_>) -> Scheduler {
         engine: engine_config(setting, 256),
         ..ServiceConfig::default()
     };
-    config.prefix_cache.enabled = false;
+    config.prefix_cache.enabled = setting.prefix_cache;
     let engine = Engine::new(Arc::clone(model), &config.engine).expect("this machine runs it");
     let mut scheduler = Scheduler::new(engine, config).expect("room for it");
     scheduler.system = Box::new(FakeSystem::new());
@@ -167,7 +179,7 @@ fn read(mut stream: Stream) -> Vec<Vec<String>> {
 }
 
 /// What all requests give together, what came of guesses, and the steps it took.
-fn together(model: &Arc<Model>, setting: Setting<'_>) -> (Vec<Vec<Vec<String>>>, DraftCounts, u64) {
+fn together(model: &Arc<Model>, setting: Setting<'_>) -> (Vec<Vec<Vec<String>>>, Drafts, u64) {
     let mut scheduler = guessing(model, setting);
     let streams = requests()
         .into_iter()
@@ -191,7 +203,7 @@ fn whatever_holds_rows_and_however_tokens_are_drawn_guesses_change_nothing() {
             ..USUAL
         };
         let (expected, none, steps) = together(&model, plain);
-        assert_eq!(none, DraftCounts::default());
+        assert_eq!(none, Drafts::default());
         for policy in [
             "sparse",
             "dense",
@@ -200,6 +212,7 @@ fn whatever_holds_rows_and_however_tokens_are_drawn_guesses_change_nothing() {
             "sparse:head-major",
         ] {
             let (found, drafts, fewer) = together(&model, Setting { policy, ..USUAL });
+            let drafts = drafts.all();
             assert!(found == expected, "{name} {policy}");
             assert!(
                 drafts.accepted_tokens > 0 && fewer <= steps,
@@ -256,7 +269,7 @@ fn rows_of_fewer_bits_are_overwritten_as_exactly() {
 fn layers_that_keep_states_have_nothing_guessed() {
     for name in ["qwen3-next", "mamba2"] {
         let (_, drafts, _) = together(&family(name), USUAL);
-        assert_eq!(drafts, DraftCounts::default(), "{name}");
+        assert_eq!(drafts, Drafts::default(), "{name}");
     }
 }
 
@@ -273,11 +286,11 @@ fn without_memory_for_it_a_request_has_nothing_guessed_and_runs() {
     let request = requests().remove(0);
     let stream = enqueue(&mut scheduler, request);
     finish(&mut scheduler, 100);
-    assert_eq!(scheduler.counters.drafts.drafts, 0);
+    assert_eq!(scheduler.counters.drafts.all().drafts, 0);
     drop(held);
     let again = enqueue(&mut scheduler, requests().remove(0));
     finish(&mut scheduler, 100);
-    assert!(scheduler.counters.drafts.drafts > 0);
+    assert!(scheduler.counters.drafts.all().drafts > 0);
     assert_eq!(read(stream), read(again));
     assert_eq!(
         scheduler.request_memory.status().held,
@@ -308,7 +321,7 @@ fn generation(model: &Arc<Model>, request: Request, setting: Setting<'_>) -> (Te
         generation.timing().decoded_tokens + 1,
         session.tokens().len() - request.prompt.len()
     );
-    (text, engine.drafts())
+    (text, engine.drafts().all())
 }
 
 #[test]
@@ -344,4 +357,292 @@ fn a_generation_is_the_same_with_guesses_to_its_end_and_its_next_turn() {
         all.accepted_tokens > 0 && all.accepted_tokens < all.draft_tokens,
         "{all:?}"
     );
+}
+
+/// What draft models are tried with: a target and its draft. A model that guesses for itself is always right as long as it has
+/// read everything; another one seldom.
+const PAIRS: [(&str, &str); 6] = [
+    ("qwen3-yarn", "qwen3-yarn"),
+    ("gemma3", "gemma3"),
+    ("deepseek-v3", "qwen3-yarn"),
+    ("gpt-oss", "gpt-oss"),
+    ("qwen3-yarn", "gemma3"),
+    ("gemma3", "deepseek-v3"),
+];
+
+#[test]
+fn a_draft_model_changes_nothing_whatever_holds_rows_and_however_tokens_are_drawn() {
+    for (name, draft) in PAIRS {
+        let model = family(name);
+        let plain = Setting {
+            speculation: Speculation::Off,
+            ..USUAL
+        };
+        let (expected, _, steps) = together(&model, plain);
+        for policy in ["sparse", "dense", "paged:16", "grow:mlx"] {
+            for (speculation, prefix_cache) in
+                [(Speculation::Off, false), (Speculation::NGRAM, true)]
+            {
+                let guessed = Setting {
+                    policy,
+                    speculation,
+                    prefix_cache,
+                    draft: Some(draft),
+                    ..USUAL
+                };
+                let (found, drafts, fewer) = together(&model, guessed);
+                let what = format!("{name} by {draft}, {policy}: {drafts:?}, {fewer} of {steps}");
+                assert!(found == expected, "{what}");
+                let by_model = drafts.model;
+                assert!(by_model.draft_tokens > 0 && fewer <= steps, "{what}");
+                assert!(by_model.accepted_tokens < by_model.draft_tokens, "{what}");
+                let history = drafts.history.draft_tokens > 0;
+                assert_eq!(history, speculation != Speculation::Off, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_generation_is_the_same_with_a_draft_model() {
+    let mut all = DraftCounts::default();
+    for (name, draft) in PAIRS {
+        let model = family(name);
+        for (place, _) in requests().iter().enumerate() {
+            let request = || {
+                let mut request = requests().swap_remove(place);
+                request.prompt.truncate(100);
+                request
+            };
+            let plain = Setting {
+                speculation: Speculation::Off,
+                sequences: 1,
+                ..USUAL
+            };
+            let (expected, _) = generation(&model, request(), plain);
+            let guessed = Setting {
+                draft: Some(draft),
+                ..plain
+            };
+            let (found, drafts) = generation(&model, request(), guessed);
+            assert_eq!(found, expected, "{name} by {draft} {place}");
+            all.note(
+                drafts.draft_tokens as usize,
+                drafts.accepted_tokens as usize,
+            );
+        }
+    }
+    assert!(
+        all.accepted_tokens > 0 && all.accepted_tokens < all.draft_tokens,
+        "{all:?}"
+    );
+}
+
+/// One that follows the likeliest tokens has every guess of itself right, alone and beside others, and takes an eighth of the
+/// steps; a draft of a shorter context, and one that nothing is known of, change nothing.
+#[test]
+fn a_model_that_guesses_for_itself_is_right_as_far_as_it_has_read() {
+    for name in ["qwen3-yarn", "gemma3", "deepseek-v3"] {
+        let model = family(name);
+        let setting = Setting {
+            speculation: Speculation::Off,
+            draft: Some(name),
+            ..USUAL
+        };
+        let greedy = |seed: u32| Request {
+            sampling: Sampling::greedy(),
+            limits: Limits {
+                max_tokens: Some(64),
+                ignore_eos: true,
+                ..Limits::default()
+            },
+            ..Request::new((0..50).map(|at| 4 + at * (seed + 3) % 17).collect())
+        };
+        for sequences in [1, 4] {
+            let mut scheduler = guessing(&model, setting);
+            let streams: Vec<Stream> = (0..sequences)
+                .map(|seed| enqueue(&mut scheduler, greedy(seed)))
+                .collect();
+            finish(&mut scheduler, 100);
+            let drafts = scheduler.counters.drafts;
+            assert_eq!(
+                drafts.model.accepted_tokens, drafts.model.draft_tokens,
+                "{name}"
+            );
+            assert_eq!(drafts.history, DraftCounts::default());
+            // Sixteen rows, of which four sequences have three to spare each.
+            let most = if sequences == 1 { 11 } else { 20 };
+            assert!(
+                scheduler.counters.steps <= most,
+                "{name}: {}",
+                scheduler.counters.steps
+            );
+            for stream in streams {
+                assert_eq!(tokens(stream).len(), 64);
+            }
+            let ledger = scheduler.engine.kv_cache().ledger();
+            assert_eq!(ledger.buffers, 0, "drafts end with their sequences");
+        }
+    }
+}
+
+#[test]
+fn what_a_draft_has_goes_before_anything_else_and_is_not_begun_again() {
+    let model = family("qwen3-yarn");
+    let setting = Setting {
+        speculation: Speculation::Off,
+        draft: Some("qwen3-yarn"),
+        prefix_cache: true,
+        ..USUAL
+    };
+    let request = || requests().swap_remove(0);
+    let expected = {
+        let mut scheduler = guessing(
+            &model,
+            Setting {
+                draft: None,
+                ..setting
+            },
+        );
+        let stream = enqueue(&mut scheduler, request());
+        finish(&mut scheduler, 100);
+        read(stream)
+    };
+    let mut scheduler = guessing(&model, setting);
+    let other = enqueue(&mut scheduler, requests().swap_remove(5));
+    let stream = enqueue(&mut scheduler, request());
+    while scheduler.draft_bytes() == 0 {
+        scheduler.step();
+    }
+    let (owned, drafted) = (scheduler.owned_bytes(), scheduler.draft_bytes());
+    let cached = scheduler.kept();
+    let mut given = 0;
+    while scheduler.draft_bytes() > 0 {
+        assert!(scheduler.evict());
+        given += 1;
+    }
+    assert_eq!(given, 2, "one of each sequence");
+    assert_eq!(scheduler.owned_bytes(), owned - drafted);
+    assert_eq!(
+        scheduler.kept(),
+        cached,
+        "groups stay as long as there are drafts"
+    );
+    let guessed = scheduler.counters.drafts.model.draft_tokens;
+    finish(&mut scheduler, 200);
+    assert_eq!(scheduler.counters.drafts.model.draft_tokens, guessed);
+    assert_eq!(scheduler.counters.preemptions, 0);
+    assert_eq!(read(stream), expected);
+    drop(other);
+}
+
+/// Room for the request alone: it is never preempted or refused for a draft's pages, which come and go with what is left.
+#[test]
+fn a_budget_is_kept_with_a_draft_whatever_is_left_for_it() {
+    let model = family("qwen3-yarn");
+    let setting = Setting {
+        speculation: Speculation::Off,
+        draft: Some("qwen3-yarn"),
+        ..USUAL
+    };
+    let plain = Setting {
+        draft: None,
+        ..setting
+    };
+    let run = |setting: Setting<'_>, quarters: u64| {
+        let mut scheduler = guessing(&model, setting);
+        let cache = scheduler.engine.kv_cache();
+        let page = cache.page_bytes() as u64;
+        // Of what the longer one comes to.
+        let pages = (quarters * cache.sequence_peak_bytes(256, 256) / 4).div_ceil(page);
+        scheduler.budget.parts.kv_bytes = pages * page;
+        let streams = [0, 5].map(|place| enqueue(&mut scheduler, requests().swap_remove(place)));
+        let mut most = 0;
+        for _ in 0..1000 {
+            if scheduler.is_idle() {
+                break;
+            }
+            scheduler.tended = None;
+            scheduler.step();
+            most = most.max(scheduler.engine.kv_cache().ledger().committed.get());
+        }
+        assert!(most <= pages * page, "{most} of {pages} pages");
+        let counters = scheduler.counters;
+        (
+            streams.map(read),
+            counters.drafts.model,
+            counters.preemptions,
+        )
+    };
+    let mut drafted = Vec::new();
+    for quarters in [5, 6, 7, 8, 12, 40] {
+        let (expected, _, before) = run(plain, quarters);
+        let (found, drafts, preemptions) = run(setting, quarters);
+        assert_eq!(found, expected, "{quarters} quarters");
+        assert_eq!(preemptions, before, "{quarters} quarters");
+        drafted.push(drafts.draft_tokens);
+    }
+    assert!(
+        drafted[0] < drafted[5] / 2,
+        "with little and with much: {drafted:?}"
+    );
+}
+
+#[test]
+fn a_draft_of_a_shorter_context_reads_the_end_of_a_text() {
+    let model = family("qwen3-yarn");
+    let plain = Setting {
+        speculation: Speculation::Off,
+        ..USUAL
+    };
+    let (expected, _, _) = together(&model, plain);
+    let mut scheduler = guessing(
+        &model,
+        Setting {
+            draft: Some("qwen3-yarn"),
+            ..plain
+        },
+    );
+    let config = engine_config(plain, 24);
+    let engine = Engine::new(Arc::clone(&model), &config).expect("this machine runs it");
+    scheduler.drafter = Some(Drafter::new(Box::new(engine), 5, 1000, 0.1));
+    let streams: Vec<Stream> = requests()
+        .into_iter()
+        .map(|request| enqueue(&mut scheduler, request))
+        .collect();
+    finish(&mut scheduler, 2000);
+    let found: Vec<_> = streams.into_iter().map(read).collect();
+    assert!(found == expected);
+    assert!(scheduler.counters.drafts.model.accepted_tokens > 0);
+}
+
+#[test]
+fn models_that_cannot_guess_for_another_are_refused_and_say_why() {
+    let refused = |model: &Arc<Model>, draft: DraftModel| {
+        let config = EngineConfig {
+            draft: Some(draft),
+            ..EngineConfig::default()
+        };
+        match Engine::new(Arc::clone(model), &config) {
+            Err(EngineError::Draft(why)) => why,
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("it is taken"),
+        }
+    };
+    let demo = demo_model();
+    let other = refused(&demo, draft("qwen3-yarn"));
+    assert!(matches!(other, DraftError::Vocabulary { .. }), "{other}");
+    assert!(
+        other.to_string().contains("another vocabulary: its token"),
+        "{other}"
+    );
+    let states = DraftModel::new(family("mamba2")).expect_err("states");
+    assert_eq!(
+        states,
+        DraftError::States {
+            which: "draft model"
+        }
+    );
+    let states = refused(&family("qwen3-next"), draft("qwen3-yarn"));
+    assert_eq!(states, DraftError::States { which: "model" });
 }

@@ -11,10 +11,11 @@ use std::io::BufReader;
 use anyhow::{Context, Result, bail, ensure};
 use lacuna::files::{ModelFiles, ModelSource, OutputFile};
 use lacuna::plan::{
-    Change, Demand, Plan, PlanError, Verdict, VocabularySize, WeightMode, WeightPlan, WeightSource,
+    Change, Demand, DraftMemory, Plan, PlanError, Verdict, VocabularySize, WeightMode, WeightPlan,
+    WeightSource,
 };
 use lacuna::trace::Trace;
-use lacuna::{DType, EngineConfig, ModelSpec, synth};
+use lacuna::{ByteLength, DType, EngineConfig, ModelSpec, synth};
 use lacuna_kv::KvCache;
 use lacuna_models::program::Program;
 use lacuna_models::{ColumnsError, Description, describe_images_for};
@@ -22,7 +23,7 @@ use lacuna_models::{ColumnsError, Description, describe_images_for};
 use crate::cli::PlanArgs;
 use images::Images;
 use lacuna_cli::output::{self, Usage};
-use lacuna_cli::{open_files, warn_of_context};
+use lacuna_cli::{ModelArgs, open_files, warn_of_context};
 use report::Report;
 
 /// What is planned for.
@@ -63,9 +64,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         eyes,
     } = subject(args)?;
     if spec.pooled().is_some() {
+        ensure!(
+            args.draft.draft_model.is_none(),
+            Usage("--draft-model is for models that write; leave it out".into())
+        );
         return encoder::run(args, &spec, &weights, vocabulary);
     }
-    let demand = demand(args, spec.context_tokens)?;
+    let draft = draft(args)?;
+    let demand = demand(args, spec.context_tokens, draft.as_ref())?;
     warn_of_context(demand.context_tokens, spec.context_tokens);
     let geometry = spec.kv_geometry(args.kv_type).map_err(PlanError::from)?;
     let cache = KvCache::new(geometry, args.kv).map_err(PlanError::from)?;
@@ -82,9 +88,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     }
     let trace = trace(args, &plan)?;
     let of = (&plan, active, trace.as_ref());
-    let mut report = Report::new(args, &spec, &demand, of, verdict.as_ref());
     let eyes = eyes.map(|eyes| Images::new(&args.image, &eyes, &plan.kv.geometry));
-    report.images = eyes.transpose()?;
+    let report = Report {
+        images: eyes.transpose()?,
+        draft: draft.as_ref().map(|plan| report::Draft::of(args, plan)),
+        ..Report::new(args, &spec, &demand, of, verdict.as_ref())
+    };
     if args.model.json {
         output::json(&report)?;
     } else {
@@ -118,8 +127,33 @@ fn trace(args: &PlanArgs, plan: &Plan) -> Result<Option<Trace>> {
     Ok(Some(trace))
 }
 
-/// What is asked for, of a model made for contexts of `made_for` tokens.
-fn demand(args: &PlanArgs, made_for: usize) -> Result<Demand> {
+/// The plan of the draft model that was named, which is opened and not loaded.
+fn draft(args: &PlanArgs) -> Result<Option<Plan>> {
+    let Some(name) = &args.draft.draft_model else {
+        return Ok(None);
+    };
+    let files = open_files(&ModelArgs {
+        model: name.clone(),
+        json: true,
+        mmproj: None,
+    })?;
+    let cannot_load = || format!("cannot load the draft model `{name}`");
+    let description = lacuna::describe(&files).with_context(cannot_load)?;
+    let config = EngineConfig {
+        threads: args.threads,
+        kv_policy: args.kv,
+        kv_elements: args.kv_type,
+        context_tokens: args.ctx.map(usize::from),
+        sequences: args.sequences.get(),
+        budget: args.budget.map(|budget| ByteLength::new(budget.0)),
+        weights: args.weights,
+        ..EngineConfig::default()
+    };
+    Ok(Some(config.plan_of_draft(&files, &description)?))
+}
+
+/// What is asked for, of a model made for contexts of `made_for` tokens, with `draft` beside it.
+fn demand(args: &PlanArgs, made_for: usize, draft: Option<&Plan>) -> Result<Demand> {
     let engine = EngineConfig {
         threads: args.threads,
         ..EngineConfig::default()
@@ -129,7 +163,11 @@ fn demand(args: &PlanArgs, made_for: usize) -> Result<Demand> {
         batch_tokens: args.batch.get(),
         logits: args.logits,
         sequences: args.sequences.get(),
-        draft_tokens: 0,
+        draft_tokens: match draft {
+            Some(_) => args.draft.most(),
+            None => 0,
+        },
+        draft: draft.map_or_else(DraftMemory::default, DraftMemory::of),
         threads: engine.thread_count()?.get(),
         weights: match args.weights {
             WeightMode::Auto if args.neurons => WeightMode::Fixed(WeightSource::Direct),

@@ -2,8 +2,8 @@
 
 use lacuna::ModelSpec;
 use lacuna::plan::{
-    Budget, Demand, ExpertSlots, KvPlan, Parts, Placement, Plan, Rates, Residency, Total, Verdict,
-    WeightPlan,
+    Budget, Demand, DraftMemory, ExpertSlots, KvPlan, Parts, Placement, Plan, Rates, Residency,
+    Total, Verdict, WeightPlan,
 };
 use lacuna::trace::Trace;
 use lacuna_kv::Side;
@@ -29,6 +29,9 @@ pub(super) struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) images: Option<Images>,
     pub(super) weights: Weights,
+    /// A draft model beside it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) draft: Option<Draft>,
     /// Where weights are while the model runs.
     pub(super) residency: Placed,
     /// Before the first token.
@@ -36,6 +39,28 @@ pub(super) struct Report<'a> {
     /// With every context full.
     pub(super) full: Sum,
     pub(super) budget: Option<Fit>,
+}
+
+/// What a draft model takes. It guesses as far as KV pages are left for it, so its own are in no total.
+#[derive(Serialize)]
+pub(super) struct Draft {
+    pub(super) model: String,
+    #[serde(flatten)]
+    pub(super) memory: DraftMemory,
+    pub(super) kv_bytes_per_token: usize,
+    /// With every context full.
+    pub(super) kv_bytes: u64,
+}
+
+impl Draft {
+    pub(super) fn of(args: &PlanArgs, plan: &Plan) -> Self {
+        Self {
+            model: args.draft.draft_model.clone().unwrap_or_default(),
+            memory: DraftMemory::of(plan),
+            kv_bytes_per_token: plan.kv.geometry.bytes_per_token(),
+            kv_bytes: plan.kv.committed_bytes(plan.kv.context_tokens),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -203,6 +228,7 @@ impl<'a> Report<'a> {
             activations: activations(plan),
             kv: kv(&plan.kv),
             images: None,
+            draft: None,
             weights: weights(&plan.weights, active),
             residency: placed(args, plan, active, trace),
             empty: sum(plan.empty()),

@@ -7,7 +7,7 @@ use anyhow::Result;
 use lacuna::plan::{Streamed, WeightSource};
 
 use super::images::Images;
-use super::report::{Activations, Fit, Kv, Placed, Report, Sum, Weights};
+use super::report::{Activations, Draft, Fit, Kv, Placed, Report, Sum, Weights};
 use lacuna_cli::output;
 
 /// Prints the report on standard output.
@@ -34,6 +34,9 @@ fn write(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     }
     weights(out, &report.weights, report.residency.residency.source)?;
     residency(out, &report.residency)?;
+    if let Some(model) = &report.draft {
+        draft(out, model)?;
+    }
     totals(out, &report.empty, &report.full)?;
     if let Some(fit) = &report.budget {
         budget(out, fit)?;
@@ -270,6 +273,18 @@ fn residency(out: &mut dyn Write, placed: &Placed) -> io::Result<()> {
     Ok(())
 }
 
+fn draft(out: &mut dyn Write, draft: &Draft) -> io::Result<()> {
+    writeln!(
+        out,
+        "\ndraft model {}: {} loaded, {} of activations, {} mapped; {} of KV pages when contexts are full, as far as they are left",
+        output::name(&draft.model),
+        size(draft.memory.loaded_bytes),
+        size(draft.memory.activation_bytes),
+        size(draft.memory.mapped_bytes),
+        size(draft.kv_bytes),
+    )
+}
+
 /// The first of them; `--json` has all.
 fn names(of: &[Streamed]) -> String {
     const SHOWN: usize = 6;
@@ -295,7 +310,7 @@ fn totals(out: &mut dyn Write, empty: &Sum, full: &Sum) -> io::Result<()> {
 type Part = fn(&Sum) -> u64;
 
 /// What makes up a total, and the total.
-const PARTS: [(&str, Part); 13] = [
+const PARTS: [(&str, Part); 14] = [
     ("program", |sum| sum.parts.program_bytes),
     ("vocabulary", |sum| sum.parts.vocabulary_bytes),
     ("threads", |sum| sum.parts.thread_bytes),
@@ -303,6 +318,7 @@ const PARTS: [(&str, Part); 13] = [
     ("copied weights", |sum| sum.parts.copied_weight_bytes),
     ("converted weights", |sum| sum.parts.converted_weight_bytes),
     ("read weights", |sum| sum.parts.read_weight_bytes),
+    ("draft model", |sum| sum.parts.draft_bytes),
     ("activations", |sum| sum.parts.activation_bytes),
     ("requests", |sum| sum.parts.request_bytes),
     ("KV cache", |sum| sum.parts.kv_bytes),
