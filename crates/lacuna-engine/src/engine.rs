@@ -370,7 +370,10 @@ impl Engine {
             process,
             most_drafts: config.most_drafts(),
             most_from_history: config.most_from_history(),
-            pace: Pace::default(),
+            pace: match &drafter {
+                Some(_) => Pace::default().with_draft_model(),
+                None => Pace::default(),
+            },
             drafter,
             drafts: Drafts::default(),
         })

@@ -138,7 +138,9 @@ impl Scheduler {
         };
         let drafter = engine.take_drafter();
         let mut scheduler = Self::over(Box::new(engine), budget, config, Box::new(host))?;
-        scheduler.drafter = drafter;
+        if let Some(drafter) = drafter {
+            scheduler.draft_with(drafter);
+        }
         scheduler.swap = swap;
         if let Some(folder) = folder.or(aside) {
             scheduler.prefix = scheduler.prefix.with_folder(folder);

@@ -8,9 +8,15 @@ use std::time::Duration;
 use super::schedule::Demand;
 use super::{Running, Scheduler, Session};
 use crate::request_memory::RequestMemory;
-use crate::speculation::{Drafter, Speculator, StepRows, Wish};
+use crate::speculation::{Drafter, Pace, Speculator, StepRows, Wish};
 
 impl Scheduler {
+    /// From now on has `drafter` guess where sessions' own tokens have no guess.
+    pub(super) fn draft_with(&mut self, drafter: Drafter) {
+        self.drafter = Some(drafter);
+        self.pace = Pace::default().with_draft_model();
+    }
+
     /// Adds guesses to what the sessions compute in this step, as asked for by `demands`: from their own tokens where these
     /// have some that are worth it, and by the draft model for the others.
     pub(super) fn speculate(&mut self, demands: &[Demand]) {

@@ -36,7 +36,7 @@ enum State {
     /// Nothing yet.
     #[default]
     Unread,
-    Reading(Rows),
+    Reading(Box<Rows>),
     /// Nothing any more: others needed the memory.
     GivenUp,
 }
@@ -321,9 +321,9 @@ impl Drafter {
         }
     }
 
-    /// Seconds that a token takes which is read among others.
+    /// Seconds that a token takes which is read among others; before any was, half of what a row costs where there are few.
     fn token_seconds(&self, pace: &Pace) -> f64 {
-        let guess = || PassTimes::ROW_COST * self.pass_seconds(1, pace);
+        let guess = || PassTimes::ROW_COST / 2.0 * self.pass_seconds(1, pace);
         self.reading.unwrap_or_else(guess)
     }
 
@@ -380,11 +380,11 @@ impl Drafter {
                 self.drafts.retain(other);
                 self.drafts.push(this);
             }
-            *state = State::Reading(Rows {
+            *state = State::Reading(Box::new(Rows {
                 sequence,
                 from: start,
                 fed: Vec::new(),
-            });
+            }));
         }
         if tokens.len() <= start {
             return None;

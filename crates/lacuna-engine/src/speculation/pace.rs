@@ -119,6 +119,8 @@ pub(crate) struct Pace {
     savings: f64,
     /// Whether a draft model has guessed for the pass under way.
     drafted: bool,
+    /// Passes that are put by at the beginning for a draft model to be tried with.
+    to_try: f64,
     /// Whether there has been a pass without guesses, from which on there is a balance.
     begun: bool,
     /// Whether everything is computed that can be guessed, whatever it takes.
@@ -145,6 +147,8 @@ impl Pace {
     /// guesses gained it; the second, what a short one can lose at all: one pass in a hundred tokens is a hundredth.
     const MOST_BALANCE: f64 = 4.0;
     const FIRST_BALANCE: f64 = 1.0;
+    /// What a draft model is tried with beside that: it has to read something before it can guess.
+    const TO_TRY: f64 = 1.0;
     /// The most that is saved beyond that, in passes: what a draft model takes to read a prompt of a few thousand tokens.
     const MOST_SAVINGS: f64 = 32.0;
     /// By how much guesses must promise to be better: less is within what is not known.
@@ -162,7 +166,7 @@ impl Pace {
         if rows == sequences {
             let first = match std::mem::replace(&mut self.begun, true) {
                 true => Self::GRANT * time,
-                false => Self::FIRST_BALANCE * plain,
+                false => (Self::FIRST_BALANCE + self.to_try) * plain,
             };
             self.balance += first;
         } else {
@@ -174,6 +178,14 @@ impl Pace {
             self.savings = self.savings.min(Self::MOST_SAVINGS * plain);
         }
         self.balance = self.balance.min(most);
+    }
+
+    /// From now on there is a draft model.
+    pub(crate) fn with_draft_model(self) -> Self {
+        Self {
+            to_try: Self::TO_TRY,
+            ..self
+        }
     }
 
     /// Pays `seconds` that a draft model has taken for guesses, before any of them is computed.

@@ -42,7 +42,7 @@ fn scheduler(sequences: usize, draft: Option<Draft>) -> (Scheduler, FakeSystem) 
     let budget = with_weights(1 << 30, 0);
     let made = Scheduler::over(Box::new(runner), budget, config, Box::new(system.clone()));
     let mut scheduler = made.expect("a limit of more than a page");
-    scheduler.drafter = draft.map(|draft| {
+    if let Some(draft) = draft {
         let geometry = Geometry::uniform(1, 1, 64, elements);
         let cache = KvCache::over(pool, geometry, KvPolicy::default()).expect("a cache");
         let runner = PseudoModel::new(Arc::clone(&model), cache, 128, 16, Breaks::default());
@@ -52,8 +52,9 @@ fn scheduler(sequences: usize, draft: Option<Draft>) -> (Scheduler, FakeSystem) 
         };
         runner.takes_time(&system, PASS * draft.pass / 1000, PASS * draft.each / 1000);
         let ratio = f64::from(draft.pass) / 1000.0;
-        Drafter::new(Box::new(runner), 7, model.spec().vocabulary, ratio)
-    });
+        let vocabulary = model.spec().vocabulary;
+        scheduler.draft_with(Drafter::new(Box::new(runner), 7, vocabulary, ratio));
+    }
     (scheduler, system)
 }
 
@@ -125,7 +126,13 @@ fn a_draft_that_is_no_good_costs_less_than_three_hundredths_of_a_short_reply() {
 
 #[test]
 fn a_draft_that_is_right_gains_what_it_promises() {
-    for (sequences, pass, gain) in [(1, 50, 2.0), (1, 100, 1.6), (4, 50, 1.5), (16, 20, 1.2)] {
+    for (sequences, pass, gain) in [
+        (1, 50, 2.0),
+        (1, 100, 1.6),
+        (1, 300, 1.2),
+        (4, 50, 1.5),
+        (16, 20, 1.2),
+    ] {
         let (expected, plain, _) = replies(sequences, None);
         let draft = Draft {
             pass,

@@ -306,7 +306,7 @@ impl Simulation {
         );
         let vocabulary = self.model.spec().vocabulary;
         let drafter = Drafter::new(Box::new(runner), most, vocabulary, 0.1);
-        self.scheduler.drafter = Some(drafter);
+        self.scheduler.draft_with(drafter);
         if eager {
             self.scheduler.pace = Pace::eager();
         }
