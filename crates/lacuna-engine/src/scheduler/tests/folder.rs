@@ -228,7 +228,7 @@ fn what_the_cache_lets_go_of_is_written_where_that_pays() {
 
 #[test]
 fn what_nobody_has_used_for_its_time_leaves_and_what_is_younger_stays() {
-    let (mut scheduler, system, _) = putting_aside(100, true);
+    let (mut scheduler, system, disk) = putting_aside(100, true);
     cached(&mut scheduler, 0, 2);
     assume_slow_prompts(&mut scheduler);
     system.pass(Duration::from_secs(10));
@@ -238,7 +238,9 @@ fn what_nobody_has_used_for_its_time_leaves_and_what_is_younger_stays() {
         "it is younger"
     );
     let time = Duration::from_secs(10);
+    disk.set(Trouble::Stalls);
     assert!(!scheduler.expire(now, time), "it is being written");
+    disk.set(Trouble::Nothing);
     assert!(scheduler.prefix.settle(AGES));
     assert!(scheduler.expire(now, time), "and is there");
     assert!(scheduler.prefix.aside_status().expect("files").bytes.get() > 0);
