@@ -373,14 +373,18 @@ impl App {
         self.model().images().is_some()
     }
 
-    /// Refuses images for a model that takes none, before a template is to write places for them, and such as are
-    /// where nothing is fetched from.
+    /// Refuses images for a model that takes none, before a template is to write places for them, more than a prompt may
+    /// have, and such as are where nothing is fetched from.
     pub(crate) fn check_images(&self, images: &[Image]) -> Result<(), ApiError> {
         if images.is_empty() {
             return Ok(());
         }
         if !self.sees() {
             return Err(ImageError::NoEyes.into());
+        }
+        let (given, limit) = (images.len(), Eyes::MOST_IMAGES);
+        if given > limit {
+            return Err(ImageError::TooMany { given, limit }.into());
         }
         images.iter().try_for_each(|image| match image {
             Image::File(_) => Ok(()),

@@ -334,6 +334,21 @@ fn an_image_that_is_elsewhere_has_limits() {
 }
 
 #[test]
+fn more_images_than_a_prompt_may_have_are_not_fetched() {
+    let elsewhere = Elsewhere::start();
+    let server = start_seeing_with(|config| config.image_hosts = vec![elsewhere.host()]);
+    let urls = vec![elsewhere.url("/image-0.png"); 65];
+    let refused = post(&server, CHAT, &chat(&urls));
+    assert_eq!(refused.status, 400);
+    assert!(
+        refused.body.contains("65 images are given; at most 64"),
+        "{refused:?}"
+    );
+    assert_eq!(elsewhere.asked(), 0);
+    assert_nothing_held(&server);
+}
+
+#[test]
 fn redirects_stay_with_hosts_that_were_named() {
     let elsewhere = Elsewhere::start();
     let server = start_seeing_with(|config| config.image_hosts = vec![elsewhere.host()]);
