@@ -125,19 +125,19 @@ enum Refusal {
     #[error("it is no address: send one such as https://images.example.com/cat.png")]
     Unreadable,
     #[error(
-        "images are not fetched from there; send the image itself, as data:image/png;base64,..., or start the server \
-         with --allow-image-host for that host"
+        "images are not fetched from there; send the image itself, as data:image/png;base64,..., or have that host allowed \
+         where the server is started"
     )]
     Host,
     #[error(
-        "it redirects to where images are not fetched from; start the server with --allow-image-host for that host too"
+        "it redirects to where images are not fetched from; have that host allowed too, where the server is started"
     )]
     Redirect,
     #[error("it redirects more than {REDIRECTS} times")]
     Redirects,
     #[error(
         "its name leads to this machine or its own networks; an address there has to be allowed as an address, such as \
-         --allow-image-host 127.0.0.1:8000"
+         127.0.0.1:8000"
     )]
     Inside,
     #[error("the host answers {0} and not with an image")]
