@@ -496,7 +496,10 @@ impl Scheduler {
                 self.close(running, End::Failed(Failure::from(error)));
             }
         }
-        sessions(&mut self.running).for_each(|session| session.scheduled = 0);
+        for session in sessions(&mut self.running) {
+            session.drop_guesses();
+            session.scheduled = 0;
+        }
         true
     }
 

@@ -100,13 +100,14 @@ impl Rows {
         self.sequence.truncate(rows)
     }
 
-    /// Keeps the rows of guesses that have become tokens. At least the last of `tokens` stays to be read.
+    /// Keeps the rows of guesses that have become tokens. At least the last of `tokens` stays to be read: it has a row
+    /// already where the pass that was guessed for has failed and comes once more.
     fn settle(&mut self, tokens: &[u32]) -> Result<(), KvError> {
         let known = self.known();
         let after = tokens.get(self.from + known..).unwrap_or_default();
         let right = self.fed.iter().zip(after).take_while(|(a, b)| a == b);
-        let rows = known + right.count().min(after.len().saturating_sub(1));
-        self.truncate(rows)
+        let before_last = tokens.len().saturating_sub(self.from + 1);
+        self.truncate((known + right.count()).min(before_last))
     }
 
     /// Tokens that have no rows; the last of `tokens` is one of them.

@@ -486,6 +486,52 @@ fn a_model_that_guesses_for_itself_is_right_as_far_as_it_has_read() {
     }
 }
 
+/// A pass that one request is to blame for comes once more for the others. By then the draft has read their last tokens, for
+/// guesses that are of no use any more: once it went on from there with nothing to read, and had no guesses.
+#[test]
+fn when_a_pass_fails_for_one_request_the_others_are_guessed_for_once_more() {
+    let model = family("qwen3-yarn");
+    let setting = Setting {
+        speculation: Speculation::Off,
+        draft: Some("qwen3-yarn"),
+        ..USUAL
+    };
+    let request = |place| Request {
+        sampling: Sampling::greedy(),
+        ..requests().swap_remove(place)
+    };
+    let alone = {
+        let mut scheduler = guessing(&model, setting);
+        let stream = enqueue(&mut scheduler, request(0));
+        finish(&mut scheduler, 100);
+        read(stream)
+    };
+    let mut scheduler = guessing(&model, setting);
+    let _culprit = enqueue(&mut scheduler, request(5));
+    let stream = enqueue(&mut scheduler, request(0));
+    while scheduler.counters.drafts.model.draft_tokens == 0 {
+        scheduler.step();
+    }
+    assert_eq!(scheduler.running.len(), 2, "both are under way");
+    scheduler.schedule();
+    scheduler.prepare(scheduler.system.now());
+    assert!(!scheduler.running[1].sessions[0].guesses().is_empty());
+    let not_finite = ForwardError::NotFinite {
+        place: Place::Logits,
+        row: 0,
+    };
+    scheduler.fail_scheduled(&not_finite.into());
+    let [other] = &scheduler.running[..] else {
+        panic!("one of them goes on");
+    };
+    assert_eq!(other.sessions[0].scheduled, 0);
+    assert!(other.sessions[0].guesses().is_empty());
+    scheduler.schedule();
+    assert!(!scheduler.running[0].sessions[0].guesses().is_empty());
+    finish(&mut scheduler, 100);
+    assert_eq!(read(stream), alone);
+}
+
 #[test]
 fn what_a_draft_has_goes_before_anything_else_and_is_not_begun_again() {
     let model = family("qwen3-yarn");
