@@ -118,9 +118,13 @@ impl Scheduler {
                 return None;
             }
         };
+        // It comes back without the resume points that follow it, whose pages are free at once.
+        let mut path = session.path;
+        let groups = path.groups().len();
+        self.prefix.leave_after(&mut path, groups, now);
         let away = Away {
             image,
-            path: session.path,
+            path,
             moved: 0,
             since: now,
         };

@@ -18,6 +18,14 @@ pub(super) fn check(scheduler: &Scheduler, pool: &Pool) {
     let running = scheduler.running.iter();
     let paths = running.flat_map(|running| &running.sessions);
     let standing = paths.flat_map(|session| session.path.pages());
+    for away in scheduler.away() {
+        // They once stayed until the last page was written, for a request that comes back without them.
+        let points = away.path.pages().count();
+        assert_eq!(
+            points, 0,
+            "what is on its way to the swap file has no resume points"
+        );
+    }
     let kept = scheduler.prefix.tree().payloads().flat_map(Pins::pages);
     let pinned: BTreeSet<_> = kept.chain(standing).collect();
     assert_eq!(
