@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lacuna_kv::prefix::{Block, BlockChange, BlockHash, Namespace};
+use lacuna_kv::prefix::{Block, BlockChange, BlockHash, Medium, Namespace};
 use tokio::sync::Notify;
 
 /// Which blocks are told of, and where.
@@ -28,10 +28,10 @@ pub struct BlockFeed {
 /// What has changed between two moments.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetChange {
-    /// What cannot be reused any more; each before the one it comes after.
-    pub removed: Vec<BlockHash>,
-    /// What can be, after that; each after its parent.
-    pub stored: Vec<Arc<Block>>,
+    /// What cannot be reused from there any more; of each medium, each before the one it comes after.
+    pub removed: Vec<(Medium, BlockHash)>,
+    /// What can be, after that; of each medium, each after its parent.
+    pub stored: Vec<(Medium, Arc<Block>)>,
 }
 
 #[derive(Debug, Default)]
@@ -43,8 +43,8 @@ struct Pending {
 /// Blocks in the order they came in, out of which each can be taken.
 #[derive(Debug)]
 struct InOrder<T> {
-    entries: BTreeMap<u64, (BlockHash, T)>,
-    places: HashMap<BlockHash, u64>,
+    entries: BTreeMap<u64, ((Medium, BlockHash), T)>,
+    places: HashMap<(Medium, BlockHash), u64>,
     next: u64,
 }
 
@@ -64,11 +64,11 @@ impl BlockFeed {
     #[must_use]
     pub fn take(&self) -> NetChange {
         let pending = std::mem::take(&mut *self.lock());
-        let hashes = pending.removed.entries.into_values();
-        let blocks = pending.stored.entries.into_values();
+        let removed = pending.removed.entries.into_values();
+        let stored = pending.stored.entries.into_values();
         NetChange {
-            removed: hashes.map(|(hash, ())| hash).collect(),
-            stored: blocks.map(|(_, block)| block).collect(),
+            removed: removed.map(|(place, ())| place).collect(),
+            stored: stored.map(|((medium, _), block)| (medium, block)).collect(),
         }
     }
 
@@ -86,14 +86,15 @@ impl Pending {
     /// What was taken back before anybody knew of it did not happen.
     fn add(&mut self, change: BlockChange) {
         match change {
-            BlockChange::Stored(block) => {
-                if !self.removed.cancel(block.hash) {
-                    self.stored.push(block.hash, block);
+            BlockChange::Stored(medium, block) => {
+                let place = (medium, block.hash);
+                if !self.removed.cancel(place) {
+                    self.stored.push(place, block);
                 }
             }
-            BlockChange::Removed(hash) => {
-                if !self.stored.cancel(hash) {
-                    self.removed.push(hash, ());
+            BlockChange::Removed(medium, hash) => {
+                if !self.stored.cancel((medium, hash)) {
+                    self.removed.push((medium, hash), ());
                 }
             }
         }
@@ -101,16 +102,16 @@ impl Pending {
 }
 
 impl<T> InOrder<T> {
-    fn push(&mut self, hash: BlockHash, entry: T) {
-        self.places.insert(hash, self.next);
-        self.entries.insert(self.next, (hash, entry));
+    fn push(&mut self, place: (Medium, BlockHash), entry: T) {
+        self.places.insert(place, self.next);
+        self.entries.insert(self.next, (place, entry));
         self.next += 1;
     }
 
-    fn cancel(&mut self, hash: BlockHash) -> bool {
-        let place = self.places.remove(&hash);
-        place
-            .and_then(|place| self.entries.remove(&place))
+    fn cancel(&mut self, place: (Medium, BlockHash)) -> bool {
+        let number = self.places.remove(&place);
+        number
+            .and_then(|number| self.entries.remove(&number))
             .is_some()
     }
 }
@@ -138,11 +139,15 @@ mod tests {
     }
 
     fn stored(hash: u64) -> BlockChange {
-        BlockChange::Stored(block(hash))
+        BlockChange::Stored(Medium::Memory, block(hash))
     }
 
     fn removed(hash: u64) -> BlockChange {
-        BlockChange::Removed(BlockHash(hash))
+        BlockChange::Removed(Medium::Memory, BlockHash(hash))
+    }
+
+    fn in_memory(hash: u64) -> (Medium, Arc<Block>) {
+        (Medium::Memory, block(hash))
     }
 
     #[test]
@@ -150,14 +155,31 @@ mod tests {
         let feed = BlockFeed::default();
         feed.add(vec![stored(1), stored(2), stored(3), removed(2)]);
         let first = feed.take();
-        assert_eq!(first.stored, [block(1), block(3)]);
+        assert_eq!(first.stored, [in_memory(1), in_memory(3)]);
         assert_eq!(first.removed, []);
         feed.add(vec![removed(3), removed(1)]);
         feed.add(vec![stored(1), stored(4)]);
         let second = feed.take();
-        assert_eq!(second.removed, [BlockHash(3)]);
-        assert_eq!(second.stored, [block(4)]);
+        assert_eq!(second.removed, [(Medium::Memory, BlockHash(3))]);
+        assert_eq!(second.stored, [in_memory(4)]);
         assert_eq!(feed.take(), NetChange::default());
+    }
+
+    #[test]
+    fn a_block_comes_to_each_medium_and_leaves_it_by_itself() {
+        let feed = BlockFeed::default();
+        let on_disk = |change| match change {
+            BlockChange::Stored(_, block) => BlockChange::Stored(Medium::Disk, block),
+            BlockChange::Removed(_, hash) => BlockChange::Removed(Medium::Disk, hash),
+        };
+        feed.add(vec![stored(1), on_disk(stored(1)), removed(1)]);
+        let change = feed.take();
+        assert_eq!(change.stored, [(Medium::Disk, block(1))]);
+        assert_eq!(change.removed, []);
+        feed.add(vec![stored(1), on_disk(removed(1))]);
+        let change = feed.take();
+        assert_eq!(change.stored, [in_memory(1)]);
+        assert_eq!(change.removed, [(Medium::Disk, BlockHash(1))]);
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! Which groups and resume points are in the folder, and in which segment. Pure; made from headers when a folder is
 //! opened, so there is nothing on disk that could contradict them.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::blocks::StoredBlocks;
 use super::chain::Chain;
 use super::segment::{Header, Kind};
+use crate::prefix::BlockChange;
 
 /// A segment, as far as finding it takes.
 #[derive(Debug)]
@@ -99,6 +102,8 @@ pub(crate) struct Index {
     points: HashMap<Chain, Arc<Segment>>,
     /// Groups and resume points on their way to the folder.
     pending: HashSet<(Kind, Chain)>,
+    /// What others are told of.
+    blocks: Option<StoredBlocks>,
 }
 
 impl Index {
@@ -111,14 +116,44 @@ impl Index {
         self.segments.contains_key(name)
     }
 
-    pub(crate) fn insert(&mut self, segment: Segment) {
+    /// Forgets the segments there are, which are to be found again, and has `blocks` follow all that come and go from
+    /// then on.
+    pub(crate) fn watch(&mut self, blocks: StoredBlocks) {
+        *self = Self {
+            pending: std::mem::take(&mut self.pending),
+            blocks: Some(blocks),
+            ..Self::default()
+        };
+    }
+
+    /// What became of blocks since the last call, in order.
+    pub(crate) fn take_block_changes(&mut self) -> Vec<BlockChange> {
+        let blocks = self.blocks.as_mut();
+        blocks.map(StoredBlocks::take).unwrap_or_default()
+    }
+
+    /// Takes up a segment, whose groups have these `tokens`.
+    pub(crate) fn insert(&mut self, segment: Segment, tokens: &[u32]) {
         let segment = Arc::new(segment);
         let places = match segment.kind {
             Kind::Rows => &mut self.groups,
             Kind::ResumePoint => &mut self.points,
         };
-        for chain in &segment.chains {
-            places.entry(*chain).or_insert_with(|| Arc::clone(&segment));
+        let group_tokens = tokens.len() / segment.chains.len().max(1);
+        let mut before = segment.before;
+        for (at, &chain) in segment.chains.iter().enumerate() {
+            if let Entry::Vacant(place) = places.entry(chain) {
+                place.insert(Arc::clone(&segment));
+                match (&mut self.blocks, segment.kind) {
+                    (None, _) => {}
+                    (Some(blocks), Kind::ResumePoint) => blocks.insert_point(chain),
+                    (Some(blocks), Kind::Rows) => {
+                        let tokens = &tokens[at * group_tokens..][..group_tokens];
+                        blocks.insert_group(before, chain, tokens);
+                    }
+                }
+            }
+            before = chain;
         }
         self.segments.insert(segment.name.clone(), segment);
     }
@@ -138,6 +173,11 @@ impl Index {
                 .is_some_and(|held| Arc::ptr_eq(held, &segment))
             {
                 places.remove(chain);
+                match (&mut self.blocks, segment.kind) {
+                    (None, _) => {}
+                    (Some(blocks), Kind::ResumePoint) => blocks.remove_point(*chain),
+                    (Some(blocks), Kind::Rows) => blocks.remove_group(*chain),
+                }
             }
         }
     }
@@ -265,9 +305,9 @@ mod tests {
     fn groups_are_found_by_all_tokens_before_them_until_their_segment_leaves() {
         let (one, two) = (chains(&[1, 2, 3, 4]), chains(&[1, 2, 3, 5, 6]));
         let mut index = Index::default();
-        index.insert(rows(0, &one[..2]));
-        index.insert(rows(2, &one));
-        index.insert(rows(3, &two));
+        index.insert(rows(0, &one[..2]), &[1, 2]);
+        index.insert(rows(2, &one), &[3, 4]);
+        index.insert(rows(3, &two), &[5, 6]);
         let first = |chain| index.find(Kind::Rows, chain).map(|found| found.first_group);
         assert_eq!(
             one.iter().map(|&chain| first(chain)).collect::<Vec<_>>(),

@@ -16,6 +16,7 @@
 //!   aside, counted, and computed again.
 //! * **F4** Whatever becomes of the folder, only time is lost: an error of it is never one of a request.
 
+mod blocks;
 mod chain;
 mod cipher;
 pub mod faults;
@@ -43,6 +44,7 @@ use std::time::{Duration, Instant, SystemTime};
 use lacuna_pages::device::Aliasing;
 use lacuna_pages::{ByteLength, Pool};
 
+use blocks::StoredBlocks;
 pub(crate) use chain::Chain;
 pub use chain::Fingerprint;
 pub use cipher::{CacheKey, KeyError};
@@ -62,7 +64,7 @@ use verified::Verified;
 use write::{NewSegment, Source};
 
 use crate::cache::KvCache;
-use crate::prefix::{Namespace, Pins};
+use crate::prefix::{BlockChange, Grain, Namespace, Pins};
 use crate::swap::SwapRoom;
 
 /// Where a cache folder is, and how large it may be.
@@ -303,6 +305,19 @@ impl CacheFolder {
             remote: self.shared.tier.as_ref().map(Tier::current),
             ..self.shared.status().clone()
         }
+    }
+
+    /// Takes note of what becomes of the blocks of `namespace`, of those that are there first of all.
+    pub(crate) fn watch(&self, namespace: Namespace, grain: Arc<Grain>) {
+        let blocks = StoredBlocks::new(self.root(namespace), grain);
+        self.shared.index().watch(blocks);
+        // A folder that cannot be listed now is looked at again after the next write.
+        self.shared.look().ok();
+    }
+
+    /// What became of blocks since the last call, in order; nothing unless they are watched.
+    pub(crate) fn take_block_changes(&self) -> Vec<BlockChange> {
+        self.shared.index().take_block_changes()
     }
 
     /// Counts tokens whose rows were read back and taken.
@@ -561,7 +576,7 @@ impl Shared {
                 Ok(header) => {
                     let segment = Segment::of(&header);
                     match segment.name == *name {
-                        true => self.index().insert(segment),
+                        true => self.index().insert(segment, &header.tokens),
                         false => self.drop_damaged(name),
                     }
                 }

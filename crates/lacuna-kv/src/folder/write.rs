@@ -227,7 +227,7 @@ impl Shared {
         if let Some(tier) = &self.tier {
             tier.offer(&segment.name);
         }
-        self.index().insert(segment);
+        self.index().insert(segment, &header.tokens);
         // Those that lead to it are of use for as long as it is.
         self.touch_lineage(new.before, None);
         // What made room for it is gone, and others may have written.
@@ -317,7 +317,7 @@ impl Shared {
             copied?;
             self.status().bytes = ByteLength::new(held + bytes);
         }
-        self.index().insert(segment);
+        self.index().insert(segment, &header.tokens);
         Ok(true)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Routers count in blocks of [`Block::TOKENS`] tokens, whatever a group has. A block is *stored* while a prompt that
 //! begins with everything up to its end is given its rows, if it goes on as something does that is kept: while a group
-//! that it ends in is kept, or, where layers have windows or keep states, a resume point at its end or behind it.
+//! that it ends in is kept, or, where layers have windows or keep states, a resume point at its end or behind it. What is
+//! in memory and what is in a cache folder is told of by itself ([`Medium`]), by the same rules.
 //!
 //! ```text
 //! groups of 24   |        0        |        1        |
@@ -15,6 +16,7 @@
 //! * **B2** A block is stored after the one before it, and removed before that one.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::Hash;
 use std::sync::Arc;
 
 use super::grain::Grain;
@@ -36,16 +38,25 @@ pub struct Block {
     pub tokens: [u32; Self::TOKENS],
 }
 
-/// What became of a block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BlockChange {
-    /// It can be reused from now on.
-    Stored(Arc<Block>),
-    /// It cannot any more.
-    Removed(BlockHash),
+/// Where the rows of a block are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Medium {
+    /// In pages that sequences map.
+    Memory,
+    /// In files, from which they are brought into memory for a prompt that needs them.
+    Disk,
 }
 
-/// What somebody knows of the blocks there are who has followed every change.
+/// What became of a block. Each medium is told of by itself: a block can be in several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BlockChange {
+    /// It can be reused from there from now on.
+    Stored(Medium, Arc<Block>),
+    /// It cannot any more.
+    Removed(Medium, BlockHash),
+}
+
+/// What somebody knows of the blocks of one medium who has followed every change.
 #[derive(Debug, Default)]
 pub struct KnownBlocks(HashMap<BlockHash, Arc<Block>>);
 
@@ -63,6 +74,12 @@ impl KnownBlocks {
     /// Takes note that a block is removed. Returns whether it was known.
     pub fn remove(&mut self, hash: BlockHash) -> bool {
         self.0.remove(&hash).is_some()
+    }
+
+    /// The block of that name, if it is there.
+    #[must_use]
+    pub fn get(&self, hash: BlockHash) -> Option<&Arc<Block>> {
+        self.0.get(&hash)
     }
 
     /// All of them, each after the one before it.
@@ -120,20 +137,20 @@ impl Block {
     }
 }
 
-/// The blocks of one namespace's groups, and what became of them lately.
+/// The blocks of groups in one medium, and what became of them lately. Groups are told apart by `I`.
 #[derive(Debug)]
-pub(super) struct Blocks {
-    namespace: Namespace,
+pub(crate) struct Blocks<I> {
+    medium: Medium,
     grain: Arc<Grain>,
-    groups: HashMap<GroupId, Group>,
+    groups: HashMap<I, Group<I>>,
     /// How many groups of use each stored block ends in.
     holders: HashMap<BlockHash, usize>,
     changes: Vec<BlockChange>,
 }
 
 #[derive(Debug)]
-struct Group {
-    parent: Option<GroupId>,
+struct Group<I> {
+    parent: Option<I>,
     /// Groups up to its end.
     depth: usize,
     /// The blocks that end in it.
@@ -146,11 +163,49 @@ struct Group {
     uses: usize,
 }
 
-impl Blocks {
+/// The blocks of one namespace that are in memory, by what its tree does.
+#[derive(Debug)]
+pub(super) struct BlocksInMemory {
+    pub(super) namespace: Namespace,
+    blocks: Blocks<GroupId>,
+}
+
+impl BlocksInMemory {
     /// Those of `namespace`, of which nothing is kept yet.
     pub(super) fn new(namespace: Namespace, grain: Arc<Grain>) -> Self {
         Self {
             namespace,
+            blocks: Blocks::new(Medium::Memory, grain),
+        }
+    }
+
+    /// What became of blocks since the last call, in order.
+    pub(super) fn take(&mut self) -> Vec<BlockChange> {
+        self.blocks.take()
+    }
+
+    /// Follows what a tree has done.
+    pub(super) fn follow(&mut self, change: Change) {
+        match change {
+            Change::Entered { id, parent, tokens } => match parent {
+                Parent::Root(namespace) if namespace == self.namespace => {
+                    self.blocks.enter(id, None, &tokens);
+                }
+                Parent::Root(_) => {}
+                Parent::Group(parent) => self.blocks.enter(id, Some(parent), &tokens),
+            },
+            Change::Left(id) => self.blocks.leave(id),
+            Change::Resumable(id) => self.blocks.add_use(id),
+            Change::NotResumable(id) => self.blocks.remove_use(id),
+        }
+    }
+}
+
+impl<I: Copy + Eq + Hash> Blocks<I> {
+    /// Those of a medium in which there is nothing yet.
+    pub(crate) fn new(medium: Medium, grain: Arc<Grain>) -> Self {
+        Self {
+            medium,
             grain,
             groups: HashMap::new(),
             holders: HashMap::new(),
@@ -159,38 +214,16 @@ impl Blocks {
     }
 
     /// What became of blocks since the last call, in order.
-    pub(super) fn take(&mut self) -> Vec<BlockChange> {
+    pub(crate) fn take(&mut self) -> Vec<BlockChange> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Follows what a tree has done.
-    pub(super) fn follow(&mut self, change: Change) {
-        // Without windows and states, being kept is use enough.
-        let kept_is_use = !self.grain.has_resume_points();
-        match change {
-            Change::Entered { id, parent, tokens } => {
-                self.enter(id, parent, &tokens);
-                if kept_is_use {
-                    self.add_use(id);
-                }
-            }
-            Change::Left(id) => {
-                if kept_is_use {
-                    self.remove_use(id);
-                }
-                self.groups.remove(&id);
-            }
-            Change::Resumable(id) => self.add_use(id),
-            Change::NotResumable(id) => self.remove_use(id),
-        }
-    }
-
-    /// Takes up a group, unless it is another namespace's.
-    fn enter(&mut self, id: GroupId, parent: Parent, tokens: &[u32]) {
+    /// Takes up a group after the group `parent`, or as a prompt's first; not one that comes after a group which was not
+    /// taken up.
+    pub(crate) fn enter(&mut self, id: I, parent: Option<I>, tokens: &[u32]) {
         let before = match parent {
-            Parent::Root(namespace) if namespace == self.namespace => None,
-            Parent::Root(_) => return,
-            Parent::Group(parent) => match self.groups.get(&parent) {
+            None => None,
+            Some(parent) => match self.groups.get(&parent) {
                 Some(group) => Some((parent, group)),
                 None => return,
             },
@@ -209,7 +242,7 @@ impl Blocks {
             Arc::new(block)
         });
         let group = Group {
-            parent: before.map(|(parent, _)| parent),
+            parent,
             depth,
             blocks: blocks.collect(),
             last,
@@ -217,9 +250,26 @@ impl Blocks {
             uses: 0,
         };
         self.groups.insert(id, group);
+        if self.being_kept_is_use() {
+            self.add_use(id);
+        }
     }
 
-    fn add_use(&mut self, id: GroupId) {
+    /// Lets go of a group that leads to no other and has no resume point.
+    pub(crate) fn leave(&mut self, id: I) {
+        if self.being_kept_is_use() {
+            self.remove_use(id);
+        }
+        self.groups.remove(&id);
+    }
+
+    /// Without windows and states, being kept is use enough.
+    fn being_kept_is_use(&self) -> bool {
+        !self.grain.has_resume_points()
+    }
+
+    /// A group is of use, as one that is kept is or one with a resume point (B1).
+    pub(crate) fn add_use(&mut self, id: I) {
         let (mut next, mut risen) = (Some(id), Vec::new());
         while let Some(group) = next.and_then(|id| self.groups.get_mut(&id)) {
             group.uses += 1;
@@ -233,12 +283,13 @@ impl Blocks {
             let holders = self.holders.entry(block.hash).or_insert(0);
             *holders += 1;
             if *holders == 1 {
-                self.changes.push(BlockChange::Stored(block));
+                self.changes.push(BlockChange::Stored(self.medium, block));
             }
         }
     }
 
-    fn remove_use(&mut self, id: GroupId) {
+    /// It is so once less.
+    pub(crate) fn remove_use(&mut self, id: I) {
         let mut next = Some(id);
         while let Some(group) = next.and_then(|id| self.groups.get_mut(&id)) {
             group.uses -= 1;
@@ -251,7 +302,8 @@ impl Blocks {
                 *holders -= 1;
                 if *holders == 0 {
                     self.holders.remove(&block.hash);
-                    self.changes.push(BlockChange::Removed(block.hash));
+                    let removed = BlockChange::Removed(self.medium, block.hash);
+                    self.changes.push(removed);
                 }
             }
             next = group.parent;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lacuna_pages::{PagePin, PhysicalPage};
 
-use super::blocks::{BlockChange, Blocks};
+use super::blocks::{BlockChange, BlocksInMemory};
 use super::grain::Grain;
 use super::namespace::Namespace;
 use super::pins::Pins;
@@ -31,8 +31,8 @@ pub struct PrefixCache {
     pub(super) aside: HashMap<GroupId, Chain>,
     /// Tokens that end a message.
     message_ends: Vec<u32>,
-    /// What others are told of.
-    blocks: Option<Blocks>,
+    /// What others are told of; the folder keeps account of what it has.
+    pub(super) blocks: Option<BlocksInMemory>,
 }
 
 /// The groups a sequence uses, from its first token on. Goes back with [`PrefixCache::leave`].
@@ -137,19 +137,21 @@ impl PrefixCache {
         }
     }
 
-    /// The same, still empty, and what becomes of the blocks of `namespace` is noted until
+    /// The same, still empty, and what becomes of the blocks of `namespace`, in memory and in the folder, is noted until
     /// [`PrefixCache::take_block_changes`], which somebody has to call after every step: notes add up.
     #[must_use]
     pub fn watched(self, namespace: Namespace) -> Self {
         debug_assert!(self.tree.is_empty(), "from the first group on");
-        Self {
-            blocks: Some(Blocks::new(namespace, Arc::clone(&self.grain))),
+        let watched = Self {
+            blocks: Some(BlocksInMemory::new(namespace, Arc::clone(&self.grain))),
             tree: self.tree.noting_changes(),
             ..self
-        }
+        };
+        watched.watch_folder();
+        watched
     }
 
-    /// What became of blocks since the last call, in order; nothing unless they are watched.
+    /// What became of blocks since the last call, in order for each medium; nothing unless they are watched.
     pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
         let Some(blocks) = &mut self.blocks else {
             return Vec::new();
@@ -157,7 +159,11 @@ impl PrefixCache {
         for change in self.tree.take_changes() {
             blocks.follow(change);
         }
-        blocks.take()
+        let mut changes = blocks.take();
+        if let Some(folder) = &self.folder {
+            changes.extend(folder.take_block_changes());
+        }
+        changes
     }
 
     /// The same, knowing the tokens that end a message: where layers keep states, the ends of the first

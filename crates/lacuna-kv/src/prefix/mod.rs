@@ -29,7 +29,8 @@ mod swapping;
 mod tree;
 
 pub use aside::{Eviction, Moving};
-pub use blocks::{Block, BlockChange, BlockHash, KnownBlocks};
+pub(crate) use blocks::Blocks;
+pub use blocks::{Block, BlockChange, BlockHash, KnownBlocks, Medium};
 pub use cache::{Path, PrefixCache, Start};
 pub use grain::Grain;
 pub use namespace::Namespace;

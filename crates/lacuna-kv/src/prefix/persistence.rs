@@ -1,5 +1,6 @@
 //! What goes to the cache folder, and what comes back from it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cache::{Path, PrefixCache};
@@ -13,7 +14,15 @@ impl PrefixCache {
     #[must_use]
     pub fn with_folder(mut self, folder: CacheFolder) -> Self {
         self.folder = Some(folder);
+        self.watch_folder();
         self
+    }
+
+    /// Has the folder take note of what becomes of blocks, if they are watched.
+    pub(super) fn watch_folder(&self) {
+        if let (Some(folder), Some(blocks)) = (&self.folder, &self.blocks) {
+            folder.watch(blocks.namespace, Arc::clone(&self.grain));
+        }
     }
 
     /// Whether what it holds goes to files, by threads of their own.

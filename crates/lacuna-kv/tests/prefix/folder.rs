@@ -36,7 +36,7 @@ pub(crate) fn config(path: &Path, limit: u64) -> FolderConfig {
 
 impl Bench {
     /// As if another process had started: nothing in memory, and the folder.
-    fn restarted(&self, path: &Path) -> Self {
+    pub(crate) fn restarted(&self, path: &Path) -> Self {
         Self::with(self.geometry.clone(), &self.kv.policy().to_string())
             .with_folder(config(path, 1 << 30), made_by("a"))
     }

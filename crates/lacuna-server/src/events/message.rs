@@ -3,11 +3,16 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lacuna_kv::prefix::{Block, BlockHash};
+use lacuna_kv::prefix::{Block, BlockHash, Medium};
 use serde::Serialize;
 
-/// What routers call the memory that prompts are computed from, whatever it is made of.
-const MEDIUM: &str = "GPU";
+/// What routers call a medium. The memory that prompts are computed from is `GPU` to them, whatever it is made of.
+fn name_of(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Memory => "GPU",
+        Medium::Disk => "DISK",
+    }
+}
 
 /// One event.
 #[derive(Debug, Serialize)]
@@ -31,26 +36,32 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// Events for `blocks`, each of which comes after its parent; one for as many as follow each other.
-    pub(super) fn stored(blocks: &[Arc<Block>]) -> Vec<Self> {
-        let runs = blocks.chunk_by(|one, next| next.parent == Some(one.hash));
-        let event = |run: &[Arc<Block>]| Self::BlockStored {
-            block_hashes: run.iter().map(|block| block.hash.0).collect(),
-            parent_block_hash: run[0].parent.map(|parent| parent.0),
-            token_ids: run.iter().flat_map(|block| block.tokens).collect(),
+    /// Events for `blocks`, each of which comes after its parent; one for as many of a medium as follow each other.
+    pub(super) fn stored(blocks: &[(Medium, Arc<Block>)]) -> Vec<Self> {
+        let follows = |(one_medium, one): &(Medium, Arc<Block>),
+                       (medium, next): &(Medium, Arc<Block>)| {
+            one_medium == medium && next.parent == Some(one.hash)
+        };
+        let event = |run: &[(Medium, Arc<Block>)]| Self::BlockStored {
+            block_hashes: run.iter().map(|(_, block)| block.hash.0).collect(),
+            parent_block_hash: run[0].1.parent.map(|parent| parent.0),
+            token_ids: run.iter().flat_map(|(_, block)| block.tokens).collect(),
             block_size: Block::TOKENS,
             lora_id: None,
-            medium: MEDIUM,
+            medium: name_of(run[0].0),
             lora_name: None,
         };
-        runs.map(event).collect()
+        blocks.chunk_by(follows).map(event).collect()
     }
 
-    pub(super) fn removed(hashes: &[BlockHash]) -> Self {
-        Self::BlockRemoved {
-            block_hashes: hashes.iter().map(|hash| hash.0).collect(),
-            medium: MEDIUM,
-        }
+    /// Events for blocks that are removed, one for as many of a medium as stand together.
+    pub(super) fn removed(blocks: &[(Medium, BlockHash)]) -> Vec<Self> {
+        let event = |run: &[(Medium, BlockHash)]| Self::BlockRemoved {
+            block_hashes: run.iter().map(|(_, hash)| hash.0).collect(),
+            medium: name_of(run[0].0),
+        };
+        let runs = blocks.chunk_by(|(one, _), (next, _)| one == next);
+        runs.map(event).collect()
     }
 }
 

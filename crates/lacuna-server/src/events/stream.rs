@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use lacuna_engine::NetChange;
-use lacuna_kv::prefix::KnownBlocks;
+use lacuna_kv::prefix::{Block, KnownBlocks, Medium};
 
 use super::message::{self, Event};
 
@@ -17,7 +17,8 @@ const KEPT_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Events {
     next: u64,
-    known: KnownBlocks,
+    memory: KnownBlocks,
+    disk: KnownBlocks,
     kept: VecDeque<Batch>,
     kept_bytes: usize,
     most_kept_bytes: usize,
@@ -34,7 +35,8 @@ impl Default for Events {
     fn default() -> Self {
         Self {
             next: 0,
-            known: KnownBlocks::default(),
+            memory: KnownBlocks::default(),
+            disk: KnownBlocks::default(),
             kept: VecDeque::new(),
             kept_bytes: 0,
             most_kept_bytes: KEPT_BYTES,
@@ -45,24 +47,30 @@ impl Default for Events {
 impl Events {
     /// The batches that tell of a change.
     pub(super) fn follow(&mut self, change: NetChange) -> Vec<Batch> {
-        for hash in &change.removed {
-            let known = self.known.remove(*hash);
+        for &(medium, hash) in &change.removed {
+            let known = self.known(medium).remove(hash);
             debug_assert!(known, "what is removed was stored");
         }
-        for block in &change.stored {
-            let follows = self.known.store(block);
+        let mut stored = self.still_held(&change);
+        for (medium, block) in &change.stored {
+            let follows = self.known(*medium).store(block);
             debug_assert!(follows, "a parent comes first");
         }
-        let removed = change.removed.chunks(BATCH_BLOCKS);
-        let removed = removed.map(|hashes| vec![Event::removed(hashes)]);
-        let stored = change.stored.chunks(BATCH_BLOCKS).map(Event::stored);
+        stored.extend(change.stored);
+        let removed = change.removed.chunks(BATCH_BLOCKS).map(Event::removed);
+        let stored = stored.chunks(BATCH_BLOCKS).map(Event::stored);
         let batches: Vec<Vec<Event>> = removed.chain(stored).collect();
         batches.iter().map(|events| self.add(events)).collect()
     }
 
     /// The batches that tell everything, to whoever may know anything: nothing is held, and then what is.
     pub(super) fn tell_all(&mut self) -> Vec<Batch> {
-        let blocks = self.known.in_order();
+        let of = |medium, known: &KnownBlocks| {
+            let blocks = known.in_order().into_iter();
+            blocks.map(move |block| (medium, block))
+        };
+        let memory = of(Medium::Memory, &self.memory);
+        let blocks: Vec<_> = memory.chain(of(Medium::Disk, &self.disk)).collect();
         let mut batches = vec![vec![Event::AllBlocksCleared {}]];
         for (index, blocks) in blocks.chunks(BATCH_BLOCKS).enumerate() {
             match index {
@@ -79,6 +87,27 @@ impl Events {
         let first = self.kept.front().map_or(self.next, |batch| batch.number);
         let batches = self.kept.iter().filter(|batch| batch.number >= start);
         (start >= first).then(|| batches.cloned().collect())
+    }
+
+    fn known(&mut self, medium: Medium) -> &mut KnownBlocks {
+        match medium {
+            Medium::Memory => &mut self.memory,
+            Medium::Disk => &mut self.disk,
+        }
+    }
+
+    /// What left one medium and is in the other, each after its parent. It is told of once more: to a router that does
+    /// not tell media apart a block that was removed is gone, and to one that does this is no news.
+    fn still_held(&self, change: &NetChange) -> Vec<(Medium, Arc<Block>)> {
+        let removed = change.removed.iter().rev();
+        let other = removed.filter_map(|&(medium, hash)| {
+            let (other, known) = match medium {
+                Medium::Memory => (Medium::Disk, &self.disk),
+                Medium::Disk => (Medium::Memory, &self.memory),
+            };
+            known.get(hash).map(|block| (other, Arc::clone(block)))
+        });
+        other.collect()
     }
 
     fn add(&mut self, events: &[Event]) -> Batch {
@@ -99,7 +128,7 @@ impl Events {
 
 #[cfg(test)]
 mod tests {
-    use lacuna_kv::prefix::{Block, BlockHash};
+    use lacuna_kv::prefix::BlockHash;
     use serde_json::{Value, json};
 
     use super::*;
@@ -116,9 +145,25 @@ mod tests {
         let blocks = blocks.into_iter();
         NetChange {
             stored: blocks
-                .map(|(number, parent)| block(number, parent))
+                .map(|(number, parent)| (Medium::Memory, block(number, parent)))
                 .collect(),
             removed: Vec::new(),
+        }
+    }
+
+    fn removed(hashes: impl IntoIterator<Item = u64>) -> Vec<(Medium, BlockHash)> {
+        let hashes = hashes.into_iter();
+        hashes
+            .map(|hash| (Medium::Memory, BlockHash(hash)))
+            .collect()
+    }
+
+    /// The same on disk.
+    fn on_disk(change: NetChange) -> NetChange {
+        let (stored, removed) = (change.stored.into_iter(), change.removed.into_iter());
+        NetChange {
+            stored: stored.map(|(_, block)| (Medium::Disk, block)).collect(),
+            removed: removed.map(|(_, hash)| (Medium::Disk, hash)).collect(),
         }
     }
 
@@ -154,13 +199,14 @@ mod tests {
         ];
         assert_eq!(events(&first[0]), expected);
         let change = NetChange {
-            removed: vec![BlockHash(9), BlockHash(2)],
+            removed: removed([9, 2]),
             ..stored([(3, Some(1))])
         };
         let second = events_of.follow(change);
         assert_eq!(numbers(&second), [1, 2]);
-        let removed = json!({"type": "BlockRemoved", "block_hashes": [9, 2], "medium": "GPU"});
-        assert_eq!(events(&second[0]), [removed]);
+        let event_of_removal =
+            json!({"type": "BlockRemoved", "block_hashes": [9, 2], "medium": "GPU"});
+        assert_eq!(events(&second[0]), [event_of_removal]);
         assert_eq!(events(&second[1]), [event(&[3], Some(1), tokens(3))]);
         assert_eq!(events_of.follow(NetChange::default()), []);
         let all = events_of.tell_all();
@@ -168,6 +214,62 @@ mod tests {
         let cleared = json!({"type": "AllBlocksCleared"});
         let rest = event(&[1, 3], None, [tokens(1), tokens(3)].concat());
         assert_eq!(events(&all[0]), [cleared, rest]);
+    }
+
+    /// What is removed from one medium and is still in the other, and in what order a router that does not tell them apart
+    /// gets to hear of it: it ends up with what is held.
+    #[test]
+    fn what_leaves_memory_and_is_on_disk_is_told_of_once_more() {
+        let mut events_of = Events::default();
+        let chain = || stored([(1, None), (2, Some(1)), (3, Some(2))]);
+        let on_media = |batches: &[Batch]| -> Vec<(String, String, Vec<u64>)> {
+            let all = batches.iter().flat_map(events);
+            let of = |event: Value| {
+                let text = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
+                let hashes = serde_json::from_value(event["block_hashes"].clone());
+                (text("type"), text("medium"), hashes.unwrap_or_default())
+            };
+            all.map(of).collect()
+        };
+        let event = |kind: &str, medium: &str, hashes: &[u64]| {
+            (kind.to_owned(), medium.to_owned(), hashes.to_vec())
+        };
+        events_of.follow(chain());
+        let written = events_of.follow(on_disk(stored([(1, None), (2, Some(1))])));
+        assert_eq!(on_media(&written), [event("BlockStored", "DISK", &[1, 2])]);
+        let evicted = events_of.follow(NetChange {
+            removed: removed([3, 2, 1]),
+            ..NetChange::default()
+        });
+        assert_eq!(
+            on_media(&evicted),
+            [
+                event("BlockRemoved", "GPU", &[3, 2, 1]),
+                event("BlockStored", "DISK", &[1, 2]),
+            ]
+        );
+        let restored = events_of.follow(stored([(1, None)]));
+        assert_eq!(on_media(&restored), [event("BlockStored", "GPU", &[1])]);
+        let cleared = events_of.follow(on_disk(NetChange {
+            removed: removed([2, 1]),
+            ..NetChange::default()
+        }));
+        assert_eq!(
+            on_media(&cleared),
+            [
+                event("BlockRemoved", "DISK", &[2, 1]),
+                event("BlockStored", "GPU", &[1]),
+            ]
+        );
+        events_of.follow(on_disk(chain()));
+        assert_eq!(
+            on_media(&events_of.tell_all()),
+            [
+                event("AllBlocksCleared", "", &[]),
+                event("BlockStored", "GPU", &[1]),
+                event("BlockStored", "DISK", &[1, 2, 3]),
+            ]
+        );
     }
 
     #[test]
@@ -199,11 +301,11 @@ mod tests {
         let all = events_of.tell_all();
         assert_eq!(numbers(&all), [4, 5, 6, 7]);
         assert!(all.iter().all(|batch| batch.payload.len() < 1 << 16));
-        let removed = NetChange {
-            removed: (0..1000).rev().map(BlockHash).collect(),
+        let all_removed = NetChange {
+            removed: removed((0..1000).rev()),
             ..NetChange::default()
         };
-        assert_eq!(events_of.follow(removed).len(), 4);
+        assert_eq!(events_of.follow(all_removed).len(), 4);
         assert_eq!(events(&events_of.tell_all()[0]).len(), 1, "nothing is held");
     }
 }

@@ -2,20 +2,36 @@
 
 use std::collections::BTreeSet;
 
-use lacuna_kv::prefix::{Block, BlockChange, KnownBlocks, Namespace, PrefixCache};
+use lacuna_kv::prefix::{Block, BlockChange, KnownBlocks, Medium, Namespace, PrefixCache};
 
 use crate::block_feed::{BlockFeed, NetChange};
 
 /// What two listeners know: one who is told of everything, and one who asks now and then what has changed.
 #[derive(Default)]
 pub(super) struct Listeners {
-    attentive: KnownBlocks,
-    casual: KnownBlocks,
+    attentive: Known,
+    casual: Known,
     feed: BlockFeed,
     steps: u64,
     /// Blocks they were told of.
     pub(super) stored: u64,
     pub(super) removed: u64,
+}
+
+/// What is in memory, and what is in files.
+#[derive(Default)]
+struct Known {
+    memory: KnownBlocks,
+    disk: KnownBlocks,
+}
+
+impl Known {
+    fn of(&mut self, medium: Medium) -> &mut KnownBlocks {
+        match medium {
+            Medium::Memory => &mut self.memory,
+            Medium::Disk => &mut self.disk,
+        }
+    }
 }
 
 impl Listeners {
@@ -27,29 +43,35 @@ impl Listeners {
         let changes = prefix.take_block_changes();
         for change in &changes {
             match change {
-                BlockChange::Stored(block) => {
-                    self.stored += 1;
-                    assert!(self.attentive.store(block), "news, after its parent");
+                BlockChange::Stored(medium, block) => {
+                    self.stored += u64::from(*medium == Medium::Memory);
+                    let known = self.attentive.of(*medium);
+                    assert!(known.store(block), "news, after its parent");
                 }
-                BlockChange::Removed(hash) => {
-                    self.removed += 1;
-                    assert!(self.attentive.remove(*hash), "it was stored");
+                BlockChange::Removed(medium, hash) => {
+                    self.removed += u64::from(*medium == Medium::Memory);
+                    assert!(self.attentive.of(*medium).remove(*hash), "it was stored");
                 }
             }
         }
         self.feed.add(changes);
         self.steps += 1;
         let reusable = reusable(prefix);
-        assert_eq!(self.attentive.prefixes(), reusable, "every change was told");
+        let known = &self.attentive;
+        assert_eq!(known.memory.prefixes(), reusable, "every change was told");
         if self.steps.is_multiple_of(Self::INTERVAL) {
             let NetChange { removed, stored } = self.feed.take();
-            assert!(removed.iter().all(|hash| self.casual.remove(*hash)));
-            assert!(stored.iter().all(|block| self.casual.store(block)));
-            assert_eq!(
-                self.casual.prefixes(),
-                reusable,
-                "every difference was told"
-            );
+            for (medium, hash) in removed {
+                assert!(self.casual.of(medium).remove(hash));
+            }
+            for (medium, block) in stored {
+                assert!(self.casual.of(medium).store(&block));
+            }
+            for medium in [Medium::Memory, Medium::Disk] {
+                let prefixes = self.attentive.of(medium).prefixes();
+                let known = self.casual.of(medium).prefixes();
+                assert_eq!(known, prefixes, "every difference was told");
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ fn blocks_are_told_of_once_when_that_is_asked_for() {
     scheduler.step();
     scheduler.tell_of_blocks();
     let told = feed.take().stored;
-    let tokens: Vec<u32> = told.iter().flat_map(|block| block.tokens).collect();
+    let tokens: Vec<u32> = told.iter().flat_map(|(_, block)| block.tokens).collect();
     assert_eq!(tokens, prompt(0, 32));
     scheduler.tell_of_blocks();
     assert!(feed.take().stored.is_empty(), "no block is told of twice");
