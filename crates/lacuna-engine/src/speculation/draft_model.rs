@@ -46,7 +46,7 @@ pub enum DraftError {
     Pooled,
     /// Layers keep states, which cannot go back from wrong guesses.
     #[error(
-        "the {which} keeps states, which cannot be taken back to the last right guess; leave out --draft-model, or use models that keep rows alone"
+        "the {which} keeps states, which cannot be taken back to the last right guess; leave out the draft model, or use models that keep rows alone"
     )]
     States {
         /// Which of the two models it is.

@@ -308,11 +308,11 @@ fn an_image_that_is_elsewhere_has_limits() {
     for (url, says) in [
         (
             "https://example.com/cat.png".to_owned(),
-            "--allow-image-host",
+            "have that host allowed",
         ),
         (
             "http://127.0.0.1:1/cat.png".to_owned(),
-            "--allow-image-host",
+            "have that host allowed",
         ),
         // Named, but of this machine: its address has to be.
         (by_name, "leads to this machine"),
