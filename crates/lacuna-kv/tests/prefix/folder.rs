@@ -1,6 +1,7 @@
 //! What a process leaves in a cache folder, the next starts from: the same rows, windows and states, or none at all.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{TryRecvError, channel};
@@ -408,11 +409,51 @@ fn whatever_byte_of_a_segment_differs_it_is_missed() {
     flips(&first_bench(), LONG, |at| if at < 20 { 7 } else { 130_003 });
 }
 
+/// The same of a hundred segments, and of every byte, as far as that they are no segments any more: what makes of it is above.
 #[test]
-#[ignore = "needs minutes: every byte of every segment of all geometries"]
-fn every_byte_of_every_segment_counts() {
-    for bench in benches() {
-        flips(&bench, 200, |_| 1);
+#[ignore = "needs minutes: every byte of a hundred segments"]
+fn every_byte_of_a_hundred_segments_counts() {
+    let all: Vec<Bench> = benches().collect();
+    let (mut segments_seen, mut bytes_seen) = (0, 0);
+    for (seed, bench) in (0..).zip(all.iter().cycle()) {
+        let root = root();
+        let mut first = bench.restarted(root.path());
+        first.turn(&tokens(seed, 40));
+        first.settle();
+        drop(first);
+        let problem = || {
+            let mut problems = Vec::new();
+            let each = |found: folder::Found| problems.push(found.problem);
+            folder::verify(root.path(), None, each).expect("a folder");
+            assert_eq!(problems.len(), 1, "a segment at a time");
+            problems.remove(0)
+        };
+        let aside = tempfile::tempdir().expect("a folder");
+        let paths = segments(root.path());
+        let away = |path: &PathBuf| aside.path().join(path.file_name().expect("a name"));
+        for path in &paths {
+            fs::copy(path, away(path)).expect("a copy");
+            fs::remove_file(path).expect("it was there");
+        }
+        for path in &paths {
+            fs::copy(away(path), path).expect("a copy");
+            assert_eq!(problem(), None);
+            let file = fs::File::options().read(true).write(true).open(path);
+            let (file, bytes) = (file.expect("a file"), fs::read(path).expect("a file"));
+            for (at, byte) in bytes.iter().enumerate() {
+                let flipped = byte ^ (1 << (at % 8));
+                file.write_all_at(&[flipped], at as u64).expect("written");
+                assert!(problem().is_some(), "at {at} of {path:?}");
+                file.write_all_at(&[*byte], at as u64).expect("written");
+            }
+            assert_eq!(problem(), None);
+            fs::remove_file(path).expect("it was there");
+            (segments_seen, bytes_seen) = (segments_seen + 1, bytes_seen + bytes.len());
+            if segments_seen == 100 {
+                println!("{bytes_seen} bytes of {segments_seen} segments");
+                return;
+            }
+        }
     }
 }
 
