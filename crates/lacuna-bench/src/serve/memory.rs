@@ -83,7 +83,8 @@ impl Seen {
     }
 }
 
-/// Reads the server's accounts until told to end; nothing where there are none.
+/// Reads the server's accounts until told to end, and once more then, since all may be over before the second time;
+/// nothing where there are none.
 pub(super) fn watch(
     client: &Client,
     shared_tokens: usize,
@@ -91,7 +92,8 @@ pub(super) fn watch(
     running: &AtomicBool,
 ) -> Seen {
     let (mut seen, mut answered) = (Seen::default(), false);
-    while running.load(Ordering::Relaxed) {
+    loop {
+        let is_over = !running.load(Ordering::Relaxed);
         match client.get("/memory") {
             Ok(map) => {
                 seen.note(&map, shared_tokens, own.and_then(Kernel::now));
@@ -100,11 +102,13 @@ pub(super) fn watch(
             // Later ones are left out: the server is at work.
             Err(_) if answered => {}
             // It has no such map.
-            Err(_) => break,
+            Err(_) => return seen,
+        }
+        if is_over {
+            return seen;
         }
         thread::sleep(PERIOD);
     }
-    seen
 }
 
 impl Kernel {

@@ -227,3 +227,15 @@ impl Running {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::kept;
+
+    #[test]
+    fn what_is_kept_of_guesses_is_what_is_computed_of_them() {
+        let likely = [vec![0.5, 0.25, 0.125], vec![0.75], vec![], vec![0.5]];
+        assert_eq!(kept(&likely, &[2, 0, 0, 1]), (2, 1.25));
+        assert_eq!(kept(&likely, &[0; 4]), (0, 0.0));
+    }
+}
