@@ -779,6 +779,16 @@ impl Engine {
         Ok(Pass { logits, tokenizer })
     }
 
+    /// Whether activations of earlier passes are still in memory.
+    pub(crate) fn holds_activations(&self) -> bool {
+        self.scratch.is_used()
+    }
+
+    /// Gives the memory of activations back to the system, until the next pass.
+    pub(crate) fn give_back_activations(&mut self) {
+        self.scratch.give_back();
+    }
+
     /// The largest batch one pass takes.
     pub(crate) fn batch_limits(&self) -> BatchLimits {
         self.scratch.limits()

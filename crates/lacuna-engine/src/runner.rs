@@ -81,6 +81,14 @@ pub(crate) trait ModelRunner: Send {
         true
     }
 
+    /// Whether activations of earlier passes are still in memory.
+    fn holds_activations(&self) -> bool {
+        false
+    }
+
+    /// Gives the memory of activations back to the system, until the next pass.
+    fn give_back_activations(&mut self) {}
+
     /// Brings weights back to memory that take up to `bytes`. Returns the memory that weights take then.
     fn restore_weights(&mut self, bytes: u64) -> u64 {
         let _ = bytes;
@@ -164,6 +172,14 @@ impl ModelRunner for Engine {
 
     fn has_all_weights(&self) -> bool {
         Self::has_all_weights(self)
+    }
+
+    fn holds_activations(&self) -> bool {
+        Self::holds_activations(self)
+    }
+
+    fn give_back_activations(&mut self) {
+        Self::give_back_activations(self);
     }
 
     fn restore_weights(&mut self, bytes: u64) -> u64 {

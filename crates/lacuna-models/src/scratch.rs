@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
+use memmap2::MmapMut;
 
 use crate::plan::{ALIGNMENT, ArenaPlan};
 use crate::program::{Program, Slot};
@@ -41,11 +41,6 @@ pub struct OutOfMemory {
     pub bytes: usize,
 }
 
-/// One cache line; gives the arena its alignment.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; ALIGNMENT]);
-
 /// Whether a forward pass looks for values that are infinite or no numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FiniteCheck {
@@ -56,13 +51,23 @@ pub enum FiniteCheck {
     EachLayer,
 }
 
+/// An arena of zeros, of which no page is resident yet. A mapping of its own and not the allocator's: that may keep
+/// what is freed.
+fn allocate(bytes: usize) -> Result<MmapMut, OutOfMemory> {
+    // Pages are aligned more than slots are.
+    const { assert!(ALIGNMENT <= 4096) };
+    MmapMut::map_anon(bytes).map_err(|_| OutOfMemory { bytes })
+}
+
 /// Arena of activation buffers for batches up to its [`BatchLimits`].
 #[derive(Debug)]
 pub struct Scratch {
     plan: ArenaPlan,
     check: FiniteCheck,
     trace: Option<TraceWriter>,
-    arena: Vec<Line>,
+    arena: MmapMut,
+    /// Whether a pass has used it since it was allocated.
+    used: bool,
 }
 
 impl Scratch {
@@ -76,15 +81,30 @@ impl Scratch {
     /// In debug builds, when the plan is not one for `program`.
     pub fn new(program: &Program, plan: ArenaPlan) -> Result<Self, OutOfMemory> {
         debug_assert_eq!(plan.verify(program), Ok(()), "the plan holds");
-        let bytes = plan.bytes();
-        let arena = bytemuck::allocation::try_zeroed_vec(bytes / ALIGNMENT);
-        let arena = arena.map_err(|()| OutOfMemory { bytes })?;
+        let arena = allocate(plan.bytes())?;
         Ok(Self {
             plan,
             check: FiniteCheck::Off,
             trace: None,
             arena,
+            used: false,
         })
+    }
+
+    /// Whether pages of the arena may be resident.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.used
+    }
+
+    /// Gives the arena's pages back to the system, as far as that has address space for another arena; the next
+    /// passes take pages again as they use them. No pass needs what an earlier one left there.
+    pub fn give_back(&mut self) {
+        // The new one before the old one goes: there is always one, and nothing that can fail is left for later.
+        if let Ok(arena) = allocate(self.plan.bytes()) {
+            self.arena = arena;
+            self.used = false;
+        }
     }
 
     /// The same, with passes that look for values that are not finite, or do not.
@@ -149,8 +169,8 @@ impl Scratch {
     }
 
     fn ranges<const N: usize>(&mut self, ranges: [Range<usize>; N]) -> [&mut [u8]; N] {
-        let arena: &mut [u8] = bytemuck::cast_slice_mut(&mut self.arena);
-        arena
+        self.used = true;
+        self.arena
             .get_disjoint_mut(ranges)
             .expect("slots that are used together are disjoint in a verified plan")
     }

@@ -84,6 +84,8 @@ pub(crate) struct Scheduler {
     /// Since when nothing could be computed although nothing else was in the way.
     starved: Option<Instant>,
     tended: Option<Instant>,
+    /// When the last pass ended.
+    passed: Option<Instant>,
     /// Since when KV pages could do with so much less that weights are to have it back.
     spare_since: Option<Instant>,
     system: Box<dyn System>,
@@ -189,6 +191,7 @@ impl Scheduler {
             prompt_rate: Rate::over(Self::PROMPT_WINDOW),
             starved: None,
             tended: None,
+            passed: None,
             spare_since: None,
             system,
             request_memory,
@@ -256,11 +259,25 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Whether time may change something: end what the prefix cache holds, or move weights, which follow what memory the
-    /// system has also while nobody asks for anything.
+    /// Whether time may change something: end what the prefix cache holds, move weights, which follow what memory the
+    /// system has also while nobody asks for anything, or end the memory of activations.
     pub(crate) fn needs_tending(&self) -> bool {
         let weights_move = self.engine.weights_to_spare() > 0 || !self.engine.has_all_weights();
-        !self.prefix.tree().is_empty() || weights_move
+        !self.prefix.tree().is_empty() || weights_move || self.holds_activations()
+    }
+
+    /// Whether activations of earlier passes are still in memory, the draft model's among them.
+    fn holds_activations(&self) -> bool {
+        let of_draft = self.drafter.as_ref().map(Drafter::runner);
+        self.engine.holds_activations() || of_draft.is_some_and(ModelRunner::holds_activations)
+    }
+
+    /// Gives the memory of activations back to the system.
+    fn give_back_activations(&mut self) {
+        self.engine.give_back_activations();
+        if let Some(drafter) = &mut self.drafter {
+            drafter.runner_mut().give_back_activations();
+        }
     }
 
     /// Tells those who are to know what has become of blocks since the last call.
@@ -422,7 +439,9 @@ impl Scheduler {
             mut logits,
             tokenizer,
         } = self.engine.forward(&mut segments)?;
-        let time = self.system.now().duration_since(begun);
+        let ended = self.system.now();
+        let time = ended.duration_since(begun);
+        self.passed = Some(ended);
         if prompts {
             self.prompt_rate.observe(tokens as f64, time);
         }

@@ -26,13 +26,18 @@ impl Scheduler {
     /// run on a machine with too much to do.
     pub(super) const PAGES_ON_THEIR_WAY: Duration = Duration::from_secs(1);
 
+    /// How long after a pass activations stay in memory when there is nothing to compute: longer than people and
+    /// programs pause between two requests of one task, since taking some 20 MB again costs the next prompt about two
+    /// milliseconds.
+    pub(super) const REST: Duration = Duration::from_secs(1);
+
     /// Bytes of pages that a session or the cache holds.
     pub(super) fn owned_bytes(&self) -> u64 {
         let ledger = self.engine.kv_cache().ledger();
         ledger.committed.saturating_sub(ledger.idle).get()
     }
 
-    /// Follows the system's memory and the cache's time to live.
+    /// Follows the system's memory and the cache's time to live; gives back what only passes need when there are none.
     pub(super) fn tend(&mut self, now: Instant) {
         let due = |last: Instant| now.duration_since(last) >= TEND_INTERVAL;
         if !self.tended.is_none_or(due) {
@@ -53,6 +58,10 @@ impl Scheduler {
         while self.owned_bytes() > self.kv_limit && self.give_up_one() {}
         let bytes = self.restorable();
         self.arbiter().restore(bytes, now);
+        let rested = |last: Instant| now.duration_since(last) >= Self::REST;
+        if self.is_idle() && self.passed.is_none_or(rested) && self.holds_activations() {
+            self.give_back_activations();
+        }
     }
 
     /// The parts of the budget that change places.

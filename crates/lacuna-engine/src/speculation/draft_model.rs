@@ -303,6 +303,14 @@ impl ModelRunner for Runner {
         Ok(Pass { logits, tokenizer })
     }
 
+    fn holds_activations(&self) -> bool {
+        self.scratch.is_used()
+    }
+
+    fn give_back_activations(&mut self) {
+        self.scratch.give_back();
+    }
+
     fn batch_limits(&self) -> BatchLimits {
         self.scratch.limits()
     }

@@ -206,6 +206,16 @@ impl Drafter {
         self.most
     }
 
+    /// What runs it.
+    pub(crate) fn runner(&self) -> &dyn ModelRunner {
+        &*self.runner
+    }
+
+    /// What runs it.
+    pub(crate) fn runner_mut(&mut self) -> &mut dyn ModelRunner {
+        &mut *self.runner
+    }
+
     /// All drafts that there are.
     pub(crate) fn drafts(&self) -> impl Iterator<Item = Draft> {
         self.drafts.iter().filter_map(Weak::upgrade).map(Draft)

@@ -112,6 +112,32 @@ fn times_and_totals_are_those_of_what_has_happened() {
 }
 
 #[test]
+fn activations_stay_for_a_while_after_the_last_request_and_then_go() {
+    let (mut scheduler, system) = on_a_fake_system();
+    let held = |scheduler: &Scheduler| scheduler.engine.holds_activations();
+    let mut said = Vec::new();
+    for _ in 0..2 {
+        let stream = enqueue(&mut scheduler, endless(prompt(0, 100), 5));
+        while !scheduler.is_idle() {
+            system.pass(Scheduler::REST);
+            scheduler.step();
+            assert!(held(&scheduler), "a request is under way");
+        }
+        said.push(tokens(stream));
+        system.pass(Scheduler::REST / 2);
+        scheduler.step();
+        assert!(held(&scheduler), "another may follow");
+        assert!(scheduler.needs_tending());
+        system.pass(Scheduler::REST / 2);
+        scheduler.step();
+        assert!(!held(&scheduler));
+        while scheduler.evict() {}
+        assert!(!scheduler.needs_tending());
+    }
+    assert_eq!(said[0], said[1]);
+}
+
+#[test]
 fn a_limit_of_no_tokens_counts_no_token() {
     let mut scheduler = with_context(2048);
     let _stream = enqueue(&mut scheduler, after(prompt(0, 20), 0));
