@@ -1,22 +1,27 @@
 //! What a process leaves in a cache folder, the next starts from: the same rows, windows and states, or none at all.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{TryRecvError, channel};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use lacuna_kernels::ElementType;
 use lacuna_kv::folder::faults::{DiskFaults, Trouble};
 use lacuna_kv::folder::{
     self, CacheFolder, CacheKey, Fingerprint, FolderConfig, FolderError, FolderStatus, Restored,
     SessionId,
 };
 use lacuna_kv::prefix::{Namespace, PrefixCache};
+use lacuna_kv::{Geometry, Keep, KvElements, LayerCache};
 use lacuna_pages::{ByteLength, guard};
 use tempfile::TempDir;
 
 use crate::pages::{Bench, Held, tokens};
+use crate::resume::{rows, window};
 
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 /// Tokens whose rows are so many bytes that they are mapped from their file: more than a mebibyte.
@@ -107,7 +112,7 @@ pub(crate) fn within_a_minute<T>(mut ask: impl FnMut() -> Option<T>) -> T {
             Some(answer) => return answer,
             None => assert!(Instant::now() < until, "an answer within a minute"),
         }
-        std::thread::sleep(Duration::from_micros(200));
+        thread::sleep(Duration::from_micros(200));
     }
 }
 
@@ -333,7 +338,7 @@ fn nothing_is_taken_that_other_settings_computed_and_it_is_said_which_differ() {
         bench.with_folder(config(root.path(), 1 << 30), made_by(weights))
     };
     let with = |policy| Bench::with(bench.geometry.clone(), policy);
-    let wider = lacuna_kv::KvElements::both(lacuna_kernels::ElementType::F32);
+    let wider = KvElements::both(ElementType::F32);
     let wider = Bench::with(bench.geometry.with_elements(wider), "sparse");
     for (mut other, differs) in [
         (open(with("sparse"), "b"), "weights"),
@@ -350,33 +355,45 @@ fn nothing_is_taken_that_other_settings_computed_and_it_is_said_which_differ() {
     }
 }
 
-/// Flips a bit of every `step`th byte of every segment in turn. Whatever it is, the prompt is computed as if there were
-/// no folder, or from the segments before.
-fn flips(bench: &Bench, prompt: usize, step: impl Fn(usize) -> usize) {
-    let root = root();
-    let mut first = bench.restarted(root.path());
-    let mut next = first.turn(&tokens(0, prompt));
-    next.extend(tokens(2, 60));
-    first.settle();
-    drop(first);
-    let paths = segments(root.path()).into_iter();
-    let all: Vec<(PathBuf, Vec<u8>)> = paths
-        .map(|path| {
+/// What a process leaves of a turn, and the next turn's tokens.
+struct Left {
+    root: TempDir,
+    next: Vec<u32>,
+    /// Each file as it was written.
+    segments: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl Left {
+    /// By what computes `next`'s beginning.
+    fn by(bench: &Bench, compute: impl FnOnce(&mut Bench) -> Vec<u32>) -> Self {
+        let root = root();
+        let mut first = bench.restarted(root.path());
+        let next = compute(&mut first);
+        first.settle();
+        drop(first);
+        let read = |path: PathBuf| {
             let bytes = fs::read(&path).expect("a segment");
             (path, bytes)
-        })
-        .collect();
-    for (path, whole) in &all {
+        };
+        let segments = segments(root.path()).into_iter().map(read).collect();
+        Self {
+            root,
+            next,
+            segments,
+        }
+    }
+
+    /// Flips a bit of every `step`th byte of a segment in turn. Whatever it is, the next turn is computed as if there
+    /// were no folder, or from the segments before.
+    fn flip(&self, bench: &Bench, segment: usize, step: impl Fn(usize) -> usize) {
+        let (path, whole) = &self.segments[segment];
         let mut at = 0;
         while at < whole.len() {
-            for (path, whole) in &all {
-                fs::write(path, whole).expect("a file");
-            }
             let mut damaged = whole.clone();
             damaged[at] ^= 1 << (at % 8);
             fs::write(path, &damaged).expect("a file");
-            let mut second = bench.restarted(root.path());
-            second.restore(&next);
+            let mut second = bench.restarted(self.root.path());
+            second.restore(&self.next);
             let found = second.folder().damaged;
             // Of a segment that is not read, such as an earlier resume point, the header is.
             let is_read = at < 4096 || !second.cache.grain().has_resume_points();
@@ -385,16 +402,37 @@ fn flips(bench: &Bench, prompt: usize, step: impl Fn(usize) -> usize) {
                 false if is_read => assert_eq!(found, 1, "at {at} of {path:?}"),
                 false => assert!(found <= 1, "at {at}"),
             }
-            let mut held = second.start(&next);
+            let mut held = second.start(&self.next);
             // States that were taken are asserted as the rest is computed.
             second.compute(&mut held, 64);
             second.assert_rows(&held);
             drop(second);
-            segments(root.path()).iter().for_each(|path| {
-                fs::remove_file(path).expect("a file");
-            });
+            self.tidy();
             at += step(at);
         }
+    }
+
+    /// Makes the folder what it was: without what was written or put aside since, and each file whole.
+    fn tidy(&self) {
+        let folder = segments_folder(self.root.path());
+        for entry in fs::read_dir(folder).expect("a folder").flatten() {
+            fs::remove_file(entry.path()).expect("a file");
+        }
+        for (path, whole) in &self.segments {
+            fs::write(path, whole).expect("a file");
+        }
+    }
+}
+
+/// Flips a bit of every `step`th byte of every segment that a turn of so many tokens leaves.
+fn flips(bench: &Bench, prompt: usize, step: impl Fn(usize) -> usize) {
+    let left = Left::by(bench, |bench| {
+        let mut next = bench.turn(&tokens(0, prompt));
+        next.extend(tokens(2, 60));
+        next
+    });
+    for segment in 0..left.segments.len() {
+        left.flip(bench, segment, &step);
     }
 }
 
@@ -417,52 +455,57 @@ fn every_byte_of_every_segment_counts() {
     }
 }
 
-/// Whichever byte of a hundred segments differs, the segment is found out by the checks that are made before one is used.
+/// The smallest segments there are: of rows that fill pages and that straddle them, of windows, of states.
+fn small(seed: u32) -> (Bench, Left) {
+    let floats = KvElements::both(ElementType::F32);
+    let geometry = match seed % 4 {
+        0 => Geometry::new(vec![rows(1, 64, Keep::All)], floats),
+        1 => Geometry::new(vec![rows(2, 12, Keep::All)], floats),
+        2 => Geometry::new(vec![rows(1, 64, window(5))], floats),
+        _ => Geometry::new(vec![LayerCache::None], floats)
+            .and_then(|geometry| geometry.with_states(vec![40])),
+    };
+    let geometry = geometry.expect("a model");
+    let bench = Bench::with(geometry, "sparse");
+    let left = Left::by(&bench, |bench| {
+        let group = bench.cache.grain().group_tokens().get();
+        let mut next = tokens(seed, group + 1);
+        let mut held = bench.start(&next);
+        bench.compute(&mut held, 64);
+        bench.leave(held);
+        next.extend(tokens(seed + 2, 9));
+        next
+    });
+    (bench, left)
+}
+
+/// Whichever byte of a hundred segments differs: what is computed then is what is computed without a folder.
 #[test]
-#[ignore = "needs minutes: every byte of a hundred segments"]
+#[ignore = "needs minutes, with temporary files in memory: every byte of a hundred segments"]
 fn every_byte_of_a_hundred_segments_counts() {
-    let all: Vec<Bench> = benches().collect();
-    let (mut segments_seen, mut bytes_seen) = (0, 0);
-    for (seed, bench) in (0..).zip(all.iter().cycle()) {
-        let root = root();
-        let mut first = bench.restarted(root.path());
-        first.turn(&tokens(seed, 40));
-        first.settle();
-        drop(first);
-        let problem = || {
-            let mut problems = Vec::new();
-            let each = |found: folder::Found| problems.push(found.problem);
-            folder::verify(root.path(), None, each).expect("a folder");
-            assert_eq!(problems.len(), 1, "a segment at a time");
-            problems.remove(0)
-        };
-        let aside = tempfile::tempdir().expect("a folder");
-        let paths = segments(root.path());
-        let away = |path: &PathBuf| aside.path().join(path.file_name().expect("a name"));
-        for path in &paths {
-            fs::copy(path, away(path)).expect("a copy");
-            fs::remove_file(path).expect("it was there");
+    const SEGMENTS: usize = 100;
+    let all: Vec<(u32, usize)> = (0..)
+        .flat_map(|seed| {
+            let segments = small(seed).1.segments.len();
+            (0..segments).map(move |segment| (seed, segment))
+        })
+        .take(SEGMENTS)
+        .collect();
+    let (next, seen) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(&(seed, segment)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (bench, left) = small(seed);
+                    left.flip(&bench, segment, |_| 1);
+                    let bytes = left.segments[segment].1.len();
+                    let seen = seen.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                    println!("{seen} bytes of segments so far, {bytes} of one");
+                }
+            });
         }
-        for path in &paths {
-            fs::copy(away(path), path).expect("a copy");
-            assert_eq!(problem(), None);
-            let file = fs::File::options().write(true).open(path);
-            let (file, bytes) = (file.expect("a file"), fs::read(path).expect("a file"));
-            for (at, byte) in bytes.iter().enumerate() {
-                let flipped = byte ^ (1 << (at % 8));
-                file.write_all_at(&[flipped], at as u64).expect("written");
-                assert!(problem().is_some(), "at {at} of {path:?}");
-                file.write_all_at(&[*byte], at as u64).expect("written");
-            }
-            assert_eq!(problem(), None);
-            fs::remove_file(path).expect("it was there");
-            (segments_seen, bytes_seen) = (segments_seen + 1, bytes_seen + bytes.len());
-            if segments_seen == 100 {
-                println!("{bytes_seen} bytes of {segments_seen} segments");
-                return;
-            }
-        }
-    }
+    });
 }
 
 #[test]
@@ -602,14 +645,14 @@ fn a_folder_keeps_within_its_limit_and_what_was_used_stays() {
         .restarted(root.path())
         .with_folder(limited, made_by("a"));
     let (done, ended) = channel::<()>();
-    let most = std::thread::scope(|scope| {
+    let most = thread::scope(|scope| {
         // Whatever is being written counts.
         let watched = root.path();
         let watch = scope.spawn(move || {
             let mut most = 0;
             while ended.try_recv() == Err(TryRecvError::Empty) {
                 most = most.max(disk_usage(watched));
-                std::thread::sleep(Duration::from_micros(200));
+                thread::sleep(Duration::from_micros(200));
             }
             most
         });
@@ -885,7 +928,7 @@ fn killed(times: u64) {
             .spawn()
             .expect("a child");
         // Anywhere from its start to some hundred segments.
-        std::thread::sleep(Duration::from_millis(20 + time * 37 % 400));
+        thread::sleep(Duration::from_millis(20 + time * 37 % 400));
         child.kill().expect("it runs");
         child.wait().expect("it ended");
         let each = |verified: folder::Found| {

@@ -55,6 +55,7 @@ enum State {
 /// twenty times as much.
 #[derive(Deserialize)]
 struct CallText<'a> {
+    #[serde(alias = "tool_name")]
     name: String,
     #[serde(borrow, alias = "parameters")]
     arguments: &'a RawValue,

@@ -301,7 +301,8 @@ fn harmony_call(tools: &[(String, Value)], required: bool) -> TopLevelGrammar {
 /// Calls between markers, one after another; `start` is what the first begins with.
 fn tagged(schema: &Value, start: &str, one_call: bool) -> TopLevelGrammar {
     let text = |text: &str| Value::from(text).to_string();
-    let again = text(&format!("\n{OPEN}\n"));
+    // Most write each call on lines of its own, some all in one line.
+    let again = format!("{}? {}", text("\n"), text(&format!("{OPEN}\n")));
     let more = format!("({again} body {})*", text(&format!("\n{CLOSE}")));
     TopLevelGrammar::from_lark(format!(
         "start: {first} body {close} {more}\nbody: %json {schema}\n",

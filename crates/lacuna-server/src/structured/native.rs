@@ -7,7 +7,11 @@
 //! <|tool_call_start|>[f(a=1, b="x")]<|tool_call_end|>                          LFM2
 //! <|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>                            Gemma 4
 //! <start_function_call>call:f{a:1,b:<escape>x<escape>}<end_function_call>      FunctionGemma
-//! <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>   Qwen3 Coder
+//! <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>   Qwen3 Coder, Qwen3.5, Nemotron 3
+//! <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>   GLM 4.5 to 4.7
+//! <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>                  Nemotron Nano 2
+//! <tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>              Apriel
+//! <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>   Command R7B
 //! ```
 
 mod values;
@@ -34,6 +38,8 @@ pub(crate) struct Native {
 enum Form {
     /// A list of JSON objects with a name and arguments.
     List,
+    /// The same under other names, each with a number as text.
+    Actions,
     /// A name, [`ARGUMENTS`], and the arguments as JSON; every call has a mark of its own.
     Named,
     /// A list of calls as Python has them, with named arguments.
@@ -42,6 +48,8 @@ enum Form {
     Braced { quote: &'static str },
     /// An element for the function, and one for each argument.
     Elements,
+    /// A name, and two elements for each argument: [`KEY`] and [`VALUE`].
+    Pairs,
 }
 
 /// Stands between a name and its arguments in [`Form::Named`].
@@ -50,6 +58,33 @@ const ARGUMENTS: &str = "[ARGS]";
 const CALL_ID: &str = "[CALL_ID]";
 /// What ends an argument in [`Form::Elements`].
 const END_OF_PARAMETER: &str = "\n</parameter>\n";
+/// Around the name of an argument in [`Form::Pairs`].
+const KEY: [&str; 2] = ["<arg_key>", "</arg_key>"];
+/// Around its value.
+const VALUE: [&str; 2] = ["<arg_value>", "</arg_value>"];
+/// Between two parts in [`Form::Pairs`]: GLM 4.5 has a line for each, GLM 4.7 all in one.
+const LINE_FEEDS: &str = "(\"\\n\" \"\\n\"?)?";
+
+/// The fields that the JSON of a call has, in order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallFields {
+    /// Of the call's number, as text.
+    pub(crate) number: Option<&'static str>,
+    /// Of the tool's name.
+    pub(crate) name: &'static str,
+    pub(crate) arguments: &'static str,
+    /// Of an identifier, which may be left out.
+    pub(crate) id: Option<&'static str>,
+}
+
+impl CallFields {
+    pub(crate) const USUAL: Self = Self {
+        number: None,
+        name: "name",
+        arguments: "arguments",
+        id: None,
+    };
+}
 
 /// What a call of each tool must be.
 #[derive(Debug)]
@@ -98,14 +133,18 @@ impl Native {
         Form::Braced { quote: "<escape>" },
     );
     const QWEN_CODER: Self = Self::new(OPEN, CLOSE, Form::Elements);
+    const GLM: Self = Self::new(OPEN, CLOSE, Form::Pairs);
+    const NEMOTRON_NANO: Self = Self::new("<TOOLCALL>", "</TOOLCALL>", Form::List);
+    const APRIEL: Self = Self::new("<tool_calls>", "</tool_calls>", Form::List);
+    const COMMAND: Self = Self::new("<|START_ACTION|>", "<|END_ACTION|>", Form::Actions);
 
     const fn new(open: &'static str, close: &'static str, form: Form) -> Self {
         Self { open, close, form }
     }
 
     /// What a chat template teaches, where it is one of these. Marks that no template has, but the vocabulary does, are
-    /// told by what the template writes of tools.
-    pub(crate) fn of(template: &str) -> Option<Self> {
+    /// told by what the template writes of tools, or by `is_control`.
+    pub(crate) fn of(template: &str, is_control: impl Fn(&str) -> bool) -> Option<Self> {
         let has = |text: &str| template.contains(text);
         let known = [
             (has("[TOOL_CALLS]") && has(ARGUMENTS), Self::MISTRAL_NAMED),
@@ -118,6 +157,11 @@ impl Native {
                 Self::LFM2,
             ),
             (has(OPEN) && has("<function="), Self::QWEN_CODER),
+            (has(OPEN) && has(KEY[0]), Self::GLM),
+            (has("<TOOLCALL>["), Self::NEMOTRON_NANO),
+            (has("<tool_calls>["), Self::APRIEL),
+            (has("<|START_ACTION|>"), Self::COMMAND),
+            (is_control(Self::LFM2.open) && !has(OPEN), Self::LFM2),
         ];
         let mut known = known.into_iter();
         known.find(|(is, _)| *is).map(|(_, native)| native)
@@ -126,9 +170,10 @@ impl Native {
     /// All marks that may be control tokens of a vocabulary.
     pub(crate) fn marks(self) -> Vec<&'static str> {
         let more = match self.form {
-            Form::Named => [ARGUMENTS, CALL_ID],
-            Form::Braced { quote } => [quote, ""],
-            Form::List | Form::Pythonic | Form::Elements => ["", ""],
+            Form::Named => vec![ARGUMENTS, CALL_ID],
+            Form::Braced { quote } => vec![quote],
+            Form::Pairs => [KEY, VALUE].concat(),
+            Form::List | Form::Actions | Form::Pythonic | Form::Elements => Vec::new(),
         };
         let marks = [self.open, self.close].into_iter().chain(more);
         marks.filter(|mark| !mark.is_empty()).collect()
@@ -136,15 +181,33 @@ impl Native {
 
     /// Whether calls are told by the JSON of each, and not by their arguments.
     pub(crate) fn is_json(self) -> bool {
-        self.form == Form::List
+        matches!(self.form, Form::List | Form::Actions)
+    }
+
+    /// What the JSON of a call has.
+    pub(crate) fn fields(self) -> CallFields {
+        match self.form {
+            Form::Actions => CallFields {
+                number: Some("tool_call_id"),
+                name: "tool_name",
+                arguments: "parameters",
+                id: None,
+            },
+            _ => CallFields {
+                id: (self == Self::MISTRAL_LIST).then_some("id"),
+                ..CallFields::USUAL
+            },
+        }
     }
 
     /// The same marks around JSON.
     pub(crate) fn as_json(self) -> Self {
-        Self {
-            form: Form::List,
-            ..self
-        }
+        let form = if self.is_json() {
+            self.form
+        } else {
+            Form::List
+        };
+        Self { form, ..self }
     }
 
     /// The grammar of calls: after the first mark, or with it.
@@ -171,6 +234,10 @@ impl Native {
                 "start: {first} \" \"? \"[\" call {} \"]\" {close}\n",
                 many("\", \" call".to_owned())
             ),
+            Form::Actions => format!(
+                "start: {first} SPACE \"[\" SPACE call {} SPACE \"]\" {close}\nSPACE: /[ \\n]*/\n",
+                many("\",\" SPACE call".to_owned())
+            ),
             Form::Pythonic => format!(
                 "start: {first} \"[\" call {} \"]\" {close}\n",
                 many("\", \" call".to_owned())
@@ -181,9 +248,13 @@ impl Native {
                     many(format!("{open} call {close}"))
                 )
             }
+            Form::Pairs => format!(
+                "start: {first} call {close} {}\n",
+                many(format!("\"\\n\"? {open} call {close}"))
+            ),
             Form::Elements => format!(
                 "start: {first} \"\\n\" call \"\\n\" {close} {}\n",
-                many(format!("\"\\n\" {open} \"\\n\" call \"\\n\" {close}"))
+                many(format!("\"\\n\"? {open} \"\\n\" call \"\\n\" {close}"))
             ),
         };
         let mut grammar = Grammar {
@@ -207,7 +278,7 @@ impl Native {
     ) -> Option<Vec<(String, String)>> {
         let text = text.trim();
         match self.form {
-            Form::List => None,
+            Form::List | Form::Actions => None,
             Form::Named => text.split(self.open).map(named).collect(),
             Form::Pythonic => Values::new(text, None).calls(),
             Form::Braced { quote } => {
@@ -221,6 +292,7 @@ impl Native {
                 )])
             }
             Form::Elements => elements(text, is_text).map(|call| vec![call]),
+            Form::Pairs => pairs(text, is_text).map(|call| vec![call]),
         }
     }
 }
@@ -244,15 +316,38 @@ fn elements(text: &str, is_text: impl Fn(&str, &str) -> bool) -> Option<(String,
         // One line feed at each side belongs to the markup.
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
-        let read = match is_text(name, key) {
-            true => None,
-            false => serde_json::from_str(value).ok(),
-        };
-        arguments.insert(key.to_owned(), read.unwrap_or_else(|| value.into()));
+        arguments.insert(key.to_owned(), value_of(value, is_text(name, key)));
         rest = after.trim_start();
     }
     let whole = rest.is_empty();
     whole.then(|| (name.to_owned(), Value::Object(arguments).to_string()))
+}
+
+/// One call in [`Form::Pairs`].
+fn pairs(text: &str, is_text: impl Fn(&str, &str) -> bool) -> Option<(String, String)> {
+    let (name, mut rest) = text.split_at(text.find(['\n', '<']).unwrap_or(text.len()));
+    let name = name.trim_end();
+    let mut arguments = Map::new();
+    rest = rest.trim_start();
+    while let Some(pair) = rest.strip_prefix(KEY[0]) {
+        let (key, after) = pair.split_once(KEY[1])?;
+        let (value, after) = (after.trim_start().strip_prefix(VALUE[0])?).split_once(VALUE[1])?;
+        arguments.insert(key.to_owned(), value_of(value, is_text(name, key)));
+        rest = after.trim_start();
+    }
+    let whole = rest.is_empty() && !name.is_empty();
+    whole.then(|| (name.to_owned(), Value::Object(arguments).to_string()))
+}
+
+/// A value between two elements: JSON, or as Python prints it, which is what templates write of earlier calls and models
+/// learn from that. What is neither is text.
+fn value_of(value: &str, is_text: bool) -> Value {
+    if is_text {
+        return value.into();
+    }
+    let read = serde_json::from_str(value).ok();
+    let read = read.or_else(|| Values::new(value, None).only());
+    read.unwrap_or_else(|| value.into())
 }
 
 impl Argument {
@@ -364,7 +459,7 @@ impl Grammar<'_> {
 
     fn call(&mut self, tool: usize, name: &str, arguments: &[Argument]) -> String {
         match self.native.form {
-            Form::List => unreachable!("a list is told by JSON"),
+            Form::List | Form::Actions => unreachable!("a list is told by JSON"),
             Form::Named => {
                 let id = format!("({} /[a-zA-Z0-9]{{9}}/)?", mark(self.trie, CALL_ID));
                 let body = format!("{} {id} {}", quoted(name), mark(self.trie, ARGUMENTS));
@@ -382,13 +477,28 @@ impl Grammar<'_> {
                 let each = arguments.iter().enumerate().map(|(place, argument)| {
                     let open = quoted(&format!("<parameter={}>\n", argument.name));
                     let value = format!("value_{tool}_{place}");
-                    self.element(&value, argument);
+                    self.element(&value, argument, END_OF_PARAMETER);
                     let optional = if argument.required { "" } else { "?" };
                     format!("({open} {value}){optional}")
                 });
                 let each: Vec<String> = each.collect();
                 let open = quoted(&format!("<function={name}>\n"));
                 format!("{open} {} \"</function>\"", each.join(" "))
+            }
+            Form::Pairs => {
+                let trie = self.trie;
+                let [open, close, begin] = [KEY[0], KEY[1], VALUE[0]].map(|text| mark(trie, text));
+                let each = arguments.iter().enumerate().map(|(place, argument)| {
+                    let value = format!("value_{tool}_{place}");
+                    self.element(&value, argument, VALUE[1]);
+                    let key = quoted(&argument.name);
+                    let optional = if argument.required { "" } else { "?" };
+                    format!(
+                        "({open} {key} {close} {LINE_FEEDS} {begin} {value} {LINE_FEEDS}){optional}"
+                    )
+                });
+                let each: Vec<String> = each.collect();
+                format!("{} {LINE_FEEDS} {}", quoted(name), each.join(" "))
             }
         }
     }
@@ -505,6 +615,12 @@ impl Grammar<'_> {
             _ if schema["type"] == "boolean" => {
                 "\"True\" | \"False\" | \"true\" | \"false\"".to_owned()
             }
+            // Texts in either of Python's quotes.
+            _ if schema["type"] == "array" && schema["items"] == json!({"type": "string"}) => {
+                let text = "/'([^'\\\\\\n]|\\\\.)*'/";
+                let list = format!("\"[\" {text} (\", \" {text})* \"]\"");
+                format!("{} | {list}", json_of(schema))
+            }
             _ => json_of(schema),
         };
         self.line(name, &body);
@@ -512,13 +628,22 @@ impl Grammar<'_> {
     }
 
     /// The rule `name` of a value in an element, with the end of that.
-    fn element(&mut self, name: &str, argument: &Argument) {
-        let end = quoted(END_OF_PARAMETER);
+    fn element(&mut self, name: &str, argument: &Argument, end: &str) {
+        let is_control = self.trie.get_special_token(end).is_some();
+        let end = mark(self.trie, end);
+        let kind = argument.schema["type"].as_str();
         if let Some(choices) = argument.choices() {
             let choices: Vec<String> = choices.into_iter().map(quoted).collect();
             self.line(name, &format!("({}) {end}", choices.join(" | ")));
-        } else if argument.schema["type"] == "string" {
+        } else if kind == Some("string") && is_control {
+            // A control token is no text, so nothing but it ends the text.
+            self.line(name, &format!("/(?s:.+)/? {end}"));
+        } else if kind == Some("string") {
             self.line(&format!("{name}[suffix={end}]"), "/(?s:.*)/");
+        } else if kind == Some("boolean") {
+            // As Python prints it, too: so templates write it of earlier calls.
+            let body = "(\"true\" | \"false\" | \"True\" | \"False\")";
+            self.line(name, &format!("{body} {end}"));
         } else {
             self.line(&format!("{name}_json"), &json_of(&argument.schema));
             self.line(name, &format!("{name}_json {end}"));

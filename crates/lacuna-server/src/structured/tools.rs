@@ -1,14 +1,14 @@
 //! Tools a client offers, and how models write calls of them.
 
 use lacuna_text::reply::Format;
-use lacuna_text::tokenizer::Tokenizer;
+use lacuna_text::tokenizer::{TokenKind, Tokenizer};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::http::error::ApiError;
 use crate::http::ignored::Ignored;
 use crate::structured::grammar::{CLOSE, OPEN, nothing_conforms};
-use crate::structured::native::{Argument, Calls, Native};
+use crate::structured::native::{Argument, CallFields, Calls, Native};
 use crate::structured::schema::Definitions;
 
 /// Tools at most, as OpenAI has it.
@@ -104,9 +104,18 @@ impl ToolSyntax {
             .named_chat_template("tool_use")
             .or(tokenizer.chat_template())
             .unwrap_or_default();
+        let is_control = |mark: &str| {
+            let kind = tokenizer.id(mark).and_then(|id| tokenizer.kind(id));
+            kind.is_some_and(TokenKind::is_special)
+        };
+        Self::of_template(template, is_control)
+    }
+
+    /// What this chat template teaches, for a vocabulary that has such control tokens.
+    pub(crate) fn of_template(template: &str, is_control: impl Fn(&str) -> bool) -> Self {
         if Format::of(template) == Some(Format::Harmony) {
             Self::Harmony
-        } else if let Some(native) = Native::of(template) {
+        } else if let Some(native) = Native::of(template, is_control) {
             Self::Native(native)
         } else if template.contains(OPEN) {
             Self::Tagged
@@ -117,10 +126,15 @@ impl ToolSyntax {
         }
     }
 
-    fn arguments(self) -> &'static str {
+    /// What the JSON of a call has.
+    fn fields(self) -> CallFields {
         match self {
-            Self::Tagged | Self::Bare | Self::Harmony | Self::Native(_) => "arguments",
-            Self::BareParameters => "parameters",
+            Self::Tagged | Self::Bare | Self::Harmony => CallFields::USUAL,
+            Self::BareParameters => CallFields {
+                arguments: "parameters",
+                ..CallFields::USUAL
+            },
+            Self::Native(native) => native.fields(),
         }
     }
 
@@ -145,7 +159,8 @@ impl ToolSyntax {
     /// How a reply begins that is a call of the tool `name`, where calls have no mark.
     pub(crate) fn opening(self, name: &str) -> String {
         let name = Value::from(name);
-        format!("{{\"name\": {name}, \"{}\": ", self.arguments())
+        let fields = self.fields();
+        format!("{{\"{}\": {name}, \"{}\": ", fields.name, fields.arguments)
     }
 }
 
@@ -234,15 +249,23 @@ impl Tools {
         let parameters = functions
             .map(|function| function.arguments(&mut definitions))
             .collect::<Result<Vec<_>, _>>()?;
-        let arguments = syntax.arguments();
+        let fields = syntax.fields();
+        let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
         let one = |(function, parameters): (&Function, Value)| {
+            let mut properties = Map::new();
+            if let Some(number) = fields.number {
+                properties.insert(number.to_owned(), text("^[0-9]{1,3}$"));
+            }
+            properties.insert(fields.name.to_owned(), json!({"const": function.name}));
+            properties.insert(fields.arguments.to_owned(), parameters);
+            let required: Vec<String> = properties.keys().cloned().collect();
+            if let Some(id) = fields.id {
+                properties.insert(id.to_owned(), text("^[a-zA-Z0-9]{9}$"));
+            }
             json!({
                 "type": "object",
-                "properties": {
-                    "name": {"const": function.name},
-                    arguments: parameters,
-                },
-                "required": ["name", arguments],
+                "properties": properties,
+                "required": required,
                 "additionalProperties": false,
             })
         };

@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::Native;
+
+mod published;
+
 use crate::http::ignored::Ignored;
 use crate::structured::calls::{CallReader, Piece};
 use crate::structured::grammar::Rule;
@@ -71,10 +74,20 @@ struct Held {
 /// What holds replies of `native`, where its marks are control tokens or not.
 fn held(native: Native, choice: &str, once: bool, control: bool) -> Held {
     let marks = if control { native.marks() } else { Vec::new() };
+    held_by(ToolSyntax::Native(native), &offered(choice, once), marks)
+}
+
+/// What holds replies to calls of `tools`, where no mark is a control token.
+fn held_in(syntax: ToolSyntax, tools: Vec<Value>, choice: &str) -> Held {
+    let choice = serde_json::from_value(json!(choice)).expect("a choice");
+    let tools = Tools::new(tools, Some(choice)).expect("valid");
+    held_by(syntax, &tools, Vec::new())
+}
+
+fn held_by(syntax: ToolSyntax, tools: &Tools, marks: Vec<&'static str>) -> Held {
     let vocabulary = vocabulary(&marks);
     let mut ignored = Ignored::new(true);
-    let syntax = ToolSyntax::Native(native);
-    let rule = Rule::new(None, &offered(choice, once), syntax, &mut ignored);
+    let rule = Rule::new(None, tools, syntax, &mut ignored);
     let rule = rule.expect("valid").expect("tools are offered");
     let factory = ParserFactory::new_simple(&vocabulary).expect("a vocabulary");
     let parser = factory.create_parser(rule.grammar(vocabulary.tok_trie()));
@@ -102,7 +115,7 @@ impl Held {
 
 /// Of each family: what is in its template, two calls as it writes them, a call of no tool, and one with an argument
 /// that is none.
-const FAMILIES: [(&str, &str, &str, &str); 7] = [
+const FAMILIES: [(&str, &str, &str, &str); 11] = [
     (
         "{{ '[TOOL_CALLS] [' + call }}",
         "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\", \"unit\": \"C\"}}, {\"name\": \"now\", \"arguments\": {}}]",
@@ -145,11 +158,35 @@ const FAMILIES: [(&str, &str, &str, &str); 7] = [
         "<tool_call>\n<function=other",
         "<tool_call>\n<function=weather>\n<parameter=town>",
     ),
+    (
+        "{{ '<tool_call>' + name + '<arg_key>' }}",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n</tool_call>\n<tool_call>now</tool_call>",
+        "<tool_call>other",
+        "<tool_call>weather<arg_key>town",
+    ),
+    (
+        "{{ '<TOOLCALL>[' + calls }}",
+        "<TOOLCALL>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\", \"unit\": \"C\"}}, {\"name\": \"now\", \"arguments\": {}}]</TOOLCALL>",
+        "<TOOLCALL>[{\"name\": \"other\"",
+        "<TOOLCALL>[{\"name\": \"weather\", \"arguments\": {\"town\"",
+    ),
+    (
+        "{{ '<tool_calls>[' + calls }}",
+        "<tool_calls>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\", \"unit\": \"C\"}}, {\"name\": \"now\", \"arguments\": {}}]</tool_calls>",
+        "<tool_calls>[{\"name\": \"other\"",
+        "<tool_calls>[{\"name\": \"weather\", \"arguments\": {\"town\"",
+    ),
+    (
+        "{{ '<|START_ACTION|>' + calls }}",
+        "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {\"city\": \"Bonn\", \"unit\": \"C\"}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>",
+        "<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"other\"",
+        "<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {\"town\"",
+    ),
 ];
 
 fn families() -> impl Iterator<Item = (Native, &'static str, &'static str, &'static str)> {
     FAMILIES.into_iter().map(|(template, calls, other, wrong)| {
-        let native = Native::of(template).expect("a template of the family");
+        let native = Native::of(template, |_| false).expect("a template of the family");
         (native, calls, other, wrong)
     })
 }
@@ -159,12 +196,17 @@ fn a_template_tells_how_calls_are_marked() {
     for (native, calls, ..) in families() {
         assert!(calls.starts_with(native.open), "{native:?}");
     }
+    // No template of LFM 2.5 has the marks.
+    let is_control = |mark: &str| mark == Native::LFM2.open;
+    let tools = "{{ 'List of tools: ' + tools }}";
+    assert_eq!(Native::of(tools, is_control), Some(Native::LFM2));
     for other in [
+        tools,
         "{{ '<tool_call>\\n' + call | tojson }}",
         "{{ '{\"name\": ' }}",
         "",
     ] {
-        assert_eq!(Native::of(other), None, "{other}");
+        assert_eq!(Native::of(other, |_| false), None, "{other}");
     }
 }
 
@@ -237,12 +279,23 @@ fn arguments_have_the_types_that_they_are_written_in() {
             "<|tool_call>call:weather{city:<|\"|>5<|\"|>,days:2,unit:<|\"|>F<|\"|>,hourly:true}<tool_call|>",
         ),
         (
+            "<tool_call><arg_key>",
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>5</arg_value><arg_key>days</arg_key><arg_value>2</arg_value>\
+             <arg_key>unit</arg_key><arg_value>F</arg_value><arg_key>hourly</arg_key><arg_value>true</arg_value></tool_call>",
+        ),
+        (
+            // As Qwen 3.5's template writes what is true.
+            "<tool_call><function=",
+            "<tool_call>\n<function=weather>\n<parameter=city>\n5\n</parameter>\n<parameter=days>\n2\n</parameter>\n\
+             <parameter=unit>\nF\n</parameter>\n<parameter=hourly>\nTrue\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
             "<tool_call><function=",
             "<tool_call>\n<function=weather>\n<parameter=city>\n5\n</parameter>\n<parameter=days>\n2\n</parameter>\n\
              <parameter=unit>\nF\n</parameter>\n<parameter=hourly>\ntrue\n</parameter>\n</function>\n</tool_call>",
         ),
     ] {
-        let native = Native::of(template).expect("a family's");
+        let native = Native::of(template, |_| false).expect("a family's");
         assert_eq!(
             held(native, "required", false, true).takes(call),
             (true, true),
@@ -258,7 +311,7 @@ fn arguments_have_the_types_that_they_are_written_in() {
 
 #[test]
 fn what_is_not_required_may_be_left_out_and_the_rest_not() {
-    let native = Native::of("<|tool_list_start|>").expect("LFM2's");
+    let native = Native::of("<|tool_list_start|>", |_| false).expect("LFM2's");
     for (call, may) in [
         (
             "[weather(city=\"B\", days=1, unit=\"C\")]<|tool_call_end|>",
@@ -279,7 +332,7 @@ fn what_is_not_required_may_be_left_out_and_the_rest_not() {
 
 #[test]
 fn arguments_that_say_more_than_names_are_json_between_the_marks() {
-    let native = Native::of("<|tool_list_start|>").expect("LFM2's");
+    let native = Native::of("<|tool_list_start|>", |_| false).expect("LFM2's");
     let parameters = json!({"anyOf": [
         {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false},
         {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"], "additionalProperties": false},
@@ -309,7 +362,7 @@ fn arguments_that_say_more_than_names_are_json_between_the_marks() {
 
 #[test]
 fn values_that_are_not_closed_or_too_deep_are_none() {
-    let native = Native::of("<|tool_list_start|>").expect("LFM2's");
+    let native = Native::of("<|tool_list_start|>", |_| false).expect("LFM2's");
     for body in [
         "[weather(city=\"B".to_owned(),
         "[weather(city=)]".to_owned(),
@@ -334,8 +387,16 @@ fn read_in<'a>(
     syntax: ToolSyntax,
     reply: impl IntoIterator<Item = &'a str>,
 ) -> (String, Vec<(String, String)>) {
-    let tools = offered("auto", false);
-    let mut reader = CallReader::new(syntax, &tools, "r");
+    read_with(&offered("auto", false), syntax, reply)
+}
+
+/// The same of a reply to an offer of `tools`.
+fn read_with<'a>(
+    tools: &Tools,
+    syntax: ToolSyntax,
+    reply: impl IntoIterator<Item = &'a str>,
+) -> (String, Vec<(String, String)>) {
+    let mut reader = CallReader::new(syntax, tools, "r");
     let reply = reply.into_iter();
     let mut pieces: Vec<Piece> = reply.flat_map(|piece| reader.push(piece)).collect();
     pieces.extend(reader.finish(""));

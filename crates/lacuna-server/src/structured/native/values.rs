@@ -27,6 +27,12 @@ impl<'a> Values<'a> {
         self.rest.trim().is_empty()
     }
 
+    /// A value, and nothing after it.
+    pub(super) fn only(mut self) -> Option<Value> {
+        let value = self.value()?;
+        self.is_over().then_some(value)
+    }
+
     /// `[f(a=1), g()]`, and nothing after it: names, and the JSON of arguments.
     pub(super) fn calls(mut self) -> Option<Vec<(String, String)>> {
         self.take("[")?;
