@@ -268,15 +268,15 @@ impl Scheduler {
 
     /// Whether activations of earlier passes are still in memory, the draft model's among them.
     fn holds_activations(&self) -> bool {
-        let of_draft = self.drafter.as_ref().map(Drafter::runner);
-        self.engine.holds_activations() || of_draft.is_some_and(ModelRunner::holds_activations)
+        let drafter = self.drafter.as_ref();
+        self.engine.holds_activations() || drafter.is_some_and(Drafter::holds_activations)
     }
 
     /// Gives the memory of activations back to the system.
     fn give_back_activations(&mut self) {
         self.engine.give_back_activations();
         if let Some(drafter) = &mut self.drafter {
-            drafter.runner_mut().give_back_activations();
+            drafter.give_back_activations();
         }
     }
 

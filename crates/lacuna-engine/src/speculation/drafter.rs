@@ -206,14 +206,14 @@ impl Drafter {
         self.most
     }
 
-    /// What runs it.
-    pub(crate) fn runner(&self) -> &dyn ModelRunner {
-        &*self.runner
+    /// Whether activations of earlier passes are still in memory.
+    pub(crate) fn holds_activations(&self) -> bool {
+        self.runner.holds_activations()
     }
 
-    /// What runs it.
-    pub(crate) fn runner_mut(&mut self) -> &mut dyn ModelRunner {
-        &mut *self.runner
+    /// Gives the memory of activations back to the system, until the next pass.
+    pub(crate) fn give_back_activations(&mut self) {
+        self.runner.give_back_activations();
     }
 
     /// All drafts that there are.
