@@ -100,7 +100,10 @@ impl<'a> Pass<'a> {
             let mut start = 0;
             while start < sight.tokens {
                 let Some(group) = sight.group(start, used, words) else {
-                    assert!(used > 0, "states have room for a token: the model was refused else");
+                    assert!(
+                        used > 0,
+                        "states have room for a token: the model was refused else"
+                    );
                     self.merge(shape, &mut waiting)?;
                     used = 0;
                     continue;
@@ -138,8 +141,7 @@ impl<'a> Pass<'a> {
             let [key_code, value_code] =
                 [key, value].map(|layout| element_code(layout.element).unwrap_or(0));
             let constants = Attend {
-                queries: self.word(queries)
-                    + number(before * shape.query_heads * shape.head_dim),
+                queries: self.word(queries) + number(before * shape.query_heads * shape.head_dim),
                 states: self.word(states) + number(group.states as usize),
                 query_heads: number(shape.query_heads),
                 group: number(shape.query_heads / shape.kv_heads),
@@ -192,7 +194,12 @@ impl<'a> Pass<'a> {
         let stride = layout.row_stride as u64;
         let row_bytes = (layout.heads * layout.head_stride) as u64;
         let bytes = (rows.len() as u64 - 1) * stride + row_bytes;
-        self.mapped(side.address, rows.start as u64 * stride, bytes, Access::Read)
+        self.mapped(
+            side.address,
+            rows.start as u64 * stride,
+            bytes,
+            Access::Read,
+        )
     }
 
     fn merging(&self, sight: &Sight<'_>, group: &Group, slots: [Slot; 3], before: usize) -> Merge {

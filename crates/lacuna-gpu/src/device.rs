@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{ComputeDevice, Executor, ExecutorError, Model};
-use lacuna_pages::{ByteLength, VulkanDevice};
+use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
 
 use crate::executor::VulkanExecutor;
 use crate::{capability, self_test};
@@ -29,7 +29,7 @@ impl Vulkan {
     /// Opens the best device there is, a GPU before a software driver, and has it compute something known.
     ///
     /// # Errors
-    /// [`ExecutorError::Device`] where there is no driver or no device with sparse buffers, and
+    /// [`ExecutorError::Unavailable`] where there is no driver or no device with sparse buffers, and
     /// [`ExecutorError::Faulty`] for one that computes wrong numbers.
     pub fn open() -> Result<Self, ExecutorError> {
         Self::open_with(VulkanConfig::default())
@@ -40,7 +40,10 @@ impl Vulkan {
     /// # Errors
     /// As [`Vulkan::open`].
     pub fn open_with(config: VulkanConfig) -> Result<Self, ExecutorError> {
-        let device = VulkanDevice::open()?;
+        let device = VulkanDevice::open().map_err(|error| match error {
+            DeviceError::Unavailable { reason, .. } => ExecutorError::Unavailable { reason },
+            error => error.into(),
+        })?;
         self_test::run(&device)?;
         Ok(Self { device, config })
     }

@@ -12,8 +12,8 @@ use lacuna_models::program::{Op, Slot};
 use lacuna_models::{
     BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, Model, PassSize, Segment,
 };
-use lacuna_pages::{ByteLength, DeviceError};
 use lacuna_pages::vulkan::{Compute, DeviceMemory, VulkanQueue};
+use lacuna_pages::{ByteLength, DeviceError};
 
 use crate::attention;
 use crate::device::VulkanConfig;
@@ -186,11 +186,7 @@ impl VulkanExecutor {
 }
 
 impl Executor for VulkanExecutor {
-    fn forward(
-        &mut self,
-        cpu: &Cpu,
-        segments: &mut [Segment<'_>],
-    ) -> Result<&[f32], ForwardError> {
+    fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError> {
         let size = self.model.check_segments(segments, self.plan.limits())?;
         self.give(cpu, segments);
         let computed = self.run(size, segments);

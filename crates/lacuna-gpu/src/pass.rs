@@ -2,22 +2,22 @@
 //!
 //! Operations take effect one after another, with a barrier between; what belongs to one operation runs side by side.
 
+use lacuna_kernels::RopeStyle;
+use lacuna_kv::{Layer, Side};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Factor, MatrixId, Op, Program, Rows, Slot, VectorId};
 use lacuna_models::spec::{Activation, Gating, Norm};
 use lacuna_models::{PassSize, Segment};
-use lacuna_kernels::RopeStyle;
-use lacuna_kv::{Layer, Side};
 use lacuna_pages::DeviceError;
 use lacuna_pages::device::{Access, Address};
 use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording};
 
 use crate::capability::{activation_code, element_code};
-use crate::kernels::{
-    Constants, Elementwise, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize,
-    Rotate, Store, THREADS,
-};
 use crate::kernels::Norm as NormConstants;
+use crate::kernels::{
+    Constants, Elementwise, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize, Rotate,
+    Store, THREADS,
+};
 use crate::weights::{DeviceWeights, Placed};
 
 /// Elements of a block of quantized activations, and of a unit of quantized weights.
@@ -177,7 +177,9 @@ impl<'a> Pass<'a> {
             }
             Op::Choose { from, to, width } => self.choose([from, to], width, segments)?,
             Op::Return { output } => return self.leave(output),
-            _ => unreachable!("a model is refused that has an operation which the device cannot do"),
+            _ => {
+                unreachable!("a model is refused that has an operation which the device cannot do")
+            }
         }
         self.recording.barrier();
         Ok(())
@@ -286,7 +288,12 @@ impl<'a> Pass<'a> {
                 blocks: quantized.blocks,
             };
             let (kernels, windows) = (self.kernels, self.only_activations());
-            self.dispatch(&kernels.quantize, windows, &constants, grid(quantized.blocks))?;
+            self.dispatch(
+                &kernels.quantize,
+                windows,
+                &constants,
+                grid(quantized.blocks),
+            )?;
             self.recording.barrier();
         }
         for &(id, output) in outputs {
@@ -314,7 +321,11 @@ impl<'a> Pass<'a> {
         let weights = self.weights;
         let (placed, piece) = weights.matrix(id);
         let kernel = self.kernels.product(placed.dtype);
-        let unit = if placed.dtype.is_quantized() { BLOCK } else { FLOATS };
+        let unit = if placed.dtype.is_quantized() {
+            BLOCK
+        } else {
+            FLOATS
+        };
         for part in parts(placed, self.window, self.alignment) {
             let constants = Product {
                 input: match placed.dtype.is_quantized() {
@@ -584,7 +595,11 @@ pub(crate) fn whole(memory: &DeviceMemory) -> Bound<'_> {
 }
 
 /// Where a sequence's rows of one side of a layer are.
-pub(crate) fn device_rows(segment: &Segment<'_>, layer: Layer, side: Side) -> lacuna_kv::DeviceRows {
+pub(crate) fn device_rows(
+    segment: &Segment<'_>,
+    layer: Layer,
+    side: Side,
+) -> lacuna_kv::DeviceRows {
     let rows = segment.sequence.device_rows(layer, side);
     rows.expect("sequences of the device's own cache lie at equal distances")
 }

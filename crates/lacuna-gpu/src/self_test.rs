@@ -5,9 +5,7 @@ use lacuna_models::ExecutorError;
 use lacuna_pages::vulkan::{Bound, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
 
-use crate::kernels::{
-    Constants, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize,
-};
+use crate::kernels::{Constants, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize};
 
 /// More rows and tokens than a workgroup has, and more columns than its threads take at once.
 const ROWS: usize = 19;

@@ -212,7 +212,9 @@ impl DeviceWeights {
     /// The longest row of a matrix, in bytes.
     pub(crate) fn longest_row(&self) -> u64 {
         let rows = self.layout.matrices.values();
-        rows.map(|placed| placed.row_bytes as u64).max().unwrap_or(0)
+        rows.map(|placed| placed.row_bytes as u64)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Bytes of device memory.

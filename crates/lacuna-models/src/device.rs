@@ -47,11 +47,7 @@ pub trait Executor: fmt::Debug + Send {
     ///
     /// # Errors
     /// As [`Model::forward`], and [`ForwardError::Device`] when the device fails.
-    fn forward(
-        &mut self,
-        cpu: &Cpu,
-        segments: &mut [Segment<'_>],
-    ) -> Result<&[f32], ForwardError>;
+    fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError>;
 
     /// Where its bytes are, KV rows aside.
     fn memory(&self) -> ExecutorMemory;
@@ -108,7 +104,9 @@ pub enum ExecutorError {
         known: String,
     },
     /// KV memory is to be held in a way that the device cannot compute over.
-    #[error("the device `{device}` cannot hold KV memory so: {what}; use the policy `sparse` and f16, bf16 or f32")]
+    #[error(
+        "the device `{device}` cannot hold KV memory so: {what}; use the policy `sparse` and f16, bf16 or f32"
+    )]
     Kv {
         /// The device.
         device: String,
@@ -116,7 +114,9 @@ pub enum ExecutorError {
         what: String,
     },
     /// Something was asked for that goes with the processor alone.
-    #[error("{what} cannot be had on the device `{device}` yet; leave it out, or run the model on the processor")]
+    #[error(
+        "{what} cannot be had on the device `{device}` yet; leave it out, or run the model on the processor"
+    )]
     Setting {
         /// The device.
         device: String,
@@ -152,6 +152,14 @@ pub enum ExecutorError {
         found: f32,
         /// What should have.
         wanted: f32,
+    },
+    /// There is no such device here.
+    #[error(
+        "there is no device to compute on: {reason}; install a driver for one, or run the model on the processor"
+    )]
+    Unavailable {
+        /// What is missing.
+        reason: String,
     },
     /// The device refuses.
     #[error(transparent)]

@@ -27,9 +27,7 @@ mod weights;
 pub const NUMERICS_VERSION: u32 = 2;
 
 pub use demo::demo;
-pub use device::{
-    ComputeDevice, Executor, ExecutorError, ExecutorMemory, MatrixWeights, PassSize,
-};
+pub use device::{ComputeDevice, Executor, ExecutorError, ExecutorMemory, MatrixWeights, PassSize};
 pub use error::{
     ColumnsError, ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights,
 };

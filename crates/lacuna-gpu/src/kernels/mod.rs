@@ -1,4 +1,7 @@
-#![expect(unsafe_code, reason = "kernels are code that the compiler does not see")]
+#![expect(
+    unsafe_code,
+    reason = "kernels are code that the compiler does not see"
+)]
 
 //! The kernels: WGSL beside this file, and the SPIR-V that naga makes of it, committed. A test compiles it again and
 //! compares.
@@ -34,10 +37,16 @@ pub(crate) const PARTITION: usize = 256;
 
 /// One module: what it is called, the name of its entry point, what it is compiled from, and what that gives.
 struct Module {
-    #[cfg_attr(not(all(test, feature = "shaders")), expect(dead_code, reason = "for the test that compares"))]
+    #[cfg_attr(
+        not(all(test, feature = "shaders")),
+        expect(dead_code, reason = "for the test that compares")
+    )]
     name: &'static str,
     entry: &'static CStr,
-    #[cfg_attr(not(all(test, feature = "shaders")), expect(dead_code, reason = "for the test that compares"))]
+    #[cfg_attr(
+        not(all(test, feature = "shaders")),
+        expect(dead_code, reason = "for the test that compares")
+    )]
     sources: &'static [&'static str],
     code: &'static [u8],
 }

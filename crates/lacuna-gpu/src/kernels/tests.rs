@@ -13,10 +13,14 @@ use super::*;
 fn compile(module: &Module) -> Vec<u8> {
     let source = module.sources.concat();
     let parsed = naga::front::wgsl::parse_str(&source);
-    let parsed = parsed.unwrap_or_else(|error| panic!("{}: {}", module.name, error.emit_to_string(&source)));
-    let info = Validator::new(ValidationFlags::all(), Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16_IN_FLOAT32)
-        .validate(&parsed)
-        .unwrap_or_else(|error| panic!("{}: {}", module.name, error.emit_to_string(&source)));
+    let parsed =
+        parsed.unwrap_or_else(|error| panic!("{}: {}", module.name, error.emit_to_string(&source)));
+    let info = Validator::new(
+        ValidationFlags::all(),
+        Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+    )
+    .validate(&parsed)
+    .unwrap_or_else(|error| panic!("{}: {}", module.name, error.emit_to_string(&source)));
     let options = spv::Options {
         lang_version: (1, 3),
         flags: spv::WriterFlags::empty(),

@@ -31,7 +31,10 @@ fn one_pass_equals_chunks_and_token_by_token() {
     let tokens = some_tokens(530, model.vocabulary());
     let whole = model.logits(&tokens);
     for chunk in [3, 64, 257] {
-        assert!(in_chunks(&mut model, &tokens, chunk) == whole, "chunks of {chunk}");
+        assert!(
+            in_chunks(&mut model, &tokens, chunk) == whole,
+            "chunks of {chunk}"
+        );
     }
     let start = &tokens[..270];
     let one_by_one = in_chunks(&mut model, start, 1);
@@ -113,14 +116,23 @@ fn forked_shared_and_truncated_equal_fresh() {
     model.extend(&mut first, prefix);
     let mut forked = first.fork().expect("pages are shared");
     let mut shared = first.share_prefix(100).expect("pages are shared");
-    assert!(first.report().shared_bytes > 0, "whole pages are shared, not copied");
+    assert!(
+        first.report().shared_bytes > 0,
+        "whole pages are shared, not copied"
+    );
     assert!(model.extend(&mut forked, &others) == after_all, "forked");
     assert!(model.extend(&mut shared, &others) == after_some, "shared");
     // What others wrote behind the prefix is not here.
     let mut again = first.fork().expect("pages are shared");
     drop((forked, shared));
-    assert!(model.extend(&mut first, &others) == after_all, "the one forked from");
-    assert!(model.extend(&mut again, &others) == after_all, "forked again");
+    assert!(
+        model.extend(&mut first, &others) == after_all,
+        "the one forked from"
+    );
+    assert!(
+        model.extend(&mut again, &others) == after_all,
+        "forked again"
+    );
     first.truncate(100).expect("pages go back");
     assert!(model.extend(&mut first, &others) == after_some, "truncated");
 }

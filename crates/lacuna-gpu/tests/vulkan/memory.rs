@@ -16,7 +16,10 @@ fn device_memory_is_counted_and_given_back() {
     let model = model.as_mut().expect("the device runs the demo");
     let memory = model.executor.memory();
     let of_matrices = model.model.weight_bytes();
-    assert!(memory.weight_bytes >= of_matrices / 2, "{memory:?} of {of_matrices}");
+    assert!(
+        memory.weight_bytes >= of_matrices / 2,
+        "{memory:?} of {of_matrices}"
+    );
     assert!(memory.activation_bytes > 0 && memory.staging_bytes > 0);
     let taken = || queue.memory_use().allocated.get() - before;
     assert_eq!(taken(), memory.weight_bytes + memory.activation_bytes);

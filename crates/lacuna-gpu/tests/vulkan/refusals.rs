@@ -29,7 +29,10 @@ fn weight_types_that_it_cannot_multiply_with_are_named() {
     assert_eq!(*dtype, DType::Q5_0);
     assert!(tensor.starts_with("blk.0."), "{tensor}");
     let text = error.to_string();
-    assert!(text.contains("q8_0") && text.contains("on the processor"), "{text}");
+    assert!(
+        text.contains("q8_0") && text.contains("on the processor"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -60,7 +63,10 @@ fn kv_memory_that_it_cannot_compute_over_is_refused() {
         ("sparse", KvElements::both(ElementType::Q8_0)),
     ] {
         let error = refusal("demo", elements, policy);
-        assert!(matches!(error, ExecutorError::Kv { .. }), "{policy}: {error}");
+        assert!(
+            matches!(error, ExecutorError::Kv { .. }),
+            "{policy}: {error}"
+        );
     }
 }
 

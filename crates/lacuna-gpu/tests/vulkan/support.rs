@@ -239,7 +239,9 @@ fn follow(
 /// Tokens that are not all alike.
 pub(crate) fn some_tokens(count: usize, vocabulary: usize) -> Vec<u32> {
     let token = |index: usize| u32::try_from((index * 7 + index / 5) % vocabulary);
-    (0..count).map(|index| token(index).expect("a token id")).collect()
+    (0..count)
+        .map(|index| token(index).expect("a token id"))
+        .collect()
 }
 
 /// How far `found` is from `wanted`, relative to how long that is.
@@ -247,7 +249,9 @@ pub(crate) fn relative_l2(found: &[f32], wanted: &[f32]) -> f64 {
     assert_eq!(found.len(), wanted.len());
     let square = |x: f64| x * x;
     let pairs = found.iter().zip(wanted);
-    let apart: f64 = pairs.map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let apart: f64 = pairs
+        .map(|(a, b)| square(f64::from(*a) - f64::from(*b)))
+        .sum();
     let length: f64 = wanted.iter().map(|b| square(f64::from(*b))).sum();
     (apart / length).sqrt()
 }

@@ -290,8 +290,8 @@ impl Compute {
             driver.device.destroy_shader_module(module, None);
             made
         };
-        let pipelines = made
-            .map_err(|(_, result)| driver.failure("vkCreateComputePipelines", result, 0))?;
+        let pipelines =
+            made.map_err(|(_, result)| driver.failure("vkCreateComputePipelines", result, 0))?;
         Ok(ComputeKernel {
             shared: Arc::clone(&self.shared),
             layout: Arc::clone(&self.objects.layout),
@@ -592,8 +592,8 @@ impl<'a> Recording<'a> {
             }
         };
         let limits = &self.objects.driver.limits;
-        let fits = window.offset.is_multiple_of(limits.window_alignment)
-            && window.length <= limits.window;
+        let fits =
+            window.offset.is_multiple_of(limits.window_alignment) && window.length <= limits.window;
         match fits || !by_kernel {
             true => Ok(Some(window)),
             false => Err(invalid(

@@ -148,7 +148,9 @@ impl DeviceMemory {
                 offset,
                 length,
             }),
-            _ => Err(invalid("a part of memory that is none, or of part of a word")),
+            _ => Err(invalid(
+                "a part of memory that is none, or of part of a word",
+            )),
         }
     }
 }
