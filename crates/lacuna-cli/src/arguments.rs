@@ -67,6 +67,25 @@ pub struct EngineArgs {
     pub check_finite: bool,
 }
 
+/// What computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum DeviceName {
+    /// The processor
+    #[default]
+    Cpu,
+    /// The best Vulkan device with sparse buffers, a GPU before a software driver: dense decoders so far
+    #[cfg(feature = "vulkan")]
+    Vulkan,
+}
+
+/// What computes, for commands that leave the choice.
+#[derive(Debug, Args)]
+pub struct DeviceArgs {
+    /// What computes the model
+    #[arg(long, value_name = "DEVICE", value_enum, default_value = "cpu")]
+    pub device: DeviceName,
+}
+
 /// How a server is set up, besides its engine.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {

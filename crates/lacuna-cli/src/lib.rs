@@ -9,7 +9,10 @@ mod open;
 pub mod output;
 pub mod resident;
 
-pub use arguments::{DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs, cache_key};
+pub use arguments::{
+    DeviceArgs, DeviceName, DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs,
+    cache_key,
+};
 pub use bytes::{ByteCount, NotBytes};
 pub use open::{
     Bars, open, open_draft, open_files, open_to_run, open_to_run_files, record_experts,

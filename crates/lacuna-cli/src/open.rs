@@ -12,9 +12,9 @@ use lacuna_files::hub::{Hub, Settings};
 use lacuna_files::{ModelFiles, ModelSource, Progress};
 use lacuna_models::plan::Residency;
 use lacuna_models::trace::TraceWriter;
-use lacuna_models::{Loading, Model};
+use lacuna_models::{ComputeDevice, Loading, Model};
 
-use crate::arguments::{DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
+use crate::arguments::{DeviceArgs, DeviceName, DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
 use crate::output;
 
 /// The files of the model that was named.
@@ -70,6 +70,24 @@ pub fn open_to_run_files(
     let residency = config.check(&files, &made)?;
     tell_of_conversion(&files);
     load_as(args, files, residency)
+}
+
+impl DeviceArgs {
+    /// The device that was named, open and tested; none for the processor.
+    ///
+    /// # Errors
+    /// Where there is no such device, or it computes wrong numbers.
+    pub fn open(&self) -> Result<Option<Arc<dyn ComputeDevice>>> {
+        match self.device {
+            DeviceName::Cpu => Ok(None),
+            #[cfg(feature = "vulkan")]
+            DeviceName::Vulkan => {
+                let device = lacuna_gpu::Vulkan::open().context("cannot use --device vulkan")?;
+                crate::tell!("computing on {}", output::name(device.name()));
+                Ok(Some(Arc::new(device)))
+            }
+        }
+    }
 }
 
 /// The draft model that was named, ready to guess for a model that runs as `config` says. Before that model is opened, so

@@ -14,8 +14,8 @@ use lacuna_models::plan::{
 };
 use lacuna_models::trace::TraceWriter;
 use lacuna_models::{
-    BatchLimits, ColumnsError, Description, FiniteCheck, ForwardError, LogitRows, Model, ModelSpec,
-    Scratch, Segment,
+    BatchLimits, ColumnsError, ComputeDevice, Description, Executor, ExecutorError, ExecutorMemory,
+    FiniteCheck, ForwardError, LogitRows, Model, ModelSpec, Scratch, Segment,
 };
 use lacuna_pages::ByteLength;
 use lacuna_text::tokenizer::TokenizerError;
@@ -75,6 +75,10 @@ pub struct EngineConfig {
     /// Folder of files from which neurons of feed-forward blocks are read one by one, where activations are not zero:
     /// [`EngineConfig::with_neurons`] makes them. Weights are read into memory then, with a budget and without.
     pub neurons: Option<PathBuf>,
+    /// What computes in place of the processor, over KV pages in its own memory. Weights are copied there. The KV policy
+    /// is one that the device can compute over, and there is no draft model, no look for values that are not finite, and
+    /// no reading of weights beside it. Default none.
+    pub device: Option<Arc<dyn ComputeDevice>>,
 }
 
 /// What a budget is held against.
@@ -106,6 +110,7 @@ impl Default for EngineConfig {
             speculation: Speculation::default(),
             draft: None,
             neurons: None,
+            device: None,
         }
     }
 }
@@ -171,6 +176,8 @@ impl EngineConfig {
             },
             threads: self.thread_count()?.get(),
             weights: match (self.weights, self.budget) {
+                // They are copied to it from where they are mapped.
+                _ if self.device.is_some() => WeightMode::Fixed(WeightSource::Mmap),
                 (WeightMode::Auto, _) if self.neurons.is_some() => {
                     WeightMode::Fixed(WeightSource::Direct)
                 }
@@ -237,10 +244,38 @@ impl EngineConfig {
         if spec.pooled().is_some() {
             return Err(ForwardError::NoLogits.into());
         }
-        Ok(KvCache::new(
-            spec.kv_geometry(self.kv_elements)?,
-            self.kv_policy,
-        )?)
+        let geometry = spec.kv_geometry(self.kv_elements)?;
+        Ok(match &self.device {
+            None => KvCache::new(geometry, self.kv_policy)?,
+            Some(device) => device.kv_cache(geometry, self.kv_policy)?,
+        })
+    }
+
+    /// Refuses settings that go with the processor alone, where another device computes.
+    fn check_device(&self) -> Result<(), EngineError> {
+        let Some(device) = &self.device else {
+            return Ok(());
+        };
+        let mapped = matches!(
+            self.weights,
+            WeightMode::Auto | WeightMode::Fixed(WeightSource::Mmap)
+        );
+        let settings = [
+            (!mapped, "weights that are read into memory"),
+            (self.neurons.is_some(), "neurons that are read one by one"),
+            (self.draft.is_some(), "a draft model"),
+            (
+                self.finite_check != FiniteCheck::Off,
+                "a look for values that are not finite",
+            ),
+        ];
+        match settings.into_iter().find(|(asked, _)| *asked) {
+            None => Ok(()),
+            Some((_, what)) => Err(EngineError::Executor(ExecutorError::Setting {
+                device: device.name().to_owned(),
+                what,
+            })),
+        }
     }
 
     /// The KV cache, the plan and the divided budget of a model whose images take so much of the memory of requests.
@@ -251,6 +286,7 @@ impl EngineConfig {
         weights: WeightPlan,
         image_bytes: u64,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
+        self.check_device()?;
         let cache = self.cache(spec)?;
         let vocabulary = VocabularySize::of(files, spec);
         let mut demand = self.demand(spec.context_tokens)?;
@@ -278,12 +314,34 @@ impl EngineConfig {
 /// A token, and what it made of the text.
 pub(crate) type Taken = (u32, Result<Outcome, TokenizerError>);
 
+/// A model on a device.
+struct OnDevice {
+    device: Arc<dyn ComputeDevice>,
+    executor: Box<dyn Executor>,
+}
+
+/// A pass of `segments`, on the device if there is one.
+fn pass<'a>(
+    model: &Model,
+    cpu: &Cpu,
+    (executor, scratch): (&'a mut Option<OnDevice>, &'a mut Scratch),
+    segments: &mut [Segment<'_>],
+) -> Result<&'a [f32], ForwardError> {
+    match executor {
+        None => model.forward(cpu, segments, scratch),
+        Some(on) => on.executor.forward(cpu, segments),
+    }
+}
+
 /// A model ready to run, in the memory its plan says.
 pub struct Engine {
     model: Arc<Model>,
     cpu: Arc<Cpu>,
     cache: KvCache,
+    /// Where another device computes, nothing but the limits of a batch: its memory is not touched.
     scratch: Scratch,
+    /// The device that computes in place of the processor.
+    executor: Option<OnDevice>,
     candidates: Candidates,
     /// Tokens that may not come next.
     barred: Vec<u32>,
@@ -329,6 +387,21 @@ impl Engine {
         let (cache, plan, budget) = config.prepare(model.files(), spec, weights, image_bytes)?;
         let process = Process::after_loading(config.accounting, &budget.parts);
         let beyond = process.beyond_plan(None);
+        let executor = match &config.device {
+            None => None,
+            Some(device) => {
+                let model = Arc::clone(&model);
+                let executor = device.executor(model, cache.geometry(), &plan.arena)?;
+                let device = Arc::clone(device);
+                Some(OnDevice { device, executor })
+            }
+        };
+        // Activations on a device take the place of those that are planned for the process.
+        let on_device = executor.as_ref().map_or(0, |on| {
+            let memory = on.executor.memory();
+            memory.weight_bytes + memory.staging_bytes
+        });
+        let beyond = beyond + on_device;
         let kv_bytes = budget.parts.kv_bytes.saturating_sub(beyond);
         if kv_bytes < plan.least().kv_bytes {
             return Err(EngineError::ProcessTooLarge {
@@ -357,6 +430,7 @@ impl Engine {
             cpu,
             cache,
             scratch,
+            executor,
             kv_limit: kv_bytes,
             system: Box::new(host),
             memory: Reading::default(),
@@ -482,9 +556,8 @@ impl Engine {
         let begun = Instant::now();
         let segment = session.drafted();
         let rows = segment.tokens.len();
-        let logits = self
-            .model
-            .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+        let memory = (&mut self.executor, &mut self.scratch);
+        let logits = pass(&self.model, &self.cpu, memory, &mut [segment])?;
         let vocabulary = self.model.spec().vocabulary;
         let tokenizer = self.model.tokenizer();
         let mut sampled = 0;
@@ -538,9 +611,8 @@ impl Engine {
             logits: rows,
             images: &session.images,
         };
-        let logits = self
-            .model
-            .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+        let memory = (&mut self.executor, &mut self.scratch);
+        let logits = pass(&self.model, &self.cpu, memory, &mut [segment])?;
         let (sampler, history) = (&mut session.sampler, &session.tokens);
         let token = match rows {
             LogitRows::None => None,
@@ -580,7 +652,8 @@ impl Engine {
             images: &session.images,
         };
         let model = &self.model;
-        let logits = model.forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+        let memory = (&mut self.executor, &mut self.scratch);
+        let logits = pass(model, &self.cpu, memory, &mut [segment])?;
         for row in logits.chunks_exact(model.spec().vocabulary) {
             row::check_finite(row)?;
             each(row);
@@ -754,9 +827,8 @@ impl Engine {
                 logits: LogitRows::All,
                 images: &[],
             };
-            let logits = self
-                .model
-                .forward(&self.cpu, &mut [segment], &mut self.scratch)?;
+            let memory = (&mut self.executor, &mut self.scratch);
+            let logits = pass(&self.model, &self.cpu, memory, &mut [segment])?;
             for (offset, row) in logits.chunks_exact(vocabulary).enumerate() {
                 row::check_finite(row)?;
                 each(sequence.len() + offset, row);
@@ -774,7 +846,8 @@ impl Engine {
         &mut self,
         segments: &mut [Segment<'_>],
     ) -> Result<Pass<'_>, EngineError> {
-        let logits = self.model.forward(&self.cpu, segments, &mut self.scratch)?;
+        let memory = (&mut self.executor, &mut self.scratch);
+        let logits = pass(&self.model, &self.cpu, memory, segments)?;
         let tokenizer = self.model.tokenizer();
         Ok(Pass { logits, tokenizer })
     }
@@ -804,6 +877,13 @@ impl Engine {
     #[must_use]
     pub fn cpu(&self) -> &Cpu {
         &self.cpu
+    }
+
+    /// The device that computes in place of the processor, and what it has of the model, if there is one.
+    #[must_use]
+    pub fn device(&self) -> Option<(&str, ExecutorMemory)> {
+        let on = self.executor.as_ref()?;
+        Some((on.device.name(), on.executor.memory()))
     }
 
     /// The pool its sessions' rows come from.

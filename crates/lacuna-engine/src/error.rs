@@ -56,6 +56,9 @@ pub enum EngineError {
     /// The model could not run the batch.
     #[error(transparent)]
     Forward(#[from] lacuna_models::ForwardError),
+    /// The device that is to compute does not run the model.
+    #[error(transparent)]
+    Executor(#[from] lacuna_models::ExecutorError),
     /// The model's output is of no use.
     #[error(transparent)]
     NotFinite(#[from] NotFinite),

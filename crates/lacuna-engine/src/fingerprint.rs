@@ -16,7 +16,7 @@ impl Engine {
     pub(crate) fn fingerprint(&self, folder: &Path) -> io::Result<Fingerprint> {
         let (model, spec) = (self.model(), self.model().spec());
         let weights = model.files().content(Some(folder))?;
-        Ok(Fingerprint::new([
+        let mut parts = vec![
             ("weights", blake3::Hash::from_bytes(weights).to_string()),
             ("tokenizer", self.vocabulary_hash().to_string()),
             // Positions are rotated as it says.
@@ -27,7 +27,11 @@ impl Engine {
             ("instructions", self.cpu().level().name().to_owned()),
             ("numerics", lacuna_models::NUMERICS_VERSION.to_string()),
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ]))
+        ];
+        // A device adds in another order than the processor, and than other devices.
+        let device = self.device();
+        parts.extend(device.map(|(name, _)| ("device", name.to_owned())));
+        Ok(Fingerprint::new(parts))
     }
 
     /// Which token is which.

@@ -56,6 +56,21 @@ impl KvCache {
         Self::over(pool, geometry, policy)
     }
 
+    /// The same over pages of `device`, whatever the policy: the page size is chosen for `geometry` among those that
+    /// the device has. Its sequences take as much of its memory as [`KvCache::set_limit`] allows.
+    ///
+    /// # Errors
+    /// As [`KvCache::new`].
+    pub fn on_device(
+        device: impl Device + 'static,
+        geometry: Geometry,
+        policy: KvPolicy,
+    ) -> Result<Self, KvError> {
+        geometry.validate()?;
+        let arrangement = Arrangement::new(&geometry, policy.layout());
+        Self::over(open(device, &arrangement)?, geometry, policy)
+    }
+
     /// A cache whose pages come from `pool`, whatever its device, page size and limit.
     ///
     /// # Errors

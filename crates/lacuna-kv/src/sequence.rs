@@ -20,7 +20,7 @@ use crate::geometry::{Geometry, Keep, Layer, LayerCache, Side};
 use crate::prefix::{Grain, Pins};
 use crate::report::KvReport;
 use crate::state::{State, all_pages};
-use crate::store::{Store, Useful};
+use crate::store::{DeviceRows, Store, Useful};
 
 /// KV cache of one sequence.
 ///
@@ -282,6 +282,17 @@ impl Sequence {
     pub fn view(&self, layer: Layer, side: Side) -> View<'_> {
         let rows = self.first_held(layer)..self.accepted + self.prepared;
         self.store.view(layer, side, rows)
+    }
+
+    /// Where the device of the pool has the rows that one side of a layer reads, its own or another's: work that is
+    /// submitted to that device reads those from [`Sequence::first_held`] to the last that is prepared, and writes those
+    /// that are prepared. `None` where rows do not lie at equal distances.
+    ///
+    /// # Panics
+    /// When the layer reads none.
+    #[must_use]
+    pub fn device_rows(&self, layer: Layer, side: Side) -> Option<DeviceRows> {
+        self.store.device_rows(layer, side)
     }
 
     /// How many of a layer's first rows this sequence and `other` have in the same memory, which neither writes to any

@@ -457,6 +457,9 @@ pub enum ForwardError {
     /// Weights that are read while they are needed could not be.
     #[error(transparent)]
     Weights(#[from] UnreadableWeights),
+    /// The device that computes refuses, or is gone.
+    #[error(transparent)]
+    Device(#[from] lacuna_pages::DeviceError),
     /// The sequence was not prepared for exactly these tokens.
     #[error("{prepared} rows are prepared in the KV cache for {tokens} tokens; call prepare first")]
     NotPrepared {

@@ -4,6 +4,7 @@
 //! Nothing here keeps state between calls: KV caches and activations are passed in.
 
 mod demo;
+mod device;
 mod error;
 mod executor;
 mod families;
@@ -26,6 +27,7 @@ mod weights;
 pub const NUMERICS_VERSION: u32 = 2;
 
 pub use demo::demo;
+pub use device::{ComputeDevice, Executor, ExecutorError, ExecutorMemory, MatrixWeights, PassSize};
 pub use error::{
     ColumnsError, ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights,
 };

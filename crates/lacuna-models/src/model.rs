@@ -172,7 +172,7 @@ impl Model {
         segments: &'a mut [Segment<'b>],
         scratch: &'a mut Scratch,
     ) -> Result<Pass<'a, 'b>, ForwardError> {
-        let size = executor::check(segments, scratch, &self.spec)?;
+        let size = executor::check(segments, scratch.limits(), &self.spec)?;
         Ok(Pass {
             weights: &self.weights,
             cpu,
@@ -228,6 +228,10 @@ impl Model {
     fn output<'a>(&self, scratch: &'a mut Scratch, elements: usize) -> &'a [f32] {
         let [output] = scratch.slots([self.program.output()]);
         &bytemuck::cast_slice(output)[..elements]
+    }
+
+    pub(crate) fn weights(&self) -> &Weights {
+        &self.weights
     }
 
     /// The model's layers and constants.

@@ -115,6 +115,11 @@ impl Buffer {
         Ok(())
     }
 
+    /// Whether the host sees the memory itself, so that [`Buffer::bytes`] lends it.
+    pub fn host_sees(&self) -> bool {
+        self.copies().is_none()
+    }
+
     /// Where bytes are copied through, unless the host sees the memory itself.
     pub(crate) fn copies(&self) -> Option<Arc<dyn HostCopies>> {
         match &self.memory.as_ref()?.view {

@@ -12,7 +12,9 @@ use lacuna::plan::{Logits, WeightMode};
 use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
-use lacuna_cli::{ByteCount, DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs};
+use lacuna_cli::{
+    ByteCount, DeviceArgs, DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs,
+};
 use lacuna_kv::folder::{CacheKey, SessionName};
 use lacuna_server::{EventAddress, ImageHost, Origin};
 
@@ -370,6 +372,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
@@ -688,6 +692,8 @@ pub(crate) struct LogitsArgs {
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]
@@ -699,6 +705,8 @@ pub(crate) struct PerplexityArgs {
     pub(crate) file: PathBuf,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]

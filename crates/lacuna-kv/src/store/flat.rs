@@ -24,7 +24,7 @@ use lacuna_pages::{
 };
 
 use super::rows::{Rows, layer_and_side, stream, zeroed_buffer};
-use super::{Store, Usage, Useful, WriteRun};
+use super::{DeviceRows, Store, Usage, Useful, WriteRun};
 use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Keep, Layer, Side};
@@ -305,12 +305,22 @@ impl FlatStore {
         });
         let missing: Vec<_> = missing.enumerate().collect();
         copy.make_writable(&missing)?;
+        let mut staged = Vec::new();
         for (from, to) in self.extents.iter().zip(&mut copy.extents) {
             let start = own(to);
             let end = from.tiles.bytes_through(end).max(start);
-            to.buffer
-                .bytes_mut(start..end)?
-                .copy_from_slice(from.buffer.bytes(start..end)?);
+            match from.buffer.host_sees() {
+                true => to
+                    .buffer
+                    .bytes_mut(start..end)?
+                    .copy_from_slice(from.buffer.bytes(start..end)?),
+                // At most a page of each buffer where pages are shared, through memory that the host sees.
+                false => {
+                    staged.resize(end - start, 0);
+                    from.buffer.read(start as u64, &mut staged)?;
+                    to.buffer.write(start as u64, &staged)?;
+                }
+            }
             copy.copied_bytes += end - start;
         }
         Ok(())
@@ -359,6 +369,12 @@ impl Store for FlatStore {
     fn flat_rows(&self, layer: Layer, side: Side) -> Option<(&Buffer, Tiles)> {
         let extent = &self.extents[self.arrangement.place(layer, side).buffer];
         (extent.tiles.tokens == 1).then_some((&extent.buffer, extent.tiles))
+    }
+
+    fn device_rows(&self, layer: Layer, side: Side) -> Option<DeviceRows> {
+        let (extent, place) = Rows::of(&self.arrangement, layer, side);
+        let buffer = &self.extents[extent].buffer;
+        place.on_device(buffer)
     }
 
     fn truncate(&mut self, end: usize) -> Result<(), KvError> {

@@ -10,7 +10,8 @@ mod rows;
 use std::fmt;
 use std::ops::Range;
 
-use lacuna_kernels::{RunMut, View};
+use lacuna_kernels::{RowLayout, RunMut, View};
+use lacuna_pages::device::Address;
 use lacuna_pages::{Buffer, PageRange};
 
 pub(crate) use flat::{Commit, FlatStore};
@@ -40,6 +41,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// The buffer that has the rows of one side of a layer at equal distances, and how many of its first rows are in
     /// so many bytes; `None` where rows do not lie so.
     fn flat_rows(&self, _layer: Layer, _side: Side) -> Option<(&Buffer, Tiles)> {
+        None
+    }
+
+    /// Where a device has the rows of one side of a layer; `None` where they do not lie at equal distances.
+    fn device_rows(&self, _layer: Layer, _side: Side) -> Option<DeviceRows> {
         None
     }
 
@@ -132,6 +138,16 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Where the bytes are.
     fn usage(&self) -> Usage;
+}
+
+/// Rows of one side of a layer in the memory of a device: the row of a position lies that many strides behind the
+/// first. Which of them there is memory behind is said by the sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceRows {
+    /// Where the row of position 0 lies, or would.
+    pub address: Address,
+    /// Where the elements of a row lie, and how far rows are apart.
+    pub layout: RowLayout,
 }
 
 /// Writes the rows of a run.

@@ -10,7 +10,7 @@ use crate::cache::to_usize;
 use crate::error::KvError;
 use crate::geometry::{Layer, Side};
 use crate::layout::{Arrangement, Place, Tiles};
-use crate::store::WriteRun;
+use crate::store::{DeviceRows, WriteRun};
 
 /// A buffer of at least `bytes` with memory behind all of it, which reads as zeros: what an
 /// allocator would give.
@@ -78,6 +78,14 @@ impl Rows {
             });
             row = next;
         }
+    }
+
+    /// Where a device has the rows, if they lie at equal distances.
+    pub(super) fn on_device(&self, buffer: &Buffer) -> Option<DeviceRows> {
+        (self.tiles.tokens == 1).then(|| DeviceRows {
+            address: buffer.address(self.place.offset as u64),
+            layout: self.place.layout,
+        })
     }
 
     /// Where the elements of a row lie in a run.

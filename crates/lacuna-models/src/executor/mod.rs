@@ -11,7 +11,7 @@ use std::sync::Arc;
 use lacuna_kv::Sequence;
 
 use crate::error::ForwardError;
-use crate::scratch::Scratch;
+use crate::scratch::{BatchLimits, Scratch};
 use crate::spec::{ImageAttention, ImageRows, ModelSpec, Patches};
 
 pub use pooling::normalize;
@@ -89,7 +89,9 @@ impl Segment<'_> {
             })
     }
 
-    fn logit_rows(&self) -> usize {
+    /// Rows of logits that it asks for.
+    #[must_use]
+    pub fn logit_rows(&self) -> usize {
         match self.logits {
             LogitRows::None => 0,
             LogitRows::Last => 1,
@@ -151,20 +153,20 @@ pub(crate) struct BatchSize {
     pub(crate) logit_rows: usize,
 }
 
-/// Whether `segments` can be computed in `scratch`.
+/// Whether `segments` can be computed in a pass of at most `limits`.
 ///
 /// # Errors
 /// [`ForwardError`], saying what is wrong with them.
 pub(crate) fn check(
     segments: &[Segment<'_>],
-    scratch: &Scratch,
+    limits: BatchLimits,
     spec: &ModelSpec,
 ) -> Result<BatchSize, ForwardError> {
     let size = BatchSize {
         tokens: segments.iter().map(|segment| segment.tokens.len()).sum(),
         logit_rows: segments.iter().map(Segment::logit_rows).sum(),
     };
-    size.check(scratch)?;
+    size.check(limits)?;
     for segment in segments {
         check_images(segment, spec)?;
         let prepared = segment.sequence.prepared();
@@ -228,7 +230,7 @@ pub(crate) fn check_image(
         tokens: patches.count(),
         logit_rows: rows.count(patches),
     };
-    size.check(scratch)?;
+    size.check(scratch.limits())?;
     Ok(size)
 }
 
@@ -260,14 +262,13 @@ pub(crate) fn check_texts(
         }
     }
     // After them, because a text that is too long or empty says more than its batch.
-    size.check(scratch)?;
+    size.check(scratch.limits())?;
     Ok(size)
 }
 
 impl BatchSize {
-    fn check(self, scratch: &Scratch) -> Result<(), ForwardError> {
+    fn check(self, limits: BatchLimits) -> Result<(), ForwardError> {
         let Self { tokens, logit_rows } = self;
-        let limits = scratch.limits();
         if tokens == 0 || tokens > limits.tokens || logit_rows > limits.logit_rows {
             return Err(ForwardError::BatchTooLarge {
                 tokens,

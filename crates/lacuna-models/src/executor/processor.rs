@@ -473,15 +473,7 @@ impl Pass<'_, '_> {
         let mut rest: &mut [f32] = first(hidden, elements);
         for tokens in self.batch.runs() {
             let (rows, tail) = rest.split_at_mut(tokens.len() * width);
-            let known = |token: &u32| (*token as usize) < table.rows();
-            if tokens.iter().all(known) {
-                linear.look_up(&table, self.cpu, rows, tokens);
-            } else {
-                for (row, token) in rows.chunks_exact_mut(width).zip(tokens) {
-                    let token = if known(token) { *token } else { 0 };
-                    linear.look_up(&table, self.cpu, row, &[token]);
-                }
-            }
+            linear.look_up_known(&table, self.cpu, rows, tokens);
             rest = tail;
         }
     }

@@ -44,6 +44,24 @@ impl Linear {
         });
     }
 
+    /// The same, with the first row for tokens that are none.
+    pub(crate) fn look_up_known(
+        &self,
+        table: &Matrix<'_>,
+        cpu: &Cpu,
+        out: &mut [f32],
+        tokens: &[u32],
+    ) {
+        let known = |token: &u32| (*token as usize) < table.rows();
+        if tokens.iter().all(known) {
+            return self.look_up(table, cpu, out, tokens);
+        }
+        for (row, token) in out.chunks_exact_mut(self.columns).zip(tokens) {
+            let token = if known(token) { *token } else { 0 };
+            self.look_up(table, cpu, row, &[token]);
+        }
+    }
+
     /// Reads a row from the file.
     fn read_row(&self, table: &Matrix<'_>, row: usize, out: &mut [f32]) -> io::Result<()> {
         let (dtype, row_bytes) = (table.dtype(), table.row_bytes());

@@ -361,6 +361,11 @@ impl Linear {
             .expect("as many bytes were read as a row has")
     }
 
+    /// What its file calls it.
+    pub(crate) fn name(&self) -> &str {
+        self.tensor.name()
+    }
+
     /// Elements of a row.
     pub(crate) fn columns(&self) -> usize {
         self.columns

@@ -246,7 +246,10 @@ fn create_device(
     if families.bind != families.compute {
         queues.push(queue(families.bind));
     }
+    // Every device has robust buffer access: what a kernel asks for beyond a window stays within the
+    // window's buffer, whatever the numbers it was given.
     let features = vk::PhysicalDeviceFeatures::default()
+        .robust_buffer_access(true)
         .sparse_binding(true)
         .sparse_residency_buffer(true)
         .sparse_residency_aliased(true);

@@ -22,7 +22,7 @@ use crate::device::DeviceError;
 pub(super) const GROUP: u32 = 128;
 
 const WRITE_ROWS: &[u8] = include_bytes!("kernels/write_rows.spv");
-const CHECKSUM: &[u8] = include_bytes!("kernels/checksum.spv");
+pub(super) const CHECKSUM: &[u8] = include_bytes!("kernels/checksum.spv");
 
 /// Which kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

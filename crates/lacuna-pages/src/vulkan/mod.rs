@@ -48,9 +48,11 @@
 //!   submitted, and a submission that fails has no effect.
 
 mod bindings;
+mod compute;
 mod driver;
 mod frames;
 mod kernels;
+mod memory;
 mod objects;
 mod open;
 mod phases;
@@ -63,6 +65,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ash::vk;
 
+pub use compute::{Bound, Compute, ComputeKernel, Recording};
+pub use memory::{DeviceMemory, MemoryUse};
 pub use queue::{Rows, VulkanQueue, checksum};
 
 use crate::device::{
@@ -134,6 +138,13 @@ impl VulkanDevice {
                 state: Mutex::new(state),
             }),
         })
+    }
+
+    /// The same device for another pool: both take from the same memory, and all work stays on one timeline.
+    pub fn share(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     /// What the driver calls the device.

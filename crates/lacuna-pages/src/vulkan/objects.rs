@@ -21,8 +21,8 @@ use super::bindings::Bindings;
 use super::driver::Driver;
 use crate::device::DeviceError;
 
-/// What every sparse buffer is used for.
-const SPARSE_USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
+/// What every buffer that kernels see is used for.
+pub(super) const KERNEL_USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
     vk::BufferUsageFlags::STORAGE_BUFFER.as_raw()
         | vk::BufferUsageFlags::TRANSFER_SRC.as_raw()
         | vk::BufferUsageFlags::TRANSFER_DST.as_raw(),
@@ -67,11 +67,11 @@ impl Buffer {
         let info = vk::BufferCreateInfo::default()
             .flags(flags)
             .size(length)
-            .usage(SPARSE_USAGE);
+            .usage(KERNEL_USAGE);
         Self::new(driver, &info)
     }
 
-    fn plain(
+    pub(super) fn plain(
         driver: &Arc<Driver>,
         length: u64,
         usage: vk::BufferUsageFlags,
@@ -93,7 +93,7 @@ impl Buffer {
         }
     }
 
-    fn bind(&self, memory: &Memory) -> Result<(), DeviceError> {
+    pub(super) fn bind(&self, memory: &Memory) -> Result<(), DeviceError> {
         // SAFETY: V1 and B1.
         unsafe {
             self.driver
@@ -105,7 +105,7 @@ impl Buffer {
 }
 
 /// An allocation.
-struct Memory {
+pub(super) struct Memory {
     driver: Arc<Driver>,
     handle: vk::DeviceMemory,
 }
@@ -124,7 +124,11 @@ impl Drop for Memory {
 }
 
 impl Memory {
-    fn new(driver: &Arc<Driver>, length: u64, memory_type: u32) -> Result<Self, DeviceError> {
+    pub(super) fn new(
+        driver: &Arc<Driver>,
+        length: u64,
+        memory_type: u32,
+    ) -> Result<Self, DeviceError> {
         let info = vk::MemoryAllocateInfo::default()
             .allocation_size(length)
             .memory_type_index(memory_type);
@@ -205,7 +209,7 @@ unsafe impl Send for Staging {}
 impl Staging {
     pub(super) fn new(driver: &Arc<Driver>, length: usize) -> Result<Self, DeviceError> {
         let size = length as u64;
-        let buffer = Buffer::plain(driver, size, SPARSE_USAGE)?;
+        let buffer = Buffer::plain(driver, size, KERNEL_USAGE)?;
         let requirements = buffer.requirements();
         let visible =
             vk::MemoryPropertyFlags::HOST_VISIBLE | vk::MemoryPropertyFlags::HOST_COHERENT;

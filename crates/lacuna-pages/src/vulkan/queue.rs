@@ -184,7 +184,7 @@ impl VulkanQueue {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.lock()
     }
 }
@@ -266,7 +266,7 @@ fn later(address: Address, bytes: u64) -> Address {
     }
 }
 
-fn take_frame(state: &mut State) -> Result<Frame, DeviceError> {
+pub(super) fn take_frame(state: &mut State) -> Result<Frame, DeviceError> {
     let driver = Arc::clone(&state.driver);
     state.frames.take(&driver)
 }

@@ -150,8 +150,32 @@ impl State {
         Ok(HeapId(insert(&mut self.heaps, heap)))
     }
 
+    /// Takes `length` bytes of memory that is not a heap into the account.
+    pub(super) fn take_memory(&mut self, length: u64) -> Result<(), DeviceError> {
+        let total = self.memory();
+        if self.allocated.saturating_add(length) > total {
+            self.drop_retired_after_waiting()?;
+        }
+        if self.allocated.saturating_add(length) > total {
+            let requested = ByteLength::new(length);
+            return Err(limit("device memory", requested, total, self.allocated));
+        }
+        self.allocated += length;
+        Ok(())
+    }
+
+    /// What [`State::take_memory`] took is there again.
+    pub(super) fn give_memory(&mut self, length: u64) {
+        self.allocated = self.allocated.saturating_sub(length);
+    }
+
+    /// Bytes of memory taken: heaps, and what was taken beside them.
+    pub(super) fn allocated(&self) -> u64 {
+        self.allocated
+    }
+
     /// The memory there is for heaps; a software driver enforces no such limit itself.
-    fn memory(&self) -> u64 {
+    pub(super) fn memory(&self) -> u64 {
         let local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
         let any = vk::MemoryPropertyFlags::empty();
         let memory_type = self.driver.memory_type(self.memory_types, local, any);

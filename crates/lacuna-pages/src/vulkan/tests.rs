@@ -261,3 +261,135 @@ fn a_device_lost_at_any_call_ends_the_session_with_an_error() {
         FAILING.set(None);
     }
 }
+
+/// A pass that sums what it is given, on an area of 1,024 bytes: the input at 0, the sum at 512.
+fn sum_pass(
+    compute: &mut Compute,
+    kernel: &ComputeKernel,
+    memory: &DeviceMemory,
+    input: &[u8],
+) -> Result<u32, DeviceError> {
+    let part = |offset, length| Bound::Memory {
+        memory,
+        offset,
+        length,
+    };
+    let length = input.len() as u64;
+    let constants = [0, input.len() as u32 / 4, 0];
+    let mut recording = compute.begin(input)?;
+    recording.take_input(0, part(0, length))?;
+    recording.barrier();
+    let windows = [part(0, length), part(512, 64), Bound::Unused];
+    recording.dispatch(kernel, windows, &constants, [1, 1, 1])?;
+    recording.barrier();
+    recording.leave_output(part(512, 4), 0)?;
+    recording.submit()?;
+    let mut found = [0; 4];
+    compute.output(&mut found)?;
+    Ok(u32::from_le_bytes(found))
+}
+
+fn checksum_kernel(compute: &Compute) -> ComputeKernel {
+    // SAFETY: K1 of `kernels` is C1: two storage buffers and twelve bytes of constants.
+    unsafe { compute.kernel(kernels::CHECKSUM, c"checksum") }.unwrap()
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_pass_is_one_submission_and_takes_nothing_after_the_first() {
+    let queue = open().queue();
+    let mut compute = queue.compute(256, 64).unwrap();
+    let kernel = checksum_kernel(&compute);
+    let memory = queue.memory(ByteLength::new(1024)).unwrap();
+    for pass in 0..4 {
+        CALLS.set(0);
+        let input = [pass + 1; 256];
+        let found = sum_pass(&mut compute, &kernel, &memory, &input).unwrap();
+        assert_eq!(found, checksum(&input), "pass {pass}");
+        assert_eq!(CALLS.get(), 1, "submitted, and no buffer, memory or bind");
+    }
+    let used = queue.memory_use();
+    assert!(used.allocated >= memory.length(), "{used:?}");
+    drop(memory);
+    assert_eq!(queue.memory_use().allocated, ByteLength::ZERO);
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_kernel_is_not_shown_what_is_not_there() {
+    let mut device = open();
+    let queue = device.queue();
+    let mut compute = queue.compute(256, 64).unwrap();
+    let kernel = checksum_kernel(&compute);
+    let memory = queue.memory(ByteLength::new(1024)).unwrap();
+    let length = memory.length().get();
+    let part = |offset, length| Bound::Memory {
+        memory: &memory,
+        offset,
+        length,
+    };
+    let space = device.reserve(ByteLength::new(4 * PAGE)).unwrap();
+    let hole = Bound::Mapped {
+        address: address(space, 1),
+        length: 64,
+        access: Access::Read,
+    };
+    let mut refused = vec![part(0, length + 4), part(4, 0), part(2, 4), hole];
+    if compute.alignment() > 4 {
+        refused.push(part(4, 8));
+    }
+    for bound in refused {
+        let mut recording = compute.begin(&[0; 256]).unwrap();
+        let windows = [bound, part(512, 64), Bound::Unused];
+        let refused = recording.dispatch(&kernel, windows, &[0, 1, 0], [1, 1, 1]);
+        assert!(
+            matches!(refused, Err(DeviceError::Invalid { .. })),
+            "{bound:?}: {refused:?}"
+        );
+    }
+    let mut recording = compute.begin(&[0; 256]).unwrap();
+    let windows = [part(0, 64), part(512, 64), Bound::Unused];
+    let mut dispatch =
+        |constants: &[u32], groups| recording.dispatch(&kernel, windows, constants, groups);
+    assert!(dispatch(&[0; 33], [1, 1, 1]).is_err(), "too many constants");
+    assert!(
+        dispatch(&[0; 3], [70_000, 1, 1]).is_err(),
+        "too many groups"
+    );
+    assert!(
+        dispatch(&[0; 3], [1, 0, 1]).is_ok(),
+        "no groups are no work"
+    );
+    assert!(
+        recording.copy(part(0, 64), part(32, 64)).is_err(),
+        "overlap"
+    );
+    drop(recording);
+    // What was refused or dropped leaves no trace.
+    let input = [7; 256];
+    let found = sum_pass(&mut compute, &kernel, &memory, &input).unwrap();
+    assert_eq!(found, checksum(&input));
+    assert!(
+        compute.begin(&[0; 5000]).is_err(),
+        "more than was asked for"
+    );
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn memory_that_cannot_be_had_is_an_error_and_not_counted() {
+    let queue = open().queue();
+    for calls in 0..2 {
+        fail_after(calls, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+        let refused = queue.memory(ByteLength::new(1024));
+        FAILING.set(None);
+        assert!(
+            matches!(refused, Err(DeviceError::OutOfMemory { .. })),
+            "{refused:?}"
+        );
+        assert_eq!(queue.memory_use().allocated, ByteLength::ZERO);
+    }
+    let beyond = queue.memory_use().total.get() + 1;
+    let refused = queue.memory(ByteLength::new(beyond));
+    assert!(refused.is_err(), "{refused:?}");
+}

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
-use lacuna::KvReport;
+use lacuna::{EngineConfig, KvReport};
 use serde::Serialize;
 
 use crate::cli::LogitsArgs;
@@ -17,7 +17,11 @@ struct Report {
 }
 
 pub(crate) fn run(args: &LogitsArgs) -> Result<()> {
-    let mut engine = engine(&args.model, args.engine.config().scoring())?;
+    let config = EngineConfig {
+        device: args.device.open()?,
+        ..args.engine.config().scoring()
+    };
+    let mut engine = engine(&args.model, config)?;
     let last = args.tokens.len() - 1;
     let mut logits = Vec::new();
     let _: KvReport = engine.score(&args.tokens, |position, row| {

@@ -9,7 +9,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use lacuna::{Engine, Special, Tokenizer};
+use lacuna::{Engine, EngineConfig, Special, Tokenizer};
 use serde::Serialize;
 
 use crate::cli::PerplexityArgs;
@@ -28,7 +28,11 @@ struct Report {
 pub(crate) fn run(args: &PerplexityArgs) -> Result<()> {
     let text = fs::read_to_string(&args.file)
         .with_context(|| format!("cannot read `{}` as UTF-8 text", args.file.display()))?;
-    let mut engine = engine(&args.model, args.engine.config().scoring())?;
+    let config = EngineConfig {
+        device: args.device.open()?,
+        ..args.engine.config().scoring()
+    };
+    let mut engine = engine(&args.model, config)?;
     let tokenizer = engine.model().tokenizer();
     let tokens = tokenizer.encode(&text, Special::NONE)?;
     let windows = windows(&tokens, engine.context_tokens(), first_token(tokenizer)?)?;

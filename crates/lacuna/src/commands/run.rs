@@ -100,9 +100,20 @@ struct Memory {
     activation_bytes: usize,
     budget: Budget,
     weights: Weights,
+    /// What another device than the processor has, where one computes.
+    device: Option<Device>,
     /// What the process has beyond the plan, KV pages aside.
     beyond_plan_bytes: u64,
     resident: Option<Resident>,
+}
+
+/// A device and its memory, KV pages aside.
+#[derive(Serialize)]
+struct Device {
+    name: String,
+    weight_bytes: u64,
+    activation_bytes: u64,
+    staging_bytes: u64,
 }
 
 /// How weights are had.
@@ -170,6 +181,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 fn answer(args: &RunArgs) -> Result<()> {
     let mut config = EngineConfig {
         speculation: args.speculation.from_history(),
+        device: args.device.open()?,
         ..args.engine.config()
     };
     config.draft = open_draft(&args.speculation.draft, &config)?;
@@ -333,6 +345,12 @@ fn generate(
         activation_bytes: engine.plan().arena.bytes(),
         budget: *engine.budget(),
         weights: weights(engine),
+        device: engine.device().map(|(name, memory)| Device {
+            name: name.to_owned(),
+            weight_bytes: memory.weight_bytes,
+            activation_bytes: memory.activation_bytes,
+            staging_bytes: memory.staging_bytes,
+        }),
         beyond_plan_bytes: engine.beyond_plan(),
         resident: None,
     };

@@ -1,0 +1,238 @@
+//! Attention as it is recorded: partitions of 256 rows, each by itself, then merged in their order.
+//!
+//! A token's partitions begin at multiples of 256 rows of its sequence. Tokens share the room that there is for partial
+//! results: as many as fit are computed side by side, and then merged.
+
+use std::ops::Range;
+
+use lacuna_kernels::AttentionShape;
+use lacuna_kv::{DeviceRows, Layer, Side};
+use lacuna_models::Segment;
+use lacuna_models::program::Slot;
+use lacuna_models::spec::Mask;
+use lacuna_pages::DeviceError;
+use lacuna_pages::device::Access;
+
+use crate::capability::{element_code, mask_code};
+use crate::kernels::{Attend, Merge, NONE, PARTITION};
+use crate::pass::{Pass, Shown, device_rows, number};
+
+/// Words of the partial results of one token, in so many partitions.
+pub(crate) fn state_words(shape: &AttentionShape, partitions: usize) -> u64 {
+    // The largest score, the sum of weights, and a weighed sum of values.
+    (shape.query_heads * partitions * (shape.value_dim + 2)) as u64
+}
+
+/// Partitions that one token sees at most in a context of `rows` rows.
+pub(crate) fn most_partitions(shape: &AttentionShape, rows: usize) -> usize {
+    let seen = match shape.mask {
+        Mask::Window(most) | Mask::Chunk(most) => rows.min(most.get()),
+        _ => rows,
+    };
+    // However the rows lie, they touch one partition more than they fill.
+    (seen.div_ceil(PARTITION) + 1).min(rows.div_ceil(PARTITION).max(1))
+}
+
+/// Tokens of a segment whose partial results lie side by side.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Group {
+    /// In the segment.
+    tokens: Range<usize>,
+    /// That any of them sees.
+    partitions: Range<usize>,
+    /// Where its states begin, in words behind the first.
+    states: u64,
+}
+
+/// What a segment of a pass is to attention.
+struct Sight<'a> {
+    shape: &'a AttentionShape,
+    /// The position of its first token.
+    position: usize,
+    tokens: usize,
+}
+
+impl Sight<'_> {
+    /// The partitions that `tokens` see.
+    fn partitions(&self, tokens: &Range<usize>) -> Range<usize> {
+        let first = self.shape.mask.first_row(self.position + tokens.start);
+        let last = self.position + tokens.end - 1;
+        first / PARTITION..last / PARTITION + 1
+    }
+
+    /// As many tokens from `start` on as `words` of states have room for, if any.
+    fn group(&self, start: usize, used: u64, words: u64) -> Option<Group> {
+        let most = self.partitions(&(start..self.tokens)).len();
+        let mut count = (words - used) / state_words(self.shape, most);
+        if count == 0 {
+            // One token sees fewer partitions than all that follow together.
+            let alone = self.partitions(&(start..start + 1)).len();
+            count = u64::from(used + state_words(self.shape, alone) <= words);
+        }
+        let end = self.tokens.min(start + count as usize);
+        let tokens = start..end;
+        (!tokens.is_empty()).then(|| Group {
+            partitions: self.partitions(&tokens),
+            tokens,
+            states: used,
+        })
+    }
+}
+
+impl<'a> Pass<'a> {
+    /// Attention of each segment's queries over the rows of its sequence. Ends with a barrier.
+    pub(crate) fn attend(
+        &mut self,
+        layer: Layer,
+        shape: &AttentionShape,
+        slots: [Slot; 3],
+        segments: &[Segment<'_>],
+    ) -> Result<(), DeviceError> {
+        let words = self.plan.placement(slots[2]).bytes as u64 / 4;
+        let mut waiting: Vec<(Merge, usize)> = Vec::new();
+        let (mut used, mut before) = (0, 0);
+        for segment in segments {
+            let sight = Sight {
+                shape,
+                position: segment.sequence.len(),
+                tokens: segment.tokens.len(),
+            };
+            let mut start = 0;
+            while start < sight.tokens {
+                let Some(group) = sight.group(start, used, words) else {
+                    assert!(
+                        used > 0,
+                        "states have room for a token: the model was refused else"
+                    );
+                    self.merge(shape, &mut waiting)?;
+                    used = 0;
+                    continue;
+                };
+                self.attend_group(layer, &sight, &group, (slots, before), segment)?;
+                let count = group.tokens.len();
+                used += state_words(shape, group.partitions.len()) * count as u64;
+                waiting.push((self.merging(&sight, &group, slots, before), count));
+                start = group.tokens.end;
+            }
+            before += sight.tokens;
+        }
+        self.merge(shape, &mut waiting)
+    }
+
+    /// The partitions of one group, in windows of rows where a sequence is longer than what a kernel is shown.
+    fn attend_group(
+        &mut self,
+        layer: Layer,
+        sight: &Sight<'_>,
+        group: &Group,
+        ([queries, _, states], before): ([Slot; 3], usize),
+        segment: &Segment<'_>,
+    ) -> Result<(), DeviceError> {
+        let shape = sight.shape;
+        let sides = Side::BOTH.map(|side| device_rows(segment, layer, side));
+        let (mask, reach) = mask_code(shape.mask).unwrap_or((NONE, 0));
+        let held = segment.sequence.first_held(layer);
+        let end = sight.position + group.tokens.end;
+        for partitions in self.shown_at_once(&sides, &group.partitions) {
+            let first_row = held.max(partitions.start * PARTITION);
+            let rows = first_row..end.min(partitions.end * PARTITION);
+            let [keys, values] = sides.map(|side| self.rows_of(&side, &rows));
+            let [key, value] = sides.map(|side| side.layout);
+            let [key_code, value_code] =
+                [key, value].map(|layout| element_code(layout.element).unwrap_or(0));
+            let constants = Attend {
+                queries: self.word(queries) + number(before * shape.query_heads * shape.head_dim),
+                states: self.word(states) + number(group.states as usize),
+                query_heads: number(shape.query_heads),
+                group: number(shape.query_heads / shape.kv_heads),
+                key_dim: number(shape.head_dim),
+                value_dim: number(shape.value_dim),
+                scale: shape.scale,
+                soft_cap: shape.soft_cap.unwrap_or(0.0),
+                mask,
+                reach,
+                position: number(sight.position),
+                first_token: number(group.tokens.start),
+                first_partition: number(partitions.start),
+                base_partition: number(group.partitions.start),
+                partitions: number(group.partitions.len()),
+                first_row: number(rows.start),
+                key_skip: keys.skip / 4,
+                key_stride: number(key.row_stride / 4),
+                value_skip: values.skip / 4,
+                value_stride: number(value.row_stride / 4),
+                elements: key_code + 4 * value_code,
+            };
+            let windows = [self.activations(), keys.bound, values.bound];
+            let grid = [
+                number(shape.query_heads),
+                number(partitions.len()),
+                number(group.tokens.len()),
+            ];
+            let kernels = self.kernels;
+            self.dispatch(&kernels.attend, windows, &constants, grid)?;
+        }
+        Ok(())
+    }
+
+    /// `partitions` in parts whose rows a kernel can be shown at once.
+    fn shown_at_once(
+        &self,
+        sides: &[DeviceRows; 2],
+        partitions: &Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let stride = sides.iter().map(|side| side.layout.row_stride as u64).max();
+        let rows = self.window.saturating_sub(self.alignment) / stride.unwrap_or(1).max(1);
+        let most = (rows as usize / PARTITION).max(1);
+        let end = partitions.end;
+        let starts = partitions.clone().step_by(most);
+        starts.map(move |start| start..end.min(start + most))
+    }
+
+    fn rows_of(&self, side: &DeviceRows, rows: &Range<usize>) -> Shown<'a> {
+        let layout = side.layout;
+        let stride = layout.row_stride as u64;
+        let row_bytes = (layout.heads * layout.head_stride) as u64;
+        let bytes = (rows.len() as u64 - 1) * stride + row_bytes;
+        self.mapped(
+            side.address,
+            rows.start as u64 * stride,
+            bytes,
+            Access::Read,
+        )
+    }
+
+    fn merging(&self, sight: &Sight<'_>, group: &Group, slots: [Slot; 3], before: usize) -> Merge {
+        let shape = sight.shape;
+        let [_, output, states] = slots;
+        let (mask, reach) = mask_code(shape.mask).unwrap_or((NONE, 0));
+        Merge {
+            states: self.word(states) + number(group.states as usize),
+            output: self.word(output) + number(before * shape.query_heads * shape.value_dim),
+            query_heads: number(shape.query_heads),
+            value_dim: number(shape.value_dim),
+            mask,
+            reach,
+            position: number(sight.position),
+            first_token: number(group.tokens.start),
+            base_partition: number(group.partitions.start),
+            partitions: number(group.partitions.len()),
+        }
+    }
+
+    /// Merges what has been computed; states have room again then.
+    fn merge(
+        &mut self,
+        shape: &AttentionShape,
+        waiting: &mut Vec<(Merge, usize)>,
+    ) -> Result<(), DeviceError> {
+        self.recording.barrier();
+        for (constants, tokens) in waiting.drain(..) {
+            let grid = [number(shape.query_heads), number(tokens), 1];
+            let (kernels, windows) = (self.kernels, self.only_activations());
+            self.dispatch(&kernels.merge, windows, &constants, grid)?;
+        }
+        self.recording.barrier();
+        Ok(())
+    }
+}

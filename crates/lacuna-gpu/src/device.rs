@@ -1,0 +1,80 @@
+//! The device: opened, tested, and what it makes of a model.
+
+use std::sync::Arc;
+
+use lacuna_kv::{Geometry, KvCache, KvPolicy};
+use lacuna_models::plan::ArenaPlan;
+use lacuna_models::{ComputeDevice, Executor, ExecutorError, Model};
+use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
+
+use crate::executor::VulkanExecutor;
+use crate::{capability, self_test};
+
+/// How a device is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VulkanConfig {
+    /// The most bytes of a buffer that kernels are shown at once, if that is to be less than the device allows: matrices
+    /// and rows that are longer are gone through in parts. Default none.
+    pub window: Option<ByteLength>,
+}
+
+/// A Vulkan device with sparse buffers: the best there is.
+#[derive(Debug)]
+pub struct Vulkan {
+    device: VulkanDevice,
+    config: VulkanConfig,
+}
+
+impl Vulkan {
+    /// Opens the best device there is, a GPU before a software driver, and has it compute something known.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unavailable`] where there is no driver or no device with sparse buffers, and
+    /// [`ExecutorError::Faulty`] for one that computes wrong numbers.
+    pub fn open() -> Result<Self, ExecutorError> {
+        Self::open_with(VulkanConfig::default())
+    }
+
+    /// The same, used as `config` says.
+    ///
+    /// # Errors
+    /// As [`Vulkan::open`].
+    pub fn open_with(config: VulkanConfig) -> Result<Self, ExecutorError> {
+        let device = VulkanDevice::open().map_err(|error| match error {
+            DeviceError::Unavailable { reason, .. } => ExecutorError::Unavailable { reason },
+            error => error.into(),
+        })?;
+        self_test::run(&device)?;
+        Ok(Self { device, config })
+    }
+
+    /// The device itself.
+    #[must_use]
+    pub fn device(&self) -> &VulkanDevice {
+        &self.device
+    }
+}
+
+impl ComputeDevice for Vulkan {
+    fn name(&self) -> &str {
+        self.device.driver_name()
+    }
+
+    fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError> {
+        capability::check_kv(self.name(), &geometry, policy)?;
+        Ok(KvCache::on_device(self.device.share(), geometry, policy)?)
+    }
+
+    fn executor(
+        &self,
+        model: Arc<Model>,
+        geometry: &Geometry,
+        plan: &ArenaPlan,
+    ) -> Result<Box<dyn Executor>, ExecutorError> {
+        capability::check(self.name(), &model)?;
+        let name = self.name().to_owned();
+        let queue = self.device.queue();
+        let made = VulkanExecutor::new(name, &queue, self.config, model, geometry, plan)?;
+        Ok(Box::new(made))
+    }
+}

@@ -1,0 +1,240 @@
+//! A model in device memory, and a pass over it: what the host makes, one submission, and what comes back.
+//!
+//! Nothing is allocated for a pass once a longer one has been: what the host gives lies in a vector that stays, commands
+//! and descriptor sets in those of the passes before.
+
+use std::sync::Arc;
+
+use lacuna_kernels::Cpu;
+use lacuna_kv::Geometry;
+use lacuna_models::plan::ArenaPlan;
+use lacuna_models::program::{Op, Slot};
+use lacuna_models::{
+    BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, Model, PassSize, Segment,
+};
+use lacuna_pages::vulkan::{Compute, DeviceMemory, VulkanQueue};
+use lacuna_pages::{ByteLength, DeviceError};
+
+use crate::attention;
+use crate::device::VulkanConfig;
+use crate::kernels::{Kernels, PARTITION, PRODUCT_ROWS};
+use crate::pass::{Given, Pass};
+use crate::weights::DeviceWeights;
+
+/// A model in the memory of a Vulkan device.
+#[derive(Debug)]
+pub(crate) struct VulkanExecutor {
+    model: Arc<Model>,
+    plan: ArenaPlan,
+    weights: DeviceWeights,
+    kernels: Kernels,
+    arena: DeviceMemory,
+    compute: Compute,
+    window: u64,
+    staging_bytes: u64,
+    /// What the host gives, and where it goes.
+    input: Vec<f32>,
+    given: Vec<Given>,
+    positions: Vec<u32>,
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl VulkanExecutor {
+    /// Brings `model`, all of whose program the device can run, to the device.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Window`] for what kernels cannot be shown, and what the device refuses.
+    pub(crate) fn new(
+        device: String,
+        queue: &VulkanQueue,
+        config: VulkanConfig,
+        model: Arc<Model>,
+        geometry: &Geometry,
+        plan: &ArenaPlan,
+    ) -> Result<Self, ExecutorError> {
+        let limits = plan.limits();
+        let input = input_elements(&model, limits);
+        let logits = limits.logit_rows * model.spec().vocabulary;
+        let compute = queue.compute(4 * input, 4 * logits)?;
+        let window = config.window.map_or(u64::MAX, ByteLength::get);
+        let window = window.min(compute.largest_window()) / 4 * 4;
+        let arena_bytes = plan.bytes().next_multiple_of(4).max(4) as u64;
+        let too_long = |what, needed| {
+            Err(ExecutorError::Window {
+                device: device.clone(),
+                what,
+                needed,
+                most: window,
+            })
+        };
+        if arena_bytes > compute.largest_window() {
+            return too_long("the activations of a batch", arena_bytes);
+        }
+        let reach = compute.alignment();
+        let rows = geometry.own_rows().flat_map(|(_, rows)| {
+            let sides = lacuna_kv::Side::BOTH.map(|side| geometry.row_bytes(&rows, side) as u64);
+            sides.into_iter()
+        });
+        let partition = rows.max().unwrap_or(0) * PARTITION as u64 + reach;
+        if partition > window {
+            return too_long("a partition of KV rows", partition);
+        }
+        if let Some(needed) = states_short(&model, plan) {
+            return too_long("the partial results of attention", needed);
+        }
+        let kernels = Kernels::new(&compute, &DeviceWeights::types(&model))?;
+        let weights = DeviceWeights::upload(queue, &model)?;
+        let rows = weights.longest_row() * u64::from(PRODUCT_ROWS) + reach;
+        if rows > window {
+            return too_long("eight rows of a matrix", rows);
+        }
+        Ok(Self {
+            arena: queue.memory(ByteLength::new(arena_bytes))?,
+            model,
+            plan: plan.clone(),
+            weights,
+            kernels,
+            compute,
+            window,
+            staging_bytes: 4 * (input + logits) as u64,
+            input: Vec::with_capacity(input),
+            given: Vec::new(),
+            positions: Vec::with_capacity(limits.tokens),
+            tokens: Vec::with_capacity(limits.tokens),
+            logits: vec![0.0; logits],
+        })
+    }
+
+    /// Makes what the host gives: rows of the embedding table, and tables of rotations.
+    fn give(&mut self, cpu: &Cpu, segments: &[Segment<'_>]) {
+        self.input.clear();
+        self.given.clear();
+        self.tokens.clear();
+        for segment in segments {
+            self.tokens.extend_from_slice(segment.tokens);
+        }
+        let model = Arc::clone(&self.model);
+        let program = model.program();
+        for op in program.steps().iter().flat_map(|step| program.ops(step)) {
+            match *op {
+                Op::Embed { table, output, .. } => {
+                    let width = model.spec().hidden;
+                    let (model, tokens) = (&model, &self.tokens);
+                    let rows = add(&mut self.input, tokens.len() * width);
+                    model.look_up(cpu, table, tokens, rows);
+                    let elements = rows.len();
+                    self.note(output, elements);
+                }
+                Op::Positions { first, .. } => {
+                    self.positions.clear();
+                    for segment in segments {
+                        let start = segment.sequence.len() + first;
+                        let positions = (start..start + segment.tokens.len())
+                            .map(|position| u32::try_from(position).unwrap_or(u32::MAX));
+                        self.positions.extend(positions);
+                    }
+                }
+                Op::Rotations {
+                    rope,
+                    output,
+                    width,
+                    ..
+                } => {
+                    let context = self.plan.limits().context_tokens;
+                    let rows = add(&mut self.input, self.positions.len() * width);
+                    model.rotations(cpu, (rope, context), &self.positions, rows);
+                    let elements = rows.len();
+                    self.note(output, elements);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The last `elements` of the input are rows of `slot`.
+    fn note(&mut self, slot: Slot, elements: usize) {
+        self.given.push(Given {
+            slot,
+            start: self.input.len() - elements,
+            elements,
+        });
+    }
+
+    /// Records and submits a pass, and gets its logits.
+    fn run(&mut self, size: PassSize, segments: &[Segment<'_>]) -> Result<(), DeviceError> {
+        let alignment = self.compute.alignment();
+        let pass = Pass {
+            recording: self.compute.begin(bytemuck::cast_slice(&self.input))?,
+            kernels: &self.kernels,
+            weights: &self.weights,
+            arena: &self.arena,
+            plan: &self.plan,
+            given: &self.given,
+            window: self.window,
+            alignment,
+            size,
+        };
+        pass.run(self.model.program(), segments)?;
+        let elements = size.logit_rows * self.model.spec().vocabulary;
+        if elements > 0 {
+            let logits = &mut self.logits[..elements];
+            self.compute.output(bytemuck::cast_slice_mut(logits))?;
+        }
+        Ok(())
+    }
+}
+
+impl Executor for VulkanExecutor {
+    fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError> {
+        let size = self.model.check_segments(segments, self.plan.limits())?;
+        self.give(cpu, segments);
+        let computed = self.run(size, segments);
+        // First, because whatever a lost file's zeros led to is no news.
+        self.model.files().check()?;
+        computed?;
+        Ok(&self.logits[..size.logit_rows * self.model.spec().vocabulary])
+    }
+
+    fn memory(&self) -> ExecutorMemory {
+        ExecutorMemory {
+            weight_bytes: self.weights.bytes(),
+            activation_bytes: self.arena.length().get(),
+            staging_bytes: self.staging_bytes,
+        }
+    }
+}
+
+/// Room for `elements` more.
+fn add(input: &mut Vec<f32>, elements: usize) -> &mut [f32] {
+    let start = input.len();
+    input.resize(start + elements, 0.0);
+    &mut input[start..]
+}
+
+/// Elements that the host gives the largest pass.
+fn input_elements(model: &Model, limits: BatchLimits) -> usize {
+    let program = model.program();
+    let ops = program.steps().iter().flat_map(|step| program.ops(step));
+    let widths = ops.map(|op| match op {
+        Op::Embed { .. } => model.spec().hidden,
+        Op::Rotations { width, .. } => *width,
+        _ => 0,
+    });
+    limits.tokens * widths.sum::<usize>()
+}
+
+/// Bytes that the partial results of one token take, if there is not so much room for them.
+fn states_short(model: &Model, plan: &ArenaPlan) -> Option<u64> {
+    let program = model.program();
+    let mut ops = program.steps().iter().flat_map(|step| program.ops(step));
+    ops.find_map(|op| match op {
+        Op::Attend { shape, states, .. } => {
+            let rows = plan.limits().context_tokens;
+            let needed = 4 * attention::state_words(shape, attention::most_partitions(shape, rows));
+            let room = plan.placement(*states).bytes as u64;
+            (needed > room).then_some(needed)
+        }
+        _ => None,
+    })
+}

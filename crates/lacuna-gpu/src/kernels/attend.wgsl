@@ -1,0 +1,163 @@
+// Attention of one head of one token over one partition of 256 rows: the largest score, the sum of
+// e^(score - largest), and the sum of the values so weighed. `merge` puts the partitions of a token together.
+//
+// Partitions begin at multiples of 256 rows of the sequence, so what is in one, and in which order it is
+// added, does not depend on how a prompt was cut. Rows that the mask hides are not touched: there may be
+// no memory behind them.
+
+struct Params {
+    queries: u32,          // word of the first head of the segment's first token
+    states: u32,           // word of the first state
+    query_heads: u32,
+    group: u32,            // query heads to a head of keys
+    key_dim: u32,
+    value_dim: u32,
+    scale: f32,
+    soft_cap: f32,         // 0: none
+    mask: u32,             // 0: all rows up to its own, 1: a window of `reach` rows, 2: chunks of `reach` rows
+    reach: u32,
+    position: u32,         // of the segment's first token
+    first_token: u32,      // of the group, in the segment
+    first_partition: u32,  // of those that are computed
+    base_partition: u32,   // the first that states have room for
+    partitions: u32,       // that states have room for, of each head
+    first_row: u32,        // the first row of the windows
+    key_skip: u32,         // words in the window before it
+    key_stride: u32,       // words from row to row
+    value_skip: u32,
+    value_stride: u32,
+    elements: u32,         // of keys, and those of values times 4. 0: f32, 1: f16, 2: bf16
+}
+
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read_write> arena: array<f32>;
+@group(0) @binding(1) var<storage, read> keys: array<u32>;
+@group(0) @binding(2) var<storage, read> values: array<u32>;
+
+const THREADS = 128u;
+const PARTITION = 256u;
+// The longest head there is.
+const MOST = 576u;
+
+var<workgroup> query: array<f32, MOST>;
+var<workgroup> weights: array<f32, PARTITION>;
+var<workgroup> tree: array<f32, THREADS>;
+
+// Two elements in a word.
+fn pair(word: u32, element: u32) -> vec2<f32> {
+    if element == 1u {
+        return unpack2x16float(word);
+    }
+    return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
+}
+
+fn score(row: u32, head: u32) -> f32 {
+    let element = p.elements % 4u;
+    let start = p.key_skip + (row - p.first_row) * p.key_stride;
+    var sum = 0.0;
+    if element == 0u {
+        let at = start + head * p.key_dim;
+        for (var i = 0u; i < p.key_dim; i++) {
+            sum += query[i] * bitcast<f32>(keys[at + i]);
+        }
+    } else {
+        let at = start + head * p.key_dim / 2u;
+        for (var i = 0u; i < p.key_dim / 2u; i++) {
+            let two = pair(keys[at + i], element);
+            sum += query[2u * i] * two.x;
+            sum += query[2u * i + 1u] * two.y;
+        }
+    }
+    sum *= p.scale;
+    if p.soft_cap != 0.0 {
+        // tanh by an exponential that does not overflow.
+        let x = sum / p.soft_cap;
+        let power = exp(-2.0 * abs(x));
+        sum = sign(x) * p.soft_cap * ((1.0 - power) / (1.0 + power));
+    }
+    return sum;
+}
+
+fn value(row: u32, head: u32, i: u32) -> f32 {
+    let element = p.elements / 4u;
+    let start = p.value_skip + (row - p.first_row) * p.value_stride;
+    let at = head * p.value_dim + i;
+    if element == 0u {
+        return bitcast<f32>(values[start + at]);
+    }
+    let two = pair(values[start + at / 2u], element);
+    return select(two.x, two.y, at % 2u == 1u);
+}
+
+@compute @workgroup_size(THREADS)
+fn attend(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) place: vec3<u32>,
+) {
+    let token = p.first_token + place.z;
+    let own = p.position + token;
+    var first = 0u;
+    if p.mask == 1u && own + 1u > p.reach {
+        first = own + 1u - p.reach;
+    }
+    if p.mask == 2u {
+        first = own / p.reach * p.reach;
+    }
+    let part = p.first_partition + place.y;
+    let start = max(first, part * PARTITION);
+    let end = min(own + 1u, (part + 1u) * PARTITION);
+    if start >= end {
+        return;
+    }
+    let rows = end - start;
+    let head = place.x / p.group;
+    for (var i = thread; i < p.key_dim; i += THREADS) {
+        query[i] = arena[p.queries + (token * p.query_heads + place.x) * p.key_dim + i];
+    }
+    workgroupBarrier();
+    // Below every score that is finite.
+    var largest = -3.0e38;
+    for (var i = thread; i < rows; i += THREADS) {
+        let found = score(start + i, head);
+        weights[i] = found;
+        largest = max(largest, found);
+    }
+    tree[thread] = largest;
+    workgroupBarrier();
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
+        if thread < half {
+            tree[thread] = max(tree[thread], tree[thread + half]);
+        }
+        workgroupBarrier();
+    }
+    largest = tree[0];
+    workgroupBarrier();
+    var sum = 0.0;
+    for (var i = thread; i < rows; i += THREADS) {
+        let weight = exp(weights[i] - largest);
+        weights[i] = weight;
+        sum += weight;
+    }
+    tree[thread] = sum;
+    workgroupBarrier();
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
+        if thread < half {
+            tree[thread] += tree[thread + half];
+        }
+        workgroupBarrier();
+    }
+    let index = (place.z * p.query_heads + place.x) * p.partitions + part - p.base_partition;
+    let state = p.states + index * (p.value_dim + 2u);
+    if thread == 0u {
+        arena[state] = largest;
+        arena[state + 1u] = tree[0];
+    }
+    for (var i = thread; i < p.value_dim; i += THREADS) {
+        var weighed = 0.0;
+        for (var row = 0u; row < rows; row++) {
+            weighed += weights[row] * value(start + row, head, i);
+        }
+        arena[state + 2u + i] = weighed;
+    }
+}

@@ -1,0 +1,131 @@
+//! The constants of each kernel, word for word as its `Params` has them.
+
+use bytemuck::{Pod, Zeroable};
+
+/// No such thing, where a kernel is told where it begins.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Constants as words.
+pub(crate) trait Constants: Pod {
+    /// The words, in the order of the kernel's `Params`.
+    fn words(&self) -> &[u32] {
+        bytemuck::cast_slice(std::slice::from_ref(self))
+    }
+}
+
+macro_rules! constants {
+    ($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, Pod, Zeroable)]
+        #[repr(C)]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $kind),+
+        }
+
+        impl Constants for $name {}
+    };
+}
+
+constants! {
+    /// `norm.wgsl`
+    Norm { source: u32, to: u32, width: u32, groups: u32, weight: u32, epsilon: f32 }
+}
+
+constants! {
+    /// `quantize.wgsl`
+    Quantize { source: u32, bytes: u32, scales: u32, sums: u32, blocks: u32 }
+}
+
+constants! {
+    /// `product.wgsl`
+    Product {
+        input: u32,
+        scales: u32,
+        sums: u32,
+        output: u32,
+        stride: u32,
+        first_row: u32,
+        rows: u32,
+        row_bytes: u32,
+        skip: u32,
+        columns: u32,
+        units: u32,
+        tokens: u32,
+        bias: u32,
+    }
+}
+
+constants! {
+    /// `rotate.wgsl`
+    Rotate {
+        rows: u32,
+        table: u32,
+        heads: u32,
+        head_dim: u32,
+        pairs: u32,
+        apart: u32,
+        step: u32,
+        count: u32,
+    }
+}
+
+constants! {
+    /// `store.wgsl`
+    Store {
+        source: u32,
+        to: u32,
+        stride: u32,
+        width: u32,
+        words: u32,
+        element: u32,
+        count: u32,
+    }
+}
+
+constants! {
+    /// `attend.wgsl`
+    Attend {
+        queries: u32,
+        states: u32,
+        query_heads: u32,
+        group: u32,
+        key_dim: u32,
+        value_dim: u32,
+        scale: f32,
+        soft_cap: f32,
+        mask: u32,
+        reach: u32,
+        position: u32,
+        first_token: u32,
+        first_partition: u32,
+        base_partition: u32,
+        partitions: u32,
+        first_row: u32,
+        key_skip: u32,
+        key_stride: u32,
+        value_skip: u32,
+        value_stride: u32,
+        elements: u32,
+    }
+}
+
+constants! {
+    /// `merge.wgsl`
+    Merge {
+        states: u32,
+        output: u32,
+        query_heads: u32,
+        value_dim: u32,
+        mask: u32,
+        reach: u32,
+        position: u32,
+        first_token: u32,
+        base_partition: u32,
+        partitions: u32,
+    }
+}
+
+constants! {
+    /// `elementwise.wgsl`
+    Elementwise { to: u32, source: u32, count: u32, operation: u32, function: u32, factor: f32 }
+}

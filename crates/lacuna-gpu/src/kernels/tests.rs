@@ -1,0 +1,70 @@
+//! The committed SPIR-V is what its source compiles to. After changing a kernel, or naga, run
+//! `LACUNA_WRITE_SHADERS=1 cargo test -p lacuna-gpu --features shaders --lib kernels`.
+
+use std::path::Path;
+
+use naga::back::spv;
+use naga::proc::BoundsCheckPolicies;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+use super::*;
+
+/// SPIR-V that every device of Vulkan 1.2 takes: no capability beyond shaders.
+fn compile(module: &Module) -> Vec<u8> {
+    let source = module.sources.concat();
+    let parsed = naga::front::wgsl::parse_str(&source);
+    let parsed =
+        parsed.unwrap_or_else(|error| panic!("{}: {}", module.name, error.emit_to_string(&source)));
+    let info = Validator::new(
+        ValidationFlags::all(),
+        Capabilities::IMMEDIATES | Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+    )
+    .validate(&parsed)
+    .unwrap_or_else(|error| panic!("{}: {}", module.name, error.emit_to_string(&source)));
+    let options = spv::Options {
+        lang_version: (1, 3),
+        flags: spv::WriterFlags::empty(),
+        capabilities: Some([spv::Capability::Shader].into_iter().collect()),
+        // The device sees to what is beyond a window, and divisors are never zero.
+        bounds_check_policies: BoundsCheckPolicies::default(),
+        emit_int_div_checks: false,
+        // Loops end with numbers that the host gives, and everything in shared memory is written before it is read.
+        force_loop_bounding: false,
+        zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+        ..spv::Options::default()
+    };
+    let entry = spv::PipelineOptions {
+        shader_stage: naga::ShaderStage::Compute,
+        entry_point: module.entry.to_str().expect("ASCII").to_owned(),
+    };
+    let words = spv::write_vec(&parsed, &info, &options, Some(&entry)).expect("SPIR-V can say it");
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+#[test]
+fn the_committed_spirv_is_what_its_source_compiles_to() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels/spirv");
+    let products = PRODUCTS.iter().map(|(_, module)| module);
+    let others = [
+        &NORM,
+        &QUANTIZE,
+        &ROTATE,
+        &STORE,
+        &ATTEND,
+        &MERGE,
+        &ELEMENTWISE,
+    ];
+    for module in others.into_iter().chain(products) {
+        let compiled = compile(module);
+        if std::env::var_os("LACUNA_WRITE_SHADERS").is_some() {
+            let path = folder.join(module.name).with_extension("spv");
+            std::fs::write(path, &compiled).expect("the folder can be written to");
+            continue;
+        }
+        assert!(
+            module.code == compiled,
+            "{}.spv is not what its sources compile to; see the top of this test",
+            module.name
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! The forward pass on a GPU through Vulkan, over pages that its page table maps.
+//!
+//! A [`Vulkan`] device runs the same program as the processor does, for dense decoders. Keys and values lie in sparse
+//! buffers of the device whose pages a pool attaches as rows arrive, so kernels read one flat range. Whatever it
+//! cannot do is refused when a model is opened, by name; nothing is done on the processor instead without a word, but for
+//! looking up rows of the embedding table and making tables of rotations, which is always done there.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = lacuna_gpu::Vulkan::open()?;
+//! println!("{}", lacuna_models::ComputeDevice::name(&device));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Sums are made in orders that the shapes of a model decide, with trees in shared memory: not by subgroups, nor by how
+//! a prompt was cut. So on one device a pass gives the same bits whatever else is in its batch.
+
+mod attention;
+mod capability;
+mod device;
+mod executor;
+mod kernels;
+mod pass;
+mod self_test;
+mod weights;
+
+pub use device::{Vulkan, VulkanConfig};

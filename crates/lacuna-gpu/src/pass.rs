@@ -1,0 +1,682 @@
+//! One pass being recorded: each operation as kernels on slots of the arena.
+//!
+//! Operations take effect one after another, with a barrier between; what belongs to one operation runs side by side.
+
+use lacuna_kernels::RopeStyle;
+use lacuna_kv::{Layer, Side};
+use lacuna_models::plan::ArenaPlan;
+use lacuna_models::program::{Factor, MatrixId, Op, Program, Rows, Slot, VectorId};
+use lacuna_models::spec::{Activation, Gating, Norm};
+use lacuna_models::{PassSize, Segment};
+use lacuna_pages::DeviceError;
+use lacuna_pages::device::{Access, Address};
+use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording};
+
+use crate::capability::{activation_code, element_code};
+use crate::kernels::Norm as NormConstants;
+use crate::kernels::{
+    Constants, Elementwise, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize, Rotate,
+    Store, THREADS,
+};
+use crate::weights::{DeviceWeights, Placed};
+
+/// Elements of a block of quantized activations, and of a unit of quantized weights.
+const BLOCK: usize = 32;
+/// Elements of a unit of weights that are floats.
+const FLOATS: usize = 4;
+/// The most workgroups one way that every device takes.
+const MOST_GROUPS: u32 = 65_535;
+
+/// What `elementwise` does.
+#[derive(Debug, Clone, Copy)]
+enum Elements {
+    Add = 0,
+    Scale = 1,
+    SoftCap = 2,
+    Gate = 3,
+    Apply = 4,
+}
+
+/// What the host gives a pass: rows of a slot, and where they are in its input.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Given {
+    pub(crate) slot: Slot,
+    /// In elements.
+    pub(crate) start: usize,
+    pub(crate) elements: usize,
+}
+
+/// A pass under way.
+pub(crate) struct Pass<'a> {
+    pub(crate) recording: Recording<'a>,
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) weights: &'a DeviceWeights,
+    pub(crate) arena: &'a DeviceMemory,
+    pub(crate) plan: &'a ArenaPlan,
+    /// In the order in which the program asks for them.
+    pub(crate) given: &'a [Given],
+    /// The most bytes of a buffer that a kernel is shown.
+    pub(crate) window: u64,
+    /// What windows begin at multiples of.
+    pub(crate) alignment: u64,
+    pub(crate) size: PassSize,
+}
+
+impl<'a> Pass<'a> {
+    /// Records all of `program`, leaves its logits where the host reads them, and submits it.
+    ///
+    /// # Errors
+    /// What the device refuses.
+    pub(crate) fn run(
+        mut self,
+        program: &Program,
+        segments: &[Segment<'_>],
+    ) -> Result<(), DeviceError> {
+        for step in program.steps() {
+            for op in program.ops(step) {
+                self.op(op, segments)?;
+            }
+        }
+        self.recording.submit()?;
+        Ok(())
+    }
+
+    fn op(&mut self, op: &Op, segments: &[Segment<'_>]) -> Result<(), DeviceError> {
+        match *op {
+            // The host has made them.
+            Op::Embed { .. } | Op::Rotations { .. } => return self.take_given(),
+            Op::Positions { .. } | Op::CheckFinite { .. } => return Ok(()),
+            Op::Norm {
+                norm,
+                weight,
+                input,
+                output,
+                rows,
+                groups,
+                width,
+            } => self.norm(norm, weight, [input, output], rows, [groups, width])?,
+            Op::Product {
+                input,
+                blocks,
+                rows,
+                columns,
+                ref outputs,
+                function,
+            } => self.products([input, blocks], (rows, columns), outputs, function)?,
+            Op::Rotate {
+                heads_of,
+                table,
+                heads,
+                head_dim,
+                dimensions,
+                style,
+            } => self.rotate([heads_of, table], [heads, head_dim, dimensions], style)?,
+            Op::Store {
+                layer,
+                keys,
+                values,
+                width,
+            } => {
+                self.store((Layer(layer), Side::Key), keys, width, segments)?;
+                if let Some(values) = values {
+                    self.store((Layer(layer), Side::Value), values, width, segments)?;
+                }
+            }
+            Op::Attend {
+                layer,
+                ref shape,
+                queries,
+                output,
+                states,
+                sinks: _,
+            } => return self.attend(Layer(layer), shape, [queries, output, states], segments),
+            Op::Activate {
+                gating: Gating::Product(activation),
+                gate,
+                up,
+                width,
+            } => {
+                let count = self.size.tokens * width;
+                let function = activation_code(activation).unwrap_or(NONE);
+                self.elements(Elements::Gate, [gate, up], count, (function, 0.0))?;
+            }
+            Op::Apply {
+                function,
+                values,
+                rows,
+                width,
+            } => self.apply(function, values, self.rows(rows) * width)?,
+            Op::Add {
+                to,
+                from,
+                factor,
+                rows,
+                width,
+            } => {
+                let count = self.rows(rows) * width;
+                let factor = factor.unwrap_or(1.0);
+                self.elements(Elements::Add, [to, from], count, (NONE, factor))?;
+            }
+            Op::Scale {
+                values,
+                rows,
+                width,
+                factor: Factor::Fixed(factor),
+            } => {
+                let count = self.rows(rows) * width;
+                self.elements(Elements::Scale, [values; 2], count, (NONE, factor))?;
+            }
+            Op::SoftCap {
+                values,
+                rows,
+                width,
+                cap,
+            } => {
+                let count = self.rows(rows) * width;
+                self.elements(Elements::SoftCap, [values; 2], count, (NONE, cap))?;
+            }
+            Op::Choose { from, to, width } => self.choose([from, to], width, segments)?,
+            Op::Return { output } => return self.leave(output),
+            _ => {
+                unreachable!("a model is refused that has an operation which the device cannot do")
+            }
+        }
+        self.recording.barrier();
+        Ok(())
+    }
+
+    fn rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.size.tokens,
+            Rows::Logits => self.size.logit_rows,
+        }
+    }
+
+    /// The first word of a slot in the arena.
+    pub(crate) fn word(&self, slot: Slot) -> u32 {
+        number(self.plan.placement(slot).offset / 4)
+    }
+
+    /// All activations.
+    pub(crate) fn activations(&self) -> Bound<'a> {
+        whole(self.arena)
+    }
+
+    /// Part of a slot, from the byte `start` of it on.
+    fn part(&self, slot: Slot, start: usize, bytes: usize) -> Bound<'a> {
+        Bound::Memory {
+            memory: self.arena,
+            offset: (self.plan.placement(slot).offset + start) as u64,
+            length: bytes as u64,
+        }
+    }
+
+    /// Rows that the host gives come to their slot.
+    fn take_given(&mut self) -> Result<(), DeviceError> {
+        let Some((next, rest)) = self.given.split_first() else {
+            unreachable!("the host gives what the program asks for")
+        };
+        self.given = rest;
+        if next.elements > 0 {
+            let to = self.part(next.slot, 0, 4 * next.elements);
+            self.recording.take_input(4 * next.start as u64, to)?;
+            self.recording.barrier();
+        }
+        Ok(())
+    }
+
+    /// Logits go to where the host reads them.
+    fn leave(&mut self, output: Slot) -> Result<(), DeviceError> {
+        let width = self.plan.placement(output).shape.width;
+        let bytes = 4 * self.size.logit_rows * width;
+        match bytes {
+            0 => Ok(()),
+            _ => {
+                let logits = self.part(output, 0, bytes);
+                self.recording.leave_output(logits, 0)
+            }
+        }
+    }
+
+    fn norm(
+        &mut self,
+        norm: Norm,
+        weight: Option<VectorId>,
+        [input, output]: [Slot; 2],
+        rows: Rows,
+        [groups, width]: [usize; 2],
+    ) -> Result<(), DeviceError> {
+        let constants = NormConstants {
+            source: self.word(input),
+            to: self.word(output),
+            width: number(width),
+            groups: number(groups),
+            weight: weight.map_or(NONE, |weight| self.weights.vector(weight)),
+            epsilon: norm.epsilon,
+        };
+        let grid = [number(groups), number(self.rows(rows)), 1];
+        let windows = [
+            self.activations(),
+            whole(self.weights.vectors()),
+            Bound::Unused,
+        ];
+        let kernels = self.kernels;
+        self.dispatch(&kernels.norm, windows, &constants, grid)
+    }
+
+    /// Products of several matrices with the same rows, which are quantized once if any of them is.
+    fn products(
+        &mut self,
+        [input, blocks]: [Slot; 2],
+        (rows, columns): (Rows, usize),
+        outputs: &[(MatrixId, Slot)],
+        function: Option<Activation>,
+    ) -> Result<(), DeviceError> {
+        let rows = self.rows(rows);
+        if rows == 0 {
+            return Ok(());
+        }
+        let quantized = Quantized::new(self.word(blocks), rows, columns);
+        let is_quantized =
+            |(id, _): &(MatrixId, Slot)| self.weights.matrix(*id).0.dtype.is_quantized();
+        if outputs.iter().any(is_quantized) {
+            let constants = Quantize {
+                source: self.word(input),
+                bytes: quantized.bytes,
+                scales: quantized.scales,
+                sums: quantized.sums,
+                blocks: quantized.blocks,
+            };
+            let (kernels, windows) = (self.kernels, self.only_activations());
+            self.dispatch(
+                &kernels.quantize,
+                windows,
+                &constants,
+                grid(quantized.blocks),
+            )?;
+            self.recording.barrier();
+        }
+        for &(id, output) in outputs {
+            let input = self.word(input);
+            self.product(id, (input, &quantized), rows, output)?;
+        }
+        if let Some(function) = function {
+            self.recording.barrier();
+            for &(id, output) in outputs {
+                let count = rows * self.weights.matrix(id).0.rows;
+                self.apply(function, output, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One product, in windows of rows where the matrix is longer than what a kernel is shown.
+    fn product(
+        &mut self,
+        id: MatrixId,
+        (input, quantized): (u32, &Quantized),
+        tokens: usize,
+        output: Slot,
+    ) -> Result<(), DeviceError> {
+        let weights = self.weights;
+        let (placed, piece) = weights.matrix(id);
+        let kernel = self.kernels.product(placed.dtype);
+        let unit = if placed.dtype.is_quantized() {
+            BLOCK
+        } else {
+            FLOATS
+        };
+        for part in parts(placed, self.window, self.alignment) {
+            let constants = Product {
+                input: match placed.dtype.is_quantized() {
+                    true => quantized.bytes,
+                    false => input,
+                },
+                scales: quantized.scales,
+                sums: quantized.sums,
+                output: self.word(output),
+                stride: number(placed.rows),
+                first_row: number(part.first_row),
+                rows: number(part.rows),
+                row_bytes: number(placed.row_bytes),
+                skip: part.skip,
+                columns: number(placed.columns),
+                units: number(placed.columns.div_ceil(unit)),
+                tokens: number(tokens),
+                bias: placed.bias.unwrap_or(NONE),
+            };
+            let matrix = Bound::Memory {
+                memory: piece,
+                offset: part.offset,
+                length: part.length,
+            };
+            let windows = [self.activations(), matrix, whole(weights.vectors())];
+            let grid = [
+                number(part.rows).div_ceil(PRODUCT_ROWS),
+                number(tokens).div_ceil(PRODUCT_TOKENS),
+                1,
+            ];
+            self.dispatch(kernel, windows, &constants, grid)?;
+        }
+        Ok(())
+    }
+
+    fn rotate(
+        &mut self,
+        [rows, table]: [Slot; 2],
+        [heads, head_dim, dimensions]: [usize; 3],
+        style: RopeStyle,
+    ) -> Result<(), DeviceError> {
+        let pairs = dimensions / 2;
+        let (apart, step) = match style {
+            RopeStyle::HalfSplit => (pairs, 1),
+            RopeStyle::Interleaved => (1, 2),
+        };
+        let count = number(self.size.tokens * heads * pairs);
+        let constants = Rotate {
+            rows: self.word(rows),
+            table: self.word(table),
+            heads: number(heads),
+            head_dim: number(head_dim),
+            pairs: number(pairs),
+            apart: number(apart),
+            step: number(step),
+            count,
+        };
+        let (kernels, windows) = (self.kernels, self.only_activations());
+        self.dispatch(&kernels.rotate, windows, &constants, grid(count))
+    }
+
+    /// New rows of one side of a layer go to the buffers of their sequences.
+    fn store(
+        &mut self,
+        (layer, side): (Layer, Side),
+        slot: Slot,
+        width: usize,
+        segments: &[Segment<'_>],
+    ) -> Result<(), DeviceError> {
+        let mut start = 0;
+        for segment in segments {
+            let tokens = segment.tokens.len();
+            let rows = device_rows(segment, layer, side);
+            let stride = rows.layout.row_stride as u64;
+            let row_bytes = rows.layout.element.bytes(width) as u64;
+            let first = segment.sequence.len() as u64;
+            let bytes = (tokens as u64 - 1) * stride + row_bytes;
+            let shown = self.mapped(rows.address, first * stride, bytes, Access::ReadWrite);
+            let count = number(row_bytes as usize / 4 * tokens);
+            let constants = Store {
+                source: self.word(slot) + number(start * width),
+                to: shown.skip / 4,
+                stride: number(rows.layout.row_stride / 4),
+                width: number(width),
+                words: number(row_bytes as usize / 4),
+                element: element_code(rows.layout.element).unwrap_or(NONE),
+                count,
+            };
+            let windows = [self.activations(), shown.bound, Bound::Unused];
+            let kernels = self.kernels;
+            self.dispatch(&kernels.store, windows, &constants, grid(count))?;
+            start += tokens;
+        }
+        Ok(())
+    }
+
+    /// Bytes of a reservation from `start` bytes behind `address` on, as a kernel is shown them.
+    pub(crate) fn mapped(
+        &self,
+        address: Address,
+        start: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Shown<'a> {
+        let offset = address.offset + start;
+        // What is shown beside them is of the same page: pages begin at multiples of every alignment.
+        let skip = offset % self.alignment;
+        let address = Address {
+            offset: offset - skip,
+            ..address
+        };
+        Shown {
+            bound: Bound::Mapped {
+                address,
+                length: skip + bytes,
+                access,
+            },
+            skip: skip as u32,
+        }
+    }
+
+    /// Picks the rows that segments ask for.
+    fn choose(
+        &mut self,
+        [from, to]: [Slot; 2],
+        width: usize,
+        segments: &[Segment<'_>],
+    ) -> Result<(), DeviceError> {
+        let (mut rows, mut end) = (0, 0);
+        for segment in segments {
+            end += segment.tokens.len();
+            let wanted = segment.logit_rows();
+            if wanted > 0 {
+                let bytes = 4 * wanted * width;
+                let source = self.part(from, 4 * (end - wanted) * width, bytes);
+                let target = self.part(to, 4 * rows * width, bytes);
+                self.recording.copy(source, target)?;
+            }
+            rows += wanted;
+        }
+        Ok(())
+    }
+
+    fn apply(
+        &mut self,
+        function: Activation,
+        values: Slot,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        let function = activation_code(function).unwrap_or(NONE);
+        self.elements(Elements::Apply, [values; 2], count, (function, 0.0))
+    }
+
+    fn elements(
+        &mut self,
+        operation: Elements,
+        [to, from]: [Slot; 2],
+        count: usize,
+        (function, factor): (u32, f32),
+    ) -> Result<(), DeviceError> {
+        let count = number(count);
+        let constants = Elementwise {
+            to: self.word(to),
+            source: self.word(from),
+            count,
+            operation: operation as u32,
+            function,
+            factor,
+        };
+        let (kernels, windows) = (self.kernels, self.only_activations());
+        self.dispatch(&kernels.elementwise, windows, &constants, grid(count))
+    }
+
+    pub(crate) fn only_activations(&self) -> [Bound<'a>; 3] {
+        [self.activations(), Bound::Unused, Bound::Unused]
+    }
+
+    pub(crate) fn dispatch(
+        &mut self,
+        kernel: &'a ComputeKernel,
+        windows: [Bound<'a>; 3],
+        constants: &impl Constants,
+        groups: [u32; 3],
+    ) -> Result<(), DeviceError> {
+        self.recording
+            .dispatch(kernel, windows, constants.words(), groups)
+    }
+}
+
+/// What a kernel is shown of a reservation, and the bytes in it before those that are meant.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shown<'a> {
+    pub(crate) bound: Bound<'a>,
+    pub(crate) skip: u32,
+}
+
+/// Where rows prepared for quantized products lie: bytes, then scales, then sums.
+#[derive(Debug, Clone, Copy)]
+struct Quantized {
+    bytes: u32,
+    scales: u32,
+    sums: u32,
+    blocks: u32,
+}
+
+impl Quantized {
+    /// Of `rows` rows from `word` on: 40 bytes for each block, of which a slot has 52.
+    fn new(word: u32, rows: usize, columns: usize) -> Self {
+        let blocks = number(rows * (columns / BLOCK));
+        let scales = word + 8 * blocks;
+        Self {
+            bytes: word,
+            scales,
+            sums: scales + blocks,
+            blocks,
+        }
+    }
+}
+
+/// Rows of a matrix that a kernel is shown at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    first_row: usize,
+    rows: usize,
+    /// Of the piece that the matrix is in.
+    offset: u64,
+    length: u64,
+    /// Bytes of that before the first row.
+    skip: u32,
+}
+
+/// A matrix in parts of no more than `window` bytes.
+fn parts(placed: &Placed, window: u64, alignment: u64) -> impl Iterator<Item = Part> {
+    let row_bytes = placed.row_bytes as u64;
+    let whole = placed.bytes().next_multiple_of(4) <= window;
+    let most = match whole {
+        true => placed.rows,
+        // In whole workgroups; up to an alignment before them is shown too, and the rest of a word behind.
+        false => {
+            let rows = window.saturating_sub(alignment + 4) / row_bytes;
+            (rows as usize / PRODUCT_ROWS as usize).max(1) * PRODUCT_ROWS as usize
+        }
+    };
+    let (rows, start) = (placed.rows, placed.offset);
+    (0..rows).step_by(most.max(1)).map(move |first_row| {
+        let count = most.min(rows - first_row);
+        let from = start + first_row as u64 * row_bytes;
+        let skip = from % alignment;
+        let length = (skip + count as u64 * row_bytes).next_multiple_of(4);
+        Part {
+            first_row,
+            rows: count,
+            offset: from - skip,
+            length,
+            skip: skip as u32,
+        }
+    })
+}
+
+/// All of a piece of memory.
+pub(crate) fn whole(memory: &DeviceMemory) -> Bound<'_> {
+    Bound::Memory {
+        memory,
+        offset: 0,
+        length: memory.length().get(),
+    }
+}
+
+/// Where a sequence's rows of one side of a layer are.
+pub(crate) fn device_rows(
+    segment: &Segment<'_>,
+    layer: Layer,
+    side: Side,
+) -> lacuna_kv::DeviceRows {
+    let rows = segment.sequence.device_rows(layer, side);
+    rows.expect("sequences of the device's own cache lie at equal distances")
+}
+
+/// Workgroups for so many threads.
+fn grid(threads: u32) -> [u32; 3] {
+    let groups = threads.div_ceil(THREADS);
+    let across = groups.min(MOST_GROUPS);
+    [across, groups.div_ceil(across.max(1)), 1]
+}
+
+/// A number as kernels take it.
+///
+/// # Panics
+/// For one beyond 32 bits: what kernels are shown is shorter.
+pub(crate) fn number(value: usize) -> u32 {
+    u32::try_from(value).expect("what kernels are shown has fewer than 2^32 words")
+}
+
+#[cfg(test)]
+mod tests {
+    use lacuna_kernels::DType;
+
+    use super::*;
+
+    fn placed(rows: usize, row_bytes: usize, offset: u64) -> Placed {
+        Placed {
+            dtype: DType::Q8_0,
+            rows,
+            columns: 32,
+            row_bytes,
+            piece: 0,
+            offset,
+            bias: None,
+        }
+    }
+
+    #[test]
+    fn a_matrix_that_fits_is_one_part() {
+        let parts: Vec<Part> = parts(&placed(7, 34, 256), 1000, 16).collect();
+        let one = Part {
+            first_row: 0,
+            rows: 7,
+            offset: 256,
+            length: 240,
+            skip: 0,
+        };
+        assert_eq!(parts, [one]);
+    }
+
+    #[test]
+    fn parts_are_whole_workgroups_that_fit_and_have_every_row_once() {
+        for (rows, row_bytes, window, alignment) in
+            [(100, 34, 600, 16), (64, 210, 2000, 64), (33, 18, 180, 16)]
+        {
+            let placed = placed(rows, row_bytes, 512);
+            let mut next = 0;
+            for part in parts(&placed, window, alignment) {
+                assert_eq!(part.first_row, next);
+                assert!(part.first_row.is_multiple_of(8), "whole workgroups");
+                assert!(part.length <= window, "{} of {window}", part.length);
+                assert!(part.offset.is_multiple_of(alignment));
+                let first = part.offset + u64::from(part.skip);
+                assert_eq!(first, 512 + (next * row_bytes) as u64);
+                let bytes = (part.rows * row_bytes) as u64;
+                assert!(u64::from(part.skip) + bytes <= part.length);
+                next += part.rows;
+            }
+            assert_eq!(next, rows);
+        }
+    }
+
+    #[test]
+    fn threads_beyond_what_a_device_takes_one_way_go_the_other_too() {
+        assert_eq!(grid(0), [0, 0, 1]);
+        assert_eq!(grid(129), [2, 1, 1]);
+        let [across, down, _] = grid(128 * 100_000);
+        assert!(across <= MOST_GROUPS && across * down >= 100_000);
+    }
+}

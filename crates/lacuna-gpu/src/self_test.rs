@@ -1,0 +1,151 @@
+//! What a device computes when it is opened: products of whole numbers, whose sums no order of adding changes.
+
+use lacuna_kernels::DType;
+use lacuna_models::ExecutorError;
+use lacuna_pages::vulkan::{Bound, VulkanQueue};
+use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
+
+use crate::kernels::{Constants, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize};
+
+/// More rows and tokens than a workgroup has, and more columns than its threads take at once.
+const ROWS: usize = 19;
+const COLUMNS: usize = 96;
+const TOKENS: usize = 6;
+
+/// Whole numbers up to 127, the first of each block of 32 that largest one, so that one unit of a byte is worth 1.
+fn input(index: usize) -> i32 {
+    match index % 32 {
+        0 => 127,
+        _ => (index * 37 % 255) as i32 - 127,
+    }
+}
+
+fn weight(index: usize) -> i32 {
+    (index * 29 % 31) as i32 - 15
+}
+
+/// The sum that the device has to find.
+fn wanted(token: usize, row: usize) -> f32 {
+    let products = (0..COLUMNS).map(|column| {
+        let x = input(token * COLUMNS + column);
+        x * weight(row * COLUMNS + column)
+    });
+    products.sum::<i32>() as f32
+}
+
+/// Weights as bytes of a type.
+fn encoded(dtype: DType) -> Vec<u8> {
+    let all: Vec<i32> = (0..ROWS * COLUMNS).map(weight).collect();
+    match dtype {
+        DType::Q8_0 => all
+            .chunks(32)
+            .flat_map(|block| {
+                // The float of 16 bits that is 1.
+                let scale = 0x3c00u16.to_le_bytes();
+                let bytes = block.iter().map(|&weight| weight as i8 as u8);
+                scale.into_iter().chain(bytes)
+            })
+            .collect(),
+        _ => all
+            .iter()
+            .flat_map(|&weight| (weight as f32).to_le_bytes())
+            .collect(),
+    }
+}
+
+/// Compares what `device` computes with what it has to.
+///
+/// # Errors
+/// [`ExecutorError::Faulty`], and what the device refuses.
+pub(crate) fn run(device: &VulkanDevice) -> Result<(), ExecutorError> {
+    for (dtype, what) in [
+        (DType::F32, "a product of floats"),
+        (DType::Q8_0, "a product of quantized numbers"),
+    ] {
+        let found = product(&device.queue(), dtype)?;
+        for (index, &found) in found.iter().enumerate() {
+            let wanted = wanted(index / ROWS, index % ROWS);
+            if found != wanted {
+                return Err(ExecutorError::Faulty {
+                    device: device.driver_name().to_owned(),
+                    what,
+                    found,
+                    wanted,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn product(queue: &VulkanQueue, dtype: DType) -> Result<Vec<f32>, DeviceError> {
+    let elements = TOKENS * COLUMNS;
+    let (blocks, outputs) = (elements / 32, TOKENS * ROWS);
+    // The input, what it is quantized to, and the output, one behind the other.
+    let bytes_at = elements;
+    let scales_at = bytes_at + 8 * blocks;
+    let sums_at = scales_at + blocks;
+    let output_at = sums_at + blocks;
+    let word = |at: usize| at as u32;
+    let x: Vec<f32> = (0..elements).map(|index| input(index) as f32).collect();
+    let mut bytes = encoded(dtype);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+
+    let mut compute = queue.compute(4 * elements, 4 * outputs)?;
+    let kernels = Kernels::new(&compute, &[dtype])?;
+    let arena = queue.memory(ByteLength::new(4 * (output_at + outputs) as u64))?;
+    let weights = queue.memory(ByteLength::new(bytes.len() as u64))?;
+    weights.write(0, &bytes)?;
+    let quantize = Quantize {
+        source: 0,
+        bytes: word(bytes_at),
+        scales: word(scales_at),
+        sums: word(sums_at),
+        blocks: word(blocks),
+    };
+    let quantized = dtype.is_quantized();
+    let product = Product {
+        input: if quantized { word(bytes_at) } else { 0 },
+        scales: word(scales_at),
+        sums: word(sums_at),
+        output: word(output_at),
+        stride: word(ROWS),
+        first_row: 0,
+        rows: word(ROWS),
+        row_bytes: word(bytes.len() / ROWS),
+        skip: 0,
+        columns: word(COLUMNS),
+        units: word(COLUMNS / if quantized { 32 } else { 4 }),
+        tokens: word(TOKENS),
+        bias: NONE,
+    };
+    let part = |start: usize, words: usize| Bound::Memory {
+        memory: &arena,
+        offset: 4 * start as u64,
+        length: 4 * words as u64,
+    };
+    let all = part(0, output_at + outputs);
+    let matrix = crate::pass::whole(&weights);
+    let groups = [
+        word(ROWS).div_ceil(PRODUCT_ROWS),
+        word(TOKENS).div_ceil(PRODUCT_TOKENS),
+        1,
+    ];
+    let mut recording = compute.begin(bytemuck::cast_slice(&x))?;
+    recording.take_input(0, part(0, elements))?;
+    recording.barrier();
+    if quantized {
+        let windows = [all, Bound::Unused, Bound::Unused];
+        recording.dispatch(&kernels.quantize, windows, quantize.words(), [1, 1, 1])?;
+        recording.barrier();
+    }
+    let kernel = kernels.product(dtype);
+    // No bias is read of the third.
+    recording.dispatch(kernel, [all, matrix, matrix], product.words(), groups)?;
+    recording.barrier();
+    recording.leave_output(part(output_at, outputs), 0)?;
+    recording.submit()?;
+    let mut found = vec![0.0; outputs];
+    compute.output(bytemuck::cast_slice_mut(&mut found))?;
+    Ok(found)
+}

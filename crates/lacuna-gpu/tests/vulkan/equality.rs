@@ -1,0 +1,167 @@
+//! On one device the same rows give the same bits, however a pass came to them.
+
+use std::num::NonZeroUsize;
+
+use lacuna_gpu::VulkanConfig;
+use lacuna_kernels::ElementType;
+use lacuna_kv::{KvPolicy, Layout};
+use lacuna_models::LogitRows;
+use lacuna_pages::ByteLength;
+
+use crate::support::{OnDevice, expected, some_tokens};
+
+fn demo() -> OnDevice {
+    OnDevice::open("demo", ElementType::F16)
+}
+
+/// What `tokens` give in passes of `chunk` tokens.
+fn in_chunks(model: &mut OnDevice, tokens: &[u32], chunk: usize) -> Vec<f32> {
+    let mut sequence = model.sequence();
+    let chunks = tokens.chunks(chunk);
+    chunks
+        .flat_map(|chunk| model.extend(&mut sequence, chunk))
+        .collect()
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn one_pass_equals_chunks_and_token_by_token() {
+    let mut model = demo();
+    // Rows in three partitions.
+    let tokens = some_tokens(530, model.vocabulary());
+    let whole = model.logits(&tokens);
+    for chunk in [3, 64, 257] {
+        assert!(
+            in_chunks(&mut model, &tokens, chunk) == whole,
+            "chunks of {chunk}"
+        );
+    }
+    let start = &tokens[..270];
+    let one_by_one = in_chunks(&mut model, start, 1);
+    assert!(one_by_one == whole[..one_by_one.len()], "token by token");
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn one_pass_equals_chunks_with_other_weights_and_windows() {
+    for (path, element) in [
+        ("qwen3/model.gguf", ElementType::F32),
+        ("llama3/model.gguf", ElementType::F16),
+        ("qwen2/model.gguf", ElementType::Bf16),
+        ("qwen3-types/Q4_K_M.gguf", ElementType::F16),
+        ("families/mistral-window/hf", ElementType::F16),
+    ] {
+        let mut model = OnDevice::open(path, element);
+        let tokens = some_tokens(40, model.vocabulary().min(16));
+        let whole = model.logits(&tokens);
+        for chunk in [1, 3, 16] {
+            let pieces = in_chunks(&mut model, &tokens, chunk);
+            assert!(pieces == whole, "{path} in chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_batch_of_sequences_equals_each_alone() {
+    let mut model = demo();
+    let prompts = [300, 1, 17, 2, 5].map(|count| some_tokens(count, 250 + count));
+    let alone: Vec<f32> = prompts
+        .iter()
+        .flat_map(|prompt| {
+            let logits = model.logits(prompt);
+            logits[logits.len() - model.vocabulary()..].to_vec()
+        })
+        .collect();
+    let mut sequences = [(); 5].map(|()| model.sequence());
+    let mut all: Vec<_> = sequences
+        .iter_mut()
+        .zip(&prompts)
+        .map(|(sequence, prompt)| (sequence, &prompt[..]))
+        .collect();
+    let together = model.pass(&mut all, LogitRows::Last);
+    assert!(together == alone);
+    // And a token of each, as they are decoded.
+    for (sequence, prompt) in sequences.iter_mut().zip(&prompts) {
+        sequence.accept(prompt.len());
+    }
+    let next = [9u32];
+    let mut all: Vec<_> = sequences.iter_mut().map(|it| (it, &next[..])).collect();
+    let together = model.pass(&mut all, LogitRows::Last);
+    let alone: Vec<f32> = prompts
+        .iter()
+        .flat_map(|prompt| {
+            let mut sequence = model.sequence();
+            model.extend(&mut sequence, prompt);
+            model.extend(&mut sequence, &next)
+        })
+        .collect();
+    assert!(together == alone);
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn forked_shared_and_truncated_equal_fresh() {
+    let mut model = demo();
+    let tokens = some_tokens(300, model.vocabulary());
+    let (prefix, others) = (&tokens[..261], [11u32, 12, 13, 14]);
+    let mut fresh = |count: usize| {
+        let mut sequence = model.sequence();
+        model.extend(&mut sequence, &prefix[..count]);
+        model.extend(&mut sequence, &others)
+    };
+    let (after_all, after_some) = (fresh(261), fresh(100));
+
+    let mut first = model.sequence();
+    model.extend(&mut first, prefix);
+    let mut forked = first.fork().expect("pages are shared");
+    let mut shared = first.share_prefix(100).expect("pages are shared");
+    assert!(
+        first.report().shared_bytes > 0,
+        "whole pages are shared, not copied"
+    );
+    assert!(model.extend(&mut forked, &others) == after_all, "forked");
+    assert!(model.extend(&mut shared, &others) == after_some, "shared");
+    // What others wrote behind the prefix is not here.
+    let mut again = first.fork().expect("pages are shared");
+    drop((forked, shared));
+    assert!(
+        model.extend(&mut first, &others) == after_all,
+        "the one forked from"
+    );
+    assert!(
+        model.extend(&mut again, &others) == after_all,
+        "forked again"
+    );
+    first.truncate(100).expect("pages go back");
+    assert!(model.extend(&mut first, &others) == after_some, "truncated");
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn short_windows_equal_whole_buffers() {
+    let tokens = some_tokens(530, 250);
+    let whole = demo().logits(&tokens);
+    let config = VulkanConfig {
+        // A partition of rows, and a few dozen rows of a matrix.
+        window: Some(ByteLength::kibibytes(160)),
+    };
+    let policy = KvPolicy::default();
+    let parts = OnDevice::with("demo", ElementType::F16, policy, config);
+    let parts = parts.expect("the device runs the demo").logits(&tokens);
+    assert!(parts == whole);
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn interleaved_layers_equal_buffers_of_their_own() {
+    let tokens = expected("llama3").tokens;
+    let logits = |policy| {
+        let config = VulkanConfig::default();
+        let model = OnDevice::with("llama3/hf", ElementType::F16, policy, config);
+        model.expect("the device runs it").logits(&tokens)
+    };
+    let two = NonZeroUsize::new(2).expect("not zero");
+    let together = logits(KvPolicy::Sparse(Layout::Interleaved(two)));
+    assert!(together == logits(KvPolicy::default()));
+}

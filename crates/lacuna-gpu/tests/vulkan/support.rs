@@ -1,0 +1,257 @@
+//! A model on the device, and the same on the processor.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lacuna_files::ModelFiles;
+use lacuna_gpu::{Vulkan, VulkanConfig};
+use lacuna_kernels::{Cpu, CpuConfig, ElementType};
+use lacuna_kv::{KvCache, KvElements, KvPolicy, Sequence};
+use lacuna_models::plan::ArenaPlan;
+use lacuna_models::{
+    BatchLimits, ComputeDevice, Executor, ExecutorError, LogitRows, Model, Scratch, Segment,
+};
+use serde::Deserialize;
+
+pub(crate) const CONTEXT: usize = 1024;
+pub(crate) const BATCH: usize = 640;
+
+#[derive(Deserialize)]
+pub(crate) struct Expected {
+    pub(crate) tokens: Vec<u32>,
+}
+
+pub(crate) fn reference() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../reference")
+}
+
+pub(crate) fn expected(model: &str) -> Expected {
+    let path = reference().join(model).join("expected.json");
+    let text = fs::read(path).expect("a committed fixture");
+    serde_json::from_slice(&text).expect("valid JSON")
+}
+
+pub(crate) fn load(path: &str) -> Arc<Model> {
+    let files = match path {
+        "demo" => lacuna_models::demo(),
+        path => ModelFiles::open(&reference().join(path)).expect("the fixture opens"),
+    };
+    Arc::new(Model::load(files).expect("the fixture loads"))
+}
+
+fn cpu() -> Cpu {
+    let threads = NonZeroUsize::MIN;
+    Cpu::new(CpuConfig {
+        threads,
+        level: None,
+    })
+    .expect("this machine's own level")
+}
+
+fn plan(model: &Model, logit_rows: usize) -> ArenaPlan {
+    let limits = BatchLimits {
+        tokens: BATCH,
+        logit_rows,
+        context_tokens: CONTEXT,
+    };
+    ArenaPlan::new(model.program(), limits).expect("small")
+}
+
+/// A model on the device.
+#[derive(Debug)]
+pub(crate) struct OnDevice {
+    pub(crate) model: Arc<Model>,
+    pub(crate) executor: Box<dyn Executor>,
+    pub(crate) cache: KvCache,
+    cpu: CpuHolder,
+}
+
+/// Not worth a line of debug output.
+struct CpuHolder(Cpu);
+
+impl std::fmt::Debug for CpuHolder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cpu")
+    }
+}
+
+impl OnDevice {
+    pub(crate) fn open(path: &str, element: ElementType) -> Self {
+        Self::with(path, element, KvPolicy::default(), VulkanConfig::default())
+            .expect("the device runs the model")
+    }
+
+    pub(crate) fn with(
+        path: &str,
+        element: ElementType,
+        policy: KvPolicy,
+        config: VulkanConfig,
+    ) -> Result<Self, ExecutorError> {
+        let device = Vulkan::open_with(config)?;
+        Self::on(&device, path, KvElements::both(element), policy)
+    }
+
+    pub(crate) fn on(
+        device: &Vulkan,
+        path: &str,
+        elements: KvElements,
+        policy: KvPolicy,
+    ) -> Result<Self, ExecutorError> {
+        let model = load(path);
+        let geometry = model.spec().kv_geometry(elements).expect("whole blocks");
+        let cache = device.kv_cache(geometry.clone(), policy)?;
+        let plan = plan(&model, BATCH);
+        let executor = device.executor(Arc::clone(&model), &geometry, &plan)?;
+        Ok(Self {
+            model,
+            executor,
+            cache,
+            cpu: CpuHolder(cpu()),
+        })
+    }
+
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.model.spec().vocabulary
+    }
+
+    pub(crate) fn sequence(&self) -> Sequence {
+        self.cache.sequence(CONTEXT).expect("address space")
+    }
+
+    /// Logits after each of `tokens`, computed in one pass.
+    pub(crate) fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+        let logits = self.pass(&mut [(sequence, tokens)], LogitRows::All);
+        sequence.accept(tokens.len());
+        logits
+    }
+
+    /// A pass over several sequences, which are not accepted.
+    pub(crate) fn pass(
+        &mut self,
+        all: &mut [(&mut Sequence, &[u32])],
+        logits: LogitRows,
+    ) -> Vec<f32> {
+        let segments = all.iter_mut().map(|(sequence, tokens)| {
+            sequence.prepare(tokens.len()).expect("room");
+            Segment {
+                tokens,
+                sequence,
+                logits,
+                images: &[],
+            }
+        });
+        let mut segments: Vec<Segment<'_>> = segments.collect();
+        let passed = self.executor.forward(&self.cpu.0, &mut segments);
+        passed.expect("valid tokens").to_vec()
+    }
+
+    pub(crate) fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let mut sequence = self.sequence();
+        self.extend(&mut sequence, tokens)
+    }
+
+    pub(crate) fn greedy(&mut self, prompt: &[u32], count: usize) -> Vec<u32> {
+        let mut sequence = self.sequence();
+        let vocabulary = self.vocabulary();
+        follow(prompt, count, vocabulary, |tokens| {
+            self.extend(&mut sequence, tokens)
+        })
+    }
+}
+
+/// A model on the processor.
+pub(crate) struct OnProcessor {
+    pub(crate) model: Arc<Model>,
+    cpu: Cpu,
+    scratch: Scratch,
+    cache: KvCache,
+}
+
+impl OnProcessor {
+    pub(crate) fn open(path: &str, element: ElementType) -> Self {
+        let model = load(path);
+        let elements = KvElements::both(element);
+        let geometry = model.spec().kv_geometry(elements).expect("whole blocks");
+        let scratch = Scratch::new(model.program(), plan(&model, BATCH)).expect("memory");
+        Self {
+            cache: KvCache::new(geometry, KvPolicy::default()).expect("pages"),
+            cpu: cpu(),
+            scratch,
+            model,
+        }
+    }
+
+    fn sequence(&self) -> Sequence {
+        self.cache.sequence(CONTEXT).expect("address space")
+    }
+
+    fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Vec<f32> {
+        sequence.prepare(tokens.len()).expect("room");
+        let segment = Segment {
+            tokens,
+            sequence,
+            logits: LogitRows::All,
+            images: &[],
+        };
+        let (model, scratch) = (&self.model, &mut self.scratch);
+        let logits = model.forward(&self.cpu, &mut [segment], scratch);
+        let logits = logits.expect("valid tokens").to_vec();
+        sequence.accept(tokens.len());
+        logits
+    }
+
+    pub(crate) fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let mut sequence = self.sequence();
+        self.extend(&mut sequence, tokens)
+    }
+
+    pub(crate) fn greedy(&mut self, prompt: &[u32], count: usize) -> Vec<u32> {
+        let mut sequence = self.sequence();
+        let vocabulary = self.model.spec().vocabulary;
+        follow(prompt, count, vocabulary, |tokens| {
+            self.extend(&mut sequence, tokens)
+        })
+    }
+}
+
+/// The `count` tokens that follow `prompt` when the likeliest is always taken.
+fn follow(
+    prompt: &[u32],
+    count: usize,
+    vocabulary: usize,
+    mut extend: impl FnMut(&[u32]) -> Vec<f32>,
+) -> Vec<u32> {
+    let mut logits = extend(prompt);
+    let mut tokens = Vec::new();
+    for _ in 0..count {
+        let row = &logits[logits.len() - vocabulary..];
+        let best = (0..vocabulary)
+            .max_by(|&a, &b| row[a].total_cmp(&row[b]))
+            .expect("a vocabulary");
+        tokens.push(u32::try_from(best).expect("a token id"));
+        logits = extend(&tokens[tokens.len() - 1..]);
+    }
+    tokens
+}
+
+/// Tokens that are not all alike.
+pub(crate) fn some_tokens(count: usize, vocabulary: usize) -> Vec<u32> {
+    let token = |index: usize| u32::try_from((index * 7 + index / 5) % vocabulary);
+    (0..count)
+        .map(|index| token(index).expect("a token id"))
+        .collect()
+}
+
+/// How far `found` is from `wanted`, relative to how long that is.
+pub(crate) fn relative_l2(found: &[f32], wanted: &[f32]) -> f64 {
+    assert_eq!(found.len(), wanted.len());
+    let square = |x: f64| x * x;
+    let pairs = found.iter().zip(wanted);
+    let apart: f64 = pairs
+        .map(|(a, b)| square(f64::from(*a) - f64::from(*b)))
+        .sum();
+    let length: f64 = wanted.iter().map(|b| square(f64::from(*b))).sum();
+    (apart / length).sqrt()
+}

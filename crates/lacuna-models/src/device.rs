@@ -1,0 +1,271 @@
+//! The forward pass elsewhere than on the processor: what a device has to do, and what it is given of a model.
+//!
+//! A device runs the same [`Program`](crate::program::Program) over rows of KV that lie in its own memory. Rows of the
+//! embedding table and tables of rotations are made by the processor, bit for bit as in a pass of its own: the table stays
+//! in the file, and angles are taken in 64 bits, which few devices have.
+
+use std::fmt;
+use std::sync::Arc;
+
+use lacuna_kernels::{Cpu, DType, Matrix};
+use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy};
+use lacuna_pages::DeviceError;
+
+use crate::error::ForwardError;
+use crate::executor::{self, Segment};
+use crate::model::Model;
+use crate::plan::ArenaPlan;
+use crate::program::{MatrixId, VectorId};
+use crate::scratch::BatchLimits;
+
+/// Somewhere that models can be computed, with memory of its own.
+pub trait ComputeDevice: fmt::Debug + Send + Sync {
+    /// What its driver calls it.
+    fn name(&self) -> &str;
+
+    /// An empty KV cache in its memory.
+    ///
+    /// # Errors
+    /// [`ExecutorError`] for a policy or elements that it cannot compute over, and what the device refuses.
+    fn kv_cache(&self, geometry: Geometry, policy: KvPolicy) -> Result<KvCache, ExecutorError>;
+
+    /// Brings a model's weights to its memory, with activations as `plan` has them.
+    ///
+    /// # Errors
+    /// [`ExecutorError`], naming what the device cannot do, before anything is brought there, and what it refuses then.
+    fn executor(
+        &self,
+        model: Arc<Model>,
+        geometry: &Geometry,
+        plan: &ArenaPlan,
+    ) -> Result<Box<dyn Executor>, ExecutorError>;
+}
+
+/// A model in the memory of a device.
+pub trait Executor: fmt::Debug + Send {
+    /// What [`Model::forward`] computes, on sequences of the device's own KV cache. `cpu` looks up rows of tables.
+    ///
+    /// # Errors
+    /// As [`Model::forward`], and [`ForwardError::Device`] when the device fails.
+    fn forward(&mut self, cpu: &Cpu, segments: &mut [Segment<'_>]) -> Result<&[f32], ForwardError>;
+
+    /// Where its bytes are, KV rows aside.
+    fn memory(&self) -> ExecutorMemory;
+}
+
+/// Bytes that a model takes of a device's memory beside KV rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExecutorMemory {
+    /// Weights.
+    pub weight_bytes: u64,
+    /// Activations.
+    pub activation_bytes: u64,
+    /// What is copied through between the device and the processor.
+    pub staging_bytes: u64,
+}
+
+impl ExecutorMemory {
+    /// All of it.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.weight_bytes + self.activation_bytes + self.staging_bytes
+    }
+}
+
+/// Why a device does not run a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecutorError {
+    /// The model takes something that the device cannot do yet.
+    #[error(
+        "the device `{device}` cannot run this model yet: {what}, which it takes in {place}; run it on the processor"
+    )]
+    Operation {
+        /// The device.
+        device: String,
+        /// What it cannot do.
+        what: String,
+        /// The step of the pass that takes it.
+        place: String,
+    },
+    /// A matrix is stored in a way that the device cannot multiply with yet.
+    #[error(
+        "the device `{device}` cannot multiply with weights of type {dtype} yet, as `{tensor}` has them; run the model \
+         on the processor, or quantize it to one of {known}"
+    )]
+    WeightType {
+        /// The device.
+        device: String,
+        /// The first matrix that is so.
+        tensor: String,
+        /// Its type.
+        dtype: DType,
+        /// Types that it can multiply with.
+        known: String,
+    },
+    /// KV memory is to be held in a way that the device cannot compute over.
+    #[error(
+        "the device `{device}` cannot hold KV memory so: {what}; use the policy `sparse` and f16, bf16 or f32"
+    )]
+    Kv {
+        /// The device.
+        device: String,
+        /// What it cannot do.
+        what: String,
+    },
+    /// Something was asked for that goes with the processor alone.
+    #[error(
+        "{what} cannot be had on the device `{device}` yet; leave it out, or run the model on the processor"
+    )]
+    Setting {
+        /// The device.
+        device: String,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A pass takes more than the device shows its kernels at once.
+    #[error(
+        "the device `{device}` shows kernels {most} bytes at once, and {what} takes {needed}; use smaller batches or a \
+         shorter context"
+    )]
+    Window {
+        /// The device.
+        device: String,
+        /// What is too long.
+        what: &'static str,
+        /// What it takes.
+        needed: u64,
+        /// What there is.
+        most: u64,
+    },
+    /// The device computes wrong numbers.
+    #[error(
+        "the device `{device}` computed {what} wrong when it was opened ({found} instead of {wanted}); update its driver, \
+         or run the model on the processor"
+    )]
+    Faulty {
+        /// The device.
+        device: String,
+        /// What was computed.
+        what: &'static str,
+        /// What came out.
+        found: f32,
+        /// What should have.
+        wanted: f32,
+    },
+    /// There is no such device here.
+    #[error(
+        "there is no device to compute on: {reason}; install a driver for one, or run the model on the processor"
+    )]
+    Unavailable {
+        /// What is missing.
+        reason: String,
+    },
+    /// The device refuses.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// KV memory could not be had.
+    #[error(transparent)]
+    KvMemory(#[from] KvError),
+    /// A file of the weights was lost before they were read.
+    #[error(transparent)]
+    Lost(#[from] lacuna_files::LostFile),
+}
+
+/// A matrix of a program, where it is.
+#[derive(Clone, Copy)]
+pub struct MatrixWeights<'a> {
+    /// What its file calls it.
+    pub name: &'a str,
+    /// `[rows, columns]`, in the file's own bytes.
+    pub matrix: Matrix<'a>,
+    /// What is added to products with its rows.
+    pub bias: Option<&'a [f32]>,
+}
+
+/// What a pass over segments comes to, once they have been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PassSize {
+    /// Tokens of all segments.
+    pub tokens: usize,
+    /// Rows of logits that they ask for.
+    pub logit_rows: usize,
+}
+
+/// What executors are given.
+impl Model {
+    /// A matrix of its program.
+    ///
+    /// # Panics
+    /// For one of another program, or that is not mapped ([`Model::is_mapped`]).
+    #[must_use]
+    pub fn matrix(&self, id: MatrixId) -> MatrixWeights<'_> {
+        assert!(self.is_mapped(), "weights that are read are lent to passes");
+        let linear = self.weights().matrix(id);
+        MatrixWeights {
+            name: linear.name(),
+            matrix: linear.matrix(),
+            bias: linear.bias(),
+        }
+    }
+
+    /// A vector of its program.
+    ///
+    /// # Panics
+    /// For one of another program.
+    #[must_use]
+    pub fn vector(&self, id: VectorId) -> &[f32] {
+        self.weights().vector(id)
+    }
+
+    /// Whether all weights are used where their files are mapped.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.weights().streams().is_none()
+    }
+
+    /// Writes a row of the table for each token to `out`, `[tokens, columns]`; tokens beyond the table have the first.
+    ///
+    /// # Panics
+    /// When `out` has another size.
+    pub fn look_up(&self, cpu: &Cpu, table: MatrixId, tokens: &[u32], out: &mut [f32]) {
+        let linear = self.weights().matrix(table);
+        linear.look_up_known(&linear.matrix(), cpu, out, tokens);
+    }
+
+    /// Writes cosines, then sines, of a rotary embedding to `out` for each of `positions`, in contexts of
+    /// `context_tokens`.
+    ///
+    /// # Panics
+    /// When there is no such embedding, or `out` has another size.
+    pub fn rotations(
+        &self,
+        cpu: &Cpu,
+        (rope, context_tokens): (usize, usize),
+        positions: &[u32],
+        out: &mut [f32],
+    ) {
+        let rotation = self.weights().rotation(rope);
+        let frequencies = rotation.inverse_frequencies(context_tokens);
+        cpu.rope_table(out, positions, frequencies, rotation.attention_factor);
+    }
+
+    /// Whether `segments` can be computed in a pass of at most `limits`.
+    ///
+    /// # Errors
+    /// [`ForwardError`], saying what is wrong with them.
+    pub fn check_segments(
+        &self,
+        segments: &[Segment<'_>],
+        limits: BatchLimits,
+    ) -> Result<PassSize, ForwardError> {
+        if self.spec().pooled().is_some() {
+            return Err(ForwardError::NoLogits);
+        }
+        let size = executor::check(segments, limits, self.spec())?;
+        Ok(PassSize {
+            tokens: size.tokens,
+            logit_rows: size.logit_rows,
+        })
+    }
+}

@@ -1,0 +1,630 @@
+#![expect(unsafe_code, reason = "Vulkan is a foreign interface")]
+
+//! Passes of kernels that callers bring: recorded whole, submitted once.
+//!
+//! A [`Compute`] has what one pass in flight takes: commands, descriptor sets, and memory through
+//! which the host gives numbers and gets them back. A [`Recording`] holds the device's lock, so what
+//! it checked of mapped memory is still so when it is submitted. Nothing is allocated for a pass
+//! that is no longer than those before it.
+//!
+//! # Safety
+//!
+//! V1 to V5 of [`driver`](super::driver), and:
+//!
+//! * **C1** A kernel is valid SPIR-V with one compute entry point of the name given, which uses of
+//!   set 0 at most the storage buffers `WINDOWS` counts, and at most `CONSTANT_BYTES` bytes of
+//!   push constants: whoever makes a [`ComputeKernel`] promises it. What it asks for beyond a window
+//!   stays within that window's buffer, because the device has robust buffer access.
+//! * **C2** Commands, sets and staging memory of a [`Compute`] are touched only when the point of its
+//!   last submission is reached.
+//! * **C3** What a recording names outlives it by its lifetime, and is not dropped before the queue
+//!   has done with it: pieces of memory, kernels and a [`Compute`] wait for what was submitted. Mapped
+//!   memory is checked under the lock that the recording holds.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::sync::{Arc, MutexGuard};
+
+use ash::vk;
+
+use super::driver::Driver;
+use super::frames::Window;
+use super::memory::DeviceMemory;
+use super::objects::Staging;
+use super::queue::VulkanQueue;
+use super::state::State;
+use super::{Shared, invalid};
+use crate::device::{Access, Address, DeviceError, Fence};
+use crate::units::ByteLength;
+
+/// Storage buffers that a kernel sees at most.
+pub(super) const WINDOWS: usize = 3;
+
+/// Bytes of constants that every device takes with a dispatch.
+pub(super) const CONSTANT_BYTES: usize = 128;
+
+/// Workgroups in each direction that every device takes.
+const MOST_GROUPS: u32 = 65_535;
+
+/// Descriptor sets that are made at once: those of a few layers.
+const SETS: u32 = 256;
+
+/// What a kernel sees as one of its buffers.
+#[derive(Clone, Copy, Debug)]
+pub enum Bound<'a> {
+    /// Part of a piece of memory.
+    Memory {
+        /// The piece.
+        memory: &'a DeviceMemory,
+        /// The first byte, a multiple of [`Compute::alignment`].
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Part of a reservation, all of it mapped.
+    Mapped {
+        /// The first byte, a multiple of [`Compute::alignment`].
+        address: Address,
+        /// Bytes.
+        length: u64,
+        /// What the kernel does with it.
+        access: Access,
+    },
+    /// Nothing: the kernel does not use it.
+    Unused,
+}
+
+/// The layouts that all kernels have in common.
+struct Layout {
+    driver: Arc<Driver>,
+    set: vk::DescriptorSetLayout,
+    pipeline: vk::PipelineLayout,
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: V1 and V3: kernels and sets made with it are gone. Null handles are ignored.
+        unsafe {
+            let device = &self.driver.device;
+            device.destroy_pipeline_layout(self.pipeline, None);
+            device.destroy_descriptor_set_layout(self.set, None);
+        }
+    }
+}
+
+impl Layout {
+    fn new(driver: &Arc<Driver>) -> Result<Self, DeviceError> {
+        let mut layout = Self {
+            driver: Arc::clone(driver),
+            set: vk::DescriptorSetLayout::null(),
+            pipeline: vk::PipelineLayout::null(),
+        };
+        let bindings: [_; WINDOWS] = std::array::from_fn(|index| {
+            vk::DescriptorSetLayoutBinding::default()
+                .binding(index as u32)
+                .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
+                .descriptor_count(1)
+                .stage_flags(vk::ShaderStageFlags::COMPUTE)
+        });
+        let info = vk::DescriptorSetLayoutCreateInfo::default().bindings(&bindings);
+        // SAFETY: V1 and V5.
+        layout.set = unsafe { driver.device.create_descriptor_set_layout(&info, None) }
+            .map_err(|result| driver.failure("vkCreateDescriptorSetLayout", result, 0))?;
+        let sets = [layout.set];
+        let constants = [vk::PushConstantRange::default()
+            .stage_flags(vk::ShaderStageFlags::COMPUTE)
+            .size(CONSTANT_BYTES as u32)];
+        let info = vk::PipelineLayoutCreateInfo::default()
+            .set_layouts(&sets)
+            .push_constant_ranges(&constants);
+        // SAFETY: V1 and V5.
+        layout.pipeline = unsafe { driver.device.create_pipeline_layout(&info, None) }
+            .map_err(|result| driver.failure("vkCreatePipelineLayout", result, 0))?;
+        Ok(layout)
+    }
+}
+
+/// A compiled kernel. Dropping it waits until nothing that was submitted uses it any more.
+pub struct ComputeKernel {
+    shared: Arc<Shared>,
+    layout: Arc<Layout>,
+    pipeline: vk::Pipeline,
+}
+
+impl fmt::Debug for ComputeKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ComputeKernel")
+            .field(&self.pipeline)
+            .finish()
+    }
+}
+
+impl Drop for ComputeKernel {
+    fn drop(&mut self) {
+        self.shared.finish_submitted();
+        // SAFETY: V1 and V3: what was submitted is done, and no recording can name it any more (C3).
+        unsafe {
+            let device = &self.layout.driver.device;
+            device.destroy_pipeline(self.pipeline, None);
+        }
+    }
+}
+
+/// Records and submits passes, one at a time.
+#[derive(Debug)]
+pub struct Compute {
+    shared: Arc<Shared>,
+    objects: Objects,
+}
+
+/// What the one pass that may be in flight takes.
+struct Objects {
+    driver: Arc<Driver>,
+    layout: Arc<Layout>,
+    pool: vk::CommandPool,
+    commands: vk::CommandBuffer,
+    descriptors: Vec<vk::DescriptorPool>,
+    sets: Vec<vk::DescriptorSet>,
+    input: Staging,
+    output: Staging,
+    busy: Fence,
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Objects")
+            .field("sets", &self.sets.len())
+            .field("busy", &self.busy)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        let _ = self.driver.block(self.busy);
+        // SAFETY: V1 and V3: its last submission is done, or the device is lost.
+        unsafe {
+            let device = &self.driver.device;
+            for &pool in &self.descriptors {
+                device.destroy_descriptor_pool(pool, None);
+            }
+            device.destroy_command_pool(self.pool, None);
+        }
+    }
+}
+
+impl VulkanQueue {
+    /// What passes are recorded and submitted with. The host gives a pass at most `input` bytes and
+    /// gets at most `output` bytes back.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn compute(&self, input: usize, output: usize) -> Result<Compute, DeviceError> {
+        let driver = &self.shared.driver;
+        let layout = Arc::new(Layout::new(driver)?);
+        let (input, output) = (
+            Staging::new(driver, input.max(4))?,
+            Staging::new(driver, output.max(4))?,
+        );
+        let info = vk::CommandPoolCreateInfo::default()
+            .flags(vk::CommandPoolCreateFlags::TRANSIENT)
+            .queue_family_index(driver.compute_family);
+        // SAFETY: V1 and V5.
+        let pool = unsafe { driver.device.create_command_pool(&info, None) }
+            .map_err(|result| driver.failure("vkCreateCommandPool", result, 0))?;
+        let mut objects = Objects {
+            driver: Arc::clone(driver),
+            layout,
+            pool,
+            commands: vk::CommandBuffer::null(),
+            descriptors: Vec::new(),
+            sets: Vec::new(),
+            input,
+            output,
+            busy: Fence::DONE,
+        };
+        let info = vk::CommandBufferAllocateInfo::default()
+            .command_pool(pool)
+            .level(vk::CommandBufferLevel::PRIMARY)
+            .command_buffer_count(1);
+        // SAFETY: V1 and V5.
+        let commands = unsafe { driver.device.allocate_command_buffers(&info) }
+            .map_err(|result| driver.failure("vkAllocateCommandBuffers", result, 0))?;
+        objects.commands = commands[0];
+        Ok(Compute {
+            shared: Arc::clone(&self.shared),
+            objects,
+        })
+    }
+}
+
+impl Compute {
+    /// What offsets of [`Bound`] are multiples of, in bytes.
+    pub fn alignment(&self) -> u64 {
+        self.objects.driver.limits.window_alignment
+    }
+
+    /// The most bytes that a kernel sees of a buffer at once.
+    pub fn largest_window(&self) -> u64 {
+        self.objects.driver.limits.window
+    }
+
+    /// The queue that passes are submitted on.
+    pub fn queue(&self) -> VulkanQueue {
+        VulkanQueue {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Compiles a kernel for the device: some milliseconds.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    ///
+    /// # Safety
+    /// C1: `code` is valid SPIR-V for Vulkan 1.2 with a compute entry point `entry` that uses no more than
+    /// three storage buffers of set 0, from binding 0 on, and `CONSTANT_BYTES` bytes of push constants.
+    pub unsafe fn kernel(&self, code: &[u8], entry: &CStr) -> Result<ComputeKernel, DeviceError> {
+        let driver = &self.objects.driver;
+        let words: Vec<u32> = code
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&word| u32::from_le_bytes(word))
+            .collect();
+        let info = vk::ShaderModuleCreateInfo::default().code(&words);
+        // SAFETY: V1, V5 and C1.
+        let module = unsafe { driver.device.create_shader_module(&info, None) }
+            .map_err(|result| driver.failure("vkCreateShaderModule", result, 0))?;
+        let stage = vk::PipelineShaderStageCreateInfo::default()
+            .stage(vk::ShaderStageFlags::COMPUTE)
+            .module(module)
+            .name(entry);
+        let info = vk::ComputePipelineCreateInfo::default()
+            .stage(stage)
+            .layout(self.objects.layout.pipeline);
+        let cache = vk::PipelineCache::null();
+        // SAFETY: V1, V5 and C1; the module is not needed once the pipeline is made.
+        let made = unsafe {
+            let made = driver.device.create_compute_pipelines(cache, &[info], None);
+            driver.device.destroy_shader_module(module, None);
+            made
+        };
+        let pipelines =
+            made.map_err(|(_, result)| driver.failure("vkCreateComputePipelines", result, 0))?;
+        Ok(ComputeKernel {
+            shared: Arc::clone(&self.shared),
+            layout: Arc::clone(&self.objects.layout),
+            pipeline: pipelines[0],
+        })
+    }
+
+    /// Begins a pass, to which the host gives `input`. Waits for the
+    /// last one. The device is locked from now until the recording is submitted or dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for more input than there is room for, or what the driver refuses.
+    pub fn begin<'a>(&'a mut self, input: &[u8]) -> Result<Recording<'a>, DeviceError> {
+        let objects = &mut self.objects;
+        if input.len() > objects.input.length() {
+            return Err(invalid("give a pass more bytes than it has room for"));
+        }
+        let driver = &objects.driver;
+        driver.block(objects.busy)?;
+        objects.input.fill(input);
+        let info = vk::CommandBufferBeginInfo::default()
+            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+        // SAFETY: C2, V2 and V5.
+        unsafe {
+            driver
+                .device
+                .reset_command_pool(objects.pool, vk::CommandPoolResetFlags::empty())
+                .and_then(|()| driver.device.begin_command_buffer(objects.commands, &info))
+        }
+        .map_err(|result| driver.failure("vkBeginCommandBuffer", result, 0))?;
+        Ok(Recording {
+            state: self.shared.lock(),
+            objects,
+            used: 0,
+        })
+    }
+
+    /// Waits for the last pass and copies what it left for the host, from the first byte on.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lost`], and [`DeviceError::Invalid`] for more bytes than there is room for.
+    pub fn output(&self, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let objects = &self.objects;
+        if bytes.len() > objects.output.length() {
+            return Err(invalid("get more bytes back than a pass has room for"));
+        }
+        objects.driver.block(objects.busy)?;
+        objects.output.read(bytes);
+        Ok(())
+    }
+}
+
+impl Objects {
+    /// The descriptor set of this number, made with others when there is none yet.
+    fn set(&mut self, index: usize) -> Result<vk::DescriptorSet, DeviceError> {
+        if index >= self.sets.len() {
+            self.make_sets()?;
+        }
+        let set = self.sets.get(index).copied();
+        set.ok_or(invalid("use a descriptor set that was not made"))
+    }
+
+    fn make_sets(&mut self) -> Result<(), DeviceError> {
+        let driver = &self.driver;
+        let sizes = [vk::DescriptorPoolSize::default()
+            .ty(vk::DescriptorType::STORAGE_BUFFER)
+            .descriptor_count(SETS * WINDOWS as u32)];
+        let info = vk::DescriptorPoolCreateInfo::default()
+            .max_sets(SETS)
+            .pool_sizes(&sizes);
+        // SAFETY: V1 and V5.
+        let pool = unsafe { driver.device.create_descriptor_pool(&info, None) }
+            .map_err(|result| driver.failure("vkCreateDescriptorPool", result, 0))?;
+        self.descriptors.push(pool);
+        let layouts = [self.layout.set; SETS as usize];
+        let info = vk::DescriptorSetAllocateInfo::default()
+            .descriptor_pool(pool)
+            .set_layouts(&layouts);
+        // SAFETY: V1 and V5.
+        let sets = unsafe { driver.device.allocate_descriptor_sets(&info) }
+            .map_err(|result| driver.failure("vkAllocateDescriptorSets", result, 0))?;
+        self.sets.extend(sets);
+        Ok(())
+    }
+}
+
+/// A pass being recorded. What is recorded takes effect in order only across a
+/// [`barrier`](Recording::barrier).
+pub struct Recording<'a> {
+    state: MutexGuard<'a, State>,
+    objects: &'a mut Objects,
+    /// Descriptor sets.
+    used: usize,
+}
+
+impl fmt::Debug for Recording<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Recording").field(&self.used).finish()
+    }
+}
+
+impl<'a> Recording<'a> {
+    /// Runs a kernel on `windows` with `constants`, in so many workgroups each way; none where one of these is 0.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for more groups, constants or bytes than a device takes, an offset that
+    /// is not aligned, or mapped memory that is not mapped; what the driver refuses.
+    pub fn dispatch(
+        &mut self,
+        kernel: &'a ComputeKernel,
+        windows: [Bound<'a>; WINDOWS],
+        constants: &[u32],
+        groups: [u32; 3],
+    ) -> Result<(), DeviceError> {
+        if groups.contains(&0) {
+            return Ok(());
+        }
+        if groups.iter().any(|&count| count > MOST_GROUPS) {
+            return Err(invalid("a dispatch of more than 65,535 workgroups one way"));
+        }
+        if size_of_val(constants) > CONSTANT_BYTES {
+            return Err(invalid("a dispatch with more than 128 bytes of constants"));
+        }
+        let same_device = Arc::ptr_eq(&kernel.layout, &self.objects.layout);
+        if !same_device {
+            return Err(invalid("a kernel that was compiled for other passes"));
+        }
+        let mut bound = [None; WINDOWS];
+        for (bound, window) in bound.iter_mut().zip(windows) {
+            *bound = self.resolve(window, true)?;
+        }
+        let set = self.objects.set(self.used)?;
+        self.used += 1;
+        self.write_set(set, bound);
+        let words = constants.iter().flat_map(|word| word.to_ne_bytes());
+        let ConstantBytes(bytes) = words.collect();
+        let bytes = &bytes[..size_of_val(constants)];
+        let (device, commands) = (&self.objects.driver.device, self.objects.commands);
+        let layout = self.objects.layout.pipeline;
+        let (compute, stage) = (
+            vk::PipelineBindPoint::COMPUTE,
+            vk::ShaderStageFlags::COMPUTE,
+        );
+        // SAFETY: C1 for what the kernel touches; C2 for commands and set; C3 for kernel and windows; V4, V5.
+        unsafe {
+            device.cmd_bind_pipeline(commands, compute, kernel.pipeline);
+            device.cmd_bind_descriptor_sets(commands, compute, layout, 0, &[set], &[]);
+            if !bytes.is_empty() {
+                device.cmd_push_constants(commands, layout, stage, 0, bytes);
+            }
+            device.cmd_dispatch(commands, groups[0], groups[1], groups[2]);
+        }
+        Ok(())
+    }
+
+    fn write_set(&self, set: vk::DescriptorSet, bound: [Option<Window>; WINDOWS]) {
+        for (binding, window) in bound.into_iter().enumerate() {
+            // What a kernel does not use need not be written.
+            let Some(window) = window else { continue };
+            let info = [vk::DescriptorBufferInfo::default()
+                .buffer(window.buffer)
+                .offset(window.offset)
+                .range(window.length)];
+            let write = [vk::WriteDescriptorSet::default()
+                .dst_set(set)
+                .dst_binding(binding as u32)
+                .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
+                .buffer_info(&info)];
+            // SAFETY: C2 for the set; C3 and V4 for the window; V5.
+            unsafe {
+                let device = &self.objects.driver.device;
+                device.update_descriptor_sets(&write, &[]);
+            }
+        }
+    }
+
+    /// Copies what the host gave, from its byte `from` on, to `to`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for bytes that there are not.
+    pub fn take_input(&mut self, from: u64, to: Bound<'a>) -> Result<(), DeviceError> {
+        let to = self.resolve(to, false)?.ok_or(invalid("copy to nothing"))?;
+        let staging = &self.objects.input;
+        let from = staged(staging, from, to.length)?;
+        self.copy_window(from, to);
+        Ok(())
+    }
+
+    /// Copies `from` to where the host reads it, from its byte `to` on.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for bytes that there are not.
+    pub fn leave_output(&mut self, from: Bound<'a>, to: u64) -> Result<(), DeviceError> {
+        let from = self
+            .resolve(from, false)?
+            .ok_or(invalid("copy from nothing"))?;
+        let staging = &self.objects.output;
+        let to = staged(staging, to, from.length)?;
+        self.copy_window(from, to);
+        Ok(())
+    }
+
+    /// Copies `from` to `to`, of as many bytes and apart from it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for bytes that there are not, or of which there are not as many.
+    pub fn copy(&mut self, from: Bound<'a>, to: Bound<'a>) -> Result<(), DeviceError> {
+        match (self.resolve(from, false)?, self.resolve(to, false)?) {
+            (Some(from), Some(to)) if from.length == to.length => {
+                let overlap = from.buffer == to.buffer
+                    && from.offset < to.offset + to.length
+                    && to.offset < from.offset + from.length;
+                if overlap {
+                    return Err(invalid("copy bytes to where they are"));
+                }
+                self.copy_window(from, to);
+                Ok(())
+            }
+            _ => Err(invalid("copy to a place of another length")),
+        }
+    }
+
+    fn copy_window(&mut self, from: Window, to: Window) {
+        let regions = [vk::BufferCopy::default()
+            .src_offset(from.offset)
+            .dst_offset(to.offset)
+            .size(from.length)];
+        let (device, commands) = (&self.objects.driver.device, self.objects.commands);
+        // SAFETY: C2 and C3, V4 and V5.
+        unsafe { device.cmd_copy_buffer(commands, from.buffer, to.buffer, &regions) };
+    }
+
+    /// What was recorded before is done, and seen, before what is recorded after begins: over all memory,
+    /// since pages may be mapped in several buffers at once.
+    pub fn barrier(&mut self) {
+        let after = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
+        let barriers = [vk::MemoryBarrier::default()
+            .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
+            .dst_access_mask(after)];
+        let stages = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER;
+        let (device, commands) = (&self.objects.driver.device, self.objects.commands);
+        let none = vk::DependencyFlags::empty();
+        // SAFETY: V2 and V5.
+        unsafe {
+            device.cmd_pipeline_barrier(commands, stages, stages, none, &barriers, &[], &[]);
+        }
+    }
+
+    /// Ends the pass and queues it, after everything submitted before and before everything submitted after.
+    ///
+    /// # Errors
+    /// What the driver refuses; nothing was queued then.
+    pub fn submit(mut self) -> Result<Fence, DeviceError> {
+        let barriers = [vk::MemoryBarrier::default()
+            .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
+            .dst_access_mask(vk::AccessFlags::HOST_READ)];
+        let driver = Arc::clone(&self.objects.driver);
+        let commands = self.objects.commands;
+        // SAFETY: V2 and V5.
+        unsafe {
+            driver.device.cmd_pipeline_barrier(
+                commands,
+                vk::PipelineStageFlags::ALL_COMMANDS,
+                vk::PipelineStageFlags::HOST,
+                vk::DependencyFlags::empty(),
+                &barriers,
+                &[],
+                &[],
+            );
+            driver.device.end_command_buffer(commands)
+        }
+        .map_err(|result| driver.failure("vkEndCommandBuffer", result, 0))?;
+        self.objects.busy = self.state.queue.submit(commands)?;
+        Ok(self.objects.busy)
+    }
+
+    /// The part of a buffer that is meant, if it may be used so now.
+    fn resolve(&self, bound: Bound<'a>, by_kernel: bool) -> Result<Option<Window>, DeviceError> {
+        let window = match bound {
+            Bound::Unused => return Ok(None),
+            Bound::Memory {
+                memory,
+                offset,
+                length,
+            } => {
+                if !Arc::ptr_eq(&memory.shared.driver, &self.objects.driver) {
+                    return Err(invalid("use memory of another device"));
+                }
+                memory.window(offset, length)?
+            }
+            Bound::Mapped {
+                address,
+                length,
+                access,
+            } => {
+                let length = ByteLength::new(length);
+                self.state.window(address, length, access)?
+            }
+        };
+        let limits = &self.objects.driver.limits;
+        let fits =
+            window.offset.is_multiple_of(limits.window_alignment) && window.length <= limits.window;
+        match fits || !by_kernel {
+            true => Ok(Some(window)),
+            false => Err(invalid(
+                "show a kernel more of a buffer than it can see, or from an offset that is not aligned",
+            )),
+        }
+    }
+}
+
+/// Part of what the host sees.
+fn staged(staging: &Staging, offset: u64, length: u64) -> Result<Window, DeviceError> {
+    let end = offset.checked_add(length);
+    match end.is_some_and(|end| end <= staging.length() as u64) {
+        true => Ok(Window {
+            buffer: staging.handle(),
+            offset,
+            length,
+        }),
+        false => Err(invalid("copy more bytes than the host has room for")),
+    }
+}
+
+/// Constants of a dispatch, without an allocation for each.
+struct ConstantBytes([u8; CONSTANT_BYTES]);
+
+impl FromIterator<u8> for ConstantBytes {
+    fn from_iter<T: IntoIterator<Item = u8>>(bytes: T) -> Self {
+        let mut all = [0; CONSTANT_BYTES];
+        for (place, byte) in all.iter_mut().zip(bytes) {
+            *place = byte;
+        }
+        Self(all)
+    }
+}

@@ -1,0 +1,139 @@
+//! The program with `--device vulkan`: what it writes, what it tells, what it refuses. Most of it needs a driver with
+//! sparse buffers (`.ci/install-vulkan`) and runs when asked for (`.ci/test-vulkan`).
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn lacuna(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(args)
+        .output()
+        .expect("the program starts")
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = lacuna(args);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {told}");
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+/// What it says when it does not do what it is asked to.
+fn refusal(args: &[&str]) -> String {
+    let output = lacuna(args);
+    assert!(!output.status.success(), "{args:?}");
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+fn run<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let args = ["run", "demo", "-p", "What is ownership?", "--temp", "0"];
+    [&args[..], &["-n", "64", "--json"], more].concat()
+}
+
+#[test]
+fn without_a_driver_it_says_so() {
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(run(&["--device", "vulkan"]))
+        .env("VK_DRIVER_FILES", "/no/such/driver.json")
+        .env("VK_ICD_FILENAMES", "/no/such/driver.json")
+        .output()
+        .expect("the program starts");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{told}");
+    assert!(told.contains("there is no device to compute on"), "{told}");
+    assert!(told.contains("on the processor"), "{told}");
+}
+
+#[test]
+fn commands_that_cannot_have_it_do_not_take_it() {
+    for command in ["serve", "plan"] {
+        let told = refusal(&[command, "demo", "--device", "vulkan"]);
+        assert!(told.contains("--device"), "{told}");
+    }
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn it_writes_what_the_processor_writes() {
+    let device = json(&run(&["--device", "vulkan"]));
+    let processor = json(&run(&[]));
+    assert_eq!(device["tokens"], processor["tokens"]);
+    assert_eq!(device["text"], processor["text"]);
+    assert_eq!(device["tokens"].as_array().map(Vec::len), Some(64));
+    let memory = &device["memory"]["device"];
+    let bytes = |what: &str| memory[what].as_u64().unwrap_or_default();
+    assert!(bytes("weight_bytes") > 2_000_000, "{memory}");
+    assert!(bytes("activation_bytes") > 0, "{memory}");
+    assert!(processor["memory"]["device"].is_null());
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn guesses_do_not_change_what_it_writes() {
+    let plain = json(&run(&["--device", "vulkan"]));
+    let guessed = json(&run(&["--device", "vulkan", "--speculate", "ngram"]));
+    assert_eq!(plain["tokens"], guessed["tokens"]);
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn logits_are_near_those_of_the_processor() {
+    let args = ["logits", "demo", "--tokens", "1,2,3", "--all", "--json"];
+    let row = |more: &[&str]| -> Vec<f64> {
+        let found = json(&[&args[..], more].concat());
+        let row = found["logits"][0].as_array().expect("a row for each token");
+        row.iter().filter_map(Value::as_f64).collect()
+    };
+    let (found, wanted) = (row(&["--device", "vulkan"]), row(&[]));
+    assert_eq!(found.len(), wanted.len());
+    let square = |x: f64| x * x;
+    let pairs = found.iter().zip(&wanted);
+    let apart: f64 = pairs.map(|(a, b)| square(a - b)).sum();
+    let length: f64 = wanted.iter().copied().map(square).sum();
+    assert!((apart / length).sqrt() <= 1e-3, "{apart} of {length}");
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_session_goes_on_where_its_pages_ended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("UTF-8");
+    let session = ["--session", "notes", "--sessions", path];
+    let on_device = [&["--device", "vulkan"][..], &session].concat();
+    let first = json(&run(&on_device));
+    assert_eq!(first["reused_tokens"], 0);
+    let second = json(&run(&on_device));
+    let reused = second["reused_tokens"].as_u64().unwrap_or_default();
+    assert!(reused > 0, "{second}");
+    // Its pages are the device's own: another adds in another order.
+    let elsewhere = json(&run(&session));
+    assert_eq!(elsewhere["reused_tokens"], 0, "{elsewhere}");
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn what_it_cannot_do_is_refused_by_name() {
+    for (more, what) in [
+        (&["--kv", "paged"][..], "by the policy `paged`"),
+        (&["--kv-type", "q8_0"], "elements of type q8_0"),
+        (&["--check-finite"], "not finite"),
+        (
+            &["--weights", "direct", "--budget", "512MiB"],
+            "read into memory",
+        ),
+        (&["--draft-model", "demo"], "a draft model"),
+    ] {
+        let told = refusal(&run(&[&["--device", "vulkan"][..], more].concat()));
+        assert!(told.contains(what), "{more:?}: {told}");
+    }
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn the_budget_holds_what_the_device_has_too() {
+    let told = refusal(&run(&["--device", "vulkan", "--budget", "4MiB"]));
+    assert!(told.contains("budget"), "{told}");
+    let fits = json(&run(&["--device", "vulkan", "--budget", "256MiB"]));
+    assert_eq!(fits["tokens"].as_array().map(Vec::len), Some(64));
+}
