@@ -58,6 +58,10 @@ impl Arbiter<'_> {
 
     /// Makes memory of weights the part of KV pages. Returns how much that is: `bytes` or more, or nothing.
     pub(crate) fn spare(&mut self, bytes: u64) -> u64 {
+        // Weights leave many at a time, so for nothing some would go, too.
+        if bytes == 0 {
+            return 0;
+        }
         let freed = self.engine.spare_weights(bytes);
         self.budget.parts.read_weight_bytes -= freed;
         self.budget.parts.kv_bytes += freed;

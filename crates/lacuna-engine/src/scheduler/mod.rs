@@ -290,8 +290,8 @@ impl Scheduler {
     /// One step over everything that can go on. Returns whether anything was computed.
     pub(crate) fn step(&mut self) -> bool {
         let now = self.system.now();
-        self.tend(now);
         self.follow_swaps();
+        self.tend(now);
         self.admit();
         self.schedule();
         self.prepare(now);

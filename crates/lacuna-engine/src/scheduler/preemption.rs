@@ -91,6 +91,8 @@ impl Scheduler {
         let others = parts.besides_kv() - parts.read_weight_bytes;
         // For KV pages and weights together.
         let room = bytes.saturating_sub(others);
+        // What has come back from the swap file by now runs, and gives way in its turn.
+        self.follow_swaps();
         while self.owned_bytes() + self.budget.parts.read_weight_bytes > room && self.evict() {}
         let page = self.engine.kv_cache().page_bytes() as u64;
         let used = self.owned_bytes().max(self.first_needs()).max(page);
@@ -211,8 +213,8 @@ impl Scheduler {
                 || self.preempt_last(Urgency::Now))
     }
 
-    /// Gives up one thing at once: a cached group, a resume point, what is on its way to the swap file, or the last
-    /// request but the first.
+    /// Gives up one thing at once: a cached group, a resume point, what is on its way to the swap file or has just come
+    /// from it, or the last request but the first.
     fn give_up_one(&mut self) -> bool {
         self.evict() || self.give_up_freeing() || self.preempt_after(0, Urgency::Now)
     }
@@ -322,7 +324,7 @@ impl Scheduler {
                 .iter()
                 .flat_map(|running| &running.sessions)
                 .all(idle);
-        if !starved || self.waits_for_pages || self.is_freeing() {
+        if !starved || self.waits_for_pages {
             self.starved = None;
             return;
         }

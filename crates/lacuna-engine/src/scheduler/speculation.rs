@@ -20,9 +20,8 @@ impl Scheduler {
     /// Adds guesses to what the sessions compute in this step, as asked for by `demands`: from their own tokens where these
     /// have some that are worth it, and by the draft model for the others.
     pub(super) fn speculate(&mut self, demands: &[Demand]) {
-        let by_model = self.drafter.as_ref().map_or(0, Drafter::most);
         // What a state has taken up it cannot give back, so a wrong guess would be in it for good.
-        if self.most_drafts() == 0 || self.engine.kv_cache().geometry().has_states() {
+        if self.engine.kv_cache().geometry().has_states() {
             return;
         }
         let Some(sequences) = self.decoding() else {
@@ -34,6 +33,7 @@ impl Scheduler {
             .min(limits.logit_rows)
             .saturating_sub(sequences);
         let from_history = self.config.engine.most_from_history();
+        let by_model = self.drafter.as_ref().map_or(0, Drafter::most);
         let rooms = self.rooms(demands, spare);
         let memory = &self.request_memory;
         let mut likely = Vec::new();
@@ -59,12 +59,6 @@ impl Scheduler {
             true => vec![0; likely.len()],
             false => self.pace.allot(likely, sequences, spare),
         }
-    }
-
-    /// Tokens guessed for one pass at most.
-    fn most_drafts(&self) -> usize {
-        let by_model = self.drafter.as_ref().map_or(0, Drafter::most);
-        self.config.engine.most_from_history().max(by_model)
     }
 
     /// How many guesses each session has room for, of `spare` rows.
@@ -94,15 +88,8 @@ impl Scheduler {
         let limits = self.engine.batch_limits();
         let running = self.running.iter().flat_map(|running| &running.sessions);
         let sequences = running.filter(|session| session.scheduled > 0).count();
-        let (guessed, expected) = kept(likely, counts);
-        let rows = sequences + counts.iter().sum::<usize>();
-        let step = StepRows {
-            sequences,
-            guessing: guessed,
-            rows,
-            tokens: sequences as f64 + expected,
-            spare: limits.tokens.min(limits.logit_rows).saturating_sub(rows),
-        };
+        let most = limits.tokens.min(limits.logit_rows);
+        let step = rows_of(sequences, likely, counts, most);
         let (mut wishes, mut places) = (Vec::new(), Vec::new());
         let sessions = self.running.iter_mut().flat_map(|running| {
             let sees = running.job.images.is_empty();
@@ -138,14 +125,15 @@ impl Scheduler {
     fn decoding(&self) -> Option<usize> {
         let sessions = self.running.iter().flat_map(|running| &running.sessions);
         let mut scheduled = sessions.filter(|session| session.scheduled > 0);
-        let decodes = |session: &Session| session.scheduled == 1 && session.pending() == 1;
         let count = scheduled.clone().count();
-        (count > 0 && scheduled.all(decodes)).then_some(count)
+        // One of a prompt may be computed alone, where a step has no more for it.
+        let decodes = |session: &Session| session.pending() == 1;
+        scheduled.all(decodes).then_some(count)
     }
 
     /// Takes note of how long a pass took, of one token and its guesses for each of `sequences`.
     pub(super) fn note_pace(&mut self, sequences: Option<usize>, rows: usize, time: Duration) {
-        let Some(sequences) = sequences.filter(|_| self.most_drafts() > 0) else {
+        let Some(sequences) = sequences else {
             return;
         };
         let sessions = self.running.iter().flat_map(|running| &running.sessions);
@@ -154,23 +142,30 @@ impl Scheduler {
     }
 }
 
-/// How many sessions have guesses of which `counts` are computed, and how many of these are expected to be right.
-fn kept(likely: &[Vec<f64>], counts: &[usize]) -> (usize, f64) {
-    let guessing = counts.iter().filter(|count| **count > 0).count();
+/// A step of `most` rows at most, in which of the guesses of all sessions, right as often as `likely`, `counts` are computed
+/// beside a token for each of `sequences`.
+fn rows_of(sequences: usize, likely: &[Vec<f64>], counts: &[usize], most: usize) -> StepRows {
     let right = likely.iter().zip(counts);
     let right = right.map(|(likely, &count)| likely[..count].iter().sum::<f64>());
-    (guessing, right.sum())
+    let rows = sequences + counts.iter().sum::<usize>();
+    StepRows {
+        sequences,
+        guessing: counts.iter().filter(|count| **count > 0).count(),
+        rows,
+        tokens: sequences as f64 + right.sum::<f64>(),
+        spare: most.saturating_sub(rows),
+    }
 }
 
-/// Tokens that a session can have guessed: not past a place where the step must end, its context, or its text's last token.
+/// Tokens that a session can have guessed: not past a place where the step must end, or its text's last token, behind which
+/// its context may end.
 fn room(session: &Session, demand: &Demand) -> usize {
     if session.scheduled == 0 || session.choice.is_scored() {
         return 0;
     }
-    let context = session.sequence.capacity() - session.sequence.len();
-    let step = demand.stop.unwrap_or(usize::MAX).min(context);
     let tokens = session.choice.most_tokens();
-    step.min(tokens).saturating_sub(1)
+    let step = demand.stop.unwrap_or(tokens).min(tokens);
+    step.saturating_sub(1)
 }
 
 impl Session {
@@ -230,12 +225,29 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
-    use super::kept;
+    use super::rows_of;
+    use crate::speculation::StepRows;
 
     #[test]
-    fn what_is_kept_of_guesses_is_what_is_computed_of_them() {
+    fn a_step_gives_a_token_for_each_sequence_and_for_each_computed_guess_as_often_as_it_is_right()
+    {
         let likely = [vec![0.5, 0.25, 0.125], vec![0.75], vec![], vec![0.5]];
-        assert_eq!(kept(&likely, &[2, 0, 0, 1]), (2, 1.25));
-        assert_eq!(kept(&likely, &[0; 4]), (0, 0.0));
+        let guessing = StepRows {
+            sequences: 4,
+            guessing: 2,
+            rows: 7,
+            tokens: 5.25,
+            spare: 3,
+        };
+        assert_eq!(rows_of(4, &likely, &[2, 0, 0, 1], 10), guessing);
+        assert_eq!(rows_of(4, &likely, &[2, 0, 0, 1], 6).spare, 0);
+        let plain = StepRows {
+            sequences: 4,
+            guessing: 0,
+            rows: 4,
+            tokens: 4.0,
+            spare: 6,
+        };
+        assert_eq!(rows_of(4, &likely, &[0; 4], 10), plain);
     }
 }

@@ -212,9 +212,16 @@ impl Scheduler {
                 Phase::Returning { .. } if overdue => self.lose_away(index),
                 Phase::Returning { .. } => {}
                 Phase::Back => self.run_returned(index),
-                Phase::Failed if self.has_swap_failed() => self.lose_away(index),
-                Phase::Failed => self.forget_away(index),
+                Phase::Failed => self.forget_failed(index),
             }
+        }
+    }
+
+    /// Nothing is left of the pages of the waiting request at `index`: the file has failed, or memory was short.
+    fn forget_failed(&mut self, index: usize) {
+        match self.has_swap_failed() {
+            true => self.lose_away(index),
+            false => self.forget_away(index),
         }
     }
 
@@ -292,15 +299,29 @@ impl Scheduler {
         bytes.sum()
     }
 
-    /// Takes the pages back of what is being written or, failing that, read: memory is needed at once. Returns whether
-    /// there was anything.
+    /// Takes the pages back of what is being written, and of what the file has written, read or lost since somebody
+    /// looked: memory is needed at once. Returns whether there was anything.
     pub(super) fn give_up_freeing(&mut self) -> bool {
-        let leaving = |waiting: &Waiting| {
-            let away = waiting.away.as_ref();
-            away.is_some_and(|away| matches!(away.image.progress().phase, Phase::Leaving { .. }))
+        (0..self.waiting.len()).any(|index| self.give_up_away(index))
+    }
+
+    /// Takes what the waiting request at `index` has in memory, unless it is being read. Returns whether that was anything.
+    fn give_up_away(&mut self, index: usize) -> bool {
+        let now = self.system.now();
+        let Some(away) = &mut self.waiting[index].away else {
+            return false;
         };
-        let index = self.waiting.iter().position(leaving);
-        index.map(|index| self.forget_away(index)).is_some()
+        match away.image.progress().phase {
+            Phase::Returning { .. } => return false,
+            Phase::Out => {
+                let groups = away.path.groups().len();
+                self.prefix.leave_after(&mut away.path, 0, now);
+                return groups > 0;
+            }
+            Phase::Leaving { .. } | Phase::Back => self.forget_away(index),
+            Phase::Failed => self.forget_failed(index),
+        }
+        true
     }
 
     /// Gives the pages back that are being read, which stay in the file. Returns whether there were any.
@@ -348,9 +369,7 @@ impl Scheduler {
             return;
         }
         let lack = (self.owned_bytes() + bytes).saturating_sub(self.kv_limit);
-        if lack > 0 {
-            self.arbiter().take(lack);
-        }
+        self.arbiter().take(lack);
         if let Some(away) = &self.waiting[index].away {
             let pins: Vec<&Pins> = self.prefix.pins_of(&away.path);
             away.image.begin_return(&pins, groups * group);

@@ -77,7 +77,7 @@ impl PassTimes {
 }
 
 /// A step before a draft model has guessed for it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct StepRows {
     pub(crate) sequences: usize,
     /// Sequences that have guesses already.

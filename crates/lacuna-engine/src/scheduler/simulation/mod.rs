@@ -26,7 +26,7 @@ use lacuna_kernels::ElementType;
 use lacuna_kv::folder::faults::{DiskFaults, Trouble};
 use lacuna_kv::folder::{Fingerprint, FolderConfig};
 use lacuna_kv::prefix::Namespace;
-use lacuna_kv::swap::SwapSizes;
+use lacuna_kv::swap::{Phase, SwapSizes};
 use lacuna_kv::{
     Geometry, Keep, KvCache, KvElements, KvPolicy, Layer, LayerCache, RowSpec, ValueRows,
 };
@@ -329,10 +329,11 @@ impl Simulation {
         };
         self.system.pass(Duration::from_millis(milliseconds));
         self.change_the_system();
-        self.change_the_budget();
         self.trouble_the_device();
         self.trouble_the_disk();
         self.trouble_the_swap_file();
+        // Nobody has seen yet what the file has come to.
+        self.change_the_budget();
         if self.one_in(self.weather.arrivals) {
             self.submit();
         }
@@ -504,16 +505,30 @@ impl Simulation {
         let group = grain.bytes(grain.group_tokens().get());
         let matrices = self.within(0..13) as u64;
         let budget = with_weights(self.within(1..41) as u64 * group, matrices * 2 * group);
+        let order = |scheduler: &Scheduler| -> Vec<u64> {
+            let running = scheduler.running.iter();
+            running.map(|running| running.job.id).collect()
+        };
+        let (held, before) = (self.scheduler.owned_bytes(), order(&self.scheduler));
         self.scheduler.set_budget(budget.parts.bytes());
         assert_eq!(self.scheduler.budget.budget_bytes, budget.budget_bytes);
         let scheduler = &self.scheduler;
         let (owned, limit) = (scheduler.owned_bytes(), scheduler.kv_limit);
-        let (tree, running) = (scheduler.prefix.tree(), &scheduler.running);
+        let (tree, running) = (scheduler.prefix.tree(), order(scheduler));
+        let away = scheduler.away().map(|away| away.image.progress().phase);
         // A device that refuses takes pages back later.
-        let nobody_has_any = tree.is_empty() && tree.resume_points() == 0 && running.is_empty();
+        let nobody_has_any = tree.is_empty()
+            && tree.resume_points() == 0
+            && running.is_empty()
+            && away.into_iter().all(|phase| phase == Phase::Out);
         assert!(
             owned <= limit || nobody_has_any,
             "{owned} bytes are held, {limit} allowed"
+        );
+        assert!(before.starts_with(&running), "the last go first");
+        assert!(
+            held > limit || running == before,
+            "{held} bytes would have fit in {limit}"
         );
         self.tally.budgets += 1;
     }
@@ -1056,6 +1071,7 @@ fn logits_that_are_not_finite_end_the_request_that_has_them() {
 /// The others wait for the one that computes their beginning, be it under way already.
 #[test]
 fn conversations_that_begin_alike_compute_their_beginning_once() {
+    const OWN: u32 = 40;
     for kind in [Kind::Rows, Kind::Windows, Kind::States, Kind::StatesAlone] {
         for under_way in [false, true] {
             let mut simulation = Simulation::of(0, Some(kind));
@@ -1064,7 +1080,8 @@ fn conversations_that_begin_alike_compute_their_beginning_once() {
             simulation.scheduler.budget = with_weights(1 << 30, simulation.weights);
             let system: Vec<u32> = (300..400).collect();
             let spec = |talk: u32| {
-                let own = (0..7).map(|word| 500 + talk * 10 + word);
+                // So many that the beginning ends where nothing else would be kept.
+                let own = (0..OWN).map(|word| 500 + talk * 50 + word);
                 Spec::greedy(system.iter().copied().chain(own).collect(), 3)
             };
             let mut clients = vec![simulation.submit_spec(spec(0))];
@@ -1085,7 +1102,7 @@ fn conversations_that_begin_alike_compute_their_beginning_once() {
             let computed = counters.prompt_tokens - counters.reused_tokens;
             // A beginning, and of each what comes after the last whole group of it.
             let group = simulation.scheduler.prefix.grain().group_tokens().get() as u64;
-            let most = 100 + 16 * (7 + group);
+            let most = 100 + 16 * (u64::from(OWN) + group);
             assert!(computed <= most, "{kind:?}: {computed} tokens of {most}");
             simulation.finish();
         }
@@ -1282,6 +1299,107 @@ fn requests_that_outgrow_their_memory_take_turns_through_the_swap_file() {
             }
         }
     }
+}
+
+/// Whoever had them has gone, and the device is not done with them yet.
+#[test]
+fn a_request_alone_waits_for_pages_that_the_device_is_still_at_work_on() {
+    let mut late = false;
+    for seed in 0..20 {
+        let mut simulation = Simulation::of(seed, Some(Kind::Rows));
+        if simulation.weights > 0 {
+            continue;
+        }
+        let scheduler = &mut simulation.scheduler;
+        scheduler.config.prefix_cache.enabled = false;
+        // Nothing else is waited for.
+        scheduler.swap = None;
+        let room = scheduler.prefix.grain().bytes(100);
+        scheduler.set_budget(with_weights(room, 0).parts.bytes());
+        let gone = simulation.submit_spec(Spec::plain(60, 30));
+        while (simulation.scheduler.running.iter()).all(|it| it.sessions[0].sequence.len() < 60) {
+            simulation.scheduler.step();
+        }
+        drop(gone);
+        assert!(simulation.scheduler.sweep());
+        if simulation.pool.ledger().retiring.get() == 0 {
+            continue;
+        }
+        late = true;
+        let mut client = simulation.submit_spec(Spec::plain(60, 3));
+        let mut steps = 0;
+        while simulation.scheduler.starved.is_none() {
+            simulation.scheduler.step();
+            steps += 1;
+            assert!(steps < 60, "seed {seed}: it found pages elsewhere");
+        }
+        simulation.system.pass(Scheduler::PAGES_ON_THEIR_WAY / 2);
+        for _ in 0..3 {
+            simulation.scheduler.step();
+        }
+        client.read(&mut simulation.trace, &mut simulation.tally);
+        assert_eq!(client.failure(), None, "seed {seed}");
+        simulation.device.complete();
+        while !simulation.scheduler.is_idle() {
+            simulation.device.complete();
+            simulation.scheduler.step();
+            client.read(&mut simulation.trace, &mut simulation.tally);
+        }
+        assert_eq!(client.failure(), None, "seed {seed}");
+    }
+    assert!(late, "some device is");
+}
+
+/// Somebody changes the budget while requests go to the swap file and come back.
+#[test]
+fn a_budget_that_changes_is_kept_at_once_wherever_pages_of_swapped_requests_are() {
+    let mut all = Tally::default();
+    for seed in 0..16 {
+        let kind = [Kind::Rows, Kind::Windows, Kind::States, Kind::Everything][seed as usize % 4];
+        let mut simulation = Simulation::of(seed, Some(kind));
+        simulation.weather.budgets = 9;
+        let scheduler = &mut simulation.scheduler;
+        scheduler.config.max_running = 3;
+        scheduler.swap = Some(swap::over(
+            simulation.swap_disk.clone(),
+            1000,
+            scheduler.engine.kv_cache(),
+        ));
+        for talk in 0..400 {
+            simulation.system.pass(Duration::from_millis(50));
+            if simulation.clients.len() < 3 {
+                let words = (0..20).map(|word| 300 + talk * 5 + word);
+                let spec = Spec::greedy(words.collect(), 150).endless();
+                if let Ok(capacity) = simulation.limits.check(&spec.request()) {
+                    let client = simulation.enqueue(spec, Habit::Always, capacity);
+                    simulation.clients.push(client);
+                }
+            }
+            for _ in 0..[0, 1, 1, 4][simulation.within(0..4)] {
+                simulation.move_a_piece();
+            }
+            simulation.change_the_budget();
+            simulation.step();
+        }
+        all.add(&simulation.finish().1);
+    }
+    assert!(all.budgets > 0 && all.finished > 0, "{all:?}");
+    assert!(all.swapped_out > 0 && all.swapped_in > 0, "{all:?}");
+}
+
+/// A budget that was raised took weights out of memory, because weights leave many at a time, and so did for nothing.
+#[test]
+fn a_budget_in_which_everything_fits_takes_no_weights() {
+    let mut seeds = (0..).map(|seed| Simulation::of(seed, Some(Kind::Rows)));
+    let mut simulation = seeds.find(|one| one.weights > 0).expect("some seed");
+    let scheduler = &mut simulation.scheduler;
+    let before = scheduler.budget.budget_bytes.expect("a budget");
+    for bytes in [before, before + 4096, 2 * before, before] {
+        scheduler.set_budget(bytes);
+        assert!(scheduler.engine.has_all_weights(), "{bytes} of {before}");
+        assert_eq!(scheduler.budget.budget_bytes, Some(bytes));
+    }
+    simulation.finish();
 }
 
 #[test]

@@ -316,10 +316,11 @@ impl ModelRunner for PseudoModel {
 
     fn spare_weights(&mut self, bytes: u64) -> u64 {
         let Weights { held, matrix, .. } = &mut self.weights;
-        if bytes == 0 || bytes > *held {
+        if *held == 0 || bytes > *held {
             return 0;
         }
-        let freed = bytes.next_multiple_of(*matrix);
+        // One at least, as an engine lets go of many at a time.
+        let freed = bytes.max(1).next_multiple_of(*matrix);
         *held -= freed;
         freed
     }

@@ -289,3 +289,49 @@ fn a_disk_that_stalls_is_waited_for_two_seconds_and_left_alone_for_a_minute() {
     scheduler.follow_swaps();
     assert_eq!(scheduler.swap_paused_until, Some(minute), "once");
 }
+
+#[test]
+fn a_group_that_waits_to_be_written_gives_its_pages_at_once_when_it_is_evicted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut scheduler, disk) = keeping(folder.path(), 100);
+    disk.set(Trouble::Stalls);
+    for seed in [0, 1] {
+        let request = of_groups(&scheduler, seed, 4);
+        let _stream = enqueue(&mut scheduler, request);
+        finish(&mut scheduler, 100);
+    }
+    let mut groups = scheduler.prefix.tree().len();
+    while groups > 0 {
+        let before = scheduler.owned_bytes();
+        assert!(scheduler.evict());
+        groups = scheduler.prefix.tree().len();
+        assert!(scheduler.owned_bytes() < before, "{groups} groups are left");
+    }
+    disk.set(Trouble::Nothing);
+}
+
+#[test]
+fn what_waits_to_be_written_is_written_although_a_group_that_has_been_is_evicted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut scheduler, disk) = keeping(folder.path(), 100);
+    let compute = |scheduler: &mut Scheduler, seed| {
+        let request = of_groups(scheduler, seed, 4);
+        let _stream = enqueue(scheduler, request);
+        finish(scheduler, 100);
+    };
+    compute(&mut scheduler, 0);
+    assert!(scheduler.prefix.settle(AGES));
+    disk.set(Trouble::Stalls);
+    (1..4).for_each(|seed| compute(&mut scheduler, seed));
+    // The oldest goes first.
+    assert!(scheduler.evict());
+    disk.set(Trouble::Nothing);
+    assert!(scheduler.prefix.settle(AGES));
+    while scheduler.evict() {}
+    for seed in 1..4 {
+        let request = of_groups(&scheduler, seed, 4);
+        let stored = scheduler.prefix.stored(Namespace::COMMON, &request.prompt);
+        let tokens = stored.map(|stored| stored.tokens);
+        assert_eq!(tokens, Some(request.prompt.len() - 1), "prompt {seed}");
+    }
+}

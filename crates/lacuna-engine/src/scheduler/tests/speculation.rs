@@ -5,7 +5,9 @@ use std::num::NonZeroUsize;
 use super::*;
 use crate::error::EngineError;
 use crate::sampler::Penalties;
-use crate::speculation::{DraftCounts, DraftError, DraftModel, Drafter, Drafts, Speculation};
+use crate::speculation::{
+    DraftCounts, DraftError, DraftModel, Drafter, Drafts, Speculation, Speculator,
+};
 
 /// A fixture of a family.
 pub(super) fn family(name: &str) -> Arc<Model> {
@@ -691,4 +693,91 @@ fn models_that_cannot_guess_for_another_are_refused_and_say_why() {
     );
     let states = refused(&family("qwen3-next"), draft("qwen3-yarn"));
     assert_eq!(states, DraftError::States { which: "model" });
+}
+
+/// What the last guess was is known only from what the text ends with.
+#[test]
+fn a_right_guess_that_ends_a_reply_is_counted_as_right() {
+    let model = family("qwen3-yarn");
+    let setting = Setting {
+        speculation: Speculation::Off,
+        draft: Some("qwen3-yarn"),
+        ..USUAL
+    };
+    let reply = |seed: u32, stop_tokens: Vec<u32>| {
+        let mut scheduler = guessing(&model, setting);
+        let request = Request {
+            sampling: Sampling::greedy(),
+            limits: Limits {
+                max_tokens: Some(20),
+                ignore_eos: true,
+                stop_tokens,
+                ..Limits::default()
+            },
+            ..Request::new((0..50).map(|at| 4 + at * (seed + 3) % 17).collect())
+        };
+        let stream = enqueue(&mut scheduler, request);
+        finish(&mut scheduler, 50);
+        (tokens(stream), scheduler.counters.drafts.model)
+    };
+    // One of those that are guessed behind the first, and none that came before.
+    let (seed, end, token) = (0..10)
+        .find_map(|seed| {
+            let (tokens, _) = reply(seed, Vec::new());
+            let mut ends = 2..7;
+            let end = ends.find(|&end| !tokens[..end].contains(&tokens[end]))?;
+            Some((seed, end, tokens[end]))
+        })
+        .expect("some text");
+    let (tokens, drafts) = reply(seed, vec![token]);
+    assert!(tokens.len() <= end + 1, "{tokens:?}");
+    assert_eq!((drafts.drafts, drafts.accepted_tokens), (1, end as u64));
+}
+
+#[test]
+fn what_guesses_takes_memory_for_a_replys_own_tokens_only_where_it_guesses_from_these() {
+    let model = family("qwen3-yarn");
+    for speculation in [Speculation::Off, Speculation::NGRAM] {
+        let setting = Setting {
+            speculation,
+            draft: Some("qwen3-yarn"),
+            ..USUAL
+        };
+        let mut scheduler = guessing(&model, setting);
+        let before = scheduler.request_memory.status().held.get();
+        let _stream = enqueue(&mut scheduler, requests().remove(0));
+        let guesses = |scheduler: &Scheduler| {
+            let running = scheduler.running.first();
+            running.is_some_and(|running| running.sessions[0].speculator.is_some())
+        };
+        while !guesses(&scheduler) {
+            assert!(scheduler.step());
+        }
+        let held = scheduler.request_memory.status().held.get() - before;
+        // A prompt of 80 and a reply of 60.
+        let tokens = (speculation != Speculation::Off).then_some(140);
+        assert_eq!(held, Speculator::bytes(tokens) as u64, "{speculation}");
+    }
+}
+
+#[test]
+fn where_nothing_can_be_guessed_no_memory_is_taken_for_it() {
+    let model = family("qwen3-yarn");
+    // The last token of a reply is never guessed: nothing would be computed from it.
+    for (most, guesses) in [(1, false), (2, true)] {
+        let mut scheduler = guessing(&model, USUAL);
+        let request = Request {
+            limits: Limits {
+                max_tokens: Some(most),
+                ..Limits::default()
+            },
+            ..Request::new(vec![5])
+        };
+        let _stream = enqueue(&mut scheduler, request);
+        scheduler.admit();
+        scheduler.schedule();
+        let session = &scheduler.running[0].sessions[0];
+        assert_eq!(session.scheduled, 1);
+        assert_eq!(session.speculator.is_some(), guesses, "{most} tokens");
+    }
 }

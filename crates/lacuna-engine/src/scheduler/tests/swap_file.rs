@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::scheduler::simulation::swap::{Disk, Trouble, over};
-use crate::scheduler::swapping::{Rates, Urgency};
+use crate::scheduler::swapping::{Away, Rates, Urgency};
 use lacuna_kv::prefix::Moving;
 use lacuna_kv::swap::Phase;
 
@@ -22,7 +22,7 @@ pub(super) fn swapping(groups: u64) -> (Scheduler, FakeSystem, Disk) {
 }
 
 /// A token a second, whatever was seen: on a clock that stands still prompts take no time.
-fn assume_slow_prompts(scheduler: &mut Scheduler) {
+pub(super) fn assume_slow_prompts(scheduler: &mut Scheduler) {
     scheduler.prompt_rate = Rate::over(1.0);
     scheduler.prompt_rate.observe(1.0, Duration::from_secs(1));
 }
@@ -396,4 +396,102 @@ fn a_client_that_has_gone_takes_its_pages_out_of_the_file() {
     move_all(&mut scheduler);
     assert_eq!((held(&scheduler), away(&scheduler)), (0, 0));
     drop(stays);
+}
+
+#[test]
+fn a_file_that_does_not_move_is_waited_for_no_longer_because_somebody_looks() {
+    let (mut scheduler, system, _) = swapping(100);
+    let _streams = two_running(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    for waited_for in [1, 0] {
+        system.pass(Duration::from_secs(1));
+        scheduler.follow_swaps();
+        assert_eq!(away(&scheduler), waited_for);
+    }
+}
+
+#[test]
+fn what_comes_back_to_where_there_is_room_costs_no_cached_group() {
+    let (mut scheduler, _, _) = swapping(100);
+    scheduler.config.prefix_cache.enabled = true;
+    let _cached = enqueue(&mut scheduler, after(prompt(9, 64), 1));
+    finish(&mut scheduler, 10);
+    scheduler.config.prefix_cache.enabled = false;
+    let _streams = two_running(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    move_all(&mut scheduler);
+    let groups = scheduler.prefix.tree().len();
+    assert!(groups > 0);
+    scheduler.admit();
+    assert!(scheduler.is_returning());
+    assert_eq!(scheduler.prefix.tree().len(), groups);
+}
+
+/// What the file had come to since the last step was not asked, and what a request had in memory because of it stayed there
+/// whatever the budget said: all of its pages when they had just come back.
+#[test]
+fn a_lower_budget_takes_what_swapped_requests_have_in_memory_whatever_the_file_has_come_to() {
+    type Event = fn(&mut Scheduler, &Disk);
+    fn piece(scheduler: &Scheduler) -> bool {
+        scheduler.swap.as_ref().is_some_and(Swap::advance)
+    }
+    fn has(away: &Away, phase: Phase) -> bool {
+        away.image.progress().phase == phase
+    }
+    fn bring_back(scheduler: &mut Scheduler) {
+        move_all(scheduler);
+        scheduler.admit();
+        assert!(scheduler.is_returning());
+    }
+    let events: [Event; 7] = [
+        |_, _| (),
+        |scheduler, _| assert!(piece(scheduler)),
+        |scheduler, _| {
+            while piece(scheduler) {}
+            assert!(scheduler.away().any(|away| has(away, Phase::Out)));
+        },
+        |scheduler, disk| {
+            disk.trouble(Some(Trouble::Refuses));
+            piece(scheduler);
+            assert!(scheduler.away().any(|away| has(away, Phase::Failed)));
+        },
+        |scheduler, _| {
+            bring_back(scheduler);
+            assert!(piece(scheduler));
+        },
+        |scheduler, _| {
+            bring_back(scheduler);
+            while piece(scheduler) {}
+            assert!(scheduler.away().any(|away| has(away, Phase::Back)));
+        },
+        |scheduler, disk| {
+            bring_back(scheduler);
+            disk.trouble(Some(Trouble::Refuses));
+            // The first pieces need not be read: the cache has their groups.
+            while piece(scheduler) {}
+            assert!(scheduler.away().any(|away| has(away, Phase::Failed)));
+        },
+    ];
+    for (index, happens) in events.into_iter().enumerate() {
+        let (mut scheduler, _, disk) = swapping(100);
+        scheduler.config.prefix_cache.enabled = true;
+        let streams = two_running(&mut scheduler);
+        scheduler.preempt_last(Urgency::Soon);
+        happens(&mut scheduler, &disk);
+        let parts = scheduler.budget.parts;
+        let group = scheduler.prefix.grain().group_bytes();
+        scheduler.set_budget(parts.besides_kv() + group);
+        let (owned, limit) = (scheduler.owned_bytes(), scheduler.kv_limit);
+        assert!(owned <= limit, "case {index}: {owned} bytes of {limit}");
+        scheduler.set_budget(parts.bytes());
+        for _ in 0..1000 {
+            move_all(&mut scheduler);
+            if scheduler.is_idle() {
+                break;
+            }
+            scheduler.step();
+        }
+        let texts = streams.map(tokens);
+        assert_eq!(texts, [alone(0), alone(1)], "case {index}");
+    }
 }

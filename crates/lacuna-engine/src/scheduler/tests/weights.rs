@@ -4,8 +4,11 @@
 use lacuna_models::Loading;
 use lacuna_models::plan::{Residency, WeightPlan, WeightSource};
 
+use super::swap_file::assume_slow_prompts;
 use super::*;
 use crate::arbiter::{RESTORED_AT_ONCE, SPARE_PATIENCE};
+use crate::scheduler::simulation::swap::{Disk, over};
+use crate::scheduler::swapping::Urgency;
 
 /// How the schedulers of these tests are set up, but for weights.
 fn config() -> ServiceConfig {
@@ -324,4 +327,44 @@ fn a_system_that_runs_short_gets_pinned_weights_after_idle_pages_and_before_any_
     }
     assert_eq!(streamed(&scheduler), 0, "all are back");
     assert_eq!(whole(&scheduler), before);
+}
+
+#[test]
+fn what_comes_back_from_the_swap_file_has_the_memory_of_weights_that_it_lacks() {
+    let (mut scheduler, ..) = reading();
+    scheduler.config.prefix_cache.enabled = false;
+    scheduler.swap = Some(over(Disk::default(), 1000, scheduler.engine.kv_cache()));
+    let requests = [0, 1].map(|seed| taking(&scheduler, seed, 0.4));
+    let expected = expected([0, 1].map(|seed| taking(&scheduler, seed, 0.4)));
+    let streams = requests.map(|request| enqueue(&mut scheduler, request));
+    let decode = |scheduler: &Scheduler| {
+        let running = scheduler.running.iter();
+        let decodes = running.filter(|it| it.sessions[0].choice.generated > 0);
+        decodes.count() == 2
+    };
+    while !decode(&scheduler) {
+        scheduler.step();
+    }
+    assume_slow_prompts(&mut scheduler);
+    scheduler.preempt_last(Urgency::Soon);
+    let move_all = |scheduler: &mut Scheduler| {
+        while scheduler.swap.as_ref().is_some_and(Swap::advance) {}
+        scheduler.follow_swaps();
+    };
+    move_all(&mut scheduler);
+    // Pages have no more than what runs, and weights the rest.
+    let owned = scheduler.owned_bytes();
+    scheduler.budget.parts.kv_bytes = owned;
+    scheduler.arbiter().set_limit(owned);
+    assert_eq!((scheduler.kv_limit, streamed(&scheduler)), (owned, 0));
+    scheduler.admit();
+    assert!(scheduler.is_returning());
+    let lack = scheduler.returning_bytes();
+    assert!(lack > 0 && scheduler.kv_limit >= owned + lack);
+    assert!(streamed(&scheduler) > 0, "weights gave way");
+    assert!(scheduler.engine.weights_to_spare() > 0, "but not all");
+    move_all(&mut scheduler);
+    assert_eq!(scheduler.running.len(), 2);
+    finish(&mut scheduler, 500);
+    assert_eq!(streams.map(tokens).to_vec(), expected);
 }
