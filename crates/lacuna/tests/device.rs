@@ -96,6 +96,28 @@ fn logits_are_near_those_of_the_processor() {
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_text_is_predicted_as_well_as_on_the_processor() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("text.txt");
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    let text = std::fs::read_to_string(root.join("heldout.txt")).expect("committed");
+    let part: String = text.chars().take(3000).collect();
+    std::fs::write(&path, part).expect("room");
+    let path = path.to_str().expect("UTF-8");
+    let args = ["perplexity", "demo", path, "--ctx", "256", "--json"];
+    let of = |more: &[&str]| {
+        let found = json(&[&args[..], more].concat());
+        found["perplexity"].as_f64().expect("a number")
+    };
+    let (device, processor) = (of(&["--device", "vulkan"]), of(&[]));
+    assert!(
+        (device / processor - 1.0).abs() <= 5e-3,
+        "{device} and {processor}"
+    );
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_session_goes_on_where_its_pages_ended() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().to_str().expect("UTF-8");

@@ -77,7 +77,7 @@ const MERGE: Module = module!("merge", c"merge", ["merge.wgsl"]);
 const ELEMENTWISE: Module = module!("elementwise", c"elementwise", ["elementwise.wgsl"]);
 
 /// The product of each weight type there is one for.
-const PRODUCTS: [(DType, Module); 9] = [
+const PRODUCTS: [(DType, Module); 11] = [
     (
         DType::F32,
         product!("product_f32", "weights/floats.wgsl", ["weights/f32.wgsl"]),
@@ -101,6 +101,22 @@ const PRODUCTS: [(DType, Module); 9] = [
     (
         DType::Q4_1,
         product!("product_q4_1", "weights/blocks.wgsl", ["weights/q4_1.wgsl"]),
+    ),
+    (
+        DType::Q5_0,
+        product!(
+            "product_q5_0",
+            "weights/blocks.wgsl",
+            ["weights/fifth.wgsl", "weights/q5_0.wgsl"]
+        ),
+    ),
+    (
+        DType::Q5_1,
+        product!(
+            "product_q5_1",
+            "weights/blocks.wgsl",
+            ["weights/fifth.wgsl", "weights/q5_1.wgsl"]
+        ),
     ),
     (
         DType::Q4K,

@@ -37,7 +37,7 @@ fn logits_of_dense_families_are_those_of_the_processor() {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn logits_with_every_weight_type_are_those_of_the_processor() {
-    for name in ["Q8_0", "Q4_0", "Q4_1", "Q4_K_M"] {
+    for name in ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K_M"] {
         let path = format!("qwen3-types/{name}.gguf");
         compare(&path, ElementType::F32, &some_tokens(40, 16));
     }

@@ -22,11 +22,15 @@ fn refusal(path: &str, elements: KvElements, policy: &str) -> ExecutorError {
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn weight_types_that_it_cannot_multiply_with_are_named() {
-    let error = refusal("qwen3-types/Q5_0.gguf", KvElements::default(), "sparse");
+    let error = refusal(
+        "qwen3-types/dynamic-Q2_K.gguf",
+        KvElements::default(),
+        "sparse",
+    );
     let ExecutorError::WeightType { dtype, tensor, .. } = &error else {
         panic!("{error}")
     };
-    assert_eq!(*dtype, DType::Q5_0);
+    assert_eq!(*dtype, DType::Iq3S);
     assert!(tensor.starts_with("blk.0."), "{tensor}");
     let text = error.to_string();
     assert!(

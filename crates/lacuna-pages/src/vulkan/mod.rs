@@ -7,7 +7,8 @@
 //! cannot see a reservation as one range, so [`Buffer::bytes`](crate::Buffer::bytes) is unsupported
 //! on it; contents are copied by [`Buffer::read`](crate::Buffer::read) and
 //! [`Buffer::write`](crate::Buffer::write), or worked on through a [`VulkanQueue`], whose copies and
-//! kernels are ordered with the batches on one timeline.
+//! kernels are ordered with the batches on one timeline. Kernels of others run in passes of a [`Compute`], on
+//! mapped memory and on pieces of [`DeviceMemory`], in the same order.
 //!
 //! The driver is loaded when the device is opened. Where there is no loader, no driver or no
 //! sparse buffers, opening is [`DeviceError::Unavailable`] and the dense device serves.
@@ -43,7 +44,7 @@
 //! * **D1**, **D2** are about host-visible devices, which this one is not.
 //! * **D3** Bindings follow the operations, `State` refuses to give a mapped heap back and keeps
 //!   a heap until all submitted work is done, so memory is never handed out twice; nothing else
-//!   writes to it but what a [`VulkanQueue`] is asked to write through a mapping.
+//!   writes to it but what a [`VulkanQueue`] or a pass of a [`Compute`] is asked to write through a mapping.
 //! * **D4** A batch is done in phases of one submission each; a phase is checked before it is
 //!   submitted, and a submission that fails has no effect.
 
