@@ -222,6 +222,41 @@ fn a_store_that_fails_leaves_pages_where_they_were() {
 }
 
 #[test]
+fn pages_in_common_are_those_from_the_start_that_both_map_and_neither_may_write() {
+    for pool in sharing_pools(small()) {
+        let mut first = filled(&pool, 8, 10);
+        first.seal(range(0, 6)).unwrap();
+        let mut second = pool.reserve(pages(8), "second").unwrap();
+        let share = |target, from: u64, to: u64| Share {
+            source: Source::Buffer(&first, range(from, to)),
+            target,
+            at: VirtualPage::new(from),
+        };
+        let none = PageCount::new(0);
+        assert_eq!(first.pages_in_common(&second), none, "it has no pages");
+        pool.share(&mut [share(&mut second, 0, 3)]).unwrap();
+        // Behind a page of its own they are not from the start any more.
+        second.ensure_mapped(3 * PAGE..4 * PAGE).unwrap();
+        pool.share(&mut [share(&mut second, 4, 6)]).unwrap();
+        for (one, other) in [(&first, &second), (&second, &first)] {
+            assert_eq!(one.pages_in_common(other), PageCount::new(3));
+        }
+        assert_eq!(first.pages_in_common(&first), PageCount::new(6), "sealed");
+        second.make_unique(range(0, 1)).unwrap();
+        assert_eq!(first.pages_in_common(&second), none);
+        pool.verify([&first, &second]).unwrap();
+    }
+    // Pages of two pools have the same numbers and are others.
+    let [one, other] = [0, 1].map(|_| {
+        let pool = sharing_pools(small()).remove(0);
+        let mut buffer = filled(&pool, 4, 10);
+        buffer.seal(range(0, 4)).unwrap();
+        buffer
+    });
+    assert_eq!(one.pages_in_common(&other), PageCount::new(0));
+}
+
+#[test]
 fn shared_pages_show_the_same_contents_and_outlive_their_first_owner() {
     for pool in sharing_pools(small()) {
         let mut first = filled(&pool, 20, 10);
