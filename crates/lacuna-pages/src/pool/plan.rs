@@ -27,7 +27,6 @@ impl Edit {
         Self {
             from: self.to,
             to: self.from,
-            contents: Contents::AsIs,
             ..self
         }
     }

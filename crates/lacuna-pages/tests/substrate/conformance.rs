@@ -2,8 +2,8 @@
 
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{
-    Error, MapReport, PageCount, Pages, PoolConfig, Recycle, Request, Share, Source, SwapError,
-    VirtualPage,
+    Buffer, Error, MapReport, PageCount, Pages, PoolConfig, Recycle, Request, Share, Source,
+    SwapError, VirtualPage,
 };
 
 use crate::support::{
@@ -219,6 +219,44 @@ fn a_store_that_fails_leaves_pages_where_they_were() {
         assert_eq!(buffer.bytes(0..6 * PAGE).unwrap_err(), swapped);
         pool.verify([&buffer]).unwrap();
     }
+}
+
+#[test]
+fn pages_in_common_are_those_from_the_start_that_both_map_and_neither_may_write() {
+    for pool in sharing_pools(small()) {
+        let mut first = filled(&pool, 8, 10);
+        first.seal(range(0, 6)).unwrap();
+        let mut second = pool.reserve(pages(8), "second").unwrap();
+        let share = |target: &mut Buffer, from: u64, to: u64| {
+            let share = Share {
+                source: Source::Buffer(&first, range(from, to)),
+                target,
+                at: VirtualPage::new(from),
+            };
+            pool.share(&mut [share]).unwrap();
+        };
+        let none = PageCount::new(0);
+        assert_eq!(first.pages_in_common(&second), none, "it has no pages");
+        share(&mut second, 0, 3);
+        // Behind a page of its own they are not from the start any more.
+        second.ensure_mapped(3 * PAGE..4 * PAGE).unwrap();
+        share(&mut second, 4, 6);
+        for (one, other) in [(&first, &second), (&second, &first)] {
+            assert_eq!(one.pages_in_common(other), PageCount::new(3));
+        }
+        assert_eq!(first.pages_in_common(&first), PageCount::new(6), "sealed");
+        second.make_unique(range(0, 1)).unwrap();
+        assert_eq!(first.pages_in_common(&second), none);
+        pool.verify([&first, &second]).unwrap();
+    }
+    // Pages of two pools have the same numbers and are others.
+    let [one, other] = [0, 1].map(|_| {
+        let pool = sharing_pools(small()).remove(0);
+        let mut buffer = filled(&pool, 4, 10);
+        buffer.seal(range(0, 4)).unwrap();
+        buffer
+    });
+    assert_eq!(one.pages_in_common(&other), PageCount::new(0));
 }
 
 #[test]

@@ -103,6 +103,30 @@ fn a_page_of_a_file_is_copied_before_it_is_written_although_nobody_else_has_it()
 }
 
 #[test]
+fn a_file_gets_the_room_of_pages_that_lie_idle() {
+    for guise in [Guise::Plain, Guise::Queue] {
+        let config = PoolConfig {
+            limit: Some(pages(10)),
+            ..small()
+        };
+        let (pool, handle) = probed(config, guise);
+        let mut kept = pool.reserve(pages(2), "").unwrap();
+        kept.ensure_mapped(0..2 * PAGE).unwrap();
+        let mut gone = pool.reserve(pages(8), "").unwrap();
+        gone.ensure_mapped(0..8 * PAGE).unwrap();
+        drop(gone);
+        handle.signal_everything();
+        let (_named, open) = file(6);
+        let pins = pool.open_file(part(open, 6)).unwrap();
+        let ledger = pool.ledger();
+        assert_eq!((ledger.file, ledger.committed), (pages(6), pages(10)));
+        let buffer = mapped(&pool, &pins);
+        assert_eq!(numbers(&buffer, 6), [0, 1, 2, 3, 4, 5]);
+        pool.verify([&kept, &buffer]).unwrap();
+    }
+}
+
+#[test]
 fn nobody_gets_a_page_of_a_file_anew() {
     let pool = host(small());
     let (_named, open) = file(8);
@@ -152,6 +176,22 @@ fn the_limit_holds_for_pages_of_files() {
     drop(pins);
     buffer.ensure_mapped(0..5 * PAGE).unwrap();
     pool.verify([&buffer]).unwrap();
+}
+
+#[test]
+fn a_file_of_more_pages_than_a_heap_may_have_is_refused() {
+    let pool = host(small());
+    let sparse = tempfile::tempfile().unwrap();
+    let length = pages((1 << 24) + 1);
+    sparse.set_len(length.get()).unwrap();
+    let whole = FilePart {
+        file: sparse,
+        offset: 0,
+        length,
+    };
+    let refused = pool.open_file(whole).unwrap_err();
+    assert!(matches!(refused, Error::Length { .. }), "{refused}");
+    assert_eq!(pool.ledger().committed, pages(0));
 }
 
 #[test]
