@@ -2,8 +2,8 @@
 
 use lacuna_pages::device::{Aliasing, Commitment};
 use lacuna_pages::{
-    Error, MapReport, PageCount, Pages, PoolConfig, Recycle, Request, Share, Source, SwapError,
-    VirtualPage,
+    Buffer, Error, MapReport, PageCount, Pages, PoolConfig, Recycle, Request, Share, Source,
+    SwapError, VirtualPage,
 };
 
 use crate::support::{
@@ -227,17 +227,20 @@ fn pages_in_common_are_those_from_the_start_that_both_map_and_neither_may_write(
         let mut first = filled(&pool, 8, 10);
         first.seal(range(0, 6)).unwrap();
         let mut second = pool.reserve(pages(8), "second").unwrap();
-        let share = |target, from: u64, to: u64| Share {
-            source: Source::Buffer(&first, range(from, to)),
-            target,
-            at: VirtualPage::new(from),
+        let share = |target: &mut Buffer, from: u64, to: u64| {
+            let share = Share {
+                source: Source::Buffer(&first, range(from, to)),
+                target,
+                at: VirtualPage::new(from),
+            };
+            pool.share(&mut [share]).unwrap();
         };
         let none = PageCount::new(0);
         assert_eq!(first.pages_in_common(&second), none, "it has no pages");
-        pool.share(&mut [share(&mut second, 0, 3)]).unwrap();
+        share(&mut second, 0, 3);
         // Behind a page of its own they are not from the start any more.
         second.ensure_mapped(3 * PAGE..4 * PAGE).unwrap();
-        pool.share(&mut [share(&mut second, 4, 6)]).unwrap();
+        share(&mut second, 4, 6);
         for (one, other) in [(&first, &second), (&second, &first)] {
             assert_eq!(one.pages_in_common(other), PageCount::new(3));
         }

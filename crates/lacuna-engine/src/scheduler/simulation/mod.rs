@@ -515,12 +515,12 @@ impl Simulation {
         let scheduler = &self.scheduler;
         let (owned, limit) = (scheduler.owned_bytes(), scheduler.kv_limit);
         let (tree, running) = (scheduler.prefix.tree(), order(scheduler));
-        let away = scheduler.away().map(|away| away.image.progress().phase);
+        let mut away = scheduler.away();
         // A device that refuses takes pages back later.
         let nobody_has_any = tree.is_empty()
             && tree.resume_points() == 0
             && running.is_empty()
-            && away.into_iter().all(|phase| phase == Phase::Out);
+            && away.all(|away| away.image.progress().phase == Phase::Out);
         assert!(
             owned <= limit || nobody_has_any,
             "{owned} bytes are held, {limit} allowed"
