@@ -8,6 +8,7 @@ check:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
     cargo clippy -p lacuna-pages --all-targets --no-default-features --locked -- -D warnings
+    cargo clippy -p lacuna-gpu --all-targets --all-features --locked -- -D warnings
 
 # Every test of the workspace.
 test:

@@ -13,10 +13,9 @@ use lacuna_pages::device::{Access, Address};
 use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording};
 
 use crate::capability::{activation_code, element_code};
-use crate::kernels::Norm as NormConstants;
 use crate::kernels::{
-    Constants, Elementwise, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize, Rotate,
-    Store, THREADS,
+    Constants, Elementwise, Kernels, NONE, Norm as NormConstants, PRODUCT_ROWS, PRODUCT_TOKENS,
+    Product, Quantize, Rotate, Store, THREADS,
 };
 use crate::weights::{DeviceWeights, Placed};
 

@@ -13,6 +13,8 @@
 //!   and constants of at most 128 bytes (the longest has 84).
 
 mod constants;
+#[cfg(test)]
+mod stored;
 #[cfg(all(test, feature = "shaders"))]
 mod tests;
 

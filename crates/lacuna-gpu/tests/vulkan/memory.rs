@@ -2,6 +2,7 @@
 
 use lacuna_gpu::Vulkan;
 use lacuna_kv::{KvElements, KvPolicy};
+use lacuna_pages::ByteLength;
 
 use crate::support::{OnDevice, some_tokens};
 
@@ -51,4 +52,39 @@ fn weights_and_activations_go_with_the_executor() {
     let model = OnDevice::on(&device, "demo", KvElements::default(), KvPolicy::default());
     drop(model.expect("the device runs the demo"));
     assert_eq!(queue.memory_use(), before);
+}
+
+/// Every submission, of binds or of work, is one point of the device's timeline.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_step_is_one_submission_and_one_call_of_binds_where_pages_come() {
+    let device = Vulkan::open().expect("a device");
+    let mark = device.device().queue().memory(ByteLength::new(4));
+    let mark = mark.expect("four bytes");
+    // Each call is a submission of its own.
+    let now = || mark.write(0, &[0; 4]).expect("the device is there").0;
+    let model = OnDevice::on(&device, "demo", KvElements::default(), KvPolicy::default());
+    let mut model = model.expect("the device runs the demo");
+    let mut sequence = model.sequence();
+    model.extend(&mut sequence, &some_tokens(40, 250));
+    let (mut quiet, mut growing) = (0, 0);
+    for token in 0..100 {
+        let (pages, before) = (sequence.report().committed_bytes, now());
+        model.extend(&mut sequence, &[token]);
+        let submitted = now() - before - 1;
+        match sequence.report().committed_bytes == pages {
+            true => {
+                assert_eq!(submitted, 1, "token {token}: the pass");
+                quiet += 1;
+            }
+            false => {
+                assert_eq!(submitted, 2, "token {token}: binds, and the pass");
+                growing += 1;
+            }
+        }
+    }
+    assert!(
+        quiet > 0 && growing > 0,
+        "{quiet} quiet steps, {growing} growing ones"
+    );
 }
