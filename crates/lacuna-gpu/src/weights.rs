@@ -17,9 +17,6 @@ const PIECE_BYTES: u64 = 256 << 20;
 /// Matrices begin at multiples of this: the strictest alignment of windows that Vulkan allows a device to ask for.
 const ALIGNMENT: u64 = 256;
 
-/// What is copied to the device at once of a matrix.
-const COPIED_BYTES: usize = 4 << 20;
-
 /// Where a matrix lies, and what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Placed {
@@ -147,16 +144,13 @@ impl DeviceWeights {
         for (&id, placed) in &self.layout.matrices {
             let piece = &self.pieces[placed.piece];
             let bytes = model.matrix(id).matrix.bytes();
-            for (index, bytes) in bytes.chunks(COPIED_BYTES).enumerate() {
-                let at = placed.offset + (index * COPIED_BYTES) as u64;
-                let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
-                piece.write(at, words)?;
-                if !rest.is_empty() {
-                    // The piece has room for all of the last word.
-                    let mut last = [0; 4];
-                    last[..rest.len()].copy_from_slice(rest);
-                    piece.write(at + words.len() as u64, &last)?;
-                }
+            let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
+            piece.write(placed.offset, words)?;
+            if !rest.is_empty() {
+                // The piece has room for all of the last word.
+                let mut last = [0; 4];
+                last[..rest.len()].copy_from_slice(rest);
+                piece.write(placed.offset + words.len() as u64, &last)?;
             }
         }
         Ok(())

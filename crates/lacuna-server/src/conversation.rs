@@ -10,12 +10,12 @@ use std::sync::Arc;
 use lacuna_models::Model;
 use lacuna_text::reply::{Format, Reader};
 use lacuna_text::template::{Chat, ChatTemplate, Message, TemplateError};
-use lacuna_text::tokenizer::{EncodeLimits, TokenKind, Tokenizer};
+use lacuna_text::tokenizer::{EncodeLimits, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::http::error::ApiError;
 use crate::images;
-use crate::structured::tools::ToolSyntax;
+use crate::structured::tools::{self, ToolSyntax};
 
 /// The model's chat templates, and what they write.
 #[derive(Debug)]
@@ -83,15 +83,14 @@ impl Conversations {
             true => ToolSyntax::of(tokenizer),
             false => ToolSyntax::Tagged,
         };
-        let is_control = |mark: &&str| {
-            let kind = tokenizer.id(mark).and_then(|id| tokenizer.kind(id));
-            kind.is_some_and(TokenKind::is_special)
-        };
+        let marks = syntax.marks().into_iter();
         Ok(Self {
             taught,
             format,
             syntax,
-            call_marks: syntax.marks().into_iter().filter(is_control).collect(),
+            call_marks: marks
+                .filter(|mark| tools::is_control(tokenizer, mark))
+                .collect(),
             usual,
             with_tools,
             bos,

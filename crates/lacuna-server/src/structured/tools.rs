@@ -97,6 +97,12 @@ struct Function {
     parameters: Option<Value>,
 }
 
+/// Whether a text is a control token of the vocabulary.
+pub(crate) fn is_control(tokenizer: &Tokenizer, mark: &str) -> bool {
+    let kind = tokenizer.id(mark).and_then(|id| tokenizer.kind(id));
+    kind.is_some_and(TokenKind::is_special)
+}
+
 impl ToolSyntax {
     /// What the model's chat template teaches it.
     pub(crate) fn of(tokenizer: &Tokenizer) -> Self {
@@ -104,11 +110,7 @@ impl ToolSyntax {
             .named_chat_template("tool_use")
             .or(tokenizer.chat_template())
             .unwrap_or_default();
-        let is_control = |mark: &str| {
-            let kind = tokenizer.id(mark).and_then(|id| tokenizer.kind(id));
-            kind.is_some_and(TokenKind::is_special)
-        };
-        Self::of_template(template, is_control)
+        Self::of_template(template, |mark| is_control(tokenizer, mark))
     }
 
     /// What this chat template teaches, for a vocabulary that has such control tokens.
