@@ -4,7 +4,7 @@
     bench/peers/embedding.py target/models/all-minilm-l6-v2 --threads 2 --rounds 5
 
 Embeds the same short texts with each, tokens included, and prints medians and the ratio to the best of the others; and
-how alike their vectors are. Needs numpy, onnxruntime and tokenizers, and for a model without an ONNX file torch,
+how alike their vectors are. Where the processor multiplies bf16, Lacuna takes turns with itself at `--matmul-precision bf16`. Needs numpy, onnxruntime and tokenizers, and for a model without an ONNX file torch,
 transformers and onnx (its weights are exported once, beside the texts in --scratch). llama.cpp runs if llama-cpp-python
 and gguf are there, with the weights of a BERT model in F32 and in F16 (files made once, there too), or with the file that
 --gguf names. ONNX Runtime pads: it gets texts sorted by length, in batches of each size in
@@ -178,21 +178,21 @@ def timed(work) -> float:
     return time.perf_counter() - start
 
 
-def lacuna(arguments, path: pathlib.Path, rounds: int) -> dict:
+def lacuna(arguments, path: pathlib.Path, rounds: int, precision: str = "f32") -> dict:
     command = [arguments.lacuna, "bench", "embed", arguments.model, "--input", path, "--json"]
-    command += ["--threads", arguments.threads, "--rounds", rounds]
+    command += ["--threads", arguments.threads, "--rounds", rounds, "--matmul-precision", precision]
     done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
-def alike(arguments, path: pathlib.Path, others: list) -> None:
+def alike(arguments, path: pathlib.Path, others: list, precision: str) -> None:
     """The lowest cosine between Lacuna's vectors and each of the others'."""
-    command = [str(arguments.lacuna), "embed", str(arguments.model), "--json"]
+    command = [str(arguments.lacuna), "embed", str(arguments.model), "--json", "--matmul-precision", precision]
     done = subprocess.run(command, check=True, capture_output=True, text=True, input=path.read_text(encoding="utf-8"))
     ours = np.array([json.loads(line)["embedding"] for line in done.stdout.splitlines()])
     for other in others:
         theirs = other.embed(texts(), 32) if other.name == "onnxruntime" else other.embed(texts())
-        print(f"  lowest cosine to {other.name}: {(ours * theirs).sum(1).min():.6f}")
+        print(f"  lowest cosine of {precision} to {other.name}: {(ours * theirs).sum(1).min():.6f}")
 
 
 def main() -> None:
@@ -214,17 +214,23 @@ def main() -> None:
         for kind in ("f32", "f16"):
             path_of_kind = converted(arguments.model, arguments.scratch, kind)
             others.append(LlamaCpp(path_of_kind, arguments.threads, f"llama.cpp {kind}"))
-    alike(arguments, path, others)
-    rates = {name: [] for name in ("lacuna", *(other.name for other in others))}
+    precisions = ["f32"]
+    if "avx512_bf16" in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        precisions.append("bf16")
+    for precision in precisions:
+        alike(arguments, path, others, precision)
+    rates = {name: [] for name in (*(f"lacuna {precision}" for precision in precisions), *(other.name for other in others))}
     for _ in range(arguments.rounds):
-        rates["lacuna"].append(lacuna(arguments, path, 3)["texts_per_second"])
+        for precision in precisions:
+            rates[f"lacuna {precision}"].append(lacuna(arguments, path, 3, precision)["texts_per_second"])
         for other in others:
             rates[other.name].append(TEXTS / other.seconds(texts()))
     medians = {name: statistics.median(found) for name, found in rates.items()}
     for name, rate in medians.items():
         print(f"  {name:<13} {rate:8.0f} texts/s, by {arguments.threads} threads")
-    best = max(rate for name, rate in medians.items() if name != "lacuna")
-    print(f"  lacuna is {medians['lacuna'] / best:.2f} times the best of the others")
+    best = max(medians[other.name] for other in others)
+    for precision in precisions:
+        print(f"  lacuna {precision} is {medians[f'lacuna {precision}'] / best:.2f} times the best of the others")
     report = lacuna(arguments, path, 10)
     for when in ("early", "late"):
         kept = report[when]

@@ -4,7 +4,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use lacuna_cli::{ByteCount, DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
+use lacuna_cli::{ByteCount, CpuArgs, DraftArgs, EngineArgs, ModelArgs, ServiceArgs};
 use lacuna_engine::Speculation;
 use lacuna_kv::{KvElements, KvPolicy};
 use lacuna_models::plan::{WeightMode, WeightSource};
@@ -306,9 +306,8 @@ pub(crate) struct BenchEmbedArgs {
     /// Tokens computed in one pass at most
     #[arg(long, value_name = "TOKENS", default_value = "512")]
     pub(crate) batch: NonZeroUsize,
-    /// Threads that compute [default: one per core]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
 }
 
 #[derive(Debug, Args)]
@@ -391,9 +390,8 @@ pub(crate) struct BenchSpeedArgs {
     /// Folder for a file in which neurons lie one by one, as in `lacuna run`
     #[arg(long, value_name = "DIR")]
     pub(crate) neurons: Option<PathBuf>,
-    /// Threads that compute [default: one per core]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
     /// Times each prompt is computed; the median counts
     #[arg(long, value_name = "N", default_value = "3")]
     pub(crate) repeats: NonZeroUsize,
@@ -551,9 +549,8 @@ pub(crate) struct BenchKernelsArgs {
         default_value = "512,4096,16384"
     )]
     pub(crate) depths: Vec<NonZeroUsize>,
-    /// Threads that compute [default: one per core]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
     /// One round over little memory, to see that all works; the figures mean nothing
     #[arg(long)]
     pub(crate) quick: bool,

@@ -62,7 +62,8 @@ pub(crate) fn run(args: &BenchEmbedArgs) -> Result<()> {
     let model = Model::load(open_files(&args.model)?)?;
     let (per_token, _) = model.program().products();
     let config = EmbedderConfig {
-        threads: args.threads,
+        threads: args.cpu.threads,
+        matmul_precision: args.cpu.matmul_precision,
         batch_tokens: args.batch.get(),
         ..EmbedderConfig::default()
     };
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &BenchEmbedArgs) -> Result<()> {
     let report = Report {
         machine: Machine::this(),
         model: args.model.model.clone(),
-        threads: args.threads.map(usize::from),
+        threads: args.cpu.threads.map(usize::from),
         batch_tokens: args.batch.get(),
         texts: texts.len(),
         tokens,

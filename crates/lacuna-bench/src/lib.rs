@@ -20,7 +20,7 @@ mod speed;
 
 use anyhow::Result;
 use lacuna_engine::EngineConfig;
-use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kernels::Cpu;
 
 pub use arguments::BenchArgs;
 use arguments::BenchCommand;
@@ -51,9 +51,5 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 
 /// The processor, with as many threads as an engine would use.
 fn processor(config: &EngineConfig) -> Result<Cpu> {
-    let threads = config.thread_count()?;
-    Ok(Cpu::new(CpuConfig {
-        threads,
-        level: None,
-    })?)
+    Ok(Cpu::new(config.cpu()?)?)
 }

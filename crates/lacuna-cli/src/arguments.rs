@@ -4,7 +4,9 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lacuna_engine::{DraftModel, EngineConfig, PrefixCacheConfig, ServiceConfig, Speculation};
+use lacuna_kernels::MatmulPrecision;
 use lacuna_kv::folder::{CacheKey, FolderConfig, KeyError};
 use lacuna_kv::swap::SwapConfig;
 use lacuna_kv::{KvElements, KvPolicy};
@@ -59,12 +61,34 @@ pub struct EngineArgs {
     /// exactly zero for most (ReLU, squared ReLU), only those are read that a token needs, past what a budget holds
     #[arg(long, value_name = "DIR")]
     pub neurons: Option<PathBuf>,
-    /// Threads that compute [default: one per core]
-    #[arg(long, value_name = "N")]
-    pub threads: Option<NonZeroUsize>,
+    /// How the processor computes.
+    #[command(flatten)]
+    pub cpu: CpuArgs,
     /// Look for values that are not finite after each layer, and stop with its name
     #[arg(long)]
     pub check_finite: bool,
+}
+
+/// How the processor computes.
+#[derive(Debug, Args)]
+pub struct CpuArgs {
+    /// Threads that compute [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+    /// How products with F32, F16 and BF16 weights are computed: f32, or bf16, from weights and activations rounded
+    /// to it, of which processors that have AVX-512 BF16 multiply twice as many at once
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = precisions())]
+    pub matmul_precision: MatmulPrecision,
+}
+
+/// The names of precisions, and what they stand for.
+fn precisions() -> impl TypedValueParser<Value = MatmulPrecision> {
+    PossibleValuesParser::new(MatmulPrecision::ALL.map(MatmulPrecision::name)).map(|name| {
+        let named = MatmulPrecision::ALL
+            .into_iter()
+            .find(|precision| precision.name() == name);
+        named.unwrap_or_default()
+    })
 }
 
 /// What computes.
@@ -195,7 +219,8 @@ impl EngineArgs {
     #[must_use]
     pub fn config(&self) -> EngineConfig {
         EngineConfig {
-            threads: self.threads,
+            threads: self.cpu.threads,
+            matmul_precision: self.cpu.matmul_precision,
             kv_policy: self.kv,
             kv_elements: self.kv_type,
             context_tokens: self.ctx.map(usize::from),

@@ -10,8 +10,8 @@ pub mod output;
 pub mod resident;
 
 pub use arguments::{
-    DeviceArgs, DeviceName, DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs,
-    cache_key,
+    CpuArgs, DeviceArgs, DeviceName, DraftArgs, EngineArgs, ModelArgs, ServiceArgs,
+    SpeculationArgs, cache_key,
 };
 pub use bytes::{ByteCount, NotBytes};
 pub use open::{

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use lacuna_engine::EngineError;
+use lacuna_kernels::CpuError;
 use lacuna_kv::KvError;
 use lacuna_models::PromptError;
 use lacuna_models::plan::PlanError;
@@ -251,6 +252,9 @@ fn advice(error: &anyhow::Error) -> Option<&'static str> {
     }
     Some(match engine(error)? {
         EngineError::TooManyThreads { .. } => "--threads takes the number of threads",
+        EngineError::Cpu(CpuError::NoBf16(_)) | EngineError::RoundedNeurons => {
+            "--matmul-precision f32 computes products in f32"
+        }
         EngineError::PromptTooLong { .. } | EngineError::Kv(KvError::ContextFull { .. }) => {
             "--ctx takes the tokens of the context"
         }
@@ -273,6 +277,8 @@ fn is_usage(error: &anyhow::Error) -> bool {
             engine(error),
             Some(
                 EngineError::TooManyThreads { .. }
+                    | EngineError::Cpu(CpuError::NoBf16(_))
+                    | EngineError::RoundedNeurons
                     | EngineError::Plan(PlanError::EmptyContext | PlanError::EmptyBatch)
                     | EngineError::Sampling(_)
             )

@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kernels::{Cpu, CpuConfig, MatmulPrecision};
 use lacuna_models::plan::{ArenaPlan, BudgetTooSmall, Parts, VocabularySize, request_bytes};
 use lacuna_models::{BatchLimits, FiniteCheck, ForwardError, Model, ModelSpec, Scratch, Texts};
 use lacuna_pages::ByteLength;
@@ -19,6 +19,8 @@ use crate::text_encoder::{Pair, TextEncoder};
 pub struct EmbedderConfig {
     /// Threads that compute, the caller's included. `None`: one per core.
     pub threads: Option<NonZeroUsize>,
+    /// How products with F32, F16 and BF16 weights are computed. Default: in f32.
+    pub matmul_precision: MatmulPrecision,
     /// Tokens computed in one pass at most, and what activation memory is for. More is faster with many
     /// short texts. A text that has more is computed alone, in memory that is taken for it and given back.
     /// Default 512.
@@ -39,6 +41,7 @@ impl Default for EmbedderConfig {
     fn default() -> Self {
         Self {
             threads: None,
+            matmul_precision: MatmulPrecision::F32,
             batch_tokens: 512,
             context_tokens: None,
             finite_check: FiniteCheck::Off,
@@ -57,6 +60,7 @@ impl EmbedderConfig {
         let requests = engine.request_memory;
         Self {
             threads: engine.threads,
+            matmul_precision: engine.matmul_precision,
             batch_tokens: engine.batch_tokens,
             context_tokens: engine.context_tokens,
             finite_check: engine.finite_check,
@@ -72,14 +76,14 @@ impl EmbedderConfig {
         &self,
         model: &Model,
         (arena, kept): (&ArenaPlan, usize),
-        threads: usize,
+        cpu: &CpuConfig,
     ) -> Result<(), EngineError> {
         let spec = model.spec();
         let mut needed = Parts::of_encoder(
             spec,
             model.weight_plan(),
             VocabularySize::of(model.files(), spec),
-            (arena, threads),
+            (arena, cpu),
             self.requests.get(),
         );
         needed.activation_bytes += kept as u64;
@@ -122,15 +126,13 @@ impl Passes {
         let pooled = spec.pooled().ok_or(ForwardError::NoEmbeddings)?;
         let engine = EngineConfig {
             threads: config.threads,
+            matmul_precision: config.matmul_precision,
             ..EngineConfig::default()
         };
-        let threads = engine.thread_count()?;
+        let cpu = engine.cpu()?;
         let plan = ArenaPlan::new(model.program(), config.limits(spec))?;
-        config.check(&model, (&plan, 0), threads.get())?;
-        let cpu = Cpu::new(CpuConfig {
-            threads,
-            level: None,
-        })?;
+        config.check(&model, (&plan, 0), &cpu)?;
+        let cpu = Cpu::new(cpu)?;
         let scratch = Scratch::new(model.program(), plan)?.checking(config.finite_check);
         Ok(Self {
             encoder: TextEncoder::new(&model, scratch.limits().context_tokens)?,
@@ -153,7 +155,7 @@ impl Passes {
         let program = self.model.program();
         let plan = ArenaPlan::new(program, self.scratch.limits().of_one_text(tokens))?;
         let kept = self.scratch.plan().bytes();
-        let checked = (self.config).check(&self.model, (&plan, kept), self.cpu.threads());
+        let checked = (self.config).check(&self.model, (&plan, kept), &self.cpu.config());
         checked.map_err(|source| EngineError::LongText {
             tokens,
             source: Box::new(source),

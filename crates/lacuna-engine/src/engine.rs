@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lacuna_files::{ModelFiles, Progress};
-use lacuna_kernels::{Cpu, CpuConfig};
+use lacuna_kernels::{Cpu, CpuConfig, MatmulPrecision};
 use lacuna_kv::{KvCache, KvElements, KvError, KvPolicy, KvReport, Sequence};
 use lacuna_models::plan::{
     Budget, Demand, DraftMemory, Logits, Plan, Residency, VocabularySize, WeightMode, WeightPlan,
@@ -38,6 +38,8 @@ use crate::transcript::{Outcome, Transcript};
 pub struct EngineConfig {
     /// Threads that compute, the caller's included. `None`: one per core.
     pub threads: Option<NonZeroUsize>,
+    /// How products with F32, F16 and BF16 weights are computed. Default: in f32.
+    pub matmul_precision: MatmulPrecision,
     /// How KV memory is held.
     pub kv_policy: KvPolicy,
     /// Storage of K and of V.
@@ -96,6 +98,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             threads: None,
+            matmul_precision: MatmulPrecision::F32,
             kv_policy: KvPolicy::default(),
             kv_elements: KvElements::default(),
             context_tokens: None,
@@ -119,17 +122,22 @@ impl EngineConfig {
     /// Tokens scored in one pass: rows of logits are large beside everything else.
     const SCORED_TOKENS: usize = 32;
 
-    /// The number of threads to use: as asked for, but no more than the machine has.
+    /// What computes: as many threads as were asked for, but no more than the machine has.
     ///
     /// # Errors
     /// [`EngineError::TooManyThreads`].
-    pub fn thread_count(&self) -> Result<NonZeroUsize, EngineError> {
+    pub fn cpu(&self) -> Result<CpuConfig, EngineError> {
         let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        match self.threads {
-            None => Ok(available),
-            Some(asked) if asked <= available => Ok(asked),
-            Some(asked) => Err(EngineError::TooManyThreads { asked, available }),
-        }
+        let threads = match self.threads {
+            None => available,
+            Some(asked) if asked <= available => asked,
+            Some(asked) => return Err(EngineError::TooManyThreads { asked, available }),
+        };
+        Ok(CpuConfig {
+            threads,
+            precision: self.matmul_precision,
+            ..CpuConfig::default()
+        })
     }
 
     /// The same, set up to score texts: every pass has room for all its rows of logits.
@@ -174,7 +182,7 @@ impl EngineConfig {
                 Some(draft) => draft.memory(self)?,
                 None => DraftMemory::default(),
             },
-            threads: self.thread_count()?.get(),
+            cpu: self.cpu()?,
             weights: match (self.weights, self.budget) {
                 // They are copied to it from where they are mapped.
                 _ if self.device.is_some() => WeightMode::Fixed(WeightSource::Mmap),
@@ -263,6 +271,10 @@ impl EngineConfig {
         let settings = [
             (!mapped, "weights that are read into memory"),
             (self.neurons.is_some(), "neurons that are read one by one"),
+            (
+                self.matmul_precision != MatmulPrecision::F32,
+                "products of rounded weights",
+            ),
             (self.draft.is_some(), "a draft model"),
             (
                 self.finite_check != FiniteCheck::Off,
@@ -287,6 +299,9 @@ impl EngineConfig {
         image_bytes: u64,
     ) -> Result<(KvCache, Plan, Budget), EngineError> {
         self.check_device()?;
+        if self.neurons.is_some() && self.matmul_precision != MatmulPrecision::F32 {
+            return Err(EngineError::RoundedNeurons);
+        }
         let cache = self.cache(spec)?;
         let vocabulary = VocabularySize::of(files, spec);
         let mut demand = self.demand(spec.context_tokens)?;
@@ -409,10 +424,7 @@ impl Engine {
             });
         }
         cache.set_limit(ByteLength::new(kv_bytes))?;
-        let cpu = Arc::new(Cpu::new(CpuConfig {
-            threads: config.thread_count()?,
-            level: None,
-        })?);
+        let cpu = Arc::new(Cpu::new(config.cpu()?)?);
         let drafter = match config.draft_model() {
             Some(draft) => Some(draft.drafter(config, &cache, &cpu, &model)?),
             None => None,

@@ -31,6 +31,11 @@ pub enum EngineError {
     /// The settings cannot be planned for.
     #[error(transparent)]
     Plan(#[from] lacuna_models::plan::PlanError),
+    /// Neurons that are read one by one are multiplied as they are stored, and their model would not be what it is without.
+    #[error(
+        "neurons that are read one by one are multiplied in f32; leave the other precision, or the neurons, out"
+    )]
+    RoundedNeurons,
     /// A prompt without a single token gives the model nothing to continue.
     #[error("the prompt is empty; give at least one character")]
     EmptyPrompt,

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use lacuna_kernels::MatmulPrecision;
 use lacuna_kv::folder::Fingerprint;
 
 use crate::engine::Engine;
@@ -28,6 +29,9 @@ impl Engine {
             ("numerics", lacuna_models::NUMERICS_VERSION.to_string()),
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ];
+        if self.cpu().precision() != MatmulPrecision::F32 {
+            parts.push(("products", self.cpu().precision().name().to_owned()));
+        }
         // A device adds in another order than the processor, and than other devices.
         let device = self.device();
         parts.extend(device.map(|(name, _)| ("device", name.to_owned())));

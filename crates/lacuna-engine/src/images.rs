@@ -4,7 +4,6 @@
 //! the prefix cache, within and across requests, and folders of it.
 
 use std::collections::VecDeque;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -55,7 +54,7 @@ pub enum ImageError {
 #[derive(Debug)]
 pub struct Eyes {
     model: Arc<Model>,
-    threads: Option<NonZeroUsize>,
+    cpu: CpuConfig,
     limits: Limits,
     /// What memory is taken from; none for whoever has no requests.
     memory: Option<RequestMemory>,
@@ -75,16 +74,12 @@ impl Eyes {
     /// Pictures whose rows are kept beside those that requests show.
     const KEPT: usize = 8;
 
-    /// For the prompts of `model`, with `threads` threads, or as many as there are processors, and memory of `memory`.
+    /// For the prompts of `model`, by `cpu`, and with memory of `memory`.
     #[must_use]
-    pub fn new(
-        model: Arc<Model>,
-        threads: Option<NonZeroUsize>,
-        memory: Option<RequestMemory>,
-    ) -> Self {
+    pub fn new(model: Arc<Model>, cpu: CpuConfig, memory: Option<RequestMemory>) -> Self {
         Self {
             model,
-            threads,
+            cpu,
             limits: Limits::default(),
             memory,
             kept: Mutex::default(),
@@ -177,12 +172,7 @@ impl Eyes {
         let _held = memory.map(|it| it.try_take(bytes)).transpose()?;
         let arena = encoder.arena().map_err(|_| OutOfMemory { bytes })?;
         let mut scratch = Scratch::new(encoder.program(), arena)?;
-        let available = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let config = CpuConfig {
-            threads: self.threads.unwrap_or(available),
-            level: None,
-        };
-        let cpu = Cpu::new(config).map_err(|error| ImageError::Cpu(error.to_string()))?;
+        let cpu = Cpu::new(self.cpu).map_err(|error| ImageError::Cpu(error.to_string()))?;
         let rows = encoder.encode(&cpu, picture.pixels(), &mut scratch)?;
         Ok(rows.into())
     }

@@ -105,16 +105,17 @@ impl EmbedderConfig {
         let spec = &description.spec;
         let engine = EngineConfig {
             threads: self.threads,
+            matmul_precision: self.matmul_precision,
             ..EngineConfig::default()
         };
-        let threads = engine.thread_count()?.get();
+        let cpu = engine.cpu()?;
         let (program, limits) = (Program::new(spec), self.limits(spec));
         let arena = ArenaPlan::new(&program, limits)?;
         let least = Parts::of_encoder(
             spec,
             &WeightPlan::of_files(files, description),
             VocabularySize::of(files, spec),
-            (&arena, threads),
+            (&arena, &cpu),
             0,
         );
         let mut working = least;

@@ -377,7 +377,7 @@ mod tests {
         let sampler = Sampler::new(Sampling::default()).expect("valid settings");
         let cpu = Cpu::new(CpuConfig {
             threads: NonZeroUsize::MIN,
-            level: None,
+            ..CpuConfig::default()
         });
         let mut session = Session::new(sequence, sampler, vec![END]);
         session.keep_turns();

@@ -11,6 +11,7 @@ use lacuna_engine::{
     Request, RequestMemory, Sampling, Service, ServiceConfig, Stream,
 };
 use lacuna_files::ModelFiles;
+use lacuna_kernels::CpuConfig;
 use lacuna_models::{Model, Shown, with_images};
 use lacuna_pages::ByteLength;
 
@@ -81,7 +82,14 @@ fn answer(mut stream: Stream) -> (Vec<u32>, usize) {
 #[test]
 fn an_image_shown_by_many_at_once_is_encoded_once_and_answers_are_those_of_each_alone() {
     let model = model("hf");
-    let eyes = Eyes::new(Arc::clone(&model), Some(NonZeroUsize::MIN), None);
+    let eyes = Eyes::new(
+        Arc::clone(&model),
+        CpuConfig {
+            threads: NonZeroUsize::MIN,
+            ..CpuConfig::default()
+        },
+        None,
+    );
     let texts: Vec<Vec<u32>> = (0..16).map(|index| vec![9, 10 + index, 12, 13]).collect();
     let alone: Vec<_> = texts
         .iter()
@@ -93,7 +101,7 @@ fn an_image_shown_by_many_at_once_is_encoded_once_and_answers_are_those_of_each_
         .collect();
     assert_eq!(eyes.encoded(), 2);
     let service = Service::start(model, config()).expect("a service");
-    let fresh = Eyes::new(service.handle().model().clone(), None, None);
+    let fresh = Eyes::new(service.handle().model().clone(), CpuConfig::default(), None);
     let streams: Vec<Stream> = std::thread::scope(|scope| {
         let asked = texts.iter().map(|text| {
             let (fresh, handle) = (&fresh, service.handle());
@@ -112,7 +120,7 @@ fn an_image_shown_by_many_at_once_is_encoded_once_and_answers_are_those_of_each_
 fn computed_images_are_found_again_by_their_pixels() {
     let service = Service::start(model("hf"), config()).expect("a service");
     let handle = service.handle();
-    let eyes = Eyes::new(handle.model().clone(), None, None);
+    let eyes = Eyes::new(handle.model().clone(), CpuConfig::default(), None);
     let ask = |images: &[usize]| {
         // Longer than a group of pages before and behind.
         let text: Vec<u32> = (0..70).map(|index| 9 + index % 50).collect();
@@ -131,7 +139,7 @@ fn computed_images_are_found_again_by_their_pixels() {
 #[test]
 fn a_session_sees_what_a_service_does_from_both_kinds_of_files() {
     let service = Service::start(model("hf"), config()).expect("a service");
-    let eyes = Eyes::new(service.handle().model().clone(), None, None);
+    let eyes = Eyes::new(service.handle().model().clone(), CpuConfig::default(), None);
     let request = prompt(&eyes, &[9, 11, 12], &[2, 0, 1]);
     let (tokens, images) = (request.prompt.clone(), request.images.clone());
     let (wanted, _) = answer(service.handle().submit(request).expect("taken"));
@@ -163,7 +171,11 @@ fn what_cannot_be_seen_is_refused_and_holds_nothing() {
     let model = model("hf");
     let service = Service::start(Arc::clone(&model), config()).expect("a service");
     let memory = RequestMemory::new(ByteLength::mebibytes(4));
-    let eyes = Eyes::new(Arc::clone(&model), None, Some(memory.clone()));
+    let eyes = Eyes::new(
+        Arc::clone(&model),
+        CpuConfig::default(),
+        Some(memory.clone()),
+    );
     let show = |tokens: &[u32], files: &[Vec<u8>]| eyes.show(&mut tokens.to_vec(), files);
     let marks = [9, MARKS[0], MARKS[1], 9];
     assert!(matches!(show(&marks, &[]), Err(ImageError::Prompt(_))));
@@ -179,7 +191,7 @@ fn what_cannot_be_seen_is_refused_and_holds_nothing() {
         Err(ImageError::TooMany { .. })
     ));
     let small = RequestMemory::new(ByteLength::new(64 << 10));
-    let poor = Eyes::new(Arc::clone(&model), None, Some(small));
+    let poor = Eyes::new(Arc::clone(&model), CpuConfig::default(), Some(small));
     let refused = poor.show(&mut marks.to_vec(), &[image(0)]);
     assert!(matches!(refused, Err(ImageError::Memory(_))));
     assert_eq!(memory.status().held, ByteLength::new(0));

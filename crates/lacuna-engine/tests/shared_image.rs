@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use lacuna_engine::{Eyes, Handle, Limits, Phase, Request, Sampling, Service, ServiceConfig};
 use lacuna_files::ModelFiles;
+use lacuna_kernels::CpuConfig;
 use lacuna_models::{Model, with_images};
 
 const SESSIONS: usize = 16;
@@ -94,7 +95,14 @@ fn a_picture_in_sixteen_sessions_is_in_memory_once_and_mapped_sixteen_times() {
     config.max_running = SESSIONS;
     let service = Service::start(Arc::new(model), config).expect("a service");
     let handle = service.handle();
-    let eyes = Eyes::new(Arc::clone(handle.model()), Some(NonZeroUsize::MIN), None);
+    let eyes = Eyes::new(
+        Arc::clone(handle.model()),
+        CpuConfig {
+            threads: NonZeroUsize::MIN,
+            ..CpuConfig::default()
+        },
+        None,
+    );
     // The first computes it, and nobody reads what it says, as of all others: so all of them stand still, with what
     // they hold.
     let stalled = |count: usize| {

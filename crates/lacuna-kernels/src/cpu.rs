@@ -19,7 +19,7 @@ use crate::grid::Grid;
 use crate::level::{Level, Proof, with_simd};
 use crate::matrix::Matrix;
 use crate::share::{Cut, Part, Share};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Bf16Products, Kernel, LANES, Simd};
 use crate::store::Store;
 use crate::threads::Pool;
 use crate::view::{RowLayout, RunMut, View};
@@ -47,6 +47,9 @@ pub enum CpuError {
     /// This CPU lacks instructions of the level.
     #[error("this CPU does not have the instructions of level {}; use {names}", .0.name(), names = available_names())]
     Unavailable(Level),
+    /// This CPU lacks instructions for bf16, at the level in use.
+    #[error("this CPU does not multiply bf16 at level {}; compute products in f32", .0.name())]
+    NoBf16(Level),
     /// The system refused to start a thread.
     #[error("cannot start a worker thread; use fewer threads")]
     Threads(#[source] io::Error),
@@ -57,13 +60,38 @@ fn available_names() -> String {
     names.join(" or ")
 }
 
+/// How products with float matrices (F32, F16, BF16) are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MatmulPrecision {
+    /// In f32, from weights as they are stored.
+    #[default]
+    F32,
+    /// From weights and activations rounded to bf16, of which twice as many are multiplied at once; sums are f32.
+    Bf16,
+}
+
+impl MatmulPrecision {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
+    /// What commands call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
 /// How a [`Cpu`] is set up.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
     /// Threads that share each operation, the calling one included. Default: one per core.
     pub threads: NonZeroUsize,
     /// The level to use. Default: what `LACUNA_CPU` names, else the best this CPU has.
     pub level: Option<Level>,
+    /// How products with float matrices are computed. Default: in f32.
+    pub precision: MatmulPrecision,
 }
 
 impl Default for CpuConfig {
@@ -72,7 +100,15 @@ impl Default for CpuConfig {
         Self {
             threads,
             level: None,
+            precision: MatmulPrecision::F32,
         }
+    }
+}
+
+impl CpuConfig {
+    /// Bytes of the buffers that each thread has for itself.
+    pub fn bytes_per_thread(&self) -> usize {
+        Scratch::new(self.precision).bytes()
     }
 }
 
@@ -84,10 +120,10 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new() -> Self {
+    fn new(precision: MatmulPrecision) -> Self {
         Self {
             panel: quantized::PanelBuffer::new(),
-            float: float::Buffers::new(),
+            float: float::Buffers::new(precision == MatmulPrecision::Bf16),
             attention: attention::Buffers::new(),
         }
     }
@@ -111,12 +147,15 @@ impl AsMut<attention::Buffers> for Scratch {
 /// Guarantees, on a given level:
 /// 1. The result for a token does not depend on the other tokens of the call, on the number of
 ///    threads, or on how cached rows are split in runs, bit for bit.
-/// 2. Sums are accumulated in f32 (products of quantized values first in exact integers).
+/// 2. Sums are accumulated in f32 (products of quantized values first in exact integers), whatever the
+///    [`MatmulPrecision`].
 /// 3. Infinities and NaN in the input make results that are not finite; nothing hangs or panics. Only
 ///    functions with bounds (soft caps, sigmoid, tanh) map infinities to them.
 pub struct Cpu {
     level: Level,
     proof: Proof,
+    /// Whether products with float matrices are those of rounded values.
+    rounded: Option<Bf16Products>,
     pool: Pool<Scratch>,
 }
 
@@ -124,7 +163,8 @@ impl Cpu {
     /// Chooses the level and starts the worker threads.
     ///
     /// # Errors
-    /// [`CpuError`] when the level is unknown or not available, or a thread cannot be started.
+    /// [`CpuError`] when the level is unknown or not available, has no instructions for the precision, or a thread
+    /// cannot be started.
     pub fn new(config: CpuConfig) -> Result<Self, CpuError> {
         let forced = std::env::var(LEVEL_VARIABLE)
             .ok()
@@ -135,18 +175,42 @@ impl Cpu {
             (None, None) => Level::best(),
         };
         let proof = Proof::detect(level).ok_or(CpuError::Unavailable(level))?;
-        let pool = Pool::new(config.threads, Scratch::new).map_err(CpuError::Threads)?;
-        Ok(Self { level, proof, pool })
-    }
-
-    /// Bytes of the buffers that each thread has for itself.
-    pub fn bytes_per_thread() -> usize {
-        Scratch::new().bytes()
+        let rounded = match config.precision {
+            MatmulPrecision::F32 => None,
+            MatmulPrecision::Bf16 => {
+                Some(Bf16Products::detect(level).ok_or(CpuError::NoBf16(level))?)
+            }
+        };
+        let scratch = || Scratch::new(config.precision);
+        let pool = Pool::new(config.threads, scratch).map_err(CpuError::Threads)?;
+        Ok(Self {
+            level,
+            proof,
+            rounded,
+            pool,
+        })
     }
 
     /// The level in use.
     pub fn level(&self) -> Level {
         self.level
+    }
+
+    /// What sets up another one like this.
+    pub fn config(&self) -> CpuConfig {
+        CpuConfig {
+            threads: self.pool.threads().try_into().unwrap_or(NonZeroUsize::MIN),
+            level: Some(self.level),
+            precision: self.precision(),
+        }
+    }
+
+    /// How products with float matrices are computed.
+    pub fn precision(&self) -> MatmulPrecision {
+        match self.rounded {
+            None => MatmulPrecision::F32,
+            Some(_) => MatmulPrecision::Bf16,
+        }
     }
 
     /// Threads that share each operation, the calling one included.
@@ -303,6 +367,7 @@ impl Cpu {
                         weights,
                         x,
                         out: out.reborrow(),
+                        rounded: self.rounded,
                         buffers: &mut scratch.float,
                     });
                 }

@@ -5,10 +5,12 @@
 //! blocks' sums are added one after the other. All paths sum in this order, so a result depends on
 //! its row and its token alone, bit for bit.
 //!
-//! Eight lanes of a vector belong to one row and eight to another; of many tokens, where registers are
-//! many, each lane is a row. Up to three tokens stream rows from the file layout ([`stream`]), a few
-//! read each block of rows from memory once ([`few`]), and many are multiplied with rows that are
-//! converted once ([`panels`]).
+//! Eight lanes of a vector belong to one row and eight to another. Up to three tokens stream rows from the
+//! file layout ([`stream`]), a few read each block of rows from memory once ([`few`]), and many are
+//! multiplied with rows that are converted once ([`panels`]).
+//!
+//! Where that is asked for and the CPU has [`Bf16Products`], weights and activations are rounded to bf16
+//! first ([`Rounded`]), and all of this is the same of pairs of columns instead of columns.
 
 mod few;
 mod panels;
@@ -24,12 +26,12 @@ use crate::activations::Activations;
 use crate::dtype::DType;
 use crate::grid::Block;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, LANES, Simd, padded};
+use crate::simd::{Bf16Products, Kernel, LANES, Registers, Simd, padded};
 
 /// Columns whose products are summed before they join the sum of the row.
 const BLOCK: usize = 512;
 
-/// Columns of a row that a vector holds.
+/// Columns of a row that a vector holds, or pairs of them.
 const HALF: usize = 8;
 
 /// Chunks between prefetches: whole cache lines, one of two-byte elements.
@@ -46,6 +48,8 @@ pub(crate) struct Product<'a, 'b> {
     pub(crate) weights: &'a Matrix<'a>,
     pub(crate) x: &'a Activations<'a>,
     pub(crate) out: Block<'b, f32>,
+    /// Whether weights and activations are rounded to bf16.
+    pub(crate) rounded: Option<Bf16Products>,
     pub(crate) buffers: &'a mut Buffers,
 }
 
@@ -55,26 +59,36 @@ impl Kernel for Product<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.weights.dtype() {
-            DType::F32 => self.element::<S, F32>(s),
-            DType::F16 => self.element::<S, F16>(s),
-            DType::Bf16 => self.element::<S, Bf16>(s),
+            DType::F32 => self.element(s, F32),
+            DType::F16 => self.element(s, F16),
+            DType::Bf16 => self.element(s, Bf16),
             dtype => unreachable!("{dtype} is not a float type"),
         }
     }
 }
 
 impl Product<'_, '_> {
-    fn element<S: Simd, E: Element>(mut self, s: S) {
+    fn element<S: Simd, E: Pairs>(self, s: S, element: E) {
+        // A constant, so that levels which never have such products do not compile them.
+        if const { matches!(S::REGISTERS, Registers::Many) }
+            && let Some(proof) = self.rounded
+        {
+            return self.multiply(s, Rounded { element, proof });
+        }
+        self.multiply(s, element);
+    }
+
+    fn multiply<S: Simd, E: Element>(mut self, s: S, element: E) {
         if self.x.cols() == 0 {
             for token in self.out.rows() {
                 self.out.row(token).fill(0.0);
             }
         } else if self.x.tokens() <= stream::MOST_TOKENS {
-            stream::multiply::<S, E>(s, self);
+            stream::multiply(s, element, self);
         } else if self.x.tokens() <= FEW_TOKENS {
-            few::multiply::<S, E>(s, self);
+            few::multiply(s, element, self);
         } else {
-            panels::multiply::<S, E>(s, self);
+            panels::multiply(s, element, self);
         }
     }
 
@@ -85,23 +99,37 @@ impl Product<'_, '_> {
     }
 }
 
-/// A worker's part of rows.
-pub(crate) struct Buffers(Box<[f32]>);
+/// A worker's part of rows, and its tokens where they are rounded.
+pub(crate) struct Buffers {
+    part: Box<[f32]>,
+    tokens: Box<[f32]>,
+}
 
 impl Buffers {
-    pub(crate) fn new() -> Self {
+    /// Buffers, for products of rounded activations too.
+    pub(crate) fn new(rounded: bool) -> Self {
         // With room to begin at a cache line.
-        Self(vec![0.0; LANES + panels::PART_LEN].into_boxed_slice())
+        let zeros = |len: usize| vec![0.0; LANES + len].into_boxed_slice();
+        Self {
+            part: zeros(panels::PART_LEN),
+            tokens: if rounded {
+                zeros(panels::TOKENS_LEN)
+            } else {
+                Box::default()
+            },
+        }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.0)
+        size_of_val(&*self.part) + size_of_val(&*self.tokens)
     }
 
-    /// The part of rows.
-    fn part(&mut self) -> &mut [f32] {
-        let start = self.0.as_ptr().align_offset(64).min(LANES);
-        &mut self.0[start..start + panels::PART_LEN]
+    /// The part of rows, and the tokens.
+    fn parts(&mut self) -> [&mut [[f32; HALF]]; 2] {
+        [&mut self.part, &mut self.tokens].map(|all| {
+            let start = all.as_ptr().align_offset(64).min(all.len());
+            all[start..].as_chunks_mut().0
+        })
     }
 }
 
@@ -121,25 +149,63 @@ fn prefetch_chunks<S: Simd, E: Element>(s: S, address: *const u8, chunk: usize) 
     }
 }
 
-/// A float storage type, eight elements at a time.
-trait Element: 'static {
-    /// The bytes of eight elements.
+/// A float storage type, as many columns at a time as half a vector holds.
+trait Element: Copy + 'static {
+    /// Columns of a chunk.
+    const COLUMNS: usize;
+    /// Whether many tokens are converted once, by [`Element::prepare`].
+    const PREPARED: bool;
+    /// The bytes of a chunk of a row.
     type Chunk: Copy;
+    /// A chunk of a token.
+    type Columns: Copy;
 
     /// Whole chunks and the bytes after them.
     fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]);
     /// The chunk that starts with `tail` and goes on with zeros.
     fn pad(tail: &[u8]) -> Self::Chunk;
-    /// Eight elements of one row and eight of another as f32.
-    fn load<S: Simd>(s: S, rows: [&Self::Chunk; 2]) -> S::F;
+    /// A chunk of one row and one of another.
+    fn load<S: Simd>(self, s: S, rows: [&Self::Chunk; 2]) -> S::F;
+    /// [`Element::split`] of a token.
+    fn split_token(x: &[f32]) -> (&[Self::Columns], &[f32]);
+    /// [`Element::pad`] of a token.
+    fn pad_token(tail: &[f32]) -> Self::Columns;
+    /// A chunk of a token, twice.
+    fn load_twice<S: Simd>(self, s: S, columns: &Self::Columns) -> S::F;
+    /// Writes what [`Simd::load_twice`] is to load instead of [`Element::load_twice`].
+    fn prepare<S: Simd>(self, s: S, columns: &Self::Columns, out: &mut [f32; HALF]);
+    /// Adds products.
+    fn multiply_add<S: Simd>(self, s: S, weights: S::F, x: S::F, sum: S::F) -> S::F;
 }
 
+/// A float storage type of which pairs of columns can be made.
+trait Pairs: Element {
+    /// The bytes of sixteen columns.
+    type Wide: Copy;
+
+    /// See [`Element::split`].
+    fn split_wide(row: &[u8]) -> (&[Self::Wide], &[u8]);
+    /// See [`Element::pad`].
+    fn pad_wide(tail: &[u8]) -> Self::Wide;
+    /// Pairs of one row and of another.
+    fn load_pairs<S: Simd>(self, s: S, proof: Bf16Products, rows: [&Self::Wide; 2]) -> S::F;
+}
+
+/// Implements [`Element`] and [`Pairs`] for a type: the bytes of eight and of sixteen elements, and how they are
+/// loaded.
 macro_rules! element {
-    ($name:ident, $bytes:literal, |$s:ident, $rows:ident| $load:expr) => {
+    (
+        $name:ident, $bytes:literal, |$s:ident, $rows:ident| $load:expr,
+        $wide:literal, |$proof:ident| $load_pairs:expr
+    ) => {
+        #[derive(Clone, Copy)]
         struct $name;
 
         impl Element for $name {
+            const COLUMNS: usize = HALF;
+            const PREPARED: bool = false;
             type Chunk = [u8; $bytes];
+            type Columns = [f32; HALF];
 
             #[inline(always)]
             fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]) {
@@ -152,14 +218,136 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn load<S: Simd>($s: S, $rows: [&Self::Chunk; 2]) -> S::F {
+            fn load<S: Simd>(self, $s: S, $rows: [&Self::Chunk; 2]) -> S::F {
                 $load
+            }
+
+            #[inline(always)]
+            fn split_token(x: &[f32]) -> (&[Self::Columns], &[f32]) {
+                x.as_chunks()
+            }
+
+            #[inline(always)]
+            fn pad_token(tail: &[f32]) -> Self::Columns {
+                padded(tail)
+            }
+
+            #[inline(always)]
+            fn load_twice<S: Simd>(self, s: S, columns: &Self::Columns) -> S::F {
+                s.load_twice(columns)
+            }
+
+            #[inline(always)]
+            fn prepare<S: Simd>(self, _: S, columns: &Self::Columns, out: &mut [f32; HALF]) {
+                *out = *columns;
+            }
+
+            #[inline(always)]
+            fn multiply_add<S: Simd>(self, s: S, weights: S::F, x: S::F, sum: S::F) -> S::F {
+                s.fma(weights, x, sum)
+            }
+        }
+
+        impl Pairs for $name {
+            type Wide = [u8; $wide];
+
+            #[inline(always)]
+            fn split_wide(row: &[u8]) -> (&[Self::Wide], &[u8]) {
+                row.as_chunks()
+            }
+
+            #[inline(always)]
+            fn pad_wide(tail: &[u8]) -> Self::Wide {
+                padded(tail)
+            }
+
+            #[inline(always)]
+            fn load_pairs<S: Simd>(
+                self,
+                $s: S,
+                $proof: Bf16Products,
+                $rows: [&Self::Wide; 2],
+            ) -> S::F {
+                $load_pairs
             }
         }
     };
 }
 
-element!(F32, 32, |s, rows| s.bits_to_f32(s.u_halves(rows)));
-element!(F16, 16, |s, rows| s.load_f16_halves(rows));
-element!(Bf16, 16, |s, rows| s
-    .bits_to_f32(s.u_shl(s.widen_words(rows), 16)));
+element!(
+    F32,
+    32,
+    |s, rows| s.bits_to_f32(s.u_halves(rows)),
+    64,
+    |proof| s.round_pairs(
+        proof,
+        [s.load_f32_bytes(rows[0]), s.load_f32_bytes(rows[1])]
+    )
+);
+element!(F16, 16, |s, rows| s.load_f16_halves(rows), 32, |proof| s
+    .round_pairs(proof, [s.load_f16(rows[0]), s.load_f16(rows[1])]));
+element!(
+    Bf16,
+    16,
+    |s, rows| s.bits_to_f32(s.u_shl(s.widen_words(rows), 16)),
+    // They are pairs as they lie there.
+    32,
+    |_proof| s.bits_to_f32(s.u_halves(rows))
+);
+
+/// A type whose weights are rounded to bf16, and the activations with them. A pair is handled as the f32 that has its
+/// bits.
+#[derive(Clone, Copy)]
+struct Rounded<E> {
+    element: E,
+    proof: Bf16Products,
+}
+
+impl<E: Pairs> Element for Rounded<E> {
+    const COLUMNS: usize = 2 * HALF;
+    const PREPARED: bool = true;
+    type Chunk = E::Wide;
+    type Columns = [f32; 2 * HALF];
+
+    #[inline(always)]
+    fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]) {
+        E::split_wide(row)
+    }
+
+    #[inline(always)]
+    fn pad(tail: &[u8]) -> Self::Chunk {
+        E::pad_wide(tail)
+    }
+
+    #[inline(always)]
+    fn load<S: Simd>(self, s: S, rows: [&Self::Chunk; 2]) -> S::F {
+        self.element.load_pairs(s, self.proof, rows)
+    }
+
+    #[inline(always)]
+    fn split_token(x: &[f32]) -> (&[Self::Columns], &[f32]) {
+        x.as_chunks()
+    }
+
+    #[inline(always)]
+    fn pad_token(tail: &[f32]) -> Self::Columns {
+        padded(tail)
+    }
+
+    #[inline(always)]
+    fn load_twice<S: Simd>(self, s: S, columns: &Self::Columns) -> S::F {
+        s.round_pairs(self.proof, [s.load(columns); 2])
+    }
+
+    #[inline(always)]
+    fn prepare<S: Simd>(self, s: S, columns: &Self::Columns, out: &mut [f32; HALF]) {
+        let mut twice = [0.0; LANES];
+        s.store(self.load_twice(s, columns), &mut twice);
+        out.copy_from_slice(&twice[..HALF]);
+    }
+
+    #[inline(always)]
+    fn multiply_add<S: Simd>(self, s: S, weights: S::F, x: S::F, sum: S::F) -> S::F {
+        s.multiply_pairs(self.proof, weights, x, sum)
+    }
+}

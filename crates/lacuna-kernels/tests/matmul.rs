@@ -2,8 +2,9 @@
 
 mod support;
 
-use lacuna_kernels::{Activation, Activations, Cpu, DType, Level, Matrix};
-use support::{Random, Storage, cpu, dequantize, levels, random_matrix};
+use half::bf16;
+use lacuna_kernels::{Activation, Activations, Cpu, DType, Level, MatmulPrecision, Matrix};
+use support::{Random, Storage, cpu, cpus, dequantize, levels, random_matrix};
 
 /// `w * x` on `cpu`.
 fn product(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], tokens: usize) -> Vec<f32> {
@@ -44,19 +45,35 @@ fn check(dtype: DType, rows: usize, cols: usize, tokens: usize) {
     let w = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
     let weights = dequantize(dtype, &bytes);
     let x = Random::new(7).units(tokens * cols);
-    let expected: Vec<(f64, f64)> = (0..tokens * rows)
-        .map(|i| {
+    let expected = |weights: &[f64], x: &[f32]| -> Vec<(f64, f64)> {
+        let each = (0..tokens * rows).map(|i| {
             let (t, r) = (i / rows, i % rows);
             exact(dtype, &weights[r * cols..][..cols], &x[t * cols..][..cols])
-        })
-        .collect();
-    for level in levels() {
-        let out = product(&cpu(level, 2), &w, &x, tokens);
-        for (i, (out, (expected, bound))) in out.iter().zip(&expected).enumerate() {
+        });
+        each.collect()
+    };
+    let precise = expected(&weights, &x);
+    // Quantized ones are the same.
+    let rounded = match dtype.is_quantized() {
+        true => precise.clone(),
+        false => {
+            let weights = weights.iter().map(|w| bf16::from_f32(*w as f32).to_f64());
+            let x = x.iter().map(|x| bf16::from_f32(*x).to_f32());
+            expected(&weights.collect::<Vec<_>>(), &x.collect::<Vec<_>>())
+        }
+    };
+    for cpu in cpus(2) {
+        let (level, precision) = (cpu.level(), cpu.precision());
+        let expected = match precision {
+            MatmulPrecision::F32 => &precise,
+            MatmulPrecision::Bf16 => &rounded,
+        };
+        let out = product(&cpu, &w, &x, tokens);
+        for (i, (out, (expected, bound))) in out.iter().zip(expected).enumerate() {
             let error = (f64::from(*out) - expected).abs();
             assert!(
                 error <= *bound,
-                "{dtype} {level:?} {rows}x{cols}, token {}, row {}: {out} for {expected}, \
+                "{dtype} {level:?} {precision:?} {rows}x{cols}, token {}, row {}: {out} for {expected}, \
                  error {error:e} over {bound:e}",
                 i / rows,
                 i % rows
@@ -152,8 +169,8 @@ fn a_float_row_is_the_same_however_many_tokens_and_rows_are_beside_it() {
             let bytes = random_matrix(dtype, rows, cols, 1.0, 31);
             let x = Random::new(8).units(tokens * cols);
             let row_bytes = bytes.len() / rows;
-            for level in levels() {
-                let cpu = cpu(level, 2);
+            for cpu in cpus(2) {
+                let (level, precision) = (cpu.level(), cpu.precision());
                 let all = Matrix::new(dtype, rows, cols, &bytes).expect("a valid shape");
                 let batch = product(&cpu, &all, &x, tokens);
                 for row in [0, rows / 2, rows - 1] {
@@ -164,7 +181,7 @@ fn a_float_row_is_the_same_however_many_tokens_and_rows_are_beside_it() {
                         let same = dot.to_bits() == batch[token * rows + row].to_bits();
                         assert!(
                             same,
-                            "{dtype} {level:?} {rows}x{cols} row {row}, token {token}"
+                            "{dtype} {level:?} {precision:?} {rows}x{cols} row {row}, token {token}"
                         );
                     }
                 }

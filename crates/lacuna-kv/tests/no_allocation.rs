@@ -109,7 +109,7 @@ fn a_step_that_maps_no_page_and_gives_none_back_allocates_nothing() {
 fn cpu() -> Cpu {
     Cpu::new(CpuConfig {
         threads: NonZeroUsize::MIN,
-        level: None,
+        ..CpuConfig::default()
     })
     .expect("this machine's own level")
 }

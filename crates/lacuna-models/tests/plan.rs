@@ -1,6 +1,6 @@
 //! The plan against published sizes, against what real caches commit, and against itself.
 
-use lacuna_kernels::{DType, ElementType};
+use lacuna_kernels::{CpuConfig, DType, ElementType};
 use lacuna_kv::{KvCache, KvElements, KvPolicy};
 use lacuna_models::ModelSpec;
 use lacuna_models::plan::{
@@ -46,7 +46,10 @@ fn demand(context_tokens: usize) -> Demand {
         sequences: 1,
         draft_tokens: 0,
         draft: DraftMemory::default(),
-        threads: 2,
+        cpu: CpuConfig {
+            threads: 2.try_into().expect("not zero"),
+            ..CpuConfig::default()
+        },
         weights: WeightMode::Fixed(WeightSource::Mmap),
         budget_bytes: None,
         request_bytes: None,
@@ -465,7 +468,10 @@ proptest! {
                 sequences,
                 draft_tokens: 0,
                 draft: DraftMemory::default(),
-                threads,
+                cpu: CpuConfig {
+                    threads: threads.try_into().expect("one at least"),
+                    ..CpuConfig::default()
+                },
                 weights: WeightMode::Fixed(WeightSource::Mmap),
                 budget_bytes: Some(budget_bytes),
                 request_bytes: None,

@@ -62,7 +62,7 @@ impl Eyes {
         let threads = NonZeroUsize::new(threads).expect("at least one");
         let config = CpuConfig {
             threads,
-            level: None,
+            ..CpuConfig::default()
         };
         let plan = ArenaPlan::new(encoder.program(), encoder.shape().limits()).expect("small");
         let scratch = Scratch::new(encoder.program(), plan).expect("a few kilobytes");

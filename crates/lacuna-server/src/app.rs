@@ -93,7 +93,8 @@ impl App {
             conversations,
             eyes: Eyes::new(
                 Arc::clone(engine.model()),
-                config.service.engine.threads,
+                // The engine runs with it.
+                config.service.engine.cpu().unwrap_or_default(),
                 Some(engine.request_memory().clone()),
             ),
             #[cfg(feature = "image-addresses")]

@@ -13,7 +13,7 @@ use lacuna::reply::Effort;
 use lacuna::{KvElements, KvPolicy, Penalties, RecommendedSampling, Sampling};
 use lacuna_bench::BenchArgs;
 use lacuna_cli::{
-    ByteCount, DeviceArgs, DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs,
+    ByteCount, CpuArgs, DeviceArgs, DraftArgs, EngineArgs, ModelArgs, ServiceArgs, SpeculationArgs,
 };
 use lacuna_kv::folder::{CacheKey, SessionName};
 use lacuna_server::{EventAddress, ImageHost, Origin};
@@ -553,9 +553,8 @@ pub(crate) struct PassArgs {
     /// Tokens computed in one pass at most; a text that has more is computed alone
     #[arg(long, value_name = "TOKENS", default_value = "512")]
     pub(crate) batch: NonZeroUsize,
-    /// Threads that compute [default: one per core]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
 }
 
 #[derive(Debug, Args)]
@@ -614,9 +613,8 @@ pub(crate) struct PlanArgs {
     /// Sequences there are at once, each with a context of its own
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) sequences: NonZeroUsize,
-    /// Threads that compute [default: one per core]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
     /// How KV memory is held, as for `run`
     #[arg(long, value_name = "POLICY", default_value = "sparse")]
     pub(crate) kv: KvPolicy,

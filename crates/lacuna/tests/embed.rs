@@ -85,6 +85,19 @@ fn every_line_gets_the_vector_that_it_has_alone() {
 }
 
 #[test]
+fn where_nothing_multiplies_bf16_it_is_refused_with_the_way_out() {
+    let output = Command::new(env!("CARGO_BIN_EXE_lacuna"))
+        .args(["embed", &model(), "abc", "--matmul-precision", "bf16"])
+        .env("LACUNA_CPU", "portable")
+        .output()
+        .expect("the program starts");
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(error.contains("portable"), "{error}");
+    assert!(error.contains("--matmul-precision f32"), "{error}");
+}
+
+#[test]
 fn plain_output_is_the_numbers_and_dash_is_standard_input() {
     let output = embed(&["-"], "abcd\r\n");
     assert!(output.status.success());

@@ -79,7 +79,8 @@ struct Row {
 pub(crate) fn run(args: &BenchKernelsArgs) -> Result<()> {
     let cases = cases(args)?;
     let config = EngineConfig {
-        threads: args.threads,
+        threads: args.cpu.threads,
+        matmul_precision: args.cpu.matmul_precision,
         ..EngineConfig::default()
     };
     let cpu = processor(&config)?;

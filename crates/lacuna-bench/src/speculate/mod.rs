@@ -108,7 +108,7 @@ pub(crate) fn run(args: &BenchSpeculateArgs) -> Result<()> {
     let report = Report {
         machine: Machine::this(),
         model: args.model.model.clone(),
-        threads: args.engine.threads.map(usize::from),
+        threads: args.engine.cpu.threads.map(usize::from),
         speculation: args.speculate.to_string(),
         draft_model: args.draft.draft_model.clone(),
         temperature: args.temperature,

@@ -71,7 +71,8 @@ pub(super) fn config(args: &BenchSpeedArgs) -> EngineConfig {
     let config = EngineConfig::default();
     let (context_tokens, sequences) = (context_tokens(args), most(&args.batch).max(1));
     EngineConfig {
-        threads: args.threads,
+        threads: args.cpu.threads,
+        matmul_precision: args.cpu.matmul_precision,
         kv_policy: args.kv,
         kv_elements: args.kv_type.first().copied().unwrap_or_default(),
         context_tokens: Some(context_tokens),

@@ -701,7 +701,7 @@ fn poison(scheduler: &mut Scheduler, running: usize) {
     sequence.prepare(1).expect("room");
     let config = lacuna_kernels::CpuConfig {
         threads: std::num::NonZeroUsize::MIN,
-        level: None,
+        ..lacuna_kernels::CpuConfig::default()
     };
     let cpu = lacuna_kernels::Cpu::new(config).expect("a processor");
     let model = demo_model();

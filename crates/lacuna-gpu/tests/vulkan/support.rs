@@ -45,7 +45,7 @@ fn cpu() -> Cpu {
     let threads = NonZeroUsize::MIN;
     Cpu::new(CpuConfig {
         threads,
-        level: None,
+        ..CpuConfig::default()
     })
     .expect("this machine's own level")
 }

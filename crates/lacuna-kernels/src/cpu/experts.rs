@@ -194,6 +194,7 @@ impl Cpu {
                         weights,
                         x,
                         out: out.reborrow(),
+                        rounded: self.rounded,
                         buffers: &mut scratch.float,
                     });
                 }

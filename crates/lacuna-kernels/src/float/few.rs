@@ -5,29 +5,28 @@
 //! block of columns of many rows in turn would keep those of the tokens in the first-level cache,
 //! but memory delivers the pieces of rows more slowly than whole ones, which costs more.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::tile::{Partial, RowSums, rows, step, sums, widest};
 use super::tokens::{tiles, with_width};
-use super::{CHUNKS, Element, HALF, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
-use crate::simd::{Kernel, Registers, Simd, each, padded};
+use super::{CHUNKS, Element, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
+use crate::simd::{Kernel, Registers, Simd, each};
 
 /// Writes the products of the rows of the output with all tokens.
-pub(super) fn multiply<S: Simd, E: Element>(s: S, product: Product<'_, '_>) {
+pub(super) fn multiply<S: Simd, E: Element>(s: S, element: E, product: Product<'_, '_>) {
     // A constant, so that no level compiles the tiles of another.
     if const { matches!(S::REGISTERS, Registers::Few) } {
-        pairs::<S, E, 1>(s, product);
+        pairs::<S, E, 1>(s, element, product);
     } else {
-        pairs::<S, E, 2>(s, product);
+        pairs::<S, E, 2>(s, element, product);
     }
 }
 
-fn pairs<S: Simd, E: Element, const P: usize>(s: S, mut product: Product<'_, '_>) {
+fn pairs<S: Simd, E: Element, const P: usize>(s: S, element: E, mut product: Product<'_, '_>) {
     let per_stream = product.out.cols().len().div_ceil(2 * P);
     for index in 0..per_stream {
         for cols in blocks(product.x.cols()) {
-            block::<S, E, P>(s, &mut product, |r| r * per_stream + index, &cols);
+            block::<S, E, P>(s, element, &mut product, |r| r * per_stream + index, &cols);
         }
     }
 }
@@ -35,6 +34,7 @@ fn pairs<S: Simd, E: Element, const P: usize>(s: S, mut product: Product<'_, '_>
 /// A block of columns of `P` pairs of rows, which are at `place` of the output, times all tokens.
 fn block<S: Simd, E: Element, const P: usize>(
     s: S,
+    element: E,
     product: &mut Product<'_, '_>,
     place: impl Fn(usize) -> usize,
     cols: &Range<usize>,
@@ -52,7 +52,7 @@ fn block<S: Simd, E: Element, const P: usize>(
                 x: std::array::from_fn(|t| &x.row(tile.token + t)[cols.clone()]),
                 pass,
                 passes,
-                element: PhantomData,
+                element,
             });
             for (t, dots) in dots.iter().enumerate() {
                 let out = product.out.row(tile.token + t);
@@ -74,7 +74,7 @@ struct Tile<'a, E, const P: usize, const T: usize> {
     /// The one of the `passes` over these rows, of which each prefetches a part.
     pass: usize,
     passes: usize,
-    element: PhantomData<E>,
+    element: E,
 }
 
 impl<E: Element, const P: usize, const T: usize> Kernel for Tile<'_, E, P, T> {
@@ -84,11 +84,12 @@ impl<E: Element, const P: usize, const T: usize> Kernel for Tile<'_, E, P, T> {
     fn run<S: Simd>(self, s: S) -> Self::Output {
         let mut partial = [[s.splat(0.0); T]; P];
         self.whole(s, &mut partial);
-        if !self.x[0].len().is_multiple_of(HALF) {
+        let element = self.element;
+        if !self.x[0].len().is_multiple_of(E::COLUMNS) {
             let pad = |half: usize, p: usize| E::pad(E::split(self.rows[half][p]).1);
-            let w = each!(s.splat(0.0), |p| E::load(s, [&pad(0, p), &pad(1, p)]));
-            let x: [[f32; HALF]; T] = self.x.map(|x| padded(x.as_chunks::<HALF>().1));
-            step(s, w, x.each_ref(), &mut partial);
+            let w = each!(s.splat(0.0), |p| element.load(s, [&pad(0, p), &pad(1, p)]));
+            let x: [E::Columns; T] = self.x.map(|x| E::pad_token(E::split_token(x).1));
+            step(s, element, w, x.each_ref(), &mut partial);
         }
         rows::<S, P, T>(s, &sums(s, &partial))
     }
@@ -98,17 +99,17 @@ impl<E: Element, const P: usize, const T: usize> Tile<'_, E, P, T> {
     /// Adds the products of whole chunks of columns.
     #[inline(always)]
     fn whole<S: Simd>(&self, s: S, partial: &mut Partial<S, P, T>) {
-        let chunks = self.x[0].len() / HALF;
+        let (element, chunks) = (self.element, self.x[0].len() / E::COLUMNS);
         let w: [[&[E::Chunk]; P]; 2] = each!([&[][..]; P], |half| {
             each!(&[][..], |p| &E::split(self.rows[half][p]).0[..chunks])
         });
-        let x: [&[[f32; HALF]]; T] = each!(&[][..], |t| &self.x[t].as_chunks().0[..chunks]);
+        let x: [&[E::Columns]; T] = each!(&[][..], |t| &E::split_token(self.x[t]).0[..chunks]);
         // Whole groups apart, so that their loop is unrolled.
         let groups = chunks / CHUNKS;
         let group_w: [[&[[E::Chunk; CHUNKS]]; P]; 2] = each!([&[][..]; P], |half| {
             each!(&[][..], |p| &w[half][p].as_chunks().0[..groups])
         });
-        let group_x: [&[[[f32; HALF]; CHUNKS]]; T] =
+        let group_x: [&[[E::Columns; CHUNKS]]; T] =
             each!(&[][..], |t| &x[t].as_chunks().0[..groups]);
         let share = groups * self.pass / self.passes..groups * (self.pass + 1) / self.passes;
         for group in 0..groups {
@@ -120,25 +121,19 @@ impl<E: Element, const P: usize, const T: usize> Tile<'_, E, P, T> {
             }
             for chunk in 0..CHUNKS {
                 let w = each!(s.splat(0.0), |p| {
-                    E::load(
-                        s,
-                        [&group_w[0][p][group][chunk], &group_w[1][p][group][chunk]],
-                    )
+                    let rows = [&group_w[0][p][group][chunk], &group_w[1][p][group][chunk]];
+                    element.load(s, rows)
                 });
-                step(
-                    s,
-                    w,
-                    each!(&[0.0; HALF], |t| &group_x[t][group][chunk]),
-                    partial,
-                );
+                let x = each!(&group_x[0][group][chunk], |t| &group_x[t][group][chunk]);
+                step(s, element, w, x, partial);
             }
         }
         for chunk in groups * CHUNKS..chunks {
-            let w = each!(s.splat(0.0), |p| E::load(
-                s,
-                [&w[0][p][chunk], &w[1][p][chunk]]
-            ));
-            step(s, w, each!(&[0.0; HALF], |t| &x[t][chunk]), partial);
+            let w = each!(s.splat(0.0), |p| {
+                element.load(s, [&w[0][p][chunk], &w[1][p][chunk]])
+            });
+            let x = each!(&x[0][chunk], |t| &x[t][chunk]);
+            step(s, element, w, x, partial);
         }
     }
 }

@@ -3,11 +3,9 @@
 //! A task's rows are cut into four streams that advance together, which reads memory faster than
 //! one.
 
-use std::marker::PhantomData;
-
 use super::tile::{Partial, RowSums, rows, step, sums};
-use super::{CHUNKS, Element, HALF, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
-use crate::simd::{Kernel, Simd, each, padded};
+use super::{CHUNKS, Element, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
+use crate::simd::{Kernel, Simd, each};
 
 /// Rows that advance together, and the vectors that hold them.
 const ROWS: usize = 2 * PAIRS;
@@ -17,18 +15,18 @@ const PAIRS: usize = 2;
 pub(super) const MOST_TOKENS: usize = 3;
 
 /// Writes the products of the rows of the output with up to [`MOST_TOKENS`] tokens.
-pub(super) fn multiply<S: Simd, E: Element>(s: S, product: Product<'_, '_>) {
+pub(super) fn multiply<S: Simd, E: Element>(s: S, element: E, product: Product<'_, '_>) {
     match product.x.tokens() {
         0 => {}
-        1 => s.vectorize(Streams::<E, 1>(product, PhantomData)),
-        2 => s.vectorize(Streams::<E, 2>(product, PhantomData)),
-        3 => s.vectorize(Streams::<E, 3>(product, PhantomData)),
+        1 => s.vectorize(Streams::<E, 1>(product, element)),
+        2 => s.vectorize(Streams::<E, 2>(product, element)),
+        3 => s.vectorize(Streams::<E, 3>(product, element)),
         tokens => unreachable!("{tokens} tokens do not fit registers"),
     }
 }
 
 /// The product with `T` tokens.
-struct Streams<'a, 'b, E, const T: usize>(Product<'a, 'b>, PhantomData<E>);
+struct Streams<'a, 'b, E, const T: usize>(Product<'a, 'b>, E);
 
 impl<E: Element, const T: usize> Kernel for Streams<'_, '_, E, T> {
     type Output = ();
@@ -41,6 +39,7 @@ impl<E: Element, const T: usize> Kernel for Streams<'_, '_, E, T> {
             mut out,
             ..
         } = self.0;
+        let element = self.1;
         let (first, count) = (out.cols().start, out.cols().len());
         let x: [&[f32]; T] = each!(&[][..], |t| x.row(t));
         let per_stream = count.div_ceil(ROWS);
@@ -48,7 +47,7 @@ impl<E: Element, const T: usize> Kernel for Streams<'_, '_, E, T> {
             // A stream that has ended repeats the last row.
             let indices: [usize; ROWS] = each!(0, |r| (r * per_stream + index).min(count - 1));
             let rows: [&[u8]; ROWS] = each!(&[][..], |r| weights.row(first + indices[r]));
-            let dots = dots::<S, E, T>(s, rows, &x);
+            let dots = dots::<S, E, T>(s, element, rows, &x);
             for t in 0..T {
                 let out = out.row(t);
                 for r in 0..ROWS {
@@ -63,16 +62,17 @@ impl<E: Element, const T: usize> Kernel for Streams<'_, '_, E, T> {
 #[inline(always)]
 fn dots<S: Simd, E: Element, const T: usize>(
     s: S,
+    element: E,
     weights: [&[u8]; ROWS],
     x: &[&[f32]; T],
 ) -> [RowSums<PAIRS>; T] {
-    let element = size_of::<E::Chunk>() / HALF;
+    let bytes_each = size_of::<E::Chunk>() / E::COLUMNS;
     let mut total = [s.splat(0.0); _];
     for cols in blocks(x[0].len()) {
-        let bytes = element * cols.start..element * cols.end;
+        let bytes = bytes_each * cols.start..bytes_each * cols.end;
         let weights = each!(&[][..], |r| &weights[r][bytes.clone()]);
         let x = each!(&[][..], |t| &x[t][cols.clone()]);
-        let block = sums(s, &partial::<S, E, T>(s, weights, x));
+        let block = sums(s, &partial::<S, E, T>(s, element, weights, x));
         for group in 0..total.len() {
             total[group] = match cols.start {
                 0 => block[group],
@@ -87,12 +87,13 @@ fn dots<S: Simd, E: Element, const T: usize>(
 #[inline(always)]
 fn partial<S: Simd, E: Element, const T: usize>(
     s: S,
+    element: E,
     weights: [&[u8]; ROWS],
     x: [&[f32]; T],
 ) -> Partial<S, PAIRS, T> {
-    let chunks = x[0].len() / HALF;
+    let chunks = x[0].len() / E::COLUMNS;
     let w: [&[E::Chunk]; ROWS] = each!(&[][..], |r| &E::split(weights[r]).0[..chunks]);
-    let columns: [&[[f32; HALF]]; T] = each!(&[][..], |t| &x[t].as_chunks().0[..chunks]);
+    let columns: [&[E::Columns]; T] = each!(&[][..], |t| &E::split_token(x[t]).0[..chunks]);
     let mut partial = [[s.splat(0.0); T]; PAIRS];
     for first in (0..chunks).step_by(CHUNKS) {
         for r in 0..ROWS {
@@ -100,23 +101,18 @@ fn partial<S: Simd, E: Element, const T: usize>(
             prefetch_chunks::<S, E>(s, address.wrapping_add(PREFETCH_BYTES), first);
         }
         for chunk in first..chunks.min(first + CHUNKS) {
-            let w = each!(s.splat(0.0), |p| E::load(
-                s,
-                [&w[p][chunk], &w[p + PAIRS][chunk]]
-            ));
-            step(
-                s,
-                w,
-                each!(&[0.0; HALF], |t| &columns[t][chunk]),
-                &mut partial,
-            );
+            let w = each!(s.splat(0.0), |p| {
+                element.load(s, [&w[p][chunk], &w[p + PAIRS][chunk]])
+            });
+            let x = each!(&columns[0][chunk], |t| &columns[t][chunk]);
+            step(s, element, w, x, &mut partial);
         }
     }
-    if !x[0].len().is_multiple_of(HALF) {
+    if !x[0].len().is_multiple_of(E::COLUMNS) {
         let w: [E::Chunk; ROWS] = weights.map(|weights| E::pad(E::split(weights).1));
-        let x: [[f32; HALF]; T] = x.map(|x| padded(x.as_chunks::<HALF>().1));
-        let w = each!(s.splat(0.0), |p| E::load(s, [&w[p], &w[p + PAIRS]]));
-        step(s, w, x.each_ref(), &mut partial);
+        let x: [E::Columns; T] = x.map(|x| E::pad_token(E::split_token(x).1));
+        let w = each!(s.splat(0.0), |p| element.load(s, [&w[p], &w[p + PAIRS]]));
+        step(s, element, w, x.each_ref(), &mut partial);
     }
     partial
 }

@@ -2,7 +2,7 @@
 //!
 //! Rows go in pairs, eight lanes each: of `P` pairs, vector `p` holds rows `p` and `p + P`.
 
-use super::HALF;
+use super::{Element, HALF};
 use crate::simd::{LANES, Registers, Simd, each};
 
 /// Vectors of partial sums in a tile at most, pairs of rows times tokens: beside those of weights and of a
@@ -35,10 +35,28 @@ pub(super) const fn widest<S: Simd>(pairs: usize) -> usize {
     }
 }
 
-/// Adds the products of eight columns.
+/// Adds the products of a chunk of columns.
 #[inline(always)]
-pub(super) fn step<S: Simd, const P: usize, const T: usize>(
+pub(super) fn step<S: Simd, E: Element, const P: usize, const T: usize>(
     s: S,
+    element: E,
+    weights: [S::F; P],
+    x: [&E::Columns; T],
+    partial: &mut Partial<S, P, T>,
+) {
+    for t in 0..T {
+        let x = element.load_twice(s, x[t]);
+        for p in 0..P {
+            partial[p][t] = element.multiply_add(s, weights[p], x, partial[p][t]);
+        }
+    }
+}
+
+/// The same of a token that [`Element::prepare`] was done with.
+#[inline(always)]
+pub(super) fn prepared_step<S: Simd, E: Element, const P: usize, const T: usize>(
+    s: S,
+    element: E,
     weights: [S::F; P],
     x: [&[f32; HALF]; T],
     partial: &mut Partial<S, P, T>,
@@ -46,7 +64,7 @@ pub(super) fn step<S: Simd, const P: usize, const T: usize>(
     for t in 0..T {
         let x = s.load_twice(x[t]);
         for p in 0..P {
-            partial[p][t] = s.fma(weights[p], x, partial[p][t]);
+            partial[p][t] = element.multiply_add(s, weights[p], x, partial[p][t]);
         }
     }
 }

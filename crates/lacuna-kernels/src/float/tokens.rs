@@ -7,7 +7,7 @@ use crate::grid::Block;
 
 /// Tokens of a task at most: rows are converted once for all of them, and what they have in a block of columns
 /// fills half of a second-level cache of 1 MiB.
-const MOST_TOKENS: usize = 258;
+pub(super) const MOST_TOKENS: usize = 258;
 
 /// Tokens of every level's widest tile of many tokens.
 const TILE_TOKENS: usize = 6;

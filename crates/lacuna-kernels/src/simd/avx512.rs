@@ -12,13 +12,15 @@
 //! 2. Loads and stores go through references to arrays of the size of the access, unaligned.
 //! 3. Reads of a [`Tile`] are within its rows (the bounds are asserted once for all rows), and
 //!    every row lies within the tile's bytes.
+//! 4. A [`Bf16Products`] exists only if the CPU has AVX-512 BF16. Its instructions are written out, because functions of
+//!    this level are not compiled for them; they read and write nothing but registers.
 #![expect(unsafe_code, reason = "intrinsics; see # Safety")]
 
 use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::avx2::{Avx2, bytes_and_sums};
-use super::{Kernel, LANES, Products, Registers, Simd, SingleToken};
+use super::{Bf16Products, Kernel, LANES, Products, Registers, Simd, SingleToken};
 use crate::activations::ActivationBlock;
 use crate::tile::Tile;
 
@@ -55,6 +57,44 @@ pub(crate) struct Avx512Vbmi(());
 #[inline(never)]
 fn enter<K: Kernel>(simd: Avx512Vnni, kernel: K) -> K::Output {
     kernel.run(simd)
+}
+
+/// See [`Simd::round_pairs`].
+///
+/// # Safety
+/// The CPU has AVX-512 BF16.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn round_pairs([first, second]: [__m512; 2]) -> __m512 {
+    let pairs;
+    // SAFETY: 4, by the caller's promise.
+    unsafe {
+        asm!(
+            "vcvtne2ps2bf16 {}, {}, {}",
+            lateout(zmm_reg) pairs, in(zmm_reg) second, in(zmm_reg) first,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    pairs
+}
+
+/// See [`Simd::multiply_pairs`].
+///
+/// # Safety
+/// The CPU has AVX-512 BF16.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn multiply_pairs(a: __m512, b: __m512, sum: __m512) -> __m512 {
+    let mut sum = sum;
+    // SAFETY: 4, by the caller's promise.
+    unsafe {
+        asm!(
+            "vdpbf16ps {}, {}, {}",
+            inout(zmm_reg) sum, in(zmm_reg) a, in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
 }
 
 /// Transposes four groups of rows, each four dwords in each 128-bit lane.
@@ -604,6 +644,18 @@ impl Simd for Avx512Vnni {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             _mm512_shuffle_epi8(table, index)
         }
+    }
+
+    #[inline(always)]
+    fn round_pairs(self, _: Bf16Products, x: [__m512; 2]) -> __m512 {
+        // SAFETY: 1, 4.
+        unsafe { round_pairs(x) }
+    }
+
+    #[inline(always)]
+    fn multiply_pairs(self, _: Bf16Products, a: __m512, b: __m512, sum: __m512) -> __m512 {
+        // SAFETY: 1, 4.
+        unsafe { multiply_pairs(a, b, sum) }
     }
 
     #[inline(always)]

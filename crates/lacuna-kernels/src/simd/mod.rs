@@ -36,6 +36,7 @@ pub(crate) mod portable;
 mod tests;
 
 use crate::activations::{ActivationBlock, BLOCK};
+use crate::level::Level;
 use crate::tile::Tile;
 
 /// Lanes of every vector.
@@ -96,6 +97,22 @@ pub(crate) enum SingleToken {
         expect(dead_code, reason = "only levels of 64-bit ARM do")
     )]
     EachRow,
+}
+
+/// Proof that the CPU multiplies pairs of bf16 and adds them up in f32: no level, because few kernels use it.
+#[derive(Clone, Copy)]
+pub(crate) struct Bf16Products(());
+
+impl Bf16Products {
+    /// The instructions, if this CPU has them beside a level.
+    pub(crate) fn detect(level: Level) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Avx512Vnni && is_x86_feature_detected!("avx512bf16") {
+            return Some(Self(()));
+        }
+        let _ = level;
+        None
+    }
 }
 
 /// A level: the lane operations and the proof that this CPU has them.
@@ -376,6 +393,34 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
             u32::from_le_bytes(each!(0, |i| table[usize::from(bytes[i] & 15)]))
         });
         self.u_load(&found)
+    }
+    /// Pairs of neighbours rounded to bf16, to nearest even, the first of each in the lower half: of the first
+    /// vector in lanes 0 to 7, of the second in lanes 8 to 15.
+    #[inline(always)]
+    fn round_pairs(self, _: Bf16Products, x: [Self::F; 2]) -> Self::F {
+        let mut floats = [[0.0; LANES]; 2];
+        for (x, floats) in x.into_iter().zip(&mut floats) {
+            self.store(x, floats);
+        }
+        let bits = |x: f32| u32::from(half::bf16::from_f32(x).to_bits());
+        let floats = floats.as_flattened();
+        let pairs = each!(0, |i| bits(floats[2 * i]) | bits(floats[2 * i + 1]) << 16);
+        self.bits_to_f32(self.u_load(&pairs))
+    }
+    /// Adds to each lane the products of two pairs of bf16. What is subnormal may count as zero.
+    #[inline(always)]
+    fn multiply_pairs(self, _: Bf16Products, a: Self::F, b: Self::F, sum: Self::F) -> Self::F {
+        let (mut pairs, mut sums) = ([[0.0; LANES]; 2], [0.0; LANES]);
+        self.store(a, &mut pairs[0]);
+        self.store(b, &mut pairs[1]);
+        self.store(sum, &mut sums);
+        let [a, b] = pairs.map(|pairs| pairs.map(f32::to_bits));
+        let upper = |pair: u32| f32::from_bits(pair & 0xFFFF_0000);
+        let sums = each!(0.0, |i| {
+            let sum = upper(a[i]).mul_add(upper(b[i]), sums[i]);
+            upper(a[i] << 16).mul_add(upper(b[i] << 16), sum)
+        });
+        self.load(&sums)
     }
     /// Thirty-two bytes, then thirty-two more.
     fn u_halves(self, x: [&[u8; 32]; 2]) -> Self::U;

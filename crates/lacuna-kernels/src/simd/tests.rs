@@ -403,3 +403,40 @@ fn every_binary16_is_read_and_written_as_itself() {
         }
     }
 }
+
+/// Pairs of bf16 and their products, at a level and with its operations.
+struct PairsOfBf16<'a>(Bf16Products, &'a Inputs);
+
+impl Kernel for PairsOfBf16<'_> {
+    type Output = ([u32; LANES], [f32; LANES]);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let Self(proof, inputs) = self;
+        let load = |i: usize| s.load(&inputs.floats[i]);
+        let pairs = s.round_pairs(proof, [load(0), load(1)]);
+        let others = s.round_pairs(proof, [load(2), load(3)]);
+        let (mut bits, mut sums) = ([0.0; LANES], [0.0; LANES]);
+        s.store(pairs, &mut bits);
+        s.store(s.multiply_pairs(proof, pairs, others, load(4)), &mut sums);
+        (bits.map(f32::to_bits), sums)
+    }
+}
+
+/// Of ordinary numbers: what is subnormal, or not a number, may be treated in more than one way.
+#[test]
+fn pairs_of_bf16_are_rounded_and_multiplied_as_the_portable_level_does() {
+    let mut random = random();
+    for level in Level::ALL {
+        let (Some(simd), Some(proof)) = (Proof::detect(level), Bf16Products::detect(level)) else {
+            continue;
+        };
+        for _ in 0..200 {
+            let inputs = inputs(0, &mut random);
+            let (found, found_sums) = simd.run(PairsOfBf16(proof, &inputs));
+            let (defined, defined_sums) = portable::Portable.vectorize(PairsOfBf16(proof, &inputs));
+            assert_eq!(found, defined);
+            assert_eq!(found_sums, defined_sums);
+        }
+    }
+}

@@ -13,7 +13,7 @@ use std::num::NonZeroUsize;
 mod tables;
 
 use half::{bf16, f16};
-use lacuna_kernels::{Cpu, CpuConfig, DType, Level};
+use lacuna_kernels::{Cpu, CpuConfig, CpuError, DType, Level, MatmulPrecision};
 
 /// A small generator (xorshift64*), so that failures repeat.
 pub(crate) struct Random(u64);
@@ -51,11 +51,28 @@ pub(crate) fn levels() -> Vec<Level> {
 
 pub(crate) fn cpu(level: Level, threads: usize) -> Cpu {
     let threads = NonZeroUsize::new(threads).expect("not zero");
-    Cpu::new(CpuConfig {
+    let config = CpuConfig {
         threads,
         level: Some(level),
-    })
-    .expect("an available level")
+        precision: MatmulPrecision::F32,
+    };
+    Cpu::new(config).expect("an available level")
+}
+
+/// Every level with every precision that this CPU has.
+pub(crate) fn cpus(threads: usize) -> impl Iterator<Item = Cpu> {
+    let precise = levels().into_iter().map(move |level| cpu(level, threads));
+    precise.chain(levels().into_iter().filter_map(move |level| {
+        let config = CpuConfig {
+            precision: MatmulPrecision::Bf16,
+            ..cpu(level, threads).config()
+        };
+        match Cpu::new(config) {
+            Ok(cpu) => Some(cpu),
+            Err(CpuError::NoBf16(refused)) if refused == level => None,
+            Err(error) => panic!("{error}"),
+        }
+    }))
 }
 
 /// Random weights: random bytes with scales of about `scale`.

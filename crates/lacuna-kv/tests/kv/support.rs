@@ -99,7 +99,7 @@ pub(crate) const SHARING: [&str; 5] = [
 pub(crate) fn cpu() -> Cpu {
     Cpu::new(CpuConfig {
         threads: NonZeroUsize::MIN,
-        level: None,
+        ..CpuConfig::default()
     })
     .expect("this machine's own level")
 }

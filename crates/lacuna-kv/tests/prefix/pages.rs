@@ -64,7 +64,7 @@ impl Bench {
     pub(crate) fn with(geometry: Geometry, policy: &str) -> Self {
         let cpu = CpuConfig {
             threads: NonZeroUsize::MIN,
-            level: None,
+            ..CpuConfig::default()
         };
         let kv = KvCache::new(geometry.clone(), policy.parse().expect("a policy"));
         let kv = kv.expect("the system has pages");

@@ -11,7 +11,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use lacuna_kernels::ElementType;
+use lacuna_kernels::{CpuConfig, ElementType};
 use lacuna_kv::{Geometry, KvCache, KvElements, KvPolicy};
 use serde::Serialize;
 
@@ -59,10 +59,10 @@ impl Parts {
         spec: &ModelSpec,
         weights: &WeightPlan,
         vocabulary: VocabularySize,
-        (arena, threads): (&ArenaPlan, usize),
+        (arena, cpu): (&ArenaPlan, &CpuConfig),
         request_bytes: u64,
     ) -> Self {
-        let process = ProcessPlan::new(spec, vocabulary, threads);
+        let process = ProcessPlan::new(spec, vocabulary, cpu);
         Self {
             program_bytes: process.program_bytes,
             vocabulary_bytes: process.vocabulary_bytes,

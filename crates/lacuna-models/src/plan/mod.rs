@@ -21,6 +21,7 @@ mod weights;
 
 use std::str::FromStr;
 
+use lacuna_kernels::CpuConfig;
 use lacuna_kv::KvCache;
 
 use crate::program::Program;
@@ -95,8 +96,8 @@ pub struct Demand {
     pub draft_tokens: usize,
     /// What the model takes that guesses them, if one does.
     pub draft: DraftMemory,
-    /// Threads that compute.
-    pub threads: usize,
+    /// What computes.
+    pub cpu: CpuConfig,
     /// How weights are had, of a model that is not loaded yet.
     pub weights: WeightMode,
     /// Bytes that the process may commit in all. `None`: as many as it takes.
@@ -193,7 +194,7 @@ impl Plan {
             weights,
             residency: Residency::mapped(),
             draft: demand.draft,
-            program: ProcessPlan::new(spec, vocabulary, demand.threads),
+            program: ProcessPlan::new(spec, vocabulary, &demand.cpu),
             request_bytes: (demand.request_bytes)
                 .unwrap_or_else(|| request_bytes(demand.budget_bytes)),
             budget_bytes: demand.budget_bytes,

@@ -4,7 +4,7 @@
 //! what the process really takes is read from the kernel where that is asked for, and a budget is
 //! kept by giving the KV cache less.
 
-use lacuna_kernels::Cpu;
+use lacuna_kernels::CpuConfig;
 
 use crate::spec::ModelSpec;
 use lacuna_files::{Metadata, ModelFiles};
@@ -100,12 +100,12 @@ impl VocabularySize {
 }
 
 impl ProcessPlan {
-    pub(super) fn new(spec: &ModelSpec, vocabulary: VocabularySize, threads: usize) -> Self {
-        let threads = threads as u64;
+    pub(super) fn new(spec: &ModelSpec, vocabulary: VocabularySize, cpu: &CpuConfig) -> Self {
+        let threads = cpu.threads.get() as u64;
         Self {
             program_bytes: PROGRAM_BYTES,
             vocabulary_bytes: vocabulary.bytes(),
-            thread_bytes: threads * (Cpu::bytes_per_thread() as u64 + THREAD_BYTES),
+            thread_bytes: threads * (cpu.bytes_per_thread() as u64 + THREAD_BYTES),
             sampling_bytes: CANDIDATE_BYTES * spec.vocabulary as u64,
         }
     }

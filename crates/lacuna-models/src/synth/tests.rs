@@ -465,7 +465,7 @@ fn choices(shape: &'static Shape, seed: u64, tokens: &[u32]) -> Vec<Vec<Vec<u32>
     let model = crate::Model::load(files).unwrap();
     let cpu = Cpu::new(CpuConfig {
         threads: NonZeroUsize::MIN,
-        level: None,
+        ..CpuConfig::default()
     })
     .unwrap();
     let limits = BatchLimits {

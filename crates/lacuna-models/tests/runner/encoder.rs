@@ -26,15 +26,19 @@ pub(crate) struct Encoder {
 
 impl Encoder {
     pub(crate) fn open(path: &Path, threads: usize) -> Result<Self, LoadError> {
-        let model = Model::load(ModelFiles::open(path)?)?;
         let threads = NonZeroUsize::new(threads).expect("at least one");
         let config = CpuConfig {
             threads,
-            level: None,
+            ..CpuConfig::default()
         };
+        Self::open_with(path, Cpu::new(config).expect("this machine's own level"))
+    }
+
+    pub(crate) fn open_with(path: &Path, cpu: Cpu) -> Result<Self, LoadError> {
+        let model = Model::load(ModelFiles::open(path)?)?;
         let plan = ArenaPlan::new(model.program(), LIMITS).expect("small");
         Ok(Self {
-            cpu: Cpu::new(config).expect("this machine's own level"),
+            cpu,
             scratch: Scratch::new(model.program(), plan).expect("a few kilobytes"),
             model,
         })

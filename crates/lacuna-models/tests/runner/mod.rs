@@ -109,7 +109,7 @@ impl Runner {
         let threads = NonZeroUsize::new(threads).expect("at least one");
         let cpu = Cpu::new(CpuConfig {
             threads,
-            level: None,
+            ..CpuConfig::default()
         })
         .expect("this machine's own level");
         let limits = BatchLimits {

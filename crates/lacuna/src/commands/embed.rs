@@ -74,7 +74,8 @@ pub(crate) fn run(args: &EmbedArgs) -> Result<()> {
 impl PassArgs {
     pub(super) fn config(&self) -> EmbedderConfig {
         EmbedderConfig {
-            threads: self.threads,
+            threads: self.cpu.threads,
+            matmul_precision: self.cpu.matmul_precision,
             batch_tokens: self.batch.get(),
             context_tokens: self.ctx.map(usize::from),
             ..EmbedderConfig::default()

@@ -128,7 +128,7 @@ fn needs(model: &HeldModel, most_tokens: usize, available: Option<u64>) -> Resul
         sequences: 1,
         draft_tokens: 0,
         draft: DraftMemory::default(),
-        threads: config.thread_count()?.get(),
+        cpu: config.cpu()?,
         weights: WeightMode::Fixed(WeightSource::Mmap),
         budget_bytes: None,
         request_bytes: None,

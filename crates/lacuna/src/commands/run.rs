@@ -225,7 +225,7 @@ fn answer_once(engine: &mut Engine, conversation: &mut Conversation, args: &RunA
         Some(prompt) => prompt.clone(),
         None => stdin_for(engine)?,
     };
-    let sight = Sight::new(engine, args);
+    let sight = Sight::new(engine);
     let Conversation {
         session,
         messages,

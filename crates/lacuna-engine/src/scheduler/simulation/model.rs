@@ -77,7 +77,7 @@ impl PseudoModel {
     ) -> Self {
         let cpu = Cpu::new(CpuConfig {
             threads: std::num::NonZeroUsize::MIN,
-            level: None,
+            ..CpuConfig::default()
         });
         Self {
             model,

@@ -45,7 +45,8 @@ pub(super) fn run(
         )
     );
     let engine = EngineConfig {
-        threads: args.threads,
+        threads: args.cpu.threads,
+        matmul_precision: args.cpu.matmul_precision,
         ..EngineConfig::default()
     };
     let config = EmbedderConfig {
@@ -60,8 +61,8 @@ pub(super) fn run(
         true => ArenaPlan::new(&program, limits.of_one_text(limits.context_tokens))?.bytes() as u64,
         false => 0,
     };
-    let threads = engine.thread_count()?.get();
-    let committed = Parts::of_encoder(spec, weights, vocabulary, (&arena, threads), 0);
+    let cpu = engine.cpu()?;
+    let committed = Parts::of_encoder(spec, weights, vocabulary, (&arena, &cpu), 0);
     let report = Report {
         model: &args.model.model,
         architecture: spec.family,
@@ -69,7 +70,7 @@ pub(super) fn run(
         dimensions: spec.embedding_width(),
         context_tokens: limits.context_tokens,
         batch_tokens: limits.tokens,
-        threads,
+        threads: cpu.threads.get(),
         mapped_weight_bytes: weights.mapped_bytes(),
         committed_bytes: committed.bytes(),
         long_text_bytes,

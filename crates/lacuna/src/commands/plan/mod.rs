@@ -140,7 +140,8 @@ fn draft(args: &PlanArgs) -> Result<Option<Plan>> {
     let cannot_load = || format!("cannot load the draft model `{name}`");
     let description = lacuna::describe(&files).with_context(cannot_load)?;
     let config = EngineConfig {
-        threads: args.threads,
+        threads: args.cpu.threads,
+        matmul_precision: args.cpu.matmul_precision,
         kv_policy: args.kv,
         kv_elements: args.kv_type,
         context_tokens: args.ctx.map(usize::from),
@@ -155,7 +156,8 @@ fn draft(args: &PlanArgs) -> Result<Option<Plan>> {
 /// What is asked for, of a model made for contexts of `made_for` tokens, with `draft` beside it.
 fn demand(args: &PlanArgs, made_for: usize, draft: Option<&Plan>) -> Result<Demand> {
     let engine = EngineConfig {
-        threads: args.threads,
+        threads: args.cpu.threads,
+        matmul_precision: args.cpu.matmul_precision,
         ..EngineConfig::default()
     };
     Ok(Demand {
@@ -168,7 +170,7 @@ fn demand(args: &PlanArgs, made_for: usize, draft: Option<&Plan>) -> Result<Dema
             None => 0,
         },
         draft: draft.map_or_else(DraftMemory::default, DraftMemory::of),
-        threads: engine.thread_count()?.get(),
+        cpu: engine.cpu()?,
         weights: match args.weights {
             WeightMode::Auto if args.neurons => WeightMode::Fixed(WeightSource::Direct),
             weights => weights,

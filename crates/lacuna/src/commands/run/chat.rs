@@ -28,7 +28,7 @@ pub(super) fn chat(
     conversation: Conversation,
     args: &RunArgs,
 ) -> Result<()> {
-    let sight = Sight::new(engine, args);
+    let sight = Sight::new(engine);
     let shows = match takes_images(args, &conversation) && sight.sees {
         true => "; /image FILE shows an image with the next one",
         false => "",

@@ -19,9 +19,9 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    pub(super) fn new(engine: &Engine, args: &RunArgs) -> Self {
+    pub(super) fn new(engine: &Engine) -> Self {
         Self {
-            eyes: Eyes::new(Arc::clone(engine.model()), args.engine.threads, None),
+            eyes: Eyes::new(Arc::clone(engine.model()), engine.cpu().config(), None),
             sees: engine.model().images().is_some(),
         }
     }
