@@ -213,6 +213,11 @@ impl Cpu {
         }
     }
 
+    /// The proof that products with float matrices are those of rounded values, if they are.
+    pub(crate) fn rounded(&self) -> Option<Bf16Products> {
+        self.rounded
+    }
+
     /// Threads that share each operation, the calling one included.
     pub fn threads(&self) -> usize {
         self.pool.threads()

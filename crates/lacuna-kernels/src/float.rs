@@ -173,7 +173,12 @@ trait Element: Copy + 'static {
     /// A chunk of a token, twice.
     fn load_twice<S: Simd>(self, s: S, columns: &Self::Columns) -> S::F;
     /// Writes what [`Simd::load_twice`] is to load instead of [`Element::load_twice`].
-    fn prepare<S: Simd>(self, s: S, columns: &Self::Columns, out: &mut [f32; HALF]);
+    #[inline(always)]
+    fn prepare<S: Simd>(self, s: S, columns: &Self::Columns, out: &mut [f32; HALF]) {
+        let mut twice = [0.0; LANES];
+        s.store(self.load_twice(s, columns), &mut twice);
+        out.copy_from_slice(&twice[..HALF]);
+    }
     /// Adds products.
     fn multiply_add<S: Simd>(self, s: S, weights: S::F, x: S::F, sum: S::F) -> S::F;
 }
@@ -235,11 +240,6 @@ macro_rules! element {
             #[inline(always)]
             fn load_twice<S: Simd>(self, s: S, columns: &Self::Columns) -> S::F {
                 s.load_twice(columns)
-            }
-
-            #[inline(always)]
-            fn prepare<S: Simd>(self, _: S, columns: &Self::Columns, out: &mut [f32; HALF]) {
-                *out = *columns;
             }
 
             #[inline(always)]
@@ -337,13 +337,6 @@ impl<E: Pairs> Element for Rounded<E> {
     #[inline(always)]
     fn load_twice<S: Simd>(self, s: S, columns: &Self::Columns) -> S::F {
         s.round_pairs(self.proof, [s.load(columns); 2])
-    }
-
-    #[inline(always)]
-    fn prepare<S: Simd>(self, s: S, columns: &Self::Columns, out: &mut [f32; HALF]) {
-        let mut twice = [0.0; LANES];
-        s.store(self.load_twice(s, columns), &mut twice);
-        out.copy_from_slice(&twice[..HALF]);
     }
 
     #[inline(always)]

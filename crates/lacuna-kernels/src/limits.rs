@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use crate::cpu::Cpu;
-use crate::simd::{Kernel, LANES, Products, Registers, Simd, each};
+use crate::simd::{Bf16Products, Kernel, LANES, Products, Registers, Simd, each};
 
 /// Bytes that a task reads.
 const READ_TASK: usize = 1 << 20;
@@ -41,12 +41,19 @@ impl Cpu {
 
     /// Products of 8-bit integers per second, summed in 32 bits, of all threads together.
     pub fn measure_int8_dot(&self) -> f64 {
-        self.measure_arithmetic(|| Arithmetic { integers: true })
+        self.measure_arithmetic(Arithmetic::Int8)
     }
 
     /// Fused multiply-adds of f32 per second, of all threads together.
     pub fn measure_f32_fma(&self) -> f64 {
-        self.measure_arithmetic(|| Arithmetic { integers: false })
+        self.measure_arithmetic(Arithmetic::F32)
+    }
+
+    /// Products of bf16 per second, summed in f32, of all threads together, where float matrices are multiplied so
+    /// ([`MatmulPrecision::Bf16`](crate::MatmulPrecision::Bf16)).
+    pub fn measure_bf16_products(&self) -> Option<f64> {
+        let proof = self.rounded()?;
+        Some(self.measure_arithmetic(Arithmetic::Bf16(proof)))
     }
 
     /// Seconds that sharing an operation between all threads takes, the operation itself left out.
@@ -63,10 +70,10 @@ impl Cpu {
         (elapsed(self.threads()) - elapsed(1)).max(0.0) / BARRIERS as f64
     }
 
-    fn measure_arithmetic(&self, kernel: impl Fn() -> Arithmetic + Sync) -> f64 {
+    fn measure_arithmetic(&self, kernel: Arithmetic) -> f64 {
         let tasks = self.threads() * ARITHMETIC_TASKS;
-        let products = self.execute(PerStep(kernel()));
-        let elapsed = self.measure(tasks, |_| kernel());
+        let products = self.execute(PerStep(kernel));
+        let elapsed = self.measure(tasks, |_| kernel);
         (tasks * STEPS * products) as f64 / elapsed.as_secs_f64()
     }
 
@@ -107,15 +114,18 @@ impl Kernel for Read<'_> {
 }
 
 /// Independent chains of products, as many as registers hold.
-struct Arithmetic {
-    integers: bool,
+#[derive(Clone, Copy)]
+enum Arithmetic {
+    Int8,
+    F32,
+    Bf16(Bf16Products),
 }
 
 impl Arithmetic {
     #[inline(always)]
-    fn chains<S: Simd, const N: usize>(&self, s: S) {
+    fn chains<S: Simd, const N: usize>(self, s: S) {
         let (words, numbers) = ([[0x0102_0304; LANES]; N], [[0.5; LANES]; N]);
-        if self.integers {
+        if let Self::Int8 = self {
             let x: [_; N] = each!(s.u_splat(0), |j| s.u_load(&black_box(words)[j]));
             let quads: [[_; 4]; N] = black_box([[words[0][0]; 4]; N]);
             let mut sums = [[s.u_splat(0); N]; N];
@@ -144,7 +154,10 @@ impl Arithmetic {
                 for i in 0..N {
                     let weight = s.load(&weights[i]);
                     for j in 0..N {
-                        sums[i][j] = s.fma(weight, x[j], sums[i][j]);
+                        sums[i][j] = match self {
+                            Self::Bf16(proof) => s.multiply_pairs(proof, weight, x[j], sums[i][j]),
+                            _ => s.fma(weight, x[j], sums[i][j]),
+                        };
                     }
                 }
             }
@@ -181,10 +194,11 @@ impl Kernel for PerStep {
             Registers::Many => 16,
             Registers::Few => 4,
         };
-        let products = match (self.0.integers, S::PRODUCTS) {
-            (false, _) => 1,
-            (true, Products::Squares) => 8,
-            (true, _) => 4,
+        let products = match (self.0, S::PRODUCTS) {
+            (Arithmetic::F32, _) => 1,
+            (Arithmetic::Bf16(_), _) => 2,
+            (Arithmetic::Int8, Products::Squares) => 8,
+            (Arithmetic::Int8, _) => 4,
         };
         chains * LANES * products
     }

@@ -5,9 +5,9 @@ mod support;
 use half::f16;
 use lacuna_kernels::{
     Activation, Activations, Cpu, CpuConfig, CpuError, DType, ElementType, HeadOrder, HeadRows,
-    Level, Matrix, RopeStyle, RowLayout, Run, RunMut, View,
+    Level, MatmulPrecision, Matrix, RopeStyle, RowLayout, Run, RunMut, View,
 };
-use support::{Random, Storage, cpu, levels, random_matrix, scales};
+use support::{Random, Storage, cpu, cpus, levels, random_matrix, scales};
 
 fn assert_close(out: &[f32], expected: impl Iterator<Item = f64>, tolerance: f64, case: &str) {
     for (index, (out, expected)) in out.iter().zip(expected).enumerate() {
@@ -657,14 +657,16 @@ fn weights_that_are_not_finite_do_not_hang() {
 #[test]
 fn limits_are_rates_on_every_level() {
     let bytes = vec![1; 4 << 20];
-    for level in levels() {
-        let cpu = cpu(level, 2);
-        for rate in [
+    for cpu in cpus(2) {
+        let bf16 = cpu.measure_bf16_products();
+        assert_eq!(bf16.is_some(), cpu.precision() == MatmulPrecision::Bf16);
+        let rates = [
             cpu.measure_read(&bytes),
             cpu.measure_int8_dot(),
             cpu.measure_f32_fma(),
-        ] {
-            assert!(rate.is_finite() && rate > 0.0, "{level:?} {rate}");
+        ];
+        for rate in rates.into_iter().chain(bf16) {
+            assert!(rate.is_finite() && rate > 0.0, "{:?} {rate}", cpu.level());
         }
         assert_eq!(cpu.measure_read(&[]), 0.0);
         assert!(cpu.measure_barrier() < 1.0);

@@ -3,7 +3,7 @@
 use lacuna_kernels::{AttentionShape, Cpu, ElementType, RowLayout, Run, View};
 
 use super::cases::{Attention, MOST_DECODED};
-use super::measure::{Bench, Measured, Work};
+use super::measure::{Bench, Limit, Measured, Work};
 
 /// Qwen3-0.6B.
 pub(super) const GROUPED: AttentionShape = AttentionShape::causal(16, 8, 128, 0.088_388_35);
@@ -38,7 +38,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Attention) -> Measured {
     let work = Work {
         bytes: sides * side,
         macs: seen * shape.query_heads * (shape.head_dim + shape.value_dim),
-        integers: false,
+        arithmetic: Limit::F32,
         from_memory: true,
     };
     bench.measure(work, |call| {

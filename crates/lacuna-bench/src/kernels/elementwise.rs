@@ -5,7 +5,7 @@ use lacuna_kernels::{Activation, Activations, RopeStyle};
 
 use super::KernelKind;
 use super::cases::{Elementwise, MOST_DECODED};
-use super::measure::{Bench, Measured, Work};
+use super::measure::{Bench, Limit, Measured, Work};
 
 /// Qwen3-0.6B: the width of a layer, of its feed-forward part, and of its query heads.
 const WIDTH: usize = 1024;
@@ -61,7 +61,7 @@ fn moved(tokens: usize, bytes: usize) -> Work {
     Work {
         bytes,
         macs: 0,
-        integers: false,
+        arithmetic: Limit::F32,
         from_memory: from_memory(tokens),
     }
 }

@@ -1,10 +1,10 @@
 //! Products of weight matrices, which follow each other in memory, and the same activations.
 
 use anyhow::{Context, Result};
-use lacuna_kernels::{Activations, Matrix};
+use lacuna_kernels::{Activations, MatmulPrecision, Matrix};
 
 use super::cases::Matmul;
-use super::measure::{Bench, Measured, Work};
+use super::measure::{Bench, Limit, Measured, Work};
 
 /// The alignment of quantized activations.
 const LINE: usize = 64;
@@ -34,7 +34,11 @@ pub(super) fn measure(bench: &mut Bench<'_>, case: &Matmul) -> Result<Measured> 
     let work = Work {
         bytes: size,
         macs: tokens * rows * cols,
-        integers: dtype.is_quantized(),
+        arithmetic: match (dtype.is_quantized(), cpu.precision()) {
+            (true, _) => Limit::Int8,
+            (false, MatmulPrecision::F32) => Limit::F32,
+            (false, MatmulPrecision::Bf16) => Limit::Bf16,
+        },
         from_memory: true,
     };
     Ok(bench.measure(work, |call| {

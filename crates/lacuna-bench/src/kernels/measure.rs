@@ -46,6 +46,8 @@ pub(super) enum Limit {
     Int8,
     #[serde(rename = "f32 multiply-adds")]
     F32,
+    #[serde(rename = "bf16 products")]
+    Bf16,
 }
 
 /// What one call does.
@@ -55,8 +57,8 @@ pub(super) struct Work {
     pub(super) bytes: usize,
     /// Multiplications.
     pub(super) macs: usize,
-    /// Whether their factors are integers.
-    pub(super) integers: bool,
+    /// What limits those.
+    pub(super) arithmetic: Limit,
     /// Whether the bytes come from memory, so that it may be what limits.
     pub(super) from_memory: bool,
 }
@@ -83,6 +85,7 @@ pub(super) struct Limits {
     /// of smaller integers in 16 bits first can do more.
     pub(super) int8_gmac_per_s: Option<f64>,
     pub(super) f32_gmac_per_s: Option<f64>,
+    pub(super) bf16_gmac_per_s: Option<f64>,
 }
 
 pub(super) struct Bench<'a> {
@@ -91,7 +94,7 @@ pub(super) struct Bench<'a> {
     /// What is read for the limit of memory, and weights: any bytes are weights.
     memory: Arc<Vec<u8>>,
     /// What each limit was, by [`Limit`].
-    seen: [Vec<f64>; 3],
+    seen: [Vec<f64>; 4],
 }
 
 impl<'a> Bench<'a> {
@@ -100,7 +103,7 @@ impl<'a> Bench<'a> {
             cpu,
             extent,
             memory: Arc::new(bytes(extent.bytes)),
-            seen: [const { Vec::new() }; 3],
+            seen: [const { Vec::new() }; 4],
         }
     }
 
@@ -162,15 +165,13 @@ impl<'a> Bench<'a> {
             read_gb_per_s: middle(Limit::Read),
             int8_gmac_per_s: middle(Limit::Int8),
             f32_gmac_per_s: middle(Limit::F32),
+            bf16_gmac_per_s: middle(Limit::Bf16),
         }
     }
 
     /// The limit that would take the longest for the work.
     fn limit(&mut self, work: &Work) -> Option<Limit> {
-        let arithmetic = match work.integers {
-            true => Limit::Int8,
-            false => Limit::F32,
-        };
+        let arithmetic = work.arithmetic;
         match (work.from_memory, work.macs > 0) {
             (false, false) => None,
             (true, false) => Some(Limit::Read),
@@ -188,6 +189,7 @@ impl<'a> Bench<'a> {
             Limit::Read => self.cpu.measure_read(&self.memory[..self.extent.bytes]),
             Limit::Int8 => self.cpu.measure_int8_dot(),
             Limit::F32 => self.cpu.measure_f32_fma(),
+            Limit::Bf16 => self.cpu.measure_bf16_products().unwrap_or(f64::NAN),
         };
         self.seen[limit as usize].push(rate);
         rate
@@ -204,6 +206,6 @@ fn bytes(len: usize) -> Vec<u8> {
 fn amount(limit: Limit, work: &Work) -> f64 {
     match limit {
         Limit::Read => work.bytes as f64,
-        Limit::Int8 | Limit::F32 => work.macs as f64,
+        Limit::Int8 | Limit::F32 | Limit::Bf16 => work.macs as f64,
     }
 }

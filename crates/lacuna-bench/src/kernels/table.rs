@@ -16,6 +16,7 @@ pub(super) fn print(out: &mut dyn Write, report: &Report) -> io::Result<()> {
             "GMAC/s",
         ),
         ("f32 multiply-adds", limits.f32_gmac_per_s, "GMAC/s"),
+        ("bf16 products", limits.bf16_gmac_per_s, "GMAC/s"),
     ] {
         if let Some(rate) = rate {
             writeln!(out, "limit: {name} {rate:.1} {unit}")?;
@@ -56,6 +57,7 @@ fn part((limit, share): (Limit, f64)) -> String {
         Limit::Read => "memory",
         Limit::Int8 => "int8",
         Limit::F32 => "f32",
+        Limit::Bf16 => "bf16",
     };
     format!("{:.0}% {name}", share * 100.0)
 }
