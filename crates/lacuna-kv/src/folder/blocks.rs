@@ -77,14 +77,15 @@ impl StoredBlocks {
 
     /// A resume point is there that was not.
     pub(super) fn insert_point(&mut self, chain: Chain) {
-        if self.points.insert(chain) && self.is_reached(chain) {
+        if self.points.insert(chain) {
+            // A group that is not reached has no blocks yet.
             self.blocks.add_use(chain);
         }
     }
 
     /// A resume point that was there is not any more.
     pub(super) fn remove_point(&mut self, chain: Chain) {
-        if self.points.remove(&chain) && self.is_reached(chain) {
+        if self.points.remove(&chain) {
             self.blocks.remove_use(chain);
         }
     }

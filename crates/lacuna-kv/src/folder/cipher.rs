@@ -171,8 +171,9 @@ impl FileCipher {
             .key
             .seal_in_place_separate_tag(nonce, Aad::from(bound), bytes);
         let tag = sealed.expect("parts are shorter than the cipher can take");
-        let bytes = tag.as_ref().iter().rev();
-        bytes.fold(0, |all, &byte| all << 8 | u128::from(byte))
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(tag.as_ref());
+        u128::from_le_bytes(bytes)
     }
 
     /// Decrypts part `number` in its place; `false` when it or `bound` is not what was sealed.
@@ -216,6 +217,13 @@ mod tests {
         ] {
             assert_eq!(opens(&other, 3, b"header", tag), None);
         }
+        // Whoever has not got the key cannot work names of files out.
+        let other = CacheKey::new([8; 32]);
+        assert!(key != other && key == key.clone());
+        assert_ne!(key.of_names(), other.of_names());
+        assert_ne!(key.of_names(), CacheKey::new([0; 32]).of_names());
+        assert_ne!(cipher, key.of_file([2; SALT_BYTES]));
+        assert_eq!(cipher, key.of_file([1; SALT_BYTES]));
         let (one, two) = (key.of_new_file(), key.of_new_file());
         assert_ne!(one.expect("random").salt, two.expect("random").salt);
         assert!(!format!("{key:?} {cipher:?}").contains("7, 7"));

@@ -67,3 +67,30 @@ impl DiskFaults {
         file.write_all(bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_that_fails_in_the_middle_has_half_of_what_was_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        let disk = DiskFaults::default();
+        let held = |trouble| {
+            disk.set(trouble);
+            let file = File::create(&path).expect("a file");
+            let written = disk.write_all(&file, b"what was said").is_ok();
+            let mut bytes = Vec::new();
+            let file = File::open(&path).and_then(|mut file| file.read_to_end(&mut bytes));
+            file.expect("a file");
+            (written, bytes)
+        };
+        assert_eq!(held(Trouble::Nothing), (true, b"what was said".to_vec()));
+        assert_eq!(held(Trouble::HalfWrites), (false, b"what w".to_vec()));
+        assert_eq!(held(Trouble::Full), (false, Vec::new()));
+        assert_eq!(held(Trouble::Refuses), (false, Vec::new()));
+    }
+}

@@ -90,13 +90,24 @@ pub(crate) fn part_of(path: &Path) -> PathBuf {
 pub(crate) fn commit(file: &File, part: &Path, path: &Path) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(part, path)?;
-    match path.parent() {
-        // The name is in the folder. Some systems cannot bring one to the disk, and need not.
-        Some(folder) => match File::open(folder).and_then(|folder| folder.sync_all()) {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => Err(error),
-            _ => Ok(()),
-        },
-        None => Ok(()),
+    // The name is in the folder.
+    let brought = path.parent().map(|folder| File::open(folder)?.sync_all());
+    unless_full(brought.unwrap_or(Ok(())))
+}
+
+/// Some systems cannot bring a folder to the disk, and need not: only a disk that is full fails.
+fn unless_full(brought: io::Result<()>) -> io::Result<()> {
+    match brought {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a file, unless another process has.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 
@@ -142,10 +153,14 @@ pub(crate) fn subfolders(root: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Every segment in one folder of `root`, and what was to be one. Whoever is not locked out may remove some
-/// meanwhile.
+/// meanwhile, and the folder: then there is nothing.
 pub(crate) fn stored(folder: &Path) -> io::Result<Vec<Stored>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
+        entries => entries?,
+    };
+    for entry in entries {
         let entry = entry?;
         let path = entry.path();
         let name = path.file_name().and_then(OsStr::to_str);
@@ -174,12 +189,7 @@ pub(crate) fn room(bytes: u64) -> u64 {
 pub(crate) fn all_stored(root: &Path) -> io::Result<Vec<Stored>> {
     let mut all = Vec::new();
     for folder in subfolders(root)? {
-        match stored(&folder) {
-            Ok(files) => all.extend(files),
-            // Another process has removed it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        all.extend(stored(&folder)?);
     }
     Ok(all)
 }
@@ -207,11 +217,7 @@ pub(crate) fn make_room(root: &Path, bytes: u64, limit: u64) -> io::Result<u64> 
         if held + bytes <= limit && file.named != Named::Part {
             continue;
         }
-        match fs::remove_file(&file.path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        remove(&file.path)?;
         held -= file.bytes;
     }
     Ok(held)
@@ -315,6 +321,67 @@ mod tests {
         );
         assert_eq!(left(3 * 4096), [name(0, "a", "rows"), name(0, "c", "rows")]);
         assert_eq!(left(4 * 4096), [name(0, "c", "rows")]);
+    }
+
+    #[test]
+    fn of_a_full_folder_what_a_session_needs_stays_though_it_was_used_first() {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = root.path().join("0".repeat(32));
+        create_private_folder(&folder).expect("a folder");
+        let names = [name(0, "a", "rows"), name(0, "b", "rows")];
+        file(&folder, &names[0], 4096, 5);
+        file(&folder, &names[1], 4096, 9);
+        let id = sessions::SessionId {
+            name: "notes".parse().expect("a name"),
+            owner: crate::prefix::Namespace::COMMON,
+        };
+        sessions::keep(&folder, &id, 16, &names[..1]).expect("room");
+        // Nothing is to come, and there is too much already.
+        assert_eq!(make_room(root.path(), 0, 4096).expect("room"), 4096);
+        assert_eq!(super::tests::names(root.path()), names[..1]);
+    }
+
+    #[test]
+    fn folders_of_fingerprints_have_32_digits_and_what_else_is_there_is_left_alone() {
+        let root = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| root.path().join(name);
+        let own = path(&"0f".repeat(16));
+        fs::create_dir(&own).expect("a folder");
+        // Digits of another number, as many other letters, both of neither, and a file.
+        for name in ["0f", &"0f".repeat(17), &"film".repeat(8), "film"] {
+            fs::create_dir(path(name)).expect("a folder");
+        }
+        fs::write(path(&"a".repeat(32)), "").expect("a file");
+        assert_eq!(subfolders(root.path()).expect("a folder"), [own]);
+    }
+
+    #[test]
+    fn what_another_process_has_removed_is_nobodys_trouble_and_what_else_fails_is_said() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (gone, folder, film) = (
+            root.path().join("gone"),
+            root.path().join("folder"),
+            root.path().join("film"),
+        );
+        fs::create_dir(&folder).expect("a folder");
+        fs::write(&film, "").expect("a file");
+        assert_eq!(stored(&gone).expect("nothing is there"), []);
+        assert!(stored(&film).is_err(), "it is no folder");
+        remove(&gone).expect("it is gone");
+        remove(&film).expect("a file");
+        assert!(!film.exists());
+        assert!(remove(&folder).is_err(), "it is no file");
+    }
+
+    #[test]
+    fn of_the_disk_that_a_name_is_brought_to_only_fullness_is_a_failure() {
+        assert!(unless_full(Ok(())).is_ok());
+        assert!(unless_full(Err(io::ErrorKind::Unsupported.into())).is_ok());
+        let full = unless_full(Err(io::ErrorKind::StorageFull.into()));
+        assert_eq!(
+            full.expect_err("it is full").kind(),
+            io::ErrorKind::StorageFull
+        );
     }
 
     #[cfg(unix)]

@@ -338,6 +338,77 @@ mod tests {
     }
 
     #[test]
+    fn what_is_on_its_way_stays_so_while_a_folder_is_looked_through_again() {
+        use lacuna_kernels::ElementType;
+        let geometry =
+            crate::Geometry::uniform(1, 1, 64, crate::KvElements::both(ElementType::F32));
+        let cache = crate::KvCache::new(geometry, "sparse".parse().expect("a policy"));
+        let grain = Arc::new(cache.expect("the system has pages").grain());
+        let all = chains(&[1, 2, 3]);
+        let mut index = Index::default();
+        assert!(!index.has_pending());
+        index.insert(rows(0, &all[..1]), &[1]);
+        index.expect(Kind::Rows, &all[1..2]);
+        index.expect(Kind::ResumePoint, &all[2..]);
+        index.watch(StoredBlocks::new(Chain([0; 32]), grain));
+        assert_eq!(index.len(), 0, "it is found again");
+        assert!(index.has_pending());
+        let pending = |index: &Index| [0, 1, 2].map(|group| index.is_pending(all[group]));
+        assert_eq!(pending(&index), [false, true, true]);
+        assert!(index.knows(Kind::Rows, all[1]) && !index.knows(Kind::Rows, all[2]));
+        index.expect_no_more(Kind::Rows, &all[1..2]);
+        assert_eq!(pending(&index), [false, false, true]);
+        assert!(index.has_pending());
+        index.expect_no_more(Kind::ResumePoint, &all[2..]);
+        assert!(!index.has_pending());
+    }
+
+    #[test]
+    fn segments_reach_as_far_as_they_have_what_a_prompt_has() {
+        let (one, two) = (chains(&[1, 2, 3, 4]), chains(&[1, 2, 3, 5]));
+        let mut index = Index::default();
+        index.insert(rows(0, &one[..2]), &[1, 2]);
+        index.insert(rows(2, &one), &[3, 4]);
+        assert_eq!(index.reach(&one, 0), 4);
+        assert_eq!(index.reach(&two, 0), 3, "the last group is another");
+        assert_eq!(index.reach(&one, 3), 4, "from the middle of a segment");
+        assert_eq!(index.reach(&one, 4), 4, "nothing comes after it");
+        assert_eq!(index.reach(&chains(&[9]), 0), 0);
+    }
+
+    #[test]
+    fn a_session_needs_the_last_resume_point_before_where_it_ends_and_none_behind() {
+        let all = chains(&[1, 2, 3, 4]);
+        let mut index = Index::default();
+        index.insert(rows(0, &all), &[1, 2, 3, 4]);
+        for group in [1, 2, 4] {
+            let chain = all[group - 1];
+            let point = Segment {
+                name: file_name(Kind::ResumePoint, group, 0, &chain.short()),
+                kind: Kind::ResumePoint,
+                first_group: group,
+                before: chain,
+                chains: vec![chain],
+                payload_bytes: 0,
+            };
+            index.insert(point, &[]);
+        }
+        let needed = |end: usize| {
+            let (needed, whole) = index.needed(all[end - 1], Chain([0; 32]));
+            assert!(whole);
+            let firsts = needed
+                .iter()
+                .map(|segment| (segment.kind, segment.first_group));
+            firsts.collect::<Vec<_>>()
+        };
+        for (end, point) in [(1, 1), (2, 2), (3, 2), (4, 4)] {
+            let expected = [(Kind::Rows, 0), (Kind::ResumePoint, point)];
+            assert_eq!(needed(end), expected, "up to group {end}");
+        }
+        assert!(!index.needed(all[0], all[1]).1, "from elsewhere");
+    }
+
+    #[test]
     fn names_say_how_many_groups_are_before_and_other_files_have_others() {
         let name = file_name(Kind::ResumePoint, 300, 0, &Chain([7; 32]).short());
         assert_eq!(Named::of(&name), Some(Named::Segment(300)));
@@ -354,6 +425,17 @@ mod tests {
             "a-b-c.bad",
         ] {
             assert_eq!(Named::of(other), None, "{other}");
+        }
+        // As long as a number, and none; a number, and too short.
+        for (field, other) in [
+            (0..8, "filmfilm"),
+            (0..8, "12c"),
+            (9..13, "film"),
+            (9..13, "0"),
+        ] {
+            let mut name = name.clone();
+            name.replace_range(field, other);
+            assert_eq!(Named::of(&name), None, "{name}");
         }
     }
 }

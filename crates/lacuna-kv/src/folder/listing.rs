@@ -129,14 +129,8 @@ pub fn verify(
     let mut locked = 0;
     for folder in files::subfolders(root)? {
         let settings = fs::read_to_string(folder.join(files::SETTINGS)).unwrap_or_default();
-        let stored = match files::stored(&folder) {
-            // Another process has removed it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            stored => stored?,
-        };
-        let segments = stored
-            .into_iter()
-            .filter(|file| matches!(file.named, Named::Segment(_)));
+        let stored = files::stored(&folder)?.into_iter();
+        let segments = stored.filter(|file| matches!(file.named, Named::Segment(_)));
         let Lock::Open(key) = Lock::of(&settings, key) else {
             locked += segments.count();
             continue;

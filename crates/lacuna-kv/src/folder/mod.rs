@@ -410,7 +410,7 @@ impl CacheFolder {
         pending.then(|| self.shared.moved.load(Ordering::Relaxed))
     }
 
-    /// Bytes of the pages of `groups`, and of the resume point after so many.
+    /// Bytes of the pages of `groups`.
     pub(crate) fn bytes_of(&self, groups: std::ops::Range<usize>) -> u64 {
         self.shared.shape.rows_bytes(&groups)
     }
@@ -572,21 +572,27 @@ impl Shared {
             names.iter().filter(|name| !index.contains(name)).collect()
         };
         for name in new {
-            match self.header_of(name) {
-                Ok(header) => {
-                    let segment = Segment::of(&header);
-                    match segment.name == *name {
-                        true => self.index().insert(segment, &header.tokens),
-                        false => self.drop_damaged(name),
-                    }
-                }
-                Err(ReadError::Damaged(Damage::Version(_) | Damage::Locked)) => {}
-                Err(ReadError::Damaged(_)) => self.drop_damaged(name),
-                Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(ReadError::Io(_)) => self.status().unreadable += 1,
-            }
+            self.take_up(name);
         }
         Ok(())
+    }
+
+    /// Takes up a segment that the folder was found to have.
+    fn take_up(&self, name: &str) {
+        match self.header_of(name) {
+            Ok(header) => {
+                let segment = Segment::of(&header);
+                match segment.name == *name {
+                    true => self.index().insert(segment, &header.tokens),
+                    false => self.drop_damaged(name),
+                }
+            }
+            Err(ReadError::Damaged(Damage::Version(_) | Damage::Locked)) => {}
+            Err(ReadError::Damaged(_)) => self.drop_damaged(name),
+            // Another process has removed it meanwhile.
+            Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(ReadError::Io(_)) => self.status().unreadable += 1,
+        }
     }
 
     /// The header of a segment of this fingerprint (F1).
@@ -638,7 +644,7 @@ impl Shared {
     /// Segments of other fingerprints, and what differs of the most similar.
     fn others(&self) -> io::Result<(usize, Vec<String>)> {
         let mut segments = 0;
-        let mut least: Option<Vec<String>> = None;
+        let mut all_differing = Vec::new();
         for folder in files::subfolders(&self.config.path)? {
             if folder == self.folder {
                 continue;
@@ -649,15 +655,10 @@ impl Shared {
             segments += count;
             let settings = fs::read_to_string(folder.join(files::SETTINGS));
             if let (Ok(settings), true) = (settings, count > 0) {
-                let differing = self.fingerprint.differing(&settings);
-                if least
-                    .as_ref()
-                    .is_none_or(|least| differing.len() < least.len())
-                {
-                    least = Some(differing);
-                }
+                all_differing.push(self.fingerprint.differing(&settings));
             }
         }
+        let least = all_differing.into_iter().min_by_key(Vec::len);
         Ok((segments, least.unwrap_or_default()))
     }
 
@@ -709,32 +710,168 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::faults::Trouble;
     use super::*;
     use crate::geometry::Geometry;
     use crate::{KvCache, KvElements};
 
-    /// A header that says of itself what no header of this process would, under a checksum that is right.
-    #[test]
-    fn headers_are_those_that_this_process_would_write() {
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// Rows of 128 bytes, of K and of V in two layers, and a state in one of them.
+    fn cache() -> KvCache {
         let elements = KvElements::both(lacuna_kernels::ElementType::F32);
-        let geometry = Geometry::uniform(2, 2, 16, elements);
-        let cache = KvCache::new(geometry, "sparse".parse().expect("a policy"));
-        let cache = cache.expect("the system has pages");
-        let root = tempfile::tempdir().expect("a folder");
+        let geometry = Geometry::uniform(2, 2, 16, elements).with_states(vec![3000, 0]);
+        let policy = "sparse".parse().expect("a policy");
+        KvCache::new(geometry.expect("states"), policy).expect("the system has pages")
+    }
+
+    /// A folder on a disk that is told what to do, and whose files have names.
+    fn named(cache: &KvCache, disk: &DiskFaults, path: &std::path::Path) -> CacheFolder {
         let config = FolderConfig {
-            path: root.path().to_owned(),
-            limit: ByteLength::mebibytes(1),
+            path: path.to_owned(),
+            limit: ByteLength::mebibytes(64),
             remote: None,
             key: None,
         };
         let fingerprint = Fingerprint::new([("weights", "a".to_owned())]);
-        let folder = CacheFolder::open(config, &cache, fingerprint).expect("a folder");
+        let folder = CacheFolder::open_faulty(disk.clone(), config, cache, fingerprint);
+        folder.expect("a folder")
+    }
+
+    /// Writes a segment of two groups, all of whose tokens are `token`. Returns what they hash to.
+    fn write(folder: &CacheFolder, cache: &KvCache, token: u32) -> Vec<Chain> {
+        let group = folder.shared.shape.group_tokens();
+        let mut sequence = cache.sequence(2 * group).expect("address space");
+        sequence.prepare(2 * group).expect("memory");
+        sequence.accept(2 * group);
+        let pins = [0, 1].map(|at| {
+            let pinned = sequence.pin_group(at * group..(at + 1) * group);
+            pinned.expect("memory").expect("the policy can")
+        });
+        let root = folder.root(Namespace::COMMON);
+        let tokens = vec![token; 2 * group];
+        let first = root.after(&tokens[group..]);
+        let chains = vec![first, first.after(&tokens[group..])];
+        folder.write_rows(root, 0, &chains, &tokens, pins.into());
+        chains
+    }
+
+    #[test]
+    fn what_is_put_aside_is_on_its_way_until_it_is_written_and_makes_room_for_others() {
+        let (cache, disk) = (cache(), DiskFaults::default());
+        let root = tempfile::tempdir().expect("a folder");
+        let room = Arc::new(SwapRoom::new(1 << 20));
+        let (path, told) = (root.path().to_owned(), Some(disk.clone()));
+        let folder = CacheFolder::open_unnamed(path, Arc::clone(&room), &cache, told);
+        let folder = folder.expect("files");
+        assert!(folder.is_unnamed());
+        assert_eq!(folder.progress(), None, "nothing is on its way");
+        disk.set(Trouble::Stalls);
+        let chains = write(&folder, &cache, 1);
+        assert!(folder.is_pending(chains[0]) && folder.is_pending(chains[1]));
+        assert!(!folder.is_pending(folder.root(Namespace::COMMON)));
+        assert_eq!(folder.progress(), Some(0));
+        disk.set(Trouble::Nothing);
+        assert!(folder.settle(MINUTE));
+        assert!(!folder.is_pending(chains[1]) && folder.progress().is_none());
+        let one = folder.status().bytes.get();
+        write(&folder, &cache, 2);
+        assert!(folder.settle(MINUTE));
+        disk.set(Trouble::Stalls);
+        write(&folder, &cache, 3);
+        assert_eq!(folder.progress(), Some(2), "a piece of each of two");
+        disk.set(Trouble::Nothing);
+        assert!(folder.settle(MINUTE));
+        let status = folder.status();
+        assert_eq!((status.segments, status.bytes.get()), (3, 3 * one));
+        assert_eq!(status.failed_writes + status.given_up, 0);
+        // Whoever else takes of the room finds it once what was put aside first has gone.
+        assert!(!room.try_take((1 << 20) - 2 * one));
+        folder.give_room((1 << 20) - 2 * one);
+        assert!(room.try_take((1 << 20) - 2 * one));
+        let status = folder.status();
+        assert_eq!((status.segments, status.bytes.get()), (2, 2 * one));
+        assert!(!folder.knows(Kind::Rows, chains[1]));
+        assert_eq!(root.path().read_dir().expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn what_putting_aside_takes_is_told_before() {
+        let (cache, disk) = (cache(), DiskFaults::default());
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = named(&cache, &disk, root.path());
+        assert!(!folder.is_unnamed());
+        let grain = cache.grain();
+        let group = grain.group_tokens().get() as u64;
+        assert_eq!(folder.bytes_of(3..5), 2 * group * 4 * 128);
+        assert_eq!(folder.bytes_of(3..3), 0);
+        // Of nothing but the state, wherever that is.
+        assert!(grain.state_bytes() >= 3000 * 4);
+        for groups in [1, 7] {
+            assert_eq!(folder.point_bytes(groups), grain.state_bytes());
+        }
+    }
+
+    #[test]
+    fn what_is_of_use_has_the_time_of_that_unless_nothing_may_be_written() {
+        let (cache, disk) = (cache(), DiskFaults::default());
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = named(&cache, &disk, root.path());
+        let chains = write(&folder, &cache, 1);
+        assert!(folder.settle(MINUTE));
+        let segment = folder.shared.index().find(Kind::Rows, chains[1]).cloned();
+        let path = folder.shared.folder.join(&segment.expect("there").name);
+        let long_ago = SystemTime::UNIX_EPOCH + MINUTE;
+        let file = fs::OpenOptions::new().write(true).open(&path);
+        let set = file.and_then(|file| file.set_modified(long_ago));
+        set.expect("a time");
+        let used = || {
+            assert!(folder.settle(MINUTE));
+            let file = fs::metadata(&path).and_then(|file| file.modified());
+            file.expect("a time")
+        };
+        folder.shared.queue().paused_until = Some(Instant::now() + MINUTE);
+        folder.touch(chains[1]);
+        assert_eq!(used(), long_ago, "a disk that failed is left alone");
+        folder.shared.queue().paused_until = None;
+        folder.touch(chains[1]);
+        assert!(used() > long_ago);
+        // Nobody is left to do it.
+        disk.set(Trouble::Stalls);
+        folder.shared.queue().closing = true;
+        folder.touch(chains[1]);
+        let queue = folder.shared.queue();
+        assert!(queue.jobs.is_empty() && !queue.busy);
+        drop(queue);
+        disk.set(Trouble::Nothing);
+    }
+
+    #[test]
+    fn a_segment_that_is_listed_and_gone_is_nobodys_trouble() {
+        let (cache, disk) = (cache(), DiskFaults::default());
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = named(&cache, &disk, root.path());
+        folder.shared.take_up("gone");
+        let status = folder.status();
+        assert_eq!((status.unreadable, status.damaged), (0, 0));
+        disk.set(Trouble::Refuses);
+        folder.shared.take_up("gone");
+        let status = folder.status();
+        assert_eq!((status.unreadable, status.damaged), (1, 0));
+    }
+
+    /// A header that says of itself what no header of this process would, under a checksum that is right.
+    #[test]
+    fn headers_are_those_that_this_process_would_write() {
+        let cache = cache();
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = named(&cache, &DiskFaults::default(), root.path());
         let (shared, shape) = (&folder.shared, &folder.shared.shape);
         let group = shape.group_tokens();
         let header = |kind, first: usize, groups: usize| Header {
             fingerprint: shared.fingerprint.digest(),
             kind,
-            before: folder.root(crate::prefix::Namespace::COMMON),
+            before: folder.root(Namespace::COMMON),
             first_group: first as u32,
             group_tokens: group as u32,
             tokens: vec![0; groups * group],

@@ -141,9 +141,9 @@ pub fn remove_session(
                 .iter()
                 .filter(|name| !needed.contains(name))
             {
-                remove(&folder.join(segment))?;
+                files::remove(&folder.join(segment))?;
             }
-            remove(&session.path)?;
+            files::remove(&session.path)?;
             removed += 1;
         }
     }
@@ -178,7 +178,7 @@ pub(super) fn keep(
         others.sort_by_key(|held| held.used);
         let surplus = (others.len() + 1).saturating_sub(MOST_SESSIONS);
         for session in &others[..surplus] {
-            remove(&session.path)?;
+            files::remove(&session.path)?;
         }
     }
     // Of no other's name: those end with what this one begins with.
@@ -206,13 +206,6 @@ pub(super) fn files_of_sessions(folder: &Path) -> impl Iterator<Item = PathBuf> 
         let stem = name.strip_suffix(".part").unwrap_or(&name);
         named(stem).is_some()
     })
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
 }
 
 fn file_name(id: &SessionId) -> String {
@@ -355,6 +348,28 @@ mod tests {
         assert_eq!(remove(None), 1);
         assert!(!names.iter().any(|name| folder.join(name).exists()));
         assert_eq!(sessions(root.path()).expect("a folder").len(), 1);
+    }
+
+    #[test]
+    fn a_session_is_known_by_its_name_and_its_owner_whatever_else_has_one_like_it() {
+        let (root, folder) = root();
+        keep(&folder, &id("a", 0xff), 16, &[]).expect("room");
+        assert!(is_kept(&folder, &id("a", 0xff)));
+        assert!(!is_kept(&folder, &id("a", 0)) && !is_kept(&folder, &id("b", 0xff)));
+        let whole = folder.join(file_name(&id("a", 0xff)));
+        // Owners of which a number could be made, and that are none: too short, too long, and with a sign.
+        for owner in [
+            "ff",
+            &format!("{:033x}", 0xff),
+            &format!("+{:031x}", 0xff),
+            &"g".repeat(32),
+        ] {
+            let path = folder.join(format!("a~{owner}.session"));
+            fs::copy(&whole, path).expect("room");
+        }
+        let found = sessions(root.path()).expect("a folder");
+        assert_eq!((found.len(), &found[0].id), (1, &id("a", 0xff)));
+        assert_eq!(files_of_sessions(&folder).collect::<Vec<_>>(), [whole]);
     }
 
     #[test]

@@ -32,10 +32,17 @@ struct Held {
 
 impl UnnamedFiles {
     pub(super) fn new(room: Arc<SwapRoom>) -> Self {
+        #[cfg(unix)]
+        let descriptors = {
+            use rustix::process::{Resource, getrlimit};
+            getrlimit(Resource::Nofile).current
+        };
+        #[cfg(not(unix))]
+        let descriptors = None;
         Self {
             room,
             held: Mutex::default(),
-            most: most_files(),
+            most: most_files(descriptors),
         }
     }
 
@@ -114,17 +121,11 @@ fn least_needed(held: &HashMap<String, Held>) -> Option<String> {
     least.map(|(name, _)| name.clone())
 }
 
-/// A quarter of the descriptors that a process may have: connections and mapped segments need theirs.
-#[cfg(unix)]
-fn most_files() -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let quarter = limit.current.unwrap_or(u64::MAX) / 4;
+/// How many files there may be in a process that may have so many descriptors: a quarter, as connections and mapped
+/// segments need theirs.
+fn most_files(descriptors: Option<u64>) -> usize {
+    let quarter = descriptors.unwrap_or(u64::MAX) / 4;
     quarter.clamp(1, MOST) as usize
-}
-
-#[cfg(not(unix))]
-fn most_files() -> usize {
-    MOST as usize
 }
 
 /// Where the system allows any number: looking for the one that is needed least takes some microseconds then.
@@ -160,12 +161,27 @@ mod tests {
         assert_eq!(files.take_room(20), (true, vec!["b".to_owned()]));
         files.give_back(20);
         assert!(files.open("b").is_err() && files.open("a").is_ok());
+        assert!(!files.has("b") && files.has("a"));
         let of = |names: [&str; 2]| names.map(str::to_owned).to_vec();
         assert_eq!(files.take_room(60), (true, of(["a", "d"])));
         assert_eq!(files.bytes(), 25, "c");
         assert_eq!(files.take_room(41), (false, vec!["c".to_owned()]));
         files.give_back(60);
         assert!(files.room.try_take(100), "nothing is held any more");
+    }
+
+    #[test]
+    fn a_quarter_of_the_descriptors_is_for_files_and_never_none_or_too_many_to_look_through() {
+        for (descriptors, most) in [
+            (Some(1022), 255),
+            (Some(1024), 256),
+            (Some(3), 1),
+            (Some(4 * MOST), MOST as usize),
+            (Some(1 << 30), MOST as usize),
+            (None, MOST as usize),
+        ] {
+            assert_eq!(most_files(descriptors), most, "of {descriptors:?}");
+        }
     }
 
     #[test]

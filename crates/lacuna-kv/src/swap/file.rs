@@ -151,3 +151,106 @@ impl Aligned {
         &mut self.memory[self.start..][..self.length]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a folder")
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again_and_what_is_discarded_is_given_back() {
+        let folder = folder();
+        let file = TemporaryFile(create(folder.path()).expect("a file"));
+        let mut memory = Aligned::new(2 * 4096);
+        for (at, byte) in memory.bytes_mut().iter_mut().enumerate() {
+            *byte = (at % 251) as u8;
+        }
+        let written = memory.bytes().to_vec();
+        file.write(4096, memory.bytes()).expect("room");
+        memory.bytes_mut().fill(0);
+        file.read(4096, memory.bytes_mut()).expect("it is there");
+        assert_eq!(memory.bytes(), written);
+        let length = |file: &TemporaryFile| file.0.metadata().expect("a file").len();
+        assert_eq!(length(&file), 3 * 4096);
+        file.discard_from(2 * 4096);
+        assert_eq!(length(&file), 2 * 4096);
+        assert!(file.read(4096, memory.bytes_mut()).is_err(), "half is gone");
+        let mut memory = Aligned::new(4096);
+        file.read(4096, memory.bytes_mut()).expect("half is there");
+        assert_eq!(memory.bytes(), &written[..4096]);
+        assert_eq!(folder.path().read_dir().expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn a_file_whose_name_somebody_has_gets_another_and_what_else_fails_is_said() {
+        let folder = folder();
+        let name = |attempt: u32| format!("lacuna-swap-{}-{attempt}", std::process::id());
+        let path = |attempt| folder.path().join(name(attempt));
+        for attempt in 0..2 {
+            std::fs::write(path(attempt), "somebody's").expect("room");
+        }
+        let mut file = create_and_unlink(folder.path()).expect("a file");
+        file.write_all(b"mine").expect("room");
+        assert_eq!(folder.path().read_dir().expect("a folder").count(), 2);
+        for attempt in 0..2 {
+            let bytes = std::fs::read(path(attempt)).expect("a file");
+            assert_eq!(bytes, b"somebody's");
+        }
+        for attempt in 2..16 {
+            std::fs::write(path(attempt), "somebody's").expect("room");
+        }
+        let kind = |folder: &Path| {
+            create_and_unlink(folder)
+                .expect_err("no name is left")
+                .kind()
+        };
+        assert_eq!(kind(folder.path()), io::ErrorKind::AlreadyExists);
+        assert_eq!(kind(&path(99)), io::ErrorKind::NotFound);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn files_in_memory_are_told_from_others() {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        let memory = memfd_create("lacuna-test", MemfdFlags::CLOEXEC).expect("memory");
+        assert!(in_memory(&File::from(memory)).expect("it is open"));
+        let other = File::open("/proc/self/status").expect("a process has one");
+        assert!(!in_memory(&other).expect("it is open"));
+    }
+
+    /// Where the file system has such files, which is asked here in the same words.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_never_has_a_name_and_goes_past_the_page_cache_where_that_can_be() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::PermissionsExt;
+
+        use rustix::fs::{Mode, OFlags, fcntl_getfl, open};
+        use rustix::io::{FdFlags, fcntl_getfd};
+        let folder = folder();
+        let file = create(folder.path()).expect("a file");
+        assert!(
+            fcntl_getfd(&file)
+                .expect("it is open")
+                .contains(FdFlags::CLOEXEC)
+        );
+        let mode = file.metadata().expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "nobody else reads it");
+        let flags = fcntl_getfl(&file).expect("it is open");
+        assert!(flags.contains(OFlags::RDWR), "{flags:?}");
+        let has = |more| {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | more;
+            open(folder.path(), flags, Mode::RUSR).is_ok()
+        };
+        if has(OFlags::empty()) {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let path = std::fs::read_link(path).expect("it is open");
+            let path = path.to_string_lossy();
+            assert!(!path.contains("lacuna-swap"), "it had a name: {path}");
+        }
+        assert_eq!(flags.contains(OFlags::DIRECT), has(OFlags::DIRECT));
+    }
+}

@@ -834,6 +834,15 @@ fn memory_that_cannot_be_kept_has_no_folder() {
             "{policy}"
         );
     }
+    // Nor has a device on which a page goes with its sequence, whatever the policy.
+    let device = lacuna_pages::DenseDevice::new();
+    let pool = lacuna_pages::Pool::new(device, lacuna_pages::PoolConfig::default());
+    let geometry = first_bench().geometry;
+    let policy = "sparse".parse().expect("a policy");
+    let kv = lacuna_kv::KvCache::over(pool.expect("a pool"), geometry, policy);
+    let kv = kv.expect("a cache");
+    let opened = CacheFolder::open(config(root.path(), 1 << 20), &kv, made_by("a"));
+    assert!(matches!(opened, Err(FolderError::Policy { .. })));
     let file = root.path().join("file");
     fs::write(&file, "").expect("a file");
     let opened = CacheFolder::open(config(&file, 1 << 20), &first_bench().kv, made_by("a"));
@@ -874,6 +883,12 @@ fn folders_are_listed_and_verified_without_a_model() {
     *bytes.last_mut().expect("bytes") ^= 1;
     fs::write(path, bytes).expect("a file");
     assert_eq!(problems(), (listed.rows - 1, 1));
+    // As a process sets aside what is damaged.
+    fs::rename(path, path.with_extension("bad")).expect("a file");
+    assert_eq!(problems(), (listed.rows - 1, 0));
+    let after = folder::list(root.path(), None).expect("a folder");
+    assert_eq!((after[0].rows, after[0].unusable), (listed.rows - 1, 1));
+    assert_eq!(after[0].bytes, listed.bytes, "it takes room");
     // What is somebody else's stays.
     let film = segments_folder(root.path()).join("film.part");
     fs::write(&film, "").expect("a file");
@@ -1070,7 +1085,14 @@ fn with_a_key_the_next_process_goes_on_and_without_it_nothing_is_found_and_nothi
         };
         let all = segments(root.path()).len();
         assert_eq!(listed(Some(&key)), Some((all, 0, 0)));
-        assert_eq!(listed(None), Some((0, all, 0)));
+        let other = CacheKey::new([2; 32]);
+        for key in [None, Some(&other)] {
+            assert_eq!(
+                listed(key),
+                Some((0, all, 0)),
+                "it is not said to be damaged"
+            );
+        }
         let verified = |key| {
             let mut whole = 0;
             let each = |found: folder::Found| {
@@ -1080,7 +1102,11 @@ fn with_a_key_the_next_process_goes_on_and_without_it_nothing_is_found_and_nothi
             let locked = folder::verify(root.path(), key, each).expect("a folder");
             (whole, locked)
         };
-        assert_eq!((verified(Some(&key)), verified(None)), ((all, 0), (0, all)));
+        assert_eq!(verified(Some(&key)), (all, 0));
+        assert_eq!(
+            (verified(None), verified(Some(&other))),
+            ((0, all), (0, all))
+        );
     }
 }
 
@@ -1189,23 +1215,6 @@ fn segments_that_cannot_be_read_when_a_folder_is_opened_are_counted_and_left() {
     assert_eq!((status.segments, status.unreadable), (0, there as u64));
     assert_eq!(status.damaged, 0);
     assert!(bench.restarted(root.path()).restore(&prompt) > 0);
-}
-
-/// As if it had been removed between listing the folder and reading it.
-#[cfg(unix)]
-#[test]
-fn a_segment_that_is_listed_and_gone_is_nobodys_trouble() {
-    let (bench, root) = (first_bench(), root());
-    let mut first = bench.restarted(root.path());
-    first.turn(&tokens(0, 500));
-    first.settle();
-    drop(first);
-    let path = segments(root.path()).remove(0);
-    let gone = root.path().join("gone");
-    fs::remove_file(&path).expect("a segment");
-    std::os::unix::fs::symlink(gone, &path).expect("a link");
-    let status = bench.restarted(root.path()).folder();
-    assert_eq!((status.unreadable, status.damaged), (0, 0));
 }
 
 #[test]
