@@ -1006,7 +1006,7 @@ fn a_prompt_that_is_answered_from_memory_stays_in_the_folder_as_well() {
     let mut first = bench.restarted(root.path());
     let prompt = first.turn(&tokens(0, 500));
     first.settle();
-    let one = first.folder().bytes.get();
+    let (one, written) = (first.folder().bytes.get(), first.folder().written_segments);
     drop(first);
     let limited = config(root.path(), 3 * one + one / 2);
     let mut second = bench
@@ -1023,6 +1023,8 @@ fn a_prompt_that_is_answered_from_memory_stays_in_the_folder_as_well() {
         second.check(held);
         second.settle();
     }
+    // Or it would be there because it had left and was written anew.
+    assert_eq!(second.folder().written_segments, 6 * written);
     let found = |tokens: &[u32]| {
         let third = bench.restarted(root.path());
         third.cache.stored(Namespace::COMMON, tokens).is_some()
