@@ -1,5 +1,6 @@
 //! The prefix cache: its tree against a naive list, and its pages against computed rows.
 
+mod aside;
 mod blocks;
 mod collisions;
 mod folder;
@@ -10,4 +11,5 @@ mod pages;
 mod remote;
 mod resume;
 mod states;
+mod swap;
 mod windows;
