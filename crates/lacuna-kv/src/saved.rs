@@ -30,7 +30,7 @@ const VERSION: u32 = 1;
 const FIXED: usize = 88;
 /// Where the part begins that the header's checksum is of.
 const CHECKED: usize = 32;
-/// What is copied and checked at once.
+/// What has a checksum of its own, and is copied at once unless a page is more.
 const PIECE: usize = 1 << 20;
 /// No header is longer: what a file says about its lengths must not decide how much memory is taken.
 const LONGEST_HEADER: u64 = 256 << 20;
@@ -127,14 +127,15 @@ pub fn save(
     header.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
     header.extend(settings.as_bytes());
     let sums = header.len();
-    header.resize(sums + 16 * pieces.len(), 0);
+    header.resize(sums + 16 * bytes.div_ceil(PIECE as u64) as usize, 0);
 
     let part = files::part_of(path);
     let mut file = files::create_private(&part)?;
     let mut write = || -> Result<(), SavedError> {
         file.seek(SeekFrom::Start(header.len() as u64))?;
         let mut memory = vec![0; PIECE.max(page)];
-        for (index, runs) in pieces.iter().enumerate() {
+        let mut at = sums;
+        for runs in &pieces {
             let mut end = 0;
             for &run in runs {
                 let start = end;
@@ -144,8 +145,10 @@ pub fn save(
             if sequence.has_lost_files() {
                 return Err(KvError::RowsLost.into());
             }
-            let sum = xxh3_128(&memory[..end]).to_le_bytes();
-            header[sums + 16 * index..][..16].copy_from_slice(&sum);
+            for part in memory[..end].chunks(PIECE) {
+                header[at..at + 16].copy_from_slice(&xxh3_128(part).to_le_bytes());
+                at += 16;
+            }
             file.write_all(&memory[..end])?;
         }
         let checksum = xxh3_128(&header[CHECKED..]).to_le_bytes();
@@ -281,18 +284,20 @@ impl Saved {
             .iter()
             .map(|run| run.pages.count().get() * page as u64)
             .sum();
-        if bytes != self.page_bytes || pieces.len() != self.checksums.len() {
+        if bytes != self.page_bytes {
             return Err(SavedError::Damaged(
                 "it has other pages than its tokens take",
             ));
         }
         self.file.seek(SeekFrom::Start(self.start))?;
         let mut memory = vec![0; PIECE.max(page)];
-        for (runs, &checksum) in pieces.iter().zip(&self.checksums) {
+        let mut checksums = self.checksums.iter();
+        for runs in &pieces {
             let pages: u64 = runs.iter().map(|run| run.pages.count().get()).sum();
             let piece = &mut memory[..pages as usize * page];
             read(&mut self.file, piece)?;
-            if xxh3_128(piece) != checksum {
+            let mut parts = piece.chunks(PIECE);
+            if parts.any(|part| checksums.next() != Some(&xxh3_128(part))) {
                 return Err(SavedError::Damaged("its pages are not what was written"));
             }
             let mut rest = &piece[..];
@@ -307,7 +312,7 @@ impl Saved {
     }
 }
 
-/// Runs of pages, a mebibyte or a page at a time.
+/// Runs of pages, a mebibyte or a page at a time: whole mebibytes but for the last.
 fn pieces(runs: &[PageRun], page: usize) -> Vec<Vec<PageRun>> {
     crate::sequence::cut(runs, (PIECE / page).max(1) as u64)
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use lacuna_kv::folder::Fingerprint;
 use lacuna_kv::saved::{Saved, SavedError, save};
-use lacuna_kv::{Geometry, KvCache, KvError, Sequence};
+use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy, Sequence};
+use lacuna_pages::{HostDevice, PageSize, Pool, PoolConfig};
 use tempfile::TempDir;
 use twox_hash::XxHash3_128;
 
@@ -174,6 +175,46 @@ fn the_layout_is_the_one_that_is_documented() {
     assert_eq!(bytes[16..32], checksum);
     let saved = Saved::open(&written.path()).expect("it is whole");
     assert_eq!(saved.page_bytes, pages as u64);
+}
+
+/// Each mebibyte has a checksum, whatever a page is: a file of larger pages had fewer than it said, and nobody could
+/// open it again.
+#[test]
+fn pages_of_more_than_a_mebibyte_come_back_too() {
+    let config = PoolConfig {
+        page_size: PageSize::MIB_2,
+        ..PoolConfig::default()
+    };
+    let pool = Pool::new(HostDevice::new().expect("a host device"), config).expect("a pool");
+    let cache = KvCache::over(pool, STATES.clone(), KvPolicy::default()).expect("a cache");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("one.session");
+    let mut sequence = sequence(&cache, 43);
+    save(&path, &cache, &mut sequence, ("", &[7; 43]), &made_by("a")).expect("a file");
+    let mut saved = Saved::open(&path).expect("it is whole");
+    assert!(saved.page_bytes > 2 << 20);
+    saved.verify().expect("it is whole");
+    let mut restored = saved
+        .restore(&cache, CAPACITY, &made_by("a"))
+        .expect("it is whole");
+    let mut tags: Vec<usize> = (0..43).collect();
+    assert_tags(&restored, &tags);
+    restored.prepare(1).expect("room");
+    tags.push(5);
+    store(&cpu(), &mut restored, &[5]);
+    assert_states(&mut restored, &tags);
+    // The second mebibyte of a page is compared too.
+    let mut bytes = fs::read(&path).expect("a file");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).expect("room");
+    let mut saved = Saved::open(&path).expect("its first part is");
+    for refused in [
+        saved.verify().err(),
+        saved.restore(&cache, CAPACITY, &made_by("a")).err(),
+    ] {
+        assert!(matches!(refused, Some(SavedError::Damaged(_))));
+    }
 }
 
 #[test]
