@@ -387,6 +387,63 @@ fn a_sequence_is_restored_only_where_it_fits() {
     }
 }
 
+/// What is not all there is not written: rows that were released, and states that are not those after the tokens.
+#[test]
+fn a_sequence_that_nothing_can_go_on_from_is_not_saved() {
+    let written = Written::new(&STATES, "sparse", 43);
+    let before = written.bytes();
+    let refused = |geometry: &Geometry, spoil: &dyn Fn(&mut Sequence)| {
+        let cache = cache(geometry, "sparse");
+        let mut sequence = sequence(&cache, 43);
+        spoil(&mut sequence);
+        let said = ("", &written.tokens[..]);
+        let saved = save(&written.path(), &cache, &mut sequence, said, &made_by("a"));
+        assert!(matches!(saved, Err(SavedError::Policy { .. })), "{saved:?}");
+        assert!(written.bytes() == before);
+    };
+    refused(&GEOMETRY, &|sequence| {
+        sequence.release_before(1).expect("pages go back");
+    });
+    refused(&STATES, &|sequence| {
+        sequence.prepare(2).expect("room");
+        store(&cpu(), sequence, &[43, 44]);
+        sequence.accept(1);
+        assert!(sequence.is_spent());
+    });
+    refused(&STATES, &|sequence| {
+        // In the middle of a step.
+        sequence.prepare(1).expect("room");
+        store(&cpu(), sequence, &[43]);
+    });
+}
+
+/// A step that was prepared and has changed nothing is no part of what is saved.
+#[test]
+fn a_step_that_has_not_begun_is_over_when_the_sequence_is_saved() {
+    let written = Written::new(&STATES, "sparse", 43);
+    let mut sequence = sequence(&written.cache, 43);
+    sequence.prepare(9).expect("room");
+    let said = ("a nöte", &written.tokens[..]);
+    let path = written.folder.path().join("other.session");
+    save(&path, &written.cache, &mut sequence, said, &made_by("a")).expect("a file");
+    assert_eq!(sequence.prepared(), 0);
+    let mut saved = Saved::open(&path).expect("it is whole");
+    assert_eq!(saved.cached, 43);
+    let restored = saved.restore(&written.cache, CAPACITY, &made_by("a"));
+    assert_tags(
+        &restored.expect("it is whole"),
+        &(0..43).collect::<Vec<_>>(),
+    );
+}
+
+/// Only what ends too early is damaged.
+#[test]
+fn what_the_system_cannot_read_is_said_by_the_system() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let refused = Saved::open(folder.path());
+    assert!(matches!(refused, Err(SavedError::Io(_))), "{refused:?}");
+}
+
 #[test]
 fn saving_replaces_what_was_there_whole_or_leaves_it() {
     let written = Written::new(&GEOMETRY, "sparse", 43);

@@ -211,6 +211,19 @@ fn a_state_is_not_lent_before_a_step() {
     sequence.state(Layer(1));
 }
 
+/// What a sequence had before it was begun again is no figure of its forks.
+#[test]
+fn a_fork_of_a_sequence_that_was_begun_again_has_had_no_memory() {
+    let cache = cache("sparse", &alone());
+    let mut sequence = cache.sequence(400).expect("address space");
+    extend(&cpu(), &mut sequence, 9);
+    sequence.truncate(0).expect("memory goes back");
+    assert!(sequence.report().peak_committed_bytes > 0);
+    let mut fork = sequence.fork().expect("nothing to share");
+    assert_eq!(fork.report().peak_committed_bytes, 0);
+    step(&mut fork, &mut Vec::new(), 7);
+}
+
 #[test]
 fn layers_without_rows_keep_states_alone() {
     let geometry = alone();

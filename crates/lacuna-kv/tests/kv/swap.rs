@@ -23,6 +23,8 @@ struct Disk(Arc<Mutex<Held>>);
 #[derive(Debug, Default)]
 struct Held {
     bytes: HashMap<u64, Vec<u8>>,
+    /// How often it was given room back.
+    discards: usize,
     refuses: bool,
     flips: bool,
 }
@@ -54,7 +56,9 @@ impl SwapDevice for Disk {
     }
 
     fn discard_from(&self, offset: u64) {
-        self.held().bytes.retain(|&at, _| at < offset);
+        let mut held = self.held();
+        held.discards += 1;
+        held.bytes.retain(|&at, _| at < offset);
     }
 }
 
@@ -209,6 +213,123 @@ fn a_file_that_is_full_takes_nothing_and_the_sequence_is_as_it_was() {
     let mut sequence = *sequence;
     assert_eq!(bench.swap.status().held.get(), 0);
     go_on(&mut sequence, &mut (0..600).collect(), 9000);
+}
+
+/// What cannot be moved: no tokens, rows that were released, and states that are not those after the tokens.
+#[test]
+fn what_cannot_be_moved_out_stays_as_it_was() {
+    let bench = Bench::new("sparse", &STATES, 2000);
+    let group = bench.cache.grain().group_tokens().get();
+    let refused = |sequence: Sequence| {
+        let Err(Some(sequence)) = bench.swap.leave(sequence, 0, group) else {
+            panic!("it cannot be moved");
+        };
+        assert_eq!(bench.swap.status().held.get(), 0);
+        assert!(!bench.swap.advance(), "nothing is to be moved");
+        *sequence
+    };
+    let mut tags = Vec::new();
+    let empty = bench.cache.sequence(1200).expect("address space");
+    go_on(&mut refused(empty), &mut tags, 1);
+
+    let mut spent = bench.sequence(300);
+    spent.prepare(2).expect("room");
+    store(&cpu(), &mut spent, &[300, 301]);
+    spent.accept(1);
+    assert!(refused(spent).is_spent());
+
+    let mut tags: Vec<usize> = (0..300).collect();
+    let mut in_step = bench.sequence(300);
+    in_step.prepare(1).expect("room");
+    store(&cpu(), &mut in_step, &[300]);
+    let mut in_step = refused(in_step);
+    tags.push(300);
+    assert_states(&mut in_step, &tags);
+    in_step.accept(1);
+    go_on(&mut in_step, &mut tags, 301);
+
+    let rows = Bench::new("sparse", &GEOMETRY, 2000);
+    let mut released = rows.sequence(300);
+    released.release_before(100).expect("pages go back");
+    let committed = released.report().committed_bytes;
+    let Err(Some(released)) = rows.swap.leave(released, 0, group) else {
+        panic!("it cannot be moved");
+    };
+    assert_eq!(released.report().committed_bytes, committed);
+}
+
+/// States that a fork had too are its own when they are back.
+#[test]
+fn what_is_back_takes_no_memory_for_states_again() {
+    let bench = Bench::new("sparse", &STATES, 2000);
+    let mut sequence = bench.sequence(300);
+    let other = sequence.fork().expect("memory");
+    assert!(sequence.state_bytes_to_take() > 0);
+    let away = bench.leave(sequence);
+    bench.settle();
+    let mut sequence = bench.back(&away);
+    assert_eq!(sequence.state_bytes_to_take(), 0);
+    let copied = sequence.report().copied_bytes;
+    go_on(&mut sequence, &mut (0..300).collect(), 9000);
+    assert_eq!(sequence.report().copied_bytes, copied);
+    drop(other);
+}
+
+/// A file that is just as large as one sequence takes.
+#[test]
+fn the_room_of_what_is_back_is_there_for_the_next() {
+    let roomy = Bench::new("sparse", &STATES, 2000);
+    let group = roomy.cache.grain().group_tokens().get();
+    let room = roomy.swap.room_for(&roomy.sequence(300), group);
+    for (pages, fits) in [(room / PAGE as u64, true), (room / PAGE as u64 - 1, false)] {
+        let bench = Bench::new("sparse", &STATES, pages);
+        for _ in 0..3 {
+            match bench.swap.leave(bench.sequence(300), 0, group) {
+                Ok(away) => {
+                    assert!(fits);
+                    assert!(bench.swap.status().held.get() <= room);
+                    bench.settle();
+                    go_on(&mut bench.back(&away), &mut (0..300).collect(), 9000);
+                }
+                Err(sequence) => {
+                    assert!(!fits && sequence.is_some());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_disk_is_given_room_back_when_there_is_some_and_only_then() {
+    let bench = Bench::new("sparse", &GEOMETRY, 2000);
+    // Two pieces of three pages: one page of each buffer.
+    let away = bench.leave(bench.sequence(1));
+    bench.settle();
+    let (written, discards) = {
+        let held = bench.disk.held();
+        (held.bytes.len(), held.discards)
+    };
+    assert_eq!((written, discards), (2, 0));
+    assert!(!bench.swap.advance());
+    assert_eq!(bench.disk.held().discards, 0, "all of it is in use");
+    drop(away);
+    assert!(!bench.swap.advance());
+    assert!(bench.disk.held().bytes.is_empty());
+    assert_eq!(bench.disk.held().discards, 1);
+    assert!(!bench.swap.advance());
+    assert_eq!(bench.disk.held().discards, 1, "once");
+}
+
+#[test]
+fn rates_are_what_they_are_said_to_be_where_there_is_no_thread() {
+    let bench = Bench::new("sparse", &GEOMETRY, 30);
+    let rates = |bench: &Bench| {
+        let status = bench.swap.status();
+        [status.write_rate, status.read_rate].map(|rate| rate.per_second())
+    };
+    assert_eq!(rates(&bench), [None, None]);
+    bench.swap.assume_rates(1000.0, Duration::from_secs(2));
+    assert_eq!(rates(&bench), [Some(500.0), Some(500.0)]);
 }
 
 #[test]
