@@ -8,6 +8,7 @@ mod hashing;
 mod letting_go;
 mod model;
 mod pages;
+mod paths;
 mod remote;
 mod resume;
 mod states;
