@@ -265,7 +265,7 @@ mod tests {
 
     use super::*;
     use crate::elements::KvElements;
-    use crate::geometry::{Layer, RowSpec, Side, ValueRows};
+    use crate::geometry::{Layer, LayerCache, RowSpec, Side, ValueRows};
 
     fn qwen3_4b() -> Geometry {
         Geometry::uniform(36, 8, 128, KvElements::both(ElementType::F16))
@@ -343,6 +343,75 @@ mod tests {
         let block: KvPolicy = format!("paged:{}", usize::MAX).parse().unwrap();
         let absurd = block.footprint(&qwen3_4b(), PageSize::KIB_64, 10, 1);
         assert!(matches!(absurd, Err(KvError::ContextTooLarge { .. })));
+    }
+
+    #[test]
+    fn rows_and_states_take_what_both_take() {
+        let rows = footprint("grow:mlx", 32_768, 600);
+        assert!(rows.copied_bytes > 0 && rows.resizes > 0 && rows.zeroed_bytes > 0);
+        let states = committed_and_zeroed(4096);
+        let both = rows.plus(states);
+        assert_eq!(both, states.plus(rows));
+        let two = rows.plus(rows);
+        assert_eq!(two.copied_bytes, 2 * rows.copied_bytes);
+        assert_eq!(two.resizes, 2 * rows.resizes);
+        for (both, rows) in [
+            (both.reserved_bytes, rows.reserved_bytes),
+            (both.committed_bytes, rows.committed_bytes),
+            (both.peak_committed_bytes, rows.peak_committed_bytes),
+            (both.zeroed_bytes, rows.zeroed_bytes),
+        ] {
+            assert_eq!(both, rows + 4096);
+        }
+    }
+
+    /// Only the last tokens are looked at for the most that there ever is.
+    #[test]
+    fn the_most_that_windows_take_is_what_looking_at_every_token_finds() {
+        let rows = |head_dim, keep| {
+            LayerCache::Rows(RowSpec {
+                kv_heads: 1,
+                key_dim: head_dim,
+                value_dim: head_dim,
+                values: ValueRows::Apart,
+                keep,
+            })
+        };
+        let window = |rows| Keep::Window(std::num::NonZeroUsize::new(rows).unwrap());
+        let models = [
+            vec![rows(64, window(5))],
+            vec![rows(64, window(40)), rows(32, Keep::All)],
+            vec![
+                rows(96, window(17)),
+                rows(64, window(100)),
+                rows(64, Keep::All),
+            ],
+        ];
+        for (model, layers) in models.into_iter().enumerate() {
+            let elements = KvElements::both(ElementType::F32);
+            let geometry = Geometry::new(layers, elements).unwrap();
+            for layout in ["sparse", "sparse:head-major", "sparse:interleaved=2"] {
+                let policy: KvPolicy = layout.parse().unwrap();
+                let pages = Pages {
+                    buffers: policy.layout().buffers(&geometry),
+                    page_bytes: 4096,
+                };
+                for (capacity, chunk) in [(130, 1), (130, 9), (131, 50), (400, 1), (400, 130)] {
+                    for tokens in (1..=capacity).rev().step_by(3) {
+                        let held = (0..tokens).map(|before| {
+                            let held = (before + chunk).min(tokens);
+                            pages.mapped(capacity, held, before)
+                        });
+                        let most = pages.most_mapped(capacity, tokens, chunk);
+                        assert_eq!(
+                            Some(most),
+                            held.max(),
+                            "model {model}, {layout}, {tokens} of {capacity} by {chunk}"
+                        );
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -650,6 +650,56 @@ mod tests {
         ));
     }
 
+    /// What is all of a key can be its value.
+    #[test]
+    fn values_may_be_as_long_as_the_keys_that_they_are_part_of() {
+        let rows = RowSpec {
+            value_dim: LATENT.key_dim,
+            ..LATENT
+        };
+        assert!(Geometry::new(vec![LayerCache::Rows(rows)], F16).is_ok());
+    }
+
+    #[test]
+    fn heads_are_transformed_in_blocks_that_all_that_read_them_have() {
+        let blocks = |cache, elements: KvElements| {
+            let layers = vec![cache, LayerCache::None, LayerCache::Of(Layer(0))];
+            let geometry = Geometry::new(layers, elements).unwrap();
+            assert_eq!(geometry.rotation(Layer(1), Side::Key), None, "no rows");
+            let of = |layer| Side::BOTH.map(|side| geometry.rotation(Layer(layer), side));
+            assert_eq!(of(0), of(2), "rows of another layer");
+            of(0).map(|block| block.map(NonZeroUsize::get))
+        };
+        let apart = rows(8, 96, Keep::All);
+        let latent = LayerCache::Rows(LATENT);
+        let mixed = |key, value| KvElements { key, value };
+        assert_eq!(blocks(apart, F16), [None, None]);
+        let keys = mixed(ElementType::Q8_0, ElementType::F16);
+        assert_eq!(blocks(apart, keys), [Some(32), None]);
+        let values = mixed(ElementType::F16, ElementType::Q4_0);
+        assert_eq!(blocks(apart, values), [None, Some(32)]);
+        // Of 576 elements and of the first 512 of them.
+        assert_eq!(blocks(latent, keys), [Some(64), Some(64)]);
+        assert_eq!(blocks(latent, values), [None, None]);
+    }
+
+    #[test]
+    fn layers_that_keep_all_rows_are_otherwise_the_same() {
+        let window = Keep::Window(NonZeroUsize::new(512).unwrap());
+        let layers = |keep| {
+            let others = [LayerCache::None, LayerCache::Of(Layer(0))];
+            [&[rows(1, 256, keep), rows(1, 64, Keep::All)], &others[..]].concat()
+        };
+        let states = vec![0, 0, 7, 0];
+        let of = |keep| {
+            let geometry = Geometry::new(layers(keep), F16).unwrap();
+            geometry.with_states(states.clone()).unwrap()
+        };
+        assert!(of(window).has_windows());
+        assert_eq!(of(window).keeping_all(), of(Keep::All));
+        assert_eq!(of(Keep::All).keeping_all(), of(Keep::All));
+    }
+
     /// Gemma 4 E2B: of 35 layers the last 20 read rows of the last full or windowed layer before.
     #[test]
     fn layers_that_read_anothers_rows_take_no_bytes() {
@@ -800,6 +850,18 @@ mod tests {
             let absurd = layers().with_states(absurd).unwrap_err();
             assert!(matches!(absurd, KvError::StatesTooLarge { .. }), "{absurd}");
         }
+    }
+
+    /// Each state has a boundary to begin on, which counts.
+    #[test]
+    fn states_of_the_whole_address_space_are_one_element_too_many() {
+        let of = |elements| {
+            let layers = Geometry::new(vec![LayerCache::None], F16).unwrap();
+            layers.with_states(vec![elements])
+        };
+        let whole = (Geometry::ADDRESS_SPACE - Geometry::STATE_ALIGNMENT) / size_of::<f32>();
+        assert!(matches!(of(whole), Err(KvError::StatesTooLarge { .. })));
+        assert_eq!(of(whole - 1).unwrap().state_bytes(), 4 * (whole - 1));
     }
 
     #[test]

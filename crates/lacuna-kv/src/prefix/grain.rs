@@ -303,6 +303,24 @@ mod tests {
         assert_eq!(alone.whole_tokens(7), 7 * 32);
     }
 
+    /// Rows of every width, and tiles of 16 of them, some of which end just behind a page.
+    #[test]
+    fn the_groups_that_are_whole_at_a_position_are_the_fewest_that_end_there() {
+        for layout in [Layout::TokenMajor, Layout::HeadMajor] {
+            for head_dim in (4..200).step_by(4) {
+                let elements = KvElements::both(ElementType::F32);
+                let geometry = Geometry::uniform(1, 1, head_dim, elements);
+                let grain = Grain::new(&Arrangement::new(&geometry, layout), PageSize::KIB_4);
+                let group = grain.group_tokens().get();
+                for tokens in 1..4 * group {
+                    let fewest = (1..8).find(|&groups| grain.whole_tokens(groups) == tokens);
+                    let found = grain.groups_whole_at(tokens);
+                    assert_eq!(found, fewest, "{tokens} of {group}, {head_dim} elements");
+                }
+            }
+        }
+    }
+
     /// One full layer in four, windows of 512 rows, all of 512 bytes: eight rows a page.
     #[test]
     fn resume_points_cost_no_more_than_the_rows_that_are_kept_for_good() {
@@ -345,6 +363,10 @@ mod tests {
         );
         let new = mixed.new_bytes(1600, 1608, 16);
         assert_eq!(new, 2 * 4096 + 3 * 2 * 4096, "what is shared is none's own");
+        // 504 rows before the next, and 505 and 16 more: each page counts that has one of them.
+        let uneven = grain(vec![rows(window(505))]);
+        assert_eq!(uneven.resume_bytes(), 2 * (63 + 1) * 4096);
+        assert_eq!(uneven.bytes(50_000), 2 * (66 + 1) * 4096);
         let windows = grain(vec![rows(window(512)); 2]);
         assert_eq!(
             (windows.group_bytes(), windows.resume_every().get()),
