@@ -169,14 +169,14 @@ impl Pages {
     /// pages before what it lets windows pass is given back.
     ///
     /// Without windows the last token has the most. With them what there is goes up and down, but
-    /// never down from one token to that a turn later, so only the last ones are looked at: two turns,
-    /// because less is mapped ahead at the end of the address space.
+    /// never down from one token to that a turn later, so only the last turn of whole chunks is looked
+    /// at, and what comes after it.
     fn most_mapped(&self, capacity: usize, tokens: usize, chunk: usize) -> usize {
         let Some(turn) = self.windows_turn() else {
             return self.mapped(capacity, tokens, tokens);
         };
         let chunk = chunk.max(1);
-        let last = tokens.saturating_sub((2 * turn).saturating_add(chunk))..tokens;
+        let last = tokens.saturating_sub(turn.saturating_add(chunk))..tokens;
         let held = last.map(|before| {
             let held = before.saturating_add(chunk).min(tokens);
             self.mapped(capacity, held, before)
@@ -379,7 +379,7 @@ mod tests {
         };
         let window = |rows| Keep::Window(std::num::NonZeroUsize::new(rows).unwrap());
         let models = [
-            vec![rows(64, window(5))],
+            vec![rows(64, window(5)); 8],
             vec![rows(64, window(40)), rows(32, Keep::All)],
             vec![
                 rows(96, window(17)),
@@ -396,7 +396,7 @@ mod tests {
                     buffers: policy.layout().buffers(&geometry),
                     page_bytes: 4096,
                 };
-                for (capacity, chunk) in [(130, 1), (130, 9), (131, 50), (400, 1), (400, 130)] {
+                for (capacity, chunk) in [(128, 1), (128, 9), (131, 50), (384, 1), (384, 130)] {
                     for tokens in (1..=capacity).rev().step_by(3) {
                         let held = (0..tokens).map(|before| {
                             let held = (before + chunk).min(tokens);
