@@ -445,7 +445,7 @@ impl PrefixCache {
     /// to it: somebody waits to go on from there.
     pub fn keep_resumable(&mut self, path: &mut Path, tokens: usize) {
         let groups = tokens / self.grain.group_tokens();
-        if self.grain.has_resume_points() && !path.resume_after.contains(&groups) {
+        if !path.resume_after.contains(&groups) {
             path.resume_after.push(groups);
         }
     }

@@ -195,3 +195,43 @@ impl Usage {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Geometry;
+    use crate::{KvCache, KvElements};
+
+    #[test]
+    fn what_two_take_is_the_sum_of_each_figure() {
+        let one = Usage {
+            reserved_bytes: 64,
+            committed_bytes: 32,
+            shared_bytes: 16,
+            peak_committed_bytes: 8,
+            copied_bytes: 4,
+            zeroed_bytes: 2,
+            resizes: 1,
+        };
+        assert_eq!(one.plus(Usage::default()), one);
+        assert_eq!(Usage::default().plus(one), one);
+        assert_eq!(one.plus(one).plus(one).resizes, 3);
+    }
+
+    #[test]
+    fn memory_that_does_not_come_page_by_page_has_no_pages_to_move() {
+        let elements = KvElements::both(lacuna_kernels::ElementType::F16);
+        let geometry = Geometry::uniform(1, 1, 64, elements);
+        for policy in ["paged", "grow:mlx"] {
+            let policy = policy.parse().expect("a policy");
+            let cache = KvCache::new(geometry.clone(), policy).expect("the system has pages");
+            let mut sequence = cache.sequence(100).expect("address space");
+            assert!(sequence.begin_image(5).expect("nothing is taken").is_none());
+            sequence.prepare(5).expect("room");
+            sequence.accept(5);
+            assert!(sequence.leave(0, 16).expect("nothing is done").is_none());
+            assert!(sequence.image().expect("nothing is done").is_none());
+            assert_eq!(sequence.len(), 5);
+        }
+    }
+}

@@ -181,7 +181,7 @@ struct Shared {
 }
 
 /// Which places of the file nobody has.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Places {
     /// Those before `unused` that came free. The first are taken first, so that a sequence lies in long runs.
     free: BTreeSet<u32>,
@@ -189,7 +189,6 @@ struct Places {
     unused: u32,
     /// From here on nothing is in the file.
     written: u32,
-    end: u32,
 }
 
 #[derive(Debug, Default)]
@@ -230,11 +229,16 @@ impl Swap {
         let mut swap = Self::over(Box::new(file), sizes, cache)?;
         let probed = swap.probe();
         probed.map_err(|source| refused(SwapFileError::Io(source)))?;
-        let shared = Arc::clone(&swap.shared);
-        let thread = std::thread::Builder::new().name("lacuna-swap".to_owned());
-        let worker = thread.spawn(move || shared.run());
-        swap.worker = Some(worker.map_err(SwapError::Thread)?);
+        swap.start().map_err(SwapError::Thread)?;
         Ok(swap)
+    }
+
+    /// Starts the thread.
+    fn start(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name("lacuna-swap".to_owned());
+        self.worker = Some(thread.spawn(move || shared.run())?);
+        Ok(())
     }
 
     /// One over any device, without a thread: [`Swap::advance`] moves what is to be moved, and rates are what they
@@ -254,19 +258,15 @@ impl Swap {
         }
         let piece_bytes = sizes.piece.get().max(1);
         let piece_bytes = piece_bytes.next_multiple_of(cache.page_size().bytes());
-        let end = u32::try_from(sizes.limit.get() / piece_bytes).unwrap_or(u32::MAX);
+        // Places are numbers of four bytes.
+        let limit = sizes.limit.get().min(u64::from(u32::MAX) * piece_bytes);
         Ok(Self {
             shared: Arc::new(Shared {
                 device,
                 piece_bytes: piece_bytes as usize,
                 block_bytes: sizes.block.get() as usize,
-                room: Arc::new(SwapRoom::new(sizes.limit.get())),
-                places: Mutex::new(Places {
-                    free: BTreeSet::new(),
-                    unused: 0,
-                    written: 0,
-                    end,
-                }),
+                room: Arc::new(SwapRoom::new(limit)),
+                places: Mutex::default(),
                 queue: Mutex::default(),
                 changed: Condvar::new(),
                 status: Mutex::new(SwapStatus {
@@ -294,9 +294,10 @@ impl Swap {
         let mut memory = Aligned::new(shared.piece_bytes);
         // Not zeros: some disks do not write those.
         for (index, byte) in memory.bytes_mut().iter_mut().enumerate() {
-            *byte = ((index * 31) >> 3) as u8;
+            *byte = index as u8;
         }
-        let pieces = Self::PROBE_PIECES.min(shared.places().end);
+        let places = shared.room.limit() / shared.piece_bytes as u64;
+        let pieces = Self::PROBE_PIECES.min(places as u32);
         let bytes = shared.piece_bytes as f64;
         for piece in 0..pieces {
             let started = Instant::now();
@@ -425,17 +426,11 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Takes `count` places; `None` when there are fewer, or others have the room.
+    /// Takes `count` places; `None` when there is no room for as many.
     fn take(&self, count: usize) -> Option<Vec<u32>> {
         let bytes = (count * self.piece_bytes) as u64;
-        if !self.room.try_take(bytes) {
-            return None;
-        }
-        let places = self.places().take(count);
-        if places.is_none() {
-            self.room.give_back(bytes);
-        }
-        places
+        let fits = self.room.try_take(bytes);
+        fits.then(|| self.places().take(count))
     }
 
     fn give_back(&self, places: impl IntoIterator<Item = u32>) {
@@ -484,12 +479,8 @@ impl Shared {
 }
 
 impl Places {
-    /// Takes `count` places; `None` when there are fewer.
-    fn take(&mut self, count: usize) -> Option<Vec<u32>> {
-        let left = (self.end - self.unused) as usize;
-        if self.free.len() + left < count {
-            return None;
-        }
+    /// Takes `count` places.
+    fn take(&mut self, count: usize) -> Vec<u32> {
         let mut taken = Vec::with_capacity(count);
         while taken.len() < count {
             let place = self.free.pop_first().unwrap_or_else(|| {
@@ -498,7 +489,7 @@ impl Places {
             });
             taken.push(place);
         }
-        Some(taken)
+        taken
     }
 
     fn give_back(&mut self, places: impl IntoIterator<Item = u32>) {
@@ -522,21 +513,54 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use lacuna_kernels::ElementType;
+
     use super::*;
+    use crate::{Geometry, KvElements, KvPolicy};
+
+    /// A disk that nothing is in.
+    #[derive(Debug)]
+    struct Empty {
+        _held: Arc<()>,
+    }
+
+    impl SwapDevice for Empty {
+        fn write(&self, _offset: u64, _bytes: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn read(&self, _offset: u64, _bytes: &mut [u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn discard_from(&self, _offset: u64) {}
+    }
 
     #[test]
-    fn places_are_taken_from_the_front_and_all_or_none() {
-        let mut places = Places {
-            free: BTreeSet::new(),
-            unused: 0,
-            written: 0,
-            end: 5,
-        };
-        assert_eq!(places.take(3), Some(vec![0, 1, 2]));
-        assert_eq!(places.take(3), None);
+    fn the_thread_ends_with_the_file() {
+        let held = Arc::new(());
+        let disk = Box::new(Empty {
+            _held: Arc::clone(&held),
+        });
+        let geometry = Geometry::uniform(1, 1, 64, KvElements::both(ElementType::F16));
+        let cache = KvCache::new(geometry, KvPolicy::default()).expect("the system has pages");
+        let limit = ByteLength::new(1 << 40);
+        let sizes = SwapSizes::of_files(limit);
+        let mut swap = Swap::over(disk, sizes, &cache).expect("it can be swapped");
+        assert_eq!(swap.room().limit(), 1 << 40);
+        swap.start().expect("a thread");
+        assert_eq!(Arc::strong_count(&held), 2);
+        drop(swap);
+        assert_eq!(Arc::strong_count(&held), 1, "nobody has the disk");
+    }
+
+    #[test]
+    fn places_are_taken_from_the_front() {
+        let mut places = Places::default();
+        assert_eq!(places.take(3), [0, 1, 2]);
         assert_eq!(places.taken(), 3);
         places.give_back([1]);
-        assert_eq!(places.take(3), Some(vec![1, 3, 4]));
+        assert_eq!(places.take(3), [1, 3, 4]);
         places.give_back([0, 3, 4, 1]);
         assert_eq!((places.taken(), places.unused), (1, 3));
         places.give_back([2]);

@@ -448,12 +448,16 @@ fn what_the_system_cannot_read_is_said_by_the_system() {
 fn saving_replaces_what_was_there_whole_or_leaves_it() {
     let written = Written::new(&GEOMETRY, "sparse", 43);
     let before = written.bytes();
-    let paged = cache(&GEOMETRY, "paged");
-    let mut sequence = sequence(&paged, 43);
-    let said = ("", &written.tokens[..]);
-    let refused = save(&written.path(), &paged, &mut sequence, said, &made_by("a"));
-    assert!(matches!(refused, Err(SavedError::Policy { policy }) if policy == "paged"));
-    assert!(written.bytes() == before);
+    for name in ["paged", "dense", "grow:mlx"] {
+        let other = cache(&GEOMETRY, name);
+        for tokens in [43, 0] {
+            let mut sequence = sequence(&other, tokens);
+            let said = ("", &written.tokens[..]);
+            let refused = save(&written.path(), &other, &mut sequence, said, &made_by("a"));
+            assert!(matches!(refused, Err(SavedError::Policy { policy }) if policy == name));
+            assert!(written.bytes() == before);
+        }
+    }
     // A folder is in the way when all of it is written.
     let path = written.folder.path().join("folder");
     fs::create_dir(&path).expect("a folder");

@@ -18,7 +18,7 @@ const LAYOUTS: [&str; 3] = ["sparse", "sparse:head-major", "sparse:interleaved=2
 
 /// A disk that does as it is told. Clones are the same one.
 #[derive(Debug, Clone, Default)]
-struct Disk(Arc<Mutex<Held>>);
+pub(crate) struct Disk(Arc<Mutex<Held>>);
 
 #[derive(Debug, Default)]
 struct Held {

@@ -45,6 +45,20 @@ fn of_groups_unused_since_the_same_moment_the_deepest_and_then_the_oldest_leaves
     assert_eq!(order, ["under first", "first", "second", "third"]);
 }
 
+/// Whoever uses a group has another resume point behind it, or wants none; nobody has for one that is unused.
+#[test]
+fn the_resume_point_of_an_unused_group_is_not_forgotten() {
+    let (mut tree, now) = tree();
+    let id = enter(&mut tree, now, ROOT, [1, 2], "rows");
+    tree.keep_resume_point(id, now, "point");
+    assert_eq!(tree.forget_resume_point(id), Some("point"));
+    assert_eq!(tree.forget_resume_point(id), None);
+    tree.keep_resume_point(id, now, "point");
+    tree.release(&[id], now);
+    assert_eq!(tree.forget_resume_point(id), None);
+    assert_eq!(tree.resume_point(id), Some(&"point"));
+}
+
 #[test]
 fn the_longest_unused_leaves_before_the_deepest() {
     let (mut tree, now) = tree();

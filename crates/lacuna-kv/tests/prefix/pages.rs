@@ -392,8 +392,13 @@ fn starting_and_leaving_copy_nothing() {
 
 #[test]
 fn a_policy_that_cannot_keep_pages_finds_nothing() {
-    for policy in ["dense", "grow:mlx", "paged"] {
-        let mut bench = Bench::with(even(), policy);
+    let geometries = [even(), crate::states::geometries()[0].clone()];
+    let policies = ["dense", "grow:mlx", "paged"];
+    let all = geometries
+        .iter()
+        .flat_map(|geometry| policies.map(|policy| (geometry, policy)));
+    for (geometry, policy) in all {
+        let mut bench = Bench::with(geometry.clone(), policy);
         let first = bench.run(&tokens(0, 100));
         let mut second = bench.start(&tokens(0, 100));
         assert_eq!(second.sequence.len(), 0);
