@@ -128,9 +128,9 @@ impl Swap {
         let (shared, report) = (&self.shared, sequence.report());
         let block = shared.block_bytes.div_ceil(report.bytes_per_token.max(1));
         let block = block.next_multiple_of(group_tokens.max(1));
-        let blocks = sequence.len() / block + 1;
-        // The last piece of each block may be a small one.
-        let most = report.committed_bytes.div_ceil(shared.piece_bytes) + blocks;
+        // The last piece of each block may be a small one, for all but one of them more than those there are anyway.
+        let others = sequence.len() / block;
+        let most = report.committed_bytes.div_ceil(shared.piece_bytes) + others;
         (block, most)
     }
 

@@ -89,6 +89,53 @@ fn every_layer_reads_its_own_rows_and_one_without_reads_those_it_names() {
     }
 }
 
+/// Work that is submitted to a device finds rows by the distance from the first.
+#[test]
+fn a_device_has_rows_at_equal_distances_where_they_lie_one_after_the_other() {
+    let geometry = mixed();
+    for name in POLICIES {
+        let policy: KvPolicy = name.parse().expect("a policy");
+        let cache = KvCache::over(pool(policy, None), geometry.clone(), policy).expect("a cache");
+        let mut sequence = cache.sequence(400).expect("address space");
+        extend(&mut sequence, &geometry, 50);
+        let flat = matches!(policy, KvPolicy::Sparse(_) | KvPolicy::Dense(_));
+        let flat = flat && !name.ends_with("head-major");
+        for (layer, side) in [0, 1, 3]
+            .map(Layer)
+            .iter()
+            .flat_map(|&layer| Side::BOTH.map(|side| (layer, side)))
+        {
+            let Some(rows) = sequence.device_rows(layer, side) else {
+                assert!(!flat, "{name}");
+                continue;
+            };
+            assert!(flat, "{name}");
+            assert_eq!(&rows.layout, sequence.view(layer, side).layout());
+            let buffers = sequence.buffers();
+            let mut buffers = buffers.iter();
+            let buffer = buffers.find(|buffer| buffer.address(0).space == rows.address.space);
+            let buffer = buffer.expect("one of the sequence's own");
+            let (_, spec) = geometry.rows(layer).expect("rows to read");
+            let row = 4 * spec.row_elements(side);
+            for token in [0, 49] {
+                let start = rows.address.offset as usize + token * rows.layout.row_stride;
+                let found = buffer.bytes(start..start + row).expect("memory");
+                let words = found.as_chunks::<4>().0.iter();
+                let found: Vec<f32> = words.map(|&word| f32::from_le_bytes(word)).collect();
+                let expected =
+                    (0..spec.row_elements(side)).map(|index| value(token, layer, side, index));
+                assert_eq!(
+                    found,
+                    expected.collect::<Vec<_>>(),
+                    "{name}: {layer:?} {side}"
+                );
+            }
+        }
+        let named = sequence.device_rows(Layer(4), Side::Key);
+        assert_eq!(named, sequence.device_rows(Layer(1), Side::Key));
+    }
+}
+
 #[test]
 #[should_panic(expected = "layer 4 has no rows of its own")]
 fn rows_cannot_be_written_to_a_layer_that_reads_anothers() {

@@ -31,6 +31,26 @@ fn a_fork_holds_the_same_rows_and_both_go_on_alone() {
     }
 }
 
+/// Its rows are gone, and the memory that was there from the start stays.
+#[test]
+fn dense_memory_stays_whatever_is_cut_off_or_released() {
+    let cpu = cpu();
+    for policy in ["dense", "dense:head-major"] {
+        let cache = cache(policy);
+        let mut sequence = cache.sequence(400).expect("address space");
+        let whole = sequence.report().committed_bytes;
+        let batches = cache.ledger().counts.batches;
+        extend(&cpu, &mut sequence, 300);
+        sequence.truncate(50).expect("nothing to give back");
+        sequence.release_before(20).expect("nothing to give back");
+        sequence.truncate(0).expect("nothing to give back");
+        extend(&cpu, &mut sequence, 400);
+        assert_rows(&sequence);
+        assert_eq!(sequence.report().committed_bytes, whole);
+        assert_eq!(cache.ledger().counts.batches, batches, "{policy}");
+    }
+}
+
 #[test]
 fn a_fork_shares_full_pages_and_copies_at_most_the_last() {
     let cpu = cpu();

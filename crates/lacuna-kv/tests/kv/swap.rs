@@ -275,6 +275,62 @@ fn what_is_back_takes_no_memory_for_states_again() {
     drop(other);
 }
 
+#[test]
+fn what_has_moved_is_counted() {
+    let bench = Bench::new("sparse", &STATES, 2000);
+    let mut bytes = 0;
+    for turn in 1..=2 {
+        let sequence = bench.sequence(300);
+        let buffers = sequence.buffers().len();
+        let away = bench.leave(sequence);
+        let mut pieces = 0;
+        loop {
+            assert_eq!(away.progress().moved, pieces);
+            assert_eq!(bench.swap.status().left, turn - 1);
+            if !bench.swap.advance() || away.progress().phase == Phase::Out {
+                break;
+            }
+            pieces += 1;
+        }
+        assert!(pieces > 3);
+        assert_eq!(away.progress().moved, pieces + 1);
+        {
+            let look = away.look();
+            let sequence = look.sequence().expect("it is out, and not lost");
+            assert_eq!(sequence.buffers().len(), buffers);
+        }
+        let all = away.bytes_to_return(0);
+        assert_eq!(bench.owned(), 0);
+        let status = bench.swap.status();
+        assert_eq!((status.left, status.returned), (turn, turn - 1));
+        assert_eq!(
+            (status.written_bytes, status.read_bytes),
+            (bytes + all, bytes)
+        );
+        let sequence = bench.back(&away);
+        assert_eq!(away.progress().moved, 2 * (pieces + 1));
+        assert!(away.look().sequence().is_none(), "it was taken");
+        assert_eq!(sequence.report().committed_bytes as u64, all);
+        bytes += all;
+        let status = bench.swap.status();
+        assert_eq!((status.left, status.returned), (turn, turn));
+        assert_eq!((status.written_bytes, status.read_bytes), (bytes, bytes));
+    }
+}
+
+/// Blocks and pieces of every size: of what is taken for a sequence, something is left at most.
+#[test]
+fn the_room_that_is_taken_is_enough_however_blocks_end() {
+    for layout in LAYOUTS {
+        let bench = Bench::new(layout, &GEOMETRY, 2000);
+        for tokens in (1..700).step_by(31) {
+            let away = bench.leave(bench.sequence(tokens));
+            bench.settle();
+            assert_tags(&bench.back(&away), &(0..tokens).collect::<Vec<_>>());
+        }
+    }
+}
+
 /// A file that is just as large as one sequence takes.
 #[test]
 fn the_room_of_what_is_back_is_there_for_the_next() {

@@ -62,9 +62,13 @@ impl Bench {
     fn send(&mut self, swap: &Swap, held: Held) -> Away {
         let group = self.cache.grain().group_tokens().get();
         let shared = self.cache.shared_groups(&held.path);
+        let tokens = held.sequence.len();
         let image = swap.leave(held.sequence, shared * group, group);
+        let image = image.expect("there is room");
+        assert_eq!(image.tokens(), tokens);
+        assert_eq!(image.shared_tokens(), shared * group);
         let mut away = Away {
-            image: image.expect("there is room"),
+            image,
             path: held.path,
             tokens: held.tokens,
         };
@@ -207,6 +211,7 @@ fn rows_of_a_file_that_somebody_has_cut_are_not_moved_out() {
     file.and_then(|file| file.set_len(5000)).expect("cut");
     settle(&swap);
     assert_eq!(image.progress().phase, Phase::Failed);
+    assert!(image.look().sequence().is_none(), "it is lost");
     assert_eq!((swap.status().left, swap.status().short_of_memory), (0, 1));
     assert_eq!(swap.status().held.get(), 0);
 }
