@@ -288,3 +288,31 @@ fn blocks_of_dropped_sequences_are_lent_again() {
         assert_rows(&sequence);
     }
 }
+
+/// A hundredth of the blocks, so that sequences which run find one for the next token.
+#[test]
+fn the_last_blocks_are_for_sequences_that_run() {
+    let policy: KvPolicy = "paged".parse().expect("a policy");
+    // Sixteen tokens of 576 bytes, in whole pages.
+    let block = 3 * PAGE;
+    let cache = KvCache::over(pool(policy, Some(100 * block)), GEOMETRY.clone(), policy);
+    let mut sequence = cache
+        .expect("a cache")
+        .sequence(2000)
+        .expect("address space");
+    let refused = sequence.prepare(100 * 16);
+    assert!(
+        matches!(
+            refused,
+            Err(KvError::NotNow {
+                needed: 100,
+                available: 99,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    extend(&cpu(), &mut sequence, 99 * 16);
+    extend(&cpu(), &mut sequence, 16);
+    assert_rows(&sequence);
+}
