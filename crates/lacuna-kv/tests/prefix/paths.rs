@@ -114,19 +114,24 @@ fn what_a_fork_began_with_is_used_until_it_ends() {
     }
     let now = Instant::now() + Duration::from_secs(10);
     let later = |seconds| now + Duration::from_secs(seconds);
-    let [mut first, second] = prompts.each_ref().map(|prompt| bench.start(prompt));
-    assert_eq!(first.sequence.len(), 4 * group);
+    // Both go on for two groups more, which are another point's.
+    let [mut first, second] = prompts.each_ref().map(|prompt| {
+        let longer = [&prompt[..], &tokens(3, 2 * group)].concat();
+        let mut held = bench.start(&longer);
+        assert_eq!(held.sequence.len(), 4 * group);
+        bench.compute(&mut held, 50);
+        assert_eq!(held.path.groups().len(), 6);
+        held
+    });
     let fork = fork(&mut bench, &mut first);
     bench.cache.leave(first.path, later(1));
     bench.cache.leave(second.path, later(2));
     bench.cache.leave(fork.path, later(3));
-    // Two are left of all points: the ends of both prompts.
-    while bench.cache.tree().resume_points() > 2 {
+    while find(&bench, &prompts[1]).0 > 0 {
         assert!(bench.cache.evict(later(4)));
     }
-    assert!(bench.cache.evict(later(4)));
-    let left = prompts.map(|prompt| find(&bench, &prompt).0);
-    assert_eq!(left, [4 * group, 0], "the fork was the last to use its own");
+    let left = find(&bench, &prompts[0]).0;
+    assert_eq!(left, 4 * group, "the fork was the last to use it");
 }
 
 /// Windows are there whenever they are wanted, so nothing follows a sequence for them.
