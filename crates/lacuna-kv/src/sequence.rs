@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::{RunMut, View};
-use lacuna_pages::{Buffer, PagePin, PageRange, Pool, SwapError};
+use lacuna_pages::{Buffer, PagePin, PageRange, Pool};
 
 use crate::cache::to_usize;
 use crate::error::KvError;
@@ -652,10 +652,8 @@ impl Sequence {
             memory.copy_from_slice(&bytes[at..][..page_bytes]);
             Ok::<(), Infallible>(())
         });
-        moved.map_err(|error| match error {
-            SwapError::Pages(error) => KvError::Pages(error),
-            _ => KvError::RowsLost,
-        })
+        // Whatever the reason, not all of its pages are there.
+        moved.map_err(|_| KvError::RowsLost)
     }
 
     /// Takes the pages of `groups` as those of the rows before `row`. Of those that were moved out, from the row

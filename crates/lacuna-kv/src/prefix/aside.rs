@@ -197,7 +197,71 @@ fn runs(range: Range<usize>, longest: usize, wanted: impl Fn(usize) -> bool) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::runs;
+    use lacuna_kernels::ElementType;
+    use lacuna_pages::ByteLength;
+
+    use super::*;
+    use crate::prefix::Namespace;
+    use crate::swap::{Swap, SwapDevice, SwapSizes};
+    use crate::{Geometry, KvCache, KvElements, KvPolicy};
+
+    /// A disk that is asked for nothing here.
+    #[derive(Debug)]
+    struct Unused;
+
+    impl SwapDevice for Unused {
+        fn write(&self, _offset: u64, _bytes: &[u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn read(&self, _offset: u64, _bytes: &mut [u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        fn discard_from(&self, _offset: u64) {}
+    }
+
+    #[test]
+    fn what_is_known_of_groups_that_have_left_does_not_add_up() {
+        let geometry = Geometry::uniform(1, 1, 64, KvElements::both(ElementType::F16));
+        let kv = KvCache::new(geometry, KvPolicy::default()).expect("the system has pages");
+        let room = ByteLength::mebibytes(1);
+        let sizes = SwapSizes {
+            limit: room,
+            piece: room,
+            block: room,
+        };
+        let swap = Swap::over(Box::new(Unused), sizes, &kv).expect("it can be swapped");
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = CacheFolder::open_unnamed(folder.path().into(), swap.room(), &kv, None);
+        let mut cache = PrefixCache::new(kv).with_folder(files.expect("a folder"));
+        let (groups, now) = (5, Instant::now());
+        let count = groups * cache.grain().group_tokens().get();
+        let (mut most, mut asked) = (0, 0);
+        for conversation in 0..20 {
+            let tokens: Vec<u32> = (0..count as u32).map(|at| at * 20 + conversation).collect();
+            let start = cache.start(Namespace::COMMON, &tokens, 2 * count);
+            let (mut sequence, mut path) = start
+                .map(|start| (start.sequence, start.path))
+                .expect("memory");
+            sequence.prepare(count).expect("memory");
+            sequence.accept(count);
+            let grown = cache.grow(&mut path, &mut sequence, &tokens, now);
+            grown.expect("pages can be sealed");
+            cache.leave(path, now);
+            let pays = |_| {
+                asked += 1;
+                false
+            };
+            assert_eq!(cache.put_aside(now, pays), Eviction::Evicted);
+            most = most.max(cache.aside.len());
+            assert!(cache.aside.len() >= groups - 1, "of those that are there");
+            while cache.put_aside(now, |_| false) == Eviction::Evicted {}
+            assert!(cache.tree().is_empty());
+        }
+        assert_eq!(asked, 20);
+        assert!(most <= 3 * groups, "{most}");
+    }
 
     #[test]
     fn runs_are_what_is_wanted_and_no_longer_than_they_may_be() {
