@@ -42,8 +42,11 @@ fn dense_memory_stays_whatever_is_cut_off_or_released() {
         let batches = cache.ledger().counts.batches;
         extend(&cpu, &mut sequence, 300);
         sequence.truncate(50).expect("nothing to give back");
+        assert_eq!(sequence.report().committed_bytes, whole, "{policy}");
         sequence.release_before(20).expect("nothing to give back");
+        assert_eq!(sequence.report().committed_bytes, whole, "{policy}");
         sequence.truncate(0).expect("nothing to give back");
+        assert_eq!(sequence.report().committed_bytes, whole, "{policy}");
         extend(&cpu, &mut sequence, 400);
         assert_rows(&sequence);
         assert_eq!(sequence.report().committed_bytes, whole);
