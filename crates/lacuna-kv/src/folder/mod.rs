@@ -28,6 +28,8 @@ mod restore;
 mod segment;
 mod sessions;
 mod shape;
+#[cfg(test)]
+mod trial;
 mod unnamed;
 mod verified;
 mod write;

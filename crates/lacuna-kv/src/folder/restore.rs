@@ -81,7 +81,6 @@ pub struct Restoring {
 
 #[derive(Debug)]
 struct Progress {
-    cancelled: bool,
     done: bool,
     /// When a piece was last read.
     at: Instant,
@@ -103,7 +102,6 @@ enum Part {
 
 impl Progress {
     fn cancel(&mut self) {
-        self.cancelled = true;
         self.parts.clear();
         self.restored = Restored::default();
     }
@@ -234,7 +232,6 @@ impl CacheFolder {
     /// Begins to read `stored`, which was found for `tokens`.
     pub(crate) fn restore(&self, stored: Stored, tokens: &[u32]) -> Restoring {
         let progress = Arc::new(Mutex::new(Progress {
-            cancelled: false,
             done: false,
             at: Instant::now(),
             parts: stored.segments().map(|_| Part::Unread).collect(),

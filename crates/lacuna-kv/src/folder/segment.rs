@@ -255,13 +255,15 @@ impl Header {
             _ => return Err(Damage::Header),
         };
         let (groups, group_tokens) = (number(bytes, 104), number(bytes, 108));
-        let payload_bytes = u64::from(number(bytes, 112)) | u64::from(number(bytes, 116)) << 32;
+        let payload_bytes = u64::from_le_bytes(std::array::from_fn(|index| bytes[112 + index]));
         let tokens = u64::from(groups) * u64::from(group_tokens);
         // Before lengths are worked out from it.
-        let possible = tokens < LONGEST_HEADER && payload_bytes < 1 << 48;
+        if tokens >= LONGEST_HEADER {
+            return Err(Damage::Header);
+        }
         let salt = if cipher.is_some() { SALT_BYTES } else { 0 };
         let length = Self::length(tokens as usize, payload_bytes, cipher.is_some());
-        if !possible || length != (bytes.len() + salt) as u64 {
+        if length != (bytes.len() + salt) as u64 {
             return Err(Damage::Header);
         }
         let sums = FIXED + 4 * tokens as usize;

@@ -117,15 +117,8 @@ impl Verified {
         let bytes = fs::read(&path).unwrap_or_default();
         let mut notes = Notes::default();
         for note in bytes.as_chunks::<BYTES>().0 {
-            let (name, state) = note.split_at(8);
-            let name = name
-                .iter()
-                .rev()
-                .fold(0, |all, &byte| all << 8 | u64::from(byte));
-            let state = state
-                .iter()
-                .rev()
-                .fold(0, |all, &byte| all << 8 | u128::from(byte));
+            let name = u64::from_le_bytes(std::array::from_fn(|index| note[index]));
+            let state = u128::from_le_bytes(std::array::from_fn(|index| note[8 + index]));
             notes.states.insert(name, state);
             notes.written += 1;
         }
@@ -228,12 +221,13 @@ fn hashed(name: &str) -> u64 {
 /// What the system calls the time since it was started: another for each start.
 fn start_of_machine() -> Option<String> {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let id = id.trim();
-    let plain = id.len() == 36
-        && id
-            .bytes()
-            .all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-    plain.then(|| id.to_owned())
+    Some(id.trim().to_owned()).filter(|id| is_plain(id))
+}
+
+/// Whether a start of the machine can be in the name of a file.
+fn is_plain(id: &str) -> bool {
+    let known = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    id.len() == 36 && id.bytes().all(known)
 }
 
 /// How far apart bytes are that are looked at: the system takes pages away in longer runs than this.
@@ -402,5 +396,55 @@ mod tests {
             !is_in_memory(&write_only.expect("a file"), 0, 1),
             "nobody can tell"
         );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_was_just_written_is_not_settled() {
+        let folder = tempfile::tempdir().expect("a folder");
+        // On a machine that is busy, time may pass between the two.
+        let fresh = |_| state(&segment(folder.path(), "a")).settled;
+        assert!(!(0..1000).all(fresh));
+        let file = segment(folder.path(), "a");
+        std::thread::sleep(2 * SETTLED);
+        assert!(state(&file).settled);
+    }
+
+    #[test]
+    fn a_file_has_as_many_notes_as_it_may_and_is_then_begun_again_with_those_that_hold() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("1.verified");
+        let notes = || fs::metadata(&path).expect("notes").len() / BYTES as u64;
+        let verified = since("1", folder.path());
+        verified.note("a", numbered(1));
+        verified.note("b", numbered(1));
+        verified.save().expect("room");
+        locked(&verified.notes).written = MOST - 1;
+        verified.note("a", numbered(2));
+        verified.save().expect("room");
+        assert_eq!(notes(), 3, "as many as there may be");
+        verified.note("a", numbered(3));
+        verified.save().expect("room");
+        assert_eq!(notes(), 2);
+        assert!(since("1", folder.path()).has("a", numbered(3)));
+        // What is held for ever would fill the file by itself.
+        let begun = |names: usize| {
+            let mut all = Notes::default();
+            all.states.extend((0..names as u64).map(|name| (name, 1)));
+            all.begin_again(&path).expect("room");
+            (notes(), all.written)
+        };
+        assert_eq!(begun(MOST / 2), (MOST as u64 / 2, MOST / 2));
+        assert_eq!(begun(MOST / 2 + 1), (0, 0), "most are gone");
+    }
+
+    #[test]
+    fn a_start_of_the_machine_is_one_that_can_be_in_a_name() {
+        let start = "0f3e5c1a-93b0-4c5e-8a55-0123456789ab";
+        assert!(is_plain(start));
+        assert!(!is_plain("") && !is_plain(&start[1..]) && !is_plain(&format!("{start}0")));
+        assert!(!is_plain(&start.replace('-', "/")));
+        // Where the system says it at all.
+        assert!(start_of_machine().is_none_or(|start| is_plain(&start)));
     }
 }

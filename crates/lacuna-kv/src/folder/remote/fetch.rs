@@ -240,8 +240,8 @@ impl Shared {
         tier.status().fetched_bytes += wanted.bytes - sink.left;
         match (sink.stopped, got) {
             (Some(stopped), _) => return Err(stopped),
-            (None, Ok(())) if sink.left == 0 => {}
-            (None, Ok(())) => return Err(Missed::Damaged),
+            // Of less, its header says that there is more.
+            (None, Ok(())) => {}
             (None, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(Missed::Gone);
             }
