@@ -132,8 +132,11 @@ impl Index {
         blocks.map(StoredBlocks::take).unwrap_or_default()
     }
 
-    /// Takes up a segment, whose groups have these `tokens`.
+    /// Takes up a segment, whose groups have these `tokens`, unless it is there: others write the same.
     pub(crate) fn insert(&mut self, segment: Segment, tokens: &[u32]) {
+        if self.contains(&segment.name) {
+            return;
+        }
         let segment = Arc::new(segment);
         let places = match segment.kind {
             Kind::Rows => &mut self.groups,
@@ -324,6 +327,20 @@ mod tests {
         assert_eq!(index.lineage(two[4]).len(), 1);
         index.keep_only(&HashSet::new());
         assert_eq!((index.len(), index.groups.len()), (0, 0));
+    }
+
+    /// Its groups used to stay when it was removed: they were found for ever after, in a file that was not there, and
+    /// never written again.
+    #[test]
+    fn a_segment_that_is_taken_up_twice_leaves_once() {
+        let all = chains(&[1, 2]);
+        let mut index = Index::default();
+        index.insert(rows(0, &all), &[1, 2]);
+        index.insert(rows(0, &all), &[1, 2]);
+        assert_eq!(index.len(), 1);
+        index.remove(&rows(0, &all).name);
+        assert_eq!((index.len(), index.groups.len()), (0, 0));
+        assert!(!index.knows(Kind::Rows, all[1]));
     }
 
     #[test]
