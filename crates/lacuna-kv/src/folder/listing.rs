@@ -187,3 +187,37 @@ pub fn clear(root: &Path) -> io::Result<u64> {
     }
     Ok(removed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CacheFolder, FolderConfig, trial};
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_used_is_counted_and_what_another_key_opens_is_not_called_damaged() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (key, other) = (CacheKey::new([1; 32]), CacheKey::new([2; 32]));
+        let config = FolderConfig {
+            key: Some(key.clone()),
+            ..trial::config(root.path(), 1 << 20)
+        };
+        let cache = trial::cache();
+        let folder = CacheFolder::open(config, &cache, trial::fingerprint()).expect("a folder");
+        let tokens = trial::tokens(&folder, 1, 3);
+        trial::write(&folder, &tokens, 0);
+        trial::write(&folder, &trial::tokens(&folder, 2, 1), 0);
+        let path = folder.shared.folder.clone();
+        for (number, suffix) in [(1, "bad"), (2, "part"), (3, "rows")] {
+            let name = format!("{number:08x}-0001-{}.{suffix}", "a".repeat(32));
+            fs::write(path.join(name), "no segment").expect("room");
+        }
+        let listed = |key| {
+            let listed = list(root.path(), key).expect("a folder").remove(0);
+            (listed.rows, listed.tokens, listed.locked, listed.unusable)
+        };
+        let of_all = (tokens.len() / 3 * 4) as u64;
+        assert_eq!(listed(Some(&key)), (2, of_all, 0, 3));
+        assert_eq!(listed(Some(&other)), (0, 0, 3, 2));
+        assert_eq!(listed(None), (0, 0, 3, 2));
+    }
+}

@@ -547,3 +547,175 @@ impl Shared {
 fn no_memory(_: PagesError) -> Missed {
     Missed::NoMemory
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::faults::{DiskFaults, Trouble};
+    use super::super::trial;
+    use super::*;
+
+    /// Begins to read what the folder has of `prompt`, one token of which is always left.
+    fn restoring(folder: &CacheFolder, prompt: &[u32]) -> Restoring {
+        let more = [prompt, &[7]].concat();
+        let stored = folder.find(Namespace::COMMON, &more, 0, 0);
+        folder.restore(stored.expect("it has something"), &more)
+    }
+
+    fn restored(restoring: &Restoring) -> Restored {
+        trial::within_a_minute(|| restoring.poll())
+    }
+
+    fn progress() -> Progress {
+        Progress {
+            done: false,
+            at: Instant::now(),
+            parts: vec![Part::Unread, Part::Whole(Vec::new())],
+            restored: Restored::default(),
+        }
+    }
+
+    #[test]
+    fn of_several_segments_that_were_missed_the_first_says_why() {
+        let mut progress = progress();
+        assert_eq!(progress.restored.missed(), None);
+        for (index, why, expected) in [
+            (5, FolderMiss::Gone, FolderMiss::Gone),
+            (7, FolderMiss::NoMemory, FolderMiss::Gone),
+            (5, FolderMiss::NoMemory, FolderMiss::Gone),
+            (2, FolderMiss::Damaged, FolderMiss::Damaged),
+        ] {
+            progress.note_missed(index, Some(why));
+            assert_eq!(progress.restored.missed(), Some(expected));
+        }
+        assert!(progress.hold(1, Part::Unread).is_ok());
+        progress.cancel();
+        assert_eq!(progress.restored.missed(), None, "nobody asks any more");
+        let late = progress.hold(1, Part::Unread);
+        assert!(matches!(late, Err(Missed::Cancelled)));
+    }
+
+    #[test]
+    fn groups_or_a_resume_point_are_something() {
+        let pins = || Pins::new(Vec::new());
+        let of = |groups, point| Restored {
+            groups,
+            point,
+            ..Restored::default()
+        };
+        assert!(of(Vec::new(), None).is_empty());
+        assert!(!of(vec![pins()], None).is_empty());
+        assert!(!of(Vec::new(), Some((1, pins()))).is_empty());
+        assert!(!of(vec![pins()], Some((1, pins()))).is_empty());
+    }
+
+    #[test]
+    fn a_prompt_is_read_until_it_is_over_and_given_up_when_the_disk_says_nothing_for_long() {
+        let root = tempfile::tempdir().expect("a folder");
+        let disk = DiskFaults::default();
+        let folder = trial::open_on(&disk, root.path());
+        let prompt = trial::tokens(&folder, 1, 3);
+        trial::write(&folder, &prompt, 0);
+        disk.set(Trouble::Stalls);
+        let [first, late, dropped] = [(); 3].map(|()| restoring(&folder, &prompt));
+        assert!(!first.is_over() && first.poll().is_none());
+        locked(&late.progress).at -= Restoring::PATIENCE;
+        let nothing = late.poll().expect("it has waited for long enough");
+        assert!(nothing.is_empty());
+        assert_eq!(nothing.missed(), Some(FolderMiss::Unreadable));
+        assert_eq!(folder.status().unreadable, 1);
+        let progress = Arc::clone(&dropped.progress);
+        drop(dropped);
+        assert!(
+            locked(&progress).parts.is_empty(),
+            "its pages are free at once"
+        );
+        disk.set(Trouble::Nothing);
+        let all = restored(&first);
+        assert_eq!((all.groups.len(), all.missed()), (3, None));
+        assert!(first.is_over());
+        assert_eq!(
+            folder.status().unreadable,
+            1,
+            "the others found nobody waiting"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_called_gone_and_what_is_gone_is_not_called_unreadable() {
+        let root = tempfile::tempdir().expect("a folder");
+        let disk = DiskFaults::default();
+        let folder = trial::open_on(&disk, root.path());
+        let counted = || {
+            let status = folder.status();
+            (status.gone, status.unreadable, status.segments)
+        };
+        let prompts = [1, 2, 3].map(|seed| trial::tokens(&folder, seed, 1));
+        for prompt in &prompts {
+            trial::write(&folder, prompt, 0);
+        }
+        for (number, prompt) in prompts[..2].iter().enumerate() {
+            disk.set(Trouble::Refuses);
+            let nothing = restored(&restoring(&folder, prompt));
+            assert_eq!(nothing.missed(), Some(FolderMiss::Unreadable));
+            assert_eq!(counted(), (0, number as u64 + 1, 2 - number));
+        }
+        disk.set(Trouble::Nothing);
+        super::super::clear(root.path()).expect("cleared");
+        let nothing = restored(&restoring(&folder, &prompts[2]));
+        assert_eq!(nothing.missed(), Some(FolderMiss::Gone));
+        assert_eq!(counted(), (1, 2, 0));
+    }
+
+    /// Nobody knows two texts that hash alike; it is as if somebody did.
+    #[test]
+    fn a_segment_of_other_tokens_is_not_taken_though_it_was_found() {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = trial::open(root.path(), 1 << 30);
+        let (prompt, other) = (trial::tokens(&folder, 1, 2), trial::tokens(&folder, 2, 3));
+        trial::write(&folder, &prompt, 0);
+        let more = [&prompt[..], &[7]].concat();
+        let stored = folder.find(Namespace::COMMON, &more, 0, 0);
+        let restoring = folder.restore(stored.expect("there"), &other);
+        let nothing = restored(&restoring);
+        assert!(nothing.is_empty());
+        assert_eq!(nothing.missed(), Some(FolderMiss::Damaged));
+        assert_eq!(folder.status().damaged, 1);
+    }
+
+    #[test]
+    fn a_file_that_has_more_groups_than_its_segment_is_another_ones() {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = trial::open(root.path(), 1 << 30);
+        let long = trial::tokens(&folder, 1, 3);
+        let short = &long[..long.len() / 3];
+        trial::write(&folder, short, 0);
+        trial::write(&folder, &long, 0);
+        let name = |prompt: &[u32]| {
+            let end = trial::segment(&folder, prompt, 0).chains;
+            let last = end.last().expect("a group").short();
+            let name = super::super::index::file_name(Kind::Rows, 0, end.len(), &last);
+            folder.shared.folder.join(name)
+        };
+        std::fs::copy(name(&long), name(short)).expect("both are there");
+        let nothing = restored(&restoring(&folder, short));
+        assert!(nothing.is_empty());
+        assert_eq!(nothing.missed(), Some(FolderMiss::Damaged));
+    }
+
+    #[test]
+    fn segments_of_a_mebibyte_are_mapped_and_smaller_ones_copied() {
+        lacuna_pages::guard::install().expect("a handler");
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = trial::open(root.path(), 1 << 30);
+        let groups = (LEAST_MAPPED / folder.bytes_of(0..1)) as usize;
+        assert_eq!(folder.bytes_of(0..groups), LEAST_MAPPED);
+        let mapped = |groups| {
+            let prompt = trial::tokens(&folder, groups as u32, groups);
+            trial::write(&folder, &prompt, 0);
+            let all = restored(&restoring(&folder, &prompt));
+            assert_eq!(all.groups.len(), groups);
+            folder.status().mapped_bytes
+        };
+        assert_eq!((mapped(groups - 1), mapped(groups)), (0, LEAST_MAPPED));
+    }
+}

@@ -502,4 +502,162 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn payloads_begin_at_the_first_boundary_behind_all_that_is_said_of_them() {
+        let length = |tokens, payload, sealed| Header::length(tokens, payload, sealed) / 4096;
+        assert_eq!(length(0, 0, false), 1);
+        // 120 bytes, and 4 for each token; 32 more with a key.
+        assert_eq!((length(994, 0, false), length(995, 0, false)), (1, 2));
+        assert_eq!((length(986, 0, true), length(987, 0, true)), (1, 2));
+        // And 16 for each mebibyte that is begun.
+        let mebibyte = 1 << 20;
+        let (most, more) = (248 * mebibyte, 248 * mebibyte + 1);
+        assert_eq!((length(0, most, false), length(0, more, false)), (1, 2));
+        assert_eq!(
+            (length(990, mebibyte, false), length(991, mebibyte, false)),
+            (1, 2)
+        );
+    }
+
+    fn put(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(bytes).expect("room");
+        file
+    }
+
+    fn damage(bytes: &[u8]) -> Damage {
+        match Header::read(&put(bytes), None) {
+            Err(ReadError::Damaged(damage)) => damage,
+            read => panic!("{read:?}"),
+        }
+    }
+
+    /// `whole` with other bytes in some places, and a checksum that is right of the header.
+    fn claiming(whole: &[u8], header_bytes: usize, claims: &[(usize, u32)]) -> Vec<u8> {
+        let mut bytes = whole.to_vec();
+        for &(at, number) in claims {
+            bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        }
+        let checksum = checksum_of_header(&bytes[..header_bytes]).to_le_bytes();
+        bytes[CHECKSUM].copy_from_slice(&checksum);
+        bytes
+    }
+
+    #[test]
+    fn a_header_that_claims_what_it_cannot_have_is_damaged_whatever_its_checksum() {
+        let (header, whole) = segment(5, None);
+        let length = header.payload_start() as usize;
+        let claims = |claims: &[(usize, u32)]| damage(&claiming(&whole, length, claims));
+        let same = Header::read(&put(&claiming(&whole, length, &[])), None);
+        assert_eq!(same.expect("as it was"), header);
+        // More tokens than there are numbers for their bytes.
+        assert_eq!(claims(&[(104, u32::MAX), (108, u32::MAX)]), Damage::Header);
+        assert_eq!(claims(&[(104, 1 << 16), (108, 1 << 16)]), Damage::Header);
+        // More tokens than the header has room for.
+        assert_eq!(claims(&[(104, 1000)]), Damage::Header);
+        assert_eq!(claims(&[(112, u32::MAX), (116, u32::MAX)]), Damage::Header);
+        assert_eq!(claims(&[(112, 0), (116, 1)]), Damage::Header);
+        assert_eq!(claims(&[(96, 2)]), Damage::Header, "no kind");
+        // One byte more than the file has, in a header that is as long as before.
+        assert_eq!(
+            claims(&[(112, header.payload_bytes as u32 + 1)]),
+            Damage::Length
+        );
+        // A header that is longer than what it says takes.
+        let mut longer = whole.clone();
+        longer.splice(length..length, [0; 4096]);
+        let longer = claiming(&longer, length + 4096, &[(12, length as u32 + 4096)]);
+        assert_eq!(damage(&longer), Damage::Header);
+    }
+
+    #[test]
+    fn a_header_is_no_longer_than_its_file_and_ends_at_a_boundary() {
+        let (header, whole) = segment(5, None);
+        let length = header.payload_start() as u32;
+        for claimed in [0, 16, length - 1, length + 1, length + 4096, u32::MAX] {
+            let mut bytes = whole.clone();
+            bytes[12..16].copy_from_slice(&claimed.to_le_bytes());
+            assert_eq!(damage(&bytes), Damage::Header, "{claimed} bytes");
+        }
+        assert_eq!(damage(&whole[..15]), Damage::Length, "not even that");
+    }
+
+    /// A segment of a mebibyte and ten bytes.
+    fn two_pieces(key: Option<&CacheKey>) -> (Header, Vec<u8>) {
+        let mut payload = vec![3; PIECE + 10];
+        let (mut header, _) = segment(5, key);
+        header.payload_bytes = payload.len() as u64;
+        header.checksums.clear();
+        for piece in payload.chunks_mut(PIECE) {
+            header.push_piece(piece);
+        }
+        let bytes = [header.encode(), payload].concat();
+        (header, bytes)
+    }
+
+    #[test]
+    fn it_is_said_where_the_piece_begins_that_is_damaged() {
+        let key = CacheKey::new([7; 32]);
+        for key in [None, Some(&key)] {
+            let (header, mut bytes) = two_pieces(key);
+            let start = header.payload_start();
+            let found = |bytes: &[u8]| {
+                let file = put(bytes);
+                let header = Header::read(&file, key).expect("its header is whole");
+                let mut taken = Vec::new();
+                let read = header.read_payload(&file, |at, _| {
+                    taken.push(at);
+                    Ok::<(), ReadError>(())
+                });
+                let verified = header.verify_payload(&file, || Ok::<(), ReadError>(()));
+                let damage = |read| match read {
+                    Ok(()) => None,
+                    Err(ReadError::Damaged(damage)) => Some(damage),
+                    Err(ReadError::Io(error)) => panic!("{error}"),
+                };
+                let (read, verified) = (damage(read), damage(verified));
+                assert_eq!(read, verified);
+                (read, taken)
+            };
+            assert_eq!(found(&bytes), (None, vec![0, PIECE as u64]));
+            *bytes.last_mut().expect("bytes") ^= 1;
+            let second = start + PIECE as u64;
+            assert_eq!(found(&bytes), (Some(Damage::Payload(second)), vec![0]));
+            bytes[start as usize] ^= 1;
+            assert_eq!(found(&bytes), (Some(Damage::Payload(start)), vec![]));
+        }
+    }
+
+    /// Nothing is sealed twice under one number.
+    #[test]
+    fn the_header_is_part_0_of_a_file_and_its_pieces_are_those_behind_it() {
+        let key = CacheKey::new([7; 32]);
+        let (header, bytes) = two_pieces(Some(&key));
+        let cipher = header.cipher.as_ref().expect("a key");
+        let payload = &bytes[header.payload_start() as usize..];
+        for (index, piece) in payload.chunks(PIECE).enumerate() {
+            let opens = |number| {
+                let mut piece = piece.to_vec();
+                cipher.open(number, &[], &mut piece, header.checksums[index])
+            };
+            let opened: Vec<u64> = (0..4).filter(|&number| opens(number)).collect();
+            assert_eq!(opened, [index as u64 + 1]);
+        }
+    }
+
+    /// What the system refuses is no damage: the file may be whole.
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_set_aside() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("segment");
+        let mut file = File::create(&path).expect("a file");
+        file.write_all(&segment(5, None).1).expect("room");
+        assert!(Header::read(&File::open(&path).expect("a file"), None).is_ok());
+        let read = Header::read(&file, None);
+        assert!(
+            matches!(read, Err(ReadError::Io(_))),
+            "it is for writing: {read:?}"
+        );
+    }
 }

@@ -136,3 +136,62 @@ fn take(pages: &mut impl Iterator<Item = PagePin>, range: &Range<u64>) -> Pinned
         pins: pages.take((range.end - range.start) as usize).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use lacuna_kernels::ElementType;
+
+    use super::*;
+    use crate::geometry::{Geometry, LayerCache, RowSpec, ValueRows};
+    use crate::{KvCache, KvElements};
+
+    fn rows(dim: usize, keep: Keep) -> LayerCache {
+        LayerCache::Rows(RowSpec {
+            kv_heads: 4,
+            key_dim: dim,
+            value_dim: dim,
+            values: ValueRows::Apart,
+            keep,
+        })
+    }
+
+    fn segment_tokens(layers: Vec<LayerCache>, policy: &str) -> usize {
+        let geometry = Geometry::new(layers, KvElements::both(ElementType::F32));
+        let policy = policy.parse().expect("a policy");
+        let cache = KvCache::new(geometry.expect("a model"), policy).expect("pages");
+        let grain = Arc::new(cache.grain());
+        let shape = Shape::new(cache.arrangement(), cache.page_bytes(), grain);
+        shape.segment_groups() * shape.group_tokens()
+    }
+
+    #[test]
+    fn segments_have_a_mebibyte_of_each_buffer_but_for_windows_and_rows_that_are_small() {
+        let window = Keep::Window(NonZeroUsize::new(40).expect("not zero"));
+        let large = || rows(256, Keep::All);
+        // 4 heads of 256 numbers each.
+        let mebibyte = (1 << 20) / (4 * 256 * 4);
+        for (policy, of_buffer) in [
+            ("sparse", mebibyte),
+            // A buffer for each side, in which the tokens of a tile are together.
+            ("sparse:head-major", mebibyte),
+            // Keys and values are in one buffer.
+            ("sparse:interleaved=2", mebibyte / 2),
+        ] {
+            let tokens = segment_tokens(vec![large(); 2], policy);
+            assert_eq!(tokens, of_buffer, "{policy}");
+        }
+        // Its rows are smaller, and it does not count.
+        assert_eq!(
+            segment_tokens(vec![large(), rows(16, window)], "sparse"),
+            mebibyte
+        );
+        // A mebibyte of these would be 4,096 tokens.
+        assert_eq!(segment_tokens(vec![rows(16, Keep::All)], "sparse"), 1024);
+        assert_eq!(
+            segment_tokens(vec![large(), rows(128, Keep::All)], "sparse"),
+            512
+        );
+    }
+}

@@ -112,7 +112,11 @@ pub(super) fn segment(folder: &CacheFolder, tokens: &[u32], first: usize) -> New
 /// Has the folder write that, and waits until it has.
 pub(super) fn write(folder: &CacheFolder, tokens: &[u32], first: usize) {
     folder.shared.offer(segment(folder, tokens, first));
-    assert!(folder.settle(MINUTE), "written within a minute");
+    settle(folder);
+}
+
+pub(super) fn settle(folder: &CacheFolder) {
+    assert!(folder.settle(MINUTE), "done within a minute");
 }
 
 pub(super) fn within_a_minute<T>(mut ask: impl FnMut() -> Option<T>) -> T {

@@ -368,16 +368,21 @@ impl Shared {
             self.moved.fetch_add(1, Ordering::Relaxed);
         }
         // The pages are free before the disk has the file.
+        self.let_go(bytes)?;
+        file.seek(SeekFrom::Start(0))?;
+        self.write_all(file, &header.encode())?;
+        Ok(())
+    }
+
+    /// Lets go of the pages whose `bytes` have been read, unless they may not have been what they were.
+    fn let_go(&self, bytes: u64) -> Result<(), WriteError> {
         let mut source = locked(&self.source);
-        // Some may be another segment's that cannot be read any more: zeros then.
         let given_up = bytes > 0 && !matches!(*source, Source::Mapped(_));
+        // Some may be another segment's that cannot be read any more: zeros then.
         if given_up || self.pool.has_lost_files() {
             return Err(WriteError::GivenUp);
         }
         *source = Source::Nothing;
-        drop(source);
-        file.seek(SeekFrom::Start(0))?;
-        self.write_all(file, &header.encode())?;
         Ok(())
     }
 
@@ -456,5 +461,240 @@ impl Shared {
         let file = options.write(true).open(self.folder.join(name))?;
         let touch = |file: &File| files::touch(file, now, until);
         self.verified.across(name, &file, touch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::super::faults::{DiskFaults, Trouble};
+    use super::super::{CacheFolder, trial};
+    use super::*;
+    use crate::prefix::Namespace;
+    use crate::swap::SwapRoom;
+
+    /// What a file of so many groups takes.
+    fn file_bytes(folder: &CacheFolder, groups: usize) -> u64 {
+        let tokens = groups * folder.shared.shape.group_tokens();
+        let payload = folder.bytes_of(0..groups);
+        files::room(Header::length(tokens, payload, false) + payload)
+    }
+
+    #[test]
+    fn after_a_failure_nothing_is_written_for_a_minute_and_then_it_is_tried_again() {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = trial::open(root.path(), 1 << 30);
+        let (shared, prompt) = (&folder.shared, trial::tokens(&folder, 1, 1));
+        let now = Instant::now();
+        assert!(!shared.is_paused(now));
+        shared.note_failed_write(&io::Error::other("no"));
+        let until = shared.queue().paused_until.expect("a time");
+        assert!(until >= now + PAUSE);
+        assert!(shared.is_paused(now) && shared.is_paused(until - Duration::from_secs(1)));
+        assert!(!shared.is_paused(until) && !shared.is_paused(until + PAUSE));
+        trial::write(&folder, &prompt, 0);
+        let status = folder.status();
+        assert_eq!((status.written_segments, status.failed_writes), (0, 1));
+        assert_eq!(status.paused.as_deref(), Some("no"));
+        // As if the minute were over.
+        shared.queue().paused_until = Some(now);
+        trial::write(&folder, &prompt, 0);
+        let status = folder.status();
+        assert_eq!((status.written_segments, status.failed_writes), (1, 1));
+        assert_eq!(status.paused, None);
+        assert_eq!(shared.queue().paused_until, None);
+    }
+
+    #[test]
+    fn a_segment_may_be_as_large_as_its_folder_and_bytes_are_those_of_files() {
+        let root = tempfile::tempdir().expect("a folder");
+        let mut folder = trial::open(root.path(), 1 << 30);
+        let (one, two) = (file_bytes(&folder, 1), file_bytes(&folder, 2));
+        assert!(one < two);
+        drop(folder);
+        folder = trial::open(root.path(), two);
+        trial::write(&folder, &trial::tokens(&folder, 1, 3), 0);
+        assert_eq!(
+            (folder.status().given_up, folder.status().written_bytes),
+            (1, 0)
+        );
+        trial::write(&folder, &trial::tokens(&folder, 1, 2), 0);
+        assert_eq!(
+            (folder.status().given_up, folder.status().written_bytes),
+            (1, two)
+        );
+        // It takes the place of the other.
+        trial::write(&folder, &trial::tokens(&folder, 2, 1), 0);
+        let status = folder.status();
+        assert_eq!(
+            (status.written_segments, status.written_bytes),
+            (2, one + two)
+        );
+        assert_eq!((status.segments, status.bytes.get()), (1, one));
+    }
+
+    #[test]
+    fn what_comes_from_elsewhere_may_be_as_large_as_the_folder() {
+        let (here, there) = (tempfile::tempdir(), tempfile::tempdir());
+        let (here, there) = (here.expect("a folder"), there.expect("a folder"));
+        let first = trial::open(here.path(), 1 << 30);
+        let (prompt, bytes) = (trial::tokens(&first, 1, 2), file_bytes(&first, 2));
+        trial::write(&first, &prompt, 0);
+        let chain = *trial::segment(&first, &prompt, 0)
+            .chains
+            .last()
+            .expect("two");
+        let segment = first.shared.index().find(Kind::Rows, chain).cloned();
+        let file = first.shared.open_file(&segment.expect("written").name);
+        let file = file.expect("written");
+        let header = Header::read(&file, None).expect("whole");
+        for (limit, fits) in [(bytes - 1, false), (bytes, true), (bytes + 1, true)] {
+            let second = trial::open(there.path(), limit);
+            let adopted = second.shared.adopt(&header, &file).expect("room");
+            assert_eq!(adopted, fits, "{limit}");
+            assert_eq!(second.knows(Kind::Rows, chain), fits);
+        }
+    }
+
+    #[test]
+    fn what_waits_is_given_up_though_nothing_is_being_written() {
+        let root = tempfile::tempdir().expect("a folder");
+        let disk = DiskFaults::default();
+        let folder = trial::open_on(&disk, root.path());
+        let (shared, prompt) = (&folder.shared, trial::tokens(&folder, 1, 1));
+        assert!(!folder.give_up_writing());
+        disk.set(Trouble::Stalls);
+        // The writer is held by this, which has no pages.
+        folder.touch(folder.root(Namespace::COMMON));
+        trial::within_a_minute(|| shared.queue().busy.then_some(()));
+        let segment = trial::segment(&folder, &prompt, 0);
+        let chain = segment.chains[0];
+        shared.offer(segment);
+        assert!(folder.is_pending(chain));
+        assert!(folder.give_up_writing());
+        assert!(!folder.is_pending(chain) && !folder.give_up_writing());
+        disk.set(Trouble::Nothing);
+        trial::settle(&folder);
+        let status = folder.status();
+        assert_eq!((status.given_up, status.written_segments), (1, 0));
+    }
+
+    /// Some may have been zeros by then, and nobody could tell any more.
+    #[test]
+    fn pages_that_were_given_back_before_they_were_written_make_no_segment() {
+        let root = tempfile::tempdir().expect("a folder");
+        let disk = DiskFaults::default();
+        let folder = trial::open_on(&disk, root.path());
+        let (shared, prompt) = (&folder.shared, trial::tokens(&folder, 1, 1));
+        let new = trial::segment(&folder, &prompt, 0);
+        let mut header = Header {
+            fingerprint: shared.fingerprint.digest(),
+            kind: Kind::Rows,
+            before: new.before,
+            first_group: 0,
+            group_tokens: prompt.len() as u32,
+            tokens: prompt,
+            payload_bytes: folder.bytes_of(0..1),
+            checksums: Vec::new(),
+            cipher: None,
+        };
+        let file = tempfile::tempfile().expect("a file");
+        *locked(&shared.source) = Source::Pins(shared.shape.flatten(&new.pins));
+        disk.set(Trouble::Stalls);
+        let written = thread::scope(|scope| {
+            let writing = scope.spawn(|| shared.write_bytes(&mut header, &file));
+            let is_read = || matches!(*locked(&shared.source), Source::Mapped(_)).then_some(());
+            trial::within_a_minute(is_read);
+            // Reading the pages takes some microseconds, and then the disk is waited for.
+            thread::sleep(Duration::from_millis(5));
+            assert!(folder.give_up_writing());
+            disk.set(Trouble::Nothing);
+            writing.join().expect("it does not panic")
+        });
+        assert!(matches!(written, Err(WriteError::GivenUp)), "{written:?}");
+    }
+
+    #[test]
+    fn a_session_keeps_what_it_had_when_not_all_of_what_it_has_was_written() {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = trial::open(root.path(), 1 << 30);
+        let (shared, start) = (&folder.shared, folder.root(Namespace::COMMON));
+        let id = |name: &str| SessionId {
+            name: name.parse().expect("a name"),
+            owner: Namespace::COMMON,
+        };
+        let kept = |name: &str| {
+            let all = sessions::sessions(root.path())
+                .expect("a folder")
+                .into_iter();
+            let mut of_name = all.filter(|it| it.id == id(name));
+            of_name.next().map(|it| (it.tokens, it.bytes > 0))
+        };
+        let (prompt, other) = (trial::tokens(&folder, 1, 3), trial::tokens(&folder, 2, 3));
+        trial::write(&folder, &prompt, 0);
+        let end = |tokens: &[u32]| *trial::segment(&folder, tokens, 0).chains.last().expect("3");
+        let keep = |name: &str, chain| {
+            let kept = shared.keep_session(&id(name), start, chain, prompt.len());
+            kept.expect("room");
+        };
+        keep("notes", end(&prompt));
+        assert_eq!(kept("notes"), Some((prompt.len(), true)));
+        // The beginning of this one was given up.
+        trial::write(&folder, &other, 1);
+        keep("notes", end(&other));
+        assert_eq!(kept("notes"), Some((prompt.len(), true)));
+        keep("new", end(&other));
+        assert_eq!(kept("new"), Some((0, false)), "it is there by its name");
+    }
+
+    /// Room for two segments of one group, and a bit.
+    fn unnamed(disk: &DiskFaults, root: &Path) -> (CacheFolder, Arc<SwapRoom>, u64) {
+        let one = file_bytes(&trial::open(&root.join("named"), 1 << 20), 1);
+        let room = Arc::new(SwapRoom::new(2 * one + one / 2));
+        (trial::open_unnamed(disk, root, &room), room, one)
+    }
+
+    #[test]
+    fn files_without_names_are_written_once_and_leave_when_their_room_is_needed() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (folder, room, one) = unnamed(&DiskFaults::default(), root.path());
+        assert!(folder.is_unnamed());
+        let of = |seed| trial::tokens(&folder, seed, 1);
+        let has = |seed| {
+            let more = [of(seed), vec![7]].concat();
+            folder.find(Namespace::COMMON, &more, 0, 0).is_some()
+        };
+        let status = || {
+            let status = folder.status();
+            (status.written_segments, status.segments, status.bytes.get())
+        };
+        trial::write(&folder, &of(1), 0);
+        assert_eq!(status(), (1, 1, one));
+        trial::write(&folder, &of(1), 0);
+        assert_eq!(status(), (1, 1, one), "it is there");
+        trial::write(&folder, &of(2), 0);
+        assert_eq!(status(), (2, 2, 2 * one));
+        trial::write(&folder, &of(3), 0);
+        assert_eq!(status(), (3, 2, 2 * one));
+        assert!(!has(1) && has(2) && has(3), "the oldest made room");
+        // What else has the room needs it.
+        assert!(!room.try_take(one));
+        folder.give_room(one);
+        assert!(!has(2) && has(3));
+        assert!(room.try_take(one) && !room.try_take(one));
+        folder.give_room(2 * one);
+        assert_eq!((status(), folder.status().given_up), ((3, 0, 0), 0));
+        assert!(room.try_take(one), "all of it");
+        trial::write(&folder, &of(4), 0);
+        assert_eq!((status(), folder.status().given_up), ((3, 0, 0), 1));
+        room.give_back(2 * one);
+        trial::write(&folder, &of(4), 0);
+        assert_eq!(status(), (4, 1, one));
+        let more = [of(4), vec![7]].concat();
+        let stored = folder.find(Namespace::COMMON, &more, 0, 0).expect("there");
+        let restoring = folder.restore(stored, &more);
+        let all = trial::within_a_minute(|| restoring.poll());
+        assert_eq!((all.groups.len(), all.missed()), (1, None));
     }
 }
