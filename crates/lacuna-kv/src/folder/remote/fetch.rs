@@ -313,6 +313,11 @@ impl Write for Sink<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::path::Path;
+
+    use super::super::super::{FolderConfig, trial};
+    use super::super::{MemoryStore, Remote, RemoteStatus, RemoteStore, StoreTrouble};
     use super::*;
     use crate::folder::chain::{Chain, Fingerprint};
 
@@ -352,5 +357,124 @@ mod tests {
         prompt.cancelled.store(true, Ordering::Relaxed);
         assert!(sink.write(&[]).is_err());
         assert!(matches!(sink.stopped, Some(Missed::Cancelled)));
+    }
+
+    /// A store that has rows, and gives of them what it is told.
+    #[derive(Debug)]
+    struct Odd(MemoryStore, Option<io::ErrorKind>);
+
+    impl RemoteStore for Odd {
+        fn place(&self) -> String {
+            self.0.place()
+        }
+
+        fn can_write(&self) -> bool {
+            false
+        }
+
+        fn lengths(&self, names: &[String]) -> io::Result<Vec<Option<u64>>> {
+            self.0.lengths(names)
+        }
+
+        /// Half of them, and then it fails, if it does.
+        fn get(&self, name: &str, sink: &mut dyn Write) -> io::Result<()> {
+            if !name.ends_with(".rows") {
+                return self.0.get(name, sink);
+            }
+            let bytes = self.0.object(name).ok_or(io::ErrorKind::NotFound)?;
+            sink.write_all(&bytes[..bytes.len() / 2])?;
+            self.1.map_or(Ok(()), |kind| Err(kind.into()))
+        }
+
+        fn put(&self, _: &str, _: u64, _: &mut dyn Read) -> io::Result<()> {
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
+    }
+
+    fn open(root: &Path, store: impl RemoteStore + 'static) -> CacheFolder {
+        let config = FolderConfig {
+            remote: Some(Remote {
+                store: Arc::new(store),
+                patience: Duration::from_secs(60),
+            }),
+            ..trial::config(root, 1 << 30)
+        };
+        CacheFolder::open(config, &trial::cache(), trial::fingerprint()).expect("a folder")
+    }
+
+    fn remote(folder: &CacheFolder) -> RemoteStatus {
+        folder.status().remote.expect("a store")
+    }
+
+    /// A store with one segment, the tokens of a prompt that has it, and the bytes that it has.
+    fn filled(root: &Path) -> (MemoryStore, Vec<u32>, u64) {
+        let store = MemoryStore::default();
+        let folder = open(root, store.clone());
+        let mut prompt = trial::tokens(&folder, 1, 8);
+        trial::write(&folder, &prompt, 0);
+        trial::within_a_minute(|| (remote(&folder).uploads_waiting == 0).then_some(()));
+        prompt.push(7);
+        (store, prompt, remote(&folder).uploaded_bytes)
+    }
+
+    #[test]
+    fn what_is_gone_from_a_store_is_no_failure_of_it_and_what_came_until_then_is_counted() {
+        let here = tempfile::tempdir().expect("a folder");
+        let (store, prompt, bytes) = filled(here.path());
+        for (kind, why, failed, damaged) in [
+            (
+                Some(io::ErrorKind::NotFound),
+                FolderMiss::RemoteUnreadable,
+                0,
+                0,
+            ),
+            (
+                Some(io::ErrorKind::TimedOut),
+                FolderMiss::RemoteUnreadable,
+                1,
+                0,
+            ),
+            (None, FolderMiss::RemoteDamaged, 0, 1),
+        ] {
+            let there = tempfile::tempdir().expect("a folder");
+            let folder = open(there.path(), Odd(store.clone(), kind));
+            let fetching = folder.fetch(Namespace::COMMON, &prompt, (0, 0), 0);
+            let fetching = fetching.expect("it is asked");
+            let missed = trial::within_a_minute(|| fetching.poll());
+            assert_eq!(missed, Some(why), "{kind:?}");
+            let status = remote(&folder);
+            assert_eq!((status.failed_reads, status.damaged), (failed, damaged));
+            assert_eq!(status.reading_paused.is_some(), failed > 0);
+            assert_eq!(status.fetched_bytes, bytes / 2);
+            assert_eq!((status.hits, status.fetched_segments), (1, 0));
+            assert_eq!(folder.status().segments, 0);
+        }
+        let there = tempfile::tempdir().expect("a folder");
+        let folder = open(there.path(), store);
+        let fetching = folder.fetch(Namespace::COMMON, &prompt, (0, 0), 0);
+        let fetching = fetching.expect("it is asked");
+        assert_eq!(trial::within_a_minute(|| fetching.poll()), None);
+        let status = remote(&folder);
+        assert_eq!((status.fetched_bytes, status.fetched_segments), (bytes, 1));
+        assert_eq!(folder.status().segments, 1);
+    }
+
+    #[test]
+    fn nothing_more_is_brought_for_whom_nobody_waits() {
+        let here = tempfile::tempdir().expect("a folder");
+        let (store, prompt, _) = filled(here.path());
+        let there = tempfile::tempdir().expect("a folder");
+        let folder = open(there.path(), store.clone());
+        store.set(StoreTrouble::Stalls);
+        let fetching = folder.fetch(Namespace::COMMON, &prompt, (0, 0), 0);
+        let fetching = fetching.expect("it is asked");
+        let (prompt, progress) = (Arc::clone(&fetching.prompt), Arc::clone(&fetching.progress));
+        assert!(!prompt.is_cancelled() && fetching.poll().is_none());
+        drop(fetching);
+        assert!(prompt.is_cancelled());
+        store.set(StoreTrouble::Nothing);
+        trial::within_a_minute(|| locked(&progress).done.then_some(()));
+        assert_eq!(remote(&folder).fetched_segments, 0);
+        assert_eq!(folder.status().segments, 0);
     }
 }
