@@ -466,8 +466,6 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use super::super::faults::{DiskFaults, Trouble};
     use super::super::{CacheFolder, trial};
     use super::*;
@@ -584,35 +582,51 @@ mod tests {
     #[test]
     fn pages_that_were_given_back_before_they_were_written_make_no_segment() {
         let root = tempfile::tempdir().expect("a folder");
-        let disk = DiskFaults::default();
-        let folder = trial::open_on(&disk, root.path());
-        let (shared, prompt) = (&folder.shared, trial::tokens(&folder, 1, 1));
-        let new = trial::segment(&folder, &prompt, 0);
-        let mut header = Header {
-            fingerprint: shared.fingerprint.digest(),
-            kind: Kind::Rows,
-            before: new.before,
-            first_group: 0,
-            group_tokens: prompt.len() as u32,
-            tokens: prompt,
-            payload_bytes: folder.bytes_of(0..1),
-            checksums: Vec::new(),
-            cipher: None,
-        };
-        let file = tempfile::tempfile().expect("a file");
-        *locked(&shared.source) = Source::Pins(shared.shape.flatten(&new.pins));
-        disk.set(Trouble::Stalls);
-        let written = thread::scope(|scope| {
-            let writing = scope.spawn(|| shared.write_bytes(&mut header, &file));
-            let is_read = || matches!(*locked(&shared.source), Source::Mapped(_)).then_some(());
-            trial::within_a_minute(is_read);
-            // Reading the pages takes some microseconds, and then the disk is waited for.
-            thread::sleep(Duration::from_millis(5));
-            assert!(folder.give_up_writing());
-            disk.set(Trouble::Nothing);
-            writing.join().expect("it does not panic")
-        });
-        assert!(matches!(written, Err(WriteError::GivenUp)), "{written:?}");
+        let folder = trial::open(root.path(), 1 << 30);
+        let (shared, bytes) = (&folder.shared, folder.bytes_of(0..1));
+        assert!(matches!(shared.let_go(bytes), Err(WriteError::GivenUp)));
+        assert!(shared.let_go(0).is_ok(), "there were none");
+        let segment = trial::segment(&folder, &trial::tokens(&folder, 1, 1), 0);
+        *locked(&shared.source) = Source::Pins(shared.shape.flatten(&segment.pins));
+        shared.map_source(bytes).expect("memory");
+        assert!(shared.let_go(bytes).is_ok());
+        assert!(!folder.give_up_writing(), "they are free");
+    }
+
+    /// They may be what is written.
+    #[test]
+    fn nothing_is_written_while_pages_are_of_a_file_that_somebody_cut() {
+        lacuna_pages::guard::install().expect("a handler");
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = trial::open(root.path(), 1 << 30);
+        let groups = ((1 << 20) / folder.bytes_of(0..1)) as usize;
+        let (long, short) = (
+            trial::tokens(&folder, 1, groups),
+            trial::tokens(&folder, 2, 1),
+        );
+        trial::write(&folder, &long, 0);
+        let more = [&long[..], &[7]].concat();
+        let stored = folder.find(Namespace::COMMON, &more, 0, 0);
+        let restoring = folder.restore(stored.expect("there"), &more);
+        let mapped = trial::within_a_minute(|| restoring.poll());
+        assert_eq!(folder.status().mapped_bytes, 1 << 20);
+        trial::settle(&folder);
+        let end = *trial::segment(&folder, &long, 0)
+            .chains
+            .last()
+            .expect("some");
+        let name = folder.shared.index().lineage(end)[0].name.clone();
+        let file = OpenOptions::new()
+            .write(true)
+            .open(folder.shared.folder.join(name));
+        file.and_then(|file| file.set_len(4096)).expect("cut");
+        trial::write(&folder, &short, 0);
+        let status = folder.status();
+        assert_eq!((status.written_segments, status.given_up), (1, 1));
+        drop(mapped);
+        trial::write(&folder, &short, 0);
+        let status = folder.status();
+        assert_eq!((status.written_segments, status.given_up), (2, 1));
     }
 
     #[test]
