@@ -712,6 +712,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use lacuna_pages::{DenseDevice, HostDevice};
+
     use super::faults::Trouble;
     use super::*;
     use crate::geometry::Geometry;
@@ -992,5 +994,27 @@ mod tests {
             assert!(!folder.is_pending(chain));
         }
         assert_eq!(folder.progress(), None);
+    }
+
+    #[test]
+    fn a_folder_takes_pages_that_can_be_shared_and_a_policy_that_seals_them() {
+        let root = tempfile::tempdir().expect("a folder");
+        let geometry = trial::cache().geometry().clone();
+        let opens = |cache: Result<KvCache, crate::KvError>| {
+            let config = trial::config(root.path(), 1 << 20);
+            let cache = cache.expect("the system has pages");
+            match CacheFolder::open(config, &cache, trial::fingerprint()) {
+                Ok(_) => true,
+                Err(FolderError::Policy { .. }) => false,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let host = || HostDevice::new().expect("the system has pages");
+        let policy = |name: &str| name.parse().expect("a policy");
+        let (sparse, dense) = (policy("sparse"), policy("dense"));
+        assert!(opens(KvCache::on_device(host(), geometry.clone(), sparse)));
+        assert!(!opens(KvCache::on_device(host(), geometry.clone(), dense)));
+        let alone = DenseDevice::new();
+        assert!(!opens(KvCache::on_device(alone, geometry, sparse)));
     }
 }
