@@ -256,3 +256,68 @@ impl Shared {
             && header.tokens.starts_with(&prompt.tokens[tokens])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::trial;
+    use super::*;
+    use crate::prefix::Namespace;
+
+    /// A store may have anything under a name.
+    #[test]
+    fn a_segment_is_what_was_asked_for_in_every_respect() {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = trial::open(root.path(), 1 << 20);
+        let shared = &folder.shared;
+        let group = shared.shape.group_tokens();
+        let (tokens, first) = (trial::tokens(&folder, 1, 3), folder.root(Namespace::COMMON));
+        let header = |before, first_group: usize, tokens: &[u32]| Header {
+            fingerprint: shared.fingerprint.digest(),
+            kind: Kind::Rows,
+            before,
+            first_group: first_group as u32,
+            group_tokens: group as u32,
+            tokens: tokens.to_vec(),
+            payload_bytes: (shared.shape)
+                .rows_bytes(&(first_group..first_group + tokens.len() / group)),
+            checksums: Vec::new(),
+            cipher: None,
+        };
+        let prompt = Prompt {
+            chains: header(first, 0, &tokens).chains(),
+            tokens: tokens.clone(),
+            root: first,
+            known: 0,
+            resumable: 0,
+            cancelled: AtomicBool::new(false),
+        };
+        let good = header(prompt.before(1), 1, &tokens[group..]);
+        let wanted = |header: &Header, common| Wanted {
+            name: Segment::of(header).name,
+            kind: Kind::Rows,
+            first_group: 1,
+            common,
+            bytes: 0,
+        };
+        let is_wanted =
+            |wanted: &Wanted, header: &Header| shared.is_wanted(wanted, header, &prompt);
+        assert!(is_wanted(&wanted(&good, 2), &good));
+        // Of a longer prompt, what both have is enough.
+        let mut longer = tokens[group..].to_vec();
+        longer[2 * group - 1] += 1;
+        let longer = header(prompt.before(1), 1, &longer);
+        assert!(is_wanted(&wanted(&longer, 1), &longer));
+        assert!(!is_wanted(&wanted(&longer, 2), &longer), "other tokens");
+        assert!(!is_wanted(&wanted(&longer, 2), &good), "another name");
+        let elsewhere = header(first, 1, &tokens[group..]);
+        assert!(!is_wanted(&wanted(&elsewhere, 2), &elsewhere), "elsewhere");
+        let point = Wanted {
+            kind: Kind::ResumePoint,
+            ..wanted(&good, 2)
+        };
+        assert!(!is_wanted(&point, &good), "of another kind");
+        let mut other = header(prompt.before(1), 1, &tokens[group..]);
+        other.fingerprint[0] ^= 1;
+        assert!(!is_wanted(&wanted(&other, 2), &other), "of another model");
+    }
+}
