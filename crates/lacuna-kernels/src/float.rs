@@ -149,6 +149,26 @@ fn prefetch_chunks<S: Simd, E: Element>(s: S, address: *const u8, chunk: usize) 
     }
 }
 
+/// Some neighbours of a row that are handled together.
+trait Piece<T>: Copy + Sized {
+    /// Whole pieces and what is after them.
+    fn split(row: &[T]) -> (&[Self], &[T]);
+    /// The piece that starts with `tail` and goes on with zeros.
+    fn pad(tail: &[T]) -> Self;
+}
+
+impl<T: Copy + Default, const N: usize> Piece<T> for [T; N] {
+    #[inline(always)]
+    fn split(row: &[T]) -> (&[Self], &[T]) {
+        row.as_chunks()
+    }
+
+    #[inline(always)]
+    fn pad(tail: &[T]) -> Self {
+        padded(tail)
+    }
+}
+
 /// A float storage type, as many columns at a time as half a vector holds.
 trait Element: Copy + 'static {
     /// Columns of a chunk.
@@ -156,20 +176,12 @@ trait Element: Copy + 'static {
     /// Whether many tokens are converted once, by [`Element::prepare`].
     const PREPARED: bool;
     /// The bytes of a chunk of a row.
-    type Chunk: Copy;
+    type Chunk: Piece<u8>;
     /// A chunk of a token.
-    type Columns: Copy;
+    type Columns: Piece<f32>;
 
-    /// Whole chunks and the bytes after them.
-    fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]);
-    /// The chunk that starts with `tail` and goes on with zeros.
-    fn pad(tail: &[u8]) -> Self::Chunk;
     /// A chunk of one row and one of another.
     fn load<S: Simd>(self, s: S, rows: [&Self::Chunk; 2]) -> S::F;
-    /// [`Element::split`] of a token.
-    fn split_token(x: &[f32]) -> (&[Self::Columns], &[f32]);
-    /// [`Element::pad`] of a token.
-    fn pad_token(tail: &[f32]) -> Self::Columns;
     /// A chunk of a token, twice.
     fn load_twice<S: Simd>(self, s: S, columns: &Self::Columns) -> S::F;
     /// Writes what [`Simd::load_twice`] is to load instead of [`Element::load_twice`].
@@ -186,12 +198,8 @@ trait Element: Copy + 'static {
 /// A float storage type of which pairs of columns can be made.
 trait Pairs: Element {
     /// The bytes of sixteen columns.
-    type Wide: Copy;
+    type Wide: Piece<u8>;
 
-    /// See [`Element::split`].
-    fn split_wide(row: &[u8]) -> (&[Self::Wide], &[u8]);
-    /// See [`Element::pad`].
-    fn pad_wide(tail: &[u8]) -> Self::Wide;
     /// Pairs of one row and of another.
     fn load_pairs<S: Simd>(self, s: S, proof: Bf16Products, rows: [&Self::Wide; 2]) -> S::F;
 }
@@ -213,28 +221,8 @@ macro_rules! element {
             type Columns = [f32; HALF];
 
             #[inline(always)]
-            fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]) {
-                row.as_chunks()
-            }
-
-            #[inline(always)]
-            fn pad(tail: &[u8]) -> Self::Chunk {
-                padded(tail)
-            }
-
-            #[inline(always)]
             fn load<S: Simd>(self, $s: S, $rows: [&Self::Chunk; 2]) -> S::F {
                 $load
-            }
-
-            #[inline(always)]
-            fn split_token(x: &[f32]) -> (&[Self::Columns], &[f32]) {
-                x.as_chunks()
-            }
-
-            #[inline(always)]
-            fn pad_token(tail: &[f32]) -> Self::Columns {
-                padded(tail)
             }
 
             #[inline(always)]
@@ -250,16 +238,6 @@ macro_rules! element {
 
         impl Pairs for $name {
             type Wide = [u8; $wide];
-
-            #[inline(always)]
-            fn split_wide(row: &[u8]) -> (&[Self::Wide], &[u8]) {
-                row.as_chunks()
-            }
-
-            #[inline(always)]
-            fn pad_wide(tail: &[u8]) -> Self::Wide {
-                padded(tail)
-            }
 
             #[inline(always)]
             fn load_pairs<S: Simd>(
@@ -310,28 +288,8 @@ impl<E: Pairs> Element for Rounded<E> {
     type Columns = [f32; 2 * HALF];
 
     #[inline(always)]
-    fn split(row: &[u8]) -> (&[Self::Chunk], &[u8]) {
-        E::split_wide(row)
-    }
-
-    #[inline(always)]
-    fn pad(tail: &[u8]) -> Self::Chunk {
-        E::pad_wide(tail)
-    }
-
-    #[inline(always)]
     fn load<S: Simd>(self, s: S, rows: [&Self::Chunk; 2]) -> S::F {
         self.element.load_pairs(s, self.proof, rows)
-    }
-
-    #[inline(always)]
-    fn split_token(x: &[f32]) -> (&[Self::Columns], &[f32]) {
-        x.as_chunks()
-    }
-
-    #[inline(always)]
-    fn pad_token(tail: &[f32]) -> Self::Columns {
-        padded(tail)
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::tile::{Partial, RowSums, rows, step, sums, widest};
 use super::tokens::{tiles, with_width};
-use super::{CHUNKS, Element, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
+use super::{CHUNKS, Element, PREFETCH_BYTES, Piece, Product, blocks, prefetch_chunks};
 use crate::simd::{Kernel, Registers, Simd, each};
 
 /// Writes the products of the rows of the output with all tokens.
@@ -86,9 +86,9 @@ impl<E: Element, const P: usize, const T: usize> Kernel for Tile<'_, E, P, T> {
         self.whole(s, &mut partial);
         let element = self.element;
         if !self.x[0].len().is_multiple_of(E::COLUMNS) {
-            let pad = |half: usize, p: usize| E::pad(E::split(self.rows[half][p]).1);
+            let pad = |half: usize, p: usize| E::Chunk::pad(E::Chunk::split(self.rows[half][p]).1);
             let w = each!(s.splat(0.0), |p| element.load(s, [&pad(0, p), &pad(1, p)]));
-            let x: [E::Columns; T] = self.x.map(|x| E::pad_token(E::split_token(x).1));
+            let x: [E::Columns; T] = self.x.map(|x| E::Columns::pad(E::Columns::split(x).1));
             step(s, element, w, x.each_ref(), &mut partial);
         }
         rows::<S, P, T>(s, &sums(s, &partial))
@@ -101,9 +101,10 @@ impl<E: Element, const P: usize, const T: usize> Tile<'_, E, P, T> {
     fn whole<S: Simd>(&self, s: S, partial: &mut Partial<S, P, T>) {
         let (element, chunks) = (self.element, self.x[0].len() / E::COLUMNS);
         let w: [[&[E::Chunk]; P]; 2] = each!([&[][..]; P], |half| {
-            each!(&[][..], |p| &E::split(self.rows[half][p]).0[..chunks])
+            each!(&[][..], |p| &E::Chunk::split(self.rows[half][p]).0
+                [..chunks])
         });
-        let x: [&[E::Columns]; T] = each!(&[][..], |t| &E::split_token(self.x[t]).0[..chunks]);
+        let x: [&[E::Columns]; T] = each!(&[][..], |t| &E::Columns::split(self.x[t]).0[..chunks]);
         // Whole groups apart, so that their loop is unrolled.
         let groups = chunks / CHUNKS;
         let group_w: [[&[[E::Chunk; CHUNKS]]; P]; 2] = each!([&[][..]; P], |half| {

@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use super::tile::{prepared_step, rows, sums, widest};
 use super::tokens::{MOST_TOKENS, TokenTile, tiles, with_width};
-use super::{BLOCK, Element, HALF, Product, blocks};
+use super::{BLOCK, Element, HALF, Piece, Product, blocks};
 use crate::activations::Activations;
 use crate::grid::Block;
 use crate::matrix::Matrix;
@@ -202,13 +202,13 @@ impl<E: Element> Kernel for Prepare<'_, E> {
     fn run<S: Simd>(self, s: S) {
         let chunks = self.cols.len().div_ceil(E::COLUMNS);
         for (token, out) in self.tokens.zip(self.out.chunks_exact_mut(chunks)) {
-            let (whole, tail) = E::split_token(&self.x.row(token)[self.cols.clone()]);
+            let (whole, tail) = E::Columns::split(&self.x.row(token)[self.cols.clone()]);
             let (out, last) = out.split_at_mut(whole.len());
             for (columns, out) in whole.iter().zip(out) {
                 self.element.prepare(s, columns, out);
             }
             for out in last {
-                self.element.prepare(s, &E::pad_token(tail), out);
+                self.element.prepare(s, &E::Columns::pad(tail), out);
             }
         }
     }
@@ -226,19 +226,19 @@ impl<E: Element, const P: usize> Kernel for Convert<'_, E, P> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let whole = E::split(self.rows[0]).0.len();
-        let chunks = whole + usize::from(!E::split(self.rows[0]).1.is_empty());
+        let whole = E::Chunk::split(self.rows[0]).0.len();
+        let chunks = whole + usize::from(!E::Chunk::split(self.rows[0]).1.is_empty());
         let out: &mut [[[f32; LANES]; P]] = vectors_mut(self.out).as_chunks_mut().0;
         let tiles = self.rows.chunks_exact(2 * P);
         for (rows, out) in tiles.zip(out.chunks_exact_mut(chunks)) {
             let (out, last) = out.split_at_mut(whole);
             for p in 0..P {
-                let [(a, a_tail), (b, b_tail)] = [rows[p], rows[p + P]].map(E::split);
+                let [(a, a_tail), (b, b_tail)] = [rows[p], rows[p + P]].map(E::Chunk::split);
                 for (out, (a, b)) in out.iter_mut().zip(a.iter().zip(b)) {
                     s.store(self.element.load(s, [a, b]), &mut out[p]);
                 }
                 for out in &mut *last {
-                    let (a, b) = (E::pad(a_tail), E::pad(b_tail));
+                    let (a, b) = (E::Chunk::pad(a_tail), E::Chunk::pad(b_tail));
                     s.store(self.element.load(s, [&a, &b]), &mut out[p]);
                 }
             }

@@ -4,7 +4,7 @@
 //! one.
 
 use super::tile::{Partial, RowSums, rows, step, sums};
-use super::{CHUNKS, Element, PREFETCH_BYTES, Product, blocks, prefetch_chunks};
+use super::{CHUNKS, Element, PREFETCH_BYTES, Piece, Product, blocks, prefetch_chunks};
 use crate::simd::{Kernel, Simd, each};
 
 /// Rows that advance together, and the vectors that hold them.
@@ -92,8 +92,8 @@ fn partial<S: Simd, E: Element, const T: usize>(
     x: [&[f32]; T],
 ) -> Partial<S, PAIRS, T> {
     let chunks = x[0].len() / E::COLUMNS;
-    let w: [&[E::Chunk]; ROWS] = each!(&[][..], |r| &E::split(weights[r]).0[..chunks]);
-    let columns: [&[E::Columns]; T] = each!(&[][..], |t| &E::split_token(x[t]).0[..chunks]);
+    let w: [&[E::Chunk]; ROWS] = each!(&[][..], |r| &E::Chunk::split(weights[r]).0[..chunks]);
+    let columns: [&[E::Columns]; T] = each!(&[][..], |t| &E::Columns::split(x[t]).0[..chunks]);
     let mut partial = [[s.splat(0.0); T]; PAIRS];
     for first in (0..chunks).step_by(CHUNKS) {
         for r in 0..ROWS {
@@ -109,8 +109,8 @@ fn partial<S: Simd, E: Element, const T: usize>(
         }
     }
     if !x[0].len().is_multiple_of(E::COLUMNS) {
-        let w: [E::Chunk; ROWS] = weights.map(|weights| E::pad(E::split(weights).1));
-        let x: [E::Columns; T] = x.map(|x| E::pad_token(E::split_token(x).1));
+        let w: [E::Chunk; ROWS] = weights.map(|weights| E::Chunk::pad(E::Chunk::split(weights).1));
+        let x: [E::Columns; T] = x.map(|x| E::Columns::pad(E::Columns::split(x).1));
         let w = each!(s.splat(0.0), |p| element.load(s, [&w[p], &w[p + PAIRS]]));
         step(s, element, w, x.each_ref(), &mut partial);
     }

@@ -731,14 +731,9 @@ mod tests {
 
     /// A folder on a disk that is told what to do, and whose files have names.
     fn named(cache: &KvCache, disk: &DiskFaults, path: &std::path::Path) -> CacheFolder {
-        let config = FolderConfig {
-            path: path.to_owned(),
-            limit: ByteLength::mebibytes(64),
-            remote: None,
-            key: None,
-        };
-        let fingerprint = Fingerprint::new([("weights", "a".to_owned())]);
-        let folder = CacheFolder::open_faulty(disk.clone(), config, cache, fingerprint);
+        let config = trial::config(path, 64 << 20);
+        let told = disk.clone();
+        let folder = CacheFolder::open_faulty(told, config, cache, trial::fingerprint());
         folder.expect("a folder")
     }
 
@@ -917,83 +912,6 @@ mod tests {
         ] {
             assert_eq!(shared.check(&bad), Err(Damage::Header), "{bad:?}");
         }
-    }
-
-    #[test]
-    fn after_a_failure_nothing_more_waits_for_the_disk_until_it_is_tried_again() {
-        let root = tempfile::tempdir().expect("a folder");
-        let disk = DiskFaults::default();
-        let folder = trial::open_on(&disk, root.path());
-        let (shared, chain) = (
-            &folder.shared,
-            folder.root(crate::prefix::Namespace::COMMON),
-        );
-        let touches = || {
-            let queue = shared.queue();
-            let touches = queue
-                .jobs
-                .iter()
-                .filter(|job| matches!(job, Job::Touch(..)));
-            touches.count()
-        };
-        // The writer is held by the first, so that what comes behind it can be seen.
-        disk.set(Trouble::Stalls);
-        shared.offer(trial::segment(&folder, &trial::tokens(&folder, 1, 1), 0));
-        folder.touch(chain);
-        assert_eq!(touches(), 1);
-        shared.queue().paused_until = Some(Instant::now() + Duration::from_secs(60));
-        folder.touch(chain);
-        assert_eq!(touches(), 1, "it is not tried yet");
-        shared.queue().paused_until = None;
-        folder.touch(chain);
-        assert_eq!(touches(), 2);
-        shared.queue().closing = true;
-        folder.touch(chain);
-        assert_eq!(touches(), 2, "nobody would wait for it");
-        shared.queue().closing = false;
-        disk.set(Trouble::Nothing);
-        assert!(folder.settle(Duration::from_secs(60)));
-        assert_eq!(folder.status().written_segments, 1);
-    }
-
-    #[test]
-    fn bytes_are_those_of_the_pages_that_groups_and_states_take() {
-        let root = tempfile::tempdir().expect("a folder");
-        let folder = trial::open(root.path(), 1 << 20);
-        // Two layers of keys and values, each of 32 numbers a token.
-        let group = folder.shared.shape.group_tokens() as u64 * 2 * 2 * 32 * 4;
-        assert_eq!(folder.bytes_of(3..3), 0);
-        assert_eq!(folder.bytes_of(3..8), 5 * group);
-        assert_eq!(folder.point_bytes(3), 0, "rows are all there is");
-        let cache = trial::cache_of_states();
-        let config = trial::config(root.path(), 1 << 20);
-        let states = CacheFolder::open(config, &cache, trial::fingerprint()).expect("a folder");
-        assert_eq!(states.bytes_of(3..8), 0);
-        assert_eq!(states.point_bytes(3), cache.page_bytes() as u64);
-    }
-
-    #[test]
-    fn what_is_being_put_aside_is_pending_and_its_pieces_are_counted() {
-        let root = tempfile::tempdir().expect("a folder");
-        let disk = DiskFaults::default();
-        let room = Arc::new(SwapRoom::new(1 << 20));
-        let folder = trial::open_unnamed(&disk, root.path(), &room);
-        assert!(folder.is_unnamed());
-        assert!(!trial::open(&root.path().join("named"), 1 << 20).is_unnamed());
-        let start = folder.root(crate::prefix::Namespace::COMMON);
-        for (seed, pieces) in [(1, 0), (2, 1)] {
-            assert_eq!(folder.progress(), None, "there is nothing");
-            disk.set(Trouble::Stalls);
-            let segment = trial::segment(&folder, &trial::tokens(&folder, seed, 1), 0);
-            let chain = segment.chains[0];
-            folder.shared.offer(segment);
-            assert_eq!(folder.progress(), Some(pieces));
-            assert!(folder.is_pending(chain) && !folder.is_pending(start));
-            disk.set(Trouble::Nothing);
-            trial::settle(&folder);
-            assert!(!folder.is_pending(chain));
-        }
-        assert_eq!(folder.progress(), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::faults::DiskFaults;
 use super::segment::Kind;
 use super::write::NewSegment;
 use super::{CacheFolder, Fingerprint, FolderConfig};
-use crate::geometry::{Geometry, LayerCache};
+use crate::geometry::Geometry;
 use crate::prefix::Namespace;
 use crate::swap::SwapRoom;
 use crate::{KvCache, KvElements};
@@ -21,19 +21,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Two layers that keep all rows.
 pub(super) fn cache() -> KvCache {
-    let elements = KvElements::both(ElementType::F32);
-    of_geometry(Geometry::uniform(2, 2, 16, elements))
-}
-
-/// A state of 40 numbers, and no rows.
-pub(super) fn cache_of_states() -> KvCache {
-    let elements = KvElements::both(ElementType::F32);
-    let geometry = Geometry::new(vec![LayerCache::None], elements)
-        .and_then(|geometry| geometry.with_states(vec![40]));
-    of_geometry(geometry.expect("a model"))
-}
-
-fn of_geometry(geometry: Geometry) -> KvCache {
+    let geometry = Geometry::uniform(2, 2, 16, KvElements::both(ElementType::F32));
     let cache = KvCache::new(geometry, "sparse".parse().expect("a policy"));
     cache.expect("the system has pages")
 }
