@@ -5,6 +5,7 @@ use std::sync::Arc;
 use lacuna_kv::{Geometry, KvCache, KvPolicy};
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::{ComputeDevice, Executor, ExecutorError, Model};
+use lacuna_pages::vulkan::Compute;
 use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
 
 use crate::executor::VulkanExecutor;
@@ -16,6 +17,16 @@ pub struct VulkanConfig {
     /// The most bytes of a buffer that kernels are shown at once, if that is to be less than the device allows: matrices
     /// and rows that are longer are gone through in parts. Default none.
     pub window: Option<ByteLength>,
+    /// Whether kernels add up products of bytes by an instruction of the device's, where it has one. Default: where it
+    /// says that this is faster. The numbers are the same.
+    pub integer_dot: Option<bool>,
+}
+
+impl VulkanConfig {
+    pub(crate) fn uses_integer_dot(self, compute: &Compute) -> bool {
+        let (has_it, is_fast) = compute.integer_dot();
+        has_it && self.integer_dot.unwrap_or(is_fast)
+    }
 }
 
 /// A Vulkan device with sparse buffers: the best there is.
@@ -44,7 +55,7 @@ impl Vulkan {
             DeviceError::Unavailable { reason, .. } => ExecutorError::Unavailable { reason },
             error => error.into(),
         })?;
-        self_test::run(&device)?;
+        self_test::run(&device, config)?;
         Ok(Self { device, config })
     }
 

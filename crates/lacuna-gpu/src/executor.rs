@@ -83,7 +83,8 @@ impl VulkanExecutor {
         if let Some(needed) = states_short(&model, plan) {
             return too_long("the partial results of attention", needed);
         }
-        let kernels = Kernels::new(&compute, &DeviceWeights::types(&model))?;
+        let integer_dot = config.uses_integer_dot(&compute);
+        let kernels = Kernels::new(&compute, &DeviceWeights::types(&model), integer_dot)?;
         let weights = DeviceWeights::upload(queue, &model)?;
         let rows = weights.longest_row() * u64::from(PRODUCT_ROWS) + reach;
         if rows > window {

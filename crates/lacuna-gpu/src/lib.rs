@@ -16,6 +16,7 @@
 //! Sums are made in orders that the shapes of a model decide, with trees in shared memory: not by subgroups, nor by how
 //! a prompt was cut. So on one device a pass gives the same bits whatever else is in its batch.
 
+mod arranged;
 mod attention;
 mod capability;
 mod device;

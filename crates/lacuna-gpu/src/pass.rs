@@ -12,17 +12,14 @@ use lacuna_pages::DeviceError;
 use lacuna_pages::device::{Access, Address};
 use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording, WINDOWS};
 
+use crate::arranged::{self, BLOCK};
 use crate::capability::{activation_code, element_code};
 use crate::kernels::{
-    Constants, Elementwise, Kernels, NONE, Norm as NormConstants, PRODUCT_ROWS, PRODUCT_TOKENS,
-    Product, Quantize, Rotate, Store, THREADS,
+    Constants, Elementwise, FEW_TOKENS, Kernels, NONE, Norm as NormConstants, PRODUCT_ROWS,
+    PRODUCT_TOKENS, Product, Quantize, Rotate, Store, THREADS, TILE,
 };
 use crate::weights::{DeviceWeights, Placed};
 
-/// Elements of a block of quantized activations, and of a unit of quantized weights.
-const BLOCK: usize = 32;
-/// Elements of a unit of weights that are floats.
-const FLOATS: usize = 4;
 /// The most workgroups one way that every device takes.
 const MOST_GROUPS: u32 = 65_535;
 
@@ -320,11 +317,11 @@ impl<'a> Pass<'a> {
     ) -> Result<(), DeviceError> {
         let weights = self.weights;
         let (placed, piece) = weights.matrix(id);
-        let kernel = self.kernels.product(placed.dtype);
-        let unit = if placed.dtype.is_quantized() {
-            BLOCK
-        } else {
-            FLOATS
+        let kernels = self.kernels.products(placed.dtype);
+        let is_many = tokens > FEW_TOKENS;
+        let (kernel, side) = match is_many {
+            true => (&kernels.many, [TILE, TILE]),
+            false => (&kernels.few, [PRODUCT_ROWS, PRODUCT_TOKENS]),
         };
         for part in parts(placed, self.window, self.alignment) {
             let constants = Product {
@@ -337,28 +334,23 @@ impl<'a> Pass<'a> {
                 output: self.word(output),
                 stride: number(placed.rows),
                 first_row: number(part.first_row),
-                rows: number(part.rows),
-                row_bytes: number(placed.row_bytes),
-                skip: part.skip,
+                count: number(part.rows),
+                row_size: number(placed.row_bytes / 16),
+                skip: part.skip / 16,
                 columns: number(placed.columns),
-                units: number(placed.columns.div_ceil(unit)),
+                units: number(placed.columns.div_ceil(arranged::unit(placed.dtype))),
                 tokens: number(tokens),
-                bias: placed.bias.unwrap_or(NONE),
+                has_bias: placed.has_bias.into(),
             };
             let matrix = Bound::Memory {
                 memory: piece,
                 offset: part.offset,
                 length: part.length,
             };
-            let windows = [
-                self.activations(),
-                matrix,
-                whole(weights.vectors()),
-                Bound::Unused,
-            ];
+            let windows = [self.activations(), matrix, matrix, self.activations()];
             let grid = [
-                number(part.rows).div_ceil(PRODUCT_ROWS),
-                number(tokens).div_ceil(PRODUCT_TOKENS),
+                number(part.rows).div_ceil(side[0]),
+                number(tokens).div_ceil(side[1]),
                 1,
             ];
             self.dispatch(kernel, windows, &constants, grid)?;
@@ -645,7 +637,7 @@ mod tests {
             row_bytes,
             piece: 0,
             offset,
-            bias: None,
+            has_bias: false,
         }
     }
 

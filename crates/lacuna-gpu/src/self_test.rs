@@ -1,16 +1,21 @@
-//! What a device computes when it is opened: products of whole numbers, whose sums no order of adding changes.
+//! What a device computes when it is opened: products of whole numbers, whose sums no order of adding changes, with few
+//! tokens and with many.
 
 use lacuna_kernels::DType;
 use lacuna_models::ExecutorError;
 use lacuna_pages::vulkan::{Bound, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
 
-use crate::kernels::{Constants, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize};
+use crate::arranged;
+use crate::device::VulkanConfig;
+use crate::kernels::{
+    Constants, Kernels, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize, THREADS, TILE,
+};
 
 /// More rows and tokens than a workgroup has, and more columns than its threads take at once.
-const ROWS: usize = 19;
-const COLUMNS: usize = 96;
-const TOKENS: usize = 6;
+const ROWS: usize = 67;
+const COLUMNS: usize = 33 * 32;
+const TOKENS: usize = 9;
 
 /// Whole numbers up to 127, the first of each block of 32 that largest one, so that one unit of a byte is worth 1.
 fn input(index: usize) -> i32 {
@@ -33,9 +38,9 @@ fn wanted(token: usize, row: usize) -> f32 {
     products.sum::<i32>() as f32
 }
 
-/// Weights as bytes of a type.
-fn encoded(dtype: DType) -> Vec<u8> {
-    let all: Vec<i32> = (0..ROWS * COLUMNS).map(weight).collect();
+/// A row of weights as a file has them.
+fn encoded(dtype: DType, row: usize) -> Vec<u8> {
+    let all: Vec<i32> = (row * COLUMNS..(row + 1) * COLUMNS).map(weight).collect();
     match dtype {
         DType::Q8_0 => all
             .chunks(32)
@@ -57,43 +62,53 @@ fn encoded(dtype: DType) -> Vec<u8> {
 ///
 /// # Errors
 /// [`ExecutorError::Faulty`], and what the device refuses.
-pub(crate) fn run(device: &VulkanDevice) -> Result<(), ExecutorError> {
+pub(crate) fn run(device: &VulkanDevice, config: VulkanConfig) -> Result<(), ExecutorError> {
     for (dtype, what) in [
         (DType::F32, "a product of floats"),
         (DType::Q8_0, "a product of quantized numbers"),
     ] {
-        let found = product(&device.queue(), dtype)?;
-        for (index, &found) in found.iter().enumerate() {
-            let wanted = wanted(index / ROWS, index % ROWS);
-            if found != wanted {
-                return Err(ExecutorError::Faulty {
-                    device: device.driver_name().to_owned(),
-                    what,
-                    found,
-                    wanted,
-                });
+        for is_many in [false, true] {
+            let found = product(&device.queue(), config, dtype, is_many)?;
+            for (index, &found) in found.iter().enumerate() {
+                let wanted = wanted(index / ROWS, index % ROWS);
+                if found != wanted {
+                    return Err(ExecutorError::Faulty {
+                        device: device.driver_name().to_owned(),
+                        what,
+                        found,
+                        wanted,
+                    });
+                }
             }
         }
     }
     Ok(())
 }
 
-fn product(queue: &VulkanQueue, dtype: DType) -> Result<Vec<f32>, DeviceError> {
+fn product(
+    queue: &VulkanQueue,
+    config: VulkanConfig,
+    dtype: DType,
+    is_many: bool,
+) -> Result<Vec<f32>, DeviceError> {
     let elements = TOKENS * COLUMNS;
     let (blocks, outputs) = (elements / 32, TOKENS * ROWS);
     // The input, what it is quantized to, and the output, one behind the other.
     let bytes_at = elements;
     let scales_at = bytes_at + 8 * blocks;
     let sums_at = scales_at + blocks;
-    let output_at = sums_at + blocks;
+    let output_at = (sums_at + blocks).next_multiple_of(64);
+    let arena_words = (output_at + outputs).next_multiple_of(4);
     let word = |at: usize| at as u32;
     let x: Vec<f32> = (0..elements).map(|index| input(index) as f32).collect();
-    let mut bytes = encoded(dtype);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    let mut bytes = Vec::new();
+    for row in 0..ROWS {
+        arranged::arrange(dtype, COLUMNS, &encoded(dtype, row), None, &mut bytes);
+    }
 
     let mut compute = queue.compute(4 * elements, 4 * outputs)?;
-    let kernels = Kernels::new(&compute, &[dtype])?;
-    let arena = queue.memory(ByteLength::new(4 * (output_at + outputs) as u64))?;
+    let kernels = Kernels::new(&compute, &[dtype], config.uses_integer_dot(&compute))?;
+    let arena = queue.memory(ByteLength::new(4 * arena_words as u64))?;
     let weights = queue.memory(ByteLength::new(bytes.len() as u64))?;
     weights.write(0, &bytes)?;
     let quantize = Quantize {
@@ -111,24 +126,29 @@ fn product(queue: &VulkanQueue, dtype: DType) -> Result<Vec<f32>, DeviceError> {
         output: word(output_at),
         stride: word(ROWS),
         first_row: 0,
-        rows: word(ROWS),
-        row_bytes: word(bytes.len() / ROWS),
+        count: word(ROWS),
+        row_size: word(bytes.len() / ROWS / 16),
         skip: 0,
         columns: word(COLUMNS),
-        units: word(COLUMNS / if quantized { 32 } else { 4 }),
+        units: word(COLUMNS / arranged::unit(dtype)),
         tokens: word(TOKENS),
-        bias: NONE,
+        has_bias: 0,
     };
     let part = |start: usize, words: usize| Bound::Memory {
         memory: &arena,
         offset: 4 * start as u64,
         length: 4 * words as u64,
     };
-    let all = part(0, output_at + outputs);
+    let all = part(0, arena_words);
     let matrix = crate::pass::whole(&weights);
+    let products = kernels.products(dtype);
+    let (kernel, side) = match is_many {
+        true => (&products.many, [TILE, TILE]),
+        false => (&products.few, [PRODUCT_ROWS, PRODUCT_TOKENS]),
+    };
     let groups = [
-        word(ROWS).div_ceil(PRODUCT_ROWS),
-        word(TOKENS).div_ceil(PRODUCT_TOKENS),
+        word(ROWS).div_ceil(side[0]),
+        word(TOKENS).div_ceil(side[1]),
         1,
     ];
     let mut recording = compute.begin(bytemuck::cast_slice(&x))?;
@@ -136,17 +156,15 @@ fn product(queue: &VulkanQueue, dtype: DType) -> Result<Vec<f32>, DeviceError> {
     recording.barrier();
     if quantized {
         let windows = [all, Bound::Unused, Bound::Unused, Bound::Unused];
-        recording.dispatch(&kernels.quantize, windows, quantize.words(), [1, 1, 1])?;
+        recording.dispatch(
+            &kernels.quantize,
+            windows,
+            quantize.words(),
+            [word(blocks).div_ceil(THREADS), 1, 1],
+        )?;
         recording.barrier();
     }
-    let kernel = kernels.product(dtype);
-    // No bias is read of the third.
-    recording.dispatch(
-        kernel,
-        [all, matrix, matrix, Bound::Unused],
-        product.words(),
-        groups,
-    )?;
+    recording.dispatch(kernel, [all, matrix, matrix, all], product.words(), groups)?;
     recording.barrier();
     recording.leave_output(part(output_at, outputs), 0)?;
     recording.submit()?;

@@ -1,18 +1,23 @@
 //! Weights in device memory: planned, then brought there once.
 //!
-//! Matrices keep the bytes of their file. They lie in a few large pieces, because devices make few allocations; norms and
-//! biases lie in one of their own, as f32.
+//! Matrices keep the bits of their file, in the order in which kernels read them. They lie in a few large pieces, because
+//! devices make few allocations; norms lie in one of their own, as f32.
 
 use std::collections::HashMap;
 
 use lacuna_kernels::DType;
 use lacuna_models::program::{MatrixId, Op, VectorId};
-use lacuna_models::{ExecutorError, Model};
+use lacuna_models::{ExecutorError, MatrixWeights, Model};
 use lacuna_pages::vulkan::{DeviceMemory, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
 
+use crate::arranged;
+
 /// Pieces are about so long: few enough for any device, and not much more than is needed.
 const PIECE_BYTES: u64 = 256 << 20;
+
+/// Rows are put in order and brought to the device in parts of about so many bytes: as many as are staged at once.
+const PART_BYTES: usize = 4 << 20;
 
 /// Matrices begin at multiples of this: the strictest alignment of windows that Vulkan allows a device to ask for.
 const ALIGNMENT: u64 = 256;
@@ -27,8 +32,8 @@ pub(crate) struct Placed {
     /// Which piece, and the first byte in it.
     pub(crate) piece: usize,
     pub(crate) offset: u64,
-    /// Where its bias begins among the vectors, in elements.
-    pub(crate) bias: Option<u32>,
+    /// Whether each row ends with what is added to products with it.
+    pub(crate) has_bias: bool,
 }
 
 impl Placed {
@@ -44,7 +49,7 @@ struct Layout {
     pieces: Vec<u64>,
     matrices: HashMap<MatrixId, Placed>,
     vectors: HashMap<VectorId, u32>,
-    /// Elements of all vectors and biases.
+    /// Elements of all vectors.
     elements: usize,
 }
 
@@ -74,7 +79,10 @@ impl Layout {
         }
         let weights = model.matrix(id);
         let matrix = weights.matrix;
-        let bytes = matrix.bytes().len() as u64;
+        let (dtype, columns) = (matrix.dtype(), matrix.cols());
+        let has_bias = weights.bias.is_some();
+        let row_bytes = arranged::row_bytes(dtype, columns, matrix.row_bytes(), has_bias);
+        let bytes = (matrix.rows() * row_bytes) as u64;
         let fits = |end: &u64| *end == 0 || end + bytes <= PIECE_BYTES;
         if !self.pieces.last().is_some_and(fits) {
             self.pieces.push(0);
@@ -83,15 +91,14 @@ impl Layout {
         let end = &mut self.pieces[piece];
         let offset = *end;
         *end = (offset + bytes).next_multiple_of(ALIGNMENT);
-        let bias = weights.bias.map(|bias| self.elements(bias.len()));
         let placed = Placed {
-            dtype: matrix.dtype(),
+            dtype,
             rows: matrix.rows(),
-            columns: matrix.cols(),
-            row_bytes: matrix.row_bytes(),
+            columns,
+            row_bytes,
             piece,
             offset,
-            bias,
+            has_bias,
         };
         self.matrices.insert(id, placed);
     }
@@ -141,16 +148,20 @@ impl DeviceWeights {
     }
 
     fn copy_matrices(&self, model: &Model) -> Result<(), DeviceError> {
+        let mut part = Vec::new();
         for (&id, placed) in &self.layout.matrices {
             let piece = &self.pieces[placed.piece];
-            let bytes = model.matrix(id).matrix.bytes();
-            let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
-            piece.write(placed.offset, words)?;
-            if !rest.is_empty() {
-                // The piece has room for all of the last word.
-                let mut last = [0; 4];
-                last[..rest.len()].copy_from_slice(rest);
-                piece.write(placed.offset + words.len() as u64, &last)?;
+            let MatrixWeights { matrix, bias, .. } = model.matrix(id);
+            let most = (PART_BYTES / placed.row_bytes).max(1);
+            for start in (0..placed.rows).step_by(most) {
+                part.clear();
+                for row in start..placed.rows.min(start + most) {
+                    let bias = bias.map(|bias| bias[row]);
+                    let bytes = matrix.row(row);
+                    arranged::arrange(placed.dtype, placed.columns, bytes, bias, &mut part);
+                }
+                let offset = (start * placed.row_bytes) as u64;
+                piece.write(placed.offset + offset, &part)?;
             }
         }
         Ok(())
@@ -163,11 +174,6 @@ impl DeviceWeights {
         };
         for (&id, &start) in &self.layout.vectors {
             put(start, model.vector(id));
-        }
-        for (&id, placed) in &self.layout.matrices {
-            if let (Some(start), Some(bias)) = (placed.bias, model.matrix(id).bias) {
-                put(start, bias);
-            }
         }
         self.vectors.write(0, bytemuck::cast_slice(&all))?;
         Ok(())
@@ -192,7 +198,7 @@ impl DeviceWeights {
         start.expect("all vectors of norms are laid out")
     }
 
-    /// All vectors and biases.
+    /// All vectors.
     pub(crate) fn vectors(&self) -> &DeviceMemory {
         &self.vectors
     }

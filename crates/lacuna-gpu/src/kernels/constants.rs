@@ -37,7 +37,7 @@ constants! {
 }
 
 constants! {
-    /// `product.wgsl`
+    /// `rows.wgsl`
     Product {
         input: u32,
         scales: u32,
@@ -45,13 +45,13 @@ constants! {
         output: u32,
         stride: u32,
         first_row: u32,
-        rows: u32,
-        row_bytes: u32,
+        count: u32,
+        row_size: u32,
         skip: u32,
         columns: u32,
         units: u32,
         tokens: u32,
-        bias: u32,
+        has_bias: u32,
     }
 }
 

@@ -10,7 +10,8 @@
 //!
 //! * **K1** The SPIR-V is what naga made of the sources, each of which has one entry point of the name that is given
 //!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
-//!   and constants of at most 128 bytes (the longest has 84).
+//!   and constants of at most 128 bytes (the longest has 84). Products of packed bytes by one instruction are in those
+//!   called dotted alone, which are compiled where the device has them.
 
 mod constants;
 #[cfg(test)]
@@ -30,10 +31,14 @@ pub(crate) use constants::{
 
 /// Threads of a workgroup, in every kernel.
 pub(crate) const THREADS: u32 = 128;
-/// Rows of a matrix that a workgroup of a product has.
+/// Rows of a matrix that a workgroup has of a product with few tokens.
 pub(crate) const PRODUCT_ROWS: u32 = 8;
 /// Tokens that it has at most.
-pub(crate) const PRODUCT_TOKENS: u32 = 4;
+pub(crate) const PRODUCT_TOKENS: u32 = 8;
+/// Rows and tokens of a workgroup of a product with many.
+pub(crate) const TILE: u32 = 64;
+/// The most tokens that are few: weights are read twice for them, by as many threads as there can be.
+pub(crate) const FEW_TOKENS: usize = 16;
 /// Rows of a partition of attention.
 pub(crate) const PARTITION: usize = 256;
 
@@ -51,22 +56,66 @@ struct Module {
     )]
     sources: &'static [&'static str],
     code: &'static [u8],
+    /// The same with products of packed bytes by one instruction.
+    dotted: Option<&'static [u8]>,
 }
 
 macro_rules! module {
-    ($name:literal, $entry:literal, [$($source:literal),+]) => {
+    ($name:expr, $entry:literal, [$($source:literal),+]) => {
         Module {
             name: $name,
             entry: $entry,
             sources: &[$(include_str!($source)),+],
             code: include_bytes!(concat!("spirv/", $name, ".spv")),
+            dotted: None,
         }
     };
 }
 
-macro_rules! product {
-    ($name:literal, $kind:literal, [$($more:literal),*]) => {
-        module!($name, c"product", ["product.wgsl", $kind, $($more),*])
+macro_rules! dotted {
+    ($name:expr, $entry:literal, [$($source:literal),+]) => {
+        Module {
+            dotted: Some(include_bytes!(concat!("spirv/dotted/", $name, ".spv"))),
+            ..module!($name, $entry, [$($source),+])
+        }
+    };
+}
+
+/// The kernels of a weight type: for few tokens, and for many.
+struct ProductModules {
+    few: Module,
+    many: Module,
+}
+
+macro_rules! floats {
+    ($name:literal, [$($weights:literal),+]) => {
+        ProductModules {
+            few: module!(
+                concat!("product_", $name), c"product",
+                ["rows.wgsl", "product.wgsl", "weights/floats.wgsl", $($weights),+]
+            ),
+            many: module!(
+                concat!("tile_", $name), c"tile",
+                ["rows.wgsl", "tile_floats.wgsl", "weights/floats.wgsl", $($weights),+]
+            ),
+        }
+    };
+}
+
+macro_rules! blocks {
+    ($name:literal, $weights:literal) => {
+        ProductModules {
+            few: dotted!(
+                concat!("product_", $name),
+                c"product",
+                ["rows.wgsl", "product.wgsl", "weights/blocks.wgsl", $weights]
+            ),
+            many: dotted!(
+                concat!("tile_", $name),
+                c"tile",
+                ["rows.wgsl", "tile.wgsl", "weights/blocks.wgsl", $weights]
+            ),
+        }
     };
 }
 
@@ -78,68 +127,25 @@ const ATTEND: Module = module!("attend", c"attend", ["attend.wgsl"]);
 const MERGE: Module = module!("merge", c"merge", ["merge.wgsl"]);
 const ELEMENTWISE: Module = module!("elementwise", c"elementwise", ["elementwise.wgsl"]);
 
-/// The product of each weight type there is one for.
-const PRODUCTS: [(DType, Module); 11] = [
-    (
-        DType::F32,
-        product!("product_f32", "weights/floats.wgsl", ["weights/f32.wgsl"]),
-    ),
+/// The products of each weight type that there are some for.
+const PRODUCTS: [(DType, ProductModules); 11] = [
+    (DType::F32, floats!("f32", ["weights/f32.wgsl"])),
     (
         DType::F16,
-        product!("product_f16", "weights/floats.wgsl", ["weights/f16.wgsl"]),
+        floats!("f16", ["weights/halves.wgsl", "weights/f16.wgsl"]),
     ),
     (
         DType::Bf16,
-        product!("product_bf16", "weights/floats.wgsl", ["weights/bf16.wgsl"]),
+        floats!("bf16", ["weights/halves.wgsl", "weights/bf16.wgsl"]),
     ),
-    (
-        DType::Q8_0,
-        product!("product_q8_0", "weights/blocks.wgsl", ["weights/q8_0.wgsl"]),
-    ),
-    (
-        DType::Q4_0,
-        product!("product_q4_0", "weights/blocks.wgsl", ["weights/q4_0.wgsl"]),
-    ),
-    (
-        DType::Q4_1,
-        product!("product_q4_1", "weights/blocks.wgsl", ["weights/q4_1.wgsl"]),
-    ),
-    (
-        DType::Q5_0,
-        product!(
-            "product_q5_0",
-            "weights/blocks.wgsl",
-            ["weights/fifth.wgsl", "weights/q5_0.wgsl"]
-        ),
-    ),
-    (
-        DType::Q5_1,
-        product!(
-            "product_q5_1",
-            "weights/blocks.wgsl",
-            ["weights/fifth.wgsl", "weights/q5_1.wgsl"]
-        ),
-    ),
-    (
-        DType::Q4K,
-        product!(
-            "product_q4_k",
-            "weights/blocks.wgsl",
-            ["weights/nested.wgsl", "weights/q4_k.wgsl"]
-        ),
-    ),
-    (
-        DType::Q5K,
-        product!(
-            "product_q5_k",
-            "weights/blocks.wgsl",
-            ["weights/nested.wgsl", "weights/q5_k.wgsl"]
-        ),
-    ),
-    (
-        DType::Q6K,
-        product!("product_q6_k", "weights/blocks.wgsl", ["weights/q6_k.wgsl"]),
-    ),
+    (DType::Q8_0, blocks!("q8_0", "weights/q8_0.wgsl")),
+    (DType::Q4_0, blocks!("q4_0", "weights/q4_0.wgsl")),
+    (DType::Q4_1, blocks!("q4_1", "weights/q4_1.wgsl")),
+    (DType::Q5_0, blocks!("q5_0", "weights/q5_0.wgsl")),
+    (DType::Q5_1, blocks!("q5_1", "weights/q5_1.wgsl")),
+    (DType::Q4K, blocks!("q4_k", "weights/q4_k.wgsl")),
+    (DType::Q5K, blocks!("q5_k", "weights/q5_k.wgsl")),
+    (DType::Q6K, blocks!("q6_k", "weights/q6_k.wgsl")),
 ];
 
 /// The weight types that there is a product for.
@@ -157,39 +163,63 @@ pub(crate) struct Kernels {
     pub(crate) attend: ComputeKernel,
     pub(crate) merge: ComputeKernel,
     pub(crate) elementwise: ComputeKernel,
-    products: Vec<(DType, ComputeKernel)>,
+    products: Vec<(DType, Products)>,
+}
+
+/// The products of a weight type.
+#[derive(Debug)]
+pub(crate) struct Products {
+    /// With up to [`FEW_TOKENS`].
+    pub(crate) few: ComputeKernel,
+    /// With more.
+    pub(crate) many: ComputeKernel,
 }
 
 impl Kernels {
     /// Compiles those that a model with matrices of `types` takes: some milliseconds each.
-    pub(crate) fn new(compute: &Compute, types: &[DType]) -> Result<Self, DeviceError> {
+    ///
+    /// With `integer_dot`, products of packed bytes are one instruction, which the device has to have.
+    pub(crate) fn new(
+        compute: &Compute,
+        types: &[DType],
+        integer_dot: bool,
+    ) -> Result<Self, DeviceError> {
+        let compile = |module: &Module| {
+            let code = match module.dotted {
+                Some(dotted) if integer_dot => dotted,
+                _ => module.code,
+            };
+            // SAFETY: C1 of the device by K1.
+            unsafe { compute.kernel(code, module.entry) }
+        };
         let wanted = PRODUCTS.iter().filter(|(dtype, _)| types.contains(dtype));
-        let products = wanted.map(|(dtype, module)| Ok((*dtype, compile(compute, module)?)));
+        let products = wanted.map(|(dtype, modules)| {
+            let products = Products {
+                few: compile(&modules.few)?,
+                many: compile(&modules.many)?,
+            };
+            Ok((*dtype, products))
+        });
         Ok(Self {
-            norm: compile(compute, &NORM)?,
-            quantize: compile(compute, &QUANTIZE)?,
-            rotate: compile(compute, &ROTATE)?,
-            store: compile(compute, &STORE)?,
-            attend: compile(compute, &ATTEND)?,
-            merge: compile(compute, &MERGE)?,
-            elementwise: compile(compute, &ELEMENTWISE)?,
+            norm: compile(&NORM)?,
+            quantize: compile(&QUANTIZE)?,
+            rotate: compile(&ROTATE)?,
+            store: compile(&STORE)?,
+            attend: compile(&ATTEND)?,
+            merge: compile(&MERGE)?,
+            elementwise: compile(&ELEMENTWISE)?,
             products: products.collect::<Result<_, DeviceError>>()?,
         })
     }
 
-    /// The product of a weight type.
+    /// The products of a weight type.
     ///
     /// # Panics
     /// For one that the kernels were not compiled with.
-    pub(crate) fn product(&self, dtype: DType) -> &ComputeKernel {
+    pub(crate) fn products(&self, dtype: DType) -> &Products {
         let mut products = self.products.iter();
-        let product = products.find(|(known, _)| *known == dtype);
-        let (_, product) = product.expect("kernels are compiled with all types of the model");
-        product
+        let found = products.find(|(known, _)| *known == dtype);
+        let (_, found) = found.expect("kernels are compiled with all types of the model");
+        found
     }
-}
-
-fn compile(compute: &Compute, module: &Module) -> Result<ComputeKernel, DeviceError> {
-    // SAFETY: C1 of the device by K1.
-    unsafe { compute.kernel(module.code, module.entry) }
 }

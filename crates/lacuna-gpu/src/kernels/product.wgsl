@@ -1,61 +1,35 @@
-// Products of a matrix with rows: output[t][r] = sum over c of weight[r][c] * input[t][c], and a bias.
-//
-// Eight rows of the matrix to a workgroup, sixteen threads to each; a thread takes every sixteenth unit of
-// columns, for up to four tokens at once, and the sixteen are added as halves of a tree. So the order of a
-// sum depends on the width alone: not on how many tokens there are, nor on which of four a token is, nor on
-// what a subgroup is. What a unit is, and what it makes of a token, is in the file of the weight type that
-// is put behind this one.
+// The kernel for a few tokens: eight rows of the matrix to a workgroup, two to the 32 threads of a lane each, for up to
+// eight tokens at once.
 
-struct Params {
-    input: u32,      // word of the first row: elements, or the bytes that `quantize` made
-    scales: u32,     // and its scales and sums, where the weights are quantized
-    sums: u32,
-    output: u32,     // word of the first row that is written
-    stride: u32,     // elements of such a row
-    first_row: u32,  // number of the window's first row
-    rows: u32,       // rows in the window
-    row_bytes: u32,
-    skip: u32,       // bytes in the window before its first row
-    columns: u32,
-    units: u32,      // units in a row
-    tokens: u32,
-    bias: u32,       // where the biases begin in `vectors`, or NONE
-}
-
-var<immediate> p: Params;
-
-@group(0) @binding(0) var<storage, read_write> arena: array<u32>;
-@group(0) @binding(1) var<storage, read> weights: array<u32>;
-@group(0) @binding(2) var<storage, read> vectors: array<f32>;
-
-const LANES = 16u;
 const ROWS = 8u;
-const TOKENS = 4u;
-const NONE = 0xffffffffu;
+const TOKENS = 8u;
+// The sums of a row and token, one behind the other, and one more, so that they lie in different banks.
+const PARTIAL = 33u;
 
-var<workgroup> partial: array<vec4<f32>, 128>;
+var<workgroup> partial: array<f32, 2112>;
 
-// The four bytes from `at` on, which is a multiple of two.
-fn word(at: u32) -> u32 {
-    let low = weights[at / 4u];
-    if at % 4u == 0u {
-        return low;
+// Of up to four tokens from `first` on.
+fn add_tokens(sums: vec4<f32>, unit: Unit, number: u32, first: u32, count: u32) -> vec4<f32> {
+    var all = sums;
+    all.x = add(all.x, unit, input_of(first, number));
+    if count > 1u {
+        all.y = add(all.y, unit, input_of(first + 1u, number));
     }
-    return (low >> 16u) | (weights[at / 4u + 1u] << 16u);
+    if count > 2u {
+        all.z = add(all.z, unit, input_of(first + 2u, number));
+    }
+    if count > 3u {
+        all.w = add(all.w, unit, input_of(first + 3u, number));
+    }
+    return all;
 }
 
-// The two bytes from `at` on, which is a multiple of two.
-fn half_word(at: u32) -> u32 {
-    return (weights[at / 4u] >> (8u * (at % 4u))) & 0xffffu;
-}
-
-fn byte(at: u32) -> u32 {
-    return (weights[at / 4u] >> (8u * (at % 4u))) & 0xffu;
-}
-
-// The float of 16 bits at `at`.
-fn half_float(at: u32) -> f32 {
-    return unpack2x16float(half_word(at)).x;
+fn keep(row: u32, token: u32, lane: u32, sums: vec4<f32>) {
+    let at = (row * TOKENS + token) * PARTIAL + lane;
+    partial[at] = sums.x;
+    partial[at + PARTIAL] = sums.y;
+    partial[at + 2u * PARTIAL] = sums.z;
+    partial[at + 3u * PARTIAL] = sums.w;
 }
 
 @compute @workgroup_size(128)
@@ -64,40 +38,53 @@ fn product(
     @builtin(workgroup_id) group: vec3<u32>,
 ) {
     let lane = thread % LANES;
-    let row = group.x * ROWS + thread / LANES;
+    let pair = thread / LANES * 2u;
     let first = group.y * TOKENS;
     let count = min(p.tokens - first, TOKENS);
-    var sums = vec4<f32>();
-    if row < p.rows {
-        let start = p.skip + row * p.row_bytes;
+    // Of a last group that is not full, the last row again.
+    let row = group.x * ROWS + pair;
+    let one = place_of(min(row, p.count - 1u));
+    let other = place_of(min(row + 1u, p.count - 1u));
+    var ones = vec4<f32>();
+    var others = vec4<f32>();
+    var more_ones = vec4<f32>();
+    var more_others = vec4<f32>();
+    if count == 1u {
         for (var number = lane; number < p.units; number += LANES) {
-            let unit = load(start, number);
-            sums.x += share(unit, number, first);
-            if count > 1u {
-                sums.y += share(unit, number, first + 1u);
-            }
-            if count > 2u {
-                sums.z += share(unit, number, first + 2u);
-            }
-            if count > 3u {
-                sums.w += share(unit, number, first + 3u);
+            let unit = load(one, number);
+            let second = load(other, number);
+            let input = input_of(first, number);
+            ones.x = add(ones.x, unit, input);
+            others.x = add(others.x, second, input);
+        }
+    } else {
+        for (var number = lane; number < p.units; number += LANES) {
+            let unit = load(one, number);
+            let second = load(other, number);
+            ones = add_tokens(ones, unit, number, first, count);
+            others = add_tokens(others, second, number, first, count);
+            if count > 4u {
+                more_ones = add_tokens(more_ones, unit, number, first + 4u, count - 4u);
+                more_others = add_tokens(more_others, second, number, first + 4u, count - 4u);
             }
         }
     }
-    partial[thread] = sums;
+    keep(pair, 0u, lane, ones);
+    keep(pair + 1u, 0u, lane, others);
+    if count > 4u {
+        keep(pair, 4u, lane, more_ones);
+        keep(pair + 1u, 4u, lane, more_others);
+    }
     workgroupBarrier();
-    for (var half = LANES / 2u; half > 0u; half /= 2u) {
-        if lane < half {
-            partial[thread] += partial[thread + half];
+    // A thread for each row and token: rows side by side.
+    let own = group.x * ROWS + thread % ROWS;
+    let token = thread / ROWS;
+    if own < p.count && token < count {
+        let at = (thread % ROWS * TOKENS + token) * PARTIAL;
+        var sum = 0.0;
+        for (var other_lane = 0u; other_lane < LANES; other_lane++) {
+            sum += partial[at + other_lane];
         }
-        workgroupBarrier();
-    }
-    if row < p.rows && lane < count {
-        let number = p.first_row + row;
-        var y = partial[thread - lane][lane];
-        if p.bias != NONE {
-            y += vectors[p.bias + number];
-        }
-        arena[p.output + (first + lane) * p.stride + number] = bitcast<u32>(y);
+        leave(first + token, own, sum);
     }
 }

@@ -9,8 +9,8 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use super::*;
 
-/// SPIR-V that every device of Vulkan 1.2 takes: no capability beyond shaders.
-fn compile(module: &Module) -> Vec<u8> {
+/// SPIR-V that every device of Vulkan 1.2 takes: no capability beyond shaders, and those given.
+fn compile(module: &Module, more: &[spv::Capability]) -> Vec<u8> {
     let source = module.sources.concat();
     let parsed = naga::front::wgsl::parse_str(&source);
     let parsed =
@@ -24,7 +24,12 @@ fn compile(module: &Module) -> Vec<u8> {
     let options = spv::Options {
         lang_version: (1, 3),
         flags: spv::WriterFlags::empty(),
-        capabilities: Some([spv::Capability::Shader].into_iter().collect()),
+        capabilities: Some(
+            [&[spv::Capability::Shader], more]
+                .concat()
+                .into_iter()
+                .collect(),
+        ),
         // The device sees to what is beyond a window, and divisors are never zero.
         bounds_check_policies: BoundsCheckPolicies::default(),
         emit_int_div_checks: false,
@@ -44,7 +49,8 @@ fn compile(module: &Module) -> Vec<u8> {
 #[test]
 fn the_committed_spirv_is_what_its_source_compiles_to() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels/spirv");
-    let products = PRODUCTS.iter().map(|(_, module)| module);
+    let products = PRODUCTS.iter();
+    let products = products.flat_map(|(_, modules)| [&modules.few, &modules.many]);
     let others = [
         &NORM,
         &QUANTIZE,
@@ -55,16 +61,27 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
         &ELEMENTWISE,
     ];
     for module in others.into_iter().chain(products) {
-        let compiled = compile(module);
-        if std::env::var_os("LACUNA_WRITE_SHADERS").is_some() {
-            let path = folder.join(module.name).with_extension("spv");
-            std::fs::write(path, &compiled).expect("the folder can be written to");
-            continue;
+        compare(&folder, module, module.code, &[]);
+        if let Some(dotted) = module.dotted {
+            let more = [
+                spv::Capability::DotProduct,
+                spv::Capability::DotProductInput4x8BitPacked,
+            ];
+            compare(&folder.join("dotted"), module, dotted, &more);
         }
-        assert!(
-            module.code == compiled,
-            "{}.spv is not what its sources compile to; see the top of this test",
-            module.name
-        );
     }
+}
+
+fn compare(folder: &Path, module: &Module, code: &[u8], more: &[spv::Capability]) {
+    let compiled = compile(module, more);
+    if std::env::var_os("LACUNA_WRITE_SHADERS").is_some() {
+        let path = folder.join(module.name).with_extension("spv");
+        std::fs::write(path, &compiled).expect("the folder can be written to");
+        return;
+    }
+    assert!(
+        code == compiled,
+        "{}.spv is not what its sources compile to; see the top of this test",
+        module.name
+    );
 }

@@ -145,6 +145,7 @@ fn short_windows_equal_whole_buffers() {
     let config = VulkanConfig {
         // A partition of rows, and a few dozen rows of a matrix.
         window: Some(ByteLength::kibibytes(160)),
+        ..VulkanConfig::default()
     };
     let policy = KvPolicy::default();
     let parts = OnDevice::with("demo", ElementType::F16, policy, config);

@@ -79,6 +79,7 @@ fn kv_memory_that_it_cannot_compute_over_is_refused() {
 fn rows_longer_than_what_kernels_are_shown_are_refused() {
     let config = VulkanConfig {
         window: Some(ByteLength::kibibytes(4)),
+        ..VulkanConfig::default()
     };
     let refused = OnDevice::with("demo", ElementType::F16, KvPolicy::default(), config);
     let error = refused.expect_err("a partition of rows is longer");

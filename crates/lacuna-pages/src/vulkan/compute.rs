@@ -249,6 +249,13 @@ impl Compute {
         self.objects.driver.limits.window
     }
 
+    /// Whether kernels may add up products of packed bytes by one instruction (`SPV_KHR_integer_dot_product`), and
+    /// whether the device is faster for it.
+    pub fn integer_dot(&self) -> (bool, bool) {
+        let limits = &self.objects.driver.limits;
+        (limits.integer_dot, limits.fast_integer_dot)
+    }
+
     /// The queue that passes are submitted on.
     pub fn queue(&self) -> VulkanQueue {
         VulkanQueue {
@@ -262,7 +269,8 @@ impl Compute {
     /// What the driver refuses.
     ///
     /// # Safety
-    /// C1: `code` is valid SPIR-V for Vulkan 1.2 with a compute entry point `entry` that uses no more than
+    /// C1: `code` is valid SPIR-V for Vulkan 1.2, with products of packed bytes where [`Compute::integer_dot`] says that there
+    /// are any, with a compute entry point `entry` that uses no more than
     /// [`WINDOWS`] storage buffers of set 0, from binding 0 on, and `CONSTANT_BYTES` bytes of push constants.
     pub unsafe fn kernel(&self, code: &[u8], entry: &CStr) -> Result<ComputeKernel, DeviceError> {
         let driver = &self.objects.driver;

@@ -86,7 +86,8 @@ impl Driver {
             .collect();
         let (index, families) = choose(&candidates)?;
         let physical = devices[index];
-        let device = wrap(create_device(&instance, physical, families)?);
+        let integer_dot = candidates[index].limits.integer_dot;
+        let device = wrap(create_device(&instance, physical, families, integer_dot)?);
         let timeline = match create_timeline(&device) {
             Ok(timeline) => timeline,
             Err(result) => {
@@ -235,6 +236,7 @@ fn create_device(
     instance: &OpenInstance,
     physical: vk::PhysicalDevice,
     families: Families,
+    integer_dot: bool,
 ) -> Result<ash::Device, DeviceError> {
     let priority = [1.0];
     let queue = |family| {
@@ -254,10 +256,14 @@ fn create_device(
         .sparse_residency_buffer(true)
         .sparse_residency_aliased(true);
     let mut newer = vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true);
-    let info = vk::DeviceCreateInfo::default()
+    let mut newest = vk::PhysicalDeviceVulkan13Features::default().shader_integer_dot_product(true);
+    let mut info = vk::DeviceCreateInfo::default()
         .queue_create_infos(&queues)
         .enabled_features(&features)
         .push_next(&mut newer);
+    if integer_dot {
+        info = info.push_next(&mut newest);
+    }
     // SAFETY: V1 and V5; the features and families are those that the device said it has.
     unsafe { instance.instance.create_device(physical, &info, None) }
         .map_err(|result| refused("vkCreateDevice", result))

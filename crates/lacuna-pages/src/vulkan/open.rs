@@ -46,6 +46,10 @@ pub(super) struct Limits {
     pub(super) window_alignment: u64,
     /// Whether holes read as zeros and lose what is written to them.
     pub(super) strict_holes: bool,
+    /// Whether kernels may add up products of packed bytes by one instruction.
+    pub(super) integer_dot: bool,
+    /// And whether the device is faster for it.
+    pub(super) fast_integer_dot: bool,
 }
 
 /// The queue families a device is used through; often one and the same.
@@ -144,17 +148,18 @@ impl OpenInstance {
     fn limits(&self, device: vk::PhysicalDevice, basic: &vk::PhysicalDeviceProperties) -> Limits {
         let mut third = vk::PhysicalDeviceMaintenance3Properties::default();
         let mut fourth = vk::PhysicalDeviceMaintenance4Properties::default();
+        let mut dot = vk::PhysicalDeviceShaderIntegerDotProductProperties::default();
         let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut third);
-        let knows_buffer_size = basic.api_version >= vk::API_VERSION_1_3;
-        if knows_buffer_size {
-            properties = properties.push_next(&mut fourth);
+        let knows_third = basic.api_version >= vk::API_VERSION_1_3;
+        if knows_third {
+            properties = properties.push_next(&mut fourth).push_next(&mut dot);
         }
         // SAFETY: O2; the device knows the versions that these structures belong to.
         unsafe {
             self.instance
                 .get_physical_device_properties2(device, &mut properties);
         }
-        let buffer = if knows_buffer_size {
+        let buffer = if knows_third {
             fourth.max_buffer_size
         } else {
             u64::MAX
@@ -167,7 +172,21 @@ impl OpenInstance {
             window: limits.max_storage_buffer_range.into(),
             window_alignment: limits.min_storage_buffer_offset_alignment.max(4),
             strict_holes: basic.sparse_properties.residency_non_resident_strict == vk::TRUE,
+            integer_dot: knows_third && self.has_integer_dot(device),
+            fast_integer_dot: dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
         }
+    }
+
+    /// Of a device that knows version 1.3.
+    fn has_integer_dot(&self, device: vk::PhysicalDevice) -> bool {
+        let mut third = vk::PhysicalDeviceVulkan13Features::default();
+        let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut third);
+        // SAFETY: O2, and the device knows the version that the structure belongs to.
+        unsafe {
+            self.instance
+                .get_physical_device_features2(device, &mut features);
+        }
+        third.shader_integer_dot_product == vk::TRUE
     }
 }
 

@@ -1,15 +1,31 @@
-// IEEE 754 binary32.
-fn elements(start: u32, column: u32, count: u32) -> vec4<f32> {
-    let at = start / 4u + column;
-    var found = vec4<f32>(bitcast<f32>(weights[at]), 0.0, 0.0, 0.0);
-    if count > 1u {
-        found.y = bitcast<f32>(weights[at + 1u]);
-    }
-    if count > 2u {
-        found.z = bitcast<f32>(weights[at + 2u]);
-    }
-    if count > 3u {
-        found.w = bitcast<f32>(weights[at + 3u]);
-    }
-    return found;
+// IEEE 754 binary32: eight to a unit.
+struct Fours {
+    a: vec4<f32>,
+    b: vec4<f32>,
+}
+
+struct Unit {
+    fours: Fours,
+}
+
+fn load(row: u32, number: u32) -> Unit {
+    let first = weights[row + number * 2u];
+    let second = weights[row + number * 2u + 1u];
+    return Unit(Fours(bitcast<vec4<f32>>(first), bitcast<vec4<f32>>(second)));
+}
+
+fn input_of(token: u32, number: u32) -> Input {
+    let column = number * 8u;
+    return Input(Fours(four(token, column), four(token, column + 4u)));
+}
+
+fn add(sum: f32, unit: Unit, input: Input) -> f32 {
+    return add_four(add_four(sum, unit.fours.a, input.fours.a), unit.fours.b, input.fours.b);
+}
+
+const FOURS = 2u;
+
+// Four weights of a unit.
+fn load_four(row: u32, number: u32, part: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(weights[row + number * 2u + part]);
 }

@@ -1,8 +1,10 @@
-// 32 weights in 18 bytes: `d: f16`, 32 nibbles, the low ones first; weight `d * (q - 8)`.
-fn load(start: u32, number: u32) -> Unit {
-    let at = start + number * 18u;
-    let packed = words(at + 2u);
-    let low = less(packed & NIBBLES, 8u);
-    let high = less((packed >> vec4<u32>(4u)) & NIBBLES, 8u);
-    return Unit(low, high, vec2<f32>(half_float(at)), 0.0);
+// A row: nibbles, then `d: f16` of each 32; weight `d * (q - 8)`.
+const LESS = 8;
+const HALVES_DIFFER = false;
+const HAS_MINIMUM = false;
+
+fn load(row: u32, number: u32) -> Unit {
+    let packed = weights[row + number];
+    let scale = half_float(16u * (row + p.units) + number * 2u);
+    return Unit(packed & NIBBLES, (packed >> vec4<u32>(4u)) & NIBBLES, vec2<f32>(scale), 0.0);
 }

@@ -1,8 +1,10 @@
-// 32 weights in 20 bytes: `d: f16`, `m: f16`, 32 nibbles, the low ones first; weight `d * q + m`.
-fn load(start: u32, number: u32) -> Unit {
-    let at = start + number * 20u;
-    let packed = words(at + 4u);
-    let low = packed & NIBBLES;
-    let high = (packed >> vec4<u32>(4u)) & NIBBLES;
-    return Unit(low, high, vec2<f32>(half_float(at)), -half_float(at + 2u));
+// A row: nibbles, then `d: f16` and `m: f16` of each 32; weight `d * q + m`.
+const LESS = 0;
+const HALVES_DIFFER = false;
+const HAS_MINIMUM = true;
+
+fn load(row: u32, number: u32) -> Unit {
+    let packed = weights[row + number];
+    let two = unpack2x16float(words[4u * (row + p.units) + number]);
+    return Unit(packed & NIBBLES, (packed >> vec4<u32>(4u)) & NIBBLES, vec2<f32>(two.x), two.y);
 }

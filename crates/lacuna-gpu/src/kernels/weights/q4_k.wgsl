@@ -1,13 +1,10 @@
-// 256 weights in 144 bytes: `d: f16`, `dmin: f16`, scales and minima, 256 nibbles; 32 bytes have two sub-blocks, the
-// low nibbles the first. Weight `d * scale * q - dmin * minimum`.
-fn load(start: u32, number: u32) -> Unit {
-    let at = start + number / 8u * 144u;
-    let sub_block = number % 8u;
-    let nested = scale_and_minimum(at + 4u, sub_block);
-    let source = at + 16u + sub_block / 2u * 32u;
-    let shift = vec4<u32>(4u * (sub_block % 2u));
-    let low = (words(source) >> shift) & NIBBLES;
-    let high = (words(source + 16u) >> shift) & NIBBLES;
-    let scale = half_float(at) * nested.x;
-    return Unit(low, high, vec2<f32>(scale), half_float(at + 2u) * nested.y);
+// A row: nibbles, then sixteen bytes of scales and minima of each 256; weight `d * scale * q - dmin * minimum`.
+const LESS = 0;
+const HALVES_DIFFER = false;
+const HAS_MINIMUM = true;
+
+fn load(row: u32, number: u32) -> Unit {
+    let packed = weights[row + number];
+    let nested = nested_scales(weights[row + p.units + number / 8u], number % 8u);
+    return Unit(packed & NIBBLES, (packed >> vec4<u32>(4u)) & NIBBLES, vec2<f32>(nested.x), nested.y);
 }

@@ -1,9 +1,14 @@
-// 32 weights in 24 bytes: `d: f16`, `m: f16`, 32 fifth bits, 32 nibbles, the low ones first; weight `d * q + m`.
-fn load(start: u32, number: u32) -> Unit {
-    let at = start + number * 24u;
-    let bits = word(at + 4u);
-    let packed = words(at + 8u);
+// A row: nibbles, then a word of fifth bits, then `d: f16` and `m: f16` of each 32; weight `d * q + m`.
+const LESS = 0;
+const HALVES_DIFFER = false;
+const HAS_MINIMUM = true;
+
+fn load(row: u32, number: u32) -> Unit {
+    let packed = weights[row + number];
+    let behind = 4u * (row + p.units);
+    let bits = words[behind + number];
+    let two = unpack2x16float(words[behind + p.units + number]);
     let low = (packed & NIBBLES) | fifth_bits(bits, 0u);
-    let high = ((packed >> vec4<u32>(4u)) & NIBBLES) | fifth_bits(bits, 16u);
-    return Unit(low, high, vec2<f32>(half_float(at)), -half_float(at + 2u));
+    let high = ((packed >> vec4<u32>(4u)) & NIBBLES) | fifth_bits(bits, 4u);
+    return Unit(low, high, vec2<f32>(two.x), two.y);
 }

@@ -1,16 +1,13 @@
-// 256 weights in 176 bytes: as Q4_K, with a fifth bit of each weight: of sub-block `i`, bit `i` of 32 bytes.
-fn load(start: u32, number: u32) -> Unit {
-    let at = start + number / 8u * 176u;
-    let sub_block = number % 8u;
-    let nested = scale_and_minimum(at + 4u, sub_block);
-    let source = at + 48u + sub_block / 2u * 32u;
-    let shift = vec4<u32>(4u * (sub_block % 2u));
-    let fifth = vec4<u32>(sub_block);
-    let ones = vec4<u32>(0x01010101u);
-    let low_bits = ((words(at + 16u) >> fifth) & ones) << vec4<u32>(4u);
-    let high_bits = ((words(at + 32u) >> fifth) & ones) << vec4<u32>(4u);
-    let low = ((words(source) >> shift) & NIBBLES) | low_bits;
-    let high = ((words(source + 16u) >> shift) & NIBBLES) | high_bits;
-    let scale = half_float(at) * nested.x;
-    return Unit(low, high, vec2<f32>(scale), half_float(at + 2u) * nested.y);
+// A row: as Q4_K, then a word of fifth bits of each 32.
+const LESS = 0;
+const HALVES_DIFFER = false;
+const HAS_MINIMUM = true;
+
+fn load(row: u32, number: u32) -> Unit {
+    let packed = weights[row + number];
+    let nested = nested_scales(weights[row + p.units + number / 8u], number % 8u);
+    let bits = words[4u * (row + p.units + p.units / 8u) + number];
+    let low = (packed & NIBBLES) | fifth_bits(bits, 0u);
+    let high = ((packed >> vec4<u32>(4u)) & NIBBLES) | fifth_bits(bits, 4u);
+    return Unit(low, high, vec2<f32>(nested.x), nested.y);
 }

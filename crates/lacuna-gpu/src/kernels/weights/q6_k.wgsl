@@ -1,21 +1,23 @@
-// 256 weights in 210 bytes: 128 bytes of four low bits, 64 of two high bits, 16 scales `i8`, `d: f16`; weight
-// `d * scale * (q - 32)`, sixteen weights to a scale. Of each half, 32 bytes of high bits and 64 of low ones have
-// four runs of 32 weights.
-fn load(start: u32, number: u32) -> Unit {
-    let at = start + number / 8u * 210u;
-    let half = number % 8u / 4u;
-    let run = number % 4u;
-    let low_from = at + half * 64u + (run % 2u) * 32u;
-    let high_from = at + 128u + half * 32u;
-    let low_shift = vec4<u32>(4u * (run / 2u));
-    let high_shift = vec4<u32>(2u * run);
-    let twos = vec4<u32>(0x03030303u);
-    let low_bits = ((words(high_from) >> high_shift) & twos) << vec4<u32>(4u);
-    let high_bits = ((words(high_from + 16u) >> high_shift) & twos) << vec4<u32>(4u);
-    let low = less(((words(low_from) >> low_shift) & NIBBLES) | low_bits, 32u);
-    let high = less(((words(low_from + 16u) >> low_shift) & NIBBLES) | high_bits, 32u);
-    let scales = half_word(at + 192u + half * 8u + run * 2u);
+// A row: nibbles, then two words of fifth and sixth bits of each 32, then sixteen scales `i8` of each 256, then `d: f16`
+// of each 256; weight `d * scale * (q - 32)`, sixteen weights to a scale.
+const LESS = 0;
+const HALVES_DIFFER = true;
+const HAS_MINIMUM = false;
+
+fn high_bits(bits: u32) -> vec4<u32> {
+    return ((vec4<u32>(bits) >> vec4<u32>(0u, 2u, 4u, 6u)) & vec4<u32>(0x03030303u)) << vec4<u32>(4u);
+}
+
+fn load(row: u32, number: u32) -> Unit {
+    let packed = weights[row + number];
+    let behind = 4u * (row + p.units);
+    let at = behind + 2u * number;
+    let low = (packed & NIBBLES) | high_bits(words[at]);
+    let high = ((packed >> vec4<u32>(4u)) & NIBBLES) | high_bits(words[at + 1u]);
+    let bytes = 4u * (behind + 2u * p.units);
+    let scales = half_word(bytes + 2u * number);
+    let worth = half_float(bytes + 2u * p.units + number / 8u * 2u);
     let first = f32(bitcast<i32>(scales << 24u) >> 24u);
     let second = f32(bitcast<i32>(scales << 16u) >> 24u);
-    return Unit(low, high, half_float(at + 208u) * vec2<f32>(first, second), 0.0);
+    return Unit(less(low, 32u), less(high, 32u), worth * vec2<f32>(first, second), 0.0);
 }

@@ -1,5 +1,10 @@
-// 32 weights in 34 bytes: `d: f16`, `q: [i8; 32]`; weight `d * q`.
-fn load(start: u32, number: u32) -> Unit {
-    let at = start + number * 34u;
-    return Unit(words(at + 2u), words(at + 18u), vec2<f32>(half_float(at)), 0.0);
+// A row: bytes, then `d: f16` of each 32; weight `d * q`.
+const LESS = 0;
+const HALVES_DIFFER = false;
+const HAS_MINIMUM = false;
+
+fn load(row: u32, number: u32) -> Unit {
+    let at = row + number * 2u;
+    let scale = half_float(16u * (row + p.units * 2u) + number * 2u);
+    return Unit(weights[at], weights[at + 1u], vec2<f32>(scale), 0.0);
 }

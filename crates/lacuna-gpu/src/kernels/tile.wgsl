@@ -1,0 +1,144 @@
+// The kernel for many tokens and quantized weights: 64 rows and 64 tokens to a workgroup, four of each to a thread, whose
+// bytes are brought to shared memory four units at a time. Units come in the order of the lanes that have them.
+
+const TILE = 64u;
+const STAGE = 4u;
+
+// Bytes of unit `u` of row or token `i`: the halves at `(2 u + half) TILE + i`.
+var<workgroup> weight_bytes: array<vec4<u32>, 512>;
+var<workgroup> input_bytes: array<vec4<u32>, 512>;
+// What the halves of a weight's unit are worth, and its minimum.
+var<workgroup> weight_scales: array<vec4<f32>, 256>;
+// What a token's unit is worth, and the sum of its bytes.
+var<workgroup> input_scales: array<vec2<f32>, 256>;
+
+// Four rows of one unit.
+struct Four {
+    a: Unit,
+    b: Unit,
+    c: Unit,
+    d: Unit,
+}
+
+fn staged(unit: u32, row: u32) -> Unit {
+    let at = 2u * unit * TILE + row;
+    let scales = weight_scales[unit * TILE + row];
+    return Unit(weight_bytes[at], weight_bytes[at + TILE], scales.xy, scales.z);
+}
+
+fn staged_input(unit: u32, token: u32) -> Input {
+    let at = 2u * unit * TILE + token;
+    let scales = input_scales[unit * TILE + token];
+    return Input(input_bytes[at], input_bytes[at + TILE], scales.x, bitcast<i32>(scales.y));
+}
+
+fn add_rows(sums: vec4<f32>, four: Four, input: Input) -> vec4<f32> {
+    return vec4<f32>(
+        add(sums.x, four.a, input),
+        add(sums.y, four.b, input),
+        add(sums.z, four.c, input),
+        add(sums.w, four.d, input),
+    );
+}
+
+fn leave_rows(token: u32, row: u32, sums: vec4<f32>) {
+    if token >= p.tokens {
+        return;
+    }
+    if row < p.count {
+        leave(token, row, sums.x);
+    }
+    if row + 16u < p.count {
+        leave(token, row + 16u, sums.y);
+    }
+    if row + 32u < p.count {
+        leave(token, row + 32u, sums.z);
+    }
+    if row + 48u < p.count {
+        leave(token, row + 48u, sums.w);
+    }
+}
+
+@compute @workgroup_size(256)
+fn tile(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+) {
+    let row = group.x * TILE;
+    let token = group.y * TILE;
+    // What this thread brings: a row and a token of one unit in four. Beyond the last, the last again.
+    let own = thread % TILE;
+    let own_unit = thread / TILE;
+    let own_row = place_of(min(row + own, p.count - 1u));
+    let own_token = min(token + own, p.tokens - 1u);
+    // And what it computes: every sixteenth of each.
+    let in_rows = thread % 16u;
+    let in_tokens = thread / 16u;
+    // The first lanes have one unit more than the others.
+    let least = p.units / LANES;
+    let longer = p.units % LANES;
+    let before = longer * (least + 1u);
+    var lane = 0u;
+    var left = least + select(0u, 1u, longer > 0u);
+
+    var all_a = vec4<f32>();
+    var all_b = vec4<f32>();
+    var all_c = vec4<f32>();
+    var all_d = vec4<f32>();
+    var sum_a = vec4<f32>();
+    var sum_b = vec4<f32>();
+    var sum_c = vec4<f32>();
+    var sum_d = vec4<f32>();
+    for (var start = 0u; start < p.units; start += STAGE) {
+        let index = start + own_unit;
+        if index < p.units {
+            var number = index % (least + 1u) * LANES + index / (least + 1u);
+            if index >= before {
+                let rest = index - before;
+                number = rest % max(least, 1u) * LANES + longer + rest / max(least, 1u);
+            }
+            let unit = load(own_row, number);
+            let input = input_of(own_token, number);
+            let at = 2u * own_unit * TILE + own;
+            weight_bytes[at] = unit.low;
+            weight_bytes[at + TILE] = unit.high;
+            weight_scales[thread] = vec4<f32>(unit.scales, unit.minimum, 0.0);
+            input_bytes[at] = input.low;
+            input_bytes[at + TILE] = input.high;
+            input_scales[thread] = vec2<f32>(input.scale, bitcast<f32>(input.sum));
+        }
+        workgroupBarrier();
+        for (var unit = 0u; unit < STAGE; unit++) {
+            if start + unit < p.units {
+                let four = Four(
+                    staged(unit, in_rows),
+                    staged(unit, in_rows + 16u),
+                    staged(unit, in_rows + 32u),
+                    staged(unit, in_rows + 48u),
+                );
+                sum_a = add_rows(sum_a, four, staged_input(unit, in_tokens));
+                sum_b = add_rows(sum_b, four, staged_input(unit, in_tokens + 16u));
+                sum_c = add_rows(sum_c, four, staged_input(unit, in_tokens + 32u));
+                sum_d = add_rows(sum_d, four, staged_input(unit, in_tokens + 48u));
+                left -= 1u;
+                if left == 0u {
+                    all_a += sum_a;
+                    all_b += sum_b;
+                    all_c += sum_c;
+                    all_d += sum_d;
+                    sum_a = vec4<f32>();
+                    sum_b = vec4<f32>();
+                    sum_c = vec4<f32>();
+                    sum_d = vec4<f32>();
+                    lane += 1u;
+                    left = least + select(0u, 1u, lane < longer);
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+    leave_rows(token + in_tokens, row + in_rows, all_a);
+    leave_rows(token + in_tokens + 16u, row + in_rows, all_b);
+    leave_rows(token + in_tokens + 32u, row + in_rows, all_c);
+    leave_rows(token + in_tokens + 48u, row + in_rows, all_d);
+}
