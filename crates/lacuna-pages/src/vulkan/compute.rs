@@ -164,10 +164,59 @@ struct Objects {
     pool: vk::CommandPool,
     commands: vk::CommandBuffer,
     descriptors: Vec<vk::DescriptorPool>,
-    sets: Vec<vk::DescriptorSet>,
+    sets: Vec<Set>,
     input: Staging,
     output: Staging,
     busy: Fence,
+}
+
+/// A descriptor set, and what it was last written with.
+struct Set {
+    handle: vk::DescriptorSet,
+    shown: Shown,
+}
+
+/// What each binding of a set shows, if anything.
+type Shown = [Option<Window>; WINDOWS];
+
+impl Set {
+    /// Whether a kernel that uses `wanted` finds it all. What a kernel does not use may be anything.
+    fn shows(&self, wanted: &Shown) -> bool {
+        let mut pairs = self.shown.iter().zip(wanted);
+        pairs.all(|(shown, wanted)| wanted.is_none() || wanted == shown)
+    }
+
+    /// Has it show `wanted`, in one call, or none where it does.
+    fn show(&mut self, driver: &Driver, wanted: &Shown) {
+        let mut buffers = [[vk::DescriptorBufferInfo::default()]; WINDOWS];
+        for (buffer, window) in buffers.iter_mut().zip(wanted) {
+            if let Some(window) = window {
+                buffer[0] = vk::DescriptorBufferInfo::default()
+                    .buffer(window.buffer.handle)
+                    .offset(window.offset)
+                    .range(window.length);
+            }
+        }
+        let mut writes = [vk::WriteDescriptorSet::default(); WINDOWS];
+        let mut count = 0;
+        for (binding, window) in wanted.iter().enumerate() {
+            if window.is_some() && *window != self.shown[binding] {
+                self.shown[binding] = *window;
+                writes[count] = vk::WriteDescriptorSet::default()
+                    .dst_set(self.handle)
+                    .dst_binding(binding as u32)
+                    .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
+                    .buffer_info(&buffers[binding]);
+                count += 1;
+            }
+        }
+        if count > 0 {
+            // SAFETY: C2 for the set; C3 and V4 for the windows; V5.
+            unsafe {
+                driver.device.update_descriptor_sets(&writes[..count], &[]);
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Objects {
@@ -334,6 +383,7 @@ impl Compute {
             state: self.shared.lock(),
             objects,
             used: 0,
+            bound: vk::Pipeline::null(),
         })
     }
 
@@ -354,11 +404,11 @@ impl Compute {
 
 impl Objects {
     /// The descriptor set of this number, made with others when there is none yet.
-    fn set(&mut self, index: usize) -> Result<vk::DescriptorSet, DeviceError> {
+    fn set(&mut self, index: usize) -> Result<&mut Set, DeviceError> {
         if index >= self.sets.len() {
             self.make_sets()?;
         }
-        let set = self.sets.get(index).copied();
+        let set = self.sets.get_mut(index);
         set.ok_or(invalid("use a descriptor set that was not made"))
     }
 
@@ -381,7 +431,10 @@ impl Objects {
         // SAFETY: V1 and V5.
         let sets = unsafe { driver.device.allocate_descriptor_sets(&info) }
             .map_err(|result| driver.failure("vkAllocateDescriptorSets", result, 0))?;
-        self.sets.extend(sets);
+        self.sets.extend(sets.into_iter().map(|handle| Set {
+            handle,
+            shown: [None; WINDOWS],
+        }));
         Ok(())
     }
 }
@@ -391,8 +444,10 @@ impl Objects {
 pub struct Recording<'a> {
     state: MutexGuard<'a, State>,
     objects: &'a mut Objects,
-    /// Descriptor sets.
+    /// Descriptor sets, of which the last is bound.
     used: usize,
+    /// The kernel that runs next, unless another is bound.
+    bound: vk::Pipeline,
 }
 
 impl fmt::Debug for Recording<'_> {
@@ -427,26 +482,20 @@ impl<'a> Recording<'a> {
         if !same_device {
             return Err(invalid("a kernel that was compiled for other passes"));
         }
-        let mut bound = [None; WINDOWS];
-        for (bound, window) in bound.iter_mut().zip(windows) {
-            *bound = self.resolve(window, true)?;
+        let mut wanted = [None; WINDOWS];
+        for (wanted, window) in wanted.iter_mut().zip(windows) {
+            *wanted = self.resolve(window, true)?;
         }
-        let set = self.objects.set(self.used)?;
-        self.used += 1;
-        self.write_set(set, bound);
+        self.show(&wanted)?;
+        self.bind(kernel);
         let words = constants.iter().flat_map(|word| word.to_ne_bytes());
         let ConstantBytes(bytes) = words.collect();
         let bytes = &bytes[..size_of_val(constants)];
         let (device, commands) = (&self.objects.driver.device, self.objects.commands);
         let layout = self.objects.layout.pipeline;
-        let (compute, stage) = (
-            vk::PipelineBindPoint::COMPUTE,
-            vk::ShaderStageFlags::COMPUTE,
-        );
-        // SAFETY: C1 for what the kernel touches; C2 for commands and set; C3 for kernel and windows; V4, V5.
+        let stage = vk::ShaderStageFlags::COMPUTE;
+        // SAFETY: C1 for what the kernel touches, which `show` and `bind` have just bound; C2 for commands; V4, V5.
         unsafe {
-            device.cmd_bind_pipeline(commands, compute, kernel.pipeline);
-            device.cmd_bind_descriptor_sets(commands, compute, layout, 0, &[set], &[]);
             if !bytes.is_empty() {
                 device.cmd_push_constants(commands, layout, stage, 0, bytes);
             }
@@ -455,23 +504,36 @@ impl<'a> Recording<'a> {
         Ok(())
     }
 
-    fn write_set(&self, set: vk::DescriptorSet, bound: [Option<Window>; WINDOWS]) {
-        for (binding, window) in bound.into_iter().enumerate() {
-            // What a kernel does not use need not be written.
-            let Some(window) = window else { continue };
-            let info = [vk::DescriptorBufferInfo::default()
-                .buffer(window.buffer)
-                .offset(window.offset)
-                .range(window.length)];
-            let write = [vk::WriteDescriptorSet::default()
-                .dst_set(set)
-                .dst_binding(binding as u32)
-                .descriptor_type(vk::DescriptorType::STORAGE_BUFFER)
-                .buffer_info(&info)];
-            // SAFETY: C2 for the set; C3 and V4 for the window; V5.
+    /// Binds a set that shows `wanted`: the last one, if it does.
+    fn show(&mut self, wanted: &Shown) -> Result<(), DeviceError> {
+        let last = self.used.checked_sub(1);
+        if last.is_some_and(|last| self.objects.sets[last].shows(wanted)) {
+            return Ok(());
+        }
+        let driver = Arc::clone(&self.objects.driver);
+        let set = self.objects.set(self.used)?;
+        set.show(&driver, wanted);
+        let sets = [set.handle];
+        self.used += 1;
+        let (compute, commands) = (vk::PipelineBindPoint::COMPUTE, self.objects.commands);
+        let layout = self.objects.layout.pipeline;
+        // SAFETY: C2 for commands and set; C3 for what it shows, and what it showed before is not used; V5.
+        unsafe {
+            let device = &driver.device;
+            device.cmd_bind_descriptor_sets(commands, compute, layout, 0, &sets, &[]);
+        }
+        Ok(())
+    }
+
+    /// Binds a kernel, unless it is.
+    fn bind(&mut self, kernel: &'a ComputeKernel) {
+        if self.bound != kernel.pipeline {
+            self.bound = kernel.pipeline;
+            let (compute, commands) = (vk::PipelineBindPoint::COMPUTE, self.objects.commands);
+            // SAFETY: C2 for commands; C3 for the kernel, which is why no other has its handle.
             unsafe {
                 let device = &self.objects.driver.device;
-                device.update_descriptor_sets(&write, &[]);
+                device.cmd_bind_pipeline(commands, compute, kernel.pipeline);
             }
         }
     }
@@ -529,7 +591,7 @@ impl<'a> Recording<'a> {
             .size(from.length)];
         let (device, commands) = (&self.objects.driver.device, self.objects.commands);
         // SAFETY: C2 and C3, V4 and V5.
-        unsafe { device.cmd_copy_buffer(commands, from.buffer, to.buffer, &regions) };
+        unsafe { device.cmd_copy_buffer(commands, from.buffer.handle, to.buffer.handle, &regions) };
     }
 
     /// What was recorded before is done, and seen, before what is recorded after begins: over all memory,
@@ -616,7 +678,7 @@ fn staged(staging: &Staging, offset: u64, length: u64) -> Result<Window, DeviceE
     let end = offset.checked_add(length);
     match end.is_some_and(|end| end <= staging.length() as u64) {
         true => Ok(Window {
-            buffer: staging.handle(),
+            buffer: staging.name(),
             offset,
             length,
         }),

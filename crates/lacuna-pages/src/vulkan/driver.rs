@@ -10,7 +10,7 @@
 //! # Safety
 //!
 //! * **V1** *Alive.* Every object is owned by one value that destroys it and that keeps the
-//!   [`Driver`] alive; the driver destroys the device last, and the instance after it.
+//!   [`Driver`] alive; the driver destroys the device last. The instance is there as long as the process.
 //! * **V2** *One at a time.* Queues and everything but the timeline are used under the device's
 //!   lock, or by `&mut`; the timeline may be asked and awaited by any thread.
 //! * **V3** *Idle when destroyed.* What the queue may still use is not dropped but retired, and
@@ -43,8 +43,6 @@ pub(super) struct Driver {
     /// The last point that was seen to be reached.
     reached: AtomicU64,
     lost: AtomicBool,
-    /// Last, so that it goes last.
-    _instance: OpenInstance,
 }
 
 impl fmt::Debug for Driver {
@@ -78,7 +76,7 @@ impl Driver {
     pub(super) fn open_with(
         wrap: impl FnOnce(ash::Device) -> ash::Device,
     ) -> Result<(Arc<Self>, Queue), DeviceError> {
-        let instance = OpenInstance::load(None)?;
+        let instance = OpenInstance::shared()?;
         let devices = instance.devices()?;
         let candidates: Vec<Candidate> = devices
             .iter()
@@ -87,7 +85,7 @@ impl Driver {
         let (index, families) = choose(&candidates)?;
         let physical = devices[index];
         let integer_dot = candidates[index].limits.integer_dot;
-        let device = wrap(create_device(&instance, physical, families, integer_dot)?);
+        let device = wrap(create_device(instance, physical, families, integer_dot)?);
         let timeline = match create_timeline(&device) {
             Ok(timeline) => timeline,
             Err(result) => {
@@ -117,7 +115,6 @@ impl Driver {
             timeline,
             reached: AtomicU64::new(0),
             lost: AtomicBool::new(false),
-            _instance: instance,
         });
         let queue = Queue {
             driver: Arc::clone(&driver),

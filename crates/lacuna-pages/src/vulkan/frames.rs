@@ -19,7 +19,7 @@ use ash::vk;
 
 use super::driver::{Driver, Queue};
 use super::kernels::{Kernel, Kernels};
-use super::objects::Staging;
+use super::objects::{BufferName, Staging};
 use crate::device::{DeviceError, Fence, FenceState};
 
 /// How many frames may be in flight before a new one waits for the oldest.
@@ -29,9 +29,9 @@ const FRAMES: usize = 8;
 pub(super) const STAGING_BYTES: usize = 4 << 20;
 
 /// A range of a buffer, in bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {
-    pub(super) buffer: vk::Buffer,
+    pub(super) buffer: BufferName,
     pub(super) offset: u64,
     pub(super) length: u64,
 }
@@ -168,8 +168,8 @@ impl Recorder<'_> {
         unsafe {
             self.frame.driver.device.cmd_copy_buffer(
                 self.frame.commands,
-                from.buffer,
-                to.buffer,
+                from.buffer.handle,
+                to.buffer.handle,
                 &regions,
             );
         }
@@ -181,7 +181,7 @@ impl Recorder<'_> {
         unsafe {
             self.frame.driver.device.cmd_fill_buffer(
                 self.frame.commands,
-                window.buffer,
+                window.buffer.handle,
                 window.offset,
                 window.length,
                 0,
@@ -202,7 +202,7 @@ impl Recorder<'_> {
         let set = self.frame.descriptors(kernels)?;
         let infos = windows.map(|window| {
             [vk::DescriptorBufferInfo::default()
-                .buffer(window.buffer)
+                .buffer(window.buffer.handle)
                 .offset(window.offset)
                 .range(window.length)]
         });

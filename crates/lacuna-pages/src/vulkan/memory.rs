@@ -126,7 +126,7 @@ impl DeviceMemory {
             let staging = frame.staging(chunk.len())?;
             staging.fill(chunk);
             let source = Window {
-                buffer: staging.handle(),
+                buffer: staging.name(),
                 offset: 0,
                 length: chunk.len() as u64,
             };
@@ -144,7 +144,7 @@ impl DeviceMemory {
         let within = end.is_some_and(|end| end <= self.length) && length > 0;
         match &self.buffer {
             Some(buffer) if within && (offset | length).is_multiple_of(4) => Ok(Window {
-                buffer: buffer.handle(),
+                buffer: buffer.name(),
                 offset,
                 length,
             }),

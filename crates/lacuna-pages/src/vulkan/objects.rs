@@ -14,6 +14,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ash::vk;
 
@@ -28,22 +29,39 @@ pub(super) const KERNEL_USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from
         | vk::BufferUsageFlags::TRANSFER_DST.as_raw(),
 );
 
+/// Which buffer it is. Drivers give the handles of buffers that are gone to new ones; the number no other one has had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BufferName {
+    pub(super) handle: vk::Buffer,
+    number: u64,
+}
+
+impl BufferName {
+    fn new(handle: vk::Buffer) -> Self {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        Self {
+            handle,
+            number: MADE.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
 /// A buffer.
 pub(super) struct Buffer {
     driver: Arc<Driver>,
-    handle: vk::Buffer,
+    name: BufferName,
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Buffer").field(&self.handle).finish()
+        f.debug_tuple("Buffer").field(&self.name).finish()
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: V1 and V3.
-        unsafe { self.driver.device.destroy_buffer(self.handle, None) };
+        unsafe { self.driver.device.destroy_buffer(self.name.handle, None) };
     }
 }
 
@@ -55,7 +73,7 @@ impl Buffer {
             .map_err(|result| driver.failure("vkCreateBuffer", result, info.size))?;
         Ok(Self {
             driver: Arc::clone(driver),
-            handle,
+            name: BufferName::new(handle),
         })
     }
 
@@ -80,8 +98,8 @@ impl Buffer {
         Self::new(driver, &info)
     }
 
-    pub(super) fn handle(&self) -> vk::Buffer {
-        self.handle
+    pub(super) fn name(&self) -> BufferName {
+        self.name
     }
 
     pub(super) fn requirements(&self) -> vk::MemoryRequirements {
@@ -89,7 +107,7 @@ impl Buffer {
         unsafe {
             self.driver
                 .device
-                .get_buffer_memory_requirements(self.handle)
+                .get_buffer_memory_requirements(self.name.handle)
         }
     }
 
@@ -98,7 +116,7 @@ impl Buffer {
         unsafe {
             self.driver
                 .device
-                .bind_buffer_memory(self.handle, memory.handle, 0)
+                .bind_buffer_memory(self.name.handle, memory.handle, 0)
         }
         .map_err(|result| self.driver.failure("vkBindBufferMemory", result, 0))
     }
@@ -188,8 +206,8 @@ impl Heap {
         self.memory.handle
     }
 
-    pub(super) fn whole(&self) -> vk::Buffer {
-        self.whole.handle
+    pub(super) fn whole(&self) -> BufferName {
+        self.whole.name
     }
 }
 
@@ -240,8 +258,8 @@ impl Staging {
         })
     }
 
-    pub(super) fn handle(&self) -> vk::Buffer {
-        self.buffer.handle
+    pub(super) fn name(&self) -> BufferName {
+        self.buffer.name
     }
 
     pub(super) fn length(&self) -> usize {

@@ -2,14 +2,18 @@
 
 //! Finding a driver and opening it.
 //!
+//! A process has one instance, which is never destroyed: with the last instance of a process the loader unloads the
+//! driver, and drivers do not survive that for long. What threads have of it is pulled from under those that still
+//! run, and room for such things, of which a process has only so much, is lost with each time it is loaded.
+//!
 //! # Safety
 //!
 //! * **O1** The loader and the drivers it finds are the system's; loading them runs their code, as
 //!   every Vulkan program does.
-//! * **O2** An instance or device that was created is owned by one value, which destroys it, and
-//!   nothing is called on it afterwards.
+//! * **O2** An instance that was created is never destroyed, and its loader stays loaded.
 
 use std::ffi::CStr;
+use std::sync::{Mutex, PoisonError};
 
 use ash::{Entry, Instance, vk};
 
@@ -59,23 +63,27 @@ pub(super) struct Families {
     pub(super) bind: u32,
 }
 
-/// An open instance.
+/// An open instance: there for as long as the process is.
 pub(super) struct OpenInstance {
     pub(super) instance: Instance,
     /// The loaded library: stays loaded as long as anything of it is used.
     _entry: Entry,
 }
 
-impl Drop for OpenInstance {
-    fn drop(&mut self) {
-        // SAFETY: O2: every device made from it is destroyed, by the order of `Driver`'s fields.
-        unsafe { self.instance.destroy_instance(None) };
-    }
-}
-
 impl OpenInstance {
-    /// Loads the system's loader, or `library` instead.
-    pub(super) fn load(library: Option<&str>) -> Result<Self, DeviceError> {
+    /// The instance that all devices of this process share, made at first use. What went wrong then is not
+    /// remembered: who asks again may find a driver.
+    pub(super) fn shared() -> Result<&'static Self, DeviceError> {
+        static SHARED: Mutex<Option<&'static OpenInstance>> = Mutex::new(None);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        match *shared {
+            Some(instance) => Ok(instance),
+            None => Ok(shared.insert(Self::load(None)?)),
+        }
+    }
+
+    /// Makes an instance with the system's loader, or with `library` instead.
+    fn load(library: Option<&str>) -> Result<&'static Self, DeviceError> {
         let entry = match library {
             // SAFETY: O1.
             Some(library) => unsafe { Entry::load_from(library) },
@@ -87,13 +95,14 @@ impl OpenInstance {
             .application_name(c"lacuna")
             .api_version(vk::API_VERSION_1_3);
         let info = vk::InstanceCreateInfo::default().application_info(&application);
-        // SAFETY: O1 and O2; `info` and what it points to outlive the call.
+        // SAFETY: O1; `info` and what it points to outlive the call.
         let instance = unsafe { entry.create_instance(&info, None) }
             .map_err(|result| unavailable(format!("no Vulkan driver ({result})")))?;
-        Ok(Self {
+        // Leaked for O2.
+        Ok(Box::leak(Box::new(Self {
             instance,
             _entry: entry,
-        })
+        })))
     }
 
     /// The devices there are.
@@ -104,7 +113,7 @@ impl OpenInstance {
     }
 
     pub(super) fn describe(&self, device: vk::PhysicalDevice) -> Candidate {
-        // SAFETY: O2: `device` is one of the instance's, which is alive.
+        // SAFETY: O2: `device` is one of the instance's.
         let basic = unsafe { self.instance.get_physical_device_properties(device) };
         let mut candidate = Candidate {
             name: basic.device_name_as_c_str().map_or_else(

@@ -87,7 +87,7 @@ impl VulkanQueue {
         let staging = frame.staging(data.len())?;
         staging.fill(data);
         let source = Window {
-            buffer: staging.handle(),
+            buffer: staging.name(),
             offset: 0,
             length: data.len() as u64,
         };
@@ -145,7 +145,7 @@ impl VulkanQueue {
         let groups = words.div_ceil(GROUP.into()).min(CHECKSUM_GROUPS) as u32;
         let mut partials = vec![0; groups as usize * WORD as usize];
         let target = Window {
-            buffer: frame.staging(partials.len())?.handle(),
+            buffer: frame.staging(partials.len())?.name(),
             offset: 0,
             length: partials.len() as u64,
         };
@@ -207,7 +207,7 @@ impl HostCopies for VulkanQueue {
             let staging = frame.staging(chunk.len())?;
             staging.fill(chunk);
             let source = Window {
-                buffer: staging.handle(),
+                buffer: staging.name(),
                 offset: 0,
                 length: chunk.len() as u64,
             };
@@ -226,7 +226,7 @@ impl HostCopies for VulkanQueue {
             let window = state.window(at, ByteLength::new(chunk.len() as u64), Access::Read)?;
             let mut frame = take_frame(&mut state)?;
             let target = Window {
-                buffer: frame.staging(chunk.len())?.handle(),
+                buffer: frame.staging(chunk.len())?.name(),
                 offset: 0,
                 length: chunk.len() as u64,
             };

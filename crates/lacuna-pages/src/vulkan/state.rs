@@ -337,7 +337,7 @@ impl State {
                 }
                 list.push(info);
             }
-            changes.push((self.space(group[0].space)?.buffer.handle(), list));
+            changes.push((self.space(group[0].space)?.buffer.name().handle, list));
         }
         Ok(changes)
     }
@@ -466,7 +466,7 @@ impl State {
             Denied::Sealed => invalid("write to a sealed page; make it unique first"),
         })?;
         Ok(Window {
-            buffer: space.buffer.handle(),
+            buffer: space.buffer.name(),
             offset: address.offset,
             length: length.get(),
         })

@@ -291,7 +291,8 @@ pub(crate) fn small() -> PoolConfig {
     }
 }
 
-pub(crate) const PAGE_SIZE: PageSize = PageSize::KIB_16;
+/// The smallest pages that all devices have: graphics cards have none of less than 64 KiB.
+pub(crate) const PAGE_SIZE: PageSize = PageSize::KIB_64;
 pub(crate) const PAGE: usize = PAGE_SIZE.bytes() as usize;
 
 pub(crate) fn pages(count: u64) -> ByteLength {

@@ -1,6 +1,8 @@
 //! The same on a graphics device, or on a driver in software. Ignored until asked for, since not every
 //! machine has one: `just test-vulkan`.
 
+use std::sync::LazyLock;
+
 use lacuna_pages::device::Device;
 use lacuna_pages::{Pool, VulkanDevice};
 use proptest::prelude::*;
@@ -15,10 +17,15 @@ pub(crate) fn is_under_test() -> bool {
     std::env::var_os(UNDER_TEST).is_some()
 }
 
+/// The one device of this process, once more: opening a card takes tenths of a second, and hundreds of pools are
+/// tested. So they also prove that pools of one device leave each other alone.
 pub(crate) fn open() -> VulkanDevice {
-    let device = VulkanDevice::open().expect("a driver with sparse buffers");
-    assert!(device.capabilities().page_sizes.contains(&PAGE_SIZE));
-    device
+    static DEVICE: LazyLock<VulkanDevice> = LazyLock::new(|| {
+        let device = VulkanDevice::open().expect("a driver with sparse buffers");
+        assert!(device.capabilities().page_sizes.contains(&PAGE_SIZE));
+        device
+    });
+    DEVICE.share()
 }
 
 /// Runs the tests of this program whose names contain `filter` in a process that has no other device.
