@@ -10,7 +10,8 @@ use lacuna_kv::Geometry;
 use lacuna_models::plan::ArenaPlan;
 use lacuna_models::program::{Op, Slot};
 use lacuna_models::{
-    BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, Model, PassSize, Segment,
+    BatchLimits, Executor, ExecutorError, ExecutorMemory, ForwardError, KernelTime, Model,
+    PassSize, Segment,
 };
 use lacuna_pages::vulkan::{Compute, DeviceMemory, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
@@ -203,6 +204,20 @@ impl Executor for VulkanExecutor {
             activation_bytes: self.arena.length().get(),
             staging_bytes: self.staging_bytes,
         }
+    }
+
+    fn time_kernels(&mut self, timed: bool) -> Result<(), ExecutorError> {
+        Ok(self.compute.time_kernels(timed)?)
+    }
+
+    fn kernel_times(&self) -> Result<Vec<KernelTime>, ExecutorError> {
+        let times = self.compute.kernel_times()?;
+        let times = times.into_iter().map(|time| KernelTime {
+            kernel: time.kernel,
+            dispatches: time.dispatches,
+            time: time.time,
+        });
+        Ok(times.collect())
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lacuna_kernels::{Cpu, DType, Matrix};
 use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy};
@@ -51,6 +52,29 @@ pub trait Executor: fmt::Debug + Send {
 
     /// Where its bytes are, KV rows aside.
     fn memory(&self) -> ExecutorMemory;
+
+    /// Has passes timed by the device's own clock, or no longer.
+    ///
+    /// # Errors
+    /// Where the device has none.
+    fn time_kernels(&mut self, timed: bool) -> Result<(), ExecutorError>;
+
+    /// What the kernels of the last pass took, the longest first; nothing if it was not timed.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device fails.
+    fn kernel_times(&self) -> Result<Vec<KernelTime>, ExecutorError>;
+}
+
+/// What a kernel took in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelTime {
+    /// Its name.
+    pub kernel: &'static str,
+    /// How often it was dispatched.
+    pub dispatches: usize,
+    /// From the end of what was dispatched before to the end of it, all dispatches together.
+    pub time: Duration,
 }
 
 /// Bytes that a model takes of a device's memory beside KV rows.

@@ -27,7 +27,9 @@ mod weights;
 pub const NUMERICS_VERSION: u32 = 2;
 
 pub use demo::demo;
-pub use device::{ComputeDevice, Executor, ExecutorError, ExecutorMemory, MatrixWeights, PassSize};
+pub use device::{
+    ComputeDevice, Executor, ExecutorError, ExecutorMemory, KernelTime, MatrixWeights, PassSize,
+};
 pub use error::{
     ColumnsError, ConfigError, ForwardError, LoadError, Place, PromptError, UnreadableWeights,
 };

@@ -44,10 +44,6 @@ pub(crate) const PARTITION: usize = 256;
 
 /// One module: what it is called, the name of its entry point, what it is compiled from, and what that gives.
 struct Module {
-    #[cfg_attr(
-        not(all(test, feature = "shaders")),
-        expect(dead_code, reason = "for the test that compares")
-    )]
     name: &'static str,
     entry: &'static CStr,
     #[cfg_attr(
@@ -184,13 +180,14 @@ impl Kernels {
         types: &[DType],
         integer_dot: bool,
     ) -> Result<Self, DeviceError> {
-        let compile = |module: &Module| {
+        let compile = |module: &Module| -> Result<ComputeKernel, DeviceError> {
             let code = match module.dotted {
                 Some(dotted) if integer_dot => dotted,
                 _ => module.code,
             };
             // SAFETY: C1 of the device by K1.
-            unsafe { compute.kernel(code, module.entry) }
+            let kernel = unsafe { compute.kernel(code, module.entry)? };
+            Ok(kernel.named(module.name))
         };
         let wanted = PRODUCTS.iter().filter(|(dtype, _)| types.contains(dtype));
         let products = wanted.map(|(dtype, modules)| {

@@ -48,6 +48,11 @@ fn one_pass_equals_chunks_with_other_weights_and_windows() {
         ("qwen3/model.gguf", ElementType::F32),
         ("llama3/model.gguf", ElementType::F16),
         ("qwen2/model.gguf", ElementType::Bf16),
+        ("qwen3-types/Q8_0.gguf", ElementType::F16),
+        ("qwen3-types/Q4_0.gguf", ElementType::F16),
+        ("qwen3-types/Q4_1.gguf", ElementType::F16),
+        ("qwen3-types/Q5_0.gguf", ElementType::F16),
+        ("qwen3-types/Q5_1.gguf", ElementType::F16),
         ("qwen3-types/Q4_K_M.gguf", ElementType::F16),
         ("families/mistral-window/hf", ElementType::F16),
     ] {
@@ -151,6 +156,25 @@ fn short_windows_equal_whole_buffers() {
     let parts = OnDevice::with("demo", ElementType::F16, policy, config);
     let parts = parts.expect("the device runs the demo").logits(&tokens);
     assert!(parts == whole);
+}
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn products_of_bytes_by_one_instruction_equal_others() {
+    for name in ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K_M"] {
+        let path = format!("qwen3-types/{name}.gguf");
+        let logits = |integer_dot| {
+            let config = VulkanConfig {
+                integer_dot: Some(integer_dot),
+                ..VulkanConfig::default()
+            };
+            let policy = KvPolicy::default();
+            let model = OnDevice::with(&path, ElementType::F16, policy, config);
+            let mut model = model.expect("the device runs it");
+            [3, 40].map(|count| model.logits(&some_tokens(count, 16)))
+        };
+        assert!(logits(true) == logits(false), "{path}");
+    }
 }
 
 #[test]

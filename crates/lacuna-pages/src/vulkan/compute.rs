@@ -33,6 +33,7 @@ use super::memory::DeviceMemory;
 use super::objects::Staging;
 use super::queue::VulkanQueue;
 use super::state::State;
+use super::times::{KernelTime, Times};
 use super::{Shared, invalid};
 use crate::device::{Access, Address, DeviceError, Fence};
 use crate::units::ByteLength;
@@ -129,6 +130,17 @@ pub struct ComputeKernel {
     shared: Arc<Shared>,
     layout: Arc<Layout>,
     pipeline: vk::Pipeline,
+    /// What it is called where kernels are timed.
+    name: &'static str,
+}
+
+impl ComputeKernel {
+    /// The same, called `name` in [`KernelTime`].
+    #[must_use]
+    pub fn named(mut self, name: &'static str) -> Self {
+        self.name = name;
+        self
+    }
 }
 
 impl fmt::Debug for ComputeKernel {
@@ -168,6 +180,8 @@ struct Objects {
     input: Staging,
     output: Staging,
     busy: Fence,
+    /// Where passes are timed.
+    times: Option<Times>,
 }
 
 /// A descriptor set, and what it was last written with.
@@ -271,6 +285,7 @@ impl VulkanQueue {
             input,
             output,
             busy: Fence::DONE,
+            times: None,
         };
         let info = vk::CommandBufferAllocateInfo::default()
             .command_pool(pool)
@@ -353,7 +368,33 @@ impl Compute {
             shared: Arc::clone(&self.shared),
             layout: Arc::clone(&self.objects.layout),
             pipeline: pipelines[0],
+            name: "kernel",
         })
+    }
+
+    /// Has the device's clock read behind each dispatch of the passes to come, or no longer. Passes take a little longer
+    /// then.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for a device without a clock, and what the driver refuses.
+    pub fn time_kernels(&mut self, timed: bool) -> Result<(), DeviceError> {
+        let objects = &mut self.objects;
+        objects.driver.block(objects.busy)?;
+        objects.times = match timed {
+            true => Some(Times::new(&objects.driver)?),
+            false => None,
+        };
+        Ok(())
+    }
+
+    /// What the kernels of the last pass took, the longest first; nothing if it was not timed. Waits for it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lost`], and what the driver refuses.
+    pub fn kernel_times(&self) -> Result<Vec<KernelTime>, DeviceError> {
+        let objects = &self.objects;
+        objects.driver.block(objects.busy)?;
+        objects.times.as_ref().map_or(Ok(Vec::new()), Times::read)
     }
 
     /// Begins a pass, to which the host gives `input`. Waits for the
@@ -379,6 +420,9 @@ impl Compute {
                 .and_then(|()| driver.device.begin_command_buffer(objects.commands, &info))
         }
         .map_err(|result| driver.failure("vkBeginCommandBuffer", result, 0))?;
+        if let Some(times) = &mut objects.times {
+            times.begin(objects.commands);
+        }
         Ok(Recording {
             state: self.shared.lock(),
             objects,
@@ -500,6 +544,9 @@ impl<'a> Recording<'a> {
                 device.cmd_push_constants(commands, layout, stage, 0, bytes);
             }
             device.cmd_dispatch(commands, groups[0], groups[1], groups[2]);
+        }
+        if let Some(times) = &mut self.objects.times {
+            times.note(commands, kernel.name);
         }
         Ok(())
     }

@@ -61,6 +61,7 @@ mod queue;
 mod state;
 #[cfg(test)]
 mod tests;
+mod times;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -69,6 +70,7 @@ use ash::vk;
 pub use compute::{Bound, Compute, ComputeKernel, Recording, WINDOWS};
 pub use memory::{DeviceMemory, MemoryUse};
 pub use queue::{Rows, VulkanQueue, checksum};
+pub use times::KernelTime;
 
 use crate::device::{
     Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence, FenceState, HeapId,

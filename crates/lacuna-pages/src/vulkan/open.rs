@@ -50,6 +50,8 @@ pub(super) struct Limits {
     pub(super) window_alignment: u64,
     /// Whether holes read as zeros and lose what is written to them.
     pub(super) strict_holes: bool,
+    /// A tick of the clock that passes are timed by; 0 where there is none.
+    pub(super) tick_nanoseconds: f64,
     /// Whether kernels may add up products of packed bytes by one instruction.
     pub(super) integer_dot: bool,
     /// And whether the device is faster for it.
@@ -181,6 +183,10 @@ impl OpenInstance {
             window: limits.max_storage_buffer_range.into(),
             window_alignment: limits.min_storage_buffer_offset_alignment.max(4),
             strict_holes: basic.sparse_properties.residency_non_resident_strict == vk::TRUE,
+            tick_nanoseconds: match limits.timestamp_compute_and_graphics {
+                vk::TRUE => limits.timestamp_period.into(),
+                _ => 0.0,
+            },
             integer_dot: knows_third && self.has_integer_dot(device),
             fast_integer_dot: dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
         }
