@@ -511,6 +511,8 @@ pub(crate) struct ServeArgs {
     pub(crate) kv_remote_timeout: std::num::NonZeroU64,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
 }
 
 #[derive(Debug, Args)]

@@ -28,8 +28,15 @@ impl Served {
     }
 
     fn start_model(model: &str, arguments: &[&str]) -> Self {
+        // Another device than the processor, where that is asked for: for models that it can run.
+        let device = std::env::var("LACUNA_TEST_DEVICE").unwrap_or_default();
+        let device = match device.as_str() {
+            device if model == "demo" && !device.is_empty() => vec!["--device", device],
+            _ => Vec::new(),
+        };
         let mut process = Command::new(env!("CARGO_BIN_EXE_lacuna"))
             .args(["serve", model, "--port", "0", "--json"])
+            .args(device)
             .args(arguments)
             .stdout(Stdio::piped())
             .spawn()

@@ -105,6 +105,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
             ("--kv-events", args.kv_events.is_some()),
             ("--allow-image-host", !args.allow_image_host.is_empty()),
             ("--draft-model", drafts),
+            ("--device", config.service.engine.device.is_some()),
         ];
         if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
             let problem = format!("`{name}` writes nothing that would need it; leave out {option}");
@@ -189,13 +190,13 @@ fn normalization(args: &ServeArgs) -> Result<Normalization> {
 
 #[cfg(not(feature = "remote"))]
 fn service(args: &ServeArgs) -> Result<ServiceConfig> {
-    args.service.open(&args.engine)
+    on_device(args)
 }
 
 /// The service, with the store that the arguments name behind its cache folder.
 #[cfg(feature = "remote")]
 fn service(args: &ServeArgs) -> Result<ServiceConfig> {
-    let mut service = args.service.open(&args.engine)?;
+    let mut service = on_device(args)?;
     let folder = service.prefix_cache.folder.as_mut();
     if let (Some(folder), Some(address)) = (folder, &args.kv_remote) {
         let store = lacuna_remote::open(address);
@@ -204,6 +205,13 @@ fn service(args: &ServeArgs) -> Result<ServiceConfig> {
             patience: Duration::from_secs(args.kv_remote_timeout.get()),
         });
     }
+    Ok(service)
+}
+
+/// The service on the device that the arguments name.
+fn on_device(args: &ServeArgs) -> Result<ServiceConfig> {
+    let mut service = args.service.open(&args.engine)?;
+    service.engine.device = args.device.open()?;
     Ok(service)
 }
 
