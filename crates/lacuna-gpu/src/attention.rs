@@ -12,6 +12,7 @@ use lacuna_models::program::Slot;
 use lacuna_models::spec::Mask;
 use lacuna_pages::DeviceError;
 use lacuna_pages::device::Access;
+use lacuna_pages::vulkan::Bound;
 
 use crate::capability::{element_code, mask_code};
 use crate::kernels::{Attend, Merge, NONE, PARTITION};
@@ -163,7 +164,7 @@ impl<'a> Pass<'a> {
                 value_stride: number(value.row_stride / 4),
                 elements: key_code + 4 * value_code,
             };
-            let windows = [self.activations(), keys.bound, values.bound];
+            let windows = [self.activations(), keys.bound, values.bound, Bound::Unused];
             let grid = [
                 number(shape.query_heads),
                 number(partitions.len()),

@@ -10,7 +10,7 @@ use lacuna_models::spec::{Activation, Gating, Norm};
 use lacuna_models::{PassSize, Segment};
 use lacuna_pages::DeviceError;
 use lacuna_pages::device::{Access, Address};
-use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording};
+use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording, WINDOWS};
 
 use crate::capability::{activation_code, element_code};
 use crate::kernels::{
@@ -258,6 +258,7 @@ impl<'a> Pass<'a> {
             self.activations(),
             whole(self.weights.vectors()),
             Bound::Unused,
+            Bound::Unused,
         ];
         let kernels = self.kernels;
         self.dispatch(&kernels.norm, windows, &constants, grid)
@@ -349,7 +350,12 @@ impl<'a> Pass<'a> {
                 offset: part.offset,
                 length: part.length,
             };
-            let windows = [self.activations(), matrix, whole(weights.vectors())];
+            let windows = [
+                self.activations(),
+                matrix,
+                whole(weights.vectors()),
+                Bound::Unused,
+            ];
             let grid = [
                 number(part.rows).div_ceil(PRODUCT_ROWS),
                 number(tokens).div_ceil(PRODUCT_TOKENS),
@@ -413,7 +419,12 @@ impl<'a> Pass<'a> {
                 element: element_code(rows.layout.element).unwrap_or(NONE),
                 count,
             };
-            let windows = [self.activations(), shown.bound, Bound::Unused];
+            let windows = [
+                self.activations(),
+                shown.bound,
+                Bound::Unused,
+                Bound::Unused,
+            ];
             let kernels = self.kernels;
             self.dispatch(&kernels.store, windows, &constants, grid(count))?;
             start += tokens;
@@ -498,14 +509,16 @@ impl<'a> Pass<'a> {
         self.dispatch(&kernels.elementwise, windows, &constants, grid(count))
     }
 
-    pub(crate) fn only_activations(&self) -> [Bound<'a>; 3] {
-        [self.activations(), Bound::Unused, Bound::Unused]
+    pub(crate) fn only_activations(&self) -> [Bound<'a>; WINDOWS] {
+        let mut windows = [Bound::Unused; WINDOWS];
+        windows[0] = self.activations();
+        windows
     }
 
     pub(crate) fn dispatch(
         &mut self,
         kernel: &'a ComputeKernel,
-        windows: [Bound<'a>; 3],
+        windows: [Bound<'a>; WINDOWS],
         constants: &impl Constants,
         groups: [u32; 3],
     ) -> Result<(), DeviceError> {

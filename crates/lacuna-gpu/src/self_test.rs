@@ -135,13 +135,18 @@ fn product(queue: &VulkanQueue, dtype: DType) -> Result<Vec<f32>, DeviceError> {
     recording.take_input(0, part(0, elements))?;
     recording.barrier();
     if quantized {
-        let windows = [all, Bound::Unused, Bound::Unused];
+        let windows = [all, Bound::Unused, Bound::Unused, Bound::Unused];
         recording.dispatch(&kernels.quantize, windows, quantize.words(), [1, 1, 1])?;
         recording.barrier();
     }
     let kernel = kernels.product(dtype);
     // No bias is read of the third.
-    recording.dispatch(kernel, [all, matrix, matrix], product.words(), groups)?;
+    recording.dispatch(
+        kernel,
+        [all, matrix, matrix, Bound::Unused],
+        product.words(),
+        groups,
+    )?;
     recording.barrier();
     recording.leave_output(part(output_at, outputs), 0)?;
     recording.submit()?;

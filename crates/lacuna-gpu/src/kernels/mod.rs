@@ -9,7 +9,7 @@
 //! # Safety
 //!
 //! * **K1** The SPIR-V is what naga made of the sources, each of which has one entry point of the name that is given
-//!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to three storage buffers of group 0, from binding 0 on,
+//!   here and uses what C1 of `lacuna_pages::vulkan` allows: up to four storage buffers of group 0, from binding 0 on,
 //!   and constants of at most 128 bytes (the longest has 84).
 
 mod constants;

@@ -61,7 +61,7 @@ fn stored(floats: &[f32], element: u32) -> Vec<u16> {
     recording
         .dispatch(
             &kernels.store,
-            [from, to, Bound::Unused],
+            [from, to, Bound::Unused, Bound::Unused],
             constants.words(),
             groups,
         )

@@ -12,7 +12,7 @@
 //! V1 to V5 of [`driver`](super::driver), and:
 //!
 //! * **C1** A kernel is valid SPIR-V with one compute entry point of the name given, which uses of
-//!   set 0 at most the storage buffers `WINDOWS` counts, and at most `CONSTANT_BYTES` bytes of
+//!   set 0 at most the storage buffers that [`WINDOWS`] counts, and at most `CONSTANT_BYTES` bytes of
 //!   push constants: whoever makes a [`ComputeKernel`] promises it. What it asks for beyond a window
 //!   stays within that window's buffer, because the device has robust buffer access.
 //! * **C2** Commands, sets and staging memory of a [`Compute`] are touched only when the point of its
@@ -37,8 +37,8 @@ use super::{Shared, invalid};
 use crate::device::{Access, Address, DeviceError, Fence};
 use crate::units::ByteLength;
 
-/// Storage buffers that a kernel sees at most.
-pub(super) const WINDOWS: usize = 3;
+/// Storage buffers that a kernel sees at most: as many as every device has room for.
+pub const WINDOWS: usize = 4;
 
 /// Bytes of constants that every device takes with a dispatch.
 pub(super) const CONSTANT_BYTES: usize = 128;
@@ -263,7 +263,7 @@ impl Compute {
     ///
     /// # Safety
     /// C1: `code` is valid SPIR-V for Vulkan 1.2 with a compute entry point `entry` that uses no more than
-    /// three storage buffers of set 0, from binding 0 on, and `CONSTANT_BYTES` bytes of push constants.
+    /// [`WINDOWS`] storage buffers of set 0, from binding 0 on, and `CONSTANT_BYTES` bytes of push constants.
     pub unsafe fn kernel(&self, code: &[u8], entry: &CStr) -> Result<ComputeKernel, DeviceError> {
         let driver = &self.objects.driver;
         let words: Vec<u32> = code

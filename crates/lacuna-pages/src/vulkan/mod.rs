@@ -66,7 +66,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ash::vk;
 
-pub use compute::{Bound, Compute, ComputeKernel, Recording};
+pub use compute::{Bound, Compute, ComputeKernel, Recording, WINDOWS};
 pub use memory::{DeviceMemory, MemoryUse};
 pub use queue::{Rows, VulkanQueue, checksum};
 

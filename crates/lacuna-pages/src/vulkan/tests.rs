@@ -279,7 +279,7 @@ fn sum_pass(
     let mut recording = compute.begin(input)?;
     recording.take_input(0, part(0, length))?;
     recording.barrier();
-    let windows = [part(0, length), part(512, 64), Bound::Unused];
+    let windows = [part(0, length), part(512, 64), Bound::Unused, Bound::Unused];
     recording.dispatch(kernel, windows, &constants, [1, 1, 1])?;
     recording.barrier();
     recording.leave_output(part(512, 4), 0)?;
@@ -340,7 +340,7 @@ fn a_kernel_is_not_shown_what_is_not_there() {
     }
     for bound in refused {
         let mut recording = compute.begin(&[0; 256]).unwrap();
-        let windows = [bound, part(512, 64), Bound::Unused];
+        let windows = [bound, part(512, 64), Bound::Unused, Bound::Unused];
         let refused = recording.dispatch(&kernel, windows, &[0, 1, 0], [1, 1, 1]);
         assert!(
             matches!(refused, Err(DeviceError::Invalid { .. })),
@@ -348,7 +348,7 @@ fn a_kernel_is_not_shown_what_is_not_there() {
         );
     }
     let mut recording = compute.begin(&[0; 256]).unwrap();
-    let windows = [part(0, 64), part(512, 64), Bound::Unused];
+    let windows = [part(0, 64), part(512, 64), Bound::Unused, Bound::Unused];
     let mut dispatch =
         |constants: &[u32], groups| recording.dispatch(&kernel, windows, constants, groups);
     assert!(dispatch(&[0; 33], [1, 1, 1]).is_err(), "too many constants");
