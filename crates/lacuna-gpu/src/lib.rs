@@ -20,6 +20,7 @@ mod attention;
 mod capability;
 mod device;
 mod executor;
+mod fused;
 mod kernels;
 mod pass;
 mod self_test;

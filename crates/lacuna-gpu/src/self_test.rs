@@ -5,7 +5,9 @@ use lacuna_models::ExecutorError;
 use lacuna_pages::vulkan::{Bound, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
 
-use crate::kernels::{Constants, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize};
+use crate::kernels::{
+    Constants, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize, THREADS,
+};
 
 /// More rows and tokens than a workgroup has, and more columns than its threads take at once.
 const ROWS: usize = 19;
@@ -98,10 +100,12 @@ fn product(queue: &VulkanQueue, dtype: DType) -> Result<Vec<f32>, DeviceError> {
     weights.write(0, &bytes)?;
     let quantize = Quantize {
         source: 0,
+        up: NONE,
+        function: NONE,
         bytes: word(bytes_at),
         scales: word(scales_at),
         sums: word(sums_at),
-        blocks: word(blocks),
+        fours: word(8 * blocks),
     };
     let quantized = dtype.is_quantized();
     let product = Product {
@@ -136,7 +140,8 @@ fn product(queue: &VulkanQueue, dtype: DType) -> Result<Vec<f32>, DeviceError> {
     recording.barrier();
     if quantized {
         let windows = [all, Bound::Unused, Bound::Unused, Bound::Unused];
-        recording.dispatch(&kernels.quantize, windows, quantize.words(), [1, 1, 1])?;
+        let groups = [quantize.fours.div_ceil(THREADS), 1, 1];
+        recording.dispatch(&kernels.quantize, windows, quantize.words(), groups)?;
         recording.barrier();
     }
     let kernel = kernels.product(dtype);

@@ -25,10 +25,11 @@ use lacuna_pages::DeviceError;
 use lacuna_pages::vulkan::{Compute, ComputeKernel};
 
 pub(crate) use constants::{
-    Attend, Constants, Elementwise, Merge, NONE, Norm, Product, Quantize, Rotate, Store,
+    Attend, Constants, Elementwise, Heads, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate,
+    Store,
 };
 
-/// Threads of a workgroup, in every kernel.
+/// Threads of a workgroup where each thread has elements of its own.
 pub(crate) const THREADS: u32 = 128;
 /// Rows of a matrix that a workgroup of a product has.
 pub(crate) const PRODUCT_ROWS: u32 = 8;
@@ -71,12 +72,26 @@ macro_rules! product {
 }
 
 const NORM: Module = module!("norm", c"norm", ["norm.wgsl"]);
-const QUANTIZE: Module = module!("quantize", c"quantize", ["quantize.wgsl"]);
+const PREPARE: Module = module!("prepare", c"prepare", ["prepare.wgsl", "bytes.wgsl"]);
+const QUANTIZE: Module = module!(
+    "quantize",
+    c"quantize",
+    ["quantize.wgsl", "bytes.wgsl", "activations.wgsl"]
+);
+const HEADS: Module = module!("heads", c"heads", ["heads.wgsl", "halves.wgsl"]);
 const ROTATE: Module = module!("rotate", c"rotate", ["rotate.wgsl"]);
-const STORE: Module = module!("store", c"store", ["store.wgsl"]);
-const ATTEND: Module = module!("attend", c"attend", ["attend.wgsl"]);
-const MERGE: Module = module!("merge", c"merge", ["merge.wgsl"]);
-const ELEMENTWISE: Module = module!("elementwise", c"elementwise", ["elementwise.wgsl"]);
+const STORE: Module = module!("store", c"store", ["store.wgsl", "halves.wgsl"]);
+const ATTEND: Module = module!("attend", c"attend", ["attend.wgsl", "rows.wgsl"]);
+const MERGE: Module = module!(
+    "merge",
+    c"merge",
+    ["merge.wgsl", "merging.wgsl", "rows.wgsl", "bytes.wgsl"]
+);
+const ELEMENTWISE: Module = module!(
+    "elementwise",
+    c"elementwise",
+    ["elementwise.wgsl", "activations.wgsl"]
+);
 
 /// The product of each weight type there is one for.
 const PRODUCTS: [(DType, Module); 11] = [
@@ -151,6 +166,8 @@ pub(crate) fn products() -> impl Iterator<Item = DType> {
 #[derive(Debug)]
 pub(crate) struct Kernels {
     pub(crate) norm: ComputeKernel,
+    pub(crate) prepare: ComputeKernel,
+    pub(crate) heads: ComputeKernel,
     pub(crate) quantize: ComputeKernel,
     pub(crate) rotate: ComputeKernel,
     pub(crate) store: ComputeKernel,
@@ -167,6 +184,8 @@ impl Kernels {
         let products = wanted.map(|(dtype, module)| Ok((*dtype, compile(compute, module)?)));
         Ok(Self {
             norm: compile(compute, &NORM)?,
+            prepare: compile(compute, &PREPARE)?,
+            heads: compile(compute, &HEADS)?,
             quantize: compile(compute, &QUANTIZE)?,
             rotate: compile(compute, &ROTATE)?,
             store: compile(compute, &STORE)?,

@@ -47,6 +47,8 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
     let products = PRODUCTS.iter().map(|(_, module)| module);
     let others = [
         &NORM,
+        &PREPARE,
+        &HEADS,
         &QUANTIZE,
         &ROTATE,
         &STORE,

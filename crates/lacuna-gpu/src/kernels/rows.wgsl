@@ -1,0 +1,15 @@
+// Rows of a sequence as attention divides them, for kernels that have `p.mask` and `p.reach`.
+
+// Rows of a partition.
+const PARTITION = 256u;
+
+// The first row that the token of this position sees.
+fn first_row(own: u32) -> u32 {
+    if p.mask == 1u && own + 1u > p.reach {
+        return own + 1u - p.reach;
+    }
+    if p.mask == 2u {
+        return own / p.reach * p.reach;
+    }
+    return 0u;
+}
