@@ -7,16 +7,17 @@ use std::ops::Range;
 
 use lacuna_kernels::AttentionShape;
 use lacuna_kv::{DeviceRows, Layer, Side};
-use lacuna_models::Segment;
-use lacuna_models::program::Slot;
+use lacuna_models::program::{Op, Program, Slot};
 use lacuna_models::spec::Mask;
+use lacuna_models::{BatchLimits, Segment};
 use lacuna_pages::DeviceError;
 use lacuna_pages::device::Access;
 use lacuna_pages::vulkan::Bound;
 
 use crate::capability::{element_code, mask_code};
-use crate::kernels::{Attend, Merge, NONE, PARTITION};
-use crate::pass::{Pass, Shown, device_rows, number};
+use crate::fused::BLOCK;
+use crate::kernels::{Attend, Merge, NONE, PARTITION, THREADS};
+use crate::pass::{Pass, Quantized, Shown, device_rows, number};
 
 /// Words of the partial results of one token, in so many partitions.
 pub(crate) fn state_words(shape: &AttentionShape, partitions: usize) -> u64 {
@@ -32,6 +33,25 @@ pub(crate) fn most_partitions(shape: &AttentionShape, rows: usize) -> usize {
     };
     // However the rows lie, they touch one partition more than they fill.
     (seen.div_ceil(PARTITION) + 1).min(rows.div_ceil(PARTITION).max(1))
+}
+
+/// Tokens whose partial results have room beside each other, where they are not too long.
+const SIDE_BY_SIDE: usize = 64;
+/// The most words for that, 32 MiB, unless one token takes more.
+const MOST_STATE_WORDS: u64 = 8 << 20;
+
+/// Words that partial results of attention in `program` get for batches up to `limits`.
+pub(crate) fn room(program: &Program, limits: BatchLimits) -> u64 {
+    let ops = program.steps().iter().flat_map(|step| program.ops(step));
+    let words = ops.map(|op| match op {
+        Op::Attend { shape, .. } => {
+            let one = state_words(shape, most_partitions(shape, limits.context_tokens));
+            let some = one * limits.tokens.min(SIDE_BY_SIDE) as u64;
+            some.min(MOST_STATE_WORDS).max(one)
+        }
+        _ => 0,
+    });
+    words.max().unwrap_or(0)
 }
 
 /// Tokens of a segment whose partial results lie side by side.
@@ -81,15 +101,26 @@ impl Sight<'_> {
 }
 
 impl<'a> Pass<'a> {
-    /// Attention of each segment's queries over the rows of its sequence. Ends with a barrier.
+    /// Attention of each segment's queries over the rows of its sequence, quantized if that is asked for. Ends with a
+    /// barrier.
     pub(crate) fn attend(
         &mut self,
-        layer: Layer,
-        shape: &AttentionShape,
-        slots: [Slot; 3],
+        op: &Op,
+        quantized: Option<&Quantized>,
         segments: &[Segment<'_>],
     ) -> Result<(), DeviceError> {
-        let words = self.plan.placement(slots[2]).bytes as u64 / 4;
+        let Op::Attend {
+            layer,
+            ref shape,
+            queries,
+            output,
+            ..
+        } = *op
+        else {
+            unreachable!("it is of attention")
+        };
+        let (layer, slots) = (Layer(layer), (queries, (output, quantized)));
+        let words = self.room.state_words;
         let mut waiting: Vec<(Merge, usize)> = Vec::new();
         let (mut used, mut before) = (0, 0);
         for segment in segments {
@@ -109,10 +140,10 @@ impl<'a> Pass<'a> {
                     used = 0;
                     continue;
                 };
-                self.attend_group(layer, &sight, &group, (slots, before), segment)?;
+                self.attend_group(layer, &sight, &group, (queries, before), segment)?;
                 let count = group.tokens.len();
                 used += state_words(shape, group.partitions.len()) * count as u64;
-                waiting.push((self.merging(&sight, &group, slots, before), count));
+                waiting.push((self.merging(&sight, &group, slots.1, before), count));
                 start = group.tokens.end;
             }
             before += sight.tokens;
@@ -126,7 +157,7 @@ impl<'a> Pass<'a> {
         layer: Layer,
         sight: &Sight<'_>,
         group: &Group,
-        ([queries, _, states], before): ([Slot; 3], usize),
+        (queries, before): (Slot, usize),
         segment: &Segment<'_>,
     ) -> Result<(), DeviceError> {
         let shape = sight.shape;
@@ -143,7 +174,7 @@ impl<'a> Pass<'a> {
                 [key, value].map(|layout| element_code(layout.element).unwrap_or(0));
             let constants = Attend {
                 queries: self.word(queries) + number(before * shape.query_heads * shape.head_dim),
-                states: self.word(states) + number(group.states as usize),
+                states: self.room.states + number(group.states as usize),
                 query_heads: number(shape.query_heads),
                 group: number(shape.query_heads / shape.kv_heads),
                 key_dim: number(shape.head_dim),
@@ -203,13 +234,22 @@ impl<'a> Pass<'a> {
         )
     }
 
-    fn merging(&self, sight: &Sight<'_>, group: &Group, slots: [Slot; 3], before: usize) -> Merge {
+    fn merging(
+        &self,
+        sight: &Sight<'_>,
+        group: &Group,
+        (output, quantized): (Slot, Option<&Quantized>),
+        before: usize,
+    ) -> Merge {
         let shape = sight.shape;
-        let [_, output, states] = slots;
+        let elements = before * shape.query_heads * shape.value_dim;
         let (mask, reach) = mask_code(shape.mask).unwrap_or((NONE, 0));
         Merge {
-            states: self.word(states) + number(group.states as usize),
-            output: self.word(output) + number(before * shape.query_heads * shape.value_dim),
+            states: self.room.states + number(group.states as usize),
+            output: match quantized {
+                None => self.word(output) + number(elements),
+                Some(_) => NONE,
+            },
             query_heads: number(shape.query_heads),
             value_dim: number(shape.value_dim),
             mask,
@@ -218,6 +258,10 @@ impl<'a> Pass<'a> {
             first_token: number(group.tokens.start),
             base_partition: number(group.partitions.start),
             partitions: number(group.partitions.len()),
+            first_block: number(elements / BLOCK),
+            bytes: quantized.map_or(NONE, |to| to.bytes),
+            scales: quantized.map_or(NONE, |to| to.scales),
+            sums: quantized.map_or(NONE, |to| to.sums),
         }
     }
 
@@ -229,7 +273,8 @@ impl<'a> Pass<'a> {
     ) -> Result<(), DeviceError> {
         self.recording.barrier();
         for (constants, tokens) in waiting.drain(..) {
-            let grid = [number(shape.query_heads), number(tokens), 1];
+            let threads = shape.query_heads * shape.value_dim.div_ceil(4);
+            let grid = [number(threads).div_ceil(THREADS), number(tokens), 1];
             let (kernels, windows) = (self.kernels, self.only_activations());
             self.dispatch(&kernels.merge, windows, &constants, grid)?;
         }

@@ -16,17 +16,23 @@ use lacuna_models::{
 use lacuna_pages::vulkan::{Compute, DeviceMemory, VulkanQueue};
 use lacuna_pages::{ByteLength, DeviceError};
 
-use crate::attention;
 use crate::device::VulkanConfig;
+use crate::fused::{Action, quantized_bytes};
 use crate::kernels::{Kernels, PARTITION, PRODUCT_ROWS};
-use crate::pass::{Given, Pass};
+use crate::pass::{Given, Pass, Room};
 use crate::weights::DeviceWeights;
+use crate::{attention, fused};
+
+/// What begins behind the slots does at multiples of so many bytes.
+const ALIGNMENT: usize = 64;
 
 /// A model in the memory of a Vulkan device.
 #[derive(Debug)]
 pub(crate) struct VulkanExecutor {
     model: Arc<Model>,
     plan: ArenaPlan,
+    actions: Vec<Action>,
+    room: Room,
     weights: DeviceWeights,
     kernels: Kernels,
     arena: DeviceMemory,
@@ -60,7 +66,8 @@ impl VulkanExecutor {
         let compute = queue.compute(4 * input, 4 * logits)?;
         let window = config.window.map_or(u64::MAX, ByteLength::get);
         let window = window.min(compute.largest_window()) / 4 * 4;
-        let arena_bytes = plan.bytes().next_multiple_of(4).max(4) as u64;
+        let actions = fused::actions(&model, plan);
+        let (room, arena_bytes) = room(&model, plan, &actions);
         let too_long = |what, needed| {
             Err(ExecutorError::Window {
                 device: device.clone(),
@@ -81,9 +88,6 @@ impl VulkanExecutor {
         if partition > window {
             return too_long("a partition of KV rows", partition);
         }
-        if let Some(needed) = states_short(&model, plan) {
-            return too_long("the partial results of attention", needed);
-        }
         let integer_dot = config.uses_integer_dot(&compute);
         let kernels = Kernels::new(&compute, &DeviceWeights::types(&model), integer_dot)?;
         let weights = DeviceWeights::upload(queue, &model)?;
@@ -94,6 +98,8 @@ impl VulkanExecutor {
         Ok(Self {
             arena: queue.memory(ByteLength::new(arena_bytes))?,
             model,
+            actions,
+            room,
             plan: plan.clone(),
             weights,
             kernels,
@@ -172,12 +178,13 @@ impl VulkanExecutor {
             weights: &self.weights,
             arena: &self.arena,
             plan: &self.plan,
+            room: self.room,
             given: &self.given,
             window: self.window,
             alignment,
             size,
         };
-        pass.run(self.model.program(), segments)?;
+        pass.run(&self.actions, segments)?;
         let elements = size.logit_rows * self.model.spec().vocabulary;
         if elements > 0 {
             let logits = &mut self.logits[..elements];
@@ -240,17 +247,17 @@ fn input_elements(model: &Model, limits: BatchLimits) -> usize {
     limits.tokens * widths.sum::<usize>()
 }
 
-/// Bytes that the partial results of one token take, if there is not so much room for them.
-fn states_short(model: &Model, plan: &ArenaPlan) -> Option<u64> {
-    let program = model.program();
-    let mut ops = program.steps().iter().flat_map(|step| program.ops(step));
-    ops.find_map(|op| match op {
-        Op::Attend { shape, states, .. } => {
-            let rows = plan.limits().context_tokens;
-            let needed = 4 * attention::state_words(shape, attention::most_partitions(shape, rows));
-            let room = plan.placement(*states).bytes as u64;
-            (needed > room).then_some(needed)
-        }
-        _ => None,
-    })
+/// What lies behind the slots, and the bytes of all that.
+fn room(model: &Model, plan: &ArenaPlan, actions: &[Action]) -> (Room, u64) {
+    let limits = plan.limits();
+    let word = |byte: usize| u32::try_from(byte / 4).unwrap_or(u32::MAX);
+    let blocks = plan.bytes().next_multiple_of(ALIGNMENT);
+    let states = (blocks + quantized_bytes(actions, limits)).next_multiple_of(ALIGNMENT);
+    let room = Room {
+        blocks: word(blocks),
+        states: word(states),
+        state_words: attention::room(model.program(), limits),
+    };
+    let bytes = states as u64 + 4 * room.state_words;
+    (room, bytes.next_multiple_of(ALIGNMENT as u64))
 }

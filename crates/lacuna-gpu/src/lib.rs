@@ -21,6 +21,7 @@ mod attention;
 mod capability;
 mod device;
 mod executor;
+mod fused;
 mod kernels;
 mod pass;
 mod self_test;

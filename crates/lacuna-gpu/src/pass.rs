@@ -5,18 +5,20 @@
 use lacuna_kernels::RopeStyle;
 use lacuna_kv::{Layer, Side};
 use lacuna_models::plan::ArenaPlan;
-use lacuna_models::program::{Factor, MatrixId, Op, Program, Rows, Slot, VectorId};
+use lacuna_models::program::{Factor, MatrixId, Op, Rows, Slot, VectorId};
 use lacuna_models::spec::{Activation, Gating, Norm};
 use lacuna_models::{PassSize, Segment};
 use lacuna_pages::DeviceError;
 use lacuna_pages::device::{Access, Address};
 use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording, WINDOWS};
 
-use crate::arranged::{self, BLOCK};
+use crate::arranged;
 use crate::capability::{activation_code, element_code};
+use crate::fused::{Action, BLOCK, Heads, Prepare};
 use crate::kernels::{
-    Constants, Elementwise, FEW_TOKENS, Kernels, NONE, Norm as NormConstants, PRODUCT_ROWS,
-    PRODUCT_TOKENS, Product, Quantize, Rotate, Store, THREADS, TILE,
+    Constants, Elementwise, FEW_TOKENS, Heads as HeadsConstants, Kernels, NONE,
+    Norm as NormConstants, PRODUCT_ROWS, PRODUCT_TOKENS, Prepare as PrepareConstants, Product,
+    Quantize, Rotate, Store, THREADS, TILE,
 };
 use crate::weights::{DeviceWeights, Placed};
 
@@ -42,6 +44,16 @@ pub(crate) struct Given {
     pub(crate) elements: usize,
 }
 
+/// What lies in the arena behind the slots.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    /// The first word of what actions quantize.
+    pub(crate) blocks: u32,
+    /// The first word of partial results of attention, and how many there are.
+    pub(crate) states: u32,
+    pub(crate) state_words: u64,
+}
+
 /// A pass under way.
 pub(crate) struct Pass<'a> {
     pub(crate) recording: Recording<'a>,
@@ -49,6 +61,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) weights: &'a DeviceWeights,
     pub(crate) arena: &'a DeviceMemory,
     pub(crate) plan: &'a ArenaPlan,
+    pub(crate) room: Room,
     /// In the order in which the program asks for them.
     pub(crate) given: &'a [Given],
     /// The most bytes of a buffer that a kernel is shown.
@@ -59,21 +72,47 @@ pub(crate) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// Records all of `program`, leaves its logits where the host reads them, and submits it.
+    /// Records all `actions`, leaves the logits where the host reads them, and submits it.
     ///
     /// # Errors
     /// What the device refuses.
     pub(crate) fn run(
         mut self,
-        program: &Program,
+        actions: &[Action],
         segments: &[Segment<'_>],
     ) -> Result<(), DeviceError> {
-        for step in program.steps() {
-            for op in program.ops(step) {
-                self.op(op, segments)?;
-            }
+        for action in actions {
+            self.action(action, segments)?;
         }
         self.recording.submit()?;
+        Ok(())
+    }
+
+    fn action(&mut self, action: &Action, segments: &[Segment<'_>]) -> Result<(), DeviceError> {
+        match *action {
+            Action::Op(ref op) => return self.op(op, segments),
+            Action::Products(ref op) => self.products_of_quantized(op)?,
+            Action::Prepare(ref prepare) => self.prepare(prepare)?,
+            Action::Gate {
+                function,
+                gate,
+                up,
+                width,
+            } => {
+                let rows = (self.size.tokens, width);
+                let quantized = self.quantized(rows);
+                self.quantize((gate, Some((up, function))), &quantized)?;
+            }
+            Action::Heads(ref heads) => self.heads(heads, segments)?,
+            Action::Attend(ref op) => {
+                if let Op::Attend { ref shape, .. } = *op {
+                    let width = shape.query_heads * shape.value_dim;
+                    let quantized = self.quantized((self.size.tokens, width));
+                    return self.attend(op, Some(&quantized), segments);
+                }
+            }
+        }
+        self.recording.barrier();
         Ok(())
     }
 
@@ -98,7 +137,7 @@ impl<'a> Pass<'a> {
                 columns,
                 ref outputs,
                 function,
-            } => self.products([input, blocks], (rows, columns), outputs, function)?,
+            } => self.products([input, blocks], (rows, columns), (outputs, function))?,
             Op::Rotate {
                 heads_of,
                 table,
@@ -118,14 +157,7 @@ impl<'a> Pass<'a> {
                     self.store((Layer(layer), Side::Value), values, width, segments)?;
                 }
             }
-            Op::Attend {
-                layer,
-                ref shape,
-                queries,
-                output,
-                states,
-                sinks: _,
-            } => return self.attend(Layer(layer), shape, [queries, output, states], segments),
+            Op::Attend { .. } => return self.attend(op, None, segments),
             Op::Activate {
                 gating: Gating::Product(activation),
                 gate,
@@ -261,41 +293,116 @@ impl<'a> Pass<'a> {
         self.dispatch(&kernels.norm, windows, &constants, grid)
     }
 
+    /// Rows are added to others, which are normed and quantized, as far as that is asked for.
+    fn prepare(&mut self, prepare: &Prepare) -> Result<(), DeviceError> {
+        let rows = self.rows(prepare.rows);
+        let quantized = self.quantized((rows, prepare.width));
+        let added = prepare.added;
+        let inner = added.and_then(|added| added.norm);
+        let (norm, weight) = prepare.norm;
+        let constants = PrepareConstants {
+            source: self.word(prepare.source),
+            add: added.map_or(NONE, |added| self.word(added.from)),
+            factor: added.and_then(|added| added.factor).unwrap_or(1.0),
+            inner: inner.map_or(NONE, |(_, weight)| self.weights.vector(weight)),
+            inner_epsilon: inner.map_or(0.0, |(norm, _)| norm.epsilon),
+            to: prepare.to.map_or(NONE, |to| self.word(to)),
+            width: number(prepare.width),
+            weight: weight.map_or(NONE, |weight| self.weights.vector(weight)),
+            epsilon: norm.epsilon,
+            bytes: if prepare.quantized {
+                quantized.bytes
+            } else {
+                NONE
+            },
+            scales: quantized.scales,
+            sums: quantized.sums,
+        };
+        let windows = [
+            self.activations(),
+            whole(self.weights.vectors()),
+            Bound::Unused,
+            Bound::Unused,
+        ];
+        let kernels = self.kernels;
+        self.dispatch(&kernels.prepare, windows, &constants, [number(rows), 1, 1])
+    }
+
+    /// So many rows of so many elements as actions quantize them.
+    fn quantized(&self, (rows, columns): (usize, usize)) -> Quantized {
+        Quantized::new(self.room.blocks, rows, columns)
+    }
+
+    /// Quantizes the rows of a slot, or the products of those with a gate's function and another slot's.
+    pub(crate) fn quantize(
+        &mut self,
+        (source, gate): (Slot, Option<(Slot, Activation)>),
+        quantized: &Quantized,
+    ) -> Result<(), DeviceError> {
+        let fours = 8 * quantized.blocks;
+        let function = gate.and_then(|(_, function)| activation_code(function));
+        let constants = Quantize {
+            source: self.word(source),
+            up: gate.map_or(NONE, |(up, _)| self.word(up)),
+            function: function.unwrap_or(NONE),
+            bytes: quantized.bytes,
+            scales: quantized.scales,
+            sums: quantized.sums,
+            fours,
+        };
+        let (kernels, windows) = (self.kernels, self.only_activations());
+        self.dispatch(&kernels.quantize, windows, &constants, grid(fours))
+    }
+
     /// Products of several matrices with the same rows, which are quantized once if any of them is.
     fn products(
         &mut self,
         [input, blocks]: [Slot; 2],
         (rows, columns): (Rows, usize),
-        outputs: &[(MatrixId, Slot)],
-        function: Option<Activation>,
+        outputs: (&[(MatrixId, Slot)], Option<Activation>),
     ) -> Result<(), DeviceError> {
         let rows = self.rows(rows);
-        if rows == 0 {
-            return Ok(());
-        }
         let quantized = Quantized::new(self.word(blocks), rows, columns);
         let is_quantized =
             |(id, _): &(MatrixId, Slot)| self.weights.matrix(*id).0.dtype.is_quantized();
-        if outputs.iter().any(is_quantized) {
-            let constants = Quantize {
-                source: self.word(input),
-                bytes: quantized.bytes,
-                scales: quantized.scales,
-                sums: quantized.sums,
-                blocks: quantized.blocks,
-            };
-            let (kernels, windows) = (self.kernels, self.only_activations());
-            self.dispatch(
-                &kernels.quantize,
-                windows,
-                &constants,
-                grid(quantized.blocks),
-            )?;
+        if outputs.0.iter().any(is_quantized) {
+            self.quantize((input, None), &quantized)?;
             self.recording.barrier();
+        }
+        self.products_with((input, &quantized), rows, outputs)
+    }
+
+    /// Products of rows that the action before has quantized.
+    fn products_of_quantized(&mut self, op: &Op) -> Result<(), DeviceError> {
+        let Op::Product {
+            input,
+            rows,
+            columns,
+            ref outputs,
+            function,
+            ..
+        } = *op
+        else {
+            unreachable!("rows are quantized for products")
+        };
+        let rows = self.rows(rows);
+        let quantized = self.quantized((rows, columns));
+        self.products_with((input, &quantized), rows, (outputs, function))
+    }
+
+    /// Products of several matrices with the same rows.
+    fn products_with(
+        &mut self,
+        (input, quantized): (Slot, &Quantized),
+        rows: usize,
+        (outputs, function): (&[(MatrixId, Slot)], Option<Activation>),
+    ) -> Result<(), DeviceError> {
+        if rows == 0 {
+            return Ok(());
         }
         for &(id, output) in outputs {
             let input = self.word(input);
-            self.product(id, (input, &quantized), rows, output)?;
+            self.product(id, (input, quantized), rows, output)?;
         }
         if let Some(function) = function {
             self.recording.barrier();
@@ -364,11 +471,7 @@ impl<'a> Pass<'a> {
         [heads, head_dim, dimensions]: [usize; 3],
         style: RopeStyle,
     ) -> Result<(), DeviceError> {
-        let pairs = dimensions / 2;
-        let (apart, step) = match style {
-            RopeStyle::HalfSplit => (pairs, 1),
-            RopeStyle::Interleaved => (1, 2),
-        };
+        let (pairs, apart, step) = pairs_of(dimensions, style);
         let count = number(self.size.tokens * heads * pairs);
         let constants = Rotate {
             rows: self.word(rows),
@@ -384,6 +487,87 @@ impl<'a> Pass<'a> {
         self.dispatch(&kernels.rotate, windows, &constants, grid(count))
     }
 
+    /// New queries, keys and values are made ready, and the latter go to the buffers of their sequences.
+    fn heads(&mut self, heads: &Heads, segments: &[Segment<'_>]) -> Result<(), DeviceError> {
+        let mut start = 0;
+        for segment in segments {
+            let [keys, values] =
+                Side::BOTH.map(|side| self.new_rows((Layer(heads.layer), side), segment));
+            let windows = [
+                self.activations(),
+                whole(self.weights.vectors()),
+                keys.shown.bound,
+                values.shown.bound,
+            ];
+            let constants = self.heads_constants(heads, start, [&keys, &values]);
+            let shape = &heads.shape;
+            let tokens = segment.tokens.len();
+            let grid = [
+                number(shape.query_heads + 2 * shape.kv_heads),
+                number(tokens),
+                1,
+            ];
+            let kernels = self.kernels;
+            self.dispatch(&kernels.heads, windows, &constants, grid)?;
+            start += tokens;
+        }
+        Ok(())
+    }
+
+    /// Of a segment that begins with the token `start`.
+    fn heads_constants(
+        &self,
+        heads: &Heads,
+        start: usize,
+        [keys, values]: [&NewRows<'_>; 2],
+    ) -> HeadsConstants {
+        let shape = &heads.shape;
+        let row = |slot, heads: usize| self.word(slot) + number(start * heads * shape.head_dim);
+        let turn = heads.turn;
+        let (pairs, apart, step) =
+            turn.map_or((0, 0, 0), |turn| pairs_of(turn.dimensions, turn.style));
+        let weights = heads.norms.map(|norms| {
+            norms.map(|(_, weight)| weight.map_or(NONE, |weight| self.weights.vector(weight)))
+        });
+        let [query_weight, key_weight] = weights.unwrap_or([NONE; 2]);
+        HeadsConstants {
+            queries: row(heads.queries, shape.query_heads),
+            keys: row(heads.keys, shape.kv_heads),
+            values: row(heads.values, shape.kv_heads),
+            table: turn.map_or(0, |turn| self.word(turn.table) + number(start * 2 * pairs)),
+            query_heads: number(shape.query_heads),
+            kv_heads: number(shape.kv_heads),
+            head_dim: number(shape.head_dim),
+            norms: u32::from(heads.norms.is_some()),
+            query_weight,
+            key_weight,
+            epsilon: heads.norms.map_or(0.0, |[(norm, _), _]| norm.epsilon),
+            pairs: number(pairs),
+            apart: number(apart),
+            step: number(step),
+            key_to: keys.shown.skip / 4,
+            key_stride: keys.stride,
+            value_to: values.shown.skip / 4,
+            value_stride: values.stride,
+            elements: keys.element + 4 * values.element,
+        }
+    }
+
+    /// Where a segment's new rows of one side of a layer go.
+    fn new_rows(&self, (layer, side): (Layer, Side), segment: &Segment<'_>) -> NewRows<'a> {
+        let rows = device_rows(segment, layer, side);
+        let layout = rows.layout;
+        let stride = layout.row_stride as u64;
+        let row_bytes = (layout.heads * layout.head_stride) as u64;
+        let first = segment.sequence.len() as u64;
+        let bytes = (segment.tokens.len() as u64 - 1) * stride + row_bytes;
+        NewRows {
+            shown: self.mapped(rows.address, first * stride, bytes, Access::ReadWrite),
+            stride: number(layout.row_stride / 4),
+            element: element_code(layout.element).unwrap_or(NONE),
+        }
+    }
+
     /// New rows of one side of a layer go to the buffers of their sequences.
     fn store(
         &mut self,
@@ -395,25 +579,22 @@ impl<'a> Pass<'a> {
         let mut start = 0;
         for segment in segments {
             let tokens = segment.tokens.len();
-            let rows = device_rows(segment, layer, side);
-            let stride = rows.layout.row_stride as u64;
-            let row_bytes = rows.layout.element.bytes(width) as u64;
-            let first = segment.sequence.len() as u64;
-            let bytes = (tokens as u64 - 1) * stride + row_bytes;
-            let shown = self.mapped(rows.address, first * stride, bytes, Access::ReadWrite);
-            let count = number(row_bytes as usize / 4 * tokens);
+            let rows = self.new_rows((layer, side), segment);
+            let element = device_rows(segment, layer, side).layout.element;
+            let words = element.bytes(width) / 4;
+            let count = number(words * tokens);
             let constants = Store {
                 source: self.word(slot) + number(start * width),
-                to: shown.skip / 4,
-                stride: number(rows.layout.row_stride / 4),
+                to: rows.shown.skip / 4,
+                stride: rows.stride,
                 width: number(width),
-                words: number(row_bytes as usize / 4),
-                element: element_code(rows.layout.element).unwrap_or(NONE),
+                words: number(words),
+                element: rows.element,
                 count,
             };
             let windows = [
                 self.activations(),
-                shown.bound,
+                rows.shown.bound,
                 Bound::Unused,
                 Bound::Unused,
             ];
@@ -526,13 +707,21 @@ pub(crate) struct Shown<'a> {
     pub(crate) skip: u32,
 }
 
+/// Where new rows of a side go, as a kernel is shown it.
+struct NewRows<'a> {
+    shown: Shown<'a>,
+    /// Words from one row to the next.
+    stride: u32,
+    element: u32,
+}
+
 /// Where rows prepared for quantized products lie: bytes, then scales, then sums.
 #[derive(Debug, Clone, Copy)]
-struct Quantized {
-    bytes: u32,
-    scales: u32,
-    sums: u32,
-    blocks: u32,
+pub(crate) struct Quantized {
+    pub(crate) bytes: u32,
+    pub(crate) scales: u32,
+    pub(crate) sums: u32,
+    pub(crate) blocks: u32,
 }
 
 impl Quantized {
@@ -587,6 +776,15 @@ fn parts(placed: &Placed, window: u64, alignment: u64) -> impl Iterator<Item = P
             skip: skip as u32,
         }
     })
+}
+
+/// Pairs of a head that turn, and how far it is from the first of a pair to the second and to that of the next.
+fn pairs_of(dimensions: usize, style: RopeStyle) -> (usize, usize, usize) {
+    let pairs = dimensions / 2;
+    match style {
+        RopeStyle::HalfSplit => (pairs, pairs, 1),
+        RopeStyle::Interleaved => (pairs, 1, 2),
+    }
 }
 
 /// All of a piece of memory.

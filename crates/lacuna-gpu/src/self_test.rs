@@ -9,7 +9,7 @@ use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
 use crate::arranged;
 use crate::device::VulkanConfig;
 use crate::kernels::{
-    Constants, Kernels, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize, THREADS, TILE,
+    Constants, Kernels, NONE, PRODUCT_ROWS, PRODUCT_TOKENS, Product, Quantize, THREADS, TILE,
 };
 
 /// More rows and tokens than a workgroup has, and more columns than its threads take at once.
@@ -113,10 +113,12 @@ fn product(
     weights.write(0, &bytes)?;
     let quantize = Quantize {
         source: 0,
+        up: NONE,
+        function: NONE,
         bytes: word(bytes_at),
         scales: word(scales_at),
         sums: word(sums_at),
-        blocks: word(blocks),
+        fours: word(8 * blocks),
     };
     let quantized = dtype.is_quantized();
     let product = Product {
@@ -156,12 +158,8 @@ fn product(
     recording.barrier();
     if quantized {
         let windows = [all, Bound::Unused, Bound::Unused, Bound::Unused];
-        recording.dispatch(
-            &kernels.quantize,
-            windows,
-            quantize.words(),
-            [word(blocks).div_ceil(THREADS), 1, 1],
-        )?;
+        let groups = [quantize.fours.div_ceil(THREADS), 1, 1];
+        recording.dispatch(&kernels.quantize, windows, quantize.words(), groups)?;
         recording.barrier();
     }
     recording.dispatch(kernel, [all, matrix, matrix, all], product.words(), groups)?;

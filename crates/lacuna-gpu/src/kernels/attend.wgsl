@@ -36,7 +36,6 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> values: array<u32>;
 
 const THREADS = 128u;
-const PARTITION = 256u;
 // The longest head there is.
 const MOST = 576u;
 
@@ -97,15 +96,8 @@ fn attend(
 ) {
     let token = p.first_token + place.z;
     let own = p.position + token;
-    var first = 0u;
-    if p.mask == 1u && own + 1u > p.reach {
-        first = own + 1u - p.reach;
-    }
-    if p.mask == 2u {
-        first = own / p.reach * p.reach;
-    }
     let part = p.first_partition + place.y;
-    let start = max(first, part * PARTITION);
+    let start = max(first_row(own), part * PARTITION);
     let end = min(own + 1u, (part + 1u) * PARTITION);
     if start >= end {
         return;

@@ -33,11 +33,62 @@ constants! {
 
 constants! {
     /// `quantize.wgsl`
-    Quantize { source: u32, bytes: u32, scales: u32, sums: u32, blocks: u32 }
+    Quantize {
+        source: u32,
+        up: u32,
+        function: u32,
+        bytes: u32,
+        scales: u32,
+        sums: u32,
+        fours: u32,
+    }
 }
 
 constants! {
-    /// `rows.wgsl`
+    /// `prepare.wgsl`
+    Prepare {
+        source: u32,
+        add: u32,
+        factor: f32,
+        inner: u32,
+        inner_epsilon: f32,
+        to: u32,
+        width: u32,
+        weight: u32,
+        epsilon: f32,
+        bytes: u32,
+        scales: u32,
+        sums: u32,
+    }
+}
+
+constants! {
+    /// `heads.wgsl`
+    Heads {
+        queries: u32,
+        keys: u32,
+        values: u32,
+        table: u32,
+        query_heads: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        norms: u32,
+        query_weight: u32,
+        key_weight: u32,
+        epsilon: f32,
+        pairs: u32,
+        apart: u32,
+        step: u32,
+        key_to: u32,
+        key_stride: u32,
+        value_to: u32,
+        value_stride: u32,
+        elements: u32,
+    }
+}
+
+constants! {
+    /// `matrix.wgsl`
     Product {
         input: u32,
         scales: u32,
@@ -122,6 +173,10 @@ constants! {
         first_token: u32,
         base_partition: u32,
         partitions: u32,
+        first_block: u32,
+        bytes: u32,
+        scales: u32,
+        sums: u32,
     }
 }
 

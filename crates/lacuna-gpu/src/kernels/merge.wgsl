@@ -1,8 +1,9 @@
-// Puts together what `attend` made of the partitions that a head of a token sees, in their order.
+// Puts together what `attend` made of the partitions that a head of a token sees, in their order: a thread for
+// every four elements of a token's heads. What comes out is quantized if that is asked for.
 
 struct Params {
     states: u32,           // word of the first state
-    output: u32,           // word of the first head of the segment's first token
+    output: u32,           // word of the first head of the segment's first token, or NONE
     query_heads: u32,
     value_dim: u32,
     mask: u32,             // as `attend` has it
@@ -11,6 +12,10 @@ struct Params {
     first_token: u32,
     base_partition: u32,
     partitions: u32,
+    first_block: u32,      // of the segment's first token, among those of all rows
+    bytes: u32,            // where bytes go, in words, or NONE
+    scales: u32,
+    sums: u32,
 }
 
 var<immediate> p: Params;
@@ -18,42 +23,49 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read_write> arena: array<f32>;
 
 const THREADS = 128u;
-const PARTITION = 256u;
+const NONE = 0xffffffffu;
+
+fn put(word: u32, value: u32) {
+    arena[word] = bitcast<f32>(value);
+}
 
 @compute @workgroup_size(THREADS)
 fn merge(
     @builtin(local_invocation_index) thread: u32,
     @builtin(workgroup_id) place: vec3<u32>,
 ) {
+    let fours = (p.value_dim + 3u) / 4u;
+    let number = place.x * THREADS + thread;
+    let within = number < p.query_heads * fours;
+    let head = number / fours;
+    let element = number % fours * 4u;
     let token = p.first_token + place.y;
-    let own = p.position + token;
-    var first = 0u;
-    if p.mask == 1u && own + 1u > p.reach {
-        first = own + 1u - p.reach;
-    }
-    if p.mask == 2u {
-        first = own / p.reach * p.reach;
-    }
-    let start = first / PARTITION - p.base_partition;
-    let end = own / PARTITION - p.base_partition;
-    let size = p.value_dim + 2u;
-    let states = p.states + (place.y * p.query_heads + place.x) * p.partitions * size;
-    var largest = -3.0e38;
-    for (var part = start; part <= end; part++) {
-        largest = max(largest, arena[states + part * size]);
-    }
-    var sum = 0.0;
-    for (var part = start; part <= end; part++) {
-        let state = states + part * size;
-        sum += exp(arena[state] - largest) * arena[state + 1u];
-    }
-    let output = p.output + (token * p.query_heads + place.x) * p.value_dim;
-    for (var i = thread; i < p.value_dim; i += THREADS) {
-        var weighed = 0.0;
+    var merged = vec4<f32>();
+    if within {
+        let own = p.position + token;
+        let start = first_row(own) / PARTITION - p.base_partition;
+        let end = own / PARTITION - p.base_partition;
+        let size = p.value_dim + 2u;
+        let states = p.states + (place.y * p.query_heads + head) * p.partitions * size;
+        let left = p.value_dim - element;
+        var partial = NOTHING;
         for (var part = start; part <= end; part++) {
             let state = states + part * size;
-            weighed += exp(arena[state] - largest) * arena[state + 2u + i];
+            let at = state + 2u + element;
+            // What is beyond a head is not written.
+            let weighed = vec4<f32>(arena[at], arena[at + 1u], arena[at + 2u], arena[at + 3u]);
+            partial = join(partial, Partial(arena[state], arena[state + 1u], weighed));
         }
-        arena[output + i] = weighed / sum;
+        merged = partial.weighed / partial.sum;
+        if p.output != NONE {
+            let to = p.output + (token * p.query_heads + head) * p.value_dim + element;
+            for (var i = 0u; i < min(left, 4u); i++) {
+                arena[to + i] = merged[i];
+            }
+        }
+    }
+    if p.bytes != NONE {
+        let row = p.query_heads * fours;
+        quantize_four(thread, merged, p.first_block * 8u + token * row + number, within);
     }
 }

@@ -26,10 +26,11 @@ use lacuna_pages::DeviceError;
 use lacuna_pages::vulkan::{Compute, ComputeKernel};
 
 pub(crate) use constants::{
-    Attend, Constants, Elementwise, Merge, NONE, Norm, Product, Quantize, Rotate, Store,
+    Attend, Constants, Elementwise, Heads, Merge, NONE, Norm, Prepare, Product, Quantize, Rotate,
+    Store,
 };
 
-/// Threads of a workgroup, in every kernel.
+/// Threads of a workgroup where each thread has elements of its own.
 pub(crate) const THREADS: u32 = 128;
 /// Rows of a matrix that a workgroup has of a product with few tokens.
 pub(crate) const PRODUCT_ROWS: u32 = 8;
@@ -88,11 +89,11 @@ macro_rules! floats {
         ProductModules {
             few: module!(
                 concat!("product_", $name), c"product",
-                ["rows.wgsl", "product.wgsl", "weights/floats.wgsl", $($weights),+]
+                ["matrix.wgsl", "product.wgsl", "weights/floats.wgsl", $($weights),+]
             ),
             many: module!(
                 concat!("tile_", $name), c"tile",
-                ["rows.wgsl", "tile_floats.wgsl", "weights/floats.wgsl", $($weights),+]
+                ["matrix.wgsl", "tile_floats.wgsl", "weights/floats.wgsl", $($weights),+]
             ),
         }
     };
@@ -104,24 +105,43 @@ macro_rules! blocks {
             few: dotted!(
                 concat!("product_", $name),
                 c"product",
-                ["rows.wgsl", "product.wgsl", "weights/blocks.wgsl", $weights]
+                [
+                    "matrix.wgsl",
+                    "product.wgsl",
+                    "weights/blocks.wgsl",
+                    $weights
+                ]
             ),
             many: dotted!(
                 concat!("tile_", $name),
                 c"tile",
-                ["rows.wgsl", "tile.wgsl", "weights/blocks.wgsl", $weights]
+                ["matrix.wgsl", "tile.wgsl", "weights/blocks.wgsl", $weights]
             ),
         }
     };
 }
 
 const NORM: Module = module!("norm", c"norm", ["norm.wgsl"]);
-const QUANTIZE: Module = module!("quantize", c"quantize", ["quantize.wgsl"]);
+const PREPARE: Module = module!("prepare", c"prepare", ["prepare.wgsl", "bytes.wgsl"]);
+const QUANTIZE: Module = module!(
+    "quantize",
+    c"quantize",
+    ["quantize.wgsl", "bytes.wgsl", "activations.wgsl"]
+);
+const HEADS: Module = module!("heads", c"heads", ["heads.wgsl", "halves.wgsl"]);
 const ROTATE: Module = module!("rotate", c"rotate", ["rotate.wgsl"]);
-const STORE: Module = module!("store", c"store", ["store.wgsl"]);
-const ATTEND: Module = module!("attend", c"attend", ["attend.wgsl"]);
-const MERGE: Module = module!("merge", c"merge", ["merge.wgsl"]);
-const ELEMENTWISE: Module = module!("elementwise", c"elementwise", ["elementwise.wgsl"]);
+const STORE: Module = module!("store", c"store", ["store.wgsl", "halves.wgsl"]);
+const ATTEND: Module = module!("attend", c"attend", ["attend.wgsl", "rows.wgsl"]);
+const MERGE: Module = module!(
+    "merge",
+    c"merge",
+    ["merge.wgsl", "merging.wgsl", "rows.wgsl", "bytes.wgsl"]
+);
+const ELEMENTWISE: Module = module!(
+    "elementwise",
+    c"elementwise",
+    ["elementwise.wgsl", "activations.wgsl"]
+);
 
 /// The products of each weight type that there are some for.
 const PRODUCTS: [(DType, ProductModules); 11] = [
@@ -153,6 +173,8 @@ pub(crate) fn products() -> impl Iterator<Item = DType> {
 #[derive(Debug)]
 pub(crate) struct Kernels {
     pub(crate) norm: ComputeKernel,
+    pub(crate) prepare: ComputeKernel,
+    pub(crate) heads: ComputeKernel,
     pub(crate) quantize: ComputeKernel,
     pub(crate) rotate: ComputeKernel,
     pub(crate) store: ComputeKernel,
@@ -199,6 +221,8 @@ impl Kernels {
         });
         Ok(Self {
             norm: compile(&NORM)?,
+            prepare: compile(&PREPARE)?,
+            heads: compile(&HEADS)?,
             quantize: compile(&QUANTIZE)?,
             rotate: compile(&ROTATE)?,
             store: compile(&STORE)?,

@@ -53,6 +53,8 @@ fn the_committed_spirv_is_what_its_source_compiles_to() {
     let products = products.flat_map(|(_, modules)| [&modules.few, &modules.many]);
     let others = [
         &NORM,
+        &PREPARE,
+        &HEADS,
         &QUANTIZE,
         &ROTATE,
         &STORE,

@@ -511,7 +511,8 @@ pub enum Access {
 impl Op {
     /// The slots it uses. What is read comes before what is written, so a slot that is changed in
     /// place is read.
-    pub(crate) fn uses(&self) -> Vec<(Slot, Access)> {
+    #[must_use]
+    pub fn uses(&self) -> Vec<(Slot, Access)> {
         use Access::{Read, Write};
         match self {
             Self::Embed { of, output, .. } => match of {

@@ -1,0 +1,116 @@
+// What comes between two products, a workgroup for each row: rows are added to a row, which is normed and
+// quantized, as far as each of these is asked for. Sums are made in an order that only the width decides: each
+// thread its share, then halves of a tree, whatever a subgroup is.
+
+struct Params {
+    source: u32,         // word of the first row
+    add: u32,            // word of the first of the rows that are added to those, or NONE
+    factor: f32,         // what these are multiplied by
+    inner: u32,          // where the weights of their own norm begin in `vectors`, or NONE: they have none
+    inner_epsilon: f32,
+    to: u32,             // word of the first row that is written, or NONE
+    width: u32,
+    weight: u32,         // where the weights begin in `vectors`, or NONE
+    epsilon: f32,
+    bytes: u32,          // where bytes go, in words, or NONE
+    scales: u32,
+    sums: u32,
+}
+
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read_write> arena: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read> vectors: array<f32>;
+
+const THREADS = 256u;
+const NONE = 0xffffffffu;
+
+var<workgroup> tree: array<f32, THREADS>;
+
+fn put(word: u32, value: u32) {
+    arena[word / 4u][word % 4u] = value;
+}
+
+fn four(at: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(arena[at]);
+}
+
+fn weights(at: u32) -> vec4<f32> {
+    return vec4<f32>(vectors[at], vectors[at + 1u], vectors[at + 2u], vectors[at + 3u]);
+}
+
+// The sum of the shares of all threads.
+fn together(thread: u32, share: f32) -> f32 {
+    tree[thread] = share;
+    workgroupBarrier();
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
+        if thread < half {
+            tree[thread] += tree[thread + half];
+        }
+        workgroupBarrier();
+    }
+    let sum = tree[0];
+    workgroupBarrier();
+    return sum;
+}
+
+// A sum of squares that goes on.
+fn squares(sum: f32, x: vec4<f32>) -> f32 {
+    return fma(x.w, x.w, fma(x.z, x.z, fma(x.y, x.y, fma(x.x, x.x, sum))));
+}
+
+// What each element of a row is multiplied by.
+fn scale_of(thread: u32, sum: f32, epsilon: f32) -> f32 {
+    return 1.0 / sqrt(together(thread, sum) / f32(p.width) + epsilon);
+}
+
+@compute @workgroup_size(THREADS)
+fn prepare(
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+) {
+    let fours = p.width / 4u;
+    let start = group.x * fours;
+    let source = p.source / 4u + start;
+    let add = p.add / 4u + start;
+    var inner = 1.0;
+    if p.inner != NONE {
+        var sum = 0.0;
+        for (var i = thread; i < fours; i += THREADS) {
+            sum = squares(sum, four(add + i));
+        }
+        inner = scale_of(thread, sum, p.inner_epsilon);
+    }
+    var sum = 0.0;
+    for (var i = thread; i < fours; i += THREADS) {
+        var x = four(source + i);
+        if p.add != NONE {
+            var more = four(add + i);
+            if p.inner != NONE {
+                more = more * inner * weights(p.inner + 4u * i);
+            }
+            x = fma(vec4<f32>(p.factor), more, x);
+            arena[source + i] = bitcast<vec4<u32>>(x);
+        }
+        sum = squares(sum, x);
+    }
+    let scale = scale_of(thread, sum, p.epsilon);
+    for (var first = 0u; first < fours; first += THREADS) {
+        let i = first + thread;
+        let within = i < fours;
+        var x = vec4<f32>();
+        if within {
+            // What this thread itself has written.
+            x = four(source + i) * scale;
+            if p.weight != NONE {
+                x *= weights(p.weight + 4u * i);
+            }
+            if p.to != NONE {
+                arena[p.to / 4u + start + i] = bitcast<vec4<u32>>(x);
+            }
+        }
+        if p.bytes != NONE {
+            quantize_four(thread, x, start + i, within);
+        }
+    }
+}
