@@ -411,10 +411,13 @@ impl Engine {
                 Some(OnDevice { device, executor })
             }
         };
-        // Activations on a device take the place of those that are planned for the process.
+        // Activations on a device take the place of those that are planned for the process; what is beyond them counts.
         let on_device = executor.as_ref().map_or(0, |on| {
             let memory = on.executor.memory();
-            memory.weight_bytes + memory.staging_bytes
+            let more = memory
+                .activation_bytes
+                .saturating_sub(plan.arena.bytes() as u64);
+            memory.weight_bytes + memory.staging_bytes + more
         });
         let beyond = beyond + on_device;
         let kv_bytes = budget.parts.kv_bytes.saturating_sub(beyond);

@@ -10,7 +10,7 @@
 
 use lacuna_kernels::DType;
 
-/// Weights of a block: a unit of quantized ones.
+/// Weights of a block, which is a unit of quantized ones, and elements of a block of quantized activations.
 pub(crate) const BLOCK: usize = 32;
 /// Weights of a unit of floats of two bytes, and of four: 32 bytes.
 const HALVES: usize = 16;

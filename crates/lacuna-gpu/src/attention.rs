@@ -14,8 +14,8 @@ use lacuna_pages::DeviceError;
 use lacuna_pages::device::Access;
 use lacuna_pages::vulkan::Bound;
 
+use crate::arranged::BLOCK;
 use crate::capability::{element_code, mask_code};
-use crate::fused::BLOCK;
 use crate::kernels::{Attend, Merge, NONE, PARTITION, THREADS};
 use crate::pass::{Pass, Quantized, Shown, device_rows, number};
 

@@ -9,6 +9,7 @@ use lacuna_pages::vulkan::Compute;
 use lacuna_pages::{ByteLength, DeviceError, VulkanDevice};
 
 use crate::executor::VulkanExecutor;
+use crate::kernels::{MOST_SHARED_BYTES, MOST_THREADS};
 use crate::{capability, self_test};
 
 /// How a device is used.
@@ -55,6 +56,7 @@ impl Vulkan {
             DeviceError::Unavailable { reason, .. } => ExecutorError::Unavailable { reason },
             error => error.into(),
         })?;
+        check_workgroups(device.driver_name(), device.workgroup_limits())?;
         self_test::run(&device, config)?;
         Ok(Self { device, config })
     }
@@ -64,6 +66,19 @@ impl Vulkan {
     pub fn device(&self) -> &VulkanDevice {
         &self.device
     }
+}
+
+/// Whether a device has workgroups as large as the kernels': Vulkan itself promises fewer threads, and fewer bytes.
+fn check_workgroups(name: &str, (threads, bytes): (u32, u32)) -> Result<(), ExecutorError> {
+    if threads >= MOST_THREADS && bytes >= MOST_SHARED_BYTES {
+        return Ok(());
+    }
+    Err(ExecutorError::Unavailable {
+        reason: format!(
+            "`{name}` has workgroups of {threads} threads that share {bytes} bytes, and {MOST_THREADS} that share \
+             {MOST_SHARED_BYTES} are needed"
+        ),
+    })
 }
 
 impl ComputeDevice for Vulkan {
@@ -87,5 +102,25 @@ impl ComputeDevice for Vulkan {
         let queue = self.device.queue();
         let made = VulkanExecutor::new(name, &queue, self.config, model, geometry, plan)?;
         Ok(Box::new(made))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_with_smaller_workgroups_is_refused_by_name() {
+        assert!(check_workgroups("card", (MOST_THREADS, MOST_SHARED_BYTES)).is_ok());
+        // What Vulkan promises.
+        for limits in [(128, 32_768), (1024, 16_384)] {
+            let told = check_workgroups("card", limits)
+                .expect_err("too small")
+                .to_string();
+            assert!(
+                told.contains("`card`") && told.contains(&limits.0.to_string()),
+                "{told}"
+            );
+        }
     }
 }

@@ -218,13 +218,7 @@ impl Executor for VulkanExecutor {
     }
 
     fn kernel_times(&self) -> Result<Vec<KernelTime>, ExecutorError> {
-        let times = self.compute.kernel_times()?;
-        let times = times.into_iter().map(|time| KernelTime {
-            kernel: time.kernel,
-            dispatches: time.dispatches,
-            time: time.time,
-        });
-        Ok(times.collect())
+        Ok(self.compute.kernel_times()?)
     }
 }
 

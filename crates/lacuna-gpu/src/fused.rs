@@ -10,8 +10,7 @@ use lacuna_models::program::{Access, Op, Rows, Slot, VectorId};
 use lacuna_models::spec::{Activation, Gating, Norm};
 use lacuna_models::{BatchLimits, Model};
 
-/// Elements of a block of quantized activations.
-pub(crate) const BLOCK: usize = 32;
+use crate::arranged::BLOCK;
 
 /// One thing that a pass records.
 #[derive(Debug, Clone, PartialEq)]

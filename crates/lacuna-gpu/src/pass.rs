@@ -12,9 +12,9 @@ use lacuna_pages::DeviceError;
 use lacuna_pages::device::{Access, Address};
 use lacuna_pages::vulkan::{Bound, ComputeKernel, DeviceMemory, Recording, WINDOWS};
 
-use crate::arranged;
+use crate::arranged::{self, BLOCK};
 use crate::capability::{activation_code, element_code};
-use crate::fused::{Action, BLOCK, Heads, Prepare};
+use crate::fused::{Action, Heads, Prepare};
 use crate::kernels::{
     Constants, Elementwise, FEW_TOKENS, Heads as HeadsConstants, Kernels, NONE,
     Norm as NormConstants, PRODUCT_ROWS, PRODUCT_TOKENS, Prepare as PrepareConstants, Product,

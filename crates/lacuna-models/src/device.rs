@@ -6,11 +6,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use lacuna_kernels::{Cpu, DType, Matrix};
 use lacuna_kv::{Geometry, KvCache, KvError, KvPolicy};
 use lacuna_pages::DeviceError;
+pub use lacuna_pages::device::KernelTime;
 
 use crate::error::ForwardError;
 use crate::executor::{self, Segment};
@@ -64,17 +64,6 @@ pub trait Executor: fmt::Debug + Send {
     /// # Errors
     /// [`DeviceError`] when the device fails.
     fn kernel_times(&self) -> Result<Vec<KernelTime>, ExecutorError>;
-}
-
-/// What a kernel took in a pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KernelTime {
-    /// Its name.
-    pub kernel: &'static str,
-    /// How often it was dispatched.
-    pub dispatches: usize,
-    /// From the end of what was dispatched before to the end of it, all dispatches together.
-    pub time: Duration,
 }
 
 /// Bytes that a model takes of a device's memory beside KV rows.

@@ -29,6 +29,7 @@ use std::fmt;
 use std::fs::File;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::units::{ByteLength, PageSize};
 
@@ -237,6 +238,17 @@ pub trait HostCopies: fmt::Debug + Send + Sync {
     /// # Errors
     /// When part of the range is not mapped or not writable, or the device fails.
     fn write(&self, to: Address, bytes: &[u8]) -> Result<Fence, DeviceError>;
+}
+
+/// What a kernel took in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelTime {
+    /// Its name.
+    pub kernel: &'static str,
+    /// How often it was dispatched.
+    pub dispatches: usize,
+    /// From the end of what was dispatched before to the end of it, all dispatches together.
+    pub time: Duration,
 }
 
 /// Whether a fence has been reached.

@@ -32,6 +32,10 @@ pub(crate) use constants::{
 
 /// Threads of a workgroup where each thread has elements of its own.
 pub(crate) const THREADS: u32 = 128;
+/// The most threads of a workgroup, those of `prepare` and of tiles.
+pub(crate) const MOST_THREADS: u32 = 256;
+/// The most bytes that threads of a workgroup share: those of tiles of quantized weights.
+pub(crate) const MOST_SHARED_BYTES: u32 = 22_528;
 /// Rows of a matrix that a workgroup has of a product with few tokens.
 pub(crate) const PRODUCT_ROWS: u32 = 8;
 /// Tokens that it has at most.
@@ -93,7 +97,7 @@ macro_rules! floats {
             ),
             many: module!(
                 concat!("tile_", $name), c"tile",
-                ["matrix.wgsl", "tile_floats.wgsl", "weights/floats.wgsl", $($weights),+]
+                ["matrix.wgsl", "tile_floats.wgsl", "leave.wgsl", "weights/floats.wgsl", $($weights),+]
             ),
         }
     };
@@ -115,7 +119,13 @@ macro_rules! blocks {
             many: dotted!(
                 concat!("tile_", $name),
                 c"tile",
-                ["matrix.wgsl", "tile.wgsl", "weights/blocks.wgsl", $weights]
+                [
+                    "matrix.wgsl",
+                    "tile.wgsl",
+                    "leave.wgsl",
+                    "weights/blocks.wgsl",
+                    $weights
+                ]
             ),
         }
     };

@@ -1,7 +1,6 @@
 // The kernel for many tokens and quantized weights: 64 rows and 64 tokens to a workgroup, four of each to a thread, whose
 // bytes are brought to shared memory four units at a time. Units come in the order of the lanes that have them.
 
-const TILE = 64u;
 const STAGE = 4u;
 
 // Bytes of unit `u` of row or token `i`: the halves at `(2 u + half) TILE + i`.
@@ -39,24 +38,6 @@ fn add_rows(sums: vec4<f32>, four: Four, input: Input) -> vec4<f32> {
         add(sums.z, four.c, input),
         add(sums.w, four.d, input),
     );
-}
-
-fn leave_rows(token: u32, row: u32, sums: vec4<f32>) {
-    if token >= p.tokens {
-        return;
-    }
-    if row < p.count {
-        leave(token, row, sums.x);
-    }
-    if row + 16u < p.count {
-        leave(token, row + 16u, sums.y);
-    }
-    if row + 32u < p.count {
-        leave(token, row + 32u, sums.z);
-    }
-    if row + 48u < p.count {
-        leave(token, row + 48u, sums.w);
-    }
 }
 
 @compute @workgroup_size(256)

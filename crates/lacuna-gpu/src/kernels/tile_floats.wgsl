@@ -1,8 +1,6 @@
 // The kernel for many tokens and weights that are floats: 64 rows and 64 tokens to a workgroup, four of each to a thread,
 // whose elements are brought to shared memory a unit at a time. Units come in the order of the lanes that have them.
 
-const TILE = 64u;
-
 // The `f`-th four elements of row or token `i`, at `f TILE + i`.
 var<workgroup> weight_fours: array<vec4<f32>, 256>;
 var<workgroup> input_fours: array<vec4<f32>, 256>;
@@ -14,24 +12,6 @@ fn add_rows(sums: vec4<f32>, at: u32, input: vec4<f32>) -> vec4<f32> {
         add_four(sums.z, weight_fours[at + 32u], input),
         add_four(sums.w, weight_fours[at + 48u], input),
     );
-}
-
-fn leave_rows(token: u32, row: u32, sums: vec4<f32>) {
-    if token >= p.tokens {
-        return;
-    }
-    if row < p.count {
-        leave(token, row, sums.x);
-    }
-    if row + 16u < p.count {
-        leave(token, row + 16u, sums.y);
-    }
-    if row + 32u < p.count {
-        leave(token, row + 32u, sums.z);
-    }
-    if row + 48u < p.count {
-        leave(token, row + 48u, sums.w);
-    }
 }
 
 @compute @workgroup_size(256)

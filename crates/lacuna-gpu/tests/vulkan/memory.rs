@@ -88,3 +88,29 @@ fn a_step_is_one_submission_and_one_call_of_binds_where_pages_come() {
         "{quiet} quiet steps, {growing} growing ones"
     );
 }
+
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn passes_are_timed_kernel_by_kernel_where_that_is_asked_for() {
+    let mut model = OnDevice::open("demo", lacuna_kernels::ElementType::F16);
+    let whole = model.logits(&some_tokens(5, 250));
+    let times = model.executor.kernel_times();
+    assert!(times.expect("the device is there").is_empty(), "not timed");
+    model.executor.time_kernels(true).expect("it has a clock");
+    assert!(model.logits(&some_tokens(5, 250)) == whole);
+    let times = model.executor.kernel_times().expect("the device is there");
+    let layers = model.model.spec().layers.len();
+    let attended = times.iter().find(|time| time.kernel == "attend");
+    assert_eq!(
+        attended.map(|time| time.dispatches),
+        Some(layers),
+        "{times:?}"
+    );
+    assert!(times.iter().all(|time| time.dispatches > 0));
+    assert!(times.is_sorted_by(|a, b| a.time >= b.time), "{times:?}");
+    model
+        .executor
+        .time_kernels(false)
+        .expect("the device is there");
+    assert!(model.executor.kernel_times().expect("as before").is_empty());
+}

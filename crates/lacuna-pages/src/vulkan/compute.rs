@@ -33,9 +33,9 @@ use super::memory::DeviceMemory;
 use super::objects::Staging;
 use super::queue::VulkanQueue;
 use super::state::State;
-use super::times::{KernelTime, Times};
+use super::times::Times;
 use super::{Shared, invalid};
-use crate::device::{Access, Address, DeviceError, Fence};
+use crate::device::{Access, Address, DeviceError, Fence, KernelTime};
 use crate::units::ByteLength;
 
 /// Storage buffers that a kernel sees at most: as many as every device has room for.
@@ -682,6 +682,9 @@ impl<'a> Recording<'a> {
         }
         .map_err(|result| driver.failure("vkEndCommandBuffer", result, 0))?;
         self.objects.busy = self.state.queue.submit(commands)?;
+        if let Some(times) = &mut self.objects.times {
+            times.submitted();
+        }
         Ok(self.objects.busy)
     }
 

@@ -70,7 +70,6 @@ use ash::vk;
 pub use compute::{Bound, Compute, ComputeKernel, Recording, WINDOWS};
 pub use memory::{DeviceMemory, MemoryUse};
 pub use queue::{Rows, VulkanQueue, checksum};
-pub use times::KernelTime;
 
 use crate::device::{
     Aliasing, BatchError, Capabilities, Commitment, Device, DeviceError, Fence, FenceState, HeapId,
@@ -153,6 +152,12 @@ impl VulkanDevice {
     /// What the driver calls the device.
     pub fn driver_name(&self) -> &str {
         self.shared.driver.name()
+    }
+
+    /// The most threads of a workgroup of kernels, and the most bytes that they share.
+    pub fn workgroup_limits(&self) -> (u32, u32) {
+        let limits = &self.shared.driver.limits;
+        (limits.group_threads, limits.shared_bytes)
     }
 
     /// The queue on which work on the device's memory is submitted; it outlives the device.

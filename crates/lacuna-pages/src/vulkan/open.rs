@@ -50,6 +50,10 @@ pub(super) struct Limits {
     pub(super) window_alignment: u64,
     /// Whether holes read as zeros and lose what is written to them.
     pub(super) strict_holes: bool,
+    /// The most threads of a workgroup.
+    pub(super) group_threads: u32,
+    /// The most bytes that such threads share.
+    pub(super) shared_bytes: u32,
     /// A tick of the clock that passes are timed by; 0 where there is none.
     pub(super) tick_nanoseconds: f64,
     /// Whether kernels may add up products of packed bytes by one instruction.
@@ -183,6 +187,10 @@ impl OpenInstance {
             window: limits.max_storage_buffer_range.into(),
             window_alignment: limits.min_storage_buffer_offset_alignment.max(4),
             strict_holes: basic.sparse_properties.residency_non_resident_strict == vk::TRUE,
+            group_threads: limits
+                .max_compute_work_group_invocations
+                .min(limits.max_compute_work_group_size[0]),
+            shared_bytes: limits.max_compute_shared_memory_size,
             tick_nanoseconds: match limits.timestamp_compute_and_graphics {
                 vk::TRUE => limits.timestamp_period.into(),
                 _ => 0.0,

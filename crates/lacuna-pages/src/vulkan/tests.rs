@@ -406,6 +406,33 @@ fn what_is_bound_is_not_bound_again() {
     assert_eq!(u32::from_le_bytes(found), checksum(&input[..128]));
 }
 
+/// The clock of a pass that never ran was waited for without end.
+#[test]
+#[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
+fn a_pass_that_was_dropped_took_no_time() {
+    let queue = open().queue();
+    let mut compute = queue.compute(256, 64).unwrap();
+    compute.time_kernels(true).unwrap();
+    let kernel = checksum_kernel(&compute).named("checksum");
+    let memory = queue.memory(ByteLength::new(1024)).unwrap();
+    let part = |offset, length| Bound::Memory {
+        memory: &memory,
+        offset,
+        length,
+    };
+    let windows = [part(0, 256), part(512, 64), Bound::Unused, Bound::Unused];
+    let mut dropped = compute.begin(&[0; 256]).unwrap();
+    dropped
+        .dispatch(&kernel, windows, &[0, 64, 0], [1, 1, 1])
+        .unwrap();
+    drop(dropped);
+    assert!(compute.kernel_times().unwrap().is_empty());
+    sum_pass(&mut compute, &kernel, &memory, &[1; 256]).unwrap();
+    let times = compute.kernel_times().unwrap();
+    assert_eq!(times.len(), 1, "{times:?}");
+    assert_eq!((times[0].kernel, times[0].dispatches), ("checksum", 1));
+}
+
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_kernel_is_not_shown_what_is_not_there() {

@@ -13,27 +13,18 @@ use ash::vk;
 
 use super::driver::Driver;
 use super::invalid;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, KernelTime};
 
 /// Dispatches of a pass that are timed at most; those beyond count with the last.
 const MOST: usize = 8192;
-
-/// What a kernel took in a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KernelTime {
-    /// Its name.
-    pub kernel: &'static str,
-    /// How often it was dispatched.
-    pub dispatches: usize,
-    /// From the end of what was dispatched before to the end of it, all dispatches together.
-    pub time: Duration,
-}
 
 /// The device's clock at the beginning of a pass and behind each dispatch.
 pub(super) struct Times {
     driver: Arc<Driver>,
     pool: vk::QueryPool,
     kernels: Vec<&'static str>,
+    /// Whether the pass was submitted. Of one that was not, the device never reads its clock.
+    submitted: bool,
 }
 
 impl Drop for Times {
@@ -60,12 +51,14 @@ impl Times {
             driver: Arc::clone(driver),
             pool,
             kernels: Vec::new(),
+            submitted: false,
         })
     }
 
     /// A pass begins.
     pub(super) fn begin(&mut self, commands: vk::CommandBuffer) {
         self.kernels.clear();
+        self.submitted = false;
         // SAFETY: C2, V2 and V5.
         unsafe {
             let device = &self.driver.device;
@@ -82,6 +75,11 @@ impl Times {
         }
     }
 
+    /// The pass has been submitted.
+    pub(super) fn submitted(&mut self) {
+        self.submitted = true;
+    }
+
     fn write(&self, commands: vk::CommandBuffer, index: u32) {
         let stage = vk::PipelineStageFlags::BOTTOM_OF_PIPE;
         // SAFETY: C2, V2 and V5; `index` is in the pool.
@@ -91,9 +89,9 @@ impl Times {
         }
     }
 
-    /// What the kernels took of the last pass, which is done; the longest first.
+    /// What the kernels took of the last pass, which is done; the longest first. Nothing of one that was dropped.
     pub(super) fn read(&self) -> Result<Vec<KernelTime>, DeviceError> {
-        if self.kernels.is_empty() {
+        if self.kernels.is_empty() || !self.submitted {
             return Ok(Vec::new());
         }
         let mut ticks = vec![0u64; self.kernels.len() + 1];

@@ -1,0 +1,22 @@
+// What tiles of quantized weights and of floats have in common: how large they are, and where sums go.
+
+const TILE = 64u;
+
+// The sums of a token with every sixteenth row.
+fn leave_rows(token: u32, row: u32, sums: vec4<f32>) {
+    if token >= p.tokens {
+        return;
+    }
+    if row < p.count {
+        leave(token, row, sums.x);
+    }
+    if row + 16u < p.count {
+        leave(token, row + 16u, sums.y);
+    }
+    if row + 32u < p.count {
+        leave(token, row + 32u, sums.z);
+    }
+    if row + 48u < p.count {
+        leave(token, row + 48u, sums.w);
+    }
+}
