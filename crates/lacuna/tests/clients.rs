@@ -2,59 +2,29 @@
 //! interfaces, libraries over them, and a browser. Ignored until asked for: `.ci/test-server` installs what
 //! they need and runs them.
 
+mod served;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use serde_json::Value;
+use served::Served;
 
-/// A server that ends with the test.
-struct Served {
-    process: Child,
-    url: String,
+/// A server of the demo, on another device than the processor where that is asked for.
+fn serve(arguments: &[&str]) -> Served {
+    let device = std::env::var("LACUNA_TEST_DEVICE").unwrap_or_default();
+    let device: &[&str] = match device.as_str() {
+        "" => &[],
+        device => &["--device", device],
+    };
+    Served::start("demo", &[device, arguments].concat())
 }
 
-impl Served {
-    fn start(arguments: &[&str]) -> Self {
-        Self::start_model("demo", arguments)
-    }
-
-    /// One of a tiny model that sees.
-    fn start_seeing() -> Self {
-        let model = root().join("reference/vision/gemma3/hf");
-        Self::start_model(model.to_str().expect("UTF-8"), &["--name", "demo"])
-    }
-
-    fn start_model(model: &str, arguments: &[&str]) -> Self {
-        // Another device than the processor, where that is asked for: for models that it can run.
-        let device = std::env::var("LACUNA_TEST_DEVICE").unwrap_or_default();
-        let device = match device.as_str() {
-            device if model == "demo" && !device.is_empty() => vec!["--device", device],
-            _ => Vec::new(),
-        };
-        let mut process = Command::new(env!("CARGO_BIN_EXE_lacuna"))
-            .args(["serve", model, "--port", "0", "--json"])
-            .args(device)
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let mut line = String::new();
-        let mut output = BufReader::new(process.stdout.take().expect("piped"));
-        output.read_line(&mut line).expect("a line");
-        let ready: Value = serde_json::from_str(&line).expect("one JSON object");
-        let url = ready["url"].as_str().expect("a URL").to_owned();
-        Self { process, url }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.process.kill().ok();
-        self.process.wait().ok();
-    }
+/// One of a tiny model that sees.
+fn serve_seeing() -> Served {
+    let model = root().join("reference/vision/gemma3/hf");
+    Served::start(model.to_str().expect("UTF-8"), &["--name", "demo"])
 }
 
 fn root() -> PathBuf {
@@ -82,8 +52,8 @@ fn succeeds(command: &mut Command) -> String {
 /// Runs a script against a server, and looks for what it says that works in the table of docs/server.md. Of a model that
 /// sees there is another server, which scripts that send images are told of.
 fn finds_what_it_expects(program: impl AsRef<OsStr>, script: &str) {
-    let server = Served::start(&[]);
-    let seeing = Served::start_seeing();
+    let server = serve(&[]);
+    let seeing = serve_seeing();
     let script = root().join("crates/lacuna/tests/clients").join(script);
     let modules = root().join("target/clients-node/node_modules");
     let mut client = Command::new(program);
@@ -155,7 +125,7 @@ fn the_ai_sdk_finds_what_it_expects() {
 #[ignore = "needs instructor and pydantic-ai: run .ci/test-server"]
 fn libraries_that_ask_for_nested_models_get_them() {
     // Schemas with `$ref` and `$defs` used to be refused in tools.
-    let server = Served::start(&[]);
+    let server = serve(&[]);
     let script = root().join("crates/lacuna/tests/clients/nested_models.py");
     succeeds(Command::new(python()).arg(script).arg(&server.url));
 }
@@ -164,7 +134,7 @@ fn libraries_that_ask_for_nested_models_get_them() {
 #[ignore = "needs the OpenAI client, LangChain and llm: run .ci/test-server"]
 fn clients_of_embeddings_find_what_they_expect() {
     let model = root().join("reference/encoders/bert/mean.gguf");
-    let server = Served::start_model(model.to_str().expect("UTF-8"), &[]);
+    let server = Served::start(model.to_str().expect("UTF-8"), &[]);
     let script = root().join("crates/lacuna/tests/clients/embeddings.py");
     succeeds(Command::new(python()).arg(script).arg(&server.url));
 }
@@ -173,7 +143,7 @@ fn clients_of_embeddings_find_what_they_expect() {
 #[ignore = "needs the Ollama client: run .ci/test-server"]
 fn the_official_ollama_client_has_embeddings() {
     let model = root().join("reference/encoders/bert/mean.gguf");
-    let server = Served::start_model(model.to_str().expect("UTF-8"), &[]);
+    let server = Served::start(model.to_str().expect("UTF-8"), &[]);
     let script = root().join("crates/lacuna/tests/clients/ollama_client.py");
     let mut client = Command::new(python_of_interfaces());
     succeeds(client.arg(script).args([&server.url, "embeddings"]));
@@ -185,9 +155,9 @@ fn the_page_does_everything_it_offers() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let keys = folder.path().join("keys.txt");
     std::fs::write(&keys, "a-key-of-its-own\n").expect("room");
-    let server = Served::start(&["--threads", "1", "--budget", "160MiB"]);
-    let keyed = Served::start(&["--api-key-file", keys.to_str().expect("UTF-8")]);
-    let seeing = Served::start_seeing();
+    let server = serve(&["--threads", "1", "--budget", "160MiB"]);
+    let keyed = serve(&["--api-key-file", keys.to_str().expect("UTF-8")]);
+    let seeing = serve_seeing();
     let pictures = root().join("target/page");
     std::fs::create_dir_all(&pictures).expect("room");
     succeeds(

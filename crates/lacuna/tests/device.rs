@@ -1,11 +1,15 @@
 //! The program with `--device vulkan`: what it writes, what it tells, what it refuses. Most of it needs a driver with
 //! sparse buffers (`.ci/install-vulkan`) and runs when asked for (`.ci/test-vulkan`).
 
-use std::io::{BufRead, BufReader, Read, Write};
+mod served;
+
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::Value;
+
+use served::Served;
 
 fn lacuna(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lacuna"))
@@ -160,70 +164,38 @@ fn the_budget_holds_what_the_device_has_too() {
     assert_eq!(fits["tokens"].as_array().map(Vec::len), Some(64));
 }
 
-/// A server on the device, which ends with the test.
-struct Served {
-    process: Child,
-    address: String,
-}
-
-impl Served {
-    fn start(more: &[&str]) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_lacuna"))
-            .args(["serve", "demo", "--port", "0", "--json"])
-            .args(more)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let mut line = String::new();
-        let mut output = BufReader::new(process.stdout.take().expect("piped"));
-        output.read_line(&mut line).expect("a line");
-        let ready: Value = serde_json::from_str(&line).expect("one JSON object");
-        let url = ready["url"].as_str().expect("a URL");
-        let address = url.trim_start_matches("http://").to_owned();
-        Self { process, address }
-    }
-
-    /// What it answers to a prompt.
-    fn complete(&self, prompt: &str) -> Value {
-        let body =
-            format!(r#"{{"model":"demo","prompt":"{prompt}","temperature":0,"max_tokens":48}}"#);
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
-        write!(
-            stream,
-            "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-            self.address,
-            body.len()
-        )
-        .expect("it reads");
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).expect("it answers");
-        let (_, body) = reply.split_once("\r\n\r\n").expect("a head and a body");
-        serde_json::from_str(body).unwrap_or_else(|_| panic!("one JSON object: {reply}"))
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.process.kill().ok();
-        self.process.wait().ok();
-    }
+/// What a server answers to a prompt.
+fn complete(server: &Served, prompt: &str) -> Value {
+    let address = server.url.strip_prefix("http://").expect("plain");
+    let body = format!(r#"{{"model":"demo","prompt":"{prompt}","temperature":0,"max_tokens":48}}"#);
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .expect("it reads");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("it answers");
+    let (_, body) = reply.split_once("\r\n\r\n").expect("a head and a body");
+    serde_json::from_str(body).unwrap_or_else(|_| panic!("one JSON object: {reply}"))
 }
 
 #[test]
 #[ignore = "needs a sparse Vulkan device: run .ci/install-vulkan"]
 fn a_server_answers_as_on_the_processor_and_shares_what_begins_the_same() {
     let prompt = "Ownership is a set of rules that govern how a Rust program manages memory. All programs have to";
-    let device = Served::start(&["--device", "vulkan"]);
-    let first = device.complete(prompt);
+    let device = Served::start("demo", &["--device", "vulkan"]);
+    let first = complete(&device, prompt);
     let again = std::thread::scope(|scope| {
         // Several at once: what is shared is not written to.
         let threads: Vec<_> = (0..3)
-            .map(|_| scope.spawn(|| device.complete(prompt)))
+            .map(|_| scope.spawn(|| complete(&device, prompt)))
             .collect();
         let replies = threads.into_iter().map(|thread| thread.join());
         replies.collect::<Result<Vec<_>, _>>().expect("no panic")
     });
-    let processor = Served::start(&[]).complete(prompt);
+    let processor = complete(&Served::start("demo", &[]), prompt);
     let text = |reply: &Value| reply["choices"][0]["text"].clone();
     assert_eq!(text(&first), text(&processor));
     assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
