@@ -11,7 +11,9 @@
 //! Tiles follow each other without gaps, so a buffer's bytes are contiguous in all of them and a
 //! page boundary may fall anywhere.
 
+use std::iter;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 
 use lacuna_kernels::RowLayout;
@@ -115,6 +117,23 @@ impl BufferRows {
     #[must_use]
     pub fn bytes(&self, tokens: usize) -> usize {
         self.tiles.bytes_through(tokens)
+    }
+
+    /// Bytes that hold no row of the first `tokens` tokens, in order; the last range has no end.
+    pub(crate) fn bytes_without_rows(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
+        let Tiles {
+            tokens: together,
+            bytes,
+        } = self.tiles;
+        let (whole, begun) = (tokens / together, tokens % together);
+        // Of a tile that is not full each head has its own rest.
+        let heads = if begun == 0 { 0 } else { self.rows.kv_heads };
+        let head = bytes / self.rows.kv_heads.max(1);
+        let rests = (0..heads).map(move |index| {
+            let start = whole * bytes + index * head;
+            start + begun * (head / together)..start + head
+        });
+        rests.chain(iter::once(self.bytes(tokens)..usize::MAX))
     }
 
     /// What it is called in debug output.

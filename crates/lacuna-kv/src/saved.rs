@@ -9,7 +9,8 @@
 //!
 //! Numbers are little-endian, and the header's checksum is of all of its bytes after it. Which pages follow is worked
 //! out from the geometry and the number of tokens, and never read: those of all rows that are kept, of windows those
-//! that the next token sees, and those of states. Buffer after buffer, in whole pages.
+//! that the next token sees, and those of states. Buffer after buffer, in whole pages, which are zero where no token
+//! has a row: what other sequences left in them is nobody else's.
 //!
 //! A file has its name only when it is whole, and nothing of it is in a sequence before its checksum was compared.
 
@@ -140,7 +141,7 @@ pub fn save(
             for &run in runs {
                 let start = end;
                 end += run.pages.count().get() as usize * page;
-                sequence.copy_pages(run, &mut memory[start..end])?;
+                sequence.copy_rows(run, &mut memory[start..end])?;
             }
             if sequence.has_lost_files() {
                 return Err(KvError::RowsLost.into());

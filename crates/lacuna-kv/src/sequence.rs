@@ -632,6 +632,20 @@ impl Sequence {
         Ok(buffers[run.buffer].read(start, bytes)?)
     }
 
+    /// [`Self::copy_pages`], with zeros where no accepted token has a row: there may be what another sequence had.
+    pub(crate) fn copy_rows(&self, run: PageRun, bytes: &mut [u8]) -> Result<(), KvError> {
+        self.copy_pages(run, bytes)?;
+        let start = run.pages.start.index() as usize * self.page_bytes();
+        let held = self.store.buffer_rows().get(run.buffer);
+        let without = held.map(|held| held.bytes_without_rows(self.accepted));
+        for range in without.into_iter().flatten() {
+            let [from, to] = [range.start, range.end].map(|at| at.saturating_sub(start));
+            let to = to.min(bytes.len());
+            bytes[from.min(to)..to].fill(0);
+        }
+        Ok(())
+    }
+
     /// Gives back the pages of `run`, whose bytes are elsewhere now.
     pub(crate) fn move_out(&mut self, run: PageRun) -> Result<(), KvError> {
         match self.buffer_mut(run.buffer) {

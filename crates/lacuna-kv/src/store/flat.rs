@@ -527,6 +527,10 @@ impl Store for FlatStore {
         moves.then(|| self.extents.iter().map(needed).collect())
     }
 
+    fn buffer_rows(&self) -> &[BufferRows] {
+        self.arrangement.buffers()
+    }
+
     fn make_needed(&mut self, rows: usize) -> Result<(), KvError> {
         let extents = self.extents.iter();
         let needed: Vec<_> = extents.map(|extent| self.needed(extent, rows)).collect();

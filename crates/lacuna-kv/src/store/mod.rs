@@ -21,7 +21,7 @@ pub(crate) use rows::zeroed_buffer;
 
 use crate::error::KvError;
 use crate::geometry::{Keep, Layer, Side};
-use crate::layout::Tiles;
+use crate::layout::{BufferRows, Tiles};
 use crate::prefix::Pins;
 
 /// The rows of one sequence. Rows are named by token position; every call concerns all layers and
@@ -97,6 +97,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// [`Store::mapped_pages`].
     fn needed_pages(&self, _rows: usize) -> Option<Vec<PageRange>> {
         None
+    }
+
+    /// What rows lie in each buffer whose pages are needed.
+    fn buffer_rows(&self) -> &[BufferRows] {
+        &[]
     }
 
     /// Puts memory behind those of this empty store, to be filled with what `rows` rows of another had.

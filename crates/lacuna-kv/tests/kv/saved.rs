@@ -417,6 +417,38 @@ fn a_sequence_that_nothing_can_go_on_from_is_not_saved() {
     });
 }
 
+/// Pages are given to one sequence after another as they are, and a file is shown to others: it had what somebody
+/// else's sequence, or one's own before it was cut, had left behind the last row.
+#[test]
+fn nothing_but_rows_of_its_tokens_is_in_a_file() {
+    for (geometry, layout) in all() {
+        for cached in [1, 43, 131] {
+            let written = Written::new(geometry, layout, cached);
+            let saved = |sequence: &mut Sequence| {
+                let path = written.folder.path().join("other.session");
+                let said = ("a nöte", &written.tokens[..]);
+                save(&path, &written.cache, sequence, said, &made_by("a")).expect("a file");
+                fs::read(path).expect("a file")
+            };
+            let mut others = [0, 1, 2].map(|_| sequence(&written.cache, 150));
+            // What another has from its beginning on is shared where nothing passes.
+            if *geometry == *GEOMETRY {
+                let mut cut = others[0].share_prefix(cached).expect("room");
+                assert!(
+                    saved(&mut cut) == written.bytes(),
+                    "{layout}, {cached} of 150"
+                );
+            }
+            drop(others);
+            let mut after = sequence(&written.cache, cached);
+            assert!(
+                saved(&mut after) == written.bytes(),
+                "{layout}, {cached} in used pages"
+            );
+        }
+    }
+}
+
 /// A step that was prepared and has changed nothing is no part of what is saved.
 #[test]
 fn a_step_that_has_not_begun_is_over_when_the_sequence_is_saved() {
