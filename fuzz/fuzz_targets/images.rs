@@ -3,7 +3,7 @@
 #![no_main]
 
 use lacuna_files::{Mapping, ModelFiles};
-use lacuna_images::{FIRST_TOKEN, Header, Limits, Picture};
+use lacuna_images::{FIRST_TOKEN, Filter, Header, Limits, Picture};
 use lacuna_models::BatchLimits;
 use lacuna_models::describe_images;
 use lacuna_models::plan::ArenaPlan;
@@ -42,12 +42,12 @@ fn decode(bytes: &[u8], header: &Header) {
             let found = [image.width(), image.height()];
             let [width, height] = [header.width, header.height].map(|size| size as usize);
             assert!(found == [width, height] || found == [height, width]);
-            let picture = Picture::of(&image, 16);
-            assert_eq!(picture.pixels().len(), 16 * 16 * 3);
+            let picture = Picture::of(&image, [16, 8], Filter::Cubic);
+            assert_eq!(picture.pixels().len(), 16 * 8 * 3);
             assert!(
                 picture
                     .name()
-                    .tokens(4)
+                    .tokens([2, 2])
                     .iter()
                     .all(|token| *token >= FIRST_TOKEN)
             );

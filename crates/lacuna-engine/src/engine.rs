@@ -475,7 +475,8 @@ impl Engine {
     pub fn session(&self, sampling: Sampling) -> Result<Session, EngineError> {
         let sequence = self.cache.sequence(self.context_tokens())?;
         let message_ends = self.model.tokenizer().end_of_generation().collect();
-        let session = Session::new(sequence, Sampler::new(sampling)?, message_ends);
+        let session = Session::new(sequence, Sampler::new(sampling)?, message_ends)
+            .keeping_images_whole(self.model.spec().keeps_images_whole());
         Ok(match self.most_drafts {
             0 => session,
             _ => session.speculating(self.most_from_history > 0),

@@ -7,9 +7,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lacuna_images::{Header, Limits, Name, Picture};
+use lacuna_images::{Filter, Header, Limits, Name, Picture};
 use lacuna_kernels::{Cpu, CpuConfig};
-use lacuna_models::{ForwardError, ImageEncoder, Model, OutOfMemory, PromptError, Scratch, Shown};
+use lacuna_models::spec::{Grid, ImageTooLong, Resampling};
+use lacuna_models::{
+    BatchLimits, ForwardError, ImageEncoder, Model, OutOfMemory, PromptError, Scratch, Shown,
+};
 
 use crate::request_memory::{MemoryRefusal, RequestMemory};
 
@@ -23,6 +26,9 @@ pub enum ImageError {
     /// A file that is no image that can be had.
     #[error(transparent)]
     File(#[from] lacuna_images::Error),
+    /// An image of a shape that is not taken.
+    #[error(transparent)]
+    Shape(#[from] ImageTooLong),
     /// More images than may be sent at once.
     #[error("{given} images are given; at most {limit} are taken at once")]
     TooMany {
@@ -112,18 +118,41 @@ impl Eyes {
             .iter()
             .map(|file| self.picture(encoder, file.as_ref()));
         let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
-        let count = encoder.shape().tokens();
-        let names = pictures.iter().map(|picture| picture.name().tokens(count));
+        let shape = encoder.shape();
+        let grids: Vec<Grid> = pictures
+            .iter()
+            .map(|picture| shape.tokens(shape.grid(picture.size())))
+            .collect();
+        let names = pictures.iter().zip(&grids).map(|(picture, grid)| {
+            let Grid { rows, columns } = *grid;
+            picture.name().tokens([rows, columns])
+        });
         let places = self
             .model
             .place_images(tokens, &names.collect::<Vec<_>>())?;
-        let shown = places.into_iter().zip(&pictures);
+        let shown = places.into_iter().zip(pictures.iter().zip(grids));
         shown
-            .map(|(positions, picture): (Range<usize>, _)| {
+            .map(|(positions, (picture, grid)): (Range<usize>, _)| {
                 let rows = self.rows(encoder, picture)?;
-                Ok(Shown { positions, rows })
+                Ok(Shown {
+                    positions,
+                    grid,
+                    rows,
+                })
             })
             .collect()
+    }
+
+    /// Tokens of an image, by the header of its file.
+    ///
+    /// # Errors
+    /// [`ImageError`]: of a file that is no image that can be had.
+    pub fn tokens(&self, file: &[u8]) -> Result<usize, ImageError> {
+        let encoder = self.model.images().ok_or(ImageError::NoEyes)?;
+        let header = Header::read(file, &self.limits)?;
+        let shape = encoder.shape();
+        let size = shape.fit([header.width, header.height].map(|side| side as usize))?;
+        Ok(shape.tokens(shape.grid(size)).count())
     }
 
     /// Images that have been encoded.
@@ -138,11 +167,20 @@ impl Eyes {
     /// Decodes a file whose header says no more than is allowed, in memory that is taken for it.
     fn picture(&self, encoder: &ImageEncoder, file: &[u8]) -> Result<Picture, ImageError> {
         let header = Header::read(file, &self.limits)?;
-        let side = encoder.shape().patches.image_side();
-        let bytes = header.preprocessing_bytes(side);
+        let shape = encoder.shape();
+        let size = [header.width, header.height].map(|side| side as usize);
+        let fitted = shape.fit(size)?;
+        let bytes = header.preprocessing_bytes(fitted);
         let memory = self.memory.as_ref();
         let _held = memory.map(|it| it.try_take(bytes as usize)).transpose()?;
-        Ok(Picture::of(&header.decode(file)?, side))
+        let image = header.decode(file)?;
+        // It may have been turned, and then sizes fit otherwise.
+        let fitted = shape.fit([image.width(), image.height()])?;
+        let filter = match shape.patches.resampling {
+            Resampling::Bilinear => Filter::Triangle,
+            Resampling::Bicubic => Filter::Cubic,
+        };
+        Ok(Picture::of(&image, fitted, filter))
     }
 
     /// The rows of a picture, which are encoded unless they are known.
@@ -167,20 +205,23 @@ impl Eyes {
     }
 
     fn encode(&self, encoder: &ImageEncoder, picture: &Picture) -> Result<Arc<[f32]>, ImageError> {
-        let bytes = arena_bytes(encoder);
+        let grid = encoder.shape().grid(picture.size());
+        let limits = encoder.shape().limits(grid);
+        let bytes = arena_bytes(encoder, limits);
         let memory = self.memory.as_ref();
         let _held = memory.map(|it| it.try_take(bytes)).transpose()?;
-        let arena = encoder.arena().map_err(|_| OutOfMemory { bytes })?;
+        let arena = encoder.arena(limits).map_err(|_| OutOfMemory { bytes })?;
         let mut scratch = Scratch::new(encoder.program(), arena)?;
         let cpu = Cpu::new(self.cpu).map_err(|error| ImageError::Cpu(error.to_string()))?;
-        let rows = encoder.encode(&cpu, picture.pixels(), &mut scratch)?;
+        let rows = encoder.encode(&cpu, (picture.pixels(), grid), &mut scratch)?;
         Ok(rows.into())
     }
 }
 
-/// Bytes of the arena of a pass; more than there can be where no memory has as many.
-fn arena_bytes(encoder: &ImageEncoder) -> usize {
-    encoder.arena().map_or(usize::MAX, |arena| arena.bytes())
+/// Bytes of the arena of a pass within `limits`; more than there can be where no memory has as many.
+fn arena_bytes(encoder: &ImageEncoder, limits: BatchLimits) -> usize {
+    let arena = encoder.arena(limits);
+    arena.map_or(usize::MAX, |arena| arena.bytes())
 }
 
 /// Bytes that requests may hold besides those of others where a model sees: the arena, one large photograph while it
@@ -189,7 +230,7 @@ pub(crate) fn memory_for(encoder: &ImageEncoder) -> u64 {
     /// Pixels of a photograph as most phones take them.
     const PHOTOGRAPH: u64 = 12_000_000;
     let shape = encoder.shape();
-    let rows = shape.tokens() * shape.rows.width * size_of::<f32>();
+    let rows = shape.most_tokens() * shape.rows.width * size_of::<f32>();
     let kept = rows.saturating_mul(Eyes::KEPT) as u64;
-    kept + (arena_bytes(encoder) as u64).max(PHOTOGRAPH * 16 + (32 << 20))
+    kept + (arena_bytes(encoder, shape.most()) as u64).max(PHOTOGRAPH * 16 + (32 << 20))
 }

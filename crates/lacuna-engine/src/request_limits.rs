@@ -19,6 +19,8 @@ pub(crate) struct RequestLimits {
     pub(crate) vocabulary: usize,
     /// Elements of a row of an image, for a model that takes some.
     pub(crate) image_width: Option<usize>,
+    /// Whether all tokens of an image have to be computed in one pass.
+    pub(crate) images_whole: bool,
     pub(crate) max_running: usize,
     pub(crate) max_waiting: usize,
     /// Bytes of KV pages there can be.
@@ -66,10 +68,15 @@ impl RequestLimits {
         self.capacity(request)
     }
 
-    /// Whether the model can take the images, each of them in one pass.
+    /// Whether the model can take the images, each of them in one pass where that has to be.
     fn check_images(&self, request: &Request) -> Result<(), Refusal> {
         let mut behind = 0;
-        for Shown { positions, rows } in &request.images {
+        for image in &request.images {
+            let Shown {
+                positions,
+                grid,
+                rows,
+            } = image;
             let reason = match self.image_width {
                 None => Some("the model does not see"),
                 Some(width) if Some(rows.len()) != positions.len().checked_mul(width) => {
@@ -79,7 +86,10 @@ impl RequestLimits {
                     Some("images stand apart from one another, and text comes last")
                 }
                 _ if positions.is_empty() => Some("it has no tokens"),
-                _ if positions.len() > self.pages.step_tokens => {
+                _ if grid.rows.checked_mul(grid.columns) != Some(positions.len()) => {
+                    Some("its tokens are not as many as its rows and columns have")
+                }
+                _ if self.images_whole && positions.len() > self.pages.step_tokens => {
                     Some("it has more tokens than one pass computes; use a larger batch")
                 }
                 _ if request.prompt_logprobs.is_some() => {

@@ -45,6 +45,11 @@ pub(crate) trait ModelRunner: Send {
         None
     }
 
+    /// Whether all tokens of an image have to be computed in one pass.
+    fn keeps_images_whole(&self) -> bool {
+        false
+    }
+
     /// The engine, which sessions are stepped by, where it is one and not a model without arithmetic.
     fn engine(&mut self) -> Option<&mut Engine> {
         None
@@ -136,6 +141,10 @@ impl ModelRunner for Engine {
         self.model()
             .images()
             .map(|encoder| encoder.shape().rows.width)
+    }
+
+    fn keeps_images_whole(&self) -> bool {
+        self.model().spec().keeps_images_whole()
     }
 
     fn tokenizer(&self) -> &Tokenizer {

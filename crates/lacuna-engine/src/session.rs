@@ -35,6 +35,8 @@ pub struct Session {
     draft: Draft,
     /// Images in the places of tokens.
     pub(crate) images: Vec<Shown>,
+    /// Whether all tokens of an image have to be computed in one pass.
+    images_whole: bool,
 }
 
 impl Session {
@@ -52,6 +54,15 @@ impl Session {
             speculator: None,
             draft: Draft::default(),
             images: Vec::new(),
+            images_whole: false,
+        }
+    }
+
+    /// The same for a model of which this says whether all tokens of an image have to be computed in one pass.
+    pub(crate) fn keeping_images_whole(self, images_whole: bool) -> Self {
+        Self {
+            images_whole,
+            ..self
         }
     }
 
@@ -147,7 +158,10 @@ impl Session {
     /// As [`Session::rewrite`].
     pub fn truncate(&mut self, len: usize) -> Result<usize, KvError> {
         let kept = self.tokens[..len.min(self.tokens.len())].to_vec();
-        self.rewrite(&kept)
+        let done = self.rewrite(&kept)?;
+        // What comes in the places of others is no part of them.
+        self.images.retain(|image| image.positions.start < len);
+        Ok(done)
     }
 
     /// A session of the same tokens, whose pages are shared until one of the two writes to them. It draws its own
@@ -160,6 +174,7 @@ impl Session {
         let mut fork = Self::new(self.sequence.fork()?, sampler, self.message_ends.clone());
         fork.tokens.extend_from_slice(&self.tokens);
         fork.images.clone_from(&self.images);
+        fork.images_whole = self.images_whole;
         fork.keeps_turns = self.keeps_turns;
         Ok(match &self.speculator {
             Some(speculator) => fork.speculating(speculator.has_history()),
@@ -323,6 +338,7 @@ impl Session {
         let end = self.tokens.len().min(start + limit);
         let end = ahead.copied().min().map_or(end, |stop| end.min(stop));
         let end = match Shown::uncut(&self.images, start, end - start) {
+            _ if !self.images_whole => end,
             // Where a pass is to end within the first image, it ends behind it: checked to be no more than `limit`.
             0 => start + Shown::rest_of_image(&self.images, start).unwrap_or(end - start),
             count => start + count,

@@ -180,16 +180,14 @@ impl Header {
         self.width as u64 * self.height as u64 * Self::BYTES_OF_PIXEL + (1 << 20)
     }
 
-    /// Bytes of memory that making a picture of `side` pixels of a side of the file takes at most.
+    /// Bytes of memory that making a picture of at most so many pixels of a side of the file takes at most.
     #[must_use]
-    pub const fn preprocessing_bytes(&self, side: usize) -> u64 {
-        let longer = if self.height > self.width {
-            self.height
-        } else {
-            self.width
-        };
+    pub fn preprocessing_bytes(&self, [width, height]: [usize; 2]) -> u64 {
+        // It may lie on its side.
+        let longer = u64::from(self.width.max(self.height));
+        let (width, height) = (width as u64, height as u64);
         // Resizing has rows of the old height and the new width.
-        self.decoding_bytes() + side as u64 * (longer as u64 + side as u64) * 3
+        self.decoding_bytes() + width * (longer + height) * 3
     }
 
     /// Decodes `file`, whose header this is: turned as it says that it is to be looked at, without transparency, of

@@ -6,13 +6,13 @@
 //! are the same picture.
 //!
 //! ```
-//! use lacuna_images::{Header, Limits, Picture};
+//! use lacuna_images::{Filter, Header, Limits, Picture};
 //!
 //! // A GIF of one pixel.
 //! let file = b"GIF89a\x01\0\x01\0\x80\0\0\xff\0\0\0\0\0,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
 //! let header = Header::read(file, &Limits::default())?;
 //! assert_eq!((header.width, header.height), (1, 1));
-//! let picture = Picture::of(&header.decode(file)?, 4);
+//! let picture = Picture::of(&header.decode(file)?, [4, 4], Filter::Triangle);
 //! assert_eq!(picture.pixels()[..3], [255, 0, 0]);
 //! # Ok::<(), lacuna_images::Error>(())
 //! ```
@@ -24,5 +24,5 @@ mod picture;
 mod resize;
 
 pub use decode::{Error, Format, Header, Image, Limits};
-pub use picture::{FIRST_TOKEN, Name, Picture};
-pub use resize::resize;
+pub use picture::{FIRST_TOKEN, Name, Picture, pictures_in};
+pub use resize::{Filter, resize};

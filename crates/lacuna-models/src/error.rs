@@ -3,6 +3,7 @@
 use lacuna_kernels::ShapeError;
 
 use crate::scratch::BatchLimits;
+use crate::spec::Grid;
 
 /// A model description with numbers that cannot be right.
 #[derive(Debug, thiserror::Error)]
@@ -382,13 +383,17 @@ pub enum ForwardError {
         /// Behind the last position of the pass.
         end: usize,
     },
-    /// Pixels that are not as many as the encoder takes.
-    #[error("{bytes} bytes of pixels; the encoder takes {side} x {side} of 3 each")]
+    /// Pixels that are not those of an image that the encoder takes.
+    #[error(
+        "{bytes} bytes of pixels as {} x {} patches: bring the image to a size that the encoder takes, 3 bytes a pixel",
+        grid.columns,
+        grid.rows
+    )]
     ImageSize {
         /// Bytes that were given.
         bytes: usize,
-        /// Pixels of the side that it takes.
-        side: usize,
+        /// Patches that they were said to be.
+        grid: Grid,
     },
     /// A token id past the vocabulary.
     #[error("token id {token} is out of range: the vocabulary has {vocabulary} tokens")]

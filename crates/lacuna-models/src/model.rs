@@ -12,7 +12,7 @@ use crate::program::Program;
 use crate::prompts::Prompts;
 use crate::recommended::RecommendedSampling;
 use crate::scratch::Scratch;
-use crate::spec::ModelSpec;
+use crate::spec::{ImageInput, ModelSpec};
 use crate::vision::{ImageEncoder, image_prompt};
 use crate::weights::{ExpertCounts, Loading, NeuronReads, RowReads, Streams, Weights};
 use lacuna_files::{Metadata, ModelFiles};
@@ -120,9 +120,11 @@ impl Model {
     /// A rendered conversation in which images have their places.
     #[must_use]
     pub fn with_places(&self, rendered: MarkedText) -> MarkedText {
-        match self.images {
-            Some(_) => rendered.with_marks_as(image_prompt::BEGIN, image_prompt::WRITTEN),
-            None => rendered,
+        match (&self.images, self.spec.images) {
+            (Some(_), Some(ImageInput { prompt, .. })) if prompt.mark != prompt.written => {
+                rendered.with_marks_as(prompt.mark, prompt.written)
+            }
+            _ => rendered,
         }
     }
 
@@ -136,10 +138,12 @@ impl Model {
         tokens: &mut Vec<u32>,
         images: &[Vec<u32>],
     ) -> Result<Vec<Range<usize>>, PromptError> {
-        match self.images {
-            Some(_) => image_prompt::place(&self.tokenizer, tokens, images),
-            None if images.is_empty() => Ok(Vec::new()),
-            None => Err(PromptError::NoImages),
+        match (&self.images, &self.spec.images) {
+            (Some(_), Some(input)) => {
+                image_prompt::place(&input.prompt, &self.tokenizer, tokens, images)
+            }
+            _ if images.is_empty() => Ok(Vec::new()),
+            _ => Err(PromptError::NoImages),
         }
     }
 
@@ -181,7 +185,7 @@ impl Model {
             scratch,
             stream: self.weights.stream(),
             shared: None,
-            images: self.spec.images,
+            images_whole: self.spec.keeps_images_whole(),
         })
     }
 
@@ -211,7 +215,7 @@ impl Model {
             scratch: &mut *scratch,
             stream: self.weights.stream(),
             shared: None,
-            images: self.spec.images,
+            images_whole: self.spec.keeps_images_whole(),
         };
         self.run(pass)?;
         Ok(self.output(scratch, size.logit_rows * width))

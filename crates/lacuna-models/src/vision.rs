@@ -14,7 +14,7 @@ use crate::model::Model;
 use crate::plan::{ArenaPlan, PlanError, WeightPlan};
 use crate::program::Program;
 use crate::scratch::{BatchLimits, Scratch};
-use crate::spec::{ImageRows, ModelSpec, OutputSpec, Patches};
+use crate::spec::{Grid, ImageRows, ImageTooLong, ModelSpec, OutputSpec, Patches};
 use crate::weights::{Loading, Weights};
 use lacuna_files::ModelFiles;
 
@@ -47,19 +47,49 @@ impl ImageShape {
         }
     }
 
-    /// Rows of an image, each in the place of a token.
-    #[must_use]
-    pub const fn tokens(&self) -> usize {
-        self.rows.count(&self.patches)
+    /// Pixels of the width and of the height that an image of so many is brought to.
+    ///
+    /// # Errors
+    /// [`ImageTooLong`].
+    pub fn fit(&self, size: [usize; 2]) -> Result<[usize; 2], ImageTooLong> {
+        self.patches.fit(size)
     }
 
-    /// The batch of one image, for the plan of an arena.
+    /// The patches of an image of so many pixels of width and of height, which [`ImageShape::fit`] gave.
     #[must_use]
-    pub const fn limits(&self) -> BatchLimits {
+    pub const fn grid(&self, size: [usize; 2]) -> Grid {
+        self.patches.grid(size)
+    }
+
+    /// Rows of an image of these patches, each in the place of a token.
+    #[must_use]
+    pub const fn tokens(&self, patches: Grid) -> Grid {
+        patches.merged(self.rows.merged)
+    }
+
+    /// Tokens of an image at most.
+    #[must_use]
+    pub const fn most_tokens(&self) -> usize {
+        self.rows.most(&self.patches)
+    }
+
+    /// The batch of one image of these patches, for the plan of an arena.
+    #[must_use]
+    pub const fn limits(&self, patches: Grid) -> BatchLimits {
+        self.limits_of(patches.count(), self.tokens(patches).count())
+    }
+
+    /// That of the largest image.
+    #[must_use]
+    pub const fn most(&self) -> BatchLimits {
+        self.limits_of(self.patches.most(), self.most_tokens())
+    }
+
+    const fn limits_of(&self, patches: usize, tokens: usize) -> BatchLimits {
         BatchLimits {
-            tokens: self.patches.count(),
-            logit_rows: self.tokens(),
-            context_tokens: self.patches.count(),
+            tokens: patches,
+            logit_rows: tokens,
+            context_tokens: patches,
         }
     }
 }
@@ -290,16 +320,16 @@ impl ImageEncoder {
         &self.program
     }
 
-    /// The arena of a pass.
+    /// The arena of a pass within `limits`, which [`ImageShape::limits`] says of an image.
     ///
     /// # Errors
     /// [`PlanError`] where no memory has so many bytes.
-    pub fn arena(&self) -> Result<ArenaPlan, PlanError> {
-        ArenaPlan::new(&self.program, self.shape.limits())
+    pub fn arena(&self, limits: BatchLimits) -> Result<ArenaPlan, PlanError> {
+        ArenaPlan::new(&self.program, limits)
     }
 
-    /// Rows for the decoder of one image, `[tokens, width]`. `pixels` are red, green and blue of each, row by row,
-    /// of an image whose side is [`Patches::image_side`].
+    /// Rows for the decoder of one image, `[tokens, width]`, of which `grid` are the patches and `pixels` red, green and
+    /// blue of each pixel, row by row.
     ///
     /// # Errors
     /// [`ForwardError`]: before anything is computed, for another number of pixels or an arena that is too small, or
@@ -307,20 +337,20 @@ impl ImageEncoder {
     pub fn encode<'a>(
         &self,
         cpu: &Cpu,
-        pixels: &[u8],
+        (pixels, grid): (&[u8], Grid),
         scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], ForwardError> {
         let ImageShape { patches, rows } = &self.shape;
-        let size = executor::check_image(pixels, scratch, (patches, rows))?;
+        let size = executor::check_image((pixels, grid), scratch, (patches, rows))?;
         let mut pass = Pass {
             weights: &self.weights,
             cpu,
             size,
-            batch: Batch::Image(pixels),
+            batch: Batch::Image { pixels, grid },
             scratch: &mut *scratch,
             stream: self.weights.stream(),
             shared: None,
-            images: None,
+            images_whole: false,
         };
         let computed = pass.run(&self.program);
         drop(pass);

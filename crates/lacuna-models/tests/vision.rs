@@ -11,7 +11,7 @@ use std::path::Path;
 use lacuna_files::ModelFiles;
 use lacuna_kernels::{Cpu, CpuConfig, ElementType};
 use lacuna_kv::{KvPolicy, Sequence};
-use lacuna_models::plan::ArenaPlan;
+use lacuna_models::spec::Grid;
 use lacuna_models::{
     ConfigError, FiniteCheck, ForwardError, ImageEncoder, LogitRows, Model, Scratch, Segment, Shown,
 };
@@ -64,7 +64,7 @@ impl Eyes {
             threads,
             ..CpuConfig::default()
         };
-        let plan = ArenaPlan::new(encoder.program(), encoder.shape().limits()).expect("small");
+        let plan = encoder.arena(encoder.shape().most()).expect("small");
         let scratch = Scratch::new(encoder.program(), plan).expect("a few kilobytes");
         let scratch = scratch.checking(FiniteCheck::EachLayer);
         Self {
@@ -74,8 +74,14 @@ impl Eyes {
         }
     }
 
-    fn encode(&mut self, pixels: &[u8]) -> Result<Vec<f32>, ForwardError> {
-        let rows = self.encoder.encode(&self.cpu, pixels, &mut self.scratch)?;
+    /// The patches of images of the only size.
+    fn grid(&self) -> Grid {
+        let shape = self.encoder.shape();
+        shape.grid(shape.fit([1, 1]).expect("any is taken"))
+    }
+
+    fn encode(&mut self, pixels: &[u8], grid: Grid) -> Result<Vec<f32>, ForwardError> {
+        let rows = (self.encoder).encode(&self.cpu, (pixels, grid), &mut self.scratch)?;
         Ok(rows.to_vec())
     }
 }
@@ -88,11 +94,15 @@ fn pixels(model: &str) -> Vec<u8> {
 fn rows_of_images(model: &str, file: &str, threads: usize) -> Vec<f32> {
     let expected = expected(model);
     let mut eyes = Eyes::open(&folder().join(format!("vision/{model}/{file}")), threads);
-    assert_eq!(eyes.encoder.shape().tokens(), expected.image_tokens);
+    let grid = eyes.grid();
+    assert_eq!(
+        eyes.encoder.shape().tokens(grid).count(),
+        expected.image_tokens
+    );
     let pixels = pixels(model);
     let images = pixels.chunks_exact(pixels.len() / expected.images);
     images
-        .flat_map(|image| eyes.encode(image).expect("pixels of its size"))
+        .flat_map(|image| eyes.encode(image, grid).expect("pixels of its size"))
         .collect()
 }
 
@@ -157,6 +167,7 @@ impl Prompt {
             let elements = positions.len() * width;
             Shown {
                 positions: positions.clone(),
+                grid: Grid::row(positions.len()),
                 rows: rows[image * elements..(image + 1) * elements].into(),
             }
         });
@@ -276,16 +287,33 @@ fn forward(runner: &mut Runner, tokens: &[u32], images: &[Shown]) -> Result<(), 
 #[test]
 fn what_is_no_image_is_refused() {
     let mut eyes = Eyes::open(&folder().join("vision/gemma3/hf"), 1);
-    let short = eyes.encode(&[0; 12]);
-    assert!(matches!(
-        short,
-        Err(ForwardError::ImageSize {
-            bytes: 12,
-            side: 16
-        })
-    ));
+    for (bytes, grid) in [
+        (12, eyes.grid()),
+        (
+            16 * 32 * 3,
+            Grid {
+                rows: 4,
+                columns: 8,
+            },
+        ),
+        (0, Grid::square(0)),
+        (
+            0,
+            Grid {
+                rows: usize::MAX,
+                columns: 2,
+            },
+        ),
+    ] {
+        let refused = eyes.encode(&vec![0; bytes], grid);
+        assert!(matches!(
+            refused,
+            Err(ForwardError::ImageSize { bytes: found, .. }) if found == bytes
+        ));
+    }
     let mut runner = Runner::open("vision/gemma3/hf");
     let shown = |positions: Range<usize>, elements: usize| Shown {
+        grid: Grid::row(positions.len()),
         positions,
         rows: vec![0.5; elements].into(),
     };
@@ -337,7 +365,8 @@ fn a_projector_of_another_model_is_told_from_the_right_one() {
 
 #[test]
 fn passes_are_cut_before_images_and_never_within() {
-    let image = |positions| Shown {
+    let image = |positions: Range<usize>| Shown {
+        grid: Grid::row(positions.len()),
         positions,
         rows: Vec::new().into(),
     };

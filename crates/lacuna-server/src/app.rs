@@ -407,11 +407,20 @@ impl App {
         Ok(self.eyes.show(tokens, &files)?)
     }
 
-    /// Makes `tokens` as many as they are with so many images, of which nothing is known yet.
-    pub(crate) fn make_places(&self, tokens: &mut Vec<u32>, images: usize) -> Result<(), ApiError> {
+    /// Makes `tokens` as many as they are with `images`. One that is elsewhere counts as the largest there may be.
+    pub(crate) fn make_places(
+        &self,
+        tokens: &mut Vec<u32>,
+        images: &[Image],
+    ) -> Result<(), ApiError> {
         let shape = self.model().images().map(ImageEncoder::shape);
-        let each = vec![0; shape.map_or(0, ImageShape::tokens)];
-        self.model().place_images(tokens, &vec![each; images])?;
+        let most = shape.map_or(0, ImageShape::most_tokens);
+        let places = images.iter().map(|image| match image {
+            Image::File(file) => Ok(vec![0; self.eyes.tokens(file)?]),
+            Image::Address { .. } => Ok(vec![0; most]),
+        });
+        let places = places.collect::<Result<Vec<_>, ImageError>>()?;
+        self.model().place_images(tokens, &places)?;
         Ok(())
     }
 

@@ -117,7 +117,7 @@ impl Chat {
         let variables = app.template_variables(self.variables, self.parameters.effort());
         let limits = app.any_tokens();
         let mut prompt = app.conversation(&self.messages, tools.offered(), variables, &limits)?;
-        app.make_places(&mut prompt.tokens, self.images.len())?;
+        app.make_places(&mut prompt.tokens, &self.images)?;
         Ok(prompt.tokens)
     }
 }

@@ -123,7 +123,7 @@ impl From<ImageError> for ApiError {
                 "messages",
                 "the model of this server reads text alone; leave the images out",
             ),
-            ImageError::File(_) | ImageError::TooMany { .. } => {
+            ImageError::File(_) | ImageError::Shape(_) | ImageError::TooMany { .. } => {
                 Self::field("messages", error.to_string())
             }
             error => Self::internal(error.to_string()),

@@ -218,6 +218,7 @@ impl Scheduler {
             context_tokens: self.engine.context_tokens(),
             vocabulary: self.engine.vocabulary(),
             image_width: self.engine.image_width(),
+            images_whole: self.engine.keeps_images_whole(),
             max_running: self.config.max_running,
             max_waiting: self.config.max_waiting,
             kv_bytes: Arc::clone(&self.kv_most),
@@ -396,14 +397,16 @@ impl Scheduler {
             mixed: self.config.mixed_tokens.max(1),
         };
         let mut counts = schedule(&demands, limits, self.counters.steps as usize);
-        let images: Vec<Ahead<'_>> = (self.running.iter())
-            .flat_map(|running| running.sessions.iter().map(move |it| (running, it)))
-            .map(|(running, session)| Ahead {
-                images: &running.job.images,
-                start: session.sequence.len(),
-            })
-            .collect();
-        keep_images_whole(&mut counts, &images, limits.tokens);
+        if self.engine.keeps_images_whole() {
+            let images: Vec<Ahead<'_>> = (self.running.iter())
+                .flat_map(|running| running.sessions.iter().map(move |it| (running, it)))
+                .map(|(running, session)| Ahead {
+                    images: &running.job.images,
+                    start: session.sequence.len(),
+                })
+                .collect();
+            keep_images_whole(&mut counts, &images, limits.tokens);
+        }
         for (session, count) in sessions(&mut self.running).zip(counts) {
             session.scheduled = count;
         }

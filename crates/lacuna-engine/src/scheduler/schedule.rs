@@ -173,6 +173,7 @@ impl Step {
 
 #[cfg(test)]
 mod tests {
+    use lacuna_models::spec::Grid;
     use proptest::prelude::*;
 
     use super::*;
@@ -209,6 +210,7 @@ mod tests {
 
     fn images(positions: &[std::ops::Range<usize>]) -> Vec<Shown> {
         let shown = |positions: &std::ops::Range<usize>| Shown {
+            grid: Grid::row(positions.len()),
             positions: positions.clone(),
             rows: Vec::new().into(),
         };

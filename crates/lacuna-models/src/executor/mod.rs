@@ -12,7 +12,7 @@ use lacuna_kv::Sequence;
 
 use crate::error::ForwardError;
 use crate::scratch::{BatchLimits, Scratch};
-use crate::spec::{ImageAttention, ImageRows, ModelSpec, Patches};
+use crate::spec::{Grid, ImageRows, ModelSpec, Patches};
 
 pub use pooling::normalize;
 pub(crate) use processor::Pass;
@@ -45,9 +45,11 @@ pub struct Segment<'a> {
 /// Rows of an image in the places of a sequence's tokens. What the tokens are says nothing to the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shown {
-    /// The positions of its tokens. Where these see all of the image, a segment ends with them or elsewhere, but not
-    /// before the last.
+    /// The places of its tokens in the sequence. Where these see all of the image, a segment ends with them or elsewhere,
+    /// but not before the last.
     pub positions: Range<usize>,
+    /// Rows and columns of them, row by row.
+    pub grid: Grid,
     /// `[positions, hidden]`; many sequences may show the same.
     pub rows: Arc<[f32]>,
 }
@@ -76,9 +78,10 @@ impl Segment<'_> {
     pub(crate) fn shown(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
         let start = self.sequence.len();
         let end = start + self.tokens.len();
-        self.images
-            .iter()
-            .filter_map(move |Shown { positions, rows }| {
+        self.images.iter().filter_map(
+            move |Shown {
+                      positions, rows, ..
+                  }| {
                 let there = positions.start.max(start)..positions.end.min(end);
                 let width = rows.len() / positions.len().max(1);
                 let of_rows = |position: usize| (position - positions.start) * width;
@@ -86,7 +89,8 @@ impl Segment<'_> {
                     let part = of_rows(there.start)..of_rows(there.end);
                     (there.start - start..there.end - start, &rows[part])
                 })
-            })
+            },
+        )
     }
 
     /// Rows of logits that it asks for.
@@ -107,8 +111,13 @@ pub(crate) enum Batch<'a, 'b> {
     Segments(&'a mut [Segment<'b>]),
     /// Texts of which nothing is kept.
     Texts(&'a Texts),
-    /// An image's pixels, red, green and blue of each, row by row.
-    Image(&'a [u8]),
+    /// An image.
+    Image {
+        /// Red, green and blue of each pixel, row by row.
+        pixels: &'a [u8],
+        /// Its patches.
+        grid: Grid,
+    },
 }
 
 impl Batch<'_, '_> {
@@ -117,7 +126,7 @@ impl Batch<'_, '_> {
         let (segments, texts) = match self {
             Self::Segments(segments) => (Some(segments), None),
             Self::Texts(texts) => (None, Some(texts.iter())),
-            Self::Image(_) => (None, None),
+            Self::Image { .. } => (None, None),
         };
         let segments = segments.into_iter().flat_map(|segments| segments.iter());
         let segments = segments.map(|segment| (segment.tokens, segment.sequence.len()));
@@ -129,7 +138,7 @@ impl Batch<'_, '_> {
         let (segments, texts) = match self {
             Self::Segments(segments) => (Some(segments), None),
             Self::Texts(texts) => (None, Some(texts.all())),
-            Self::Image(_) => (None, None),
+            Self::Image { .. } => (None, None),
         };
         let segments = segments.into_iter().flat_map(|segments| segments.iter());
         segments.map(|segment| segment.tokens).chain(texts)
@@ -138,7 +147,7 @@ impl Batch<'_, '_> {
     /// Of each token of texts, whether it belongs to one that another is compared with: 1, else 0.
     pub(crate) fn token_types(&self) -> impl Iterator<Item = u32> {
         let texts = match self {
-            Self::Segments(_) | Self::Image(_) => None,
+            Self::Segments(_) | Self::Image { .. } => None,
             Self::Texts(texts) => Some(texts.token_types()),
         };
         texts.into_iter().flatten()
@@ -186,12 +195,18 @@ fn check_images(segment: &Segment<'_>, spec: &ModelSpec) -> Result<(), ForwardEr
         return Err(ForwardError::NoImages);
     }
     let end = segment.sequence.len() + segment.tokens.len();
-    let whole = spec.images == Some(ImageAttention::WholeImage);
+    let whole = spec.keeps_images_whole();
     let mut behind = 0;
-    for Shown { positions, rows } in segment.images {
+    for image in segment.images {
+        let Shown {
+            positions,
+            grid,
+            rows,
+        } = image;
         let is_cut = whole && positions.start < end && end < positions.end;
         let fits = positions.start >= behind
             && positions.start < positions.end
+            && grid.rows.checked_mul(grid.columns) == Some(positions.len())
             && Some(rows.len()) == positions.len().checked_mul(spec.hidden);
         if !fits || is_cut {
             return Err(ForwardError::MisplacedImage {
@@ -215,20 +230,20 @@ fn check_images(segment: &Segment<'_>, spec: &ModelSpec) -> Result<(), ForwardEr
 /// # Errors
 /// [`ForwardError`], saying what is wrong.
 pub(crate) fn check_image(
-    pixels: &[u8],
+    (pixels, grid): (&[u8], Grid),
     scratch: &Scratch,
     (patches, rows): (&Patches, &ImageRows),
 ) -> Result<BatchSize, ForwardError> {
-    let side = patches.image_side();
-    if pixels.len() != side * side * 3 {
+    // In this order: of a grid that is taken products of sizes are small.
+    if !patches.takes(grid) || pixels.len() != grid.count() * patches.elements() {
         return Err(ForwardError::ImageSize {
             bytes: pixels.len(),
-            side,
+            grid,
         });
     }
     let size = BatchSize {
-        tokens: patches.count(),
-        logit_rows: rows.count(patches),
+        tokens: grid.count(),
+        logit_rows: grid.merged(rows.merged).count(),
     };
     size.check(scratch.limits())?;
     Ok(size)

@@ -20,9 +20,7 @@ use super::{Batch, BatchSize, Segment, Texts};
 use crate::error::{ForwardError, Place};
 use crate::program::{ExpertsId, Factor, Lookup, MatrixId, Op, Program, Rows, Slot, VectorId};
 use crate::scratch::{FiniteCheck, Scratch};
-use crate::spec::{
-    Gating, ImageAttention, Norm, NormKind, Patches, Pooling, QueryTemperature, TimeStepLimits,
-};
+use crate::spec::{Gating, Norm, NormKind, Patches, Pooling, QueryTemperature, TimeStepLimits};
 use crate::weights::{Linear, Stream, Weights};
 
 /// One forward pass under way.
@@ -37,8 +35,8 @@ pub(crate) struct Pass<'a, 'b> {
     /// Which segments begin with rows in the same memory, and how many in the last layer that was looked at; found with
     /// the first layer whose tokens see all rows.
     pub(crate) shared: Option<Vec<SharedRows>>,
-    /// How tokens of images see one another.
-    pub(crate) images: Option<ImageAttention>,
+    /// Whether tokens of an image see all of it.
+    pub(crate) images_whole: bool,
 }
 
 impl Pass<'_, '_> {
@@ -72,14 +70,17 @@ impl Pass<'_, '_> {
             Op::MergePatches {
                 from,
                 to,
-                per_side,
                 merged,
                 width,
             } => {
+                let Batch::Image { grid, .. } = self.batch else {
+                    unreachable!("a pass over patches is one over an image")
+                };
                 let (squares, patches) = (self.size.logit_rows, self.size.tokens);
                 let [from, to] = self.scratch.slots([from, to]);
                 let from = first(from, patches * width);
-                merge(from, first(to, squares * width), per_side, merged, width);
+                let to = first(to, squares * width);
+                merge(from, to, grid.columns, merged, width);
             }
             Op::Positions { output, first } => self.positions(output, first),
             Op::Rotations {
@@ -518,12 +519,12 @@ impl Pass<'_, '_> {
 
     /// The image's patches, each channel of them by itself, with the pixels' mean and deviation.
     fn patches(&mut self, patches: &Patches, output: Slot) {
-        let Batch::Image(pixels) = self.batch else {
+        let Batch::Image { pixels, grid } = self.batch else {
             unreachable!("a pass over patches is one over an image")
         };
         let [output] = self.scratch.slots([output]);
-        let output: &mut [f32] = first(output, patches.count() * patches.elements());
-        cut(patches, pixels, output);
+        let output: &mut [f32] = first(output, grid.count() * patches.elements());
+        cut(patches, pixels, grid, output);
     }
 
     /// Copies rows of images over those of the tokens that stand for them.
@@ -546,7 +547,7 @@ impl Pass<'_, '_> {
     fn positions(&mut self, output: Slot, first_of_text: usize) {
         let [positions] = self.scratch.slots([output]);
         let positions: &mut [u32] = first(positions, self.size.tokens);
-        if let Batch::Image(_) = self.batch {
+        if let Batch::Image { .. } = self.batch {
             for (position, place) in positions.iter_mut().zip(0..) {
                 *position = place;
             }
@@ -895,7 +896,7 @@ impl Pass<'_, '_> {
         let queries: &mut [f32] = first(queries, heads * shape.head_dim);
         let output = first(output, heads * shape.value_dim);
         let states = bytemuck::cast_slice_mut(states);
-        let runs = runs(segments, self.images);
+        let runs = runs(segments, self.images_whole);
         let shared = match shape.mask {
             Mask::Causal if runs.is_empty() => {
                 let shared = self.shared.get_or_insert_with(|| groups(segments, layer));
@@ -921,7 +922,7 @@ impl Pass<'_, '_> {
     fn attend_within(&mut self, shape: &AttentionShape, sinks: Option<VectorId>, slots: [Slot; 5]) {
         let texts = match self.batch {
             Batch::Texts(texts) => Some(texts),
-            Batch::Image(_) => None,
+            Batch::Image { .. } => None,
             Batch::Segments(_) => {
                 unreachable!("a pass that keeps nothing is one over texts or an image")
             }
@@ -1134,11 +1135,11 @@ struct Run {
 }
 
 /// The tokens of `segments` in runs, if images among them are seen as a whole.
-fn runs(segments: &[Segment<'_>], images: Option<ImageAttention>) -> Vec<Run> {
+fn runs(segments: &[Segment<'_>], images_whole: bool) -> Vec<Run> {
     let has_images = segments
         .iter()
         .any(|segment| segment.shown().next().is_some());
-    if !has_images || images != Some(ImageAttention::WholeImage) {
+    if !has_images || !images_whole {
         return Vec::new();
     }
     let mut runs = Vec::new();

@@ -5,7 +5,7 @@ use super::decoder::{decoder, windows};
 use super::gemma2::{NAMING, gemma, score_scale};
 use super::{Facts, Family, Given, Shape, SpecialTokens};
 use crate::error::ConfigError;
-use crate::spec::{ImageAttention, Mask, ModelSpec, QkNorm};
+use crate::spec::{ImageAttention, ImageInput, ImagePlace, ImagePrompt, Mask, ModelSpec, QkNorm};
 
 pub(crate) const FAMILY: Family = Family {
     name: "gemma3",
@@ -13,6 +13,16 @@ pub(crate) const FAMILY: Family = Family {
     spec,
     naming: NAMING,
     shapes: SHAPES,
+};
+
+/// Each stands on lines of its own.
+const IMAGES: ImageInput = ImageInput {
+    attention: ImageAttention::WholeImage,
+    prompt: ImagePrompt {
+        mark: "<start_of_image>",
+        written: "\n\n<start_of_image><end_of_image>\n\n",
+        place: ImagePlace::Between(["<start_of_image>", "<end_of_image>"]),
+    },
 };
 
 pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
@@ -27,7 +37,7 @@ pub(super) fn spec(facts: &Facts<'_>) -> Result<ModelSpec, ConfigError> {
         layer.attention_mut().qk_norm = Some(QkNorm::PerHead);
     }
     score_scale(&mut spec, facts, 62)?;
-    spec.images = Some(ImageAttention::WholeImage);
+    spec.images = Some(IMAGES);
     Ok(spec)
 }
 

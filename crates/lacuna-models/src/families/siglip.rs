@@ -7,8 +7,9 @@ use super::facts::Key;
 use super::{Description, Facts, Family, Naming, Spelling};
 use crate::error::ConfigError;
 use crate::spec::{
-    Activation, Attention, Biases, FeedForward, Gate, ImageRows, LayerSpec, Mask, ModelSpec, Norm,
-    NormKind, Norms, OutputSpec, Patches, Plain, ResidualScale, Values,
+    Activation, Attention, Biases, FeedForward, Gate, ImageRows, ImageSize, LayerSpec, Mask,
+    ModelSpec, Norm, NormKind, Norms, OutputSpec, Patches, Plain, Resampling, ResidualScale,
+    Values,
 };
 use lacuna_files::gguf;
 use lacuna_files::huggingface::{Config, Folder};
@@ -199,8 +200,9 @@ impl Encoder {
         // Validated later; a product of what is out of range must not overflow before.
         spec.context_tokens = per_side.saturating_mul(per_side);
         spec.patches = Some(Patches {
-            per_side,
             pixels,
+            size: ImageSize::Square { per_side },
+            resampling: Resampling::Bilinear,
             mean: self.mean,
             deviation: self.deviation,
         });

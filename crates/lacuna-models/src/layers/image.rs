@@ -33,7 +33,7 @@ pub(super) fn patches(spec: &ModelSpec, patches: Patches, program: &mut Builder)
         first: 0,
     });
     let rows = program.values("learned-rows", Rows::Tokens, hidden_size);
-    let count = patches.count();
+    let count = patches.most();
     let table = program.matrix("position_embd", count, hidden_size, Bias::IfPresent);
     program.push(Op::Embed {
         table,
@@ -60,7 +60,6 @@ impl Stream<'_> {
     /// The rows of a decoder's width that stand for the image.
     pub(super) fn image_rows(&self, rows: ImageRows, program: &mut Builder) -> Slot {
         let hidden = self.spec.hidden;
-        let per_side = self.spec.patches.map_or(0, |patches| patches.per_side);
         program.step("merge");
         let weight = program.vector("output_norm", hidden);
         self.norm(weight, self.hidden, self.hidden, Rows::Tokens, program);
@@ -68,7 +67,6 @@ impl Stream<'_> {
         program.push(Op::MergePatches {
             from: self.hidden,
             to: merged,
-            per_side,
             merged: rows.merged,
             width: hidden,
         });

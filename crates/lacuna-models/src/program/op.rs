@@ -41,8 +41,6 @@ pub enum Op {
         from: Slot,
         /// `[rows, width]`
         to: Slot,
-        /// Patches of the image's side.
-        per_side: usize,
         /// Patches of a square's side.
         merged: usize,
         /// Elements of a row.

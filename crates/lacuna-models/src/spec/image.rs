@@ -1,17 +1,111 @@
 //! What is particular to models that see: how an image becomes rows, and how a decoder takes them.
 
-/// A square image as rows that the first layer reads: squares of pixels, normed and multiplied with a matrix,
-/// and a learned row for each place. They are numbered row by row, from the top left.
+/// Rows and columns: of an image's patches, or of the tokens that stand for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Grid {
+    /// How many rows.
+    pub rows: usize,
+    /// How many columns.
+    pub columns: usize,
+}
+
+impl Grid {
+    /// As many rows as columns.
+    #[must_use]
+    pub const fn square(side: usize) -> Self {
+        Self {
+            rows: side,
+            columns: side,
+        }
+    }
+
+    /// One row.
+    #[must_use]
+    pub const fn row(columns: usize) -> Self {
+        Self { rows: 1, columns }
+    }
+
+    /// Cells.
+    #[must_use]
+    pub const fn count(self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// The longer side.
+    #[must_use]
+    pub const fn longer(self) -> usize {
+        if self.rows > self.columns {
+            self.rows
+        } else {
+            self.columns
+        }
+    }
+
+    /// That of whole squares of `side` cells of a side.
+    #[must_use]
+    pub const fn merged(self, side: usize) -> Self {
+        Self {
+            rows: self.rows / side,
+            columns: self.columns / side,
+        }
+    }
+}
+
+/// An image as rows that the first layer reads: squares of pixels, normed and multiplied with a matrix, and what is
+/// learned of each place.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Patches {
-    /// Patches of a side.
-    pub per_side: usize,
     /// Pixels of a patch's side.
     pub pixels: usize,
+    /// Which sizes images are brought to.
+    pub size: ImageSize,
+    /// How they are brought there.
+    pub resampling: Resampling,
     /// What is subtracted of each channel, whose values are from 0 to 1: red, green, blue.
     pub mean: [f32; 3],
     /// What they are divided by then.
     pub deviation: [f32; 3],
+}
+
+/// Which sizes an encoder takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageSize {
+    /// One, whatever shape images have.
+    Square {
+        /// Patches of a side.
+        per_side: usize,
+    },
+    /// The image's own, to whole squares of patches and within bounds, by a smaller or larger scale.
+    Own {
+        /// Patches of the side of a square.
+        square: usize,
+        /// Pixels at least.
+        least_pixels: usize,
+        /// Pixels at most.
+        most_pixels: usize,
+    },
+}
+
+/// How pixels of another size are made of those of an image, as Pillow does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resampling {
+    /// Its `BILINEAR`.
+    Bilinear,
+    /// Its `BICUBIC`.
+    Bicubic,
+}
+
+/// An image that is too long for its width, or too high.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "an image of {width} x {height} pixels is more than {} times as long as wide: crop it",
+    Patches::MOST_ASPECT
+)]
+pub struct ImageTooLong {
+    /// Pixels of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
 }
 
 impl Patches {
@@ -19,12 +113,10 @@ impl Patches {
     pub const MOST_PER_SIDE: usize = 1024;
     /// Most pixels of a patch's side.
     pub const MOST_PIXELS: usize = 256;
-
-    /// How many there are.
-    #[must_use]
-    pub const fn count(&self) -> usize {
-        self.per_side * self.per_side
-    }
+    /// Most patches of an image.
+    pub const MOST: usize = Self::MOST_PER_SIDE * Self::MOST_PER_SIDE;
+    /// How many times as long as wide an image of a size of its own may be; its processors' bound.
+    pub const MOST_ASPECT: usize = 200;
 
     /// Elements of one: all pixels of a channel, then those of the next.
     #[must_use]
@@ -32,11 +124,88 @@ impl Patches {
         3 * self.pixels * self.pixels
     }
 
-    /// Pixels of the image's side.
+    /// Patches of the largest image.
     #[must_use]
-    pub const fn image_side(&self) -> usize {
-        self.per_side * self.pixels
+    pub const fn most(&self) -> usize {
+        match self.size {
+            ImageSize::Square { per_side } => per_side * per_side,
+            ImageSize::Own { most_pixels, .. } => most_pixels / (self.pixels * self.pixels),
+        }
     }
+
+    /// Pixels of the width and of the height to which an image of so many is brought.
+    ///
+    /// # Errors
+    /// [`ImageTooLong`].
+    pub fn fit(&self, [width, height]: [usize; 2]) -> Result<[usize; 2], ImageTooLong> {
+        match self.size {
+            ImageSize::Square { per_side } => Ok([per_side * self.pixels; 2]),
+            ImageSize::Own {
+                square,
+                least_pixels,
+                most_pixels,
+            } => {
+                let (longer, shorter) = (width.max(height), width.min(height));
+                if longer > shorter.saturating_mul(Self::MOST_ASPECT) {
+                    return Err(ImageTooLong { width, height });
+                }
+                let bounds = [least_pixels, most_pixels];
+                Ok(fit([width, height], square * self.pixels, bounds))
+            }
+        }
+    }
+
+    /// The patches of an image of so many pixels of width and of height, which [`Patches::fit`] gave.
+    #[must_use]
+    pub const fn grid(&self, [width, height]: [usize; 2]) -> Grid {
+        Grid {
+            rows: height / self.pixels,
+            columns: width / self.pixels,
+        }
+    }
+
+    /// Whether an image of this grid is one that the encoder takes.
+    #[must_use]
+    pub const fn takes(&self, grid: Grid) -> bool {
+        match self.size {
+            ImageSize::Square { per_side } => grid.rows == per_side && grid.columns == per_side,
+            ImageSize::Own { square, .. } => {
+                let Some(count) = grid.rows.checked_mul(grid.columns) else {
+                    return false;
+                };
+                count > 0
+                    && count <= self.most()
+                    && grid.rows.is_multiple_of(square)
+                    && grid.columns.is_multiple_of(square)
+            }
+        }
+    }
+}
+
+/// The nearest whole multiples of `unit` pixels, by a scale that keeps to `[least, most]` pixels in all, as the
+/// processors of Qwen's models have it. Their halves are rounded to the even.
+fn fit([width, height]: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [usize; 2] {
+    let unit_pixels = unit as f64;
+    let [width, height] = [width, height].map(|side| side as f64);
+    let rounded = [width, height].map(|side| (side / unit_pixels).round_ties_even() * unit_pixels);
+    let pixels = rounded[0] * rounded[1];
+    let sides = if pixels > most as f64 {
+        let smaller = (width * height / most as f64).sqrt();
+        [width, height]
+            .map(|side| ((side / smaller / unit_pixels).floor() * unit_pixels).max(unit_pixels))
+    } else if pixels < least as f64 {
+        let larger = (least as f64 / (width * height)).sqrt();
+        [width, height].map(|side| (side * larger / unit_pixels).ceil() * unit_pixels)
+    } else {
+        rounded
+    };
+    let mut sides = sides.map(|side| side as usize);
+    // A long image has one unit of height at least, with which it may have more pixels than it may.
+    let longer = usize::from(sides[1] > sides[0]);
+    sides[longer] = sides[longer]
+        .min((most / sides[1 - longer]) / unit * unit)
+        .max(unit);
+    sides
 }
 
 /// What becomes of the rows of all patches: squares of them become their mean, which is normed by its root mean
@@ -52,12 +221,23 @@ pub struct ImageRows {
 }
 
 impl ImageRows {
-    /// How many there are of `patches`.
+    /// Most of any image.
     #[must_use]
-    pub const fn count(&self, patches: &Patches) -> usize {
-        let side = patches.per_side / self.merged;
-        side * side
+    pub const fn most(&self, patches: &Patches) -> usize {
+        match patches.size {
+            ImageSize::Square { per_side } => Grid::square(per_side).merged(self.merged).count(),
+            ImageSize::Own { .. } => patches.most() / (self.merged * self.merged),
+        }
     }
+}
+
+/// How rows of images come into a decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageInput {
+    /// How tokens of images see one another.
+    pub attention: ImageAttention,
+    /// How images stand in a prompt.
+    pub prompt: ImagePrompt,
 }
 
 /// How the tokens of an image see one another. All tokens see what is before theirs, as far as their layer's mask
@@ -68,4 +248,77 @@ pub enum ImageAttention {
     Causal,
     /// Those of the same image behind their own too: all of them have to be computed in one pass.
     WholeImage,
+}
+
+/// How images stand in a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImagePrompt {
+    /// What templates write for an image.
+    pub mark: &'static str,
+    /// What is encoded for it, which is more than one token where line breaks may be one with those of the text around.
+    pub written: &'static str,
+    /// The tokens of that between which, or in the place of which, those of the image are put.
+    pub place: ImagePlace,
+}
+
+/// Where the tokens of an image are put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImagePlace {
+    /// Between these two, one after the other.
+    Between([&'static str; 2]),
+    /// In the place of this one.
+    Instead(&'static str),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QWEN: Patches = Patches {
+        pixels: 14,
+        size: ImageSize::Own {
+            square: 2,
+            least_pixels: 56 * 56,
+            most_pixels: 28 * 28 * 1280,
+        },
+        resampling: Resampling::Bicubic,
+        mean: [0.5; 3],
+        deviation: [0.5; 3],
+    };
+
+    #[test]
+    fn an_image_is_brought_to_whole_squares_within_bounds() {
+        // As `smart_resize` of transformers says.
+        for (size, wanted) in [
+            ([640, 480], [644, 476]),
+            ([28, 28], [56, 56]),
+            ([42, 70], [56, 56]),
+            ([4032, 3024], [1148, 840]),
+            ([3000, 100], [2996, 112]),
+            ([20, 4000], [28, 4004]),
+            ([1, 200], [28, 812]),
+            ([14, 42], [56, 112]),
+        ] {
+            assert_eq!(QWEN.fit(size), Ok(wanted), "{size:?}");
+            assert!(QWEN.takes(QWEN.grid(wanted)), "{size:?}");
+        }
+        let long = QWEN.fit([1, 20_000]).expect_err("longer than any");
+        assert!(long.to_string().contains("1 x 20000"), "{long}");
+        assert!(QWEN.fit([1, 201]).is_err() && QWEN.fit([0, 1]).is_err());
+    }
+
+    #[test]
+    fn no_image_has_more_patches_than_there_may_be() {
+        let sides = [1usize, 13, 14, 27, 29, 100, 999, 5000, 60_000, 1_000_000];
+        for width in sides {
+            for height in sides {
+                let Ok(size) = QWEN.fit([width, height]) else {
+                    continue;
+                };
+                let grid = QWEN.grid(size);
+                assert!(QWEN.takes(grid), "{width} x {height}: {grid:?}");
+                assert_eq!(size, [grid.columns * 14, grid.rows * 14]);
+            }
+        }
+    }
 }

@@ -23,7 +23,10 @@ pub use lacuna_kernels::{GroupScore, Groups, Routing, Scores};
 use lacuna_kv::{Geometry, Keep, KvElements, KvError, Layer, LayerCache, RowSpec, ValueRows};
 
 pub use experts::{ExpertBlock, Experts, Gating, Router, SharedExpert};
-pub use image::{ImageAttention, ImageRows, Patches};
+pub use image::{
+    Grid, ImageAttention, ImageInput, ImagePlace, ImagePrompt, ImageRows, ImageSize, ImageTooLong,
+    Patches, Resampling,
+};
 pub use latent::Latent;
 pub use recurrence::{
     DeltaNet, GatesIn, InputsIn, KeyHeads, Mamba2, Recurrence, ShortConvolution, StateNorm,
@@ -49,8 +52,8 @@ pub struct ModelSpec {
     pub embedding_scale: Option<f32>,
     /// What the first layer reads instead of such rows: patches of an image.
     pub patches: Option<Patches>,
-    /// How tokens of images see one another, where such rows may stand in the places of tokens' own.
-    pub images: Option<ImageAttention>,
+    /// How rows of images stand in the places of tokens' own, where they may.
+    pub images: Option<ImageInput>,
     /// What is added to them.
     pub learned_input: Option<LearnedInput>,
     /// What each layer is told of a token besides the residual stream.
@@ -556,6 +559,12 @@ impl ModelSpec {
             PooledResult::Embedding { .. } => None,
             PooledResult::Score(judgement) => Some(judgement),
         }
+    }
+
+    /// Whether the tokens of an image have to be computed in one pass.
+    #[must_use]
+    pub fn keeps_images_whole(&self) -> bool {
+        (self.images).is_some_and(|images| images.attention == ImageAttention::WholeImage)
     }
 
     /// How logits are made, if they are.

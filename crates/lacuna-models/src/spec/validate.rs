@@ -3,7 +3,7 @@
 use lacuna_kernels::AttentionShape;
 
 use super::{
-    AltUp, Attention, FeedForward, Gated, ImageRows, Laurel, LayerSpec, LearnedInput,
+    AltUp, Attention, FeedForward, Gated, ImageRows, ImageSize, Laurel, LayerSpec, LearnedInput,
     LearnedPositions, Mask, ModelSpec, OutputSpec, Patches, PerLayerInputs, Plain, Pooled,
     PooledResult, ResidualScale, Rope, RopeScaling,
 };
@@ -116,25 +116,40 @@ impl ModelSpec {
                 needs: "patches of one",
             });
         };
-        in_range(
-            "patches of a side",
-            patches.per_side,
-            Patches::MOST_PER_SIDE,
-        )?;
         in_range("pixels of a patch", patches.pixels, Patches::MOST_PIXELS)?;
+        let per_side = match patches.size {
+            ImageSize::Square { per_side } => per_side,
+            // All images are whole squares then.
+            ImageSize::Own { square, .. } => square,
+        };
+        in_range("patches of a side", per_side, Patches::MOST_PER_SIDE)?;
+        if let ImageSize::Own {
+            square,
+            least_pixels,
+            most_pixels,
+        } = patches.size
+        {
+            let square_pixels = square * patches.pixels;
+            let patch_pixels = patches.pixels * patches.pixels;
+            let most = Patches::MOST * patch_pixels;
+            in_range("pixels of an image", most_pixels, most)?;
+            in_range("fewest pixels of an image", least_pixels, most_pixels)?;
+            in_range(
+                "pixels of a square of patches",
+                square_pixels * square_pixels,
+                most_pixels,
+            )?;
+        }
         for deviation in patches.deviation {
             positive("deviation of pixels", f64::from(deviation))?;
         }
         for mean in patches.mean {
             finite("mean of pixels", f64::from(mean))?;
         }
-        in_range("merged patches", rows.merged, patches.per_side)?;
-        if !patches.per_side.is_multiple_of(rows.merged) {
+        in_range("merged patches", rows.merged, per_side)?;
+        if !per_side.is_multiple_of(rows.merged) {
             return Err(ConfigError::Unsupported {
-                feature: format!(
-                    "{} patches of a side in squares of {}",
-                    patches.per_side, rows.merged
-                ),
+                feature: format!("{per_side} patches of a side in squares of {}", rows.merged),
                 supported: "whole squares are",
             });
         }

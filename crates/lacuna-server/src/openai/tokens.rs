@@ -100,7 +100,7 @@ fn encode(app: &App, object: Map<String, Value>) -> Result<(Tokenized, Ignored),
             app.check_images(&images)?;
             let prompt = app.conversation(&messages, &[], Map::new(), &limits)?;
             let mut tokens = prompt.tokens;
-            app.make_places(&mut tokens, images.len())?;
+            app.make_places(&mut tokens, &images)?;
             tokens
         }
         _ => {

@@ -15,7 +15,7 @@ use serde::Serialize;
 pub(super) struct Images {
     /// The family of the encoder.
     pub(super) encoder: &'static str,
-    /// Memory for the pass over an image, of which there is one at a time.
+    /// Memory for the pass over the largest image, of which there is one at a time.
     pub(super) arena_bytes: usize,
     /// In the places of tokens, of all images together; marks around them are beside these.
     pub(super) tokens: usize,
@@ -31,6 +31,8 @@ pub(super) struct Image {
     pub(super) height: u32,
     /// Memory at most until it is a picture as the encoder takes it.
     pub(super) preprocessing_bytes: u64,
+    /// Memory for the pass over it.
+    pub(super) arena_bytes: usize,
     pub(super) patches: usize,
     pub(super) tokens: usize,
     pub(super) kv_bytes: usize,
@@ -40,26 +42,33 @@ impl Images {
     /// Of files or sizes, for the encoder `eyes` and a decoder with KV of this geometry.
     pub(super) fn new(given: &[String], eyes: &ModelSpec, kv: &Geometry) -> Result<Self> {
         let shape = ImageShape::of(eyes).context("the encoder makes no rows of images")?;
-        let arena = ArenaPlan::new(&Program::new(eyes), shape.limits())?;
-        let kv_bytes = shape.tokens() * kv.bytes_per_token();
+        let program = Program::new(eyes);
         let image = |given: &String| -> Result<Image> {
             let header = header(given)?;
+            let size = [header.width, header.height].map(|side| side as usize);
+            let size = shape.fit(size)?;
+            let patches = shape.grid(size);
+            let tokens = shape.tokens(patches).count();
+            let arena = ArenaPlan::new(&program, shape.limits(patches))?;
             Ok(Image {
                 image: given.clone(),
                 width: header.width,
                 height: header.height,
-                preprocessing_bytes: header.preprocessing_bytes(shape.patches.image_side()),
-                patches: shape.patches.count(),
-                tokens: shape.tokens(),
-                kv_bytes,
+                preprocessing_bytes: header.preprocessing_bytes(size),
+                arena_bytes: arena.bytes(),
+                patches: patches.count(),
+                tokens,
+                kv_bytes: tokens * kv.bytes_per_token(),
             })
         };
+        let images: Vec<Image> = given.iter().map(image).collect::<Result<_>>()?;
+        let arenas = images.iter().map(|image| image.arena_bytes);
         Ok(Self {
             encoder: eyes.family,
-            arena_bytes: arena.bytes(),
-            tokens: given.len() * shape.tokens(),
-            kv_bytes: given.len() * kv_bytes,
-            images: given.iter().map(image).collect::<Result<_>>()?,
+            arena_bytes: arenas.max().unwrap_or(0),
+            tokens: images.iter().map(|image| image.tokens).sum(),
+            kv_bytes: images.iter().map(|image| image.kv_bytes).sum(),
+            images,
         })
     }
 }
