@@ -35,6 +35,8 @@ pub(crate) enum BenchCommand {
     Speculate(BenchSpeculateArgs),
     /// Texts per second that become embeddings, and the memory that they leave behind
     Embed(BenchEmbedArgs),
+    /// Images per second that become rows for a decoder, and what part of the machine that is
+    Images(BenchImagesArgs),
     /// What slots find of a mixture's experts, replayed from a record of what tokens chose
     Experts(BenchExpertsArgs),
     /// What each kernel reaches, and what part of the machine that is
@@ -308,6 +310,35 @@ pub(crate) struct BenchEmbedArgs {
     pub(crate) batch: NonZeroUsize,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  lacuna synth gemma3-4b-mmproj --dtype q8_0 -o mmproj.gguf; lacuna bench images mmproj.gguf --threads 2
+  lacuna bench images gemma-3-4b/ --size 1024x768 --matmul-precision bf16 --json
+
+bench/peers/images.py runs llama.cpp beside it.")]
+pub(crate) struct BenchImagesArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Pixels of width and height of the image
+    #[arg(long, value_name = "WIDTHxHEIGHT", default_value = "1024x768", value_parser = image_size)]
+    pub(crate) size: [usize; 2],
+    /// How often it is encoded
+    #[arg(long, value_name = "N", default_value = "5")]
+    pub(crate) rounds: NonZeroUsize,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+}
+
+/// Two numbers with an x between them, of pixels that an image may have.
+fn image_size(given: &str) -> Result<[usize; 2], String> {
+    let size = given.split_once('x').and_then(|(width, height)| {
+        let size: [u16; 2] = [width.parse().ok()?, height.parse().ok()?];
+        size.iter().all(|side| *side > 0).then_some(size)
+    });
+    let size = size.ok_or("use two numbers, such as 1024x768")?;
+    Ok(size.map(usize::from))
 }
 
 #[derive(Debug, Args)]

@@ -6,6 +6,7 @@ mod agent;
 mod arguments;
 mod embed;
 mod experts;
+mod images;
 mod kernels;
 mod kv;
 mod limits;
@@ -38,6 +39,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         BenchCommand::Speed(args) => speed::run(args),
         BenchCommand::Speculate(args) => speculate::run(args),
         BenchCommand::Embed(args) => embed::run(args),
+        BenchCommand::Images(args) => images::run(args),
         BenchCommand::Experts(args) => experts::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Loading(args) => loading::run(args),

@@ -158,14 +158,14 @@ impl AttentionShape {
         self.query_heads * self.value_dim
     }
 
-    /// Chunks per head of the query and of K, whole pairs.
+    /// Chunks per head of the query and of K.
     fn key_chunks(&self) -> usize {
-        2 * self.head_dim.div_ceil(2 * LANES)
+        self.head_dim.div_ceil(LANES)
     }
 
     /// The same of V and of the result.
     fn value_chunks(&self) -> usize {
-        2 * self.value_dim.div_ceil(2 * LANES)
+        self.value_dim.div_ceil(LANES)
     }
 
     /// Chunks of the state of one query head: maximum and sum, then the weighted values.

@@ -31,11 +31,11 @@ mod tests;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-pub use crate::families::{Given, Shape, SpecialTokens, shapes};
+pub use crate::families::{Given, Shape, SpecialTokens, encoder_shapes, shapes};
 pub use types::{Types, UnknownTypes};
 
 use crate::error::ConfigError;
-use crate::families::Description;
+use crate::families::{self, Description};
 use crate::plan::{Weight, WeightPlan};
 use blocks::Generator;
 use lacuna_files::{DType, Mapping, OutputFile, Progress, gguf};
@@ -51,10 +51,12 @@ const PIECE: usize = 1 << 20;
 #[non_exhaustive]
 pub enum Error {
     /// No shape of this name is known.
-    #[error("there is no shape `{name}`; use one of {}", shapes::names())]
+    #[error("there is no shape `{name}`; use one of {known}")]
     UnknownShape {
         /// What was asked for.
         name: String,
+        /// The names there are.
+        known: String,
     },
     /// A number of layers that makes no model.
     #[error("a model of {layers} layers cannot be made; use 1 to {limit}")]
@@ -153,6 +155,9 @@ impl Model {
         let mut header = gguf::Writer::new();
         metadata::describe_config(&mut header, self);
         let file = gguf::File::parse(Mapping::from(header.to_bytes()))?;
+        if let Some(encoder) = families::images_of_gguf(file.metadata())? {
+            return Ok(encoder);
+        }
         let vocabulary = self.shape.vocabulary;
         let rows_of = |name: &str| {
             let is_output = name == "output.weight" && !self.shape.tied;

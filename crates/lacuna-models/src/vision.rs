@@ -252,6 +252,17 @@ pub fn with_images(model: Model, projector: Option<&Path>) -> Result<Model, Load
     }
 }
 
+/// Multiplications of one pass over one image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageProducts {
+    /// With weights of whole numbers, by activations rounded to bytes.
+    pub quantized: u64,
+    /// With weights of F32, F16 and BF16.
+    pub float: u64,
+    /// Of queries with keys, and of scores with values.
+    pub attention: u64,
+}
+
 impl ImageEncoder {
     /// Checks and connects the encoder in `files`, which are those of a model or of a projector beside it; `None`
     /// where they have none. Weights stay in their files.
@@ -318,6 +329,34 @@ impl ImageEncoder {
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// What a pass over an image of these patches multiplies.
+    #[must_use]
+    pub fn products(&self, patches: Grid) -> ImageProducts {
+        let limits = self.shape.limits(patches);
+        let mut made = ImageProducts {
+            quantized: 0,
+            float: 0,
+            attention: 0,
+        };
+        for (rows, tensor) in self.program.multiplied() {
+            let products =
+                (rows.at_most(limits) * self.program.tensors()[tensor].elements()) as u64;
+            match self.weights.is_quantized(tensor) {
+                true => made.quantized += products,
+                false => made.float += products,
+            }
+        }
+        let attentions = self
+            .spec
+            .layers
+            .iter()
+            .filter_map(|layer| layer.attention.as_ref());
+        made.attention = attentions
+            .map(|attention| 2 * attention.query_heads * attention.head_dim * limits.tokens.pow(2))
+            .sum::<usize>() as u64;
+        made
     }
 
     /// The arena of a pass within `limits`, which [`ImageShape::limits`] says of an image.

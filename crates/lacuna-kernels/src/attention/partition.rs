@@ -35,7 +35,8 @@ enum Method {
 /// Whether K and V are better copied than read as they are stored.
 fn is_many(attention: &Attention<'_>, task: &Task) -> bool {
     let (shape, queries) = (attention.shape, task.tokens * attention.part);
-    // What is read as stored is whole pairs of chunks, for one query or an even number.
+    // What is read as stored is whole pairs of chunks, for one query or an even number; of a copy the last chunk may
+    // be alone.
     queries >= MANY
         || (queries > 1 && queries % 2 == 1)
         || !shape.head_dim.is_multiple_of(2 * LANES)
@@ -538,7 +539,7 @@ impl<'b> Partition<'_, 'b> {
                     start,
                     rows: needed.clone(),
                 };
-                for pair in 0..self.loaded.attention.shape.value_chunks() / 2 {
+                for pair in 0..self.loaded.attention.shape.value_chunks().div_ceil(2) {
                     s.vectorize(Convert {
                         block: &block,
                         pair,

@@ -167,14 +167,14 @@ impl PackKeys<'_, '_> {
                 continue;
             };
             let whole: [_; LANES] = each!([].as_slice(), |j| E::split(heads[j]).0);
-            for pair in 0..self.chunks / 2 {
+            for pair in 0..self.chunks.div_ceil(2) {
                 // As many lines as are read here, so that the next block is there in time even if there
                 // are few queries to multiply with this one.
                 for _ in 0..4 {
                     self.ahead.fetch::<S, 4>(s);
                 }
                 // One chunk after the other, because both of sixteen keys would not fit registers.
-                for chunk in 0..2 {
+                for chunk in 0..2.min(self.chunks - 2 * pair) {
                     let rows = match whole.iter().all(|row| pair < row.len()) {
                         true => each!(s.splat(0.0), |j| E::load(s, &whole[j][pair])[chunk]),
                         false => each!(s.splat(0.0), |j| {

@@ -347,12 +347,14 @@ impl<const HAVE_UNITS: bool> Add for Panels<'_, '_, HAVE_UNITS> {
         if rows.is_empty() {
             return;
         }
-        if S::REGISTERS == Registers::Few {
-            // One chunk at a time, so that the sums of several queries stay in registers.
-            self.chunks::<S, T, 1>(s, first, 0, &rows);
+        let whole = 2 * self.pair + 1 < self.sums.chunks;
+        if whole && S::REGISTERS == Registers::Many {
+            return self.chunks::<S, T, 2>(s, first, 0, &rows);
+        }
+        // One chunk at a time, so that the sums of several queries stay in registers.
+        self.chunks::<S, T, 1>(s, first, 0, &rows);
+        if whole {
             self.chunks::<S, T, 1>(s, first, 1, &rows);
-        } else {
-            self.chunks::<S, T, 2>(s, first, 0, &rows);
         }
     }
 }

@@ -23,7 +23,8 @@ use lacuna_files::huggingface::{Config, Folder};
 
 pub(crate) use facts::{Facts, Found, Given as GivenFact};
 pub use shape::{Given, Shape, SpecialTokens};
-pub(crate) use siglip::describe as images;
+use siglip::SIGLIP;
+pub(crate) use siglip::{describe as images, describe_gguf as images_of_gguf};
 
 pub(crate) use names::{FUSED, Naming, Spelling};
 
@@ -48,6 +49,11 @@ pub(crate) struct Family {
 /// The shapes of published models of all families, each family's smallest first.
 pub fn shapes() -> impl Iterator<Item = &'static Shape> {
     FAMILIES.iter().flat_map(|family| family.shapes)
+}
+
+/// The shapes of encoders of images, whose files are beside those of models.
+pub fn encoder_shapes() -> impl Iterator<Item = &'static Shape> {
+    SIGLIP.shapes.iter()
 }
 
 /// What a file says a model is.

@@ -50,6 +50,8 @@ pub enum SpecialTokens {
     DeepSeek,
     /// ChatML's alone, as the last tokens.
     ChatMl,
+    /// None: it has no vocabulary, which encoders of images have not.
+    NoVocabulary,
 }
 
 /// A value of metadata.
@@ -63,6 +65,8 @@ pub enum Given {
     Text(&'static str),
     /// Whole numbers, one for each part of something.
     Sizes(&'static [i32]),
+    /// Numbers, one for each part of something.
+    Numbers(&'static [f32]),
     /// True or false.
     Flag(bool),
     /// A whole number for each layer. A synthetic model of fewer layers has the first ones, one of more

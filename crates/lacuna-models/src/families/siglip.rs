@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::facts::Key;
-use super::{Description, Facts, Family, Naming, Spelling};
+use super::{Description, Facts, Family, Given, Naming, Shape, SpecialTokens, Spelling};
 use crate::error::ConfigError;
 use crate::spec::{
     Activation, Attention, Biases, FeedForward, Gate, ImageRows, ImageSize, LayerSpec, Mask,
@@ -15,7 +15,7 @@ use lacuna_files::gguf;
 use lacuna_files::huggingface::{Config, Folder};
 use lacuna_files::{Metadata, ModelFiles};
 
-static SIGLIP: Family = Family {
+pub(super) static SIGLIP: Family = Family {
     name: "siglip",
     classes: &[],
     spec,
@@ -52,7 +52,32 @@ static SIGLIP: Family = Family {
         layers: "vision_tower.vision_model.encoder.layers",
         ..Naming::USUAL
     },
-    shapes: &[],
+    shapes: &[Shape {
+        name: "gemma3-4b-mmproj",
+        family: "clip.vision",
+        layers: 27,
+        hidden: 1152,
+        feed_forward: 4304,
+        heads: 16,
+        kv_heads: 16,
+        head_size: 72,
+        vocabulary: 1,
+        special_tokens: SpecialTokens::NoVocabulary,
+        tied: true,
+        context: 4096,
+        rope_theta: 10_000.0,
+        rope_factor: None,
+        norm_epsilon: USUAL_EPSILON,
+        more: &[
+            ("projector_type", Given::Text(PROJECTOR)),
+            ("image_size", Given::Size(896)),
+            ("patch_size", Given::Size(14)),
+            ("projection_dim", Given::Size(2560)),
+            ("attention.layer_norm_epsilon", Given::Number(USUAL_EPSILON)),
+            ("image_mean", Given::Numbers(&USUAL_PIXELS)),
+            ("image_std", Given::Numbers(&USUAL_PIXELS)),
+        ],
+    }],
 };
 
 /// What the keys of encoders begin with in GGUF files.
@@ -67,22 +92,32 @@ const PROJECTOR: &str = "gemma3";
 /// # Errors
 /// [`ConfigError`] for an encoder of another kind, and numbers that are missing or out of range.
 pub(crate) fn describe(files: &ModelFiles) -> Result<Option<Description>, ConfigError> {
-    let (spelling, spec) = match files.metadata() {
-        Metadata::Gguf(metadata) => match from_gguf(metadata)? {
-            Some(spec) => (Spelling::Gguf, spec),
-            None => return Ok(None),
-        },
-        Metadata::HuggingFace(folder) => match from_folder(folder)? {
-            Some(spec) => (Spelling::HuggingFace, spec),
-            None => return Ok(None),
-        },
-    };
+    match files.metadata() {
+        Metadata::Gguf(metadata) => describe_gguf(metadata),
+        Metadata::HuggingFace(folder) => {
+            let spec = from_folder(folder)?;
+            let described = spec.map(|spec| described(spec, Spelling::HuggingFace));
+            described.transpose()
+        }
+    }
+}
+
+/// That of a file with this metadata; `None` for a file of a model of language.
+///
+/// # Errors
+/// As [`describe`].
+pub(crate) fn describe_gguf(metadata: &gguf::Metadata) -> Result<Option<Description>, ConfigError> {
+    let spec = from_gguf(metadata)?;
+    spec.map(|spec| described(spec, Spelling::Gguf)).transpose()
+}
+
+fn described(spec: ModelSpec, spelling: Spelling) -> Result<Description, ConfigError> {
     spec.validate()?;
-    Ok(Some(Description {
+    Ok(Description {
         spec,
         family: &SIGLIP,
         spelling,
-    }))
+    })
 }
 
 fn from_gguf(metadata: &gguf::Metadata) -> Result<Option<ModelSpec>, ConfigError> {

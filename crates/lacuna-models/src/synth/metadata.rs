@@ -1,30 +1,43 @@
 //! The metadata of a synthetic model: what a converter would have written for the real one.
 
 use super::vocabulary::Vocabulary;
-use super::{Given, Model, Shape};
+use super::{Given, Model, Shape, SpecialTokens};
 use lacuna_files::gguf::Writer;
 
 pub(super) fn describe(header: &mut Writer, model: &Model) {
     let shape = model.shape;
     let name = format!("{} with random weights", shape.name);
     header
-        .set("general.architecture", shape.family)
+        .set("general.architecture", architecture(shape))
         .set("general.type", "model")
         .set("general.name", name.as_str())
         .set("general.file_type", model.types.file_type())
         .set("general.quantization_version", 2u32);
     describe_shape(header, shape, model.layers);
-    Vocabulary::of(shape.special_tokens, shape.vocabulary).describe(header);
+    if shape.special_tokens != SpecialTokens::NoVocabulary {
+        Vocabulary::of(shape.special_tokens, shape.vocabulary).describe(header);
+    }
+}
+
+/// What is before the keys of a family, and of an encoder's part that sees.
+fn architecture(shape: &Shape) -> &'static str {
+    let (first, _) = shape.family.split_once('.').unwrap_or((shape.family, ""));
+    first
 }
 
 /// Only what a model's config is read from.
 pub(super) fn describe_config(header: &mut Writer, model: &Model) {
-    header.set("general.architecture", model.shape.family);
+    header.set("general.architecture", architecture(model.shape));
     describe_shape(header, model.shape, model.layers);
 }
 
 fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
     let family = shape.family;
+    if shape.special_tokens == SpecialTokens::NoVocabulary {
+        header
+            .set("clip.has_vision_encoder", true)
+            .set("clip.use_gelu", true);
+    }
     let sizes = [
         ("block_count", layers),
         ("context_length", shape.context),
@@ -51,6 +64,9 @@ fn describe_shape(header: &mut Writer, shape: &Shape, layers: usize) {
             }
             Given::Sizes(sizes) => {
                 header.set(&key, sizes);
+            }
+            Given::Numbers(numbers) => {
+                header.set(&key, numbers);
             }
             Given::Flag(flag) => {
                 header.set(&key, flag);

@@ -4,16 +4,17 @@ use std::f64::consts::PI;
 
 use super::Error;
 use super::types::Types;
-use crate::families::{Description, Shape, shapes};
+use crate::families::{Description, Shape, encoder_shapes, shapes};
+use crate::layers::{PATCHES, PROJECTION};
 use crate::program::{
     Bias, ExpertsSpec, MatrixSpec, Program, TensorName, TensorSpec, VectorForm, VectorSpec,
 };
 use crate::spec::{Activation, FeedForward, ModelSpec, Recurrence};
 use lacuna_files::DType;
 
-/// The names of all shapes, for messages.
-pub(super) fn names() -> String {
-    let names: Vec<&str> = shapes().map(|shape| shape.name).collect();
+/// The names of shapes, for messages.
+fn names<'a>(shapes: impl Iterator<Item = &'a Shape>) -> String {
+    let names: Vec<&str> = shapes.map(|shape| shape.name).collect();
     names.join(", ")
 }
 
@@ -48,14 +49,30 @@ pub(super) enum Contents {
 }
 
 impl Shape {
-    /// The shape of this name.
+    /// The shape of a model of this name.
     ///
     /// # Errors
     /// [`Error::UnknownShape`], which lists those there are.
     pub fn find(name: &str) -> Result<&'static Self, Error> {
+        Self::among(shapes, name)
+    }
+
+    /// The shape of a model or of an encoder of images of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownShape`], which lists those there are.
+    pub fn find_any(name: &str) -> Result<&'static Self, Error> {
+        Self::among(|| shapes().chain(encoder_shapes()), name)
+    }
+
+    fn among<I: Iterator<Item = &'static Self>>(
+        shapes: impl Fn() -> I,
+        name: &str,
+    ) -> Result<&'static Self, Error> {
         let mut found = shapes().filter(|shape| shape.name.eq_ignore_ascii_case(name));
         found.next().ok_or_else(|| Error::UnknownShape {
             name: name.to_owned(),
+            known: names(shapes()),
         })
     }
 
@@ -125,6 +142,16 @@ impl Shape {
                     ..
                 }) => {
                     let dtype = types.of(name, columns, layers, self.tied);
+                    if let Some(patches) = description.spec.patches {
+                        tensors.push(of_encoder(
+                            matrix(called("weight"), dtype, rows, columns),
+                            (name, patches.pixels),
+                        ));
+                        if needed == Bias::Required {
+                            tensors.push(bias(called("bias"), rows));
+                        }
+                        continue;
+                    }
                     let mut made = matrix(called("weight"), dtype, rows, columns);
                     if has_experts && name.layer.is_none() && name.part == "token_embd" {
                         made.contents = alike(dtype, columns);
@@ -199,6 +226,23 @@ fn in_rows(tensor: TensorPlan, columns: usize) -> TensorPlan {
             ..tensor
         },
         false => tensor,
+    }
+}
+
+/// A matrix of an encoder of images, as its files have it: one of pixels has them in rows, the projection lies the other
+/// way round, and rows that are no whole blocks stay F16.
+fn of_encoder(made: TensorPlan, (name, pixels): (TensorName, usize)) -> TensorPlan {
+    let (rows, columns) = (made.shape[0], made.shape[1]);
+    let whole = columns.is_multiple_of(made.dtype.block_len());
+    let shape = match name.part {
+        PATCHES => vec![rows, columns / (pixels * pixels), pixels, pixels],
+        PROJECTION => vec![columns, rows],
+        _ => made.shape,
+    };
+    TensorPlan {
+        dtype: if whole { made.dtype } else { DType::F16 },
+        shape,
+        ..made
     }
 }
 

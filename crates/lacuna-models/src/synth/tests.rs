@@ -561,3 +561,37 @@ fn rows_that_are_alike_begin_alike_however_pieces_are_cut() {
         assert_eq!(pieces, whole, "cut at {cut}");
     }
 }
+
+/// The smallest file of one: the real ones' has 400 million parameters.
+#[test]
+fn an_encoder_of_images_is_written_as_its_files_are() {
+    let shape = Shape::find_any("Gemma3-4B-mmproj").unwrap();
+    assert!(
+        Shape::find(shape.name).is_err(),
+        "it is no model of language"
+    );
+    let model = Model::new(shape, DType::Q8_0).layers(1).unwrap();
+    let files = ModelFiles::from_gguf(Mapping::from(model.write_to(Vec::new()).unwrap())).unwrap();
+    let tensors = files.tensors();
+    for (name, dtype, shape) in [
+        ("v.patch_embd.weight", DType::F32, vec![1152, 3, 14, 14]),
+        ("v.position_embd.weight", DType::F32, vec![4096, 1152]),
+        ("v.blk.0.attn_q.weight", DType::Q8_0, vec![1152, 1152]),
+        ("v.blk.0.ffn_up.weight", DType::Q8_0, vec![4304, 1152]),
+        // Rows of 4,304 are no whole blocks.
+        ("v.blk.0.ffn_down.weight", DType::F16, vec![1152, 4304]),
+        ("mm.input_projection.weight", DType::F16, vec![1152, 2560]),
+    ] {
+        let tensor = tensors.require_shape(name, &shape).unwrap();
+        assert_eq!(tensor.dtype(), dtype, "{name}");
+    }
+    let encoder = crate::ImageEncoder::load(files).unwrap().unwrap();
+    let grid = encoder.shape().grid([896, 896]);
+    assert_eq!(encoder.shape().tokens(grid).count(), 256);
+    let products = encoder.products(grid);
+    let layer = 4096 * (4 * 1152 * 1152 + 1152 * 4304);
+    assert_eq!(products.quantized, layer);
+    let float = 4096 * (1152 * 4304 + 1152 * 588) + 256 * 1152 * 2560;
+    assert_eq!(products.float, float);
+    assert_eq!(products.attention, 2 * 1152 * 4096 * 4096);
+}

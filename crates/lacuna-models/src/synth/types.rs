@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::layers::{PATCHES, PROJECTION};
 use crate::program::TensorName;
 use crate::quantize::recipe::{is_finer, of_smaller_blocks};
 use lacuna_files::DType;
@@ -79,6 +80,9 @@ impl Types {
         match (name.layer, name.part) {
             // A router's choices are not left to rounding, and it is small.
             (_, "ffn_gate_inp" | "ffn_gate_inp_shexp") => DType::F32,
+            // Of encoders of images, as llama.cpp's converter has it.
+            (None, PATCHES | "position_embd") => DType::F32,
+            (None, PROJECTION) => DType::F16,
             (Some(layer), "attn_v" | "ffn_down" | "ffn_down_exps" | "ffn_down_shexp") => {
                 self.layer(layer, layers).fine
             }

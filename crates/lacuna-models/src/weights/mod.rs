@@ -212,6 +212,15 @@ impl Weights {
         }
     }
 
+    /// Whether a tensor that rows are multiplied with has weights that are whole numbers times a scale.
+    pub(crate) fn is_quantized(&self, tensor: usize) -> bool {
+        match &self.tensors[tensor] {
+            Weight::Matrix(matrix) => matrix.is_quantized(),
+            Weight::Experts(experts) => experts.iter().any(Linear::is_quantized),
+            _ => false,
+        }
+    }
+
     /// # Panics
     /// For matrices of another program.
     pub(crate) fn experts(&self, id: ExpertsId) -> &[Linear] {

@@ -21,7 +21,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(args: &SynthArgs) -> Result<()> {
-    let shape = Shape::find(&args.shape).map_err(|error| Usage(error.to_string()))?;
+    let shape = Shape::find_any(&args.shape).map_err(|error| Usage(error.to_string()))?;
     let mut model = Model::new(shape, args.dtype).seed(args.seed);
     if let Some(layers) = args.layers {
         model = model.layers(layers.get())?;
